@@ -1,0 +1,1 @@
+"""A synchronous micro-batch pipeline with recomputation, as torchgpipe describes it."""

@@ -1,0 +1,51 @@
+"""Fork and join: edges that carry no data and make autograd wait (torchgpipe, section 3.2.2).
+
+    forward    x --Fork--> x                      y --Join--> y
+                    \\---------- phony -------------/
+    backward   the gradient of x waits until the one of y has passed: whatever follows Join is done before what
+               precedes Fork
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+
+class Fork(Function):
+    """x -> (x, phony)."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        ctx.set_materialize_grads(False)
+        return x.detach(), torch.empty(0, device=x.device)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor | None, _: Tensor | None) -> Tensor | None:  # type: ignore[override]
+        return gradient
+
+
+class Join(Function):
+    """(x, phony) -> x."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, phony: Tensor) -> Tensor:  # type: ignore[override]
+        ctx.set_materialize_grads(False)
+        return x.detach()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor | None) -> tuple[Tensor | None, None]:  # type: ignore[override]
+        return gradient, None
+
+
+def fork(x: Tensor) -> tuple[Tensor, Tensor]:
+    forked: tuple[Tensor, Tensor] = Fork.apply(x)
+    return forked
+
+
+def join(x: Tensor, phony: Tensor) -> Tensor:
+    joined: Tensor = Join.apply(x, phony)
+    return joined

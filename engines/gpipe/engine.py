@@ -1,0 +1,44 @@
+"""The gpipe engine: what it can do, what it refuses, its schedule."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+
+from engines.gpipe.config import Config
+from harness.cluster import Cluster
+from harness.interfaces import Capabilities, Model, Session, SessionSpec
+from harness.memory import MemoryModel
+from harness.plan import Plan
+from harness.problem import Problem
+from harness.profile import ModelProfile
+from harness.schedule import Schedule
+from harness.schedule.gpipe import gpipe
+from harness.schedule.hops import plan_hops
+
+
+class GPipeEngine:
+    capabilities = Capabilities()
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+
+    def check(self, plan: Plan, profile: ModelProfile, cluster: Cluster, memory: MemoryModel) -> list[Problem]:
+        if self.config.checkpoint in ("always", "except_last", "never"):
+            return []
+        what = "must be always, except_last or never"
+        return [Problem(f"engine.checkpoint {self.config.checkpoint}", what, "engine.checkpoint=except_last")]
+
+    def schedule(self, plan: Plan, profile: ModelProfile) -> Schedule:
+        return gpipe(
+            plan.micro_batches,
+            [stage.device for stage in plan.stages],
+            plan_hops(plan, profile, self.config.portals),
+            plan.recompute,
+            self.config.dependency,
+            self.config.streams,
+        )
+
+    def session(self, model: Model, plan: Plan, spec: SessionSpec) -> AbstractContextManager[Session]:
+        from engines.gpipe.session import GPipeSession
+
+        return GPipeSession(model, plan, spec, self.config)

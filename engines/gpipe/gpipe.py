@@ -1,0 +1,161 @@
+"""GPipe as a library: an `nn.Sequential`, split over devices, called like any other module.
+
+    model = GPipe(nn.Sequential(a, b, c, d), balance=[2, 2], devices=["cpu", "cpu"], chunks=8)
+    loss = criterion(model(inputs), targets)
+    loss.backward()
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+
+from engines.gpipe.layout import layout
+from engines.gpipe.microbatch import Value, check_value, scatter, tensors_of
+from engines.gpipe.stage import Stage, Surroundings
+from engines.gpipe.streams import Streams
+from engines.gpipe.tensors import TensorPass
+from engines.gpipe.tokens import Lanes, TokenPass, run_tokens
+from harness import batchnorm
+from harness.trace import Span
+from harness.workers import Lane
+
+CHECKPOINT = ("always", "except_last", "never")
+
+
+class GPipe(nn.Module):
+    """A pipeline over `module`'s layers (torchgpipe, section 3). Its parameters keep the names of the Sequential.
+
+    `balance[j]` layers form stage j, on `devices[placement[j]]` (stage j on device j by default). CPU devices are
+    worker threads, so ["cpu", "cpu"] are two of them; otherwise all devices are CUDA devices. A mini-batch is cut
+    into at most `chunks` micro-batches along dimension 0; inputs and outputs are tensors or tuples of tensors, the
+    output on the last stage's device. `checkpoint` says which micro-batches are recomputed. `dependency`, `streams`
+    and `portals` switch off the three optimizations of the paper's section 4.1. Gradients arrive in the parameters'
+    `.grad`; `torch.autograd.grad` with respect to them is not supported on CPU devices.
+
+    Raises ValueError or TypeError for arguments that don't fit together, naming them. An error in a layer reaches
+    the caller as it was raised, with a note that says stage, layer and micro-batch; the module stays usable.
+    """
+
+    def __init__(
+        self,
+        module: nn.Sequential,
+        balance: Sequence[int],
+        devices: Sequence[str | torch.device],
+        chunks: int = 1,
+        checkpoint: str = "except_last",
+        placement: Sequence[int] | None = None,
+        deferred_batch_norm: bool = False,
+        dependency: bool = True,
+        streams: bool = True,
+        portals: bool = True,
+    ) -> None:
+        super().__init__()
+        self.balance = tuple(balance)
+        self.devices = tuple(map(torch.device, devices))
+        self.placement = tuple(placement) if placement is not None else tuple(range(len(self.balance)))
+        self.chunks, self.checkpoint, self.dependency, self.streams = chunks, checkpoint, dependency, streams
+        _check(module, self)
+        if deferred_batch_norm:
+            module = batchnorm.deferred(module, chunks)
+        self.layout = layout(list(module.named_children()), self.balance, self.placement, portals)
+        self.stages = self._adopt(module)
+        self._deferred = [layer for layer in self.modules() if isinstance(layer, batchnorm.DeferredBatchNorm)]
+        self.seed = torch.initial_seed() & 0x7FFF_FFFF_FFFF_FFFF
+        self.passes = 0
+        self.spans: list[Span] = []
+        self.bytes_sent: dict[str, int] = {}
+        self._draws: dict[bool, dict[int, bool]] = {True: {}, False: {}}
+        self._anchor = torch.zeros((), requires_grad=True)
+        self.lanes = self._open_lanes() if self.on_cpu else None
+
+    @property
+    def on_cpu(self) -> bool:
+        return self.devices[0].type == "cpu"
+
+    def forward(self, value: Value) -> Value:
+        """The whole mini-batch -> the gathered output of the last stage."""
+        check_value(value, "the input of a pipeline")
+        chunks = scatter(value, self.chunks)
+        around = Surroundings.capture(self.seed, self.passes, self.devices[0].type)
+        grad = torch.is_grad_enabled() and self._wants_grad(value)
+        mode = self.checkpoint if self.training else "never"
+        if self.training:
+            self.passes += 1
+            for layer in self._deferred:
+                layer.chunks = len(chunks)
+        if self.lanes is None:
+            return self._run_tensors(chunks, around, mode, grad)
+        seed = int(torch.empty((), dtype=torch.int64).random_())
+        run = TokenPass(
+            self.stages, self.layout, self.lanes, around, mode, chunks, grad, self._draws[self.training], seed
+        )
+        self.spans, self.bytes_sent = run.spans, run.bytes_sent
+        try:
+            return run_tokens(run, value, self._anchor, self.dependency)
+        except BaseException as error:
+            run.fail(error)  # whatever is still queued is skipped
+            raise
+
+    def _run_tensors(self, chunks: list[Value], around: Surroundings, mode: str, grad: bool) -> Value:
+        streams = Streams(self.devices, len(chunks), self.streams)
+        self.last = TensorPass(self.stages, self.layout, streams, around, mode, grad, self.dependency)
+        self.bytes_sent = self.last.bytes_sent
+        return self.last.run(chunks)
+
+    def close(self) -> None:
+        """End the worker threads; the module cannot be called afterwards."""
+        self._finalizer()
+
+    def _wants_grad(self, value: Value) -> bool:
+        return any(t.requires_grad for t in tensors_of(value)) or any(p.requires_grad for p in self.parameters())
+
+    def _adopt(self, module: nn.Sequential) -> list[Stage]:
+        """Move the layers to their devices; register them under their own names."""
+        children = list(module.named_children())
+        stages, first = [], 0
+        for number, (count, place) in enumerate(zip(self.balance, self.placement, strict=True)):
+            stage = Stage(number, children[first : first + count], self.devices[place])
+            for name, layer in stage.layers:
+                self.add_module(name, layer.to(stage.device))
+            stages.append(stage)
+            first += count
+        return stages
+
+    def _open_lanes(self) -> Lanes:
+        used = sorted(set(self.placement))
+        compute = {device: Lane(device, "compute") for device in used}
+        copy = {device: Lane(device, "copy in") for device in used} if self.streams else None
+        self._finalizer = weakref.finalize(self, _close, [*compute.values(), *(copy or {}).values()])
+        return Lanes(compute, copy)
+
+
+def _close(lanes: list[Lane]) -> None:
+    for lane in lanes:
+        lane.close()
+
+
+def _check(module: nn.Sequential, pipe: GPipe) -> None:
+    if not isinstance(module, nn.Sequential):
+        raise TypeError(f"module must be an nn.Sequential, got {type(module).__name__}")
+    if sum(pipe.balance) != len(module) or min(pipe.balance, default=0) < 1:
+        raise ValueError(f"balance {list(pipe.balance)} must be positive and sum up to the {len(module)} layers, "
+                         f"it sums up to {sum(pipe.balance)}")  # fmt: skip
+    if pipe.chunks < 1:
+        raise ValueError(f"chunks is {pipe.chunks}, must be at least 1")
+    if pipe.checkpoint not in CHECKPOINT:
+        raise ValueError(f"checkpoint is {pipe.checkpoint!r}, must be one of {', '.join(CHECKPOINT)}")
+    if len(pipe.placement) != len(pipe.balance):
+        raise ValueError(f"placement names {len(pipe.placement)} devices for {len(pipe.balance)} stages")
+    if max(pipe.placement) >= len(pipe.devices) or min(pipe.placement) < 0:
+        raise ValueError(f"stages need {max(pipe.placement) + 1} devices, {len(pipe.devices)} are given")
+    if len({device.type for device in pipe.devices}) != 1 or pipe.devices[0].type not in ("cpu", "cuda"):
+        raise ValueError(f"devices must be all CPU or all CUDA, got {', '.join(map(str, pipe.devices))}")
+    taken = [name for name, _ in module.named_children() if hasattr(pipe, name) and name not in ("", *pipe._modules)]
+    if taken:
+        raise ValueError(f"layers must not be called {', '.join(map(repr, taken))}: GPipe has attributes of that name")
+
+

@@ -1,0 +1,123 @@
+"""A stage: consecutive layers on one device, run on one micro-batch at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from engines.gpipe.microbatch import Parts, Value, check_value, tensors_of
+from harness import dropout, skip
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What holds around every task of one pass: the dropout key, and the caller's autocast state."""
+
+    seed: int
+    step: int
+    device_type: str
+    autocast: bool
+    autocast_dtype: torch.dtype
+    autocast_cache: bool
+
+    @staticmethod
+    def capture(seed: int, step: int, device_type: str) -> Surroundings:
+        enabled = torch.is_autocast_enabled(device_type)
+        dtype = torch.get_autocast_dtype(device_type)
+        return Surroundings(seed, step, device_type, enabled, dtype, torch.is_autocast_cache_enabled())
+
+    @contextmanager
+    def entered(self, micro_batch: int) -> Iterator[None]:
+        cast = torch.autocast(self.device_type, self.autocast_dtype, self.autocast, self.autocast_cache)
+        with cast, dropout.keyed(self.seed, self.step, micro_batch):
+            yield
+
+
+class Stage:
+    """Layers of one stage. `layer` is the name of the layer at work, for messages (one thread runs a stage)."""
+
+    def __init__(self, number: int, layers: Sequence[tuple[str, nn.Module]], device: torch.device) -> None:
+        self.number = number
+        self.layers = list(layers)
+        self.device = device
+        self.layer = ""
+        self._changing: list[tuple[nn.Module, str]] | None = None
+
+    def run(self, parts: Parts, micro_batch: int, around: Surroundings) -> Parts:
+        """Values and skips that arrive -> values and skips that leave."""
+        with around.entered(micro_batch), self._noticing_changes():
+            return self._layers(parts)
+
+    def run_again(self, parts: Parts, micro_batch: int, around: Surroundings) -> Parts:
+        """The same for a recomputation: running statistics and other buffers stay as the first run left them."""
+        with around.entered(micro_batch), self._throwaway_buffers():
+            return self._layers(parts)
+
+    def _layers(self, parts: Parts) -> Parts:
+        value = parts[""]
+        incoming = {name: part for name, part in parts.items() if name and isinstance(part, Tensor)}
+        with skip.carried(incoming) as skips:
+            for name, layer in self.layers:
+                self.layer = name
+                value = layer(value)
+                self._mark(value, name)
+            leaving = dict(skips)
+        check_value(value, f"the output of layer {self.layer!r}")
+        return {"": value, **leaving}
+
+    def _mark(self, value: Value, name: str) -> None:
+        """Have the backward pass note that it has come to this layer."""
+        for tensor in tensors_of(value):
+            if isinstance(tensor, Tensor) and tensor.requires_grad:
+                tensor.register_hook(_Marker(self, name))
+                return
+
+    @contextmanager
+    def noted(self, phase: str, micro_batch: int) -> Iterator[None]:
+        """An error inside says where it happened."""
+        try:
+            yield
+        except BaseException as error:
+            where = f"in stage {self.number}, layer {self.layer!r}, micro-batch {micro_batch}, {phase}"
+            error.add_note(where)
+            raise
+
+    @contextmanager
+    def _noticing_changes(self) -> Iterator[None]:
+        """In the first training run, find out which buffers the layers change."""
+        modules = [module for _, layer in self.layers for module in layer.modules()]
+        if self._changing is not None or not any(module.training for module in modules):
+            yield
+            return
+        before = [(m, name, b.clone()) for m in modules for name, b in m.named_buffers(recurse=False)]
+        yield
+        self._changing = [(m, name) for m, name, b in before if not torch.equal(b, m.get_buffer(name))]
+
+    @contextmanager
+    def _throwaway_buffers(self) -> Iterator[None]:
+        """Copies in place of the buffers that change; swapped, not restored, as autograd may have saved them."""
+        kept = [(m, name, m.get_buffer(name)) for m, name in self._changing or []]
+        for module, name, buffer in kept:
+            module._buffers[name] = buffer.clone()
+        try:
+            yield
+        finally:
+            for module, name, buffer in kept:
+                module._buffers[name] = buffer
+
+
+class _Marker:
+    """A tensor hook that leaves the gradient alone and writes down the layer's name."""
+
+    def __init__(self, stage: Stage, name: str) -> None:
+        self.stage = stage
+        self.name = name
+
+    def __call__(self, gradient: Tensor) -> None:
+        self.stage.layer = self.name
+
+

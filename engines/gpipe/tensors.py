@@ -1,0 +1,337 @@
+"""The pipeline over CUDA devices: the autograd graph carries the tensors, as in the paper (torchgpipe, section 3).
+
+Autograd has a thread for each CUDA device and its work is asynchronous, so the graph itself drives all devices.
+
+    Task(i, j) --> Leave --> fork --> Copy --> Arrive --> join --> Task(i, j+1)
+                             |  `--> Recompute --> phony for (i+1, j)
+                             `-- the copy stream waits here forward; backward the compute stream waits for the
+                                 gradient here, after the recomputation was issued: so the two overlap
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from engines.gpipe.dependency import fork, join
+from engines.gpipe.layout import Layout
+from engines.gpipe.microbatch import Parts, Value, gather, mapped, tensors_of
+from engines.gpipe.stage import Stage, Surroundings
+from engines.gpipe.streams import Mark, Recorder, Streams
+from harness.op import Op
+from harness.schedule.gpipe import clock_cycles, recomputed
+from harness.schedule.hops import Hop
+
+
+class TensorPass:
+    """One forward pass of a mini-batch; the backward pass is in the graph that it leaves."""
+
+    def __init__(self, stages: list[Stage], layout: Layout, streams: Streams, around: Surroundings, mode: str,
+                 grad: bool, dependency: bool) -> None:  # fmt: skip
+        self.stages = stages
+        self.layout = layout
+        self.streams = streams
+        self.around = around
+        self.mode = mode if grad else "never"
+        self.grad = grad
+        self.dependency = dependency
+        self.recorder = Recorder(streams)
+        self.bytes_sent = {"activations": 0, "gradients": 0, "skips": 0, "skip_gradients": 0}
+
+    def run(self, chunks: list[Value]) -> Value:
+        """Issue the whole forward pass; the gathered output of the last stage."""
+        self.state: list[Parts] = [{"": mapped(lambda t: t.to(self.stages[0].device), value)} for value in chunks]
+        self.waiting: dict[tuple[int, Hop], Value] = {}
+        self.before: dict[int, Tensor] = {}
+        self.late: list[tuple[CheckpointedTask, Tensor]] = []
+        for cycle in clock_cycles(len(chunks), len(self.stages)):
+            for i, j in cycle:
+                self._fence(i, j)
+            for i, j in cycle:
+                self._compute(i, j)
+        phonies = list(self.before.values())
+        phonies += [Recompute.apply(task, phony) for task, phony in self.late]
+        outputs = [parts[""] for parts in self.state]
+        for phony in phonies:
+            outputs[-1] = _tied(outputs[-1], phony)
+        return gather(outputs)
+
+    def _fence(self, i: int, j: int) -> None:
+        for hop in self.layout.into(j, copied=True):
+            source, target = self.layout.devices[hop.source], self.layout.devices[hop.target]
+            value = self.waiting[i, hop]
+            arrived = Arrive.apply(self, i, target, *Copy.apply(self, i, hop, source, target, *tensors_of(value)))
+            self.waiting[i, hop] = arrived if isinstance(value, tuple) else arrived[0]
+
+    def _compute(self, i: int, j: int) -> None:
+        stage = self.stages[j]
+        parts = {hop.part: self.waiting.pop((i, hop)) for hop in self.layout.hops if hop.target == j}
+        parts = parts or self.state[i]
+        if j in self.before and self.dependency:
+            parts[""] = _tied(parts[""], self.before.pop(j))
+        if recomputed(i, len(self.state), self.mode):
+            task = CheckpointedTask(self, stage, i)
+            outs = task.run(parts)
+        else:
+            task, outs = None, self._plain(stage, i, parts)
+        device = self.layout.devices[j]
+        if self.grad:
+            outs = {part: self._leave(i, device, value) for part, value in outs.items()}
+            outs[""], phony = _forked(outs[""])
+            self._order(task, j, phony)
+        self.state[i] = {"": outs[""]}
+        for hop in self.layout.out_of(j):
+            self.waiting[i, hop] = outs[hop.part]
+
+    def _plain(self, stage: Stage, i: int, parts: Parts) -> Parts:
+        device = self.layout.devices[stage.number]
+        if self.grad:
+            parts[""] = _marked(self, stage.number, i, device, False, parts[""])
+        with self.recorder.computing(Op(stage.number, "F", i), device), stage.noted("forward", i):
+            outs = stage.run(parts, i, self.around)
+        if self.grad:
+            outs[""] = _marked(self, stage.number, i, device, True, outs[""])
+        return outs
+
+    def _leave(self, i: int, device: int, value: Value) -> Value:
+        left: tuple[Tensor, ...] = Leave.apply(self, i, device, *tensors_of(value))
+        return left if isinstance(value, tuple) else left[0]
+
+    def _order(self, task: CheckpointedTask | None, j: int, phony: Tensor) -> None:
+        if task is not None and not self.dependency:
+            self.late.append((task, phony))
+        elif task is not None:
+            self.before[j] = Recompute.apply(task, phony)
+        elif self.dependency:
+            self.before[j] = phony
+
+    def count(self, hop: Hop, forward: bool, tensors: tuple[Tensor | None, ...]) -> None:
+        kind = ("skips" if forward else "skip_gradients") if hop.part else ("activations" if forward else "gradients")
+        self.bytes_sent[kind] += sum(t.numel() * t.element_size() for t in tensors if t is not None)
+
+
+@dataclass(eq=False)
+class CheckpointedTask:
+    """The shared memory of Checkpoint and Recompute for task (i, j) (torchgpipe, section 3.2.4)."""
+
+    run_of: TensorPass
+    stage: Stage
+    i: int
+    ins: Parts = field(default_factory=dict)
+    leaves: list[Tensor] = field(default_factory=list)
+    outs: list[Tensor] = field(default_factory=list)
+    names: list[tuple[str, bool, int]] = field(default_factory=list)
+    rng: tuple[Tensor, Tensor | None] | None = None
+
+    @property
+    def device(self) -> int:
+        return self.run_of.layout.devices[self.stage.number]
+
+    def run(self, parts: Parts) -> Parts:
+        """Through Checkpoint, so that the graph has one node for the whole task."""
+        self.ins = {part: mapped(Tensor.detach, value) for part, value in parts.items()}
+        anchor = torch.zeros((), device=self.stage.device, requires_grad=True)
+        flat = list(Checkpoint.apply(self, anchor, *(t for value in parts.values() for t in tensors_of(value))))
+        outs: Parts = {}
+        for part, is_tuple, count in self.names:
+            tensors = tuple(flat.pop(0) for _ in range(count))
+            outs[part] = tensors if is_tuple else tensors[0]
+        return outs
+
+    def compute(self) -> list[Tensor]:
+        """The forward task, without a graph."""
+        self.rng = torch.get_rng_state(), _cuda_rng(self.stage.device)
+        with self.run_of.recorder.computing(Op(self.stage.number, "F", self.i), self.device):
+            with self.stage.noted("forward", self.i), torch.no_grad():
+                outs = self.stage.run(self.ins, self.i, self.run_of.around)
+        self.names = [(part, isinstance(value, tuple), len(tensors_of(value))) for part, value in outs.items()]
+        return [t for value in outs.values() for t in tensors_of(value)]
+
+    def recompute(self) -> None:
+        """Run it again with a graph, with the same random numbers."""
+        needs = {part: tuple(map(_leaf, tensors_of(value))) for part, value in self.ins.items()}
+        self.leaves = [t for tensors in needs.values() for t in tensors]
+        ins: Parts = {p: ts if isinstance(self.ins[p], tuple) else ts[0] for p, ts in needs.items()}
+        cuda = [self.stage.device] if self.stage.device.type == "cuda" else []
+        with torch.random.fork_rng(cuda), self.run_of.recorder.computing(Op(self.stage.number, "R", self.i), self.device):
+            assert self.rng is not None
+            torch.set_rng_state(self.rng[0])
+            if self.rng[1] is not None:
+                torch.cuda.set_rng_state(self.rng[1], self.stage.device)
+            with self.stage.noted("recomputation", self.i), torch.enable_grad():
+                outs = self.stage.run_again(ins, self.i, self.run_of.around)
+        self.outs = [t for value in outs.values() for t in tensors_of(value)]
+        self.ins = {}
+
+    def backward(self, gradients: tuple[Tensor | None, ...]) -> list[Tensor | None]:
+        """Backward through the recomputed graph; the gradients of the task's inputs."""
+        pairs = [(o, g) for o, g in zip(self.outs, gradients, strict=True) if o.requires_grad and g is not None]
+        with self.run_of.recorder.computing(Op(self.stage.number, "B", self.i), self.device):
+            with self.stage.noted("backward", self.i):
+                torch.autograd.backward([o for o, _ in pairs], [g for _, g in pairs])
+        found = [leaf.grad for leaf in self.leaves]
+        self.leaves, self.outs = [], []
+        return found
+
+
+def _leaf(tensor: Tensor) -> Tensor:
+    return tensor.detach().requires_grad_(tensor.is_floating_point())
+
+
+def _cuda_rng(device: torch.device) -> Tensor | None:
+    return torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+
+
+class Checkpoint(Function):
+    """A task's forward without a graph; backward uses what Recompute has left in the shared memory."""
+
+    @staticmethod
+    def forward(ctx: Any, task: CheckpointedTask, anchor: Tensor, *flat: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
+        ctx.set_materialize_grads(False)
+        ctx.task = task
+        outs = tuple(t.detach() for t in task.compute())
+        ctx.mark_non_differentiable(*(t for t in outs if not t.is_floating_point()))
+        return outs
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        return None, None, *ctx.task.backward(gradients)
+
+
+class Recompute(Function):
+    """Backward recomputes the task; it needs no gradient, only its place in the order."""
+
+    @staticmethod
+    def forward(ctx: Any, task: CheckpointedTask, phony: Tensor) -> Tensor:  # type: ignore[override]
+        ctx.set_materialize_grads(False)
+        ctx.task = task
+        return phony.detach()
+
+    @staticmethod
+    def backward(ctx: Any, _: Tensor | None) -> tuple[None, None]:  # type: ignore[override]
+        ctx.task.recompute()
+        return None, None
+
+
+class Leave(Function):
+    """What leaves a task: forward the copy stream waits for it, backward the compute stream for its gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, run: TensorPass, i: int, device: int, *tensors: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
+        ctx.set_materialize_grads(False)
+        ctx.run, ctx.i, ctx.device = run, i, device
+        run.streams.copy_after_compute(device, i)
+        ctx.mark_non_differentiable(*(t for t in tensors if not t.is_floating_point()))
+        return tuple(t.detach() for t in tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        ctx.run.streams.compute_after_copy(ctx.device, ctx.i)
+        return None, None, None, *gradients
+
+
+class Arrive(Function):
+    """What arrives at a task: the mirror image of Leave."""
+
+    @staticmethod
+    def forward(ctx: Any, run: TensorPass, i: int, device: int, *tensors: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
+        ctx.set_materialize_grads(False)
+        ctx.run, ctx.i, ctx.device = run, i, device
+        run.streams.compute_after_copy(device, i)
+        for tensor in tensors:
+            run.streams.used_by_compute(tensor, device)
+        ctx.mark_non_differentiable(*(t for t in tensors if not t.is_floating_point()))
+        return tuple(t.detach() for t in tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        ctx.run.streams.copy_after_compute(ctx.device, ctx.i)
+        return None, None, None, *gradients
+
+
+class Copy(Function):
+    """A value to the next device, its gradient back, both on copy streams."""
+
+    @staticmethod
+    def forward(ctx: Any, run: TensorPass, i: int, hop: Hop, source: int, target: int, *tensors: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]  # fmt: skip
+        ctx.set_materialize_grads(False)
+        ctx.run, ctx.i, ctx.hop, ctx.ends = run, i, hop, (source, target)
+        copied = _copied(run, Op(hop.target, "copy", i, hop.part, hop.source), i, source, target, tensors)
+        run.count(hop, True, tensors)
+        ctx.mark_non_differentiable(*(t for t in copied if t is not None and not t.is_floating_point()))
+        return copied  # type: ignore[return-value]
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        run, i, hop, (source, target) = ctx.run, ctx.i, ctx.hop, ctx.ends
+        op = Op(hop.source, "copy", i, hop.part, hop.target)
+        copied = _copied(run, op, i, target, source, gradients)
+        run.count(hop, False, gradients)
+        return None, None, None, None, None, *copied
+
+
+def _copied(run: TensorPass, op: Op, i: int, source: int, target: int,
+            tensors: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...]:  # fmt: skip
+    streams = run.streams
+    lanes = [(target, "copy in")] if streams.separate else [(source, "compute"), (target, "compute")]
+    with streams.copying(source, target, i):
+        start = [streams.now(device, i) for device, _ in lanes]
+        copied = tuple(None if t is None else _to(t, streams.devices[target]) for t in tensors)
+        for tensor in (t for t in tensors if t is not None):
+            streams.used_by_copy(tensor, source, i)
+        for (device, queue), begun in zip(lanes, start, strict=True):
+            run.recorder.marks.append((op, device, queue, begun, streams.now(device, i)))  # type: ignore[arg-type]
+    return copied
+
+
+def _to(tensor: Tensor, device: torch.device) -> Tensor:
+    """A copy, also where both ends are the same device."""
+    return torch.empty_like(tensor, device=device).copy_(tensor, non_blocking=True)
+
+
+class MarkBackward(Function):
+    """Notes when the backward pass of a task begins (behind its output) and ends (before its input)."""
+
+    @staticmethod
+    def forward(ctx: Any, run: TensorPass, j: int, i: int, device: int, begins: bool, x: Tensor) -> Tensor:  # type: ignore[override]
+        ctx.set_materialize_grads(False)
+        ctx.run, ctx.op, ctx.device, ctx.begins = run, Op(j, "B", i), device, begins
+        return x.detach()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor | None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        recorder, mark = ctx.run.recorder, ctx.run.streams.now(ctx.device)
+        if ctx.begins:
+            recorder.begun[ctx.op] = mark
+        else:
+            start: Mark = recorder.begun.pop(ctx.op)
+            recorder.marks.append((ctx.op, ctx.device, "compute", start, mark))
+        return None, None, None, None, None, gradient
+
+
+def _marked(run: TensorPass, j: int, i: int, device: int, begins: bool, value: Value) -> Value:
+    first, *rest = tensors_of(value)
+    if not first.is_floating_point():
+        return value
+    if not begins and not first.requires_grad:
+        first = first.detach().requires_grad_()
+    first = MarkBackward.apply(run, j, i, device, begins, first)
+    return (first, *rest) if isinstance(value, tuple) else first
+
+
+def _forked(value: Value) -> tuple[Value, Tensor]:
+    first, *rest = tensors_of(value)
+    first, phony = fork(first)
+    return (first, *rest) if isinstance(value, tuple) else first, phony
+
+
+def _tied(value: Value, phony: Tensor) -> Value:
+    first, *rest = tensors_of(value)
+    first = join(first, phony)
+    return (first, *rest) if isinstance(value, tuple) else first
+
+

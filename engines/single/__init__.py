@@ -1,0 +1,1 @@
+"""The reference: the whole model on one device."""

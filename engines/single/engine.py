@@ -1,0 +1,48 @@
+"""The single engine: one device, gradient accumulation over micro-batches, checkpointing by torch.
+
+With one micro-batch and without checkpointing it is the papers' Naive-1. It shares no code with the pipelines, so that
+it can be their oracle.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+
+
+from engines.single.config import Config
+from harness.cluster import Cluster
+from harness.interfaces import Capabilities, Model, Session, SessionSpec
+from harness.memory import MemoryModel
+from harness.plan import Plan
+from harness.problem import Problem
+from harness.profile import ModelProfile
+from harness.schedule import Schedule
+from harness.schedule.single import single
+
+
+
+class SingleEngine:
+    capabilities = Capabilities(pipeline=False)
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+
+    def check(self, plan: Plan, profile: ModelProfile, cluster: Cluster, memory: MemoryModel) -> list[Problem]:
+        problems = []
+        if len(plan.stages) != 1:
+            problems.append(Problem(f"mesh.pipeline {len(plan.stages)}", "engine=single has 1 stage", "mesh.pipeline=1"))
+        if self.config.checkpoint not in ("always", "except_last", "never"):
+            what = "must be always, except_last or never"
+            problems.append(Problem(f"engine.checkpoint {self.config.checkpoint}", what, "engine.checkpoint=never"))
+        if self.config.threads < 0:
+            what = "must be at least 1, or 0 for all cores"
+            problems.append(Problem(f"engine.threads {self.config.threads}", what, "engine.threads=1"))
+        return problems
+
+    def schedule(self, plan: Plan, profile: ModelProfile) -> Schedule:
+        return single(plan.micro_batches, plan.recompute)
+
+    def session(self, model: Model, plan: Plan, spec: SessionSpec) -> AbstractContextManager[Session]:
+        from engines.single.session import SingleSession
+
+        return SingleSession(model, plan, spec, self.config)

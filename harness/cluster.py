@@ -1,0 +1,59 @@
+"""Devices and the links between them. GB = 1e9 bytes; bandwidths are for each direction."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Literal
+
+from harness.serial import Document
+
+
+@dataclass(frozen=True)
+class Device:
+    """One accelerator or CPU device. `peak_flops` is FLOP/s for each dtype, `memory_bandwidth` bytes/s."""
+
+    name: str = "device"
+    memory_bytes: int = 16 * 10**9
+    peak_flops: dict[str, float] = field(default_factory=dict)
+    memory_bandwidth: float = 0.0
+
+
+@dataclass(frozen=True)
+class Link:
+    """A message of n bytes takes `alpha_s` + n * `beta_s_per_byte`; `half` duplex shares both directions."""
+
+    alpha_s: float = 0.0
+    beta_s_per_byte: float = 0.0
+    duplex: Literal["full", "half"] = "full"
+
+    def __post_init__(self) -> None:
+        for name in ("alpha_s", "beta_s_per_byte"):
+            if not (math.isfinite(getattr(self, name)) and getattr(self, name) >= 0):
+                raise ValueError(f"{name} is {getattr(self, name)}, must be a finite number of at least 0")
+
+    def seconds(self, size: float) -> float:
+        """Time of one message of `size` bytes."""
+        return self.alpha_s + size * self.beta_s_per_byte
+
+
+@dataclass(frozen=True)
+class Cluster(Document):
+    """`nodes` x `devices_per_node` equal devices. Links: inside a node, a node's network port, a device's host link."""
+
+    name: str = "flat"
+    nodes: int = 1
+    devices_per_node: int = 1
+    device: Device = Device()
+    intra: Link = Link()
+    node_port: Link = Link()
+    host_link: Link = Link()
+
+    @property
+    def devices(self) -> int:
+        return self.nodes * self.devices_per_node
+
+    def link(self, source: int, target: int) -> Link:
+        """The link between two devices: inside their node, or through the nodes' ports."""
+        same_node = source // self.devices_per_node == target // self.devices_per_node
+        return self.intra if same_node else self.node_port

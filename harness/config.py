@@ -1,0 +1,78 @@
+"""The root of the configuration. Engines, planners, models, data sets and trackers bring their own groups."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from omegaconf import MISSING
+
+
+@dataclass
+class BatchConfig:
+    size: int = 16
+    """Samples of one optimizer step, over all replicas."""
+    micro_batches: int = 8
+    """Micro-batches of each pipeline replica."""
+
+
+@dataclass
+class MeshConfig:
+    """Degrees of parallelism; one that is null follows from the devices."""
+
+    data: int | None = None
+    """Replicas."""
+    pipeline: int | None = None
+    """Pipeline stages."""
+    tensor: int | None = None
+    """Tensor shards."""
+
+
+@dataclass
+class OptimizerConfig:
+    name: str = "sgd"
+    """sgd, adam or adamw (torch.optim)."""
+    lr: float = 0.1
+    """Learning rate."""
+    momentum: float = 0.0
+    """Momentum of sgd."""
+    weight_decay: float = 0.0
+    """Weight decay."""
+
+
+@dataclass
+class LaunchConfig:
+    timeout_s: float = 300.0
+    """A rank that makes no progress for so long is ended, its Python stacks go to the log."""
+
+
+@dataclass
+class Config:
+    """`python run.py key=value ...`"""
+
+    defaults: list[Any] = field(default_factory=lambda: ["_self_"])
+    engine: Any = MISSING
+    model: Any = MISSING
+    planner: Any = MISSING
+    data: Any = MISSING
+    cluster: Any = MISSING
+    precision: Any = MISSING
+    tracker: Any = MISSING
+    batch: BatchConfig = field(default_factory=BatchConfig)
+    mesh: MeshConfig = field(default_factory=MeshConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    launch: LaunchConfig = field(default_factory=LaunchConfig)
+    mode: str = "run"
+    """run: plan, predict, train, record. plan: stop after the prediction. simulate: execute the plan in the simulator."""
+    memory: str = "auto"
+    """Bytes for each parameter: auto (from the optimizer) or the name of a memory model (harness/memory.py)."""
+    steps: int = 10
+    """Training steps that are measured."""
+    warmup: int = 2
+    """Steps before them; memory is metered in the last of these."""
+    seed: int = 0
+    """Seeds weights, data and dropout."""
+    profile: str | None = None
+    """A stored ModelProfile (JSON) to plan with instead of profiling."""
+    out: str | None = None
+    """The run's folder; runs/<date>/<id> where it is not given."""

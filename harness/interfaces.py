@@ -1,0 +1,159 @@
+"""The common interface: what a model, a data set, a planner and an engine must offer to take part.
+
+Importing this module does not import torch.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from harness.cluster import Cluster
+from harness.memory import MemoryModel
+from harness.plan import Plan
+from harness.problem import Problem
+from harness.profile import ModelProfile
+from harness.schedule import Schedule
+from harness.trace import Trace
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Inputs and targets of one global mini-batch; the first dimension of both is the sample."""
+
+    inputs: Tensor
+    targets: Tensor
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+
+class Model(Protocol):
+    """A network as a sequence of layers, and what it is trained on."""
+
+    name: str
+    task: str  # "segmentation" | "classification" | "text"
+    input_shape: tuple[int, ...]  # of one sample
+
+    def layers(self) -> nn.Sequential:
+        """The layers, freshly initialized from torch's random generator, on the current default device."""
+        ...
+
+    def sample(self, n: int) -> Batch:
+        """n synthetic samples, drawn from torch's random generator."""
+        ...
+
+    def loss(self, output: Tensor, target: Tensor) -> Tensor:
+        """The sum of the samples' losses (of the tokens' losses, for text)."""
+        ...
+
+
+class Data(Protocol):
+    """A source of batches: `batch(step, size)` is a pure function, so a run can go on from any step."""
+
+    def batch(self, step: int, size: int) -> Batch: ...
+
+
+@dataclass(frozen=True)
+class BatchShape:
+    """`size` samples in all, cut into `micro_batches` for each pipeline replica."""
+
+    size: int
+    micro_batches: int
+
+
+@dataclass(frozen=True)
+class PlanRequest:
+    """What a planner is asked beside profile and cluster: degrees of the mesh that are given, batch, checkpointing."""
+
+    batch: BatchShape
+    pipeline: int
+    data: int = 1
+    tensor: int = 1
+    recompute: str = "never"
+
+
+class Planner(Protocol):
+    def plan(self, profile: ModelProfile, cluster: Cluster, memory: MemoryModel, request: PlanRequest) -> Plan:
+        """Raises `harness.problem.NoPlan`, naming what binds, where no plan exists."""
+        ...
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What an engine can do; the contract tests print what they exclude."""
+
+    dtypes: tuple[str, ...] = ("float32", "float64", "bfloat16")
+    pipeline: bool = True
+    data: bool = False
+    tensor: bool = False
+    skips: bool = True
+    tuples: bool = True
+    dropout: bool = True
+    trace: bool = True
+    memory_meter: bool = True
+
+
+@dataclass(frozen=True)
+class OptimizerSpec:
+    """A torch optimizer by name ("sgd", "adam", "adamw") and its numbers."""
+
+    name: str = "sgd"
+    lr: float = 0.1
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+
+
+@dataclass(frozen=True)
+class SessionSpec:
+    """What a session needs beside model and plan. `devices[d]` is the torch device of the plan's device d."""
+
+    devices: tuple[str, ...]
+    optimizer: OptimizerSpec = OptimizerSpec()
+    dtype: str = "float32"
+    autocast: str | None = None
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class StepMetrics:
+    """One step. `peak_memory_bytes` has an entry for each device, or is None where this step was not metered."""
+
+    loss: float
+    step_time_s: float
+    bytes_sent: dict[str, int] = field(default_factory=dict)
+    peak_memory_bytes: list[int] | None = None
+
+
+class Session(Protocol):
+    """A model in training. On every rank of an engine; its methods are collective, results complete on rank 0."""
+
+    def step(self, batch: Batch, meter: bool = False) -> StepMetrics:
+        """Forward, backward and one optimizer step on a global batch; `meter` counts memory (slower on CPU)."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """{"model": ..., "optimizer": {name: {...}}} with the keys of the unsplit Sequential."""
+        ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+    def trace(self) -> Trace:
+        """Every step so far."""
+        ...
+
+
+class Engine(Protocol):
+    """Executes plans. Built from its own config; building and checking must not import torch."""
+
+    capabilities: Capabilities
+
+    def check(self, plan: Plan, profile: ModelProfile, cluster: Cluster, memory: MemoryModel) -> list[Problem]: ...
+
+    def schedule(self, plan: Plan, profile: ModelProfile) -> Schedule: ...
+
+    def session(self, model: Model, plan: Plan, spec: SessionSpec) -> AbstractContextManager[Session]: ...

@@ -1,0 +1,67 @@
+"""Bytes for each parameter and activation: the one place where they are known. Planners, check and predictions ask it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from harness.profile import ModelProfile
+from harness.serial import Document
+
+DTYPE_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+
+
+@dataclass(frozen=True)
+class MemoryModel(Document):
+    """Model state as multiples of the profile's own parameter bytes, and what is kept of the activations.
+
+    `weights`, `gradients`, `optimizer`: bytes for each byte of `LayerProfile.param_bytes`; `versions` copies of the
+    weights are kept. `activations` says what a task keeps until its backward pass: the `inputs` of its layers
+    (MadPipe's model) or all `saved` tensors. `reserve_bytes` are kept free on each device.
+    """
+
+    name: str = "sgd_fp32"
+    weights: float = 1.0
+    gradients: float = 1.0
+    optimizer: float = 0.0
+    versions: int = 1
+    activations: Literal["inputs", "saved"] = "saved"
+    reserve_bytes: int = 0
+
+    def state_bytes(self, profile: ModelProfile, first: int, last: int) -> int:
+        """Weights, gradients, optimizer state and buffers of the layers `first`..`last`."""
+        parameters = profile.sum("param_bytes", first, last)
+        factor = self.weights * self.versions + self.gradients + self.optimizer
+        return round(parameters * factor + profile.sum("buffer_bytes", first, last))
+
+    def task_bytes(self, profile: ModelProfile, first: int, last: int) -> int:
+        """What one micro-batch keeps between its forward and its backward pass on the layers `first`..`last`."""
+        if self.activations == "inputs":
+            return sum(profile.boundary_bytes(layer) for layer in range(first, last + 1))
+        return round(profile.sum("saved_bytes", first, last))
+
+    def checkpoint_bytes(self, profile: ModelProfile, first: int, last: int) -> int:
+        """What one micro-batch keeps while it waits for its recomputation: the stage's input and incoming skips."""
+        return profile.boundary_bytes(first) + sum(s.bytes for s in profile.skips_into(first, last))
+
+
+NAMED = {
+    model.name: model
+    for model in (
+        MemoryModel("sgd_fp32"),
+        MemoryModel("sgd_momentum_fp32", optimizer=1.0),
+        MemoryModel("adam_fp32", optimizer=2.0),
+        # fp16 weights and gradients, fp32 master weights, gradients and two moments: 20 bytes a parameter (Myelin V-B)
+        MemoryModel("adam_mixed", optimizer=8.0),
+        # three times the weights in all, only the inputs of the chain's layers (MadPipe, section 4.1)
+        MemoryModel("madpipe_paper", weights=3.0, gradients=0.0, activations="inputs"),
+    )
+}
+
+
+def named(name: str, optimizer: str = "sgd", momentum: float = 0.0) -> MemoryModel:
+    """A memory model by its name; "auto" follows from the optimizer. Raises KeyError for an unknown name."""
+    if name == "auto":
+        adam = optimizer in ("adam", "adamw")
+        name = "adam_fp32" if adam else "sgd_momentum_fp32" if momentum else "sgd_fp32"
+    return NAMED[name]

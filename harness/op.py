@@ -1,0 +1,65 @@
+"""One operation of a schedule, and its short notation."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Literal, cast, get_args
+
+Kind = Literal["F", "B", "W", "R", "send", "recv", "copy", "collective", "step"]
+Queue = Literal["compute", "copy in", "copy out", "network", "host"]
+COMPUTE = ("F", "B", "W", "R", "step")
+_NOTATION = re.compile(r"(\d+)(send|recv|copy|collective|step|[FBWR])(\d*)(?:<(\d+))?(?::(.+))?")
+
+
+@dataclass(frozen=True)
+class Op:
+    """`kind` on `micro_batch` at `stage`.
+
+        2F0          stage 2, forward of micro-batch 0        2R0  its recomputation     2B0  its backward
+        3copy0<2     micro-batch 0 from stage 2 to stage 3    2copy0<3  its gradient on the way back
+        3copy0<0:up  the skip "up" of micro-batch 0, straight from stage 0 to stage 3
+        1step        the optimizer of stage 1
+
+    `part` names a skip, bucket or chunk, `peer` the other stage of a message. `bytes` and `queue` say what it costs and
+    where it runs; they are not part of the notation, nor of equality.
+    """
+
+    stage: int
+    kind: Kind
+    micro_batch: int | None = None
+    part: str = ""
+    peer: int | None = None
+    bytes: int = field(default=0, compare=False)
+    queue: Queue = field(default="compute", compare=False)
+
+    def __post_init__(self) -> None:
+        if self.kind not in get_args(Kind):
+            raise ValueError(f"an op's kind is one of {', '.join(get_args(Kind))}, not {self.kind!r}")
+
+    def __str__(self) -> str:
+        batch = "" if self.micro_batch is None else self.micro_batch
+        peer = "" if self.peer is None else f"<{self.peer}"
+        part = f":{self.part}" if self.part else ""
+        return f"{self.stage}{self.kind}{batch}{peer}{part}"
+
+    @staticmethod
+    def parse(text: str) -> Op:
+        """The inverse of `str`; raises ValueError for anything that is no op."""
+        match = _NOTATION.fullmatch(text)
+        if match is None:
+            raise ValueError(f"{text!r} is no op: expected something like 2F0, 2B0, 3copy0<2 or 1step")
+        stage, kind, batch, peer, part = match.groups()
+        return Op(
+            int(stage),
+            cast(Kind, kind),
+            int(batch) if batch else None,
+            part or "",
+            int(peer) if peer else None,
+            queue="copy in" if kind == "copy" else "compute",
+        )
+
+    @property
+    def forward(self) -> bool:
+        """True for a forward task and for a message that travels with the data, not with the gradients."""
+        return self.kind == "F" or (self.kind in ("copy", "recv") and self.peer is not None and self.peer < self.stage)

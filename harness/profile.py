@@ -1,0 +1,101 @@
+"""What a model costs, layer by layer, for ONE micro-batch: what planners and the simulator know of a model."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+
+from harness.serial import Document
+
+
+@dataclass(frozen=True)
+class Product:
+    """One matrix product of a layer: `rows_per_sample` x `in_` times `in_` x `out`."""
+
+    name: str
+    kind: str = "linear"
+    rows_per_sample: int = 1
+    in_: int = 1
+    out: int = 1
+    weight_bytes: int = 0
+    heads: int = 1
+
+
+@dataclass(frozen=True)
+class LayerProfile:
+    """Time, work and bytes of one layer for one micro-batch.
+
+    `output_bytes` is what leaves the layer, `saved_bytes` what autograd keeps for the backward pass (parameters
+    and the layer's own input excluded where they are counted elsewhere: see `harness.profiling`).
+    """
+
+    name: str = ""
+    forward_s: float = 0.0
+    backward_s: float = 0.0
+    flops: float = 0.0
+    bytes_moved: float = 0.0
+    param_bytes: int = 0
+    buffer_bytes: int = 0
+    output_bytes: int = 0
+    saved_bytes: int = 0
+    tied: str | None = None
+    products: tuple[Product, ...] = ()
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, (int, float)) and not (math.isfinite(value) and value >= 0):
+                raise ValueError(f"{field.name} of layer {self.name!r} is {value}, must be a number of at least 0")
+
+
+@dataclass(frozen=True)
+class Skip:
+    """A long edge: the tensor that layer `source` stashes and layer `target` pops (0-based layer indices)."""
+
+    source: int
+    target: int
+    bytes: int
+    name: str = ""
+
+
+@dataclass(frozen=True)
+class ModelProfile(Document):
+    """A whole model's profile. `source` says where the numbers are from ("measured on ..." or "analytic on ...")."""
+
+    layers: tuple[LayerProfile, ...]
+    model: str = ""
+    micro_batch: int = 1
+    dtype: str = "float32"
+    input_bytes: int = 0
+    skips: tuple[Skip, ...] = ()
+    source: str = "unknown"
+
+    def __post_init__(self) -> None:
+        if not self.layers:
+            raise ValueError("a profile needs at least one layer, this one has 0")
+        for skip in self.skips:
+            if not 0 <= skip.source < skip.target < len(self.layers):
+                raise ValueError(
+                    f"skip {skip.name or '?'} goes from layer {skip.source} to {skip.target}: "
+                    f"it must go forward within the {len(self.layers)} layers"
+                )
+
+    def boundary_bytes(self, layer: int) -> int:
+        """Bytes of one micro-batch that enter `layer` from the layer before it (the input for layer 0)."""
+        return self.input_bytes if layer == 0 else self.layers[layer - 1].output_bytes
+
+    def sum(self, field: str, first: int, last: int) -> float:
+        """The sum of one numeric field over the layers `first`..`last`, both included."""
+        return math.fsum(getattr(layer, field) for layer in self.layers[first : last + 1])
+
+    def skips_into(self, first: int, last: int) -> list[Skip]:
+        """Skips popped inside `first`..`last` and stashed before it."""
+        return [s for s in self.skips if s.source < first <= s.target <= last]
+
+    def skips_out_of(self, first: int, last: int) -> list[Skip]:
+        """Skips stashed inside `first`..`last` and popped after it."""
+        return [s for s in self.skips if first <= s.source <= last < s.target]
+
+    def skips_over(self, first: int, last: int) -> list[Skip]:
+        """Skips that pass over `first`..`last` altogether."""
+        return [s for s in self.skips if s.source < first and s.target > last]

@@ -1,0 +1,140 @@
+"""CPU devices that behave like CUDA streams: a lane is a thread with a queue, and the host never waits to issue work.
+
+    host      issue a, b, c                       (returns at once)
+    lane 0    |--a--|       |--c--|               c waits for b, which runs on another lane
+    lane 1          |--b--|
+
+PyTorch's autograd runs CPU work in the thread that calls it, so work on several CPU devices overlaps only if each
+device has a thread of its own.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+
+import torch
+
+from harness.op import Op, Queue
+from harness.trace import Span
+
+Context = Callable[[], AbstractContextManager[object]]
+
+
+class Run:
+    """Jobs that belong together: their spans, and the first error of any of them, after which the others are skipped."""
+
+    def __init__(self) -> None:
+        self.spans: list[Span] = []
+        self.error: BaseException | None = None
+        self.lock = threading.Lock()
+
+    def fail(self, error: BaseException) -> None:
+        """Remember the first error only."""
+        with self.lock:
+            self.error = self.error or error
+
+    def raise_error(self) -> None:
+        if self.error is not None:
+            raise self.error
+
+
+@dataclass(eq=False)
+class Job:
+    """Work for a lane. It starts when the lane comes to it and every job in `after` has ended.
+
+    Once its run has failed it is skipped, unless it is there for `always`.
+    """
+
+    run: Run
+    work: Callable[[], None]
+    op: Op | None = None
+    after: Sequence[Job] = ()
+    always: bool = False
+    ended: threading.Event = field(default_factory=threading.Event)
+
+    def wait(self) -> None:
+        """Block the calling thread until the job has ended (by running, failing or being skipped)."""
+        self.ended.wait()
+
+
+class Lane:
+    """One queue of one device: a daemon thread that executes jobs in the order of their submission.
+
+    `context` is entered around every job (the device's memory meter).
+    """
+
+    def __init__(self, device: int, name: Queue, context: Context = nullcontext) -> None:
+        self.device = device
+        self.name = name
+        self.context = context
+        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        threading.Thread(target=self._loop, name=f"device {device} {name}", daemon=True).start()
+
+    def submit(self, job: Job) -> Job:
+        self._jobs.put(job)
+        return job
+
+    def close(self) -> None:
+        """End the thread once its queue is empty."""
+        self._jobs.put(None)
+
+    def span(self, op: Op, start_s: float, end_s: float) -> Span:
+        return Span(str(op), self.device, self.name, start_s, end_s)
+
+    def _loop(self) -> None:
+        torch.set_num_threads(1)
+        while (job := self._jobs.get()) is not None:
+            self._execute(job)
+            del job
+
+    def _execute(self, job: Job) -> None:
+        for earlier in job.after:
+            earlier.wait()
+        start = time.perf_counter()
+        try:
+            if job.always or job.run.error is None:
+                with self.context():
+                    job.work()
+                if job.op is not None:
+                    job.run.spans.append(self.span(job.op, start, time.perf_counter()))
+        except BaseException as error:
+            job.run.fail(error)
+        finally:
+            job.after, job.work = (), _nothing  # what they hold would otherwise live as long as the job
+            job.ended.set()
+
+
+def submit_to_both(source: Lane, target: Lane, job: Job) -> Job:
+    """Run `job` so that it occupies two lanes at once, as a copy on the default streams of both devices does.
+
+        source   |--x--|      |#copy#|
+        target      |----y---||#copy#|        it starts when both have come to it
+    """
+    op, work = job.op, job.work
+    arrived = threading.Event()
+    times: list[tuple[float, float]] = []
+
+    def copy() -> None:
+        arrived.wait()
+        start = time.perf_counter()
+        work()
+        times.append((start, time.perf_counter()))
+
+    def hold() -> None:
+        arrived.set()
+        job.wait()
+        if op is not None:
+            job.run.spans += [lane.span(op, *t) for t in times for lane in (source, target)]
+
+    job.op, job.work = None, copy
+    source.submit(Job(job.run, hold, always=True))
+    return target.submit(job)
+
+
+def _nothing() -> None:
+    pass
