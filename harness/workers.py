@@ -117,19 +117,18 @@ def submit_to_both(source: Lane, target: Lane, job: Job) -> Job:
     """
     op, work = job.op, job.work
     arrived = threading.Event()
-    times: list[tuple[float, float]] = []
 
     def copy() -> None:
         arrived.wait()
         start = time.perf_counter()
         work()
-        times.append((start, time.perf_counter()))
+        end = time.perf_counter()
+        if op is not None:
+            job.run.spans += [lane.span(op, start, end) for lane in (source, target)]
 
     def hold() -> None:
         arrived.set()
         job.wait()
-        if op is not None:
-            job.run.spans += [lane.span(op, *t) for t in times for lane in (source, target)]
 
     job.op, job.work = None, copy
     source.submit(Job(job.run, hold, always=True))

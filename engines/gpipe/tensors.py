@@ -71,13 +71,17 @@ class TensorPass:
         stage = self.stages[j]
         parts = {hop.part: self.waiting.pop((i, hop)) for hop in self.layout.hops if hop.target == j}
         parts = parts or self.state[i]
-        if j in self.before and self.dependency:
-            parts[""] = _tied(parts[""], self.before.pop(j))
+        phony = self.before.pop(j, None)
+        tokens = not tensors_of(parts[""])[0].is_floating_point()  # integers have no place in the graph
+        if phony is not None and not tokens:
+            parts[""] = _tied(parts[""], phony)
         if recomputed(i, len(self.state), self.mode):
             task = CheckpointedTask(self, stage, i)
-            outs = task.run(parts)
+            outs = task.run(parts, phony)
         else:
             task, outs = None, self._plain(stage, i, parts)
+            if phony is not None and tokens:
+                outs[""] = _tied(outs[""], phony)
         device = self.layout.devices[j]
         if self.grad:
             outs = {part: self._leave(i, device, value) for part, value in outs.items()}
@@ -131,10 +135,10 @@ class CheckpointedTask:
     def device(self) -> int:
         return self.run_of.layout.devices[self.stage.number]
 
-    def run(self, parts: Parts) -> Parts:
-        """Through Checkpoint, so that the graph has one node for the whole task."""
+    def run(self, parts: Parts, phony: Tensor | None) -> Parts:
+        """Through Checkpoint, so that the graph has one node for the whole task, which `phony` ties to its place."""
         self.ins = {part: mapped(Tensor.detach, value) for part, value in parts.items()}
-        anchor = torch.zeros((), device=self.stage.device, requires_grad=True)
+        anchor = torch.zeros((), device=self.stage.device, requires_grad=True) if phony is None else phony
         flat = list(Checkpoint.apply(self, anchor, *(t for value in parts.values() for t in tensors_of(value))))
         outs: Parts = {}
         for part, is_tuple, count in self.names:

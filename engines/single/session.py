@@ -145,8 +145,9 @@ class _Task:
         with self.session.around(self.i):
             if not again:
                 return self.session.layers(inputs)
-            with batchnorm.statistics_kept(self.session.layers):
-                output = self.session.layers(inputs)
-        self.began = self.session._now()
-        self.session.note(Op(0, "R", self.i), started, self.began)
-        return output
+            try:
+                with batchnorm.statistics_kept(self.session.layers):
+                    return self.session.layers(inputs)
+            finally:  # torch leaves as soon as it has all it needs
+                self.began = self.session._now()
+                self.session.note(Op(0, "R", self.i), started, self.began)

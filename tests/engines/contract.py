@@ -1,0 +1,211 @@
+"""What every engine must keep, against engine=single with the same weights, batch and micro-batches.
+
+`Case` describes an engine under test; each `check_*` function raises AssertionError with what differs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from engines.single.config import Config as SingleConfig
+from engines.single.config import build as build_single
+from harness.cluster import Cluster
+from harness.interfaces import Engine, Model, OptimizerSpec, Session, SessionSpec
+from harness.launch import call
+from harness.plan import Plan
+from harness.profile import LayerProfile, ModelProfile, Skip
+from harness.schedule import violations
+from harness.skip import layer_skips
+
+TOLERANCE = {"float64": 1e-11, "float32": 2e-5}
+STEPS = 3
+
+
+@dataclass(frozen=True)
+class Case:
+    """An engine, how it splits a model into so many layers, and the model."""
+
+    engine: Engine
+    model: Model
+    plan: Plan
+    dtype: str = "float64"
+    dropout: bool = True
+    optimizer: OptimizerSpec = OptimizerSpec("sgd", lr=1.0)
+    samples: int = 8
+    deferred: bool = False
+
+    @property
+    def spec(self) -> SessionSpec:
+        devices = ("cpu",) * (max(self.plan.devices) + 1)
+        return SessionSpec(devices, self.optimizer, self.dtype, seed=7)
+
+    @property
+    def reference(self) -> Case:
+        layers = sum(self.plan.balance)
+        plan = Plan.contiguous([layers], self.plan.micro_batches)
+        return replace(self, engine=build_single(SingleConfig(deferred_batch_norm=self.deferred)), plan=plan)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    losses: list[float]
+    states: list[dict[str, Any]]
+
+
+def run(case: Case, steps: int = STEPS, start: dict[str, Any] | None = None) -> Outcome:
+    """Train; the loss of each step and the state after it (with lr = 1 the first difference is the gradient)."""
+    model = case.model if case.dropout else _WithoutDropout(case.model)
+
+    def train(session: Session) -> Outcome:
+        if start is not None:
+            session.load_state_dict(start)
+        torch.manual_seed(3)
+        batches = [case.model.sample(case.samples) for _ in range(steps)]
+        states = [session.state_dict()]
+        losses = []
+        for batch in batches:
+            losses.append(session.step(batch).loss)
+            states.append(session.state_dict())
+        return Outcome(losses, states)
+
+    return call(case.engine, model, case.plan, case.spec, train)
+
+
+def check_training(case: Case) -> None:
+    """Loss, every gradient, every parameter and buffer of three steps."""
+    got, want = run(case), run(case.reference)
+    tolerance = TOLERANCE[case.dtype]
+    torch.testing.assert_close(got.losses, want.losses, rtol=tolerance, atol=tolerance)
+    for step, (mine, theirs) in enumerate(zip(got.states, want.states, strict=True)):
+        assert list(mine["model"]) == list(theirs["model"]), "the state dict's keys are those of the Sequential"
+        for name, value in theirs["model"].items():
+            _close(mine["model"][name], value, tolerance, f"{name} after {step} steps")
+
+
+def check_state_moves(case: Case) -> None:
+    """A state dict written here goes on there, and the other way round, optimizer state included."""
+    adam = replace(case, optimizer=OptimizerSpec("adamw", lr=0.01, weight_decay=0.01), dropout=False)
+    straight = run(adam.reference, steps=4)
+    for first, second in ((adam, adam.reference), (adam.reference, adam)):
+        halfway = run(first, steps=2).states[-1]
+        resumed = _resume(second, halfway, skip=2, steps=2)
+        for name, value in straight.states[-1]["model"].items():
+            _close(resumed.states[-1]["model"][name], value, 1e-9, f"{name} after moving")
+        moments = straight.states[-1]["optimizer"]
+        assert resumed.states[-1]["optimizer"].keys() == moments.keys()
+
+
+def _resume(case: Case, state: dict[str, Any], skip: int, steps: int) -> Outcome:
+    model = _WithoutDropout(case.model)
+
+    def train(session: Session) -> Outcome:
+        session.load_state_dict(state)
+        torch.manual_seed(3)
+        batches = [case.model.sample(case.samples) for _ in range(skip + steps)][skip:]
+        losses = [session.step(batch).loss for batch in batches]
+        return Outcome(losses, [session.state_dict()])
+
+    return call(case.engine, model, case.plan, case.spec, train)
+
+
+def check_trace(case: Case) -> None:
+    """The trace of a step has every op of the schedule, in an order that the schedule allows."""
+
+    def trace(session: Session) -> Any:
+        for _ in range(2):
+            session.step(case.model.sample(case.samples))
+        return session.trace()
+
+    measured = call(case.engine, case.model, case.plan, case.spec, trace)
+    schedule = case.engine.schedule(case.plan, profile_of(case.model))
+    assert violations(schedule, measured.only(1)) == []
+
+
+def check_crash(case: Case, layer: int) -> None:
+    """An error in any layer reaches the caller first, with its place; the process can go on."""
+
+    def train(session: Session) -> None:
+        session.step(case.model.sample(case.samples))
+
+    crashing = _Crashing(case.model, layer)
+    try:
+        call(case.engine, crashing, case.plan, case.spec, train)
+    except ZeroDivisionError as error:
+        assert str(error) == "on purpose"
+        if len(case.plan.stages) > 1:
+            stage = case.plan.stage_of(layer)
+            assert any(f"stage {stage}" in note for note in error.__notes__), error.__notes__
+    else:
+        raise AssertionError("the error was lost")
+    call(case.engine, case.model, case.plan, case.spec, train)
+
+
+def check_accepts(case: Case) -> None:
+    """The engine's own check has nothing against a plan that it is tested with."""
+    assert case.engine.check(case.plan, profile_of(case.model), Cluster(devices_per_node=8), _memory()) == []
+
+
+def profile_of(model: Model) -> ModelProfile:
+    """A profile without costs: as much as a schedule needs."""
+    with torch.device("meta"):
+        layers = list(model.layers().named_children())
+    skips = tuple(Skip(s.source, s.target, 0, s.name) for s in layer_skips(layers))
+    return ModelProfile(tuple(LayerProfile(name) for name, _ in layers), model.name, skips=skips)
+
+
+def _memory() -> Any:
+    from harness.memory import named
+
+    return named("sgd_fp32")
+
+
+def _close(mine: Tensor, theirs: Tensor, tolerance: float, what: str) -> None:
+    torch.testing.assert_close(mine, theirs, rtol=tolerance, atol=tolerance, msg=lambda text: f"{what}: {text}")
+
+
+class _Wrapped:
+    """A model with other layers."""
+
+    def __init__(self, model: Model, change: Callable[[nn.Sequential], nn.Sequential]) -> None:
+        self._model, self._change = model, change
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def layers(self) -> nn.Sequential:
+        return self._change(self._model.layers())
+
+
+class _WithoutDropout(_Wrapped):
+    def __init__(self, model: Model) -> None:
+        super().__init__(model, _dropout_off)
+
+
+def _dropout_off(layers: nn.Sequential) -> nn.Sequential:
+    for module in layers.modules():
+        if hasattr(module, "p"):
+            module.p = 0.0
+    return layers
+
+
+class _Crash(nn.Module):
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x: Any) -> Any:
+        raise ZeroDivisionError("on purpose")
+
+
+class _Crashing(_Wrapped):
+    def __init__(self, model: Model, layer: int) -> None:
+        def change(layers: nn.Sequential) -> nn.Sequential:
+            layers[layer] = _Crash(nn.Identity())
+            return layers
+
+        super().__init__(model, change)

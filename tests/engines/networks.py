@@ -1,0 +1,133 @@
+"""Small networks for tests, each with what breaks a careless engine: skips, pairs, tokens, batch norm, dropout."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from harness.dropout import Dropout
+from harness.interfaces import Batch
+from harness.skip import Skippable
+
+
+class Network:
+    """A `harness.interfaces.Model` made of a few layers."""
+
+    task = "test"
+
+    def __init__(self, name: str, layers: Callable[[], list[nn.Module]], inputs: Callable[[int], Tensor],
+                 targets: Callable[[int], Tensor], loss: Callable[[Tensor, Tensor], Tensor]) -> None:  # fmt: skip
+        self.name = name
+        self._layers, self._inputs, self._targets, self._loss = layers, inputs, targets, loss
+        self.input_shape = tuple(inputs(1).shape[1:])
+
+    def layers(self) -> nn.Sequential:
+        return nn.Sequential(*self._layers())
+
+    def sample(self, n: int) -> Batch:
+        return Batch(self._inputs(n), self._targets(n))
+
+    def loss(self, output: Tensor, target: Tensor) -> Tensor:
+        return self._loss(output, target)
+
+
+class Remember(Skippable):
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.stashes = (name,)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.stash(self.stashes[0], x)
+        return x
+
+
+class Recall(Skippable):
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.pops = (name,)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + 0.5 * self.pop(self.pops[0])
+
+
+class Split(nn.Module):
+    """x -> (x, x / 2)."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return x, x / 2
+
+
+class Cell(nn.Module):
+    """A pair to a pair, as between AmoebaNet's cells."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.left, self.right = nn.Linear(width, width), nn.Linear(width, width)
+
+    def forward(self, pair: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        x, previous = pair
+        return torch.tanh(self.left(x) + self.right(previous)), x
+
+
+class Merge(nn.Module):
+    def forward(self, pair: tuple[Tensor, Tensor]) -> Tensor:
+        return pair[0] + pair[1]
+
+
+def _squares(output: Tensor, target: Tensor) -> Tensor:
+    return ((output - target) ** 2).flatten(1).mean(1).sum()
+
+
+def _tokens(output: Tensor, target: Tensor) -> Tensor:
+    return functional.cross_entropy(output.flatten(0, 1), target.flatten(), reduction="sum") / target.size(1)
+
+
+def skips() -> Network:
+    """Nested and crossing skips of different lengths, with dropout."""
+
+    def layers() -> list[nn.Module]:
+        return [
+            Remember("a"), nn.Linear(6, 6), Dropout(0.3), Remember("b"), nn.Tanh(), nn.Linear(6, 6), Remember("c"),
+            Recall("a"), nn.Linear(6, 6), nn.Tanh(), Recall("c"), nn.Linear(6, 6), Recall("b"), nn.Linear(6, 3),
+        ]  # fmt: skip
+
+    return Network("skips", layers, lambda n: torch.randn(n, 6), lambda n: torch.randn(n, 3), _squares)
+
+
+def pairs() -> Network:
+    """Pairs of tensors between layers."""
+
+    def layers() -> list[nn.Module]:
+        return [nn.Linear(4, 4), Split(), Cell(4), Cell(4), Cell(4), Merge(), Dropout(0.2), nn.Linear(4, 2)]
+
+    return Network("pairs", layers, lambda n: torch.randn(n, 4), lambda n: torch.randn(n, 2), _squares)
+
+
+def tokens() -> Network:
+    """Integers into the first layer."""
+
+    def layers() -> list[nn.Module]:
+        return [nn.Embedding(11, 8), Dropout(0.1), nn.Linear(8, 8), nn.GELU(), nn.LayerNorm(8), nn.Linear(8, 11)]
+
+    def draw(n: int) -> Tensor:
+        return torch.randint(11, (n, 5))
+
+    return Network("tokens", layers, draw, draw, _tokens)
+
+
+def norms() -> Network:
+    """Batch norm, also in the first and the last stage."""
+
+    def layers() -> list[nn.Module]:
+        return [
+            nn.Conv2d(2, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), Dropout(0.2, channels=True),
+            nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(64, 5), nn.BatchNorm1d(5),
+        ]  # fmt: skip
+
+    return Network("norms", layers, lambda n: torch.randn(n, 2, 4, 4), lambda n: torch.randn(n, 5), _squares)
+
+
+ALL = {network.name: network for network in (skips(), pairs(), tokens(), norms())}

@@ -1,0 +1,130 @@
+"""The contract of tests/engines/contract.py for single and gpipe."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from engines.gpipe.config import Config as GPipeConfig
+from engines.gpipe.config import build as build_gpipe
+from engines.single.config import Config as SingleConfig
+from engines.single.config import build as build_single
+from harness.interfaces import Model, OptimizerSpec
+from harness.plan import Plan, Stage
+from models.unet.config import Config as UNetConfig
+from models.unet.unet import UNet
+from tests.engines import contract, networks
+from tests.engines.contract import Case
+
+MODELS: dict[str, Model] = {**networks.ALL, "unet": UNet(UNetConfig(convs=1, channels=2, size=64))}
+MODES = ("never", "except_last", "always")
+COMPONENTS = {
+    "all": {},
+    "no dependency": {"dependency": False},
+    "no streams": {"streams": False},
+    "no portals": {"portals": False},
+    "none": {"dependency": False, "streams": False, "portals": False},
+}
+
+
+def split(layers: int, stages: int) -> list[int]:
+    return [layers // stages + (j < layers % stages) for j in range(stages)]
+
+
+def case(model: str, stages: int = 2, mode: str = "never", micro_batches: int = 4, **options: object) -> Case:
+    network = MODELS[model]
+    plan = Plan.contiguous(split(len(network.layers()), stages), micro_batches, mode)
+    return Case(build_gpipe(GPipeConfig(**options)), network, plan)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("stages", [1, 2, 4])
+@pytest.mark.parametrize("model", MODELS)
+def test_gpipe_trains_like_single(model: str, stages: int, mode: str) -> None:
+    contract.check_training(case(model, stages, mode))
+
+
+@pytest.mark.parametrize("dropout", [True, False])
+@pytest.mark.parametrize("model", MODELS)
+def test_gpipe_in_float32(model: str, dropout: bool) -> None:
+    contract.check_training(replace(case(model, 3, "except_last"), dtype="float32", dropout=dropout, optimizer=OptimizerSpec("sgd", lr=0.1)))
+
+
+@pytest.mark.parametrize("options", COMPONENTS.values(), ids=COMPONENTS.keys())
+@pytest.mark.parametrize("model", ["skips", "pairs"])
+def test_gpipe_without_its_components(model: str, options: dict[str, bool]) -> None:
+    contract.check_training(case(model, 3, "except_last", **options))
+
+
+@pytest.mark.parametrize("samples", [7, 3])
+def test_gpipe_with_uneven_micro_batches_and_more_chunks_than_samples(samples: int) -> None:
+    contract.check_training(replace(case("skips", 2, "except_last", 5), samples=samples))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_several_stages_on_one_device(mode: str) -> None:
+    layers = len(MODELS["skips"].layers())
+    stages = (Stage(0, 3, 0), Stage(4, 6, 1), Stage(7, 9, 0), Stage(10, layers - 1, 1))
+    plan = replace(Plan.contiguous([layers], 4, mode), stages=stages)
+    folded = replace(case("skips"), plan=plan)
+    contract.check_training(folded)
+    contract.check_trace(folded)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_single_with_recomputation_trains_like_single(mode: str) -> None:
+    for model in MODELS:
+        plain = case(model).reference
+        contract.check_training(replace(plain, plan=replace(plain.plan, recompute=mode)))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_deferred_batch_norm(mode: str) -> None:
+    contract.check_training(replace(case("norms", 3, mode, deferred_batch_norm=True), deferred=True))
+
+
+@pytest.mark.parametrize("model", ["pairs", "tokens"])
+def test_states_move_between_engines(model: str) -> None:
+    contract.check_state_moves(case(model, 3, "except_last"))
+
+
+@pytest.mark.parametrize("options", COMPONENTS.values(), ids=COMPONENTS.keys())
+@pytest.mark.parametrize("mode", MODES)
+def test_gpipe_runs_its_schedule(mode: str, options: dict[str, bool]) -> None:
+    contract.check_trace(case("skips", 4, mode, **options))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_single_runs_its_schedule(mode: str) -> None:
+    plain = case("tokens").reference
+    contract.check_trace(replace(plain, plan=replace(plain.plan, recompute=mode)))
+
+
+@pytest.mark.parametrize("layer", [1, 5, 13])
+@pytest.mark.parametrize("streams", [True, False])
+def test_a_crash_in_any_stage_reaches_the_caller(layer: int, streams: bool) -> None:
+    contract.check_crash(case("skips", 3, "except_last", streams=streams), layer)
+
+
+def test_a_crash_in_single_reaches_the_caller() -> None:
+    contract.check_crash(case("skips").reference, 5)
+
+
+def test_engines_accept_what_they_are_tested_with() -> None:
+    contract.check_accepts(case("skips"))
+    contract.check_accepts(case("skips").reference)
+
+
+def test_engines_refuse_an_unknown_checkpoint_mode() -> None:
+    plan = Plan.contiguous([14])
+    for engine in (build_gpipe(GPipeConfig(checkpoint="some")), build_single(SingleConfig(checkpoint="some"))):
+        problems = engine.check(plan, contract.profile_of(MODELS["skips"]), *_any())
+        assert [p.key for p in problems] == ["engine.checkpoint some"]
+
+
+def _any() -> tuple:  # type: ignore[type-arg]
+    from harness.cluster import Cluster
+    from harness.memory import named
+
+    return Cluster(devices_per_node=2), named("sgd_fp32")
