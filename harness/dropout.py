@@ -1,7 +1,7 @@
 """Dropout whose masks do not depend on who draws first.
 
 A mask is a function of (seed, step, micro-batch, layer): engines that run stages at once, in another order, twice
-(recomputation) or on other devices see the same one. Outside `keyed`, in a plain call of the model, it draws from
+(recomputation) or on other devices of the same type see the same one. Outside `keyed`, in a plain call of the model, it draws from
 torch's own generator like `nn.Dropout`.
 """
 

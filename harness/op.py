@@ -62,4 +62,6 @@ class Op:
     @property
     def forward(self) -> bool:
         """True for a forward task and for a message that travels with the data, not with the gradients."""
-        return self.kind == "F" or (self.kind in ("copy", "recv") and self.peer is not None and self.peer < self.stage)
+        if self.peer is None or self.kind not in ("copy", "recv", "send"):
+            return self.kind == "F"
+        return self.peer > self.stage if self.kind == "send" else self.peer < self.stage

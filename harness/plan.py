@@ -61,8 +61,11 @@ class Plan(Document):
         return tuple(stage.layers for stage in self.stages)
 
     def stage_of(self, layer: int) -> int:
-        """Index of the stage that holds `layer`."""
-        return next(number for number, stage in enumerate(self.stages) if stage.first <= layer <= stage.last)
+        """Index of the stage that holds `layer`; raises IndexError for a layer that is in none."""
+        for number, stage in enumerate(self.stages):
+            if stage.first <= layer <= stage.last:
+                return number
+        raise IndexError(f"layer {layer} is none of the plan's {self.stages[-1].last + 1} layers")
 
     @staticmethod
     def contiguous(balance: tuple[int, ...] | list[int], micro_batches: int = 1, recompute: str = "never") -> Plan:

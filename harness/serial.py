@@ -142,7 +142,7 @@ class Document:
         """Read a file; a `SchemaError` names the file and the value that is wrong."""
         try:
             return cls.from_json(json.loads(Path(path).read_text(encoding="utf-8")))
-        except json.JSONDecodeError as error:
+        except (json.JSONDecodeError, UnicodeDecodeError) as error:
             raise SchemaError(f"{path} is not JSON: {error}") from error
         except SchemaError as error:
             raise SchemaError(f"{path}: {error}") from error

@@ -41,7 +41,12 @@ class Skippable(nn.Module):
         """Take the tensor that was stashed as `name`."""
         if name not in self.pops:
             raise ValueError(f"{type(self).__name__} pops {name!r} but declares only {list(self.pops)}")
-        return _current().pop(self.key(name))
+        key = self.key(name)
+        if key not in _current():
+            raise LookupError(
+                f"{type(self).__name__} pops {key!r}, but no layer stashed it: {sorted(_current())} are here"
+            )
+        return _current().pop(key)
 
 
 def isolate(module: nn.Module, namespace: str) -> nn.Module:

@@ -6,7 +6,7 @@ import gzip
 import json
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +44,9 @@ class Trace:
         return dict(sorted(lanes.items(), key=lambda item: (item[0][0], item[0][1] != "compute", item[0][1])))
 
     def only(self, step: int) -> Trace:
-        """The trace of one step alone."""
-        return Trace(tuple(s for s in self.spans if s.step == step), (self.steps[step],) if self.steps else ())
+        """The trace of one step alone, as step 0 of a new trace."""
+        spans = tuple(replace(span, step=0) for span in self.spans if span.step == step)
+        return Trace(spans, (self.steps[step],) if self.steps else ())
 
     @property
     def window_s(self) -> float:
@@ -73,19 +74,24 @@ class Trace:
         files.write_bytes(path, gzip.compress(text.encode(), mtime=0))
 
     def _events(self) -> list[dict[str, Any]]:
+        """A process for each device and one for the steps, a thread for each queue; Perfetto reserves the number 0."""
         lanes = self.lanes()
-        rows = {lane: number for number, lane in enumerate(lanes)}
-        events: list[dict[str, Any]] = []
-        for device in sorted({device for device, _ in lanes}):
-            events.append({"ph": "M", "name": "process_name", "pid": device, "args": {"name": f"device {device}"}})
+        rows = {lane: number for number, lane in enumerate(lanes, start=1)}
+        names = {device + 1: f"device {device}" for device, _ in lanes}
+        above = max(names, default=0) + 1
+        if self.steps:
+            names[above] = "steps"
+        events: list[dict[str, Any]] = [
+            {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": name}} for pid, name in names.items()
+        ]
         for (device, queue), row in rows.items():
-            events.append({"ph": "M", "name": "thread_name", "pid": device, "tid": row, "args": {"name": queue}})
+            events.append({"ph": "M", "name": "thread_name", "pid": device + 1, "tid": row, "args": {"name": queue}})
         for number, (start, end) in enumerate(self.steps):
-            events.append({"ph": "X", "name": f"step {number}", "cat": "step", "pid": -1, "tid": 0,
+            events.append({"ph": "X", "name": f"step {number}", "cat": "step", "pid": above, "tid": len(rows) + 1,
                            "ts": start * 1e6, "dur": (end - start) * 1e6})  # fmt: skip
         for lane, spans in lanes.items():
             for s in spans:
-                events.append({"ph": "X", "name": s.op, "cat": lane[1], "pid": s.device, "tid": rows[lane],
+                events.append({"ph": "X", "name": s.op, "cat": lane[1], "pid": s.device + 1, "tid": rows[lane],
                                "ts": s.start_s * 1e6, "dur": (s.end_s - s.start_s) * 1e6,
                                "args": {"step": s.step}})  # fmt: skip
         return events
@@ -96,7 +102,7 @@ class Trace:
         events = json.loads(gzip.decompress(Path(path).read_bytes()))["traceEvents"]
         timed = [(e["ts"] / 1e6, (e["ts"] + e["dur"]) / 1e6, e) for e in events if e["ph"] == "X"]
         spans = [
-            Span(e["name"], e["pid"], e["cat"], start, end, e["args"]["step"])
+            Span(e["name"], e["pid"] - 1, e["cat"], start, end, e["args"]["step"])
             for start, end, e in timed
             if e["cat"] != "step"
         ]

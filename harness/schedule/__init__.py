@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal
 
 from harness.op import Op, Queue
@@ -54,8 +55,8 @@ class Schedule(Document):
     def text(self) -> str:
         """A line for each lane: what a schedule looks like."""
         rows = [(f"device {lane.device} {lane.queue}", " ".join(map(str, lane.ops))) for lane in self.lanes]
-        width = max(len(name) for name, _ in rows)
-        return "\n".join(f"{name:<{width}}  {ops}" for name, ops in rows)
+        width = max((len(name) for name, _ in rows), default=0)
+        return "\n".join(f"{name:<{width}}  {ops}".rstrip() for name, ops in rows)
 
 
 def _dependencies(ops: list[Op], stages: int, loss: str) -> Dependencies:
@@ -76,8 +77,8 @@ def _dependencies(ops: list[Op], stages: int, loss: str) -> Dependencies:
 
 def _before(op: Op, stages: int, micro_batches: list[int], gathered: list[Op]) -> list[Op]:
     """
-        F(i, j-1) -> F(i, j) -> ... -> loss -> B(i, n-1) -> ... -> B(i, j+1) -> B(i, j) -> step(j)
-                        \\-> R(i, j) -----------------------------------------/
+    F(i, j-1) -> F(i, j) -> ... -> loss -> B(i, n-1) -> ... -> B(i, j+1) -> B(i, j) -> step(j)
+                    \\-> R(i, j) -----------------------------------------/
     """
     i, j = op.micro_batch, op.stage
     if op.kind == "copy" and op.peer is not None:
@@ -92,7 +93,7 @@ def _before(op: Op, stages: int, micro_batches: list[int], gathered: list[Op]) -
     if op.kind == "W":
         return [Op(j, "B", i)]
     if op.kind == "step":
-        return [Op(j, kind, i) for i in micro_batches for kind in ("B", "W")]  # type: ignore[arg-type]
+        return [Op(j, kind, i) for i in micro_batches for kind in ("B", "W")]
     return []
 
 
@@ -101,9 +102,13 @@ def violations(schedule: Schedule, trace: Trace, tolerance_s: float = 0.0) -> li
     lanes = trace.lanes()
     found = []
     for lane, ops in schedule.by_lane().items():
-        ran = [span.op for span in lanes.pop(lane, [])]
+        spans = lanes.pop(lane, [])
+        ran = [span.op for span in spans]
         if ran != [str(op) for op in ops]:
             found.append(f"device {lane[0]} {lane[1]}: the schedule has {' '.join(map(str, ops))}, ran {' '.join(ran)}")
+        for one, following in pairwise(spans):
+            if following.start_s < one.end_s - tolerance_s:
+                found.append(f"device {lane[0]} {lane[1]}: {following.op} started before {one.op} had ended")
     found += [f"device {lane[0]} {lane[1]} is no lane of the schedule" for lane in lanes]
     start: dict[str, float] = {}
     end: dict[str, float] = {}

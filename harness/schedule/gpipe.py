@@ -15,10 +15,10 @@ from harness.trace import Lane
 def clock_cycles(micro_batches: int, stages: int) -> Iterator[list[tuple[int, int]]]:
     """Tasks (i, j), micro-batch i on stage j, of each cycle k = i + j (section 3.2.1).
 
-        m=4 n=3   cycle   0      1      2      3      4      5
-        stage 0          (0,0)  (1,0)  (2,0)  (3,0)
-        stage 1                 (0,1)  (1,1)  (2,1)  (3,1)
-        stage 2                        (0,2)  (1,2)  (2,2)  (3,2)
+    m=4 n=3   cycle   0      1      2      3      4      5
+    stage 0          (0,0)  (1,0)  (2,0)  (3,0)
+    stage 1                 (0,1)  (1,1)  (2,1)  (3,1)
+    stage 2                        (0,2)  (1,2)  (2,2)  (3,2)
     """
     for k in range(micro_batches + stages - 1):
         yield [(k - j, j) for j in range(max(0, k - micro_batches + 1), min(k, stages - 1) + 1)]
@@ -70,7 +70,8 @@ def creation_order(
     for hop in hops:
         if devices[hop.source] != devices[hop.target]:
             into[hop.target].append(hop)
-    created, late = [], []
+    created: list[Op] = []
+    late: list[Op] = []
     for cycle in clock_cycles(micro_batches, len(devices)):
         for i, j in cycle:
             created += [Op(j, "copy", i, hop.part, hop.source, hop.bytes, "copy in") for hop in into[j]]

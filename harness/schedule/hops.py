@@ -32,9 +32,9 @@ class StageSkip:
 def hops(boundaries: Iterable[int], skips: Iterable[StageSkip], portals: bool) -> list[Hop]:
     """All hops of one micro-batch, in the order of their target; `boundaries[j]` are the bytes that enter stage j + 1.
 
-        stage     0       1       2       3
-        portals   s ----------------------> t        one copy
-        without   s ----> . ----> . ------> t        a copy to every stage in between
+    stage     0       1       2       3
+    portals   s ----------------------> t        one copy
+    without   s ----> . ----> . ------> t        a copy to every stage in between
     """
     found = [Hop(j, j + 1, "", size) for j, size in enumerate(boundaries)]
     for skip in skips:

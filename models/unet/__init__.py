@@ -1,0 +1,1 @@
+"""U-Net (B, C): `config.py` holds its keys, `unet.py` the network."""

@@ -1,0 +1,58 @@
+"""The keys of `model=unet`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from models.unet.unet import UNet
+
+DEPTH = 5
+"""Encoders, and decoders: each encoder halves the side of the image."""
+
+
+@dataclass
+class Config:
+    """U-Net (B, C) of torchgpipe's section 4.2. The default is small: it trains on a laptop."""
+
+    name: str = "unet"
+    """The network: models/unet."""
+    convs: int = 2
+    """B, the convolutions of a cell."""
+    channels: int = 16
+    """C, the channels of the first cell; an even number."""
+    size: int = 128
+    """Side of the square image in pixels; at least 64."""
+    dropout: float = 0.1
+    """Probability that a convolution's output channel is zeroed in training."""
+
+
+def build(config: Config) -> UNet:
+    """The model; raises ValueError that names each key whose number is impossible."""
+    from models.unet.unet import UNet
+
+    return UNet(config)
+
+
+def check(config: Config) -> None:
+    """Raise ValueError with a line, `key   what   -> mend`, for each impossible number."""
+    smallest, left = 2 * 2**DEPTH, config.size >> DEPTH
+    wrong = []
+    if config.convs < 1:
+        wrong.append(f"model.convs {config.convs}   must be at least 1   -> model.convs=1")
+    if config.channels < 2 or config.channels % 2:
+        even = max(2, config.channels + config.channels % 2)
+        wrong.append(
+            f"model.channels {config.channels}   must be an even number of at least 2, "
+            f"the last cell has half of it   -> model.channels={even}"
+        )
+    if config.size < smallest:
+        wrong.append(
+            f"model.size {config.size}   must be at least {smallest}: {DEPTH} poolings leave {left} x {left} pixels, "
+            f"instance norm needs 2 x 2   -> model.size={smallest}"
+        )
+    if not 0 <= config.dropout < 1:
+        wrong.append(f"model.dropout {config.dropout}   must be at least 0 and below 1   -> model.dropout=0.1")
+    if wrong:
+        raise ValueError("\n".join(wrong))

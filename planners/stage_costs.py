@@ -1,0 +1,132 @@
+"""What each possible stage would cost: in seconds, in bytes of memory, or in bytes of parameters.
+
+A table over stages is n x n for a model of n layers: `table[first, last]` belongs to the stage that holds the layers
+`first`..`last`. In a table of costs the impossible stages, `first` > `last`, cost infinity.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from harness.cluster import Cluster, Link
+from harness.interfaces import PlanRequest
+from harness.memory import MemoryModel
+from harness.problem import NoPlan
+from harness.profile import ModelProfile
+from harness.schedule.gpipe import recomputed
+from planners.blocks import Matrix, Vector
+
+
+@dataclass(frozen=True)
+class StageCosts:
+    """`stages[k]` is the table for stage k; `layers[i]` the part of a stage's cost that is a sum over its layers."""
+
+    layers: Vector
+    stages: tuple[Matrix, ...]
+
+    def of(self, sizes: Sequence[int]) -> list[float]:
+        """The cost of each stage, if stage k holds `sizes[k]` layers."""
+        lasts = np.cumsum(sizes) - 1
+        spans = zip(lasts - np.array(sizes) + 1, lasts, strict=True)
+        return [float(table[first, last]) for table, (first, last) in zip(self.stages, spans, strict=True)]
+
+
+def by_time(profile: ModelProfile, cluster: Cluster, request: PlanRequest) -> StageCosts:
+    """Seconds for one micro-batch: the longer of computing and of receiving, which run side by side.
+
+    Computing is forward, backward, and forward again for the share of the micro-batches that is recomputed. Stage k
+    runs on device k and receives from every device before it. Raises NoPlan for a profile without times.
+    """
+    share = _recomputed(request) / request.batch.micro_batches
+    seconds = np.array([layer.forward_s * (1 + share) + layer.backward_s for layer in profile.layers])
+    if not seconds.any():
+        what = f"needs layer times, the profile of {profile.model or 'the model'} ({profile.source}) has none"
+        raise NoPlan("planner.by time", what, "planner.by=parameters")
+    computing = _sums(seconds)
+    stages = [computing]
+    known: dict[tuple[Link, frozenset[Link]], Matrix] = {}
+    for device in range(1, request.pipeline):
+        links = [cluster.link(source, device) for source in range(device)]
+        key = (links[-1], frozenset(links))
+        if key not in known:
+            known[key] = np.maximum(computing, _receiving(profile, *key))
+        stages.append(known[key])
+    return StageCosts(seconds, tuple(stages))
+
+
+def by_memory(profile: ModelProfile, memory: MemoryModel, request: PlanRequest) -> StageCosts:
+    """Bytes of model state and activations when the forward passes of all micro-batches are done.
+
+    Each micro-batch keeps what entered the stage, its input and the skips. One that is not recomputed keeps all that
+    autograd saves too; so does at least one, if only while it is recomputed (torchgpipe, section 2.1). Where the
+    memory model counts only the inputs of layers, just a recomputed micro-batch keeps what entered.
+    """
+    waiting = _recomputed(request)
+    whole = max(request.batch.micro_batches - waiting, 1)
+    state = np.array([memory.state_bytes(profile, i, i) for i in range(len(profile.layers))], dtype=np.float64)
+    tasks = np.array([memory.task_bytes(profile, i, i) for i in range(len(profile.layers))], dtype=np.float64)
+    entered = _entering(profile, float, float)
+    entered[0] += profile.input_bytes
+    if memory.activations == "inputs":
+        kept = waiting * entered
+    else:
+        inputs = np.array([profile.boundary_bytes(i) for i in range(len(profile.layers))], dtype=np.float64)
+        twice = np.minimum(inputs, tasks)  # the stage's input, if its first layer saves it
+        kept = request.batch.micro_batches * entered - whole * twice[:, None]
+    layers = state + whole * tasks
+    return StageCosts(layers, (_sums(layers) + kept,) * request.pipeline)
+
+
+def by_parameters(profile: ModelProfile, request: PlanRequest) -> StageCosts:
+    """Bytes of parameters."""
+    layers = np.array([layer.param_bytes for layer in profile.layers], dtype=np.float64)
+    return StageCosts(layers, (_sums(layers),) * request.pipeline)
+
+
+def sent_bytes(profile: ModelProfile) -> Matrix:
+    """Bytes of one micro-batch that are sent to each stage: its boundary, and each skip once (portals)."""
+    return _entering(profile, float, float)
+
+
+def _recomputed(request: PlanRequest) -> int:
+    """Number of micro-batches that are recomputed."""
+    micro_batches = request.batch.micro_batches
+    return sum(recomputed(i, micro_batches, request.recompute) for i in range(micro_batches))
+
+
+def _sums(values: Vector) -> Matrix:
+    """The table of sums over the layers of a stage."""
+    prefix = np.concatenate(([0.0], np.cumsum(values)))
+    impossible = np.tri(len(values), k=-1, dtype=bool)
+    return np.where(impossible, np.inf, prefix[None, 1:] - prefix[:-1, None])
+
+
+def _receiving(profile: ModelProfile, nearest: Link, links: frozenset[Link]) -> Matrix:
+    """Seconds in which a stage's inputs arrive: a message for the boundary, and one for each skip.
+
+    The boundary comes over the `nearest` link. A skip may come from any stage before, so it is charged the slowest of
+    the `links`; they differ only where stages lie on several nodes.
+    """
+    return _entering(profile, lambda size: _seconds(nearest, size), lambda size: max(_seconds(k, size) for k in links))
+
+
+def _seconds(link: Link, size: int) -> float:
+    """Time of a message. Its gradient goes the other way: at the same time, or after it on a half duplex link."""
+    return link.seconds(size) * (2 if link.duplex == "half" else 1)
+
+
+def _entering(profile: ModelProfile, boundary: Callable[[int], float], skip: Callable[[int], float]) -> Matrix:
+    """The table of what enters a stage from the stages before it; the model's own input is left out.
+
+    0 ... source | first ... target ... last | ...        a skip enters if source < first <= target <= last
+    """
+    layers = len(profile.layers)
+    table = np.zeros((layers, layers))
+    for first in range(1, layers):
+        table[first] = boundary(profile.boundary_bytes(first))
+    for s in profile.skips:
+        table[s.source + 1 : s.target + 1, s.target :] += skip(s.bytes)
+    return table

@@ -1,0 +1,204 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from omegaconf import OmegaConf
+
+from harness import check
+from harness.cluster import Cluster, Device
+from harness.interfaces import Capabilities
+from harness.memory import MemoryModel
+from harness.mesh import Mesh
+from harness.plan import Plan, Stage
+from harness.profile import LayerProfile, ModelProfile, Skip
+
+PIPELINE = Capabilities()
+SINGLE = Capabilities(pipeline=False)
+EVERYTHING = Capabilities(data=True, tensor=True)
+EIGHT = Cluster(devices_per_node=8)
+
+
+def config(**changes):
+    """A configuration with what the checks look at; keys like batch_size stand for batch.size."""
+    made = OmegaConf.create(
+        {
+            "engine": {"name": "gpipe", "checkpoint": "never"},
+            "model": {"name": "unet"},
+            "cluster": {"name": "local"},
+            "precision": {"dtype": "float32"},
+            "mesh": {"data": None, "pipeline": None, "tensor": None},
+            "batch": {"size": 512, "micro_batches": 8},
+            "mode": "run",
+            "profile": None,
+        }
+    )
+    for key, value in changes.items():
+        OmegaConf.update(made, key.replace("__", "."), value)
+    return made
+
+
+def rows(problems) -> list[tuple[str, str, str]]:
+    return [(problem.key, problem.what, problem.mend) for problem in problems]
+
+
+def test_a_run_without_problems():
+    assert check.request(config(), PIPELINE, EIGHT) == []
+
+
+def test_all_problems_at_once_in_a_fixed_order():
+    wrong = config(
+        mesh__pipeline=16, mesh__tensor=2, batch__micro_batches=7, cluster__name="flat", precision__dtype="float16"
+    )
+    assert rows(check.request(wrong, PIPELINE, EIGHT)) == [
+        ("mesh.tensor 2", "engine=gpipe has no tensor shards", "mesh.tensor=1"),
+        ("mesh.pipeline 16", "needs 16 devices, the cluster has 8", "mesh.pipeline=8"),
+        ("batch.micro_batches 7", "does not divide batch.size 512", "8 or 4"),
+        ("cluster flat", "is only described, runs need cluster=local", "mode=plan, or cluster=local"),
+        ("precision.dtype float16", "engine=gpipe takes float32, float64, bfloat16", "precision.dtype=float32"),
+    ]
+
+
+def test_a_cluster_that_is_wrong_itself_does_not_hide_the_rest():
+    found = check.request(config(mesh__pipeline=16, batch__micro_batches=7), PIPELINE, None)
+    assert [problem.key for problem in found] == ["batch.micro_batches 7"]
+
+
+def test_several_degrees_need_their_product():
+    found = check.request(config(mesh__data=2, mesh__pipeline=8), EVERYTHING, EIGHT)
+    assert rows(found) == [("mesh.data 2 x mesh.pipeline 8", "needs 16 devices, the cluster has 8", "mesh.pipeline=4")]
+
+
+@pytest.mark.parametrize(
+    ("size", "data", "count", "mend"),
+    [(512, 1, 7, "8 or 4"), (16, 1, 32, "16"), (12, 1, 5, "6 or 4"), (12, 2, 4, "3 or 6"), (7, 1, 3, "1 or 7")],
+)
+def test_the_nearest_micro_batches_that_divide(size, data, count, mend):
+    found = check.request(config(batch__size=size, batch__micro_batches=count, mesh__data=data), EVERYTHING, EIGHT)
+    assert [problem.mend for problem in found] == [mend]
+
+
+@given(st.integers(1, 300), st.integers(1, 310))
+def test_the_mends_of_micro_batches_against_brute_force(size, count):
+    found = check.request(config(batch__size=size, batch__micro_batches=count), PIPELINE, EIGHT)
+    if size % count == 0:
+        assert found == []
+        return
+    mends = [int(mend) for mend in found[0].mend.split(" or ")]
+    divisors = [d for d in range(1, size + 1) if size % d == 0]
+    assert abs(mends[0] - count) == min(abs(d - count) for d in divisors)
+    assert set(mends) == {*[d for d in divisors if d < count][-1:], *[d for d in divisors if d > count][:1]}
+
+
+def test_replicas_share_the_batch_equally():
+    found = check.request(config(batch__size=15, mesh__data=2), EVERYTHING, EIGHT)
+    assert rows(found) == [("batch.size 15", "cannot be shared equally by mesh.data 2", "batch.size=16")]
+
+
+def test_planning_for_a_described_cluster_is_fine():
+    assert check.request(config(cluster__name="flat", mode="plan"), PIPELINE, EIGHT) == []
+
+
+@pytest.mark.parametrize(
+    ("given_degrees", "can", "layers", "mesh"),
+    [
+        ({}, PIPELINE, 100, Mesh(pipeline=8)),
+        ({}, PIPELINE, 5, Mesh(pipeline=5)),
+        ({}, SINGLE, 100, Mesh()),
+        ({"pipeline": 3}, PIPELINE, 100, Mesh(pipeline=3)),
+        ({"data": 2}, EVERYTHING, 100, Mesh(data=2, pipeline=4)),
+        ({"pipeline": 2}, EVERYTHING, 100, Mesh(pipeline=2, tensor=4)),
+        ({"data": 2, "pipeline": 2, "tensor": 2}, EVERYTHING, 100, Mesh(2, 2, 2)),
+        ({}, Capabilities(pipeline=False, tensor=True), 100, Mesh(tensor=8)),
+        ({}, Capabilities(pipeline=False, data=True), 100, Mesh(data=8)),
+        # what cannot be is cut down, so that the other checks can go on
+        ({"pipeline": 16}, PIPELINE, 100, Mesh(pipeline=8)),
+        ({"data": 2}, PIPELINE, 100, Mesh(pipeline=8)),
+    ],
+)
+def test_a_degree_that_is_not_given_follows_from_the_rest(given_degrees, can, layers, mesh):
+    changes = {f"mesh__{name}": degree for name, degree in given_degrees.items()}
+    assert check.resolve(config(**changes), can, 8, layers) == mesh
+
+
+def test_micro_batch():
+    assert check.micro_batch(config(batch__size=512, batch__micro_batches=8)) == 64
+    assert check.micro_batch(config(batch__size=512, batch__micro_batches=8, mesh__data=2)) == 32
+    assert check.micro_batch(config(batch__size=4, batch__micro_batches=7)) == 1
+
+
+def profile_of(layers: int = 5, **fields) -> ModelProfile:
+    return ModelProfile((LayerProfile(),) * layers, **{"model": "unet_2_16_128", "micro_batch": 64} | fields)
+
+
+def against(found: ModelProfile, can: Capabilities = PIPELINE, model_given: bool = True, **changes):
+    return rows(check.against_profile(config(**changes), can, found, model_given))
+
+
+def test_more_stages_than_layers():
+    assert against(profile_of(), mesh__pipeline=16) == [
+        ("mesh.pipeline 16", "needs at least 16 layers, the model has 5", "mesh.pipeline=5")
+    ]
+
+
+def test_an_engine_without_skips():
+    found = against(profile_of(skips=(Skip(0, 4, 8, "s"),)), Capabilities(skips=False))
+    assert found == [("model unet_2_16_128", "has 1 skips, engine=gpipe takes none", "engine=gpipe")]
+
+
+def test_a_profile_that_was_measured_needs_no_comparison():
+    assert against(profile_of(model="anything", micro_batch=1)) == []
+
+
+def test_a_profile_for_another_model():
+    for mode in ("run", "plan"):
+        assert against(profile_of(model="gpt_12"), profile="p.json", mode=mode) == [
+            ("profile p.json", "is of gpt_12, the model is unet", "leave model= out, or profile=")
+        ]
+    assert against(profile_of(), profile="p.json") == []
+    assert against(profile_of(model="unet"), profile="p.json") == []
+
+
+def test_without_a_model_only_planning_is_possible():
+    found = against(profile_of(model="gpt_12"), model_given=False, profile="p.json")
+    assert found == [
+        ("profile p.json", "is of gpt_12: only planning is possible without model=", "mode=plan, or model=NAME")
+    ]
+    assert against(profile_of(model="gpt_12"), model_given=False, profile="p.json", mode="plan") == []
+
+
+def test_a_profile_for_other_micro_batches_or_another_dtype():
+    other = profile_of(micro_batch=2, dtype="float64")
+    assert against(other, profile="p.json") == [
+        ("profile p.json", "is for micro-batches of 2 samples, this run has 64", "batch.size=16"),
+        ("profile p.json", "is for float64, this run has float32", "precision.dtype=float64"),
+    ]
+    assert against(other, profile="p.json", mode="plan") == []
+
+
+def memory(peaks: list[int], plan: Plan, there: int = 100, reserve: int = 0, **changes):
+    cluster = Cluster(devices_per_node=8, device=Device(memory_bytes=there))
+    return rows(check.of_memory(config(**changes), plan, peaks, cluster, MemoryModel(reserve_bytes=reserve)))
+
+
+def test_a_stage_without_enough_memory():
+    plan = Plan.contiguous((1, 1, 1), 4)
+    found = memory([100 << 30, 22 << 30, 27 << 30], plan, 22 << 30)
+    assert found == [
+        ("stage 0", "needs 100.0 GiB of 22.0 GiB", "engine.checkpoint=always"),
+        ("stage 2", "needs 27.0 GiB of 22.0 GiB", "engine.checkpoint=always"),
+    ]
+
+
+def test_what_is_kept_free_counts():
+    plan = Plan.contiguous((1,))
+    assert memory([100], plan) == []
+    assert memory([100], plan, reserve=1) == [("stage 0", "needs 100 B of 99 B", "engine.checkpoint=always")]
+
+
+def test_a_device_with_several_stages():
+    plan = Plan(Mesh(pipeline=3), (Stage(0, 0, 0), Stage(1, 1, 1), Stage(2, 2, 0)))
+    assert [key for key, _, _ in memory([200, 50], plan)] == ["stages 0, 2"]
+
+
+def test_where_all_is_recomputed_already_the_mend_is_another():
+    plan = Plan.contiguous((1,), 4, "always")
+    assert memory([200], plan)[0][2] == "batch.micro_batches=8, a smaller batch.size, or more devices"

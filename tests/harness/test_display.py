@@ -1,0 +1,245 @@
+from __future__ import annotations
+
+import io
+import math
+import os
+import pty
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from harness import display
+from harness.display import Progress, closing_table, files_of, flops, percent, rate, ratio, seconds, show, size
+from harness.display import summary_line as line
+from harness.record import RunRecord
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def plain() -> Console:
+    """A console that is a file, as in a log."""
+    return Console(file=io.StringIO(), width=100)
+
+
+def text(console: Console) -> str:
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def record(**changes: Any) -> RunRecord:
+    fields: dict[str, Any] = {
+        "id": "x",
+        "status": "ok",
+        "config": {"engine": {"name": "gpipe"}, "model": {"name": "unet"}},
+        "plan": {"stages": [{"first": 0, "last": 1, "device": 0}, {"first": 2, "last": 5, "device": 1}]},
+        "metrics": {
+            "step_time_s": 0.2,
+            "step_time_spread_s": [0.19, 0.25],
+            "throughput": 80.0,
+            "utilization": [0.75, 0.5],
+            "peak_memory_bytes": [300 * 2**20, 200 * 2**20],
+            "bubble_fraction": 0.375,
+            "loss": 0.25,
+            "first_loss": 0.75,
+            "bytes_sent": {"copy": 3 * 2**20},
+            "model_flops_per_s": 1.5e10,
+            "data_wait_s": 0.0005,
+        },
+        "predicted": {"step_time_s": 0.15, "peak_memory_bytes": [330 * 2**20, 150 * 2**20], "bubble_fraction": 0.3},
+        "trace": "trace.json.gz",
+    }
+    return RunRecord(**{**fields, **changes})
+
+
+def rows(shown: RunRecord) -> list[list[str]]:
+    """The cells of the closing table: columns are at least two spaces apart."""
+    console = plain()
+    console.print(closing_table(shown))
+    return [re.split(r" {2,}", row.strip()) for row in text(console).splitlines() if row.strip()]
+
+
+def test_closing_table_has_measured_beside_predicted() -> None:
+    assert rows(record()) == [
+        ["measured", "predicted", "predicted / measured"],
+        ["throughput", "80 samples/s"],
+        ["step time", "200.0 ms", "150.0 ms", "0.75"],
+        ["p10 to p90", "190.0 ms to 250.0 ms"],
+        ["bubble", "38 %", "30 %"],
+        ["loss, first step", "0.7500"],
+        ["loss, last step", "0.2500"],
+        ["model FLOP/s", "15.0 GFLOP/s"],
+        ["wait for data", "500.0 us"],
+        ["sent: copy", "3.0 MiB"],
+        ["device", "utilization", "bubble", "peak memory", "predicted", "predicted / measured"],
+        ["0", "75 %", "25 %", "300.0 MiB", "330.0 MiB", "1.10"],
+        ["1", "50 %", "50 %", "200.0 MiB", "150.0 MiB", "0.75"],
+    ]
+
+
+def test_device_rows_carry_the_devices_of_the_plan() -> None:
+    """Two stages on device 5, one on device 2: two rows, in the order of `Plan.devices`."""
+    stages = [{"device": 5}, {"device": 2}, {"device": 5}]
+    assert [row[0] for row in rows(record(plan={"stages": stages}))[-2:]] == ["2", "5"]
+    assert [row[0] for row in rows(record(plan=None))[-2:]] == ["0", "1"]
+
+
+def test_anything_may_be_null() -> None:
+    nothing = dict.fromkeys(record().metrics)
+    empty = record(metrics=nothing, predicted={"step_time_s": None, "peak_memory_bytes": None}, plan=None, trace=None)
+    assert rows(empty) == [
+        ["measured", "predicted", "predicted / measured"],
+        ["step time", "-", "-", "-"],
+        ["bubble", "-", "-"],
+    ]
+    assert line(empty, Path("run")) == "gpipe unet: ok, -, - a step, loss - -> -, bubble -, peak - (run)"
+    assert rows(record(metrics={}, predicted={})) == []
+    half = record(metrics={"peak_memory_bytes": [None, 2**20], "utilization": None}, predicted={})
+    assert rows(half)[-2:] == [["0", "-", "-", "-", "-", "-"], ["1", "-", "-", "1.0 MiB", "-", "-"]]
+
+
+def test_tokens_have_a_row_where_there_are_some() -> None:
+    assert ["tokens", "40,960 tokens/s"] in rows(record(metrics={**record().metrics, "tokens_per_s": 40960.0}))
+
+
+def test_summary_is_one_line() -> None:
+    assert line(record(), Path("runs/x")) == (
+        "gpipe unet: ok, 80 samples/s, 200.0 ms a step, loss 0.7500 -> 0.2500, bubble 38 %, peak 300.0 MiB (runs/x)"
+    )
+    assert " ok (simulated), " in line(record(source="simulated"), Path("runs/x"))
+    failed = record(status="oom", reason="stage 1 [gpipe]: no memory\nTraceback ...", config={})
+    assert line(failed, Path("runs/x")) == "- -: oom, stage 1 [gpipe]: no memory (runs/x)"
+
+
+def test_files_that_are_there_are_listed(tmp_path: Path) -> None:
+    assert files_of(record(), tmp_path) == []
+    for name in ("record.json", "trace.json.gz", "timeline.png"):
+        (tmp_path / name).touch()
+    listed = files_of(record(), tmp_path)
+    assert [entry.split()[0] for entry in listed] == ["record", "trace", "picture"]
+    assert [Path(entry.split()[1]).name for entry in listed] == ["record.json", "trace.json.gz", "timeline.png"]
+    assert len(files_of(record(trace=None), tmp_path)) == 2
+
+
+def test_show_ends_with_the_summary_unbroken_and_takes_brackets_as_they_are(tmp_path: Path) -> None:
+    console = Console(file=io.StringIO(), width=40)
+    folder = tmp_path / "[bold]a[/bold] :smile:"
+    show(record(), folder, console)
+    assert text(console).splitlines()[-1] == line(record(), folder)
+    assert "[bold]a[/bold] :smile:" in text(console)
+
+
+def test_in_a_log_phases_are_lines_and_steps_are_occasional(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step takes a second: the first, every fifth after it, and the last are shown."""
+    clock = iter(range(1000))
+    monkeypatch.setattr(display.time, "monotonic", lambda: float(next(clock)))
+    console = plain()
+    with Progress(console) as progress:
+        progress.phase("profiling", "unet [x]")
+        progress.phase("planning")
+        progress.steps(12)
+        for done in range(1, 13):
+            progress.step(done, 1 / done, 100.0)
+        progress.note("done")
+    assert text(console).splitlines() == [
+        "profiling  unet [x]",
+        "planning",
+        "step 1/12   loss 1.0000   100 samples/s",
+        "step 6/12   loss 0.1667   100 samples/s",
+        "step 11/12   loss 0.0909   100 samples/s",
+        "step 12/12   loss 0.0833   100 samples/s",
+        "done",
+    ]
+
+
+def test_a_phase_that_fails_says_so_and_the_error_goes_on() -> None:
+    console = plain()
+    with pytest.raises(ZeroDivisionError), Progress(console) as progress:
+        progress.phase("planning")
+        raise ZeroDivisionError
+    first, second = text(console).splitlines()
+    assert (first, second[:23]) == ("planning", "planning  failed after ")
+
+
+LIVE = """
+from harness.display import Progress
+with Progress() as progress:
+    progress.phase("planning", "balance")
+    progress.steps(3)
+    for done in (1, 2, 3):
+        progress.step(done, 0.5, 100.0)
+        progress.note(f"note {done}")
+"""
+
+
+def on_a_terminal(**more: str) -> str:
+    """What LIVE writes to a pseudo-terminal."""
+    ours, theirs = pty.openpty()
+    kept = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "FORCE_COLOR", "CI", "TTY_COMPATIBLE")}
+    env = {**kept, "TERM": "xterm-256color", "COLUMNS": "100", "PYTHONPATH": str(ROOT), **more}
+    child = subprocess.Popen([sys.executable, "-c", LIVE], stdout=theirs, stderr=theirs, stdin=theirs, env=env)
+    os.close(theirs)
+    said = b""
+    while True:
+        try:
+            chunk = os.read(ours, 4096)
+        except OSError:  # the other end is closed
+            break
+        if not chunk:
+            break
+        said += chunk
+    os.close(ours)
+    assert child.wait() == 0
+    return said.decode()
+
+
+def test_on_a_terminal_there_is_a_bar() -> None:
+    said = on_a_terminal()
+    assert "3/3" in said
+    assert "loss 0.5000   100 samples/s" in said
+    assert re.search(r"training  \d", said)
+    assert said.index("note 1") < said.index("note 3")
+    assert re.search(r"\x1b\[[0-9;]*3[0-9]", said), "colours"
+    assert said.count("\x1b[?25l") == said.count("\x1b[?25h") > 0, "the cursor is shown again"
+
+
+def test_no_color_and_dumb_terminals_are_honoured() -> None:
+    assert not re.search(r"\x1b\[[0-9;]*(3[0-7]|38|9[0-7])[;m]", on_a_terminal(NO_COLOR="1"))
+    assert "\x1b" not in on_a_terminal(TERM="dumb")
+
+
+def test_an_ascii_terminal_is_enough() -> None:
+    assert "3/3" in on_a_terminal(PYTHONIOENCODING="ascii")
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [(None, "-"), (0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (851443712, "812.0 MiB"), (2**30, "1.0 GiB"),
+     (5 * 2**40, "5.0 TiB"), (3000 * 2**40, "3000.0 TiB")],
+)  # fmt: skip
+def test_size(value: float | None, expected: str) -> None:
+    assert size(value) == expected
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [(None, "-"), (0.0, "0.0 ms"), (85e-6, "85.0 us"), (0.1297, "129.7 ms"), (1.0, "1.00 s"), (103.456, "103.46 s")],
+)
+def test_seconds(value: float | None, expected: str) -> None:
+    assert seconds(value) == expected
+
+
+def test_other_numbers() -> None:
+    assert [rate(x) for x in (None, 0.01234, 123.44, 123456.7)] == [
+        "-", "0.01234 samples/s", "123.4 samples/s", "123,457 samples/s"
+    ]  # fmt: skip
+    assert [flops(x) for x in (5.0, 12.3e9, 1.5e15, 2e18)] == [
+        "5.0 FLOP/s", "12.3 GFLOP/s", "1.5 PFLOP/s", "2000.0 PFLOP/s"
+    ]  # fmt: skip
+    assert [percent(x) for x in (None, 0.0, 0.876, 1.0)] == ["-", "0 %", "88 %", "100 %"]
+    assert [ratio(*x) for x in ((None, 1), (1, None), (1, 0), (3, 4), (0, 4))] == ["-", "-", "-", "0.75", "0.00"]
+    assert "nan" in line(record(metrics={"loss": math.nan}), Path("x"))

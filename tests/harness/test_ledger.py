@@ -1,0 +1,104 @@
+from harness.cluster import Cluster
+from harness.ledger import working_bytes
+from harness.memory import MemoryModel
+from harness.mesh import Mesh
+from harness.plan import Plan, Stage
+from harness.predict import predict
+from harness.profile import LayerProfile, ModelProfile, Skip
+from harness.schedule.gpipe import gpipe
+from harness.schedule.hops import plan_hops
+from harness.schedule.single import single
+
+SAVED = MemoryModel()
+INPUTS = MemoryModel("inputs", activations="inputs")
+STATE = 2 * 1000 + 5  # weights and gradients of 1000 bytes, buffers of 5
+
+
+def profile_of(layers: int, skips: tuple[Skip, ...] = ()) -> ModelProfile:
+    """Layers that save 100 bytes (their input of 10 among them), on an input of 10."""
+    layer = LayerProfile("", 1, 2, param_bytes=1000, buffer_bytes=5, output_bytes=10, saved_bytes=100)
+    return ModelProfile((layer,) * layers, input_bytes=10, skips=skips)
+
+
+def peaks(m: int, n: int, recompute: str, memory: MemoryModel, skips: tuple[Skip, ...] = (), **options: bool):
+    """Of n stages of one layer; copies take no time."""
+    profile = profile_of(n, skips)
+    plan = Plan.contiguous((1,) * n, m, recompute)
+    hops = plan_hops(plan, profile, options.pop("portals", True))
+    schedule = gpipe(m, range(n), hops, recompute, **options)
+    return predict(schedule, plan, profile, Cluster(devices_per_node=n), memory)[0]["peak_memory_bytes"]
+
+
+def test_where_only_inputs_count_gpipe_keeps_those_of_every_micro_batch():
+    assert peaks(4, 2, "never", INPUTS) == [STATE + 4 * 10] * 2
+
+
+def test_where_only_inputs_count_recomputation_adds_those_of_one_micro_batch():
+    assert peaks(4, 2, "always", INPUTS) == [STATE + 4 * 10 + 10] * 2
+
+
+def test_all_that_is_saved_is_kept_until_the_backward_pass():
+    """The mini-batch lies on the first device, inputs that were copied on the others, the output on the last."""
+    assert peaks(4, 3, "never", SAVED) == [
+        STATE + 4 * 10 + 4 * 90 + 10,  # batch, saved without it, gradient of the output
+        STATE + 4 * 10 + 4 * 90 + 20,  # copies, saved without them, gradients of output and input
+        STATE + 4 * 10 + 4 * 90 + 4 * 20 + 20,  # and the gathered outputs with their gradients
+    ]
+
+
+def test_recomputation_keeps_inputs_and_the_saved_tensors_of_one_micro_batch():
+    assert peaks(4, 2, "always", SAVED) == [STATE + 4 * 10 + 90 + 10, STATE + 4 * 10 + 90 + 4 * 20 + 20]
+    # the last micro-batch is not recomputed: what it saved is gone before the next one saves anything
+    assert peaks(4, 2, "except_last", SAVED) == peaks(4, 2, "always", SAVED)
+
+
+def test_without_the_dependency_all_recomputations_come_first_and_the_peak_rises():
+    assert peaks(4, 1, "always", SAVED, dependency=False)[0] - peaks(4, 1, "always", SAVED)[0] == 3 * 90
+
+
+def test_a_skip_is_kept_where_it_is_popped_and_its_gradient_where_it_was_stashed():
+    skip = (Skip(0, 2, 40, "s"),)
+    without, with_skip = peaks(2, 3, "always", SAVED), peaks(2, 3, "always", SAVED, skip)
+    # the gradients of both micro-batches come before the first one's backward task has ended
+    assert [b - a for a, b in zip(without, with_skip, strict=True)] == [2 * 40, 0, 2 * 40]
+
+
+def test_without_portals_a_skip_is_kept_by_the_stages_in_between_too():
+    skip = (Skip(0, 2, 40, "s"),)
+    without, with_skip = peaks(2, 3, "always", SAVED), peaks(2, 3, "always", SAVED, skip, portals=False)
+    assert [b - a for a, b in zip(without, with_skip, strict=True)][1] >= 2 * 40
+
+
+def test_on_one_device_nothing_is_copied_and_one_micro_batch_is_alive():
+    profile = profile_of(3)
+    for m in (1, 4):
+        plan = Plan(Mesh(), (Stage(0, 2, 0),), m)
+        figures, _ = predict(single(m), plan, profile, Cluster(), SAVED)
+        assert figures["peak_memory_bytes"] == [3 * STATE + m * 10 + (300 - 10) + 10 + 20]
+
+
+def test_two_stages_on_one_device_keep_what_no_copy_brought():
+    profile = profile_of(2)
+    plan = Plan(Mesh(), (Stage(0, 0, 0), Stage(1, 1, 0)), 2, "always")
+    schedule = gpipe(2, [0, 0], plan_hops(plan, profile, True), "always")
+    figures, _ = predict(schedule, plan, profile, Cluster(), SAVED)
+    # batch, inputs of stage 1, outputs with gradients, saved by one task, gradients of its output and input
+    assert figures["peak_memory_bytes"] == [2 * STATE + 2 * 10 + 2 * 10 + 2 * 20 + 100 + 20]
+
+
+def test_the_working_set_walks_back_through_the_layers():
+    """
+        layer          0      1      2        saved 5, 50, 1, outputs 8, 20, 30, input 7
+        at layer 2                   30 + 20                                    = 50
+        at layer 1            20 + 8                less 1 that layer 2 freed   = 27
+        at layer 0      8                           less 51                     < 0
+    """
+    sizes = ((5, 8), (50, 20), (1, 30))
+    layers = tuple(LayerProfile("", saved_bytes=saved, output_bytes=output) for saved, output in sizes)
+    assert working_bytes(ModelProfile(layers, input_bytes=7), 0, 2) == 50
+    assert working_bytes(ModelProfile(layers, input_bytes=7), 0, 1) == 28
+    assert working_bytes(ModelProfile(layers, input_bytes=7), 0, 0) == 8
+    # a skip inside the stage has a gradient too, which waits from its pop to its stash
+    skipping = ModelProfile(layers, input_bytes=7, skips=(Skip(0, 2, 100, "s"),))
+    assert working_bytes(skipping, 0, 2) == 150
+    assert working_bytes(skipping, 0, 1) == 28

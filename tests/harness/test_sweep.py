@@ -1,0 +1,263 @@
+"""A sweep's points, and how they run: in real processes, here on runs that only plan, or on stand-ins for run.py."""
+
+import itertools
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from harness import registry, sweep
+from harness.overrides import quoted
+from harness.problem import CannotRun
+from harness.profile import LayerProfile, ModelProfile
+from harness.record import RunRecord
+from harness.sweep_points import Point, expand
+from harness.sweep_table import Row, differing, summary
+
+LISTS = st.dictionaries(
+    st.sampled_from(["batch.size", "steps", "seed", "engine.threads"]),
+    st.lists(st.integers(1, 99), min_size=1, max_size=3, unique=True),
+    min_size=1,
+)
+
+
+def overrides(*given: str) -> list[tuple[str, ...]]:
+    return [point.overrides for point in expand(given)]
+
+
+@settings(max_examples=20)
+@given(LISTS)
+def test_expand_is_the_product(lists: dict[str, list[int]]) -> None:
+    typed = [f"{key}={','.join(map(str, values))}" for key, values in lists.items()]
+    product = itertools.product(*([f"{key}={value}" for value in values] for key, values in lists.items()))
+    assert overrides(*typed) == list(product)
+
+
+def test_the_ways_to_give_several_values() -> None:
+    assert overrides("batch.size=range(2,8,2)") == [("batch.size=2",), ("batch.size=4",), ("batch.size=6",)]
+    assert overrides("engine=choice(gpipe,single)") == [("engine=gpipe",), ("engine=single",)]
+    assert overrides("precision=glob(fp*)") == [("precision=fp32",), ("precision=fp64",)], "schemas are no choices"
+    assert overrides("a=[1,2]", "b='x,y'") == [("a=[1,2]", "b='x,y'")], "a list and a quoted text are one value"
+
+
+def test_an_id_depends_on_the_content_alone() -> None:
+    (first,), (second,) = expand(["steps=3", "optimizer.lr=1e-3", "out=x"]), expand(["optimizer.lr=0.001", "steps=3"])
+    assert first.id == second.id
+    ids = {point.id for point in expand(["steps=1,2,3", "engine.streams=true,false"])}
+    assert len(ids) == 6
+    assert Point.of(["steps=3"]).id == "f3b4bae199", "a change of ids makes every sweep run again"
+
+
+def test_equal_points_run_once() -> None:
+    assert overrides("steps=3,3,4") == [("steps=3",), ("steps=4",)]
+
+
+def file(root: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    (root / "sweeps").mkdir()
+    (root / "sweeps" / "mine.yaml").write_text(text)
+    monkeypatch.setattr(registry, "ROOT", root)
+
+
+def test_points_grid_and_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = """
+        points:
+          - [engine=single, steps=1]
+          - [engine=gpipe, "batch.size=8,16", steps=1]
+        grid:
+          seed: [0, 1]
+          tracker: none
+          warmup: 1,2
+    """
+    file(tmp_path, monkeypatch, text)
+    assert overrides("+sweeps=mine", "warmup=3", "steps=5") == [
+        ("engine=single", "steps=5", "seed=0", "tracker=none", "warmup=3"),
+        ("engine=single", "steps=5", "seed=1", "tracker=none", "warmup=3"),
+        ("engine=gpipe", "batch.size=8", "steps=5", "seed=0", "tracker=none", "warmup=3"),
+        ("engine=gpipe", "batch.size=8", "steps=5", "seed=1", "tracker=none", "warmup=3"),
+        ("engine=gpipe", "batch.size=16", "steps=5", "seed=0", "tracker=none", "warmup=3"),
+        ("engine=gpipe", "batch.size=16", "steps=5", "seed=1", "tracker=none", "warmup=3"),
+    ]
+    assert len(expand(["+sweeps=mine"])) == 2 * 2 + 2 * 2 * 2
+
+
+def test_a_grid_alone_is_a_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file(tmp_path, monkeypatch, "grid: {engine.streams: [true, false], profile: [null, x.json], steps: 'range(1,3)'}")
+    assert overrides("+sweeps=mine")[:3] == [
+        ("engine.streams=true", "profile=null", "steps=1"),
+        ("engine.streams=true", "profile=null", "steps=2"),
+        ("engine.streams=true", "profile=x.json", "steps=1"),
+    ]
+    assert len(overrides("+sweeps=mine")) == 8
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("pionts: [[steps=1]]", r"sweeps/mine.yaml +must hold points: and grid:"),
+        ("points: [steps=1]", r"sweeps/mine.yaml points\[0\] +must hold a list such as"),
+        ("points: [[{steps: 1}]]", r"sweeps/mine.yaml points\[0\] +must hold a list such as"),
+        ("points: []", r"sweeps/mine.yaml points +must hold a list of lists"),
+        ("grid: [steps]", r"sweeps/mine.yaml grid +must hold key: \[values\]"),
+        ("points: [[steps]]", r"points\[0\] steps +cannot be read"),
+        ("points: [[out=x]]", r"points\[0\] out=x +belongs to the whole sweep"),
+    ],
+)
+def test_a_file_that_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, message: str) -> None:
+    file(tmp_path, monkeypatch, text)
+    with pytest.raises(CannotRun, match=message):
+        expand(["+sweeps=mine"])
+
+
+@pytest.mark.parametrize(
+    ("typed", "message"),
+    [
+        ("+sweeps=nowhere", r"\+sweeps=nowhere +is not one of .*smoke"),
+        ("+sweeps=smoke,smoke", r"is not one of|takes one"),
+        ("steps=interval(1,2)", r"steps=interval\(1,2\) +cannot be read"),
+        ("steps=[", r"steps=\[ +cannot be read"),
+    ],
+)
+def test_a_command_line_that_is_wrong(typed: str, message: str) -> None:
+    with pytest.raises(CannotRun, match=message):
+        expand([typed])
+
+
+def test_differing_keys_and_summary() -> None:
+    rows = [Row(point) for point in expand(["engine=gpipe", "steps=1,2,3"])]
+    assert differing(rows) == ["steps"]
+    rows[0].record, rows[0].before = RunRecord("a", "ok"), True
+    rows[1].record = RunRecord("b", "oom")
+    assert summary(rows) == "3 points: 1 ok, 1 not run, 1 oom; 1 of them done before"
+
+
+@pytest.fixture
+def profile(tmp_path: Path) -> Path:
+    """A stored profile, in a folder that a shell would stumble over."""
+    layer = LayerProfile("l", forward_s=1e-3, backward_s=2e-3, param_bytes=4, output_bytes=4, saved_bytes=4)
+    path = tmp_path / "it's $(touch hacked); a b" / "p.json"
+    path.parent.mkdir()
+    ModelProfile((layer,) * 4, model="unet", micro_batch=2, dtype="float32", input_bytes=4, source="a test").save(path)
+    return path
+
+
+def test_a_sweep_and_its_second_start(
+    tmp_path: Path, profile: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    typed = ["mode=plan", "tracker=none", "batch.micro_batches=8,0,7", quoted("profile", str(profile)), "out=here"]
+    assert sweep.main([*typed, "batch.size=16"]) == 1, "one point is wrong"
+    points = expand([*typed, "batch.size=16"])
+    records = [RunRecord.load(tmp_path / "here" / point.id / "record.json") for point in points]
+    assert [record.status for record in records] == ["ok", "infeasible", "infeasible"]
+    assert "batch.micro_batches 0   must be at least 1" in records[1].reason, "found before anything starts"
+    assert "batch.micro_batches 7   does not divide batch.size 16" in records[2].reason, "found by the run"
+    assert records[0].manifest["overrides"] == [*points[0].overrides, quoted("out", f"here/{points[0].id}")]
+    assert "3 points: 1 ok, 2 infeasible (here)" in capsys.readouterr().out
+    assert not list(tmp_path.rglob("hacked"))
+    began = (tmp_path / "here" / points[0].id / "record.json").stat().st_mtime_ns
+    assert sweep.main([*typed, "batch.micro_batches=8", "batch.size=16"]) == 0
+    assert (tmp_path / "here" / points[0].id / "record.json").stat().st_mtime_ns == began
+    assert "1 points: 1 ok; 1 of them done before (here)" in capsys.readouterr().out
+
+
+STAND_IN = """
+import json, os, signal, sys, time
+from pathlib import Path
+def record(**what):
+    folder = Path([a for a in sys.argv if a.startswith("out=")][0][5:-1])
+    (folder / "record.json").write_text(json.dumps({"id": "x", **what}))
+"""
+
+
+def stand_in(root: Path, monkeypatch: pytest.MonkeyPatch, code: str) -> None:
+    """What the sweep starts in place of run.py."""
+    (root / "harness").mkdir()
+    shutil.copy(registry.ROOT / "harness" / "orphan.py", root / "harness")
+    (root / "run.py").write_text(STAND_IN + code)
+    monkeypatch.setattr(registry, "ROOT", root)
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        ("os.kill(os.getpid(), signal.SIGKILL)", "ended by signal 9 before its record was complete: it printed nothing"),
+        ("print('no'); sys.exit(3)", "ended with exit code 3 before its record was complete: no"),
+        ("record(status='running'); sys.exit(7)", "ended with exit code 7 before its record was complete"),
+    ],
+)
+def test_a_run_that_dies_has_a_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, reason: str
+) -> None:
+    stand_in(tmp_path, monkeypatch, code)
+    row = Row(Point.of(["steps=1"]))
+    earlier = RunRecord("x", "oom", reason="of an earlier start")
+    earlier.save(tmp_path / "run" / "record.json")
+    sweep.run_point(row, tmp_path / "run")
+    stored = json.loads((tmp_path / "run" / "record.json").read_text())
+    assert (stored["status"], stored["manifest"]) == ("error", {"overrides": ["steps=1"]})
+    assert stored["reason"].startswith(reason)
+
+
+INTERRUPTED = """
+import sys
+from pathlib import Path
+from harness import registry, sweep
+registry.ROOT = Path(sys.argv[1])
+sweep.GRACE_S = 1.0
+sys.exit(sweep.main(["steps=1,2", "out=" + sys.argv[2]]))
+"""
+TIDY = """
+record(status='running')
+try:
+    time.sleep(60)
+except KeyboardInterrupt:
+    record(status='preempted', reason='as it should be')
+"""
+DEAF = """
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+record(status='running')
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "reason", "number"),
+    [
+        pytest.param(TIDY, "as it should be", signal.SIGINT, id="tidy, SIGINT"),
+        pytest.param(TIDY, "as it should be", signal.SIGTERM, id="tidy, SIGTERM"),
+        pytest.param(DEAF, "ended with its sweep", signal.SIGINT, id="deaf, SIGINT"),
+    ],
+)
+def test_an_interrupt_ends_the_run_and_shows_the_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, reason: str, number: signal.Signals
+) -> None:
+    root = registry.ROOT
+    stand_in(tmp_path, monkeypatch, "(Path(__file__).parent / 'pid').write_text(str(os.getpid()))\n" + code)
+    process = subprocess.Popen(
+        [sys.executable, "-c", INTERRUPTED, str(tmp_path), str(tmp_path / "out")],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=root,
+    )  # fmt: skip
+    while not list(tmp_path.glob("out/*/record.json")):
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.02)
+    process.send_signal(number)
+    output, _ = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert "2 points: 1 not run, 1 preempted" in output
+    assert reason in output
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "pid").read_text()), 0)
+
+
+def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CannotRun, match=r"out .*/file/x +cannot be made a folder: Not a directory"):
+        sweep.main(["steps=1", f"out={tmp_path}/file/x"])

@@ -1,0 +1,36 @@
+"""Small random models, and every way to cut them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import combinations, pairwise
+
+from hypothesis import strategies as st
+
+from harness.profile import LayerProfile, ModelProfile, Skip
+
+SIZES = st.integers(0, 20)
+TIMES = st.integers(1, 20).map(float)
+
+
+def cuttings(elements: int, blocks: int) -> Iterator[tuple[int, ...]]:
+    """The sizes of all partitions into consecutive, non-empty blocks."""
+    for cuts in combinations(range(1, elements), blocks - 1):
+        edges = (0, *cuts, elements)
+        yield tuple(end - begin for begin, end in pairwise(edges))
+
+
+@st.composite
+def profiles(draw: st.DrawFn, max_layers: int = 7) -> ModelProfile:
+    count = draw(st.integers(1, max_layers))
+    layers = tuple(
+        LayerProfile(
+            f"layer_{i}", draw(TIMES), draw(TIMES), param_bytes=draw(SIZES), buffer_bytes=draw(SIZES),
+            output_bytes=draw(SIZES), saved_bytes=draw(SIZES),
+        )
+        for i in range(count)
+    )  # fmt: skip
+    edges = list(combinations(range(count), 2))
+    chosen = draw(st.lists(st.sampled_from(edges), max_size=3, unique=True)) if edges else []
+    skips = tuple(Skip(source, target, draw(SIZES), f"skip_{source}_{target}") for source, target in chosen)
+    return ModelProfile(layers, "random", input_bytes=draw(SIZES), skips=skips, source="analytic on paper")
