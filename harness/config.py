@@ -63,7 +63,7 @@ class Config:
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     launch: LaunchConfig = field(default_factory=LaunchConfig)
     mode: str = "run"
-    """run: plan, predict, train, record. plan: stop after the prediction. simulate: execute the plan in the simulator."""
+    """run: plan, predict, train, record. plan: stop after the prediction. simulate: run the plan in the simulator."""
     memory: str = "auto"
     """Bytes for each parameter: auto (from the optimizer) or the name of a memory model (harness/memory.py)."""
     steps: int = 10

@@ -12,7 +12,7 @@ from harness.meter import Meter
 
 
 class DeviceMemory:
-    """Counts from now on; `held` are the tensors that the device holds already. Enter `counting()` in each of its threads."""
+    """Counts from now on. `held` are the tensors that the device holds; enter `counting()` in each of its threads."""
 
     def __init__(self, device: torch.device, held: Iterable[Tensor]) -> None:
         self.device = device

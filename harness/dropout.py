@@ -1,8 +1,8 @@
 """Dropout whose masks do not depend on who draws first.
 
 A mask is a function of (seed, step, micro-batch, layer): engines that run stages at once, in another order, twice
-(recomputation) or on other devices of the same type see the same one. Outside `keyed`, in a plain call of the model, it draws from
-torch's own generator like `nn.Dropout`.
+(recomputation) or on other devices of the same type see the same one. Outside `keyed`, in a plain call of the model,
+it draws from torch's own generator like `nn.Dropout`.
 """
 
 from __future__ import annotations

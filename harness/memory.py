@@ -1,4 +1,4 @@
-"""Bytes for each parameter and activation: the one place where they are known. Planners, check and predictions ask it."""
+"""Bytes for each parameter and activation: the one place where they are known; all others ask it."""
 
 from __future__ import annotations
 

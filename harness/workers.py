@@ -10,9 +10,11 @@ device has a thread of its own.
 
 from __future__ import annotations
 
+import atexit
 import queue
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -26,7 +28,7 @@ Context = Callable[[], AbstractContextManager[object]]
 
 
 class Run:
-    """Jobs that belong together: their spans, and the first error of any of them, after which the others are skipped."""
+    """Jobs that belong together: their spans, and the first error of any, after which the others are skipped."""
 
     def __init__(self) -> None:
         self.spans: list[Span] = []
@@ -73,7 +75,9 @@ class Lane:
         self.name = name
         self.context = context
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
-        threading.Thread(target=self._loop, name=f"device {device} {name}", daemon=True).start()
+        self._thread = threading.Thread(target=self._loop, name=f"device {device} {name}", daemon=True)
+        self._thread.start()
+        _open_lanes.add(self)
 
     def submit(self, job: Job) -> Job:
         self._jobs.put(job)
@@ -82,6 +86,10 @@ class Lane:
     def close(self) -> None:
         """End the thread once its queue is empty."""
         self._jobs.put(None)
+
+    def join(self, timeout_s: float) -> None:
+        """Wait for the thread's end, but not for ever."""
+        self._thread.join(timeout_s)
 
     def span(self, op: Op, start_s: float, end_s: float) -> Span:
         return Span(str(op), self.device, self.name, start_s, end_s)
@@ -112,8 +120,8 @@ class Lane:
 def submit_to_both(source: Lane, target: Lane, job: Job) -> Job:
     """Run `job` so that it occupies two lanes at once, as a copy on the default streams of both devices does.
 
-        source   |--x--|      |#copy#|
-        target      |----y---||#copy#|        it starts when both have come to it
+    source   |--x--|      |#copy#|
+    target      |----y---||#copy#|        it starts when both have come to it
     """
     op, work = job.op, job.work
     arrived = threading.Event()
@@ -137,3 +145,18 @@ def submit_to_both(source: Lane, target: Lane, job: Job) -> Job:
 
 def _nothing() -> None:
     pass
+
+
+_open_lanes: weakref.WeakSet[Lane] = weakref.WeakSet()
+_SHUTDOWN_S = 2.0
+
+
+@atexit.register
+def _close_open_lanes() -> None:
+    """A thread that is inside torch while the interpreter goes away would abort the process."""
+    lanes = list(_open_lanes)
+    for lane in lanes:
+        lane.close()
+    deadline = time.monotonic() + _SHUTDOWN_S
+    for lane in lanes:
+        lane.join(max(0.0, deadline - time.monotonic()))

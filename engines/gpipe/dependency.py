@@ -1,9 +1,9 @@
 """Fork and join: edges that carry no data and make autograd wait (torchgpipe, section 3.2.2).
 
-    forward    x --Fork--> x                      y --Join--> y
-                    \\---------- phony -------------/
-    backward   the gradient of x waits until the one of y has passed: whatever follows Join is done before what
-               precedes Fork
+forward    x --Fork--> x                      y --Join--> y
+                \\---------- phony -------------/
+backward   the gradient of x waits until the one of y has passed: whatever follows Join is done before what
+           precedes Fork
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ class Fork(Function):
     """x -> (x, phony)."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+    def forward(ctx: Any, x: Tensor) -> tuple[Tensor, Tensor]:
         ctx.set_materialize_grads(False)
         return x.detach(), torch.empty(0, device=x.device)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor | None, _: Tensor | None) -> Tensor | None:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor | None, _: Tensor | None) -> Tensor | None:
         return gradient
 
 
@@ -32,12 +32,12 @@ class Join(Function):
     """(x, phony) -> x."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, phony: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, x: Tensor, phony: Tensor) -> Tensor:
         ctx.set_materialize_grads(False)
         return x.detach()
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor | None) -> tuple[Tensor | None, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor | None) -> tuple[Tensor | None, None]:
         return gradient, None
 
 

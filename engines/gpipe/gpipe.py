@@ -1,8 +1,8 @@
 """GPipe as a library: an `nn.Sequential`, split over devices, called like any other module.
 
-    model = GPipe(nn.Sequential(a, b, c, d), balance=[2, 2], devices=["cpu", "cpu"], chunks=8)
-    loss = criterion(model(inputs), targets)
-    loss.backward()
+model = GPipe(nn.Sequential(a, b, c, d), balance=[2, 2], devices=["cpu", "cpu"], chunks=8)
+loss = criterion(model(inputs), targets)
+loss.backward()
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from engines.gpipe.microbatch import Value, check_value, scatter, tensors_of
 from engines.gpipe.stage import Stage, Surroundings
 from engines.gpipe.streams import Streams
 from engines.gpipe.tensors import TensorPass
-from engines.gpipe.tokens import Lanes, TokenPass, run_tokens
+from engines.gpipe.token_graph import run_tokens
+from engines.gpipe.tokens import Lanes, TokenPass
 from harness import batchnorm
 from harness.trace import Span
 from harness.workers import Lane
@@ -94,11 +95,23 @@ class GPipe(nn.Module):
             self.stages, self.layout, self.lanes, around, mode, chunks, grad, self._draws[self.training], seed
         )
         self.spans, self.bytes_sent = run.spans, run.bytes_sent
+        state = torch.get_rng_state()
         try:
-            return run_tokens(run, value, self._anchor, self.dependency)
+            output = run_tokens(run, value, self._anchor, self.dependency)
         except BaseException as error:
             run.fail(error)  # whatever is still queued is skipped
             raise
+        if grad and mode != "never" and not torch.equal(state, torch.get_rng_state()):
+            self._refuse_late_draws()
+        return output
+
+    def _refuse_late_draws(self) -> None:
+        """A layer drew from torch's generator although its stage had not drawn before: not to be repeated exactly."""
+        self._draws[self.training] = {stage.number: True for stage in self.stages}
+        raise RuntimeError(
+            "a layer drew random numbers that the first micro-batch of its stage had not drawn, so its recomputation "
+            "would draw others; run the step again: from now on every task draws from a stream of its own"
+        )
 
     def _run_tensors(self, chunks: list[Value], around: Surroundings, mode: str, grad: bool) -> Value:
         streams = Streams(self.devices, len(chunks), self.streams)
@@ -157,5 +170,3 @@ def _check(module: nn.Sequential, pipe: GPipe) -> None:
     taken = [name for name, _ in module.named_children() if hasattr(pipe, name) and name not in ("", *pipe._modules)]
     if taken:
         raise ValueError(f"layers must not be called {', '.join(map(repr, taken))}: GPipe has attributes of that name")
-
-

@@ -119,5 +119,3 @@ class _Marker:
 
     def __call__(self, gradient: Tensor) -> None:
         self.stage.layer = self.name
-
-

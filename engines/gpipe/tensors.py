@@ -10,13 +10,13 @@ Autograd has a thread for each CUDA device and its work is asynchronous, so the 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from engines.gpipe.checkpoint import CheckpointedTask, Recompute
 from engines.gpipe.dependency import fork, join
 from engines.gpipe.layout import Layout
 from engines.gpipe.microbatch import Parts, Value, gather, mapped, tensors_of
@@ -118,114 +118,11 @@ class TensorPass:
         self.bytes_sent[kind] += sum(t.numel() * t.element_size() for t in tensors if t is not None)
 
 
-@dataclass(eq=False)
-class CheckpointedTask:
-    """The shared memory of Checkpoint and Recompute for task (i, j) (torchgpipe, section 3.2.4)."""
-
-    run_of: TensorPass
-    stage: Stage
-    i: int
-    ins: Parts = field(default_factory=dict)
-    leaves: list[Tensor] = field(default_factory=list)
-    outs: list[Tensor] = field(default_factory=list)
-    names: list[tuple[str, bool, int]] = field(default_factory=list)
-    rng: tuple[Tensor, Tensor | None] | None = None
-
-    @property
-    def device(self) -> int:
-        return self.run_of.layout.devices[self.stage.number]
-
-    def run(self, parts: Parts, phony: Tensor | None) -> Parts:
-        """Through Checkpoint, so that the graph has one node for the whole task, which `phony` ties to its place."""
-        self.ins = {part: mapped(Tensor.detach, value) for part, value in parts.items()}
-        anchor = torch.zeros((), device=self.stage.device, requires_grad=True) if phony is None else phony
-        flat = list(Checkpoint.apply(self, anchor, *(t for value in parts.values() for t in tensors_of(value))))
-        outs: Parts = {}
-        for part, is_tuple, count in self.names:
-            tensors = tuple(flat.pop(0) for _ in range(count))
-            outs[part] = tensors if is_tuple else tensors[0]
-        return outs
-
-    def compute(self) -> list[Tensor]:
-        """The forward task, without a graph."""
-        self.rng = torch.get_rng_state(), _cuda_rng(self.stage.device)
-        with self.run_of.recorder.computing(Op(self.stage.number, "F", self.i), self.device):
-            with self.stage.noted("forward", self.i), torch.no_grad():
-                outs = self.stage.run(self.ins, self.i, self.run_of.around)
-        self.names = [(part, isinstance(value, tuple), len(tensors_of(value))) for part, value in outs.items()]
-        return [t for value in outs.values() for t in tensors_of(value)]
-
-    def recompute(self) -> None:
-        """Run it again with a graph, with the same random numbers."""
-        needs = {part: tuple(map(_leaf, tensors_of(value))) for part, value in self.ins.items()}
-        self.leaves = [t for tensors in needs.values() for t in tensors]
-        ins: Parts = {p: ts if isinstance(self.ins[p], tuple) else ts[0] for p, ts in needs.items()}
-        cuda = [self.stage.device] if self.stage.device.type == "cuda" else []
-        with torch.random.fork_rng(cuda), self.run_of.recorder.computing(Op(self.stage.number, "R", self.i), self.device):
-            assert self.rng is not None
-            torch.set_rng_state(self.rng[0])
-            if self.rng[1] is not None:
-                torch.cuda.set_rng_state(self.rng[1], self.stage.device)
-            with self.stage.noted("recomputation", self.i), torch.enable_grad():
-                outs = self.stage.run_again(ins, self.i, self.run_of.around)
-        self.outs = [t for value in outs.values() for t in tensors_of(value)]
-        self.ins = {}
-
-    def backward(self, gradients: tuple[Tensor | None, ...]) -> list[Tensor | None]:
-        """Backward through the recomputed graph; the gradients of the task's inputs."""
-        pairs = [(o, g) for o, g in zip(self.outs, gradients, strict=True) if o.requires_grad and g is not None]
-        with self.run_of.recorder.computing(Op(self.stage.number, "B", self.i), self.device):
-            with self.stage.noted("backward", self.i):
-                torch.autograd.backward([o for o, _ in pairs], [g for _, g in pairs])
-        found = [leaf.grad for leaf in self.leaves]
-        self.leaves, self.outs = [], []
-        return found
-
-
-def _leaf(tensor: Tensor) -> Tensor:
-    return tensor.detach().requires_grad_(tensor.is_floating_point())
-
-
-def _cuda_rng(device: torch.device) -> Tensor | None:
-    return torch.cuda.get_rng_state(device) if device.type == "cuda" else None
-
-
-class Checkpoint(Function):
-    """A task's forward without a graph; backward uses what Recompute has left in the shared memory."""
-
-    @staticmethod
-    def forward(ctx: Any, task: CheckpointedTask, anchor: Tensor, *flat: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
-        ctx.set_materialize_grads(False)
-        ctx.task = task
-        outs = tuple(t.detach() for t in task.compute())
-        ctx.mark_non_differentiable(*(t for t in outs if not t.is_floating_point()))
-        return outs
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        return None, None, *ctx.task.backward(gradients)
-
-
-class Recompute(Function):
-    """Backward recomputes the task; it needs no gradient, only its place in the order."""
-
-    @staticmethod
-    def forward(ctx: Any, task: CheckpointedTask, phony: Tensor) -> Tensor:  # type: ignore[override]
-        ctx.set_materialize_grads(False)
-        ctx.task = task
-        return phony.detach()
-
-    @staticmethod
-    def backward(ctx: Any, _: Tensor | None) -> tuple[None, None]:  # type: ignore[override]
-        ctx.task.recompute()
-        return None, None
-
-
 class Leave(Function):
     """What leaves a task: forward the copy stream waits for it, backward the compute stream for its gradient."""
 
     @staticmethod
-    def forward(ctx: Any, run: TensorPass, i: int, device: int, *tensors: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
+    def forward(ctx: Any, run: TensorPass, i: int, device: int, *tensors: Tensor) -> tuple[Tensor, ...]:
         ctx.set_materialize_grads(False)
         ctx.run, ctx.i, ctx.device = run, i, device
         run.streams.copy_after_compute(device, i)
@@ -233,7 +130,7 @@ class Leave(Function):
         return tuple(t.detach() for t in tensors)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         ctx.run.streams.compute_after_copy(ctx.device, ctx.i)
         return None, None, None, *gradients
 
@@ -242,7 +139,7 @@ class Arrive(Function):
     """What arrives at a task: the mirror image of Leave."""
 
     @staticmethod
-    def forward(ctx: Any, run: TensorPass, i: int, device: int, *tensors: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]
+    def forward(ctx: Any, run: TensorPass, i: int, device: int, *tensors: Tensor) -> tuple[Tensor, ...]:
         ctx.set_materialize_grads(False)
         ctx.run, ctx.i, ctx.device = run, i, device
         run.streams.compute_after_copy(device, i)
@@ -252,7 +149,7 @@ class Arrive(Function):
         return tuple(t.detach() for t in tensors)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         ctx.run.streams.copy_after_compute(ctx.device, ctx.i)
         return None, None, None, *gradients
 
@@ -261,7 +158,9 @@ class Copy(Function):
     """A value to the next device, its gradient back, both on copy streams."""
 
     @staticmethod
-    def forward(ctx: Any, run: TensorPass, i: int, hop: Hop, source: int, target: int, *tensors: Tensor) -> tuple[Tensor, ...]:  # type: ignore[override]  # fmt: skip
+    def forward(
+        ctx: Any, run: TensorPass, i: int, hop: Hop, source: int, target: int, *tensors: Tensor
+    ) -> tuple[Tensor, ...]:
         ctx.set_materialize_grads(False)
         ctx.run, ctx.i, ctx.hop, ctx.ends = run, i, hop, (source, target)
         copied = _copied(run, Op(hop.target, "copy", i, hop.part, hop.source), i, source, target, tensors)
@@ -270,7 +169,7 @@ class Copy(Function):
         return copied  # type: ignore[return-value]
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         run, i, hop, (source, target) = ctx.run, ctx.i, ctx.hop, ctx.ends
         op = Op(hop.source, "copy", i, hop.part, hop.target)
         copied = _copied(run, op, i, target, source, gradients)
@@ -301,13 +200,13 @@ class MarkBackward(Function):
     """Notes when the backward pass of a task begins (behind its output) and ends (before its input)."""
 
     @staticmethod
-    def forward(ctx: Any, run: TensorPass, j: int, i: int, device: int, begins: bool, x: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, run: TensorPass, j: int, i: int, device: int, begins: bool, x: Tensor) -> Tensor:
         ctx.set_materialize_grads(False)
         ctx.run, ctx.op, ctx.device, ctx.begins = run, Op(j, "B", i), device, begins
         return x.detach()
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor | None) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor | None) -> tuple[Tensor | None, ...]:
         recorder, mark = ctx.run.recorder, ctx.run.streams.now(ctx.device)
         if ctx.begins:
             recorder.begun[ctx.op] = mark
@@ -337,5 +236,3 @@ def _tied(value: Value, phony: Tensor) -> Value:
     first, *rest = tensors_of(value)
     first = join(first, phony)
     return (first, *rest) if isinstance(value, tuple) else first
-
-

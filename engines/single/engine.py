@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 
-
 from engines.single.config import Config
 from harness.cluster import Cluster
 from harness.interfaces import Capabilities, Model, Session, SessionSpec
@@ -20,7 +19,6 @@ from harness.schedule import Schedule
 from harness.schedule.single import single
 
 
-
 class SingleEngine:
     capabilities = Capabilities(pipeline=False)
 
@@ -30,7 +28,9 @@ class SingleEngine:
     def check(self, plan: Plan, profile: ModelProfile, cluster: Cluster, memory: MemoryModel) -> list[Problem]:
         problems = []
         if len(plan.stages) != 1:
-            problems.append(Problem(f"mesh.pipeline {len(plan.stages)}", "engine=single has 1 stage", "mesh.pipeline=1"))
+            problems.append(
+                Problem(f"mesh.pipeline {len(plan.stages)}", "engine=single has 1 stage", "mesh.pipeline=1")
+            )
         if self.config.checkpoint not in ("always", "except_last", "never"):
             what = "must be always, except_last or never"
             problems.append(Problem(f"engine.checkpoint {self.config.checkpoint}", what, "engine.checkpoint=never"))

@@ -129,7 +129,9 @@ class _Task:
         session = self.session
         started = session._now()
         with session.autocast():
-            output = checkpoint(self._forward, self.inputs, use_reentrant=False) if recompute else self._forward(self.inputs)
+            output = (
+                checkpoint(self._forward, self.inputs, use_reentrant=False) if recompute else self._forward(self.inputs)
+            )
         session.note(Op(0, "F", self.i), started, session._now())
         loss = session.model.loss(output, self.targets) / self.size
         del output

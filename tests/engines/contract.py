@@ -24,6 +24,7 @@ from harness.skip import layer_skips
 
 TOLERANCE = {"float64": 1e-11, "float32": 2e-5}
 STEPS = 3
+PLAIN = OptimizerSpec("sgd", lr=1.0)
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class Case:
     plan: Plan
     dtype: str = "float64"
     dropout: bool = True
-    optimizer: OptimizerSpec = OptimizerSpec("sgd", lr=1.0)
+    optimizer: OptimizerSpec = PLAIN
     samples: int = 8
     deferred: bool = False
 

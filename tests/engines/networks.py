@@ -124,7 +124,8 @@ def norms() -> Network:
     def layers() -> list[nn.Module]:
         return [
             nn.Conv2d(2, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), Dropout(0.2, channels=True),
-            nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(64, 5), nn.BatchNorm1d(5),
+            nn.Conv2d(4, 4, 3, padding=1), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(),
+            nn.Linear(64, 5), nn.BatchNorm1d(5),
         ]  # fmt: skip
 
     return Network("norms", layers, lambda n: torch.randn(n, 2, 4, 4), lambda n: torch.randn(n, 5), _squares)

@@ -48,7 +48,9 @@ def test_gpipe_trains_like_single(model: str, stages: int, mode: str) -> None:
 @pytest.mark.parametrize("dropout", [True, False])
 @pytest.mark.parametrize("model", MODELS)
 def test_gpipe_in_float32(model: str, dropout: bool) -> None:
-    contract.check_training(replace(case(model, 3, "except_last"), dtype="float32", dropout=dropout, optimizer=OptimizerSpec("sgd", lr=0.1)))
+    contract.check_training(
+        replace(case(model, 3, "except_last"), dtype="float32", dropout=dropout, optimizer=OptimizerSpec("sgd", lr=0.1))
+    )
 
 
 @pytest.mark.parametrize("options", COMPONENTS.values(), ids=COMPONENTS.keys())

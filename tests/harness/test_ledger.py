@@ -88,10 +88,10 @@ def test_two_stages_on_one_device_keep_what_no_copy_brought():
 
 def test_the_working_set_walks_back_through_the_layers():
     """
-        layer          0      1      2        saved 5, 50, 1, outputs 8, 20, 30, input 7
-        at layer 2                   30 + 20                                    = 50
-        at layer 1            20 + 8                less 1 that layer 2 freed   = 27
-        at layer 0      8                           less 51                     < 0
+    layer          0      1      2        saved 5, 50, 1, outputs 8, 20, 30, input 7
+    at layer 2                   30 + 20                                    = 50
+    at layer 1            20 + 8                less 1 that layer 2 freed   = 27
+    at layer 0      8                           less 51                     < 0
     """
     sizes = ((5, 8), (50, 20), (1, 30))
     layers = tuple(LayerProfile("", saved_bytes=saved, output_bytes=output) for saved, output in sizes)

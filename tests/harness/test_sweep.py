@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness import registry, sweep
+from harness.compose import compose
 from harness.overrides import quoted
 from harness.problem import CannotRun
 from harness.profile import LayerProfile, ModelProfile
@@ -64,6 +65,14 @@ def file(root: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     (root / "sweeps").mkdir()
     (root / "sweeps" / "mine.yaml").write_text(text)
     monkeypatch.setattr(registry, "ROOT", root)
+
+
+@pytest.mark.parametrize("path", sorted((registry.ROOT / "sweeps").glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_sweep_composes_and_says_how_to_use_it(path: Path) -> None:
+    comment = path.read_text().partition("points:")[0].partition("grid:")[0]
+    assert f"python run.py -m +sweeps={path.stem}" in comment
+    for point in expand([f"+sweeps={path.stem}"]):
+        compose(point.overrides)
 
 
 def test_points_grid_and_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,6 +220,7 @@ INTERRUPTED = """
 import sys
 from pathlib import Path
 from harness import registry, sweep
+from harness.compose import compose
 registry.ROOT = Path(sys.argv[1])
 sweep.GRACE_S = 1.0
 sys.exit(sweep.main(["steps=1,2", "out=" + sys.argv[2]]))

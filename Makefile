@@ -1,0 +1,46 @@
+# Two commands on a fresh machine with Python 3.11+ and make:
+#   make run [ARGS="engine=gpipe model=unet batch.micro_batches=4"]
+#   make test [ARGS="tests/harness -k sweep"]
+# PYTHON=python3.12 chooses the interpreter, PIP_ARGS="--extra-index-url https://download.pytorch.org/whl/cpu" where
+# packages come from (that one has a torch without CUDA, which saves some GB on a machine without GPU).
+
+PYTHON ?= python3
+PIP_ARGS ?=
+VENV ?= .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.set-up
+ARGS ?=
+
+.DEFAULT_GOAL := run
+.PHONY: setup run test lint types bench mutants matrix
+
+setup: $(STAMP)
+
+# One resolution with every pin: a torch that is not pinned can bring another build.
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if v >= (3, 11) else f"{sys.executable} is Python {v.major}.{v.minor}, Regatta needs 3.11 or newer: make setup PYTHON=python3.12")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --disable-pip-version-check $(PIP_ARGS) -c constraints.txt -e '.[dev]'
+	@touch $@
+
+run: $(STAMP)
+	$(BIN)/python run.py $(ARGS)
+
+test: $(STAMP)
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(STAMP)
+	$(BIN)/mypy
+
+bench: $(STAMP)
+	$(BIN)/python -m analysis.bench $(ARGS)
+
+mutants: $(STAMP)
+	$(BIN)/python -m tests.mutants $(ARGS)
+
+matrix: $(STAMP)
+	$(BIN)/python -m tests.matrix $(ARGS)

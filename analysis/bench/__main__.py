@@ -1,0 +1,89 @@
+"""`make bench`: run all benchmarks, or those that are named; prints tables, writes analysis/results/bench.json."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from harness import display, files, malloc
+from harness.manifest import manifest
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "analysis" / "results" / "bench.json"
+ROUNDS = 9
+
+
+def planning(rounds: int) -> list[dict[str, Any]]:
+    """`mode=plan` as a user calls it, with a cached profile: the whole process, start-up included."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "run.py", "mode=plan", "engine=gpipe", "model=unet", f"out={folder}"]
+        taken = []
+        for _ in range(rounds // 2 + 1):
+            start = time.perf_counter()
+            subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+            taken.append(time.perf_counter() - start)
+    warm = taken[1:]
+    return [
+        {"contestant": " ".join(command[1:5]), "step": statistics.median(warm), "quartiles": [min(warm), max(warm)]}
+    ]
+
+
+def main(names: list[str]) -> int:
+    malloc.tune()
+    from analysis.bench import pipeline
+
+    benches = {
+        "two_devices": pipeline.two_devices,
+        "one_device": pipeline.one_device,
+        "checkpointing": pipeline.checkpointing,
+        "components": pipeline.components,
+        "planning": planning,
+    }
+    unknown = sorted(set(names) - set(benches))
+    if unknown:
+        print(f"no benchmark is called {', '.join(unknown)}: there are {', '.join(benches)}", file=sys.stderr)
+        return 2
+    results: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    for name in names or benches:
+        rows = benches[name](int(os.environ.get("ROUNDS", ROUNDS)))
+        show(name, (benches[name].__doc__ or "").strip(), rows)
+        results[name] = {"rows": rows, "manifest": manifest([], ["cpu"], {}, 1)}
+        files.write_text(RESULTS, json.dumps(results, indent=1) + "\n")
+    return 0
+
+
+def show(name: str, title: str, rows: list[dict[str, Any]]) -> None:
+    """One table: the columns are all keys of its rows."""
+    columns = list(dict.fromkeys(key for row in rows for key in row))
+    table = Table(title=f"{name}: {title}", title_justify="left")
+    for column in columns:
+        table.add_column(column, justify="left" if column == "contestant" else "right")
+    for row in rows:
+        table.add_row(*(cell(column, row.get(column)) for column in columns))
+    Console(width=max(120, Console().width)).print(table)
+
+
+def cell(column: str, value: Any) -> str:
+    if value is None:
+        return ""
+    if column == "step":
+        return display.seconds(value)
+    if column == "quartiles":
+        return " - ".join(map(display.seconds, value))
+    if column in ("peak memory", "bytes sent"):
+        return display.size(value)
+    return f"{value:.3f}" if isinstance(value, float) else str(value)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,41 @@
+"""Contestants in turns: A B C A B C ..., so that a drift of the machine's speed meets all of them."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Times:
+    """Seconds of each round of one contestant."""
+
+    rounds_s: tuple[float, ...]
+
+    @property
+    def median_s(self) -> float:
+        return statistics.median(self.rounds_s)
+
+    @property
+    def spread_s(self) -> tuple[float, float]:
+        """The quartiles."""
+        first, _, third = statistics.quantiles(self.rounds_s, n=4)
+        return first, third
+
+
+def race(contestants: Mapping[str, Callable[[], float]], rounds: int, warmup: int = 1) -> dict[str, Times]:
+    """Call each contestant in turn, `warmup` + `rounds` times; it returns the seconds that it took."""
+    times: dict[str, list[float]] = {name: [] for name in contestants}
+    for number in range(warmup + rounds):
+        for name, run in contestants.items():
+            took_s = run()
+            if number >= warmup:
+                times[name].append(took_s)
+    return {name: Times(tuple(taken)) for name, taken in times.items()}
+
+
+def speedup(times: Mapping[str, Times], name: str, base: str) -> float:
+    """How much faster `name` is than `base`: the median of the ratios of each round."""
+    pairs = zip(times[base].rounds_s, times[name].rounds_s, strict=True)
+    return statistics.median(theirs / mine for theirs, mine in pairs)

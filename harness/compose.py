@@ -1,0 +1,109 @@
+"""From the command line to one complete, checked configuration, through Hydra. Does not import torch."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import hydra
+from hydra.core.config_loader import ConfigLoader
+from hydra.core.config_search_path import ConfigSearchPath
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.plugins import Plugins
+from hydra.errors import HydraException
+from hydra.plugins.search_path_plugin import SearchPathPlugin
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
+
+from harness import config_check, registry
+from harness.overrides import leaves, parse, value_problem
+from harness.problem import CannotRun, Problem
+
+CONF = registry.ROOT / "conf"
+TITLE_WIDTH = 100
+GROUPS = (*registry.FOLDERS, *registry.SCHEMAS)
+
+
+class _Root(SearchPathPlugin):
+    """Puts the repository root on Hydra's search path: `+sweeps=NAME` is sweeps/NAME.yaml."""
+
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        search_path.append("regatta", f"file://{registry.ROOT}")
+
+
+def compose(overrides: Sequence[str]) -> DictConfig:
+    """The configuration of one run, with all interpolations resolved.
+
+    Raises CannotRun with all problems at once: overrides that cannot be read, unknown keys, wrong types, unknown
+    choices, numbers that no run can have.
+    """
+    with session() as loader:
+        parsed, problems = parse(overrides, functools.partial(choices, loader), GROUPS)
+        config = copy.deepcopy(_composed(tuple(choice.input_line or "" for choice in parsed.choices)))
+    wrong = {problem.key.partition(" ")[0] for problem in problems}
+    for override in parsed.values:
+        if override.key_or_group.partition(".")[0] in wrong:
+            continue  # a key of a choice that does not exist
+        problem = value_problem(config, override)
+        if problem:
+            problems.append(problem)
+        else:
+            OmegaConf.update(config, override.key_or_group, override.value())
+    problems += _unresolved(config) or config_check.problems(config)
+    if problems:
+        raise CannotRun(problems, title(overrides))
+    OmegaConf.resolve(config)
+    return config
+
+
+@contextmanager
+def session() -> Iterator[ConfigLoader]:
+    """Hydra, ready to compose; yields what knows the groups and their choices."""
+    _set_up()
+    with hydra.initialize_config_dir(config_dir=str(CONF), version_base=None):
+        yield GlobalHydra.instance().config_loader()
+
+
+def choices(loader: ConfigLoader, group: str) -> list[str]:
+    """The choices of a group; names that begin with _ are schemas."""
+    return [name for name in loader.get_group_options(group) if not name.startswith("_")]
+
+
+def title(overrides: Sequence[str]) -> str:
+    """What the user typed, where that fits on a line."""
+    typed = " ".join(overrides)
+    return typed if 0 < len(typed) <= TITLE_WIDTH else "this run"
+
+
+@functools.cache
+def _set_up() -> None:
+    registry.register()
+    Plugins.instance().register(_Root)
+
+
+@functools.lru_cache(maxsize=64)
+def _composed(choices: tuple[str, ...]) -> DictConfig:
+    """Every key with its default, for these choices. The points of a sweep share them: copy before a change.
+
+    Raises CannotRun where the files in conf/ do not fit together.
+    """
+    try:
+        return hydra.compose("config", list(choices))
+    except (HydraException, OmegaConfBaseException) as error:
+        reason = f"{error.__cause__ or error}".partition("\n\n")[0]
+        raise CannotRun([Problem(str(CONF), " ".join(reason.split()))]) from error
+
+
+def _unresolved(config: DictConfig) -> list[Problem]:
+    """Keys without a value, and ${...} that lead nowhere."""
+    problems = []
+    for key in leaves(config):
+        try:
+            OmegaConf.select(config, key, throw_on_missing=True)
+        except MissingMandatoryValue:
+            problems.append(Problem(key, "needs a value", f"{key}=..."))
+        except OmegaConfBaseException as error:
+            problems.append(Problem(key, str(error).partition("\n")[0]))
+    return problems

@@ -1,0 +1,75 @@
+"""Numbers and names that no run can have. What depends on model, cluster and engine is checked once these are known."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from harness import registry
+from harness.memory import NAMED
+from harness.precision import AUTOCAST, DTYPES
+from harness.problem import Problem
+
+MODES = ("run", "plan", "simulate")
+OPTIMIZERS = ("sgd", "adam", "adamw")
+LARGEST_SEED = 2**63 - 1
+AT_LEAST_1 = ("batch.size", "batch.micro_batches", "steps", "mesh.data", "mesh.pipeline", "mesh.tensor")
+AT_LEAST_0 = ("warmup", "seed", "optimizer.momentum", "optimizer.weight_decay")
+ABOVE_0 = ("optimizer.lr", "launch.timeout_s")
+NAMES = {
+    "mode": MODES,
+    "memory": ("auto", *NAMED),
+    "optimizer.name": OPTIMIZERS,
+    "precision.dtype": DTYPES,
+    "precision.autocast": AUTOCAST,
+}
+
+
+def problems(config: DictConfig) -> list[Problem]:
+    """Everything wrong with a complete configuration that can be seen without model and cluster."""
+    found = [*_names(config)]
+    found += _numbers(config, AT_LEAST_1, "must be at least 1", 1, lambda value: value >= 1)
+    found += _numbers(config, AT_LEAST_0, "must be at least 0", 0, lambda value: value >= 0)
+    found += _numbers(config, ABOVE_0, "must be above 0", None, lambda value: value > 0)
+    found += _numbers(config, ("seed",), f"must be at most {LARGEST_SEED}", 0, lambda value: value <= LARGEST_SEED)
+    if config.profile is not None and not Path(config.profile).is_file():
+        found.append(Problem(f"profile {config.profile}", "is not a file"))
+    for group in registry.FOLDERS:
+        found += registry.problems(group, config[group])
+    return found
+
+
+def _names(config: DictConfig) -> list[Problem]:
+    found = []
+    for key, known in NAMES.items():
+        value = OmegaConf.select(config, key)
+        if value is None or value in known:
+            continue
+        near = difflib.get_close_matches(value, known, n=1) or known[:1]
+        found.append(Problem(f"{key} {value}", f"is not one of {', '.join(known)}", f"{key}={near[0]}"))
+    return found
+
+
+def _numbers(
+    config: DictConfig, keys: tuple[str, ...], what: str, mend: int | None, right: Callable[[Any], bool]
+) -> list[Problem]:
+    """A key that is null has no number to check; `mend` None stands for the key's default."""
+    found = []
+    for key in keys:
+        value = OmegaConf.select(config, key)
+        if value is None or (math.isfinite(value) and right(value)):
+            continue
+        typed = _default(key) if mend is None else mend
+        found.append(Problem(f"{key} {value}", what if math.isfinite(value) else "must be finite", f"{key}={typed}"))
+    return found
+
+
+def _default(key: str) -> Any:
+    from harness.config import Config
+
+    return OmegaConf.select(OmegaConf.structured(Config), key)

@@ -1,0 +1,147 @@
+"""From the overrides of a sweep to its points: a list of overrides and an id for each. Runs nothing."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import hydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override, ValueType
+from hydra.errors import HydraException
+from omegaconf import OmegaConf
+
+from harness.compose import choices, session
+from harness.overrides import first_line
+from harness.problem import CannotRun, Problem
+
+ID_LENGTH = 10
+Table = dict[str, list[str]]
+"""For each key the overrides that it goes through: {"batch.size": ["batch.size=1", "batch.size=2"]}."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """One run of a sweep: `overrides` in normal form, one for each key; `id` depends on nothing else."""
+
+    id: str
+    overrides: tuple[str, ...]
+
+    @classmethod
+    def of(cls, overrides: Sequence[str]) -> Point:
+        text = "\n".join(sorted(overrides))
+        return cls(hashlib.sha256(text.encode()).hexdigest()[:ID_LENGTH], tuple(overrides))
+
+    def values(self) -> dict[str, str]:
+        """{"engine": "gpipe", ...}"""
+        return {key: value for key, _, value in (override.partition("=") for override in self.overrides)}
+
+
+def expand(overrides: Sequence[str]) -> list[Point]:
+    """Every point, in order, each once. Of the same key in several places the later one counts:
+
+        a point of the file   <   the file's grid   <   the command line
+
+    `+sweeps=NAME` takes the points of sweeps/NAME.yaml; commas, choice(), range() and glob() mean what they mean to
+    Hydra, in the file too. `out=` is the sweep's and no part of a point. Raises CannotRun for what cannot be read.
+    """
+    with session() as loader:
+        parser = OverridesParser.create(loader)
+        own = _table(overrides, parser, "")
+        points, grid = _file(own.pop("+sweeps", None), parser)
+        own.pop("out", None)
+        tables = [point | grid | own for point in points]
+    lists = itertools.chain.from_iterable(itertools.product(*table.values()) for table in tables)
+    return list({point.id: point for point in map(Point.of, lists)}.values())
+
+
+def value_of(overrides: Sequence[str], key: str) -> str | None:
+    """The value of a key that belongs to the whole sweep, such as `+sweeps` or `out`; None where it is not given."""
+    found = [parsed for parsed in map(_read, overrides) if parsed.get_key_element() == key]
+    if not found:
+        return None
+    if found[-1].is_sweep_override():
+        raise CannotRun([Problem(str(found[-1].input_line), "gives several values, a sweep takes one")], "this sweep")
+    return str(found[-1].value())
+
+
+def _file(name: list[str] | None, parser: OverridesParser) -> tuple[list[Table], Table]:
+    """`points` and `grid` of sweeps/NAME.yaml; without a file one point that overrides nothing."""
+    if name is None:
+        return [{}], {}
+    stem = value_of(name, "+sweeps")
+    known = choices(parser.config_loader, "sweeps") if parser.config_loader else []
+    if len(name) != 1 or stem not in known:
+        raise CannotRun([Problem(" ".join(name), f"is not one of {', '.join(known)}")], "this sweep")
+    where = f"sweeps/{stem}.yaml"
+    content = OmegaConf.to_container(hydra.compose(f"sweeps/{stem}").sweeps)
+    _expect(isinstance(content, dict) and set(content) <= {"points", "grid"}, where, "points: and grid:", content)
+    points, grid = content.get("points", [[]]), content.get("grid", {})  # type: ignore[union-attr]
+    _expect(isinstance(points, list) and bool(points), f"{where} points", "a list of lists of overrides", points)
+    _expect(isinstance(grid, dict), f"{where} grid", "key: [values]", grid)
+    for number, point in enumerate(points):
+        right = isinstance(point, list) and all(isinstance(item, str) for item in point)
+        _expect(right, f"{where} points[{number}]", "a list such as [engine=gpipe, batch.size=16]", point)
+    tables = [_table(point, parser, f"{where} points[{number}] ") for number, point in enumerate(points)]
+    product = [text for key, values in grid.items() for text in _spelled(key, values)]
+    return tables, _table(product, parser, f"{where} grid ", several=True)
+
+
+def _spelled(key: str, values: Any) -> list[str]:
+    """The overrides of one line of a grid: `key: 1,2`, `key: range(4)`, `key: [1, 2]` or `key: 1`."""
+    return [f"{key}={_typed(value)}" for value in (values if isinstance(values, list) else [values])]
+
+
+def _typed(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _table(texts: Sequence[str], parser: OverridesParser, where: str, several: bool = False) -> Table:
+    """Parse overrides; a key that comes again replaces what was there, or adds to it where `several`."""
+    table: Table = {}
+    problems = []
+    for text in texts:
+        try:
+            override = _read(text, parser)
+            key, values = override.get_key_element(), _values(override)
+        except (HydraException, ValueError) as error:
+            problems.append(Problem(f"{where}{text}", f"cannot be read: {first_line(error)}"))
+            continue
+        if where and key in ("out", "+sweeps"):
+            problems.append(Problem(f"{where}{text}", "belongs to the whole sweep", f"python run.py -m {text} ..."))
+        new = [f"{key}={value}" if value is not None else key for value in values]
+        table[key] = [*(table.get(key, []) if several else []), *new]
+    if problems:
+        raise CannotRun(problems, "this sweep")
+    return table
+
+
+def _read(text: str, parser: OverridesParser | None = None) -> Override:
+    override = (parser or OverridesParser.create()).parse_override(text)
+    override.config_loader = parser.config_loader if parser else None
+    return override
+
+
+def _values(override: Override) -> list[str | None]:
+    """The values of one override, spelled in one way only; [None] for ~key, which has none."""
+    if override.is_delete():
+        return [None]
+    if not override.is_sweep_override():
+        return [_lower(override.get_value_element_as_str())]
+    texts = [_lower(text) for text in override.sweep_string_iterator()]
+    schemas = override.value_type is ValueType.GLOB_CHOICE_SWEEP
+    return [text for text in texts if not (schemas and text.startswith("_"))]
+
+
+def _lower(text: str) -> str:
+    """Hydra spells true as Python does."""
+    return {"True": "true", "False": "false"}.get(text, text)
+
+
+def _expect(condition: bool, key: str, wanted: str, got: Any) -> None:
+    if not condition:
+        raise CannotRun([Problem(key, f"must hold {wanted}, holds {str(got)[:60]}")], "this sweep")

@@ -1,0 +1,139 @@
+"""Committed faults: each must make a named test fail. `make mutants` (or `python -m tests.mutants [name ...]`).
+
+A fault is a replacement of text in one file, applied to a copy of the tree. A fault that no longer applies, or that
+its test survives, is an error.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+COPIED = ("engines", "harness", "models", "planners", "tests", "conf", "sweeps", "pyproject.toml", "run.py")
+CONTRACT = "tests/engines/test_contract.py"
+GPIPE = "tests/engines/gpipe/test_gpipe.py"
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """Replace `old` by `new` in `file`; `test` (a pytest node, or a file with -k words) must then fail."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    test: str
+    only: str = ""
+
+
+MUTANTS = (
+    Mutant("a lost gradient", "engines/gpipe/tokens.py",
+           "if edge is not None and gradient is not None:",
+           "if edge is not None and gradient is not None and slot.micro_batch != 1:",
+           CONTRACT, "trains_like_single and skips-2-never"),
+    Mutant("a lost skip gradient", "engines/gpipe/tokens.py",
+           'target.grads_out[part] = tuple(None if g is None else g.clone() for g in gradients)',
+           'target.grads_out[part] = tuple(None if g is None or part else g.clone() for g in gradients)',
+           CONTRACT, "trains_like_single and skips-2-never"),
+    Mutant("swapped micro-batches", "engines/gpipe/tokens.py",
+           "last = [self.slots[i, self.n - 1] for i in range(self.m)]",
+           "last = [self.slots[i, self.n - 1] for i in reversed(range(self.m))]",
+           CONTRACT, "trains_like_single and skips-2-never"),
+    Mutant("a stale random state in recomputation", "engines/gpipe/tokens.py",
+           "self.mode = TaskRandom(seed) if active else None",
+           "self.mode = TaskRandom(seed + bool(slot.leaves)) if active else None",
+           GPIPE, "plain_dropout"),
+    Mutant("dropout keyed without the micro-batch", "engines/gpipe/stage.py",
+           "dropout.keyed(self.seed, self.step, micro_batch)", "dropout.keyed(self.seed, self.step, 0)",
+           CONTRACT, "trains_like_single and skips-2-never"),
+    Mutant("autocast forgotten by the workers", "engines/gpipe/stage.py",
+           "torch.autocast(self.device_type, self.autocast_dtype, self.autocast, self.autocast_cache)",
+           "torch.autocast(self.device_type, self.autocast_dtype, False, self.autocast_cache)",
+           GPIPE, "autocast"),
+    Mutant("a dropped portal", "harness/schedule/hops.py",
+           "found.append(Hop(skip.source, skip.target, skip.name, skip.bytes))",
+           "found += [Hop(j, j + 1, skip.name, skip.bytes) for j in range(skip.source, skip.target)]",
+           "tests/models/test_unet.py", "copied_elements"),
+    Mutant("no dependency between micro-batches", "engines/gpipe/token_graph.py",
+           "if slot.recompute and not self.dependency:", "if slot.recompute:",
+           GPIPE, "order_of_the_clock"),
+    Mutant("recomputation of the last micro-batch, too", "harness/schedule/gpipe.py",
+           '(mode == "except_last" and micro_batch < micro_batches - 1)', '(mode == "except_last")',
+           GPIPE, "number_of_recomputed"),
+    Mutant("copies after the computations of their cycle", "harness/schedule/gpipe.py",
+           'for hop in into[j]]\n        for i, j in cycle:\n', 'for hop in into[j]]\n',
+           CONTRACT, "gpipe_runs_its_schedule"),
+    Mutant("statistics updated twice", "engines/gpipe/stage.py",
+           "with around.entered(micro_batch), self._throwaway_buffers():", "with around.entered(micro_batch):",
+           GPIPE, "running_statistics"),
+    Mutant("deferred statistics for each micro-batch", "harness/batchnorm.py",
+           "if self.seen >= self.chunks:", "if self.seen >= 1:",
+           GPIPE, "deferred_batch_norm"),
+    Mutant("the backward pass in the calling thread", "harness/workers.py",
+           "        self._jobs.put(job)\n        return job",
+           "        self._execute(job)\n        return job",
+           GPIPE, "stages_run_at_once"),
+    Mutant("streams that are none", "engines/gpipe/tokens.py",
+           "if self.lanes.copy is None:", "if False:",
+           GPIPE, "without_streams"),
+    Mutant("an error without its place", "engines/gpipe/stage.py",
+           "error.add_note(where)", "pass",
+           GPIPE, "names_its"),
+    Mutant("work goes on after an error", "harness/workers.py",
+           "if job.always or job.run.error is None:", "if True:",
+           GPIPE, "first_error or interrupt"),
+    Mutant("the optimizer of one stage forgotten", "engines/gpipe/session.py",
+           "work = optimizer.step if optimizer is not None else _nothing",
+           "work = optimizer.step if optimizer is not None and stage.number == 0 else _nothing",
+           CONTRACT, "trains_like_single and skips-2-never"),
+    Mutant("optimizer state left behind", "harness/training_state.py",
+           "if id(parameter) in own and name in saved:", "if False:",
+           CONTRACT, "states_move"),
+    Mutant("gradient accumulation that forgets a micro-batch", "engines/single/session.py",
+           "total += task.run(", "self.layers.zero_grad() if i == 1 else None\n            total += task.run(",
+           CONTRACT, "trains_like_single and skips-2-never"),
+)  # fmt: skip
+
+
+def survives(mutant: Mutant) -> str | None:
+    """None if the named test fails under the fault for a good reason, otherwise what is wrong."""
+    with tempfile.TemporaryDirectory() as folder:
+        for name in COPIED:
+            source = ROOT / name
+            if source.is_dir():
+                shutil.copytree(source, Path(folder) / name, ignore=shutil.ignore_patterns("__pycache__"))
+            elif source.exists():
+                shutil.copy(source, folder)
+        path = Path(folder) / mutant.file
+        text = path.read_text()
+        if text.count(mutant.old) != 1:
+            return f"{mutant.file} holds the text to replace {text.count(mutant.old)} times"
+        path.write_text(text.replace(mutant.old, mutant.new))
+        command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--timeout=30", mutant.test]
+        command += ["-k", mutant.only] if mutant.only else []
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
+    if done.returncode == 1:
+        return None
+    return "its test passes" if done.returncode == 0 else f"pytest ended with {done.returncode}:\n{done.stdout[-800:]}"
+
+
+def main(names: list[str]) -> int:
+    chosen = [m for m in MUTANTS if not names or m.name in names]
+    alive = 0
+    for mutant in chosen:
+        wrong = survives(mutant)
+        print(f"{'killed' if wrong is None else 'ALIVE '}  {mutant.name:<50} {mutant.test} {mutant.only}", flush=True)
+        if wrong is not None:
+            alive += 1
+            print(f"        {wrong}")
+    print(f"{len(chosen) - alive} of {len(chosen)} mutants killed")
+    return 1 if alive or not chosen else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
