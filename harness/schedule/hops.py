@@ -30,7 +30,9 @@ class StageSkip:
 
 
 def hops(boundaries: Iterable[int], skips: Iterable[StageSkip], portals: bool) -> list[Hop]:
-    """All hops of one micro-batch, in the order of their target; `boundaries[j]` are the bytes that enter stage j + 1.
+    """All hops of one micro-batch, by target; `boundaries[j]` are the bytes that enter stage j + 1.
+
+    Skips come before the boundary: they are there earlier, and copies to a device are made one after the other.
 
     stage     0       1       2       3
     portals   s ----------------------> t        one copy
@@ -42,7 +44,7 @@ def hops(boundaries: Iterable[int], skips: Iterable[StageSkip], portals: bool) -
             found.append(Hop(skip.source, skip.target, skip.name, skip.bytes))
         else:
             found += [Hop(j, j + 1, skip.name, skip.bytes) for j in range(skip.source, skip.target)]
-    return sorted(found, key=lambda hop: (hop.target, hop.part != "", hop.source, hop.part))
+    return sorted(found, key=lambda hop: (hop.target, hop.part == "", hop.source, hop.part))
 
 
 def plan_hops(plan: Plan, profile: ModelProfile, portals: bool) -> list[Hop]:

@@ -249,10 +249,10 @@ def test_hops_with_and_without_portals() -> None:
     """
     skip = StageSkip(0, 3, "s", 5)
     assert hops([1, 2, 3], [skip], portals=True) == [
-        Hop(0, 1, "", 1), Hop(1, 2, "", 2), Hop(2, 3, "", 3), Hop(0, 3, "s", 5)
+        Hop(0, 1, "", 1), Hop(1, 2, "", 2), Hop(0, 3, "s", 5), Hop(2, 3, "", 3)
     ]  # fmt: skip
     assert hops([1, 2, 3], [skip], portals=False) == [
-        Hop(0, 1, "", 1), Hop(0, 1, "s", 5), Hop(1, 2, "", 2), Hop(1, 2, "s", 5), Hop(2, 3, "", 3), Hop(2, 3, "s", 5)
+        Hop(0, 1, "s", 5), Hop(0, 1, "", 1), Hop(1, 2, "s", 5), Hop(1, 2, "", 2), Hop(2, 3, "s", 5), Hop(2, 3, "", 3)
     ]  # fmt: skip
 
 
@@ -277,5 +277,5 @@ def test_plan_hops_leave_out_what_stays_in_a_stage() -> None:
     )
     plan = Plan.contiguous([2, 2, 1])
     assert plan_hops(plan, profile, portals=True) == [
-        Hop(0, 1, "", 11), Hop(0, 1, "far", 1), Hop(1, 2, "", 13), Hop(0, 2, "over", 4)
+        Hop(0, 1, "far", 1), Hop(0, 1, "", 11), Hop(0, 2, "over", 4), Hop(1, 2, "", 13)
     ]  # fmt: skip

@@ -1,0 +1,131 @@
+"""The devices of this machine, found without importing torch."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+Kind = Literal["cpu", "cuda"]
+
+
+@dataclass(frozen=True)
+class Found:
+    """`count` equal devices of one kind; `memory_bytes` is what each of them has (on CPUs: all of them together)."""
+
+    kind: Kind
+    name: str
+    count: int
+    memory_bytes: int
+
+
+def detect(wanted: str = "auto") -> Found:
+    """The devices of kind `wanted` ("auto", "cpu" or "cuda"); auto takes GPUs where torch can use them.
+
+    "cuda" on a machine without them gives a count of 0.
+    """
+    if wanted != "cpu":
+        gpus = _gpus() if torch_has_cuda() else []
+        if gpus:
+            return Found("cuda", gpus[0][0], len(gpus), min(memory for _, memory in gpus))
+        if wanted == "cuda":
+            return Found("cuda", "GPU", 0, 0)
+    return Found("cpu", cpu_model(), cores(), available_memory_bytes())
+
+
+def torch_names(kind: Kind, count: int) -> tuple[str, ...]:
+    """The torch device of each of the devices 0..count-1. CPU devices are worker threads: all of them are "cpu"."""
+    return tuple("cpu" if kind == "cpu" else f"cuda:{index}" for index in range(count))
+
+
+def cores() -> int:
+    """CPU cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def cpu_model() -> str:
+    """The processor's name."""
+    with suppress(OSError):
+        match = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+        if match:
+            return match[1].strip()
+    return platform.processor() or platform.machine() or "CPU"
+
+
+def available_memory_bytes() -> int:
+    """Memory that can be had without swapping: MemAvailable, or what the control group leaves if that is less."""
+    with suppress(OSError):
+        match = re.search(r"^MemAvailable:\s*(\d+) kB$", Path("/proc/meminfo").read_text(), re.MULTILINE)
+        if match:
+            return min(int(match[1]) * 1024, _control_group_bytes())
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _control_group_bytes(root: Path = Path("/sys/fs/cgroup")) -> int:
+    """What the control group of a container still allows; without a limit more than any machine has."""
+    try:
+        limit = (root / "memory.max").read_text().strip()
+        return max(0, int(limit) - int((root / "memory.current").read_text()))
+    except (OSError, ValueError):
+        return 1 << 62
+
+
+def torch_has_cuda() -> bool:
+    """Whether the installed torch is a build for CUDA, as its version file says."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        return False
+    with suppress(OSError):
+        text = (Path(spec.origin).parent / "version.py").read_text()
+        return re.search(r"^cuda\b[^=\n]*=\s*['\"]", text, re.MULTILINE) is not None
+    return False
+
+
+def torch_version() -> str:
+    """The version of the installed torch."""
+    return importlib.metadata.version("torch")
+
+
+def _gpus() -> list[tuple[str, int]]:
+    """(name, bytes) of each GPU that CUDA_VISIBLE_DEVICES leaves visible, in torch's order."""
+    with suppress(Exception), _nvml() as nvml:
+        return [
+            (str(nvml.nvmlDeviceGetName(handle)), int(nvml.nvmlDeviceGetMemoryInfo(handle).total))
+            for handle in _visible(nvml, os.environ.get("CUDA_VISIBLE_DEVICES"))
+        ]
+    return []
+
+
+@contextmanager
+def _nvml() -> Iterator[Any]:
+    import pynvml
+
+    pynvml.nvmlInit()
+    try:
+        yield pynvml
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _visible(nvml: Any, variable: str | None) -> list[Any]:
+    """Handles named by CUDA_VISIBLE_DEVICES (indices or UUIDs); as in CUDA, the first invalid entry ends the list."""
+    if variable is None:
+        return [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+    handles = []
+    for entry in filter(None, (part.strip() for part in variable.split(","))):
+        try:
+            by_index = entry.isdigit()
+            handles.append((nvml.nvmlDeviceGetHandleByIndex if by_index else nvml.nvmlDeviceGetHandleByUUID)(
+                int(entry) if by_index else entry))  # fmt: skip
+        except nvml.NVMLError:
+            break
+    return handles

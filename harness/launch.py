@@ -1,0 +1,199 @@
+"""Ranks: started, watched and ended by one parent. Every wait has an end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import IO, TypeVar
+
+from harness import failure, malloc
+from harness.failure import Failure
+from harness.interfaces import Engine, Model, Session, SessionSpec
+from harness.plan import Plan
+from harness.problem import Problem
+from harness.record import Status
+
+T = TypeVar("T")
+ROOT = Path(__file__).resolve().parents[1]
+LOG = "log"
+WATCHED = (LOG, "metrics.jsonl")
+"""The files in which a rank's progress shows."""
+POLL_S = 0.05
+DUMP_S = 1.0
+"""How long a rank that hangs may write its Python stacks."""
+DISK_FULL_CODE = 28
+"""The exit code of a rank that could not write: then `error.json` may be missing too."""
+GRACE_S = 3.0
+"""Between asking a rank to end and killing it."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How the ranks ended; `reason` is for the user."""
+
+    status: Status
+    reason: str = ""
+    problems: tuple[Problem, ...] = ()
+
+
+class Preempted(KeyboardInterrupt):
+    """The user or the scheduler ended the run; the message names the signal."""
+
+
+def call(engine: Engine, model: Model, plan: Plan, spec: SessionSpec, fn: Callable[[Session], T]) -> T:
+    """Open a session of an engine that lives in this process, apply `fn` to it, close it."""
+    with engine.session(model, plan, spec) as session:
+        return fn(session)
+
+
+def supervise(
+    commands: Sequence[Sequence[str]],
+    run_dir: Path,
+    timeout_s: float,
+    on_progress: Callable[[], None] = lambda: None,
+) -> Outcome:
+    """Run a process for each command until all have ended well, or the first has failed, or none makes progress.
+
+    Their output goes to `run_dir/log`; `on_progress` is called all the time in between. Progress is a change of the
+    ranks' files. A rank that made none for `timeout_s` gets SIGUSR2 (it writes its Python stacks) and is killed.
+    However this function is left, no process stays behind; if this process dies, the kernel kills them.
+    """
+    ranks: list[subprocess.Popen[bytes]] = []
+    with (run_dir / LOG).open("ab") as log:
+        try:
+            for command in commands:
+                ranks.append(_start(command, log))
+            outcome = _watch(ranks, run_dir, timeout_s, on_progress)
+        finally:
+            _end(ranks)
+    on_progress()
+    return outcome
+
+
+class Signals:
+    """What SIGINT, SIGTERM and SIGHUP do while a run is under way; see `preemptible`."""
+
+    def __init__(self) -> None:
+        self.ignored = False
+
+    def handle(self, number: int, frame: FrameType | None) -> None:
+        if not self.ignored:
+            self.ignored = True
+            raise Preempted(f"ended by {signal.Signals(number).name}")
+
+
+@contextmanager
+def preemptible() -> Iterator[Signals]:
+    """Within it these signals raise `Preempted`, once: further ones do not disturb the tidying up.
+
+    Nor does any after `ignored` of what is yielded has been set to True. Without effect outside the main thread.
+    """
+    signals = Signals()
+    if threading.current_thread() is not threading.main_thread():
+        yield signals
+        return
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    former = {number: signal.signal(number, signals.handle) for number in numbers}
+    try:
+        yield signals
+    finally:
+        for number, action in former.items():
+            signal.signal(number, action)
+
+
+def _start(command: Sequence[str], log: IO[bytes]) -> subprocess.Popen[bytes]:
+    """In a process group of its own: Ctrl-C reaches the parent alone, and all that a rank starts ends with it."""
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    settings = {"PYTHONPATH": path, "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
+    wrapper = [sys.executable, "-S", "-E", str(ROOT / "harness" / "orphan.py"), str(os.getpid())]
+    return subprocess.Popen(
+        [*wrapper, *command],
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        env=os.environ | malloc.environment() | settings,
+        start_new_session=True,
+    )
+
+
+def _watch(
+    ranks: Sequence[subprocess.Popen[bytes]], run_dir: Path, timeout_s: float, on_progress: Callable[[], None]
+) -> Outcome:
+    seen, since = _state(run_dir), time.monotonic()
+    while True:
+        codes = [rank.poll() for rank in ranks]
+        for number, code in enumerate(codes):
+            if code:
+                return _failed(number, code, run_dir)
+        if all(code == 0 for code in codes):
+            return Outcome("ok")
+        now = _state(run_dir)
+        if now != seen:
+            seen, since = now, time.monotonic()
+        elif time.monotonic() - since > timeout_s:
+            _dump(ranks)
+            reason = f"no progress for launch.timeout_s={timeout_s:g} s; each rank's Python stack is in the log"
+            return Outcome("timeout", reason)
+        on_progress()
+        time.sleep(POLL_S)
+
+
+def _state(run_dir: Path) -> list[tuple[int, int]]:
+    state = []
+    for name in WATCHED:
+        with suppress(FileNotFoundError):
+            found = (run_dir / name).stat()
+            state.append((found.st_size, found.st_mtime_ns))
+    return state
+
+
+def _failed(number: int, code: int, run_dir: Path) -> Outcome:
+    """What the rank itself said, or what its exit code says."""
+    if (run_dir / failure.FILE).exists():
+        told = Failure.load(run_dir / failure.FILE)
+        return Outcome(told.status, told.message, told.problems)
+    if code == DISK_FULL_CODE:
+        return Outcome("error", failure.DISK_FULL)
+    if code == -signal.SIGKILL:
+        return Outcome("oom", f"rank {number} was killed (signal 9): most likely the machine's memory was full")
+    if code < 0:
+        return Outcome("error", f"rank {number} ended by signal {-code} ({signal.Signals(-code).name})")
+    return Outcome("error", f"rank {number} ended with exit code {code}: {_last_line(run_dir / LOG)}")
+
+
+def _last_line(log: Path) -> str:
+    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    return lines[-1] if lines else "its log is empty"
+
+
+def _dump(ranks: Sequence[subprocess.Popen[bytes]]) -> None:
+    for rank in ranks:
+        rank.send_signal(signal.SIGUSR2)
+    time.sleep(DUMP_S)
+
+
+def _end(ranks: Sequence[subprocess.Popen[bytes]]) -> None:
+    """End what is left of the ranks and of all that they started."""
+    for rank in ranks:
+        _signal_group(rank, signal.SIGTERM)
+    deadline = time.monotonic() + GRACE_S
+    for rank in ranks:
+        with suppress(subprocess.TimeoutExpired):
+            rank.wait(max(0.0, deadline - time.monotonic()))
+    for rank in ranks:
+        _signal_group(rank, signal.SIGKILL)
+        rank.wait()
+
+
+def _signal_group(rank: subprocess.Popen[bytes], number: signal.Signals) -> None:
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(rank.pid, number)

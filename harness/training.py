@@ -1,0 +1,145 @@
+"""The training loop of a rank: warm-up, measured steps, and what they come to."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from harness.interfaces import Data, Session, StepMetrics
+from harness.trace import Trace
+
+METRICS = "metrics.jsonl"
+
+
+class Diverged(RuntimeError):
+    """The loss is no number any more."""
+
+
+@dataclass(frozen=True)
+class Loop:
+    """How long to train, and on how many samples a step."""
+
+    batch_size: int
+    steps: int
+    warmup: int
+
+
+@dataclass(frozen=True)
+class Line:
+    """A step in `metrics.jsonl`. `step` counts from 0, warm-up included."""
+
+    step: int
+    phase: Literal["warmup", "measured"]
+    loss: float
+    step_time_s: float
+    data_wait_s: float
+
+
+class LineFile:
+    """A file of JSON lines, each written at once. One that does not fit (a full disk) leaves no part behind."""
+
+    def __init__(self, path: Path) -> None:
+        self.handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+        self.size = 0
+
+    def close(self) -> None:
+        os.close(self.handle)
+
+    def write(self, line: Line) -> None:
+        data = (json.dumps(vars(line)) + "\n").encode()
+        try:
+            rest = data
+            while rest:
+                rest = rest[os.write(self.handle, rest) :]
+        except OSError:
+            with suppress(OSError):
+                os.ftruncate(self.handle, self.size)
+            raise
+        self.size += len(data)
+
+
+def train(
+    session: Session, data: Data, loop: Loop, folder: Path, say: Callable[[str], None] = lambda text: None
+) -> tuple[dict[str, Any], Trace]:
+    """Train, with a line for each step in `folder/metrics.jsonl`; the metrics and trace of the measured steps.
+
+    Memory is metered in the last warm-up step, since that costs time; without one it is not known. Raises `Diverged`
+    at the first loss that is not finite.
+    """
+    lines: list[Line] = []
+    last: StepMetrics | None = None
+    peak: list[int] | None = None
+    with closing(LineFile(folder / METRICS)) as out:
+        for step in range(loop.warmup + loop.steps):
+            began = time.perf_counter()
+            batch = data.batch(step, loop.batch_size)
+            waited = time.perf_counter() - began
+            last = session.step(batch, meter=step == loop.warmup - 1)
+            peak = last.peak_memory_bytes or peak
+            lines.append(_line(step, loop, last, waited))
+            out.write(lines[-1])
+            say(f"step {step}: loss {last.loss:.6g}, {last.step_time_s:.4f} s")
+    assert last is not None
+    trace = shifted(session.trace(), loop.warmup)
+    return {**_summary(lines, loop), "peak_memory_bytes": peak, "bytes_sent": last.bytes_sent}, trace
+
+
+def _line(step: int, loop: Loop, metrics: StepMetrics, waited: float) -> Line:
+    if not math.isfinite(metrics.loss):
+        what = f"the loss is {metrics.loss} at step {step}, training diverged"
+        raise Diverged(f"{what} -> a smaller optimizer.lr")
+    phase: Literal["warmup", "measured"] = "warmup" if step < loop.warmup else "measured"
+    return Line(step, phase, float(metrics.loss), metrics.step_time_s, waited)
+
+
+def _summary(lines: Sequence[Line], loop: Loop) -> dict[str, Any]:
+    measured = [line for line in lines if line.phase == "measured"]
+    times = [line.step_time_s for line in measured]
+    median = statistics.median(times)
+    return {
+        "step_time_s": median,
+        "step_time_spread_s": [percentile(times, 10), percentile(times, 90)],
+        "throughput": loop.batch_size / median,
+        "loss": lines[-1].loss,
+        "first_loss": lines[0].loss,
+        "data_wait_s": statistics.median(line.data_wait_s for line in measured),
+    }
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """The value below which `percent` of the values lie, linear between neighbours."""
+    ordered = sorted(values)
+    place = (len(ordered) - 1) * percent / 100
+    below = math.floor(place)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
+
+
+def shifted(trace: Trace, first: int) -> Trace:
+    """The steps from `first` on, renumbered from 0, on a clock that is 0 when they begin."""
+    steps = trace.steps[first:]
+    if not steps:
+        return Trace(())
+    zero = steps[0][0]
+    spans = [
+        replace(span, start_s=span.start_s - zero, end_s=span.end_s - zero, step=span.step - first)
+        for span in trace.spans
+        if span.step >= first
+    ]
+    return Trace(tuple(spans), tuple((start - zero, end - zero) for start, end in steps))
+
+
+def use_of_devices(trace: Trace, devices: Sequence[int]) -> dict[str, Any]:
+    """`utilization` of each device and the `bubble_fraction` of all; null where the engine left no trace."""
+    if not trace.spans:
+        return {"utilization": None, "bubble_fraction": None}
+    utilization = trace.utilization(devices)
+    return {"utilization": utilization, "bubble_fraction": 1 - sum(utilization) / len(utilization)}
