@@ -56,7 +56,7 @@ def main(names: list[str]) -> int:
     results: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     for name in names or benches:
         rows = benches[name](int(os.environ.get("ROUNDS", ROUNDS)))
-        show(name, (benches[name].__doc__ or "").strip(), rows)
+        show(name, (benches[name].__doc__ or "").strip().splitlines()[0], rows)
         results[name] = {"rows": rows, "manifest": manifest([], ["cpu"], {}, 1)}
         files.write_text(RESULTS, json.dumps(results, indent=1) + "\n")
     return 0

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
 import torch
 
-from analysis.bench.race import race, speedup
+from analysis.bench.race import Times, race, speedup
 from engines.gpipe.config import Config as GPipeConfig
 from engines.gpipe.config import build as build_gpipe
 from engines.single.config import Config as SingleConfig
@@ -72,29 +74,46 @@ class Bench:
             setattr(config, key, value)
         return self.open(build_gpipe(config), plan)
 
-    def race(self, sessions: dict[str, Session], rounds: int) -> Any:
-        return race({name: lambda s=s: s.step(self.batch).step_time_s for name, s in sessions.items()}, rounds)  # type: ignore[misc]
+    def step_of(self, session: Session) -> Callable[[], float]:
+        return lambda: session.step(self.batch).step_time_s
+
+    def race(self, sessions: dict[str, Session], rounds: int) -> dict[str, Times]:
+        return race({name: self.step_of(session) for name, session in sessions.items()}, rounds)
+
+    def at_once(self, sessions: Sequence[Session]) -> float:
+        """Seconds for each step when independent sessions run at the same time: what the cores give at best."""
+        threads = [threading.Thread(target=session.step, args=(self.batch,)) for session in sessions]
+        start = time.perf_counter()
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return (time.perf_counter() - start) / len(sessions)
 
 
 def two_devices(rounds: int) -> list[Row]:
-    """Two CPU devices, 8 micro-batches, no checkpointing, against one device with one thread and with all."""
-    with Bench() as bench:
+    """Two CPU devices, 8 micro-batches, no checkpointing, against one device with one thread and with all.
+
+    `ideal` is 2 m / (m + 1) times the balance achieved. Two independent runs at once show what two of this machine's
+    cores give together (2.0 if they shared nothing); `of ideal x cores` is what the pipeline makes of that.
+    """
+    with Bench(size=8, channels=32, side=64) as bench:
         plan = bench.balanced(2, "never")
-        sessions = {
-            "single, 1 thread": bench.single(),
-            "single, all threads": bench.single(threads=0),
-            "gpipe, 2 devices": bench.gpipe(plan),
-        }
-        times = bench.race(sessions, rounds)
+        sessions = {"single": bench.single(), "single, all threads": bench.single(threads=0)}
+        sessions["gpipe, 2 devices"] = bench.gpipe(plan)
+        contestants = {name: bench.step_of(session) for name, session in sessions.items()}
+        pair = (bench.single(), bench.single())
+        times = race({**contestants, "2 x single at once": lambda: bench.at_once(pair)}, rounds)
         trace = sessions["gpipe, 2 devices"].trace()
     last = trace.only(len(trace.steps) - 1)
     busy = [last.busy_s(device) for device in (0, 1)]
     balance = sum(busy) / 2 / max(busy)
-    m = bench.micro_batches
-    rows = [_row(name, times, "single, 1 thread") for name in sessions]
-    rows[-1] |= {
-        "ideal": 2 * m / (m + 1) * balance, "balance": balance, "layers": list(plan.balance),
-        "forward overlap": overlap(last, "F"), "backward overlap": overlap(last, "B"),
+    ideal = 2 * bench.micro_batches / (bench.micro_batches + 1) * balance
+    cores = speedup(times, "2 x single at once", "single")
+    rows = [_row(name, times, "single") for name in times]
+    rows[2] |= {
+        "ideal": ideal, "of ideal x cores": speedup(times, "gpipe, 2 devices", "single") / (ideal * cores / 2),
+        "balance": balance, "overlap F": overlap(last, "F"), "overlap B": overlap(last, "B"),
     }  # fmt: skip
     return rows
 

@@ -160,12 +160,36 @@ class TokenPass(Run):
                 if edge is not None and gradient is not None:
                     edges.append(edge)
                     gradients.append(gradient)
-        slot.grads_out, slot.edges = {}, {}
         with slot.stage.noted("backward", slot.micro_batch):
-            if edges:
-                torch.autograd.backward(edges, gradients)
+            try:
+                if edges:
+                    torch.autograd.backward(edges, gradients)
+            except Exception:
+                self._find_layer(slot)
+                raise
+        slot.grads_out, slot.edges = {}, {}
         slot.grads_in = {part: tuple(t.grad for t in leaves) for part, leaves in slot.leaves.items()}
         slot.leaves = {}
+
+    def _find_layer(self, slot: Slot) -> None:
+        """After an error in a backward task: do the task once more, with marks, to see which layer it comes from."""
+        slot.stage.layer, slot.stage.marking = "unknown", True
+        ins = {p: ts if len(ts) > 1 else ts[0] for p, ts in slot.leaves.items()}
+        try:
+            with torch.enable_grad(), _random(self, slot):
+                outs = slot.stage.run_again(ins, slot.micro_batch, self.around)
+            slot.stage.layer = "unknown"
+            pairs = [
+                (tensor, gradient)
+                for part, gradients in slot.grads_out.items()
+                for tensor, gradient in zip(tensors_of(outs[part]), gradients, strict=False)
+                if tensor.requires_grad and gradient is not None
+            ]
+            torch.autograd.backward([tensor for tensor, _ in pairs], [gradient for _, gradient in pairs])
+        except Exception:  # the same one again: stage.layer says where
+            pass
+        finally:
+            slot.stage.marking = False
 
     def _move(self, source: Slot, target: Slot, part: str) -> None:
         value = source.outs.pop(part)
