@@ -56,6 +56,12 @@ def micro_batch(config: DictConfig) -> int:
     return max(1, config.batch.size // ((_given(config, "data") or 1) * config.batch.micro_batches))
 
 
+def batch_size(config: DictConfig, profile: ModelProfile) -> int:
+    """The batch whose micro-batches are those of the profile."""
+    size: int = profile.micro_batch * config.batch.micro_batches * (_given(config, "data") or 1)
+    return size
+
+
 def against_profile(config: DictConfig, can: Capabilities, profile: ModelProfile, model_given: bool) -> list[Problem]:
     """What is wrong with the request now that the model's profile is known.
 
@@ -165,15 +171,14 @@ def _stored(config: DictConfig, profile: ModelProfile, model_given: bool) -> lis
     of = profile.model or "a model without a name"
     if model_given and profile.model != name and not profile.model.startswith(f"{name}_"):
         return [Problem(key, f"is of {of}, the model is {name}", "leave model= out, or profile=")]
-    if config.mode != "run":
-        return []
-    if not model_given:
-        return [Problem(key, f"is of {of}: only planning is possible without model=", "mode=plan, or model=NAME")]
     found = []
     if profile.micro_batch != micro_batch(config):
         what = f"is for micro-batches of {profile.micro_batch} samples, this run has {micro_batch(config)}"
-        fitting = profile.micro_batch * config.batch.micro_batches * (_given(config, "data") or 1)
-        found.append(Problem(key, what, f"batch.size={fitting}"))
+        found.append(Problem(key, what, f"batch.size={batch_size(config, profile)}"))
+    if config.mode != "run":
+        return found
+    if not model_given:
+        return [Problem(key, f"is of {of}: only planning is possible without model=", "mode=plan, or model=NAME")]
     if profile.dtype != config.precision.dtype:
         what = f"is for {profile.dtype}, this run has {config.precision.dtype}"
         found.append(Problem(key, what, f"precision.dtype={profile.dtype}"))

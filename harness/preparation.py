@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -168,9 +169,22 @@ class _Preparation:
         return replace(plan, predicted={**plan.predicted, **figures})
 
 
+def follow_profile(config: DictConfig, overrides: Sequence[str]) -> None:
+    """With a stored profile, `batch.size` follows from its micro-batches unless it is given."""
+    if not config.profile or any(text.startswith("batch.size=") for text in overrides):
+        return
+    with suppress(SchemaError, OSError):  # `prepare` tells
+        config.batch.size = check.batch_size(config, ModelProfile.load(Path(config.profile)))
+
+
 def choices(config: DictConfig, overrides: Sequence[str]) -> dict[str, str]:
-    """Engine, model and cluster as the user chose them: unet_5_64 and not unet, which it configures."""
+    """Engine, model and cluster as the user chose them: unet_5_64 and not unet, which it configures.
+
+    With a stored profile and no model, the model is the profile's.
+    """
     chosen = dict(text.split("=", 1) for text in overrides if "=" in text)
+    if config.profile:
+        chosen.setdefault("model", Path(config.profile).stem)
     return {group: chosen.get(group, config[group].name) for group in ("engine", "model", "cluster")}
 
 

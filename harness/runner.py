@@ -52,6 +52,7 @@ def run(config: DictConfig, overrides: Sequence[str]) -> RunRecord:
 
 class _Run:
     def __init__(self, config: DictConfig, overrides: Sequence[str]) -> None:
+        preparation.follow_profile(config, overrides)
         self.config, self.overrides = config, list(overrides)
         container: Any = OmegaConf.to_container(config, resolve=True)
         source: Any = "measured" if config.mode == "run" else "simulated"

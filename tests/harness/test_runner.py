@@ -157,10 +157,13 @@ print("torch" in sys.modules)
 
 
 def test_a_stored_profile_stands_for_its_model(done, tmp_path):
-    typed = ["mode=plan", f"profile={done / 'profile.json'}", "cluster=flat", "cluster.devices=4", "batch.size=16"]
+    typed = ["mode=plan", f"profile={done / 'profile.json'}", "cluster=flat", "cluster.devices=4"]
+    typed.append("batch.micro_batches=64")
     record = runner.run(compose([*typed, f"out={tmp_path}"]), typed)
     assert record.status == "ok"
     assert len(record.plan["stages"]) == 4
+    samples = ModelProfile.load(done / "profile.json").micro_batch
+    assert record.config["batch"]["size"] == 64 * samples, "the batch follows from the profile"
 
 
 def test_all_problems_are_printed_at_once(done, tmp_path, capsys):
