@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -45,7 +46,7 @@ class Bench:
         self.micro_batches = micro_batches
         torch.manual_seed(0)
         self.batch: Batch = self.model.sample(size)
-        self.profile: ModelProfile = measure(self.model, size // micro_batches, "float32", "cpu")
+        self.profile: ModelProfile = measure(self.model, size // micro_batches, "float32", "cpu", repeats=15)
         self.stack = ExitStack()
 
     def __enter__(self) -> Bench:
@@ -105,15 +106,16 @@ def two_devices(rounds: int) -> list[Row]:
         pair = (bench.single(), bench.single())
         times = race({**contestants, "2 x single at once": lambda: bench.at_once(pair)}, rounds)
         trace = sessions["gpipe, 2 devices"].trace()
-    last = trace.only(len(trace.steps) - 1)
-    busy = [last.busy_s(device) for device in (0, 1)]
+    steps = [trace.only(number) for number in range(1, len(trace.steps))]
+    busy = [statistics.median(step.busy_s(device) for step in steps) for device in (0, 1)]
     balance = sum(busy) / 2 / max(busy)
     ideal = 2 * bench.micro_batches / (bench.micro_batches + 1) * balance
     cores = speedup(times, "2 x single at once", "single")
     rows = [_row(name, times, "single") for name in times]
     rows[2] |= {
         "ideal": ideal, "of ideal x cores": speedup(times, "gpipe, 2 devices", "single") / (ideal * cores / 2),
-        "balance": balance, "overlap F": overlap(last, "F"), "overlap B": overlap(last, "B"),
+        "balance": balance, "overlap F": statistics.median(overlap(step, "F") for step in steps),
+        "overlap B": statistics.median(overlap(step, "B") for step in steps),
     }  # fmt: skip
     return rows
 
