@@ -35,7 +35,7 @@ def manifest(config_overrides: list[str], devices: list[str], seeds: dict[str, i
     """
     return {
         "start_time": datetime.now(UTC).isoformat(timespec="milliseconds"),
-        "command": list(sys.argv),
+        "command": [sys.argv[0].removeprefix(f"{ROOT}/"), *sys.argv[1:]],
         "overrides": list(config_overrides),
         "git": git(ROOT),
         "versions": versions(),

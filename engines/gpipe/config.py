@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from harness.schedule.gpipe import check_mode
+
 if TYPE_CHECKING:
     from engines.gpipe.engine import GPipeEngine
 
@@ -23,6 +25,12 @@ class Config:
     """A skip goes straight to the stage that pops it; without portals it is copied through every stage in between."""
     deferred_batch_norm: bool = False
     """Batch norm gathers its running statistics over the whole mini-batch, not for each micro-batch."""
+
+
+def check(config: Config) -> None:
+    """Raise ValueError with a line for each value that no run can have."""
+    if wrong := check_mode("engine.checkpoint", config.checkpoint, "except_last"):
+        raise ValueError("\n".join(wrong))
 
 
 def build(config: Config) -> GPipeEngine:

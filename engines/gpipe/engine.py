@@ -23,10 +23,7 @@ class GPipeEngine:
         self.config = config
 
     def check(self, plan: Plan, profile: ModelProfile, cluster: Cluster, memory: MemoryModel) -> list[Problem]:
-        if self.config.checkpoint in ("always", "except_last", "never"):
-            return []
-        what = "must be always, except_last or never"
-        return [Problem(f"engine.checkpoint {self.config.checkpoint}", what, "engine.checkpoint=except_last")]
+        return []
 
     def schedule(self, plan: Plan, profile: ModelProfile) -> Schedule:
         return gpipe(

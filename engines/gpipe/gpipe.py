@@ -21,10 +21,9 @@ from engines.gpipe.tensors import TensorPass
 from engines.gpipe.token_graph import run_tokens
 from engines.gpipe.tokens import Lanes, TokenPass
 from harness import batchnorm
+from harness.schedule.gpipe import RECOMPUTE
 from harness.trace import Span
 from harness.workers import Lane
-
-CHECKPOINT = ("always", "except_last", "never")
 
 
 class GPipe(nn.Module):
@@ -159,8 +158,8 @@ def _check(module: nn.Sequential, pipe: GPipe) -> None:
                          f"it sums up to {sum(pipe.balance)}")  # fmt: skip
     if pipe.chunks < 1:
         raise ValueError(f"chunks is {pipe.chunks}, must be at least 1")
-    if pipe.checkpoint not in CHECKPOINT:
-        raise ValueError(f"checkpoint is {pipe.checkpoint!r}, must be one of {', '.join(CHECKPOINT)}")
+    if pipe.checkpoint not in RECOMPUTE:
+        raise ValueError(f"checkpoint is {pipe.checkpoint!r}, must be one of {', '.join(RECOMPUTE)}")
     if len(pipe.placement) != len(pipe.balance):
         raise ValueError(f"placement names {len(pipe.placement)} devices for {len(pipe.balance)} stages")
     if max(pipe.placement) >= len(pipe.devices) or min(pipe.placement) < 0:

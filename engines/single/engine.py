@@ -26,18 +26,9 @@ class SingleEngine:
         self.config = config
 
     def check(self, plan: Plan, profile: ModelProfile, cluster: Cluster, memory: MemoryModel) -> list[Problem]:
-        problems = []
-        if len(plan.stages) != 1:
-            problems.append(
-                Problem(f"mesh.pipeline {len(plan.stages)}", "engine=single has 1 stage", "mesh.pipeline=1")
-            )
-        if self.config.checkpoint not in ("always", "except_last", "never"):
-            what = "must be always, except_last or never"
-            problems.append(Problem(f"engine.checkpoint {self.config.checkpoint}", what, "engine.checkpoint=never"))
-        if self.config.threads < 0:
-            what = "must be at least 1, or 0 for all cores"
-            problems.append(Problem(f"engine.threads {self.config.threads}", what, "engine.threads=1"))
-        return problems
+        if len(plan.stages) == 1:
+            return []
+        return [Problem(f"mesh.pipeline {len(plan.stages)}", "engine=single has 1 stage", "mesh.pipeline=1")]
 
     def schedule(self, plan: Plan, profile: ModelProfile) -> Schedule:
         return single(plan.micro_batches, plan.recompute)

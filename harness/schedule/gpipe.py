@@ -11,6 +11,13 @@ from harness.schedule import Schedule, lanes_of
 from harness.schedule.hops import Hop
 from harness.trace import Lane
 
+RECOMPUTE = ("always", "except_last", "never")
+
+
+def check_mode(key: str, mode: str, default: str) -> list[str]:
+    """A line for an unknown checkpoint mode, in the user's key; empty if all is well."""
+    return [] if mode in RECOMPUTE else [f"{key} {mode}   is none of {', '.join(RECOMPUTE)}   -> {key}={default}"]
+
 
 def clock_cycles(micro_batches: int, stages: int) -> Iterator[list[tuple[int, int]]]:
     """Tasks (i, j), micro-batch i on stage j, of each cycle k = i + j (section 3.2.1).

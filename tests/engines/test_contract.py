@@ -6,8 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from engines.gpipe import config as gpipe_config
 from engines.gpipe.config import Config as GPipeConfig
 from engines.gpipe.config import build as build_gpipe
+from engines.single import config as single_config
 from engines.single.config import Config as SingleConfig
 from engines.single.config import build as build_single
 from harness.interfaces import Model, OptimizerSpec
@@ -119,10 +121,17 @@ def test_engines_accept_what_they_are_tested_with() -> None:
 
 
 def test_engines_refuse_an_unknown_checkpoint_mode() -> None:
-    plan = Plan.contiguous([14])
-    for engine in (build_gpipe(GPipeConfig(checkpoint="some")), build_single(SingleConfig(checkpoint="some"))):
-        problems = engine.check(plan, contract.profile_of(MODELS["skips"]), *_any())
-        assert [p.key for p in problems] == ["engine.checkpoint some"]
+    for check, config in ((gpipe_config.check, GPipeConfig()), (single_config.check, SingleConfig())):
+        check(config)  # type: ignore[operator]
+        config.checkpoint = "some"
+        with pytest.raises(ValueError, match=r"engine\.checkpoint some   is none of always, except_last, never"):
+            check(config)  # type: ignore[operator]
+
+
+def test_single_refuses_stages() -> None:
+    case_ = case("skips")
+    problems = build_single(SingleConfig()).check(case_.plan, contract.profile_of(case_.model), *_any())
+    assert [p.key for p in problems] == ["mesh.pipeline 2"]
 
 
 def _any() -> tuple:  # type: ignore[type-arg]
