@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from engines.gpipe.begin import begun
 from engines.gpipe.microbatch import Parts, mapped, tensors_of
 from engines.gpipe.stage import Stage
 from harness.op import Kind, Op
@@ -56,7 +57,7 @@ class CheckpointedTask:
         """The forward task, without a graph."""
         self.rng = torch.get_rng_state(), _cuda_rng(self.stage.device)
         with self._at_work("F", "forward"), torch.no_grad():
-            outs = self.stage.run(self.ins, self.i, self.run_of.around)
+            outs = self.stage.run_kept(self.ins, self.i, self.run_of.around)
         self.names = [(part, isinstance(value, tuple), len(tensors_of(value))) for part, value in outs.items()]
         return [t for value in outs.values() for t in tensors_of(value)]
 
@@ -64,13 +65,13 @@ class CheckpointedTask:
         """Run it again with a graph, with the same random numbers."""
         needs = {part: tuple(map(_leaf, tensors_of(value))) for part, value in self.ins.items()}
         self.leaves = [t for tensors in needs.values() for t in tensors]
-        ins: Parts = {p: ts if isinstance(self.ins[p], tuple) else ts[0] for p, ts in needs.items()}
         cuda = [self.stage.device] if self.stage.device.type == "cuda" else []
         with torch.random.fork_rng(cuda), self._at_work("R", "recomputation"), torch.enable_grad():
             assert self.rng is not None
             torch.set_rng_state(self.rng[0])
             if self.rng[1] is not None:
                 torch.cuda.set_rng_state(self.rng[1], self.stage.device)
+            ins = {p: mapped(begun, ts if isinstance(self.ins[p], tuple) else ts[0]) for p, ts in needs.items()}
             outs = self.stage.run_again(ins, self.i, self.run_of.around)
         self.outs = [t for value in outs.values() for t in tensors_of(value)]
         self.ins = {}

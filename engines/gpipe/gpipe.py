@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -121,6 +122,15 @@ class GPipe(nn.Module):
     def close(self) -> None:
         """End the worker threads; the module cannot be called afterwards."""
         self._finalizer()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies and pickles: all but the threads and what belongs to the last pass."""
+        left_out = {"lanes", "last", "_finalizer"}
+        return {name: value for name, value in self.__dict__.items() if name not in left_out} | {"spans": []}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.lanes = self._open_lanes() if self.on_cpu else None
 
     def _wants_grad(self, value: Value) -> bool:
         return any(t.requires_grad for t in tensors_of(value)) or any(p.requires_grad for p in self.parameters())

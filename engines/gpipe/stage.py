@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from engines.gpipe.microbatch import Parts, Value, check_value, tensors_of
+from engines.gpipe.microbatch import Parts, Value, check_value, mapped, tensors_of
 from harness import dropout, skip
 
 
@@ -50,12 +50,27 @@ class Stage:
         self.device = device
         self.layer = ""
         self.marking = False
+        self.changes_inputs: bool | None = None
         self._changing: list[tuple[nn.Module, str]] | None = None
 
     def run(self, parts: Parts, micro_batch: int, around: Surroundings) -> Parts:
         """Values and skips that arrive -> values and skips that leave."""
         with around.entered(micro_batch), self._noticing_changes():
             return self._layers(parts)
+
+    def run_kept(self, parts: Parts, micro_batch: int, around: Surroundings) -> Parts:
+        """`run` for a task that will be recomputed: layers that work in place get copies of what arrives.
+
+        The first run finds out whether there are any.
+        """
+        if self.changes_inputs is False:
+            return self.run(parts, micro_batch, around)
+        copies = {part: mapped(Tensor.clone, value) for part, value in parts.items()}
+        tensors = [tensor for value in copies.values() for tensor in tensors_of(value)]
+        versions = [tensor._version for tensor in tensors]
+        outs = self.run(copies, micro_batch, around)
+        self.changes_inputs = versions != [tensor._version for tensor in tensors]
+        return outs
 
     def run_again(self, parts: Parts, micro_batch: int, around: Surroundings) -> Parts:
         """The same for a recomputation: running statistics and other buffers stay as the first run left them."""

@@ -104,6 +104,12 @@ class Exit(Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         run: TokenPass = ctx.run
+        if run.backward_begun:
+            raise RuntimeError(
+                "this output of the pipeline has had its backward pass: what it needs is freed after the first one, "
+                "with retain_graph, too -> call the pipeline again"
+            )
+        run.backward_begun = True
         pieces = [None if g is None else g.split(ctx.sizes) for g in gradients]
         for i in range(run.m):
             run.slots[i, run.n - 1].grads_out[""] = tuple(None if p is None else p[i] for p in pieces)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
+from engines.gpipe.begin import begun
 from engines.gpipe.layout import Layout
 from engines.gpipe.microbatch import Parts, Value, mapped, tensors_of
 from engines.gpipe.random import TaskRandom
@@ -65,6 +66,7 @@ class TokenPass(Run):
                  micro_batches: list[Value], grad: bool, draws: dict[int, bool], seed: int) -> None:  # fmt: skip
         super().__init__()
         self.output_is_tuple = False
+        self.backward_begun = False
         self.layout = layout
         self.lanes = lanes
         self.around = around
@@ -141,8 +143,8 @@ class TokenPass(Run):
         if graph:
             first = slot.stage.number == 0
             slot.leaves = {part: tuple(_leaf(t, first) for t in tensors_of(value)) for part, value in ins.items()}
-            ins = {p: ts if isinstance(ins[p], tuple) else ts[0] for p, ts in slot.leaves.items()}
-        run = slot.stage.run_again if again else slot.stage.run
+            ins = {p: mapped(begun, ts if isinstance(ins[p], tuple) else ts[0]) for p, ts in slot.leaves.items()}
+        run = slot.stage.run_again if again else slot.stage.run_kept if slot.recompute else slot.stage.run
         with _random(self, slot):
             outs = run(ins, slot.micro_batch, self.around)
         if graph:
@@ -174,7 +176,7 @@ class TokenPass(Run):
     def _find_layer(self, slot: Slot) -> None:
         """After an error in a backward task: do the task once more, with marks, to see which layer it comes from."""
         slot.stage.layer, slot.stage.marking = "unknown", True
-        ins = {p: ts if len(ts) > 1 else ts[0] for p, ts in slot.leaves.items()}
+        ins = {p: mapped(begun, ts if len(ts) > 1 else ts[0]) for p, ts in slot.leaves.items()}
         try:
             with torch.enable_grad(), _random(self, slot):
                 outs = slot.stage.run_again(ins, slot.micro_batch, self.around)
