@@ -326,8 +326,9 @@ def test_layers_may_work_in_place_also_at_the_beginning_of_a_stage(checkpoint: s
             return x.add_(1)
 
     torch.manual_seed(0)
-    plain = nn.Sequential(AddOne(), nn.Linear(3, 3), nn.ReLU(inplace=True), AddOne(), nn.Linear(3, 3)).double()
-    split = pipe(copy.deepcopy(plain), [2, 1, 2], checkpoint=checkpoint)
+    first, second, third = (nn.Linear(3, 3) for _ in range(3))
+    plain = nn.Sequential(AddOne(), first, nn.ReLU(inplace=True), second, AddOne(), third).double()
+    split = pipe(copy.deepcopy(plain), [2, 2, 2], checkpoint=checkpoint)
     x = torch.randn(4, 3, dtype=torch.float64)
     for _ in range(2):
         plain(x.clone()).sum().backward()
