@@ -34,6 +34,12 @@ class DeferredBatchNorm(_BatchNorm):
         self.register_buffer("count", torch.zeros((), device=device, dtype=torch.long), persistent=False)
         self.register_buffer("seen", torch.zeros((), device=device, dtype=torch.long), persistent=False)
 
+    def begin(self, chunks: int) -> None:
+        """A new mini-batch of so many micro-batches; what an earlier one that failed has left is forgotten."""
+        self.chunks = chunks
+        for buffer in (self.sum, self.squares, self.count, self.seen):
+            buffer.zero_()
+
     def _check_input_dim(self, input: Tensor) -> None:
         if input.dim() < 2:
             raise ValueError(f"expected at least 2 dimensions, got {input.dim()}")
@@ -64,6 +70,13 @@ class DeferredBatchNorm(_BatchNorm):
         self.running_var.lerp_(variance, factor)
         for buffer in (self.sum, self.squares, self.count, self.seen):
             buffer.zero_()
+
+
+def begin(module: nn.Module, chunks: int) -> None:
+    """Tell every deferred batch norm of `module` that a mini-batch of so many micro-batches begins."""
+    for layer in module.modules():
+        if isinstance(layer, DeferredBatchNorm):
+            layer.begin(chunks)
 
 
 def deferred(module: nn.Sequential, chunks: int) -> nn.Sequential:

@@ -17,8 +17,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from harness.begin import begun
 from harness.interfaces import Batch, Model
-from harness.skip import carried, layer_skips
+from harness.skip import carried, layer_skips, named_layers
 
 Value = Tensor | tuple[Tensor, ...]
 Phase = Literal["forward", "backward"]
@@ -46,8 +47,8 @@ class Chain:
             batch = model.sample(micro_batch)
         self.batch = Batch(*(t.to(dtype) if t.is_floating_point() else t for t in (batch.inputs, batch.targets)))
         self.model, self.device = model, device
-        self.names = [name for name, _ in self.layers.named_children()]
-        self.skips = layer_skips(self.layers.named_children())
+        self.names = [name for name, _ in named_layers(self.layers)]
+        self.skips = layer_skips(named_layers(self.layers))
         self.autocast = getattr(torch, autocast) if autocast else None
         for parameter in self.layers.parameters():
             parameter.grad = torch.zeros_like(parameter)
@@ -130,17 +131,5 @@ def _works_in_place(layer: nn.Module) -> bool:
     return any(getattr(module, "inplace", False) for module in layer.modules())
 
 
-class _Alias(torch.autograd.Function):
-    """The same storage as a tensor that may be written over, which autograd forbids for a leaf and for its views."""
-
-    @staticmethod
-    def forward(ctx: Any, leaf: Tensor) -> Tensor:
-        return leaf.new_empty(0).set_(leaf.untyped_storage(), leaf.storage_offset(), leaf.shape, leaf.stride())
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Tensor:
-        return grads[0]
-
-
 def _writable(value: Value) -> Value:
-    return _Alias.apply(value) if isinstance(value, Tensor) else tuple(map(_Alias.apply, value))
+    return begun(value) if isinstance(value, Tensor) else tuple(map(begun, value))

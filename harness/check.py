@@ -79,6 +79,31 @@ def against_profile(config: DictConfig, can: Capabilities, profile: ModelProfile
     return found + (_stored(config, profile, model_given) if config.profile else [])
 
 
+def told_once(problems: Sequence[Problem]) -> list[Problem]:
+    """The same problems, each once; of those that mend one key by different numbers, the one with the smallest."""
+    kept: dict[tuple[str, str], Problem] = {}
+    for problem in problems:
+        name, _, number = problem.mend.partition("=")
+        place = (problem.key, name if number.isdigit() else problem.what)
+        former = kept.setdefault(place, problem)
+        if number.isdigit() and int(number) < int(former.mend.partition("=")[2]):
+            kept[place] = problem
+    return list(kept.values())
+
+
+def of_plan(config: DictConfig, plan: Plan, mesh: Mesh, layers: int) -> list[Problem]:
+    """What a planner has got wrong: every layer must be in a stage, and the mesh must be the one that was asked for."""
+    key = f"planner {config.planner.name}"
+    found = []
+    if plan.stages[-1].last + 1 != layers:
+        found.append(
+            Problem(key, f"placed {plan.stages[-1].last + 1} layers, the model has {layers}", "planner=balance")
+        )
+    if plan.mesh != mesh:
+        found.append(Problem(key, f"planned for {plan.mesh}, asked for {mesh}", "planner=balance"))
+    return found
+
+
 def of_memory(
     config: DictConfig, plan: Plan, peak_bytes: Sequence[int], cluster: Cluster, memory: MemoryModel
 ) -> list[Problem]:
@@ -127,6 +152,8 @@ def _devices(config: DictConfig, can: Capabilities, cluster: Cluster) -> list[Pr
 def _micro_batches(config: DictConfig) -> list[Problem]:
     """All micro-batches have the same number of samples."""
     size, data, count = config.batch.size, _given(config, "data") or 1, config.batch.micro_batches
+    if min(size, data, count) < 1:
+        return []  # out of range, which is told elsewhere
     if size % data:
         mend = f"batch.size={_above(size, data)}"
         return [Problem(f"batch.size {size}", f"cannot be shared equally by mesh.data {data}", mend)]

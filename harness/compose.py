@@ -17,7 +17,7 @@ from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
-from harness import config_check, registry
+from harness import config_check, preparation, registry
 from harness.overrides import leaves, parse, value_problem
 from harness.problem import CannotRun, Problem
 
@@ -51,7 +51,13 @@ def compose(overrides: Sequence[str]) -> DictConfig:
             problems.append(problem)
         else:
             OmegaConf.update(config, override.key_or_group, override.value())
-    problems += _unresolved(config) or config_check.problems(config)
+    readable = not problems
+    unresolved = _unresolved(config)
+    problems += unresolved or config_check.problems(config)
+    if problems and readable and not unresolved:
+        told = {problem.key for problem in problems}
+        further = preparation.request_problems(config, overrides)
+        problems += [problem for problem in further if problem.key not in told]
     if problems:
         raise CannotRun(problems, title(overrides))
     OmegaConf.resolve(config)

@@ -69,7 +69,7 @@ class Config:
     steps: int = 10
     """Training steps that are measured."""
     warmup: int = 2
-    """Steps before them; memory is metered in the last of these."""
+    """Steps before them; memory is metered in the last one, if it is not the first (then it is not known)."""
     seed: int = 0
     """Seeds weights, data and dropout."""
     profile: str | None = None

@@ -137,13 +137,13 @@ class Session(Protocol):
         ...
 
     def state_dict(self) -> dict[str, Any]:
-        """{"model": ..., "optimizer": {name: {...}}} with the keys of the unsplit Sequential."""
+        """{"model": ..., "optimizer": {name: {...}}, "step": steps done}, with the keys of the unsplit Sequential."""
         ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
     def trace(self) -> Trace:
-        """Every step so far."""
+        """The last steps, at most `harness.trace.KEPT_STEPS` of them."""
         ...
 
 

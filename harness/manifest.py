@@ -14,12 +14,15 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from harness import devices, malloc
+
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("torch", "numpy", "hydra-core", "omegaconf", "wandb", "deepspeed", "mpi4py")
 # Variables that change results or timings. A list of names, not a pattern: a key or token can't slip in.
 VARIABLES = (
     "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "KMP_AFFINITY", "KMP_BLOCKTIME", "GOMP_CPU_AFFINITY",
-    "MALLOC_ARENA_MAX", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_", "LD_PRELOAD",
+    "MALLOC_ARENA_MAX", "MALLOC_MMAP_MAX_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_TRIM_THRESHOLD_", "MALLOC_TOP_PAD_",
+    "LD_PRELOAD",
     "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_MAX_CONNECTIONS", "CUDA_LAUNCH_BLOCKING", "CUBLAS_WORKSPACE_CONFIG",
     "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
     "PYTHONHASHSEED",
@@ -45,8 +48,14 @@ def manifest(config_overrides: list[str], devices: list[str], seeds: dict[str, i
         "threads": threads,
         "seeds": dict(seeds),
         "slurm": slurm(),
-        "environment": {name: os.environ[name] for name in VARIABLES if name in os.environ},
+        "environment": environment(),
     }
+
+
+def environment() -> dict[str, str]:
+    """Those of `VARIABLES` that a rank gets: this process's own, and what sets its malloc up."""
+    given = os.environ | malloc.environment()
+    return {name: given[name] for name in VARIABLES if name in given}
 
 
 def git(root: Path) -> dict[str, Any] | None:
@@ -92,19 +101,11 @@ def machine() -> dict[str, Any]:
     return {
         "host": socket.gethostname(),
         "platform": platform.platform(),
-        "cpu": _cpu_model(),
+        "cpu": devices.cpu_model(),
         "cores": os.cpu_count(),
         "cores_allowed": allowed,
         "memory_bytes": _memory_bytes(),
     }
-
-
-def _cpu_model() -> str | None:
-    with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8", errors="replace") as lines:
-        for line in lines:
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or None
 
 
 def _memory_bytes() -> int | None:

@@ -101,7 +101,7 @@ class _Preparation:
     def stop(self) -> None:
         """Raise all problems so far, if there are any."""
         if self.problems:
-            raise CannotRun(list(dict.fromkeys(self.problems)), self.title)
+            raise CannotRun(check.told_once(self.problems), self.title)
 
     @property
     def model_given(self) -> bool:
@@ -156,7 +156,7 @@ class _Preparation:
         request = PlanRequest(shape, mesh.pipeline, mesh.data, mesh.tensor, recompute)
         self.progress.phase("planning", f"{config.planner.name}, {mesh.size} of {cluster.devices} devices")
         plan: Plan = self.needed(lambda: planner.plan(profile, cluster, model, request))
-        refused = engine.check(plan, profile, cluster, model)
+        refused = check.of_plan(config, plan, mesh, len(profile.layers)) or engine.check(plan, profile, cluster, model)
         self.problems += refused
         return plan if refused else self.predicted(engine, plan, profile, cluster, model)
 
@@ -167,6 +167,32 @@ class _Preparation:
         figures, _ = predict(engine.schedule(plan, profile), plan, profile, cluster, model)
         self.problems += check.of_memory(self.config, plan, figures["peak_memory_bytes"], cluster, model)
         return replace(plan, predicted={**plan.predicted, **figures})
+
+
+def request_problems(config: DictConfig, overrides: Sequence[str]) -> list[Problem]:
+    """What cluster and engine have against a configuration in which values may be out of range.
+
+    For a user who is told of those anyway: a check that such a value makes impossible is left out.
+    """
+    follow_profile(config, overrides)
+    found: list[Problem] = []
+    cluster = _possible(lambda: clusters.build(ClusterConfig(**config.cluster)), found)
+    engine: Engine | None = _possible(lambda: registry.build("engine", config.engine), found)
+    if engine:
+        can = engine.capabilities
+        found += _possible(lambda: check.request(config, can, cluster), found) or []
+    return found
+
+
+def _possible(build: Callable[[], T], found: list[Problem]) -> T | None:
+    """What `build` returns; None, and its problems in `found`, if a value keeps it from that."""
+    try:
+        return build()
+    except CannotRun as error:
+        found += error.problems
+    except (ValueError, ArithmeticError):
+        pass  # the value has been told of
+    return None
 
 
 def follow_profile(config: DictConfig, overrides: Sequence[str]) -> None:

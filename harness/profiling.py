@@ -24,6 +24,7 @@ from harness.chain import Chain, Phase, Task, tensors
 from harness.interfaces import Model
 from harness.precision import DTYPES
 from harness.profile import LayerProfile, ModelProfile, Skip
+from harness.skip import named_layers
 
 THREADS = 1
 """Intra-op threads of one CPU device."""
@@ -148,7 +149,7 @@ def _counted(chain: Chain, dtype: str) -> ModelProfile:
     tied = _tied(chain.layers)
     layers = [
         _layer(name, layer, task, counts.flops[index], counts.saved_bytes[index], tied.get(name))
-        for index, ((name, layer), task) in enumerate(zip(chain.layers.named_children(), tasks, strict=True))
+        for index, ((name, layer), task) in enumerate(zip(named_layers(chain.layers), tasks, strict=True))
     ]
     skips = tuple(Skip(s.source, s.target, _size(tasks[s.source].stashed[s.name]), s.name) for s in chain.skips)
     batch = chain.batch

@@ -13,17 +13,21 @@ import signal
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from harness import clusters, devices, files, launch, malloc, registry
+from harness import clusters, devices, display, files, launch, malloc, registry
 from harness.clusters import ClusterConfig
 from harness.failure import Failure
 from harness.interfaces import Model, OptimizerSpec, SessionSpec
+from harness.memory import DTYPE_BYTES
 from harness.plan import Plan
 from harness.problem import CannotRun, Problem
 from harness.profile import ModelProfile
+
+if TYPE_CHECKING:
+    from torch import nn
 
 RESULT = "result.json"
 
@@ -58,6 +62,7 @@ def profile(folder: Path, config: DictConfig, samples: int) -> None:
     model = _model(config)
     say(f"profiling {model.name}, micro-batches of {samples}")
     device, precision = _torch_devices(config, 1)[0], config.precision
+    check_size(model, precision.dtype, devices.detect("cpu" if device == "cpu" else "cuda").memory_bytes)
     found = profiling.measure(model, samples, precision.dtype, device, autocast=precision.autocast)
     found.save(folder / "profile.json")
 
@@ -92,18 +97,35 @@ def train(folder: Path, config: DictConfig) -> None:
     files.write_text(folder / RESULT, json.dumps(metrics))
 
 
+def check_size(model: Model, dtype: str, there_bytes: int) -> None:
+    """Raise `CannotRun` if the weights and gradients of the whole model do not fit where it is to be profiled."""
+    import torch
+
+    with torch.device("meta"):
+        needed = 2 * _parameter_bytes(model.layers(), dtype)
+    if needed > there_bytes:
+        here = display.size(there_bytes)
+        what = f"needs {display.size(needed)} to be profiled, for weights and gradients alone; {here} are here"
+        raise CannotRun([Problem(f"model {model.name}", what, "profile=FILE, measured where it fits")])
+
+
+def _parameter_bytes(layers: nn.Module, dtype: str) -> int:
+    return sum(parameter.numel() for parameter in layers.parameters()) * DTYPE_BYTES[dtype]
+
+
 def check_profile(model: Model, profile: ModelProfile, file: str) -> None:
-    """Raise `CannotRun` if a stored profile is not of this model: other layers, or other parameters."""
+    """Raise `CannotRun` if a stored profile is not of this model: another name, other layers or other parameters."""
     import torch
 
     with torch.device("meta"):
         layers = model.layers()
-    elements = sum(parameter.numel() for parameter in layers.parameters())
-    size = elements * torch.empty((), dtype=getattr(torch, profile.dtype)).element_size()
+    size = _parameter_bytes(layers, profile.dtype)
     stored = profile.sum("param_bytes", 0, len(profile.layers) - 1)
-    what = f"is of {profile.model or 'a model'} with {{}}, {model.name} has {{}}"
+    what = f"is of {model.name} with {{}}, it has {{}} now"
     wrong = []
-    if len(profile.layers) != len(layers):
+    if profile.model != model.name:
+        wrong.append(f"is of {profile.model or 'a model without a name'}, the model is {model.name}")
+    elif len(profile.layers) != len(layers):
         wrong.append(what.format(f"{len(profile.layers)} layers", len(layers)))
     elif stored != size:
         wrong.append(what.format(f"{stored:.0f} bytes of parameters", size))

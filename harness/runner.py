@@ -23,12 +23,14 @@ from rich.text import Text
 
 from harness import devices, display, failure, files, launch, preparation, timeline
 from harness.display import Progress
+from harness.earlier import Earlier
 from harness.failure import Failure
 from harness.launch import Outcome
 from harness.manifest import manifest
 from harness.preparation import Prepared, RanksFailed
 from harness.problem import CannotRun, Problem
 from harness.record import RunRecord
+from harness.serial import finite
 from harness.stage_table import stage_table
 from harness.tail import Tail
 from harness.trace import Trace
@@ -56,8 +58,9 @@ class _Run:
         self.config, self.overrides = config, list(overrides)
         container: Any = OmegaConf.to_container(config, resolve=True)
         source: Any = "measured" if config.mode == "run" else "simulated"
-        self.record = RunRecord(_new_id(overrides), "running", source, config=container)
+        self.record = RunRecord(_new_id(overrides), "running", source, config=finite(container))
         self.folder = _make_folder(config.out, self.record.id)
+        self.earlier = Earlier(self.folder, OWN, RECORD)
         self.tracker: Tracker | None = None
 
     def go(self) -> RunRecord:
@@ -65,9 +68,9 @@ class _Run:
         with launch.preemptible() as signals:
             outcome = self.outcome()
             signals.ignored = True
-            unsaved = self.close(outcome)
+            told = self.close(outcome)
         if self.record.status != "ok":
-            self.explain(unsaved)
+            self.explain(told)
         elif self.config.mode == "run":
             display.show(self.record, self.folder)
         return self.record
@@ -88,9 +91,7 @@ class _Run:
 
     def begin(self) -> None:
         """An empty folder with the configuration and a record that says "running"."""
-        if (self.folder / RECORD).exists():
-            for name in OWN:
-                (self.folder / name).unlink(missing_ok=True)
+        self.earlier.put_aside()
         seeds = {"seed": self.config.seed}
         self.update(manifest=manifest(self.overrides, [], seeds, _threads(self.config)))
         files.write_text(self.folder / CONFIG, OmegaConf.to_yaml(self.config, resolve=True))
@@ -158,8 +159,8 @@ class _Run:
         return preparation.title(self.config, self.overrides)
 
     def update(self, **changes: Any) -> None:
-        """Change the record, in memory and on disk."""
-        self.record = replace(self.record, **changes)
+        """Change the record, in memory and on disk; numbers that are not finite become null."""
+        self.record = replace(self.record, **finite(changes))
         self.record.save(self.folder / RECORD)
 
     def own_failure(self, error: Exception) -> Outcome:
@@ -170,15 +171,28 @@ class _Run:
         return Outcome(told.status, told.message)
 
     def close(self, outcome: Outcome) -> str:
-        """Write the final record, close the tracker; returns why the record could not be written, if so."""
-        unsaved = ""
+        """Write the final record, close the tracker; returns what the user must know about the files besides.
+
+        A run that cannot run leaves an earlier good one in its folder as it was.
+        """
+        kept = outcome.status == "infeasible" and self.earlier.is_good()
+        if not kept:
+            self.earlier.drop()
+        told = self.save_end(outcome)
+        if self.tracker:
+            self.tracker.finish(self.record.metrics, {"timeline": self.folder / TIMELINE}, self.record.status)
+        if kept:
+            self.earlier.put_back()
+            told = f"the earlier run in {self.folder} is kept"
+        return told
+
+    def save_end(self, outcome: Outcome) -> str:
+        """Write how the run ended; returns why that could not be written, if so."""
         try:
             self.update(status=outcome.status, reason=outcome.reason)
         except OSError as error:
-            unsaved = self.close_without_room(Failure.of(error))
-        if self.tracker:
-            self.tracker.finish(self.record.metrics, {"timeline": self.folder / TIMELINE}, self.record.status)
-        return unsaved
+            return self.close_without_room(Failure.of(error))
+        return ""
 
     def close_without_room(self, failed: Failure) -> str:
         """The status is worth more than the copy of the profile, which makes room for it."""
@@ -190,13 +204,13 @@ class _Run:
             return f"the record could not be written: {error.strerror}: {self.folder / RECORD}"
         return ""
 
-    def explain(self, unsaved: str) -> None:
+    def explain(self, told: str) -> None:
         """Tell what went wrong on stderr: a table of problems as it is, anything else with where to look further."""
         console = Console(stderr=True)
         status, lines = self.record.status, [self.record.reason]
         if status != "infeasible":
             lines = [f"{self.title}: {status}: {self.record.reason}", f"the ranks' output: {self.folder / launch.LOG}"]
-        for line in [*lines, unsaved]:
+        for line in [*lines, told]:
             if line:
                 console.print(Text(line), soft_wrap=True)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import math
 import types
 import typing
 from pathlib import Path
@@ -33,6 +34,15 @@ def encode(value: Any) -> Any:
     if isinstance(value, dict):
         return {str(key): encode(item) for key, item in value.items()}
     return value
+
+
+def finite(value: Any) -> Any:
+    """JSON values with null for what JSON cannot say: NaN and infinities."""
+    if isinstance(value, dict):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def decode(kind: Any, value: Any, path: str = "") -> Any:
@@ -135,7 +145,7 @@ class Document:
         return decode(cls, data)
 
     def save(self, path: Path) -> None:
-        files.write_text(path, json.dumps(self.to_json(), indent=1) + "\n")
+        files.write_text(path, json.dumps(self.to_json(), indent=1, allow_nan=False) + "\n")
 
     @classmethod
     def load(cls, path: Path) -> Self:

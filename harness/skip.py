@@ -79,6 +79,11 @@ def carried(incoming: dict[str, Tensor]) -> Iterator[dict[str, Tensor]]:
         _store.skips = outer
 
 
+def named_layers(sequence: nn.Sequential) -> list[tuple[str, nn.Module]]:
+    """The layers in order. Unlike `named_children` it keeps a layer that stands in several places."""
+    return [(name, layer) for name, layer in sequence._modules.items() if layer is not None]
+
+
 @dataclass(frozen=True)
 class LayerSkip:
     """A skip of a sequence: stashed by layer `source`, popped by layer `target` (0-based)."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,6 +14,8 @@ from harness import files
 from harness.op import COMPUTE, Op
 
 Lane = tuple[int, str]  # (device, queue)
+KEPT_STEPS = 100
+"""A session keeps the spans of its last steps only, so that a long run does not fill the memory."""
 
 
 @dataclass(frozen=True)
@@ -107,6 +109,22 @@ class Trace:
             if e["cat"] != "step"
         ]
         return Trace(tuple(spans), tuple((start, end) for start, end, e in timed if e["cat"] == "step"))
+
+
+class Recording:
+    """The spans of a session's last steps."""
+
+    def __init__(self) -> None:
+        self._steps: deque[tuple[tuple[float, float], list[Span]]] = deque(maxlen=KEPT_STEPS)
+
+    def add(self, spans: Iterable[Span], start_s: float, end_s: float) -> None:
+        """Note a step and what ran in it."""
+        self._steps.append(((start_s, end_s), list(spans)))
+
+    def trace(self) -> Trace:
+        """The steps that are kept, numbered from 0."""
+        spans = [replace(span, step=number) for number, (_, of_step) in enumerate(self._steps) for span in of_step]
+        return Trace(tuple(spans), tuple(times for times, _ in self._steps))
 
 
 def _union(intervals: Iterable[tuple[float, float]]) -> float:

@@ -71,8 +71,8 @@ def train(
 ) -> tuple[dict[str, Any], Trace]:
     """Train, with a line for each step in `folder/metrics.jsonl`; the metrics and trace of the measured steps.
 
-    Memory is metered in the last warm-up step, since that costs time; without one it is not known. Raises `Diverged`
-    at the first loss that is not finite.
+    Memory is metered in the last warm-up step, since that costs time; not in the very first one, where optimizers
+    have no state yet: it is known for 2 and more. Raises `Diverged` at the first loss that is not finite.
     """
     lines: list[Line] = []
     last: StepMetrics | None = None
@@ -82,13 +82,15 @@ def train(
             began = time.perf_counter()
             batch = data.batch(step, loop.batch_size)
             waited = time.perf_counter() - began
-            last = session.step(batch, meter=step == loop.warmup - 1)
+            last = session.step(batch, meter=step == loop.warmup - 1 and step > 0)
             peak = last.peak_memory_bytes or peak
             lines.append(_line(step, loop, last, waited))
             out.write(lines[-1])
             say(f"step {step}: loss {last.loss:.6g}, {last.step_time_s:.4f} s")
     assert last is not None
-    trace = shifted(session.trace(), loop.warmup)
+    kept = session.trace()
+    gone = loop.warmup + loop.steps - len(kept.steps)  # a long run keeps its last steps only
+    trace = shifted(kept, max(0, loop.warmup - gone))
     return {**_summary(lines, loop), "peak_memory_bytes": peak, "bytes_sent": last.bytes_sent}, trace
 
 

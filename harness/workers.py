@@ -74,17 +74,26 @@ class Lane:
         self.device = device
         self.name = name
         self.context = context
+        self._closed = False
         self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._loop, name=f"device {device} {name}", daemon=True)
+        threads = torch.get_num_threads()
+        self._ready = threading.Event()
         self._thread.start()
+        self._ready.wait()
+        torch.set_num_threads(threads)  # the lane's own setting became the default of other threads
         _open_lanes.add(self)
 
     def submit(self, job: Job) -> Job:
+        """Queue a job; raises RuntimeError once the lane is closed."""
+        if self._closed:
+            raise RuntimeError(f"device {self.device} is closed: its pipeline's close() was called")
         self._jobs.put(job)
         return job
 
     def close(self) -> None:
         """End the thread once its queue is empty."""
+        self._closed = True
         self._jobs.put(None)
 
     def join(self, timeout_s: float) -> None:
@@ -96,6 +105,7 @@ class Lane:
 
     def _loop(self) -> None:
         torch.set_num_threads(1)
+        self._ready.set()
         while (job := self._jobs.get()) is not None:
             self._execute(job)
             del job
@@ -113,7 +123,7 @@ class Lane:
         except BaseException as error:
             job.run.fail(error)
         finally:
-            job.after, job.work = (), _nothing  # what they hold would otherwise live as long as the job
+            job.after, job.work, job.run = (), nothing, _OVER  # else they would live as long as the job
             job.ended.set()
 
 
@@ -123,7 +133,7 @@ def submit_to_both(source: Lane, target: Lane, job: Job) -> Job:
     source   |--x--|      |#copy#|
     target      |----y---||#copy#|        it starts when both have come to it
     """
-    op, work = job.op, job.work
+    op, work, run = job.op, job.work, job.run
     arrived = threading.Event()
 
     def copy() -> None:
@@ -132,19 +142,24 @@ def submit_to_both(source: Lane, target: Lane, job: Job) -> Job:
         work()
         end = time.perf_counter()
         if op is not None:
-            job.run.spans += [lane.span(op, start, end) for lane in (source, target)]
+            run.spans += [lane.span(op, start, end) for lane in (source, target)]
 
     def hold() -> None:
         arrived.set()
         job.wait()
 
     job.op, job.work = None, copy
-    source.submit(Job(job.run, hold, always=True))
-    return target.submit(job)
+    with _both:  # two lanes get such jobs in one order, or they would wait for each other
+        source.submit(Job(job.run, hold, always=True))
+        return target.submit(job)
 
 
-def _nothing() -> None:
-    pass
+def nothing() -> None:
+    """The work of a job that is only waited for."""
+
+
+_OVER = Run()
+_both = threading.Lock()
 
 
 _open_lanes: weakref.WeakSet[Lane] = weakref.WeakSet()

@@ -7,6 +7,7 @@ backward   Recompute runs it again with one: it needs no        Checkpoint goes 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,13 +17,16 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from engines.gpipe.begin import begun
 from engines.gpipe.microbatch import Parts, mapped, tensors_of
 from engines.gpipe.stage import Stage
+from harness.begin import begun
 from harness.op import Kind, Op
 
 if TYPE_CHECKING:
     from engines.gpipe.tensors import TensorPass
+
+
+_rewinding = threading.Lock()  # the CPU's generator is one for all of autograd's device threads
 
 
 @dataclass(eq=False)
@@ -66,7 +70,7 @@ class CheckpointedTask:
         needs = {part: tuple(map(_leaf, tensors_of(value))) for part, value in self.ins.items()}
         self.leaves = [t for tensors in needs.values() for t in tensors]
         cuda = [self.stage.device] if self.stage.device.type == "cuda" else []
-        with torch.random.fork_rng(cuda), self._at_work("R", "recomputation"), torch.enable_grad():
+        with _rewinding, torch.random.fork_rng(cuda), self._at_work("R", "recomputation"), torch.enable_grad():
             assert self.rng is not None
             torch.set_rng_state(self.rng[0])
             if self.rng[1] is not None:

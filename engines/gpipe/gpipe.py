@@ -21,10 +21,16 @@ from engines.gpipe.streams import Streams
 from engines.gpipe.tensors import TensorPass
 from engines.gpipe.token_graph import run_tokens
 from engines.gpipe.tokens import Lanes, TokenPass
-from harness import batchnorm
+from harness import batchnorm, dropout
 from harness.schedule.gpipe import RECOMPUTE
+from harness.skip import named_layers
 from harness.trace import Span
 from harness.workers import Lane
+
+ATTRIBUTES = (
+    "balance", "bytes_sent", "checkpoint", "chunks", "dependency", "devices", "lanes", "layout", "passes",
+    "placement", "recorder", "seed", "spans", "stages", "streams", "training",
+)  # fmt: skip
 
 
 class GPipe(nn.Module):
@@ -35,7 +41,8 @@ class GPipe(nn.Module):
     into at most `chunks` micro-batches along dimension 0; inputs and outputs are tensors or tuples of tensors, the
     output on the last stage's device. `checkpoint` says which micro-batches are recomputed. `dependency`, `streams`
     and `portals` switch off the three optimizations of the paper's section 4.1. Gradients arrive in the parameters'
-    `.grad`; `torch.autograd.grad` with respect to them is not supported on CPU devices.
+    `.grad` by `backward()`; on CPU devices neither `torch.autograd.grad` with respect to parameters nor
+    `backward(inputs=...)` nor second derivatives are supported.
 
     Raises ValueError or TypeError for arguments that don't fit together, naming them. An error in a layer reaches
     the caller as it was raised, with a note that says stage, layer and micro-batch; the module stays usable.
@@ -62,9 +69,9 @@ class GPipe(nn.Module):
         _check(module, self)
         if deferred_batch_norm:
             module = batchnorm.deferred(module, chunks)
-        self.layout = layout(list(module.named_children()), self.balance, self.placement, portals)
+        dropout.number(module)
+        self.layout = layout(named_layers(module), self.balance, self.placement, portals)
         self.stages = self._adopt(module)
-        self._deferred = [layer for layer in self.modules() if isinstance(layer, batchnorm.DeferredBatchNorm)]
         self.seed = torch.initial_seed() & 0x7FFF_FFFF_FFFF_FFFF
         self.passes = 0
         self.spans: list[Span] = []
@@ -86,8 +93,7 @@ class GPipe(nn.Module):
         mode = self.checkpoint if self.training else "never"
         if self.training:
             self.passes += 1
-            for layer in self._deferred:
-                layer.chunks = len(chunks)
+            batchnorm.begin(self, len(chunks))
         if self.lanes is None:
             return self._run_tensors(chunks, around, mode, grad)
         seed = int(torch.empty((), dtype=torch.int64).random_())
@@ -99,9 +105,9 @@ class GPipe(nn.Module):
         try:
             output = run_tokens(run, value, self._anchor, self.dependency)
         except BaseException as error:
-            run.fail(error)  # whatever is still queued is skipped
+            run.abandon(error)
             raise
-        if grad and mode != "never" and not torch.equal(state, torch.get_rng_state()):
+        if grad and mode != "never" and not run.all_draw and not torch.equal(state, torch.get_rng_state()):
             self._refuse_late_draws()
         return output
 
@@ -115,17 +121,17 @@ class GPipe(nn.Module):
 
     def _run_tensors(self, chunks: list[Value], around: Surroundings, mode: str, grad: bool) -> Value:
         streams = Streams(self.devices, len(chunks), self.streams)
-        self.last = TensorPass(self.stages, self.layout, streams, around, mode, grad, self.dependency)
-        self.bytes_sent = self.last.bytes_sent
-        return self.last.run(chunks)
+        run = TensorPass(self.stages, self.layout, streams, around, mode, grad, self.dependency)
+        self.bytes_sent, self.recorder = run.bytes_sent, run.recorder
+        return run.run(chunks)
 
     def close(self) -> None:
-        """End the worker threads; the module cannot be called afterwards."""
+        """End the worker threads; a call of the module then raises RuntimeError."""
         self._finalizer()
 
     def __getstate__(self) -> dict[str, Any]:
         """For copies and pickles: all but the threads and what belongs to the last pass."""
-        left_out = {"lanes", "last", "_finalizer"}
+        left_out = {"lanes", "recorder", "_finalizer"}
         return {name: value for name, value in self.__dict__.items() if name not in left_out} | {"spans": []}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -137,7 +143,7 @@ class GPipe(nn.Module):
 
     def _adopt(self, module: nn.Sequential) -> list[Stage]:
         """Move the layers to their devices; register them under their own names."""
-        children = list(module.named_children())
+        children = named_layers(module)
         stages, first = [], 0
         for number, (count, place) in enumerate(zip(self.balance, self.placement, strict=True)):
             stage = Stage(number, children[first : first + count], self.devices[place])
@@ -151,8 +157,10 @@ class GPipe(nn.Module):
         used = sorted(set(self.placement))
         compute = {device: Lane(device, "compute") for device in used}
         copy = {device: Lane(device, "copy in") for device in used} if self.streams else None
-        self._finalizer = weakref.finalize(self, _close, [*compute.values(), *(copy or {}).values()])
-        return Lanes(compute, copy)
+        lanes = Lanes(compute, copy)
+        # A graph that outlives the module still needs its lanes: they end with the last holder of `lanes`.
+        self._finalizer = weakref.finalize(lanes, _close, lanes.all())
+        return lanes
 
 
 def _close(lanes: list[Lane]) -> None:
@@ -161,8 +169,8 @@ def _close(lanes: list[Lane]) -> None:
 
 
 def _check(module: nn.Sequential, pipe: GPipe) -> None:
-    if not isinstance(module, nn.Sequential):
-        raise TypeError(f"module must be an nn.Sequential, got {type(module).__name__}")
+    if not isinstance(module, nn.Sequential) or type(module).forward is not nn.Sequential.forward:
+        raise TypeError(f"module must be a plain nn.Sequential, got {type(module).__name__}")
     if sum(pipe.balance) != len(module) or min(pipe.balance, default=0) < 1:
         raise ValueError(f"balance {list(pipe.balance)} must be positive and sum up to the {len(module)} layers, "
                          f"it sums up to {sum(pipe.balance)}")  # fmt: skip
@@ -176,6 +184,6 @@ def _check(module: nn.Sequential, pipe: GPipe) -> None:
         raise ValueError(f"stages need {max(pipe.placement) + 1} devices, {len(pipe.devices)} are given")
     if len({device.type for device in pipe.devices}) != 1 or pipe.devices[0].type not in ("cpu", "cuda"):
         raise ValueError(f"devices must be all CPU or all CUDA, got {', '.join(map(str, pipe.devices))}")
-    taken = [name for name, _ in module.named_children() if hasattr(pipe, name) and name not in ("", *pipe._modules)]
+    taken = [name for name, _ in named_layers(module) if name in ATTRIBUTES or hasattr(GPipe, name)]
     if taken:
         raise ValueError(f"layers must not be called {', '.join(map(repr, taken))}: GPipe has attributes of that name")

@@ -8,7 +8,7 @@ from contextlib import ExitStack, nullcontext
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from engines.gpipe.config import Config
 from engines.gpipe.gpipe import GPipe
@@ -16,7 +16,7 @@ from harness.device_memory import DeviceMemory
 from harness.interfaces import Batch, Model, SessionSpec, StepMetrics
 from harness.op import Op
 from harness.plan import Plan
-from harness.trace import Span, Trace
+from harness.trace import Recording, Span, Trace
 from harness.training_state import (
     converted,
     initial_layers,
@@ -27,7 +27,7 @@ from harness.training_state import (
     optimizer_state,
     optimizer_tensors,
 )
-from harness.workers import Job, Run
+from harness.workers import Job, Run, nothing
 
 
 class GPipeSession:
@@ -46,12 +46,8 @@ class GPipeSession:
             portals=config.portals,
         )
         self.pipe.seed = spec.seed
-        self.optimizers = [
-            make_optimizer((p for _, layer in stage.layers for p in layer.parameters()), spec.optimizer)
-            for stage in self.pipe.stages
-        ]
-        self.steps: list[tuple[float, float]] = []
-        self.spans: list[Span] = []
+        self.optimizers = [make_optimizer(own, spec.optimizer) for own in self._parameters()]
+        self.recording = Recording()
 
     def __enter__(self) -> GPipeSession:
         return self
@@ -59,6 +55,16 @@ class GPipeSession:
     def __exit__(self, *error: object) -> None:
         if self.pipe.on_cpu:
             self.pipe.close()
+
+    def _parameters(self) -> list[list[nn.Parameter]]:
+        """The parameters of each stage; one that several stages share belongs to the first of them."""
+        seen: set[nn.Parameter] = set()
+        owned = []
+        for stage in self.pipe.stages:
+            own = dict.fromkeys(p for _, layer in stage.layers for p in layer.parameters() if p not in seen)
+            owned.append(list(own))
+            seen |= own.keys()
+        return owned
 
     def step(self, batch: Batch, meter: bool = False) -> StepMetrics:
         batch = converted(batch, self.spec.dtype)
@@ -72,7 +78,7 @@ class GPipeSession:
             spans = self._update()
             self._synchronize()
             end = time.perf_counter()
-        self._note(spans, start, end)
+        self.recording.add(spans, start, end)
         self._stop_counting()
         peaks = [counters[device].peak_bytes() for device in self.plan.devices] if counters else None
         return StepMetrics(float(loss), end - start, dict(self.pipe.bytes_sent), peaks)
@@ -96,7 +102,7 @@ class GPipeSession:
         jobs = []
         for stage, optimizer in zip(self.pipe.stages, self.optimizers, strict=True):
             lane = self.pipe.lanes.compute[self.plan.stages[stage.number].device]
-            work = optimizer.step if optimizer is not None else _nothing
+            work = optimizer.step if optimizer is not None else nothing
             jobs.append(lane.submit(Job(run, work, Op(stage.number, "step"))))
         for job in jobs:
             job.wait()
@@ -104,17 +110,12 @@ class GPipeSession:
         return [*self.pipe.spans, *run.spans]
 
     def _update_in_turn(self) -> list[Span]:
-        recorder = self.pipe.last.recorder
+        recorder = self.pipe.recorder
         for stage, optimizer in zip(self.pipe.stages, self.optimizers, strict=True):
             with recorder.computing(Op(stage.number, "step"), self.plan.stages[stage.number].device):
-                (optimizer.step if optimizer is not None else _nothing)()
+                (optimizer.step if optimizer is not None else nothing)()
         self._synchronize()
         return recorder.spans()
-
-    def _note(self, spans: list[Span], start_s: float, end_s: float) -> None:
-        number = len(self.steps)
-        self.spans += [Span(s.op, s.device, s.queue, s.start_s, s.end_s, number) for s in spans]
-        self.steps.append((start_s, end_s))
 
     def _synchronize(self) -> None:
         if not self.pipe.on_cpu:
@@ -146,18 +147,19 @@ class GPipeSession:
 
     def state_dict(self) -> dict[str, Any]:
         named = dict(self.pipe.named_parameters())
-        return {"model": model_state(self.pipe), "optimizer": optimizer_state(named, self._optimizers())}
+        return {
+            "model": model_state(self.pipe),
+            "optimizer": optimizer_state(named, self._optimizers()),
+            "step": self.pipe.passes,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.pipe.load_state_dict(state["model"])
         load_optimizer_state(dict(self.pipe.named_parameters()), self._optimizers(), state["optimizer"])
+        self.pipe.passes = state["step"]
 
     def _optimizers(self) -> list[torch.optim.Optimizer]:
         return [optimizer for optimizer in self.optimizers if optimizer is not None]
 
     def trace(self) -> Trace:
-        return Trace(tuple(self.spans), tuple(self.steps))
-
-
-def _nothing() -> None:
-    pass
+        return self.recording.trace()

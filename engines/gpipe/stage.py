@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from engines.gpipe.microbatch import Parts, Value, check_value, mapped, tensors_of
 from harness import dropout, skip
@@ -110,7 +111,7 @@ class Stage:
     @contextmanager
     def _noticing_changes(self) -> Iterator[None]:
         """In the first training run, find out which buffers the layers change."""
-        modules = [module for _, layer in self.layers for module in layer.modules()]
+        modules = self._modules()
         if self._changing is not None or not any(module.training for module in modules):
             yield
             return
@@ -118,12 +119,17 @@ class Stage:
         yield
         self._changing = [(m, name) for m, name, b in before if not torch.equal(b, m.get_buffer(name))]
 
+    def _modules(self) -> list[nn.Module]:
+        return [module for _, layer in self.layers for module in layer.modules()]
+
     @contextmanager
     def _throwaway_buffers(self) -> Iterator[None]:
         """Copies in place of the buffers that change; swapped, not restored, as autograd may have saved them."""
-        kept = [(m, name, m.get_buffer(name)) for m, name in self._changing or []]
+        norms = [(m, name) for m in self._modules() if isinstance(m, _BatchNorm) for name in m._buffers]
+        changing = dict.fromkeys([*norms, *(self._changing or [])])
+        kept = [(m, name, m._buffers[name]) for m, name in changing if m._buffers[name] is not None]
         for module, name, buffer in kept:
-            module._buffers[name] = buffer.clone()
+            module._buffers[name] = buffer.clone()  # type: ignore[union-attr]
         try:
             yield
         finally:

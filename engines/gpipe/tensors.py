@@ -46,7 +46,7 @@ class TensorPass:
 
     def run(self, chunks: list[Value]) -> Value:
         """Issue the whole forward pass; the gathered output of the last stage."""
-        self.state: list[Parts] = [{"": mapped(lambda t: t.to(self.stages[0].device), value)} for value in chunks]
+        self.state: list[Parts] = [{"": mapped(self._placed, value)} for value in chunks]
         self.waiting: dict[tuple[int, Hop], Value] = {}
         self.before: dict[int, Tensor] = {}
         self.late: list[tuple[CheckpointedTask, Tensor]] = []
@@ -61,6 +61,11 @@ class TensorPass:
         for phony in phonies:
             outputs[-1] = _tied(outputs[-1], phony)
         return gather(outputs)
+
+    def _placed(self, tensor: Tensor) -> Tensor:
+        """An input on the first device, with a version counter of its own, for layers that work in place."""
+        moved = tensor.to(self.stages[0].device)
+        return moved if moved.requires_grad else moved.data
 
     def _fence(self, i: int, j: int) -> None:
         for hop in self.layout.into(j, copied=True):
@@ -134,6 +139,9 @@ class Leave(Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         ctx.run.streams.compute_after_copy(ctx.device, ctx.i)
+        for gradient in gradients:
+            if gradient is not None:
+                ctx.run.streams.used_by_compute(gradient, ctx.device)
         return None, None, None, *gradients
 
 

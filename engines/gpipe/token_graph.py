@@ -8,6 +8,8 @@ loss gradient; Enter's backward joins all lanes, raises the first error and retu
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,6 +23,20 @@ from harness.schedule.gpipe import clock_cycles
 from harness.schedule.hops import Hop
 
 
+def _abandoning(backward: Callable[..., Any]) -> Callable[..., Any]:
+    """An error in the calling thread (Ctrl-C) during the backward pass ends the work of the lanes, too."""
+
+    @functools.wraps(backward)
+    def wrapper(ctx: Any, *gradients: Tensor | None) -> Any:
+        try:
+            return backward(ctx, *gradients)
+        except BaseException as error:
+            ctx.run.abandon(error)
+            raise
+
+    return wrapper
+
+
 class Enter(Function):
     """The inputs -> a token for each micro-batch; backward joins the lanes and returns the inputs' gradients."""
 
@@ -31,11 +47,12 @@ class Enter(Function):
         return tuple(torch.empty(0) for _ in range(run.m))
 
     @staticmethod
+    @_abandoning
     def backward(ctx: Any, *_: Tensor | None) -> tuple[Tensor | None, ...]:
         run: TokenPass = ctx.run
         run.join_lanes()
-        columns = zip(*(run.slots[i, 0].grads_in[""] for i in range(run.m)), strict=True)
-        gradients = [None if column[0] is None else torch.cat(column) for column in columns]
+        gradients = run.input_gradients()
+        run.slots.clear()
         return None, None, *gradients
 
 
@@ -50,6 +67,7 @@ class Task(Function):
         return torch.empty(0)
 
     @staticmethod
+    @_abandoning
     def backward(ctx: Any, _: Tensor | None) -> tuple[None, None, None]:
         ctx.run.issue_backward(ctx.slot)
         return None, None, None
@@ -65,6 +83,7 @@ class Recompute(Function):
         return torch.empty(0)
 
     @staticmethod
+    @_abandoning
     def backward(ctx: Any, _: Tensor | None) -> tuple[None, None, None]:
         ctx.run.issue_recompute(ctx.slot)
         return None, None, None
@@ -81,6 +100,7 @@ class Copy(Function):
         return torch.empty(0)
 
     @staticmethod
+    @_abandoning
     def backward(ctx: Any, _: Tensor | None) -> tuple[None, None, None, None]:
         ctx.run.issue_gradient_copy(ctx.i, ctx.hop)
         return None, None, None, None
@@ -98,10 +118,11 @@ class Exit(Function):
         gathered = gather(outputs)
         run.output_is_tuple = isinstance(gathered, tuple)
         result = tensors_of(gathered)
-        ctx.mark_non_differentiable(*(t for t in result if not t.is_floating_point()))
+        ctx.mark_non_differentiable(*(t for t in result if not (t.is_floating_point() or t.is_complex())))
         return result
 
     @staticmethod
+    @_abandoning
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
         run: TokenPass = ctx.run
         if run.backward_begun:
@@ -109,6 +130,8 @@ class Exit(Function):
                 "this output of the pipeline has had its backward pass: what it needs is freed after the first one, "
                 "with retain_graph, too -> call the pipeline again"
             )
+        if torch.is_grad_enabled():
+            raise RuntimeError("the pipeline has no second derivatives: call backward without create_graph")
         run.backward_begun = True
         pieces = [None if g is None else g.split(ctx.sizes) for g in gradients]
         for i in range(run.m):

@@ -17,15 +17,15 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from engines.gpipe.begin import begun
 from engines.gpipe.layout import Layout
 from engines.gpipe.microbatch import Parts, Value, mapped, tensors_of
 from engines.gpipe.random import TaskRandom
 from engines.gpipe.stage import Stage, Surroundings
+from harness.begin import begun
 from harness.op import Op
 from harness.schedule.gpipe import recomputed
 from harness.schedule.hops import Hop
-from harness.workers import Job, Lane, Run, submit_to_both
+from harness.workers import Job, Lane, Run, nothing, submit_to_both
 
 Leaves = dict[str, tuple[Tensor, ...]]
 Edges = dict[str, tuple[GradientEdge | None, ...]]
@@ -58,6 +58,9 @@ class Lanes:
     compute: dict[int, Lane]
     copy: dict[int, Lane] | None
 
+    def all(self) -> list[Lane]:
+        return [*self.compute.values(), *(self.copy or {}).values()]
+
 
 class TokenPass(Run):
     """One forward pass of a mini-batch through the pipeline, and the backward pass that follows."""
@@ -80,6 +83,7 @@ class TokenPass(Run):
             for i in range(self.m)
             for j, stage in enumerate(stages)
         }
+        self.input_shapes = [[t.shape for t in tensors_of(value)] for value in micro_batches]
         for i, value in enumerate(micro_batches):
             self.slots[i, 0].ins[""] = value
 
@@ -129,6 +133,8 @@ class TokenPass(Run):
         with slot.stage.noted("forward", slot.micro_batch), torch.set_grad_enabled(graph):
             outs = self._run(slot, graph, again=False)
         slot.outs = {part: mapped(Tensor.detach, value) for part, value in outs.items()}
+        if any(not self.layout.is_copied(hop) for hop in self.layout.out_of(slot.stage.number)):
+            slot.outs = _apart(slot.outs)
         if not slot.recompute:
             slot.ins = {}
 
@@ -166,8 +172,9 @@ class TokenPass(Run):
             try:
                 if edges:
                     torch.autograd.backward(edges, gradients)
-            except Exception:
-                self._find_layer(slot)
+            except Exception as error:
+                if not isinstance(error, MemoryError | torch.OutOfMemoryError):
+                    self._find_layer(slot)
                 raise
         slot.grads_out, slot.edges = {}, {}
         slot.grads_in = {part: tuple(t.grad for t in leaves) for part, leaves in slot.leaves.items()}
@@ -176,6 +183,8 @@ class TokenPass(Run):
     def _find_layer(self, slot: Slot) -> None:
         """After an error in a backward task: do the task once more, with marks, to see which layer it comes from."""
         slot.stage.layer, slot.stage.marking = "unknown", True
+        leaves = [t for tensors in slot.leaves.values() for t in tensors if t.requires_grad]
+        wanted = [*leaves, *(p for _, layer in slot.stage.layers for p in layer.parameters() if p.requires_grad)]
         ins = {p: mapped(begun, ts if len(ts) > 1 else ts[0]) for p, ts in slot.leaves.items()}
         try:
             with torch.enable_grad(), _random(self, slot):
@@ -187,7 +196,7 @@ class TokenPass(Run):
                 for tensor, gradient in zip(tensors_of(outs[part]), gradients, strict=False)
                 if tensor.requires_grad and gradient is not None
             ]
-            torch.autograd.backward([tensor for tensor, _ in pairs], [gradient for _, gradient in pairs])
+            torch.autograd.grad([t for t, _ in pairs], wanted, [g for _, g in pairs], allow_unused=True)
         except Exception:  # the same one again: stage.layer says where
             pass
         finally:
@@ -219,6 +228,31 @@ class TokenPass(Run):
         self.raise_error()
         return [slot.outs.pop("") for slot in last]
 
+    def abandon(self, error: BaseException) -> None:
+        """Skip what is still queued, and wait until the lanes are through with it."""
+        self.fail(error)
+        for job in [lane.submit(Job(self, nothing, always=True)) for lane in self.lanes.all()]:
+            job.wait()
+
+    @property
+    def all_draw(self) -> bool:
+        """Whether every task draws its random numbers from a stream of its own."""
+        return all(self.draws.get(j, False) for j in range(self.n))
+
+    def input_gradients(self) -> list[Tensor | None]:
+        """The gradients of the model's inputs, gathered; zeros for micro-batches that have none."""
+        slots = [self.slots[i, 0] for i in range(self.m)]
+        gathered: list[Tensor | None] = []
+        for place, shapes in enumerate(zip(*self.input_shapes, strict=True)):
+            column = [slot.grads_in.get("", (None,) * (place + 1))[place] for slot in slots]
+            like = next((gradient for gradient in column if gradient is not None), None)
+            if like is None:
+                gathered.append(None)
+                continue
+            filled = [like.new_zeros(s) if g is None else g for g, s in zip(column, shapes, strict=True)]
+            gathered.append(torch.cat(filled))
+        return gathered
+
     def join_lanes(self) -> None:
         """Wait for every backward task, then raise the first error if there was one."""
         for slot in self.slots.values():
@@ -228,9 +262,23 @@ class TokenPass(Run):
 
 
 def _leaf(tensor: Tensor, is_input: bool) -> Tensor:
-    """Where a task's graph begins. The model's own inputs get a gradient only if the caller wants it."""
-    differentiable = tensor.is_floating_point() or tensor.is_complex()
-    return tensor.detach().requires_grad_(tensor.requires_grad if is_input else differentiable)
+    """Where a task's graph begins. The model's own inputs get a gradient only if the caller wants it.
+
+    Micro-batches are views of one tensor; `data` gives each a version counter of its own, for layers in place.
+    """
+    if is_input:
+        return tensor.data.requires_grad_(tensor.requires_grad)
+    return tensor.detach().requires_grad_(tensor.is_floating_point() or tensor.is_complex())
+
+
+def _apart(outs: Parts) -> Parts:
+    """The values with skips that share memory with the layers' value copied: the next stage may work in place."""
+    taken = {t.untyped_storage().data_ptr() for t in tensors_of(outs[""])}
+
+    def separate(tensor: Tensor) -> Tensor:
+        return tensor.clone() if tensor.untyped_storage().data_ptr() in taken else tensor
+
+    return {part: mapped(separate, value) if part else value for part, value in outs.items()}
 
 
 def _edge(tensor: Tensor) -> GradientEdge | None:

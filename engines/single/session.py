@@ -18,7 +18,7 @@ from harness.interfaces import Batch, Model, SessionSpec, StepMetrics
 from harness.op import Kind, Op
 from harness.plan import Plan
 from harness.schedule.gpipe import recomputed
-from harness.trace import Span, Trace
+from harness.trace import Recording, Span, Trace
 from harness.training_state import (
     converted,
     initial_layers,
@@ -41,8 +41,9 @@ class SingleSession:
         self.layers = layers.to(self.device)
         self.optimizer = make_optimizer(self.layers.parameters(), spec.optimizer)
         self.threads = config.threads or len(os.sched_getaffinity(0))
-        self.steps: list[tuple[float, float]] = []
+        self.steps = 0
         self.spans: list[Span] = []
+        self.recording = Recording()
 
     def __enter__(self) -> SingleSession:
         return self
@@ -59,12 +60,15 @@ class SingleSession:
                 loss = self._accumulate(batch)
                 self._run("step", None, self._update)
             end = self._now()
-        self.steps.append((start, end))
+        self.steps += 1
+        self.recording.add(self.spans, start, end)
+        self.spans = []
         return StepMetrics(float(loss), end - start, {}, [counter.peak_bytes()] if counter else None)
 
     def _accumulate(self, batch: Batch) -> Tensor:
         self.layers.zero_grad(set_to_none=True)
         size, m = len(batch), min(self.plan.micro_batches, len(batch))
+        batchnorm.begin(self.layers, m)
         total = torch.zeros((), device=self.device, dtype=torch.float64)
         pairs = zip(batch.inputs.tensor_split(m), batch.targets.tensor_split(m), strict=True)
         for i, (inputs, targets) in enumerate(pairs):
@@ -84,7 +88,7 @@ class SingleSession:
         return result
 
     def note(self, op: Op, start_s: float, end_s: float) -> None:
-        self.spans.append(Span(str(op), self.plan.stages[0].device, "compute", start_s, end_s, len(self.steps)))
+        self.spans.append(Span(str(op), self.plan.stages[0].device, "compute", start_s, end_s))
 
     def _now(self) -> float:
         if self.device.type == "cuda":
@@ -92,7 +96,7 @@ class SingleSession:
         return time.perf_counter()
 
     def around(self, i: int) -> AbstractContextManager[object]:
-        return dropout.keyed(self.spec.seed, len(self.steps), i)
+        return dropout.keyed(self.spec.seed, self.steps, i)
 
     def autocast(self) -> AbstractContextManager[object]:
         dtype = getattr(torch, self.spec.autocast) if self.spec.autocast else None
@@ -107,14 +111,19 @@ class SingleSession:
 
     def state_dict(self) -> dict[str, Any]:
         named = dict(self.layers.named_parameters())
-        return {"model": model_state(self.layers), "optimizer": optimizer_state(named, self._optimizers())}
+        return {
+            "model": model_state(self.layers),
+            "optimizer": optimizer_state(named, self._optimizers()),
+            "step": self.steps,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.layers.load_state_dict(state["model"])
         load_optimizer_state(dict(self.layers.named_parameters()), self._optimizers(), state["optimizer"])
+        self.steps = state["step"]
 
     def trace(self) -> Trace:
-        return Trace(tuple(self.spans), tuple(self.steps))
+        return self.recording.trace()
 
 
 class _Task:
@@ -123,10 +132,10 @@ class _Task:
     def __init__(self, session: SingleSession, i: int, inputs: Tensor, targets: Tensor, size: int) -> None:
         self.session, self.i, self.size = session, i, size
         self.inputs, self.targets = inputs, targets
-        self.again = False
+        self.again = self.recompute = False
 
     def run(self, recompute: bool) -> Tensor:
-        session = self.session
+        session, self.recompute = self.session, recompute
         started = session._now()
         with session.autocast():
             output = (
@@ -145,6 +154,9 @@ class _Task:
         again, self.again = self.again, True
         started = self.session._now()
         with self.session.around(self.i):
+            if not self.recompute:
+                return self.session.layers(inputs)
+            inputs = inputs.clone()  # for layers that work in place
             if not again:
                 return self.session.layers(inputs)
             try:

@@ -148,14 +148,26 @@ def _environment(folder: Path) -> Iterator[None]:
 
 def build(config: Config) -> Tracker:
     """Raises `CannotRun` for a mode or a time limit that is none."""
+    problems = _problems(config)
+    if problems:
+        raise CannotRun(problems, "tracker=wandb")
+    if config.mode == "disabled":
+        return none.build(none.Config())
+    return Guarded(f"wandb (tracker.mode={config.mode})", WandbTracker(config))
+
+
+def check(config: Config) -> None:
+    """Raise ValueError with a line for each value that no run can have."""
+    problems = _problems(config)
+    if problems:
+        raise ValueError("\n".join(f"{p.key}   {p.what}   -> {p.mend}" for p in problems))
+
+
+def _problems(config: Config) -> list[Problem]:
     problems = []
     if config.mode not in MODES:
         known = ", ".join(MODES)
         problems.append(Problem(f"tracker.mode {config.mode}", f"is none of {known}", "tracker.mode=offline"))
     if not config.timeout_s > 0:
         problems.append(Problem(f"tracker.timeout_s {config.timeout_s:g}", "must be above 0", "tracker.timeout_s=30"))
-    if problems:
-        raise CannotRun(problems, "tracker=wandb")
-    if config.mode == "disabled":
-        return none.build(none.Config())
-    return Guarded(f"wandb (tracker.mode={config.mode})", WandbTracker(config))
+    return problems

@@ -20,7 +20,7 @@ from harness.launch import call
 from harness.plan import Plan
 from harness.profile import LayerProfile, ModelProfile, Skip
 from harness.schedule import violations
-from harness.skip import layer_skips
+from harness.skip import layer_skips, named_layers
 
 TOLERANCE = {"float64": 1e-11, "float32": 2e-5}
 STEPS = 3
@@ -90,7 +90,7 @@ def check_training(case: Case) -> None:
 
 def check_state_moves(case: Case) -> None:
     """A state dict written here goes on there, and the other way round, optimizer state included."""
-    adam = replace(case, optimizer=OptimizerSpec("adamw", lr=0.01, weight_decay=0.01), dropout=False)
+    adam = replace(case, optimizer=OptimizerSpec("adamw", lr=0.01, weight_decay=0.01))
     straight = run(adam.reference, steps=4)
     for first, second in ((adam, adam.reference), (adam.reference, adam)):
         halfway = run(first, steps=2).states[-1]
@@ -98,12 +98,14 @@ def check_state_moves(case: Case) -> None:
         for name, value in straight.states[-1]["model"].items():
             _close(resumed.states[-1]["model"][name], value, 1e-9, f"{name} after moving")
         moments = straight.states[-1]["optimizer"]
-        assert resumed.states[-1]["optimizer"].keys() == moments.keys()
+        found = resumed.states[-1]["optimizer"]
+        assert found.keys() == moments.keys()
+        for name, state in moments.items():
+            for key, value in state.items():
+                _close(found[name][key], value, 1e-9, f"{key} of {name} after moving")
 
 
 def _resume(case: Case, state: dict[str, Any], skip: int, steps: int) -> Outcome:
-    model = _WithoutDropout(case.model)
-
     def train(session: Session) -> Outcome:
         session.load_state_dict(state)
         torch.manual_seed(3)
@@ -111,7 +113,7 @@ def _resume(case: Case, state: dict[str, Any], skip: int, steps: int) -> Outcome
         losses = [session.step(batch).loss for batch in batches]
         return Outcome(losses, [session.state_dict()])
 
-    return call(case.engine, model, case.plan, case.spec, train)
+    return call(case.engine, case.model, case.plan, case.spec, train)
 
 
 def check_trace(case: Case) -> None:
@@ -154,7 +156,7 @@ def check_accepts(case: Case) -> None:
 def profile_of(model: Model) -> ModelProfile:
     """A profile without costs: as much as a schedule needs."""
     with torch.device("meta"):
-        layers = list(model.layers().named_children())
+        layers = named_layers(model.layers())
     skips = tuple(Skip(s.source, s.target, 0, s.name) for s in layer_skips(layers))
     return ModelProfile(tuple(LayerProfile(name) for name, _ in layers), model.name, skips=skips)
 

@@ -131,4 +131,18 @@ def norms() -> Network:
     return Network("norms", layers, lambda n: torch.randn(n, 2, 4, 4), lambda n: torch.randn(n, 5), _squares)
 
 
-ALL = {network.name: network for network in (skips(), pairs(), tokens(), norms())}
+def shared() -> Network:
+    """A layer without parameters in several places, a tied weight, layers in place, a frozen layer."""
+
+    def layers() -> list[nn.Module]:
+        tanh, tied, frozen = nn.Tanh(), nn.Linear(5, 5), nn.Linear(5, 5)
+        frozen.requires_grad_(False)
+        return [
+            nn.ReLU(inplace=True), tied, tanh, frozen, nn.ReLU(inplace=True), nn.Linear(5, 5), tanh, tied, tanh,
+            nn.Linear(5, 2),
+        ]  # fmt: skip
+
+    return Network("shared", layers, lambda n: torch.randn(n, 5), lambda n: torch.randn(n, 2), _squares)
+
+
+ALL = {network.name: network for network in (skips(), pairs(), tokens(), norms(), shared())}

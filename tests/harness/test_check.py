@@ -9,6 +9,7 @@ from harness.interfaces import Capabilities
 from harness.memory import MemoryModel
 from harness.mesh import Mesh
 from harness.plan import Plan, Stage
+from harness.problem import Problem
 from harness.profile import LayerProfile, ModelProfile, Skip
 
 PIPELINE = Capabilities()
@@ -23,6 +24,7 @@ def config(**changes):
         {
             "engine": {"name": "gpipe", "checkpoint": "never"},
             "model": {"name": "unet"},
+            "planner": {"name": "balance"},
             "cluster": {"name": "local"},
             "precision": {"dtype": "float32"},
             "mesh": {"data": None, "pipeline": None, "tensor": None},
@@ -139,6 +141,14 @@ def test_more_stages_than_layers():
     ]
 
 
+@pytest.mark.parametrize("mends", [(8, 5), (5, 8)])
+def test_of_two_mends_of_a_key_the_smaller_is_told(mends):
+    large, small = (Problem("mesh.pipeline 16", f"only {mend}", f"mesh.pipeline={mend}") for mend in mends)
+    other = Problem("mesh.pipeline 16", "is odd", "leave it out")
+    kept = min(large, small, key=lambda problem: problem.mend)
+    assert check.told_once([large, small, other, other]) == [kept, other]
+
+
 def test_an_engine_without_skips():
     found = against(profile_of(skips=(Skip(0, 4, 8, "s"),)), Capabilities(skips=False))
     assert found == [("model unet_2_16_128", "has 1 skips, engine=gpipe takes none", "engine=gpipe")]
@@ -204,3 +214,12 @@ def test_a_device_with_several_stages():
 def test_where_all_is_recomputed_already_the_mend_is_another():
     plan = Plan.contiguous((1,), 4, "always")
     assert memory([200], plan)[0][2] == "batch.micro_batches=8, a smaller batch.size, or more devices"
+
+
+def test_a_planner_that_loses_layers_or_devices_is_named():
+    plan = Plan.contiguous([2, 2])
+    assert check.of_plan(config(), plan, plan.mesh, 4) == []
+    (lost,) = check.of_plan(config(), plan, plan.mesh, 5)
+    assert (lost.key, lost.what) == ("planner balance", "placed 4 layers, the model has 5")
+    (other,) = check.of_plan(config(), plan, Mesh(pipeline=3), 4)
+    assert "asked for Mesh(data=1, pipeline=3, tensor=1)" in other.what

@@ -12,6 +12,7 @@ from omegaconf import OmegaConf
 from harness.compose import CONF, GROUPS, compose
 from harness.overrides import described, leaves, quoted, suggestion
 from harness.problem import CannotRun, Problem
+from harness.profile import LayerProfile, ModelProfile
 
 FILES = sorted(path for group in GROUPS for path in (CONF / group).glob("*.yaml"))
 
@@ -140,6 +141,31 @@ def test_several_values_need_a_sweep() -> None:
 def test_all_mistakes_at_once() -> None:
     found = problems("engine=gpip", "engine.anything=1", "batch.size=x", "steps=0", "modle=unet", "k=[", "seed=3")
     assert [problem.key for problem in found] == ["engine gpip", "k=[", "batch.size x", "modle", "steps 0"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "keys"),
+    [
+        ("steps=0 cluster.devices=0", ["steps 0", "cluster.devices 0"]),
+        ("optimizer.lr=-1 batch.micro_batches=32", ["optimizer.lr -1.0", "batch.micro_batches 32"]),
+        ("tracker=wandb tracker.mode=bad steps=0", ["steps 0", "tracker.mode bad"]),
+        ("planner.by=x tracker=wandb tracker.mode=bad", ["planner.by x", "tracker.mode bad"]),
+        ("batch.size=-5 batch.micro_batches=2", ["batch.size -5"]),
+        ("batch.micro_batches=0 mesh.tensor=2", ["batch.micro_batches 0", "mesh.tensor 2"]),
+        ("mesh.data=-1 mesh.pipeline=0", ["mesh.data -1", "mesh.pipeline 0"]),
+        ("precision.dtype=x", ["precision.dtype x"]),
+        ("engine.checkpoint=x cluster.devices=1 mesh.pipeline=9", ["engine.checkpoint x", "mesh.pipeline 9"]),
+        ("batch.size=x batch.micro_batches=32", ["batch.size x"]),
+    ],
+)
+def test_a_value_out_of_range_does_not_hide_what_cluster_and_engine_refuse(overrides: str, keys: list[str]) -> None:
+    assert [problem.key for problem in problems(*overrides.split())] == keys
+
+
+def test_the_batch_of_a_stored_profile_is_no_problem(tmp_path: Path) -> None:
+    ModelProfile((LayerProfile(),) * 4, model="unet", micro_batch=2).save(tmp_path / "p.json")
+    found = problems("steps=0", "batch.micro_batches=64", quoted("profile", str(tmp_path / "p.json")))
+    assert [problem.key for problem in found] == ["steps 0"]
 
 
 def test_title_is_what_was_typed() -> None:

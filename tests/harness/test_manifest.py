@@ -12,6 +12,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
+from harness import devices, malloc
 from harness.manifest import ROOT, _git, git, gpus, manifest, slurm
 
 
@@ -49,6 +50,17 @@ def test_everything_that_a_repetition_needs(monkeypatch: pytest.MonkeyPatch) -> 
     assert start.utcoffset() == timedelta(0)
     assert abs(datetime.now(UTC) - start) < timedelta(minutes=1)
     assert json.loads(json.dumps(found)) == found
+
+
+def test_the_environment_is_that_of_the_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MALLOC_ARENA_MAX", "7")
+    found = manifest([], [], {}, 1)
+    assert malloc.environment().items() <= found["environment"].items()
+
+
+def test_the_processor_is_named_in_one_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "cpu_model", lambda: "an abacus")
+    assert manifest([], [], {}, 1)["machine"]["cpu"] == "an abacus"
 
 
 def test_no_secret_gets_in(monkeypatch: pytest.MonkeyPatch) -> None:

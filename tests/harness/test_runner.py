@@ -2,12 +2,14 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import threading
 import time
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,7 @@ from omegaconf import OmegaConf
 
 from harness import files, registry, runner
 from harness.compose import compose
+from harness.earlier import Earlier
 from harness.failure import DISK_FULL
 from harness.plan import Plan
 from harness.problem import CannotRun
@@ -26,7 +29,7 @@ from harness.trackers import none
 
 ROOT = Path(__file__).parents[2]
 TINY = ["model.size=64", "model.channels=4", "model.convs=1", "batch.size=4", "batch.micro_batches=2",
-        "cluster.device=cpu", "cluster.devices=2", "tracker=none", "steps=2", "warmup=1"]  # fmt: skip
+        "cluster.device=cpu", "cluster.devices=2", "tracker=none", "steps=2", "warmup=2"]  # fmt: skip
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -111,7 +114,9 @@ def test_measured_and_predicted_side_by_side(done):
 
 def test_a_line_for_each_step(done):
     lines = [json.loads(line) for line in (done / "metrics.jsonl").read_text().splitlines()]
-    assert [(line["step"], line["phase"]) for line in lines] == [(0, "warmup"), (1, "measured"), (2, "measured")]
+    assert [(line["step"], line["phase"]) for line in lines] == [
+        (0, "warmup"), (1, "warmup"), (2, "measured"), (3, "measured")
+    ]  # fmt: skip
 
 
 def test_the_trace_is_what_the_schedule_allows(done):
@@ -127,13 +132,13 @@ def test_the_trace_is_what_the_schedule_allows(done):
 def test_the_tracker_mirrors_the_run(done, tracker):
     record = RunRecord.load(done / "record.json")
     kinds = [kind for kind, *_ in tracker.told]
-    assert kinds == ["start", "log", "log", "log", "finish"]
+    assert kinds == ["start", "log", "log", "log", "log", "finish"]
     _, record_id, group, job_type, tags, config, folder = tracker.told[0]
     assert (record_id, group, job_type, folder) == (record.id, done.parent.name, "gpipe", done)
     assert tags == ["unet", "local", "measured"] and config == record.config
-    assert [step for _, step, _ in tracker.told[1:4]] == [0, 1, 2]
+    assert [step for _, step, _ in tracker.told[1:5]] == [0, 1, 2, 3]
     assert tracker.told[1][2]["throughput"] == pytest.approx(4 / tracker.told[1][2]["step_time_s"])
-    assert tracker.told[4][1:] == (record.metrics, {"timeline": done / "timeline.png"}, "ok")
+    assert tracker.told[5][1:] == (record.metrics, {"timeline": done / "timeline.png"}, "ok")
 
 
 def test_the_written_configuration_runs_again(done):
@@ -184,11 +189,66 @@ def test_problems_of_a_profile_that_cannot_be_read(tmp_path, capsys):
     assert "layers[0].forward_s: expected a number, got 'soon'" in capsys.readouterr().err
 
 
-def test_a_profile_of_another_size_is_found_out_by_the_rank(done, tmp_path):
-    """Its name fits, its parameters don't; the rank compares them before it trains."""
-    record = run(tmp_path, f"profile={done / 'profile.json'}", "model.channels=8")
+@pytest.mark.parametrize(("key", "name"), [("model.channels=8", "unet_1_8_64"), ("model.size=128", "unet_1_4_128")])
+def test_a_profile_of_another_size_is_found_out_by_the_rank(done, tmp_path, key, name):
+    """Its family fits, its sizes don't, even where they leave the parameters as they are."""
+    record = run(tmp_path, f"profile={done / 'profile.json'}", key)
     assert record.status == "infeasible"
-    assert "unet_1_4_64 with" in record.reason and "unet_1_8_64 has" in record.reason
+    assert f"profile {done / 'profile.json'}   is of unet_1_4_64, the model is {name}   -> leave" in record.reason
+
+
+@pytest.fixture
+def copied(done, tmp_path):
+    """A folder with the complete run."""
+    return Path(shutil.copytree(done, tmp_path / "run"))
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_a_run_that_cannot_run_keeps_an_earlier_good_one(copied, capsys):
+    before = contents(copied)
+    typed = [*TINY, "mesh.pipeline=16", f"out={copied}"]
+    assert runner.run(compose(typed), typed).status == "infeasible"
+    assert contents(copied) == before
+    assert capsys.readouterr().err.splitlines()[-1] == f"the earlier run in {copied} is kept"
+
+
+def test_a_run_that_cannot_run_takes_the_place_of_one_that_failed(done, copied):
+    replace(RunRecord.load(copied / "record.json"), status="error").save(copied / "record.json")
+    assert run(copied, "mesh.pipeline=16").status == "infeasible"
+    assert set(contents(copied)) == {"config.yaml", "profile.json", "record.json"}
+
+
+def test_an_earlier_run_outlives_one_that_was_killed(copied):
+    before = contents(copied)
+    earlier = Earlier(copied, runner.OWN, runner.RECORD)
+    earlier.put_aside()
+    (copied / "record.json").write_text("of the run that was killed")
+    typed = [*TINY, "mesh.pipeline=16", f"out={copied}"]
+    assert runner.run(compose(typed), typed).status == "infeasible"
+    assert contents(copied) == before
+
+
+def test_files_are_strict_json(done, tmp_path, monkeypatch):
+    metrics = runner._metrics
+    monkeypatch.setattr(runner, "_metrics", lambda *given: metrics(*given) | {"loss": float("nan")})
+    assert run(tmp_path).metrics["loss"] is None
+
+    def refuse(name: str) -> None:
+        raise AssertionError(f"{name} is not JSON")
+
+    json.loads((tmp_path / "record.json").read_text(), parse_constant=refuse)
+
+
+def test_a_value_that_is_not_finite_is_a_problem_and_no_error(tmp_path):
+    assert run(tmp_path, "cluster.memory_gb=inf").status == "infeasible"
+
+
+def test_more_stages_than_devices_and_layers_is_told_once(done, tmp_path):
+    record = run(tmp_path, "mesh.pipeline=200")
+    assert record.reason.count("mesh.pipeline 200") == 1 and "-> mesh.pipeline=2" in record.reason
 
 
 def test_the_simulator_is_not_there_yet(tmp_path, capsys):

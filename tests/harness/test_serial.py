@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness import serial
 from harness.cluster import Cluster, Device, Link
 from harness.mesh import Mesh
 from harness.op import Op
@@ -238,3 +239,13 @@ def test_every_status_has_an_exit_code_and_only_ok_is_zero() -> None:
 def test_schedule_keeps_the_order_of_its_lanes() -> None:
     schedule = gpipe(2, [0, 1], [Hop(0, 1)])
     assert decode(Schedule, encode(schedule)).by_lane() == schedule.by_lane()
+
+
+def test_what_is_not_finite_is_null_and_never_in_a_file(tmp_path: Path) -> None:
+    inf, nan = float("inf"), float("nan")
+    assert serial.finite({"a": [1.5, nan, {"b": -inf}], "c": "x", "d": None}) == {
+        "a": [1.5, None, {"b": None}], "c": "x", "d": None
+    }  # fmt: skip
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        RunRecord("1", "ok", metrics={"loss": nan}).save(tmp_path / "record.json")
+    assert not list(tmp_path.iterdir())

@@ -54,9 +54,10 @@ def test_warm_up_is_left_out_and_metered_at_its_end(tmp_path):
     assert 0 <= metrics["data_wait_s"] < 1
 
 
-def test_without_warm_up_memory_is_not_known(tmp_path):
+@pytest.mark.parametrize("warmup", [0, 1])
+def test_without_warm_up_or_in_the_first_step_memory_is_not_known(tmp_path, warmup):
     session = Session()
-    metrics, _ = train(session, Counting(), Loop(8, steps=2, warmup=0), tmp_path)
+    metrics, _ = train(session, Counting(), Loop(8, steps=2, warmup=warmup), tmp_path)
     assert metrics["peak_memory_bytes"] is None
     assert not any(meter for _, meter in session.seen)
 

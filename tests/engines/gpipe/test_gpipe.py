@@ -129,13 +129,6 @@ def test_a_recomputation_overlaps_the_backward_pass_of_the_next_stage() -> None:
     assert start["0R1"] < end["1B1"] < start["0B1"]
 
 
-def test_never_more_than_the_given_micro_batches_in_flight() -> None:
-    split = pipe(mlp(), [1, 1, 2], chunks=3)
-    split(torch.randn(8, 4, dtype=torch.float64)).sum().backward()
-    begun = {s.op for s in split.spans if s.op[1] == "F"}
-    assert begun == {f"{j}F{i}" for j in range(3) for i in range(3)}
-
-
 @pytest.mark.parametrize("streams", [True, False])
 def test_plain_dropout_is_exact_under_recomputation_with_several_devices_at_work(streams: bool) -> None:
     """The same weights and draws with and without recomputation give the same gradients."""
@@ -393,7 +386,7 @@ def test_arguments_that_do_not_fit(arguments: dict[str, object], message: str) -
 
 
 def test_layers_of_the_wrong_kind() -> None:
-    with pytest.raises(TypeError, match=r"must be an nn\.Sequential, got Linear"):
+    with pytest.raises(TypeError, match=r"must be a plain nn\.Sequential, got Linear"):
         GPipe(nn.Linear(1, 1), [1], ["cpu"])  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="the input of a pipeline must be a tensor or a tuple of tensors, got list"):
         pipe(mlp(), [2, 2])([1.0])  # type: ignore[arg-type]

@@ -99,6 +99,6 @@ def test_on_cuda_devices() -> None:
         torch.cuda.synchronize()
         for mine, theirs in zip(pipe.parameters(), plain.parameters(), strict=True):
             torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-4, atol=1e-4)
-        spans = pipe.last.recorder.spans()
+        spans = pipe.recorder.spans()
         assert {Op.parse(s.op).kind for s in spans} == {"F", "R", "B", "copy"}
         assert all(s.end_s >= s.start_s for s in spans)
