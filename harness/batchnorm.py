@@ -6,7 +6,7 @@ mini-batch, from sums over its micro-batches, as the unsplit layer would.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
+
+Buffer = tuple[nn.Module, str]  # a module, and the name of a buffer of its own
 
 
 class DeferredBatchNorm(_BatchNorm):
@@ -99,18 +101,22 @@ def _replacement(layer: _BatchNorm, chunks: int) -> DeferredBatchNorm:
     return new.train(layer.training)
 
 
-@contextmanager
-def statistics_kept(module: nn.Module) -> Iterator[None]:
-    """Within it (a recomputation), batch norms work on throwaway copies of their statistics.
+def statistics(modules: Iterable[nn.Module]) -> list[Buffer]:
+    """The buffers of every batch norm among `modules`."""
+    return [(layer, name) for layer in modules if isinstance(layer, _BatchNorm) for name in layer._buffers]
 
-    The buffers are swapped, not restored: autograd may have saved them.
+
+@contextmanager
+def throwaway(buffers: Iterable[Buffer]) -> Iterator[None]:
+    """Within it (a recomputation), these buffers are copies: what layers change in them is forgotten.
+
+    They are swapped, not restored: autograd may have saved them.
     """
-    layers = [layer for layer in module.modules() if isinstance(layer, _BatchNorm)]
-    kept = [(layer, dict(layer._buffers)) for layer in layers]
-    for layer, buffers in kept:
-        layer._buffers.update({name: None if b is None else b.clone() for name, b in buffers.items()})
+    kept = {(module, name): module._buffers[name] for module, name in buffers}
+    for (module, name), buffer in kept.items():
+        module._buffers[name] = None if buffer is None else buffer.clone()
     try:
         yield
     finally:
-        for layer, buffers in kept:
-            layer._buffers.update(buffers)
+        for (module, name), buffer in kept.items():
+            module._buffers[name] = buffer

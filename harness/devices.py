@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import importlib.util
 import os
 import platform
@@ -88,11 +87,6 @@ def torch_has_cuda() -> bool:
         text = (Path(spec.origin).parent / "version.py").read_text()
         return re.search(r"^cuda\b[^=\n]*=\s*['\"]", text, re.MULTILINE) is not None
     return False
-
-
-def torch_version() -> str:
-    """The version of the installed torch."""
-    return importlib.metadata.version("torch")
 
 
 def _gpus() -> list[tuple[str, int]]:

@@ -25,6 +25,7 @@ from harness.interfaces import Model
 from harness.precision import DTYPES
 from harness.profile import LayerProfile, ModelProfile, Skip
 from harness.skip import named_layers
+from harness.training_state import intra_op_threads
 
 THREADS = 1
 """Intra-op threads of one CPU device."""
@@ -45,7 +46,7 @@ def measure(
         raise ValueError(f"precision.dtype {dtype}   is not one of {', '.join(DTYPES)}")
     target = torch.device(device)
     cuda = [target] if target.type == "cuda" else []
-    with _one_thread(), torch.random.fork_rng(devices=cuda), dropout.keyed(seed=0, step=0, micro_batch=0):
+    with intra_op_threads(THREADS), torch.random.fork_rng(devices=cuda), dropout.keyed(seed=0, step=0, micro_batch=0):
         torch.manual_seed(0)
         chain = Chain(model, micro_batch, getattr(torch, dtype), target, autocast)
         profile = _counted(chain, dtype)
@@ -187,16 +188,6 @@ def _tied(layers: nn.Sequential) -> dict[str, str]:
 
 def _size(tensor: Tensor) -> int:
     return tensor.numel() * tensor.element_size()
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(THREADS)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _source(device: torch.device) -> str:

@@ -69,7 +69,7 @@ MUTANTS = (
            'for hop in into[j]]\n        for i, j in cycle:\n', 'for hop in into[j]]\n',
            CONTRACT, "gpipe_runs_its_schedule"),
     Mutant("statistics updated twice", "engines/gpipe/stage.py",
-           "with around.entered(micro_batch), self._throwaway_buffers():", "with around.entered(micro_batch):",
+           "with around.entered(micro_batch), batchnorm.throwaway(changing):", "with around.entered(micro_batch):",
            GPIPE, "running_statistics"),
     Mutant("deferred statistics for each micro-batch", "harness/batchnorm.py",
            "if self.seen >= self.chunks:", "if self.seen >= 1:",

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from engines.gpipe.microbatch import Parts, Value, check_value, mapped, tensors_of
-from harness import dropout, skip
+from harness import batchnorm, dropout, skip
 
 
 @dataclass(frozen=True)
@@ -52,7 +51,7 @@ class Stage:
         self.layer = ""
         self.marking = False
         self.changes_inputs: bool | None = None
-        self._changing: list[tuple[nn.Module, str]] | None = None
+        self._changing: list[batchnorm.Buffer] | None = None
 
     def run(self, parts: Parts, micro_batch: int, around: Surroundings) -> Parts:
         """Values and skips that arrive -> values and skips that leave."""
@@ -75,7 +74,8 @@ class Stage:
 
     def run_again(self, parts: Parts, micro_batch: int, around: Surroundings) -> Parts:
         """The same for a recomputation: running statistics and other buffers stay as the first run left them."""
-        with around.entered(micro_batch), self._throwaway_buffers():
+        changing = [*batchnorm.statistics(self._modules()), *(self._changing or [])]
+        with around.entered(micro_batch), batchnorm.throwaway(changing):
             return self._layers(parts)
 
     def _layers(self, parts: Parts) -> Parts:
@@ -111,8 +111,8 @@ class Stage:
     @contextmanager
     def _noticing_changes(self) -> Iterator[None]:
         """In the first training run, find out which buffers the layers change."""
-        modules = self._modules()
-        if self._changing is not None or not any(module.training for module in modules):
+        modules = self._modules() if self._changing is None else []
+        if not any(module.training for module in modules):
             yield
             return
         before = [(m, name, b.clone()) for m in modules for name, b in m.named_buffers(recurse=False)]
@@ -121,20 +121,6 @@ class Stage:
 
     def _modules(self) -> list[nn.Module]:
         return [module for _, layer in self.layers for module in layer.modules()]
-
-    @contextmanager
-    def _throwaway_buffers(self) -> Iterator[None]:
-        """Copies in place of the buffers that change; swapped, not restored, as autograd may have saved them."""
-        norms = [(m, name) for m in self._modules() if isinstance(m, _BatchNorm) for name in m._buffers]
-        changing = dict.fromkeys([*norms, *(self._changing or [])])
-        kept = [(m, name, m._buffers[name]) for m, name in changing if m._buffers[name] is not None]
-        for module, name, buffer in kept:
-            module._buffers[name] = buffer.clone()  # type: ignore[union-attr]
-        try:
-            yield
-        finally:
-            for module, name, buffer in kept:
-                module._buffers[name] = buffer
 
 
 class _Marker:

@@ -19,6 +19,11 @@ from harness.op import Op
 from tests.engines.networks import Recall, Remember
 
 
+def mlp(width: int = 4, layers: int = 4) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(*(nn.Linear(width, width) for _ in range(layers))).double()
+
+
 def pipe(module: nn.Sequential, balance: list[int], chunks: int = 2, **options: object) -> GPipe:
     return GPipe(module, balance, ["cpu"] * len(balance), chunks, **options)  # type: ignore[arg-type]
 
@@ -214,3 +219,58 @@ def test_an_error_is_searched_for_without_touching_gradients() -> None:
     with pytest.raises(ArithmeticError):
         split(torch.ones(1, 1)).sum().backward()
     torch.testing.assert_close(last.weight.grad, expected)
+
+
+@pytest.mark.parametrize("checkpoint", ["never", "always"])
+def test_layers_may_work_in_place_also_at_the_beginning_of_a_stage(checkpoint: str) -> None:
+    class AddOne(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.add_(1)
+
+    torch.manual_seed(0)
+    first, second, third = (nn.Linear(3, 3) for _ in range(3))
+    plain = nn.Sequential(AddOne(), first, nn.ReLU(inplace=True), second, AddOne(), third).double()
+    split = pipe(copy.deepcopy(plain), [2, 2, 2], checkpoint=checkpoint)
+    x = torch.randn(4, 3, dtype=torch.float64)
+    for _ in range(2):
+        plain(x.clone()).sum().backward()
+        split(x.clone()).sum().backward()
+    for mine, theirs in zip(split.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, theirs.grad)
+
+
+@pytest.mark.parametrize("frozen", [0, 1, 2])
+def test_frozen_stages(frozen: int) -> None:
+    plain = mlp(layers=3)
+    plain[frozen].requires_grad_(False)
+    split = pipe(copy.deepcopy(plain), [1, 1, 1], checkpoint="always")
+    x = torch.randn(4, 4, dtype=torch.float64)
+    plain(x).sum().backward()
+    split(x).sum().backward()
+    for mine, theirs in zip(split.parameters(), plain.parameters(), strict=True):
+        assert (mine.grad is None) == (theirs.grad is None)
+        torch.testing.assert_close(mine.grad, theirs.grad)
+
+
+def test_two_passes_may_be_open_at_once_but_each_goes_backward_once() -> None:
+    plain = mlp()
+    split = pipe(copy.deepcopy(plain), [2, 2], checkpoint="always")
+    x = torch.randn(4, 4, dtype=torch.float64)
+    (plain(x).sum() + plain(2 * x).sum()).backward()
+    loss = split(x).sum() + split(2 * x).sum()
+    loss.backward(retain_graph=True)
+    for mine, theirs in zip(split.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, theirs.grad)
+    with pytest.raises(RuntimeError, match="has had its backward pass"):
+        loss.backward()
+
+
+def test_a_copy_is_a_pipeline_of_its_own() -> None:
+    split = pipe(mlp(), [2, 2])
+    x = torch.randn(4, 4, dtype=torch.float64)
+    expected = split(x)
+    other = copy.deepcopy(split)
+    with torch.no_grad():
+        next(split.parameters()).zero_()
+    split.close()
+    torch.testing.assert_close(other(x), expected)

@@ -312,61 +312,6 @@ def test_tuples_in_and_out() -> None:
     assert first.tolist() == [[1.0]] * 4 and second.tolist() == [[0.5]] * 4
 
 
-@pytest.mark.parametrize("checkpoint", ["never", "always"])
-def test_layers_may_work_in_place_also_at_the_beginning_of_a_stage(checkpoint: str) -> None:
-    class AddOne(nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return x.add_(1)
-
-    torch.manual_seed(0)
-    first, second, third = (nn.Linear(3, 3) for _ in range(3))
-    plain = nn.Sequential(AddOne(), first, nn.ReLU(inplace=True), second, AddOne(), third).double()
-    split = pipe(copy.deepcopy(plain), [2, 2, 2], checkpoint=checkpoint)
-    x = torch.randn(4, 3, dtype=torch.float64)
-    for _ in range(2):
-        plain(x.clone()).sum().backward()
-        split(x.clone()).sum().backward()
-    for mine, theirs in zip(split.parameters(), plain.parameters(), strict=True):
-        torch.testing.assert_close(mine.grad, theirs.grad)
-
-
-@pytest.mark.parametrize("frozen", [0, 1, 2])
-def test_frozen_stages(frozen: int) -> None:
-    plain = mlp(layers=3)
-    plain[frozen].requires_grad_(False)
-    split = pipe(copy.deepcopy(plain), [1, 1, 1], checkpoint="always")
-    x = torch.randn(4, 4, dtype=torch.float64)
-    plain(x).sum().backward()
-    split(x).sum().backward()
-    for mine, theirs in zip(split.parameters(), plain.parameters(), strict=True):
-        assert (mine.grad is None) == (theirs.grad is None)
-        torch.testing.assert_close(mine.grad, theirs.grad)
-
-
-def test_two_passes_may_be_open_at_once_but_each_goes_backward_once() -> None:
-    plain = mlp()
-    split = pipe(copy.deepcopy(plain), [2, 2], checkpoint="always")
-    x = torch.randn(4, 4, dtype=torch.float64)
-    (plain(x).sum() + plain(2 * x).sum()).backward()
-    loss = split(x).sum() + split(2 * x).sum()
-    loss.backward(retain_graph=True)
-    for mine, theirs in zip(split.parameters(), plain.parameters(), strict=True):
-        torch.testing.assert_close(mine.grad, theirs.grad)
-    with pytest.raises(RuntimeError, match="has had its backward pass"):
-        loss.backward()
-
-
-def test_a_copy_is_a_pipeline_of_its_own() -> None:
-    split = pipe(mlp(), [2, 2])
-    x = torch.randn(4, 4, dtype=torch.float64)
-    expected = split(x)
-    other = copy.deepcopy(split)
-    with torch.no_grad():
-        next(split.parameters()).zero_()
-    split.close()
-    torch.testing.assert_close(other(x), expected)
-
-
 @pytest.mark.parametrize(
     "arguments, message",
     [
