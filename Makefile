@@ -12,7 +12,7 @@ STAMP := $(VENV)/.set-up
 ARGS ?=
 
 .DEFAULT_GOAL := run
-.PHONY: setup run test lint types bench mutants matrix
+.PHONY: setup run test lint types bench replay mutants matrix
 
 setup: $(STAMP)
 
@@ -38,6 +38,9 @@ types: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/python -m analysis.bench $(ARGS)
+
+replay: $(STAMP)
+	$(BIN)/python -m analysis.replay $(ARGS)
 
 mutants: $(STAMP)
 	$(BIN)/python -m tests.mutants $(ARGS)

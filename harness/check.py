@@ -25,10 +25,15 @@ def request(config: DictConfig, can: Capabilities, cluster: Cluster | None) -> l
     return [
         *_degrees(config, can),
         *(_devices(config, can, cluster) if cluster else []),
-        *_micro_batches(config),
+        *profiling(config),
         *_place(config),
         *_dtype(config, can),
     ]
+
+
+def profiling(config: DictConfig) -> list[Problem]:
+    """What is wrong with the request of a profile: its micro-batches, and where its times shall be from."""
+    return [*_micro_batches(config), *_costs(config)]
 
 
 def resolve(config: DictConfig, can: Capabilities, devices: int, layers: int) -> Mesh:
@@ -76,7 +81,7 @@ def against_profile(config: DictConfig, can: Capabilities, profile: ModelProfile
     if profile.skips and not can.skips:
         what = f"has {len(profile.skips)} skips, engine={config.engine.name} takes none"
         found.append(Problem(f"model {profile.model or config.model.name}", what, "engine=gpipe"))
-    return found + (_stored(config, profile, model_given) if config.profile else [])
+    return found + (stored(config, profile, model_given) if config.profile else [])
 
 
 def told_once(problems: Sequence[Problem]) -> list[Problem]:
@@ -91,8 +96,9 @@ def told_once(problems: Sequence[Problem]) -> list[Problem]:
     return list(kept.values())
 
 
-def of_plan(config: DictConfig, plan: Plan, mesh: Mesh, layers: int) -> list[Problem]:
-    """What a planner has got wrong: every layer must be in a stage, and the mesh must be the one that was asked for."""
+def of_plan(config: DictConfig, plan: Plan, mesh: Mesh, layers: int, cluster: Cluster) -> list[Problem]:
+    """What a planner has got wrong: every layer must be in a stage, every stage on a device that there is, and the
+    mesh must be the one that was asked for."""
     key = f"planner {config.planner.name}"
     found = []
     if plan.stages[-1].last + 1 != layers:
@@ -101,12 +107,13 @@ def of_plan(config: DictConfig, plan: Plan, mesh: Mesh, layers: int) -> list[Pro
         )
     if plan.mesh != mesh:
         found.append(Problem(key, f"planned for {plan.mesh}, asked for {mesh}", "planner=balance"))
+    if max(plan.devices) >= cluster.devices:
+        what = f"placed a stage on device {max(plan.devices)}, the last one is {cluster.devices - 1}"
+        found.append(Problem(key, what, "planner=balance"))
     return found
 
 
-def of_memory(
-    config: DictConfig, plan: Plan, peak_bytes: Sequence[int], cluster: Cluster, memory: MemoryModel
-) -> list[Problem]:
+def of_memory(plan: Plan, peak_bytes: Sequence[int], cluster: Cluster, memory: MemoryModel) -> list[Problem]:
     """Each device whose predicted peak is more than it has; `peak_bytes` in the order of `plan.devices`."""
     found = []
     there = max(0, cluster.device.memory_bytes - memory.reserve_bytes)
@@ -115,15 +122,8 @@ def of_memory(
             continue
         owned = [str(number) for number, stage in enumerate(plan.stages) if stage.device == device]
         key = f"stage {owned[0]}" if len(owned) == 1 else f"stages {', '.join(owned)}"
-        found.append(Problem(key, f"needs {display.size(needed)} of {display.size(there)}", _saving(config, plan)))
+        found.append(Problem(key, f"needs {display.size(needed)} of {display.size(there)}"))
     return found
-
-
-def _saving(config: DictConfig, plan: Plan) -> str:
-    """What lowers the memory of a stage."""
-    if plan.recompute != "always" and "checkpoint" in config.engine:
-        return "engine.checkpoint=always"
-    return f"batch.micro_batches={2 * plan.micro_batches}, a smaller batch.size, or more devices"
 
 
 def _degrees(config: DictConfig, can: Capabilities) -> list[Problem]:
@@ -179,7 +179,15 @@ def _above(size: int, data: int) -> int:
 def _place(config: DictConfig) -> list[Problem]:
     if config.mode == "run" and config.cluster.name != "local":
         what = "is only described, runs need cluster=local"
-        return [Problem(f"cluster {config.cluster.name}", what, "mode=plan, or cluster=local")]
+        return [Problem(f"cluster {config.cluster.name}", what, "mode=simulate, or cluster=local")]
+    return []
+
+
+def _costs(config: DictConfig) -> list[Problem]:
+    """Scaled times are those of another device: of the profile's, or of this machine for a described cluster."""
+    if config.costs == "scaled" and config.cluster.name == "local" and not config.profile:
+        what = "needs a profile of another device, this machine is measured as it is"
+        return [Problem("costs scaled", what, "profile=FILE, or costs=measured")]
     return []
 
 
@@ -191,8 +199,8 @@ def _dtype(config: DictConfig, can: Capabilities) -> list[Problem]:
     return [Problem(f"precision.dtype {dtype}", what, f"precision.dtype={can.dtypes[0]}")]
 
 
-def _stored(config: DictConfig, profile: ModelProfile, model_given: bool) -> list[Problem]:
-    """A profile from a file: is it one of what will run? A plan alone may be made with any."""
+def stored(config: DictConfig, profile: ModelProfile, model_given: bool) -> list[Problem]:
+    """A profile from a file: is it one of what will run? Planned and simulated can be any."""
     key = f"profile {config.profile}"
     name = config.model.name
     of = profile.model or "a model without a name"
@@ -205,7 +213,11 @@ def _stored(config: DictConfig, profile: ModelProfile, model_given: bool) -> lis
     if config.mode != "run":
         return found
     if not model_given:
-        return [Problem(key, f"is of {of}: only planning is possible without model=", "mode=plan, or model=NAME")]
+        return [
+            Problem(
+                key, f"is of {of}: without model= it is for planning and simulating", "mode=simulate, or model=NAME"
+            )
+        ]
     if profile.dtype != config.precision.dtype:
         what = f"is for {profile.dtype}, this run has {config.precision.dtype}"
         found.append(Problem(key, what, f"precision.dtype={profile.dtype}"))

@@ -11,12 +11,18 @@ from harness.serial import Document
 
 @dataclass(frozen=True)
 class Device:
-    """One accelerator or CPU device. `peak_flops` is FLOP/s for each dtype, `memory_bandwidth` bytes/s."""
+    """One accelerator or CPU device. `peak_flops` is FLOP/s for each dtype, `memory_bandwidth` bytes/s.
+
+    `efficiency` is the share of both peaks that a large kernel reaches: the one number of a device that is calibrated.
+    Each kernel costs `kernel_s` more, so that small ones reach less.
+    """
 
     name: str = "device"
     memory_bytes: int = 16 * 10**9
     peak_flops: dict[str, float] = field(default_factory=dict)
     memory_bandwidth: float = 0.0
+    efficiency: float = 1.0
+    kernel_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -39,7 +45,13 @@ class Link:
 
 @dataclass(frozen=True)
 class Cluster(Document):
-    """`nodes` x `devices_per_node` equal devices. Links: inside a node, a node's network port, a device's host link."""
+    """`nodes` x `devices_per_node` equal devices.
+
+    Every two devices of a node have a link of their own (`intra`), one message at a time in each direction. All
+    transfers that leave or enter a node at the same time share its one `node_port` fairly. `host_link` is a device's
+    own way to the host's memory. With `blocking_messages` a message occupies both ends' compute (rendezvous). `cores`
+    is how many devices of a node can compute at full speed at once: CPU devices share cores; 0 means all of them.
+    """
 
     name: str = "flat"
     nodes: int = 1
@@ -48,6 +60,8 @@ class Cluster(Document):
     intra: Link = Link()
     node_port: Link = Link()
     host_link: Link = Link()
+    blocking_messages: bool = False
+    cores: float = 0.0
 
     @property
     def devices(self) -> int:
@@ -55,5 +69,8 @@ class Cluster(Document):
 
     def link(self, source: int, target: int) -> Link:
         """The link between two devices: inside their node, or through the nodes' ports."""
-        same_node = source // self.devices_per_node == target // self.devices_per_node
-        return self.intra if same_node else self.node_port
+        return self.intra if self.node(source) == self.node(target) else self.node_port
+
+    def node(self, device: int) -> int:
+        """The node that a device belongs to."""
+        return device // self.devices_per_node

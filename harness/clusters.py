@@ -2,22 +2,64 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from omegaconf import DictConfig
 
 from harness import devices
 from harness.cluster import Cluster, Device, Link
 from harness.devices import Found
+from harness.machine import Machine
 from harness.problem import CannotRun, Problem
 
 GB = 1e9
+TERA = 1e12
 NOMINAL_GB_S = {"cpu": 5.0, "cuda": 12.0}
-"""Between two local devices where nothing is given: a copy in main memory, PCIe 3.0 x16."""
+"""Between two local devices where nothing is given or measured: a copy in main memory, PCIe 3.0 x16."""
+SMALLEST, LARGEST = 1e-9, 1e15
+"""Of what must be above 0: one byte in GB, and more than any machine has."""
+VALUES = ("nominal", "effective")
+
+
+@dataclass
+class PeakConfig:
+    """Multiplications and additions, in TFLOP/s (1e12 of them a second); null: not known, or as measured here."""
+
+    float32: float | None = None
+    """TFLOP/s in float32, as the model's convolutions and products run (with or without TF32)."""
+    float64: float | None = None
+    """TFLOP/s in float64."""
+    bfloat16: float | None = None
+    """TFLOP/s in bfloat16, dense."""
+    float16: float | None = None
+    """TFLOP/s in float16, dense."""
+
+
+@dataclass
+class EffectiveConfig:
+    """What published timings imply for a link, beside its nominal value; null: the nominal value."""
+
+    bandwidth_gb_s: float | None = None
+    """For cluster.bandwidth_gb_s."""
+    alpha_s: float | None = None
+    """For cluster.alpha_s."""
+    node_bandwidth_gb_s: float | None = None
+    """For cluster.node_bandwidth_gb_s."""
+    node_alpha_s: float | None = None
+    """For cluster.node_alpha_s."""
+    host_bandwidth_gb_s: float | None = None
+    """For cluster.host_bandwidth_gb_s."""
+    host_alpha_s: float | None = None
+    """For cluster.host_alpha_s."""
 
 
 @dataclass
 class ClusterConfig:
-    """The keys `cluster.*`."""
+    """The keys `cluster.*`. Bandwidths are for each direction, GB = 1e9 bytes."""
 
     name: str = "local"
     """local: the devices of this machine. Any other name is a described cluster: planned for, not run on."""
@@ -26,26 +68,56 @@ class ClusterConfig:
     devices: int | None = None
     """Devices of each node; null: all GPUs, or one CPU device for each core, that are found here."""
     device: str = "auto"
-    """auto (GPUs where there are any), cpu or cuda; only for cluster=local."""
+    """cluster=local: auto (GPUs where there are any), cpu or cuda. A described cluster: the device's name."""
     memory_gb: float | None = None
     """Memory of each device in GB (1e9 bytes); null: what is found here, shared equally among CPU devices."""
+    peak_tflops: PeakConfig = field(default_factory=PeakConfig)
+    memory_bandwidth_gb_s: float | None = None
+    """Bandwidth of each device's memory in GB/s; null: as measured here, not known for a described cluster."""
+    efficiency: float = 1.0
+    """Share of both peaks (FLOP/s, memory) that large kernels reach: the one calibrated number of a device."""
+    kernel_s: float | None = None
+    """Time that each kernel costs more, in seconds; null: as measured here, 0 for a described cluster."""
     bandwidth_gb_s: float | None = None
-    """Bandwidth of a link in each direction, in GB/s; null: nominal, 5 between CPU devices and 12 between GPUs."""
-    alpha_s: float = 0.0
-    """Latency of one message in seconds."""
+    """A link between two devices of a node; null: as measured here, else 5 between CPU devices, 12 between GPUs."""
+    alpha_s: float | None = None
+    """Latency of a message on such a link in seconds; null: as measured here, 0 for a described cluster."""
     duplex: str = "full"
     """full: both directions of a link at once; half: they share it."""
+    node_bandwidth_gb_s: float | None = None
+    """The network port of a node, shared by all that crosses it; null: as the links."""
+    node_alpha_s: float | None = None
+    """Latency of a message between nodes in seconds; null: as the links."""
+    host_bandwidth_gb_s: float | None = None
+    """Between a device and its host's memory; null: as measured here, as the links for a described cluster."""
+    host_alpha_s: float | None = None
+    """Latency of a copy from or to the host in seconds; null: as host_bandwidth_gb_s."""
+    blocking_messages: bool = False
+    """true: a message occupies both ends' compute; false: only its link."""
+    cores: float | None = None
+    """How many devices of a node can compute at full speed at once; 0: all; null: as measured here, else 0."""
+    values: str = "nominal"
+    """nominal: the keys as they stand (data sheets). effective: those of cluster.effective where they are given."""
+    effective: EffectiveConfig = field(default_factory=EffectiveConfig)
 
 
-def build(config: ClusterConfig) -> Cluster:
-    """The cluster that `config` describes. Raises `CannotRun` with everything that is wrong with it."""
+LINK_KEYS = tuple(key.name for key in dataclasses.fields(EffectiveConfig))
+
+
+def build(config: ClusterConfig, machine: Machine | None = None) -> Cluster:
+    """The cluster that `config` describes. Raises `CannotRun` with everything that is wrong with it.
+
+    For cluster=local, `machine` (see `harness.machine`) is what was measured here; it fills in what `config` leaves
+    out. Without it links are nominal, and peaks are not known.
+    """
     wrong = _impossible(config)
     found = devices.detect(config.device) if is_local(config) and not wrong else None
     if found:
         wrong += _not_here(config, found)
     if wrong:
         raise CannotRun(wrong, f"cluster={config.name}")
-    return _local(config, found) if found else _described(config)
+    chosen = _chosen(config)
+    return _local(chosen, found, machine or _nominal(found)) if found else _described(chosen)
 
 
 def is_local(config: ClusterConfig) -> bool:
@@ -53,43 +125,127 @@ def is_local(config: ClusterConfig) -> bool:
     return config.name == "local"
 
 
-def _local(config: ClusterConfig, found: Found) -> Cluster:
+def let_typed_win(config: DictConfig, typed: Collection[str]) -> None:
+    """A link's key that the user typed holds for both `values`: his number replaces the effective one, too.
+
+    `config` is the composed group `cluster`, `typed` the full names of the keys that were typed.
+    """
+    for key in LINK_KEYS:
+        given = f"cluster.{key}" in typed and f"cluster.effective.{key}" not in typed
+        if given and config.effective[key] is not None:
+            config.effective[key] = f"${{cluster.{key}}}"
+
+
+def _chosen(config: ClusterConfig) -> ClusterConfig:
+    """The keys with the effective values in their places, if these are asked for."""
+    effective = _given(config.effective) if config.values == "effective" else {}
+    return dataclasses.replace(config, **cast(dict[str, Any], effective))
+
+
+def _given(part: object) -> dict[str, float]:
+    """The keys of a part of the configuration (its dataclass, a mapping) that are not null."""
+    keys = dict(part) if isinstance(part, Mapping | DictConfig) else vars(part)
+    return {str(key): value for key, value in keys.items() if value is not None}
+
+
+def _nominal(found: Found) -> Machine:
+    """What is taken for a machine that was not measured: CPU devices share its cores, peaks are not known."""
+    link = Link(0.0, 1 / (NOMINAL_GB_S[found.kind] * GB))
+    return Machine(Device(found.name), link, cores=found.count if found.kind == "cpu" else 0)
+
+
+def _local(config: ClusterConfig, found: Found, machine: Machine) -> Cluster:
     count = config.devices or found.count
     share = found.memory_bytes // count if found.kind == "cpu" else found.memory_bytes
-    device = Device(found.name, round(config.memory_gb * GB) if config.memory_gb else share)
-    link = _link(config, config.bandwidth_gb_s or NOMINAL_GB_S[found.kind])
-    return Cluster(config.name, 1, count, device, intra=link, node_port=link, host_link=link)
+    intra = _link(config, "", machine.link)
+    host = _link(config, "host_", machine.host_link or intra)
+    device = _device(config, Device(found.name, share, machine.device.peak_flops, machine.device.memory_bandwidth,
+                                    kernel_s=machine.device.kernel_s))  # fmt: skip
+    cores = machine.cores if config.cores is None else config.cores
+    return Cluster(_name(config), 1, count, device, intra, _link(config, "node_", intra), host,
+                   config.blocking_messages, cores)  # fmt: skip
 
 
 def _described(config: ClusterConfig) -> Cluster:
-    assert config.devices and config.memory_gb and config.bandwidth_gb_s
-    device = Device(config.name, round(config.memory_gb * GB))
-    link = _link(config, config.bandwidth_gb_s)
-    return Cluster(config.name, config.nodes, config.devices, device, intra=link, node_port=link, host_link=link)
+    assert config.devices
+    intra = _link(config, "", Link())
+    device = _device(config, Device(config.name if config.device == "auto" else config.device))
+    return Cluster(_name(config), config.nodes, config.devices, device, intra, _link(config, "node_", intra),
+                   _link(config, "host_", intra), config.blocking_messages, config.cores or 0.0)  # fmt: skip
 
 
-def _link(config: ClusterConfig, bandwidth_gb_s: float) -> Link:
-    return Link(config.alpha_s, 1 / (bandwidth_gb_s * GB), "half" if config.duplex == "half" else "full")
+def _name(config: ClusterConfig) -> str:
+    return f"{config.name} (effective)" if config.values == "effective" else config.name
+
+
+def _device(config: ClusterConfig, known: Device) -> Device:
+    """`known` with all that the configuration gives."""
+    peaks = {dtype: tflops * TERA for dtype, tflops in _given(config.peak_tflops).items()}
+    bandwidth = config.memory_bandwidth_gb_s
+    return Device(
+        known.name,
+        round(config.memory_gb * GB) if config.memory_gb else known.memory_bytes,
+        known.peak_flops | peaks,
+        bandwidth * GB if bandwidth else known.memory_bandwidth,
+        config.efficiency,
+        known.kernel_s if config.kernel_s is None else config.kernel_s,
+    )
+
+
+def _link(config: ClusterConfig, prefix: str, known: Link) -> Link:
+    """`known` with what the configuration gives in `prefix`bandwidth_gb_s and `prefix`alpha_s."""
+    bandwidth, alpha = getattr(config, f"{prefix}bandwidth_gb_s"), getattr(config, f"{prefix}alpha_s")
+    beta = 1 / (bandwidth * GB) if bandwidth else known.beta_s_per_byte
+    return Link(known.alpha_s if alpha is None else alpha, beta, "half" if config.duplex == "half" else "full")
 
 
 def _impossible(config: ClusterConfig) -> list[Problem]:
+    """What no cluster can be."""
     wrong = [
         _problem("at least 1", key, value, 1)
         for key, value in (("nodes", config.nodes), ("devices", config.devices))
         if value is not None and value < 1
     ]
-    for key, value, example in (("memory_gb", config.memory_gb, 16), ("bandwidth_gb_s", config.bandwidth_gb_s, 12)):
-        if value is not None and not (math.isfinite(value) and value > 0):
-            wrong.append(_problem("above 0", key, value, example))
-    if not (math.isfinite(config.alpha_s) and config.alpha_s >= 0):
-        wrong.append(_problem("at least 0", "alpha_s", config.alpha_s, 0))
-    if config.device not in ("auto", "cpu", "cuda"):
+    wrong += [*_bad_numbers(config), *_unknown(config)]
+    if not 0 < config.efficiency <= 1:
+        wrong.append(_problem("above 0 and at most 1, a share", "efficiency", config.efficiency, 1))
+    if not is_local(config) and not _unknown(config):
+        chosen = _chosen(config)
+        for key, example in (("devices", 8), ("memory_gb", 16), ("bandwidth_gb_s", 12)):
+            if getattr(chosen, key) is None:
+                wrong.append(_problem("given, only cluster=local is looked at", key, "null", example))
+    return wrong
+
+
+def _bad_numbers(config: ClusterConfig) -> Iterator[Problem]:
+    """Bandwidths, peaks and memory that are not above 0, times and counts that are negative; and all infinite ones."""
+    numbers = {key: value for key, value in _given(config).items() if isinstance(value, int | float)}
+    numbers |= {f"peak_tflops.{key}": value for key, value in _given(config.peak_tflops).items()}
+    numbers |= {f"effective.{key}": value for key, value in _given(config.effective).items()}
+    for key, value in numbers.items():
+        if key.endswith(("_gb", "_gb_s")) or key.startswith("peak_tflops."):
+            if not SMALLEST <= value <= LARGEST:
+                between = f"above 0 (from {SMALLEST:g} to {LARGEST:g})"
+                yield _problem(between, key, value, 16 if key == "memory_gb" else 12)
+        elif key.endswith(("_s", "cores")) and not (math.isfinite(value) and value >= 0):
+            yield _problem("finite and at least 0", key, value, 0)
+
+
+def _unknown(config: ClusterConfig) -> list[Problem]:
+    """Words that are not among the known ones, in values and in keys."""
+    wrong = []
+    for key, known in (("duplex", ("full", "half")), ("values", VALUES)):
+        if (value := getattr(config, key)) not in known:
+            wrong.append(_problem(" or ".join(known), key, value, known[0]))
+    if is_local(config) and config.device not in ("auto", "cpu", "cuda"):
         wrong.append(_problem("auto, cpu or cuda", "device", config.device, "auto"))
-    if config.duplex not in ("full", "half"):
-        wrong.append(_problem("full or half", "duplex", config.duplex, "full"))
-    for key, example in (("devices", 8), ("memory_gb", 16), ("bandwidth_gb_s", 12)):
-        if getattr(config, key) is None and not is_local(config):
-            wrong.append(_problem("given, only cluster=local is looked at", key, "null", example))
+    for group, kind in (("peak_tflops", PeakConfig), ("effective", EffectiveConfig)):
+        names = [key.name for key in dataclasses.fields(kind)]
+        for key in _given(getattr(config, group)).keys() - set(names):
+            wrong.append(Problem(f"cluster.{group}.{key}", f"is not one of {', '.join(names)}"))
+    if config.values == "effective" and not _given(config.effective):
+        what = f"cluster={config.name} has only nominal values"
+        wrong.append(Problem("cluster.values effective", what, "cluster.values=nominal"))
     return wrong
 
 

@@ -17,7 +17,7 @@ from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
-from harness import config_check, preparation, registry
+from harness import clusters, config_check, preparation, registry
 from harness.overrides import leaves, parse, value_problem
 from harness.problem import CannotRun, Problem
 
@@ -51,6 +51,7 @@ def compose(overrides: Sequence[str]) -> DictConfig:
             problems.append(problem)
         else:
             OmegaConf.update(config, override.key_or_group, override.value())
+    clusters.let_typed_win(config.cluster, [override.key_or_group for override in parsed.values])
     readable = not problems
     unresolved = _unresolved(config)
     problems += unresolved or config_check.problems(config)
@@ -85,6 +86,8 @@ def title(overrides: Sequence[str]) -> str:
 
 @functools.cache
 def _set_up() -> None:
+    """`${root:FILE}` is a file of this project, from any working directory: profile=${root:analysis/profiles/p.json}"""
+    OmegaConf.register_new_resolver("root", lambda file: str(registry.ROOT / file))
     registry.register()
     Plugins.instance().register(_Root)
 

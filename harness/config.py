@@ -63,7 +63,14 @@ class Config:
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     launch: LaunchConfig = field(default_factory=LaunchConfig)
     mode: str = "run"
-    """run: plan, predict, train, record. plan: stop after the prediction. simulate: run the plan in the simulator."""
+    """run: plan, predict, train, record. plan: stop after the prediction. simulate: record the simulated run, too.
+    profile: write the model's profile, and stop."""
+    costs: str = "auto"
+    """Where layer times are from. measured: the profile as it is. scaled: a measured profile, scaled to the cluster's
+    device. analytic: counted work against the device's peaks. auto: analytic for a described cluster with peaks and
+    without profile=, else measured."""
+    jitter: float = 0.0
+    """Simulation: relative spread of each op's time (normal, from `seed`); 0 is deterministic."""
     memory: str = "auto"
     """Bytes for each parameter: auto (from the optimizer) or the name of a memory model (harness/memory.py)."""
     steps: int = 10
@@ -73,6 +80,6 @@ class Config:
     seed: int = 0
     """Seeds weights, data and dropout."""
     profile: str | None = None
-    """A stored ModelProfile (JSON) to plan with instead of profiling."""
+    """A stored ModelProfile (JSON), measured or counted, to plan and simulate with instead of profiling."""
     out: str | None = None
     """The run's folder; runs/<date>/<id> where it is not given."""

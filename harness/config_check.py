@@ -11,18 +11,20 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from harness import registry
+from harness.costs import COSTS
 from harness.memory import NAMED
 from harness.precision import AUTOCAST, DTYPES
 from harness.problem import Problem
 
-MODES = ("run", "plan", "simulate")
+MODES = ("run", "plan", "simulate", "profile")
 OPTIMIZERS = ("sgd", "adam", "adamw")
 LARGEST_SEED = 2**63 - 1
 AT_LEAST_1 = ("batch.size", "batch.micro_batches", "steps", "mesh.data", "mesh.pipeline", "mesh.tensor")
-AT_LEAST_0 = ("warmup", "seed", "optimizer.momentum", "optimizer.weight_decay")
+AT_LEAST_0 = ("warmup", "seed", "jitter", "optimizer.momentum", "optimizer.weight_decay")
 ABOVE_0 = ("optimizer.lr", "launch.timeout_s")
 NAMES = {
     "mode": MODES,
+    "costs": COSTS,
     "memory": ("auto", *NAMED),
     "optimizer.name": OPTIMIZERS,
     "precision.dtype": DTYPES,

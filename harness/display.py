@@ -1,126 +1,64 @@
-"""What a run shows on the terminal: its phases, a progress bar over its steps, the closing table, one summary line."""
+"""What a run shows on the terminal when it has ended: the closing table, its files, one summary line."""
 
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from rich.console import Console, Group
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-from rich.progress import Progress as Bar
-from rich.status import Status
 from rich.table import Table
 from rich.text import Text
 
 from harness.record import RunRecord
 
-PLAIN_INTERVAL_S = 5.0
 UNKNOWN = "-"
+LOG_WIDTH = 160
 RATIO = "predicted / measured"
+LISTED = 0.01
+"""The smallest part of a peak that is listed; the record has all."""
 
 
-class Progress:
-    """Phases and steps of one run. On a terminal they are live; elsewhere (a log file) they are occasional lines.
-
-    with Progress() as progress:
-        progress.phase("profiling", "unet, micro-batches of 2")
-        progress.phase("planning")
-        progress.steps(10)
-        progress.step(1, loss=0.69, samples_per_s=120.0)
-    """
-
-    def __init__(self, console: Console | None = None) -> None:
-        self.console = console or Console()
-        self._live = self.console.is_terminal and not self.console.is_dumb_terminal
-        self._name = ""
-        self._began_s = 0.0
-        self._status: Status | None = None
-        self._bar: Bar | None = None
-        self._total = 0
-        self._printed_s = float("-inf")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._end(failed=kind is not None)
-
-    def phase(self, name: str, detail: str = "") -> None:
-        """Ends the phase (or the bar) before it and begins this one."""
-        self._end()
-        self._name, self._began_s = name, time.monotonic()
-        text = f"{name}  {detail}" if detail else name
-        if self._live:
-            self._status = Status(Text(text), console=self.console, spinner="line")
-            self._status.start()
-        else:
-            self.note(text)
-
-    def steps(self, total: int) -> None:
-        """Begins the bar over `total` training steps."""
-        self._end()
-        self._name, self._began_s, self._total, self._printed_s = "training", time.monotonic(), total, float("-inf")
-        if self._live:
-            self._bar = Bar(
-                TextColumn("training"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"),
-                TimeRemainingColumn(), console=self.console, transient=True,
-            )  # fmt: skip
-            self._bar.add_task("", total=total)
-            self._bar.start()
-
-    def step(self, done: int, loss: float | None, samples_per_s: float | None) -> None:
-        """`done` steps of the total have ended; the figures are those of the last one."""
-        text = f"loss {_number(loss)}   {rate(samples_per_s)}"
-        if self._bar is not None:
-            self._bar.update(self._bar.task_ids[0], completed=done, description=text)
-            return
-        now = time.monotonic()
-        if not self._live and (done >= self._total or now - self._printed_s >= PLAIN_INTERVAL_S):
-            self._printed_s = now
-            self.note(f"step {done}/{self._total}   {text}")
-
-    def note(self, text: str) -> None:
-        """One line above whatever is live."""
-        self.console.print(Text(text), soft_wrap=True)
-
-    def _end(self, failed: bool = False) -> None:
-        for live in (self._status, self._bar):
-            if live is not None:
-                live.stop()
-        self._status = self._bar = None
-        if self._name and (self._live or failed):
-            self.note(f"{self._name}  {'failed after ' if failed else ''}{seconds(time.monotonic() - self._began_s)}")
-        self._name = ""
+def console() -> Console:
+    """As wide as the terminal; a log file has room."""
+    found = Console()
+    return found if found.is_terminal else Console(width=LOG_WIDTH)
 
 
-def show(record: RunRecord, folder: Path, console: Console | None = None) -> None:
-    """Print the closing table, where the run's files lie, and the summary line."""
-    console = console or Console()
-    console.print(closing_table(record))
-    for text in files_of(record, folder):
-        console.print(Text(text), soft_wrap=True)
-    console.print(Text(summary_line(record, folder)), soft_wrap=True)
+def show(record: RunRecord, folder: Path, on: Console | None = None) -> None:
+    """Print the closing table, what it rests on if it was not measured, where the files lie, and the summary line."""
+    on = on or console()
+    on.print(closing_table(record))
+    basis = [] if record.source == "measured" else [*basis_of(record), ""]
+    for text in [*basis, *files_of(record, folder), summary_line(record, folder)]:
+        on.print(Text(text), soft_wrap=True)
 
 
 def closing_table(record: RunRecord) -> Group:
-    """The whole run, then a row for each device; what was measured beside what was predicted. Null is a dash."""
-    whole = Table(box=None, pad_edge=False)
-    for title in ("", record.source, "predicted", RATIO):
-        whole.add_column(title, justify="left" if not title else "right")
-    for row in _whole_rows(record):
-        whole.add_row(*map(Text, row))
-    devices = Table(box=None, pad_edge=False)
-    for title in ("device", "utilization", "bubble", "peak memory", "predicted", RATIO):
-        devices.add_column(title, justify="right")
-    for cells in _device_rows(record):
-        devices.add_row(*map(Text, cells))
-    return Group(*(part for table in (whole, devices) if table.row_count for part in (table, Text())))
+    """The whole run, then a row for each device. Null is a dash.
+
+    What was measured stands beside what was predicted; a simulated record has nothing to be compared with but, under
+    jitter, itself without it.
+    """
+    measured = record.source == "measured"
+    titles = ["", record.source, "predicted" if measured else "without jitter", RATIO]
+    shown = 4 if measured else 3 if _basis(record).get("jitter") else 2
+    whole = _table(titles[:shown], (row[:shown] for row in _whole_rows(record)))
+    columns = ["device", "utilization", "bubble", "peak memory", "predicted", RATIO]
+    devices = _table(columns[: 6 if measured else 4], (row[: 6 if measured else 4] for row in _device_rows(record)))
+    fullest = _table(["device", "fullest at", "with"], [] if measured else _moments(record))
+    return Group(*(part for table in (whole, devices, fullest) if table.row_count for part in (table, Text())))
+
+
+def _table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+    """Texts to the left, numbers to the right."""
+    table = Table(box=None, pad_edge=False)
+    for title in titles:
+        table.add_column(title, justify="left" if title in ("", "with") else "right")
+    for row in rows:
+        table.add_row(*map(Text, row))
+    return table
 
 
 def _whole_rows(record: RunRecord) -> Iterator[tuple[str, str, str, str]]:
@@ -135,7 +73,7 @@ def _whole_rows(record: RunRecord) -> Iterator[tuple[str, str, str, str]]:
         yield "  p10 to p90", " to ".join(map(seconds, m["step_time_spread_s"])), "", ""
     if "bubble_fraction" in m or "bubble_fraction" in p:
         yield "bubble", percent(m.get("bubble_fraction")), percent(p.get("bubble_fraction")), ""
-    for key, (name, text) in _MEASURED_ONLY.items():
+    for key, (name, text) in _ALONE.items():
         if m.get(key) is not None:
             yield name, text(m[key]), "", ""
     for kind, sent in (m.get("bytes_sent") or {}).items():
@@ -156,6 +94,42 @@ def _device_rows(record: RunRecord) -> Iterator[tuple[str, ...]]:
         yield str(name), percent(used), percent(idle), size(most), size(planned), ratio(planned, most)
 
 
+def _moments(record: RunRecord) -> Iterator[tuple[str, str, str]]:
+    """When each device is fullest, and of what: the largest parts first."""
+    for peak in record.metrics.get("peaks") or []:
+        parts = sorted(peak["contents"].items(), key=lambda part: -part[1])
+        large = [f"{name} {size(count)}" for name, count in parts if count >= LISTED * peak["bytes"]]
+        yield str(peak["device"]), seconds(peak["at_s"]), ", ".join(large)
+
+
+def basis_of(record: RunRecord) -> list[str]:
+    """What simulated numbers rest on, a line each: layer times, cluster, jitter, the planner's own figures."""
+    basis = _basis(record)
+    own = [_figure(key, value) for key, value in record.predicted.items() if key not in record.metrics]
+    lines = {
+        "layer times": basis.get("layer_times"),
+        "cluster": basis and f"{basis['cluster']['name']}, {basis['values']} values",
+        "jitter": basis.get("jitter") and f"{basis['jitter']:g}, seed {basis['seed']}",
+        "planner": ", ".join(filter(None, own)),
+    }
+    return [f"{what:<12} {text}" for what, text in lines.items() if text]
+
+
+def _basis(record: RunRecord) -> dict[str, Any]:
+    basis: dict[str, Any] = record.manifest.get("simulation", {})
+    return basis
+
+
+def _figure(key: str, value: Any) -> str:
+    """One of a planner's figures; lists have no place in a line."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return ""
+    name = key.rpartition("_")[0].replace("_", " ")
+    if key.endswith("_s"):
+        return f"{name} {seconds(value)}"
+    return f"{name} {size(value)}" if key.endswith("_bytes") else f"{key.replace('_', ' ')} {value:.4g}"
+
+
 def files_of(record: RunRecord, folder: Path) -> list[str]:
     """Where the record, the trace and the picture lie: a line for each that is there."""
     names = {"record": "record.json", "trace": record.trace, "picture": "timeline.png", "log": "log"}
@@ -166,17 +140,20 @@ def files_of(record: RunRecord, folder: Path) -> list[str]:
 def summary_line(record: RunRecord, folder: Path) -> str:
     """The run in one line: who, how it ended, how fast, where it lies."""
     who = " ".join(_name(record.config.get(group)) for group in ("engine", "model"))
+    if record.source == "simulated" and _basis(record).get("model"):
+        who = f"{_name(record.config.get('engine'))} {_basis(record)['model']}"  # the profile's, whatever model= is
     if record.status != "ok":
         reason = record.reason.strip().splitlines()
         parts = [record.status, *reason[:1]]
     else:
         m = record.metrics
         peaks = [peak for peak in m.get("peak_memory_bytes") or [] if peak is not None]
+        loss = f"loss {number(m.get('first_loss'))} -> {number(m.get('loss'))}"
         parts = [
             "ok" if record.source == "measured" else f"ok ({record.source})",
             rate(m.get("throughput")),
             f"{seconds(m.get('step_time_s'))} a step",
-            f"loss {_number(m.get('first_loss'))} -> {_number(m.get('loss'))}",
+            *([loss] if record.source == "measured" else []),
             f"bubble {percent(m.get('bubble_fraction'))}",
             f"peak {size(max(peaks, default=None))}",
         ]
@@ -226,7 +203,8 @@ def ratio(predicted: float | None, measured: float | None) -> str:
     return UNKNOWN if predicted is None or not measured else f"{predicted / measured:.2f}"
 
 
-def _number(value: float | None) -> str:
+def number(value: float | None) -> str:
+    """A loss."""
     return UNKNOWN if value is None else f"{value:.4f}"
 
 
@@ -243,10 +221,11 @@ def _short(path: Path) -> str:
     return min(os.path.relpath(path), str(path), key=len)
 
 
-_MEASURED_ONLY: dict[str, tuple[str, Callable[[float], str]]] = {
+_ALONE: dict[str, tuple[str, Callable[[float], str]]] = {
     "tokens_per_s": ("tokens", lambda value: rate(value, "tokens/s")),
-    "first_loss": ("loss, first step", _number),
-    "loss": ("loss, last step", _number),
+    "first_loss": ("loss, first step", number),
+    "loss": ("loss, last step", number),
     "model_flops_per_s": ("model FLOP/s", flops),
+    "percent_of_peak": ("  of the devices' peak", lambda value: percent(value / 100)),
     "data_wait_s": ("wait for data", seconds),
 }

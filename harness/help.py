@@ -20,6 +20,8 @@ from harness.overrides import described, shown
 
 USAGE = """\
 python run.py [key=value ...]        plan, predict, train a few steps, report and record
+python run.py mode=simulate [...]    the same on a described cluster, in a simulator: cluster=p40x8
+python run.py mode=plan [...]        only plan and predict; mode=profile only measures or counts a model's layers
 python run.py -m [key=v1,v2 ...]     a sweep over every combination; +sweeps=NAME takes the points of sweeps/NAME.yaml
 python run.py --cfg job [...]        print the configuration and stop
 python run.py --help                 this page"""
@@ -41,7 +43,8 @@ def text() -> str:
 def _choices(group: str) -> Iterator[tuple[str, str]]:
     """Each choice with the comment that its file begins with."""
     for path in sorted((CONF / group).glob("[!_]*.yaml")):
-        yield path.stem, path.read_text(encoding="utf-8").partition("\n")[0].lstrip("# ")
+        lines = path.read_text(encoding="utf-8").splitlines()
+        yield path.stem, next(line.lstrip("# ") for line in lines if not line.startswith("# @"))  # Hydra's header
 
 
 def _keys(config: type, prefix: str) -> Iterator[str]:

@@ -30,9 +30,17 @@ class MemoryModel(Document):
 
     def state_bytes(self, profile: ModelProfile, first: int, last: int) -> int:
         """Weights, gradients, optimizer state and buffers of the layers `first`..`last`."""
+        return sum(self.state_parts(profile, first, last).values())
+
+    def state_parts(self, profile: ModelProfile, first: int, last: int) -> dict[str, int]:
+        """The same, one by one."""
         parameters = profile.sum("param_bytes", first, last)
-        factor = self.weights * self.versions + self.gradients + self.optimizer
-        return round(parameters * factor + profile.sum("buffer_bytes", first, last))
+        return {
+            "weights": round(parameters * self.weights * self.versions),
+            "gradients": round(parameters * self.gradients),
+            "optimizer": round(parameters * self.optimizer),
+            "buffers": round(profile.sum("buffer_bytes", first, last)),
+        }
 
     def task_bytes(self, profile: ModelProfile, first: int, last: int) -> int:
         """What one micro-batch keeps between its forward and its backward pass on the layers `first`..`last`."""

@@ -9,10 +9,11 @@ from typing import Literal, cast, get_args
 Kind = Literal["F", "B", "W", "R", "send", "recv", "copy", "collective", "step"]
 Queue = Literal["compute", "copy in", "copy out", "network", "host"]
 COMPUTE = ("F", "B", "W", "R", "step")
+_KINDS = frozenset(get_args(Kind))  # looked up once, not for each op: a schedule has hundreds of thousands
 _NOTATION = re.compile(r"(\d+)(send|recv|copy|collective|step|[FBWR])(\d*)(?:<(\d+))?(?::(.+))?")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Op:
     """`kind` on `micro_batch` at `stage`.
 
@@ -34,7 +35,7 @@ class Op:
     queue: Queue = field(default="compute", compare=False)
 
     def __post_init__(self) -> None:
-        if self.kind not in get_args(Kind):
+        if self.kind not in _KINDS:
             raise ValueError(f"an op's kind is one of {', '.join(get_args(Kind))}, not {self.kind!r}")
 
     def __str__(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from harness.op import Op
@@ -9,7 +10,10 @@ from harness.op import Op
 
 @dataclass(frozen=True)
 class Placed:
-    """One op of a pattern: it starts at `start_s` of each period and works on micro-batch (period index - `shift`)."""
+    """One op of a pattern: it starts at `start_s` of each period and works on micro-batch (period index - `shift`).
+
+    The micro-batch of `op` itself means nothing.
+    """
 
     op: Op
     device: int
@@ -19,5 +23,11 @@ class Placed:
 
 @dataclass(frozen=True)
 class Pattern:
+    """`ops` that are repeated every `period_s`, for ever. `harness.schedule.periodic` unrolls and checks it."""
+
     period_s: float
     ops: tuple[Placed, ...]
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.period_s) and self.period_s > 0):
+            raise ValueError(f"period_s is {self.period_s}, must be a finite number above 0")

@@ -1,85 +1,92 @@
-"""What happens before a run starts: profile, plan, check, predict. Problems are collected, and raised all at once."""
+"""What happens before a run starts: profile, plan, check, simulate. Problems are collected, and raised all at once."""
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
-from harness import check, clusters, devices, launch, memory, profile_cache, registry
+from harness import advice, check, children, clusters, costs, devices, machine, planning, profiles, registry, request
 from harness.cluster import Cluster
 from harness.clusters import ClusterConfig
-from harness.display import Progress
-from harness.interfaces import BatchShape, Engine, Planner, PlanRequest
-from harness.launch import Outcome
-from harness.memory import MemoryModel
-from harness.plan import Plan
-from harness.predict import predict
-from harness.problem import CannotRun, NoPlan, Problem
+from harness.interfaces import Engine, Planner
+from harness.machine import Machine
+from harness.planning import Draft
+from harness.problem import CannotRun, Problem
 from harness.profile import ModelProfile
-from harness.serial import SchemaError
+from harness.profiles import Origin, Profiles
+from harness.progress import Progress
 from harness.trackers import Tracker
 
 T = TypeVar("T")
-PROFILE = "profile.json"
 PLAN = "plan.json"
-
-
-class RanksFailed(Exception):
-    """The processes that were started did not end well; carries the `Outcome`."""
-
-    def __init__(self, outcome: Outcome) -> None:
-        self.outcome = outcome
-        super().__init__(outcome.reason)
+MACHINE = "machine.json"
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """All that is known before the start. `plan.predicted` holds the planner's figures and the prediction's."""
+    """All that is known before the start. `values` says where the numbers of the cluster are from."""
 
-    plan: Plan
-    profile: ModelProfile
-    cluster: Cluster
+    draft: Draft
     kind: devices.Kind
+    values: str
     tracker: Tracker
 
 
 def prepare(config: DictConfig, overrides: Sequence[str], folder: Path, progress: Progress) -> Prepared:
-    """Profile, plan, check and predict; writes `profile.json` and `plan.json` into the run's folder.
+    """Profile, plan, check and simulate; writes `profile.json` and `plan.json` into the run's folder.
 
-    Raises `CannotRun` with everything that is wrong, and `RanksFailed` if profiling fails.
+    Raises `CannotRun` with everything that is wrong, and `ChildFailed` if measuring or profiling fails.
     """
     return _Preparation(config, overrides, folder, progress).go()
+
+
+def profile_only(config: DictConfig, overrides: Sequence[str], folder: Path, progress: Progress) -> ModelProfile:
+    """What `mode=profile` does: no engine and no planner has a say. Writes `profile.json`; raises as `prepare` does."""
+    return _Preparation(config, overrides, folder, progress).profile_only()
 
 
 class _Preparation:
     def __init__(self, config: DictConfig, overrides: Sequence[str], folder: Path, progress: Progress) -> None:
         self.config, self.overrides, self.folder, self.progress = config, overrides, folder, progress
-        self.title = title(config, overrides)
-        self.found = devices.detect(config.cluster.device if config.cluster.name == "local" else "auto")
+        self.title = request.title(config, overrides)
+        self.profiles = Profiles(config, overrides, folder, progress)
+        self.machine = _stored_machine(profiles.wanted(config))
         self.problems: list[Problem] = []
 
     def go(self) -> Prepared:
         config = self.config
-        cluster = self.collect(lambda: clusters.build(ClusterConfig(**config.cluster)))
+        known = self.collect(self.cluster)
         engine: Engine = self.needed(lambda: registry.build("engine", config.engine))
         planner: Planner = self.needed(lambda: registry.build("planner", config.planner))
         tracker: Tracker = self.needed(lambda: registry.build("tracker", config.tracker))
-        self.problems += check.request(config, engine.capabilities, cluster)
-        if cluster is None:
-            self.stop()
-            raise AssertionError("a cluster that cannot be built has problems")
-        profile = self.profile(cluster)
+        self.problems += check.request(config, engine.capabilities, known)
+        cluster, profile = self.profiled(known)
         self.problems += check.against_profile(config, engine.capabilities, profile, self.model_given)
-        plan = self.plan(engine, planner, profile, cluster)
+        self.compare()
+        mesh = planning.mesh(config, engine, profile, cluster)
+        self.progress.phase("planning", f"{config.planner.name}, {mesh.size} of {cluster.devices} devices")
+        draft = self.collect(lambda: planning.draft(config, engine, planner, profile, cluster))
+        if draft:
+            self.check_memory(draft)
         self.stop()
-        plan.save(self.folder / PLAN)
-        return Prepared(plan, profile, cluster, self.found.kind, tracker)
+        assert draft
+        draft.plan.save(self.folder / PLAN)
+        return Prepared(draft, devices.detect(profiles.wanted(config)).kind, self.values, tracker)
+
+    def profile_only(self) -> ModelProfile:
+        known = self.collect(self.cluster)
+        self.problems += check.profiling(self.config)
+        _, profile = self.profiled(known)
+        if self.config.profile:
+            self.problems += check.stored(self.config, profile, self.model_given)
+        self.compare()
+        self.stop()
+        return profile
 
     def collect(self, build: Callable[[], T]) -> T | None:
         """What `build` returns; its problems join the others."""
@@ -87,15 +94,14 @@ class _Preparation:
             return build()
         except CannotRun as error:
             self.problems += error.problems
-        except NoPlan as error:
-            self.problems.append(error.problem)
         return None
 
-    def needed(self, build: Callable[[], Any]) -> Any:
+    def needed(self, build: Callable[[], T]) -> T:
         """`collect` for what the other checks cannot do without."""
         built = self.collect(build)
         if built is None:
             self.stop()
+            raise AssertionError("what cannot be built has problems")
         return built
 
     def stop(self) -> None:
@@ -105,68 +111,74 @@ class _Preparation:
 
     @property
     def model_given(self) -> bool:
-        return any(text.startswith(("model=", "model.")) for text in self.overrides)
+        return request.given(self.overrides, "model")
 
-    def profile(self, cluster: Cluster) -> ModelProfile:
-        """From the file that was given, from the cache, or measured now if nothing speaks against the run so far."""
-        config = self.config
-        if config.profile:
-            return self.needed(self.stored)
-        place = self.cached(samples := check.micro_batch(config))
-        profile = profile_cache.load(place)
-        if profile is None:
+    def cluster(self) -> Cluster:
+        """The cluster, with what is known of this machine."""
+        return clusters.build(ClusterConfig(**self.config.cluster), self.machine)
+
+    @property
+    def values(self) -> str:
+        """Where the numbers of the cluster are from."""
+        config = self.config.cluster
+        if config.name != "local":
+            return str(config["values"])  # .values is a method
+        return "measured" if self.machine else "nominal"
+
+    def profiled(self, known: Cluster | None) -> tuple[Cluster, ModelProfile]:
+        """The cluster and the profile; what is measured for them is measured now if nothing speaks against the run."""
+        cluster = known or self.needed(self.cluster)
+        origin = profiles.origin(self.config, cluster)
+        if self.machine is None and self.needs_machine(origin):
             self.stop()
-            profile = self.measured(samples)
-            profile_cache.store(place, profile)
-        profile.save(self.folder / PROFILE)
-        return profile
+            self.machine = self.measured_machine()
+            cluster = self.needed(self.cluster)
+        if not self.profiles.is_there(origin):
+            self.stop()
+        here = self.machine.device if self.machine else None
+        raw = self.needed(lambda: self.profiles.raw(origin, here))
+        return cluster, self.needed(lambda: self.profiles.priced(raw, cluster))
 
-    def cached(self, samples: int) -> Path:
-        """Where the profile for micro-batches of `samples` on this machine is kept."""
+    def needs_machine(self, origin: Origin) -> bool:
+        """A stored profile is simulated without knowing this machine, unless its times shall be this machine's."""
         config = self.config
-        model: Any = OmegaConf.to_container(config.model, resolve=True)
-        dtype, autocast = config.precision.dtype, config.precision.autocast
-        return profile_cache.path(model, _source(config.model.name), samples, dtype, self.found.name, autocast)
+        local = config.cluster.name == "local"
+        if origin != "file" or config.mode == "run":
+            return local or origin == "measured"
+        timeless = config.costs == "auto" and not costs.has_times(self.needed(lambda: profiles.stored(config.profile)))
+        return local and (timeless or config.costs in ("scaled", "analytic"))
 
-    def stored(self) -> ModelProfile:
-        config = self.config
-        try:
-            profile = ModelProfile.load(Path(config.profile))
-        except (SchemaError, OSError) as error:
-            raise CannotRun([Problem(f"profile {config.profile}", str(error))]) from error
-        profile.save(self.folder / PROFILE)
-        return profile
+    def measured_machine(self) -> Machine:
+        """By a child, once; kept for later runs."""
+        wanted = profiles.wanted(self.config)
+        self.progress.phase("measuring this machine", "once: peaks, memory, links")
+        children.work(self.folder, self.title, self.config.launch.timeout_s, "machine", wanted)
+        place = self.folder / MACHINE
+        found = Machine.load(place)
+        place.unlink()
+        machine.store(found)
+        return found
 
-    def measured(self, samples: int) -> ModelProfile:
-        """Measured on this machine by a process of its own, so that this one needs no torch."""
-        self.progress.phase("profiling", f"{self.title}, micro-batches of {samples}")
-        command = [*rank_command(self.folder), "profile", str(samples)]
-        outcome = launch.supervise([command], self.folder, self.config.launch.timeout_s)
-        raise_unless_ok(outcome, self.title)
-        return ModelProfile.load(self.folder / PROFILE)
+    def compare(self) -> None:
+        """A stored profile with the model that the user chose, if all is well so far. Ranks do so themselves."""
+        if self.config.profile and self.model_given and self.config.mode != "run" and not self.problems:
+            self.collect(self.profiles.compare)
 
-    def plan(self, engine: Engine, planner: Planner, profile: ModelProfile, cluster: Cluster) -> Plan:
-        """The plan, checked by the engine and with its prediction."""
-        config = self.config
-        optimizer = config.optimizer
-        model = memory.named(config.memory, optimizer.name, optimizer.momentum)
-        mesh = check.resolve(config, engine.capabilities, cluster.devices, len(profile.layers))
-        shape = BatchShape(config.batch.size, config.batch.micro_batches)
-        recompute = config.engine.get("checkpoint", "never")
-        request = PlanRequest(shape, mesh.pipeline, mesh.data, mesh.tensor, recompute)
-        self.progress.phase("planning", f"{config.planner.name}, {mesh.size} of {cluster.devices} devices")
-        plan: Plan = self.needed(lambda: planner.plan(profile, cluster, model, request))
-        refused = check.of_plan(config, plan, mesh, len(profile.layers)) or engine.check(plan, profile, cluster, model)
-        self.problems += refused
-        return plan if refused else self.predicted(engine, plan, profile, cluster, model)
+    def check_memory(self, draft: Draft) -> None:
+        """A device without the memory for its part is a problem; the first one has a mend that was tried."""
+        peaks = draft.plan.predicted["peak_memory_bytes"]
+        found = check.of_memory(draft.plan, peaks, draft.cluster, draft.memory)
+        if found:
+            found[0] = replace(found[0], mend=advice.mend(self.config, draft.profile, draft.cluster))
+        self.problems += found
 
-    def predicted(
-        self, engine: Engine, plan: Plan, profile: ModelProfile, cluster: Cluster, model: MemoryModel
-    ) -> Plan:
-        """The plan with its prediction; a device without the memory for it is a problem."""
-        figures, _ = predict(engine.schedule(plan, profile), plan, profile, cluster, model)
-        self.problems += check.of_memory(self.config, plan, figures["peak_memory_bytes"], cluster, model)
-        return replace(plan, predicted={**plan.predicted, **figures})
+
+def _stored_machine(wanted: str) -> Machine | None:
+    """What is known of this machine; without torch, which it is measured with, nothing is."""
+    try:
+        return machine.stored(wanted)
+    except PackageNotFoundError:
+        return None
 
 
 def request_problems(config: DictConfig, overrides: Sequence[str]) -> list[Problem]:
@@ -174,9 +186,11 @@ def request_problems(config: DictConfig, overrides: Sequence[str]) -> list[Probl
 
     For a user who is told of those anyway: a check that such a value makes impossible is left out.
     """
-    follow_profile(config, overrides)
+    profiles.follow(config, overrides)
     found: list[Problem] = []
     cluster = _possible(lambda: clusters.build(ClusterConfig(**config.cluster)), found)
+    if config.mode == "profile":
+        return found + (_possible(lambda: check.profiling(config), found) or [])
     engine: Engine | None = _possible(lambda: registry.build("engine", config.engine), found)
     if engine:
         can = engine.capabilities
@@ -193,50 +207,3 @@ def _possible(build: Callable[[], T], found: list[Problem]) -> T | None:
     except (ValueError, ArithmeticError):
         pass  # the value has been told of
     return None
-
-
-def follow_profile(config: DictConfig, overrides: Sequence[str]) -> None:
-    """With a stored profile, `batch.size` follows from its micro-batches unless it is given."""
-    if not config.profile or any(text.startswith("batch.size=") for text in overrides):
-        return
-    with suppress(SchemaError, OSError):  # `prepare` tells
-        config.batch.size = check.batch_size(config, ModelProfile.load(Path(config.profile)))
-
-
-def choices(config: DictConfig, overrides: Sequence[str]) -> dict[str, str]:
-    """Engine, model and cluster as the user chose them: unet_5_64 and not unet, which it configures.
-
-    With a stored profile and no model, the model is the profile's.
-    """
-    chosen = dict(text.split("=", 1) for text in overrides if "=" in text)
-    if config.profile:
-        chosen.setdefault("model", Path(config.profile).stem)
-    return {group: chosen.get(group, config[group].name) for group in ("engine", "model", "cluster")}
-
-
-def title(config: DictConfig, overrides: Sequence[str]) -> str:
-    """The run in the user's words: engine=gpipe model=unet_5_64 cluster=flat."""
-    chosen = choices(config, overrides).items()
-    return " ".join(f"{group}={name}" for group, name in chosen if (group, name) != ("cluster", "local"))
-
-
-def rank_command(folder: Path) -> list[str]:
-    """The command of a rank of the run in `folder`, but for what it shall do.
-
-    -P: a module in the user's folder does not hide one of this project.
-    """
-    return [sys.executable, "-P", "-m", "harness.rank", str(folder)]
-
-
-def raise_unless_ok(outcome: Outcome, title: str) -> None:
-    """Raise `CannotRun` for problems that only a rank could find, `RanksFailed` for all other ends."""
-    if outcome.problems:
-        raise CannotRun(outcome.problems, title)
-    if outcome.status != "ok":
-        raise RanksFailed(outcome)
-
-
-def _source(model: str) -> Path:
-    """Where the model's source lies: its package, or its module."""
-    path = next(plugin.path for plugin in registry.scan() if (plugin.group, plugin.name) == ("model", model))
-    return path.parent if path.name == "config.py" else path

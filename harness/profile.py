@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, fields
 
+from harness.cluster import Device
 from harness.serial import Document
 
 
@@ -25,8 +26,10 @@ class Product:
 class LayerProfile:
     """Time, work and bytes of one layer for one micro-batch.
 
-    `output_bytes` is what leaves the layer, `saved_bytes` what autograd keeps for the backward pass (parameters
-    and the layer's own input excluded where they are counted elsewhere: see `harness.profiling`).
+    `flops`, `bytes_moved` (read and written by all kernels), `elementwise_bytes` (the part of it by kernels without
+    FLOPs) and `kernels` are those of the forward pass (`harness.work`). `output_bytes` is what leaves the layer,
+    `saved_bytes` what autograd keeps for the backward pass (without parameters, and without what an earlier layer
+    keeps already: see `harness.counting`).
     """
 
     name: str = ""
@@ -34,6 +37,8 @@ class LayerProfile:
     backward_s: float = 0.0
     flops: float = 0.0
     bytes_moved: float = 0.0
+    elementwise_bytes: float = 0.0
+    kernels: int = 1
     param_bytes: int = 0
     buffer_bytes: int = 0
     output_bytes: int = 0
@@ -60,7 +65,12 @@ class Skip:
 
 @dataclass(frozen=True)
 class ModelProfile(Document):
-    """A whole model's profile. `source` says where the numbers are from ("measured on ..." or "analytic on ...")."""
+    """A whole model's profile.
+
+    `source` says where the numbers are from: "measured on ...", "counted on ..." (without times), "analytic on ..." or
+    "scaled from ..."; `device` whose times they are, where its peaks are known. Matrix products compute in the format
+    `autocast` where it is given, else in `dtype`.
+    """
 
     layers: tuple[LayerProfile, ...]
     model: str = ""
@@ -69,6 +79,8 @@ class ModelProfile(Document):
     input_bytes: int = 0
     skips: tuple[Skip, ...] = ()
     source: str = "unknown"
+    autocast: str | None = None
+    device: Device | None = None
 
     def __post_init__(self) -> None:
         if not self.layers:

@@ -1,4 +1,10 @@
-"""One rank of a run, started by its parent: `python -m harness.rank RUN_DIR [train | profile SAMPLES]`.
+"""One rank of a run, started by its parent: `python -m harness.rank RUN_DIR ACTION`, for all that needs torch.
+
+    train             train as planned                       metrics.jsonl, trace.json.gz, result.json
+    profile SAMPLES   measure the model on one device        profile.json
+    count SAMPLES     count its work without running it      profile.json
+    check             is profile.json one of this model?
+    machine KIND      measure this machine's devices         machine.json
 
 It reads config.yaml, plan.json and profile.json in the run's folder, and writes there what it finds out. It never
 sees Hydra, the tracker or the record: those are the parent's.
@@ -11,13 +17,14 @@ import faulthandler
 import json
 import signal
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from harness import clusters, devices, display, files, launch, malloc, registry
+from harness import clusters, devices, display, files, launch, machine, malloc, registry
 from harness.clusters import ClusterConfig
 from harness.failure import Failure
 from harness.interfaces import Model, OptimizerSpec, SessionSpec
@@ -29,7 +36,7 @@ from harness.profile import ModelProfile
 if TYPE_CHECKING:
     from torch import nn
 
-RESULT = "result.json"
+RESULT, PROFILE, MACHINE = "result.json", "profile.json", "machine.json"
 
 
 def main(arguments: list[str]) -> None:
@@ -37,15 +44,12 @@ def main(arguments: list[str]) -> None:
     faulthandler.register(signal.SIGUSR2, all_threads=True)
     malloc.tune()
     if not arguments:
-        sys.exit("usage: python -m harness.rank RUN_DIR [train | profile SAMPLES]")
-    folder, action, *numbers = Path(arguments[0]), *(arguments[1:] or ["train"])
+        sys.exit(f"usage: python -m harness.rank RUN_DIR [{' | '.join(ACTIONS)}]")
+    folder, action, *words = Path(arguments[0]), *(arguments[1:] or ["train"])
     try:
         config = OmegaConf.load(folder / "config.yaml")
         assert isinstance(config, DictConfig)
-        if action == "profile":
-            profile(folder, config, int(numbers[0]))
-        else:
-            train(folder, config)
+        ACTIONS[action](folder, config, *words)
     except BaseException as error:
         with suppress(OSError):
             Failure.of(error).report(folder)
@@ -54,7 +58,7 @@ def main(arguments: list[str]) -> None:
         raise
 
 
-def profile(folder: Path, config: DictConfig, samples: int) -> None:
+def profile(folder: Path, config: DictConfig, samples: str) -> None:
     """Measure the model for micro-batches of `samples` on one device; writes `profile.json`."""
     say("loading torch")
     from harness import profiling
@@ -63,8 +67,30 @@ def profile(folder: Path, config: DictConfig, samples: int) -> None:
     say(f"profiling {model.name}, micro-batches of {samples}")
     device, precision = _torch_devices(config, 1)[0], config.precision
     check_size(model, precision.dtype, devices.detect("cpu" if device == "cpu" else "cuda").memory_bytes)
-    found = profiling.measure(model, samples, precision.dtype, device, autocast=precision.autocast)
-    found.save(folder / "profile.json")
+    found = profiling.measure(model, int(samples), precision.dtype, device, autocast=precision.autocast)
+    found.save(folder / PROFILE)
+
+
+def count(folder: Path, config: DictConfig, samples: str) -> None:
+    """Count the model's work for micro-batches of `samples`; writes `profile.json`, without times."""
+    say("loading torch")
+    from harness import counting
+
+    model = _model(config)
+    say(f"counting {model.name}, micro-batches of {samples}")
+    counting.count(model, int(samples), config.precision.dtype, config.precision.autocast).save(folder / PROFILE)
+
+
+def check(folder: Path, config: DictConfig) -> None:
+    """Raise `CannotRun` if `profile.json`, which is the user's, is not one of the model."""
+    say("loading torch")
+    check_profile(_model(config), ModelProfile.load(folder / PROFILE), config.profile)
+
+
+def measure_machine(folder: Path, config: DictConfig, wanted: str) -> None:
+    """Measure the devices of one kind; writes `machine.json`."""
+    say("loading torch")
+    machine.measure(wanted).save(folder / MACHINE)
 
 
 def train(folder: Path, config: DictConfig) -> None:
@@ -80,7 +106,7 @@ def train(folder: Path, config: DictConfig) -> None:
         torch.set_num_threads(1)  # engines take more where they are told to
     model = _model(config)
     if config.profile:
-        check_profile(model, ModelProfile.load(folder / "profile.json"), config.profile)
+        check_profile(model, ModelProfile.load(folder / PROFILE), config.profile)
     data = registry.build("data", config.data, model, config.seed)
     engine = registry.build("engine", config.engine)
     spec = SessionSpec(names, OptimizerSpec(**config.optimizer), config.precision.dtype, config.precision.autocast,
@@ -106,7 +132,9 @@ def check_size(model: Model, dtype: str, there_bytes: int) -> None:
     if needed > there_bytes:
         here = display.size(there_bytes)
         what = f"needs {display.size(needed)} to be profiled, for weights and gradients alone; {here} are here"
-        raise CannotRun([Problem(f"model {model.name}", what, "profile=FILE, measured where it fits")])
+        raise CannotRun(
+            [Problem(f"model {model.name}", what, "costs=analytic, or profile=FILE, measured where it fits")]
+        )
 
 
 def _parameter_bytes(layers: nn.Module, dtype: str) -> int:
@@ -114,23 +142,31 @@ def _parameter_bytes(layers: nn.Module, dtype: str) -> int:
 
 
 def check_profile(model: Model, profile: ModelProfile, file: str) -> None:
-    """Raise `CannotRun` if a stored profile is not of this model: another name, other layers or other parameters."""
+    """Raise `CannotRun` if a stored profile is not of this model: another name, other layers, parameters or skips."""
     import torch
+
+    from harness.skip import layer_skips, named_layers
 
     with torch.device("meta"):
         layers = model.layers()
     size = _parameter_bytes(layers, profile.dtype)
     stored = profile.sum("param_bytes", 0, len(profile.layers) - 1)
+    skips = layer_skips(named_layers(layers))
     what = f"is of {model.name} with {{}}, it has {{}} now"
-    wrong = []
+    wrong = ""
     if profile.model != model.name:
-        wrong.append(f"is of {profile.model or 'a model without a name'}, the model is {model.name}")
+        wrong = f"is of {profile.model or 'a model without a name'}, the model is {model.name}"
     elif len(profile.layers) != len(layers):
-        wrong.append(what.format(f"{len(profile.layers)} layers", len(layers)))
+        wrong = what.format(f"{len(profile.layers)} layers", len(layers))
     elif stored != size:
-        wrong.append(what.format(f"{stored:.0f} bytes of parameters", size))
+        wrong = what.format(f"{stored:.0f} bytes of parameters", size)
+    elif {(skip.source, skip.target) for skip in profile.skips} != {(skip.source, skip.target) for skip in skips}:
+        known = ", ".join([skip.name for skip in skips[:3]] + ["..."] * (len(skips) > 3))
+        wrong = f"has {len(profile.skips) or 'no'} skips, {model.name} has {len(skips)} ({known})"
     if wrong:
-        raise CannotRun([Problem(f"profile {file}", text, "leave profile= out, or mode=plan") for text in wrong])
+        raise CannotRun(
+            [Problem(f"profile {file}", wrong, "python run.py mode=profile model=..., or leave model= out")]
+        )
 
 
 def say(text: str) -> None:
@@ -146,6 +182,15 @@ def _torch_devices(config: DictConfig, count: int) -> tuple[str, ...]:
     cluster = ClusterConfig(**config.cluster)
     found = devices.detect(cluster.device if clusters.is_local(cluster) else "auto")
     return devices.torch_names(found.kind, count)
+
+
+ACTIONS: dict[str, Callable[..., None]] = {
+    "train": train,
+    "profile": profile,
+    "count": count,
+    "check": check,
+    "machine": measure_machine,
+}
 
 
 if __name__ == "__main__":

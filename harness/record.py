@@ -16,7 +16,10 @@ EXIT_CODES: dict[Status, int] = {
 
 @dataclass(frozen=True)
 class RunRecord(Document):
-    """`record.json`. `metrics` and `predicted` use the names of docs/architecture.md; null is "cannot be measured"."""
+    """`record.json`. `metrics` and `predicted` use the names of docs/architecture.md; null is "cannot be measured".
+
+    What `predicted` and simulated `metrics` rest on (layer times, cluster, jitter, seed) is `manifest.simulation`.
+    """
 
     id: str
     status: Status

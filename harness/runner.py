@@ -1,4 +1,4 @@
-"""One run, from the composed configuration to the record: profile, plan, check, predict, launch, train, record.
+"""One run, from the composed configuration to the record: profile, plan, check, simulate, launch, train, record.
 
 The parent of a run owns its configuration, plan, status, tracker and progress, and never imports torch; its ranks
 train. Whatever happens, record.json says how the run ended.
@@ -6,29 +6,38 @@ train. Whatever happens, record.json says how the run ended.
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
-from datetime import datetime
-from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 from rich.text import Text
 
-from harness import devices, display, failure, files, launch, preparation, timeline
-from harness.display import Progress
+from harness import (
+    children,
+    devices,
+    display,
+    failure,
+    figures,
+    files,
+    launch,
+    preparation,
+    profiles,
+    request,
+    run_folder,
+    timeline,
+)
+from harness.children import ChildFailed
 from harness.earlier import Earlier
 from harness.failure import Failure
 from harness.launch import Outcome
 from harness.manifest import manifest
-from harness.preparation import Prepared, RanksFailed
-from harness.problem import CannotRun, Problem
+from harness.preparation import Prepared
+from harness.problem import CannotRun
+from harness.progress import Progress
 from harness.record import RunRecord
 from harness.serial import finite
 from harness.stage_table import stage_table
@@ -37,11 +46,10 @@ from harness.trace import Trace
 from harness.trackers import Tracker
 
 CONFIG, RECORD, METRICS, RESULT = "config.yaml", "record.json", "metrics.jsonl", "result.json"
-TRACE, TIMELINE = "trace.json.gz", "timeline.png"
-OWN = (CONFIG, RECORD, METRICS, RESULT, TRACE, TIMELINE, launch.LOG, failure.FILE, preparation.PLAN,
-       preparation.PROFILE)  # fmt: skip
+TRACE, SIMULATED, TIMELINE = "trace.json.gz", "simulated.json.gz", "timeline.png"
+OWN = (CONFIG, RECORD, METRICS, RESULT, TRACE, SIMULATED, TIMELINE, launch.LOG, failure.FILE, preparation.MACHINE,
+       preparation.PLAN, profiles.PROFILE)  # fmt: skip
 """The files of a run; a run that is started again in the same folder begins without them."""
-NO_SIMULATOR = "mode=simulate: the simulator is not built in yet -> mode=plan predicts step time and memory"
 
 
 def run(config: DictConfig, overrides: Sequence[str]) -> RunRecord:
@@ -54,12 +62,12 @@ def run(config: DictConfig, overrides: Sequence[str]) -> RunRecord:
 
 class _Run:
     def __init__(self, config: DictConfig, overrides: Sequence[str]) -> None:
-        preparation.follow_profile(config, overrides)
+        profiles.follow(config, overrides)
         self.config, self.overrides = config, list(overrides)
         container: Any = OmegaConf.to_container(config, resolve=True)
         source: Any = "measured" if config.mode == "run" else "simulated"
-        self.record = RunRecord(_new_id(overrides), "running", source, config=finite(container))
-        self.folder = _make_folder(config.out, self.record.id)
+        self.record = RunRecord(run_folder.new_id(overrides), "running", source, config=finite(container))
+        self.folder = run_folder.make(config.out, self.record.id)
         self.earlier = Earlier(self.folder, OWN, RECORD)
         self.tracker: Tracker | None = None
 
@@ -71,7 +79,7 @@ class _Run:
             told = self.close(outcome)
         if self.record.status != "ok":
             self.explain(told)
-        elif self.config.mode == "run":
+        elif self.config.mode in ("run", "simulate"):
             display.show(self.record, self.folder)
         return self.record
 
@@ -84,7 +92,7 @@ class _Run:
             return Outcome("preempted", str(error) or "ended by SIGINT")
         except CannotRun as error:
             return Outcome("infeasible", str(error), error.problems)
-        except RanksFailed as error:
+        except ChildFailed as error:
             return error.outcome
         except Exception as error:
             return self.own_failure(error)
@@ -93,38 +101,62 @@ class _Run:
         """An empty folder with the configuration and a record that says "running"."""
         self.earlier.put_aside()
         seeds = {"seed": self.config.seed}
-        self.update(manifest=manifest(self.overrides, [], seeds, _threads(self.config)))
+        self.update(manifest=manifest(self.overrides, [], seeds, figures.threads(self.config)))
         files.write_text(self.folder / CONFIG, OmegaConf.to_yaml(self.config, resolve=True))
 
     def work(self) -> Outcome:
-        if self.config.mode == "simulate":
-            return Outcome("infeasible", NO_SIMULATOR)
         with Progress() as progress:
+            if self.config.mode == "profile":
+                self.profile(progress)
+                return Outcome("ok")
             prepared = preparation.prepare(self.config, self.overrides, self.folder, progress)
-            plan = prepared.plan
-            names = devices.torch_names(prepared.kind, max(plan.devices) + 1)
-            used = {"devices": [names[device] for device in plan.devices]}
-            self.update(plan=plan.to_json(), predicted=plan.predicted, manifest=self.record.manifest | used)
-            progress.console.print(stage_table(plan, prepared.profile))
-            progress.note(self.prediction(prepared))
+            draft = prepared.draft
+            used = {
+                "devices": self.names(prepared),
+                "simulation": figures.basis(draft, self.config, prepared.values),
+            }
+            self.update(plan=draft.plan.to_json(), predicted=draft.plan.predicted, manifest=self.record.manifest | used)
+            progress.console.print(stage_table(draft.plan, draft.profile))
+            progress.note(_prediction(prepared))
             if self.config.mode == "run":
                 self.train(prepared, progress)
+            elif self.config.mode == "simulate":
+                self.simulate(prepared, progress)
             else:
                 progress.note(f"plan: {self.folder / preparation.PLAN}")
         return Outcome("ok")
 
-    def prediction(self, prepared: Prepared) -> str:
-        """The prediction in one line, with where its numbers are from."""
-        plan, profile = prepared.plan, prepared.profile
-        step_s, samples = plan.predicted["step_time_s"], profile.micro_batch * plan.micro_batches * plan.mesh.data
-        speed = display.rate(samples / step_s if step_s else None)
-        return (
-            f"predicted: {display.seconds(step_s)} a step of {samples} samples, {speed}; layer times {profile.source}"
-        )
+    def names(self, prepared: Prepared) -> list[str]:
+        """The devices of the plan, by what they are."""
+        used, cluster = prepared.draft.plan.devices, prepared.draft.cluster
+        if self.config.cluster.name != "local":
+            return [cluster.device.name] * len(used)
+        names = devices.torch_names(prepared.kind, max(used) + 1)
+        return [names[device] for device in used]
+
+    def profile(self, progress: Progress) -> None:
+        """Leave the model's profile, and say what it holds."""
+        found = preparation.profile_only(self.config, self.overrides, self.folder, progress)
+        source = "measured" if found.source.startswith("measured") else "simulated"
+        self.update(source=source, manifest=self.record.manifest | {"layer_times": found.source})
+        progress.note(profiles.described(found))
+        progress.note(f"profile: {self.folder / profiles.PROFILE}")
+
+    def simulate(self, prepared: Prepared, progress: Progress) -> None:
+        """One step in the simulator, recorded as a real run is."""
+        tracked = request.given(self.overrides, "tracker")
+        if tracked:
+            self.open_tracker(prepared.tracker)
+        progress.phase("simulating", f"jitter {self.config.jitter:g}" if self.config.jitter else "")
+        done = prepared.draft.disturbed(self.config.jitter, self.config.seed)
+        self.update(metrics=figures.simulated(done, prepared.draft), trace=TRACE)
+        done.trace.save(self.folder / TRACE)
+        self.draw([(f"{self.title}, simulated", done.trace)], progress)
 
     def train(self, prepared: Prepared, progress: Progress) -> None:
         """Start the rank, follow it to its end, take over what it measured."""
         self.open_tracker(prepared.tracker)
+        prepared.draft.simulation.trace.save(self.folder / SIMULATED)
         total = self.config.warmup + self.config.steps
         progress.phase("starting", "the rank loads torch and builds the model")
         tail = Tail(self.folder / METRICS)
@@ -137,26 +169,32 @@ class _Run:
                 progress.step(line["step"] + 1, line["loss"], speed)
                 prepared.tracker.log(line["step"], {**line, "throughput": speed})
 
-        command = [*preparation.rank_command(self.folder), "train"]
-        outcome = launch.supervise([command], self.folder, self.config.launch.timeout_s, follow)
-        preparation.raise_unless_ok(outcome, self.title)
+        children.work(self.folder, self.title, self.config.launch.timeout_s, "train", follow=follow)
         progress.phase("recording")
         result = self.folder / RESULT
-        self.update(metrics=_metrics(self.record, json.loads(result.read_text()), prepared, self.config), trace=TRACE)
+        measured = figures.measured(json.loads(result.read_text()), prepared.draft, self.config, prepared.kind)
+        self.update(metrics=measured, trace=TRACE)
         result.unlink()
-        trace = Trace.load(self.folder / TRACE)
-        if trace.spans:  # an engine may leave none
-            timeline.draw(trace, self.folder / TIMELINE, f"{self.title}, last step")
+        traces = {"last step, measured": Trace.load(self.folder / TRACE), "simulated": prepared.draft.simulation.trace}
+        panels = [(f"{self.title}, {what}", trace) for what, trace in traces.items() if trace.spans]
+        self.draw(panels, progress)  # an engine may leave no trace of its own
+
+    def draw(self, panels: list[tuple[str, Trace]], progress: Progress) -> None:
+        """The timelines, one below the other; without a picture the run is as good."""
+        try:
+            timeline.draw_panels(panels, self.folder / TIMELINE)
+        except ValueError as error:
+            progress.note(f"no picture: {error}")
 
     def open_tracker(self, tracker: Tracker) -> None:
-        chosen = preparation.choices(self.config, self.overrides)
+        chosen = request.choices(self.config, self.overrides)
         tags = [chosen["model"], chosen["cluster"], self.record.source]
         self.tracker = tracker
         tracker.start(self.record.id, self.folder.parent.name, chosen["engine"], tags, self.record.config, self.folder)
 
     @property
     def title(self) -> str:
-        return preparation.title(self.config, self.overrides)
+        return request.title(self.config, self.overrides)
 
     def update(self, **changes: Any) -> None:
         """Change the record, in memory and on disk; numbers that are not finite become null."""
@@ -198,7 +236,7 @@ class _Run:
         """The status is worth more than the copy of the profile, which makes room for it."""
         self.record = replace(self.record, status=failed.status, reason=failed.message)
         try:
-            (self.folder / preparation.PROFILE).unlink(missing_ok=True)
+            (self.folder / profiles.PROFILE).unlink(missing_ok=True)
             self.record.save(self.folder / RECORD)
         except OSError as error:
             return f"the record could not be written: {error.strerror}: {self.folder / RECORD}"
@@ -215,41 +253,10 @@ class _Run:
                 console.print(Text(line), soft_wrap=True)
 
 
-def _metrics(record: RunRecord, measured: dict[str, Any], prepared: Prepared, config: DictConfig) -> dict[str, Any]:
-    """What the rank measured, and what follows from it: work per second, and predicted / measured."""
-    profile, plan = prepared.profile, prepared.plan
-    forward = profile.sum("flops", 0, len(profile.layers) - 1) * plan.micro_batches * plan.mesh.data
-    peaks, expected = measured["peak_memory_bytes"], record.predicted["peak_memory_bytes"]
-    ratios = {
-        "step_time_s": record.predicted["step_time_s"] / measured["step_time_s"],
-        "peak_memory_bytes": [p / m for p, m in zip(expected, peaks, strict=True)] if peaks else None,
-    }
-    return measured | {
-        "model_flops_per_s": 3 * forward / measured["step_time_s"] or None,
-        "threads": _threads(config),
-        "predicted_over_measured": ratios,
-    }
-
-
-def _threads(config: DictConfig) -> int:
-    """Intra-op threads of each CPU device: 1, unless the engine has a key for it (0 is one for each core)."""
-    return config.engine.get("threads", 1) or devices.cores()
-
-
-def _new_id(overrides: Sequence[str]) -> str:
-    """Short, unique and in order of time: 20250131-235959-1a2b3c."""
-    now = time.time_ns()
-    digest = hashlib.blake2b(repr((list(overrides), now, os.getpid())).encode(), digest_size=3).hexdigest()
-    return f"{datetime.fromtimestamp(now / 1e9):%Y%m%d-%H%M%S}-{digest}"
-
-
-def _make_folder(out: str | None, record_id: str) -> Path:
-    """`out`, or runs/<date>/<id>. Raises `CannotRun` where that cannot be a folder."""
-    date = f"{record_id[:4]}-{record_id[4:6]}-{record_id[6:8]}"
-    folder = Path(out) if out else Path("runs") / date / record_id
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        problem = Problem(f"out {folder}", f"cannot be made a folder: {error.strerror}", "out=DIR")
-        raise CannotRun([problem]) from error
-    return folder.resolve()
+def _prediction(prepared: Prepared) -> str:
+    """The prediction in one line, with where its numbers are from."""
+    draft = prepared.draft
+    step_s = draft.plan.predicted["step_time_s"]
+    speed = display.rate(draft.samples / step_s if step_s else None)
+    source = draft.profile.source
+    return f"predicted: {display.seconds(step_s)} a step of {draft.samples} samples, {speed}; layer times {source}"

@@ -17,7 +17,7 @@ def stage_table(plan: Plan, profile: ModelProfile) -> Table:
     """A row for each stage; times are those of one micro-batch, memory is the predicted peak of the stage's device."""
     table = Table(box=None, pad_edge=False)
     for title in COLUMNS:
-        table.add_column(title, justify="left" if not title else "right")
+        table.add_column(title, justify="left" if not title else "right", overflow="fold")
     peaks = dict(zip(plan.devices, plan.predicted["peak_memory_bytes"], strict=True))
     for number, stage in enumerate(plan.stages):
         first, last = stage.first, stage.last

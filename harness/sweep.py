@@ -1,7 +1,8 @@
-"""Runs the points of a sweep one after the other on this machine, each in a process of its own.
+"""Runs the points of a sweep one after the other on this machine.
 
-A point that fails is a row and not the end. A sweep that is started again (the same +sweeps=NAME, or the same
-out=DIR) skips the points that have ended well.
+Points that train have a process of their own; those that only plan or simulate share this one. A point that fails is a
+row and not the end. A sweep that is started again (the same +sweeps=NAME and scale, or the same out=DIR) skips the
+points that have ended well.
 """
 
 from __future__ import annotations
@@ -12,19 +13,23 @@ import signal
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Callable, Sequence
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
-from harness import registry
+from omegaconf import DictConfig
+
+from harness import registry, runner
 from harness.compose import compose
 from harness.launch import preemptible
 from harness.overrides import quoted
 from harness.problem import CannotRun, Problem
 from harness.record import EXIT_CODES, RunRecord, Status
 from harness.serial import SchemaError
-from harness.sweep_points import Point, expand, value_of
+from harness.sweep_points import Point, expand, scale_of, value_of
 from harness.sweep_table import Display, Row, close
 
 POLL_S = 0.1
@@ -66,18 +71,35 @@ def run_point(row: Row, folder: Path, waiting: Callable[[], None] = lambda: None
         return
     waiting()
     try:
-        compose(row.point.overrides)
+        config = compose(row.point.overrides)
     except CannotRun as error:
         row.record = _finish(None, row.point, folder, "infeasible", str(error))
         return
     folder.mkdir(parents=True, exist_ok=True)
     overrides = [*row.point.overrides, quoted("out", str(folder))]
     try:
-        code = _execute(overrides, folder / CONSOLE, waiting)
+        if config.mode == "run":
+            why = _why(_execute(overrides, folder / CONSOLE, waiting), folder)
+        else:
+            config.out = str(folder)
+            why = _here(config, overrides, folder / CONSOLE)
     except KeyboardInterrupt:
         row.record = _finish(_newer(folder, earlier), row.point, folder, "preempted", "ended with its sweep")
         raise
-    row.record = _finish(_newer(folder, earlier), row.point, folder, "error", _why(code, folder))
+    row.record = _finish(_newer(folder, earlier), row.point, folder, "error", why)
+
+
+def _here(config: DictConfig, overrides: Sequence[str], console: Path) -> str:
+    """Run a point in this process; what it prints goes to `console`. Returns why its record may not be complete."""
+    with console.open("w", encoding="utf-8") as output, redirect_stdout(output), redirect_stderr(output):
+        try:
+            record = runner.run(config, overrides)
+        except Exception as error:
+            traceback.print_exc()
+            return f"{type(error).__name__}: {error}"
+    if record.status == "preempted":
+        raise KeyboardInterrupt(record.reason)  # the run has caught it, and ended in order
+    return "ended before its record was complete"
 
 
 def _execute(overrides: Sequence[str], console: Path, waiting: Callable[[], None]) -> int:
@@ -140,9 +162,10 @@ def _why(code: int, folder: Path) -> str:
 
 
 def _folder(overrides: Sequence[str]) -> Path:
-    """The sweep's folder: out=DIR, or runs/NAME of its file, or runs/DATE."""
+    """The sweep's folder: out=DIR, or runs/NAME or runs/NAME-SCALE of its file, or runs/DATE."""
     name = value_of(overrides, "+sweeps") or datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
-    folder = Path(value_of(overrides, "out") or Path("runs") / name)
+    scale = scale_of(overrides)
+    folder = Path(value_of(overrides, "out") or Path("runs") / (f"{name}-{scale}" if scale else name))
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

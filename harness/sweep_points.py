@@ -20,6 +20,9 @@ from harness.overrides import first_line
 from harness.problem import CannotRun, Problem
 
 ID_LENGTH = 10
+SWEEP = "this sweep"
+WHOLE = ("+sweeps", "scale", "out")
+"""The keys that belong to the whole sweep."""
 Table = dict[str, list[str]]
 """For each key the overrides that it goes through: {"batch.size": ["batch.size=1", "batch.size=2"]}."""
 
@@ -46,14 +49,14 @@ def expand(overrides: Sequence[str]) -> list[Point]:
 
         a point of the file   <   the file's grid   <   the command line
 
-    `+sweeps=NAME` takes the points of sweeps/NAME.yaml; commas, choice(), range() and glob() mean what they mean to
-    Hydra, in the file too. `out=` is the sweep's and no part of a point. Raises CannotRun for what cannot be read.
+    `+sweeps=NAME` takes the points of sweeps/NAME.yaml, `scale=` one of its scales; commas, choice(), range() and
+    glob() mean what they mean to Hydra, in the file too. `out=` is the sweep's and no part of a point. Raises CannotRun
+    for what cannot be read.
     """
     with session() as loader:
         parser = OverridesParser.create(loader)
-        own = _table(overrides, parser, "")
-        points, grid = _file(own.pop("+sweeps", None), parser)
-        own.pop("out", None)
+        own = {key: values for key, values in _table(overrides, parser, "").items() if key not in WHOLE}
+        points, grid = _file(overrides, parser)
         tables = [point | grid | own for point in points]
     lists = itertools.chain.from_iterable(itertools.product(*table.values()) for table in tables)
     return list({point.id: point for point in map(Point.of, lists)}.values())
@@ -65,22 +68,50 @@ def value_of(overrides: Sequence[str], key: str) -> str | None:
     if not found:
         return None
     if found[-1].is_sweep_override():
-        raise CannotRun([Problem(str(found[-1].input_line), "gives several values, a sweep takes one")], "this sweep")
+        raise CannotRun([Problem(str(found[-1].input_line), "gives several values, a sweep takes one")], SWEEP)
     return str(found[-1].value())
 
 
-def _file(name: list[str] | None, parser: OverridesParser) -> tuple[list[Table], Table]:
-    """`points` and `grid` of sweeps/NAME.yaml; without a file one point that overrides nothing."""
-    if name is None:
-        return [{}], {}
-    stem = value_of(name, "+sweeps")
+def scale_of(overrides: Sequence[str]) -> str | None:
+    """The scale of the sweep's file that counts: the first one, if `scale=` is not given; None if there are none."""
+    with session() as loader:
+        return _scaled(overrides, OverridesParser.create(loader))[0]
+
+
+def _scaled(overrides: Sequence[str], parser: OverridesParser) -> tuple[str | None, str, dict[Any, Any]]:
+    """The scale, where it stands in its file (for messages), and its `points` and `grid`."""
+    scale, (where, content) = value_of(overrides, "scale"), _content(value_of(overrides, "+sweeps"), parser)
+    if set(content) != {"scales"}:
+        if scale is not None:
+            raise CannotRun([Problem(f"scale={scale}", f"{where or 'a sweep without a file'} has no scales")], SWEEP)
+        return None, where, content
+    scales = content["scales"]
+    right = isinstance(scales, dict) and bool(scales) and all(isinstance(one, dict) for one in scales.values())
+    _expect(right, f"{where} scales", "name: {points: ..., grid: ...}", scales)
+    chosen = next(iter(scales)) if scale is None else scale
+    if chosen not in scales:
+        raise CannotRun([Problem(f"scale={chosen}", f"is not one of {', '.join(scales)}")], SWEEP)
+    return chosen, f"{where} scales.{chosen}", scales[chosen]
+
+
+def _content(stem: str | None, parser: OverridesParser) -> tuple[str, dict[Any, Any]]:
+    """What sweeps/STEM.yaml is called, and holds; without a file neither."""
+    if stem is None:
+        return "", {}
     known = choices(parser.config_loader, "sweeps") if parser.config_loader else []
-    if len(name) != 1 or stem not in known:
-        raise CannotRun([Problem(" ".join(name), f"is not one of {', '.join(known)}")], "this sweep")
+    if stem not in known:
+        raise CannotRun([Problem(f"+sweeps={stem}", f"is not one of {', '.join(known)}")], SWEEP)
+    content: Any = OmegaConf.to_container(hydra.compose(f"sweeps/{stem}").sweeps)
     where = f"sweeps/{stem}.yaml"
-    content = OmegaConf.to_container(hydra.compose(f"sweeps/{stem}").sweeps)
-    _expect(isinstance(content, dict) and set(content) <= {"points", "grid"}, where, "points: and grid:", content)
-    points, grid = content.get("points", [[]]), content.get("grid", {})  # type: ignore[union-attr]
+    _expect(isinstance(content, dict), where, "points: and grid:, or scales:", content)
+    return where, content
+
+
+def _file(overrides: Sequence[str], parser: OverridesParser) -> tuple[list[Table], Table]:
+    """`points` and `grid` of the file at its scale; without a file one point that overrides nothing."""
+    _, where, content = _scaled(overrides, parser)
+    _expect(set(content) <= {"points", "grid"}, where, "points: and grid:, or scales:", content)
+    points, grid = content.get("points", [[]]), content.get("grid", {})
     _expect(isinstance(points, list) and bool(points), f"{where} points", "a list of lists of overrides", points)
     _expect(isinstance(grid, dict), f"{where} grid", "key: [values]", grid)
     for number, point in enumerate(points):
@@ -111,12 +142,12 @@ def _table(texts: Sequence[str], parser: OverridesParser, where: str, several: b
         except (HydraException, ValueError) as error:
             problems.append(Problem(f"{where}{text}", f"cannot be read: {first_line(error)}"))
             continue
-        if where and key in ("out", "+sweeps"):
+        if where and key in WHOLE:
             problems.append(Problem(f"{where}{text}", "belongs to the whole sweep", f"python run.py -m {text} ..."))
         new = [f"{key}={value}" if value is not None else key for value in values]
         table[key] = [*(table.get(key, []) if several else []), *new]
     if problems:
-        raise CannotRun(problems, "this sweep")
+        raise CannotRun(problems, SWEEP)
     return table
 
 
@@ -131,6 +162,9 @@ def _values(override: Override) -> list[str | None]:
     if override.is_delete():
         return [None]
     if not override.is_sweep_override():
+        value = override.value()
+        if isinstance(value, str) and value.startswith("${"):
+            return [value]  # as it was typed: Hydra would escape it
         return [_lower(override.get_value_element_as_str())]
     texts = [_lower(text) for text in override.sweep_string_iterator()]
     schemas = override.value_type is ValueType.GLOB_CHOICE_SWEEP
@@ -144,4 +178,4 @@ def _lower(text: str) -> str:
 
 def _expect(condition: bool, key: str, wanted: str, got: Any) -> None:
     if not condition:
-        raise CannotRun([Problem(key, f"must hold {wanted}, holds {str(got)[:60]}")], "this sweep")
+        raise CannotRun([Problem(key, f"must hold {wanted}, holds {str(got)[:60]}")], SWEEP)

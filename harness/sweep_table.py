@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -88,9 +89,9 @@ class Display:
 
 
 def console_of_sweep() -> Console:
-    """As wide as the terminal; a log file has room."""
-    console = Console()
-    return console if console.is_terminal else Console(width=LOG_WIDTH)
+    """As wide as the terminal; a log file has room. It stays with this stdout while a point's own goes to a file."""
+    console = Console(file=sys.stdout)
+    return console if console.is_terminal else Console(file=sys.stdout, width=LOG_WIDTH)
 
 
 def differing(rows: Sequence[Row]) -> list[str]:

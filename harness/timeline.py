@@ -1,26 +1,56 @@
-"""A trace as a picture: one lane for each device and queue, one box for each op, milliseconds from left to right."""
+"""Traces as a picture: a lane for each device and queue, a box for each op, milliseconds from left to right.
+
+    engine=gpipe model=unet, measured                                             title
+    step 553 ms   mean utilization 89 %   144 spans            utilization        facts
+    device 0   compute  |0|1|2|3|        |3|3|2|2|                    86 %
+               copy in                   |    |
+    device 1   compute     |0|1|2|3||3|3|2|2|                         92 %
+               copy in    | | |
+                                                                                  the next panel, on the same axis
+                        0         100        200  ms
+
+Several panels share one axis that begins where each one's step begins, so that equal widths are equal times.
+"""
 
 from __future__ import annotations
 
 import io
 from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from harness import files
-from harness.op import Op
-from harness.trace import Lane, Span, Trace
+from harness.timeline_layout import (
+    COMPUTE_PX,
+    DENSE,
+    INNER_PX,
+    LEFT_PX,
+    LINE_PX,
+    WIDTH_PX,
+    Box,
+    LaneBoxes,
+    Panel,
+    last_step,
+    lay_out,
+)
+from harness.trace import Trace
 
 if TYPE_CHECKING:
+    import numpy as np
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-WIDTH_PX = 1200
+MAX_HEIGHT_PX = 30_000
 DPI = 100
-_LANE_PX, _GAP_PX, _TOP_PX, _BOTTOM_PX = 30, 12, 62, 50
-_LEFT_PX, _RIGHT_PX = 150, 70
-_FONT_PT, _DIGIT_PX, _EDGED_PX = 7.5, 6.5, 5
+_TOP_PX, _BOTTOM_PX, _GAP_PX = 26, 46, 14
+_MARGIN_PX = 10
+_TITLE_PT, _NAME_PT, _SMALL_PT, _DIGIT_PT = 11, 9, 8.5, 7.5
+_DIGIT_PX, _WRITTEN_PX = 6.5, 12
+"""The width of a digit, and the least height of a box that has one."""
+_EDGED_PX, _NARROWEST_PX = 3, 0.8
+_GROUND = "#F2F2F2"
 
 
 @dataclass(frozen=True)
@@ -45,130 +75,167 @@ STYLES = {
 }
 
 
-@dataclass(frozen=True)
-class _Box:
-    """One span, ready to be drawn: its kind, the text in it, and where it lies in ms from the step's start."""
-
-    kind: str
-    text: str
-    start_ms: float
-    width_ms: float
-
-
 def draw(trace: Trace, path: Path, title: str = "", step: int | None = None) -> None:
     """Write the timeline of one step (the last one by default) to `path` as a PNG, 1200 pixels wide.
 
     A compute lane ends with the device's utilization in this step. Raises ValueError for a step without spans.
     """
     if step is None:
-        step = max((span.step for span in trace.spans), default=0)
-    lanes = trace.lanes(step)
-    if not lanes:
+        step = last_step(trace)
+    if not any(span.step == step for span in trace.spans):
         known = sorted({span.step for span in trace.spans})
         raise ValueError(f"the trace has no spans of step {step}, only of {known or 'no step at all'}")
-    start_s, end_s = _window(trace, lanes, step)
-    places = _places(list(lanes))
-    figure, axes = _canvas(places, 1e3 * (end_s - start_s))
-    for lane, spans in lanes.items():
-        _draw_lane(axes, places[lane], [_box(span, start_s) for span in spans])
-    _draw_frame(axes, places, Trace(tuple(s for spans in lanes.values() for s in spans), ((start_s, end_s),)))
-    _draw_legend(axes, {Op.parse(span.op).kind for spans in lanes.values() for span in spans})
-    axes.set_title(title or f"step {step}", loc="left", fontsize=11, pad=24)
+    draw_panels([(title or f"step {step}", trace.only(step))], path)
+
+
+def draw_panels(panels: Sequence[tuple[str, Trace]], path: Path) -> None:
+    """Write the timelines of (title, trace of one step), one below the other, to `path` as a PNG, 1200 pixels wide.
+
+    Of a trace with several steps the last one is drawn. Raises ValueError for no panel, for a trace without spans, and
+    for a picture that would be too high.
+    """
+    if not panels:
+        raise ValueError("a picture needs at least one trace")
     buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=DPI)
+    _figure(_stacked(panels)).savefig(buffer, format="png", dpi=DPI)
     files.write_bytes(path, buffer.getvalue())
 
 
-def _window(trace: Trace, lanes: dict[Lane, list[Span]], step: int) -> tuple[float, float]:
-    """Start and end of the step: as the trace notes it, else from its first span to its last."""
-    if step < len(trace.steps):
-        return trace.steps[step]
-    spans = [span for lane in lanes.values() for span in lane]
-    return min(span.start_s for span in spans), max(span.end_s for span in spans)
+def _stacked(panels: Sequence[tuple[str, Trace]]) -> list[Panel]:
+    laid_out: list[Panel] = []
+    top_px: float = _TOP_PX
+    for title, trace in panels:
+        laid_out.append(lay_out(title, trace, top_px))
+        top_px = laid_out[-1].bottom_px + _GAP_PX
+    if top_px > MAX_HEIGHT_PX:
+        raise ValueError(f"{len(panels)} traces make a picture {top_px:.0f} pixels high, {MAX_HEIGHT_PX} at most")
+    return laid_out
 
 
-def _places(lanes: list[Lane]) -> dict[Lane, float]:
-    """The upper edge of each lane in pixels from the top; a gap separates the devices."""
-    places: dict[Lane, float] = {}
-    edge = 0.0
-    for before, lane in zip([lanes[0], *lanes], lanes, strict=False):
-        edge += _GAP_PX if lane[0] != before[0] else 0
-        places[lane] = edge
-        edge += _LANE_PX
-    return places
-
-
-def _canvas(places: dict[Lane, float], length_ms: float) -> tuple[Figure, Axes]:
-    """A figure as high as its lanes need; the vertical axis counts pixels downwards, the horizontal one ms."""
+def _figure(panels: Sequence[Panel]) -> Figure:
+    """One pair of axes for all panels: vertically the picture's pixels downwards, horizontally ms."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    inner_px = max(places.values()) + _LANE_PX
-    height_px = inner_px + _TOP_PX + _BOTTOM_PX
+    height_px = panels[-1].bottom_px + _BOTTOM_PX
     figure = Figure(figsize=(WIDTH_PX / DPI, height_px / DPI), dpi=DPI)
     FigureCanvasAgg(figure)
-    axes = figure.add_axes(
-        (_LEFT_PX / WIDTH_PX, _BOTTOM_PX / height_px, 1 - (_LEFT_PX + _RIGHT_PX) / WIDTH_PX, inner_px / height_px)
-    )
-    axes.set_xlim(0, length_ms or 1)
-    axes.set_ylim(inner_px, 0)
-    return figure, axes
-
-
-def _box(span: Span, origin_s: float) -> _Box:
-    op = Op.parse(span.op)
-    text = "" if op.micro_batch is None else str(op.micro_batch)
-    return _Box(op.kind, text, 1e3 * (span.start_s - origin_s), 1e3 * (span.end_s - span.start_s))
-
-
-def _draw_lane(axes: Axes, top: float, boxes: list[_Box]) -> None:
-    left_ms, right_ms = axes.get_xlim()
-    pixel_ms = (right_ms - left_ms) / (WIDTH_PX - _LEFT_PX - _RIGHT_PX)
-    groups: dict[tuple[str, bool], list[_Box]] = defaultdict(list)
-    for box in boxes:
-        groups[(box.kind, box.width_ms >= _EDGED_PX * pixel_ms)].append(box)
-    for (kind, wide), group in groups.items():
-        # a white edge tells neighbours apart, but would wash out a narrow box
-        fill = STYLES[kind].fill
-        axes.broken_barh([(box.start_ms, box.width_ms) for box in group], (top + 2, _LANE_PX - 4),
-                         facecolor=fill, edgecolor="white" if wide else fill, linewidth=0.4)  # fmt: skip
-    for box in boxes:
-        if box.text and box.width_ms > _DIGIT_PX * pixel_ms * (len(box.text) + 0.6):
-            axes.text(box.start_ms + box.width_ms / 2, top + _LANE_PX / 2, box.text, clip_on=True,
-                      ha="center", va="center", fontsize=_FONT_PT, color=STYLES[box.kind].ink)  # fmt: skip
-
-
-def _draw_frame(axes: Axes, places: dict[Lane, float], step: Trace) -> None:
-    """Axis, names of devices and queues on the left, utilization on the right."""
-    right_ms = axes.get_xlim()[1]
-    devices = list(dict.fromkeys(device for device, _ in places))
-    for device in devices:
-        edges = [top for lane, top in places.items() if lane[0] == device]
-        axes.axhspan(min(edges), max(edges) + _LANE_PX, color="#F2F2F2", zorder=0)
-        middle = (min(edges) + max(edges) + _LANE_PX) / 2
-        axes.annotate(f"device {device}", (0, middle), (-_points(_LEFT_PX - 10), 0), textcoords="offset points",
-                      va="center", fontsize=9, fontweight="bold", annotation_clip=False)  # fmt: skip
-    for (device, queue), top in places.items():
-        axes.annotate(queue, (0, top + _LANE_PX / 2), (-4, 0), textcoords="offset points", va="center", ha="right",
-                      fontsize=8.5, annotation_clip=False)  # fmt: skip
-        if queue == "compute":
-            axes.annotate(f"{100 * step.utilization([device])[0]:.0f} %", (right_ms, top + _LANE_PX / 2), (6, 0),
-                          textcoords="offset points", va="center", fontsize=8.5, annotation_clip=False)  # fmt: skip
-    axes.annotate("utilization", (1, 1), (4, 5), xycoords="axes fraction", textcoords="offset points", fontsize=8)
+    bottom = _BOTTOM_PX / height_px
+    axes = figure.add_axes((LEFT_PX / WIDTH_PX, bottom, INNER_PX / WIDTH_PX, 1 - bottom))
+    axes.set_xlim(0, max(panel.length_ms for panel in panels) or 1)
+    axes.set_ylim(height_px - _BOTTOM_PX, 0)
     axes.set_yticks([])
     axes.set_xlabel("ms")
     axes.grid(axis="x", color="white", linewidth=0.8)
     axes.set_axisbelow(True)
     axes.spines[["left", "right", "top"]].set_visible(False)
+    for panel in panels:
+        _draw_frame(axes, panel)
+    lanes = [lane for panel in panels for lane in panel.lanes]
+    _draw_boxes(axes, lanes)
+    _draw_legend(axes, {box.kind for lane in lanes for row in lane.rows for box in row})
+    return figure
+
+
+def _draw_frame(axes: Axes, panel: Panel) -> None:
+    """Title and facts above; names of devices and queues on the left, utilization on the right; a grey ground."""
+    left_px, right_px = _MARGIN_PX - LEFT_PX, INNER_PX + 8
+    middles_px = [panel.top_px + LINE_PX * (number + 0.5) for number in range(len(panel.lines))]
+    for line, middle_px in zip(panel.lines[:-1], middles_px, strict=False):
+        _write(axes, left_px, middle_px, line, fontsize=_TITLE_PT)
+    _write(axes, left_px, middles_px[-1], panel.lines[-1], fontsize=_SMALL_PT, color="#444444")
+    _write(axes, right_px, middles_px[-1], "utilization", fontsize=7.5)
+    for device in dict.fromkeys(lane.device for lane in panel.lanes):
+        lanes = [lane for lane in panel.lanes if lane.device == device]
+        top_px, bottom_px = lanes[0].top_px, lanes[-1].bottom_px
+        axes.broken_barh([(0, panel.length_ms)], (top_px, bottom_px - top_px), facecolor=_GROUND, zorder=0)
+        _write(axes, left_px, (top_px + bottom_px) / 2, f"device {device}", fontsize=_NAME_PT, fontweight="bold")
+    for lane in panel.lanes:
+        middle_px = (lane.top_px + lane.bottom_px) / 2
+        _write(axes, -6, middle_px, lane.queue, fontsize=_SMALL_PT, ha="right")
+        if lane.utilization is not None:
+            _write(axes, right_px, middle_px, f"{100 * lane.utilization:.0f} %", fontsize=_SMALL_PT)
+
+
+def _write(axes: Axes, x_px: float, y_px: float, text: str, **style: Any) -> None:
+    """Text in the margins: pixels from the axis' left end and from the picture's upper edge; "$" is no formula."""
+    place = axes.get_yaxis_transform()
+    axes.text(x_px / INNER_PX, y_px, text, transform=place, va="center", parse_math=False, **style)
+
+
+def _draw_boxes(axes: Axes, lanes: Sequence[LaneBoxes]) -> None:
+    """All boxes that look alike at once; a row with too many of them as a strip of mixed colours."""
+    from matplotlib.collections import PolyCollection
+
+    pixel_ms = axes.get_xlim()[1] / INNER_PX
+    looks: dict[tuple[str, bool], list[list[tuple[float, float]]]] = defaultdict(list)
+    for top_px, bottom_px, boxes in _strips(lanes):
+        if len(boxes) > DENSE:
+            axes.imshow(_mixed(boxes, pixel_ms), extent=(0, INNER_PX * pixel_ms, bottom_px, top_px),
+                        aspect="auto", interpolation="nearest", zorder=1)  # fmt: skip
+            continue
+        for box in boxes:
+            wide = box.end_ms - box.start_ms >= _EDGED_PX * pixel_ms
+            looks[box.kind, wide].append(_corners(box, top_px, bottom_px, pixel_ms))
+        if bottom_px - top_px >= _WRITTEN_PX:
+            _draw_numbers(axes, boxes, (top_px + bottom_px) / 2, pixel_ms)
+    for (kind, wide), corners in looks.items():
+        # a white edge tells neighbours apart, but would wash out a narrow box
+        axes.add_collection(PolyCollection(corners, facecolor=STYLES[kind].fill, edgecolor="white",
+                                           linewidth=0.4 if wide else 0), autolim=False)  # fmt: skip
+
+
+def _strips(lanes: Sequence[LaneBoxes]) -> Iterator[tuple[float, float, list[Box]]]:
+    """Upper and lower edge of the boxes of each row, in the picture's pixels."""
+    for lane in lanes:
+        pad_px = 2 if lane.row_px >= COMPUTE_PX else lane.row_px / 12
+        for number, boxes in enumerate(lane.rows):
+            top_px = lane.top_px + lane.row_px * number
+            yield top_px + pad_px, top_px + lane.row_px - pad_px, boxes
+
+
+def _corners(box: Box, top_px: float, bottom_px: float, pixel_ms: float) -> list[tuple[float, float]]:
+    """A box that takes no time is seen all the same, at the picture's right end, too."""
+    left = min(box.start_ms, (INNER_PX - _NARROWEST_PX) * pixel_ms)
+    right = max(box.end_ms, left + _NARROWEST_PX * pixel_ms)
+    return [(left, top_px), (right, top_px), (right, bottom_px), (left, bottom_px)]
+
+
+def _draw_numbers(axes: Axes, boxes: Sequence[Box], middle_px: float, pixel_ms: float) -> None:
+    """The micro-batch in each box that has room for the longest number of its row."""
+    needed_ms = _DIGIT_PX * pixel_ms * (max(len(box.text) for box in boxes) + 0.6)
+    for box in boxes:
+        if box.text and box.end_ms - box.start_ms > needed_ms:
+            axes.text((box.start_ms + box.end_ms) / 2, middle_px, box.text, clip_on=True, parse_math=False,
+                      ha="center", va="center", fontsize=_DIGIT_PT, color=STYLES[box.kind].ink)  # fmt: skip
+
+
+def _mixed(boxes: Sequence[Box], pixel_ms: float) -> np.ndarray:
+    """Colours (1, pixels, 3) of a row with more boxes than pixels can show: in each pixel by their share of its time.
+
+    until    busy time of one kind before an instant: rises within its boxes, level between them; the share of a
+      ____/  pixel is its rise over the pixel
+    _/
+    """
+    import numpy as np
+    from matplotlib.colors import to_rgb
+
+    ground = np.array(to_rgb(_GROUND))
+    colours = np.tile(ground, (INNER_PX, 1))
+    instants = np.arange(INNER_PX + 1) * pixel_ms
+    for kind in {box.kind for box in boxes}:
+        times = np.array([(box.start_ms, box.end_ms) for box in boxes if box.kind == kind])
+        busy = np.concatenate([[0], np.cumsum(times[:, 1] - times[:, 0])])
+        until = np.interp(instants, times.ravel(), np.stack([busy[:-1], busy[1:]], axis=1).ravel())
+        share = np.diff(until)[:, None] / pixel_ms
+        colours += share * (np.array(to_rgb(STYLES[kind].fill)) - ground)
+    return np.clip(colours, 0, 1)[None]
 
 
 def _draw_legend(axes: Axes, kinds: set[str]) -> None:
     from matplotlib.patches import Patch
 
     handles = [Patch(color=style.fill, label=style.label) for kind, style in STYLES.items() if kind in kinds]
-    axes.legend(handles=handles, ncols=len(handles), loc="lower left", bbox_to_anchor=(0, 1), frameon=False,
-                fontsize=8.5, borderaxespad=0.2, handlelength=1.2, handleheight=1.0, borderpad=0.2)  # fmt: skip
-
-
-def _points(pixels: float) -> float:
-    return pixels * 72 / DPI
+    axes.legend(handles=handles, ncols=len(handles), loc="upper left", bbox_to_anchor=(5 / WIDTH_PX, 1),
+                bbox_transform=axes.figure.transFigure, frameon=False, fontsize=_SMALL_PT, borderaxespad=0.2,
+                handlelength=1.2, handleheight=1.0, borderpad=0.2)  # fmt: skip

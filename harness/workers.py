@@ -105,6 +105,7 @@ class Lane:
 
     def _loop(self) -> None:
         torch.set_num_threads(1)
+        torch.get_num_threads()  # a thread's first use of its number takes it from the process: have it now
         self._ready.set()
         while (job := self._jobs.get()) is not None:
             self._execute(job)

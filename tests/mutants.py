@@ -17,6 +17,8 @@ ROOT = Path(__file__).resolve().parents[1]
 COPIED = ("engines", "harness", "models", "planners", "tests", "conf", "sweeps", "pyproject.toml", "run.py")
 CONTRACT = "tests/engines/test_contract.py"
 GPIPE = "tests/engines/gpipe/test_gpipe.py"
+RESOURCES = "tests/harness/simulate/test_resources.py"
+BRUTE_FORCE = "tests/harness/simulate/test_against_brute_force.py"
 
 
 @dataclass(frozen=True)
@@ -113,6 +115,34 @@ MUTANTS = (
     Mutant("gradient accumulation that forgets a micro-batch", "engines/single/session.py",
            "total += task.run(", "self.layers.zero_grad() if i == 1 else None\n            total += task.run(",
            CONTRACT, "trains_like_single and skips-2-never"),
+    Mutant("a link that carries several messages at once", "harness/simulate/assembly.py",
+           "self.need(node, *map(self.resource, route.links))", "pass",
+           BRUTE_FORCE, "slow_simulation"),
+    Mutant("last come, first served", "harness/simulate/execution.py",
+           "place = (0 if node in self.work.urgent else 1, self.arrived, node)",
+           "place = (0 if node in self.work.urgent else 1, -self.arrived, node)",
+           BRUTE_FORCE, "slow_simulation"),
+    Mutant("a network port that nobody shares", "harness/simulate/flows.py",
+           "crossing[resource] = crossing.get(resource, 0.0) + times", "crossing[resource] = times",
+           RESOURCES, "six_rings_share"),
+    Mutant("replicas that cost nothing", "harness/simulate/routes.py",
+           "return [replica * self.pipeline for replica in range(self.schedule.replicas)]", "return [0]",
+           RESOURCES, "six_rings_share"),
+    Mutant("a ring that sends everything to everyone", "harness/simulate/routes.py",
+           "sent, messages = rounds * (g - 1) / g * op.bytes", "sent, messages = rounds * (g - 1) * op.bytes",
+           RESOURCES, "textbook"),
+    Mutant("a rendezvous that does not wait", "harness/schedule/graph.py",
+           'if rendezvous and kind == "recv":', "if False:",
+           RESOURCES, "rendezvous_waits"),
+    Mutant("tasks that do not wait for their messages", "harness/schedule/graph.py",
+           "return self.there(found) + arrivals.get((j, i, True), [])", "return self.there(found)",
+           "tests/harness/simulate/test_simulate.py", "latency_and_bytes"),
+    Mutant("activations that are never freed", "harness/simulate/ledger.py",
+           "self.bytes += (size, -size)", "self.bytes += (size, 0)",
+           "tests/harness/simulate/test_ledger.py", "recomputation_keeps"),
+    Mutant("a gradient that takes no room while it is added", "harness/simulate/ledger.py",
+           "for more in (0.0, memory.gradients)", "for more in (0.0, 0.0)",
+           "tests/harness/simulate/test_ledger.py", "stands_beside"),
 )  # fmt: skip
 
 

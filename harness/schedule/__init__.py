@@ -1,7 +1,7 @@
 """Schedules as data: for each device and queue an ordered list of ops, and which op waits for which.
 
-Nothing else in the project knows the order of operations: planners reason about a `Schedule`, `harness.predict` (and
-the simulator) executes it on a described cluster, engines execute it on devices.
+Nothing else in the project knows the order of operations: planners reason about a `Schedule`, `harness.simulate`
+executes it on a described cluster, engines execute it on devices.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from itertools import pairwise
 from typing import Literal
 
 from harness.op import Op, Queue
+from harness.schedule.graph import graph
+from harness.schedule.rule import RuleName
 from harness.serial import Document
 from harness.trace import Lane, Trace
 
@@ -21,11 +23,15 @@ Dependencies = dict[Op, set[Op]]
 
 @dataclass(frozen=True)
 class LaneOps:
-    """What one queue of one device executes, in this order."""
+    """What one queue of one device executes: in this order, or in the order in which `rule` picks among the ready ones.
+
+    Every queue executes one op at a time, but for "network": there only links and ports limit what runs at once.
+    """
 
     device: int
     queue: Queue
     ops: tuple[Op, ...]
+    rule: RuleName = "in_order"
 
 
 @dataclass(frozen=True)
@@ -34,12 +40,21 @@ class Schedule(Document):
 
     `devices[j]` is the device of stage j. `loss` says when the last stage may begin its backward passes: after the
     outputs of all micro-batches were gathered, or after each micro-batch's own forward. An op that occupies two lanes
-    at once (a copy without streams) stands in both.
+    at once (a copy without streams) stands in both. With a `limit` the first stage begins the forward pass of
+    micro-batch i only after the backward pass of micro-batch i - limit (Myelin's pipeline limit).
+
+    A schedule is that of one pipeline; `replicas` of it run side by side, all alike: replica r's device d is device
+    d + r * (number of devices of the pipeline) of the cluster. A collective op's `part` is "ALGORITHM@COMMUNICATOR" or
+    "ALGORITHM@COMMUNICATOR/BUCKET", its algorithm all_reduce, reduce_scatter, all_gather or all_to_all. On the
+    communicator "data" the replicas of the op's device meet, on any other one the devices that have an op with the
+    same part and micro-batch. `bytes` is the whole buffer of each member (the gathered one, where that differs).
     """
 
     lanes: tuple[LaneOps, ...]
     devices: tuple[int, ...]
     loss: Literal["gathered", "each"] = "each"
+    limit: int | None = None
+    replicas: int = 1
 
     def ops(self) -> list[Op]:
         """Every op once."""
@@ -50,7 +65,12 @@ class Schedule(Document):
 
     def dependencies(self) -> Dependencies:
         """For each op the ops that must have ended before it starts; the order within a lane comes on top."""
-        return _dependencies(self.ops(), len(self.devices), self.loss)
+        found = graph(self)
+        gathered = found.before[found.barrier] if found.barrier is not None else []
+        return {
+            op: {found.ops[k] for node in nodes for k in (gathered if node == found.barrier else [node])}
+            for op, nodes in zip(found.ops, found.before, strict=False)
+        }
 
     def text(self) -> str:
         """A line for each lane: what a schedule looks like."""
@@ -59,56 +79,20 @@ class Schedule(Document):
         return "\n".join(f"{name:<{width}}  {ops}".rstrip() for name, ops in rows)
 
 
-def _dependencies(ops: list[Op], stages: int, loss: str) -> Dependencies:
-    known = set(ops)
-    arrivals: dict[tuple[int, int | None, bool], list[Op]] = defaultdict(list)
-    for op in ops:
-        if op.kind == "copy":
-            arrivals[(op.stage, op.micro_batch, op.forward)].append(op)
-    micro_batches = sorted({op.micro_batch for op in ops if op.micro_batch is not None})
-    gathered = [Op(stages - 1, "F", i) for i in micro_batches] if loss == "gathered" else []
-    found: Dependencies = {}
-    for op in ops:
-        found[op] = {d for d in _before(op, stages, micro_batches, gathered) if d in known}
-        if op.kind in ("F", "B"):
-            found[op] |= set(arrivals[(op.stage, op.micro_batch, op.kind == "F")])
-    return found
-
-
-def _before(op: Op, stages: int, micro_batches: list[int], gathered: list[Op]) -> list[Op]:
-    """
-    F(i, j-1) -> F(i, j) -> ... -> loss -> B(i, n-1) -> ... -> B(i, j+1) -> B(i, j) -> step(j)
-                    \\-> R(i, j) -----------------------------------------/
-    """
-    i, j = op.micro_batch, op.stage
-    if op.kind == "copy" and op.peer is not None:
-        return [Op(op.peer, "F" if op.forward else "B", i)]
-    if op.kind == "F":
-        return [Op(j - 1, "F", i)]
-    if op.kind == "R":
-        return [Op(j, "F", i)]
-    if op.kind == "B":
-        last = [Op(j, "F", i), *gathered] if j == stages - 1 else []
-        return [Op(j, "F", i), Op(j, "R", i), Op(j + 1, "B", i), *last]
-    if op.kind == "W":
-        return [Op(j, "B", i)]
-    if op.kind == "step":
-        return [Op(j, kind, i) for i in micro_batches for kind in ("B", "W")]
-    return []
-
-
 def violations(schedule: Schedule, trace: Trace, tolerance_s: float = 0.0) -> list[str]:
     """What a trace of one step does that its schedule does not allow, or leaves undone; empty if all is well."""
     lanes = trace.lanes()
     found = []
-    for lane, ops in schedule.by_lane().items():
-        spans = lanes.pop(lane, [])
-        ran = [span.op for span in spans]
-        if ran != [str(op) for op in ops]:
-            found.append(f"device {lane[0]} {lane[1]}: the schedule has {' '.join(map(str, ops))}, ran {' '.join(ran)}")
-        for one, following in pairwise(spans):
+    for lane in schedule.lanes:
+        where = f"device {lane.device} {lane.queue}"
+        spans = lanes.pop((lane.device, lane.queue), [])
+        ran, asked = [span.op for span in spans], [str(op) for op in lane.ops]
+        free = lane.rule != "in_order" or lane.queue == "network"
+        if (sorted(ran) != sorted(asked)) if free else (ran != asked):
+            found.append(f"{where}: the schedule has {' '.join(asked)}, ran {' '.join(ran)}")
+        for one, following in pairwise(spans if lane.queue != "network" else ()):
             if following.start_s < one.end_s - tolerance_s:
-                found.append(f"device {lane[0]} {lane[1]}: {following.op} started before {one.op} had ended")
+                found.append(f"{where}: {following.op} started before {one.op} had ended")
     found += [f"device {lane[0]} {lane[1]} is no lane of the schedule" for lane in lanes]
     start: dict[str, float] = {}
     end: dict[str, float] = {}
@@ -122,10 +106,14 @@ def violations(schedule: Schedule, trace: Trace, tolerance_s: float = 0.0) -> li
     return found
 
 
-def lanes_of(placed: Iterable[tuple[Lane, Op]]) -> tuple[LaneOps, ...]:
-    """Collect ops, given in the order in which they are issued, into lanes."""
+def lanes_of(placed: Iterable[tuple[Lane, Op]], rule: RuleName = "in_order") -> tuple[LaneOps, ...]:
+    """Collect ops, given in the order in which they are issued, into lanes; compute queues pick by `rule`."""
     lanes: dict[Lane, list[Op]] = defaultdict(list)
     for lane, op in placed:
         lanes[lane].append(op)
     ordered = sorted(lanes.items(), key=lambda item: (item[0][0], item[0][1] != "compute", item[0][1]))
-    return tuple(LaneOps(device, queue, tuple(ops)) for (device, queue), ops in ordered)  # type: ignore[arg-type]
+    rules: dict[str, RuleName] = {"compute": rule, "network": "fifo"}
+    return tuple(
+        LaneOps(device, queue, tuple(ops), rules.get(queue, "in_order"))  # type: ignore[arg-type]
+        for (device, queue), ops in ordered
+    )

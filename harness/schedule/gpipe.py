@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 from harness.op import Op
 from harness.schedule import Schedule, lanes_of
@@ -61,9 +60,8 @@ def gpipe(
     created = creation_order(micro_batches, devices, hops, recompute, dependency)
     forward = [op for op in created if op.kind != "R"]
     backward = [_twin(op) for op in reversed(created)]
-    placed = [(lane, op) for op in forward + backward for lane in _lanes(op, devices, streams)]
-    placed += [((device, "compute"), Op(j, "step")) for j, device in enumerate(devices)]
-    return Schedule(lanes_of(placed), tuple(devices), loss="gathered")
+    steps = [Op(j, "step") for j in range(len(devices))]
+    return Schedule(lanes_of(_placed([*forward, *backward, *steps], devices, streams)), tuple(devices), loss="gathered")
 
 
 def creation_order(
@@ -91,15 +89,21 @@ def creation_order(
 
 def _twin(op: Op) -> Op:
     if op.kind == "F":
-        return replace(op, kind="B")
+        return Op(op.stage, "B", op.micro_batch)
     if op.kind == "copy" and op.peer is not None:
-        return replace(op, stage=op.peer, peer=op.stage)
+        return Op(op.peer, "copy", op.micro_batch, op.part, op.stage, op.bytes, op.queue)
     return op
 
 
-def _lanes(op: Op, devices: Sequence[int], streams: bool) -> list[Lane]:
-    if op.kind != "copy" or op.peer is None:
-        return [(devices[op.stage], "compute")]
-    if streams:
-        return [(devices[op.stage], "copy in")]
-    return [(devices[op.peer], "compute"), (devices[op.stage], "compute")]
+def _placed(ops: Sequence[Op], devices: Sequence[int], streams: bool) -> Iterator[tuple[Lane, Op]]:
+    """Each op with its lane; with both lanes, for a copy without streams."""
+    compute: list[Lane] = [(device, "compute") for device in devices]
+    copy_in: list[Lane] = [(device, "copy in") for device in devices]
+    for op in ops:
+        if op.kind != "copy" or op.peer is None:
+            yield compute[op.stage], op
+        elif streams:
+            yield copy_in[op.stage], op
+        else:
+            yield compute[op.peer], op
+            yield compute[op.stage], op

@@ -30,6 +30,7 @@ def config(**changes):
             "mesh": {"data": None, "pipeline": None, "tensor": None},
             "batch": {"size": 512, "micro_batches": 8},
             "mode": "run",
+            "costs": "auto",
             "profile": None,
         }
     )
@@ -54,7 +55,7 @@ def test_all_problems_at_once_in_a_fixed_order():
         ("mesh.tensor 2", "engine=gpipe has no tensor shards", "mesh.tensor=1"),
         ("mesh.pipeline 16", "needs 16 devices, the cluster has 8", "mesh.pipeline=8"),
         ("batch.micro_batches 7", "does not divide batch.size 512", "8 or 4"),
-        ("cluster flat", "is only described, runs need cluster=local", "mode=plan, or cluster=local"),
+        ("cluster flat", "is only described, runs need cluster=local", "mode=simulate, or cluster=local"),
         ("precision.dtype float16", "engine=gpipe takes float32, float64, bfloat16", "precision.dtype=float32"),
     ]
 
@@ -170,7 +171,11 @@ def test_a_profile_for_another_model():
 def test_without_a_model_only_planning_is_possible():
     found = against(profile_of(model="gpt_12"), model_given=False, profile="p.json")
     assert found == [
-        ("profile p.json", "is of gpt_12: only planning is possible without model=", "mode=plan, or model=NAME")
+        (
+            "profile p.json",
+            "is of gpt_12: without model= it is for planning and simulating",
+            "mode=simulate, or model=NAME",
+        )
     ]
     assert against(profile_of(model="gpt_12"), model_given=False, profile="p.json", mode="plan") == []
 
@@ -186,24 +191,24 @@ def test_a_profile_for_other_micro_batches_or_another_dtype():
     ], "times of other micro-batches predict nothing; a plan for another dtype may be wanted"
 
 
-def memory(peaks: list[int], plan: Plan, there: int = 100, reserve: int = 0, **changes):
+def memory(peaks: list[int], plan: Plan, there: int = 100, reserve: int = 0):
     cluster = Cluster(devices_per_node=8, device=Device(memory_bytes=there))
-    return rows(check.of_memory(config(**changes), plan, peaks, cluster, MemoryModel(reserve_bytes=reserve)))
+    return rows(check.of_memory(plan, peaks, cluster, MemoryModel(reserve_bytes=reserve)))
 
 
 def test_a_stage_without_enough_memory():
     plan = Plan.contiguous((1, 1, 1), 4)
     found = memory([100 << 30, 22 << 30, 27 << 30], plan, 22 << 30)
     assert found == [
-        ("stage 0", "needs 100.0 GiB of 22.0 GiB", "engine.checkpoint=always"),
-        ("stage 2", "needs 27.0 GiB of 22.0 GiB", "engine.checkpoint=always"),
+        ("stage 0", "needs 100.0 GiB of 22.0 GiB", ""),
+        ("stage 2", "needs 27.0 GiB of 22.0 GiB", ""),
     ]
 
 
 def test_what_is_kept_free_counts():
     plan = Plan.contiguous((1,))
     assert memory([100], plan) == []
-    assert memory([100], plan, reserve=1) == [("stage 0", "needs 100 B of 99 B", "engine.checkpoint=always")]
+    assert memory([100], plan, reserve=1) == [("stage 0", "needs 100 B of 99 B", "")]
 
 
 def test_a_device_with_several_stages():
@@ -211,15 +216,29 @@ def test_a_device_with_several_stages():
     assert [key for key, _, _ in memory([200, 50], plan)] == ["stages 0, 2"]
 
 
-def test_where_all_is_recomputed_already_the_mend_is_another():
-    plan = Plan.contiguous((1,), 4, "always")
-    assert memory([200], plan)[0][2] == "batch.micro_batches=8, a smaller batch.size, or more devices"
+def test_scaled_times_are_those_of_another_device():
+    found = check.request(config(costs="scaled"), PIPELINE, EIGHT)
+    assert rows(found) == [
+        ("costs scaled", "needs a profile of another device, this machine is measured as it is",
+         "profile=FILE, or costs=measured"),
+    ]  # fmt: skip
+    assert check.request(config(costs="scaled", profile="p.json"), PIPELINE, EIGHT) == []
+    assert check.request(config(costs="scaled", cluster__name="flat", mode="plan"), PIPELINE, EIGHT) == []
+
+
+def test_a_profile_alone_is_asked_for_with_a_batch_that_divides():
+    assert rows(check.profiling(config(batch__micro_batches=7))) == [
+        ("batch.micro_batches 7", "does not divide batch.size 512", "8 or 4")
+    ]
+    assert check.profiling(config(mode="profile", cluster__name="flat", precision__dtype="float16")) == []
 
 
 def test_a_planner_that_loses_layers_or_devices_is_named():
     plan = Plan.contiguous([2, 2])
-    assert check.of_plan(config(), plan, plan.mesh, 4) == []
-    (lost,) = check.of_plan(config(), plan, plan.mesh, 5)
+    assert check.of_plan(config(), plan, plan.mesh, 4, EIGHT) == []
+    (lost,) = check.of_plan(config(), plan, plan.mesh, 5, EIGHT)
     assert (lost.key, lost.what) == ("planner balance", "placed 4 layers, the model has 5")
-    (other,) = check.of_plan(config(), plan, Mesh(pipeline=3), 4)
+    (other,) = check.of_plan(config(), plan, Mesh(pipeline=3), 4, EIGHT)
     assert "asked for Mesh(data=1, pipeline=3, tensor=1)" in other.what
+    (beyond,) = check.of_plan(config(), plan, plan.mesh, 4, Cluster(devices_per_node=1))
+    assert beyond.what == "placed a stage on device 1, the last one is 0"

@@ -60,13 +60,18 @@ def test_interpolations_are_resolved() -> None:
     assert OmegaConf.to_container(config, resolve=False)["batch"] == {"size": 32, "micro_batches": 32}  # type: ignore[index, call-overload]
 
 
+def test_a_file_of_this_project_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert compose(["profile=${root:README.md}"]).profile == str(CONF.parent / "README.md")
+
+
 @pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}={path.stem}")
 def test_every_choice_composes_and_says_how_to_use_it(path: Path) -> None:
-    given = [f"{path.parent.name}={path.stem}"]
-    if path.stem == "flat":
-        given += ["cluster.devices=8", "cluster.memory_gb=16", "cluster.bandwidth_gb_s=12"]
-    compose(given)
-    assert re.match(r"# \S(.*\n#)*.*python run\.py ", path.read_text())
+    command = re.match(r"(?:#.*\n)*?#.* python run\.py ((?:\S+=\S+ ?)+)", path.read_text())
+    assert command, "begins with a comment that has a command"
+    typed = command[1].split()
+    assert f"{path.parent.name}={path.stem}" in typed
+    compose(typed)
     schema, own = OmegaConf.load(path).defaults
     assert (schema[0], own) == ("_", "_self_")
 
@@ -116,8 +121,11 @@ def test_every_choice_composes_and_says_how_to_use_it(path: Path) -> None:
         ("optimizer.lr=0", "optimizer.lr 0.0", "must be above 0", "optimizer.lr=0.1"),
         ("optimizer.lr=nan", "optimizer.lr nan", "must be finite", "optimizer.lr=0.1"),
         ("launch.timeout_s=inf", "launch.timeout_s inf", "must be finite", "launch.timeout_s=300.0"),
-        ("mode=plam", "mode plam", "is not one of run, plan, simulate", "mode=plan"),
+        ("mode=plam", "mode plam", "is not one of run, plan, simulate, profile", "mode=plan"),
         ("optimizer.name=adamv", "optimizer.name adamv", "is not one of sgd, adam, adamw", "optimizer.name=adam"),
+        ("costs=analitic", "costs analitic", "is not one of auto, measured, scaled, analytic", "costs=analytic"),
+        ("jitter=-0.1", "jitter -0.1", "must be at least 0", "jitter=0"),
+        ("jitter=inf", "jitter inf", "must be finite", "jitter=0"),
         ("profile=nowhere.json", "profile nowhere.json", "is not a file", ""),
         ("model.convs=0", "model.convs 0", "must be at least 1", "model.convs=1"),
     ],
@@ -155,6 +163,8 @@ def test_all_mistakes_at_once() -> None:
         ("mesh.data=-1 mesh.pipeline=0", ["mesh.data -1", "mesh.pipeline 0"]),
         ("precision.dtype=x", ["precision.dtype x"]),
         ("engine.checkpoint=x cluster.devices=1 mesh.pipeline=9", ["engine.checkpoint x", "mesh.pipeline 9"]),
+        ("mode=profile jitter=-1 batch.micro_batches=5", ["jitter -1.0", "batch.micro_batches 5"]),
+        ("mode=profile steps=0 mesh.tensor=2", ["steps 0"]),
         ("batch.size=x batch.micro_batches=32", ["batch.size x"]),
     ],
 )

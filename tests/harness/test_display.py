@@ -2,23 +2,16 @@ from __future__ import annotations
 
 import io
 import math
-import os
-import pty
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
 
-from harness import display
-from harness.display import Progress, closing_table, files_of, flops, percent, rate, ratio, seconds, show, size
+from harness.display import basis_of, closing_table, files_of, flops, percent, rate, ratio, seconds, show, size
 from harness.display import summary_line as line
 from harness.record import RunRecord
-
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def plain() -> Console:
@@ -81,6 +74,74 @@ def test_closing_table_has_measured_beside_predicted() -> None:
     ]
 
 
+BASIS = {
+    "costs": "analytic",
+    "layer_times": "analytic on P40",
+    "model": "net_5",
+    "cluster": {"name": "p40x8"},
+    "values": "nominal",
+    "jitter": 0.0,
+    "seed": 3,
+}
+
+
+def simulated(jitter: float = 0.0, **changes: Any) -> RunRecord:
+    """A record that a simulation leaves."""
+    kept = ("step_time_s", "throughput", "utilization", "peak_memory_bytes", "bubble_fraction")
+    metrics: dict[str, Any] = {key: record().metrics[key] for key in kept}
+    contents = {"weights": 60 * 2**20, "saved": 239 * 2**20, "working": 2**20}
+    metrics |= {"loss": None, "peaks": [{"device": 4, "at_s": 0.5, "bytes": 300 * 2**20, "contents": contents}]}
+    predicted = {"step_time_s": 0.19, "bubble_fraction": 0.3, "balance": 0.5, "period_s": 0.02, "stage_cost": [1.0]}
+    manifest = {"simulation": BASIS | {"jitter": jitter}}
+    return record(source="simulated", metrics=metrics, predicted=predicted, manifest=manifest, **changes)
+
+
+def test_a_simulated_record_is_compared_with_nothing() -> None:
+    assert rows(simulated()) == [
+        ["simulated"],
+        ["throughput", "80 samples/s"],
+        ["step time", "200.0 ms"],
+        ["bubble", "38 %"],
+        ["device", "utilization", "bubble", "peak memory"],
+        ["0", "75 %", "25 %", "300.0 MiB"],
+        ["1", "50 %", "50 %", "200.0 MiB"],
+        ["device", "fullest at", "with"],
+        ["4", "500.0 ms", "saved 239.0 MiB, weights 60.0 MiB"],  # the working set is less than a hundredth
+    ]
+
+
+def test_jitter_is_shown_beside_what_is_without() -> None:
+    assert rows(simulated(jitter=0.1))[:4] == [
+        ["simulated", "without jitter"],
+        ["throughput", "80 samples/s"],
+        ["step time", "200.0 ms", "190.0 ms"],
+        ["bubble", "38 %", "30 %"],
+    ]
+
+
+def test_what_a_simulation_rests_on() -> None:
+    assert basis_of(simulated()) == [
+        "layer times  analytic on P40",
+        "cluster      p40x8, nominal values",
+        "planner      balance 0.5, period 20.0 ms",
+    ]
+    assert "jitter       0.1, seed 3" in basis_of(simulated(jitter=0.1))
+    assert basis_of(record(source="simulated", predicted={})) == []
+
+
+def test_a_simulated_number_is_not_taken_for_a_measured_one(tmp_path: Path) -> None:
+    console = plain()
+    show(simulated(), tmp_path, console)
+    assert "measured" not in text(console)
+    assert "loss" not in text(console)
+    assert "analytic on P40" in text(console)
+    assert text(console).splitlines()[-1].startswith("gpipe net_5: ok (simulated), 80 samples/s, ")
+
+
+def test_percent_of_peak_has_a_row_where_it_is_known() -> None:
+    assert ["of the devices' peak", "25 %"] in rows(record(metrics={**record().metrics, "percent_of_peak": 25.0}))
+
+
 def test_device_rows_carry_the_devices_of_the_plan() -> None:
     """Two stages on device 5, one on device 2: two rows, in the order of `Plan.devices`."""
     stages = [{"device": 5}, {"device": 2}, {"device": 5}]
@@ -131,89 +192,6 @@ def test_show_ends_with_the_summary_unbroken_and_takes_brackets_as_they_are(tmp_
     show(record(), folder, console)
     assert text(console).splitlines()[-1] == line(record(), folder)
     assert "[bold]a[/bold] :smile:" in text(console)
-
-
-def test_in_a_log_phases_are_lines_and_steps_are_occasional(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A step takes a second: the first, every fifth after it, and the last are shown."""
-    clock = iter(range(1000))
-    monkeypatch.setattr(display.time, "monotonic", lambda: float(next(clock)))
-    console = plain()
-    with Progress(console) as progress:
-        progress.phase("profiling", "unet [x]")
-        progress.phase("planning")
-        progress.steps(12)
-        for done in range(1, 13):
-            progress.step(done, 1 / done, 100.0)
-        progress.note("done")
-    assert text(console).splitlines() == [
-        "profiling  unet [x]",
-        "planning",
-        "step 1/12   loss 1.0000   100 samples/s",
-        "step 6/12   loss 0.1667   100 samples/s",
-        "step 11/12   loss 0.0909   100 samples/s",
-        "step 12/12   loss 0.0833   100 samples/s",
-        "done",
-    ]
-
-
-def test_a_phase_that_fails_says_so_and_the_error_goes_on() -> None:
-    console = plain()
-    with pytest.raises(ZeroDivisionError), Progress(console) as progress:
-        progress.phase("planning")
-        raise ZeroDivisionError
-    first, second = text(console).splitlines()
-    assert (first, second[:23]) == ("planning", "planning  failed after ")
-
-
-LIVE = """
-from harness.display import Progress
-with Progress() as progress:
-    progress.phase("planning", "balance")
-    progress.steps(3)
-    for done in (1, 2, 3):
-        progress.step(done, 0.5, 100.0)
-        progress.note(f"note {done}")
-"""
-
-
-def on_a_terminal(**more: str) -> str:
-    """What LIVE writes to a pseudo-terminal."""
-    ours, theirs = pty.openpty()
-    kept = {k: v for k, v in os.environ.items() if k not in ("NO_COLOR", "FORCE_COLOR", "CI", "TTY_COMPATIBLE")}
-    env = {**kept, "TERM": "xterm-256color", "COLUMNS": "100", "PYTHONPATH": str(ROOT), **more}
-    child = subprocess.Popen([sys.executable, "-c", LIVE], stdout=theirs, stderr=theirs, stdin=theirs, env=env)
-    os.close(theirs)
-    said = b""
-    while True:
-        try:
-            chunk = os.read(ours, 4096)
-        except OSError:  # the other end is closed
-            break
-        if not chunk:
-            break
-        said += chunk
-    os.close(ours)
-    assert child.wait() == 0
-    return said.decode()
-
-
-def test_on_a_terminal_there_is_a_bar() -> None:
-    said = on_a_terminal()
-    assert "3/3" in said
-    assert "loss 0.5000   100 samples/s" in said
-    assert re.search(r"training  \d", said)
-    assert said.index("note 1") < said.index("note 3")
-    assert re.search(r"\x1b\[[0-9;]*3[0-9]", said), "colours"
-    assert said.count("\x1b[?25l") == said.count("\x1b[?25h") > 0, "the cursor is shown again"
-
-
-def test_no_color_and_dumb_terminals_are_honoured() -> None:
-    assert not re.search(r"\x1b\[[0-9;]*(3[0-7]|38|9[0-7])[;m]", on_a_terminal(NO_COLOR="1"))
-    assert "\x1b" not in on_a_terminal(TERM="dumb")
-
-
-def test_an_ascii_terminal_is_enough() -> None:
-    assert "3/3" in on_a_terminal(PYTHONIOENCODING="ascii")
 
 
 @pytest.mark.parametrize(

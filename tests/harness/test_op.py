@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import pickle
+from dataclasses import FrozenInstanceError
 from typing import get_args
 
 import pytest
@@ -70,3 +72,13 @@ def test_bytes_and_queue_do_not_make_another_op() -> None:
 )  # fmt: skip
 def test_forward_is_what_travels_with_the_data(text: str, forward: bool) -> None:
     assert Op.parse(text).forward is forward
+
+
+def test_an_op_is_small_and_does_not_change() -> None:
+    """Schedules hold hundreds of thousands of them."""
+    op = Op(1, "copy", 0, "up", 0, 8, "network")
+    assert not hasattr(op, "__dict__")
+    with pytest.raises(FrozenInstanceError):
+        op.stage = 2  # type: ignore[misc]
+    again = pickle.loads(pickle.dumps(op))
+    assert (again, again.bytes, again.queue) == (op, 8, "network")

@@ -3,115 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
-from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
 from harness import dropout
 from harness.chain import Chain
-from harness.dropout import Dropout
-from harness.interfaces import Batch
+from harness.counting import Counts
 from harness.profile import ModelProfile
-from harness.profiling import Counts, measure
-from harness.skip import Skippable
+from harness.profiling import measure
+from tests.harness.nets import NETS, Net
 
 FLOAT = 4
-
-
-class Net:
-    """A model of given layers; its samples are normal numbers, or token numbers for task "text"."""
-
-    def __init__(self, make: Callable[[], nn.Sequential], shape: tuple[int, ...], task: str = "segmentation") -> None:
-        self.make, self.input_shape, self.task, self.name = make, shape, task, "net"
-
-    def layers(self) -> nn.Sequential:
-        return self.make()
-
-    def sample(self, n: int) -> Batch:
-        shape = (n, *self.input_shape)
-        inputs = torch.randint(11, shape) if self.task == "text" else torch.randn(shape)
-        return Batch(inputs, torch.zeros(n))
-
-    def loss(self, output: Tensor | tuple[Tensor, ...], target: Tensor) -> Tensor:
-        return (output if isinstance(output, Tensor) else output[0]).square().sum()
-
-
-class Remember(Skippable):
-    stashes = ("shortcut",)
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.stash("shortcut", x)
-        return x
-
-
-class Join(Skippable):
-    pops = ("shortcut",)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.cat([x, self.pop("shortcut")], dim=1)
-
-
-class Fork(nn.Module):
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return x.relu(), x, x.detach()
-
-
-class Cell(nn.Module):
-    """(now, before, unused) -> (next, now, before): two tensors that matter, one without gradient."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.now, self.before = nn.Linear(width, width), nn.Linear(width, width)
-
-    def forward(self, value: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-        now, before, _ = value
-        return torch.tanh(self.now(now) + self.before(before)), now, before
-
-
-class TiedHead(nn.Module):
-    def __init__(self, weight: nn.Parameter) -> None:
-        super().__init__()
-        self.weight = weight
-
-    def forward(self, x: Tensor) -> Tensor:
-        return functional.linear(x, self.weight)
-
-
-def images() -> nn.Sequential:
-    return nn.Sequential(
-        nn.Conv2d(3, 8, 3, padding=1, bias=False), Dropout(0.5, channels=True), nn.InstanceNorm2d(8),
-        nn.LeakyReLU(0.01), Remember(), nn.MaxPool2d(2), nn.Conv2d(8, 8, 3, padding=1), nn.BatchNorm2d(8),
-        nn.ReLU(inplace=True), nn.Sequential(nn.Dropout(0.0), nn.Conv2d(8, 8, 1), nn.ReLU(inplace=True)),
-        nn.Upsample(scale_factor=2), Join(), nn.Conv2d(16, 1, 1), nn.Sigmoid(),
-    )  # fmt: skip
-
-
-def pairs() -> nn.Sequential:
-    return nn.Sequential(nn.Linear(6, 6), Fork(), Cell(6), Cell(6), Cell(6))
-
-
-def text() -> nn.Sequential:
-    embedding = nn.Embedding(11, 6)
-    return nn.Sequential(
-        embedding, nn.LayerNorm(6), nn.Linear(6, 6), nn.GELU(), Dropout(0.1), TiedHead(embedding.weight)
-    )
-
-
-def flat_first() -> nn.Sequential:
-    return nn.Sequential(nn.Flatten(), nn.Linear(12, 4), nn.Identity(), nn.Linear(4, 2))
-
-
-NETS = {
-    "images": Net(images, (3, 16, 16)),
-    "pairs": Net(pairs, (6,)),
-    "text": Net(text, (5,), "text"),
-    "flat first": Net(flat_first, (3, 4)),
-}
 
 
 def seeded(net: Net) -> Chain:
@@ -189,21 +95,12 @@ def test_bytes_and_flops_by_hand():
     assert double.input_bytes == 2 * profile.input_bytes
 
 
-class Attention(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        return functional.scaled_dot_product_attention(x, x, x, is_causal=True)
-
-
-def attention() -> nn.Sequential:
-    return nn.Sequential(nn.Linear(8, 8), Attention(), nn.Conv1d(5, 5, 3), nn.ConvTranspose1d(5, 4, 3))
-
-
-@pytest.mark.parametrize("net", [*NETS.values(), Net(attention, (5, 8))], ids=[*NETS, "attention"])
+@pytest.mark.parametrize("net", NETS)
 def test_flops_are_those_of_torchs_own_counter(net):
-    chain = seeded(net)
+    chain = seeded(NETS[net])
     with FlopCounterMode(display=False) as counter:
         chain.layers(chain.batch.inputs)
-    profile = measure(net, 4, "float32", "cpu", repeats=1)
+    profile = measure(NETS[net], 4, "float32", "cpu", repeats=1)
     assert profile.sum("flops", 0, len(profile.layers) - 1) == counter.get_total_flops() > 0
 
 

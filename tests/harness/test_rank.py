@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
+from harness.counting import count
 from harness.problem import CannotRun
-from harness.rank import check_size
+from harness.profile import ModelProfile
+from harness.rank import check_profile, check_size
 from models.unet.config import Config
 from models.unet.unet import UNet
 
@@ -16,3 +21,37 @@ def test_a_model_that_does_not_fit_is_not_profiled() -> None:
     check_size(model, "float32", 4_519_160 * 8)
     with pytest.raises(CannotRun, match=r"model unet_2_16_128 +needs 34.5 MiB to be profiled"):
         check_size(model, "float32", 4_519_160 * 8 - 1)
+
+
+@pytest.fixture(scope="module")
+def counted() -> ModelProfile:
+    return count(SMALL, 1, "float32")
+
+
+SMALL = UNet(Config(convs=1, channels=4, size=64))
+
+
+def test_a_profile_of_the_model_itself_is_taken(counted: ModelProfile) -> None:
+    check_profile(SMALL, counted, "p.json")
+    renamed = tuple(replace(skip, name="") for skip in counted.skips)
+    check_profile(SMALL, replace(counted, skips=renamed), "p.json")
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        (lambda p: {"model": "unet_9"}, "is of unet_9, the model is unet_1_4_64"),
+        (lambda p: {"layers": p.layers[:-1], "skips": ()}, "is of unet_1_4_64 with 64 layers, it has 65 now"),
+        (lambda p: {"dtype": "float64"}, "bytes of parameters, it has "),
+        (lambda p: {"skips": ()}, "has no skips, unet_1_4_64 has 5 ("),
+        (lambda p: {"skips": p.skips[1:]}, "has 4 skips, unet_1_4_64 has 5 ("),
+        (lambda p: {"skips": (*p.skips[1:], replace(p.skips[0], target=64))}, "has 5 skips, unet_1_4_64 has 5 ("),
+    ],
+    ids=["model", "layers", "parameters", "no skips", "a skip less", "another skip"],
+)
+def test_a_profile_of_another_model_is_refused(counted: ModelProfile, change: Any, what: str) -> None:
+    with pytest.raises(CannotRun) as caught:
+        check_profile(SMALL, replace(counted, **change(counted)), "p.json")
+    (problem,) = caught.value.problems
+    assert problem.key == "profile p.json" and what in problem.what
+    assert problem.mend == "python run.py mode=profile model=..., or leave model= out"

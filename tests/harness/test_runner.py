@@ -15,10 +15,12 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from harness import files, registry, runner
+from harness import devices, figures, files, machine, registry, runner
+from harness.cluster import Device, Link
 from harness.compose import compose
 from harness.earlier import Earlier
 from harness.failure import DISK_FULL
+from harness.machine import Machine
 from harness.plan import Plan
 from harness.problem import CannotRun
 from harness.profile import ModelProfile
@@ -30,13 +32,17 @@ from harness.trackers import none
 ROOT = Path(__file__).parents[2]
 TINY = ["model.size=64", "model.channels=4", "model.convs=1", "batch.size=4", "batch.micro_batches=2",
         "cluster.device=cpu", "cluster.devices=2", "tracker=none", "steps=2", "warmup=2"]  # fmt: skip
+MACHINE = Machine(
+    Device(devices.cpu_model(), 10**10, {"float32": 1e12}, 1e10, kernel_s=1e-6), Link(1e-5, 1e-9), None, 1.8
+)
 
 
 @pytest.fixture(scope="module", autouse=True)
 def cache(tmp_path_factory):
-    """A cache of this module's own: the tiny model is profiled once."""
+    """A cache of this module's own: the tiny model is profiled once, the machine is known."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("REGATTA_CACHE", str(tmp_path_factory.mktemp("cache")))
+        machine.store(MACHINE)
         yield
 
 
@@ -81,8 +87,8 @@ def done(tmp_path_factory, cache, tracker):
 
 def test_a_run_leaves_all_its_files(done):
     assert {path.name for path in done.iterdir()} == {
-        "config.yaml", "plan.json", "profile.json", "record.json", "log", "metrics.jsonl", "timeline.png",
-        "trace.json.gz",
+        "config.yaml", "plan.json", "profile.json", "record.json", "log", "metrics.jsonl", "simulated.json.gz",
+        "timeline.png", "trace.json.gz",
     }  # fmt: skip
     assert (done / "timeline.png").read_bytes().startswith(b"\x89PNG")
 
@@ -110,6 +116,24 @@ def test_measured_and_predicted_side_by_side(done):
     ratios = m["predicted_over_measured"]
     assert ratios["step_time_s"] == pytest.approx(p["step_time_s"] / m["step_time_s"])
     assert ratios["peak_memory_bytes"] == pytest.approx([0.9, 0.9], abs=0.2)
+    assert m["percent_of_peak"] == pytest.approx(100 * m["model_flops_per_s"] / 2e12)
+
+
+def test_what_the_prediction_rests_on(done):
+    record = RunRecord.load(done / "record.json")
+    basis = record.manifest["simulation"]
+    assert (basis["costs"], basis["values"], basis["jitter"]) == ("measured", "measured", 0.0)
+    assert basis["cluster"]["intra"]["alpha_s"] == 1e-5 and basis["cluster"]["cores"] == 1.8
+    profile = ModelProfile.load(done / "profile.json")
+    assert basis["layer_times"] == profile.source
+    assert profile.device == MACHINE.device, "so that it can be scaled to another device"
+
+
+def test_the_prediction_is_a_trace_too(done):
+    predicted = RunRecord.load(done / "record.json").predicted
+    trace = Trace.load(done / "simulated.json.gz")
+    assert trace.window_s == pytest.approx(predicted["step_time_s"])
+    assert trace.utilization([0, 1]) == pytest.approx(predicted["utilization"])
 
 
 def test_a_line_for_each_step(done):
@@ -194,7 +218,7 @@ def test_a_profile_of_another_size_is_found_out_by_the_rank(done, tmp_path, key,
     """Its family fits, its sizes don't, even where they leave the parameters as they are."""
     record = run(tmp_path, f"profile={done / 'profile.json'}", key)
     assert record.status == "infeasible"
-    assert f"profile {done / 'profile.json'}   is of unet_1_4_64, the model is {name}   -> leave" in record.reason
+    assert f"profile {done / 'profile.json'}   is of unet_1_4_64, the model is {name}   -> " in record.reason
 
 
 @pytest.fixture
@@ -232,8 +256,8 @@ def test_an_earlier_run_outlives_one_that_was_killed(copied):
 
 
 def test_files_are_strict_json(done, tmp_path, monkeypatch):
-    metrics = runner._metrics
-    monkeypatch.setattr(runner, "_metrics", lambda *given: metrics(*given) | {"loss": float("nan")})
+    measured = figures.measured
+    monkeypatch.setattr(figures, "measured", lambda *given: measured(*given) | {"loss": float("nan")})
     assert run(tmp_path).metrics["loss"] is None
 
     def refuse(name: str) -> None:
@@ -249,11 +273,6 @@ def test_a_value_that_is_not_finite_is_a_problem_and_no_error(tmp_path):
 def test_more_stages_than_devices_and_layers_is_told_once(done, tmp_path):
     record = run(tmp_path, "mesh.pipeline=200")
     assert record.reason.count("mesh.pipeline 200") == 1 and "-> mesh.pipeline=2" in record.reason
-
-
-def test_the_simulator_is_not_there_yet(tmp_path, capsys):
-    assert run(tmp_path, "mode=simulate").status == "infeasible"
-    assert capsys.readouterr().err.splitlines() == [runner.NO_SIMULATOR]
 
 
 def test_a_failing_rank_ends_the_run_with_its_reason(done, tmp_path, capsys):

@@ -1,4 +1,4 @@
-"""A sweep's points, and how they run: in real processes, here on runs that only plan, or on stand-ins for run.py."""
+"""A sweep's points, and how they run: here runs that only plan, in this process, and stand-ins for run.py in others."""
 
 import itertools
 import json
@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -20,7 +21,7 @@ from harness.overrides import quoted
 from harness.problem import CannotRun
 from harness.profile import LayerProfile, ModelProfile
 from harness.record import RunRecord
-from harness.sweep_points import Point, expand
+from harness.sweep_points import Point, expand, scale_of
 from harness.sweep_table import Row, differing, summary
 
 LISTS = st.dictionaries(
@@ -69,10 +70,12 @@ def file(root: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
 
 @pytest.mark.parametrize("path", sorted((registry.ROOT / "sweeps").glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_sweep_composes_and_says_how_to_use_it(path: Path) -> None:
-    comment = path.read_text().partition("points:")[0].partition("grid:")[0]
+    text = path.read_text()
+    comment = text[: next(text.index(key) for key in ("scales:", "points:", "grid:") if key in text)]
     assert f"python run.py -m +sweeps={path.stem}" in comment
-    for point in expand([f"+sweeps={path.stem}"]):
-        compose(point.overrides)
+    for scale in yaml.safe_load(text).get("scales", {"": None}):
+        for point in expand([f"+sweeps={path.stem}", *([f"scale={scale}"] if scale else [])]):
+            compose(point.overrides)
 
 
 def test_points_grid_and_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,10 +110,68 @@ def test_a_grid_alone_is_a_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert len(overrides("+sweeps=mine")) == 8
 
 
+SCALES = """
+    scales:
+      small:
+        points: [[steps=1], [steps=2]]
+        grid: {tracker: none}
+      large:
+        grid: {steps: [100, 200], tracker: none}
+"""
+
+
+def test_a_scale_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file(tmp_path, monkeypatch, SCALES)
+    small = [("steps=1", "tracker=none"), ("steps=2", "tracker=none")]
+    assert overrides("+sweeps=mine") == overrides("+sweeps=mine", "scale=small", "out=x") == small
+    assert overrides("+sweeps=mine", "scale=large", "seed=3") == [
+        ("steps=100", "tracker=none", "seed=3"),
+        ("steps=200", "tracker=none", "seed=3"),
+    ]
+    assert scale_of(["+sweeps=mine"]) == "small"
+    assert scale_of(["+sweeps=mine", "scale=large"]) == "large"
+    assert scale_of(["steps=1,2"]) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "typed", "message"),
+    [
+        (SCALES, "scale=tiny", r"scale=tiny +is not one of small, large"),
+        (SCALES, "scale=small,large", r"scale=small,large +gives several values, a sweep takes one"),
+        ("points: [[steps=1]]", "scale=small", r"scale=small +sweeps/mine.yaml has no scales"),
+        ("{points: [[steps=1]], scales: {a: {}}}", "steps=1", r"sweeps/mine.yaml +must hold points: and grid:, or"),
+        ("scales: [a]", "steps=1", r"sweeps/mine.yaml scales +must hold name: "),
+        ("scales: {a: {pionts: 3}}", "steps=1", r"sweeps/mine.yaml scales.a +must hold points: and grid:"),
+        ("scales: {a: {points: [[scale=b]]}}", "steps=1", r"scales.a points\[0\] scale=b +belongs to the whole sweep"),
+    ],
+)
+def test_a_scale_that_is_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, typed: str, message: str
+) -> None:
+    file(tmp_path, monkeypatch, text)
+    with pytest.raises(CannotRun, match=message):
+        expand(["+sweeps=mine", typed])
+
+
+def test_a_scale_without_a_file() -> None:
+    with pytest.raises(CannotRun, match=r"scale=paper +a sweep without a file has no scales"):
+        expand(["steps=1,2", "scale=paper"])
+
+
+def test_the_folder_says_the_scale(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file(tmp_path, monkeypatch, "scales: {a: {points: [[steps=0]]}, b: {points: [[steps=-1]]}}")
+    monkeypatch.chdir(tmp_path)
+    assert sweep.main(["+sweeps=mine", "scale=b"]) == 1
+    assert sweep.main(["+sweeps=mine"]) == 1
+    assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["mine-a", "mine-b"]
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("pionts: [[steps=1]]", r"sweeps/mine.yaml +must hold points: and grid:"),
+        ("pionts: [[steps=1]]", r"sweeps/mine.yaml +must hold points: and grid:, or scales:"),
         ("points: [steps=1]", r"sweeps/mine.yaml points\[0\] +must hold a list such as"),
         ("points: [[{steps: 1}]]", r"sweeps/mine.yaml points\[0\] +must hold a list such as"),
         ("points: []", r"sweeps/mine.yaml points +must hold a list of lists"),
@@ -157,10 +218,15 @@ def profile(tmp_path: Path) -> Path:
     return path
 
 
+def no_process(*_: object) -> int:
+    raise AssertionError("a run that only plans needs no process of its own")
+
+
 def test_a_sweep_and_its_second_start(
     tmp_path: Path, profile: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sweep, "_execute", no_process)
     typed = ["mode=plan", "tracker=none", "batch.micro_batches=8,0,7", quoted("profile", str(profile)), "out=here"]
     assert sweep.main([*typed, "batch.size=16"]) == 1, "one point is wrong"
     points = expand([*typed, "batch.size=16"])
@@ -169,12 +235,30 @@ def test_a_sweep_and_its_second_start(
     assert "batch.micro_batches 0   must be at least 1" in records[1].reason, "found before anything starts"
     assert "batch.micro_batches 7   does not divide batch.size 16" in records[2].reason, "found by the run"
     assert records[0].manifest["overrides"] == [*points[0].overrides, quoted("out", f"here/{points[0].id}")]
-    assert "3 points: 1 ok, 2 infeasible (here)" in capsys.readouterr().out
+    printed = capsys.readouterr()
+    assert "3 points: 1 ok, 2 infeasible (here)" in printed.out
+    consoles = [tmp_path / "here" / point.id / sweep.CONSOLE for point in points]
+    assert "predicted: " in consoles[0].read_text()
+    assert "predicted: " not in printed.out + printed.err, "what a run prints is in its own file"
+    assert not consoles[1].exists(), "nothing started"
+    assert "does not divide batch.size 16" in consoles[2].read_text()
     assert not list(tmp_path.rglob("hacked"))
     began = (tmp_path / "here" / points[0].id / "record.json").stat().st_mtime_ns
     assert sweep.main([*typed, "batch.micro_batches=8", "batch.size=16"]) == 0
     assert (tmp_path / "here" / points[0].id / "record.json").stat().st_mtime_ns == began
     assert "1 points: 1 ok; 1 of them done before (here)" in capsys.readouterr().out
+
+
+def test_a_run_that_breaks_in_this_process_is_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError("of a test")
+
+    monkeypatch.setattr(sweep.runner, "run", broken)
+    row = Row(Point.of(["mode=plan"]))
+    sweep.run_point(row, tmp_path / "run")
+    assert row.record is not None
+    assert (row.record.status, row.record.reason) == ("error", "ZeroDivisionError: of a test")
+    assert "Traceback" in (tmp_path / "run" / sweep.CONSOLE).read_text()
 
 
 STAND_IN = """
@@ -266,6 +350,30 @@ def test_an_interrupt_ends_the_run_and_shows_the_table(
     assert reason in output
     with pytest.raises(ProcessLookupError):
         os.kill(int((tmp_path / "pid").read_text()), 0)
+
+
+PLANNING = """
+import sys
+from harness import sweep
+sys.exit(sweep.main(["mode=plan", "model.size=64", "batch.size=8,16", "out=" + sys.argv[1]]))
+"""
+
+
+def test_an_interrupt_ends_a_run_in_this_process(tmp_path: Path) -> None:
+    """It comes while the run waits for its child, which measures the model."""
+    environment = os.environ | {"REGATTA_CACHE": str(tmp_path / "cache"), "PYTHONPATH": str(registry.ROOT)}
+    process = subprocess.Popen(
+        [sys.executable, "-c", PLANNING, str(tmp_path / "out")],
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=tmp_path, env=environment,
+    )  # fmt: skip
+    while not list(tmp_path.glob("out/*/log")):
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=20)
+    assert process.returncode == 130, output
+    assert "2 points: 1 not run, 1 preempted" in output
+    assert "ended by SIGINT" in output
 
 
 def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:

@@ -9,11 +9,11 @@ from harness.cluster import Cluster, Link
 from harness.interfaces import BatchShape, PlanRequest
 from harness.memory import NAMED, MemoryModel
 from harness.plan import Plan
-from harness.predict import predict
 from harness.problem import NoPlan
 from harness.profile import LayerProfile, ModelProfile, Skip
 from harness.schedule.gpipe import gpipe
 from harness.schedule.hops import plan_hops
+from harness.simulate import simulate
 from planners import stage_costs
 from planners.stage_costs import StageCosts
 from planners.stages import to_plan
@@ -119,7 +119,7 @@ def test_the_executed_schedule_needs_that_memory_at_least(
     profile, request, plan = case
     hops = plan_hops(plan, profile, portals=True)
     schedule = gpipe(request.batch.micro_batches, range(request.pipeline), hops, request.recompute)
-    figures, _ = predict(schedule, plan, profile, flat(request.pipeline, Link()), memory)
+    figures = simulate(schedule, plan, profile, flat(request.pipeline, Link()), memory).figures
     costs = stage_costs.by_memory(profile, memory, request).of(plan.balance)
     assert all(cost <= peak for cost, peak in zip(costs, figures["peak_memory_bytes"], strict=True))
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from engines.gpipe.gpipe import GPipe
 from harness.dropout import Dropout
 from harness.op import Op
+from harness.workers import Job, Lane, Run
 from tests.engines.networks import Recall, Remember
 
 
@@ -274,3 +275,17 @@ def test_a_copy_is_a_pipeline_of_its_own() -> None:
         next(split.parameters()).zero_()
     split.close()
     torch.testing.assert_close(other(x), expected)
+
+
+def test_a_lane_computes_with_one_thread_whatever_the_process_has():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    lane, run, seen = Lane(0, "compute"), Run(), []
+    try:
+        lane.submit(Job(run, lambda: seen.append(torch.get_num_threads()))).wait()
+        run.raise_error()
+        assert torch.get_num_threads() == 2
+    finally:
+        lane.close()
+        torch.set_num_threads(before)
+    assert seen == [1]

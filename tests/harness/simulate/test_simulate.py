@@ -8,11 +8,11 @@ from harness.cluster import Cluster, Device, Link
 from harness.memory import MemoryModel
 from harness.op import Op
 from harness.plan import Plan, Stage
-from harness.predict import Deadlock, predict
 from harness.profile import LayerProfile, ModelProfile, Skip
 from harness.schedule import LaneOps, Schedule, violations
 from harness.schedule.gpipe import gpipe
 from harness.schedule.hops import plan_hops
+from harness.simulate import Deadlock, simulate
 
 MEMORY = MemoryModel()
 FREE = Link()
@@ -40,7 +40,8 @@ def pipeline(profile: ModelProfile, micro_batches: int, recompute: str = "never"
 def test_equal_stages_without_communication_take_m_plus_n_minus_1_rounds(m, n, forward, backward):
     profile = chain([forward] * n, [backward] * n)
     plan, schedule = pipeline(profile, m)
-    figures, trace = predict(schedule, plan, profile, cluster(n), MEMORY)
+    done = simulate(schedule, plan, profile, cluster(n), MEMORY)
+    figures, trace = done.figures, done.trace
     assert figures["step_time_s"] == (m + n - 1) * (forward + backward)
     assert figures["utilization"] == pytest.approx([m / (m + n - 1)] * n)
     assert figures["bubble_fraction"] == pytest.approx((n - 1) / (m + n - 1))
@@ -50,7 +51,7 @@ def test_equal_stages_without_communication_take_m_plus_n_minus_1_rounds(m, n, f
 def test_two_stages_look_like_the_drawing():
     profile = chain([1, 1], [2, 2])
     plan, schedule = pipeline(profile, 2)
-    _, trace = predict(schedule, plan, profile, cluster(2), MEMORY)
+    trace = simulate(schedule, plan, profile, cluster(2), MEMORY).trace
     compute = {span.op: span.start_s for span in trace.spans if span.queue == "compute"}
     assert compute == {
         "0F0": 0, "0F1": 1,                                           "0B1": 5,          "0B0": 7,           "0step": 9,
@@ -62,13 +63,13 @@ def test_recomputation_adds_a_forward_for_each_recomputed_micro_batch_on_one_dev
     profile = chain([3], [4])
     for mode, recomputed in (("never", 0), ("except_last", 4), ("always", 5)):
         plan, schedule = pipeline(profile, 5, mode)
-        assert predict(schedule, plan, profile, cluster(1), MEMORY)[0]["step_time_s"] == 5 * 7 + recomputed * 3
+        assert simulate(schedule, plan, profile, cluster(1), MEMORY).figures["step_time_s"] == 5 * 7 + recomputed * 3
 
 
 def test_a_copy_takes_latency_and_bytes_over_bandwidth():
     profile = chain([1, 1], [1, 1], output_bytes=100)
     plan, schedule = pipeline(profile, 1)
-    figures, _ = predict(schedule, plan, profile, cluster(2, Link(0.5, 0.01)), MEMORY)
+    figures = simulate(schedule, plan, profile, cluster(2, Link(0.5, 0.01)), MEMORY).figures
     assert figures["step_time_s"] == 4 + 2 * (0.5 + 1)
 
 
@@ -78,7 +79,8 @@ def test_copies_overlap_computation_only_with_streams():
     times, busy = {}, {}
     for streams in (True, False):
         plan, schedule = pipeline(profile, 4, streams=streams)
-        figures, trace = predict(schedule, plan, profile, cluster(2, link), MEMORY)
+        done = simulate(schedule, plan, profile, cluster(2, link), MEMORY)
+        figures, trace = done.figures, done.trace
         times[streams], busy[streams] = figures["step_time_s"], figures["utilization"]
         lanes = {(span.device, span.queue) for span in trace.spans if "copy" in span.op}
         assert lanes == {(0, "copy in"), (1, "copy in")} if streams else {(0, "compute"), (1, "compute")}
@@ -93,7 +95,8 @@ def test_without_portals_a_skip_is_copied_through_every_stage():
     times = {}
     for portals, copies in ((True, 1), (False, 2)):
         plan, schedule = pipeline(profile, 1, portals=portals)
-        figures, trace = predict(schedule, plan, profile, cluster(3, Link(0, 0.01)), MEMORY)
+        done = simulate(schedule, plan, profile, cluster(3, Link(0, 0.01)), MEMORY)
+        figures, trace = done.figures, done.trace
         assert sum(":long" in span.op for span in trace.spans) == 2 * copies
         times[portals] = figures["step_time_s"]
     assert times[False] == 6 + 2 * (2 + 2)  # each hop of 2 s delays the next stage
@@ -104,7 +107,7 @@ def test_two_stages_on_one_device_share_its_lane():
     profile = chain([1, 1, 1], [2, 2, 2])
     plan = Plan(Plan.contiguous((1, 1, 1)).mesh, (Stage(0, 0, 0), Stage(1, 1, 1), Stage(2, 2, 0)), 1)
     schedule = gpipe(1, [0, 1, 0], plan_hops(plan, profile, True), "never")
-    figures, _ = predict(schedule, plan, profile, cluster(2), MEMORY)
+    figures = simulate(schedule, plan, profile, cluster(2), MEMORY).figures
     assert figures["step_time_s"] == 9
     assert figures["utilization"] == pytest.approx([6 / 9, 3 / 9])
 
@@ -113,17 +116,17 @@ def test_the_optimizer_costs_bytes_touched_over_memory_bandwidth():
     profile = chain([1], [1], param_bytes=100)
     plan, schedule = pipeline(profile, 1)
     slow = cluster(1, memory_bandwidth=100.0)
-    assert predict(schedule, plan, profile, slow, MEMORY)[0]["step_time_s"] == 2 + 3  # reads g, reads and writes w
+    assert simulate(schedule, plan, profile, slow, MEMORY).figures["step_time_s"] == 2 + 3  # g; w twice
     adam = MemoryModel("adam_fp32", optimizer=2.0)
-    assert predict(schedule, plan, profile, slow, adam)[0]["step_time_s"] == 2 + 7
-    assert predict(schedule, plan, profile, cluster(1), adam)[0]["step_time_s"] == 2
+    assert simulate(schedule, plan, profile, slow, adam).figures["step_time_s"] == 2 + 7
+    assert simulate(schedule, plan, profile, cluster(1), adam).figures["step_time_s"] == 2
 
 
 def test_the_peak_memory_comes_from_the_ledger():
     profile = chain([1], [2], saved_bytes=100, output_bytes=10, param_bytes=1000)
     plan, schedule = pipeline(profile, 4)
     paper = MemoryModel("inputs", activations="inputs")
-    assert predict(schedule, plan, profile, cluster(1), paper)[0]["peak_memory_bytes"] == [2000 + 4 * 10]
+    assert simulate(schedule, plan, profile, cluster(1), paper).figures["peak_memory_bytes"] == [2000 + 4 * 10]
 
 
 def test_a_schedule_that_cannot_go_on_names_who_waits_for_what():
@@ -133,7 +136,7 @@ def test_a_schedule_that_cannot_go_on_names_who_waits_for_what():
     )
     profile = chain([1, 1], [1, 1])
     with pytest.raises(Deadlock) as caught:
-        predict(Schedule(lanes, (0, 1)), Plan.contiguous((1, 1)), profile, cluster(2), MEMORY)
+        simulate(Schedule(lanes, (0, 1)), Plan.contiguous((1, 1)), profile, cluster(2), MEMORY)
     assert str(caught.value).splitlines()[1:] == [
         "  device 0 compute: 0B0 waits for 1B0",
         "  device 1 compute: 1B0 waits for 1F0",
@@ -144,8 +147,8 @@ def test_two_lanes_that_wait_for_each_other_are_a_deadlock():
     a, b = Op(1, "copy", 0, peer=0), Op(1, "copy", 1, peer=0)
     lanes = (LaneOps(0, "compute", (a, b)), LaneOps(1, "compute", (b, a)))
     profile = chain([1, 1], [1, 1])
-    with pytest.raises(Deadlock, match="1copy0<0 waits for its turn in another lane"):
-        predict(Schedule(lanes, (0, 1)), Plan.contiguous((1, 1)), profile, cluster(2), MEMORY)
+    with pytest.raises(Deadlock, match="1copy0<0 waits for its turn in device 1 compute, which is at 1copy1<0"):
+        simulate(Schedule(lanes, (0, 1)), Plan.contiguous((1, 1)), profile, cluster(2), MEMORY)
 
 
 @given(
@@ -163,7 +166,8 @@ def test_the_time_is_the_longest_path(times, micro_batches, recompute, streams, 
     """Against the longest path through the graph of dependencies and lane orders, by fixed-point iteration."""
     profile = chain(*times, output_bytes=1)
     plan, schedule = pipeline(profile, micro_batches, recompute, streams=streams, dependency=dependency)
-    figures, trace = predict(schedule, plan, profile, cluster(len(times[0]), Link(0, 1.0)), MEMORY)
+    done = simulate(schedule, plan, profile, cluster(len(times[0]), Link(0, 1.0)), MEMORY)
+    figures, trace = done.figures, done.trace
     cost = {"F": times[0], "R": times[0], "B": times[1], "copy": [1] * 9, "step": [0] * 9}
     before = schedule.dependencies()
     for lane in schedule.lanes:

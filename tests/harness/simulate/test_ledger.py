@@ -1,15 +1,15 @@
 from harness.cluster import Cluster
-from harness.ledger import working_bytes
 from harness.memory import MemoryModel
 from harness.mesh import Mesh
 from harness.plan import Plan, Stage
-from harness.predict import predict
 from harness.profile import LayerProfile, ModelProfile, Skip
 from harness.schedule.gpipe import gpipe
 from harness.schedule.hops import plan_hops
 from harness.schedule.single import single
+from harness.simulate import simulate
+from harness.simulate.ledger import working_bytes
 
-SAVED = MemoryModel()
+SAVED = MemoryModel(weights=2.0, gradients=0.0)  # no gradients: nothing is added to them
 INPUTS = MemoryModel("inputs", activations="inputs")
 STATE = 2 * 1000 + 5  # weights and gradients of 1000 bytes, buffers of 5
 
@@ -26,7 +26,7 @@ def peaks(m: int, n: int, recompute: str, memory: MemoryModel, skips: tuple[Skip
     plan = Plan.contiguous((1,) * n, m, recompute)
     hops = plan_hops(plan, profile, options.pop("portals", True))
     schedule = gpipe(m, range(n), hops, recompute, **options)
-    return predict(schedule, plan, profile, Cluster(devices_per_node=n), memory)[0]["peak_memory_bytes"]
+    return simulate(schedule, plan, profile, Cluster(devices_per_node=n), memory).figures["peak_memory_bytes"]
 
 
 def test_where_only_inputs_count_gpipe_keeps_those_of_every_micro_batch():
@@ -73,7 +73,7 @@ def test_on_one_device_nothing_is_copied_and_one_micro_batch_is_alive():
     profile = profile_of(3)
     for m in (1, 4):
         plan = Plan(Mesh(), (Stage(0, 2, 0),), m)
-        figures, _ = predict(single(m), plan, profile, Cluster(), SAVED)
+        figures = simulate(single(m), plan, profile, Cluster(), SAVED).figures
         assert figures["peak_memory_bytes"] == [3 * STATE + m * 10 + (300 - 10) + 10 + 20]
 
 
@@ -81,7 +81,7 @@ def test_two_stages_on_one_device_keep_what_no_copy_brought():
     profile = profile_of(2)
     plan = Plan(Mesh(), (Stage(0, 0, 0), Stage(1, 1, 0)), 2, "always")
     schedule = gpipe(2, [0, 0], plan_hops(plan, profile, True), "always")
-    figures, _ = predict(schedule, plan, profile, Cluster(), SAVED)
+    figures = simulate(schedule, plan, profile, Cluster(), SAVED).figures
     # batch, inputs of stage 1, outputs with gradients, saved by one task, gradients of its output and input
     assert figures["peak_memory_bytes"] == [2 * STATE + 2 * 10 + 2 * 10 + 2 * 20 + 100 + 20]
 
@@ -102,3 +102,32 @@ def test_the_working_set_walks_back_through_the_layers():
     skipping = ModelProfile(layers, input_bytes=7, skips=(Skip(0, 2, 100, "s"),))
     assert working_bytes(skipping, 0, 2) == 150
     assert working_bytes(skipping, 0, 1) == 28
+
+
+def test_a_gradient_stands_beside_the_one_that_it_is_added_to():
+    """Saved 5 and 50, outputs 8 and 20, parameters 1000 and 3000; nothing is freed before layer 1 has its gradient."""
+    layers = tuple(
+        LayerProfile("", 1, 2, saved_bytes=s, output_bytes=o, param_bytes=p)
+        for s, o, p in ((5, 8, 1000), (50, 20, 3000))
+    )
+    profile = ModelProfile(layers, input_bytes=7)
+    assert working_bytes(profile, 0, 1, accumulated=1.0) == 20 + 8 + 3000
+    assert working_bytes(profile, 0, 1, accumulated=0.5) == 20 + 8 + 1500
+    assert working_bytes(profile, 0, 1) == 20 + 8
+    state = 2 * 4000
+    for m, added in ((1, 0), (2, 3000)):  # the first backward task finds no gradient
+        plan = Plan(Mesh(), (Stage(0, 1, 0),), m)
+        figures = simulate(single(m), plan, profile, Cluster(), MemoryModel()).figures
+        assert figures["peak_memory_bytes"] == [state + m * 7 + (55 - 5) + 20 + 20 + 8 + added]
+
+
+def test_the_peak_says_when_it_is_and_what_it_holds():
+    profile = profile_of(2)
+    plan = Plan.contiguous([1, 1], 3, "never")
+    schedule = gpipe(3, [0, 1], plan_hops(plan, profile, True), "never")
+    done = simulate(schedule, plan, profile, Cluster(devices_per_node=2), MemoryModel())
+    for peak, size in zip(done.peaks, done.figures["peak_memory_bytes"], strict=True):
+        assert sum(peak.contents.values()) == peak.bytes == size
+        assert 0 <= peak.at_s <= done.figures["step_time_s"]
+    assert done.peaks[0].contents["mini-batch"] == 3 * profile.input_bytes
+    assert done.peaks[1].contents["received"] == 2 * profile.boundary_bytes(1)  # at the second backward task

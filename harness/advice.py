@@ -1,0 +1,127 @@
+"""What makes a run fit that needs more memory than there is: nothing is recommended that was not tried first."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from harness import check, display, memory, planning, registry
+from harness.cluster import Cluster
+from harness.interfaces import Engine, Planner
+from harness.problem import CannotRun
+from harness.profile import ModelProfile
+
+Changes = dict[str, Any]
+"""Keys with the values that a user would type."""
+FACTORS = (2, 4, 8, 16)
+
+
+def mend(config: DictConfig, profile: ModelProfile, cluster: Cluster) -> str:
+    """What to type so that the run fits, as little as possible; else what it lacks."""
+    engine: Engine = registry.build("engine", config.engine)
+    for changes in _ladder(config, engine, profile, cluster):
+        if _fits(config, profile, cluster, changes):
+            return " ".join(f"{key}={value}" for key, value in _fewest(config, profile, cluster, changes).items())
+    return _lack(config, profile, cluster)
+
+
+def _lack(config: DictConfig, profile: ModelProfile, cluster: Cluster) -> str:
+    """Why nothing helps."""
+    model = memory.named(config.memory, config.optimizer.name, config.optimizer.momentum)
+    state = model.state_bytes(profile, 0, len(profile.layers) - 1)
+    there = cluster.devices * cluster.device.memory_bytes
+    if state > there:
+        return f"a smaller model: its parameters need {display.size(state)}, all devices have {display.size(there)}"
+    return "a smaller batch.size or model"
+
+
+def _ladder(config: DictConfig, engine: Engine, profile: ModelProfile, cluster: Cluster) -> Iterator[Changes]:
+    """What is tried, the least first.
+
+    Recompute, place by memory; smaller micro-batches; more devices; a smaller batch.
+    """
+    recompute: Changes = {"engine.checkpoint": "always"} if _other(config.engine, "checkpoint", "always") else {}
+    placed: Changes = {"planner.by": "memory"} if _other(config.planner, "by", "memory") else {}
+    both = recompute | placed
+    tried = [recompute, placed, both]
+    for more in (*_micro_batches(config), *_devices(config, engine, profile, cluster), *_batches(config)):
+        tried += [more, both | more]
+    yield from (changes for number, changes in enumerate(tried) if changes and changes not in tried[:number])
+
+
+def _other(group: DictConfig, key: str, value: str) -> bool:
+    """Whether the group has such a key, and another word there."""
+    return isinstance(group.get(key), str) and group[key] != value
+
+
+def _micro_batches(config: DictConfig) -> Iterator[Changes]:
+    """More micro-batches of fewer samples; those of a stored profile have the size that they have."""
+    for factor in FACTORS:
+        if not config.profile and check.micro_batch(config) % factor == 0:
+            yield {"batch.micro_batches": config.batch.micro_batches * factor}
+
+
+def _batches(config: DictConfig) -> Iterator[Changes]:
+    """Smaller batches in as many micro-batches."""
+    for factor in FACTORS:
+        if not config.profile and check.micro_batch(config) % factor == 0:
+            yield {"batch.size": config.batch.size // factor}
+
+
+def _devices(config: DictConfig, engine: Engine, profile: ModelProfile, cluster: Cluster) -> Iterator[Changes]:
+    """More stages, on more devices where all are taken; there are no more of them on this machine."""
+    if not engine.capabilities.pipeline:
+        return
+    taken = planning.mesh(config, engine, profile, cluster)
+    for factor in FACTORS:
+        if taken.pipeline * factor > len(profile.layers):
+            return
+        more: Changes = {"mesh.pipeline": taken.pipeline * factor} if config.mesh.pipeline else {}
+        if taken.size * factor > cluster.devices:
+            if config.cluster.name == "local":
+                return
+            more["cluster.devices"] = -(-taken.size * factor // cluster.nodes)
+        yield more
+
+
+def _fewest(config: DictConfig, profile: ModelProfile, cluster: Cluster, changes: Changes) -> Changes:
+    """Changes that fit, without those that are not needed."""
+    for key in list(changes):
+        rest = {other: value for other, value in changes.items() if other != key}
+        if rest and _fits(config, profile, cluster, rest):
+            changes = rest
+    return changes
+
+
+def _fits(config: DictConfig, profile: ModelProfile, cluster: Cluster, changes: Changes) -> bool:
+    """Whether the run with these changes has a plan, and each device the memory for it."""
+    changed = copy.deepcopy(config)
+    for key, value in changes.items():
+        OmegaConf.update(changed, key, value)
+    profile = _shared(profile, check.micro_batch(config) // check.micro_batch(changed))
+    cluster = replace(cluster, devices_per_node=changes.get("cluster.devices", cluster.devices_per_node))
+    try:
+        engine: Engine = registry.build("engine", changed.engine)
+        planner: Planner = registry.build("planner", changed.planner)
+        draft = planning.draft(changed, engine, planner, profile, cluster)
+    except CannotRun:
+        return False
+    return not check.of_memory(draft.plan, draft.plan.predicted["peak_memory_bytes"], cluster, draft.memory)
+
+
+def _shared(profile: ModelProfile, parts: int) -> ModelProfile:
+    """The profile of a micro-batch of so many times fewer samples: activations and times shrink, parameters stay."""
+    if parts == 1:
+        return profile
+    layers = tuple(
+        replace(layer, forward_s=layer.forward_s / parts, backward_s=layer.backward_s / parts,
+                output_bytes=layer.output_bytes // parts, saved_bytes=layer.saved_bytes // parts)
+        for layer in profile.layers
+    )  # fmt: skip
+    skips = tuple(replace(skip, bytes=skip.bytes // parts) for skip in profile.skips)
+    return replace(profile, layers=layers, skips=skips, micro_batch=profile.micro_batch // parts,
+                   input_bytes=profile.input_bytes // parts)  # fmt: skip

@@ -1,0 +1,34 @@
+"""What the parent of a run has others do: processes that import torch, which it never does itself."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from harness import launch
+from harness.launch import Outcome
+from harness.problem import CannotRun
+
+
+class ChildFailed(Exception):
+    """A process that was started did not end well; carries the `Outcome`."""
+
+    def __init__(self, outcome: Outcome) -> None:
+        self.outcome = outcome
+        super().__init__(outcome.reason)
+
+
+def work(folder: Path, title: str, timeout_s: float, *words: str, follow: Callable[[], None] = lambda: None) -> None:
+    """Have a rank of the run in `folder` do what `words` say ("profile", "2"), to its end.
+
+    `follow` is called all the time in between. Raises `CannotRun` for problems that only a rank could find,
+    `ChildFailed` for all other ends.
+    """
+    # -P: a module in the user's folder does not hide one of this project
+    command = [sys.executable, "-P", "-m", "harness.rank", str(folder), *words]
+    outcome = launch.supervise([command], folder, timeout_s, follow)
+    if outcome.problems:
+        raise CannotRun(outcome.problems, title)
+    if outcome.status != "ok":
+        raise ChildFailed(outcome)

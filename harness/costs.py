@@ -1,0 +1,154 @@
+"""Where layer times come from: measured, measured and scaled to another device, or from counted work.
+
+**The analytic model.** Each kernel costs `kernel_s` of its device, and then as long as its FLOPs or its bytes take,
+whichever is longer, at the share `efficiency` of the device's peaks. So a kernel of w FLOPs reaches this share of peak:
+
+    e |                                 _____..........       e * w / (w + e * peak * kernel_s)
+      |                      ___...'''
+      |               __.''
+    e/2 - - - - - _.'                                         half of it at w = e * peak * kernel_s: 113 MFLOP on a
+      |        .'                                             device of 11.76 TFLOP/s, 10 us and e = 0.96
+      |    _.'
+      |__.'___________________________________________ w (logarithmic)
+
+A layer's kernels with FLOPs are taken together (max of FLOPs and bytes), and so are its elementwise ones (bytes). The
+backward pass is twice the forward pass in kernels, FLOPs and bytes. No number but `efficiency` is calibrated.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from harness.cluster import Device
+from harness.problem import CannotRun, Problem
+from harness.profile import LayerProfile, ModelProfile
+
+COSTS = ("auto", "measured", "scaled", "analytic")
+BACKWARD = 2
+"""The work of a layer's backward pass, in forward passes: gradients of its input and of its parameters."""
+
+
+def priced(profile: ModelProfile, costs: str, device: Device, described: bool, given: bool) -> ModelProfile:
+    """`profile` with the times that the key `costs` asks for, on `device` of the cluster.
+
+    `described`: the cluster is not this machine. `given`: the user gave the profile. auto takes the times that the
+    profile has, but where a described device has peaks and the profile was only made here, and where it has no times:
+    there work is priced. Raises `CannotRun` where the times cannot be had.
+    """
+    if costs not in COSTS:
+        raise CannotRun([Problem(f"costs {costs}", f"must be one of {', '.join(COSTS)}", "costs=auto")])
+    if costs == "auto":
+        elsewhere = described and not given and bool(_peak(profile, device) and device.memory_bandwidth)
+        costs = "analytic" if elsewhere or not has_times(profile) else "measured"
+    if costs == "analytic":
+        return analytic(profile, device)
+    if not has_times(profile):
+        what = f"needs a profile with times, that of {_name(profile)} has none ({profile.source})"
+        raise CannotRun([Problem(f"costs {costs}", what, "costs=analytic, or a profile of python run.py mode=profile")])
+    return scaled(profile, profile.device or Device(), device) if costs == "scaled" else profile
+
+
+def analytic(profile: ModelProfile, device: Device) -> ModelProfile:
+    """The times of `profile` on `device` from its FLOPs, bytes and kernels; times that it has are not looked at.
+
+    A layer without work takes no time. Raises `CannotRun` where the device lacks a peak, or the profile has no work.
+    """
+    wrong = _without_work(profile) + _without_peaks(profile, device)
+    if wrong:
+        raise CannotRun(wrong, f"costs=analytic on {device.name}")
+    layers = tuple(
+        replace(layer, forward_s=forward_s, backward_s=BACKWARD * forward_s)
+        for layer in profile.layers
+        for forward_s in [_forward_s(layer, profile, device)]
+    )
+    source = f"analytic on {device.name} from counted work: {_numbers(profile, device)}"
+    return replace(profile, layers=layers, source=source, device=device)
+
+
+def scaled(profile: ModelProfile, origin: Device, target: Device) -> ModelProfile:
+    """The times of `profile`, measured on `origin`, on `target`: each layer's times the ratio of its analytic times.
+
+    A layer with times but without counted work is scaled by the ratio of memory bandwidths. Raises `CannotRun` where
+    one of the devices lacks a peak.
+    """
+    wrong = _without_origin(profile, origin) + _without_peaks(profile, target)
+    if wrong:
+        raise CannotRun(wrong, f"costs=scaled to {target.name}")
+    layers = []
+    for layer in profile.layers:
+        ratio = origin.memory_bandwidth / target.memory_bandwidth
+        if _has_work(layer):
+            ratio = _forward_s(layer, profile, target) / _forward_s(layer, profile, origin)
+        layers.append(replace(layer, forward_s=layer.forward_s * ratio, backward_s=layer.backward_s * ratio))
+    source = f"scaled from {origin.name} to {target.name}: {profile.source}"
+    return replace(profile, layers=tuple(layers), source=source, device=target)
+
+
+def has_times(profile: ModelProfile) -> bool:
+    """Whether any layer takes time; in a counted profile none does."""
+    return any(layer.forward_s or layer.backward_s for layer in profile.layers)
+
+
+def _forward_s(layer: LayerProfile, profile: ModelProfile, device: Device) -> float:
+    if not _has_work(layer):
+        return 0.0
+    compute_s = layer.flops / _peak(profile, device)
+    bytes_s = (layer.bytes_moved - layer.elementwise_bytes) / device.memory_bandwidth
+    elementwise_s = layer.elementwise_bytes / device.memory_bandwidth
+    return layer.kernels * device.kernel_s + (max(compute_s, bytes_s) + elementwise_s) / device.efficiency
+
+
+def _has_work(layer: LayerProfile) -> bool:
+    return layer.flops > 0 or layer.bytes_moved > 0
+
+
+def _format(profile: ModelProfile) -> str:
+    """What matrix products compute in."""
+    return profile.autocast or profile.dtype
+
+
+def _peak(profile: ModelProfile, device: Device) -> float:
+    """FLOP/s in the profile's format; 0 where the device has none."""
+    return device.peak_flops.get(_format(profile), 0.0)
+
+
+def _numbers(profile: ModelProfile, device: Device) -> str:
+    return (
+        f"{_peak(profile, device) / 1e12:g} TFLOP/s {_format(profile)}, {device.memory_bandwidth / 1e9:g} GB/s, "
+        f"{device.kernel_s * 1e6:g} us a kernel, efficiency {device.efficiency:g}"
+    )
+
+
+def _without_work(profile: ModelProfile) -> list[Problem]:
+    if any(_has_work(layer) for layer in profile.layers):
+        return []
+    what = f"has neither FLOPs nor bytes in any of its {len(profile.layers)} layers, so that nothing can be priced"
+    return [Problem(f"profile {_name(profile)}", what, "python run.py mode=profile costs=analytic model=NAME")]
+
+
+def _without_peaks(profile: ModelProfile, device: Device) -> list[Problem]:
+    """What the cluster's device lacks for pricing."""
+    wrong = []
+    if not _peak(profile, device):
+        key = f"cluster.peak_tflops.{_format(profile)}"
+        known = ", ".join(sorted(name for name, peak in device.peak_flops.items() if peak)) or "no format"
+        what = f"is needed to price {_name(profile)}, {device.name} has it for {known}"
+        wrong.append(Problem(f"{key} null", what, f"{key}=TFLOPS"))
+    if not device.memory_bandwidth:
+        key = "cluster.memory_bandwidth_gb_s"
+        what = f"is needed to price {_name(profile)}, {device.name} has none"
+        wrong.append(Problem(f"{key} null", what, f"{key}=GB_PER_S"))
+    return wrong
+
+
+def _without_origin(profile: ModelProfile, origin: Device) -> list[Problem]:
+    """What is not known of the device that a profile was measured on."""
+    if _peak(profile, origin) and origin.memory_bandwidth:
+        return []
+    what = f"does not know the {_format(profile)} peak and the memory bandwidth of what it was measured on"
+    mend = "measure it again with python run.py mode=profile, or costs=analytic"
+    return [Problem(f"profile {_name(profile)}", f"{what} ({profile.source})", mend)]
+
+
+def _name(profile: ModelProfile) -> str:
+    return profile.model or "without a name"

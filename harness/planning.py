@@ -1,0 +1,102 @@
+"""From a profile to a plan with its prediction: the planner places the layers, the simulator runs the schedule."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from omegaconf import DictConfig
+
+from harness import check, memory
+from harness.cluster import Cluster
+from harness.interfaces import BatchShape, Engine, Planner, PlanRequest
+from harness.memory import MemoryModel
+from harness.mesh import Mesh
+from harness.plan import Plan
+from harness.problem import CannotRun, NoPlan, Problem
+from harness.profile import ModelProfile
+from harness.schedule import Schedule
+from harness.schedule.faults import faults
+from harness.simulate import Deadlock, Simulation, simulate
+
+TOLD = 8
+"""Faults of a schedule that are listed; one mistake may show in every op."""
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A plan, what it was made from, and one simulated step. `plan.predicted` holds the planner's figures and these."""
+
+    plan: Plan
+    schedule: Schedule
+    profile: ModelProfile
+    cluster: Cluster
+    memory: MemoryModel
+    simulation: Simulation
+
+    @property
+    def samples(self) -> int:
+        """Samples of one step, over all replicas."""
+        return self.profile.micro_batch * self.plan.micro_batches * self.plan.mesh.data
+
+    @property
+    def devices(self) -> int:
+        """Devices that are at work, over all replicas and shards."""
+        return len(self.plan.devices) * self.plan.mesh.data * self.plan.mesh.tensor
+
+    def disturbed(self, jitter: float, seed: int) -> Simulation:
+        """The same step with times that spread; without any spread it is `simulation`."""
+        if not jitter:
+            return self.simulation
+        return simulate(self.schedule, self.plan, self.profile, self.cluster, self.memory, jitter, seed)
+
+
+def mesh(config: DictConfig, engine: Engine, profile: ModelProfile, cluster: Cluster) -> Mesh:
+    """The mesh that is planned for."""
+    return check.resolve(config, engine.capabilities, cluster.devices, len(profile.layers))
+
+
+def draft(config: DictConfig, engine: Engine, planner: Planner, profile: ModelProfile, cluster: Cluster) -> Draft:
+    """Plan and simulate. Whether it fits into memory is not asked here.
+
+    Raises `CannotRun` where there is no plan, where the engine refuses it, or its schedule cannot be executed.
+    """
+    optimizer = config.optimizer
+    model = memory.named(config.memory, optimizer.name, optimizer.momentum)
+    wanted = mesh(config, engine, profile, cluster)
+    shape = BatchShape(config.batch.size, config.batch.micro_batches)
+    recompute = config.engine.get("checkpoint", "never")
+    request = PlanRequest(shape, wanted.pipeline, wanted.data, wanted.tensor, recompute)
+    try:
+        plan = planner.plan(profile, cluster, model, request)
+    except NoPlan as error:
+        raise CannotRun([error.problem]) from error
+    refused = check.of_plan(config, plan, wanted, len(profile.layers), cluster)
+    refused = refused or engine.check(plan, profile, cluster, model)
+    if refused:
+        raise CannotRun(refused)
+    schedule = engine.schedule(plan, profile)
+    simulation = _simulated(config, schedule, plan, profile, cluster, model)
+    plan = replace(plan, predicted={**plan.predicted, **simulation.figures})
+    return Draft(plan, schedule, profile, cluster, model, simulation)
+
+
+def _simulated(
+    config: DictConfig, schedule: Schedule, plan: Plan, profile: ModelProfile, cluster: Cluster, model: MemoryModel
+) -> Simulation:
+    """One step. Whatever is wrong with the schedule is the engine's problem."""
+    key = f"engine {config.engine.name}"
+    found = faults(schedule, plan)
+    if found:
+        more = [f"and {len(found) - TOLD} more"] if len(found) > TOLD else []
+        raise CannotRun([_problem(key, line) for line in found[:TOLD] + more])
+    try:
+        return simulate(schedule, plan, profile, cluster, model)
+    except (Deadlock, ValueError) as error:
+        what = " ".join(f"its schedule cannot be executed: {error}".split())
+        raise CannotRun([Problem(key, what)]) from error
+
+
+def _problem(key: str, fault: str) -> Problem:
+    """A fault of a schedule, "op   what   -> mend", under the engine's key."""
+    what, _, mend = fault.partition("   -> ")
+    return Problem(key, " ".join(f"schedules {what}".split()), mend)

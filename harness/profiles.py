@@ -1,0 +1,135 @@
+"""Where a run's layer times come from: a file, the cache, or a child that measures or counts; then they are priced.
+
+profile=FILE ------------------------------.
+measured here  (cache, else a child) -------+--> harness.costs.priced --> profile.json of the run
+counted on the meta device  (cache, child) -'
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+from omegaconf import DictConfig, OmegaConf
+
+from harness import check, children, costs, devices, display, profile_cache, registry, request
+from harness.cluster import Cluster, Device
+from harness.problem import CannotRun, Problem
+from harness.profile import ModelProfile
+from harness.progress import Progress
+from harness.serial import SchemaError
+
+PROFILE = "profile.json"
+COUNTED = "meta"
+"""The device of counted profiles in the cache: they are the same on every machine."""
+Origin = Literal["file", "measured", "counted"]
+
+
+class Profiles:
+    """The profile of one run; `folder` is the run's, `here` the device that measures."""
+
+    def __init__(self, config: DictConfig, overrides: Sequence[str], folder: Path, progress: Progress) -> None:
+        self.config, self.overrides, self.folder, self.progress = config, overrides, folder, progress
+        self.title = request.title(config, overrides)
+
+    def raw(self, origin: Origin, here: Device | None) -> ModelProfile:
+        """The profile as it is stored, measured or counted. `here` is what is known of the device that measures.
+
+        Raises `CannotRun` for a file that cannot be read and for a model that cannot be profiled here, `ChildFailed`
+        for all else that goes wrong in a child.
+        """
+        if origin == "file":
+            return stored(self.config.profile)
+        place = self.place(origin)
+        profile = profile_cache.load(place)
+        if profile is None:
+            profile = self.made(origin)
+            profile_cache.store(place, profile)
+        return replace(profile, device=here) if origin == "measured" else profile
+
+    def is_there(self, origin: Origin) -> bool:
+        """Whether no child is needed."""
+        return origin == "file" or self.place(origin).exists()
+
+    def priced(self, profile: ModelProfile, cluster: Cluster) -> ModelProfile:
+        """The profile with the times that `costs` asks for; written to the run's folder."""
+        config = self.config
+        described = config.cluster.name != "local"
+        found = costs.priced(profile, config.costs, cluster.device, described, given=bool(config.profile))
+        found.save(self.folder / PROFILE)
+        return found
+
+    def place(self, origin: Origin) -> Path:
+        """Where the cache keeps it."""
+        config = self.config
+        model: Any = OmegaConf.to_container(config.model, resolve=True)
+        precision = config.precision
+        device = COUNTED if origin == "counted" else devices.detect(wanted(config)).name
+        return profile_cache.path(model, _source(config.model.name), check.micro_batch(config), precision.dtype,
+                                  device, precision.autocast)  # fmt: skip
+
+    def made(self, origin: Origin) -> ModelProfile:
+        """By a child, now."""
+        samples = check.micro_batch(self.config)
+        phase, action = ("counting", "count") if origin == "counted" else ("profiling", "profile")
+        self.progress.phase(phase, f"{self.title}, micro-batches of {samples}")
+        children.work(self.folder, self.title, self.config.launch.timeout_s, action, str(samples))
+        return ModelProfile.load(self.folder / PROFILE)
+
+    def compare(self) -> None:
+        """Raise `CannotRun` if a stored profile is not of the model that the user chose; a child looks at the model."""
+        self.progress.phase("comparing", f"{self.config.profile} with {self.title}")
+        children.work(self.folder, self.title, self.config.launch.timeout_s, "check")
+
+
+def origin(config: DictConfig, cluster: Cluster) -> Origin:
+    """A profile is counted where its times will be computed: for `costs=analytic`, or for a device with known peaks."""
+    if config.profile:
+        return "file"
+    described = config.cluster.name != "local"
+    analytic = config.costs == "analytic" or (config.costs == "auto" and described and bool(cluster.device.peak_flops))
+    return "counted" if analytic else "measured"
+
+
+def stored(file: str) -> ModelProfile:
+    """A profile from the user's file. Raises `CannotRun`."""
+    try:
+        return ModelProfile.load(Path(file))
+    except (SchemaError, OSError) as error:
+        raise CannotRun([Problem(f"profile {file}", str(error))]) from error
+
+
+def described(profile: ModelProfile) -> str:
+    """A profile in one line."""
+    last = len(profile.layers) - 1
+    forward, backward, work, held = (
+        profile.sum(field, 0, last) for field in ("forward_s", "backward_s", "flops", "param_bytes")
+    )
+    return (
+        f"{profile.model}: {last + 1} layers, {display.size(held)} of parameters; {profile.micro_batch} samples: "
+        f"{work / 1e9:.4g} GFLOP forward, {display.seconds(forward)} forward, {display.seconds(backward)} backward; "
+        f"{profile.source}"
+    )
+
+
+def follow(config: DictConfig, overrides: Sequence[str]) -> None:
+    """With a stored profile, `batch.size` follows from its micro-batches unless it is given."""
+    if not config.profile or any(text.startswith("batch.size=") for text in overrides):
+        return
+    with suppress(SchemaError, OSError):  # `stored` tells
+        config.batch.size = check.batch_size(config, ModelProfile.load(Path(config.profile)))
+
+
+def wanted(config: DictConfig) -> str:
+    """The kind of device that measures here: the user's choice for cluster=local."""
+    kind: str = config.cluster.device if config.cluster.name == "local" else "auto"
+    return kind
+
+
+def _source(model: str) -> Path:
+    """Where the model's source lies: its package, or its module."""
+    path = next(plugin.path for plugin in registry.scan() if (plugin.group, plugin.name) == ("model", model))
+    return path.parent if path.name == "config.py" else path

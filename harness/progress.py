@@ -1,0 +1,94 @@
+"""The phases and steps of one run, live on a terminal; elsewhere (a log file) they are occasional lines."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+from rich.status import Status
+from rich.text import Text
+
+from harness import display
+from harness.display import number, rate, seconds
+
+PLAIN_INTERVAL_S = 5.0
+
+
+class Progress:
+    """What a run is doing.
+
+    with Progress() as progress:
+        progress.phase("profiling", "unet, micro-batches of 2")
+        progress.phase("planning")
+        progress.steps(10)
+        progress.step(1, loss=0.69, samples_per_s=120.0)
+    """
+
+    def __init__(self, console: Console | None = None) -> None:
+        self.console = console or display.console()
+        self._live = self.console.is_terminal and not self.console.is_dumb_terminal
+        self._name = ""
+        self._began_s = 0.0
+        self._status: Status | None = None
+        self._bar: Bar | None = None
+        self._total = 0
+        self._printed_s = float("-inf")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end(failed=kind is not None)
+
+    def phase(self, name: str, detail: str = "") -> None:
+        """Ends the phase (or the bar) before it and begins this one."""
+        self._end()
+        self._name, self._began_s = name, time.monotonic()
+        text = f"{name}  {detail}" if detail else name
+        if self._live:
+            self._status = Status(Text(text), console=self.console, spinner="line")
+            self._status.start()
+        else:
+            self.note(text)
+
+    def steps(self, total: int) -> None:
+        """Begins the bar over `total` training steps."""
+        self._end()
+        self._name, self._began_s, self._total, self._printed_s = "training", time.monotonic(), total, float("-inf")
+        if self._live:
+            self._bar = Bar(
+                TextColumn("training"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"),
+                TimeRemainingColumn(), console=self.console, transient=True,
+            )  # fmt: skip
+            self._bar.add_task("", total=total)
+            self._bar.start()
+
+    def step(self, done: int, loss: float | None, samples_per_s: float | None) -> None:
+        """`done` steps of the total have ended; the figures are those of the last one."""
+        text = f"loss {number(loss)}   {rate(samples_per_s)}"
+        if self._bar is not None:
+            self._bar.update(self._bar.task_ids[0], completed=done, description=text)
+            return
+        now = time.monotonic()
+        if not self._live and (done >= self._total or now - self._printed_s >= PLAIN_INTERVAL_S):
+            self._printed_s = now
+            self.note(f"step {done}/{self._total}   {text}")
+
+    def note(self, text: str) -> None:
+        """One line above whatever is live."""
+        self.console.print(Text(text), soft_wrap=True)
+
+    def _end(self, failed: bool = False) -> None:
+        for live in (self._status, self._bar):
+            if live is not None:
+                live.stop()
+        self._status = self._bar = None
+        if self._name and (self._live or failed):
+            self.note(f"{self._name}  {'failed after ' if failed else ''}{seconds(time.monotonic() - self._began_s)}")
+        self._name = ""

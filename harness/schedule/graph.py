@@ -1,0 +1,192 @@
+"""A schedule on integer indices: what the simulator executes, in time linear in the number of ops."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from harness.op import Op
+
+if TYPE_CHECKING:
+    from harness.schedule import LaneOps, Schedule
+
+MESSAGES = ("copy", "send", "recv")
+DATA = "data"
+"""The communicator of the replicas of a device."""
+
+
+@dataclass
+class Graph:
+    """Nodes 0..len(ops)-1. `before[k]` are the nodes that must end before node k starts; lane orders come on top.
+
+    A node that stands in several lanes occupies all of them: the two ends of a copy without streams, the members of a
+    collective, with `rendezvous` a send and its receive. `lanes` holds for each lane of the schedule its nodes.
+    `barrier`, if there is one, is a node without an op: all outputs are gathered.
+    """
+
+    ops: list[Op] = field(default_factory=list)
+    lanes: list[list[int]] = field(default_factory=list)
+    before: list[list[int]] = field(default_factory=list)
+    barrier: int | None = None
+
+
+def graph(schedule: Schedule, rendezvous: bool = False) -> Graph:
+    """Raises ValueError for an op that stands twice in one lane."""
+    found = Graph()
+    index = _number(schedule, found, rendezvous)
+    _Edges(schedule, found, index).draw()
+    return found
+
+
+def split_part(part: str) -> tuple[str, str]:
+    """(algorithm, communicator) of a collective's `part`, "all_reduce@data/bucket3"."""
+    algorithm, _, rest = part.partition("@")
+    return algorithm, rest.partition("/")[0]
+
+
+def chains(lane: LaneOps, nodes: list[int]) -> list[list[int]]:
+    """What runs one after the other in a lane: all of it, or in the network the collectives of each communicator."""
+    if lane.queue != "network":
+        return [nodes] if lane.rule == "in_order" else []
+    found: dict[str, list[int]] = {}
+    for op, node in zip(lane.ops, nodes, strict=True):
+        if op.kind == "collective":
+            found.setdefault(split_part(op.part)[1], []).append(node)
+    return list(found.values())
+
+
+Key = tuple[object, ...]
+
+
+def _key(op: Op, rendezvous: bool) -> Key:
+    """What makes two entries of lanes the same node."""
+    kind = op.kind
+    if kind == "collective":
+        shared = split_part(op.part)[1] != DATA
+        return (kind, op.micro_batch, op.part) if shared else (kind, op.micro_batch, op.part, op.stage)
+    if kind not in MESSAGES:
+        return (kind, op.stage, op.micro_batch)
+    if rendezvous and kind == "recv":
+        return ("send", op.peer, op.micro_batch, op.part, op.stage)
+    return (kind, op.stage, op.micro_batch, op.part, op.peer)
+
+
+def _number(schedule: Schedule, found: Graph, rendezvous: bool) -> dict[Key, int]:
+    index: dict[Key, int] = {}
+    ops = found.ops
+    for lane in schedule.lanes:
+        nodes = []
+        for op in lane.ops:
+            key = _key(op, rendezvous)
+            node = index.setdefault(key, len(ops))
+            if node == len(ops):
+                ops.append(op)
+            nodes.append(node)
+        if len(set(nodes)) < len(nodes):
+            twice = next(ops[node] for place, node in enumerate(nodes) if node in nodes[:place])
+            where = f"device {lane.device} {lane.queue}"
+            raise ValueError(f"{where}: {twice} of stage {twice.stage} stands twice -> once")
+        found.lanes.append(nodes)
+    return index
+
+
+@dataclass
+class _Edges:
+    """
+    F(i, j-1) -> F(i, j) -> ... -> loss -> B(i, n-1) -> ... -> B(i, j+1) -> B(i, j) -> W(i, j) -> step(j)
+                    \\-> R(i, j) -----------------------------------------/
+    A message leaves when the task that made it has ended; the task that needs it waits for it. Where a rule picks, a
+    recomputation waits for what its backward task waits for: in a fixed order its place says when it runs.
+    """
+
+    schedule: Schedule
+    graph: Graph
+    index: dict[Key, int]
+    ruled: set[int] = field(default_factory=set)  # stages without a fixed order
+
+    def draw(self) -> None:
+        arrivals = self.arrivals()
+        lanes = (lane for lane in self.schedule.lanes if lane.queue == "compute" and lane.rule != "in_order")
+        self.ruled = {op.stage for lane in lanes for op in lane.ops}
+        self.graph.before = [self.of(op, arrivals) for op in self.graph.ops]
+        if self.schedule.loss == "gathered":
+            self.gather()
+        self.reductions()
+
+    def arrivals(self) -> dict[tuple[int, int | None, bool], list[int]]:
+        """The messages that a task (stage, micro-batch, forward) waits for."""
+        found: dict[tuple[int, int | None, bool], list[int]] = defaultdict(list)
+        for node, op in enumerate(self.graph.ops):
+            if op.peer is None:
+                continue
+            if op.kind in ("copy", "recv"):
+                found[op.stage, op.micro_batch, op.peer < op.stage].append(node)
+            elif op.kind == "send" and ("recv", op.peer, op.micro_batch, op.part, op.stage) not in self.index:
+                found[op.peer, op.micro_batch, op.stage < op.peer].append(node)  # a rendezvous, or nobody receives
+        return found
+
+    def of(self, op: Op, arrivals: dict[tuple[int, int | None, bool], list[int]]) -> list[int]:
+        get, kind, i, j = self.index.get, op.kind, op.micro_batch, op.stage
+        if kind == "F":
+            found = [get(("F", j - 1, i))] if j else self.injected(i)
+            return self.there(found) + arrivals.get((j, i, True), [])
+        if kind == "B":
+            found = [get(("F", j, i)), get(("R", j, i)), get(("B", j + 1, i))]
+            return self.there(found) + arrivals.get((j, i, False), [])
+        if kind == "R" and j in self.ruled:
+            return self.there([get(("F", j, i)), get(("B", j + 1, i))]) + arrivals.get((j, i, False), [])
+        if kind == "R":
+            return self.there([get(("F", j, i))])
+        if kind == "W":
+            return self.there([get(("B", j, i))])
+        if kind == "copy" and op.peer is not None:
+            return self.there([get(("F" if op.peer < j else "B", op.peer, i))])
+        if kind == "send" and op.peer is not None:
+            return self.there([get(("F" if op.peer > j else "B", j, i))])
+        if kind == "recv":
+            return self.there([get(("send", op.peer, i, op.part, j))])
+        return []
+
+    def injected(self, i: int | None) -> list[int | None]:
+        """With a limit the first stage begins micro-batch i after the backward pass of micro-batch i - limit."""
+        limit = self.schedule.limit
+        return [] if limit is None or i is None else [self.index.get(("B", 0, i - limit))]
+
+    @staticmethod
+    def there(nodes: Sequence[int | None]) -> list[int]:
+        return [node for node in nodes if node is not None]
+
+    def gather(self) -> None:
+        """All forward tasks of the last stage -> barrier -> each of its backward tasks."""
+        last = len(self.schedule.devices) - 1
+        ops, before = self.graph.ops, self.graph.before
+        forward = [node for node, op in enumerate(ops) if op.kind == "F" and op.stage == last]
+        self.graph.barrier = len(ops)
+        for node, op in enumerate(ops):
+            if op.kind == "B" and op.stage == last:
+                before[node].append(self.graph.barrier)
+        before.append(forward)
+
+    def reductions(self) -> None:
+        """B, W -> all_reduce, reduce_scatter over the replicas -> step. Other collectives wait for their turn only.
+
+        A collective with a micro-batch waits for the gradients of that one, else for those of all.
+        """
+        gradients: dict[tuple[int, int | None], list[int]] = defaultdict(list)
+        reduced: dict[int, list[int]] = defaultdict(list)
+        before = self.graph.before
+        for node, op in enumerate(self.graph.ops):
+            if op.kind in ("B", "W"):
+                gradients[op.stage, op.micro_batch].append(node)
+                gradients[op.stage, None].append(node)
+            elif op.kind == "collective" and split_part(op.part) in (("all_reduce", DATA), ("reduce_scatter", DATA)):
+                reduced[op.stage].append(node)
+        for node, op in enumerate(self.graph.ops):
+            if op.kind == "step":
+                before[node] += gradients[op.stage, None] + reduced[op.stage]
+        for nodes in reduced.values():
+            for node in nodes:
+                op = self.graph.ops[node]
+                before[node] += gradients[op.stage, op.micro_batch]

@@ -1,0 +1,59 @@
+"""How long each op takes, if nothing disturbs it."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Mapping
+from functools import cached_property
+
+from harness.cluster import Cluster
+from harness.memory import MemoryModel
+from harness.op import Op
+from harness.plan import Plan
+from harness.profile import ModelProfile
+from harness.schedule.graph import Graph
+
+Seconds = dict[str, list[float]]
+
+
+class Costs:
+    """Seconds of tasks: of each kind, by stage.
+
+    The optimizer reads gradients, and reads and writes weights and its own state. Where the weights' gradients are
+    tasks of their own (W), each of B and W takes half of the backward pass.
+    """
+
+    def __init__(self, plan: Plan, profile: ModelProfile, cluster: Cluster, memory: MemoryModel, halved: bool) -> None:
+        self.plan, self.profile, self.cluster, self.memory = plan, profile, cluster, memory
+        self.halved = halved
+
+    @cached_property
+    def seconds(self) -> Seconds:
+        stages = self.plan.stages
+        forward = [self.profile.sum("forward_s", stage.first, stage.last) for stage in stages]
+        backward = [self.profile.sum("backward_s", stage.first, stage.last) for stage in stages]
+        half = [value / 2 for value in backward] if self.halved else backward
+        return {"F": forward, "R": forward, "B": half, "W": half, "step": list(map(self._step_s, range(len(stages))))}
+
+    def _step_s(self, stage: int) -> float:
+        bandwidth = self.cluster.device.memory_bandwidth * self.cluster.device.efficiency
+        touched = 2 * self.memory.weights + self.memory.gradients + 2 * self.memory.optimizer
+        size = self.profile.sum("param_bytes", self.plan.stages[stage].first, self.plan.stages[stage].last) * touched
+        return size / bandwidth if bandwidth else 0.0
+
+
+def given(op: Op, durations: Mapping[str, float]) -> float:
+    """The duration that was handed in. Raises ValueError for one that is missing, negative or not finite."""
+    seconds = durations.get(str(op))
+    if seconds is None:
+        raise ValueError(f"{op} of stage {op.stage} has no duration -> one for each op of the schedule")
+    if not (math.isfinite(seconds) and seconds >= 0):
+        raise ValueError(f"{op} of stage {op.stage} takes {seconds} s -> a finite number of at least 0")
+    return seconds
+
+
+def disturbances(graph: Graph, spread: float, seed: int) -> list[float]:
+    """A factor for each node: normal around 1, never below 0; the same for the same seed."""
+    draw = random.Random(seed)
+    return [max(0.0, draw.gauss(1.0, spread)) for _ in graph.before]

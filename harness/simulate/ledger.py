@@ -1,0 +1,210 @@
+"""The memory of each device: a ledger of what the ops of an execution allocate and free.
+
+    copy    |== input or skip ================================|      until its stage's backward task ends
+    F          |== saved, or checkpoint ======================|
+    R                                |== saved ===============|
+    copy                         |== a skip's gradient =======|
+    B                                         |== working ====|
+
+Of two changes at the same moment the free comes first. Where the memory model counts only the inputs of layers, as
+MadPipe's does, copies and the working set of a backward task cost nothing: so it is in that paper.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from harness.memory import MemoryModel
+from harness.op import Op
+from harness.plan import Plan, Stage
+from harness.profile import ModelProfile
+from harness.schedule import Schedule
+from harness.schedule.graph import Graph
+
+
+@dataclass(frozen=True)
+class Peak:
+    """The fullest moment of one device: when, how many bytes, and of what ("weights", "saved", "checkpoints", ...)."""
+
+    device: int
+    at_s: float
+    bytes: int
+    contents: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass
+class _Book:
+    """The changes of one device, column by column."""
+
+    at_s: list[float] = field(default_factory=list)
+    bytes: list[int] = field(default_factory=list)
+    what: list[int] = field(default_factory=list)
+
+    def held(self, start_s: float, end_s: float, size: int, what: int) -> None:
+        if size:
+            self.at_s += (start_s, end_s)
+            self.bytes += (size, -size)
+            self.what += (what, what)
+
+
+NAMES = ("saved", "checkpoints", "received", "outputs", "working")
+SAVED, CHECKPOINTS, RECEIVED, OUTPUTS, WORKING = range(5)
+
+
+def peaks(
+    graph: Graph, start_s: list[float], end_s: list[float], schedule: Schedule, plan: Plan, profile: ModelProfile,
+    memory: MemoryModel,
+) -> tuple[Peak, ...]:  # fmt: skip
+    """The fullest moment of each of `plan.devices`."""
+    ledger = _Ledger(graph, start_s, end_s, schedule, plan, profile, memory)
+    ledger.write()
+    return tuple(ledger.peak(device) for device in plan.devices)
+
+
+def working_bytes(profile: ModelProfile, first: int, last: int, accumulated: float = 0.0) -> int:
+    """What the backward pass of `first`..`last` needs at its peak beyond what it frees on the way, layer by layer:
+
+    saved by   first ... l | gradients of l's output, input and parameters, and of inner skips that pass over l
+
+    The new gradient of parameters (`accumulated` times their bytes) stands beside the one that it is added to.
+    """
+    inside = [s for s in profile.skips if first <= s.source and s.target <= last]
+    saved = beyond = 0
+    for number in reversed(range(first, last + 1)):
+        layer = profile.layers[number]
+        gradients = layer.output_bytes + (profile.boundary_bytes(number) if number else 0)
+        gradients += sum(s.bytes for s in inside if s.source < number <= s.target)
+        beyond = max(beyond, gradients + round(layer.param_bytes * accumulated) - saved)
+        saved += layer.saved_bytes
+    return beyond
+
+
+@dataclass(frozen=True)
+class _StageBytes:
+    """What the tasks of one stage hold, for one micro-batch.
+
+    `checkpoint` is that of a task that will be recomputed, `first_working` that of the first backward task, which finds
+    no gradients to add to.
+    """
+
+    checkpoint: int
+    saved: int
+    outputs: int
+    first_working: int
+    working: int
+
+
+class _Ledger:
+    def __init__(
+        self, graph: Graph, start_s: list[float], end_s: list[float], schedule: Schedule, plan: Plan,
+        profile: ModelProfile, memory: MemoryModel,
+    ) -> None:  # fmt: skip
+        self.graph, self.start_s, self.end_s = graph, start_s, end_s
+        self.schedule, self.plan, self.profile, self.memory = schedule, plan, profile, memory
+        self.whole = memory.activations == "saved"
+        self.books = {device: _Book() for device in plan.devices}
+        self.backward = {(op.stage, op.micro_batch): node for node, op in enumerate(graph.ops) if op.kind == "B"}
+        self.first_backward = {  # of each stage
+            stage: min(nodes, key=lambda node: start_s[node]) for stage, nodes in _by_stage(graph, "B").items()
+        }
+        self.again = {(op.stage, op.micro_batch) for op in graph.ops if op.kind == "R"}
+        self.brought: dict[int, set[str]] = defaultdict(set)  # what messages bring a stage, "" being its input
+        for op in graph.ops:
+            if op.kind in ("copy", "send") and op.peer is not None and op.forward:
+                self.brought[op.stage if op.kind == "copy" else op.peer].add(op.part)
+        self.stages = [self.stage_bytes(number, stage) for number, stage in enumerate(plan.stages)]
+
+    def write(self) -> None:
+        for node, op in enumerate(self.graph.ops):
+            kind = op.kind
+            if kind in ("F", "R"):
+                self.task(node, op)
+            elif kind in ("copy", "send") and op.peer is not None and self.whole:
+                self.message(node, op)
+            elif kind == "B" and self.whole:
+                sizes = self.stages[op.stage]
+                working = sizes.first_working if self.first_backward[op.stage] == node else sizes.working
+                self.book(op.stage).held(self.start_s[node], self.end_s[node], working, WORKING)
+
+    def book(self, stage: int) -> _Book:
+        return self.books[self.plan.stages[stage].device]
+
+    def task(self, node: int, op: Op) -> None:
+        """What a forward task or a recomputation keeps until the backward task has ended."""
+        start, end = self.start_s[node], self.end_s[self.backward.get((op.stage, op.micro_batch), node)]
+        sizes, book = self.stages[op.stage], self.book(op.stage)
+        if op.kind == "F":
+            book.held(start, end, sizes.outputs, OUTPUTS)
+            if (op.stage, op.micro_batch) in self.again:
+                book.held(start, end, sizes.checkpoint, CHECKPOINTS)
+                return
+        book.held(start, end, sizes.saved, SAVED)
+
+    def message(self, node: int, op: Op) -> None:
+        """A buffer at the receiving end, until the backward task that uses it; a boundary's gradient only until that
+        begins, since then the task's working set takes its place."""
+        assert op.peer is not None
+        stage = op.stage if op.kind == "copy" else op.peer
+        user = self.backward.get((stage, op.micro_batch), node)
+        until = self.start_s[user] if not op.forward and not op.part else self.end_s[user]
+        self.book(stage).held(self.start_s[node], max(until, self.end_s[node]), op.bytes, RECEIVED)
+
+    def stage_bytes(self, number: int, stage: Stage) -> _StageBytes:
+        """Where only the inputs of layers count, nothing else does."""
+        profile, memory = self.profile, self.memory
+        task = memory.task_bytes(profile, stage.first, stage.last)
+        if not self.whole:
+            return _StageBytes(memory.checkpoint_bytes(profile, stage.first, stage.last), task, 0, 0, 0)
+        brought = self.brought[number]
+        if stage.first == 0 or "" in brought:  # the input, which the first layer saves, counts where it lies already
+            task -= min(profile.boundary_bytes(stage.first), profile.layers[stage.first].saved_bytes)
+        here = 0 if "" in brought or stage.first == 0 else profile.boundary_bytes(stage.first)
+        here += sum(s.bytes for s in profile.skips_into(stage.first, stage.last) if s.name not in brought)
+        working = [working_bytes(profile, stage.first, stage.last, more) for more in (0.0, memory.gradients)]
+        return _StageBytes(here, task, self.output_bytes(number), *working)
+
+    def output_bytes(self, number: int) -> int:
+        """The model's output, which waits for the loss; gathered it has a gradient of the same size beside it."""
+        if number != len(self.plan.stages) - 1:
+            return 0
+        return self.profile.layers[-1].output_bytes * (2 if self.schedule.loss == "gathered" else 1)
+
+    def resident(self, device: int) -> dict[str, int]:
+        """What is there all the time: model state, and on the first stage's device the whole mini-batch."""
+        held = [stage for stage in self.plan.stages if stage.device == device]
+        parts: dict[str, int] = defaultdict(int)
+        for stage in held:
+            for name, size in self.memory.state_parts(self.profile, stage.first, stage.last).items():
+                parts[name] += size
+        if self.whole and self.plan.stages[0] in held:
+            parts["mini-batch"] = self.plan.micro_batches * self.profile.input_bytes
+        return dict(parts)
+
+    def peak(self, device: int) -> Peak:
+        """Of changes at the same moment the free comes first."""
+        resident, book = self.resident(device), self.books[device]
+        base = sum(resident.values())
+        if not book.at_s:
+            return Peak(device, 0.0, base, _without_zeros(resident))
+        at_s, change, what = np.array(book.at_s), np.array(book.bytes, dtype=np.int64), np.array(book.what)
+        order = np.lexsort((change > 0, at_s))
+        live = np.cumsum(change[order])
+        highest = int(np.argmax(live))
+        before = order[: highest + 1]
+        parts = {name: int(change[before][what[before] == code].sum()) for code, name in enumerate(NAMES)}
+        return Peak(device, float(at_s[order[highest]]), base + int(live[highest]), _without_zeros(resident | parts))
+
+
+def _by_stage(graph: Graph, kind: str) -> dict[int, list[int]]:
+    found: dict[int, list[int]] = defaultdict(list)
+    for node, op in enumerate(graph.ops):
+        if op.kind == kind:
+            found[op.stage].append(node)
+    return found
+
+
+def _without_zeros(parts: dict[str, int]) -> dict[str, int]:
+    return {name: size for name, size in parts.items() if size}

@@ -1,0 +1,122 @@
+"""What an op occupies beside its queues: links of its own, and shares of ports and cores.
+
+device 0 --link--> device 1 |port|--------|port| device 2 --link--> device 3
+node 0                                                              node 1
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+
+from harness.cluster import Cluster, Link
+from harness.op import Op
+from harness.schedule import Schedule
+from harness.schedule.graph import DATA, split_part
+from harness.simulate.flows import Flow, Resource
+
+STEPS = {"all_reduce": 2, "reduce_scatter": 1, "all_gather": 1, "all_to_all": 1}
+"""Times that a collective sends (members - 1) / members of its buffer to the neighbour, in members - 1 messages."""
+
+
+@dataclass(frozen=True)
+class Route:
+    """An op holds all of `links` alone for `seconds`; then, where there is a `flow`, for as long as that takes."""
+
+    seconds: float
+    links: tuple[Resource, ...] = ()
+    flow: Flow | None = None
+
+
+class Routes:
+    """Routes of messages and collectives of one schedule on one cluster."""
+
+    def __init__(self, schedule: Schedule, cluster: Cluster) -> None:
+        self.schedule, self.cluster = schedule, cluster
+        self.pipeline = max(schedule.devices) + 1
+        self.known: dict[tuple[int, int, int], Route] = {}
+
+    def message(self, op: Op) -> Route:
+        """A copy, or a send with its receive. Without a peer it goes to the host's memory or comes from there."""
+        here = self.schedule.devices[op.stage]
+        if op.peer is None:
+            return Route(self.cluster.host_link.seconds(op.bytes))
+        there = self.schedule.devices[op.peer]
+        source, target = (here, there) if op.kind == "send" else (there, here)
+        key = (source, target, op.bytes)
+        route = self.known.get(key)
+        if route is None:
+            route = self.known[key] = self._between(*key)
+        return route
+
+    def _between(self, source: int, target: int, size: int) -> Route:
+        if source == target:
+            return Route(0.0)
+        if self.cluster.node(source) == self.cluster.node(target):
+            return Route(self.cluster.intra.seconds(size), (_name(self.cluster.intra, source, target),))
+        pairs = [(source + shift, target + shift) for shift in self._shifts()]
+        ports = _crossings(self.cluster, pairs)
+        uses = {port: ports[port] for port in _ports(self.cluster, source, target)}
+        return _through_ports(self.cluster.node_port, self.cluster.node_port.alpha_s, size, uses)
+
+    def collective(self, op: Op, members: list[int]) -> Route:
+        """A ring over `members`, devices of the first replica. Raises ValueError for an unknown algorithm.
+
+        member 0 -> member 1 -> ... -> member g-1 -> member 0
+        """
+        algorithm, communicator = split_part(op.part)
+        if algorithm not in STEPS:
+            raise ValueError(f"{op}: {algorithm!r} is no collective -> one of {', '.join(STEPS)}, as all_reduce@data")
+        if communicator == DATA:
+            ring, alike = [members[0] + shift for shift in self._shifts()], [0]
+        else:
+            ring, alike = sorted(members), self._shifts()
+        g, rounds = len(ring), STEPS[algorithm]
+        if g == 1:
+            return Route(0.0)
+        edges = [*pairwise(ring), (ring[-1], ring[0])]
+        sent, messages = rounds * (g - 1) / g * op.bytes, rounds * (g - 1)
+        inside = [(a, b) for a, b in edges if self.cluster.node(a) == self.cluster.node(b)]
+        links = tuple(dict.fromkeys(_name(self.cluster.intra, a, b) for a, b in inside))
+        if len(inside) == g:
+            both = 2 if self.cluster.intra.duplex == "half" and g == 2 else 1
+            return Route(
+                messages * self.cluster.intra.alpha_s + both * sent * self.cluster.intra.beta_s_per_byte, links
+            )
+        crossing = [edge for edge in edges if edge not in inside]
+        ports = _crossings(self.cluster, [(a + shift, b + shift) for a, b in crossing for shift in alike])
+        uses = {port: ports[port] for a, b in crossing for port in _ports(self.cluster, a, b)}
+        alpha_s = max([self.cluster.node_port.alpha_s] + [self.cluster.intra.alpha_s] * bool(inside))
+        beta = self.cluster.intra.beta_s_per_byte if inside else 0.0
+        return _through_ports(self.cluster.node_port, messages * alpha_s, sent, uses, links, beta)
+
+    def _shifts(self) -> list[int]:
+        """How far the devices of each replica lie behind those of the first one."""
+        return [replica * self.pipeline for replica in range(self.schedule.replicas)]
+
+
+def _name(link: Link, source: int, target: int) -> Resource:
+    """One link for each direction, or one for both."""
+    return ("link", frozenset((source, target))) if link.duplex == "half" else ("link", source, target)
+
+
+def _ports(cluster: Cluster, source: int, target: int) -> tuple[Resource, Resource]:
+    """The port out of the source's node, and the one into the target's."""
+    both = cluster.node_port.duplex == "half"
+    return ("port" if both else "out", cluster.node(source)), ("port" if both else "in", cluster.node(target))
+
+
+def _crossings(cluster: Cluster, pairs: list[tuple[int, int]]) -> Counter[Resource]:
+    """How many of the transfers cross each port. Replicas are alike, so they are under way at the same time."""
+    return Counter(port for source, target in pairs for port in _ports(cluster, source, target))
+
+
+def _through_ports(
+    port: Link, alpha_s: float, size: float, uses: Mapping[Resource, float], links: tuple[Resource, ...] = (),
+    beta: float = 0.0,
+) -> Route:  # fmt: skip
+    if port.beta_s_per_byte == 0:
+        return Route(alpha_s + size * beta, links)
+    return Route(alpha_s, links, Flow(size, 1 / max(beta, port.beta_s_per_byte), uses))

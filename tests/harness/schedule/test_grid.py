@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness.op import Op
+from harness.schedule import LaneOps, Schedule
+from harness.schedule.__main__ import DRAWN, drawing
+from harness.schedule.gpipe import gpipe
+from harness.schedule.grid import grid
+from harness.schedule.hops import Hop
+from harness.schedule.one_f_one_b import one_f_one_b
+from harness.simulate import Deadlock
+
+
+def picture(text: str) -> str:
+    return "\n".join(line.strip() for line in text.strip().splitlines())
+
+
+def test_gpipe_looks_like_the_papers_figure() -> None:
+    """torchgpipe, Figure 2: all forwards, then all backwards; here a backward takes two slots."""
+    assert grid(gpipe(3, range(3), [Hop(0, 1), Hop(1, 2)], "never")) == picture("""
+        time      0   1   2   3   4   5   6   7   8   9   10  11  12  13  14
+        device 0  0F0 0F1 0F2 .   .   .   .   .   .   0B2---- 0B1---- 0B0----
+        device 1  .   1F0 1F1 1F2 .   .   .   1B2---- 1B1---- 1B0---- .   .
+        device 2  .   .   2F0 2F1 2F2 2B2---- 2B1---- 2B0---- .   .   .   .
+    """)
+
+
+def test_1f1b_looks_like_the_picture_in_its_documentation() -> None:
+    drawn = grid(one_f_one_b(4, range(3), [Hop(0, 1), Hop(1, 2)]))
+    assert one_f_one_b.__doc__ is not None
+    assert drawn in picture(one_f_one_b.__doc__)
+
+
+def test_the_picture_in_the_documentation_of_grid() -> None:
+    assert grid.__doc__ is not None
+    assert grid(one_f_one_b(2, range(2), [Hop(0, 1)])) in picture(grid.__doc__)
+
+
+def test_a_recomputation_takes_a_slot_before_the_gradient_arrives() -> None:
+    assert grid(gpipe(1, range(2), [Hop(0, 1)], "always")) == picture("""
+        time      0   1   2   3   4   5   6
+        device 0  0F0 0R0 .   .   .   0B0----
+        device 1  .   1F0 1R0 1B0---- .   .
+    """)
+
+
+def test_without_fork_and_join_all_recomputations_come_first() -> None:
+    assert grid(gpipe(2, [0], [], "always", dependency=False)) == picture("""
+        time      0   1   2   3   4   5   6   7
+        device 0  0F0 0F1 0R1 0R0 0B1---- 0B0----
+    """)
+
+
+def test_weight_gradients_take_half_of_the_backward_pass() -> None:
+    ops = tuple(Op.parse(text) for text in ("0F10", "0B10", "0W10"))
+    assert grid(Schedule((LaneOps(3, "compute", ops),), (3,))) == picture("""
+        time      0    1    2
+        device 3  0F10 0B10 0W10
+    """)
+
+
+def test_stages_of_one_device_share_its_row() -> None:
+    assert grid(gpipe(1, [0, 1, 0], [Hop(0, 1), Hop(1, 2)], "never")) == picture("""
+        time      0   1   2   3   4   5   6   7   8
+        device 0  0F0 .   2F0 2B0---- .   .   0B0----
+        device 1  .   1F0 .   .   .   1B0---- .   .
+    """)
+
+
+@given(st.integers(1, 12), st.integers(1, 12))
+def test_every_task_is_drawn_once(m: int, n: int) -> None:
+    schedule = one_f_one_b(m, range(n), [])
+    lines = grid(schedule).splitlines()
+    slots = lines[0].split()[1:]
+    assert slots == [str(slot) for slot in range(3 * (m + n - 1))]
+    assert sorted(cell.rstrip("-") for line in lines[1:] for cell in line.split()[2:] if cell != ".") == sorted(
+        str(op) for op in schedule.ops() if op.kind != "step"
+    )
+
+
+def test_a_schedule_that_cannot_end_is_not_drawn() -> None:
+    with pytest.raises(Deadlock, match="0B0"):
+        grid(Schedule((LaneOps(0, "compute", (Op(0, "B", 0), Op(0, "F", 0))),), (0,)))
+    assert grid(Schedule((), ())) == ""
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_every_schedule_is_drawn_with_its_defaults(name: str) -> None:
+    assert drawing([name]).startswith("time ")
+
+
+def test_the_keys_of_the_command_line() -> None:
+    assert drawing(["gpipe", "stages=1", "micro_batches=2", "recompute=always", "dependency=false"]) == grid(
+        gpipe(2, [0], [], "always", dependency=False)
+    )
+    assert drawing(["single", "micro_batches=1"]).splitlines()[1] == "device 0  0F0 0B0----"
+    assert drawing(["interleaved", "stages=6", "chunks=3", "micro_batches=2"]).count("device") == 2
+    assert drawing(["message_driven", "stages=2", "micro_batches=2", "rule=alternate", "limit=1"]).count("0B1") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ("", "nothing   is none of gpipe, one_f_one_b, interleaved, message_driven, single   -> gpipe"),
+        ("pipe", "pipe   is none of gpipe, one_f_one_b, interleaved, message_driven, single   -> gpipe"),
+        ("single stages=2", "stages=2   is no KEY=VALUE of single, whose keys are micro_batches, recompute"),
+        ("gpipe stages", "stages   is no KEY=VALUE of gpipe"),
+        ("gpipe stages=0", "stages 0   is no whole number of at least 1"),
+        ("gpipe micro_batches=2.5", "micro_batches 2.5   is no whole number of at least 1"),
+        ("gpipe recompute=often", "recompute often   is none of always, except_last, never"),
+        ("gpipe dependency=1", "dependency 1   is neither true nor false"),
+        ("interleaved stages=5", "stages 5   is no multiple of chunks 2   -> stages=4 or stages=6"),
+        ("interleaved stages=1", "stages 1   is no multiple of chunks 2   -> stages=2"),
+        ("interleaved micro_batches=3", "batch.micro_batches 3   is no multiple of the 2 devices"),
+        ("message_driven rule=in_order", "rule in_order   is none of fifo"),
+    ],
+)
+def test_a_bad_command_line_is_told_what_is_wrong(arguments: str, complaint: str) -> None:
+    with pytest.raises(ValueError) as refused:
+        drawing(arguments.split())
+    assert str(refused.value).startswith(complaint)
+
+
+def test_the_command() -> None:
+    """Free of torch, and exit code 2 with the keys where the command line is wrong."""
+    code = "import sys; from harness.schedule.__main__ import main; code = main(); assert 'torch' not in sys.modules"
+    good = subprocess.run([sys.executable, "-c", code, "single", "micro_batches=1"], capture_output=True, text=True)
+    assert (good.returncode, good.stdout.splitlines()[1]) == (0, "device 0  0F0 0B0----")
+    bad = subprocess.run([sys.executable, "-m", "harness.schedule", "gpipe", "x=1"], capture_output=True, text=True)
+    assert bad.returncode == 2
+    assert "x=1   is no KEY=VALUE of gpipe" in bad.stderr
+    assert "one_f_one_b    stages micro_batches recompute" in bad.stderr

@@ -1,0 +1,121 @@
+"""Whatever is recommended was tried: the run fits with it, and not with less."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from omegaconf import DictConfig
+
+from harness import advice, check, planning, registry
+from harness.cluster import Cluster, Device, Link
+from harness.compose import compose
+from harness.problem import CannotRun
+from harness.profile import LayerProfile, ModelProfile
+
+TYPED = re.compile(r"\S+=\S+( \S+=\S+)*")
+
+
+def chain(layers: int, micro_batch: int, params: int, saved: int, output: int) -> ModelProfile:
+    """Equal layers; `saved` and `output` bytes for each sample."""
+    layer = LayerProfile("l", 1.0, 2.0, param_bytes=params, output_bytes=output * micro_batch,
+                         saved_bytes=saved * micro_batch)  # fmt: skip
+    return ModelProfile((layer,) * layers, "net", micro_batch, input_bytes=output * micro_batch, source="a test")
+
+
+def cluster(devices: int, memory_bytes: int) -> Cluster:
+    return Cluster("flat", 1, devices, Device(memory_bytes=memory_bytes), Link(0.0, 0.0))
+
+
+def settled(*typed: str, devices: int = 2) -> DictConfig:
+    flat = ["cluster=flat", f"cluster.devices={devices}", "cluster.memory_gb=1", "cluster.bandwidth_gb_s=1"]
+    return compose([*flat, "mode=simulate", *typed])
+
+
+def fits(config: DictConfig, profile: ModelProfile, on: Cluster) -> bool:
+    """By the same way that a run goes."""
+    engine, planner = registry.build("engine", config.engine), registry.build("planner", config.planner)
+    draft = planning.draft(config, engine, planner, profile, on)
+    return check.of_memory(draft.plan, draft.plan.predicted["peak_memory_bytes"], on, draft.memory) == []
+
+
+def test_checkpointing_where_that_is_enough() -> None:
+    """Each of two stages keeps 2 x 100 bytes of 8 samples, or recomputes one of 8 micro-batches."""
+    profile = chain(4, 1, params=10, saved=100, output=1)
+    config = settled("batch.size=8", "batch.micro_batches=8", "engine.checkpoint=never")
+    assert not fits(config, profile, cluster(2, 500))
+    assert advice.mend(config, profile, cluster(2, 500)) == "engine.checkpoint=always"
+
+
+def test_checkpointing_is_not_recommended_where_it_does_not_help() -> None:
+    profile = chain(4, 8, params=10, saved=100, output=1)
+    config = settled("batch.size=64", "batch.micro_batches=8", "engine.checkpoint=except_last")
+    assert advice.mend(config, profile, cluster(2, 700)) == "batch.micro_batches=32"
+
+
+def test_parameters_need_devices() -> None:
+    profile = chain(16, 1, params=100, saved=1, output=1)
+    config = settled("batch.size=8", "batch.micro_batches=8")
+    assert advice.mend(config, profile, cluster(2, 1000)) == "cluster.devices=4"
+    given_2 = settled("batch.size=8", "batch.micro_batches=8", "mesh.pipeline=2", devices=4)
+    assert advice.mend(given_2, profile, cluster(4, 1000)) == "mesh.pipeline=4"
+
+
+def test_a_smaller_batch_where_all_else_is_done() -> None:
+    """One device, one layer: what is kept of a whole batch is what it keeps."""
+    profile = chain(1, 4, params=1, saved=10, output=100)
+    config = settled("batch.size=32", "batch.micro_batches=8", devices=1)
+    found = advice.mend(config, profile, cluster(1, 4000))
+    assert found.startswith("batch.size=")
+
+
+@pytest.mark.parametrize(
+    ("there", "told"),
+    [(50, "a smaller model: its parameters need 3.1 KiB, all devices have 100 B"),
+     (1700, "a smaller batch.size or model")],
+)  # fmt: skip
+def test_where_nothing_helps(there: int, told: str) -> None:
+    """Two layers of 800 bytes of parameters and as many of gradients, and a sample that is larger than a device."""
+    profile = chain(2, 1, params=800, saved=1, output=4000)
+    assert advice.mend(settled("batch.size=1", "batch.micro_batches=1"), profile, cluster(2, there)) == told
+
+
+def test_micro_batches_of_a_stored_profile_stay_as_they_are(tmp_path) -> None:
+    profile = chain(4, 8, params=10, saved=100, output=1)
+    profile.save(tmp_path / "p.json")
+    config = settled("batch.size=64", "batch.micro_batches=8", f"profile={tmp_path / 'p.json'}")
+    assert "batch.micro_batches" not in advice.mend(config, profile, cluster(2, 700))
+
+
+@settings(max_examples=60)
+@given(
+    st.integers(1, 6), st.sampled_from([1, 2, 4]), st.integers(0, 50), st.integers(0, 50), st.integers(1, 20),
+    st.integers(1, 2), st.integers(1, 3000),
+)  # fmt: skip
+def test_what_is_recommended_fits_and_nothing_of_it_is_superfluous(
+    layers: int, micro_batch: int, params: int, saved: int, output: int, devices: int, there: int
+) -> None:
+    profile = chain(layers, micro_batch, params, saved, output)
+    base = [f"batch.size={4 * micro_batch}", "batch.micro_batches=4"]
+    config, on = settled(*base, devices=devices), cluster(devices, there)
+    try:
+        if fits(config, profile, on):
+            return
+    except CannotRun:
+        return
+    found = advice.mend(config, profile, on)
+    if not TYPED.fullmatch(found):
+        assert found.startswith("a smaller")
+        return
+    keys = found.split(" ")
+    for count in range(len(keys) + 1):
+        for chosen in itertools.combinations(keys, count):
+            changed = settled(*base, *chosen, devices=devices)
+            size = check.micro_batch(changed)
+            seen = chain(layers, size, params, saved, output)
+            more = replace(on, devices_per_node=changed.cluster.devices)
+            assert fits(changed, seen, more) == (count == len(keys)), chosen

@@ -1,0 +1,202 @@
+"""Times from counted work, by hand; scaling; and which of them the key `costs` takes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness.cluster import Device
+from harness.costs import COSTS, analytic, has_times, priced, scaled
+from harness.problem import CannotRun
+from harness.profile import LayerProfile, ModelProfile, Skip
+
+ROOT = Path(__file__).parents[2]
+
+A = Device("A", peak_flops={"float32": 100.0, "bfloat16": 400.0}, memory_bandwidth=10.0, efficiency=0.5, kernel_s=3.0)
+B = Device("B", peak_flops={"float32": 50.0}, memory_bandwidth=20.0, efficiency=1.0, kernel_s=0.0)
+BARE = Device("bare")
+
+LAYERS = (
+    LayerProfile("product", flops=1000, bytes_moved=50, kernels=1, param_bytes=7, saved_bytes=9),
+    LayerProfile("thin product", flops=1000, bytes_moved=200, kernels=2),
+    LayerProfile("elementwise", bytes_moved=40, elementwise_bytes=40, kernels=1),
+    LayerProfile("mixed", flops=1000, bytes_moved=90, elementwise_bytes=40, kernels=3),
+    LayerProfile("nothing", kernels=1, output_bytes=5),
+)
+COUNTED = ModelProfile(LAYERS, "net", 2, skips=(Skip(0, 3, 8, "s"),), source="counted")
+ON_A = [3 + 10 / 0.5, 2 * 3 + 20 / 0.5, 3 + 4 / 0.5, 3 * 3 + (10 + 4) / 0.5, 0]
+ON_B = [20, 20, 2, 20 + 2, 0]
+TIMED = replace(
+    COUNTED,
+    layers=tuple(replace(layer, forward_s=i + 1.0, backward_s=3.0 * i) for i, layer in enumerate(LAYERS)),
+    source="measured on A",
+    device=A,
+)
+
+
+def forward_s(profile: ModelProfile) -> list[float]:
+    return [layer.forward_s for layer in profile.layers]
+
+
+def backward_s(profile: ModelProfile) -> list[float]:
+    return [layer.backward_s for layer in profile.layers]
+
+
+def without_times(profile: ModelProfile) -> ModelProfile:
+    layers = tuple(replace(layer, forward_s=0.0, backward_s=0.0) for layer in profile.layers)
+    return replace(profile, layers=layers, source="", device=None)
+
+
+@pytest.mark.parametrize("profile", [COUNTED, TIMED], ids=["counted", "measured"])
+@pytest.mark.parametrize(("device", "seconds"), [(A, ON_A), (B, ON_B)], ids="AB")
+def test_times_from_work_by_hand(profile, device, seconds):
+    times = analytic(profile, device)
+    assert forward_s(times) == pytest.approx(seconds)
+    assert backward_s(times) == pytest.approx([2 * s for s in seconds])
+    assert without_times(times) == without_times(profile)
+    assert times.device == device
+
+
+def test_the_source_says_what_was_taken():
+    p40 = Device("Tesla P40", peak_flops={"float32": 11.76e12}, memory_bandwidth=346e9, efficiency=0.7, kernel_s=1e-5)
+    source = "analytic on Tesla P40 from counted work: 11.76 TFLOP/s float32, 346 GB/s, 10 us a kernel, efficiency 0.7"
+    assert analytic(COUNTED, p40).source == analytic(TIMED, p40).source == source
+
+
+def test_products_compute_in_the_autocast_format():
+    (layer, *_) = analytic(replace(COUNTED, autocast="bfloat16"), A).layers
+    assert layer.forward_s == 3 + max(1000 / 400, 50 / 10) / 0.5
+    with pytest.raises(CannotRun, match=r"cluster\.peak_tflops\.bfloat16"):
+        analytic(replace(COUNTED, autocast="bfloat16"), B)
+
+
+@given(st.floats(1, 1e15), st.floats(0.1, 1), st.floats(1e-9, 1e-3))
+def test_the_efficiency_curve(flops, efficiency, kernel_s):
+    """A kernel of w FLOPs reaches e * w / (w + e * peak * kernel_s) of the peak."""
+    peak = 1e13
+    device = Device("D", 1, {"float32": peak}, 1e12, efficiency, kernel_s)
+    (layer,) = analytic(ModelProfile((LayerProfile(flops=flops),)), device).layers
+    reached = flops / layer.forward_s / peak
+    assert reached == pytest.approx(efficiency * flops / (flops + efficiency * peak * kernel_s))
+    assert reached <= efficiency * (1 + 1e-12)
+
+
+def test_scaling_by_hand():
+    on_b = scaled(TIMED, A, B)
+    ratios = [b / a for a, b in zip(ON_A[:-1], ON_B[:-1], strict=True)] + [10 / 20]  # the last: bandwidths
+    assert forward_s(on_b) == pytest.approx([t * r for t, r in zip(forward_s(TIMED), ratios, strict=True)])
+    assert backward_s(on_b) == pytest.approx([t * r for t, r in zip(backward_s(TIMED), ratios, strict=True)])
+    assert without_times(on_b) == without_times(TIMED)
+    assert on_b.source == "scaled from A to B: measured on A" and on_b.device == B
+
+
+numbers = st.floats(1e-3, 1e6)
+devices = st.builds(
+    lambda peak, bandwidth, efficiency, kernel_s: Device("D", 1, {"float32": peak}, bandwidth, efficiency, kernel_s),
+    numbers, numbers, st.floats(0.01, 1), st.floats(0, 10),
+)  # fmt: skip
+layers = st.builds(
+    lambda flops, product, elementwise, kernels: LayerProfile(
+        flops=flops, bytes_moved=product + elementwise, elementwise_bytes=elementwise, kernels=kernels
+    ),
+    numbers, numbers, numbers, st.integers(0, 9),
+)  # fmt: skip
+profiles = st.lists(layers, min_size=1, max_size=4).map(lambda made: ModelProfile(tuple(made)))
+
+
+@given(profiles, devices, devices, devices)
+def test_analytic_times_scale_to_analytic_times(profile, a, b, c):
+    assert forward_s(scaled(analytic(profile, a), a, b)) == pytest.approx(forward_s(analytic(profile, b)))
+    there = scaled(scaled(analytic(profile, a), a, c), c, b)
+    assert backward_s(there) == pytest.approx(backward_s(analytic(profile, b)))
+
+
+@given(profiles, devices)
+def test_a_better_device_is_never_slower(profile, device):
+    times = forward_s(analytic(profile, device))
+    for better in (
+        replace(device, peak_flops={"float32": 2 * device.peak_flops["float32"]}),
+        replace(device, memory_bandwidth=2 * device.memory_bandwidth),
+        replace(device, kernel_s=device.kernel_s / 2),
+    ):
+        assert all(new <= old for new, old in zip(forward_s(analytic(profile, better)), times, strict=True))
+    assert all(t >= 0 for t in times)
+
+
+# profile, costs, device, described, given: what is taken
+CHOICES = [
+    (TIMED, "auto", A, False, False, "measured"),
+    (TIMED, "auto", B, True, False, "analytic"),
+    (TIMED, "auto", BARE, True, False, "measured"),  # cluster=flat without peaks
+    (replace(TIMED, dtype="float64"), "auto", B, True, False, "measured"),  # no peak in that format
+    (TIMED, "auto", replace(B, memory_bandwidth=0.0), True, False, "measured"),
+    (TIMED, "auto", B, True, True, "measured"),
+    (COUNTED, "auto", B, True, True, "analytic"),
+    (COUNTED, "auto", B, True, False, "analytic"),
+    (COUNTED, "auto", A, False, True, "analytic"),
+    (TIMED, "measured", B, True, False, "measured"),
+    (TIMED, "scaled", B, True, True, "scaled"),
+    (TIMED, "analytic", B, True, True, "analytic"),
+    (COUNTED, "analytic", A, False, False, "analytic"),
+]
+
+
+@pytest.mark.parametrize(("profile", "costs", "device", "described", "given", "taken"), CHOICES)
+def test_what_the_key_costs_takes(profile, costs, device, described, given, taken):
+    wanted = {
+        "measured": lambda: profile,
+        "scaled": lambda: scaled(TIMED, A, B),
+        "analytic": lambda: analytic(profile, device),
+    }
+    assert priced(profile, costs, device, described, given) == wanted[taken]()
+
+
+REFUSED = [
+    (COUNTED, "measured", A, ["costs measured", "net has none (counted)", "-> costs=analytic"]),
+    (COUNTED, "scaled", A, ["costs scaled", "net has none (counted)", "-> costs=analytic"]),
+    (TIMED, "cheap", A, ["costs cheap", "auto, measured, scaled, analytic", "-> costs=auto"]),
+    (TIMED, "analytic", BARE, ["cluster.peak_tflops.float32 null", "bare has it for no format",
+                               "cluster.memory_bandwidth_gb_s null", "-> cluster.memory_bandwidth_gb_s="]),
+    (COUNTED, "auto", BARE, ["cluster.peak_tflops.float32 null", "cluster.memory_bandwidth_gb_s null"]),
+    (replace(COUNTED, dtype="float64"), "analytic", A, ["cluster.peak_tflops.float64", "for bfloat16, float32",
+                                                        "-> cluster.peak_tflops.float64="]),
+    (replace(TIMED, device=None), "scaled", B, ["profile net", "float32 peak", "(measured on A)", "-> measure it"]),
+    (replace(TIMED, device=replace(A, memory_bandwidth=0.0)), "scaled", B, ["profile net", "memory bandwidth"]),
+    (TIMED, "scaled", BARE, ["cluster.peak_tflops.float32", "cluster.memory_bandwidth_gb_s"]),
+    (replace(TIMED, device=None), "scaled", BARE, ["profile net", "cluster.peak_tflops", "cluster.memory_bandwidth"]),
+    (ModelProfile((LayerProfile("a", 1, 2),), "old"), "analytic", BARE, [
+        "profile old", "neither FLOPs nor bytes in any of its 1 layers", "-> python run.py mode=profile",
+        "cluster.peak_tflops.float32"]),
+    (ModelProfile((LayerProfile("a"),)), "auto", A, ["profile without a name"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("profile", "costs", "device", "words"), REFUSED)
+def test_what_cannot_be_priced(profile, costs, device, words):
+    with pytest.raises(CannotRun) as caught:
+        priced(profile, costs, device, described=True, given=True)
+    for word in words:
+        assert word in str(caught.value)
+
+
+def test_times_are_seen_in_either_direction():
+    assert has_times(TIMED) and not has_times(COUNTED)
+    assert has_times(ModelProfile((LayerProfile(), LayerProfile(backward_s=1.0))))
+    assert set(COSTS) == {costs for _, costs, *_ in CHOICES}
+
+
+def test_the_device_survives_a_file(tmp_path):
+    on_b = scaled(replace(TIMED, autocast=None), A, B)
+    on_b.save(tmp_path / "profile.json")
+    assert ModelProfile.load(tmp_path / "profile.json") == on_b
+
+
+def test_pricing_works_without_torch():
+    program = "import sys; from harness import costs; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, timeout=60)

@@ -1,0 +1,97 @@
+"""Which way a profile comes from, and what follows from a stored one."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from harness import profiles
+from harness.cluster import Cluster, Device
+from harness.compose import compose
+from harness.problem import CannotRun
+from harness.profile import LayerProfile, ModelProfile
+from harness.profiles import Profiles
+from harness.progress import Progress
+
+FLAT = ["cluster=flat", "cluster.devices=2", "cluster.memory_gb=1", "cluster.bandwidth_gb_s=1"]
+HERE = Device("here", 10**9, {"float32": 1e12}, 1e10)
+PROFILE = ModelProfile((LayerProfile("l", 1.0, 2.0),) * 3, "unet_x", 5, source="measured on X")
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REGATTA_CACHE", str(tmp_path / "cache"))
+
+
+def made(folder: Path, *typed: str) -> Profiles:
+    return Profiles(compose(typed), typed, folder, Progress(Console(file=io.StringIO())))
+
+
+@pytest.mark.parametrize(
+    ("typed", "peaks", "origin"),
+    [
+        ([], False, "measured"),
+        (["costs=analytic"], False, "counted"),
+        (["costs=measured", *FLAT], True, "measured"),
+        (["costs=scaled", *FLAT], True, "measured"),
+        (FLAT, False, "measured"),
+        (FLAT, True, "counted"),
+        ([], True, "measured"),
+    ],
+    ids=["local", "local analytic", "as measured here", "scaled from here", "no peaks", "peaks", "local with peaks"],
+)
+def test_what_is_counted_and_what_is_measured(typed: list[str], peaks: bool, origin: str) -> None:
+    cluster = Cluster(device=HERE if peaks else Device())
+    assert profiles.origin(compose(typed), cluster) == origin
+
+
+def test_a_stored_profile_comes_first(tmp_path: Path) -> None:
+    PROFILE.save(tmp_path / "p.json")
+    typed = [f"profile={tmp_path / 'p.json'}", "costs=analytic"]
+    assert profiles.origin(compose(typed), Cluster(device=HERE)) == "file"
+    assert made(tmp_path, *typed).raw("file", HERE) == PROFILE, "the file knows its own device"
+
+
+def test_the_batch_follows_from_a_stored_profile(tmp_path: Path) -> None:
+    PROFILE.save(tmp_path / "p.json")
+    typed = [f"profile={tmp_path / 'p.json'}", "batch.micro_batches=4"]
+    for more, size in ([], 20), (["batch.size=40"], 40):
+        config = compose([*typed, *more])
+        profiles.follow(config, [*typed, *more])
+        assert config.batch.size == size
+
+
+def test_counts_are_the_same_for_every_device_and_cluster(tmp_path: Path) -> None:
+    here, there = made(tmp_path), made(tmp_path, *FLAT, "cluster.efficiency=0.5")
+    assert here.place("counted") == there.place("counted") != here.place("measured")
+    assert made(tmp_path, "batch.micro_batches=4").place("counted") != here.place("counted")
+
+
+def test_a_cached_measurement_gets_the_device_that_is_known_now(tmp_path: Path) -> None:
+    one = made(tmp_path)
+    assert not one.is_there("measured")
+    PROFILE.save(one.place("measured"))
+    assert one.is_there("measured")
+    assert one.raw("measured", HERE).device == HERE
+    assert one.raw("measured", None).device is None
+    PROFILE.save(one.place("counted"))
+    assert one.raw("counted", HERE).device is None
+
+
+def test_a_file_that_is_no_profile(tmp_path: Path) -> None:
+    (tmp_path / "p.json").write_text("{")
+    for name, what in ("p.json", "is not JSON"), ("nowhere.json", "No such file"):
+        with pytest.raises(CannotRun, match=what) as caught:
+            profiles.stored(str(tmp_path / name))
+        assert caught.value.problems[0].key == f"profile {tmp_path / name}"
+
+
+def test_a_profile_in_a_line() -> None:
+    said = profiles.described(ModelProfile((LayerProfile("l", 0.5, 1.0, 2e9, param_bytes=1024),) * 2, "net", 5))
+    assert (
+        said
+        == "net: 2 layers, 2.0 KiB of parameters; 5 samples: 4 GFLOP forward, 1.00 s forward, 2.00 s backward; unknown"
+    )
