@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,16 @@ from rich.console import Console
 from rich.table import Table
 
 from harness import display, files, malloc
+from harness.cluster import Cluster, Link
 from harness.manifest import manifest
+from harness.memory import MemoryModel
+from harness.plan import Plan
+from harness.profile import LayerProfile, ModelProfile
+from harness.schedule import Schedule
+from harness.schedule.gpipe import gpipe
+from harness.schedule.hops import plan_hops
+from harness.schedule.one_f_one_b import one_f_one_b
+from harness.simulate import simulate
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "analysis" / "results" / "bench.json"
@@ -38,9 +48,34 @@ def planning(rounds: int) -> list[dict[str, Any]]:
     ]
 
 
+def simulator(rounds: int) -> list[dict[str, Any]]:
+    """48 stages, 1,024 micro-batches: a schedule is made and simulated in one process; messages are ops, too."""
+    profile = ModelProfile((LayerProfile("layer", 1e-3, 2e-3, output_bytes=10**6, saved_bytes=10**6),) * 48)
+    plan = Plan.contiguous([1] * 48, 1024)
+    hops = plan_hops(plan, profile, portals=True)
+    cluster = Cluster(devices_per_node=48, intra=Link(1e-6, 1 / 12e9))
+    makers: dict[str, Callable[[], Schedule]] = {
+        "gpipe": lambda: gpipe(1024, range(48), hops, "never"),
+        "one_f_one_b": lambda: one_f_one_b(1024, range(48), hops),
+    }
+    rows = []
+    for name, make in makers.items():
+        taken = []
+        for _ in range(rounds // 2 + 1):
+            start = time.perf_counter()
+            schedule = make()
+            simulate(schedule, plan, profile, cluster, MemoryModel())
+            taken.append(time.perf_counter() - start)
+        median, ops = statistics.median(taken), sum(len(lane.ops) for lane in schedule.lanes)
+        rows.append({"contestant": name, "step": median, "quartiles": [min(taken), max(taken)], "ops": ops,
+                     "ops a second": round(ops / median)})  # fmt: skip
+    return rows
+
+
 def main(names: list[str]) -> int:
     malloc.tune()
     from analysis.bench import pipeline
+    from analysis.bench.prediction import prediction
 
     benches = {
         "two_devices": pipeline.two_devices,
@@ -48,6 +83,8 @@ def main(names: list[str]) -> int:
         "checkpointing": pipeline.checkpointing,
         "components": pipeline.components,
         "planning": planning,
+        "prediction": prediction,
+        "simulator": simulator,
     }
     unknown = sorted(set(names) - set(benches))
     if unknown:
@@ -76,7 +113,7 @@ def show(name: str, title: str, rows: list[dict[str, Any]]) -> None:
 def cell(column: str, value: Any) -> str:
     if value is None:
         return ""
-    if column == "step":
+    if column in ("step", "predicted"):
         return display.seconds(value)
     if column == "quartiles":
         return " - ".join(map(display.seconds, value))
