@@ -143,6 +143,21 @@ MUTANTS = (
     Mutant("a gradient that takes no room while it is added", "harness/simulate/ledger.py",
            "for more in (0.0, memory.gradients)", "for more in (0.0, 0.0)",
            "tests/harness/simulate/test_ledger.py", "stands_beside"),
+    Mutant("kernels that start in no time", "harness/costs.py",
+           "return layer.kernels * device.kernel_s + ", "return ",
+           "tests/harness/test_costs.py"),
+    Mutant("a profile that is scaled the wrong way round", "harness/costs.py",
+           "ratio = _forward_s(layer, profile, target) / _forward_s(layer, profile, origin)",
+           "ratio = _forward_s(layer, profile, origin) / _forward_s(layer, profile, target)",
+           "tests/harness/test_costs.py"),
+    Mutant("a balance that leaves layers out", "planners/given.py",
+           "if stated != layers:", "if stated > layers:",
+           "tests/planners/test_given.py"),
+    Mutant("views that count as kernels", "harness/work.py",
+           "def _is_kernel(func: Any, inputs: list[Tensor], outputs: list[Tensor]) -> bool:\n",
+           "def _is_kernel(func: Any, inputs: list[Tensor], outputs: list[Tensor]) -> bool:\n    return True\n\n\n"
+           "def _unused(func: Any, inputs: list[Tensor], outputs: list[Tensor]) -> bool:\n",
+           "tests/harness/test_work.py"),
 )  # fmt: skip
 
 
