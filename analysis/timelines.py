@@ -1,12 +1,13 @@
 """Timelines of several runs, one below the other, on the same axis:
 
-    python -m analysis.timelines RUN_DIR [RUN_DIR ...] --out FILE.png [--step K]
+    python -m analysis.timelines RUN_DIR [RUN_DIR ...] --out FILE.png [--step K] [--titles "A,B"]
 
 A sweep's folder stands for all its points, in the order in which they began. A measured run that has its simulation
 beside it gets a second panel. So torchgpipe's Figure 7, what each component adds (section 4.1), is
 
     python run.py -m +sweeps=torchgpipe_table1 scale=paper
-    python -m analysis.timelines runs/torchgpipe_table1-paper --out docs/figure7.png
+    python -m analysis.timelines runs/torchgpipe_table1-paper --out docs/figure7.png \\
+        --titles "baseline,dep-x-x,dep-str-x,dep-str-ptl"
 """
 
 from __future__ import annotations
@@ -85,9 +86,10 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("folders", nargs="+", type=Path, metavar="RUN_DIR")
     parser.add_argument("--out", required=True, type=Path, metavar="FILE.png")
     parser.add_argument("--step", type=int, metavar="K", help="of the measured steps, from 0; the last one by default")
+    parser.add_argument("--titles", type=_listed, metavar='"A,B"', help="one for each run, in place of what differs")
     options = parser.parse_args(arguments)
     try:
-        drawn = panels(options.folders, options.step)
+        drawn = panels(options.folders, options.step, options.titles)
         draw_panels(drawn, options.out)
     except (ValueError, OSError) as error:
         print(error, file=sys.stderr)
@@ -96,11 +98,25 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def panels(folders: Sequence[Path], step: int | None = None) -> list[tuple[str, Trace]]:
-    """(title, trace of one step) of every run. Raises `NoTrace` for all folders that have none, at once.
+def panels(
+    folders: Sequence[Path], step: int | None = None, titles: Sequence[str] | None = None
+) -> list[tuple[str, Trace]]:
+    """(title, trace of one step) of every run; `titles` are those of the runs, in order.
 
+    Raises `NoTrace` for all folders that have none, at once, and ValueError where `titles` are not as many as the runs.
     A sweep's points without a trace are told on stderr, as long as others have one.
     """
+    found = _found(folders, step)
+    runs = list({id(run): run for run, _, _ in found}.values())
+    if titles is not None and len(titles) != len(runs):
+        names = ",".join(run.folder.resolve().name for run in runs)
+        raise ValueError(f'--titles   gives {len(titles)} for {len(runs)} runs   -> --titles "{names}"')
+    of_run = dict(zip(map(id, runs), titles or _titles(runs), strict=True))
+    return [(f"{of_run[id(run)]}, {source}", trace) for run, source, trace in found]
+
+
+def _found(folders: Sequence[Path], step: int | None) -> list[tuple[Run, str, Trace]]:
+    """The traces of all runs, with their sources."""
     found: list[tuple[Run, str, Trace]] = []
     missing: list[str] = []
     for folder in folders:
@@ -117,8 +133,7 @@ def panels(folders: Sequence[Path], step: int | None = None) -> list[tuple[str, 
         found += of_folder
     if missing:
         raise NoTrace("\n".join(missing))
-    titles = _titles([run for run, _, _ in found])
-    return [(f"{title}, {source}", trace) for title, (_, source, trace) in zip(titles, found, strict=True)]
+    return found
 
 
 def _traces(runs: Sequence[Run], step: int | None) -> tuple[list[tuple[Run, str, Trace]], list[str]]:
@@ -204,6 +219,10 @@ def _flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
             yield from _flat(value, f"{prefix}{key}.")
         else:
             yield prefix + key, value
+
+
+def _listed(text: str) -> list[str]:
+    return [title.strip() for title in text.split(",")]
 
 
 def _shown(value: Any) -> str:

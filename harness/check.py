@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from omegaconf import DictConfig
 
-from harness import display
+from harness import devices, display
 from harness.cluster import Cluster
 from harness.interfaces import Capabilities
 from harness.memory import MemoryModel
@@ -24,7 +24,7 @@ def request(config: DictConfig, can: Capabilities, cluster: Cluster | None) -> l
     """What is wrong with the request itself, before anything is known of the model. `cluster` None: is wrong itself."""
     return [
         *_degrees(config, can),
-        *(_devices(config, can, cluster) if cluster else []),
+        *(_devices(config, _wanted(config, can), cluster) if cluster else []),
         *profiling(config),
         *_place(config),
         *_dtype(config, can),
@@ -41,7 +41,7 @@ def resolve(config: DictConfig, can: Capabilities, devices: int, layers: int) ->
 
     One of them takes all devices that the given ones leave: the pipeline (never more stages than layers), else tensor,
     else data. What the engine, the cluster or the model does not allow is cut down to what they do, so that the other
-    checks can go on; `request` and `against_profile` name it.
+    checks can go on; `request` and `against_profile` name it. Stages that the user gives one by one stay: `of_plan`.
     """
     degrees = {name: _given(config, name) if getattr(can, name) else 1 for name in DEGREES}
     taken, free = 1, None
@@ -52,8 +52,19 @@ def resolve(config: DictConfig, can: Capabilities, devices: int, layers: int) ->
     known = {name: degree or 1 for name, degree in degrees.items()}
     if free:
         known[free] = max(1, devices // taken)
-    known["pipeline"] = max(1, min(known["pipeline"], layers, devices // (known["data"] * known["tensor"])))
+    if not stated(config):
+        known["pipeline"] = max(1, min(known["pipeline"], layers, devices // (known["data"] * known["tensor"])))
     return Mesh(**known)
+
+
+def stated(config: DictConfig) -> list[int]:
+    """The layers of each stage where the user gives them himself (planner=given), else nothing."""
+    return list(config.planner.get("balance") or [])
+
+
+def balance_key(balance: Sequence[int]) -> str:
+    """Such stages as a problem names them."""
+    return f"planner.balance [{','.join(map(str, balance))}]"
 
 
 def micro_batch(config: DictConfig) -> int:
@@ -75,7 +86,7 @@ def against_profile(config: DictConfig, can: Capabilities, profile: ModelProfile
     found = []
     layers = len(profile.layers)
     pipeline = config.mesh.pipeline
-    if can.pipeline and pipeline and pipeline > layers:
+    if can.pipeline and pipeline and pipeline > layers and not stated(config):
         what = f"needs at least {pipeline} layers, the model has {layers}"
         found.append(Problem(f"mesh.pipeline {pipeline}", what, f"mesh.pipeline={layers}"))
     if profile.skips and not can.skips:
@@ -109,7 +120,8 @@ def of_plan(config: DictConfig, plan: Plan, mesh: Mesh, layers: int, cluster: Cl
         found.append(Problem(key, f"planned for {plan.mesh}, asked for {mesh}", "planner=balance"))
     if max(plan.devices) >= cluster.devices:
         what = f"placed a stage on device {max(plan.devices)}, the last one is {cluster.devices - 1}"
-        found.append(Problem(key, what, "planner=balance"))
+        stages_of_the_user = _devices(config, mesh, cluster) if stated(config) else []
+        found += stages_of_the_user or [Problem(key, what, "planner=balance")]
     return found
 
 
@@ -122,7 +134,7 @@ def of_memory(plan: Plan, peak_bytes: Sequence[int], cluster: Cluster, memory: M
             continue
         owned = [str(number) for number, stage in enumerate(plan.stages) if stage.device == device]
         key = f"stage {owned[0]}" if len(owned) == 1 else f"stages {', '.join(owned)}"
-        found.append(Problem(key, f"needs {display.size(needed)} of {display.size(there)}"))
+        found.append(Problem(key, "needs {} of {}".format(*display.sizes(needed, there))))
     return found
 
 
@@ -133,20 +145,38 @@ def _degrees(config: DictConfig, can: Capabilities) -> list[Problem]:
         Problem(f"mesh.{name} {degree}", f"engine={config.engine.name} has no {what[name]}", f"mesh.{name}=1")
         for name in ("data", "pipeline", "tensor")
         if (degree := _given(config, name) or 1) > 1 and not getattr(can, name)
-    ]
+        and not (name == "pipeline" and stated(config))  # told with the stages, when they are composed
+    ]  # fmt: skip
 
 
-def _devices(config: DictConfig, can: Capabilities, cluster: Cluster) -> list[Problem]:
+def _wanted(config: DictConfig, can: Capabilities) -> Mesh:
+    """The degrees that are given and that the engine has."""
+    return Mesh(**{name: _given(config, name) or 1 for name in DEGREES if getattr(can, name)})
+
+
+def _devices(config: DictConfig, mesh: Mesh, cluster: Cluster) -> list[Problem]:
     """More devices than the cluster has."""
-    degrees = {name: degree for name in ("data", "pipeline", "tensor")
-               if getattr(can, name) and (degree := _given(config, name) or 1) > 1}  # fmt: skip
-    size = Mesh(**degrees).size
+    size = mesh.size
     if size <= cluster.devices:
         return []
+    if 1 < mesh.pipeline == len(stated(config)) and size <= cluster.devices * mesh.pipeline:
+        return [_too_many_stages(config, size // mesh.pipeline, cluster)]
+    degrees = {name: degree for name in ("data", "pipeline", "tensor") if (degree := getattr(mesh, name)) > 1}
     key = " x ".join(f"mesh.{name} {degree}" for name, degree in degrees.items())
     largest = max(degrees, key=lambda name: degrees[name])
     mend = f"mesh.{largest}={max(1, cluster.devices * degrees[largest] // size)}"
     return [Problem(key, f"needs {size} devices, the cluster has {cluster.devices}", mend)]
+
+
+def _too_many_stages(config: DictConfig, each: int, cluster: Cluster) -> Problem:
+    """Of stages that are given one by one; `each` of them needs so many devices."""
+    balance = stated(config)
+    room = cluster.devices // each
+    what = f"has {len(balance)} stages{f' of {each} devices' if each > 1 else ''}, the cluster has {cluster.devices}"
+    fewer = f"{room} numbers that add up to the model's layers" if room > 1 else f"planner.balance=[{sum(balance)}]"
+    fixed = config.cluster.name == "local" and devices.detect(config.cluster.device).kind != "cpu"
+    more = "" if fixed else f", or cluster.devices={-(-len(balance) * each // cluster.nodes)}"
+    return Problem(balance_key(balance), f"{what} device{'s' if cluster.devices > 1 else ''}", fewer + more)
 
 
 def _micro_batches(config: DictConfig) -> list[Problem]:
@@ -201,27 +231,28 @@ def _dtype(config: DictConfig, can: Capabilities) -> list[Problem]:
 
 def stored(config: DictConfig, profile: ModelProfile, model_given: bool) -> list[Problem]:
     """A profile from a file: is it one of what will run? Planned and simulated can be any."""
-    key = f"profile {config.profile}"
-    name = config.model.name
+    key, name, dtype = f"profile {config.profile}", config.model.name, config.precision.dtype
     of = profile.model or "a model without a name"
-    if model_given and profile.model != name and not profile.model.startswith(f"{name}_"):
-        return [Problem(key, f"is of {of}, the model is {name}", "leave model= out, or profile=")]
     found = []
+    if model_given and profile.model != name and not profile.model.startswith(f"{name}_"):
+        found.append(Problem(key, f"is of {of}, the model is {name}", "leave model= out, or profile="))
     if profile.micro_batch != micro_batch(config):
         what = f"is for micro-batches of {profile.micro_batch} samples, this run has {micro_batch(config)}"
-        found.append(Problem(key, what, f"batch.size={batch_size(config, profile)}"))
-    if config.mode != "run":
-        return found
-    if not model_given:
-        return [
-            Problem(
-                key, f"is of {of}: without model= it is for planning and simulating", "mode=simulate, or model=NAME"
-            )
-        ]
-    if profile.dtype != config.precision.dtype:
-        what = f"is for {profile.dtype}, this run has {config.precision.dtype}"
+        found.append(Problem(key, what, _as_stored(config, profile)))
+    if config.mode == "run" and not model_given:
+        what = f"is of {of}: without model= it is for planning and simulating"
+        found.append(Problem(key, what, "mode=simulate, or model=NAME"))
+    if config.mode == "run" and profile.dtype != dtype:
+        what = f"is for {profile.dtype}, this run has {dtype}"
         found.append(Problem(key, what, f"precision.dtype={profile.dtype}"))
     return found
+
+
+def _as_stored(config: DictConfig, profile: ModelProfile) -> str:
+    """How the micro-batches become those of the profile: as many as the batch holds, or another batch."""
+    count, rest = divmod(config.batch.size, profile.micro_batch * (_given(config, "data") or 1))
+    more = f"batch.micro_batches={count}, or " if count and not rest else ""
+    return f"{more}batch.size={batch_size(config, profile)}"
 
 
 def _given(config: DictConfig, degree: str) -> int | None:

@@ -97,7 +97,8 @@ class ClusterConfig:
     cores: float | None = None
     """How many devices of a node can compute at full speed at once; 0: all; null: as measured here, else 0."""
     values: str = "nominal"
-    """nominal: the keys as they stand (data sheets). effective: those of cluster.effective where they are given."""
+    """nominal: the keys as they stand (data sheets). effective: those of cluster.effective where they are given. A
+    number that is typed wins: cluster.bandwidth_gb_s=6 holds for both."""
     effective: EffectiveConfig = field(default_factory=EffectiveConfig)
 
 
@@ -221,7 +222,11 @@ def _bad_numbers(config: ClusterConfig) -> Iterator[Problem]:
     """Bandwidths, peaks and memory that are not above 0, times and counts that are negative; and all infinite ones."""
     numbers = {key: value for key, value in _given(config).items() if isinstance(value, int | float)}
     numbers |= {f"peak_tflops.{key}": value for key, value in _given(config.peak_tflops).items()}
-    numbers |= {f"effective.{key}": value for key, value in _given(config.effective).items()}
+    numbers |= {
+        f"effective.{key}": value
+        for key, value in _given(config.effective).items()
+        if str(value) != str(getattr(config, key, None))  # the same number is told once: `let_typed_win`
+    }
     for key, value in numbers.items():
         if key.endswith(("_gb", "_gb_s")) or key.startswith("peak_tflops."):
             if not SMALLEST <= value <= LARGEST:

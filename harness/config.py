@@ -67,8 +67,9 @@ class Config:
     profile: write the model's profile, and stop."""
     costs: str = "auto"
     """Where layer times are from. measured: the profile as it is. scaled: a measured profile, scaled to the cluster's
-    device. analytic: counted work against the device's peaks. auto: analytic for a described cluster with peaks and
-    without profile=, else measured."""
+    device. analytic: counted work against the device's peaks. auto: measured here, or as the profile has them; on a
+    described cluster with peaks analytic without profile=, and with a profile of another device scaled if it was
+    measured there, analytic if its times are."""
     jitter: float = 0.0
     """Simulation: relative spread of each op's time (normal, from `seed`); 0 is deterministic."""
     memory: str = "auto"

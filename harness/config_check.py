@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from harness import registry
+from harness import check, registry
 from harness.costs import COSTS
+from harness.interfaces import Engine
 from harness.memory import NAMED
 from harness.precision import AUTOCAST, DTYPES
 from harness.problem import Problem
@@ -20,7 +21,7 @@ MODES = ("run", "plan", "simulate", "profile")
 OPTIMIZERS = ("sgd", "adam", "adamw")
 LARGEST_SEED = 2**63 - 1
 AT_LEAST_1 = ("batch.size", "batch.micro_batches", "steps", "mesh.data", "mesh.pipeline", "mesh.tensor")
-AT_LEAST_0 = ("warmup", "seed", "jitter", "optimizer.momentum", "optimizer.weight_decay")
+AT_LEAST_0 = ("warmup", "seed", "optimizer.momentum", "optimizer.weight_decay")
 ABOVE_0 = ("optimizer.lr", "launch.timeout_s")
 NAMES = {
     "mode": MODES,
@@ -39,11 +40,36 @@ def problems(config: DictConfig) -> list[Problem]:
     found += _numbers(config, AT_LEAST_0, "must be at least 0", 0, lambda value: value >= 0)
     found += _numbers(config, ABOVE_0, "must be above 0", None, lambda value: value > 0)
     found += _numbers(config, ("seed",), f"must be at most {LARGEST_SEED}", 0, lambda value: value <= LARGEST_SEED)
+    spread = "is a relative spread, from 0 to 1"
+    found += _numbers(config, ("jitter",), spread, 0.05, lambda value: 0 <= value <= 1)
     if config.profile is not None and not Path(config.profile).is_file():
         found.append(Problem(f"profile {config.profile}", "is not a file"))
     for group in registry.FOLDERS:
         found += registry.problems(group, config[group])
-    return found
+    return found + ([] if config.mode == "profile" else _stages(config))
+
+
+def closest(typed: str, known: Sequence[str]) -> str:
+    """The known word that was probably meant: one that begins so, else a similar one, else the first."""
+    begun = [word for word in known if word.startswith(typed)]
+    return (begun or difflib.get_close_matches(typed, known, n=1) or known)[0]
+
+
+def _stages(config: DictConfig) -> list[Problem]:
+    """Stages that are given one by one must be those of the mesh, and of an engine that has stages."""
+    balance, pipeline = check.stated(config), config.mesh.pipeline
+    if min(balance, default=0) < 1 or registry.problems("engine", config.engine):
+        return []  # told elsewhere, or there are none
+    if pipeline != len(balance):
+        mend = f"leave mesh.pipeline out, or as many numbers in planner.balance: {pipeline}"
+        what = f"{check.balance_key(balance)} has {len(balance)} stages"
+        shown = "null" if pipeline is None else pipeline
+        return [Problem(f"mesh.pipeline {shown}", what, mend if pipeline else "leave mesh.pipeline out")]
+    engine: Engine = registry.build("engine", config.engine)
+    if len(balance) > 1 and not engine.capabilities.pipeline:
+        what = f"has {len(balance)} stages, engine={config.engine.name} has 1"
+        return [Problem(check.balance_key(balance), what, f"engine=gpipe, or planner.balance=[{sum(balance)}]")]
+    return []
 
 
 def _names(config: DictConfig) -> list[Problem]:
@@ -52,13 +78,12 @@ def _names(config: DictConfig) -> list[Problem]:
         value = OmegaConf.select(config, key)
         if value is None or value in known:
             continue
-        near = difflib.get_close_matches(value, known, n=1) or known[:1]
-        found.append(Problem(f"{key} {value}", f"is not one of {', '.join(known)}", f"{key}={near[0]}"))
+        found.append(Problem(f"{key} {value}", f"is not one of {', '.join(known)}", f"{key}={closest(value, known)}"))
     return found
 
 
 def _numbers(
-    config: DictConfig, keys: tuple[str, ...], what: str, mend: int | None, right: Callable[[Any], bool]
+    config: DictConfig, keys: tuple[str, ...], what: str, mend: float | None, right: Callable[[Any], bool]
 ) -> list[Problem]:
     """A key that is null has no number to check; `mend` None stands for the key's default."""
     found = []

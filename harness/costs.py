@@ -31,21 +31,64 @@ BACKWARD = 2
 def priced(profile: ModelProfile, costs: str, device: Device, described: bool, given: bool) -> ModelProfile:
     """`profile` with the times that the key `costs` asks for, on `device` of the cluster.
 
-    `described`: the cluster is not this machine. `given`: the user gave the profile. auto takes the times that the
-    profile has, but where a described device has peaks and the profile was only made here, and where it has no times:
-    there work is priced. Raises `CannotRun` where the times cannot be had.
+    `described`: the cluster is not this machine. `given`: the user gave the profile. Raises `CannotRun` where the times
+    cannot be had.
     """
     if costs not in COSTS:
         raise CannotRun([Problem(f"costs {costs}", f"must be one of {', '.join(COSTS)}", "costs=auto")])
     if costs == "auto":
-        elsewhere = described and not given and bool(_peak(profile, device) and device.memory_bandwidth)
-        costs = "analytic" if elsewhere or not has_times(profile) else "measured"
+        costs = _automatic(profile, device, described, given)
     if costs == "analytic":
         return analytic(profile, device)
     if not has_times(profile):
         what = f"needs a profile with times, that of {_name(profile)} has none ({profile.source})"
         raise CannotRun([Problem(f"costs {costs}", what, "costs=analytic, or a profile of python run.py mode=profile")])
     return scaled(profile, profile.device or Device(), device) if costs == "scaled" else profile
+
+
+def _automatic(profile: ModelProfile, device: Device, described: bool, given: bool) -> str:
+    """What auto stands for: the times that the profile has, unless there are none or better ones can be had.
+
+    That is so on a described device with peaks: for a profile that was only made here, and for a given one of another
+    device, whose times are computed again, or scaled if they were measured.
+    """
+    if not has_times(profile):
+        return "analytic"
+    if not described or _without_peaks(profile, device):
+        return "measured"
+    if not given:
+        return "analytic"
+    origin = profile.device
+    if origin is None or origin.name == device.name or _without_work(profile):
+        return "measured"
+    if profile.source.startswith("analytic on "):
+        return "analytic"
+    known = profile.source.startswith(("measured on ", "scaled from ")) and not _without_origin(profile, origin)
+    return "scaled" if known else "measured"
+
+
+def borrowed(profile: ModelProfile, device: Device, given: bool) -> str:
+    """What to tell of times that are not, or not known to be, those of a described `device`, with what mends it.
+
+    Empty for its own times. `given`: the user gave the profile.
+    """
+    if profile.device and profile.device.name == device.name:
+        return ""
+    whose = "the profile" if given else "this machine"
+    doubt = "not" if profile.device or not given else "not known to be"
+    mend = _mend(profile, device)
+    return f"layer times are those of {whose} ({profile.source}), {doubt} of {device.name}{mend and f' -> {mend}'}"
+
+
+def _mend(profile: ModelProfile, device: Device) -> str:
+    """What to type for times of `device`; without counted work nothing helps."""
+    if _without_work(profile):
+        return ""
+    lacking = [problem.mend for problem in _without_peaks(profile, device)]
+    if lacking:
+        return " ".join([*lacking, "costs=analytic"])
+    scales = profile.device and not _without_origin(profile, profile.device)
+    return "costs=scaled or costs=analytic" if scales else "costs=analytic"
 
 
 def analytic(profile: ModelProfile, device: Device) -> ModelProfile:

@@ -103,12 +103,13 @@ def _moments(record: RunRecord) -> Iterator[tuple[str, str, str]]:
 
 
 def basis_of(record: RunRecord) -> list[str]:
-    """What simulated numbers rest on, a line each: layer times, cluster, jitter, the planner's own figures."""
+    """What simulated numbers rest on, a line each: layer times and a warning of them, cluster, jitter, the planner."""
     basis = _basis(record)
     own = [_figure(key, value) for key, value in record.predicted.items() if key not in record.metrics]
     lines = {
         "layer times": basis.get("layer_times"),
-        "cluster": basis and f"{basis['cluster']['name']}, {basis['values']} values",
+        "note": basis.get("note"),
+        "cluster": basis and f"{basis['cluster']['name']}, {basis['values']} values{_changed(record)}",
         "jitter": basis.get("jitter") and f"{basis['jitter']:g}, seed {basis['seed']}",
         "planner": ", ".join(filter(None, own)),
     }
@@ -118,6 +119,19 @@ def basis_of(record: RunRecord) -> list[str]:
 def _basis(record: RunRecord) -> dict[str, Any]:
     basis: dict[str, Any] = record.manifest.get("simulation", {})
     return basis
+
+
+def _changed(record: RunRecord) -> str:
+    """What the user changed of the cluster, as he typed it, and what is taken for the ports of its nodes."""
+    typed = [text for text in record.manifest.get("overrides", []) if text.startswith("cluster.")]
+    cluster = record.config["cluster"]
+    given = cluster["node_bandwidth_gb_s"]
+    if cluster["values"] == "effective":
+        given = given or cluster["effective"]["node_bandwidth_gb_s"]
+    told = f", with {' '.join(typed)}" if typed else ""
+    if cluster["nodes"] > 1 and not given:
+        told += "; network port of a node as fast as its links (cluster.node_bandwidth_gb_s is not given)"
+    return told
 
 
 def _figure(key: str, value: Any) -> str:
@@ -160,15 +174,23 @@ def summary_line(record: RunRecord, folder: Path) -> str:
     return f"{who}: {', '.join(parts)} ({_short(folder)})"
 
 
-def size(count: float | None) -> str:
+def size(count: float | None, digits: int = 1) -> str:
     """Bytes with a binary unit: 812.0 MiB."""
     if count is None:
         return UNKNOWN
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(count) < 1024:
-            return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"
+            return f"{count:.0f} B" if unit == "B" else f"{count:.{digits}f} {unit}"
         count /= 1024
-    return f"{count:.1f} TiB"
+    return f"{count:.{digits}f} TiB"
+
+
+def sizes(one: int, other: int) -> tuple[str, str]:
+    """Two different numbers of bytes, with as many digits as it takes to tell them apart, at last in whole bytes."""
+    for digits in (1, 2, 3):
+        if size(one, digits) != size(other, digits):
+            return size(one, digits), size(other, digits)
+    return f"{one} B", f"{other} B"
 
 
 def seconds(value: float | None) -> str:

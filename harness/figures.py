@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig
 
-from harness import devices
+from harness import costs, devices
 from harness.planning import Draft
 from harness.serial import encode
 from harness.simulate import Simulation
@@ -42,13 +43,18 @@ def simulated(simulation: Simulation, draft: Draft) -> dict[str, Any]:
 
 
 def basis(draft: Draft, config: DictConfig, values: str) -> dict[str, Any]:
-    """What a simulated or predicted number rests on; `values` says where the cluster's numbers are from."""
-    profile = draft.profile
+    """What a simulated or predicted number rests on; `values` says where the cluster's numbers are from.
+
+    `note` is empty, or warns of layer times that are not those of the described cluster.
+    """
+    profile, device = draft.profile, draft.cluster.device
+    described = config.cluster.name != "local"
     kind = profile.source.partition(" ")[0]
     return {
         "costs": kind if kind in COSTS else "as given",
         "layer_times": profile.source,
-        "model": profile.model,
+        "note": costs.borrowed(profile, device, given=bool(config.profile)) if described else "",
+        "model": profile.model or (Path(config.profile).stem if config.profile else config.model.name),
         "cluster": draft.cluster.to_json(),
         "values": values,
         "jitter": config.jitter if config.mode == "simulate" else 0.0,

@@ -34,7 +34,7 @@ class MemoryModel(Document):
 
     def state_parts(self, profile: ModelProfile, first: int, last: int) -> dict[str, int]:
         """The same, one by one."""
-        parameters = profile.sum("param_bytes", first, last)
+        parameters = profile.parameter_bytes(first, last)
         return {
             "weights": round(parameters * self.weights * self.versions),
             "gradients": round(parameters * self.gradients),

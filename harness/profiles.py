@@ -75,9 +75,20 @@ class Profiles:
         """By a child, now."""
         samples = check.micro_batch(self.config)
         phase, action = ("counting", "count") if origin == "counted" else ("profiling", "profile")
-        self.progress.phase(phase, f"{self.title}, micro-batches of {samples}")
+        self.progress.phase(phase, f"{self.title}, micro-batches of {samples}{self.why_here(origin)}")
         children.work(self.folder, self.title, self.config.launch.timeout_s, action, str(samples))
         return ModelProfile.load(self.folder / PROFILE)
+
+    def why_here(self, origin: Origin) -> str:
+        """Profiling may take minutes, and the times are not the cluster's: why, where the user did not ask for it."""
+        config = self.config
+        if origin == "counted" or config.costs != "auto" or config.cluster.name == "local":
+            return ""
+        mend = f"cluster.peak_tflops.{config.precision.autocast or config.precision.dtype}=TFLOPS"
+        if config.cluster.memory_bandwidth_gb_s is None:
+            mend += " cluster.memory_bandwidth_gb_s=GB_PER_S"
+        why = "profiling here, since cluster.peak_tflops is not given: the layer times will be this machine's"
+        return f"; {why} -> {mend}"
 
     def compare(self) -> None:
         """Raise `CannotRun` if a stored profile is not of the model that the user chose; a child looks at the model."""

@@ -117,14 +117,21 @@ class _Run:
             }
             self.update(plan=draft.plan.to_json(), predicted=draft.plan.predicted, manifest=self.record.manifest | used)
             progress.console.print(stage_table(draft.plan, draft.profile))
+            if self.config.mode == "simulate":
+                self.simulate(prepared, progress)
+                return Outcome("ok")
             progress.note(_prediction(prepared))
             if self.config.mode == "run":
                 self.train(prepared, progress)
-            elif self.config.mode == "simulate":
-                self.simulate(prepared, progress)
             else:
-                progress.note(f"plan: {self.folder / preparation.PLAN}")
+                self.tell_plan(progress)
         return Outcome("ok")
+
+    def tell_plan(self, progress: Progress) -> None:
+        """What mode=plan ends with: a warning where the layer times need one, and where the plan lies."""
+        if note := self.record.manifest["simulation"]["note"]:
+            progress.note(f"note: {note}")
+        progress.note(f"plan: {self.folder / preparation.PLAN}")
 
     def names(self, prepared: Prepared) -> list[str]:
         """The devices of the plan, by what they are."""
@@ -233,10 +240,12 @@ class _Run:
         return ""
 
     def close_without_room(self, failed: Failure) -> str:
-        """The status is worth more than the copy of the profile, which makes room for it."""
+        """The status is worth more than the copy of the profile, a simulated trace and a picture, which make room."""
         self.record = replace(self.record, status=failed.status, reason=failed.message)
         try:
-            (self.folder / profiles.PROFILE).unlink(missing_ok=True)
+            spare = [profiles.PROFILE, SIMULATED, TIMELINE, *([TRACE] if self.record.source == "simulated" else [])]
+            for name in spare:
+                (self.folder / name).unlink(missing_ok=True)
             self.record.save(self.folder / RECORD)
         except OSError as error:
             return f"the record could not be written: {error.strerror}: {self.folder / RECORD}"
@@ -247,7 +256,9 @@ class _Run:
         console = Console(stderr=True)
         status, lines = self.record.status, [self.record.reason]
         if status != "infeasible":
-            lines = [f"{self.title}: {status}: {self.record.reason}", f"the ranks' output: {self.folder / launch.LOG}"]
+            log = self.folder / launch.LOG
+            lines = [f"{self.title}: {status}: {self.record.reason}"]
+            lines += [f"the ranks' output: {log}"] if log.exists() else []
         for line in [*lines, told]:
             if line:
                 console.print(Text(line), soft_wrap=True)

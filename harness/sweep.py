@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
 from datetime import datetime
@@ -22,7 +22,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from harness import registry, runner
+from harness import files, registry, runner
 from harness.compose import compose
 from harness.launch import preemptible
 from harness.overrides import quoted
@@ -30,7 +30,7 @@ from harness.problem import CannotRun, Problem
 from harness.record import EXIT_CODES, RunRecord, Status
 from harness.serial import SchemaError
 from harness.sweep_points import Point, expand, scale_of, value_of
-from harness.sweep_table import Display, Row, close
+from harness.sweep_table import Display, Row, as_csv, close
 
 POLL_S = 0.1
 GRACE_S = 20.0
@@ -38,27 +38,48 @@ GRACE_S = 20.0
 CONSOLE = "console"
 """The file in a run's folder that holds what the run printed."""
 RECORD = "record.json"
+POINTS = "points.csv"
+"""The file in a sweep's folder that holds its table."""
 
 
 def main(overrides: Sequence[str]) -> int:
-    """`python run.py -m ...`: run every point, print the closing table.
+    """`python run.py -m ...`: run every point, print the closing table and keep it as `POINTS`.
 
-    Returns 0 if all points are ok, 1 if not, 130 if it was interrupted. Raises CannotRun if no point can be read.
+    Returns 0 if every point has a result: it is ok, or was only simulated or planned and is infeasible. Else 1, and 130
+    if the sweep was interrupted. Raises CannotRun if no point can be read, or the sweep's folder cannot be written.
     """
     rows = [Row(point) for point in expand(overrides)]
     folder = _folder(overrides)
+    interrupted = False
+    with _writing(folder):
+        try:
+            with preemptible(), Display(rows) as display:
+                for row in rows:
+                    run_point(row, folder / row.point.id, display.refresh)
+                    display.ended(row)
+        except KeyboardInterrupt:
+            interrupted = True
+    close(rows, folder)
+    with _writing(folder):
+        files.write_text(folder / POINTS, as_csv(rows))
+    return EXIT_CODES["preempted"] if interrupted else 0 if all(_has_result(row) for row in rows) else 1
+
+
+@contextlib.contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    """Says of what cannot be written that it is the sweep's folder."""
     try:
-        with preemptible(), Display(rows) as display:
-            for row in rows:
-                run_point(row, folder / row.point.id, display.refresh)
-                display.ended(row)
-    except KeyboardInterrupt:
-        close(rows, folder)
-        return EXIT_CODES["preempted"]
+        yield
     except OSError as error:
         raise CannotRun([Problem(f"out {folder}", f"cannot be written: {error}", "out=DIR")], "this sweep") from error
-    close(rows, folder)
-    return 0 if all(row.record and row.record.status == "ok" for row in rows) else 1
+
+
+def _has_result(row: Row) -> bool:
+    """That a simulated or planned point does not fit is a result; that a point could not be measured is a failure."""
+    record = row.record
+    return record is not None and (
+        record.status == "ok" or (record.status == "infeasible" and record.source == "simulated")
+    )
 
 
 def run_point(row: Row, folder: Path, waiting: Callable[[], None] = lambda: None) -> None:

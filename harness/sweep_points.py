@@ -16,6 +16,7 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 
 from harness.compose import choices, session
+from harness.config_check import closest
 from harness.overrides import first_line
 from harness.problem import CannotRun, Problem
 
@@ -83,14 +84,16 @@ def _scaled(overrides: Sequence[str], parser: OverridesParser) -> tuple[str | No
     scale, (where, content) = value_of(overrides, "scale"), _content(value_of(overrides, "+sweeps"), parser)
     if set(content) != {"scales"}:
         if scale is not None:
-            raise CannotRun([Problem(f"scale={scale}", f"{where or 'a sweep without a file'} has no scales")], SWEEP)
+            what = f"{where or 'a sweep without a file'} has no scales"
+            raise CannotRun([Problem(f"scale={scale}", what, "leave scale= out")], SWEEP)
         return None, where, content
     scales = content["scales"]
     right = isinstance(scales, dict) and bool(scales) and all(isinstance(one, dict) for one in scales.values())
     _expect(right, f"{where} scales", "name: {points: ..., grid: ...}", scales)
     chosen = next(iter(scales)) if scale is None else scale
     if chosen not in scales:
-        raise CannotRun([Problem(f"scale={chosen}", f"is not one of {', '.join(scales)}")], SWEEP)
+        what, mend = f"is not one of {', '.join(scales)}", f"scale={closest(chosen, list(scales))}"
+        raise CannotRun([Problem(f"scale={chosen}", what, mend)], SWEEP)
     return chosen, f"{where} scales.{chosen}", scales[chosen]
 
 
@@ -100,7 +103,8 @@ def _content(stem: str | None, parser: OverridesParser) -> tuple[str, dict[Any, 
         return "", {}
     known = choices(parser.config_loader, "sweeps") if parser.config_loader else []
     if stem not in known:
-        raise CannotRun([Problem(f"+sweeps={stem}", f"is not one of {', '.join(known)}")], SWEEP)
+        what = f"is not one of {', '.join(known)}"
+        raise CannotRun([Problem(f"+sweeps={stem}", what, f"+sweeps={closest(stem, known)}" if known else "")], SWEEP)
     content: Any = OmegaConf.to_container(hydra.compose(f"sweeps/{stem}").sweeps)
     where = f"sweeps/{stem}.yaml"
     _expect(isinstance(content, dict), where, "points: and grid:, or scales:", content)

@@ -1,26 +1,33 @@
-"""What a sweep shows: a table of its points, live on a terminal; a line for each point elsewhere."""
+"""What a sweep shows: a table of its points, live on a terminal; a line for each point elsewhere; the table as CSV."""
 
 from __future__ import annotations
 
+import csv
+import io
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from harness.display import UNKNOWN, rate, seconds, size
+from harness.display import UNKNOWN, percent, rate, seconds, size
+from harness.plan import Plan
 from harness.record import RunRecord
 from harness.sweep_points import Point
 
 REASON_LINES = 8
 LOG_WIDTH = 160
+UNIT = "samples/s"
+BEST = "*"
+FIGURES = ("throughput", "step_time_s", "peak_memory_bytes", "bubble_fraction", "devices")
+"""The figures of a point in the file, by their names there."""
 
 
 @dataclass
@@ -34,22 +41,62 @@ class Row:
 
     @property
     def status(self) -> str:
-        if self.record is not None:
-            return f"{self.record.status}, before" if self.before else self.record.status
-        return "-" if self.began_s is None else f"running {time.monotonic() - self.began_s:.0f} s"
+        """ok (simulated), before"""
+        if self.record is None:
+            return "-" if self.began_s is None else f"running {time.monotonic() - self.began_s:.0f} s"
+        record = self.record
+        ended = f"ok ({record.source})" if record.status == "ok" and record.source != "measured" else record.status
+        return f"{ended}, before" if self.before else ended
 
     def figures(self) -> tuple[str, str, str]:
         """Throughput, step time, memory of the fullest device; "~" marks a prediction."""
-        if self.record is None:
-            return UNKNOWN, UNKNOWN, UNKNOWN
-        measured, predicted = self.record.metrics, self.record.predicted
-        step, expected = measured.get("step_time_s"), predicted.get("step_time_s")
-        peaks, planned = measured.get("peak_memory_bytes"), predicted.get("peak_memory_bytes")
         return (
-            rate(measured.get("throughput")),
-            f"~{seconds(expected)}" if step is None and expected is not None else seconds(step),
-            size(max(peaks)) if peaks else f"~{size(max(planned))}" if planned else UNKNOWN,
+            self._shown("throughput", rate),
+            self._shown("step_time_s", seconds),
+            self._shown("peak_memory_bytes", size),
         )
+
+    def extent(self) -> tuple[str, str]:
+        """Number of devices, and the bubble."""
+        return str(self.devices or UNKNOWN), self._shown("bubble_fraction", percent)
+
+    @property
+    def devices(self) -> int | None:
+        """The devices of the plan, with all replicas."""
+        if self.record is None or self.record.plan is None:
+            return None
+        plan = Plan.from_json(self.record.plan)
+        return len(plan.devices) * plan.mesh.data * plan.mesh.tensor
+
+    @property
+    def throughput(self) -> float | None:
+        """Of a point that is ok."""
+        return self._figure("throughput")[0] if self.record and self.record.status == "ok" else None
+
+    def numbers(self) -> dict[str, float | None]:
+        """`FIGURES` in full; of a measured point nothing that was only predicted."""
+        found: dict[str, float | None] = {"devices": self.devices}
+        for name in FIGURES[:-1]:
+            value, predicted = self._figure(name)
+            own = self.record is not None and (not predicted or self.record.source != "measured")
+            found[name] = value if own else None
+        return found
+
+    def _shown(self, name: str, text: Callable[[float | None], str]) -> str:
+        value, predicted = self._figure(name)
+        return f"~{text(value)}" if predicted else text(value)
+
+    def _figure(self, name: str) -> tuple[float | None, bool]:
+        """A figure of the record (the largest, where it has one for each device), and whether it was only predicted."""
+        if self.record is None:
+            return None, False
+        for predicted, figures in enumerate((self.record.metrics, self.record.predicted)):
+            value: Any = figures.get(name)
+            if isinstance(value, list):
+                value = max((one for one in value if one is not None), default=None)
+            if value is not None:
+                return value, bool(predicted)
+        return None, False
 
 
 class Display:
@@ -82,7 +129,8 @@ class Display:
         self.refresh()
         if not self._live:
             number = self.rows.index(row) + 1
-            varied = " ".join(f"{key}={row.point.values().get(key, UNKNOWN)}" for key in differing(self.rows))
+            values = _values(self.rows)[number - 1]
+            varied = " ".join(f"{key}={value}" for key, value in zip(differing(self.rows), values, strict=True))
             figures = [text for text in row.figures() if text != UNKNOWN]
             parts = [f"[{number}/{len(self.rows)}] {row.point.id}", varied, row.status, *figures]
             self.console.print(Text("  ".join(part for part in parts if part)), soft_wrap=True)
@@ -102,18 +150,39 @@ def differing(rows: Sequence[Row]) -> list[str]:
 
 
 def table(rows: Sequence[Row]) -> Table:
-    """A row for each point: id, what differs, status, throughput, step time, memory."""
+    """A row for each point: id, what differs, status, throughput, step time, memory; devices and bubble if known."""
     shown = Table(box=None, pad_edge=False)
-    keys = differing(rows)
-    for title in ("id", *_short(keys), "status"):
+    extents = [row.extent() for row in rows]
+    known = [number for number in (0, 1) if any(extent[number] != UNKNOWN for extent in extents)]
+    for title in ("id", *_short(differing(rows)), "status"):
         shown.add_column(Text(title), overflow="fold")
-    for title in ("throughput", "step time", "memory"):
+    for title in (UNIT, "step time", "memory", *(("devices", "bubble")[number] for number in known)):
         shown.add_column(title, justify="right", no_wrap=True)
-    for row in rows:
-        values = row.point.values()
-        cells = [row.point.id, *(values.get(key, UNKNOWN) for key in keys), row.status, *row.figures()]
+    most = best(rows)
+    for row, values, extent in zip(rows, _values(rows), extents, strict=True):
+        speed, *others = row.figures()
+        speed = speed.removesuffix(f" {UNIT}")
+        if most is not None:
+            speed += f" {BEST if row.throughput == most else ' '}"
+        cells = [row.point.id, *values, row.status, speed, *others, *(extent[number] for number in known)]
         shown.add_row(*map(Text, cells))
     return shown
+
+
+def best(rows: Sequence[Row]) -> float | None:
+    """The highest throughput of the points that are ok; None where there is nothing to choose from."""
+    found = [row.throughput for row in rows if row.throughput is not None]
+    return max(found) if len(found) > 1 else None
+
+
+def _values(rows: Sequence[Row]) -> list[list[str]]:
+    """For each point what differs; a path is its last part, where that tells the points apart as well."""
+    columns = []
+    for key in differing(rows):
+        whole = [row.point.values().get(key, UNKNOWN) for row in rows]
+        lasts = [value.rstrip("}'\"").rpartition("/")[2] for value in whole]
+        columns.append(lasts if len(set(lasts)) == len(set(whole)) else whole)
+    return [list(cells) for cells in zip(*columns, strict=True)] or [[] for _ in rows]
 
 
 def _short(keys: Sequence[str]) -> list[str]:
@@ -126,6 +195,8 @@ def close(rows: Sequence[Row], folder: Path, console: Console | None = None) -> 
     """Print the closing table, why points failed, and one line about the whole sweep."""
     console = console or console_of_sweep()
     console.print(table(rows))
+    if best(rows) is not None:
+        console.print(Text(f"{BEST} best throughput"))
     for row in rows:
         if row.record is not None and row.record.status != "ok":
             lines = row.record.reason.strip().splitlines()[:REASON_LINES]
@@ -139,3 +210,16 @@ def summary(rows: Sequence[Row]) -> str:
     counts = ", ".join(f"{states.count(state)} {state}" for state in sorted(set(states), key=lambda s: (s != "ok", s)))
     before = sum(row.before for row in rows)
     return f"{len(rows)} points: {counts}" + (f"; {before} of them done before" if before else "")
+
+
+def as_csv(rows: Sequence[Row]) -> str:
+    """A line for each point, nothing shortened: id, every key that differs, status, source, `FIGURES`."""
+    keys = differing(rows)
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["id", *keys, "status", "source", *FIGURES])
+    for row in rows:
+        values, numbers = row.point.values(), row.numbers()
+        ended = (row.record.status, row.record.source) if row.record else ("not run", "")
+        writer.writerow([row.point.id, *(values.get(key, "") for key in keys), *ended, *(numbers[n] for n in FIGURES)])
+    return text.getvalue()

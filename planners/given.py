@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from omegaconf import OmegaConf
 
+from harness.check import balance_key
 from harness.cluster import Cluster
 from harness.interfaces import PlanRequest
 from harness.memory import MemoryModel
@@ -14,6 +15,7 @@ from harness.problem import CannotRun, NoPlan, Problem
 from harness.profile import ModelProfile
 from planners import stages
 
+EXAMPLE = "numbers of layers, as planner.balance=[3,2] for a model of 5 layers"
 OmegaConf.register_new_resolver("stages_of", lambda balance: len(balance) or None, replace=True)
 
 
@@ -35,15 +37,14 @@ class Given:
 
     def plan(self, profile: ModelProfile, cluster: Cluster, memory: MemoryModel, request: PlanRequest) -> Plan:
         """Raises NoPlan where the layers are not those of the model, or the stages not those of the mesh."""
-        stages.check_request(profile, request)
         layers, stated = len(profile.layers), sum(self.balance)
         if len(self.balance) != request.pipeline:
             what = f"has {len(self.balance)} stages, mesh.pipeline is {request.pipeline}"
-            mend = f"mesh.pipeline={len(self.balance)}, or as many numbers as stages: {request.pipeline}"
-            raise NoPlan(_key(self.balance), what, mend)
+            raise NoPlan(balance_key(self.balance), what, f"as many numbers as stages: {request.pipeline}")
         if stated != layers:
             what = f"places {stated} layers, the model has {layers}"
-            raise NoPlan(_key(self.balance), what, f"numbers that add up to {layers}, or planner=balance")
+            raise NoPlan(balance_key(self.balance), what, f"numbers that add up to {layers}, or planner=balance")
+        stages.check_request(profile, request)
         return stages.to_plan(self.balance, request, {})
 
 
@@ -62,19 +63,11 @@ def check(config: Config) -> None:
 
 def _problem(balance: list[int]) -> Problem | None:
     if not balance:
-        return Problem(_key(balance), "has 0 stages, needs at least 1", "planner.balance=[34,76,70,61]")
+        return Problem(balance_key(balance), "has 0 stages, needs at least 1", EXAMPLE)
     for stage, layers in enumerate(balance):
         if layers < 1:
-            mend = _typed([max(1, number) for number in balance])
+            rest = [number for number in balance if number > 0]
             what = f"gives stage {stage} {layers} layers, needs at least 1"
-            return Problem(_key(balance), what, f"planner.balance={mend}")
+            mend = balance_key(rest).replace(" ", "=") if rest else EXAMPLE
+            return Problem(balance_key(balance), what, mend)
     return None
-
-
-def _key(balance: list[int]) -> str:
-    return f"planner.balance {_typed(balance)}"
-
-
-def _typed(balance: list[int]) -> str:
-    """As it is typed on a command line."""
-    return f"[{','.join(map(str, balance))}]"

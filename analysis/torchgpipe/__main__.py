@@ -27,20 +27,23 @@ WIDTH = 150
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Returns 0 if every claim was judged, 1 if a sweep has not been run, 2 for folders that cannot be read."""
+    """Returns 2 for folders that cannot be read, else 0."""
     options = _parser().parse_args(arguments)
     try:
         found = records.load(options.folders or _default())
     except (CannotRun, SchemaError) as error:
         print(error, file=sys.stderr)
         return 2
-    sections = tables.sections(Results(found))
+    results = Results(found)
+    sections, missing = tables.sections(results), tables.missing(results)
     console = Console()
     report.show(sections, console if console.is_terminal else Console(width=WIDTH))
+    if missing:
+        print(missing)
     if options.write:
-        files.write_text(RESULTS, report.markdown(TITLE, INTRO, sections))
+        files.write_text(RESULTS, report.markdown(TITLE, " ".join(filter(None, [INTRO, missing])), sections))
         print(f"written to {RESULTS}")
-    return 1 if any(row[1] == "not run" for row in sections[-1].rows) else 0
+    return 0
 
 
 def _default() -> list[Path]:

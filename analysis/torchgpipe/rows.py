@@ -35,7 +35,7 @@ SCALES: dict[int, tuple[str, ...]] = {
     4: ("paper", "local"),
 }
 SOURCE: dict[str, Source] = {"paper": "simulated", "local": "measured"}
-DECISIVE = ("engine", "model", "planner", "batch", "profile")
+DECISIVE = ("engine", "model", "mesh", "planner", "batch", "profile")
 """The keys that make a record one of a row; cluster, seed, tracker and the like do not."""
 
 
@@ -60,6 +60,10 @@ class Results:
         if scale is None:
             return None
         return self._latest.get((source, points(table, scale)[ROWS[table].index(row)]))
+
+    def was_run(self, table: int) -> bool:
+        """Whether a row of the table has been run, well or not."""
+        return any(self.record(table, row, SOURCE[scale]) for scale in SCALES[table] for row in ROWS[table])
 
     def metric(self, table: int, row: str, source: Source, name: str) -> Any:
         """A metric of a row's record; None where it is not known."""

@@ -128,6 +128,8 @@ def eight_devices_reach_five_times(results: Results) -> Found:
 def more_devices_hold_larger_models(results: Results) -> Found:
     largest = [search.largest(results, row) for row in PIPELINES]
     exact = [(parameters(results, 3, row, "simulated"), paper(3, row, "parameters")) for row in PIPELINES]
+    if too_small := [row for row in PIPELINES if search.nothing_fits(results, row)]:
+        return False, f"no candidate fits on {', '.join(too_small)}"
     if not all(largest) or not all(ours for ours, _ in exact):
         return None
     counts = [found.parameters for found in largest if found]

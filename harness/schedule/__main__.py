@@ -1,10 +1,20 @@
-"""Draws a schedule: python -m harness.schedule gpipe stages=4 micro_batches=8
+"""Draws a schedule: python -m harness.schedule NAME KEY=VALUE ...
+
+    python -m harness.schedule gpipe stages=4 micro_batches=8 recompute=except_last
+    python -m harness.schedule gpipe stages=4 micro_batches=4 recompute=always dependency=false
+    python -m harness.schedule one_f_one_b stages=4 micro_batches=6
+    python -m harness.schedule interleaved stages=4 chunks=2 micro_batches=4
+    python -m harness.schedule message_driven stages=4 micro_batches=6 rule=backward_first limit=4
+    python -m harness.schedule single micro_batches=4
 
 gpipe          stages micro_batches recompute dependency     (dependency=false: torchgpipe without fork and join)
 one_f_one_b    stages micro_batches recompute
 interleaved    stages micro_batches recompute chunks         (stages / chunks devices)
-message_driven stages micro_batches recompute rule limit
-single         micro_batches recompute
+message_driven stages micro_batches recompute rule limit     (RULES)
+single         micro_batches recompute                       (one stage)
+
+recompute is never (here for every schedule, if it is not given), except_last (what engine=gpipe does by default) or
+always. 2F0, 2R0, 2B0: forward, recomputation, backward of micro-batch 0 on stage 2.
 """
 
 from __future__ import annotations
@@ -12,7 +22,7 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import cast
 
 from harness.schedule import Schedule
 from harness.schedule.gpipe import RECOMPUTE, gpipe
@@ -21,17 +31,19 @@ from harness.schedule.hops import Hop, hops
 from harness.schedule.interleaved import interleaved
 from harness.schedule.message_driven import message_driven
 from harness.schedule.one_f_one_b import one_f_one_b
-from harness.schedule.rule import RuleName
+from harness.schedule.rule import RULES, RuleName
 from harness.schedule.single import single
+
+COMMAND = "python -m harness.schedule"
+RULED = [name for name in RULES if name != "in_order"]
+USAGE = (__doc__ or "").replace("RULES", ", ".join(RULED))
 
 
 def _hops(stages: int) -> list[Hop]:
     return hops([0] * (stages - 1), (), portals=True)
 
 
-def _gpipe(
-    stages: int = 4, micro_batches: int = 8, recompute: str = "except_last", dependency: bool = True
-) -> Schedule:
+def _gpipe(stages: int = 4, micro_batches: int = 8, recompute: str = "never", dependency: bool = True) -> Schedule:
     return gpipe(micro_batches, range(stages), _hops(stages), recompute, dependency)
 
 
@@ -43,7 +55,11 @@ def _interleaved(stages: int = 4, micro_batches: int = 8, recompute: str = "neve
     if stages % chunks:
         near = " or ".join(f"stages={k * chunks}" for k in (stages // chunks, stages // chunks + 1) if k)
         raise ValueError(f"stages {stages}   is no multiple of chunks {chunks}   -> {near}")
-    return interleaved(micro_batches, stages // chunks, chunks, _hops(stages), recompute)
+    devices = stages // chunks
+    if chunks > 1 and micro_batches % devices:
+        near = f"micro_batches={max(1, micro_batches // devices) * devices}"
+        raise ValueError(f"micro_batches {micro_batches}   is no multiple of the {devices} devices   -> {near}")
+    return interleaved(micro_batches, devices, chunks, _hops(stages), recompute)
 
 
 def _message_driven(
@@ -67,22 +83,22 @@ DRAWN: dict[str, Callable[..., Schedule]] = {
 
 def drawing(arguments: Sequence[str]) -> str:
     """The grid of the schedule that the command line names. Raises ValueError, in the user's keys."""
-    name = arguments[0] if arguments else ""
+    name, *typed = arguments
     if name not in DRAWN:
-        raise ValueError(f"{name or 'nothing'}   is none of {', '.join(DRAWN)}   -> gpipe")
+        raise ValueError(f"{name}   is none of {', '.join(DRAWN)}   -> {COMMAND} gpipe")
     keys = inspect.signature(DRAWN[name]).parameters
-    values: dict[str, Any] = {}
-    for argument in arguments[1:]:
-        key, equals, text = argument.partition("=")
+    parted = [argument.partition("=") for argument in typed]
+    known = {key: text for key, equals, text in parted if equals and key in keys}
+    values = {key: _value(key, text) for key, text in known.items()}
+    for argument, (key, equals, _) in zip(typed, parted, strict=True):
         if not equals or key not in keys:
-            raise ValueError(
-                f"{argument}   is no KEY=VALUE of {name}, whose keys are {', '.join(keys)}   -> leave it out"
-            )
-        values[key] = _value(key, text)
+            why = f"is no KEY=VALUE of {name}, whose keys are {', '.join(keys)}"
+            mend = " ".join([COMMAND, name, *(f"{key}={text}" for key, text in known.items())])
+            raise ValueError(f"{argument}   {why}   -> {mend}")
     return grid(DRAWN[name](**values))
 
 
-def _value(key: str, text: str) -> Any:
+def _value(key: str, text: str) -> str | int:
     if key == "recompute":
         if text not in RECOMPUTE:
             raise ValueError(f"recompute {text}   is none of {', '.join(RECOMPUTE)}   -> recompute=never")
@@ -92,6 +108,8 @@ def _value(key: str, text: str) -> Any:
             raise ValueError(f"dependency {text}   is neither true nor false   -> dependency=true")
         return text == "true"
     if key == "rule":
+        if text not in RULED:
+            raise ValueError(f"rule {text}   is none of {', '.join(RULED)}   -> rule=fifo")
         return text
     if not text.isdecimal() or int(text) < 1:
         raise ValueError(f"{key} {text}   is no whole number of at least 1   -> {key}=4")
@@ -100,10 +118,14 @@ def _value(key: str, text: str) -> Any:
 
 def main() -> int:
     """Exit code 2 where the command line names no schedule."""
+    arguments = sys.argv[1:]
+    if not arguments or {"-h", "--help"} & set(arguments):
+        print(USAGE, file=sys.stdout if arguments else sys.stderr)
+        return 0 if arguments else 2
     try:
-        print(drawing(sys.argv[1:]))
+        print(drawing(arguments))
     except ValueError as error:
-        print(f"{error}\n\n{__doc__}", file=sys.stderr)
+        print(f"{error}\n\nMore: {COMMAND} --help", file=sys.stderr)
         return 2
     return 0
 

@@ -48,6 +48,8 @@ def _lost(op: Op, stages: int) -> str | None:
         return f"{_name(op)}   is of none of the {stages} stages   -> a stage of 0..{stages - 1}"
     if op.kind in ("F", "B", "R", "W") and op.micro_batch is None:
         return f"{_name(op)}   names no micro-batch   -> {op}0"
+    if op.kind == "copy" and op.peer is None:
+        return None  # to or from the host's memory
     if op.kind in MESSAGES and (op.peer is None or op.peer == op.stage or not 0 <= op.peer < stages):
         end = "names no other stage" if op.peer is None else f"has its other end on stage {op.peer}"
         return f"{_name(op)}   {end}   -> another one of the stages 0..{stages - 1}"
@@ -125,7 +127,8 @@ def _unpaired(schedule: Schedule, plan: Plan | None) -> Iterator[str]:
 def _unsent(schedule: Schedule) -> Iterator[str]:
     """Messages whose other end does nothing: a copy of what no task makes, a recv of what nobody sends."""
     made = {(op.stage, op.kind, op.micro_batch) for lane in schedule.lanes for op in lane.ops if op.kind in ("F", "B")}
-    messages = dict.fromkeys(op for lane in schedule.lanes for op in lane.ops if op.kind in MESSAGES)
+    sent = (op for lane in schedule.lanes for op in lane.ops if op.kind in MESSAGES and op.peer is not None)
+    messages = dict.fromkeys(sent)
     for op in messages:
         source = op.stage if op.kind == "send" else op.peer
         if (source, "F" if op.forward else "B", op.micro_batch) not in made:

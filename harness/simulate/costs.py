@@ -39,7 +39,7 @@ class Costs:
     def _step_s(self, stage: int) -> float:
         bandwidth = self.cluster.device.memory_bandwidth * self.cluster.device.efficiency
         touched = 2 * self.memory.weights + self.memory.gradients + 2 * self.memory.optimizer
-        size = self.profile.sum("param_bytes", self.plan.stages[stage].first, self.plan.stages[stage].last) * touched
+        size = self.profile.parameter_bytes(self.plan.stages[stage].first, self.plan.stages[stage].last) * touched
         return size / bandwidth if bandwidth else 0.0
 
 

@@ -9,7 +9,7 @@ first; on a device's compute a message comes before the next task. At one instan
 
 from __future__ import annotations
 
-from bisect import insort
+from collections import defaultdict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
@@ -37,8 +37,18 @@ class Work:
     capacity: dict[Resource, float] = field(default_factory=dict)
 
 
-Waiting = tuple[int, int, int]
-"""(0 for urgent and 1 for others, number of arrival, node): sorted as they are served."""
+class Queue:
+    """Who waits for one resource, in order of arrival: urgent nodes, forward tasks, other tasks."""
+
+    def __init__(self) -> None:
+        self.urgent: deque[int] = deque()
+        self.tasks: tuple[deque[int], deque[int]] = (deque(), deque())
+
+    def heads(self, arrival: dict[int, int]) -> list[int]:
+        """The first urgent node alone, else the first task of each kind, the earlier one before."""
+        if self.urgent:
+            return [self.urgent[0]]
+        return sorted((tasks[0] for tasks in self.tasks if tasks), key=arrival.__getitem__)
 
 
 class Execution:
@@ -52,8 +62,8 @@ class Execution:
         self.events: list[tuple[float, int]] = []
         self.flows = Flows(work.capacity)
         self.busy: dict[int, int] = {}
-        self.queues: dict[int, list[Waiting]] = {}
-        self.arrived = 0
+        self.queues: dict[int, Queue] = defaultdict(Queue)
+        self.arrival: dict[int, int] = {}
         self.last: dict[int, Op] = {}
 
     def run(self) -> Execution:
@@ -112,32 +122,41 @@ class Execution:
             self.serve(resource, now)
 
     def wait(self, node: int) -> None:
-        self.arrived += 1
-        place = (0 if node in self.work.urgent else 1, self.arrived, node)
+        self.arrival[node] = len(self.arrival)
         for resource in self.work.needs[node]:
-            insort(self.queues.setdefault(resource, []), place)
+            self.line(resource, node).append(node)
+
+    def line(self, resource: int, node: int) -> deque[int]:
+        """Where a node waits for a resource."""
+        queue = self.queues[resource]
+        return queue.urgent if node in self.work.urgent else queue.tasks[not self.ops[node].forward]
 
     def serve(self, resource: int, now: float) -> None:
         """Start the first in the queue of a free resource, if it is the first in all queues in which it waits."""
-        queue = self.queues.get(resource)
-        if not queue or resource in self.busy:
+        heads = self.queues[resource].heads(self.arrival)
+        if not heads or resource in self.busy:
             return
-        place = queue[0] if queue[0][0] == 0 else queue[self.choice(resource, queue)]
-        node = place[2]
+        node = self.choice(resource, heads)
         needed = self.work.needs[node]
-        if len(needed) > 1 and any(r in self.busy or self.queues[r][0] is not place for r in needed):
+        if len(needed) > 1 and any(r in self.busy or self.first(r) != node for r in needed):
             return
         for r in needed:
-            self.queues[r].remove(place)
+            self.line(r, node).popleft()
             self.busy[r] = node
         if resource in self.work.rules:
             self.last[resource] = self.ops[node]
         self.start_s[node] = now
         heappush(self.events, (now + self.work.seconds[node], node))
 
-    def choice(self, resource: int, queue: list[Waiting]) -> int:
-        """Which of the waiting tasks (none is urgent) the rule of the resource takes."""
+    def first(self, resource: int) -> int:
+        return self.queues[resource].heads(self.arrival)[0]
+
+    def choice(self, resource: int, heads: list[int]) -> int:
+        """Which of those that wait is next: the first, unless a rule picks among tasks.
+
+        To a rule, the first task of each kind stand for all that are ready.
+        """
         rule = self.work.rules.get(resource)
-        if rule is None:
-            return 0
-        return pick(rule, [self.ops[node] for _, _, node in queue], self.last.get(resource))
+        if rule is None or len(heads) == 1:
+            return heads[0]
+        return heads[pick(rule, [self.ops[node] for node in heads], self.last.get(resource))]

@@ -1,7 +1,7 @@
 """The memory of each device: a ledger of what the ops of an execution allocate and free.
 
     copy    |== input or skip ================================|      until its stage's backward task ends
-    F          |== saved, or checkpoint ======================|
+    F          |== saved, or checkpoint ======================|      and what it sends, until it has left
     R                                |== saved ===============|
     copy                         |== a skip's gradient =======|
     B                                         |== working ====|
@@ -50,8 +50,8 @@ class _Book:
             self.what += (what, what)
 
 
-NAMES = ("saved", "checkpoints", "received", "outputs", "working")
-SAVED, CHECKPOINTS, RECEIVED, OUTPUTS, WORKING = range(5)
+NAMES = ("saved", "checkpoints", "received", "to be sent", "outputs", "working")
+SAVED, CHECKPOINTS, RECEIVED, SENT, OUTPUTS, WORKING = range(6)
 
 
 def peaks(
@@ -107,6 +107,8 @@ class _Ledger:
         self.whole = memory.activations == "saved"
         self.books = {device: _Book() for device in plan.devices}
         self.backward = {(op.stage, op.micro_batch): node for node, op in enumerate(graph.ops) if op.kind == "B"}
+        self.forward = {(op.stage, op.micro_batch): node for node, op in enumerate(graph.ops) if op.kind == "F"}
+        self.weights = {(op.stage, op.micro_batch): node for node, op in enumerate(graph.ops) if op.kind == "W"}
         self.first_backward = {  # of each stage
             stage: min(nodes, key=lambda node: start_s[node]) for stage, nodes in _by_stage(graph, "B").items()
         }
@@ -133,24 +135,31 @@ class _Ledger:
         return self.books[self.plan.stages[stage].device]
 
     def task(self, node: int, op: Op) -> None:
-        """What a forward task or a recomputation keeps until the backward task has ended."""
-        start, end = self.start_s[node], self.end_s[self.backward.get((op.stage, op.micro_batch), node)]
+        """What a forward task or a recomputation keeps until the backward task, and that of the weights, have ended."""
+        place = (op.stage, op.micro_batch)
+        start, end = self.start_s[node], self.end_s[self.backward.get(place, node)]
+        end = max(end, self.end_s[self.weights.get(place, node)])
         sizes, book = self.stages[op.stage], self.book(op.stage)
         if op.kind == "F":
             book.held(start, end, sizes.outputs, OUTPUTS)
-            if (op.stage, op.micro_batch) in self.again:
+            if place in self.again:
                 book.held(start, end, sizes.checkpoint, CHECKPOINTS)
                 return
         book.held(start, end, sizes.saved, SAVED)
 
     def message(self, node: int, op: Op) -> None:
         """A buffer at the receiving end, until the backward task that uses it; a boundary's gradient only until that
-        begins, since then the task's working set takes its place."""
+        begins, since then the task's working set takes its place. At the sending end, until it has left: but for a skip
+        whose task keeps what it saved."""
         assert op.peer is not None
-        stage = op.stage if op.kind == "copy" else op.peer
-        user = self.backward.get((stage, op.micro_batch), node)
+        target, source = (op.stage, op.peer) if op.kind == "copy" else (op.peer, op.stage)
+        user = self.backward.get((target, op.micro_batch), node)
         until = self.start_s[user] if not op.forward and not op.part else self.end_s[user]
-        self.book(stage).held(self.start_s[node], max(until, self.end_s[node]), op.bytes, RECEIVED)
+        self.book(target).held(self.start_s[node], max(until, self.end_s[node]), op.bytes, RECEIVED)
+        place = (source, op.micro_batch)
+        maker = (self.forward if op.forward else self.backward).get(place, node)
+        if not (op.forward and op.part and place not in self.again):
+            self.book(source).held(self.end_s[maker], self.end_s[node], op.bytes, SENT)
 
     def stage_bytes(self, number: int, stage: Stage) -> _StageBytes:
         """Where only the inputs of layers count, nothing else does."""

@@ -37,6 +37,22 @@ class Routes:
         self.schedule, self.cluster = schedule, cluster
         self.pipeline = max(schedule.devices) + 1
         self.known: dict[tuple[int, int, int], Route] = {}
+        self._check_replicas()
+
+    def _check_replicas(self) -> None:
+        """One replica stands for all: there must be devices for them, and all must lie alike on the nodes."""
+        replicas, each, there = self.schedule.replicas, self.pipeline, self.cluster.devices
+        if replicas * each > there:
+            raise ValueError(
+                f"{replicas} replicas of {each} devices need {replicas * each}, the cluster has {there} devices "
+                f"-> at most {there // each} replicas"
+            )
+        node = self.cluster.devices_per_node
+        if replicas > 1 and each % node and node % each:
+            raise ValueError(
+                f"{replicas} replicas of {each} devices lie unlike on nodes of {node} devices, some across two nodes "
+                f"-> a number of devices that divides {node}, or a multiple of it"
+            )
 
     def message(self, op: Op) -> Route:
         """A copy, or a send with its receive. Without a peer it goes to the host's memory or comes from there."""
@@ -59,7 +75,8 @@ class Routes:
         pairs = [(source + shift, target + shift) for shift in self._shifts()]
         ports = _crossings(self.cluster, pairs)
         uses = {port: ports[port] for port in _ports(self.cluster, source, target)}
-        return _through_ports(self.cluster.node_port, self.cluster.node_port.alpha_s, size, uses)
+        channel = (_name(self.cluster.node_port, source, target),)  # one pair's messages arrive in turn
+        return _through_ports(self.cluster.node_port, self.cluster.node_port.alpha_s, size, uses, channel)
 
     def collective(self, op: Op, members: list[int]) -> Route:
         """A ring over `members`, devices of the first replica. Raises ValueError for an unknown algorithm.

@@ -78,6 +78,22 @@ def test_a_measured_run_has_its_simulation_below_it(tmp_path: Path) -> None:
         assert [trace.window_s for _, trace in panels] == pytest.approx([measured_s, 0.5])
 
 
+def test_titles_of_one_s_own(ablation: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One for each run: a measured one has it twice. As many as the runs that have a trace."""
+    measured = ran(tmp_path / "run", GPIPE, "measured", lengths=[1.0])
+    steps([0.5]).save(measured / "simulated.json.gz")
+    without_trace(ablation / "e", "no devices")
+    panels = timelines.panels([measured, ablation], titles=["mine", "w", "x", "y", "z"])
+    assert [title for title, _ in panels] == ["mine, measured", *(f"{t}, simulated" for t in ("mine", *"wxyz"))]
+    picture = tmp_path / "x.png"
+    command = [str(ablation), "--out", str(picture), "--titles"]
+    assert timelines.main([*command, "w, x,y"]) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error == '--titles   gives 3 for 4 runs   -> --titles "c,a,d,b"'
+    assert not picture.exists()
+    assert timelines.main([*command, "c,a,d,b"]) == 0
+
+
 def test_a_simulated_run_has_one_step_only_and_shows_it_beside_any_other(tmp_path: Path) -> None:
     folders = [ran(tmp_path / "a", GPIPE, "measured", lengths=[3.0, 2.0, 1.0]), ran(tmp_path / "b", GPIPE)]
     assert [trace.window_s for _, trace in timelines.panels(folders, 1)] == pytest.approx([2.0, 1.0])

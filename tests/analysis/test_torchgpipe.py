@@ -42,8 +42,8 @@ def published() -> list[RunRecord]:
             found.append(record(config, **metrics))
         if table == 3:
             for config in own[len(names) :]:
-                fits = (config["model"]["convs"], config["model"]["channels"]) in (
-                    (6, 72), (11, 128), (24, 128), (24, 160), (48, 160)
+                fits = (config["mesh"]["pipeline"], config["model"]["convs"], config["model"]["channels"]) in (
+                    (None, 6, 72), (1, 11, 128), (2, 24, 128), (4, 24, 160), (8, 48, 160)
                 )  # fmt: skip
                 found.append(record(config) if fits else RunRecord("x", "infeasible", "simulated", config=config))
     return found
@@ -177,11 +177,16 @@ def test_the_largest_that_fits_must_grow() -> None:
     eight = [one for one, config in key.items() if config["mesh"]["pipeline"] == 8]
     none = [RunRecord("x", "infeasible", "simulated", config=one.config) if rows.decisive(one.config) in eight else one
             for one in published()]  # fmt: skip
-    assert said(none)["TG-9"] == "not run"
+    assert said(none)["TG-9"] == "does not hold"
     some = [one for one in published() if rows.decisive(one.config) not in eight[1:]]
     assert search.largest(Results(some), "Pipeline-8") is None
-    fewer = [record(one.config) if one.status == "infeasible" and one.config["mesh"]["pipeline"] == 2 else one
-             for one in published()]  # fmt: skip
+    assert said(some)["TG-9"] == "not run"
+    four = [record(one.config) if one.config["mesh"]["pipeline"] == 4 and one.config["model"]["convs"] == 48 else one
+            for one in published() if rows.decisive(one.config) not in eight[1:]]  # fmt: skip
+    four += [RunRecord("x", "infeasible", "simulated", config=key[one]) for one in eight[1:]]
+    assert said(four)["TG-9"] == "does not hold"  # as large a model on 4 devices as on 8
+    two = [one for one, config in key.items() if config["mesh"]["pipeline"] == 2 and config["model"]["channels"] == 128]
+    fewer = [record(one.config) if rows.decisive(one.config) in two else one for one in published()]
     assert str(search.largest(Results(fewer), "Pipeline-2")) == "(26, 128) 5.42B"
     assert said(fewer)["TG-9"] == "holds"
 
@@ -211,16 +216,44 @@ def test_the_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pyt
     assert "| Pipeline-4 | throughput | 67.042 /s | 67.042 /s | 1.00 | - |" in page
     assert "| TG-2 | holds | all components together are nearly twice as fast as the baseline | simulated 1.907" in page
     assert "Pipeline-8: the largest candidate that fits is (48, 160) 15.82B; the paper's has 15.82B." in printed
-    assert report.main([str(tmp_path / "runs" / "0")]) == 1, "all but one row are missing"
+    assert "left out" not in printed + page
+    assert report.main([str(tmp_path / "runs" / "0")]) == 0, "all but one row are missing"
+    printed = capsys.readouterr().out
+    command = "python run.py -m +sweeps=torchgpipe_table"
+    assert printed.endswith(f"\n\nNot run yet, and left out: {command}2; {command}3; {command}4\n")
+    assert [line for line in printed.splitlines() if line.startswith(("Table", "Claims"))] == [
+        tables.TITLES[1], "Claims"
+    ]  # fmt: skip
     assert report.main([str(tmp_path / "nowhere")]) == 2
     assert "nowhere   is not a folder" in capsys.readouterr().err
 
 
 def test_a_row_that_failed_is_named() -> None:
     failed = RunRecord("x", "oom", "measured", "rank 0 was\nkilled", config=configs(4, "local")[2])
-    section = tables.sections(Results([failed]))[3]
+    section = tables.sections(Results([failed]))[0]
     assert "Pipeline-2, measured: oom: rank 0 was killed" in section.notes
     assert section.rows[4] == ("Pipeline-2", "throughput", "35.502 /s", "-", "-", "-")
+
+
+def test_only_what_was_run_has_a_table() -> None:
+    def titles(records: list[RunRecord]) -> list[str]:
+        return [section.title.partition(":")[0] for section in tables.sections(Results(records))]
+
+    assert titles([]) == ["Claims"]
+    failed, candidate = RunRecord("x", "oom", "measured", config=configs(3, "local")[0]), record(configs(3, "paper")[5])
+    assert titles([failed]) == ["Table 3", "Claims"]
+    assert titles([candidate]) == ["Table 3, search", "Claims"]
+    assert titles([failed, candidate]) == ["Table 3", "Table 3, search", "Claims"]
+    for records in ([failed], [candidate]):
+        assert "torchgpipe_table3" in tables.missing(Results(records)), "one of the two is left out"
+    assert "torchgpipe_table3" not in tables.missing(Results([failed, candidate]))
+
+
+def test_where_devices_share_cores_no_speed_up_is_to_be_expected() -> None:
+    local = replace(record(configs(4, "local")[2], throughput=1.0), manifest={"machine": {"cores_allowed": 2}})
+    told = "In small the devices share these cores: no speed-up is to be expected there."
+    assert tables.sections(Results([local]))[0].notes[1] == told
+    assert told not in tables.sections(Results([record(configs(4, "paper")[2])]))[0].notes, "nothing is measured"
 
 
 def test_the_notes_say_what_figures_rest_on() -> None:

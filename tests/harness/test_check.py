@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -5,6 +7,7 @@ from omegaconf import OmegaConf
 
 from harness import check
 from harness.cluster import Cluster, Device
+from harness.devices import Found
 from harness.interfaces import Capabilities
 from harness.memory import MemoryModel
 from harness.mesh import Mesh
@@ -183,12 +186,91 @@ def test_without_a_model_only_planning_is_possible():
 def test_a_profile_for_other_micro_batches_or_another_dtype():
     other = profile_of(micro_batch=2, dtype="float64")
     assert against(other, profile="p.json") == [
-        ("profile p.json", "is for micro-batches of 2 samples, this run has 64", "batch.size=16"),
+        ("profile p.json", "is for micro-batches of 2 samples, this run has 64",
+         "batch.micro_batches=256, or batch.size=16"),
         ("profile p.json", "is for float64, this run has float32", "precision.dtype=float64"),
-    ]
+    ]  # fmt: skip
     assert against(other, profile="p.json", mode="plan") == [
-        ("profile p.json", "is for micro-batches of 2 samples, this run has 64", "batch.size=16")
-    ], "times of other micro-batches predict nothing; a plan for another dtype may be wanted"
+        ("profile p.json", "is for micro-batches of 2 samples, this run has 64",
+         "batch.micro_batches=256, or batch.size=16")
+    ], "times of other micro-batches predict nothing; a plan for another dtype may be wanted"  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("size", "data", "mend"),
+    [
+        (512, None, "batch.micro_batches=256, or batch.size=16"),
+        (512, 2, "batch.micro_batches=128, or batch.size=32"),
+        (6, 2, "batch.size=32"),
+        (1, None, "batch.size=16"),
+    ],
+)
+def test_as_many_micro_batches_of_a_profile_as_the_batch_holds(size, data, mend):
+    typed = {"profile": "p.json", "mode": "plan", "batch__size": size, "mesh__data": data}
+    assert [row[2] for row in against(profile_of(micro_batch=2), **typed)] == [mend]
+
+
+def test_all_that_a_profile_and_the_request_differ_in_is_told_at_once():
+    other = profile_of(model="gpt_12", micro_batch=2, dtype="float64")
+    assert [what for _, what, _ in against(other, profile="p.json")] == [
+        "is of gpt_12, the model is unet",
+        "is for micro-batches of 2 samples, this run has 64",
+        "is for float64, this run has float32",
+    ]
+    assert [what for _, what, _ in against(other, profile="p.json", mode="plan")] == [
+        "is of gpt_12, the model is unet",
+        "is for micro-batches of 2 samples, this run has 64",
+    ]
+
+
+def stated(balance, cluster, devices="cpu", **changes):
+    """What is said of stages that are given one by one: before a plan, and of the plan."""
+    asked = config(
+        planner={"name": "given", "balance": balance}, mesh__pipeline=len(balance), cluster__device=devices, **changes
+    )
+    before = check.request(asked, EVERYTHING, cluster)
+    mesh = check.resolve(asked, EVERYTHING, cluster.devices, sum(balance))
+    plan = replace(Plan.contiguous(balance), mesh=mesh)
+    after = check.of_plan(asked, plan, mesh, sum(balance), cluster)
+    assert mesh.pipeline == len(balance), "is not cut down, so that the planner has no other number to name"
+    return rows(check.told_once([*before, *after]))
+
+
+SUM = "numbers that add up to the model's layers"
+
+
+@pytest.mark.parametrize(
+    ("balance", "cluster", "changes", "what", "mend"),
+    [
+        ([9, 9, 9, 9, 5], Cluster(devices_per_node=4), {}, "has 5 stages, the cluster has 4 devices",
+         f"4 {SUM}, or cluster.devices=5"),
+        ([9, 9, 9, 9, 5], Cluster(nodes=2, devices_per_node=2), {}, "has 5 stages, the cluster has 4 devices",
+         f"4 {SUM}, or cluster.devices=3"),
+        ([9, 5], Cluster(), {}, "has 2 stages, the cluster has 1 device", "planner.balance=[14], or cluster.devices=2"),
+        ([9, 9, 5], Cluster(devices_per_node=4), {"mesh__data": 2},
+         "has 3 stages of 2 devices, the cluster has 4 devices", f"2 {SUM}, or cluster.devices=6"),
+    ],
+)  # fmt: skip
+def test_more_stated_stages_than_devices_are_told_once(balance, cluster, changes, what, mend):
+    key = f"planner.balance [{','.join(map(str, balance))}]"
+    assert stated(balance, cluster, **changes) == [(key, what, mend)]
+
+
+def test_no_more_gpus_are_recommended_than_this_machine_has(monkeypatch):
+    monkeypatch.setattr(check.devices, "detect", lambda wanted: Found("cuda", "a GPU", 1, 80))
+    assert stated([9, 5], Cluster(), "auto")[0][2] == "planner.balance=[14]"
+    described = {"cluster__name": "flat", "mode": "plan"}
+    assert stated([9, 5], Cluster(), "auto", **described)[0][2] == "planner.balance=[14], or cluster.devices=2"
+
+
+def test_stated_stages_that_fit_are_no_problem():
+    assert stated([9, 5], EIGHT) == []
+    assert [key for key, _, _ in stated([9, 5], Cluster(), mesh__data=4)] == ["mesh.data 4 x mesh.pipeline 2"]
+
+
+def test_more_stated_stages_than_layers_are_left_to_the_planner():
+    changes = {"planner": {"name": "given", "balance": [1] * 9}, "mesh__pipeline": 9}
+    assert against(profile_of(), **changes) == []
 
 
 def memory(peaks: list[int], plan: Plan, there: int = 100, reserve: int = 0):
@@ -203,6 +285,8 @@ def test_a_stage_without_enough_memory():
         ("stage 0", "needs 100.0 GiB of 22.0 GiB", ""),
         ("stage 2", "needs 27.0 GiB of 22.0 GiB", ""),
     ]
+    nearly = memory([(22 << 30) + (30 << 20), 0, 0], plan, 22 << 30)
+    assert nearly == [("stage 0", "needs 22.03 GiB of 22.00 GiB", "")]
 
 
 def test_what_is_kept_free_counts():

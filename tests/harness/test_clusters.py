@@ -253,6 +253,22 @@ def test_a_cluster_without_effective_values_has_none_to_take():
     assert gb_s(composed("cluster=flat", "cluster.values=effective", "cluster.effective.bandwidth_gb_s=2").intra) == 2
 
 
+@pytest.mark.parametrize(
+    ("typed", "told"),
+    [
+        (["bandwidth_gb_s=-3"], ["bandwidth_gb_s -3.0"]),
+        (["bandwidth_gb_s=nan"], ["bandwidth_gb_s nan"]),
+        (["effective.bandwidth_gb_s=-3"], ["effective.bandwidth_gb_s -3.0"]),
+        (["bandwidth_gb_s=-3", "effective.bandwidth_gb_s=-4"],
+         ["bandwidth_gb_s -3.0", "effective.bandwidth_gb_s -4.0"]),
+    ],
+)  # fmt: skip
+def test_a_typed_number_that_no_link_can_have_is_told_once(typed, told):
+    with pytest.raises(CannotRun) as caught:
+        composed("cluster=p40x8", *(f"cluster.{override}" for override in typed))
+    assert [problem.key for problem in caught.value.problems] == [f"cluster.{key}" for key in told]
+
+
 # -- the files in conf/cluster -----------------------------------------------------------------------------------------
 
 
@@ -344,4 +360,4 @@ def test_a_cluster_of_ones_own_is_the_few_lines_that_flat_shows(tmp_path: Path, 
     assert OmegaConf.load(tmp_path / "cluster" / "mine.yaml").name == "mine"
     mine = composed("cluster=mine", "cluster.values=effective")
     assert (mine.name, mine.devices, gb_s(mine.intra)) == ("mine (effective)", 4, 12)
-    assert mine.device == Device("mine", 24 * 10**9, {"float32": 35.6e12}, 936e9)
+    assert mine.device == Device("mine", 24 * 10**9, {"float32": 35.6e12}, 936e9, 0.6, 1e-5)

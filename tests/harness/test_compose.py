@@ -124,8 +124,11 @@ def test_every_choice_composes_and_says_how_to_use_it(path: Path) -> None:
         ("mode=plam", "mode plam", "is not one of run, plan, simulate, profile", "mode=plan"),
         ("optimizer.name=adamv", "optimizer.name adamv", "is not one of sgd, adam, adamw", "optimizer.name=adam"),
         ("costs=analitic", "costs analitic", "is not one of auto, measured, scaled, analytic", "costs=analytic"),
-        ("jitter=-0.1", "jitter -0.1", "must be at least 0", "jitter=0"),
-        ("jitter=inf", "jitter inf", "must be finite", "jitter=0"),
+        ("mode=sim", "mode sim", "is not one of run, plan, simulate, profile", "mode=simulate"),
+        ("mode=xyz", "mode xyz", "is not one of run, plan, simulate, profile", "mode=run"),
+        ("jitter=-0.1", "jitter -0.1", "is a relative spread, from 0 to 1", "jitter=0.05"),
+        ("jitter=1.5", "jitter 1.5", "is a relative spread, from 0 to 1", "jitter=0.05"),
+        ("jitter=inf", "jitter inf", "must be finite", "jitter=0.05"),
         ("profile=nowhere.json", "profile nowhere.json", "is not a file", ""),
         ("model.convs=0", "model.convs 0", "must be at least 1", "model.convs=1"),
     ],
@@ -166,6 +169,8 @@ def test_all_mistakes_at_once() -> None:
         ("mode=profile jitter=-1 batch.micro_batches=5", ["jitter -1.0", "batch.micro_batches 5"]),
         ("mode=profile steps=0 mesh.tensor=2", ["steps 0"]),
         ("batch.size=x batch.micro_batches=32", ["batch.size x"]),
+        ("steps=0 planner=given planner.balance=[1,1] mesh.pipeline=99", ["steps 0", "mesh.pipeline 99"]),
+        ("planner=given planner.balance=[1,1] mesh.pipeline=1 engine.checkpoint=x", ["engine.checkpoint x"]),
     ],
 )
 def test_a_value_out_of_range_does_not_hide_what_cluster_and_engine_refuse(overrides: str, keys: list[str]) -> None:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.cluster import Device
-from harness.costs import COSTS, analytic, has_times, priced, scaled
+from harness.costs import COSTS, analytic, borrowed, has_times, priced, scaled
 from harness.problem import CannotRun
 from harness.profile import LayerProfile, ModelProfile, Skip
 
@@ -129,6 +129,7 @@ def test_a_better_device_is_never_slower(profile, device):
     assert all(t >= 0 for t in times)
 
 
+UNCOUNTED = tuple(LayerProfile(layer.name, layer.forward_s, layer.backward_s) for layer in TIMED.layers)
 # profile, costs, device, described, given: what is taken
 CHOICES = [
     (TIMED, "auto", A, False, False, "measured"),
@@ -136,7 +137,20 @@ CHOICES = [
     (TIMED, "auto", BARE, True, False, "measured"),  # cluster=flat without peaks
     (replace(TIMED, dtype="float64"), "auto", B, True, False, "measured"),  # no peak in that format
     (TIMED, "auto", replace(B, memory_bandwidth=0.0), True, False, "measured"),
-    (TIMED, "auto", B, True, True, "measured"),
+    (TIMED, "auto", B, True, True, "scaled"),  # of another device
+    (TIMED, "auto", B, False, True, "measured"),  # on this machine as the user gave it
+    (TIMED, "auto", replace(B, name="A"), True, True, "measured"),  # of this device
+    (TIMED, "auto", BARE, True, True, "measured"),
+    (TIMED, "auto", replace(B, memory_bandwidth=0.0), True, True, "measured"),
+    (replace(TIMED, source="scaled from C to A: measured on C"), "auto", B, True, True, "scaled"),
+    (replace(TIMED, source="by hand"), "auto", B, True, True, "measured"),
+    (replace(TIMED, device=None), "auto", B, True, True, "measured"),
+    (replace(TIMED, device=replace(A, memory_bandwidth=0.0)), "auto", B, True, True, "measured"),
+    (replace(TIMED, layers=UNCOUNTED), "auto", B, True, True, "measured"),
+    (analytic(COUNTED, A), "auto", B, True, True, "analytic"),
+    (replace(analytic(COUNTED, A), device=replace(A, peak_flops={})), "auto", B, True, True, "analytic"),
+    (analytic(COUNTED, A), "auto", BARE, True, True, "measured"),
+    (replace(analytic(COUNTED, A), layers=UNCOUNTED), "auto", B, True, True, "measured"),
     (COUNTED, "auto", B, True, True, "analytic"),
     (COUNTED, "auto", B, True, False, "analytic"),
     (COUNTED, "auto", A, False, True, "analytic"),
@@ -151,10 +165,43 @@ CHOICES = [
 def test_what_the_key_costs_takes(profile, costs, device, described, given, taken):
     wanted = {
         "measured": lambda: profile,
-        "scaled": lambda: scaled(TIMED, A, B),
+        "scaled": lambda: scaled(profile, A, B),
         "analytic": lambda: analytic(profile, device),
     }
     assert priced(profile, costs, device, described, given) == wanted[taken]()
+
+
+PEAKS = "cluster.peak_tflops.float32=TFLOPS cluster.memory_bandwidth_gb_s=GB_PER_S costs=analytic"
+# profile, device, given: what is said
+BORROWED = [
+    (TIMED, B, True, "those of the profile (measured on A), not of B -> costs=scaled or costs=analytic"),
+    (TIMED, B, False, "those of this machine (measured on A), not of B -> costs=scaled or costs=analytic"),
+    (TIMED, BARE, True, f"those of the profile (measured on A), not of bare -> {PEAKS}"),
+    (replace(TIMED, device=None), BARE, False, f"those of this machine (measured on A), not of bare -> {PEAKS}"),
+    (TIMED, replace(B, memory_bandwidth=0.0), True,
+     "those of the profile (measured on A), not of B -> cluster.memory_bandwidth_gb_s=GB_PER_S costs=analytic"),
+    (replace(TIMED, device=None), B, True,
+     "those of the profile (measured on A), not known to be of B -> costs=analytic"),
+    (replace(TIMED, device=BARE), B, True, "those of the profile (measured on A), not of B -> costs=analytic"),
+    (replace(TIMED, layers=UNCOUNTED), B, True, "those of the profile (measured on A), not of B"),
+    (replace(TIMED, layers=UNCOUNTED), BARE, True, "those of the profile (measured on A), not of bare"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("profile", "device", "given", "said"), BORROWED)
+def test_times_of_another_device_are_told_with_what_mends_them(profile, device, given, said):
+    assert borrowed(profile, device, given) == f"layer times are {said}"
+    for mend in said.partition(" -> ")[2].split(" or "):
+        keys = dict(word.split("=") for word in mend.split())
+        peaks = B.peak_flops if "cluster.peak_tflops.float32" in keys else device.peak_flops
+        bandwidth = 1.0 if "cluster.memory_bandwidth_gb_s" in keys else device.memory_bandwidth
+        mended = replace(device, peak_flops=peaks, memory_bandwidth=bandwidth)
+        if keys:
+            assert borrowed(priced(profile, keys["costs"], mended, True, given), mended, given) == ""
+
+
+def test_times_of_the_device_itself_need_no_word():
+    assert borrowed(TIMED, replace(BARE, name="A"), given=True) == ""
 
 
 REFUSED = [

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from harness.display import basis_of, closing_table, files_of, flops, percent, rate, ratio, seconds, show, size
+from harness.display import basis_of, closing_table, files_of, flops, percent, rate, ratio, seconds, show, size, sizes
 from harness.display import summary_line as line
 from harness.record import RunRecord
 
@@ -24,11 +24,14 @@ def text(console: Console) -> str:
     return console.file.getvalue()
 
 
+CLUSTER = {"nodes": 1, "node_bandwidth_gb_s": None, "values": "nominal", "effective": {"node_bandwidth_gb_s": None}}
+
+
 def record(**changes: Any) -> RunRecord:
     fields: dict[str, Any] = {
         "id": "x",
         "status": "ok",
-        "config": {"engine": {"name": "gpipe"}, "model": {"name": "unet"}},
+        "config": {"engine": {"name": "gpipe"}, "model": {"name": "unet"}, "cluster": CLUSTER},
         "plan": {"stages": [{"first": 0, "last": 1, "device": 0}, {"first": 2, "last": 5, "device": 1}]},
         "metrics": {
             "step_time_s": 0.2,
@@ -129,6 +132,35 @@ def test_what_a_simulation_rests_on() -> None:
     assert basis_of(record(source="simulated", predicted={})) == []
 
 
+def test_times_of_another_device_have_a_line_of_their_own() -> None:
+    made = simulated()
+    made.manifest["simulation"]["note"] = "layer times are those of the profile"
+    assert basis_of(made)[:2] == ["layer times  analytic on P40", "note         layer times are those of the profile"]
+
+
+def test_what_was_changed_of_a_cluster_is_named_as_it_was_typed() -> None:
+    made = simulated()
+    made.manifest["overrides"] = ["cluster=p40x8", "cluster.bandwidth_gb_s=3", "batch.size=4", "cluster.nodes=2"]
+    assert basis_of(made)[1] == ("cluster      p40x8, nominal values, with cluster.bandwidth_gb_s=3 cluster.nodes=2")
+
+
+@pytest.mark.parametrize(
+    ("changes", "assumed"),
+    [
+        ({}, False),
+        ({"nodes": 2}, True),
+        ({"nodes": 2, "node_bandwidth_gb_s": 1.0}, False),
+        ({"nodes": 2, "effective": {"node_bandwidth_gb_s": 1.0}}, True),
+        ({"nodes": 2, "effective": {"node_bandwidth_gb_s": 1.0}, "values": "effective"}, False),
+        ({"nodes": 2, "values": "effective"}, True),
+    ],
+)
+def test_the_network_port_that_is_assumed(changes: dict[str, Any], assumed: bool) -> None:
+    told = "; network port of a node as fast as its links (cluster.node_bandwidth_gb_s is not given)"
+    config = {**record().config, "cluster": CLUSTER | changes}
+    assert basis_of(simulated(config=config))[1] == f"cluster      p40x8, nominal values{told if assumed else ''}"
+
+
 def test_a_simulated_number_is_not_taken_for_a_measured_one(tmp_path: Path) -> None:
     console = plain()
     show(simulated(), tmp_path, console)
@@ -221,3 +253,17 @@ def test_other_numbers() -> None:
     assert [percent(x) for x in (None, 0.0, 0.876, 1.0)] == ["-", "0 %", "88 %", "100 %"]
     assert [ratio(*x) for x in ((None, 1), (1, None), (1, 0), (3, 4), (0, 4))] == ["-", "-", "-", "0.75", "0.00"]
     assert "nan" in line(record(metrics={"loss": math.nan}), Path("x"))
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "told"),
+    [
+        (3 << 30, 1 << 30, ("3.0 GiB", "1.0 GiB")),
+        ((22 << 30) + (30 << 20), 22 << 30, ("22.03 GiB", "22.00 GiB")),
+        ((22 << 30) + (5 << 20), 22 << 30, ("22.005 GiB", "22.000 GiB")),
+        ((22 << 30) + 1, 22 << 30, ("23622320129 B", "23622320128 B")),
+        (10**24 + 1, 10**24, (f"{10**24 + 1} B", f"{10**24} B")),
+    ],
+)
+def test_two_sizes_are_told_apart(one: int, other: int, told: tuple[str, str]) -> None:
+    assert sizes(one, other) == told

@@ -34,7 +34,8 @@ def draft(**changes: Any) -> Draft:
 
 
 def config(threads: int | None = None) -> Any:
-    made = OmegaConf.create({"engine": {"name": "x"}, "mode": "run", "jitter": 0.5, "seed": 3})
+    made = OmegaConf.create({"engine": {"name": "x"}, "mode": "run", "jitter": 0.5, "seed": 3,
+                             "cluster": {"name": "flat"}, "profile": None})  # fmt: skip
     if threads is not None:
         made.engine.threads = threads
     return made
@@ -90,3 +91,14 @@ def test_what_numbers_rest_on() -> None:
     assert basis["jitter"] == 0.0, "only mode=simulate disturbs"
     unknown = draft(profile=replace(PROFILE, source="unknown"))
     assert figures.basis(unknown, config(), "nominal")["costs"] == "as given"
+
+
+def test_times_of_another_device_are_noted_on_a_described_cluster() -> None:
+    chosen = config()
+    assert figures.basis(draft(), chosen, "nominal")["note"].startswith("layer times are those of this machine (")
+    chosen.profile = "p.json"
+    assert figures.basis(draft(), chosen, "nominal")["note"].startswith("layer times are those of the profile (")
+    own = draft(profile=replace(PROFILE, device=CLUSTER.device))
+    assert figures.basis(own, chosen, "nominal")["note"] == ""
+    chosen.cluster.name = "local"
+    assert figures.basis(draft(), chosen, "nominal")["note"] == ""

@@ -95,3 +95,27 @@ def test_a_profile_in_a_line() -> None:
         said
         == "net: 2 layers, 2.0 KiB of parameters; 5 samples: 4 GFLOP forward, 1.00 s forward, 2.00 s backward; unknown"
     )
+
+
+@pytest.mark.parametrize(
+    ("typed", "origin", "said"),
+    [
+        (FLAT, "measured", "cluster.peak_tflops.float32=TFLOPS cluster.memory_bandwidth_gb_s=GB_PER_S"),
+        ([*FLAT, "cluster.memory_bandwidth_gb_s=9"], "measured", "cluster.peak_tflops.float32=TFLOPS"),
+        ([*FLAT, "precision=bf16"], "measured",
+         "cluster.peak_tflops.bfloat16=TFLOPS cluster.memory_bandwidth_gb_s=GB_PER_S"),
+        ([*FLAT, "costs=measured"], "measured", ""),
+        (FLAT, "counted", ""),
+        ([], "measured", ""),
+    ],
+    ids=["no peaks", "bandwidth alone", "autocast", "as the user asks", "counted", "local"],
+)  # fmt: skip
+def test_profiling_for_a_described_cluster_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, typed: list[str], origin: profiles.Origin, said: str
+) -> None:
+    monkeypatch.setattr(profiles.children, "work", lambda folder, *_: PROFILE.save(folder / profiles.PROFILE))
+    one = made(tmp_path, *typed)
+    one.made(origin)
+    printed = one.progress.console.file.getvalue().strip()  # type: ignore[attr-defined]
+    why = "; profiling here, since cluster.peak_tflops is not given: the layer times will be this machine's -> "
+    assert printed.partition(", micro-batches of 2")[2] == (why + said if said else "")

@@ -97,6 +97,8 @@ def test_the_record_says_what_the_numbers_rest_on(tmp_path: Path, file: str) -> 
     cluster = Cluster.from_json(basis.pop("cluster"))
     assert cluster.devices == 4 and cluster.intra == Link(1e-6, 1e-9)
     assert basis == {"costs": "measured", "layer_times": "measured on X", "model": "net_8", "values": "nominal",
+                     "note": "layer times are those of the profile (measured on X), not known to be of flat -> "
+                             "cluster.peak_tflops.float32=TFLOPS cluster.memory_bandwidth_gb_s=GB_PER_S costs=analytic",
                      "jitter": 0.1, "seed": 5}  # fmt: skip
     assert record.manifest["devices"] == ["flat"] * 4
 
@@ -130,6 +132,11 @@ sys.exit("torch was imported" if "torch" in sys.modules else code)
     assert "measured on X" in done.stdout and "nominal values" in done.stdout
     assert "net_8: ok (simulated)" in done.stdout.splitlines()[-1]
     assert "measured  predicted" not in done.stdout
+    assert "predicted: " not in done.stdout, "the figures are those of the table"
+    note = (
+        "note         layer times are those of the profile (measured on X), not known to be of flat -> costs=analytic"
+    )
+    assert (note in done.stdout.splitlines()) == bool(cluster)
 
 
 def test_a_tracker_is_told_only_if_the_user_asks_for_one(tmp_path: Path, file: str) -> None:
@@ -175,6 +182,22 @@ def test_a_profile_of_the_model_alone(tmp_path: Path, capsys: pytest.CaptureFixt
 
     record = simulate(tmp_path / "c", f"profile={tmp_path / 'a' / 'profile.json'}", *FLAT, *KNOWN, "costs=scaled")
     assert record.manifest["simulation"]["costs"] == "scaled"
+
+
+@pytest.mark.parametrize(("source", "taken"), [("measured on X", "scaled"), ("analytic on X", "analytic")])
+def test_a_profile_of_another_device_is_not_taken_for_the_clusters(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], source: str, taken: str
+) -> None:
+    replace(PROFILE, device=PEAKS, source=source).save(tmp_path / "p.json")
+    typed = [quoted("profile", str(tmp_path / "p.json")), *FLAT]
+    record = simulate(tmp_path / "a", *typed, *KNOWN)
+    assert record.manifest["simulation"]["costs"] == taken
+    assert "note  " not in capsys.readouterr().out
+
+    assert run(tmp_path / "b", "mode=plan", *typed).status == "ok"
+    said = capsys.readouterr().out.splitlines()
+    assert said[-3].startswith("predicted: ") and said[-1].startswith("plan: ")
+    assert said[-2].startswith(f"note: layer times are those of the profile ({source}), not of flat -> cluster.peak")
 
 
 def test_a_stored_profile_without_times_is_priced_here(tmp_path: Path) -> None:

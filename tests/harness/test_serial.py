@@ -22,8 +22,8 @@ from harness.schedule.gpipe import gpipe
 from harness.schedule.hops import Hop
 from harness.serial import Document, SchemaError, decode, encode
 
-counts = st.integers(0, 2**60)
-amounts = st.floats(0, 1e18)
+counts = st.integers(0, 10**15)
+amounts = st.floats(0, 1e9)
 names = st.text(max_size=5)
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | names,
@@ -45,7 +45,7 @@ profiles = st.lists(layers, min_size=2, max_size=4).flatmap(
     lambda found: st.builds(
         ModelProfile,
         layers=st.just(tuple(found)),
-        micro_batch=counts,
+        micro_batch=st.integers(1, 10**15),
         skips=st.lists(st.builds(Skip, source=st.just(0), target=st.just(len(found) - 1), bytes=counts)).map(tuple),
     )
 )
@@ -63,7 +63,7 @@ plans = st.builds(
     st.lists(st.integers(1, 9), min_size=1, max_size=4),
     st.sampled_from(["always", "except_last", "never"]),
     st.dictionaries(names, st.lists(counts, max_size=3).map(tuple), max_size=2),
-    st.none() | st.builds(Pattern, period_s=amounts, ops=st.lists(placed, max_size=2).map(tuple)),
+    st.none() | st.builds(Pattern, period_s=st.floats(1e-9, 1e9), ops=st.lists(placed, max_size=2).map(tuple)),
     objects,
 )
 clusters = st.builds(

@@ -1,5 +1,6 @@
 """A sweep's points, and how they run: here runs that only plan, in this process, and stand-ins for run.py in others."""
 
+import csv
 import itertools
 import json
 import os
@@ -20,9 +21,9 @@ from harness.compose import compose
 from harness.overrides import quoted
 from harness.problem import CannotRun
 from harness.profile import LayerProfile, ModelProfile
-from harness.record import RunRecord
+from harness.record import RunRecord, Source, Status
 from harness.sweep_points import Point, expand, scale_of
-from harness.sweep_table import Row, differing, summary
+from harness.sweep_table import Row
 
 LISTS = st.dictionaries(
     st.sampled_from(["batch.size", "steps", "seed", "engine.threads"]),
@@ -136,9 +137,10 @@ def test_a_scale_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 @pytest.mark.parametrize(
     ("text", "typed", "message"),
     [
-        (SCALES, "scale=tiny", r"scale=tiny +is not one of small, large"),
+        (SCALES, "scale=tiny", r"scale=tiny +is not one of small, large +-> scale=small$"),
+        (SCALES, "scale=la", r"scale=la +is not one of small, large +-> scale=large$"),
         (SCALES, "scale=small,large", r"scale=small,large +gives several values, a sweep takes one"),
-        ("points: [[steps=1]]", "scale=small", r"scale=small +sweeps/mine.yaml has no scales"),
+        ("points: [[steps=1]]", "scale=small", r"scale=small +sweeps/mine.yaml has no scales +-> leave scale= out$"),
         ("{points: [[steps=1]], scales: {a: {}}}", "steps=1", r"sweeps/mine.yaml +must hold points: and grid:, or"),
         ("scales: [a]", "steps=1", r"sweeps/mine.yaml scales +must hold name: "),
         ("scales: {a: {pionts: 3}}", "steps=1", r"sweeps/mine.yaml scales.a +must hold points: and grid:"),
@@ -200,12 +202,34 @@ def test_a_command_line_that_is_wrong(typed: str, message: str) -> None:
         expand([typed])
 
 
-def test_differing_keys_and_summary() -> None:
-    rows = [Row(point) for point in expand(["engine=gpipe", "steps=1,2,3"])]
-    assert differing(rows) == ["steps"]
-    rows[0].record, rows[0].before = RunRecord("a", "ok"), True
-    rows[1].record = RunRecord("b", "oom")
-    assert summary(rows) == "3 points: 1 ok, 1 not run, 1 oom; 1 of them done before"
+@pytest.mark.parametrize(
+    ("status", "source", "code"),
+    [
+        ("ok", "measured", 0),
+        ("ok", "simulated", 0),
+        ("infeasible", "simulated", 0),
+        ("infeasible", "measured", 1),
+        ("error", "simulated", 1),
+        ("oom", "measured", 1),
+    ],
+)
+def test_what_a_sweep_ends_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: Status, source: Source, code: int
+) -> None:
+    def run_point(row: Row, *_: object) -> None:
+        row.record = RunRecord("x", status if "steps=2" in row.point.overrides else "ok", source)
+
+    monkeypatch.setattr(sweep, "run_point", run_point)
+    assert sweep.main(["steps=1,2", f"out={tmp_path}"]) == code
+    stored = csv.DictReader((tmp_path / sweep.POINTS).read_text().splitlines())
+    assert [row["status"] for row in stored] == ["ok", status]
+
+
+def test_a_folder_that_takes_no_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / sweep.POINTS).mkdir()
+    monkeypatch.setattr(sweep, "run_point", lambda *_: None)
+    with pytest.raises(CannotRun, match="cannot be written"):
+        sweep.main(["steps=1", f"out={tmp_path}"])
 
 
 @pytest.fixture

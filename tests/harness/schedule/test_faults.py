@@ -80,8 +80,8 @@ def test_a_fault_on_one_stage(text: str, expected: list[str]) -> None:
          ["1B0 of stage 1   stands in device 0 compute, but its stage is on device 1   -> device 1"]),
         ("device 0 compute 0F0 0B0 \n device 1 compute 1F0 1B0 \n device 1 copy in 1copy0<2",
          ["1copy0<2 of stage 1   has its other end on stage 2   -> another one of the stages 0..1"]),
-        ("device 0 compute 0F0 0B0 \n device 1 compute 1F0 1B0 \n device 1 copy in 1copy0",
-         ["1copy0 of stage 1   names no other stage   -> another one of the stages 0..1"]),
+        ("device 0 compute 0F0 0B0 \n device 1 compute 1F0 1B0 \n device 1 copy in 1recv0",
+         ["1recv0 of stage 1   names no other stage   -> another one of the stages 0..1"]),
         ("device 0 compute 0F0 0B0 \n device 1 compute 1F0 1B0 \n device 0 copy in 1copy0<0",
          ["1copy0<0 of stage 1   stands in device 0 copy in, but its stage is on device 1   -> device 1"]),
         ("device 0 compute 0F0 0B0 \n device 1 compute 1F0 1B0 \n device 1 copy out 1copy0<0",
@@ -228,3 +228,10 @@ def test_a_large_schedule_is_looked_through_in_a_second() -> None:
     start = time.process_time()
     assert faults(large) == []
     assert time.process_time() - start < 2.5
+
+
+def test_a_copy_without_another_end_goes_to_the_host() -> None:
+    assert (
+        faults(schedule("device 0 compute 0F0 0B0 \n device 1 compute 1F0 1B0 \n device 0 copy out 0copy0:offload"))
+        == []
+    )

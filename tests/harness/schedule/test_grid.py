@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from harness.op import Op
 from harness.schedule import LaneOps, Schedule
-from harness.schedule.__main__ import DRAWN, drawing
+from harness.schedule.__main__ import COMMAND, DRAWN, USAGE, drawing, main
 from harness.schedule.gpipe import gpipe
 from harness.schedule.grid import grid
 from harness.schedule.hops import Hop
@@ -107,8 +107,7 @@ def test_the_keys_of_the_command_line() -> None:
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        ("", "nothing   is none of gpipe, one_f_one_b, interleaved, message_driven, single   -> gpipe"),
-        ("pipe", "pipe   is none of gpipe, one_f_one_b, interleaved, message_driven, single   -> gpipe"),
+        ("pipe", "pipe   is none of gpipe, one_f_one_b, interleaved, message_driven, single   -> python -m "),
         ("single stages=2", "stages=2   is no KEY=VALUE of single, whose keys are micro_batches, recompute"),
         ("gpipe stages", "stages   is no KEY=VALUE of gpipe"),
         ("gpipe stages=0", "stages 0   is no whole number of at least 1"),
@@ -117,7 +116,8 @@ def test_the_keys_of_the_command_line() -> None:
         ("gpipe dependency=1", "dependency 1   is neither true nor false"),
         ("interleaved stages=5", "stages 5   is no multiple of chunks 2   -> stages=4 or stages=6"),
         ("interleaved stages=1", "stages 1   is no multiple of chunks 2   -> stages=2"),
-        ("interleaved micro_batches=3", "batch.micro_batches 3   is no multiple of the 2 devices"),
+        ("interleaved micro_batches=3", "micro_batches 3   is no multiple of the 2 devices   -> micro_batches=2"),
+        ("interleaved micro_batches=1", "micro_batches 1   is no multiple of the 2 devices   -> micro_batches=2"),
         ("message_driven rule=in_order", "rule in_order   is none of fifo"),
     ],
 )
@@ -127,12 +127,48 @@ def test_a_bad_command_line_is_told_what_is_wrong(arguments: str, complaint: str
     assert str(refused.value).startswith(complaint)
 
 
+def test_every_schedule_has_the_same_default_for_recomputation() -> None:
+    for name in DRAWN:
+        assert drawing([name]) == drawing([name, "recompute=never"])
+        assert "R0" not in drawing([name])
+        assert "R0" in drawing([name, "recompute=except_last"])
+
+
+@pytest.mark.parametrize("typed", ["single stages=4 micro_batches=2", "gpipe x stages=2", "pipe stages=2"])
+def test_a_mend_works_when_typed(typed: str) -> None:
+    with pytest.raises(ValueError) as refused:
+        drawing(typed.split())
+    mend = str(refused.value).rpartition("   -> ")[2]
+    assert mend.startswith(f"{COMMAND} ")
+    assert drawing(mend.removeprefix(COMMAND).split()).startswith("time ")
+    assert ("micro_batches=2" in mend) == ("micro_batches=2" in typed), "what was right is kept"
+
+
+def test_the_usage_has_an_example_that_works_for_each_schedule() -> None:
+    examples = [line.split() for line in USAGE.splitlines() if line.startswith(f"    {COMMAND}")]
+    assert {example[3] for example in examples} == set(DRAWN)
+    for example in examples:
+        assert drawing(example[3:]).startswith("time ")
+    for name in DRAWN:
+        assert f"\n{name} " in USAGE
+
+
+@pytest.mark.parametrize(("arguments", "code"), [([], 2), (["--help"], 0), (["gpipe", "-h"], 0)])
+def test_help(
+    arguments: list[str], code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["x", *arguments])
+    assert main() == code
+    printed = capsys.readouterr()
+    assert (printed.err if code else printed.out) == f"{USAGE}\n"
+
+
 def test_the_command() -> None:
-    """Free of torch, and exit code 2 with the keys where the command line is wrong."""
+    """Free of torch, and exit code 2 where the command line is wrong."""
     code = "import sys; from harness.schedule.__main__ import main; code = main(); assert 'torch' not in sys.modules"
     good = subprocess.run([sys.executable, "-c", code, "single", "micro_batches=1"], capture_output=True, text=True)
     assert (good.returncode, good.stdout.splitlines()[1]) == (0, "device 0  0F0 0B0----")
     bad = subprocess.run([sys.executable, "-m", "harness.schedule", "gpipe", "x=1"], capture_output=True, text=True)
     assert bad.returncode == 2
     assert "x=1   is no KEY=VALUE of gpipe" in bad.stderr
-    assert "one_f_one_b    stages micro_batches recompute" in bad.stderr
+    assert "python -m harness.schedule --help" in bad.stderr

@@ -1,8 +1,10 @@
-from harness.cluster import Cluster
+from harness.cluster import Cluster, Link
 from harness.memory import MemoryModel
 from harness.mesh import Mesh
+from harness.op import Op
 from harness.plan import Plan, Stage
 from harness.profile import LayerProfile, ModelProfile, Skip
+from harness.schedule import LaneOps, Schedule
 from harness.schedule.gpipe import gpipe
 from harness.schedule.hops import plan_hops
 from harness.schedule.single import single
@@ -131,3 +133,34 @@ def test_the_peak_says_when_it_is_and_what_it_holds():
         assert 0 <= peak.at_s <= done.figures["step_time_s"]
     assert done.peaks[0].contents["mini-batch"] == 3 * profile.input_bytes
     assert done.peaks[1].contents["received"] == 2 * profile.boundary_bytes(1)  # at the second backward task
+
+
+def test_what_waits_for_its_link_is_kept_by_its_sender():
+    """Stage 0 makes 4 outputs of 10 bytes, 1 s each; each takes 5 s on the link, one after the other."""
+    layer = LayerProfile("", 1, 2, output_bytes=10)
+    profile, plan = ModelProfile((layer, layer)), Plan.contiguous([1, 1], 4)
+    schedule = gpipe(4, [0, 1], plan_hops(plan, profile, True), "never")
+    for beta, waiting in ((0.0, None), (0.5, 40)):  # 1 on its way, 3 behind it
+        cluster = Cluster(devices_per_node=2, intra=Link(0, beta))
+        peak = simulate(schedule, plan, profile, cluster, SAVED).peaks[0]
+        assert peak.contents.get("to be sent") == waiting
+
+
+def test_saved_tensors_wait_for_the_gradients_of_the_weights():
+    layer = LayerProfile("", 1, 2, saved_bytes=100)
+    profile, plan = ModelProfile((layer,)), Plan.contiguous([1], 2)
+    early = tuple(Op.parse(text) for text in ["0F0", "0B0", "0W0", "0F1", "0B1", "0W1"])
+    late = tuple(Op.parse(text) for text in ["0F0", "0B0", "0F1", "0B1", "0W0", "0W1"])
+    for ops, kept in ((early, 100), (late, 200)):
+        done = simulate(Schedule((LaneOps(0, "compute", ops),), (0,)), plan, profile, Cluster(), SAVED)
+        assert done.peaks[0].contents["saved"] == kept
+        assert done.figures["step_time_s"] == 2 * 3  # each of B and W takes half of the backward pass
+
+
+def test_what_tied_layers_share_counts_once_on_a_device():
+    embedding = LayerProfile("e", 1, 2, param_bytes=1000, tied="e.weight")
+    head = LayerProfile("h", 1, 2, param_bytes=1000, tied="e.weight")
+    profile = ModelProfile((embedding, LayerProfile("m", 1, 2, param_bytes=10), head))
+    assert MemoryModel().state_bytes(profile, 0, 2) == 2 * 1010
+    assert MemoryModel().state_bytes(profile, 1, 2) == 2 * 1010  # on another device it has a copy
+    assert profile.parameter_bytes(0, 0) == 1000

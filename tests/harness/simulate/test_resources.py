@@ -1,5 +1,7 @@
 """Links, ports, collectives, blocking messages, cores: each against its closed form."""
 
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -76,7 +78,7 @@ def test_a_copy_engine_serves_one_message_at_a_time_from_whomever():
 
 def test_transfers_that_leave_a_node_share_its_port_fairly():
     """Node 0 holds devices 0-2; each sends 6 bytes to node 1, where they share a port, too."""
-    lanes = [(3 + d, "network", (message(d, 3 + d, 6),)) for d in range(3)]
+    lanes = [(3 + d, "network", (message(d, 3 + d, 6),)) for d in range(3)]  # three pairs
     spans, _ = run(lanes, range(6), nodes(2, 3))
     assert [span[1] for span in spans.values()] == [18, 18, 18]
 
@@ -141,17 +143,30 @@ def test_one_simulated_replica_stands_for_all():
 
 
 def test_replicas_on_one_node_share_its_port_as_if_they_were_simulated():
-    """A pipeline over devices 0 and 1 has 2 replicas on 1-device nodes 0..3: nothing shared. On 3-device nodes the
-    pipeline 0, 1, 2, 3 crosses from node 0 to node 1, and its replica 4..7 from node 1 to node 2: still nothing."""
-    lanes = [(3, "network", (message(2, 3, 6),))]
+    """Pipelines of 2 stages on nodes of 1: replica 0 sends from node 0 to node 1, replica 1 from node 2 to node 3."""
+    lanes = [(1, "network", (message(0, 1, 6),))]
     for replicas in (1, 2):
-        _, figures = run(lanes, [0, 1, 2, 3], nodes(3, 3), replicas=replicas)
+        _, figures = run(lanes, [0, 1], nodes(4, 1), replicas=replicas)
         assert figures["step_time_s"] == 6
-    half = Cluster("t", 3, 3, node_port=Link(0, 1.0, "half"))
-    _, figures = run([(3, "network", (message(0, 3, 6),))], [0, 1, 2, 3], half, replicas=2)
-    written = [(3, "network", (message(0, 3, 6),)), (7, "network", (message(4, 7, 6),))]
-    _, both = run(written, range(8), half)
-    assert figures["step_time_s"] == both["step_time_s"] == 12  # node 1 receives one and sends the other
+
+
+@pytest.mark.parametrize(
+    ("cluster", "text"),
+    [
+        (nodes(2, 1), "2 replicas of 2 devices need 4, the cluster has 2 devices -> at most 1 replicas"),
+        (nodes(3, 3), "2 replicas of 2 devices lie unlike on nodes of 3 devices"),
+    ],
+)
+def test_replicas_that_are_not_there_or_not_alike_are_refused(cluster, text):
+    with pytest.raises(ValueError, match=text):
+        run([(1, "network", (message(0, 1, 6),))], [0, 1], cluster, replicas=2)
+
+
+def test_messages_of_one_pair_of_devices_arrive_in_turn_between_nodes_too():
+    """They would all arrive at the end, if they shared the port with one another."""
+    lanes = [(1, "network", tuple(message(0, 1, 6, i) for i in range(3)))]
+    spans, _ = run(lanes, [0, 1], nodes(2, 1))
+    assert [span[1] for span in spans.values()] == [6, 12, 18]
 
 
 def test_collectives_of_one_communicator_run_in_turn_those_of_two_at_once():
@@ -299,3 +314,15 @@ def test_impossible_durations_are_refused(seconds):
         run([(0, "compute", (Op(0, "F", 0),))], [0], Cluster(), durations={"0F0": seconds})
     with pytest.raises(ValueError, match="0F0 of stage 0 has no duration"):
         run([(0, "compute", (Op(0, "F", 0),))], [0], Cluster(), durations={})
+
+
+def test_rules_and_ports_take_time_linear_in_the_ops():
+    def seconds(m: int) -> float:
+        ops = [tuple(Op(d, kind, i) for i in range(m) for kind in "FB") for d in range(2)]
+        lanes = [(d, "compute", ops[d], "alternate") for d in range(2)]
+        lanes.append((1, "network", tuple(message(0, 1, 5, i) for i in range(m))))
+        began = time.process_time()
+        run(lanes, [0, 1], nodes(2, 1), 1.0, 1.0, backward_s=1.0)
+        return time.process_time() - began
+
+    assert min(seconds(4000) for _ in range(2)) < 4 * 2.5 * min(seconds(1000) for _ in range(2))

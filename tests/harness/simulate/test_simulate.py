@@ -189,3 +189,30 @@ def test_the_time_is_the_longest_path(times, micro_batches, recompute, streams, 
     assert figures["step_time_s"] == max(end.values())
     assert violations(schedule, trace) == []
     assert all(math.isclose(span.end_s, end[Op.parse(span.op)]) for span in trace.spans)
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"skips": (Skip(0, 1, 1, "s"), Skip(0, 1, 1, "s"))}, "two skips are called s, each needs a name of its own"),
+        ({"micro_batch": 0}, "micro_batch is 0, must be at least 1"),
+        ({"input_bytes": -1}, "input_bytes is -1, must be a number of at least 0"),
+        ({"input_bytes": 10**30}, "input_bytes is 1000.*, must be a number of at least 0 and at most 1e.15"),
+    ],
+)
+def test_a_profile_that_no_model_has_is_refused(change, text):
+    layers = (LayerProfile("a"), LayerProfile("b"))
+    with pytest.raises(ValueError, match=text):
+        ModelProfile(layers, **change)
+    with pytest.raises(ValueError, match="bytes of skip s from layer 0 to 1 is -5"):
+        Skip(0, 1, -5, "s")
+    with pytest.raises(ValueError, match=r"forward_s of layer 'a' is 1e.300"):
+        LayerProfile("a", forward_s=1e300)
+
+
+def test_skips_without_names_get_names_of_their_own():
+    layers = tuple(LayerProfile(f"l{j}", 1, 1) for j in range(3))
+    profile = ModelProfile(layers, skips=(Skip(0, 2, 5), Skip(0, 2, 7), Skip(1, 2, 9, "own")))
+    assert [skip.name for skip in profile.skips] == ["skip_0_2", "skip_0_2_2", "own"]
+    plan, schedule = pipeline(profile, 1)
+    assert simulate(schedule, plan, profile, cluster(3), MEMORY).figures["bytes_sent"]["skips"] == 21
