@@ -38,6 +38,7 @@ class Model(Protocol):
     name: str
     task: str  # "segmentation" | "classification" | "text"
     input_shape: tuple[int, ...]  # of one sample
+    classes: int  # targets are 0 .. classes - 1 (for text: the vocabulary); 0 where they are no classes
 
     def layers(self) -> nn.Sequential:
         """The layers, freshly initialized from torch's random generator, on the current default device."""
@@ -48,7 +49,7 @@ class Model(Protocol):
         ...
 
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
-        """The sum of the samples' losses (of the tokens' losses, for text)."""
+        """The sum of the samples' losses; that of a sample is the mean over its pixels or tokens."""
         ...
 
 

@@ -153,13 +153,13 @@ class _Ledger:
         whose task keeps what it saved."""
         assert op.peer is not None
         target, source = (op.stage, op.peer) if op.kind == "copy" else (op.peer, op.stage)
+        forward, end, place = op.forward, self.end_s[node], (source, op.micro_batch)
         user = self.backward.get((target, op.micro_batch), node)
-        until = self.start_s[user] if not op.forward and not op.part else self.end_s[user]
-        self.book(target).held(self.start_s[node], max(until, self.end_s[node]), op.bytes, RECEIVED)
-        place = (source, op.micro_batch)
-        maker = (self.forward if op.forward else self.backward).get(place, node)
-        if not (op.forward and op.part and place not in self.again):
-            self.book(source).held(self.end_s[maker], self.end_s[node], op.bytes, SENT)
+        until = self.end_s[user] if forward or op.part else self.start_s[user]
+        self.book(target).held(self.start_s[node], max(until, end), op.bytes, RECEIVED)
+        made = self.end_s[(self.forward if forward else self.backward).get(place, node)]
+        if made < end and not (forward and op.part and place not in self.again):
+            self.book(source).held(made, end, op.bytes, SENT)
 
     def stage_bytes(self, number: int, stage: Stage) -> _StageBytes:
         """Where only the inputs of layers count, nothing else does."""

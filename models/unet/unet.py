@@ -39,6 +39,7 @@ class UNet:
     """
 
     task = "segmentation"
+    classes = 0
 
     def __init__(self, config: Config) -> None:
         check(config)

@@ -17,6 +17,7 @@ class Network:
     """A `harness.interfaces.Model` made of a few layers."""
 
     task = "test"
+    classes = 0
 
     def __init__(self, name: str, layers: Callable[[], list[nn.Module]], inputs: Callable[[int], Tensor],
                  targets: Callable[[int], Tensor], loss: Callable[[Tensor, Tensor], Tensor]) -> None:  # fmt: skip

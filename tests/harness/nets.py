@@ -16,6 +16,8 @@ from harness.skip import Skippable
 class Net:
     """A model of given layers; its samples are normal numbers, or token numbers for task "text"."""
 
+    classes = 0
+
     def __init__(self, make: Callable[[], nn.Sequential], shape: tuple[int, ...], task: str = "segmentation") -> None:
         self.make, self.input_shape, self.task, self.name = make, shape, task, "net"
 
