@@ -76,15 +76,17 @@ def _devices(config: DictConfig, engine: Engine, profile: ModelProfile, cluster:
     """More stages, on more devices where all are taken; there are no more of them on this machine."""
     if not engine.capabilities.pipeline:
         return
-    taken = planning.mesh(config, engine, profile, cluster)
-    for factor in FACTORS:
-        if taken.pipeline * factor > len(profile.layers):
+    taken, layers = planning.mesh(config, engine, profile, cluster), len(profile.layers)
+    for stages in [*(taken.pipeline * factor for factor in FACTORS if taken.pipeline * factor < layers), layers]:
+        if stages <= taken.pipeline:
             return
-        more: Changes = {"mesh.pipeline": taken.pipeline * factor} if config.mesh.pipeline else {}
-        if taken.size * factor > cluster.devices:
+        size = taken.size // taken.pipeline * stages
+        more: Changes = {"mesh.pipeline": stages} if config.mesh.pipeline else {}
+        if size > cluster.devices:
             if config.cluster.name == "local":
                 return
-            more["cluster.devices"] = -(-taken.size * factor // cluster.nodes)
+            grown, fixed = ("nodes", cluster.devices_per_node) if cluster.nodes > 1 else ("devices", 1)
+            more[f"cluster.{grown}"] = -(-size // fixed)
         yield more
 
 
@@ -103,7 +105,8 @@ def _fits(config: DictConfig, profile: ModelProfile, cluster: Cluster, changes: 
     for key, value in changes.items():
         OmegaConf.update(changed, key, value)
     profile = _shared(profile, check.micro_batch(config) // check.micro_batch(changed))
-    cluster = replace(cluster, devices_per_node=changes.get("cluster.devices", cluster.devices_per_node))
+    cluster = replace(cluster, nodes=changes.get("cluster.nodes", cluster.nodes),
+                      devices_per_node=changes.get("cluster.devices", cluster.devices_per_node))  # fmt: skip
     try:
         engine: Engine = registry.build("engine", changed.engine)
         planner: Planner = registry.build("planner", changed.planner)

@@ -127,15 +127,27 @@ def of_plan(config: DictConfig, plan: Plan, mesh: Mesh, layers: int, cluster: Cl
 
 def of_memory(plan: Plan, peak_bytes: Sequence[int], cluster: Cluster, memory: MemoryModel) -> list[Problem]:
     """Each device whose predicted peak is more than it has; `peak_bytes` in the order of `plan.devices`."""
-    found = []
     there = max(0, cluster.device.memory_bytes - memory.reserve_bytes)
+    needs: list[tuple[list[int], str]] = []  # stages, and what each of their devices needs
     for device, needed in zip(plan.devices, peak_bytes, strict=True):
         if needed <= there:
             continue
-        owned = [str(number) for number, stage in enumerate(plan.stages) if stage.device == device]
-        key = f"stage {owned[0]}" if len(owned) == 1 else f"stages {', '.join(owned)}"
-        found.append(Problem(key, "needs {} of {}".format(*display.sizes(needed, there))))
-    return found
+        owned = [number for number, stage in enumerate(plan.stages) if stage.device == device]
+        what = "{} of {}".format(*display.sizes(needed, there))
+        if needs and needs[-1][1] == what and len(owned) == 1 and needs[-1][0][-1] == owned[0] - 1:
+            needs[-1][0].append(owned[0])
+        else:
+            needs.append((owned, what))
+    return [_too_full(owned, what, plan) for owned, what in needs]
+
+
+def _too_full(owned: list[int], what: str, plan: Plan) -> Problem:
+    """One stage, the stages of one device, or neighbours that need the same."""
+    if len(owned) == 1:
+        return Problem(f"stage {owned[0]}", f"needs {what}")
+    if plan.stages[owned[0]].device == plan.stages[owned[1]].device:
+        return Problem(f"stages {', '.join(map(str, owned))}", f"needs {what}")
+    return Problem(f"stages {owned[0]} to {owned[-1]}", f"each needs {what}")
 
 
 def _degrees(config: DictConfig, can: Capabilities) -> list[Problem]:

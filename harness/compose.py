@@ -86,8 +86,6 @@ def title(overrides: Sequence[str]) -> str:
 
 @functools.cache
 def _set_up() -> None:
-    """`${root:FILE}` is a file of this project, from any working directory: profile=${root:analysis/profiles/p.json}"""
-    OmegaConf.register_new_resolver("root", lambda file: str(registry.ROOT / file))
     registry.register()
     Plugins.instance().register(_Root)
 

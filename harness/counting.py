@@ -20,7 +20,7 @@ from harness import dropout
 from harness.chain import Chain, Phase, Task, tensors
 from harness.interfaces import Batch, Model
 from harness.precision import DTYPES
-from harness.profile import LayerProfile, ModelProfile, Skip
+from harness.profile import LayerProfile, ModelProfile, Skip, Tied
 from harness.skip import named_layers
 from harness.work import Work
 
@@ -46,11 +46,11 @@ def counted(chain: Chain, dtype: str, autocast: str | None = None) -> ModelProfi
     `saved_bytes` are those of whole storages; a storage counts once, in the layer that first saves it. The loss is
     left out: it belongs to no layer.
     """
-    counts = Counts(chain.layers)
+    counts = Counts(chain)
     tasks = chain.forward(counts)
-    tied = _tied(chain.layers)
+    tied = ties(chain.layers)
     layers = [
-        _layer(name, layer, task, counts.work[index], counts.saved_bytes[index], tied.get(name))
+        _layer(name, layer, task, counts.work[index], counts.saved_bytes[index], tied.get(name, ()))
         for index, ((name, layer), task) in enumerate(zip(named_layers(chain.layers), tasks, strict=True))
     ]
     skips = tuple(Skip(s.source, s.target, _size(tasks[s.source].stashed[s.name]), s.name) for s in chain.skips)
@@ -71,8 +71,9 @@ def check_arguments(micro_batch: int, dtype: str) -> None:
 class Counts:
     """Observes one forward pass of a chain: for each layer its work, and the bytes that autograd saves in it."""
 
-    def __init__(self, layers: nn.Module) -> None:
-        states = [*layers.parameters(), *layers.buffers()]
+    def __init__(self, chain: Chain) -> None:
+        self._layers, self._samples = list(chain.layers), len(chain.batch)
+        states = [*chain.layers.parameters(), *chain.layers.buffers()]
         self._seen = {s._cdata: s for s in (t.untyped_storage() for t in states)}  # kept, so that no key comes again
         self.saved_bytes: list[int] = []
         self.work: list[Work] = []
@@ -80,7 +81,7 @@ class Counts:
     @contextmanager
     def __call__(self, index: int, phase: Phase) -> Iterator[None]:
         self.saved_bytes.append(0)
-        self.work.append(Work())
+        self.work.append(Work(self._layers[index], self._samples))
         with self.work[-1], saved_tensors_hooks(self._save, lambda tensor: tensor):
             yield
 
@@ -113,7 +114,9 @@ def _pretend(chain: Chain, device: torch.device, mode: FakeTensorMode) -> None:
     chain.device = device
 
 
-def _layer(name: str, layer: nn.Module, task: Task, work: Work, saved_bytes: int, tied: str | None) -> LayerProfile:
+def _layer(
+    name: str, layer: nn.Module, task: Task, work: Work, saved_bytes: int, tied: tuple[Tied, ...]
+) -> LayerProfile:
     return LayerProfile(
         name=name,
         flops=work.flops,
@@ -125,20 +128,21 @@ def _layer(name: str, layer: nn.Module, task: Task, work: Work, saved_bytes: int
         output_bytes=sum(map(_size, tensors(task.output))),
         saved_bytes=saved_bytes,
         tied=tied,
+        products=tuple(work.products),
     )
 
 
-def _tied(layers: nn.Sequential) -> dict[str, str]:
-    """For each layer that shares a parameter with another one, that parameter's first name in the whole model."""
-    owners: dict[nn.Parameter, list[str]] = {}
+def ties(layers: nn.Sequential) -> dict[str, tuple[Tied, ...]]:
+    """For each layer that shares parameters with other ones, these parameters."""
+    names: dict[nn.Parameter, list[str]] = {}
     for name, parameter in layers.named_parameters(remove_duplicate=False):
-        owners.setdefault(parameter, []).append(name)
-    return {
-        name.split(".")[0]: names[0]
-        for names in owners.values()
-        for name in names
-        if len({n.split(".")[0] for n in names}) > 1
-    }
+        names.setdefault(parameter, []).append(name)
+    found: dict[str, tuple[Tied, ...]] = {}
+    for parameter, (first, *more) in names.items():
+        owners = dict.fromkeys(name.partition(".")[0] for name in (first, *more))
+        if len(owners) > 1:
+            found |= {owner: (*found.get(owner, ()), Tied(first, _size(parameter))) for owner in owners}
+    return found
 
 
 def _size(tensor: Tensor) -> int:

@@ -76,6 +76,10 @@ def _whole_rows(record: RunRecord) -> Iterator[tuple[str, str, str, str]]:
     for key, (name, text) in _ALONE.items():
         if m.get(key) is not None:
             yield name, text(m[key]), "", ""
+    if m.get("data_wait_s") is not None:
+        share = m["data_wait_s"] / m["step_time_s"] if m.get("step_time_s") else 0.0
+        more = f" (+{percent(share)} of a step)" if share > WAITING else ""
+        yield "wait for data", seconds(m["data_wait_s"]) + more, "", ""
     for kind, sent in (m.get("bytes_sent") or {}).items():
         yield f"sent: {kind}", size(sent), "", ""
 
@@ -243,11 +247,12 @@ def _short(path: Path) -> str:
     return min(os.path.relpath(path), str(path), key=len)
 
 
+WAITING = 0.02
+"""From this share of a step on, waiting for data (which is no part of it) is told as such."""
 _ALONE: dict[str, tuple[str, Callable[[float], str]]] = {
     "tokens_per_s": ("tokens", lambda value: rate(value, "tokens/s")),
     "first_loss": ("loss, first step", number),
     "loss": ("loss, last step", number),
     "model_flops_per_s": ("model FLOP/s", flops),
     "percent_of_peak": ("  of the devices' peak", lambda value: percent(value / 100)),
-    "data_wait_s": ("wait for data", seconds),
 }

@@ -54,7 +54,10 @@ class Model(Protocol):
 
 
 class Data(Protocol):
-    """A source of batches: `batch(step, size)` is a pure function, so a run can go on from any step."""
+    """A source of batches: `batch(step, size)` is a pure function, so a run can go on from any step.
+
+    It is called in a thread of its own while an earlier step runs: it must not draw from torch's global generator.
+    """
 
     def batch(self, step: int, size: int) -> Batch: ...
 

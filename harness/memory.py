@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -30,16 +31,16 @@ class MemoryModel(Document):
 
     def state_bytes(self, profile: ModelProfile, first: int, last: int) -> int:
         """Weights, gradients, optimizer state and buffers of the layers `first`..`last`."""
-        return sum(self.state_parts(profile, first, last).values())
+        return sum(self.state_parts(profile, range(first, last + 1)).values())
 
-    def state_parts(self, profile: ModelProfile, first: int, last: int) -> dict[str, int]:
-        """The same, one by one."""
-        parameters = profile.parameter_bytes(first, last)
+    def state_parts(self, profile: ModelProfile, layers: Sequence[int]) -> dict[str, int]:
+        """The same for layers by their numbers, one by one; those of one device share what is tied."""
+        parameters = profile.parameter_bytes_of(layers)
         return {
             "weights": round(parameters * self.weights * self.versions),
             "gradients": round(parameters * self.gradients),
             "optimizer": round(parameters * self.optimizer),
-            "buffers": round(profile.sum("buffer_bytes", first, last)),
+            "buffers": sum(profile.layers[number].buffer_bytes for number in layers),
         }
 
     def task_bytes(self, profile: ModelProfile, first: int, last: int) -> int:

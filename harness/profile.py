@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
+from typing import ClassVar
 
 from harness.cluster import Device
 from harness.serial import Document
@@ -11,7 +13,31 @@ from harness.serial import Document
 
 @dataclass(frozen=True)
 class Product:
-    """One matrix product of a layer: `rows_per_sample` x `in_` times `in_` x `out`."""
+    """One matrix product of a layer's forward pass: for each sample and each of `heads`, one of these.
+
+                     in_                 out                  out
+                 +---------+         +---------+          +---------+
+      rows per   |  input  |   in_   | weight  |    =     | output  |
+      sample     +---------+         |         |          +---------+
+                                     +---------+
+
+    | kind      | rows_per_sample  | in_                             | out                     | heads             |
+    |-----------|------------------|---------------------------------|-------------------------|-------------------|
+    | linear    | tokens, or 1     | features                        | features                | 1                 |
+    | conv      | output positions | input channels / groups x kernel| output channels / groups| groups            |
+    | attention | queries          | of a head ("scores"), or keys   | keys, or of a head      | heads of attention|
+    | embedding | tokens           | vocabulary                      | width                   | 1                 |
+
+    * A linear product may have one weight for each of `heads`, as experts do. A transposed convolution is the product
+      before its outputs are added up: its rows are input positions, its `out` is output channels / groups x kernel.
+    * Attention is two products without weights, "scores" and "values"; a causal one counts whole. Any other product of
+      two activations is of kind "attention", too: each matrix of a batch is a head of its sample.
+    * A product whose rows are not so many for each sample, as one of two weights, is of kind "once": it is done once
+      for the whole micro-batch, and `rows_per_sample` are all its rows.
+
+    `name` is the path of the submodule in the layer whose weight this is, or else what it is. `weight_bytes` are the
+    bytes of that parameter, whatever the product casts it to; 0 without one.
+    """
 
     name: str
     kind: str = "linear"
@@ -21,6 +47,22 @@ class Product:
     weight_bytes: int = 0
     heads: int = 1
 
+    def flops(self, samples: int) -> int:
+        """FLOPs of the forward pass of a micro-batch of `samples`; a look-up has none."""
+        times = {"embedding": 0, "once": 1}.get(self.kind, samples)
+        return 2 * times * self.heads * self.rows_per_sample * self.in_ * self.out
+
+
+@dataclass(frozen=True)
+class Tied:
+    """A parameter that a layer shares with another one: its first name in the whole model, as "embedding.weight"."""
+
+    name: str
+    bytes: int
+
+    def __post_init__(self) -> None:
+        _check(f"bytes of the tied {self.name!r}", self.bytes)
+
 
 @dataclass(frozen=True)
 class LayerProfile:
@@ -29,7 +71,8 @@ class LayerProfile:
     `flops`, `bytes_moved` (read and written by all kernels), `elementwise_bytes` (the part of it by kernels without
     FLOPs) and `kernels` are those of the forward pass (`harness.work`). `output_bytes` is what leaves the layer,
     `saved_bytes` what autograd keeps for the backward pass (without parameters, and without what an earlier layer
-    keeps already: see `harness.counting`).
+    keeps already: see `harness.counting`). `param_bytes` are those of all the layer's parameters, `tied` tells which of
+    them other layers have, too. The FLOPs of `products` add up to `flops` (`harness.products`).
     """
 
     name: str = ""
@@ -43,7 +86,7 @@ class LayerProfile:
     buffer_bytes: int = 0
     output_bytes: int = 0
     saved_bytes: int = 0
-    tied: str | None = None
+    tied: tuple[Tied, ...] = ()
     products: tuple[Product, ...] = ()
 
     def __post_init__(self) -> None:
@@ -51,6 +94,13 @@ class LayerProfile:
             value = getattr(self, field.name)
             if isinstance(value, (int, float)):
                 _check(f"{field.name} of layer {self.name!r}", value)
+        shared = {tied.name: tied.bytes for tied in self.tied}
+        if len(shared) < len(self.tied):
+            raise ValueError(f"tied of layer {self.name!r} has {len(self.tied)} names, {len(shared)} of them different")
+        if not sum(shared.values()) <= self.param_bytes:
+            raise ValueError(
+                f"tied of layer {self.name!r} is {sum(shared.values())} bytes, its param_bytes are {self.param_bytes}"
+            )
 
 
 @dataclass(frozen=True)
@@ -74,6 +124,8 @@ class ModelProfile(Document):
     "scaled from ..."; `device` whose times they are, where its peaks are known. Matrix products compute in the format
     `autocast` where it is given, else in `dtype`.
     """
+
+    SCHEMA: ClassVar[int] = 2
 
     layers: tuple[LayerProfile, ...]
     model: str = ""
@@ -109,14 +161,15 @@ class ModelProfile(Document):
 
     def parameter_bytes(self, first: int, last: int) -> int:
         """Bytes of the parameters of the layers `first`..`last`; what tied layers share counts once."""
-        owners: dict[str, int] = {}
-        total = 0
-        for layer in self.layers[first : last + 1]:
-            total += layer.param_bytes
-            if layer.tied is not None:
-                total -= min(layer.param_bytes, owners.get(layer.tied, 0))
-                owners.setdefault(layer.tied, layer.param_bytes)
-        return total
+        return self.parameter_bytes_of(range(first, last + 1))
+
+    def parameter_bytes_of(self, layers: Iterable[int]) -> int:
+        """The same for layers by their numbers, as those of several stages on one device."""
+        held = [self.layers[number] for number in layers]
+        tied = [shared for layer in held for shared in layer.tied]
+        once = {shared.name: shared.bytes for shared in tied}
+        again = sum(shared.bytes for shared in tied) - sum(once.values())
+        return sum(layer.param_bytes for layer in held) - again
 
     def skips_into(self, first: int, last: int) -> list[Skip]:
         """Skips popped inside `first`..`last` and stashed before it."""

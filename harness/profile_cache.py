@@ -20,7 +20,8 @@ from harness.profile import ModelProfile
 from harness.serial import SchemaError
 
 MEASURING = (
-    "profiling.py", "counting.py", "work.py", "chain.py", "profile.py", "dropout.py", "skip.py", "malloc.py",
+    "profiling.py", "counting.py", "work.py", "products.py", "chain.py", "profile.py", "dropout.py", "skip.py",
+    "malloc.py",
 )  # fmt: skip
 """Modules of harness/ whose edits make a profile out of date; the number of threads stands in the first."""
 

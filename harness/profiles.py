@@ -116,9 +116,8 @@ def stored(file: str) -> ModelProfile:
 def described(profile: ModelProfile) -> str:
     """A profile in one line."""
     last = len(profile.layers) - 1
-    forward, backward, work, held = (
-        profile.sum(field, 0, last) for field in ("forward_s", "backward_s", "flops", "param_bytes")
-    )
+    forward, backward, work = (profile.sum(field, 0, last) for field in ("forward_s", "backward_s", "flops"))
+    held = profile.parameter_bytes(0, last)
     return (
         f"{profile.model}: {last + 1} layers, {display.size(held)} of parameters; {profile.micro_batch} samples: "
         f"{work / 1e9:.4g} GFLOP forward, {display.seconds(forward)} forward, {display.seconds(backward)} backward; "

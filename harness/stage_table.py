@@ -21,7 +21,7 @@ def stage_table(plan: Plan, profile: ModelProfile) -> Table:
     peaks = dict(zip(plan.devices, plan.predicted["peak_memory_bytes"], strict=True))
     for number, stage in enumerate(plan.stages):
         first, last = stage.first, stage.last
-        parameters = profile.sum("param_bytes", first, last) / DTYPE_BYTES.get(profile.dtype, 4)
+        parameters = profile.parameter_bytes(first, last) / DTYPE_BYTES.get(profile.dtype, 4)
         times = (profile.sum(field, first, last) for field in ("forward_s", "backward_s"))
         row = (number, stage.device, stage.layers, f"{first}..{last}", f"{parameters:,.0f}", size(peaks[stage.device]))
         table.add_row(*(Text(str(cell)) for cell in (*row, *map(seconds, times))))

@@ -6,7 +6,6 @@ import json
 import math
 import os
 import statistics
-import time
 from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from harness.interfaces import Data, Session, StepMetrics
+from harness.loading import Loader
 from harness.trace import Trace
 
 METRICS = "metrics.jsonl"
@@ -71,17 +71,16 @@ def train(
 ) -> tuple[dict[str, Any], Trace]:
     """Train, with a line for each step in `folder/metrics.jsonl`; the metrics and trace of the measured steps.
 
+    The next batch is made while a step runs; `data_wait_s` is what a step still waited for its own.
     Memory is metered in the last warm-up step, since that costs time; not in the very first one, where optimizers
     have no state yet: it is known for 2 and more. Raises `Diverged` at the first loss that is not finite.
     """
     lines: list[Line] = []
     last: StepMetrics | None = None
     peak: list[int] | None = None
-    with closing(LineFile(folder / METRICS)) as out:
-        for step in range(loop.warmup + loop.steps):
-            began = time.perf_counter()
-            batch = data.batch(step, loop.batch_size)
-            waited = time.perf_counter() - began
+    loader = Loader(data, loop.batch_size, loop.warmup + loop.steps)
+    with closing(LineFile(folder / METRICS)) as out, loader as batches:
+        for step, (batch, waited) in enumerate(batches):
             last = session.step(batch, meter=step == loop.warmup - 1 and step > 0)
             peak = last.peak_memory_bytes or peak
             lines.append(_line(step, loop, last, waited))

@@ -7,7 +7,8 @@ Every operation that torch dispatches below autograd is one kernel, with these r
   there were no caches. What it changes in place it reads and writes. `fill_`, `zero_`, `copy_` and random numbers drawn
   in place only write. A broadcast tensor is read in the size that it has in memory; a look-up (embedding, gather)
   reads of its table as many bytes as come out.
-* FLOPs are those of torch's own registry (matrix products, convolutions, attention); all other kernels are elementwise.
+* FLOPs are those of the products that `harness.products` finds (matrix products, convolutions, attention), and of
+  whatever else torch's own registry knows; all other kernels are elementwise.
 """
 
 from __future__ import annotations
@@ -17,9 +18,12 @@ from math import prod
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
+
+from harness.products import Products
+from harness.profile import Product
 
 _ALLOCATE = ("empty", "new_empty")
 _OVERWRITE = ("fill_", "zero_", "copy_")
@@ -27,14 +31,19 @@ _LOOK_UP = ("embedding", "gather", "index", "index_select")
 
 
 class Work(TorchDispatchMode):
-    """Enter it in the thread that computes. All figures are sums over the kernels so far."""
+    """Enter it in the thread that computes. All figures are sums over the kernels so far.
 
-    def __init__(self) -> None:
+    `products` tell of the parameters of `layer`, in the order of the kernels, on a micro-batch of `samples`.
+    """
+
+    def __init__(self, layer: nn.Module, samples: int) -> None:
         super().__init__()
         self.kernels = 0
         self.flops = 0
         self.bytes_moved = 0
         self.elementwise_bytes = 0
+        self.products: list[Product] = []
+        self._finder, self._samples = Products(layer, samples), samples
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -45,15 +54,20 @@ class Work(TorchDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
+        if func.overloadpacket is torch.ops.prim.device:  # what fake tensors ask all the time
+            return result
         inputs, outputs = list(_tensors((args, tuple(kwargs.values())))), list(_tensors(result))
         if _is_kernel(func, inputs, outputs):
+            found = self._finder.of(func, args, result)
+            flops = sum(product.flops(self._samples) for product in found)
+            if not found and func.overloadpacket in flop_registry:
+                flops = flop_registry[func.overloadpacket](*args, **kwargs, out_val=result)
             size = _bytes_moved(func, inputs, outputs)
             self.kernels += 1
+            self.flops += flops
             self.bytes_moved += size
-            if func.overloadpacket in flop_registry:
-                self.flops += flop_registry[func.overloadpacket](*args, **kwargs, out_val=result)
-            else:
-                self.elementwise_bytes += size
+            self.elementwise_bytes += 0 if flops else size
+            self.products += found
         return result
 
 

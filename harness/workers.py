@@ -18,6 +18,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 
@@ -128,31 +129,33 @@ class Lane:
             job.ended.set()
 
 
-def submit_to_both(source: Lane, target: Lane, job: Job) -> Job:
-    """Run `job` so that it occupies two lanes at once, as a copy on the default streams of both devices does.
+def submit_together(places: Sequence[tuple[Lane, Op | None]], job: Job) -> Job:
+    """Run `job` so that it occupies several lanes at once, each with an op of its own: as a copy on the default streams
+    of two devices does, or a collective.
 
-    source   |--x--|      |#copy#|
-    target      |----y---||#copy#|        it starts when both have come to it
+    lane 0  |--x--|      |#copy#|
+    lane 1  |----y---||#copy#|        it starts when all have come to it
     """
-    op, work, run = job.op, job.work, job.run
-    arrived = threading.Event()
+    work, run = job.work, job.run
+    arrived = [threading.Event() for _ in places[1:]]
 
-    def copy() -> None:
-        arrived.wait()
+    def together() -> None:
+        for event in arrived:
+            event.wait()
         start = time.perf_counter()
         work()
         end = time.perf_counter()
-        if op is not None:
-            run.spans += [lane.span(op, start, end) for lane in (source, target)]
+        run.spans += [lane.span(op, start, end) for lane, op in places if op is not None]
 
-    def hold() -> None:
-        arrived.set()
+    def hold(event: threading.Event) -> None:
+        event.set()
         job.wait()
 
-    job.op, job.work = None, copy
-    with _both:  # two lanes get such jobs in one order, or they would wait for each other
-        source.submit(Job(job.run, hold, always=True))
-        return target.submit(job)
+    job.op, job.work = None, together
+    with _together:  # lanes get such jobs in one order, or they would wait for each other
+        for (lane, _), event in zip(places[1:], arrived, strict=True):
+            lane.submit(Job(run, partial(hold, event), always=True))
+        return places[0][0].submit(job)
 
 
 def nothing() -> None:
@@ -160,7 +163,7 @@ def nothing() -> None:
 
 
 _OVER = Run()
-_both = threading.Lock()
+_together = threading.Lock()
 
 
 _open_lanes: weakref.WeakSet[Lane] = weakref.WeakSet()

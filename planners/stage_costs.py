@@ -77,13 +77,14 @@ def by_memory(profile: ModelProfile, memory: MemoryModel, request: PlanRequest) 
         twice = np.minimum(inputs, tasks)  # the stage's input, if its first layer saves it
         kept = request.batch.micro_batches * entered - whole * twice[:, None]
     layers = state + whole * tasks
-    return StageCosts(layers, (_sums(layers) + kept,) * request.pipeline)
+    each = memory.weights * memory.versions + memory.gradients + memory.optimizer
+    return StageCosts(layers, (_sums(layers) + kept - each * _shared(profile),) * request.pipeline)
 
 
 def by_parameters(profile: ModelProfile, request: PlanRequest) -> StageCosts:
     """Bytes of parameters."""
     layers = np.array([layer.param_bytes for layer in profile.layers], dtype=np.float64)
-    return StageCosts(layers, (_sums(layers),) * request.pipeline)
+    return StageCosts(layers, (_sums(layers) - _shared(profile),) * request.pipeline)
 
 
 def sent_bytes(profile: ModelProfile) -> Matrix:
@@ -102,6 +103,18 @@ def _sums(values: Vector) -> Matrix:
     prefix = np.concatenate(([0.0], np.cumsum(values)))
     impossible = np.tri(len(values), k=-1, dtype=bool)
     return np.where(impossible, np.inf, prefix[None, 1:] - prefix[:-1, None])
+
+
+def _shared(profile: ModelProfile) -> Matrix:
+    """The table of bytes of parameters that a stage's layers share, and that it therefore holds but once."""
+    table = np.zeros((len(profile.layers), len(profile.layers)))
+    last: dict[str, int] = {}  # the layer before that has the parameter
+    for number, layer in enumerate(profile.layers):
+        for tied in layer.tied:
+            if tied.name in last:
+                table[: last[tied.name] + 1, number:] += tied.bytes
+            last[tied.name] = number
+    return table
 
 
 def _receiving(profile: ModelProfile, nearest: Link, links: frozenset[Link]) -> Matrix:

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from analysis import records, report
 from analysis.torchgpipe import tables
-from analysis.torchgpipe.rows import SCALES, Results
+from analysis.torchgpipe.rows import ROWS, SOURCE, Results
 from harness import files, registry
 from harness.problem import CannotRun
 from harness.serial import SchemaError
@@ -48,9 +48,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def _default() -> list[Path]:
     """The sweeps' own folders, those that are there."""
-    names = itertools.chain.from_iterable(
-        [f"torchgpipe_table{table}-{scale}" for scale in scales] for table, scales in SCALES.items()
-    )
+    names = [f"torchgpipe_table{table}-{scale}" for table, scale in itertools.product(ROWS, SOURCE)]
     return [folder for name in names if (folder := Path("runs") / name).is_dir()]
 
 

@@ -44,6 +44,18 @@ def speed_up(results: Results, table: int, row: str, source: Source) -> float | 
     return own / first if own and first else None
 
 
+def small_throughput(results: Results, row: str) -> float | None:
+    """Samples a second in a row of Table 2 in small."""
+    record = results.small(row)
+    return record.metrics.get("throughput") if record and record.status == "ok" else None
+
+
+def small_speed_up(results: Results, row: str) -> float | None:
+    """Throughput / that of n=2 m=1, as in the paper."""
+    own, first = (small_throughput(results, one) for one in (row, ROWS[2][0]))
+    return own / first if own and first else None
+
+
 def utilization(results: Results, table: int, row: str, source: Source) -> float | None:
     """Mean over devices of busy compute time / step time, in percent."""
     shares = results.metric(table, row, source, "utilization")

@@ -10,7 +10,6 @@ import functools
 import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 from omegaconf import OmegaConf
@@ -28,12 +27,15 @@ ROWS = {
     4: PIPELINES,
 }
 """The rows of each table, as the paper calls them."""
+SMALL = tuple(f"n={n} m={m}" for n, m in itertools.product((1, 2), (1, 4, 8)))
+"""The rows of Table 2 in small, which are not the paper's: the points of scale=local of its sweep."""
 SCALES: dict[int, tuple[str, ...]] = {
     1: ("paper", "local"),
     2: ("paper",),
     3: ("paper", "local"),
     4: ("paper", "local"),
 }
+"""The scales whose points are the rows of each table."""
 SOURCE: dict[str, Source] = {"paper": "simulated", "local": "measured"}
 DECISIVE = ("engine", "model", "mesh", "planner", "batch", "profile")
 """The keys that make a record one of a row; cluster, seed, tracker and the like do not."""
@@ -70,6 +72,10 @@ class Results:
         record = self.record(table, row, source)
         return record.metrics.get(name) if record and record.status == "ok" else None
 
+    def small(self, row: str) -> RunRecord | None:
+        """The record of a row of `SMALL`."""
+        return self._latest.get(("measured", points(2, "local")[SMALL.index(row)]))
+
     def search(self) -> list[Candidate]:
         """The candidates of Table 3's search, those that have not been run, too."""
         found = []
@@ -85,10 +91,7 @@ class Results:
 
 def decisive(config: dict[str, Any]) -> str:
     """What tells a configuration's row: equal texts, equal rows."""
-    told = {key: config.get(key) for key in DECISIVE}
-    if told["profile"]:
-        told["profile"] = Path(told["profile"]).name
-    return repr(_sorted(told))
+    return repr(_sorted({key: config.get(key) for key in DECISIVE}))
 
 
 @functools.cache

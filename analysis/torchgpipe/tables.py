@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator
 
 from analysis.published import numbers, value
 from analysis.report import MISSING, Section
 from analysis.torchgpipe import search
-from analysis.torchgpipe.figures import GIB, QUANTITIES, gpipe, paper
-from analysis.torchgpipe.rows import PIPELINES, ROWS, SCALES, SOURCE, Results, Source
+from analysis.torchgpipe.figures import GIB, QUANTITIES, SPEED, SPEED_UP, gpipe, paper, small_speed_up, small_throughput
+from analysis.torchgpipe.rows import PIPELINES, ROWS, SCALES, SMALL, SOURCE, Results, Source
 from analysis.torchgpipe.verdicts import verdicts
 from harness.record import RunRecord
 
@@ -23,7 +22,7 @@ LIVE = "Memory: the paper counts what the caching allocator reserves, we count t
 REMARKS = {
     1: f"{LIVE} Utilization: the paper shows what nvidia-smi does, we show busy compute time / step time.",
     2: "All throughputs are too high: one efficiency, calibrated on large convolutions, is too good for small kernels. "
-    "The profiles are counted: analysis/profiles/README.md. GPipe's speed-ups are for TPUs, quoted in the paper.",
+    "The work is counted, layer by layer, from the network. GPipe's speed-ups are for TPUs, quoted in the paper.",
     3: LIVE,
     4: "Calibrated: the P40's efficiency, on Naive-1 (28.500 samples/s), and nothing else: all other figures of "
     "these tables are predictions.",
@@ -46,25 +45,34 @@ COLUMNS = ("row", "", "paper", "simulated", "simulated / paper", "measured in sm
 def sections(results: Results) -> list[Section]:
     """The tables of which something was run; the last one is that of the claims."""
     found = [_table(results, table) for table in ROWS if results.was_run(table)]
-    return [*found, *([_search(results)] if _searched(results) else []), _claims(results)]
+    small = [_small(results)] if _small_was_run(results) else []
+    return [*found, *small, *([_search(results)] if _searched(results) else []), _claims(results)]
 
 
 def missing(results: Results) -> str:
     """One line about the tables that are left out, with the commands that make them; empty if there are none."""
     tables = [table for table in ROWS if not results.was_run(table) or (table == 3 and not _searched(results))]
-    commands = "; ".join(f"python run.py -m +sweeps=torchgpipe_table{table}" for table in tables)
-    return f"Not run yet, and left out: {commands}" if commands else ""
+    commands = [f"python run.py -m +sweeps=torchgpipe_table{table}" for table in tables]
+    if not _small_was_run(results):
+        commands.append("python run.py -m +sweeps=torchgpipe_table2 scale=local")
+    return f"Not run yet, and left out: {'; '.join(commands)}" if commands else ""
 
 
 def _searched(results: Results) -> bool:
     return any(candidate.record for candidate in results.search())
 
 
+def _small_was_run(results: Results) -> bool:
+    return any(results.small(row) for row in SMALL)
+
+
 def _table(results: Results, table: int) -> Section:
     notes = [*_basis(results, table), REMARKS[table], *_failed(results, table)]
     if table == 2:
         notes.append("GPipe on TPU: " + ", ".join(f"{row}: {gpipe(row):g}" for row in ROWS[2]))
-    return Section(TITLES[table], COLUMNS, tuple(_rows(results, table)), tuple(notes), texts=2)
+    columns = COLUMNS if "local" in SCALES[table] else COLUMNS[:-1]
+    rows = tuple(row[: len(columns)] for row in _rows(results, table))
+    return Section(TITLES[table], columns, rows, tuple(notes), texts=2)
 
 
 def _rows(results: Results, table: int) -> Iterator[tuple[str, ...]]:
@@ -84,12 +92,9 @@ def _basis(results: Results, table: int) -> Iterator[str]:
     simulated, measured = (_well(results, table, source) for source in ("simulated", "measured"))
     yield from dict.fromkeys(_simulation(record) for record in simulated.values())
     if measured:
-        machine = next(iter(measured.values())).manifest.get("machine", {})
-        models = [record.config["model"] for record in measured.values()]
-        channels, sizes = (_listed({model[key] for model in models}) for key in ("channels", "size"))
-        where = f"{machine.get('cpu', 'a CPU')} with {machine.get('cores_allowed', '?')} cores"
-        dtypes = _listed({record.config["precision"]["dtype"] for record in measured.values()})
-        yield f"Measured on {where}: U-Nets with {channels} channels at first, {sizes} pixels a side, in {dtypes}."
+        channels, sizes = (_listed(measured.values(), "model", key) for key in ("channels", "size"))
+        nets = f"U-Nets with {channels} channels at first, {sizes} pixels a side"
+        yield f"{_measurement(measured.values())}: {nets}, in {_listed(measured.values(), 'precision', 'dtype')}."
         if table == 4:
             yield "In small the devices share these cores: no speed-up is to be expected there."
     for row, record in simulated.items():
@@ -110,8 +115,14 @@ def _simulation(record: RunRecord) -> str:
     return f"Simulated on {cluster}; layer times {times}."
 
 
-def _listed(values: set[Any]) -> str:
-    return ", ".join(map(str, sorted(values)))
+def _measurement(records: Iterable[RunRecord]) -> str:
+    machine = next(iter(records)).manifest.get("machine", {})
+    return f"Measured on {machine.get('cpu', 'a CPU')} with {machine.get('cores_allowed', '?')} cores"
+
+
+def _listed(records: Iterable[RunRecord], group: str, key: str) -> str:
+    """The values of GROUP.KEY in the records."""
+    return ", ".join(map(str, sorted({record.config[group][key] for record in records})))
 
 
 def _failed(results: Results, table: int) -> Iterator[str]:
@@ -120,7 +131,34 @@ def _failed(results: Results, table: int) -> Iterator[str]:
         for row in ROWS[table]:
             record = results.record(table, row, SOURCE[scale])
             if record and record.status != "ok":
-                yield f"{row}, {SOURCE[scale]}: {record.status}: {' '.join(record.reason.split())}"
+                yield f"{row}, {SOURCE[scale]}: {_failure(record)}"
+
+
+def _failure(record: RunRecord) -> str:
+    return f"{record.status}: {' '.join(record.reason.split())}"
+
+
+def _small(results: Results) -> Section:
+    """Table 2 in small, with rows of its own."""
+    records = {row: record for row in SMALL if (record := results.small(row))}
+    rows = []
+    for row in SMALL:
+        figures = ((SPEED, small_throughput(results, row)), (SPEED_UP, small_speed_up(results, row)))
+        rows.append((row, *(MISSING if one is None else quantity.text(one) for quantity, one in figures)))
+    well = [record for record in records.values() if record.status == "ok"]
+    notes = []
+    if well:
+        depth, channels, size = (_listed(well, "model", key) for key in ("layers", "channels", "size"))
+        net = (
+            f"AmoebaNet-D ({depth}, {channels}), {size} pixels a side, {_listed(well, 'batch', 'size')} samples a step"
+        )
+        notes.append(f"{_measurement(well)}: {net}, in {_listed(well, 'precision', 'dtype')}.")
+    notes.append(
+        "n=1 is a pipeline of one stage: it recomputes as the others do. Each device computes with one thread."
+    )
+    notes += [f"{row}: {_failure(record)}" for row, record in records.items() if record.status != "ok"]
+    title = "Table 2 in small: speed of an AmoebaNet-D in one and two stages"
+    return Section(title, ("row", SPEED.name, SPEED_UP.name), tuple(rows), tuple(notes))
 
 
 def _search(results: Results) -> Section:

@@ -8,7 +8,16 @@ from itertools import pairwise
 
 from analysis.published import claims
 from analysis.torchgpipe import search
-from analysis.torchgpipe.figures import gpipe, memory, paper, parameters, speed_up, throughput, utilization
+from analysis.torchgpipe.figures import (
+    gpipe,
+    memory,
+    paper,
+    parameters,
+    small_speed_up,
+    speed_up,
+    throughput,
+    utilization,
+)
 from analysis.torchgpipe.rows import PIPELINES, ROWS, Results
 
 Found = tuple[bool, str] | None
@@ -109,6 +118,8 @@ def micro_batches_and_devices_speed_up(results: Results) -> Found:
     lines |= {f"m={m}": [grid[n, m] or 0.0 for n in (2, 4, 8)] for m in (4, 32)}
     failed = [name for name, line in lines.items() if not _rises(line)]
     told = ", ".join(f"{name}: {_list(line)}" for name, line in lines.items())
+    small = _each(small_speed_up(results, f"n=2 m={m}") for m in (1, 4, 8))
+    told += f", measured in small n=2: {_list(small)}" if small else ""
     return not failed, f"simulated {told}" + (f"; not monotone: {', '.join(failed)}" if failed else "")
 
 

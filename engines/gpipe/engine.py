@@ -14,6 +14,7 @@ from harness.profile import ModelProfile
 from harness.schedule import Schedule
 from harness.schedule.gpipe import gpipe
 from harness.schedule.hops import plan_hops
+from harness.schedule.ties import plan_ties, with_ties
 
 
 class GPipeEngine:
@@ -26,7 +27,7 @@ class GPipeEngine:
         return []
 
     def schedule(self, plan: Plan, profile: ModelProfile) -> Schedule:
-        return gpipe(
+        schedule = gpipe(
             plan.micro_batches,
             [stage.device for stage in plan.stages],
             plan_hops(plan, profile, self.config.portals),
@@ -34,6 +35,7 @@ class GPipeEngine:
             self.config.dependency,
             self.config.streams,
         )
+        return with_ties(schedule, plan_ties(plan, profile), "copy in" if self.config.streams else "compute")
 
     def session(self, model: Model, plan: Plan, spec: SessionSpec) -> AbstractContextManager[Session]:
         from engines.gpipe.session import GPipeSession

@@ -19,6 +19,7 @@ from engines.gpipe.microbatch import Value, check_value, scatter, tensors_of
 from engines.gpipe.stage import Stage, Surroundings
 from engines.gpipe.streams import Streams
 from engines.gpipe.tensors import TensorPass
+from engines.gpipe.ties import Adoption
 from engines.gpipe.token_graph import run_tokens
 from engines.gpipe.tokens import Lanes, TokenPass
 from harness import batchnorm, dropout
@@ -29,7 +30,7 @@ from harness.workers import Lane
 
 ATTRIBUTES = (
     "balance", "bytes_sent", "checkpoint", "chunks", "dependency", "devices", "lanes", "layout", "passes",
-    "placement", "recorder", "seed", "spans", "stages", "streams", "training",
+    "placement", "recorder", "seed", "shared", "spans", "stages", "streams", "training",
 )  # fmt: skip
 
 
@@ -41,8 +42,9 @@ class GPipe(nn.Module):
     into at most `chunks` micro-batches along dimension 0; inputs and outputs are tensors or tuples of tensors, the
     output on the last stage's device. `checkpoint` says which micro-batches are recomputed. `dependency`, `streams`
     and `portals` switch off the three optimizations of the paper's section 4.1. Gradients arrive in the parameters'
-    `.grad` by `backward()`; on CPU devices neither `torch.autograd.grad` with respect to parameters nor
-    `backward(inputs=...)` nor second derivatives are supported.
+    `.grad` by `backward()`. A parameter that layers on several devices share is copied to each of them; every copy gets
+    the sum of all gradients, so an optimizer that has them all keeps them alike. On CPU devices neither
+    `torch.autograd.grad` with respect to parameters nor `backward(inputs=...)` nor second derivatives are supported.
 
     Raises ValueError or TypeError for arguments that don't fit together, naming them. An error in a layer reaches
     the caller as it was raised, with a note that says stage, layer and micro-batch; the module stays usable.
@@ -98,8 +100,9 @@ class GPipe(nn.Module):
             return self._run_tensors(chunks, around, mode, grad)
         seed = int(torch.empty((), dtype=torch.int64).random_())
         run = TokenPass(
-            self.stages, self.layout, self.lanes, around, mode, chunks, grad, self._draws[self.training], seed
-        )
+            self.stages, self.layout, self.lanes, around, mode, chunks, grad, self._draws[self.training], seed,
+            self.shared,
+        )  # fmt: skip
         self.spans, self.bytes_sent = run.spans, run.bytes_sent
         state = torch.get_rng_state()
         try:
@@ -121,7 +124,7 @@ class GPipe(nn.Module):
 
     def _run_tensors(self, chunks: list[Value], around: Surroundings, mode: str, grad: bool) -> Value:
         streams = Streams(self.devices, len(chunks), self.streams)
-        run = TensorPass(self.stages, self.layout, streams, around, mode, grad, self.dependency)
+        run = TensorPass(self.stages, self.layout, streams, around, mode, grad, self.dependency, self.shared)
         self.bytes_sent, self.recorder = run.bytes_sent, run.recorder
         return run.run(chunks)
 
@@ -143,14 +146,16 @@ class GPipe(nn.Module):
 
     def _adopt(self, module: nn.Sequential) -> list[Stage]:
         """Move the layers to their devices; register them under their own names."""
-        children = named_layers(module)
+        children, adoption = named_layers(module), Adoption(module)
         stages, first = [], 0
         for number, (count, place) in enumerate(zip(self.balance, self.placement, strict=True)):
-            stage = Stage(number, children[first : first + count], self.devices[place])
-            for name, layer in stage.layers:
+            own = [(name, adoption.layer(layer, number, place)) for name, layer in children[first : first + count]]
+            stage = Stage(number, own, self.devices[place])
+            for name, layer in own:
                 self.add_module(name, layer.to(stage.device))
             stages.append(stage)
             first += count
+        self.shared = adoption.shared()
         return stages
 
     def _open_lanes(self) -> Lanes:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from engines.gpipe.config import Config
 from engines.gpipe.gpipe import GPipe
+from engines.gpipe.ties import second_names
 from harness.device_memory import DeviceMemory
 from harness.interfaces import Batch, Model, SessionSpec, StepMetrics
 from harness.op import Op
@@ -57,7 +58,7 @@ class GPipeSession:
             self.pipe.close()
 
     def _parameters(self) -> list[list[nn.Parameter]]:
-        """The parameters of each stage; one that several stages share belongs to the first of them."""
+        """The parameters of each stage; one that several stages of a device share belongs to the first of them."""
         seen: set[nn.Parameter] = set()
         owned = []
         for stage in self.pipe.stages:
@@ -146,7 +147,8 @@ class GPipeSession:
         return [] if lanes is None else [*lanes.compute.values(), *(lanes.copy or {}).values()]
 
     def state_dict(self) -> dict[str, Any]:
-        named = dict(self.pipe.named_parameters())
+        second = second_names(self.pipe, self.pipe.shared)
+        named = {name: p for name, p in self.pipe.named_parameters() if name not in second}
         return {
             "model": model_state(self.pipe),
             "optimizer": optimizer_state(named, self._optimizers()),
@@ -155,7 +157,9 @@ class GPipeSession:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.pipe.load_state_dict(state["model"])
-        load_optimizer_state(dict(self.pipe.named_parameters()), self._optimizers(), state["optimizer"])
+        saved, second = state["optimizer"], second_names(self.pipe, self.pipe.shared)
+        saved = saved | {name: saved[first] for name, first in second.items() if first in saved}
+        load_optimizer_state(dict(self.pipe.named_parameters()), self._optimizers(), saved)
         self.pipe.passes = state["step"]
 
     def _optimizers(self) -> list[torch.optim.Optimizer]:

@@ -50,6 +50,7 @@ class Enter(Function):
     @_abandoning
     def backward(ctx: Any, *_: Tensor | None) -> tuple[Tensor | None, ...]:
         run: TokenPass = ctx.run
+        run.issue_sums()
         run.join_lanes()
         gradients = run.input_gradients()
         run.slots.clear()
@@ -133,6 +134,8 @@ class Exit(Function):
         if torch.is_grad_enabled():
             raise RuntimeError("the pipeline has no second derivatives: call backward without create_graph")
         run.backward_begun = True
+        for shared in run.shared:
+            shared.begin()
         pieces = [None if g is None else g.split(ctx.sizes) for g in gradients]
         for i in range(run.m):
             run.slots[i, run.n - 1].grads_out[""] = tuple(None if p is None else p[i] for p in pieces)

@@ -10,6 +10,7 @@ by detach and runs, forward and backward, on its device's lane.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,11 +22,12 @@ from engines.gpipe.layout import Layout
 from engines.gpipe.microbatch import Parts, Value, mapped, tensors_of
 from engines.gpipe.random import TaskRandom
 from engines.gpipe.stage import Stage, Surroundings
+from engines.gpipe.ties import SharedParameter
 from harness.begin import begun
-from harness.op import Op
+from harness.op import Op, Queue
 from harness.schedule.gpipe import recomputed
 from harness.schedule.hops import Hop
-from harness.workers import Job, Lane, Run, nothing, submit_to_both
+from harness.workers import Job, Lane, Run, nothing, submit_together
 
 Leaves = dict[str, tuple[Tensor, ...]]
 Edges = dict[str, tuple[GradientEdge | None, ...]]
@@ -66,8 +68,11 @@ class TokenPass(Run):
     """One forward pass of a mini-batch through the pipeline, and the backward pass that follows."""
 
     def __init__(self, stages: list[Stage], layout: Layout, lanes: Lanes, around: Surroundings, mode: str,
-                 micro_batches: list[Value], grad: bool, draws: dict[int, bool], seed: int) -> None:  # fmt: skip
+                 micro_batches: list[Value], grad: bool, draws: dict[int, bool], seed: int,
+                 shared: Sequence[SharedParameter] = ()) -> None:  # fmt: skip
         super().__init__()
+        self.shared = shared
+        self.sums: list[Job] = []
         self.output_is_tuple = False
         self.backward_begun = False
         self.layout = layout
@@ -113,6 +118,21 @@ class TokenPass(Run):
         job = self._copy(op, target.backward, lambda: self._move_gradient(target, source, hop.part))
         source.gradient_arrivals.append(job)
 
+    def issue_sums(self) -> None:
+        """Over the copies of each shared parameter, when the stages on their devices have done all backward tasks."""
+        queue: Queue = "compute" if self.lanes.copy is None else "copy in"
+        lanes = self.lanes.copy or self.lanes.compute
+        for shared in self.shared:
+            devices = [self.layout.devices[stage] for stage in shared.stages]
+            after = [
+                slot.backward
+                for slot in self.slots.values()
+                if slot.backward is not None and self.layout.devices[slot.stage.number] in devices
+            ]
+            places = [(lanes[d], shared.op(stage, queue)) for d, stage in zip(devices, shared.stages, strict=True)]
+            self.sums.append(submit_together(places, Job(self, shared.sum_gradients, after=after)))
+            self.bytes_sent["all_reduce@tied"] = self.bytes_sent.get("all_reduce@tied", 0) + shared.bytes_sent
+
     def _compute(self, op: Op, after: list[Job], work: Any) -> Job:
         return self.lanes.compute[self.layout.devices[op.stage]].submit(Job(self, work, op, after))
 
@@ -121,7 +141,7 @@ class TokenPass(Run):
         source, target = self.layout.devices[op.peer], self.layout.devices[op.stage]
         job = Job(self, work, op, (after,))
         if self.lanes.copy is None:
-            return submit_to_both(self.lanes.compute[source], self.lanes.compute[target], job)
+            return submit_together([(self.lanes.compute[target], op), (self.lanes.compute[source], op)], job)
         return self.lanes.copy[target].submit(job)
 
     # -- executed by the lanes ------------------------------------------------------------------------------------
@@ -254,10 +274,12 @@ class TokenPass(Run):
         return gathered
 
     def join_lanes(self) -> None:
-        """Wait for every backward task, then raise the first error if there was one."""
+        """Wait for every backward task and sum, then raise the first error if there was one."""
         for slot in self.slots.values():
             if slot.backward is not None:
                 slot.backward.wait()
+        for job in self.sums:
+            job.wait()
         self.raise_error()
 
 

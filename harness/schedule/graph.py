@@ -15,6 +15,12 @@ if TYPE_CHECKING:
 MESSAGES = ("copy", "send", "recv")
 DATA = "data"
 """The communicator of the replicas of a device."""
+TIED = "tied"
+"""The communicator of the devices of one pipeline that keep a copy of the same parameter."""
+REDUCING = {
+    (algorithm, communicator) for algorithm in ("all_reduce", "reduce_scatter") for communicator in (DATA, TIED)
+}
+"""Collectives that sum gradients."""
 
 
 @dataclass
@@ -170,23 +176,41 @@ class _Edges:
         before.append(forward)
 
     def reductions(self) -> None:
-        """B, W -> all_reduce, reduce_scatter over the replicas -> step. Other collectives wait for their turn only.
+        """B, W -> all_reduce, reduce_scatter over the replicas -> over copies of a parameter -> step.
 
-        A collective with a micro-batch waits for the gradients of that one, else for those of all.
+        Other collectives wait for their turn only. One with a micro-batch waits for the gradients of that one, else for
+        those of all.
         """
         gradients: dict[tuple[int, int | None], list[int]] = defaultdict(list)
-        reduced: dict[int, list[int]] = defaultdict(list)
+        over_replicas: dict[int, list[int]] = defaultdict(list)
+        over_copies: dict[int, list[int]] = defaultdict(list)
+        ties: set[int] = set()
         before = self.graph.before
         for node, op in enumerate(self.graph.ops):
             if op.kind in ("B", "W"):
                 gradients[op.stage, op.micro_batch].append(node)
                 gradients[op.stage, None].append(node)
-            elif op.kind == "collective" and split_part(op.part) in (("all_reduce", DATA), ("reduce_scatter", DATA)):
-                reduced[op.stage].append(node)
-        for node, op in enumerate(self.graph.ops):
-            if op.kind == "step":
-                before[node] += gradients[op.stage, None] + reduced[op.stage]
-        for nodes in reduced.values():
+            elif op.kind == "collective" and split_part(op.part) in REDUCING:
+                if split_part(op.part)[1] == DATA:
+                    over_replicas[op.stage].append(node)
+                else:
+                    ties.add(node)
+        for nodes in over_replicas.values():
             for node in nodes:
                 op = self.graph.ops[node]
                 before[node] += gradients[op.stage, op.micro_batch]
+        for node, stages in self.members(ties).items():
+            for stage in stages:
+                before[node] += gradients[stage, None] + over_replicas[stage]
+                over_copies[stage].append(node)
+        for node, op in enumerate(self.graph.ops):
+            if op.kind == "step":
+                before[node] += gradients[op.stage, None] + over_replicas[op.stage] + over_copies[op.stage]
+
+    def members(self, ties: set[int]) -> dict[int, list[int]]:
+        """For each all-reduce over copies of a parameter all stages on the devices that take part."""
+        found: dict[int, list[int]] = {node: [] for node in ties}
+        for lane, nodes in zip(self.schedule.lanes, self.graph.lanes, strict=True):
+            for node in ties.intersection(nodes):
+                found[node] += [j for j, device in enumerate(self.schedule.devices) if device == lane.device]
+        return found

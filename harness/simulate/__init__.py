@@ -131,8 +131,8 @@ def _figures(assembly: Assembly, done: Execution, plan: Plan) -> dict[str, Any]:
 
 def _bytes_sent(assembly: Assembly) -> dict[str, int]:
     sent: dict[str, int] = defaultdict(int)
-    for op in assembly.graph.ops:
+    for node, op in enumerate(assembly.graph.ops):
         kind = sent_kind(op, assembly.schedule.devices)
         if kind is not None:
-            sent[kind] += op.bytes * assembly.schedule.replicas
+            sent[kind] += op.bytes * len(assembly.members.get(node, (0,))) * assembly.schedule.replicas
     return dict(sorted(sent.items()))

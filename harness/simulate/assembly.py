@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from itertools import pairwise
 
 from harness.cluster import Cluster
@@ -65,13 +66,12 @@ class Assembly:
             return
         tasks = self.costs.seconds
         routes = Routes(self.schedule, self.cluster)
-        members = self.members()
         for node, op in enumerate(self.graph.ops):
             kind = op.kind
             if kind in COMPUTE:
                 seconds[node] = tasks[kind][op.stage]
             elif kind == "collective":
-                self.take(node, routes.collective(op, members[node]))
+                self.take(node, routes.collective(op, self.members[node]))
             elif kind != "recv":
                 self.take(node, routes.message(op))
         if self.blocking:
@@ -87,6 +87,7 @@ class Assembly:
             self.work.urgent.add(node)
             self.need(node, *map(self.resource, route.links))
 
+    @cached_property
     def members(self) -> dict[int, list[int]]:
         """The devices that take part in each collective."""
         found: dict[int, list[int]] = {}

@@ -184,13 +184,11 @@ class _Ledger:
     def resident(self, device: int) -> dict[str, int]:
         """What is there all the time: model state, and on the first stage's device the whole mini-batch."""
         held = [stage for stage in self.plan.stages if stage.device == device]
-        parts: dict[str, int] = defaultdict(int)
-        for stage in held:
-            for name, size in self.memory.state_parts(self.profile, stage.first, stage.last).items():
-                parts[name] += size
+        layers = [number for stage in held for number in range(stage.first, stage.last + 1)]
+        parts = self.memory.state_parts(self.profile, layers)
         if self.whole and self.plan.stages[0] in held:
             parts["mini-batch"] = self.plan.micro_batches * self.profile.input_bytes
-        return dict(parts)
+        return parts
 
     def peak(self, device: int) -> Peak:
         """Of changes at the same moment the free comes first."""

@@ -13,7 +13,7 @@ from analysis.published import claims
 from analysis.torchgpipe import __main__ as report
 from analysis.torchgpipe import figures, rows, search, tables
 from analysis.torchgpipe.figures import GIB, QUANTITIES, paper
-from analysis.torchgpipe.rows import PIPELINES, ROWS, SCALES, SOURCE, Results, configs
+from analysis.torchgpipe.rows import PIPELINES, ROWS, SCALES, SMALL, SOURCE, Results, configs
 from analysis.torchgpipe.verdicts import TESTS, verdicts
 from harness.record import RunRecord
 from harness.registry import ROOT
@@ -64,6 +64,44 @@ def test_each_point_of_a_sweep_is_a_row_of_its_own() -> None:
             assert got == list(range(len(ROWS[table])))
 
 
+def small(factors: dict[str, float]) -> list[RunRecord]:
+    """The rows of Table 2 in small, with throughputs of 100 times the factors."""
+    found = dict(zip(SMALL, configs(2, "local"), strict=True))
+    return [record(found[row], throughput=100 * factor) for row, factor in factors.items()]
+
+
+def test_the_rows_in_small_are_those_of_their_names() -> None:
+    assert len(set(rows.points(2, "local"))) == len(SMALL) == 6
+    for row, config in zip(SMALL, configs(2, "local"), strict=True):
+        stages, micro_batches = len(config["planner"]["balance"]), config["batch"]["micro_batches"]
+        assert row == f"n={stages} m={micro_batches}"
+        assert sum(config["planner"]["balance"]) == config["model"]["layers"] + 6
+        assert config["engine"]["checkpoint"] == ("always" if micro_batches == 1 else "except_last")
+        assert config["model"]["name"] == "amoebanet" and config["mode"] == "run"
+    assert len({config["batch"]["size"] for config in configs(2, "local")}) == 1
+
+
+def test_table_2_in_small() -> None:
+    records = small({"n=1 m=1": 1.1, "n=2 m=1": 1.0, "n=2 m=4": 1.6, "n=2 m=8": 1.7})
+    machine = {"machine": {"cpu": "EPYC", "cores_allowed": 2}}
+    failed = RunRecord("x", "oom", "measured", "rank 0 was\nkilled", config=configs(2, "local")[1])
+    results = Results([*(replace(one, manifest=machine) for one in records), failed])
+    section = tables.sections(results)[0]
+    assert (section.title.partition(":")[0], section.columns) == ("Table 2 in small", ("row", "throughput", "speed-up"))
+    assert section.rows == (
+        ("n=1 m=1", "110.000 /s", "1.100"), ("n=1 m=4", "-", "-"), ("n=1 m=8", "-", "-"),
+        ("n=2 m=1", "100.000 /s", "1.000"), ("n=2 m=4", "160.000 /s", "1.600"), ("n=2 m=8", "170.000 /s", "1.700"),
+    )  # fmt: skip
+    assert section.notes[0] == (
+        "Measured on EPYC with 2 cores: AmoebaNet-D (3, 32), 96 pixels a side, 64 samples a step, in float32."
+    )
+    assert section.notes[-1] == "n=1 m=4: oom: rank 0 was killed"
+    (claim,) = [one for one in verdicts(Results([*published(), *records])) if one.id == "TG-7"]
+    assert claim.says == "holds" and claim.figures.endswith(
+        "m=32: 1.77, 2.71, 4.95, measured in small n=2: 1.00, 1.60, 1.70"
+    )
+
+
 def test_local_rows_have_the_paper_s_structure() -> None:
     """The same stages, components and checkpointing, so that schedules and copies are the same."""
     for table in (1, 3, 4):
@@ -77,6 +115,9 @@ def test_local_rows_have_the_paper_s_structure() -> None:
 def test_rows_carry_the_published_settings() -> None:
     for table, names in ROWS.items():
         for name, config in zip(names, configs(table, "paper"), strict=False):
+            assert table != 2 or [config["model"][key] for key in ("name", "layers", "channels", "size")] == [
+                "amoebanet", 18, 256, 224
+            ]  # fmt: skip
             for number in figures._numbers(table):
                 own = f"n={number.devices} m={number.micro_batches}" if table == 2 else number.scheme
                 if own != name or number.scheme.startswith("GPipe"):
@@ -181,8 +222,8 @@ def test_the_largest_that_fits_must_grow() -> None:
     some = [one for one in published() if rows.decisive(one.config) not in eight[1:]]
     assert search.largest(Results(some), "Pipeline-8") is None
     assert said(some)["TG-9"] == "not run"
-    four = [record(one.config) if one.config["mesh"]["pipeline"] == 4 and one.config["model"]["convs"] == 48 else one
-            for one in published() if rows.decisive(one.config) not in eight[1:]]  # fmt: skip
+    many = [one for one, config in key.items() if config["mesh"]["pipeline"] == 4 and config["model"]["convs"] == 48]
+    four = [record(one.config) if rows.decisive(one.config) in many else one for one in some]
     four += [RunRecord("x", "infeasible", "simulated", config=key[one]) for one in eight[1:]]
     assert said(four)["TG-9"] == "does not hold"  # as large a model on 4 devices as on 8
     two = [one for one, config in key.items() if config["mesh"]["pipeline"] == 2 and config["model"]["channels"] == 128]
@@ -207,20 +248,24 @@ def test_the_tests_that_settle_a_claim_exist(test: str) -> None:
 
 
 def test_the_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    for number, one in enumerate(published()):
+    for number, one in enumerate([*published(), *small(dict.fromkeys(SMALL, 1.0))]):
         one.save(tmp_path / "runs" / str(number) / "record.json")
     monkeypatch.setattr(report, "RESULTS", tmp_path / "page.md")
     assert report.main([str(tmp_path / "runs"), "--write"]) == 0
     printed = capsys.readouterr().out
     page = (tmp_path / "page.md").read_text()
     assert "| Pipeline-4 | throughput | 67.042 /s | 67.042 /s | 1.00 | - |" in page
+    assert "| n=8 m=32 | throughput | 132.413 /s | 132.413 /s | 1.00 |\n" in page, "nothing is measured at this scale"
+    assert "| n=2 m=8 | 100.000 /s | 1.000 |" in page
     assert "| TG-2 | holds | all components together are nearly twice as fast as the baseline | simulated 1.907" in page
     assert "Pipeline-8: the largest candidate that fits is (48, 160) 15.82B; the paper's has 15.82B." in printed
     assert "left out" not in printed + page
     assert report.main([str(tmp_path / "runs" / "0")]) == 0, "all but one row are missing"
     printed = capsys.readouterr().out
     command = "python run.py -m +sweeps=torchgpipe_table"
-    assert printed.endswith(f"\n\nNot run yet, and left out: {command}2; {command}3; {command}4\n")
+    assert printed.endswith(
+        f"\n\nNot run yet, and left out: {command}2; {command}3; {command}4; {command}2 scale=local\n"
+    )
     assert [line for line in printed.splitlines() if line.startswith(("Table", "Claims"))] == [
         tables.TITLES[1], "Claims"
     ]  # fmt: skip
@@ -242,6 +287,7 @@ def test_only_what_was_run_has_a_table() -> None:
     assert titles([]) == ["Claims"]
     failed, candidate = RunRecord("x", "oom", "measured", config=configs(3, "local")[0]), record(configs(3, "paper")[5])
     assert titles([failed]) == ["Table 3", "Claims"]
+    assert titles(small({"n=2 m=4": 1.0})) == ["Table 2 in small", "Claims"]
     assert titles([candidate]) == ["Table 3, search", "Claims"]
     assert titles([failed, candidate]) == ["Table 3", "Table 3, search", "Claims"]
     for records in ([failed], [candidate]):

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from engines.single.config import Config as SingleConfig
 from engines.single.config import build as build_single
 from harness.cluster import Cluster
+from harness.counting import ties
 from harness.interfaces import Engine, Model, OptimizerSpec, Session, SessionSpec
 from harness.launch import call
 from harness.plan import Plan
@@ -156,9 +157,13 @@ def check_accepts(case: Case) -> None:
 def profile_of(model: Model) -> ModelProfile:
     """A profile without costs: as much as a schedule needs."""
     with torch.device("meta"):
-        layers = named_layers(model.layers())
+        module = model.layers()
+    layers, shared = named_layers(module), ties(module)
     skips = tuple(Skip(s.source, s.target, 0, s.name) for s in layer_skips(layers))
-    return ModelProfile(tuple(LayerProfile(name) for name, _ in layers), model.name, skips=skips)
+    tied = [shared.get(name, ()) for name, _ in layers]
+    sizes = [sum(one.bytes for one in own) for own in tied]
+    profiles = [LayerProfile(n, param_bytes=b, tied=t) for (n, _), b, t in zip(layers, sizes, tied, strict=True)]
+    return ModelProfile(tuple(profiles), model.name, skips=skips)
 
 
 def _memory() -> Any:

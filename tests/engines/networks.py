@@ -146,4 +146,30 @@ def shared() -> Network:
     return Network("shared", layers, lambda n: torch.randn(n, 5), lambda n: torch.randn(n, 2), _squares)
 
 
-ALL = {network.name: network for network in (skips(), pairs(), tokens(), norms(), shared())}
+class Unembedding(nn.Module):
+    """Logits of the tokens, by the embedding's own weight."""
+
+    def __init__(self, weight: nn.Parameter) -> None:
+        super().__init__()
+        self.weight = weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.linear(x, self.weight)
+
+
+def tied() -> Network:
+    """Integers in, and a head with the embedding's weight; in between a layer that stands in two places."""
+
+    def layers() -> list[nn.Module]:
+        embedding, twice = nn.Embedding(11, 8), nn.Linear(8, 8)
+        return [
+            embedding, twice, nn.GELU(), nn.LayerNorm(8), Dropout(0.1), twice, nn.GELU(), Unembedding(embedding.weight),
+        ]  # fmt: skip
+
+    def draw(n: int) -> Tensor:
+        return torch.randint(11, (n, 5))
+
+    return Network("tied", layers, draw, draw, _tokens)
+
+
+ALL = {network.name: network for network in (skips(), pairs(), tokens(), norms(), shared(), tied())}

@@ -12,14 +12,14 @@ from engines.gpipe.config import build as build_gpipe
 from engines.single import config as single_config
 from engines.single.config import Config as SingleConfig
 from engines.single.config import build as build_single
+from harness import registry
 from harness.interfaces import Model, OptimizerSpec
 from harness.plan import Plan, Stage
-from models.unet.config import Config as UNetConfig
-from models.unet.unet import UNet
-from tests.engines import contract, networks
+from tests.engines import contract, networks, zoo
 from tests.engines.contract import Case
 
-MODELS: dict[str, Model] = {**networks.ALL, "unet": UNet(UNetConfig(convs=1, channels=2, size=64))}
+ZOO: dict[str, Model] = {name: zoo.model(name) for name in zoo.SIZES}
+MODELS: dict[str, Model] = {**networks.ALL, **ZOO}
 MODES = ("never", "except_last", "always")
 COMPONENTS = {
     "all": {},
@@ -42,13 +42,40 @@ def case(model: str, stages: int = 2, mode: str = "never", micro_batches: int = 
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("stages", [1, 2, 4])
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", networks.ALL)
 def test_gpipe_trains_like_single(model: str, stages: int, mode: str) -> None:
     contract.check_training(case(model, stages, mode))
 
 
+@pytest.mark.parametrize(("stages", "mode"), [(2, "never"), (3, "except_last"), (4, "always")])
+@pytest.mark.parametrize("model", ZOO)
+def test_gpipe_trains_the_zoo_like_single(model: str, stages: int, mode: str) -> None:
+    contract.check_training(gentle(case(model, stages, mode)))
+
+
+def gentle(case: Case) -> Case:
+    """Deep networks take no learning rate of 1."""
+    return replace(case, optimizer=OptimizerSpec("sgd", lr=0.05, momentum=0.9))
+
+
+@pytest.mark.parametrize("model", ZOO)
+def test_single_recomputes_the_zoo(model: str) -> None:
+    plain = gentle(case(model).reference)
+    contract.check_training(replace(plain, plan=replace(plain.plan, recompute="except_last")))
+
+
+@pytest.mark.parametrize("model", ZOO)
+def test_gpipe_runs_its_schedule_on_the_zoo(model: str) -> None:
+    contract.check_trace(case(model, 3, "except_last"))
+
+
+def test_every_model_is_held_to_the_contract() -> None:
+    plugins = {plugin.name for plugin in registry.scan() if plugin.group == "model"}
+    assert plugins == {plugin for plugin, _ in zoo.SIZES.values()}
+
+
 @pytest.mark.parametrize("dropout", [True, False])
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", networks.ALL)
 def test_gpipe_in_float32(model: str, dropout: bool) -> None:
     contract.check_training(
         replace(case(model, 3, "except_last"), dtype="float32", dropout=dropout, optimizer=OptimizerSpec("sgd", lr=0.1))
@@ -56,7 +83,7 @@ def test_gpipe_in_float32(model: str, dropout: bool) -> None:
 
 
 @pytest.mark.parametrize("options", COMPONENTS.values(), ids=COMPONENTS.keys())
-@pytest.mark.parametrize("model", ["skips", "pairs"])
+@pytest.mark.parametrize("model", ["skips", "pairs", "tied"])
 def test_gpipe_without_its_components(model: str, options: dict[str, bool]) -> None:
     contract.check_training(case(model, 3, "except_last", **options))
 
@@ -78,7 +105,7 @@ def test_several_stages_on_one_device(mode: str) -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_single_with_recomputation_trains_like_single(mode: str) -> None:
-    for model in MODELS:
+    for model in networks.ALL:
         plain = case(model).reference
         contract.check_training(replace(plain, plan=replace(plain.plan, recompute=mode)))
 
@@ -88,15 +115,16 @@ def test_deferred_batch_norm(mode: str) -> None:
     contract.check_training(replace(case("norms", 3, mode, deferred_batch_norm=True), deferred=True))
 
 
-@pytest.mark.parametrize("model", ["pairs", "tokens"])
+@pytest.mark.parametrize("model", ["pairs", "tokens", "tied", "gpt", "amoebanet"])
 def test_states_move_between_engines(model: str) -> None:
     contract.check_state_moves(case(model, 3, "except_last"))
 
 
 @pytest.mark.parametrize("options", COMPONENTS.values(), ids=COMPONENTS.keys())
 @pytest.mark.parametrize("mode", MODES)
-def test_gpipe_runs_its_schedule(mode: str, options: dict[str, bool]) -> None:
-    contract.check_trace(case("skips", 4, mode, **options))
+@pytest.mark.parametrize("model", ["skips", "tied"])
+def test_gpipe_runs_its_schedule(model: str, mode: str, options: dict[str, bool]) -> None:
+    contract.check_trace(case(model, 4, mode, **options))
 
 
 @pytest.mark.parametrize("mode", MODES)

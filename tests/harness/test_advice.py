@@ -65,6 +65,14 @@ def test_parameters_need_devices() -> None:
     assert advice.mend(given_2, profile, cluster(4, 1000)) == "mesh.pipeline=4"
 
 
+def test_a_cluster_of_nodes_grows_by_nodes() -> None:
+    profile = chain(9, 1, params=100, saved=1, output=1)
+    config = settled("batch.size=8", "batch.micro_batches=8", "cluster.nodes=2", devices=2)
+    nodes = Cluster("flat", 2, 2, Device(memory_bytes=600), Link(0.0, 0.0))
+    assert advice.mend(config, profile, nodes) == "cluster.nodes=4"
+    assert advice.mend(config, profile, replace(nodes, device=Device(memory_bytes=400))) == "cluster.nodes=5"
+
+
 def test_a_smaller_batch_where_all_else_is_done() -> None:
     """One device, one layer: what is kept of a whole batch is what it keeps."""
     profile = chain(1, 4, params=1, saved=10, output=100)

@@ -289,6 +289,15 @@ def test_a_stage_without_enough_memory():
     assert nearly == [("stage 0", "needs 22.03 GiB of 22.00 GiB", "")]
 
 
+def test_neighbours_that_need_the_same_are_told_in_one_line():
+    plan = Plan.contiguous((1,) * 6, 4)
+    assert memory([300, 200, 200, 200, 50, 200], plan) == [
+        ("stage 0", "needs 300 B of 100 B", ""),
+        ("stages 1 to 3", "each needs 200 B of 100 B", ""),
+        ("stage 5", "needs 200 B of 100 B", ""),
+    ]
+
+
 def test_what_is_kept_free_counts():
     plan = Plan.contiguous((1,))
     assert memory([100], plan) == []

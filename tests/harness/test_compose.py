@@ -60,11 +60,6 @@ def test_interpolations_are_resolved() -> None:
     assert OmegaConf.to_container(config, resolve=False)["batch"] == {"size": 32, "micro_batches": 32}  # type: ignore[index, call-overload]
 
 
-def test_a_file_of_this_project_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert compose(["profile=${root:README.md}"]).profile == str(CONF.parent / "README.md")
-
-
 @pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}={path.stem}")
 def test_every_choice_composes_and_says_how_to_use_it(path: Path) -> None:
     command = re.match(r"(?:#.*\n)*?#.* python run\.py ((?:\S+=\S+ ?)+)", path.read_text())

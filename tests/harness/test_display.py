@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,11 @@ def test_closing_table_has_measured_beside_predicted() -> None:
         ["0", "75 %", "25 %", "300.0 MiB", "330.0 MiB", "1.10"],
         ["1", "50 %", "50 %", "200.0 MiB", "150.0 MiB", "0.75"],
     ]
+
+
+def test_waiting_for_data_is_told_as_a_share_where_it_matters() -> None:
+    slow = replace(record(), metrics=record().metrics | {"data_wait_s": 0.05})
+    assert ["wait for data", "50.0 ms (+25 % of a step)"] in rows(slow)
 
 
 BASIS = {

@@ -12,11 +12,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from harness import profile_cache
-from harness.profile import LayerProfile, ModelProfile, Skip
+from harness.profile import LayerProfile, ModelProfile, Product, Skip, Tied
 
 ROOT = Path(__file__).parents[2]
 PROFILE = ModelProfile(
-    (LayerProfile("a", 0.1, 0.2, saved_bytes=3), LayerProfile("b", tied="a.weight")),
+    (
+        LayerProfile("a", 0.1, 0.2, param_bytes=5, tied=(Tied("a.weight", 4),), products=(Product("a", in_=3),)),
+        LayerProfile("b", param_bytes=4, tied=(Tied("a.weight", 4),)),
+    ),
     model="net_1", micro_batch=2, input_bytes=8, skips=(Skip(0, 1, 4, "s"),), source="measured on X, 1 thread, torch 2",
 )  # fmt: skip
 
@@ -132,8 +135,9 @@ def test_round_trip(package):
 @pytest.mark.parametrize(
     "spoilt",
     [b"", b"{", b"\xff\xfe\x00", b"null", b"[]", b"{}", b'{"schema": 0, "layers": [{}]}', b'{"layers": []}',
-     b'{"schema": 1, "layers": [{"forward_s": NaN}]}', b'{"layers": [{"name": "a", "unknown": 1}]}', b"[" * 100_000],
-    ids=range(11),
+     b'{"schema": 2, "layers": [{"forward_s": NaN}]}',
+     b'{"schema": 1, "layers": [{"name": "a"}]}', b'{"layers": [{"name": "a", "unknown": 1}]}', b"[" * 100_000],
+    ids=range(12),
 )  # fmt: skip
 def test_what_cannot_be_read_is_measured_again(package, spoilt):
     path = asked(package)

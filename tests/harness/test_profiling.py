@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from harness import dropout
 from harness.chain import Chain
 from harness.counting import Counts
-from harness.profile import ModelProfile
+from harness.profile import ModelProfile, Tied
 from harness.profiling import measure
 from tests.harness.nets import NETS, Net
 
@@ -49,7 +49,7 @@ def whole_saved_bytes(layers: nn.Sequential, inputs: Tensor) -> int:
 @pytest.mark.parametrize("net", NETS)
 def test_saved_bytes_are_those_of_the_uncut_model(net):
     chain = seeded(NETS[net])
-    counts = Counts(chain.layers)
+    counts = Counts(chain)
     with dropout.keyed(0, 0, 0):
         chain.forward(counts)
         assert sum(counts.saved_bytes) == whole_saved_bytes(chain.layers, chain.batch.inputs)
@@ -120,9 +120,20 @@ def test_skips_tuples_and_buffers():
 def test_integer_inputs_and_tied_weights():
     profile = measure(NETS["text"], 4, "float32", "cpu", repeats=1)
     assert profile.input_bytes == 4 * 5 * 8
-    assert [layer.tied for layer in profile.layers] == ["0.weight", None, None, None, None, "0.weight"]
+    shared = (Tied("0.weight", 11 * 6 * FLOAT),)
+    assert [layer.tied for layer in profile.layers] == [shared, (), (), (), (), shared]
     assert profile.layers[5].param_bytes == 11 * 6 * FLOAT
     assert profile.layers[0].backward_s > 0
+
+
+def test_a_tie_is_between_layers():
+    """The first and the last layer are one and share all that it has; the other uses its own one twice."""
+    outer, inner = nn.Linear(4, 4), nn.Linear(4, 4)
+    net = Net(lambda: nn.Sequential(outer, nn.Sequential(inner, nn.Tanh(), inner), outer), (4,))
+    profile = measure(net, 2, "float32", "cpu", repeats=1)
+    tied = (Tied("0.weight", 4 * 4 * FLOAT), Tied("0.bias", 4 * FLOAT))
+    assert [layer.tied for layer in profile.layers] == [tied, (), tied]
+    assert profile.parameter_bytes(0, 2) == 2 * (4 * 4 + 4) * FLOAT
 
 
 def test_a_layer_without_gradients_takes_no_backward_time():

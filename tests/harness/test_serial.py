@@ -15,7 +15,7 @@ from harness.mesh import Mesh
 from harness.op import Op
 from harness.pattern import Pattern, Placed
 from harness.plan import Plan
-from harness.profile import LayerProfile, ModelProfile, Product, Skip
+from harness.profile import LayerProfile, ModelProfile, Product, Skip, Tied
 from harness.record import EXIT_CODES, RunRecord, Status
 from harness.schedule import Schedule
 from harness.schedule.gpipe import gpipe
@@ -37,8 +37,10 @@ layers = st.builds(
     name=names,
     forward_s=amounts,
     flops=amounts,
-    param_bytes=counts,
-    tied=st.none() | names,
+    param_bytes=st.just(10**15),
+    tied=st.lists(st.builds(Tied, name=names, bytes=st.integers(0, 10**9)), max_size=2, unique_by=lambda t: t.name).map(
+        tuple
+    ),
     products=st.lists(st.builds(Product, name=names, in_=counts, heads=counts), max_size=2).map(tuple),
 )
 profiles = st.lists(layers, min_size=2, max_size=4).flatmap(
@@ -102,7 +104,7 @@ def test_a_trailing_underscore_is_for_python_only(tmp_path: Path) -> None:
     profile = ModelProfile((LayerProfile("l", products=(Product("p", in_=3, out=4),)),))
     profile.save(tmp_path / "profile.json")
     written = json.loads((tmp_path / "profile.json").read_text())
-    assert written["schema"] == 1
+    assert written["schema"] == 2
     assert written["layers"][0]["products"][0] == {
         "name": "p", "kind": "linear", "rows_per_sample": 1, "in": 3, "out": 4, "weight_bytes": 0, "heads": 1
     }  # fmt: skip

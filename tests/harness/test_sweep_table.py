@@ -62,7 +62,7 @@ def test_the_best_of_the_points_that_are_ok_is_marked() -> None:
 @pytest.mark.parametrize(
     ("values", "cells"),
     [
-        ("'${root:a/one.json}','${root:a/two.json}'", ["one.json", "two.json"]),
+        ("'a/one.json','a/two.json'", ["one.json", "two.json"]),
         ("'a/one.json','b/one.json'", ["'a/one.json'", "'b/one.json'"]),
         ("null,'a b/one.json'", ["null", "one.json"]),
     ],
@@ -76,7 +76,7 @@ def test_the_table_as_csv_holds_everything_in_full() -> None:
     simulated = RunRecord("x", "ok", "simulated", metrics=FIGURES, plan=PLAN)
     planned = RunRecord("x", "ok", "simulated", predicted=PREDICTED)
     measured = RunRecord("x", "oom", predicted=PREDICTED, plan=PLAN, metrics={"peak_memory_bytes": [None, 7]})
-    typed = "profile='${root:a/1.json}','${root:a/2.json}',c,d"
+    typed = "profile='a/1.json','a/2.json',c,d"
     text = as_csv(rows_of(simulated, planned, measured, None, typed=typed))
     rows = list(csv.DictReader(text.splitlines()))
     ids = [point.id for point in expand([typed])]
@@ -84,8 +84,8 @@ def test_the_table_as_csv_holds_everything_in_full() -> None:
     assert text.splitlines()[0].split(",") == ["id", "profile", *names]
     full = ["0.3333333333333333", "0.30000000000000004", "1024", "0.25"]
     assert [list(row.values()) for row in rows] == [
-        [ids[0], "'${root:a/1.json}'", "ok", "simulated", *full, "4"],
-        [ids[1], "'${root:a/2.json}'", "ok", "simulated", "", *full[1:], ""],
+        [ids[0], "'a/1.json'", "ok", "simulated", *full, "4"],
+        [ids[1], "'a/2.json'", "ok", "simulated", "", *full[1:], ""],
         [ids[2], "c", "oom", "measured", "", "", "7", "", "4"],
         [ids[3], "d", "not run", "", "", "", "", "", ""],
     ]

@@ -1,6 +1,8 @@
 import json
 import math
 import os
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -73,6 +75,27 @@ def test_a_line_for_each_step(tmp_path):
     ]
 
 
+def test_batches_are_made_while_steps_run(tmp_path):
+    """Of a batch that takes 60 ms a step of 40 ms waits 20 ms; none is made for a step that there is not."""
+    made = []
+
+    class Slow(Counting):
+        def batch(self, step: int, size: int):
+            time.sleep(0.06)
+            made.append(step)
+            return super().batch(step, size)
+
+    class Working(Session):
+        def step(self, batch, meter: bool = False) -> StepMetrics:
+            time.sleep(0.04)
+            return super().step(batch, meter)
+
+    metrics, _ = train(Working(), Slow(), Loop(8, steps=5, warmup=1), tmp_path)
+    assert metrics["data_wait_s"] == pytest.approx(0.02, abs=0.015)
+    assert made == list(range(6))
+    assert not [thread for thread in threading.enumerate() if thread.name == "loader"]
+
+
 def test_lines_are_there_while_training_goes_on(tmp_path):
     class Looking(Session):
         def step(self, batch, meter: bool = False) -> StepMetrics:
@@ -87,6 +110,7 @@ def test_a_loss_that_is_no_number_ends_the_run(tmp_path, loss):
     with pytest.raises(Diverged, match=rf"the loss is {loss} at step 2, training diverged -> a smaller optimizer.lr"):
         train(Session([1.0, 2.0, loss, 1.0]), Counting(), Loop(8, steps=3, warmup=1), tmp_path)
     assert len((tmp_path / METRICS).read_text().splitlines()) == 2
+    assert not [thread for thread in threading.enumerate() if thread.name == "loader"]
 
 
 def test_the_trace_begins_with_the_first_measured_step(tmp_path):

@@ -13,6 +13,11 @@ from torch.nn import functional
 
 from harness.work import Work
 
+
+def work_alone() -> Work:
+    return Work(nn.Module(), 1)
+
+
 X = 4 * 6 * 4
 
 CASES: dict[str, tuple[Callable[[Tensor], object], int, int, int]] = {
@@ -41,6 +46,7 @@ CASES: dict[str, tuple[Callable[[Tensor], object], int, int, int]] = {
     "a table": (lambda x: functional.embedding(torch.tensor([1]), x), 1, 0, 8 + 6 * 4 + 6 * 4),
     "all of a table, twice": (lambda x: x[[0, 1, 2, 3] * 2], 1, 0, 8 * 8 + X + 2 * X),
     "pooling with its indices": (lambda x: functional.max_pool1d_with_indices(x, 2), 1, 0, X + X // 2 + X),
+    "attention": (lambda x: functional.scaled_dot_product_attention(*[x.view(1, 1, 4, 6)] * 3), 1, 2 * X + 16, 0),
     "a linear layer": (lambda x: functional.linear(x, torch.empty(2, 6), torch.empty(2)), 1, X + 48 + 8 + 32, 0),
 }
 
@@ -49,7 +55,7 @@ CASES: dict[str, tuple[Callable[[Tensor], object], int, int, int]] = {
 def test_operations_by_hand(case):
     run, kernels, product_bytes, elementwise_bytes = CASES[case]
     x = torch.ones(4, 6)
-    with Work() as work:
+    with work_alone() as work:
         run(x)
     assert work.kernels == kernels
     assert work.elementwise_bytes == elementwise_bytes
@@ -58,7 +64,7 @@ def test_operations_by_hand(case):
 
 
 def test_flops_of_a_product_and_a_convolution():
-    with Work() as work:
+    with work_alone() as work:
         torch.empty(3, 4) @ torch.empty(4, 5)
         assert work.flops == 2 * 3 * 4 * 5
         nn.Conv2d(3, 8, 3, padding=1, bias=False)(torch.empty(2, 3, 10, 10)).exp()
@@ -68,9 +74,9 @@ def test_flops_of_a_product_and_a_convolution():
 @given(st.lists(st.sampled_from(sorted(CASES)), max_size=5))
 def test_work_adds_up(names):
     apart = []
-    with Work() as work:
+    with work_alone() as work:
         for name in names:
-            with Work() as one:
+            with work_alone() as one:
                 CASES[name][0](torch.empty(4, 6))
             apart.append(one)
             CASES[name][0](torch.empty(4, 6))

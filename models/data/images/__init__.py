@@ -1,1 +1,2 @@
-"""Real images to segment: `config.py` holds the keys, `images.py` the batches, the others where images are from."""
+"""Real images to segment or to classify: `config.py` holds the keys, `images.py` the batches, `pool.py` what they are
+drawn from; `scenes.py`, `digits.py`, `folder.py` and `class_folders.py` are where images come from."""

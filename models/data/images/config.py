@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -11,30 +12,34 @@ from models.data.images import listing
 
 if TYPE_CHECKING:
     from models.data.images.images import Images
+    from models.data.images.pool import Pool
+
+GREY, RGB = 1, 3
+DIGITS = 10
+"""Classes of the digits that ship with scikit-learn."""
 
 
 @dataclass
 class Config:
-    """Real images for segmentation: those that ship with scikit-learn, or the user's own folder."""
+    """Real images to segment or to classify: those that ship with scikit-learn, or the user's own folder."""
 
     name: str = "images"
     """The data set: models/data/images."""
     folder: str | None = None
-    """Your images; NAME_mask.png beside NAME.png is its target. Null: handwritten digits on photographs."""
+    """Your images, with NAME_mask.png beside NAME.png or a folder for each class. Null: handwritten digits."""
 
 
 def build(config: Config, model: Model, seed: int) -> Images:
     """Read or draw all images once. Raises `harness.problem.CannotRun` where model or folder don't fit."""
-    if model.task != "segmentation":
-        raise CannotRun([Problem("data images", f"is for segmentation, {model.name} does {model.task}",
-                                 "data=synthetic, or model=unet")])  # fmt: skip
-    from models.data.images import digits, folder
+    if model.task not in ("segmentation", "classification"):
+        what = f"is for segmentation and classification, {model.name} does {model.task}"
+        raise CannotRun([Problem("data images", what, "data=text, or data=synthetic")])
+    if wrong := [*_shape(model), *_classes(config, model)]:
+        raise CannotRun(wrong)
     from models.data.images.images import Images
 
-    _, height, width = model.input_shape
-    if config.folder is None:
-        return Images(digits.draw(height, width, seed), seed)
-    return Images(folder.read(config.folder, height, width), seed)
+    pool = _masked(config, model, seed) if model.task == "segmentation" else _classified(config, model)
+    return Images(pool, model.input_shape, seed)
 
 
 def check(config: Config) -> None:
@@ -42,7 +47,57 @@ def check(config: Config) -> None:
     if config.folder is None:
         return
     try:
-        listing.find(config.folder)
+        listing.check(config.folder)
     except CannotRun as error:
         lines = [f"{problem.key}   {problem.what}   -> {problem.mend}" for problem in error.problems]
         raise ValueError("\n".join(lines)) from error
+
+
+def _shape(model: Model) -> list[Problem]:
+    """Models take colour images; classifiers may also take n numbers, which are a square of grey ones."""
+    shape = model.input_shape
+    if len(shape) == 3 and shape[0] == RGB:
+        return []
+    if len(shape) > 1 or model.task != "classification":
+        what = f"takes samples of {' x '.join(map(str, shape))}, images are {RGB} x height x width"
+        return [Problem(f"model {model.name}", what, "data=synthetic")]
+    side = _side(model)
+    if side**2 == shape[0]:
+        return []
+    what = f"takes {shape[0]} numbers, an image of {side} x {side} has {side**2}"
+    return [Problem(f"model {model.name}", what, f"model.widths=[{side**2},...], or data=synthetic")]
+
+
+def _classes(config: Config, model: Model) -> list[Problem]:
+    """A classifier must be able to tell as many classes apart as there are."""
+    if model.task != "classification":
+        return []
+    there = DIGITS if config.folder is None else len(listing.classes(config.folder))
+    if there <= model.classes:
+        return []
+    who = "the digits have" if config.folder is None else f"data.folder {config.folder} has"
+    mend = f"model.classes={there}" if len(model.input_shape) > 1 else f"model.widths=[...,{there}]"
+    return [Problem(f"model.classes {model.classes}", f"{who} {there} classes", mend)]
+
+
+def _side(model: Model) -> int:
+    """Of the square that is nearest to the model's n numbers."""
+    return round(math.sqrt(model.input_shape[0]))
+
+
+def _masked(config: Config, model: Model, seed: int) -> Pool:
+    from models.data.images import folder, scenes
+
+    _, height, width = model.input_shape
+    if config.folder is None:
+        return scenes.draw(height, width, seed)
+    return folder.read(config.folder, height, width)
+
+
+def _classified(config: Config, model: Model) -> Pool:
+    from models.data.images import class_folders, digits
+
+    channels, height, width = model.input_shape if len(model.input_shape) == 3 else (GREY, _side(model), _side(model))
+    if config.folder is None:
+        return digits.read(height, width)
+    return class_folders.read(config.folder, channels, height, width)

@@ -1,4 +1,7 @@
-"""Which files of a folder are images, and which of them are masks of others. Free of torch and Pillow."""
+"""Which files of a folder are images, which of them are masks of others, and which folders in it are classes.
+
+Free of torch and Pillow.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,11 @@ FORMATS = {
 }
 """What is read, by its name in Pillow, with its suffixes; others, some of which Pillow hands to other programs, are
 not."""
+SUFFIXES = tuple(suffix for names in FORMATS.values() for suffix in names)
 MASK = "_mask"
+LEAST_CLASSES = 2
+NAMED = 5
+"""How many classes are named in a problem."""
 
 
 def find(folder: str) -> dict[Path, Path | None]:
@@ -25,23 +32,70 @@ def find(folder: str) -> dict[Path, Path | None]:
     A name that ends in _mask but belongs to no other image is an image. Raises `harness.problem.CannotRun` if
     there is no such folder, it cannot be read, or there is no image in it.
     """
-    root = Path(folder).expanduser()
-    if not folder or not root.exists():
-        raise problem(folder, "does not exist")
-    suffixes = [suffix for names in FORMATS.values() for suffix in names]
-    try:
-        files = sorted(file for file in root.iterdir() if file.suffix.lower() in suffixes and file.is_file())
-    except OSError as error:
-        raise problem(folder, f"cannot be listed: {error.strerror}") from error
+    files = _images(folder, _root(folder))
     stems = {file.stem for file in files}
     masks = {file.stem: file for file in files if file.stem.endswith(MASK) and file.stem.removesuffix(MASK) in stems}
     images = [file for file in files if file.stem not in masks]
     if not images:
-        raise problem(folder, f"holds 0 images ({' '.join(suffixes)})")
+        raise problem(folder, f"holds 0 images ({' '.join(SUFFIXES)})")
     return {file: masks.get(file.stem + MASK) for file in images}
 
 
-def problem(folder: str, what: str) -> CannotRun:
+def classes(folder: str) -> dict[str, list[Path]]:
+    """The images of each folder in `folder`, by its name; hidden folders are no classes.
+
+    Raises `harness.problem.CannotRun` if there is no such folder, it cannot be read, it has less than two classes, or
+    one of them has no image.
+    """
+    found = {path.name: _images(folder, path) for path in _folders(folder)}
+    if len(found) < LEAST_CLASSES:
+        there = f"holds {len(found)} folders" if len(found) != 1 else f"holds 1 folder ({next(iter(found))})"
+        raise classes_problem(folder, f"{there}, one for each of at least {LEAST_CLASSES} classes is needed")
+    empty = [name for name, files in found.items() if not files]
+    if empty:
+        names = ", ".join(empty[:NAMED]) + ", ..." * (len(empty) > NAMED)
+        raise classes_problem(folder, f"{len(empty)} of {len(found)} classes hold 0 images: {names}")
+    return found
+
+
+def check(folder: str) -> None:
+    """Raise `harness.problem.CannotRun` where neither `find` nor `classes` has anything to find."""
+    if _folders(folder) and not _images(folder, _root(folder)):
+        classes(folder)
+    else:
+        find(folder)
+
+
+def problem(folder: str, what: str, needed: str = "images") -> CannotRun:
     """What is wrong with `folder`, with what to type instead."""
-    mend = "data.folder=DIR with images, or data.folder=null"
+    mend = f"data.folder=DIR with {needed}, or data.folder=null"
     return CannotRun([Problem(f"data.folder {folder or repr('')}", what, mend)])
+
+
+def classes_problem(folder: str, what: str) -> CannotRun:
+    """What is wrong with the classes in `folder`."""
+    return problem(folder, what, "a folder of images for each class")
+
+
+def _root(folder: str) -> Path:
+    root = Path(folder).expanduser()
+    if not folder or not root.exists():
+        raise problem(folder, "does not exist")
+    return root
+
+
+def _folders(folder: str) -> list[Path]:
+    return [path for path in _listed(folder, _root(folder)) if path.is_dir() and not path.name.startswith(".")]
+
+
+def _images(folder: str, path: Path) -> list[Path]:
+    return [file for file in _listed(folder, path) if file.suffix.lower() in SUFFIXES and file.is_file()]
+
+
+def _listed(folder: str, path: Path) -> list[Path]:
+    """What is in `path`, which is data.folder or in it, by name."""
+    try:
+        return sorted(path.iterdir())
+    except OSError as error:
+        where = "" if path == Path(folder).expanduser() else f": {path.name}"
+        raise problem(folder, f"cannot be listed: {error.strerror}{where}") from error

@@ -27,7 +27,7 @@ def run_tensors(pipe: GPipe, value: Value, chunks: int, mode: str, dependency: b
     streams = Streams(pipe.devices, chunks, separate)
     hops = layout([pair for stage in pipe.stages for pair in stage.layers], pipe.balance, pipe.placement, portals)
     around = Surroundings.capture(pipe.seed, 0, "cpu")
-    run = TensorPass(pipe.stages, hops, streams, around, mode, True, dependency)
+    run = TensorPass(pipe.stages, hops, streams, around, mode, True, dependency, pipe.shared)
     return run, run.run(scatter(value, chunks))
 
 

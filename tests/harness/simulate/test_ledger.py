@@ -3,7 +3,7 @@ from harness.memory import MemoryModel
 from harness.mesh import Mesh
 from harness.op import Op
 from harness.plan import Plan, Stage
-from harness.profile import LayerProfile, ModelProfile, Skip
+from harness.profile import LayerProfile, ModelProfile, Skip, Tied
 from harness.schedule import LaneOps, Schedule
 from harness.schedule.gpipe import gpipe
 from harness.schedule.hops import plan_hops
@@ -158,9 +158,17 @@ def test_saved_tensors_wait_for_the_gradients_of_the_weights():
 
 
 def test_what_tied_layers_share_counts_once_on_a_device():
-    embedding = LayerProfile("e", 1, 2, param_bytes=1000, tied="e.weight")
-    head = LayerProfile("h", 1, 2, param_bytes=1000, tied="e.weight")
+    """The head has a bias of its own. The whole model is 1014 bytes, and as much again of gradients."""
+    tied = (Tied("e.weight", 1000),)
+    embedding = LayerProfile("e", 1, 2, param_bytes=1000, tied=tied)
+    head = LayerProfile("h", 1, 2, param_bytes=1004, tied=tied)
     profile = ModelProfile((embedding, LayerProfile("m", 1, 2, param_bytes=10), head))
-    assert MemoryModel().state_bytes(profile, 0, 2) == 2 * 1010
-    assert MemoryModel().state_bytes(profile, 1, 2) == 2 * 1010  # on another device it has a copy
+    assert MemoryModel().state_bytes(profile, 0, 2) == 2 * 1014
+    assert MemoryModel().state_bytes(profile, 1, 2) == 2 * 1014  # on another device it has a copy
+    for devices, weights in (((0, 1, 2), [1000, 10, 1004]), ((0, 1, 0), [1004, 10])):
+        stages = tuple(Stage(number, number, device) for number, device in enumerate(devices))
+        plan = Plan(Mesh(1, len(set(devices)), 1), stages, 1)
+        schedule = gpipe(1, list(devices), plan_hops(plan, profile, True), "never")
+        done = simulate(schedule, plan, profile, Cluster(devices_per_node=3), MemoryModel())
+        assert [peak.contents["weights"] for peak in done.peaks] == weights
     assert profile.parameter_bytes(0, 0) == 1000

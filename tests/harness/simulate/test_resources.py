@@ -186,7 +186,7 @@ def test_members_of_a_collective_wait_for_the_last_one():
     lanes = [(d, "compute", (Op(d, "F", 0), collective("all_reduce", 10, d))) for d in range(2)]
     spans, figures = run(lanes, [0, 1], Cluster("t", 1, 2, intra=Link(0, 1.0)), 0.0, 7.0)
     assert [spans[f"{d}collective:all_reduce@tp", d] for d in range(2)] == [(7, 17), (7, 17)]
-    assert figures["bytes_sent"] == {"all_reduce@tp": 10}
+    assert figures["bytes_sent"] == {"all_reduce@tp": 20}  # the buffers of both
 
 
 def test_two_communicators_entered_in_different_orders_are_a_deadlock():

@@ -45,8 +45,8 @@ def test_without_masks_the_target_is_what_is_brighter_than_the_median(tmp_path: 
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         pool = read(str(tmp_path), 8, 8)
-    assert pool.images.shape == (3, 3, 8, 8) and pool.masks.shape == (3, 1, 8, 8)
-    assert [mask_corners(pool.masks, i) for i in range(3)] == [[[1, 0], [0, 0]], [[0, 0], [1, 0]], [[0, 1], [0, 0]]]
+    assert pool.images.shape == (3, 3, 8, 8) and pool.targets.shape == (3, 1, 8, 8)
+    assert [mask_corners(pool.targets, i) for i in range(3)] == [[[1, 0], [0, 0]], [[0, 0], [1, 0]], [[0, 1], [0, 0]]]
     assert pool.images[0, :, 0, 0].tolist() == [220, 220, 220] and pool.images[0, :, 7, 7].tolist() == [20, 20, 20]
 
 
@@ -56,18 +56,18 @@ def test_a_mask_is_the_target(tmp_path: Path, dark: int, bright: int) -> None:
     save(tmp_path / "cat_mask.png", LEFT, dark, bright, mode="L", side=48)
     pool = read(str(tmp_path), 8, 8)
     assert len(pool.images) == 1
-    assert mask_corners(pool.masks, 0) == LEFT.tolist()
+    assert mask_corners(pool.targets, 0) == LEFT.tolist()
 
 
 def test_a_black_mask_is_all_background(tmp_path: Path) -> None:
     save(tmp_path / "cat.png", TOP)
     save(tmp_path / "cat_mask.png", LEFT, 0, 0, mode="L")
-    assert not read(str(tmp_path), 8, 8).masks.any()
+    assert not read(str(tmp_path), 8, 8).targets.any()
 
 
 def test_a_name_that_ends_like_a_mask_is_an_image_if_it_belongs_to_none(tmp_path: Path) -> None:
     save(tmp_path / "gas_mask.png", TOP)
-    assert mask_corners(read(str(tmp_path), 8, 8).masks, 0) == [[1, 1], [0, 0]]
+    assert mask_corners(read(str(tmp_path), 8, 8).targets, 0) == [[1, 1], [0, 0]]
 
 
 def test_greys_of_16_bits_are_scaled(tmp_path: Path) -> None:
@@ -131,6 +131,7 @@ def test_the_folder_key(tmp_path: Path) -> None:
 
 def test_check_names_a_folder_without_images_before_anything_is_read(tmp_path: Path) -> None:
     check(Config())
+    assert problem("").key == "data.folder ''"
     with pytest.raises(ValueError, match=r"^data.folder /none   does not exist   -> data.folder=DIR .*null$"):
         check(Config(folder="/none"))
     with pytest.raises(ValueError, match="holds 0 images"):

@@ -1,0 +1,80 @@
+"""Loading ahead: a thread makes the next batch while a step runs.
+
+    training     | wait 0 |  step 0  |  step 1  |wait 2|  step 2  |
+    loader       |batch 0 | batch 1 |    | batch 2     | batch 3 |       never more than one batch ahead
+
+Importing this module imports torch.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Iterator
+
+import torch
+
+from harness.interfaces import Batch, Data
+
+SHUTDOWN_S = 2.0
+"""How long the end of training, after an error, waits for a batch that is being made."""
+
+
+class Loader:
+    """The batches of steps 0 to `steps` - 1, each with the seconds that training waited for it. To be used once:
+
+        with Loader(data, size, steps) as batches:
+            for batch, waited_s in batches: ...
+
+    The thread computes with one intra-op thread. No batch is made that is not asked for: after the last step there is
+    none, after an error or an interrupt in a step at most the next one. An error of `data` comes out here, with its
+    own traceback and a note of the step. Meanwhile a step draws from torch's global random generator: `data` must not.
+    """
+
+    def __init__(self, data: Data, size: int, steps: int) -> None:
+        self._data = data
+        self._size = size
+        self._steps = steps
+        self._wanted: queue.SimpleQueue[int | None] = queue.SimpleQueue()
+        self._made: queue.SimpleQueue[Batch | BaseException] = queue.SimpleQueue()
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=self._loop, name="loader", daemon=True)
+
+    def __enter__(self) -> Iterator[tuple[Batch, float]]:
+        threads = torch.get_num_threads()
+        self._thread.start()
+        self._ready.wait()
+        torch.set_num_threads(threads)  # the loader's own setting became the default of other threads
+        return self._batches()
+
+    def __exit__(self, *error: object) -> None:
+        self._wanted.put(None)
+        self._thread.join(SHUTDOWN_S)
+
+    def _batches(self) -> Iterator[tuple[Batch, float]]:
+        for step in range(self._steps):
+            began = time.perf_counter()
+            if step == 0:
+                self._wanted.put(0)
+            made = self._made.get()
+            waited_s = time.perf_counter() - began
+            if isinstance(made, BaseException):
+                raise made
+            if step + 1 < self._steps:
+                self._wanted.put(step + 1)
+            yield made, waited_s
+
+    def _loop(self) -> None:
+        torch.set_num_threads(1)
+        torch.get_num_threads()  # a thread's first use of its number takes it from the process: have it now
+        self._ready.set()
+        while (step := self._wanted.get()) is not None:
+            self._made.put(self._make(step))
+
+    def _make(self, step: int) -> Batch | BaseException:
+        try:
+            return self._data.batch(step, self._size)
+        except BaseException as error:
+            error.add_note(f"in making the batch of step {step}")
+            return error

@@ -1,0 +1,1 @@
+"""Tokens of a text: `config.py` holds the keys, `text.py` the batches, `corpus.py` the tokens, `source.py` the file."""

@@ -1,0 +1,1 @@
+"""DenseNet: `config.py` holds its keys, `densenet.py` the network."""

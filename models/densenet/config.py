@@ -1,0 +1,57 @@
+"""The keys of `model=densenet`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from models.densenet.densenet import DenseNet
+
+
+@dataclass
+class Config:
+    """DenseNet with bottlenecks. The default has the depth of DenseNet-121 and is thin: it trains on a laptop."""
+
+    name: str = "densenet"
+    """The network: models/densenet."""
+    blocks: list[int] = field(default_factory=lambda: [6, 12, 24, 16])
+    """Dense layers of each dense block: [6,12,24,16] is DenseNet-121."""
+    growth: int = 8
+    """Channels that a dense layer adds (32 in the papers); the stem makes twice, its bottleneck four times as many."""
+    size: int = 64
+    """Side of the square image in pixels; at least 61 with four blocks."""
+    classes: int = 10
+    """What an image may show; 1000 in the papers."""
+
+
+def build(config: Config) -> DenseNet:
+    """The model; raises ValueError that names each key whose number is impossible."""
+    from models.densenet.densenet import DenseNet
+
+    return DenseNet(config)
+
+
+def check(config: Config) -> None:
+    """Raise ValueError with a line, `key   what   -> mend`, for each impossible number."""
+    blocks = [max(1, block) for block in config.blocks] or [6, 12, 24, 16]
+    halvings = len(blocks) + 1
+    smallest = 2 ** (halvings + 1) - 3  # ceil(size / 4) >= 2^blocks: only the stem rounds up
+    wrong = []
+    if config.blocks != blocks:
+        wrong.append(
+            f"model.blocks {config.blocks}   must be one number of at least 1 for each block   "
+            f"-> model.blocks={blocks}".replace(", ", ",")
+        )
+    if config.growth < 1:
+        wrong.append(f"model.growth {config.growth}   must be at least 1   -> model.growth=8")
+    if config.size < smallest:
+        left = -(-max(config.size, 0) // 4) >> (halvings - 2)
+        wrong.append(
+            f"model.size {config.size}   must be at least {smallest}: {halvings} halvings leave {left} x {left} "
+            f"pixels, batch norm needs 2 x 2   -> model.size={smallest}"
+        )
+    if config.classes < 2:
+        wrong.append(f"model.classes {config.classes}   must be at least 2   -> model.classes=10")
+    if wrong:
+        raise ValueError("\n".join(wrong))

@@ -1,0 +1,67 @@
+"""The keys of `model=gpt`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from models.gpt.gpt import GPT
+
+SIZES = ("layers", "hidden", "heads", "sequence", "vocabulary")
+
+
+@dataclass
+class Config:
+    """A decoder-only transformer. The default is small: it learns English, byte by byte, on a laptop."""
+
+    name: str = "gpt"
+    """The network: models/gpt."""
+    layers: int = 4
+    """Transformer layers; the chain has four more."""
+    hidden: int = 64
+    """Width of the vector that stands for a token."""
+    heads: int = 4
+    """Attention heads; they divide hidden."""
+    sequence: int = 64
+    """Tokens of a sample."""
+    vocabulary: int = 256
+    """Different tokens; 256 are all bytes."""
+    tied: bool = True
+    """Whether the head's weight is the embedding's; otherwise it has its own."""
+    dropout: float = 0.0
+    """Probability that an element of the embedded tokens, or of what a layer adds to them, is zeroed in training."""
+    attention_dropout: float = 0.0
+    """The same for attention's probabilities. Above 0 they are stored whole, which takes much more memory."""
+
+
+def build(config: Config) -> GPT:
+    """The model; raises ValueError that names each key whose number is impossible."""
+    from models.gpt.gpt import GPT
+
+    return GPT(config)
+
+
+def check(config: Config) -> None:
+    """Raise ValueError with a line, `key   what   -> mend`, for each impossible number."""
+    wrong = [
+        f"model.{key} {getattr(config, key)}   must be at least 1   -> model.{key}={getattr(Config, key)}"
+        for key in SIZES
+        if getattr(config, key) < 1
+    ]
+    if config.hidden >= 1 and config.heads >= 1 and config.hidden % config.heads:
+        mends = " or ".join(f"model.heads={heads}" for heads in _nearest(config.heads, config.hidden))
+        wrong.append(f"model.heads {config.heads}   does not divide model.hidden {config.hidden}   -> {mends}")
+    for key in ("dropout", "attention_dropout"):
+        probability = getattr(config, key)
+        if not 0 <= probability < 1:
+            wrong.append(f"model.{key} {probability}   must be at least 0 and below 1   -> model.{key}=0.1")
+    if wrong:
+        raise ValueError("\n".join(wrong))
+
+
+def _nearest(number: int, whole: int) -> list[int]:
+    """The largest divisor of `whole` below `number`, and the smallest above it where there is one."""
+    below = next(n for n in range(min(number, whole), 0, -1) if whole % n == 0)
+    above = next((n for n in range(number, whole + 1) if whole % n == 0), None)
+    return [below] if above is None else [below, above]

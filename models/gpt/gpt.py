@@ -1,0 +1,91 @@
+"""GPT with layer norm before each branch, as in GPT-2, as one sequence of layers.
+
+    tokens (n, s) -> embedding -> position -> block_0 ... block_{l-1} -> norm -> head -> logits (n, s, V)
+                     V h          s h         12 h^2 + 13 h each         2 h     V h, or the embedding's own
+
+The l + 4 layers have l (12 h^2 + 13 h) + V h + s h + 2 h parameters with a tied head, V h more without. A tied head
+holds the very parameter of the embedding: an engine that puts them on two devices gives each a copy, and each copy the
+sum of both gradients.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from harness.dropout import Dropout
+from harness.interfaces import Batch
+from models.gpt.block import Block, normal
+from models.gpt.config import SIZES, Config, check
+
+
+class GPT:
+    """Tells for each token of (n, sequence) which one comes next: logits (n, sequence, vocabulary).
+
+    Implements `harness.interfaces.Model`. `name` says which one it is, as in "gpt_48_4512_24_512_51200" for its
+    layers, hidden width, heads, sequence and vocabulary, with "_untied" behind it where the head has a weight of its
+    own. Raises ValueError that names each key of `config` whose number is impossible.
+    """
+
+    task = "text"
+
+    def __init__(self, config: Config) -> None:
+        check(config)
+        self.config = config
+        sizes = "_".join(str(getattr(config, key)) for key in SIZES)
+        self.name = f"gpt_{sizes}" if config.tied else f"gpt_{sizes}_untied"
+        self.input_shape: tuple[int, ...] = (config.sequence,)
+        self.classes = config.vocabulary
+
+    def layers(self) -> nn.Sequential:
+        """The l + 4 layers by name, freshly initialized; on the meta device they cost no memory."""
+        return nn.Sequential(OrderedDict(_layers(self.config)))
+
+    def sample(self, n: int) -> Batch:
+        """n sequences of random tokens, int64 (n, sequence); the targets are the same one token later."""
+        tokens = torch.randint(self.config.vocabulary, (n, self.config.sequence + 1))
+        return Batch(tokens[:, :-1].clone(), tokens[:, 1:].clone())
+
+    def loss(self, output: Tensor, target: Tensor) -> Tensor:
+        """Cross entropy in nats: the mean over a sample's tokens, summed over the samples."""
+        total = functional.cross_entropy(output.flatten(0, 1), target.flatten(), reduction="sum")
+        return total / target.shape[1]
+
+
+class Position(nn.Module):
+    """(n, sequence, hidden) -> the same, with a learned vector added for each place, then dropout."""
+
+    def __init__(self, sequence: int, hidden: int, dropout: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(normal(torch.empty(sequence, hidden)))
+        self.dropout = Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        dropped: Tensor = self.dropout(x + self.weight)
+        return dropped
+
+
+class Head(nn.Module):
+    """(n, sequence, hidden) -> logits (n, sequence, vocabulary): a product with `weight`, without bias."""
+
+    def __init__(self, weight: nn.Parameter) -> None:
+        super().__init__()
+        self.weight = weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.linear(x, self.weight)
+
+
+def _layers(config: Config) -> Iterator[tuple[str, nn.Module]]:
+    c = config
+    embedding = nn.Embedding.from_pretrained(normal(torch.empty(c.vocabulary, c.hidden)), freeze=False)
+    yield "embedding", embedding
+    yield "position", Position(c.sequence, c.hidden, c.dropout)
+    for i in range(c.layers):
+        yield f"block_{i}", Block(c.hidden, c.heads, c.layers, c.dropout, c.attention_dropout)
+    yield "norm", nn.LayerNorm(c.hidden)
+    yield "head", Head(embedding.weight if c.tied else nn.Parameter(normal(torch.empty(c.vocabulary, c.hidden))))

@@ -1,0 +1,1 @@
+"""Dense layers in a row: `config.py` holds their keys, `mlp.py` the network."""

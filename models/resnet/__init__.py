@@ -1,0 +1,1 @@
+"""ResNet with bottlenecks: `config.py` holds its keys, `resnet.py` the network."""

@@ -1,0 +1,63 @@
+"""The keys of `model=resnet`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from models.resnet.resnet import ResNet
+
+CUTS = ("block", "layer")
+
+
+@dataclass
+class Config:
+    """ResNet with bottlenecks. The default has the depth of ResNet-50 and is thin: it trains on a laptop."""
+
+    name: str = "resnet"
+    """The network: models/resnet."""
+    blocks: list[int] = field(default_factory=lambda: [3, 4, 6, 3])
+    """Bottlenecks of each stage: [3,4,6,3] is ResNet-50, [3,4,23,3] ResNet-101."""
+    channels: int = 16
+    """Inner channels of the first stage's bottlenecks (64 in the papers); each later stage doubles them."""
+    size: int = 64
+    """Side of the square image in pixels; at least 33 with four stages."""
+    classes: int = 10
+    """What an image may show; 1000 in the papers."""
+    cut: str = "block"
+    """What one layer of the chain is: block (a whole bottleneck) or layer (an elementary layer, with skips)."""
+
+
+def build(config: Config) -> ResNet:
+    """The model; raises ValueError that names each key whose value is impossible."""
+    from models.resnet.resnet import ResNet
+
+    return ResNet(config)
+
+
+def check(config: Config) -> None:
+    """Raise ValueError with a line, `key   what   -> mend`, for each impossible value."""
+    blocks = [max(1, block) for block in config.blocks] or [3, 4, 6, 3]
+    halvings = len(blocks) + 1
+    smallest = 2**halvings + 1
+    wrong = []
+    if config.blocks != blocks:
+        wrong.append(
+            f"model.blocks {config.blocks}   must be one number of at least 1 for each stage   "
+            f"-> model.blocks={blocks}".replace(", ", ",")
+        )
+    if config.channels < 1:
+        wrong.append(f"model.channels {config.channels}   must be at least 1   -> model.channels=16")
+    if config.size < smallest:
+        left = -(-max(config.size, 0) // 2**halvings)
+        wrong.append(
+            f"model.size {config.size}   must be at least {smallest}: {halvings} halvings leave {left} x {left} "
+            f"pixels, batch norm needs 2 x 2   -> model.size={smallest}"
+        )
+    if config.classes < 2:
+        wrong.append(f"model.classes {config.classes}   must be at least 2   -> model.classes=10")
+    if config.cut not in CUTS:
+        wrong.append(f"model.cut {config.cut}   is not one of {', '.join(CUTS)}   -> model.cut=block")
+    if wrong:
+        raise ValueError("\n".join(wrong))

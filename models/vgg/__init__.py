@@ -1,0 +1,1 @@
+"""VGG13: `config.py` holds its keys, `vgg.py` the network."""

@@ -1,0 +1,130 @@
+"""`python -m analysis.losses`: which curves it draws, how it compares them, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from matplotlib.colors import to_hex
+from omegaconf import OmegaConf
+from PIL import Image
+
+from analysis import losses
+from analysis.losses import Curve
+from harness.compose import compose
+from harness.record import RunRecord
+
+GPIPE = ["engine=gpipe", "model=unet"]
+
+
+def ran(folder: Path, overrides: Sequence[str], values: Sequence[float], start: str = "1") -> Path:
+    """The folder of a run as the runner and its rank leave it."""
+    folder.mkdir(parents=True)
+    config = OmegaConf.to_container(compose([*overrides, f"out={folder}"]), resolve=True)
+    RunRecord(
+        folder.name, "ok", config=config, manifest={"overrides": list(overrides), "start_time": start}
+    ).save(folder / "record.json")  # fmt: skip
+    lines = [json.dumps({"step": step, "phase": "measured", "loss": value}) for step, value in enumerate(values)]
+    (folder / "metrics.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    return folder
+
+
+@pytest.fixture
+def sweep(tmp_path: Path) -> Path:
+    """Two runs; the folder's names are hashes, and so in no order."""
+    ran(tmp_path / "sweep" / "b", ["engine=single", "model=unet", "precision=fp64"], [4.0, 2.0, 1.0], "2025-01")
+    ran(tmp_path / "sweep" / "a", ["engine=single", "model=unet", "precision=fp32"], [4.0, 2.5, 1.0], "2025-02")
+    return tmp_path / "sweep"
+
+
+def test_a_sweep_stands_for_its_points_in_the_order_in_which_they_began(sweep: Path, tmp_path: Path) -> None:
+    alone = ran(tmp_path / "alone", [*GPIPE, "precision=fp64", "engine.checkpoint=never"], [3.0])
+    assert losses.curves([alone, sweep]) == [
+        Curve("engine=gpipe model=unet precision=fp64", (3.0,)),
+        Curve("engine=single model=unet precision=fp64", (4.0, 2.0, 1.0)),
+        Curve("engine=single model=unet precision=fp32", (4.0, 2.5, 1.0)),
+    ]
+
+
+def test_differences_are_relative_and_of_the_steps_that_both_have() -> None:
+    first = Curve("first", (4.0, 2.0, 0.0, -1.0))
+    assert Curve("other", (4.0, 2.5, 0.0, 1.0, 9.0)).differences(first) == [0, 0.2, 0, 2]
+    assert first.differences(Curve("short", (5.0,))) == [0.2]
+    assert Curve("zero", (0.0,)).differences(first) == [1.0]
+
+
+def test_command_prints_the_largest_difference_from_the_first(
+    sweep: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    same = ran(tmp_path / "same", GPIPE, [4.0, 2.0, 1.0])
+    out = tmp_path / "new" / "losses.png"
+    assert losses.main([str(sweep), str(same), "--out", str(out), "--titles", "x, y,another"]) == 0
+    assert Image.open(out).size == (1200, 700)
+    assert capsys.readouterr().out.splitlines() == [
+        "run      steps  first loss   last loss  largest difference from the first run",
+        "x            3    4.000000    1.000000",
+        "y            3    4.000000    1.000000  2.00e-01 at step 1",
+        "another      3    4.000000    1.000000  none",
+        f"{out}: 3 runs",
+    ]
+
+
+def test_what_the_picture_shows() -> None:
+    """Equal curves lie one on the other: the later is the narrower. Where there is no difference, there is a gap."""
+    curves = [Curve("$first", (4.0, 2.0, 1.0)), Curve("second", (4.0, 2.5, 1.0)), Curve("third", (4.0, 2.0))]
+    above, below = losses.figure(curves, [("entropy", 3.26), ("other", 0.5)]).axes
+    lines = above.get_lines()
+    assert [list(line.get_ydata()) for line in lines] == [[4, 2, 1], [4, 2.5, 1], [4, 2], [3.26] * 2, [0.5] * 2]
+    widths = [line.get_linewidth() for line in lines[:3]]
+    assert widths == sorted(set(widths), reverse=True)
+    assert len({to_hex(line.get_color()) for line in lines[:3]}) == 3
+    assert [text.get_text() for text in above.get_legend().get_texts()] == ["$first", "second", "third"]
+    assert [text.get_text() for text in above.texts] == ["entropy 3.26", "other 0.5"]
+    assert [str(line.get_ydata().tolist()) for line in below.get_lines()] == ["[nan, 0.2, nan]", "[nan, nan]"]
+    assert [line.get_color() for line in below.get_lines()] == [line.get_color() for line in lines[1:3]]
+    assert (below.get_yscale(), below.get_xlabel(), above.get_ylabel()) == ("log", "step", "loss")
+
+
+def test_one_run_has_nothing_to_be_compared_with(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = sweep / "losses.png"
+    assert losses.main([str(sweep / "b"), "--out", str(out), "--level", "unigram entropy=3.26"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 3
+    assert len(losses.figure(losses.curves([sweep / "b"])).axes) == 1
+
+
+def test_runs_without_any_difference_can_be_drawn(tmp_path: Path) -> None:
+    curve = Curve("same", (1.0, 2.0))
+    losses.draw([curve, curve], tmp_path / "x.png")
+    assert (tmp_path / "x.png").exists()
+
+
+def test_everything_that_is_missing_is_told_at_once(
+    sweep: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    simulated, broken, empty = (ran(tmp_path / name, GPIPE, []) for name in ("simulated", "broken", "empty"))
+    (simulated / "metrics.jsonl").unlink()
+    (broken / "metrics.jsonl").write_text('{"loss": 1}\n{"los')
+    folders = [sweep, simulated, broken, empty, tmp_path / "nowhere"]
+    assert losses.main([*map(str, folders), "--out", str(tmp_path / "x.png")]) == 2
+    found = [line.split("   ") for line in capsys.readouterr().err.splitlines()]
+    assert [(line[0], line[1].split(":")[0], line[-1]) for line in found[:3]] == [
+        (str(simulated / "metrics.jsonl"), "is not there", "-> a run with mode=run"),
+        (str(broken / "metrics.jsonl"), "cannot be read", "-> run it again"),
+        (str(empty / "metrics.jsonl"), "has 0 steps", "-> run it again"),
+    ]
+    assert found[3][0] == str(tmp_path / "nowhere") and len(found) == 4
+    assert not (tmp_path / "x.png").exists()
+
+
+def test_titles_are_as_many_as_the_runs(sweep: Path) -> None:
+    with pytest.raises(ValueError, match='--titles   gives 1 for 2 runs   -> --titles "b,a"'):
+        losses.curves([sweep], ["x"])
+
+
+@pytest.mark.parametrize(("level", "why"), [("3.26", "'3.26' has no name"), ("entropy=low", "'low' of entropy")])
+def test_a_level_has_a_name_and_a_value(level: str, why: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        losses.main(["runs", "--out", "x.png", "--level", level])
+    assert why in capsys.readouterr().err

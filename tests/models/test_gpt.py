@@ -1,0 +1,168 @@
+"""GPT: published counts and FLOPs, names, what it saves, impossible numbers."""
+
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from omegaconf import OmegaConf
+from torch import nn
+
+from harness.counting import count
+from harness.profile import ModelProfile
+from harness.profiling import measure
+from models.gpt.config import Config, build
+
+ROOT = Path(__file__).parents[2]
+SMALL = Config(layers=2, hidden=12, heads=3, sequence=5, vocabulary=7)
+
+# preset: layers, hidden, heads, sequence, vocabulary, parameters
+PRESETS = {
+    "gpt": (4, 64, 4, 64, 256, 220_544),
+    "gpt_110m": (12, 768, 12, 512, 51200, 124_770_816),
+    "gpt_12b": (48, 4512, 24, 512, 51200, 11_962_440_000),
+    "gpt_24b": (48, 6336, 36, 512, 51200, 23_455_073_664),
+    "gpt_50b": (96, 6528, 48, 512, 51200, 49_437_967_104),
+    "gpt_100b": (96, 9360, 60, 512, 51200, 101_421_983_520),
+    "gpt_8_8192": (8, 8192, 64, 1024, 50257, 6_863_413_248),
+    "gpt_20_8192": (20, 8192, 64, 1024, 50257, 16_528_367_616),
+    "gpt_44_8192": (44, 8192, 64, 1024, 50257, 35_858_276_352),
+    "gpt_24_1024": (24, 1024, 16, 1024, 50257, 354_823_168),
+    "gpt_28_4096": (28, 4096, 32, 1024, 50257, 5_848_690_688),
+    "gpt_36_4096": (36, 4096, 32, 1024, 50257, 7_459_729_408),
+}
+
+
+def preset(name: str) -> Config:
+    keys: Any = OmegaConf.to_container(OmegaConf.load(ROOT / "conf/model" / f"{name}.yaml"))
+    assert keys.pop("defaults") == ["_gpt", "_self_"]
+    return Config(**keys)
+
+
+def on_meta(config: Config) -> nn.Sequential:
+    with torch.device("meta"):
+        return build(config).layers()
+
+
+def parameters(layers: nn.Module) -> int:
+    return sum(p.numel() for p in layers.parameters())
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_presets_have_the_published_counts(name: str) -> None:
+    config, (*sizes, published) = preset(name), PRESETS[name]
+    assert [config.layers, config.hidden, config.heads, config.sequence, config.vocabulary] == sizes
+    assert (config.tied, config.dropout, config.attention_dropout) == (True, 0, 0)
+    model = on_meta(config)
+    assert (len(model), parameters(model)) == (config.layers + 4, published)
+    assert build(config).name == "gpt_" + "_".join(map(str, sizes))
+    comment = (ROOT / "conf/model" / f"{name}.yaml").read_text().split("defaults")[0]
+    assert comment.startswith("# GPT") and f"model={name}" in comment
+    assert f"{published:,} parameters, {config.layers + 4} layers" in comment
+
+
+def test_every_preset_is_listed() -> None:
+    assert sorted(PRESETS) == sorted(file.stem for file in (ROOT / "conf/model").glob("gpt*.yaml"))
+
+
+def test_gpt_2_small() -> None:
+    """With its own vocabulary and sequence."""
+    assert parameters(on_meta(replace(preset("gpt_110m"), vocabulary=50257, sequence=1024))) == 124_439_808
+
+
+def test_the_largest_is_built_in_no_time() -> None:
+    began = time.perf_counter()
+    on_meta(preset("gpt_100b"))
+    assert time.perf_counter() - began < 2
+
+
+@settings(max_examples=20)
+@given(
+    layers=st.integers(1, 3), heads=st.integers(1, 5), width=st.integers(1, 8), sequence=st.integers(1, 9),
+    vocabulary=st.integers(1, 300), tied=st.booleans(),
+)  # fmt: skip
+def test_counts_follow_the_closed_form(
+    layers: int, heads: int, width: int, sequence: int, vocabulary: int, tied: bool
+) -> None:
+    h = heads * width
+    model = on_meta(Config("gpt", layers, h, heads, sequence, vocabulary, tied))
+    head = 0 if tied else vocabulary * h
+    assert parameters(model) == layers * (12 * h * h + 13 * h) + vocabulary * h + sequence * h + 2 * h + head
+    assert len(model) == layers + 4
+
+
+def test_names() -> None:
+    layers = on_meta(SMALL)
+    assert [name for name, _ in layers.named_children()] == [
+        "embedding", "position", "block_0", "block_1", "norm", "head",
+    ]  # fmt: skip
+    assert [name for name, module in layers.block_0.named_modules() if isinstance(module, nn.Linear)] == [
+        "attention.qkv", "attention.projection", "mlp.up", "mlp.down",
+    ]  # fmt: skip
+    model = build(SMALL)
+    assert (model.name, model.task, model.input_shape, model.classes) == ("gpt_2_12_3_5_7", "text", (5,), 7)
+    assert build(replace(SMALL, tied=False)).name == "gpt_2_12_3_5_7_untied"
+
+
+@pytest.mark.parametrize(("name", "published"), [("gpt_12b", 8.1345e17), ("gpt_100b", 6.8589e18)])
+def test_flops_are_those_of_the_paper(name: str, published: float) -> None:
+    """F = 96 b s l h^2 (1 + s / (6 h) + V / (16 l h)) for b = 16384 samples.
+
+    A block runs forward twice and backward, which is twice as much; the head's output is not recomputed.
+    """
+    config = preset(name)
+    s, l, h, v = config.sequence, config.layers, config.hidden, config.vocabulary  # noqa: E741
+    profile = count(build(config), 1, "float32")
+    blocks, head = profile.sum("flops", 0, l + 2), profile.layers[-1].flops
+    assert (blocks, head) == (24 * s * l * h * h + 4 * s * s * l * h, 2 * s * v * h)
+    assert 16384 * (4 * blocks + 3 * head) == pytest.approx(published, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [{}, {"tied": False}, {"dropout": 0.2, "attention_dropout": 0.2}],
+    ids=["tied", "untied", "dropout"],
+)
+def test_counted_is_measured_without_times(keys: dict[str, Any]) -> None:
+    """Every byte that autograd saves, among others."""
+
+    def without_times(profile: ModelProfile) -> ModelProfile:
+        layers = tuple(replace(layer, forward_s=0.0, backward_s=0.0) for layer in profile.layers)
+        return replace(profile, layers=layers, source="")
+
+    model = build(Config(layers=1, **keys))
+    counted = count(model, 3, "float32")
+    assert without_times(counted) == without_times(measure(model, 3, "float32", "cpu", repeats=1))
+    assert counted.layers[0].saved_bytes == counted.input_bytes == 3 * 64 * 8
+
+
+@pytest.mark.parametrize(
+    "keys, message",
+    [
+        ({"layers": 0}, "model.layers 0   must be at least 1   -> model.layers=4"),
+        ({"sequence": -1}, "model.sequence -1   must be at least 1   -> model.sequence=64"),
+        ({"vocabulary": 0}, "model.vocabulary 0   must be at least 1   -> model.vocabulary=256"),
+        ({"heads": 5}, "model.heads 5   does not divide model.hidden 64   -> model.heads=4 or model.heads=8"),
+        ({"heads": 65}, "model.heads 65   does not divide model.hidden 64   -> model.heads=64"),
+        ({"heads": 2, "hidden": 3}, "model.heads 2 .* model.hidden 3   -> model.heads=1 or model.heads=3"),
+        ({"dropout": 1.0}, "model.dropout 1.0   must be at least 0 and below 1   -> model.dropout=0.1"),
+        ({"attention_dropout": -0.1}, "model.attention_dropout -0.1   must be at least 0"),
+        ({"dropout": float("nan")}, "model.dropout nan"),
+        ({"layers": 0, "heads": 5, "dropout": 2.0}, "(?s)model.layers 0.*model.heads 5.*model.dropout 2.0"),
+        ({"hidden": 0, "heads": 0}, "model.hidden 0 .*\nmodel.heads 0 "),
+    ],
+)
+def test_impossible_numbers_are_named(keys: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        build(Config(**keys))
+
+
+def test_config_does_not_import_torch() -> None:
+    code = "import sys; import models.gpt.config; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
