@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 SLACK = 1.7
-"""What a process takes over what is counted: AmoebaNet-D (18, 256) and (18, 416) on the CPU take 1.7 and 1.5 times it."""
+"""What a process takes, by what is counted: AmoebaNet-D (18, 256) and (18, 416) on the CPU 1.7 and 1.5 times."""
 RESULT, PROFILE, MACHINE = "result.json", "profile.json", "machine.json"
 
 
