@@ -46,6 +46,8 @@ def problems(config: DictConfig) -> list[Problem]:
         found.append(Problem(f"profile {config.profile}", "is not a file"))
     for group in registry.FOLDERS:
         found += registry.problems(group, config[group])
+    if not any(problem.key.startswith(("data.", "model.")) for problem in found):
+        found += registry.unsuited(config.data, config.model)
     return found + ([] if config.mode == "profile" else _stages(config))
 
 

@@ -44,7 +44,7 @@ class Progress:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._end(failed=kind is not None)
+        self._end("" if kind is None else "stopped" if kind is KeyboardInterrupt else "failed")
 
     def phase(self, name: str, detail: str = "") -> None:
         """Ends the phase (or the bar) before it and begins this one."""
@@ -84,11 +84,11 @@ class Progress:
         """One line above whatever is live."""
         self.console.print(Text(text), soft_wrap=True)
 
-    def _end(self, failed: bool = False) -> None:
+    def _end(self, how: str = "") -> None:
         for live in (self._status, self._bar):
             if live is not None:
                 live.stop()
         self._status = self._bar = None
-        if self._name and (self._live or failed):
-            self.note(f"{self._name}  {'failed after ' if failed else ''}{seconds(time.monotonic() - self._began_s)}")
+        if self._name and (self._live or how):
+            self.note(f"{self._name}  {how and f'{how} after '}{seconds(time.monotonic() - self._began_s)}")
         self._name = ""

@@ -98,6 +98,21 @@ def problems(group: str, node: DictConfig) -> list[Problem]:
     return []
 
 
+def unsuited(data: DictConfig, model: DictConfig) -> list[Problem]:
+    """What the data set's `suits(config, task, model)`, if it has one, has against the model.
+
+    A model that says no `TASK` beside its Config is judged only when it is built.
+    """
+    module, task = _module("data", data), getattr(_module("model", model), "TASK", None)
+    if task is None or not hasattr(module, "suits"):
+        return []
+    try:
+        module.suits(_config(module, data), task, _config(_module("model", model), model))
+    except ValueError as error:
+        return [_from_line(line) for line in str(error).splitlines()]
+    return []
+
+
 def _candidates(root: Path, folder: str) -> list[Path]:
     """The files of a group's folder that may be plug-ins. A folder with a group of its own is none of them."""
     inner = {root / other for other in FOLDERS.values()}

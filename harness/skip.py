@@ -49,6 +49,18 @@ class Skippable(nn.Module):
         return _current().pop(key)
 
 
+class Stash(Skippable):
+    """Passes its input on, and keeps it as `name`: for skips that no later layer changes in place."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.stashes = (name,)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.stash(self.stashes[0], x)
+        return x
+
+
 def isolate(module: nn.Module, namespace: str) -> nn.Module:
     """Put every skip of `module` into `namespace`; returns the module, so that it can be used in place."""
     for layer in module.modules():

@@ -49,7 +49,7 @@ _MARGIN_PX = 10
 _TITLE_PT, _NAME_PT, _SMALL_PT, _DIGIT_PT = 11, 9, 8.5, 7.5
 _DIGIT_PX, _WRITTEN_PX = 6.5, 12
 """The width of a digit, and the least height of a box that has one."""
-_EDGED_PX, _NARROWEST_PX = 3, 0.8
+_EDGED_PX, _NARROWEST_PX = 3, 1.0
 _GROUND = "#F2F2F2"
 
 

@@ -8,7 +8,7 @@ loss.backward()
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from engines.gpipe.microbatch import Value, check_value, scatter, tensors_of
 from engines.gpipe.stage import Stage, Surroundings
 from engines.gpipe.streams import Streams
 from engines.gpipe.tensors import TensorPass
-from engines.gpipe.ties import Adoption
+from engines.gpipe.ties import Adoption, SharedParameter, Ties
 from engines.gpipe.token_graph import run_tokens
 from engines.gpipe.tokens import Lanes, TokenPass
 from harness import batchnorm, dropout
@@ -30,7 +30,8 @@ from harness.workers import Lane
 
 ATTRIBUTES = (
     "balance", "bytes_sent", "checkpoint", "chunks", "dependency", "devices", "lanes", "layout", "passes",
-    "placement", "recorder", "seed", "shared", "spans", "stages", "streams", "training",
+    "placement", "recorder", "seed", "shared", "spans", "stages", "streams", "ties",
+    "training",
 )  # fmt: skip
 
 
@@ -43,7 +44,8 @@ class GPipe(nn.Module):
     output on the last stage's device. `checkpoint` says which micro-batches are recomputed. `dependency`, `streams`
     and `portals` switch off the three optimizations of the paper's section 4.1. Gradients arrive in the parameters'
     `.grad` by `backward()`. A parameter that layers on several devices share is copied to each of them; every copy gets
-    the sum of all gradients, so an optimizer that has them all keeps them alike. On CPU devices neither
+    the sum of all gradients, so an optimizer that has them all keeps them alike (a norm over `parameters()` counts each
+    copy); `module` itself keeps its own. On CPU devices neither
     `torch.autograd.grad` with respect to parameters nor `backward(inputs=...)` nor second derivatives are supported.
 
     Raises ValueError or TypeError for arguments that don't fit together, naming them. An error in a layer reaches
@@ -81,6 +83,18 @@ class GPipe(nn.Module):
         self._draws: dict[bool, dict[int, bool]] = {True: {}, False: {}}
         self._anchor = torch.zeros((), requires_grad=True)
         self.lanes = self._open_lanes() if self.on_cpu else None
+
+    @property
+    def shared(self) -> list[SharedParameter]:
+        """The parameters of which several devices have a copy."""
+        return self.ties.shared
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """As every module does; of different values for copies of one parameter the last one counts for all."""
+        found = super().load_state_dict(state_dict, strict, assign)
+        for shared in self.shared:
+            shared.equalize()
+        return found
 
     @property
     def on_cpu(self) -> bool:
@@ -124,7 +138,7 @@ class GPipe(nn.Module):
 
     def _run_tensors(self, chunks: list[Value], around: Surroundings, mode: str, grad: bool) -> Value:
         streams = Streams(self.devices, len(chunks), self.streams)
-        run = TensorPass(self.stages, self.layout, streams, around, mode, grad, self.dependency, self.shared)
+        run = TensorPass(self.stages, self.layout, streams, around, mode, grad, self.dependency, self.ties)
         self.bytes_sent, self.recorder = run.bytes_sent, run.recorder
         return run.run(chunks)
 
@@ -155,7 +169,7 @@ class GPipe(nn.Module):
                 self.add_module(name, layer.to(stage.device))
             stages.append(stage)
             first += count
-        self.shared = adoption.shared()
+        self.ties = Ties(adoption.shared())
         return stages
 
     def _open_lanes(self) -> Lanes:

@@ -10,7 +10,6 @@ Autograd has a thread for each CUDA device and its work is asynchronous, so the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -23,7 +22,7 @@ from engines.gpipe.layout import Layout
 from engines.gpipe.microbatch import Parts, Value, gather, mapped, tensors_of
 from engines.gpipe.stage import Stage, Surroundings
 from engines.gpipe.streams import Mark, Recorder, Streams
-from engines.gpipe.ties import SharedParameter
+from engines.gpipe.ties import SUMS, Ties
 from harness.op import Op, Queue
 from harness.schedule.gpipe import clock_cycles, recomputed
 from harness.schedule.hops import Hop
@@ -33,8 +32,8 @@ class TensorPass:
     """One forward pass of a mini-batch; the backward pass is in the graph that it leaves."""
 
     def __init__(self, stages: list[Stage], layout: Layout, streams: Streams, around: Surroundings, mode: str,
-                 grad: bool, dependency: bool, shared: Sequence[SharedParameter] = ()) -> None:  # fmt: skip
-        self.shared = shared
+                 grad: bool, dependency: bool, ties: Ties) -> None:  # fmt: skip
+        self.ties = ties
         self.stages = stages
         self.layout = layout
         self.streams = streams
@@ -64,26 +63,32 @@ class TensorPass:
         for phony in phonies:
             outputs[-1] = _tied(outputs[-1], phony)
         gathered = gather(outputs)
-        if self.shared and self.grad:
-            next(t for t in tensors_of(gathered) if t.requires_grad).register_hook(self._before_backward)
+        if self.ties.shared and self.grad:
+            self.ties.pending = False
+            for tensor in tensors_of(gathered):
+                if tensor.requires_grad:
+                    tensor.register_hook(self._before_backward)
         return gathered
 
     def _before_backward(self, gradient: Tensor) -> None:
-        """The sums over copies of parameters come when autograd is through with all devices."""
-        for shared in self.shared:
-            shared.begin()
-        torch.autograd.Variable._execution_engine.queue_callback(self._sum_gradients)
+        """The sums over copies of parameters come once, when autograd is through with all devices."""
+        if not self.ties.pending:
+            self.ties.pending = True
+            for shared in self.ties.shared:
+                shared.begin()
+            torch.autograd.Variable._execution_engine.queue_callback(self._sum_gradients)
 
     def _sum_gradients(self) -> None:
+        self.ties.pending = False
         streams = self.streams
         queue: Queue = "copy in" if streams.separate else "compute"
-        for shared in self.shared:
+        for shared in self.ties.shared:
             places = [(self.layout.devices[stage], shared.op(stage, queue)) for stage in shared.stages]
             begun = [streams.now(device) for device, _ in places]
-            shared.sum_gradients()
+            size = shared.sum_gradients()
             for (device, op), start in zip(places, begun, strict=True):
                 self.recorder.marks.append((op, device, queue, start, streams.now(device)))
-            self.bytes_sent["all_reduce@tied"] = self.bytes_sent.get("all_reduce@tied", 0) + shared.bytes_sent
+            self.bytes_sent[SUMS] = self.bytes_sent.get(SUMS, 0) + size
 
     def _placed(self, tensor: Tensor) -> Tensor:
         """An input on the first device, with a version counter of its own, for layers that work in place."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ from engines.gpipe.layout import Layout
 from engines.gpipe.microbatch import Parts, Value, mapped, tensors_of
 from engines.gpipe.random import TaskRandom
 from engines.gpipe.stage import Stage, Surroundings
-from engines.gpipe.ties import SharedParameter
+from engines.gpipe.ties import SUMS, SharedParameter
 from harness.begin import begun
 from harness.op import Op, Queue
 from harness.schedule.gpipe import recomputed
@@ -130,8 +131,7 @@ class TokenPass(Run):
                 if slot.backward is not None and self.layout.devices[slot.stage.number] in devices
             ]
             places = [(lanes[d], shared.op(stage, queue)) for d, stage in zip(devices, shared.stages, strict=True)]
-            self.sums.append(submit_together(places, Job(self, shared.sum_gradients, after=after)))
-            self.bytes_sent["all_reduce@tied"] = self.bytes_sent.get("all_reduce@tied", 0) + shared.bytes_sent
+            self.sums.append(submit_together(places, Job(self, partial(self._sum, shared), after=after)))
 
     def _compute(self, op: Op, after: list[Job], work: Any) -> Job:
         return self.lanes.compute[self.layout.devices[op.stage]].submit(Job(self, work, op, after))
@@ -231,6 +231,11 @@ class TokenPass(Run):
         gradients = source.grads_in.pop(part, ())
         target.grads_out[part] = tuple(None if g is None else g.clone() for g in gradients)
         self._count("skip_gradients" if part else "gradients", gradients)
+
+    def _sum(self, shared: SharedParameter) -> None:
+        size = shared.sum_gradients()
+        with self.lock:
+            self.bytes_sent[SUMS] = self.bytes_sent.get(SUMS, 0) + size
 
     def _count(self, kind: str, tensors: tuple[Tensor | None, ...]) -> None:
         size = sum(t.numel() * t.element_size() for t in tensors if t is not None)

@@ -14,6 +14,8 @@ GROUPS = 3
 """Groups of normal cells, with a reduction cell between two groups."""
 BOTTLENECK = 4
 """The bottlenecks of a cell have a quarter of its channels; the smallest cell has D / 2."""
+TASK = "classification"
+"""What it is trained for."""
 
 
 @dataclass

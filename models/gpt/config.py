@@ -10,6 +10,9 @@ if TYPE_CHECKING:
 
 SIZES = ("layers", "hidden", "heads", "sequence", "vocabulary")
 
+TASK = "text"
+"""What it is trained for."""
+
 
 @dataclass
 class Config:
@@ -45,9 +48,9 @@ def build(config: Config) -> GPT:
 def check(config: Config) -> None:
     """Raise ValueError with a line, `key   what   -> mend`, for each impossible number."""
     wrong = [
-        f"model.{key} {getattr(config, key)}   must be at least 1   -> model.{key}={getattr(Config, key)}"
+        f"model.{key} {getattr(config, key)}   must be at least {least}   -> model.{key}={getattr(Config, key)}"
         for key in SIZES
-        if getattr(config, key) < 1
+        if getattr(config, key) < (least := 2 if key == "vocabulary" else 1)
     ]
     if config.hidden >= 1 and config.heads >= 1 and config.hidden % config.heads:
         mends = " or ".join(f"model.heads={heads}" for heads in _nearest(config.heads, config.hidden))

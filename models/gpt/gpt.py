@@ -20,7 +20,7 @@ from torch.nn import functional
 from harness.dropout import Dropout
 from harness.interfaces import Batch
 from models.gpt.block import Block, normal
-from models.gpt.config import SIZES, Config, check
+from models.gpt.config import SIZES, TASK, Config, check
 
 
 class GPT:
@@ -31,7 +31,7 @@ class GPT:
     own. Raises ValueError that names each key of `config` whose number is impossible.
     """
 
-    task = "text"
+    task = TASK
 
     def __init__(self, config: Config) -> None:
         check(config)

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 DIVISORS = (1, 2, 4, 8, 16)
 SMALLEST = 107
 """Side of the smallest image of which 2 x 2 pixels are left at the end."""
+TASK = "classification"
+"""What it is trained for."""
 
 
 @dataclass

@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from models.mlp.mlp import MLP
 
+TASK = "classification"
+"""What it is trained for."""
+
 
 @dataclass
 class Config:

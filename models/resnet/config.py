@@ -10,6 +10,9 @@ if TYPE_CHECKING:
 
 CUTS = ("block", "layer")
 
+TASK = "classification"
+"""What it is trained for."""
+
 
 @dataclass
 class Config:

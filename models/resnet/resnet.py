@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from torch import Tensor, nn
 
-from harness.skip import Skippable
+from harness.skip import Skippable, Stash
 from models.classifier import Classifier
 from models.resnet.config import Config, check
 
@@ -51,18 +51,6 @@ class ResNet(Classifier):
             else:
                 chain[part.name] = nn.Sequential(part.layers)
         return nn.Sequential(chain)
-
-
-class Stash(Skippable):
-    """Passes its input on, and keeps it as `name`. No later layer works in place, so it stays as it is."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__()
-        self.stashes = (name,)
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.stash(self.stashes[0], x)
-        return x
 
 
 class Residual(Skippable):

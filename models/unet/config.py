@@ -10,6 +10,8 @@ if TYPE_CHECKING:
 
 DEPTH = 5
 """Encoders, and decoders: each encoder halves the side of the image."""
+TASK = "segmentation"
+"""What it is trained for."""
 
 
 @dataclass

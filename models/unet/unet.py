@@ -25,8 +25,8 @@ from torch.nn import functional
 
 from harness.dropout import Dropout
 from harness.interfaces import Batch
-from harness.skip import Skippable
-from models.unet.config import DEPTH, Config, check
+from harness.skip import Skippable, Stash
+from models.unet.config import DEPTH, TASK, Config, check
 
 Named = Iterator[tuple[str, nn.Module]]
 
@@ -38,7 +38,7 @@ class UNet:
     192 pixels. Raises ValueError that names each key of `config` whose number is impossible.
     """
 
-    task = "segmentation"
+    task = TASK
     classes = 0
 
     def __init__(self, config: Config) -> None:
@@ -59,18 +59,6 @@ class UNet:
         """Binary cross entropy with logits: the mean over a sample's pixels, summed over the samples."""
         total = functional.binary_cross_entropy_with_logits(output, target, reduction="sum")
         return total / math.prod(output.shape[1:])
-
-
-class Stash(Skippable):
-    """Passes its input on, and keeps it as `name`. No later layer works in place, so it stays as it is."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__()
-        self.stashes = (name,)
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.stash(self.stashes[0], x)
-        return x
 
 
 class PopConcatenate(Skippable):

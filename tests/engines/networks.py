@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from harness.dropout import Dropout
 from harness.interfaces import Batch
-from harness.skip import Skippable
+from harness.skip import Skippable, Stash
 
 
 class Network:
@@ -33,16 +33,6 @@ class Network:
 
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
         return self._loss(output, target)
-
-
-class Remember(Skippable):
-    def __init__(self, name: str) -> None:
-        super().__init__()
-        self.stashes = (name,)
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.stash(self.stashes[0], x)
-        return x
 
 
 class Recall(Skippable):
@@ -91,7 +81,7 @@ def skips() -> Network:
 
     def layers() -> list[nn.Module]:
         return [
-            Remember("a"), nn.Linear(6, 6), Dropout(0.3), Remember("b"), nn.Tanh(), nn.Linear(6, 6), Remember("c"),
+            Stash("a"), nn.Linear(6, 6), Dropout(0.3), Stash("b"), nn.Tanh(), nn.Linear(6, 6), Stash("c"),
             Recall("a"), nn.Linear(6, 6), nn.Tanh(), Recall("c"), nn.Linear(6, 6), Recall("b"), nn.Linear(6, 3),
         ]  # fmt: skip
 

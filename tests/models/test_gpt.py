@@ -85,7 +85,7 @@ def test_the_largest_is_built_in_no_time() -> None:
 @settings(max_examples=20)
 @given(
     layers=st.integers(1, 3), heads=st.integers(1, 5), width=st.integers(1, 8), sequence=st.integers(1, 9),
-    vocabulary=st.integers(1, 300), tied=st.booleans(),
+    vocabulary=st.integers(2, 300), tied=st.booleans(),
 )  # fmt: skip
 def test_counts_follow_the_closed_form(
     layers: int, heads: int, width: int, sequence: int, vocabulary: int, tied: bool
@@ -147,7 +147,7 @@ def test_counted_is_measured_without_times(keys: dict[str, Any]) -> None:
     [
         ({"layers": 0}, "model.layers 0   must be at least 1   -> model.layers=4"),
         ({"sequence": -1}, "model.sequence -1   must be at least 1   -> model.sequence=64"),
-        ({"vocabulary": 0}, "model.vocabulary 0   must be at least 1   -> model.vocabulary=256"),
+        ({"vocabulary": 0}, "model.vocabulary 0   must be at least 2   -> model.vocabulary=256"),
         ({"heads": 5}, "model.heads 5   does not divide model.hidden 64   -> model.heads=4 or model.heads=8"),
         ({"heads": 65}, "model.heads 65   does not divide model.hidden 64   -> model.heads=64"),
         ({"heads": 2, "hidden": 3}, "model.heads 2 .* model.hidden 3   -> model.heads=1 or model.heads=3"),

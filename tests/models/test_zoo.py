@@ -166,3 +166,13 @@ def test_presets_build_in_no_time_without_memory(name: str) -> None:
     assert len(layers) > 0 and sum(parameter.numel() for parameter in layers.parameters()) > 0
     assert all(tensor.is_meta for tensor in (*layers.parameters(), *layers.buffers()))
     assert model.name.startswith(f"{model_name}_")
+
+
+def test_the_largest_model_is_counted_in_seconds() -> None:
+    """GPT 100B without its weights: 406 GB in float32."""
+    keys = OmegaConf.load(ROOT / "conf/model/gpt_100b.yaml")
+    model = built({"name": "gpt", **{key: value for key, value in keys.items() if key != "defaults"}})
+    began = time.process_time()
+    found = count(model, 1, "float32")
+    assert time.process_time() - began < 10
+    assert found.parameter_bytes(0, len(found.layers) - 1) == 4 * 101_421_983_520

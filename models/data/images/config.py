@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from harness.interfaces import Model
 from harness.problem import CannotRun, Problem
@@ -31,9 +31,8 @@ class Config:
 
 def build(config: Config, model: Model, seed: int) -> Images:
     """Read or draw all images once. Raises `harness.problem.CannotRun` where model or folder don't fit."""
-    if model.task not in ("segmentation", "classification"):
-        what = f"is for segmentation and classification, {model.name} does {model.task}"
-        raise CannotRun([Problem("data images", what, "data=text, or data=synthetic")])
+    if wrong := _task(model.task, model.name):
+        raise CannotRun(wrong)
     if wrong := [*_shape(model), *_classes(config, model)]:
         raise CannotRun(wrong)
     from models.data.images.images import Images
@@ -51,6 +50,26 @@ def check(config: Config) -> None:
     except CannotRun as error:
         lines = [f"{problem.key}   {problem.what}   -> {problem.mend}" for problem in error.problems]
         raise ValueError("\n".join(lines)) from error
+
+
+def suits(config: Config, task: str, model: Any) -> None:
+    """Raise ValueError, as `check` does, if the model that these keys describe is not for images, or for fewer classes
+    than there are."""
+    wrong = _task(task, model.name)
+    try:
+        if task == "classification" and hasattr(model, "classes"):
+            wrong = _too_few(config, model.classes, f"model.classes={_there(config)}")
+    except CannotRun as error:  # what the folder lacks for classes
+        wrong = list(error.problems)
+    if wrong:
+        raise ValueError("\n".join(f"{problem.key}   {problem.what}   -> {problem.mend}" for problem in wrong))
+
+
+def _task(task: str, model: str) -> list[Problem]:
+    if task in ("segmentation", "classification"):
+        return []
+    what = f"is for segmentation and classification, {model} does {task}"
+    return [Problem("data images", what, "data=text, or data=synthetic")]
 
 
 def _shape(model: Model) -> list[Problem]:
@@ -72,12 +91,19 @@ def _classes(config: Config, model: Model) -> list[Problem]:
     """A classifier must be able to tell as many classes apart as there are."""
     if model.task != "classification":
         return []
-    there = DIGITS if config.folder is None else len(listing.classes(config.folder))
-    if there <= model.classes:
-        return []
-    who = "the digits have" if config.folder is None else f"data.folder {config.folder} has"
+    there = _there(config)
     mend = f"model.classes={there}" if len(model.input_shape) > 1 else f"model.widths=[...,{there}]"
-    return [Problem(f"model.classes {model.classes}", f"{who} {there} classes", mend)]
+    return _too_few(config, model.classes, mend)
+
+
+def _there(config: Config) -> int:
+    return DIGITS if config.folder is None else len(listing.classes(config.folder))
+
+
+def _too_few(config: Config, classes: int, mend: str) -> list[Problem]:
+    there = _there(config)
+    who = "the digits have" if config.folder is None else f"data.folder {config.folder} has"
+    return [] if there <= classes else [Problem(f"model.classes {classes}", f"{who} {there} classes", mend)]
 
 
 def _side(model: Model) -> int:

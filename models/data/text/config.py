@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from harness.interfaces import Model
 from harness.problem import CannotRun, Problem
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from models.data.text.text import Text
 
 TOKENS = ("bytes", "words")
+BYTES = 256
 
 
 @dataclass
@@ -30,10 +31,7 @@ class Config:
 
 def build(config: Config, model: Model, seed: int) -> Text:
     """Read the whole text once. Raises `harness.problem.CannotRun` where model or text don't fit."""
-    if model.task != "text":
-        raise CannotRun([Problem("data text", f"is for text, {model.name} does {model.task}",
-                                 "data=synthetic, or model=gpt")])  # fmt: skip
-    if wrong := [*_tokens(config)]:
+    if wrong := [*_task(model.task, model.name), *_tokens(config)]:
         raise CannotRun(wrong)
     from models.data.text import corpus
     from models.data.text.text import Text
@@ -51,6 +49,22 @@ def check(config: Config) -> None:
         raise ValueError("\n".join(f"{problem.key}   {problem.what}   -> {problem.mend}" for problem in wrong))
 
 
+def suits(config: Config, task: str, model: Any) -> None:
+    """Raise ValueError, as `check` does, if the model that these keys describe is not for text, or not for bytes."""
+    wrong = _task(task, model.name)
+    vocabulary = getattr(model, "vocabulary", BYTES)
+    if not wrong and config.tokens == "bytes" and vocabulary < BYTES:
+        wrong = [_too_small(config, vocabulary, BYTES)]
+    if wrong:
+        raise ValueError("\n".join(f"{problem.key}   {problem.what}   -> {problem.mend}" for problem in wrong))
+
+
+def _task(task: str, model: str) -> list[Problem]:
+    if task == "text":
+        return []
+    return [Problem("data text", f"is for text, {model} does {task}", "data=synthetic, or model=gpt")]
+
+
 def _tokens(config: Config) -> list[Problem]:
     if config.tokens in TOKENS:
         return []
@@ -59,13 +73,10 @@ def _tokens(config: Config) -> list[Problem]:
 
 
 def _file(config: Config) -> list[Problem]:
-    """Words need UTF-8, which only the whole file can tell; of bytes, the first block is enough."""
+    """A text is UTF-8, which only the whole file can tell; as bytes, UTF-16 would be half zeros and easy to learn."""
     try:
-        if config.tokens == "words":
-            for _ in source.decoded(config.file):
-                pass
-        else:
-            next(source.blocks(config.file))
+        for _ in source.decoded(config.file):
+            pass
     except CannotRun as error:
         return list(error.problems)
     return []
@@ -74,9 +85,12 @@ def _file(config: Config) -> list[Problem]:
 def _vocabulary(config: Config, model: Model, corpus: Corpus) -> list[Problem]:
     if corpus.vocabulary <= model.classes:
         return []
+    return [_too_small(config, model.classes, corpus.vocabulary)]
+
+
+def _too_small(config: Config, vocabulary: int, needed: int) -> Problem:
     what = "bytes need" if config.tokens == "bytes" else f"the words of {_name(config)} need"
-    mend = f"model.vocabulary={corpus.vocabulary}"
-    return [Problem(f"model.vocabulary {model.classes}", f"{what} {corpus.vocabulary}", mend)]
+    return Problem(f"model.vocabulary {vocabulary}", f"{what} {needed}", f"model.vocabulary={needed}")
 
 
 def _length(config: Config, model: Model, corpus: Corpus) -> list[Problem]:

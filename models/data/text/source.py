@@ -49,7 +49,7 @@ def decoded(file: str | None) -> Iterator[str]:
             text = decoder.decode(block, final=not block)
         except UnicodeDecodeError as error:
             wrong = f"byte {begin + error.start} is 0x{error.object[error.start]:02x} ({error.reason})"
-            raise problem(file, f"is not UTF-8: {wrong}", "data.tokens=bytes, or a file in UTF-8") from error
+            raise problem(file, f"is not UTF-8: {wrong}", "a file in UTF-8, by iconv -t utf-8") from error
         yield text
         read += len(block)
 

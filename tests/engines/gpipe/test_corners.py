@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from engines.gpipe.gpipe import GPipe
 from harness.dropout import Dropout
 from harness.op import Op
+from harness.skip import Stash
 from harness.workers import Job, Lane, Run
-from tests.engines.networks import Recall, Remember
+from tests.engines.networks import Recall
 
 
 def mlp(width: int = 4, layers: int = 4) -> nn.Sequential:
@@ -37,7 +38,7 @@ class InPlace(nn.Module):
 def test_a_skip_is_not_changed_by_the_next_stage_on_the_same_device() -> None:
     """The stashed tensor is also the stage's output, and the copy lane reads it while the next stage writes."""
     for _ in range(10):
-        layers = nn.Sequential(nn.Identity(), Remember("a"), InPlace(), Recall("a"))
+        layers = nn.Sequential(nn.Identity(), Stash("a"), InPlace(), Recall("a"))
         split = GPipe(layers, [2, 1, 1], ["cpu", "cpu"], 8, placement=[0, 0, 1])
         with torch.no_grad():
             torch.testing.assert_close(split(torch.ones(8, 1000)), torch.full((8, 1000), 0.5))

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from engines.gpipe.gpipe import GPipe
-from harness.skip import isolate
-from tests.engines.networks import Recall, Remember, Split
+from harness.skip import Stash, isolate
+from tests.engines.networks import Recall, Split
 
 
 def mlp(width: int = 4, layers: int = 4) -> nn.Sequential:
@@ -209,7 +209,7 @@ def test_deferred_batch_norm_equals_the_unsplit_layer() -> None:
 
 def test_a_repeated_block_stashes_in_a_namespace_of_its_own() -> None:
     def block() -> nn.Sequential:
-        return nn.Sequential(Remember("x"), nn.Linear(3, 3), Recall("x"))
+        return nn.Sequential(Stash("x"), nn.Linear(3, 3), Recall("x"))
 
     with pytest.raises(ValueError, match=r"layer '1' stashes 'x', which layer '0' stashes too"):
         pipe(nn.Sequential(*block()[:1], *block()), [2, 2])
@@ -221,9 +221,9 @@ def test_a_repeated_block_stashes_in_a_namespace_of_its_own() -> None:
 @pytest.mark.parametrize(
     "layers, message",
     [
-        ([Remember("x"), nn.Tanh()], "layer '0' stashes 'x', which no later layer pops"),
+        ([Stash("x"), nn.Tanh()], "layer '0' stashes 'x', which no later layer pops"),
         ([nn.Tanh(), Recall("x")], "layer '1' pops 'x', which no earlier layer stashes"),
-        ([Recall("x"), Remember("x")], "layer '0' pops 'x', which no earlier layer stashes"),
+        ([Recall("x"), Stash("x")], "layer '0' pops 'x', which no earlier layer stashes"),
     ],
 )
 def test_skips_that_do_not_match_are_refused_when_the_pipeline_is_built(layers: list[nn.Module], message: str) -> None:

@@ -27,7 +27,7 @@ def run_tensors(pipe: GPipe, value: Value, chunks: int, mode: str, dependency: b
     streams = Streams(pipe.devices, chunks, separate)
     hops = layout([pair for stage in pipe.stages for pair in stage.layers], pipe.balance, pipe.placement, portals)
     around = Surroundings.capture(pipe.seed, 0, "cpu")
-    run = TensorPass(pipe.stages, hops, streams, around, mode, True, dependency, pipe.shared)
+    run = TensorPass(pipe.stages, hops, streams, around, mode, True, dependency, pipe.ties)
     return run, run.run(scatter(value, chunks))
 
 
@@ -60,6 +60,25 @@ def test_gradients_equal_those_of_the_token_graph(network: Network, mode: str, p
     assert run.bytes_sent == tokens.bytes_sent
     ran = [op for op, *_ in run.recorder.marks]
     assert sum(op.kind == "R" for op in ran) == 3 * sum(recomputed(i, 3, mode) for i in range(3))
+
+
+@pytest.mark.parametrize("pair", [False, True])
+def test_gradients_of_shared_parameters_are_summed_once(pair: bool) -> None:
+    """With the losses of two passes in one backward pass, or a loss that depends on the second output alone."""
+    linear = nn.Linear(4, 4)
+    layers: list[nn.Module] = [linear, nn.Tanh(), linear, networks.Split()] if pair else [linear, nn.Tanh(), linear]
+    plain = nn.Sequential(*layers).double()
+    pipe = GPipe(copy.deepcopy(plain), [1, len(layers) - 1], ["cpu"] * 2, 2)
+    inputs = [torch.randn(4, 4, dtype=torch.float64) for _ in range(2)]
+
+    def total(outputs: list[Value]) -> Tensor:
+        return sum(((out[1] if isinstance(out, tuple) else out) ** 2).sum() for out in outputs)  # type: ignore[return-value]
+
+    total([plain(x) for x in inputs]).backward()
+    total([run_tensors(pipe, x, 2, "except_last")[1] for x in inputs]).backward()
+    assert len(pipe.shared) == 2
+    for copy_of in pipe.shared[0].copies:
+        torch.testing.assert_close(copy_of.grad, linear.weight.grad)
 
 
 def test_plain_dropout_is_exact_under_recomputation() -> None:

@@ -21,6 +21,10 @@ def split(layers: nn.Sequential, balance: list[int], placement: list[int] | None
     return GPipe(copy.deepcopy(layers), balance, ["cpu"] * len(balance), chunks=3, placement=placement).eval()
 
 
+def weight_of(pipe: GPipe, layer: int) -> nn.Parameter:
+    return pipe.get_parameter(f"{layer}.weight")
+
+
 def loss(module: nn.Module, batch: Tensor) -> Tensor:
     network = networks.tied()
     return network.loss(module(batch), batch)
@@ -82,21 +86,65 @@ def test_bytes_of_the_sums_are_counted() -> None:
     assert pipe.bytes_sent["all_reduce@tied"] == 2 * 8 * (11 * 8 + 8 * 8 + 8)
 
 
-def test_a_frozen_weight_needs_no_sum() -> None:
+def test_a_frozen_weight_sends_nothing() -> None:
     layers = plain()
     layers[0].requires_grad_(False)
     pipe = split(layers, [2, 2, 2, 2])
     loss(pipe, batch()).backward()
     assert pipe.shared[0].name == "0.weight"
     assert [p.grad for p in pipe.shared[0].copies] == [None, None]
+    assert pipe.bytes_sent["all_reduce@tied"] == 2 * 8 * (8 * 8 + 8)
 
 
-def test_running_statistics_cannot_be_shared_by_devices() -> None:
+def test_a_weight_cannot_be_frozen_on_one_device_alone() -> None:
+    pipe = split(plain(), [2, 2, 2, 2])
+    weight_of(pipe, 0).requires_grad_(False)
+    with pytest.raises(ValueError, match=r"0\.weight has a copy on 2 devices, and only some of them require gradients"):
+        loss(pipe, batch()).backward()
+
+
+def test_the_module_itself_stays_tied() -> None:
+    """So that another pipeline of it is tied, too; also after a constructor that refused it."""
+    layers = plain()
+    norm = nn.BatchNorm1d(4)
+    with pytest.raises(ValueError):
+        GPipe(nn.Sequential(*layers, norm, nn.Identity(), norm), [7, 2, 2], ["cpu"] * 3)
+    for _ in range(2):
+        pipe = GPipe(layers, [2, 2, 2, 2], ["cpu"] * 4)
+        assert layers[7].weight is layers[0].weight and layers[5] is layers[1]
+        assert len(pipe.shared) == 3 and weight_of(pipe, 0) is layers[0].weight
+
+
+def test_copies_stay_linked_when_a_state_is_loaded() -> None:
+    """Assigned to them, or with other values for each name: the last one counts, as in the module itself."""
+    layers, pipe = plain(), split(plain(), [2, 2, 2, 2])
+    state = {name: torch.randn_like(value) for name, value in layers.state_dict().items()}
+    layers.load_state_dict(state)
+    for assign in (False, True):
+        pipe.load_state_dict(copy.deepcopy(state), assign=assign)
+        loss(pipe, batch()).backward()
+        assert torch.equal(weight_of(pipe, 0), layers[0].weight) and torch.equal(weight_of(pipe, 7), layers[0].weight)
+        layers.zero_grad()
+        loss(layers, batch()).backward()
+        for p in pipe.shared[0].copies:
+            torch.testing.assert_close(p.grad, layers[0].weight.grad)
+        pipe.zero_grad()
+
+
+def test_buffers_cannot_be_shared_by_devices() -> None:
+    """Those of one layer in two places, or one tensor in two layers; what only one device has is no matter."""
     norm = nn.BatchNorm1d(4)
     layers = nn.Sequential(norm, nn.Linear(4, 4), norm)
-    with pytest.raises(ValueError, match="stage 1 on device 1 has a BatchNorm1d that stands on another device"):
+    with pytest.raises(ValueError, match="stage 1 on device 1 has a BatchNorm1d whose buffers device 0 has, too"):
         GPipe(layers, [2, 1], ["cpu", "cpu"])
     GPipe(layers, [2, 1], ["cpu", "cpu"], placement=[0, 0])
+    one, other = nn.BatchNorm1d(4), nn.BatchNorm1d(4)
+    other.running_mean = one.running_mean
+    with pytest.raises(ValueError, match="whose buffers device 0 has"):
+        GPipe(nn.Sequential(one, other), [1, 1], ["cpu", "cpu"])
+    linear = nn.Linear(4, 4)
+    mixed = nn.Sequential(nn.Sequential(linear, nn.ReLU()), nn.Sequential(linear, nn.BatchNorm1d(4)))
+    assert len(GPipe(mixed, [1, 1], ["cpu", "cpu"]).shared) == 2
 
 
 def test_an_error_in_the_backward_pass_ends_the_sums_too() -> None:

@@ -121,5 +121,5 @@ def test_the_first_byte_that_is_not_utf_8(tmp_path: Path, monkeypatch: pytest.Mo
         (tmp_path / "t").write_bytes(data)
         found = problem(tmp_path / "t", "words")
         assert found.what == f"is not UTF-8: {wrong}"
-        assert found.mend == "data.tokens=bytes, or a file in UTF-8"
+        assert found.mend == "a file in UTF-8, by iconv -t utf-8"
         assert len(read(str(tmp_path / "t"), "bytes")) == len(data)

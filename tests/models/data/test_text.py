@@ -137,9 +137,11 @@ def test_check_tells_all_that_needs_no_model(tmp_path: Path) -> None:
         "data.file /none   does not exist   -> data.file=FILE with a text, or data.file=null",
     ]
     (tmp_path / "t").write_bytes(b"a \xff")
-    check(Config(file=str(tmp_path / "t")))
-    with pytest.raises(ValueError, match=r"is not UTF-8: byte 2 is 0xff \(invalid start byte\)   -> data.tokens=bytes"):
-        check(Config(file=str(tmp_path / "t"), tokens="words"))
+    for tokens in ("bytes", "words"):
+        with pytest.raises(
+            ValueError, match=r"is not UTF-8: byte 2 is 0xff \(invalid start byte\)   -> a file in UTF-8"
+        ):
+            check(Config(file=str(tmp_path / "t"), tokens=tokens))
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
