@@ -36,6 +36,12 @@ def profiling(config: DictConfig) -> list[Problem]:
     return [*_micro_batches(config), *_costs(config)]
 
 
+def fill(config: DictConfig, can: Capabilities, devices: int) -> None:
+    """Write down the number of replicas where it follows from the devices: the batch is shared by them."""
+    if config.mesh.data is None and can.data:
+        config.mesh.data = resolve(config, can, devices, layers=devices).data
+
+
 def resolve(config: DictConfig, can: Capabilities, devices: int, layers: int) -> Mesh:
     """The mesh of the run: a degree that is not given follows from the rest.
 
@@ -53,6 +59,7 @@ def resolve(config: DictConfig, can: Capabilities, devices: int, layers: int) ->
     if free:
         known[free] = max(1, devices // taken)
     if not stated(config):
+        known["data"] = max(1, min(known["data"], devices // known["tensor"]))
         known["pipeline"] = max(1, min(known["pipeline"], layers, devices // (known["data"] * known["tensor"])))
     return Mesh(**known)
 
@@ -153,8 +160,9 @@ def _too_full(owned: list[int], what: str, plan: Plan) -> Problem:
 def _degrees(config: DictConfig, can: Capabilities) -> list[Problem]:
     """Degrees that the engine does not have."""
     what = {"data": "replicas", "pipeline": "pipeline stages", "tensor": "tensor shards"}
+    because = f" with {can.because}" if can.because else ""
     return [
-        Problem(f"mesh.{name} {degree}", f"engine={config.engine.name} has no {what[name]}", f"mesh.{name}=1")
+        Problem(f"mesh.{name} {degree}", f"engine={config.engine.name}{because} has no {what[name]}", f"mesh.{name}=1")
         for name in ("data", "pipeline", "tensor")
         if (degree := _given(config, name) or 1) > 1 and not getattr(can, name)
         and not (name == "pipeline" and stated(config))  # told with the stages, when they are composed

@@ -62,12 +62,16 @@ def _stages(config: DictConfig) -> list[Problem]:
     balance, pipeline = check.stated(config), config.mesh.pipeline
     if min(balance, default=0) < 1 or registry.problems("engine", config.engine):
         return []  # told elsewhere, or there are none
-    if pipeline != len(balance):
+    engine: Engine = registry.build("engine", config.engine)
+    each = len(engine.placement(pipeline)) // pipeline if pipeline else 0
+    if each > 1 and pipeline * each != len(balance):
+        what = f"{check.balance_key(balance)} has {len(balance)} stages, the engine has {each} on each device"
+        return [Problem(f"mesh.pipeline {pipeline}", what, f"mesh.pipeline={max(1, len(balance) // each)}")]
+    if each <= 1 and pipeline != len(balance):
         mend = f"leave mesh.pipeline out, or as many numbers in planner.balance: {pipeline}"
         what = f"{check.balance_key(balance)} has {len(balance)} stages"
         shown = "null" if pipeline is None else pipeline
         return [Problem(f"mesh.pipeline {shown}", what, mend if pipeline else "leave mesh.pipeline out")]
-    engine: Engine = registry.build("engine", config.engine)
     if len(balance) > 1 and not engine.capabilities.pipeline:
         what = f"has {len(balance)} stages, engine={config.engine.name} has 1"
         return [Problem(check.balance_key(balance), what, f"engine=gpipe, or planner.balance=[{sum(balance)}]")]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from harness.cluster import Cluster
 from harness.memory import MemoryModel
+from harness.mesh import Mesh
 from harness.plan import Plan
 from harness.problem import Problem
 from harness.profile import ModelProfile
@@ -72,13 +73,23 @@ class BatchShape:
 
 @dataclass(frozen=True)
 class PlanRequest:
-    """What a planner is asked beside profile and cluster: degrees of the mesh that are given, batch, checkpointing."""
+    """What a planner is asked beside profile and cluster: degrees of the mesh that are given, batch, checkpointing.
+
+    `placement[j]` is the device of stage j, for engines that have several stages on a device; without it there are
+    `pipeline` stages, stage j on device j.
+    """
 
     batch: BatchShape
     pipeline: int
     data: int = 1
     tensor: int = 1
     recompute: str = "never"
+    placement: tuple[int, ...] = ()
+
+    @property
+    def devices(self) -> tuple[int, ...]:
+        """The device of each stage."""
+        return self.placement or tuple(range(self.pipeline))
 
 
 class Planner(Protocol):
@@ -89,7 +100,11 @@ class Planner(Protocol):
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What an engine can do; the contract tests print what they exclude."""
+    """What an engine can do; the contract tests print what they exclude.
+
+    `ranks`: it runs as a process for each device of the mesh (`harness.ranks`), not as one for all. `because` names the
+    setting that keeps it from what it could do otherwise ("engine.zero=2"), for the user.
+    """
 
     dtypes: tuple[str, ...] = ("float32", "float64", "bfloat16")
     pipeline: bool = True
@@ -100,6 +115,8 @@ class Capabilities:
     dropout: bool = True
     trace: bool = True
     memory_meter: bool = True
+    ranks: bool = False
+    because: str = ""
 
 
 @dataclass(frozen=True)
@@ -134,7 +151,10 @@ class StepMetrics:
 
 
 class Session(Protocol):
-    """A model in training. On every rank of an engine; its methods are collective, results complete on rank 0."""
+    """A model in training. On every rank of an engine; its methods are collective, results complete on rank 0.
+
+    All that takes long, or a group of ranks, begins with its context: it is made before ranks are forked.
+    """
 
     def step(self, batch: Batch, meter: bool = False) -> StepMetrics:
         """Forward, backward and one optimizer step on a global batch; `meter` counts memory (slower on CPU)."""
@@ -159,5 +179,13 @@ class Engine(Protocol):
     def check(self, plan: Plan, profile: ModelProfile, cluster: Cluster, memory: MemoryModel) -> list[Problem]: ...
 
     def schedule(self, plan: Plan, profile: ModelProfile) -> Schedule: ...
+
+    def placement(self, pipeline: int) -> tuple[int, ...]:
+        """The device of each stage on `pipeline` devices; empty: one stage for each, in order."""
+        ...
+
+    def memory(self, model: MemoryModel, mesh: Mesh, profile: ModelProfile) -> MemoryModel:
+        """What the engine makes of the optimizer's memory model: state that it shards, copies that it keeps."""
+        ...
 
     def session(self, model: Model, plan: Plan, spec: SessionSpec) -> AbstractContextManager[Session]: ...

@@ -50,9 +50,21 @@ class Preempted(KeyboardInterrupt):
 
 
 def call(engine: Engine, model: Model, plan: Plan, spec: SessionSpec, fn: Callable[[Session], T]) -> T:
-    """Open a session of an engine that lives in this process, apply `fn` to it, close it."""
-    with engine.session(model, plan, spec) as session:
-        return fn(session)
+    """Open a session of an engine, apply `fn` to it, close it.
+
+    An engine of ranks gets one for each device of the mesh: all call `fn`, and what it returns in rank 0 comes back.
+    """
+    opened = engine.session(model, plan, spec)
+
+    def work() -> T:
+        with opened as session:
+            return fn(session)
+
+    if not engine.capabilities.ranks:
+        return work()
+    from harness import ranks
+
+    return ranks.each(plan.mesh.size, work, spec.devices)
 
 
 def supervise(
@@ -177,7 +189,7 @@ def _last_line(log: Path) -> str:
 
 def _dump(ranks: Sequence[subprocess.Popen[bytes]]) -> None:
     for rank in ranks:
-        rank.send_signal(signal.SIGUSR2)
+        _signal_group(rank, signal.SIGUSR2)
     time.sleep(DUMP_S)
 
 

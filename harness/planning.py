@@ -61,11 +61,14 @@ def draft(config: DictConfig, engine: Engine, planner: Planner, profile: ModelPr
     Raises `CannotRun` where there is no plan, where the engine refuses it, or its schedule cannot be executed.
     """
     optimizer = config.optimizer
-    model = memory.named(config.memory, optimizer.name, optimizer.momentum)
     wanted = mesh(config, engine, profile, cluster)
+    model = memory.named(config.memory, optimizer.name, optimizer.momentum)
+    if config.memory == "auto":
+        model = engine.memory(model, wanted, profile)
     shape = BatchShape(config.batch.size, config.batch.micro_batches)
     recompute = config.engine.get("checkpoint", "never")
-    request = PlanRequest(shape, wanted.pipeline, wanted.data, wanted.tensor, recompute)
+    request = PlanRequest(shape, wanted.pipeline, wanted.data, wanted.tensor, recompute,
+                          engine.placement(wanted.pipeline))  # fmt: skip
     try:
         plan = planner.plan(profile, cluster, model, request)
     except NoPlan as error:

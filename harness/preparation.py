@@ -64,6 +64,8 @@ class _Preparation:
         engine: Engine = self.needed(lambda: registry.build("engine", config.engine))
         planner: Planner = self.needed(lambda: registry.build("planner", config.planner))
         tracker: Tracker = self.needed(lambda: registry.build("tracker", config.tracker))
+        if known:
+            check.fill(config, engine.capabilities, known.devices)
         self.problems += check.request(config, engine.capabilities, known)
         cluster, profile = self.profiled(known)
         self.problems += check.against_profile(config, engine.capabilities, profile, self.model_given)

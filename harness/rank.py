@@ -27,11 +27,12 @@ from omegaconf import DictConfig, OmegaConf
 from harness import clusters, devices, display, files, launch, machine, malloc, registry
 from harness.clusters import ClusterConfig
 from harness.failure import Failure
-from harness.interfaces import Model, OptimizerSpec, SessionSpec
+from harness.interfaces import Model, OptimizerSpec, Session, SessionSpec
 from harness.memory import DTYPE_BYTES
 from harness.plan import Plan
 from harness.problem import CannotRun, Problem
 from harness.profile import ModelProfile
+from harness.trace import Trace
 
 if TYPE_CHECKING:
     from torch import nn
@@ -101,10 +102,10 @@ def train(folder: Path, config: DictConfig) -> None:
     say("loading torch")
     import torch
 
-    from harness import training
+    from harness import ranks, training
 
     plan = Plan.load(folder / "plan.json")
-    names = _torch_devices(config, max(plan.devices) + 1)
+    names = _torch_devices(config, max(plan.mesh.size, *(device + 1 for device in plan.devices)))
     if names[0] == "cpu":
         torch.set_num_threads(1)  # engines take more where they are told to
     model = _model(config)
@@ -116,9 +117,12 @@ def train(folder: Path, config: DictConfig) -> None:
                        config.seed)  # fmt: skip
     say(f"building {model.name} on {', '.join(names)}")
     loop = training.Loop(config.batch.size, config.steps, config.warmup)
-    metrics, trace = launch.call(
-        engine, model, plan, spec, lambda session: training.train(session, data, loop, folder, say)
-    )
+
+    def work(session: Session) -> tuple[dict[str, Any], Trace]:
+        reports = ranks.first()
+        return training.train(session, data, loop, folder if reports else None, say if reports else lambda text: None)
+
+    metrics, trace = launch.call(engine, model, plan, spec, work)
     metrics |= training.use_of_devices(trace, plan.devices)
     if model.task == "text":
         metrics["tokens_per_s"] = metrics["throughput"] * model.input_shape[0]

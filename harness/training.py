@@ -67,9 +67,11 @@ class LineFile:
 
 
 def train(
-    session: Session, data: Data, loop: Loop, folder: Path, say: Callable[[str], None] = lambda text: None
+    session: Session, data: Data, loop: Loop, folder: Path | None, say: Callable[[str], None] = lambda text: None
 ) -> tuple[dict[str, Any], Trace]:
     """Train, with a line for each step in `folder/metrics.jsonl`; the metrics and trace of the measured steps.
+
+    Without a `folder` (in a rank that another one reports for) nothing is written.
 
     The next batch is made while a step runs; `data_wait_s` is what a step still waited for its own.
     Memory is metered in the last warm-up step, since that costs time; not in the very first one, where optimizers
@@ -79,7 +81,8 @@ def train(
     last: StepMetrics | None = None
     peak: list[int] | None = None
     loader = Loader(data, loop.batch_size, loop.warmup + loop.steps)
-    with closing(LineFile(folder / METRICS)) as out, loader as batches:
+    path = folder / METRICS if folder else Path(os.devnull)
+    with closing(LineFile(path)) as out, loader as batches:
         for step, (batch, waited) in enumerate(batches):
             last = session.step(batch, meter=step == loop.warmup - 1 and step > 0)
             peak = last.peak_memory_bytes or peak

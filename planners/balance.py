@@ -44,7 +44,7 @@ class Balance:
         if self.config.method == "exact":
             sizes = blocks.exact(costs.stages, stage_costs.sent_bytes(profile))
         else:
-            sizes = blocks.barany_grinberg(costs.layers, request.pipeline)
+            sizes = blocks.barany_grinberg(costs.layers, len(request.devices))
         stage_cost = costs.of(sizes)
         largest = max(stage_cost)
         balance = sum(stage_cost) / len(stage_cost) / largest if largest else 1.0

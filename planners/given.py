@@ -38,9 +38,10 @@ class Given:
     def plan(self, profile: ModelProfile, cluster: Cluster, memory: MemoryModel, request: PlanRequest) -> Plan:
         """Raises NoPlan where the layers are not those of the model, or the stages not those of the mesh."""
         layers, stated = len(profile.layers), sum(self.balance)
-        if len(self.balance) != request.pipeline:
-            what = f"has {len(self.balance)} stages, mesh.pipeline is {request.pipeline}"
-            raise NoPlan(balance_key(self.balance), what, f"as many numbers as stages: {request.pipeline}")
+        stages_there = len(request.devices)
+        if len(self.balance) != stages_there:
+            what = f"has {len(self.balance)} stages, the engine has {stages_there} on mesh.pipeline {request.pipeline}"
+            raise NoPlan(balance_key(self.balance), what, f"as many numbers as stages: {stages_there}")
         if stated != layers:
             what = f"places {stated} layers, the model has {layers}"
             raise NoPlan(balance_key(self.balance), what, f"numbers that add up to {layers}, or planner=balance")

@@ -38,7 +38,7 @@ def by_time(profile: ModelProfile, cluster: Cluster, request: PlanRequest) -> St
     """Seconds for one micro-batch: the longer of computing and of receiving, which run side by side.
 
     Computing is forward, backward, and forward again for the share of the micro-batches that is recomputed. Stage k
-    runs on device k and receives from every device before it. Raises NoPlan for a profile without times.
+    receives from the devices of all stages before it. Raises NoPlan for a profile without times.
     """
     share = _recomputed(request) / request.batch.micro_batches
     seconds = np.array([layer.forward_s * (1 + share) + layer.backward_s for layer in profile.layers])
@@ -48,8 +48,8 @@ def by_time(profile: ModelProfile, cluster: Cluster, request: PlanRequest) -> St
     computing = _sums(seconds)
     stages = [computing]
     known: dict[tuple[Link, frozenset[Link]], Matrix] = {}
-    for device in range(1, request.pipeline):
-        links = [cluster.link(source, device) for source in range(device)]
+    for j, device in enumerate(request.devices[1:], start=1):
+        links = [cluster.link(source, device) for source in request.devices[:j]]
         key = (links[-1], frozenset(links))
         if key not in known:
             known[key] = np.maximum(computing, _receiving(profile, *key))
@@ -78,13 +78,13 @@ def by_memory(profile: ModelProfile, memory: MemoryModel, request: PlanRequest) 
         kept = request.batch.micro_batches * entered - whole * twice[:, None]
     layers = state + whole * tasks
     each = memory.weights * memory.versions + memory.gradients + memory.optimizer
-    return StageCosts(layers, (_sums(layers) + kept - each * _shared(profile),) * request.pipeline)
+    return StageCosts(layers, (_sums(layers) + kept - each * _shared(profile),) * len(request.devices))
 
 
 def by_parameters(profile: ModelProfile, request: PlanRequest) -> StageCosts:
     """Bytes of parameters."""
     layers = np.array([layer.param_bytes for layer in profile.layers], dtype=np.float64)
-    return StageCosts(layers, (_sums(layers) - _shared(profile),) * request.pipeline)
+    return StageCosts(layers, (_sums(layers) - _shared(profile),) * len(request.devices))
 
 
 def sent_bytes(profile: ModelProfile) -> Matrix:

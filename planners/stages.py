@@ -14,19 +14,22 @@ from harness.profile import ModelProfile
 
 
 def check_request(profile: ModelProfile, request: PlanRequest) -> None:
-    """Raise NoPlan where no cut of the layers into `request.pipeline` stages exists."""
-    layers, stages, micro_batches = len(profile.layers), request.pipeline, request.batch.micro_batches
-    if stages < 1:
-        raise NoPlan(f"mesh.pipeline {stages}", "must be at least 1", "mesh.pipeline=1")
+    """Raise NoPlan where no cut of the layers into the stages that are asked for exists."""
+    layers, pipeline, micro_batches = len(profile.layers), request.pipeline, request.batch.micro_batches
+    if pipeline < 1:
+        raise NoPlan(f"mesh.pipeline {pipeline}", "must be at least 1", "mesh.pipeline=1")
+    stages = len(request.devices)
     if stages > layers:
-        what = f"needs at least {stages} layers, the model has {layers}"
-        raise NoPlan(f"mesh.pipeline {stages}", what, f"mesh.pipeline={layers}")
+        each = f", {stages // pipeline} stages on each device" if stages > pipeline else ""
+        what = f"needs at least {stages} layers{each}, the model has {layers}"
+        raise NoPlan(f"mesh.pipeline {pipeline}", what, f"mesh.pipeline={max(1, layers * pipeline // stages)}")
     if micro_batches < 1:
         raise NoPlan(f"batch.micro_batches {micro_batches}", "must be at least 1", "batch.micro_batches=1")
 
 
 def to_plan(sizes: Sequence[int], request: PlanRequest, predicted: dict[str, Any]) -> Plan:
-    """Stage j holds `sizes[j]` layers and runs on device j."""
+    """Stage j holds `sizes[j]` layers, on the device that the request has for it."""
     mesh = Mesh(data=request.data, pipeline=request.pipeline, tensor=request.tensor)
     plan = Plan.contiguous(list(sizes), request.batch.micro_batches, request.recompute)
-    return replace(plan, mesh=mesh, predicted=predicted)
+    stages = tuple(replace(stage, device=request.devices[j]) for j, stage in enumerate(plan.stages))
+    return replace(plan, mesh=mesh, stages=stages, predicted=predicted)

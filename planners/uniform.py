@@ -27,7 +27,7 @@ class Uniform:
     def plan(self, profile: ModelProfile, cluster: Cluster, memory: MemoryModel, request: PlanRequest) -> Plan:
         """Raises NoPlan for more stages than layers."""
         stages.check_request(profile, request)
-        return stages.to_plan(even(len(profile.layers), request.pipeline), request, {})
+        return stages.to_plan(even(len(profile.layers), len(request.devices)), request, {})
 
 
 def build(config: Config) -> Uniform:

@@ -16,6 +16,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 COPIED = ("engines", "harness", "models", "planners", "tests", "conf", "sweeps", "pyproject.toml", "run.py")
 CONTRACT = "tests/engines/test_contract.py"
+DEEPSPEED = "tests/engines/test_deepspeed.py"
 GPIPE = "tests/engines/gpipe/test_gpipe.py"
 RESOURCES = "tests/harness/simulate/test_resources.py"
 BRUTE_FORCE = "tests/harness/simulate/test_against_brute_force.py"
@@ -123,7 +124,7 @@ MUTANTS = (
            CONTRACT, "states_move"),
     Mutant("a shared weight stepped twice", "engines/gpipe/session.py",
            "for p in layer.parameters() if p not in seen", "for p in layer.parameters()",
-           CONTRACT, "trains_like_single and shared"),
+           CONTRACT, "several_stages and tied"),
     Mutant("masks that begin anew after a resume", "engines/gpipe/session.py",
            'self.pipe.passes = state["step"]', "pass",
            CONTRACT, "states_move"),
@@ -182,6 +183,42 @@ MUTANTS = (
            "def _is_kernel(func: Any, inputs: list[Tensor], outputs: list[Tensor]) -> bool:\n    return True\n\n\n"
            "def _unused(func: Any, inputs: list[Tensor], outputs: list[Tensor]) -> bool:\n",
            "tests/harness/test_work.py"),
+    Mutant("dropout in a stage of ranks keyed without the micro-batch", "harness/stage_module.py",
+           "dropout.keyed(*self.key)", "dropout.keyed(*self.key[:2], 0)",
+           DEEPSPEED, "the_pipeline_trains and skips"),
+    Mutant("running statistics updated by DeepSpeed's recomputation", "harness/stage_module.py",
+           "batchnorm.throwaway(batchnorm.statistics(self.modules())) if self.again else nullcontext()",
+           "nullcontext()",
+           DEEPSPEED, "recomputes and norms"),
+    Mutant("gradients of skips that DeepSpeed forgets", "engines/deepspeed/module.py",
+           "*(leaf.grad for leaf in leaves)", "*(None for leaf in leaves)",
+           DEEPSPEED, "the_pipeline_trains and skips"),
+    Mutant("a backward pass for each tensor of a message", "engines/deepspeed/module.py",
+           "if len(floating) < 2:", "if True:",
+           DEEPSPEED, "one_backward_pass"),
+    Mutant("ties that DeepSpeed does not know", "engines/deepspeed/module.py",
+           "return self.shared.weights_and_groups()", "return []",
+           DEEPSPEED, "the_pipeline_trains and tied"),
+    Mutant("gradients that DeepSpeed clips", "engines/deepspeed/library.py",
+           '"gradient_clipping": 0.0', '"gradient_clipping": 0.01',
+           DEEPSPEED, "zero_trains and unet"),
+    Mutant("running statistics of the first replica alone", "harness/rank_session.py",
+           "return torch.stack(values).mean(0)", "return values[0]",
+           DEEPSPEED, "running_statistics"),
+    Mutant("every replica trains on the same samples", "harness/rank_session.py",
+           "batch.inputs.tensor_split(data)[self.replica]", "batch.inputs.tensor_split(data)[0]",
+           DEEPSPEED, "zero_trains and skips"),
+    Mutant("a late end of a message that counts as work", "harness/rank_session.py",
+           "replace(span, start_s=min(start_s, span.end_s))", "span",
+           "tests/harness/test_rank_session.py", "waiting_for_the_other_end"),
+    Mutant("DeepSpeed's messages sent at once", "harness/schedule/deepspeed.py",
+           "yield from (Op(j, \"recv\", back, hop.part, hop.target, hop.bytes) for hop in behind)\n"
+           "            if forward in there:\n"
+           "                yield from (Op(j, \"send\", forward, hop.part, hop.target, hop.bytes) for hop in behind)",
+           "yield from (Op(j, \"recv\", back, hop.part, hop.target, hop.bytes) for hop in behind[::-1])\n"
+           "            if forward in there:\n"
+           "                yield from (Op(j, \"send\", forward, hop.part, hop.target, hop.bytes) for hop in behind)",
+           DEEPSPEED, "runs_its_schedule and skips"),
 )  # fmt: skip
 
 

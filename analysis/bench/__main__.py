@@ -30,6 +30,7 @@ from harness.simulate import simulate
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "analysis" / "results" / "bench.json"
+PICTURE = ROOT / "docs" / "race.png"
 ROUNDS = 9
 
 
@@ -74,7 +75,7 @@ def simulator(rounds: int) -> list[dict[str, Any]]:
 
 def main(names: list[str]) -> int:
     malloc.tune()
-    from analysis.bench import pipeline
+    from analysis.bench import engines, picture, pipeline
     from analysis.bench.prediction import prediction
 
     benches = {
@@ -85,6 +86,7 @@ def main(names: list[str]) -> int:
         "planning": planning,
         "prediction": prediction,
         "simulator": simulator,
+        "race": engines.all_engines,
     }
     unknown = sorted(set(names) - set(benches))
     if unknown:
@@ -96,6 +98,8 @@ def main(names: list[str]) -> int:
         show(name, (benches[name].__doc__ or "").strip().splitlines()[0], rows)
         results[name] = {"rows": rows, "manifest": manifest([], ["cpu"], {}, 1)}
         files.write_text(RESULTS, json.dumps(results, indent=1) + "\n")
+        if name == "race":
+            picture.draw(rows, PICTURE)
     return 0
 
 

@@ -8,6 +8,7 @@ from engines.gpipe.config import Config
 from harness.cluster import Cluster
 from harness.interfaces import Capabilities, Model, Session, SessionSpec
 from harness.memory import MemoryModel
+from harness.mesh import Mesh
 from harness.plan import Plan
 from harness.problem import Problem
 from harness.profile import ModelProfile
@@ -36,6 +37,12 @@ class GPipeEngine:
             self.config.streams,
         )
         return with_ties(schedule, plan_ties(plan, profile), "copy in" if self.config.streams else "compute")
+
+    def placement(self, pipeline: int) -> tuple[int, ...]:
+        return ()
+
+    def memory(self, model: MemoryModel, mesh: Mesh, profile: ModelProfile) -> MemoryModel:
+        return model
 
     def session(self, model: Model, plan: Plan, spec: SessionSpec) -> AbstractContextManager[Session]:
         from engines.gpipe.session import GPipeSession

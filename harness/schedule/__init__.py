@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import Literal
 
 from harness.op import Op, Queue
-from harness.schedule.graph import graph
+from harness.schedule.graph import graph, sender
 from harness.schedule.rule import RuleName
 from harness.serial import Document
 from harness.trace import Lane, Trace
@@ -48,6 +48,8 @@ class Schedule(Document):
     "ALGORITHM@COMMUNICATOR/BUCKET", its algorithm all_reduce, reduce_scatter, all_gather or all_to_all. On the
     communicator "data" the replicas of the op's device meet, on any other one the devices that have an op with the
     same part and micro-batch. `bytes` is the whole buffer of each member (the gathered one, where that differs).
+
+    With `rendezvous` a send and its recv are one: they begin when both ends are there, and end together.
     """
 
     lanes: tuple[LaneOps, ...]
@@ -55,6 +57,7 @@ class Schedule(Document):
     loss: Literal["gathered", "each"] = "each"
     limit: int | None = None
     replicas: int = 1
+    rendezvous: bool = False
 
     def ops(self) -> list[Op]:
         """Every op once."""
@@ -99,10 +102,23 @@ def violations(schedule: Schedule, trace: Trace, tolerance_s: float = 0.0) -> li
     for span in trace.spans:
         start[span.op] = min(start.get(span.op, float("inf")), span.start_s)
         end[span.op] = max(end.get(span.op, float("-inf")), span.end_s)
+    members = {
+        (op.micro_batch, op.part, lane.device): str(op)
+        for lane in schedule.lanes
+        for op in lane.ops
+        if op.kind == "collective"
+    }
     for op, before in schedule.dependencies().items():
         for earlier in before:
-            if str(op) in start and str(earlier) in end and start[str(op)] < end[str(earlier)] - tolerance_s:
+            place = (earlier.micro_batch, earlier.part, schedule.devices[op.stage])
+            name = members.get(place, str(earlier))  # each member of a collective sees its own end
+            if schedule.rendezvous and earlier.kind == "send":
+                continue  # the recv, in the queue of the task that needs it, tells when it was there
+            if str(op) in start and name in end and start[str(op)] < end[name] - tolerance_s:
                 found.append(f"{op} started before {earlier} had ended")
+    for op in schedule.ops() if schedule.rendezvous else ():
+        if op.kind == "recv" and end.get(str(op), 0.0) < start.get(str(sender(op)), float("-inf")) - tolerance_s:
+            found.append(f"{op} had ended before {sender(op)} started")
     return found
 
 

@@ -5,16 +5,25 @@
     python -m harness.schedule one_f_one_b stages=4 micro_batches=6
     python -m harness.schedule interleaved stages=4 chunks=2 micro_batches=4
     python -m harness.schedule message_driven stages=4 micro_batches=6 rule=backward_first limit=4
+    python -m harness.schedule fill_drain stages=4 micro_batches=4
+    python -m harness.schedule deepspeed stages=3 micro_batches=3
+    python -m harness.schedule zbv stages=6 micro_batches=6
+    python -m harness.schedule data_parallel micro_batches=2 kind=zero3
     python -m harness.schedule single micro_batches=4
 
 gpipe          stages micro_batches recompute dependency     (dependency=false: torchgpipe without fork and join)
 one_f_one_b    stages micro_batches recompute
 interleaved    stages micro_batches recompute chunks         (stages / chunks devices)
 message_driven stages micro_batches recompute rule limit     (RULES)
+fill_drain     stages micro_batches recompute                (GPipe as torch.distributed.pipelining runs it)
+deepspeed      stages micro_batches recompute                (1F1B with messages that block)
+zbv            stages micro_batches                          (stages / 2 devices; W: gradients of weights)
+data_parallel  micro_batches recompute kind                  (KINDS; one stage, two replicas)
 single         micro_batches recompute                       (one stage)
 
 recompute is never (here for every schedule, if it is not given), except_last (what engine=gpipe does by default) or
-always. 2F0, 2R0, 2B0: forward, recomputation, backward of micro-batch 0 on stage 2.
+always. 2F0, 2R0, 2B0: forward, recomputation, backward of micro-batch 0 on stage 2. Messages and collectives that stand
+between the tasks of a device are not drawn: then lines below the picture have the whole order.
 """
 
 from __future__ import annotations
@@ -22,9 +31,13 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import cast
 
+from harness.op import COMPUTE
 from harness.schedule import Schedule
+from harness.schedule.deepspeed import deepspeed
+from harness.schedule.fill_drain import fill_drain
 from harness.schedule.gpipe import RECOMPUTE, gpipe
 from harness.schedule.grid import grid
 from harness.schedule.hops import Hop, hops
@@ -33,10 +46,14 @@ from harness.schedule.message_driven import message_driven
 from harness.schedule.one_f_one_b import one_f_one_b
 from harness.schedule.rule import RULES, RuleName
 from harness.schedule.single import single
+from harness.schedule.zero import SHARDINGS, Sharding, data_parallel
+from harness.schedule.zero_bubble import zbv
 
 COMMAND = "python -m harness.schedule"
 RULED = [name for name in RULES if name != "in_order"]
-USAGE = (__doc__ or "").replace("RULES", ", ".join(RULED))
+USAGE = (__doc__ or "").replace("RULES", ", ".join(RULED)).replace("KINDS", ", ".join(SHARDINGS))
+CHOICES = {"recompute": (RECOMPUTE, "never"), "rule": (RULED, "fifo"), "kind": (SHARDINGS, SHARDINGS[0])}
+"""Keys that are words: those that there are, and one that always works."""
 
 
 def _hops(stages: int) -> list[Hop]:
@@ -68,6 +85,25 @@ def _message_driven(
     return message_driven(micro_batches, range(stages), _hops(stages), cast(RuleName, rule), limit, recompute)
 
 
+def _fill_drain(stages: int = 4, micro_batches: int = 8, recompute: str = "never") -> Schedule:
+    return fill_drain(micro_batches, range(stages), _hops(stages), recompute)
+
+
+def _deepspeed(stages: int = 4, micro_batches: int = 8, recompute: str = "never") -> Schedule:
+    return deepspeed(micro_batches, range(stages), _hops(stages), recompute)
+
+
+def _zbv(stages: int = 8, micro_batches: int = 8) -> Schedule:
+    if stages % 2:
+        near = " or ".join(f"stages={k}" for k in (stages - 1, stages + 1) if k)
+        raise ValueError(f"stages {stages}   is odd, each device has two   -> {near}")
+    return zbv(micro_batches, stages // 2, _hops(stages))
+
+
+def _data_parallel(micro_batches: int = 8, recompute: str = "never", kind: str = SHARDINGS[0]) -> Schedule:
+    return data_parallel(micro_batches, 0, 2, cast(Sharding, kind), recompute)
+
+
 def _single(micro_batches: int = 8, recompute: str = "never") -> Schedule:
     return single(micro_batches, recompute)
 
@@ -77,12 +113,19 @@ DRAWN: dict[str, Callable[..., Schedule]] = {
     "one_f_one_b": _one_f_one_b,
     "interleaved": _interleaved,
     "message_driven": _message_driven,
+    "fill_drain": _fill_drain,
+    "deepspeed": _deepspeed,
+    "zbv": _zbv,
+    "data_parallel": _data_parallel,
     "single": _single,
 }
 
 
 def drawing(arguments: Sequence[str]) -> str:
-    """The grid of the schedule that the command line names. Raises ValueError, in the user's keys."""
+    """The grid of the schedule that the command line names, and its lanes below where more than tasks blocks a device.
+
+    Raises ValueError, in the user's keys.
+    """
     name, *typed = arguments
     if name not in DRAWN:
         raise ValueError(f"{name}   is none of {', '.join(DRAWN)}   -> {COMMAND} gpipe")
@@ -95,22 +138,22 @@ def drawing(arguments: Sequence[str]) -> str:
             why = f"is no KEY=VALUE of {name}, whose keys are {', '.join(keys)}"
             mend = " ".join([COMMAND, name, *(f"{key}={text}" for key, text in known.items())])
             raise ValueError(f"{argument}   {why}   -> {mend}")
-    return grid(DRAWN[name](**values))
+    schedule = DRAWN[name](**values)
+    blocking = any(op.kind not in COMPUTE for lane in schedule.lanes if lane.queue == "compute" for op in lane.ops)
+    picture = grid(replace(schedule, replicas=1))  # all are alike
+    return f"{picture}\n\n{schedule.text()}" if blocking else picture
 
 
 def _value(key: str, text: str) -> str | int:
-    if key == "recompute":
-        if text not in RECOMPUTE:
-            raise ValueError(f"recompute {text}   is none of {', '.join(RECOMPUTE)}   -> recompute=never")
+    if key in CHOICES:
+        known, default = CHOICES[key]
+        if text not in known:
+            raise ValueError(f"{key} {text}   is none of {', '.join(known)}   -> {key}={default}")
         return text
     if key == "dependency":
         if text not in ("true", "false"):
             raise ValueError(f"dependency {text}   is neither true nor false   -> dependency=true")
         return text == "true"
-    if key == "rule":
-        if text not in RULED:
-            raise ValueError(f"rule {text}   is none of {', '.join(RULED)}   -> rule=fifo")
-        return text
     if not text.isdecimal() or int(text) < 1:
         raise ValueError(f"{key} {text}   is no whole number of at least 1   -> {key}=4")
     return int(text)

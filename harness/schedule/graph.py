@@ -38,10 +38,10 @@ class Graph:
     barrier: int | None = None
 
 
-def graph(schedule: Schedule, rendezvous: bool = False) -> Graph:
-    """Raises ValueError for an op that stands twice in one lane."""
+def graph(schedule: Schedule, blocking: bool = False) -> Graph:
+    """With `blocking` every send is a rendezvous. Raises ValueError for an op that stands twice in one lane."""
     found = Graph()
-    index = _number(schedule, found, rendezvous)
+    index = _number(schedule, found, blocking or schedule.rendezvous)
     _Edges(schedule, found, index).draw()
     return found
 
@@ -79,6 +79,12 @@ def _key(op: Op, rendezvous: bool) -> Key:
     return (kind, op.stage, op.micro_batch, op.part, op.peer)
 
 
+def sender(op: Op) -> Op:
+    """The other end of a receive."""
+    assert op.peer is not None
+    return Op(op.peer, "send", op.micro_batch, op.part, op.stage, op.bytes, op.queue)
+
+
 def _number(schedule: Schedule, found: Graph, rendezvous: bool) -> dict[Key, int]:
     index: dict[Key, int] = {}
     ops = found.ops
@@ -88,7 +94,7 @@ def _number(schedule: Schedule, found: Graph, rendezvous: bool) -> dict[Key, int
             key = _key(op, rendezvous)
             node = index.setdefault(key, len(ops))
             if node == len(ops):
-                ops.append(op)
+                ops.append(sender(op) if rendezvous and op.kind == "recv" else op)
             nodes.append(node)
         if len(set(nodes)) < len(nodes):
             twice = next(ops[node] for place, node in enumerate(nodes) if node in nodes[:place])
@@ -179,7 +185,7 @@ class _Edges:
         """B, W -> all_reduce, reduce_scatter over the replicas -> over copies of a parameter -> step.
 
         Other collectives wait for their turn only. One with a micro-batch waits for the gradients of that one, else for
-        those of all.
+        those of all. A queue in a fixed order may have copies before replicas, as DeepSpeed does: the sum is the same.
         """
         gradients: dict[tuple[int, int | None], list[int]] = defaultdict(list)
         over_replicas: dict[int, list[int]] = defaultdict(list)
@@ -200,12 +206,21 @@ class _Edges:
                 op = self.graph.ops[node]
                 before[node] += gradients[op.stage, op.micro_batch]
         for node, stages in self.members(ties).items():
+            later = self.later(node)
             for stage in stages:
-                before[node] += gradients[stage, None] + over_replicas[stage]
+                before[node] += gradients[stage, None] + [one for one in over_replicas[stage] if one not in later]
                 over_copies[stage].append(node)
         for node, op in enumerate(self.graph.ops):
             if op.kind == "step":
                 before[node] += gradients[op.stage, None] + over_replicas[op.stage] + over_copies[op.stage]
+
+    def later(self, node: int) -> set[int]:
+        """What comes behind a node in the queues with a fixed order in which it stands."""
+        found: set[int] = set()
+        for lane, nodes in zip(self.schedule.lanes, self.graph.lanes, strict=True):
+            if lane.queue != "network" and lane.rule == "in_order" and node in nodes:
+                found.update(nodes[nodes.index(node) + 1 :])
+        return found
 
     def members(self, ties: set[int]) -> dict[int, list[int]]:
         """For each all-reduce over copies of a parameter all stages on the devices that take part."""

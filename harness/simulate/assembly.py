@@ -25,7 +25,7 @@ class Assembly:
     ) -> None:
         self.schedule, self.cluster, self.costs, self.durations = schedule, cluster, costs, durations
         self.blocking = cluster.blocking_messages and durations is None
-        self.graph: Graph = graph(schedule, rendezvous=self.blocking)
+        self.graph: Graph = graph(schedule, self.blocking)
         count = len(self.graph.before)
         self.work = Work([0.0] * count, [0] * count, [[] for _ in range(count)])
         self.resources: dict[Resource, int] = {}

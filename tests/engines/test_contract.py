@@ -14,7 +14,7 @@ from engines.single.config import Config as SingleConfig
 from engines.single.config import build as build_single
 from harness import registry
 from harness.interfaces import Model, OptimizerSpec
-from harness.plan import Plan, Stage
+from harness.plan import Plan
 from tests.engines import contract, networks, zoo
 from tests.engines.contract import Case
 
@@ -94,11 +94,12 @@ def test_gpipe_with_uneven_micro_batches_and_more_chunks_than_samples(samples: i
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_several_stages_on_one_device(mode: str) -> None:
-    layers = len(MODELS["skips"].layers())
-    stages = (Stage(0, 3, 0), Stage(4, 6, 1), Stage(7, 9, 0), Stage(10, layers - 1, 1))
-    plan = replace(Plan.contiguous([layers], 4, mode), stages=stages)
-    folded = replace(case("skips"), plan=plan)
+@pytest.mark.parametrize("model", ["skips", "tied"])
+def test_several_stages_on_one_device(model: str, mode: str) -> None:
+    """Of "tied" the layer that stands in two places is in two stages of device 0."""
+    plan = Plan.contiguous(split(len(MODELS[model].layers()), 4), 4, mode)
+    plan = replace(plan, stages=tuple(replace(stage, device=stage.device % 2) for stage in plan.stages))
+    folded = replace(case(model), plan=plan)
     contract.check_training(folded)
     contract.check_trace(folded)
 

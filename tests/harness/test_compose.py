@@ -9,12 +9,14 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
+from harness import registry
 from harness.compose import CONF, GROUPS, compose
 from harness.overrides import described, leaves, quoted, suggestion
 from harness.problem import CannotRun, Problem
 from harness.profile import LayerProfile, ModelProfile
 
 FILES = sorted(path for group in GROUPS for path in (CONF / group).glob("*.yaml"))
+ENGINES = ", ".join(sorted(plugin.name for plugin in registry.scan() if plugin.group == "engine"))
 
 
 def problems(*overrides: str) -> list[Problem]:
@@ -74,10 +76,10 @@ def test_every_choice_composes_and_says_how_to_use_it(path: Path) -> None:
 @pytest.mark.parametrize(
     ("override", "key", "what", "mend"),
     [
-        ("engine=gpip", "engine gpip", "is not one of gpipe, single", "engine=gpipe"),
-        ("engine=[gpipe]", "engine [gpipe]", "is not one of gpipe, single", "engine=gpipe"),
-        ("engine=_gpipe", "engine _gpipe", "is not one of gpipe, single", "engine=gpipe"),
-        ("engine=null", "engine null", "is not one of gpipe, single", ""),
+        ("engine=gpip", "engine gpip", f"is not one of {ENGINES}", "engine=gpipe"),
+        ("engine=[gpipe]", "engine [gpipe]", f"is not one of {ENGINES}", "engine=gpipe"),
+        ("engine=_gpipe", "engine _gpipe", f"is not one of {ENGINES}", "engine=gpipe"),
+        ("engine=null", "engine null", f"is not one of {ENGINES}", ""),
         ("engine.name=single", "engine.name single", "follows from engine=...", "engine=single"),
         ("batch.sise=3", "batch.sise", "is not a key of batch", "batch.size=..."),
         ("bach.size=3", "bach.size", "is not a key", "batch.size=..."),

@@ -12,6 +12,7 @@ import pytest
 
 from harness import launch
 from harness.failure import DISK_FULL
+from harness.interfaces import Capabilities
 from harness.launch import Outcome, Preempted, call, preemptible, supervise
 
 ROOT = Path(__file__).parents[2]
@@ -227,6 +228,8 @@ def test_ranks_die_with_a_parent_that_is_killed(tmp_path):
 
 class Opened:
     """An engine whose session notes when it is open."""
+
+    capabilities = Capabilities()
 
     def __init__(self) -> None:
         self.events: list[object] = []

@@ -33,7 +33,7 @@ def test_stages_are_those_that_are_given() -> None:
 @pytest.mark.parametrize(
     ("balance", "pipeline", "problem"),
     [
-        ([2, 6, 3], 2, ("planner.balance [2,6,3]", "has 3 stages, mesh.pipeline is 2",
+        ([2, 6, 3], 2, ("planner.balance [2,6,3]", "has 3 stages, the engine has 2 on mesh.pipeline 2",
                         "as many numbers as stages: 2")),
         ([2, 7, 3], 3, ("planner.balance [2,7,3]", "places 12 layers, the model has 11",
                         "numbers that add up to 11, or planner=balance")),

@@ -1,0 +1,1 @@
+"""The DeepSpeed library: its pipeline with data parallelism, and ZeRO."""

@@ -1,0 +1,56 @@
+"""Configuration of the deepspeed engine."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from harness.installed import problem_line
+
+if TYPE_CHECKING:
+    from engines.deepspeed.engine import DeepSpeedEngine
+
+STAGES = (0, 1, 2, 3)
+CHECKPOINT = ("never", "always")
+BUCKET = 500_000_000
+"""Elements that DeepSpeed sums or gathers at once."""
+
+
+@dataclass
+class Config:
+    name: str = "deepspeed"
+    """The engine."""
+    zero: int = 0
+    """What lies in shards over the replicas: 0 nothing, 1 optimizer state, 2 gradients too, 3 weights too. 2 and 3 have
+    no pipeline."""
+    checkpoint: str = "never"
+    """Which micro-batches are recomputed in the backward pass: never or always."""
+    offload: bool = False
+    """ZeRO-Offload: optimizer state and step on the CPU (zero 1 to 3, adam or adamw; compiles DeepSpeed's cpu_adam)."""
+
+
+def check(config: Config) -> None:
+    """Raise ValueError with a line for each value that no run can have."""
+    wrong = []
+    wrong += problem_line("deepspeed", "deepspeed", "pip install deepspeed")
+    if config.zero not in STAGES:
+        nearest = min(max(config.zero, 0), 3)
+        wrong.append(f"engine.zero {config.zero}   is none of 0, 1, 2, 3   -> engine.zero={nearest}")
+    if config.checkpoint not in CHECKPOINT:
+        what = f"is none of {', '.join(CHECKPOINT)}"
+        wrong.append(f"engine.checkpoint {config.checkpoint}   {what}   -> engine.checkpoint=always")
+    if config.offload and config.zero == 0:
+        wrong.append("engine.offload true   needs state in shards, engine.zero is 0   -> engine.zero=1")
+    missing = [tool for tool in ("g++", "ninja") if shutil.which(tool) is None]
+    if config.offload and missing:
+        what = f"compiles cpu_adam, and there is no {' and no '.join(missing)}"
+        wrong.append(f"engine.offload true   {what}   -> apt-get install g++ ninja-build, or engine.offload=false")
+    if wrong:
+        raise ValueError("\n".join(wrong))
+
+
+def build(config: Config) -> DeepSpeedEngine:
+    from engines.deepspeed.engine import DeepSpeedEngine
+
+    return DeepSpeedEngine(config)

@@ -1,0 +1,100 @@
+"""A replica of the whole model in training, its state whole or in shards (ZeRO 0 to 3)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from torch import Tensor, nn
+
+from engines.deepspeed import library
+from engines.deepspeed.config import Config
+from harness.interfaces import Batch, Model, SessionSpec
+from harness.op import Kind, Op
+from harness.plan import Plan
+from harness.rank_session import Mark, RankSession
+from harness.schedule.zero import over_replicas
+from harness.stage_module import stage_modules
+from harness.training_state import make_optimizer
+
+
+class ReplicaSession(RankSession):
+    """DeepSpeed's plain engine.
+
+    Its collectives run inside the passes and the step, layer by layer. The trace has them as blocks as long as they
+    held up the rank: what is gathered before the pass, what is summed behind it, and the weights behind the step.
+    """
+
+    def __init__(self, model: Model, plan: Plan, spec: SessionSpec, config: Config) -> None:
+        super().__init__(model, plan, spec)
+        self.config = config
+        self.library = library.load(config.zero)
+
+    def build(self, layers: nn.Sequential) -> None:
+        from engines.deepspeed.state import State
+
+        self.stage = stage_modules(layers, self.plan, [0])[0]
+        named = self.named(self.stage)
+        self.traffic = library.join(self.library, self.device, self.plan.mesh.data)
+        self.optimizer = make_optimizer(self.stage.parameters(), self.spec.optimizer)
+        self.engine = library.engine(self.library, self.stage, self.optimizer, self.config, self.plan, self.spec)
+        self.state = State(self.engine, self.stage, named, self.optimizer)
+
+    def train(self, batch: Batch, size: int) -> float:
+        m = self.micro_batches
+        self.traffic.take()
+        pairs = zip(batch.inputs.tensor_split(m), batch.targets.tensor_split(m), strict=True)
+        total = sum(self._task(i, inputs, targets, size) for i, (inputs, targets) in enumerate(pairs))
+        return total / (m * self.plan.mesh.data)
+
+    def _task(self, i: int, inputs: Tensor, targets: Tensor, size: int) -> float:
+        """Forward, backward and, behind the last micro-batch, DeepSpeed's step. It takes the mean over all tasks."""
+        self.stage.at(self.spec.seed, self.steps, self.number(i))
+        start = self.now()
+        output = self.engine(inputs.to(self.device))
+        self._note("F", i, start)
+        scale = self.micro_batches * self.plan.mesh.data / size
+        loss = self.model.loss(output, targets.to(self.device)) * scale
+        del output
+        start = self.now()
+        self.engine.backward(loss)
+        self._note("B", i, start)
+        start = self.now()
+        self.engine.step()
+        if i == self.micro_batches - 1:
+            self._note("step", None, start)
+        return float(loss.detach())
+
+    def _note(self, kind: Kind, i: int | None, start: Mark) -> None:
+        """The pass since `start`, and the collectives that ran in it."""
+        end = self.now()
+        seconds, sizes = self.traffic.take()
+        whole = end - start if isinstance(start, float) and isinstance(end, float) else float("inf")
+        shares = {algorithm: seconds[algorithm] / whole for algorithm in sizes}
+        before = sum(share for algorithm, share in shares.items() if algorithm == "all_gather" and kind in "FB")
+        behind = sum(shares.values()) - before
+        self.note(Op(0, kind, i), start, end, before, 1 - behind)
+        self._collectives(kind, i, start, end, shares, sizes)
+
+    def _collectives(
+        self, kind: Kind, i: int | None, start: Mark, end: Mark, shares: dict[str, float], sizes: Counter[str]
+    ) -> None:
+        at = 1 - sum(shares.values())
+        for algorithm, share in shares.items():
+            self.sent[algorithm] += sizes[algorithm]
+            if algorithm == "all_gather" and kind in "FB":
+                bucket = "forward" if kind == "F" else "backward"
+                self.note(over_replicas(0, algorithm, sizes[algorithm], i, bucket), start, end, 0.0, share)
+            else:
+                at += share
+                number = i if self.config.zero > 1 and kind == "B" else None
+                self.note(over_replicas(0, algorithm, sizes[algorithm], number), start, end, at - share, at)
+
+    def held(self) -> list[Tensor]:
+        return self.state.held()
+
+    def local_state(self) -> dict[str, Any]:
+        return self.state.save()
+
+    def load_local(self, state: dict[str, Any]) -> None:
+        self.state.load(state)

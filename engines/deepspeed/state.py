@@ -1,0 +1,113 @@
+"""The state of a module that DeepSpeed trains, by the names of the whole model, wherever its shards lie."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from deepspeed import zero
+from deepspeed.utils import (
+    safe_get_full_optimizer_state,
+    safe_set_full_fp32_param,
+    safe_set_full_optimizer_state,
+    safe_set_local_fp32_param,
+    safe_set_local_optimizer_state,
+)
+from torch import Tensor, nn
+
+from harness.training_state import load_optimizer_state, model_state, optimizer_state, optimizer_tensors
+
+FLAT = ("single_partition_of_fp32_groups", "fp32_partitioned_groups_flat", "fp32_groups_flat_partition")
+"""Where DeepSpeed's optimizers (ZeRO 1 and 2, ZeRO 3, bfloat16 in a pipeline) keep this rank's shards, in float32."""
+
+
+class State:
+    """`named` are the stage's parameters by their first names; `optimizer` is torch's, which DeepSpeed's drives.
+
+    Every method is collective over the replicas.
+    """
+
+    def __init__(
+        self, engine: Any, stage: nn.Module, named: dict[str, nn.Parameter], optimizer: torch.optim.Optimizer | None
+    ) -> None:
+        self.stage, self.named, self.around = stage, named, engine.optimizer
+        self.optimizers = [optimizer] if optimizer else []
+        self.flat = [shard for name in FLAT for shard in getattr(engine.optimizer, name, ())]
+        self.scattered = engine.zero_optimization_stage() == 3
+
+    def held(self) -> list[Tensor]:
+        """What lies on this rank's device: of sharded parameters the shard."""
+        parameters = [getattr(parameter, "ds_tensor", parameter) for parameter in self.stage.parameters()]
+        return [*parameters, *self.stage.buffers(), *self.flat, *optimizer_tensors(self.optimizers)]
+
+    def save(self) -> dict[str, Any]:
+        """{"model": ..., "optimizer": ...}"""
+        with self._gathered(None):
+            model = model_state(self.stage)
+        if not self.flat:
+            return {"model": model, "optimizer": optimizer_state(self.named, self.optimizers)}
+        moments = {name: self._moments(parameter) for name, parameter in self.named.items() if parameter.requires_grad}
+        return {"model": model, "optimizer": {name: found for name, found in moments.items() if found}}
+
+    def load(self, whole: dict[str, Any]) -> None:
+        """The inverse of `save`, from the state of the whole model."""
+        with self._gathered(0):
+            self.stage.load_state_dict({name: whole["model"][name] for name in self.stage.state_dict()})
+        if not self.flat:
+            load_optimizer_state(self.named, self.optimizers, whole["optimizer"])
+            return
+        self._begin(whole["optimizer"])
+        for name, parameter in self.named.items():
+            if parameter.requires_grad:
+                moments = {key: value for key, value in whole["optimizer"].get(name, {}).items() if value.dim()}
+                self._set(parameter, whole["model"][name], moments)
+
+    def _set(self, parameter: nn.Parameter, weight: Tensor, moments: dict[str, Tensor]) -> None:
+        """Of ZeRO 3 the shards: DeepSpeed's way by whole values fails where they do not divide evenly."""
+        if self.scattered:
+            safe_set_local_fp32_param(parameter, self._shard(parameter, weight))
+            for key, value in moments.items():
+                safe_set_local_optimizer_state(parameter, self._shard(parameter, value), key)
+            return
+        safe_set_full_fp32_param(parameter, weight)
+        for key, value in moments.items():
+            safe_set_full_optimizer_state(parameter, value, key)
+
+    @staticmethod
+    def _shard(parameter: nn.Parameter, whole: Tensor) -> Tensor:
+        """This rank's part of a value, filled up with zeros at the end."""
+        shard: Tensor = parameter.ds_tensor  # type: ignore[attr-defined]
+        size, ranks = shard.numel(), dist.get_world_size()
+        padded = torch.cat([whole.flatten(), whole.new_zeros(size * ranks - whole.numel())])
+        return padded.view(ranks, size)[dist.get_rank()]
+
+    def _moments(self, parameter: nn.Parameter) -> dict[str, Tensor]:
+        """Of one parameter. Counters are the same for all."""
+        states = [state for optimizer in self.optimizers for state in optimizer.state.values()]
+        found = {}
+        for key, value in states[0].items() if states else ():
+            whole = safe_get_full_optimizer_state(parameter, key) if value.dim() else value
+            shape = getattr(parameter, "ds_shape", parameter.shape) if value.dim() else value.shape
+            found[key] = whole.detach().cpu().clone().view(shape)
+        return found
+
+    def _begin(self, saved: dict[str, Any]) -> None:
+        """An optimizer makes its state in its first step: have it there before."""
+        example: dict[str, Tensor] = next(iter(saved.values()), {})
+        for optimizer in self.optimizers:
+            for shard in self.flat:
+                optimizer.state[shard] = {
+                    key: torch.zeros_like(shard) if value.dim() else value.clone() for key, value in example.items()
+                }
+        if hasattr(self.around, "_lazy_init_hp_params_optimizer_state"):
+            self.around._hp_optimizer_states_linked = False
+            self.around._lazy_init_hp_params_optimizer_state()
+
+    def _gathered(self, modifier: int | None) -> AbstractContextManager[object]:
+        """Within it the weights are whole; what rank `modifier` has changed counts."""
+        if not self.scattered:
+            return nullcontext()
+        context: AbstractContextManager[object] = zero.GatheredParameters(list(self.stage.parameters()), modifier)
+        return context

@@ -1,0 +1,1 @@
+"""torch.distributed.pipelining as a peer behind the common interface."""

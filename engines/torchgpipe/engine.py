@@ -1,0 +1,79 @@
+"""The torchgpipe engine: the PyPI package torchgpipe 0.0.7 (github.com/kakaobrain/torchgpipe), as its users get it.
+
+What it cannot do:
+
+* On CPU devices nothing overlaps. It has one worker thread for each torch device, and "cpu" is one torch device
+  however many stages there are, so forward tasks run one after the other. The backward pass is autograd's, which runs
+  in the calling thread for everything on the CPU. So a step takes as long as on one device, and the simulated
+  step time, of devices that work at once, is too good. On GPUs, for which it was made, stages overlap.
+* It leaves no trace (`trace=False`), and on CPU devices what each of them holds cannot be told apart
+  (`memory_meter=False`); on GPUs the allocator tells it.
+* Stages share no parameters: it refuses them on any devices. Layers of one stage may.
+* A batch that the micro-batches do not divide is cut by `torch.chunk`, which may give fewer micro-batches.
+* Its deferred batch norm takes the biased variance.
+* An error in a layer's backward pass does not say which stage it comes from.
+
+Three things are mended, since runs could not be compared without: a recomputation does not update batch norm's running
+statistics a second time, autocast holds in its worker threads, too, and a stage whose layers work in place gets copies.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+
+from engines.torchgpipe.config import Config
+from harness.cluster import Cluster
+from harness.interfaces import Capabilities, Model, Session, SessionSpec
+from harness.memory import MemoryModel
+from harness.mesh import Mesh
+from harness.plan import Plan
+from harness.problem import Problem
+from harness.profile import ModelProfile
+from harness.schedule import Schedule
+from harness.schedule.gpipe import gpipe
+from harness.schedule.hops import plan_hops
+
+
+class TorchGPipeEngine:
+    capabilities = Capabilities(trace=False, memory_meter=False)
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+
+    def check(self, plan: Plan, profile: ModelProfile, cluster: Cluster, memory: MemoryModel) -> list[Problem]:
+        """Parameters that stages share, whatever devices the stages are on."""
+        return [
+            Problem(
+                f"mesh.pipeline {len(plan.stages)}",
+                f"puts {name} into stages {' and '.join(map(str, stages))}, engine=torchgpipe takes it in 1 stage",
+                "mesh.pipeline=1, or engine=gpipe",
+            )
+            for name, stages in _stages_of_tied(plan, profile).items()
+            if len(stages) > 1
+        ]
+
+    def schedule(self, plan: Plan, profile: ModelProfile) -> Schedule:
+        """That of `engine=gpipe` with dependency, streams and portals: its paper's, which GPUs keep to."""
+        devices = [stage.device for stage in plan.stages]
+        return gpipe(plan.micro_batches, devices, plan_hops(plan, profile, portals=True), plan.recompute)
+
+    def placement(self, pipeline: int) -> tuple[int, ...]:
+        return ()
+
+    def memory(self, model: MemoryModel, mesh: Mesh, profile: ModelProfile) -> MemoryModel:
+        return model
+
+    def session(self, model: Model, plan: Plan, spec: SessionSpec) -> AbstractContextManager[Session]:
+        from engines.torchgpipe.session import TorchGPipeSession
+
+        return TorchGPipeSession(model, plan, spec, self.config)
+
+
+def _stages_of_tied(plan: Plan, profile: ModelProfile) -> dict[str, list[int]]:
+    """Where each parameter is that layers share."""
+    found: dict[str, list[int]] = {}
+    for number, stage in enumerate(plan.stages):
+        layers = profile.layers[stage.first : stage.last + 1]
+        for name in dict.fromkeys(tied.name for layer in layers for tied in layer.tied):
+            found.setdefault(name, []).append(number)
+    return found

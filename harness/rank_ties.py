@@ -1,0 +1,117 @@
+r"""Parameters that layers on several devices share, in an engine of ranks: every rank has its own copy.
+
+    device 0   embedding.weight   gradient g0 --\              /--> g0 + g3
+                                                 all_reduce --<                 over the ranks of one replica
+    device 3   head.weight        gradient g3 --/              \--> g0 + g3
+
+The copies begin alike and get the same gradient, so the same optimizer keeps them alike. `harness.schedule.ties` puts
+the same sums into schedules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from harness import counting
+from harness.op import Op
+from harness.plan import Plan
+from harness.profile import LayerProfile, ModelProfile
+from harness.rank_session import Mark
+from harness.schedule.graph import TIED
+from harness.schedule.ties import Tie, plan_ties
+from harness.skip import named_layers
+
+SUMS = f"all_reduce@{TIED}"
+"""Under which name the bytes of the sums are counted."""
+
+
+@dataclass(frozen=True)
+class SharedCopy:
+    """A rank's copy of a shared parameter; `group` are the ranks of its replica that have one, too."""
+
+    tie: Tie
+    parameter: nn.Parameter
+    group: dist.ProcessGroup
+    stage: int
+
+    @property
+    def op(self) -> Op:
+        """What a trace calls the sum."""
+        return Op(self.stage, "collective", None, self.tie.part, bytes=self.tie.bytes)
+
+    def sum_gradient(self) -> int:
+        """Every copy gets the sum of all gradients; one without a gradient adds nothing. The bytes of this copy's."""
+        if not self.parameter.requires_grad:
+            return 0
+        if self.parameter.grad is None:
+            self.parameter.grad = torch.zeros_like(self.parameter)
+        gradient = self.parameter.grad
+        dist.all_reduce(gradient, group=self.group)
+        return gradient.numel() * gradient.element_size()
+
+
+class RankTies:
+    """The copies of this rank (`own`), in the order of the layers.
+
+    Every rank makes it, at the same point and from the same unsplit layers: it opens process groups. Rank = replica *
+    devices of a replica + device. Raises ValueError for a buffer that two devices would share.
+    """
+
+    def __init__(self, layers: nn.Sequential, plan: Plan, rank: int) -> None:
+        _check_buffers(layers, plan)
+        width = plan.mesh.pipeline * plan.mesh.tensor
+        parameters = dict(layers.named_parameters())
+        groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
+        self.own: list[SharedCopy] = []
+        for tie in _ties(layers, plan):
+            homes = {plan.stages[stage].device: stage for stage in tie.stages}
+            for replica in range(plan.mesh.data):
+                ranks = tuple(replica * width + device for device in homes)
+                if ranks not in groups:
+                    groups[ranks] = dist.new_group(list(ranks))
+                if rank in ranks:
+                    copy = SharedCopy(tie, parameters[tie.name], groups[ranks], homes[rank % width])
+                    self.own.append(copy)
+
+    def sum_gradients(self, now: Callable[[], Mark], note: Callable[[Op, Mark, Mark], None]) -> int:
+        """After the backward pass, and after the sums over replicas; the bytes of this rank's copies.
+
+        `now` and `note` are those of the `RankSession`. Collective over the ranks of a replica.
+        """
+        total = 0
+        for copy in self.own:
+            start = now()
+            total += copy.sum_gradient()
+            note(copy.op, start, now())
+        return total
+
+    def weights_and_groups(self) -> list[tuple[Tensor, dist.ProcessGroup]]:
+        """The copies with the ranks that each is shared by."""
+        return [(copy.parameter, copy.group) for copy in self.own]
+
+
+def _ties(layers: nn.Sequential, plan: Plan) -> list[Tie]:
+    """What layers on different devices share."""
+    shared = counting.ties(layers)
+    tied = [shared.get(name, ()) for name, _ in named_layers(layers)]
+    profiles = [LayerProfile(param_bytes=sum(one.bytes for one in own), tied=own) for own in tied]
+    return plan_ties(plan, ModelProfile(tuple(profiles)))
+
+
+def _check_buffers(layers: nn.Sequential, plan: Plan) -> None:
+    named = named_layers(layers)
+    homes: dict[Tensor, tuple[int, str]] = {}
+    for stage in plan.stages:
+        for name, layer in named[stage.first : stage.last + 1]:
+            for buffer in layer.buffers():
+                device, owner = homes.setdefault(buffer, (stage.device, name))
+                if device != stage.device:
+                    raise ValueError(
+                        f"layers {owner!r} on device {device} and {name!r} on device {stage.device} share a buffer: "
+                        "its copies cannot be kept alike -> a layer of its own, or both on one device"
+                    )

@@ -1,0 +1,205 @@
+"""Ranks: a process for each device, forked from one that has loaded torch, in one torch.distributed group.
+
+    host (torch loaded) --fork--> rank 0 --|
+                        --fork--> rank 1 --|-- all_reduce, send, recv ...
+    what rank 0 returns <----------'
+
+The first rank that fails ends all; its error is the host's. No rank outlives the host.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import pickle
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from multiprocessing import get_context
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from harness.orphan import PR_SET_PDEATHSIG
+
+T = TypeVar("T")
+Backend = Literal["gloo", "nccl"]
+PATIENCE = timedelta(hours=1)
+"""How long a collective waits; whoever watches the run ends it long before (`launch.timeout_s`)."""
+HINDSIGHT_S = 0.2
+"""How long the host looks, when a rank has failed, for another one that had gone before."""
+GRACE_S = 1.0
+"""How long the host waits for the message of a rank that has ended."""
+
+
+class RankKilled(MemoryError):
+    """A rank was killed from outside, most likely by the kernel for want of memory."""
+
+
+class RankDied(RuntimeError):
+    """A rank ended without a word."""
+
+
+class _Remote(Exception):
+    """The traceback of a rank's error, as the cause of the same error in the host."""
+
+    def __str__(self) -> str:
+        return f"in rank {self.args[0]}:\n{self.args[1]}"
+
+
+@dataclass(frozen=True)
+class _Failed:
+    error: BaseException
+    trace: str
+
+
+def first() -> bool:
+    """Whether this process is the one that reports: rank 0, or the only one."""
+    return not dist.is_initialized() or dist.get_rank() == 0
+
+
+def each(count: int, work: Callable[[], T], devices: Sequence[str]) -> T:
+    """Do `work` in `count` ranks; what it returned in rank 0. `devices[r]` is the torch device of rank r.
+
+    Raises the first error of any rank (with its traceback), `RankKilled` or `RankDied` for one that ended without. All
+    ranks have ended when this function is left.
+    """
+    with tempfile.TemporaryDirectory(prefix="regatta-ranks-") as folder:
+        fork = get_context("fork")
+        ranks: list[tuple[BaseProcess, Connection]] = []
+        try:
+            for rank in range(count):
+                here, there = fork.Pipe(duplex=False)
+                process: BaseProcess = fork.Process(
+                    target=_rank, args=(rank, count, work, devices[rank], Path(folder), there, os.getpid()), daemon=True
+                )
+                process.start()
+                there.close()
+                ranks.append((process, here))
+            result: T = _collected(ranks)
+            return result
+        finally:
+            for process, here in ranks:
+                process.kill()
+                process.join()
+                here.close()
+
+
+def join(rank: int, count: int, device: str, folder: Path) -> None:
+    """Make this process a rank of the group that meets in `folder`."""
+    kind = torch.device(device).type
+    backend: Backend = "nccl" if kind == "cuda" else "gloo"
+    local = (torch.device(device).index or 0) if kind == "cuda" else rank
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(count), "LOCAL_RANK": str(local)}
+    if kind == "cuda":
+        torch.cuda.set_device(device)
+    else:
+        torch.set_num_threads(1)
+    dist.init_process_group(backend, f"file://{folder / 'group'}", PATIENCE, count, rank)
+
+
+def _rank(
+    rank: int, count: int, work: Callable[[], Any], device: str, folder: Path, there: Connection, host: int
+) -> None:
+    """The life of a rank: it sends what `work` returned, or how it failed, and is gone.
+
+    A rank that fails tells before its connections break, so that its error comes before those that follow from it.
+    """
+    _die_with(host)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+    code = 0
+    try:
+        join(rank, count, device, folder)
+        result = work()
+        there.send_bytes(pickle.dumps(result if rank == 0 else None))
+        dist.barrier()  # none leaves while another one still has messages for it
+        dist.destroy_process_group()
+    except BaseException as error:
+        code = 1
+        traceback.print_exc()
+        with suppress(OSError):
+            there.send_bytes(_packed(error))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # what was inherited from the host is not the rank's to tidy up
+
+
+def _die_with(host: int) -> None:
+    with suppress(AttributeError, OSError):
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))
+    if os.getppid() != host:
+        os._exit(1)
+
+
+def _packed(error: BaseException) -> bytes:
+    trace = traceback.format_exc()
+    try:
+        data = pickle.dumps(_Failed(error, trace))
+        pickle.loads(data)  # some errors can be packed, but not unpacked
+        return data
+    except Exception:
+        told = RankDied(f"{type(error).__name__}: {error}")
+        for note in getattr(error, "__notes__", ()):
+            told.add_note(note)
+        return pickle.dumps(_Failed(told, trace))
+
+
+def _collected(ranks: Sequence[tuple[BaseProcess, Connection]]) -> Any:
+    """Wait for all; the first message of a failure, or a rank that ended without one, ends the waiting."""
+    open_: dict[Connection, int] = {here: number for number, (_, here) in enumerate(ranks)}
+    result = None
+    while open_:
+        ready = [one for one in wait(list(open_)) if isinstance(one, Connection)]
+        for here in ready:
+            number = open_.pop(here)
+            try:
+                message = pickle.loads(here.recv_bytes())
+            except EOFError:
+                raise _ended(number, ranks[number][0]) from None
+            if isinstance(message, _Failed):
+                lost = _silent(open_)
+                if lost is not None:
+                    raise _ended(lost, ranks[lost][0])
+                raise message.error from _Remote(number, message.trace)
+            result = message if number == 0 else result
+    for number, (process, _) in enumerate(ranks):
+        process.join()
+        if process.exitcode:
+            raise _ended(number, process)
+    return result
+
+
+def _silent(open_: dict[Connection, int]) -> int | None:
+    """A rank that ended without a word just before another one failed: that one has lost its connection to it."""
+    deadline = time.monotonic() + HINDSIGHT_S
+    while open_ and (left := deadline - time.monotonic()) > 0:
+        for here in wait(list(open_), left):
+            assert isinstance(here, Connection)
+            number = open_.pop(here)
+            try:
+                here.recv_bytes()
+            except EOFError:
+                return number
+    return None
+
+
+def _ended(number: int, process: BaseProcess) -> Exception:
+    """What the exit of a rank that sent nothing tells."""
+    process.join(GRACE_S)
+    code = process.exitcode
+    if code == -signal.SIGKILL:
+        return RankKilled(f"rank {number} was killed (signal 9): most likely the machine's memory was full")
+    if code is not None and code < 0:
+        return RankDied(f"rank {number} ended by signal {-code} ({signal.Signals(-code).name})")
+    return RankDied(f"rank {number} ended with exit code {code}, its output tells more")

@@ -1,0 +1,158 @@
+"""The contract of tests/engines/contract.py for ddp, in two replicas and more; its buckets, its bytes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from engines.ddp import config as ddp_config
+from engines.ddp.config import Config, build
+from engines.ddp.session import DDPSession
+from harness.cluster import Cluster
+from harness.counting import count
+from harness.interfaces import Model, OptimizerSpec
+from harness.launch import call
+from harness.memory import named
+from harness.mesh import Mesh
+from harness.plan import Plan
+from harness.simulate import simulate
+from harness.training_state import converted
+from tests.engines import contract, networks, zoo
+from tests.engines.contract import Case
+from tests.engines.networks import Network
+from tests.harness.test_meter import allocator_peak_bytes
+
+MODELS: dict[str, Model] = {**networks.ALL, **{name: zoo.model(name) for name in ("unet", "amoebanet", "gpt")}}
+SMALL = 1e-4
+"""MiB: every parameter is a bucket."""
+
+
+def case(model: str, data: int = 2, micro_batches: int = 2, samples: int = 8, **options: Any) -> Case:
+    network = MODELS[model]
+    plan = replace(Plan.contiguous([len(network.layers())], micro_batches), mesh=Mesh(data=data))
+    return Case(build(Config(**options)), network, plan, samples=samples)
+
+
+def gentle(case: Case) -> Case:
+    """Deep networks take no learning rate of 1."""
+    return replace(case, optimizer=OptimizerSpec("sgd", lr=0.05, momentum=0.9))
+
+
+@pytest.mark.parametrize("bucket_mb", [25, SMALL])
+@pytest.mark.parametrize("model", networks.ALL)
+def test_trains_like_single(model: str, bucket_mb: float) -> None:
+    contract.check_training(case(model, bucket_mb=bucket_mb))
+
+
+@pytest.mark.parametrize("model", ["unet", "amoebanet", "gpt"])
+def test_trains_the_zoo_like_single(model: str) -> None:
+    contract.check_training(gentle(case(model)))
+
+
+@pytest.mark.parametrize("model", ["skips", "norms", "tied", "gpt"])
+def test_trains_in_float32(model: str) -> None:
+    contract.check_training(replace(gentle(case(model)), dtype="float32"))
+
+
+@pytest.mark.parametrize(("data", "micro_batches"), [(1, 3), (2, 1), (3, 1), (3, 2)])
+def test_trains_with_any_number_of_replicas_and_micro_batches(data: int, micro_batches: int) -> None:
+    contract.check_training(case("skips", data, micro_batches, samples=12))
+
+
+@pytest.mark.parametrize("data", [2, 3])
+def test_running_statistics_are_the_mean_over_replicas(data: int) -> None:
+    contract.check_statistics(case("norms", data, samples=12))
+
+
+def test_a_replica_follows_its_own_samples() -> None:
+    """Step after step: 0s in one, 1s in the other, of which the running mean takes in a tenth."""
+    net = Network("norm", lambda: [nn.BatchNorm1d(2)], lambda n: torch.arange(n).mul(2).div(n, rounding_mode="floor")
+                  .double().view(n, 1).expand(n, 2), lambda n: torch.zeros(n, 2), networks._squares)  # fmt: skip
+    norm = Case(build(Config()), net, replace(Plan.contiguous([1], 1), mesh=Mesh(data=2)))
+
+    def means(session: DDPSession) -> list[float]:
+        for _ in range(2):
+            session.step(net.sample(8))
+        own = session.stage.state_dict()["0.running_mean"]
+        found = [torch.empty_like(own) for _ in range(2)]
+        dist.all_gather(found, own)
+        return [float(mean[0]) for mean in found]
+
+    assert call(norm.engine, net, norm.plan, norm.spec, means) == pytest.approx([0.0, 1 - 0.9**2])
+
+
+@pytest.mark.parametrize("model", ["pairs", "tokens", "shared", "tied", "gpt"])
+def test_states_move(model: str) -> None:
+    contract.check_state_moves(case(model))
+
+
+@pytest.mark.parametrize("bucket_mb", [25, SMALL])
+@pytest.mark.parametrize(("data", "micro_batches"), [(1, 2), (2, 1), (2, 3)])
+def test_runs_its_schedule(data: int, micro_batches: int, bucket_mb: float) -> None:
+    contract.check_trace(case("norms", data, micro_batches, 12, bucket_mb=bucket_mb))
+
+
+@pytest.mark.parametrize("layer", [1, 13])
+def test_a_crash_reaches_the_caller(layer: int) -> None:
+    contract.check_crash(case("skips"), layer)
+
+
+def test_accepts_what_it_is_tested_with() -> None:
+    contract.check_accepts(case("skips"))
+
+
+@pytest.mark.parametrize("bucket_mb", [25, SMALL])
+@pytest.mark.parametrize(("data", "micro_batches"), [(1, 2), (2, 1), (3, 2)])
+def test_sends_what_the_simulator_says(data: int, micro_batches: int, bucket_mb: float) -> None:
+    gpt = replace(case("gpt", data, micro_batches, 12, bucket_mb=bucket_mb), dtype="float32")
+
+    def send(session: DDPSession) -> list[dict[str, int]]:
+        return [session.step(gpt.model.sample(12)).bytes_sent for _ in range(2)]
+
+    profile = count(gpt.model, 12 // (data * micro_batches), "float32")
+    schedule = gpt.engine.schedule(gpt.plan, profile)
+    done = simulate(schedule, gpt.plan, profile, Cluster(devices_per_node=data), named("sgd_fp32"))
+    first, second = call(gpt.engine, gpt.model, gpt.plan, gpt.spec, send)
+    assert first == second == done.figures["bytes_sent"]
+    whole = profile.parameter_bytes(0, len(profile.layers) - 1)
+    assert first == ({"all_reduce": data * whole} if data > 1 else {})
+
+
+@pytest.mark.parametrize("micro_batches", [1, 3])
+def test_memory_is_what_the_allocator_gave(micro_batches: int) -> None:
+    """Weights, their buckets and what a step allocates. The buckets are the gradients, none are kept beside them."""
+
+    def layers() -> list[nn.Module]:
+        return [layer for _ in range(8) for layer in (nn.Linear(64, 64), nn.Tanh())]
+
+    net = Network("wide", layers, lambda n: torch.randn(n, 64), lambda n: torch.randn(n, 64), networks._squares)
+    plan = replace(Plan.contiguous([16], micro_batches), mesh=Mesh(data=2))
+    wide = Case(build(Config()), net, plan, "float32", optimizer=OptimizerSpec("adam", lr=0.01))
+
+    def peaks(session: DDPSession) -> tuple[int, int, int, int]:
+        batch = net.sample(12)
+        for _ in range(3):
+            metered = session.step(batch, meter=True).peak_memory_bytes
+        assert metered
+        share = converted(session.share(batch), "float32")
+        held = {t.untyped_storage()._cdata: t.untyped_storage() for t in [*session.held(), *vars(share).values()]}
+        resident = sum(storage.nbytes() for storage in held.values())
+        gradients = sum(p.grad.nbytes for p in session.stage.parameters() if p.grad is not None)
+        return metered[0], resident, allocator_peak_bytes(lambda: session.train(share, 12)), gradients
+
+    metered, resident, allocated, gradients = call(wide.engine, net, plan, wide.spec, peaks)
+    assert metered == pytest.approx(resident + allocated, rel=0.005)
+    assert resident > 4 * gradients, "weights, gradients and two moments"
+    assert allocated < 0.5 * gradients
+
+
+@pytest.mark.parametrize("bucket_mb", [0.0, -1.0, float("nan")])
+def test_a_bucket_must_hold_something(bucket_mb: float) -> None:
+    ddp_config.check(Config())
+    with pytest.raises(ValueError, match=r"engine\.bucket_mb \S+   must be above 0   -> engine\.bucket_mb=25"):
+        ddp_config.check(Config(bucket_mb=bucket_mb))

@@ -1,0 +1,231 @@
+"""The contract of tests/engines/contract.py for fsdp, in two replicas and more; its blocks, its bytes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from engines.fsdp import config as fsdp_config
+from engines.fsdp.config import Config, build
+from engines.fsdp.session import FSDPSession
+from harness.cluster import Cluster
+from harness.counting import count
+from harness.interfaces import Model, OptimizerSpec
+from harness.launch import call
+from harness.memory import MemoryModel, named
+from harness.mesh import Mesh
+from harness.plan import Plan
+from harness.profile import LayerProfile, ModelProfile
+from harness.simulate import simulate
+from harness.trace import Trace
+from tests.engines import contract, networks, zoo
+from tests.engines.contract import Case
+from tests.engines.networks import Network
+
+
+class Widen(nn.Module):
+    """Changes in place what it gets, and ends in a view."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.linear(x.add_(1.0))
+        return y.view(-1, 2, 3)
+
+
+class Double(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.mul_(2.0)
+
+
+class Fork(nn.Module):
+    """A pair, of which one is a view."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        flat = x.view(-1, 6)
+        return self.linear(flat * 0.5), (flat * 3.0).view(-1, 6)
+
+
+class Join(nn.Module):
+    """Changes both in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 6)
+
+    def forward(self, pair: tuple[Tensor, Tensor]) -> Tensor:
+        return pair[0].mul_(2.0) + torch.tanh(self.linear(pair[1].add_(1.0)))
+
+
+def views() -> Network:
+    """What torch's marks and hooks do not go with: views that are changed in place."""
+
+    def layers() -> list[nn.Module]:
+        return [nn.Linear(6, 6), Widen(), Double(), Fork(), Join(), nn.Linear(6, 3)]
+
+    return Network("views", layers, lambda n: torch.randn(n, 6), lambda n: torch.randn(n, 3), networks._squares)
+
+
+def frozen() -> Network:
+    """Frozen layers at both ends, and one that is frozen in part."""
+
+    def layers() -> list[nn.Module]:
+        first, half, last = nn.Linear(5, 5), nn.Linear(5, 5), nn.Linear(5, 2)
+        for parameters in (first.parameters(), [half.bias], last.parameters()):
+            for parameter in parameters:
+                parameter.requires_grad_(False)
+        return [first, nn.Tanh(), half, nn.Linear(5, 5), last]
+
+    return Network("frozen", layers, lambda n: torch.randn(n, 5), lambda n: torch.randn(n, 2), networks._squares)
+
+
+NETWORKS = {**networks.ALL, "views": views(), "frozen": frozen()}
+MODELS: dict[str, Model] = {**NETWORKS, **{name: zoo.model(name) for name in ("unet", "amoebanet", "gpt")}}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "torch's own": {},
+    "each layer alone": {"group_mb": 0},
+    "kept": {"group_mb": 0, "reshard_after_forward": False},
+    "at once": {"reduce_each": False},
+    "kept, at once": {"reshard_after_forward": False, "reduce_each": False},
+}
+
+
+def case(model: str, data: int = 2, micro_batches: int = 2, samples: int = 8, **options: Any) -> Case:
+    network = MODELS[model]
+    plan = replace(Plan.contiguous([len(network.layers())], micro_batches), mesh=Mesh(data=data))
+    return Case(build(Config(**options)), network, plan, samples=samples)
+
+
+def gentle(case: Case) -> Case:
+    """Deep networks take no learning rate of 1."""
+    return replace(case, optimizer=OptimizerSpec("sgd", lr=0.05, momentum=0.9))
+
+
+def steady(model: str, **options: Any) -> Case:
+    """With a learning rate of 1 where the network takes it, so that a parameter's change is its gradient."""
+    return gentle(case(model, **options)) if model == "views" else case(model, **options)
+
+
+@pytest.mark.parametrize("model", NETWORKS)
+def test_trains_like_single(model: str) -> None:
+    contract.check_training(steady(model))
+
+
+@pytest.mark.parametrize("options", ["each layer alone", "kept, at once"])
+@pytest.mark.parametrize("model", ["skips", "tied", "views", "frozen"])
+def test_trains_like_single_with_other_groups_and_less_freed(model: str, options: str) -> None:
+    contract.check_training(steady(model, **OPTIONS[options]))
+
+
+@pytest.mark.parametrize("model", ["unet", "amoebanet", "gpt"])
+def test_trains_the_zoo_like_single(model: str) -> None:
+    contract.check_training(gentle(case(model)))
+
+
+@pytest.mark.parametrize("model", ["norms", "gpt"])
+def test_trains_in_float32(model: str) -> None:
+    contract.check_training(replace(gentle(case(model)), dtype="float32"))
+
+
+@pytest.mark.parametrize(("data", "micro_batches"), [(1, 3), (2, 1), (3, 1), (3, 2)])
+def test_trains_with_any_number_of_replicas_and_micro_batches(data: int, micro_batches: int) -> None:
+    contract.check_training(case("skips", data, micro_batches, samples=12))
+
+
+@pytest.mark.parametrize("data", [2, 3])
+def test_running_statistics_are_the_mean_over_replicas(data: int) -> None:
+    contract.check_statistics(case("norms", data, samples=12))
+
+
+@pytest.mark.parametrize("model", ["pairs", "shared", "gpt"])
+def test_states_move(model: str) -> None:
+    contract.check_state_moves(case(model))
+
+
+def test_states_move_in_shards_of_different_sizes() -> None:
+    contract.check_state_moves(case("tokens", 3, samples=12))
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
+def test_runs_its_schedule(options: dict[str, Any]) -> None:
+    contract.check_trace(case("tied", 2, 3, 12, **options))
+
+
+def test_alone_it_has_no_collectives() -> None:
+    alone = case("norms", 1, 2)
+    contract.check_trace(alone)
+    assert "collective" not in alone.engine.schedule(alone.plan, contract.profile_of(alone.model)).text()
+
+
+@pytest.mark.parametrize("layer", [1, 13])
+def test_a_crash_reaches_the_caller(layer: int) -> None:
+    contract.check_crash(case("skips"), layer)
+
+
+def test_accepts_what_it_is_tested_with() -> None:
+    contract.check_accepts(case("skips"))
+
+
+def test_collectives_take_their_time() -> None:
+    """A pass is noted without them: none is empty, and together they fill the step."""
+    gpt = case("gpt", micro_batches=3, samples=12)
+
+    def trace(session: FSDPSession) -> Trace:
+        for _ in range(2):
+            session.step(gpt.model.sample(12))
+        return session.trace()
+
+    traced = call(gpt.engine, gpt.model, gpt.plan, gpt.spec, trace).only(1)
+    seconds: Counter[str] = Counter()
+    for span in traced.spans:
+        assert span.end_s > span.start_s, span
+        seconds["collective" if "collective" in span.op else "compute"] += span.end_s - span.start_s
+    assert all(seconds[kind] > 0.05 * traced.window_s for kind in ("collective", "compute"))
+    assert 0.8 * traced.window_s < seconds.total() <= traced.window_s
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
+def test_sends_what_the_simulator_says(options: dict[str, Any]) -> None:
+    """Where ranks divide the rows of each weight; others are padded."""
+
+    def layers() -> list[nn.Module]:
+        twice = nn.Linear(8, 8)
+        return [twice, nn.Tanh(), nn.Linear(8, 8), nn.Linear(8, 8), twice]
+
+    net = Network("even", layers, lambda n: torch.randn(n, 8), lambda n: torch.randn(n, 8), networks._squares)
+    plan = replace(Plan.contiguous([5], 3), mesh=Mesh(data=2))
+    even = Case(build(Config(**options)), net, plan, "float32", samples=12)
+    profile = count(net, 2, "float32")
+    done = simulate(even.engine.schedule(plan, profile), plan, profile, Cluster(devices_per_node=2), named("sgd_fp32"))
+    sent = call(even.engine, net, plan, even.spec, lambda session: session.step(net.sample(12)).bytes_sent)
+    assert sent == done.figures["bytes_sent"]
+    assert sent.keys() == {"all_gather", "reduce_scatter"}
+
+
+@pytest.mark.parametrize(
+    ("options", "weights", "gradients"),
+    [({}, 0.75, 0.75), ({"reshard_after_forward": False}, 1.25, 0.75), ({"reduce_each": False}, 0.75, 1.0)],
+)
+def test_the_memory_model_has_the_shards(options: dict[str, Any], weights: float, gradients: float) -> None:
+    """And the largest layer, here of two, as a whole."""
+    profile = ModelProfile((LayerProfile("a", param_bytes=8), LayerProfile("b", param_bytes=8)))
+    model = build(Config(**options)).memory(MemoryModel(optimizer=2.0), Mesh(data=4), profile)
+    assert (model.weights, model.gradients, model.optimizer) == (weights, gradients, 0.5)
+
+
+@pytest.mark.parametrize("group_mb", [-1.0, float("nan")])
+def test_a_group_cannot_hold_less_than_nothing(group_mb: float) -> None:
+    fsdp_config.check(Config(group_mb=0))
+    with pytest.raises(ValueError, match=r"engine\.group_mb \S+   must be at least 0   -> engine\.group_mb=0.25"):
+        fsdp_config.check(Config(group_mb=group_mb))

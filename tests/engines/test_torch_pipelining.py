@@ -1,0 +1,262 @@
+"""The contract of tests/engines/contract.py for torch.distributed.pipelining."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from engines.torch_pipelining import config as plug_in
+from engines.torch_pipelining.config import SCHEDULES, Config, build
+from engines.torch_pipelining.engine import TorchPipeliningEngine
+from engines.torch_pipelining.shapes import Shapes
+from harness import counting
+from harness.cluster import Cluster
+from harness.interfaces import Model, OptimizerSpec, Session, StepMetrics
+from harness.launch import call
+from harness.memory import named
+from harness.mesh import Mesh
+from harness.plan import Plan
+from harness.problem import Problem
+from harness.simulate import simulate
+from tests.engines import contract, networks, zoo
+from tests.engines.contract import Case
+from tests.engines.networks import Network
+
+ZOO: dict[str, Model] = {name: zoo.model(name) for name in ("unet", "amoebanet", "gpt")}
+MODELS: dict[str, Model] = {**networks.ALL, **ZOO}
+TASKS = ("compute",)
+
+
+def case(model: str, schedule: str, devices: int = 2, micro_batches: int = 4, data: int = 1, chunks: int = 2) -> Case:
+    engine = build(Config(schedule=schedule, chunks=chunks))
+    return Case(engine, MODELS[model], plan_of(engine, MODELS[model], devices, micro_batches, data))
+
+
+def plan_of(
+    engine: TorchPipeliningEngine, model: Model, devices: int = 2, micro_batches: int = 4, data: int = 1
+) -> Plan:
+    layers = len(model.layers())
+    placement = engine.placement(devices) or tuple(range(devices))
+    n = len(placement)
+    plan = Plan.contiguous([layers // n + (j < layers % n) for j in range(n)], micro_batches)
+    stages = tuple(replace(stage, device=placement[j]) for j, stage in enumerate(plan.stages))
+    return replace(plan, mesh=Mesh(data=data, pipeline=devices), stages=stages)
+
+
+def gentle(case: Case) -> Case:
+    """Deep networks take no learning rate of 1."""
+    return replace(case, optimizer=OptimizerSpec("sgd", lr=0.05, momentum=0.9))
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("model", networks.ALL)
+def test_trains_like_single(model: str, schedule: str) -> None:
+    contract.check_training(case(model, schedule))
+
+
+@pytest.mark.parametrize(
+    ("model", "schedule"),
+    [
+        ("unet", "gpipe"), ("unet", "zbv"), ("amoebanet", "1f1b"), ("amoebanet", "zbv"), ("gpt", "gpipe"),
+        ("gpt", "interleaved1f1b"),
+    ],
+)  # fmt: skip
+def test_trains_the_zoo_like_single(model: str, schedule: str) -> None:
+    contract.check_training(replace(gentle(case(model, schedule, micro_batches=2)), samples=4))
+
+
+@pytest.mark.parametrize(("schedule", "devices"), [("gpipe", 3), ("1f1b", 4), ("interleaved1f1b", 1), ("zbv", 1)])
+@pytest.mark.parametrize("model", ["skips", "tied"])
+def test_other_numbers_of_devices(model: str, schedule: str, devices: int) -> None:
+    contract.check_training(case(model, schedule, devices))
+
+
+def test_three_chunks() -> None:
+    contract.check_training(case("skips", "interleaved1f1b", chunks=3))
+
+
+@pytest.mark.parametrize("micro_batches", [1, 2])
+def test_zbv_takes_fewer_micro_batches_than_it_needs_to_be_full(micro_batches: int) -> None:
+    contract.check_training(case("skips", "zbv", micro_batches=micro_batches))
+
+
+def test_in_float32() -> None:
+    contract.check_training(replace(case("norms", "1f1b"), dtype="float32", optimizer=OptimizerSpec("sgd", lr=0.1)))
+
+
+@pytest.mark.parametrize(("model", "schedule"), [("gpt", "1f1b"), ("gpt", "zbv"), ("skips", "gpipe")])
+def test_replicas_of_a_pipeline(model: str, schedule: str) -> None:
+    contract.check_training(gentle(case(model, schedule, micro_batches=2, data=2)))
+
+
+def test_statistics_of_replicas() -> None:
+    contract.check_statistics(case("norms", "gpipe", micro_batches=2, data=2))
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "interleaved1f1b"])
+def test_states_move_between_engines(schedule: str) -> None:
+    contract.check_state_moves(case("gpt", schedule))
+
+
+def test_a_crash_reaches_the_caller() -> None:
+    contract.check_crash(case("skips", "gpipe"), 9)
+
+
+class Fails(nn.Module):
+    """In its third pass, forward or backward; the passes of a copy that finds shapes do not count."""
+
+    def __init__(self, forward: bool) -> None:
+        super().__init__()
+        self.passes, self.in_forward = 0, forward
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.in_forward:
+            self.count()
+        elif x.requires_grad:
+            x.register_hook(lambda gradient: self.count())
+        return x
+
+    def count(self) -> None:
+        self.passes += 1
+        if self.passes == 3:
+            raise ZeroDivisionError("on purpose")
+
+
+@pytest.mark.parametrize(
+    ("schedule", "forward"),
+    [("gpipe", True), ("zbv", True), ("1f1b", False), ("interleaved1f1b", False), ("zbv", False)],
+)
+def test_an_error_while_it_runs_says_what_and_where(schedule: str, forward: bool) -> None:
+    def layers() -> list[nn.Module]:
+        return [nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4), nn.Tanh(), Fails(forward), nn.Linear(4, 1)]
+
+    pairs = networks.pairs()
+    network = Network("fails", layers, pairs._inputs, lambda n: torch.randn(n, 1), pairs._loss)
+    engine = build(Config(schedule=schedule))
+    one = Case(engine, network, plan_of(engine, network))
+    with pytest.raises(ZeroDivisionError, match="on purpose") as caught:
+        call(one.engine, one.model, one.plan, one.spec, lambda session: _step(session, one).loss)
+    place = f"in stage {one.plan.stage_of(4)}, "
+    what = "layer '4', micro-batch 2" if forward else "backward pass of micro-batch 2"
+    assert caught.value.__notes__ == [place + what]
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_runs_its_schedule(schedule: str) -> None:
+    contract.check_trace(case("skips", schedule), TASKS)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_runs_its_schedule_with_sums(schedule: str) -> None:
+    contract.check_trace(case("tied", schedule, micro_batches=2, data=2), TASKS)
+
+
+@pytest.mark.parametrize(
+    ("model", "data", "schedule"),
+    [("skips", 1, "gpipe"), ("skips", 1, "zbv"), *(("gpt", 2, schedule) for schedule in SCHEDULES)],
+)
+def test_sends_what_is_predicted(model: str, data: int, schedule: str) -> None:
+    one = case(model, schedule, micro_batches=2, data=data)
+    sent = call(one.engine, one.model, one.plan, one.spec, lambda session: _step(session, one).bytes_sent)
+    profile = counting.count(one.model, one.samples // (2 * data), one.dtype)
+    planned = one.engine.schedule(one.plan, profile)
+    seconds = dict.fromkeys(map(str, planned.ops()), 1.0)
+    found = simulate(planned, one.plan, profile, Cluster(devices_per_node=4), named("sgd_fp32"), durations=seconds)
+    assert sent == found.figures["bytes_sent"]
+
+
+def _step(session: Session, one: Case) -> StepMetrics:
+    return session.step(one.model.sample(one.samples), meter=True)
+
+
+def test_batches_of_another_size_and_memory() -> None:
+    """Buffers are made anew where the micro-batches change; they count as memory."""
+    one = case("pairs", "gpipe")
+
+    def work(session: Session) -> list[list[int] | None]:
+        peaks = [session.step(one.model.sample(n), meter=True).peak_memory_bytes for n in (8, 8, 64)]
+        return [*peaks, session.step(one.model.sample(8)).peak_memory_bytes]
+
+    first, again, large, unmetered = call(one.engine, one.model, one.plan, one.spec, work)
+    assert first is not None and again is not None and large is not None and unmetered is None
+    assert len(first) == 2
+    assert first == again
+    assert all(more > few + 56 * 4 * 8 for few, more in zip(first, large, strict=True))
+
+
+def test_shapes_touch_nothing() -> None:
+    """What passes between stages is found without changing weights, statistics or random numbers."""
+    one = case("norms", "zbv")
+    layers = one.model.layers()
+    before = {name: value.clone() for name, value in layers.state_dict().items()}
+    torch.manual_seed(5)
+    drawn = torch.rand(3)
+    torch.manual_seed(5)
+    shapes = Shapes(layers, one.plan, torch.device("cpu"), None)
+    passing = shapes.boundaries(one.model.sample(0).inputs.new_empty(3, 2, 4, 4))
+    assert torch.equal(torch.rand(3), drawn)
+    assert all(torch.equal(value, before[name]) for name, value in layers.state_dict().items())
+    assert [tuple(value.shape) for boundary in passing for value in boundary] == [
+        (3, 2, 4, 4), (3, 4, 4, 4), (3, 4, 4, 4), (3, 64), (3, 5),
+    ]  # fmt: skip
+    assert [value.requires_grad for boundary in passing for value in boundary] == [False, True, True, True, True]
+
+
+def test_placement() -> None:
+    assert [build(Config(schedule=name)).placement(2) for name in ("gpipe", "1f1b")] == [(), ()]
+    assert build(Config(schedule="interleaved1f1b", chunks=3)).placement(2) == (0, 1, 0, 1, 0, 1)
+    assert build(Config(schedule="zbv")).placement(3) == (0, 1, 2, 2, 1, 0)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_accepts_what_it_is_tested_with(schedule: str) -> None:
+    contract.check_accepts(case("skips", schedule))
+
+
+@pytest.mark.parametrize(
+    ("schedule", "devices", "micro_batches", "mend"),
+    [
+        ("1f1b", 3, 2, "batch.micro_batches=3, or engine.schedule=gpipe"),
+        ("interleaved1f1b", 2, 5, "batch.micro_batches=4"),
+        ("interleaved1f1b", 4, 1, "batch.micro_batches=4"),
+    ],
+)
+def test_refuses_micro_batches(schedule: str, devices: int, micro_batches: int, mend: str) -> None:
+    problems = refused(case("skips", schedule, devices, micro_batches))
+    assert [(problem.key, problem.mend) for problem in problems] == [(f"batch.micro_batches {micro_batches}", mend)]
+    assert str(devices) in problems[0].what
+
+
+def test_refuses_stages_in_other_places_and_recomputation() -> None:
+    one = case("skips", "zbv")
+    folded = replace(one, engine=build(Config(schedule="1f1b")), plan=replace(one.plan, recompute="always"))
+    moved, again = refused(folded)
+    assert (moved.key, moved.what) == (
+        "mesh.pipeline 2", "has its stages on devices 0, 1, 1, 0, engine.schedule=1f1b on 0, 1"
+    )  # fmt: skip
+    assert again.key == "recompute always"
+
+
+def refused(one: Case) -> list[Problem]:
+    return one.engine.check(one.plan, contract.profile_of(one.model), Cluster(devices_per_node=4), named("sgd_fp32"))
+
+
+@pytest.mark.parametrize(
+    ("config", "lines"),
+    [
+        (Config(schedule="zb"), [r"engine\.schedule zb   is none of gpipe, 1f1b, interleaved1f1b, zbv   -> "]),
+        (Config(schedule="interleaved1f1b", chunks=1), [r"engine\.chunks 1   must be at least 2 with interleaved1f1b"]),
+        (Config(schedule="zbv", chunks=3), [r"engine\.chunks 3   engine\.schedule=zbv has 2 on each device   -> "]),
+    ],
+)
+def test_refuses_keys(config: Config, lines: list[str]) -> None:
+    with pytest.raises(ValueError, match="^" + "\n".join(lines)):
+        plug_in.check(config)
+
+
+@pytest.mark.parametrize("config", [*(Config(schedule=name) for name in SCHEDULES), Config(chunks=1)])
+def test_accepts_keys(config: Config) -> None:
+    plug_in.check(config)
