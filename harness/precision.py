@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-DTYPES = ("float32", "float64", "bfloat16")
+DTYPES = ("float32", "float64", "bfloat16", "float16")
 AUTOCAST = ("bfloat16", "float16")
 
 
@@ -15,6 +15,6 @@ class PrecisionConfig:
     name: str = "fp32"
     """What the record calls it."""
     dtype: str = "float32"
-    """Format of weights, gradients, optimizer state and activations: float32, float64 or bfloat16."""
+    """Format of weights, gradients, optimizer state and activations: float32, float64, bfloat16 or float16."""
     autocast: str | None = None
     """Format that torch.autocast computes the forward pass in: bfloat16, float16 or null for none."""

@@ -117,6 +117,8 @@ class _Run:
             }
             self.update(plan=draft.plan.to_json(), predicted=draft.plan.predicted, manifest=self.record.manifest | used)
             progress.console.print(stage_table(draft.plan, draft.profile))
+            if draft.plan.mesh.data > 1:
+                progress.note(_replicas(draft.plan.mesh.data, draft.samples))
             if self.config.mode == "simulate":
                 self.simulate(prepared, progress)
                 return Outcome("ok")
@@ -262,6 +264,13 @@ class _Run:
         for line in [*lines, told]:
             if line:
                 console.print(Text(line), soft_wrap=True)
+
+
+def _replicas(data: int, samples: int) -> str:
+    return (
+        f"{data} replicas of these stages, each with {samples // data} of the {samples} samples. Below, a device "
+        "stands for its likes in all replicas: the fullest one's memory, the first one's time."
+    )
 
 
 def _prediction(prepared: Prepared) -> str:

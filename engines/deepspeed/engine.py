@@ -39,6 +39,8 @@ class DeepSpeedEngine:
         if dtype in ("bfloat16", "float16") and zero == 0:
             what = "needs the float32 copy of the weights that ZeRO keeps, engine.zero is 0"
             found.append(Problem(f"precision.dtype {dtype}", what, "engine.zero=1"))
+        if dtype == "float16" and cluster.cores:
+            found.append(Problem(f"precision.dtype {dtype}", "DeepSpeed trains in it on GPUs only", "precision=bf16"))
         if self.config.offload and len(plan.stages) > 1:
             what = f"works without pipeline stages, there are {len(plan.stages)}"
             found.append(Problem("engine.offload true", what, "mesh.pipeline=1"))

@@ -166,6 +166,7 @@ def test_number_formats_that_deepspeed_cannot_train() -> None:
     assert problems(case("skips", data=2), "float64") == ["precision.dtype float64"]
     assert problems(case("skips"), "bfloat16") == ["precision.dtype bfloat16"]
     assert problems(case("skips"), "bfloat16", zero=1) == []
+    assert problems(case("skips"), "float16", zero=1) == []
     assert problems(case("skips"), zero=1, offload=True) == ["engine.offload true"]
 
 
