@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
@@ -170,14 +170,18 @@ class Contestant:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.pipe.send("")
+        with suppress(OSError):  # it may be gone
+            self.pipe.send("")
         self.process.join(5.0)
         self.process.kill()  # its ranks go with it
         self.process.join()
 
     def ready(self) -> bool:
         """Whether it has begun."""
-        return self.pipe.poll(PATIENCE_S) and self.pipe.recv() == "ready"
+        try:
+            return self.pipe.poll(PATIENCE_S) and self.pipe.recv() == "ready"
+        except EOFError:
+            return False
 
     def step(self) -> float:
         """Seconds of a step."""
@@ -193,7 +197,10 @@ class Contestant:
         self.pipe.send(command)
         if not self.pipe.poll(PATIENCE_S):
             raise TimeoutError(f"{self.title}: no answer for {PATIENCE_S:g} s")
-        return self.pipe.recv()
+        answer = self.pipe.recv()
+        if answer == "failed":
+            raise RuntimeError(f"{self.title} failed: its traceback is above")
+        return answer
 
 
 def _serve(entry: Entry, batch: Batch, pipe: Connection) -> None:

@@ -1,4 +1,11 @@
-"""The deepspeed engine."""
+"""The deepspeed engine: DeepSpeed 0.19 itself.
+
+With several stages its `PipelineModule` over the plan's stages, with or without replicas, and ZeRO 0 or 1; skips travel
+through every stage as further tensors. With one stage its plain engine, with ZeRO 0 to 3. Nothing is clipped, no op is
+compiled but for `offload`. DeepSpeed makes a backward pass for each tensor of a tuple; here one does for all. It trains
+in float64 only in a pipeline without replicas, in bfloat16 and float16 only with ZeRO (float32 copies of the weights).
+ZeRO's collectives run inside the passes; trace and schedule have them as blocks before and behind.
+"""
 
 from __future__ import annotations
 
@@ -44,6 +51,8 @@ class DeepSpeedEngine:
         if self.config.offload and len(plan.stages) > 1:
             what = f"works without pipeline stages, there are {len(plan.stages)}"
             found.append(Problem("engine.offload true", what, "mesh.pipeline=1"))
+        if self.config.offload and memory.name.startswith("sgd"):
+            found.append(Problem("engine.offload true", "needs adam or adamw", "optimizer.name=adamw"))
         return found
 
     def schedule(self, plan: Plan, profile: ModelProfile) -> Schedule:
@@ -65,7 +74,7 @@ class DeepSpeedEngine:
         """As DeepSpeed allocates it, in multiples of the weights. Whatever lies in shards has a copy in float32.
 
         While gradients are summed a bucket holds them again, in a pipeline once more; of ZeRO 3 all weights are there
-        in between.
+        in between. What is offloaded lies in the host's memory.
         """
         zero, data, pipeline = self.config.zero, mesh.data, mesh.pipeline
         width = DTYPE_BYTES[profile.dtype]
@@ -78,7 +87,7 @@ class DeepSpeedEngine:
             model,
             weights=1 / data + 1 if zero == 3 else 1.0,
             gradients=1 + copies * bucket + (1 / data if zero == 2 else 0.0),
-            optimizer=(1 + model.optimizer) * DTYPE_BYTES["float32"] / width / data,
+            optimizer=0.0 if self.config.offload else (1 + model.optimizer) * DTYPE_BYTES["float32"] / width / data,
         )
 
     def session(self, model: Model, plan: Plan, spec: SessionSpec) -> AbstractContextManager[Session]:

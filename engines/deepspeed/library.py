@@ -16,8 +16,10 @@ from torch import nn
 
 from engines.deepspeed.config import BUCKET, Config
 from engines.deepspeed.traffic import Traffic
-from harness.interfaces import SessionSpec
+from harness.interfaces import OptimizerSpec, SessionSpec
 from harness.plan import Plan
+from harness.problem import CannotRun, Problem
+from harness.training_state import make_optimizer
 
 
 def load(zero: int) -> ModuleType:
@@ -71,6 +73,21 @@ def join(deepspeed: ModuleType, device: torch.device, replicas: int) -> Traffic:
     """Have DeepSpeed use the group that the ranks have met in; what the replicas tell each other from now on."""
     deepspeed.init_distributed(dist_backend="nccl" if device.type == "cuda" else "gloo", auto_mpi_discovery=False)
     return Traffic(sys.modules["deepspeed.comm.comm"].cdb, replicas)
+
+
+def optimizer(module: nn.Module, spec: OptimizerSpec, offload: bool) -> torch.optim.Optimizer | None:
+    """torch's; where its state lies on the CPU DeepSpeed's own Adam, which compiles an op, once."""
+    if not offload:
+        return make_optimizer(module.parameters(), spec)
+    if spec.name not in ("adam", "adamw"):
+        raise CannotRun([Problem("engine.offload true", f"needs adam, not {spec.name}", "optimizer.name=adamw")])
+    from deepspeed.ops.adam import DeepSpeedCPUAdam
+
+    decoupled = spec.name == "adamw"
+    made: torch.optim.Optimizer = DeepSpeedCPUAdam(
+        module.parameters(), lr=spec.lr, weight_decay=spec.weight_decay, adamw_mode=decoupled
+    )
+    return made
 
 
 def engine(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from deepspeed import comm as dist
 from deepspeed.pipe import PipelineModule
 from deepspeed.runtime.pipe.topology import ProcessTopology
 from torch import Tensor, nn
@@ -43,10 +42,6 @@ class Stages(PipelineModule):
 
     def get_tied_weights_and_groups(self) -> list[tuple[Tensor, Any]]:
         return self.shared.weights_and_groups()
-
-    def allreduce_tied_weight_gradients(self) -> None:
-        for weight, group in self.get_tied_weights_and_groups():
-            dist.all_reduce(weight.grad, group=group)
 
 
 class OnePass(nn.Module):

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from engines.deepspeed import library
@@ -34,6 +35,7 @@ class PipelineSession(RankSession):
         plan, data = self.plan, self.plan.mesh.data
         stages = stage_modules(layers, plan, range(len(plan.stages)))
         self.stage = stages[self.place]
+        self.stage.autocast = getattr(torch, self.spec.autocast) if self.spec.autocast else None
         self.stage.recomputes = plan.recompute == "always"
         traffic = library.join(self.library, self.device, data)
         ties = RankTies(layers, plan, self.rank)
@@ -46,8 +48,13 @@ class PipelineSession(RankSession):
         self.watch = Watch(self, self.engine, self.stage, traffic, [copy.op for copy in ties.own])
 
     def _loss(self, output: Tensor, target: Tensor) -> Tensor:
-        """DeepSpeed takes the mean over micro-batches and replicas; a step's loss is the mean over samples."""
-        return self.model.loss(output, target) * (self.micro_batches * self.plan.mesh.data / self.size)
+        """DeepSpeed takes the mean over micro-batches and replicas; a step's loss is the mean over samples.
+
+        It adds up losses in their own format: at least float32 here.
+        """
+        loss = self.model.loss(output, target)
+        loss = loss.to(torch.promote_types(loss.dtype, torch.float32))
+        return loss * (self.micro_batches * self.plan.mesh.data / self.size)
 
     def train(self, batch: Batch, size: int) -> float:
         self.size = size

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from engines.deepspeed import library
 from engines.deepspeed.config import Config
@@ -15,7 +17,6 @@ from harness.plan import Plan
 from harness.rank_session import Mark, RankSession
 from harness.schedule.zero import over_replicas
 from harness.stage_module import stage_modules
-from harness.training_state import make_optimizer
 
 
 class ReplicaSession(RankSession):
@@ -36,8 +37,12 @@ class ReplicaSession(RankSession):
         self.stage = stage_modules(layers, self.plan, [0])[0]
         named = self.named(self.stage)
         self.traffic = library.join(self.library, self.device, self.plan.mesh.data)
-        self.optimizer = make_optimizer(self.stage.parameters(), self.spec.optimizer)
-        self.engine = library.engine(self.library, self.stage, self.optimizer, self.config, self.plan, self.spec)
+        self.stage.autocast = getattr(torch, self.spec.autocast) if self.spec.autocast else None
+        self.stage.recomputes = self.plan.recompute == "always"
+        self.stage.register_forward_hook(self._forward_ends, always_call=True)
+        self.optimizer = library.optimizer(self.stage, self.spec.optimizer, self.config.offload)
+        module = Recomputed(self.stage) if self.stage.recomputes else self.stage
+        self.engine = library.engine(self.library, module, self.optimizer, self.config, self.plan, self.spec)
         self.state = State(self.engine, self.stage, named, self.optimizer)
 
     def train(self, batch: Batch, size: int) -> float:
@@ -57,13 +62,20 @@ class ReplicaSession(RankSession):
         loss = self.model.loss(output, targets.to(self.device)) * scale
         del output
         start = self.now()
+        self.stage.at(self.spec.seed, self.steps, self.number(i), again=self.stage.recomputes)
         self.engine.backward(loss)
+        if self.stage.recomputes:
+            self.note(Op(0, "R", i), start, self.forward_end)
+            start = self.forward_end
         self._note("B", i, start)
         start = self.now()
         self.engine.step()
         if i == self.micro_batches - 1:
             self._note("step", None, start)
         return float(loss.detach())
+
+    def _forward_ends(self, *_: Any) -> None:
+        self.forward_end = self.now()
 
     def _note(self, kind: Kind, i: int | None, start: Mark) -> None:
         """The pass since `start`, and the collectives that ran in it."""
@@ -98,3 +110,14 @@ class ReplicaSession(RankSession):
 
     def load_local(self, state: dict[str, Any]) -> None:
         self.state.load(state)
+
+
+class Recomputed(nn.Module):
+    """The stage, run again in the backward pass instead of keeping what autograd would save."""
+
+    def __init__(self, stage: nn.Module) -> None:
+        super().__init__()
+        self.stage = stage
+
+    def forward(self, inputs: Tensor) -> Any:
+        return checkpoint(self.stage, inputs, use_reentrant=False)

@@ -87,7 +87,10 @@ class State:
         """Of one parameter. Counters are the same for all."""
         states = [state for optimizer in self.optimizers for state in optimizer.state.values()]
         found = {}
-        for key, value in states[0].items() if states else ():
+        for key, kept in states[0].items() if states else ():
+            value = (
+                kept if isinstance(kept, Tensor) else torch.tensor(float(kept))
+            )  # DeepSpeed's own Adam counts in int
             whole = safe_get_full_optimizer_state(parameter, key) if value.dim() else value
             shape = getattr(parameter, "ds_shape", parameter.shape) if value.dim() else value.shape
             found[key] = whole.detach().cpu().clone().view(shape)
@@ -99,11 +102,17 @@ class State:
         for optimizer in self.optimizers:
             for shard in self.flat:
                 optimizer.state[shard] = {
-                    key: torch.zeros_like(shard) if value.dim() else value.clone() for key, value in example.items()
+                    key: torch.zeros_like(shard) if value.dim() else self._count(value)
+                    for key, value in example.items()
                 }
         if hasattr(self.around, "_lazy_init_hp_params_optimizer_state"):
             self.around._hp_optimizer_states_linked = False
             self.around._lazy_init_hp_params_optimizer_state()
+
+    def _count(self, steps: Tensor) -> Any:
+        """A counter as the optimizer keeps it: DeepSpeed's own Adam an int, torch's a tensor."""
+        own = any(type(optimizer).__name__ == "DeepSpeedCPUAdam" for optimizer in self.optimizers)
+        return int(steps) if own else steps.clone()
 
     def _gathered(self, modifier: int | None) -> AbstractContextManager[object]:
         """Within it the weights are whole; what rank `modifier` has changed counts."""

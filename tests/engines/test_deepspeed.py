@@ -22,7 +22,7 @@ from tests.engines.contract import Case
 MODELS: dict[str, Model] = {**networks.ALL, **{name: zoo.model(name) for name in zoo.SIZES}}
 CLOSE = 1e-6
 """What DeepSpeed must agree to in float32, losses and parameters of three steps."""
-GENTLE = OptimizerSpec("sgd", lr=0.001, momentum=0.9)
+GENTLE = OptimizerSpec("sgd", lr=0.02, momentum=0.9)
 
 
 def case(model: str, stages: int = 2, data: int = 1, zero: int = 0, checkpoint: str = "never", m: int = 4) -> Case:
@@ -48,6 +48,37 @@ def test_the_pipeline_trains_like_single(model: str) -> None:
 @pytest.mark.parametrize("model", ["skips", "norms", "tied", "amoebanet"])
 def test_the_pipeline_recomputes(model: str) -> None:
     contract.check_training(case(model, stages=2, checkpoint="always"))
+
+
+@pytest.mark.usefixtures("close")
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+def test_replicas_recompute(zero: int) -> None:
+    recomputed = case("norms" if zero == 2 else "skips", stages=1, data=2, zero=zero, checkpoint="always", m=2)
+    contract.check_training(recomputed)
+    contract.check_trace(recomputed)
+
+
+@pytest.mark.parametrize("stages", [1, 2])
+def test_autocast(stages: int) -> None:
+    """The same kernels as in `single` under autocast, so the same loss."""
+    cast = case("tokens", stages=stages, data=1)
+
+    def losses(one: Case) -> list[float]:
+        spec = replace(one.spec, autocast="bfloat16")
+
+        def train(session: Session) -> list[float]:
+            torch.manual_seed(3)
+            return [session.step(one.model.sample(8)).loss for _ in range(2)]
+
+        return call(one.engine, one.model, one.plan, spec, train)
+
+    found = losses(cast)
+    assert found == pytest.approx(losses(cast.reference), rel=1e-6)
+    assert found != pytest.approx(run_plainly(cast), rel=1e-6)
+
+
+def run_plainly(one: Case) -> list[float]:
+    return contract.run(one.reference, steps=2).losses
 
 
 @pytest.mark.parametrize("model", ["skips", "tied", "gpt"])
@@ -167,7 +198,8 @@ def test_number_formats_that_deepspeed_cannot_train() -> None:
     assert problems(case("skips"), "bfloat16") == ["precision.dtype bfloat16"]
     assert problems(case("skips"), "bfloat16", zero=1) == []
     assert problems(case("skips"), "float16", zero=1) == []
-    assert problems(case("skips"), zero=1, offload=True) == ["engine.offload true"]
+    stages_and_sgd = ["engine.offload true"] * 2
+    assert problems(case("skips"), zero=1, offload=True) == stages_and_sgd
 
 
 def test_zero_2_and_3_have_no_pipeline() -> None:

@@ -47,7 +47,9 @@ def test_expand_is_the_product(lists: dict[str, list[int]]) -> None:
 def test_the_ways_to_give_several_values() -> None:
     assert overrides("batch.size=range(2,8,2)") == [("batch.size=2",), ("batch.size=4",), ("batch.size=6",)]
     assert overrides("engine=choice(gpipe,single)") == [("engine=gpipe",), ("engine=single",)]
-    assert overrides("precision=glob(fp*)") == [("precision=fp32",), ("precision=fp64",)], "schemas are no choices"
+    assert overrides("precision=glob(fp*)") == [("precision=fp16",), ("precision=fp32",), ("precision=fp64",)], (
+        "schemas are no choices"
+    )
     assert overrides("a=[1,2]", "b='x,y'") == [("a=[1,2]", "b='x,y'")], "a list and a quoted text are one value"
 
 
