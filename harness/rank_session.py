@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
@@ -121,6 +121,11 @@ class RankSession:
         data = self.plan.mesh.data
         return Batch(batch.inputs.tensor_split(data)[self.replica], batch.targets.tensor_split(data)[self.replica])
 
+    def pairs(self, batch: Batch) -> Iterator[tuple[Tensor, Tensor]]:
+        """Inputs and targets of each of the replica's micro-batches."""
+        m = self.micro_batches
+        return zip(batch.inputs.tensor_split(m), batch.targets.tensor_split(m), strict=True)
+
     def now(self) -> Mark:
         """This point in the device's work."""
         if self.device.type != "cuda":
@@ -159,8 +164,11 @@ class RankSession:
         return spans
 
     def autocast(self) -> AbstractContextManager[object]:
-        dtype = getattr(torch, self.spec.autocast) if self.spec.autocast else None
-        return torch.autocast(self.device.type, dtype) if dtype else nullcontext()
+        return torch.autocast(self.device.type, self.autocast_dtype) if self.autocast_dtype else nullcontext()
+
+    @property
+    def autocast_dtype(self) -> torch.dtype | None:
+        return getattr(torch, self.spec.autocast) if self.spec.autocast else None
 
     def _reported(self, own: Report) -> StepMetrics:
         reports: list[Any] = [None] * dist.get_world_size()

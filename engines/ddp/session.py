@@ -59,11 +59,9 @@ class DDPSession(RankSession):
     def train(self, batch: Batch, size: int) -> float:
         # Gradients stay views of the buckets: without them the micro-batches would accumulate beside the buckets.
         self.replicated.zero_grad(set_to_none=False)
-        m = self.micro_batches
         total = 0.0
-        pairs = zip(batch.inputs.tensor_split(m), batch.targets.tensor_split(m), strict=True)
-        for i, (inputs, targets) in enumerate(pairs):
-            with self.replicated.no_sync() if i < m - 1 else nullcontext():
+        for i, (inputs, targets) in enumerate(self.pairs(batch)):
+            with self.replicated.no_sync() if i < self.micro_batches - 1 else nullcontext():
                 total += self._task(i, inputs.to(self.device), targets.to(self.device), size)
         began = self.now()
         if self.optimizer is not None:

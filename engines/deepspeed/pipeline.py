@@ -3,29 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from engines.deepspeed import library
-from engines.deepspeed.config import Config
-from harness.interfaces import Batch, Model, SessionSpec
-from harness.plan import Plan
-from harness.rank_session import RankSession
+from engines.deepspeed.session import DeepSpeedSession
+from harness.interfaces import Batch
 from harness.rank_ties import RankTies
 from harness.stage_module import stage_modules
 from harness.training_state import make_optimizer
 
 
-class PipelineSession(RankSession):
+class PipelineSession(DeepSpeedSession):
     """The plan's stages as a `PipelineModule`, with replicas; ZeRO 0 or 1."""
-
-    def __init__(self, model: Model, plan: Plan, spec: SessionSpec, config: Config) -> None:
-        super().__init__(model, plan, spec)
-        self.config = config
-        self.library = library.load(config.zero)
 
     def build(self, layers: nn.Sequential) -> None:
         from engines.deepspeed.module import Stages
@@ -34,9 +25,7 @@ class PipelineSession(RankSession):
 
         plan, data = self.plan, self.plan.mesh.data
         stages = stage_modules(layers, plan, range(len(plan.stages)))
-        self.stage = stages[self.place]
-        self.stage.autocast = getattr(torch, self.spec.autocast) if self.spec.autocast else None
-        self.stage.recomputes = plan.recompute == "always"
+        self.own(stages[self.place])
         traffic = library.join(self.library, self.device, data)
         ties = RankTies(layers, plan, self.rank)
         with contextlib.redirect_stdout(None):
@@ -45,7 +34,7 @@ class PipelineSession(RankSession):
         self.engine = library.engine(self.library, module, self.optimizer, self.config, plan, self.spec)
         self.engine.pipeline_enable_backward_allreduce = data > 1 or self.config.zero > 0
         self.state = State(self.engine, self.stage, self.named(self.stage), self.optimizer)
-        self.watch = Watch(self, self.engine, self.stage, traffic, [copy.op for copy in ties.own])
+        self.watch = Watch(self, self.engine, traffic, [copy.op for copy in ties.own])
 
     def _loss(self, output: Tensor, target: Tensor) -> Tensor:
         """DeepSpeed takes the mean over micro-batches and replicas; a step's loss is the mean over samples.
@@ -59,19 +48,6 @@ class PipelineSession(RankSession):
     def train(self, batch: Batch, size: int) -> float:
         self.size = size
         self.watch.begin()
-        self.engine.train_batch(self._pairs(batch))
+        self.engine.train_batch(self.pairs(batch))
         total = self.engine.total_loss
         return 0.0 if total is None else float(total) / (self.micro_batches * self.plan.mesh.data)
-
-    def _pairs(self, batch: Batch) -> Iterator[tuple[Tensor, Tensor]]:
-        m = self.micro_batches
-        return zip(batch.inputs.tensor_split(m), batch.targets.tensor_split(m), strict=True)
-
-    def held(self) -> list[Tensor]:
-        return self.state.held()
-
-    def local_state(self) -> dict[str, Any]:
-        return self.state.save()
-
-    def load_local(self, state: dict[str, Any]) -> None:
-        self.state.load(state)

@@ -5,52 +5,41 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from engines.deepspeed import library
-from engines.deepspeed.config import Config
-from harness.interfaces import Batch, Model, SessionSpec
+from engines.deepspeed.session import DeepSpeedSession
+from harness.interfaces import Batch
 from harness.op import Kind, Op
-from harness.plan import Plan
-from harness.rank_session import Mark, RankSession
+from harness.rank_session import Mark
 from harness.schedule.zero import over_replicas
 from harness.stage_module import stage_modules
 
 
-class ReplicaSession(RankSession):
+class ReplicaSession(DeepSpeedSession):
     """DeepSpeed's plain engine.
 
     Its collectives run inside the passes and the step, layer by layer. The trace has them as blocks as long as they
     held up the rank: what is gathered before the pass, what is summed behind it, and the weights behind the step.
     """
 
-    def __init__(self, model: Model, plan: Plan, spec: SessionSpec, config: Config) -> None:
-        super().__init__(model, plan, spec)
-        self.config = config
-        self.library = library.load(config.zero)
-
     def build(self, layers: nn.Sequential) -> None:
         from engines.deepspeed.state import State
 
-        self.stage = stage_modules(layers, self.plan, [0])[0]
+        self.own(stage_modules(layers, self.plan, [0])[0])
         named = self.named(self.stage)
         self.traffic = library.join(self.library, self.device, self.plan.mesh.data)
-        self.stage.autocast = getattr(torch, self.spec.autocast) if self.spec.autocast else None
-        self.stage.recomputes = self.plan.recompute == "always"
-        self.stage.register_forward_hook(self._forward_ends, always_call=True)
         self.optimizer = library.optimizer(self.stage, self.spec.optimizer, self.config.offload)
         module = Recomputed(self.stage) if self.stage.recomputes else self.stage
         self.engine = library.engine(self.library, module, self.optimizer, self.config, self.plan, self.spec)
         self.state = State(self.engine, self.stage, named, self.optimizer)
 
     def train(self, batch: Batch, size: int) -> float:
-        m = self.micro_batches
         self.traffic.take()
-        pairs = zip(batch.inputs.tensor_split(m), batch.targets.tensor_split(m), strict=True)
-        total = sum(self._task(i, inputs, targets, size) for i, (inputs, targets) in enumerate(pairs))
-        return total / (m * self.plan.mesh.data)
+        pairs = enumerate(self.pairs(batch))
+        total = sum(self._task(i, inputs, targets, size) for i, (inputs, targets) in pairs)
+        return total / (self.micro_batches * self.plan.mesh.data)
 
     def _task(self, i: int, inputs: Tensor, targets: Tensor, size: int) -> float:
         """Forward, backward and, behind the last micro-batch, DeepSpeed's step. It takes the mean over all tasks."""
@@ -73,9 +62,6 @@ class ReplicaSession(RankSession):
         if i == self.micro_batches - 1:
             self._note("step", None, start)
         return float(loss.detach())
-
-    def _forward_ends(self, *_: Any) -> None:
-        self.forward_end = self.now()
 
     def _note(self, kind: Kind, i: int | None, start: Mark) -> None:
         """The pass since `start`, and the collectives that ran in it."""
@@ -101,15 +87,6 @@ class ReplicaSession(RankSession):
                 at += share
                 number = i if self.config.zero > 1 and kind == "B" else None
                 self.note(over_replicas(0, algorithm, sizes[algorithm], number), start, end, at - share, at)
-
-    def held(self) -> list[Tensor]:
-        return self.state.held()
-
-    def local_state(self) -> dict[str, Any]:
-        return self.state.save()
-
-    def load_local(self, state: dict[str, Any]) -> None:
-        self.state.load(state)
 
 
 class Recomputed(nn.Module):

@@ -9,11 +9,11 @@ from typing import Any
 from deepspeed.runtime.pipe import p2p
 from torch import Tensor
 
+from engines.deepspeed.session import DeepSpeedSession
 from engines.deepspeed.traffic import Traffic
 from harness.op import Kind, Op
-from harness.rank_session import Mark, RankSession
+from harness.rank_session import Mark
 from harness.schedule.zero import over_replicas
-from harness.stage_module import StageModule
 
 Note = Callable[[int, Mark, Mark, Sequence[Op]], None]
 MESSAGES: dict[str, tuple[Kind, int]] = {
@@ -30,15 +30,13 @@ class Watch:
     """
 
     def __init__(
-        self, session: RankSession, engine: Any, stage: StageModule, traffic: Traffic, ties: Sequence[Op]
+        self, session: DeepSpeedSession, engine: Any, traffic: Traffic, ties: Sequence[Op]
     ) -> None:  # fmt: skip
-        self.session, self.engine, self.stage, self.traffic = session, engine, stage, traffic
+        self.session, self.engine, self.stage, self.traffic = session, engine, session.stage, traffic
         self.ties = ties
         self.done: Counter[str] = Counter()
         self.passed: list[tuple[Mark, Mark]] = []  # tensors that were sent or received, of the instruction at work
-        self.forward_end: Mark = 0.0
         p2p.send, p2p.recv = self._passing(p2p.send), self._passing(p2p.recv)
-        stage.register_forward_hook(self._forward_ends, always_call=True)
         table = engine._INSTRUCTION_MAP
         engine._INSTRUCTION_MAP = {kind: self._watched(kind.__name__, work) for kind, work in table.items()}
 
@@ -91,16 +89,13 @@ class Watch:
         j = self.stage.number
         return [Op(j, kind, i, part, j + step, size) for part, size in parts]
 
-    def _forward_ends(self, *_: Any) -> None:
-        self.forward_end = self.session.now()
-
     def _forward(self, i: int, start: Mark, end: Mark, ops: Sequence[Op]) -> None:
         self.session.note(Op(self.stage.number, "F", i), start, end)
 
     def _backward(self, i: int, start: Mark, end: Mark, ops: Sequence[Op]) -> None:
         if self.stage.recomputes:
-            self.session.note(Op(self.stage.number, "R", i), start, self.forward_end)
-            start = self.forward_end
+            self.session.note(Op(self.stage.number, "R", i), start, self.session.forward_end)
+            start = self.session.forward_end
         self.session.note(Op(self.stage.number, "B", i), start, end)
 
     def _message(self, i: int, start: Mark, end: Mark, ops: Sequence[Op]) -> None:

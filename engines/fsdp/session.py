@@ -39,10 +39,8 @@ class FSDPSession(RankSession):
 
     def train(self, batch: Batch, size: int) -> float:
         self.stage.zero_grad(set_to_none=True)
-        m = self.micro_batches
         total = 0.0
-        pairs = zip(batch.inputs.tensor_split(m), batch.targets.tensor_split(m), strict=True)
-        for i, (inputs, targets) in enumerate(pairs):
+        for i, (inputs, targets) in enumerate(self.pairs(batch)):
             total += self._task(i, inputs.to(self.device), targets.to(self.device), size)
         began = self.now()
         if self.optimizer is not None:

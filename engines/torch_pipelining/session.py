@@ -46,12 +46,11 @@ class TorchPipeliningSession(RankSession):
         self.config = config
 
     def build(self, layers: nn.Sequential) -> None:
-        autocast = getattr(torch, self.spec.autocast) if self.spec.autocast else None
-        self.shapes = Shapes(layers, self.plan, self.device, autocast)
+        self.shapes = Shapes(layers, self.plan, self.device, self.autocast_dtype)
         numbers = [j for j, stage in enumerate(self.plan.stages) if stage.device == self.place]
         self.modules = stage_modules(layers, self.plan, numbers)
         for module in self.modules:
-            module.autocast = autocast
+            module.autocast = self.autocast_dtype
             module.to(self.device)
         self._groups()
         self.ties = RankTies(layers, self.plan, self.rank)
