@@ -102,8 +102,9 @@ class Planner(Protocol):
 class Capabilities:
     """What an engine can do; the contract tests print what they exclude.
 
-    `ranks`: it runs as a process for each device of the mesh (`harness.ranks`), not as one for all. `because` names the
-    setting that keeps it from what it could do otherwise ("engine.zero=2"), for the user.
+    `ranks`: it runs as a process for each device of the mesh (`harness.ranks`), not as one for all. `in_turn`: its CPU
+    devices compute one at a time. `because` names the setting that keeps it from what it could do otherwise
+    ("engine.zero=2"), for the user.
     """
 
     dtypes: tuple[str, ...] = ("float32", "float64", "bfloat16")
@@ -116,6 +117,7 @@ class Capabilities:
     trace: bool = True
     memory_meter: bool = True
     ranks: bool = False
+    in_turn: bool = False
     because: str = ""
 
 

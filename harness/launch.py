@@ -32,6 +32,8 @@ DUMP_S = 1.0
 """How long a rank that hangs may write its Python stacks."""
 DISK_FULL_CODE = 28
 """The exit code of a rank that could not write: then `error.json` may be missing too."""
+FORKABLE = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+"""With it torch asks for GPUs without starting CUDA, which no process that is forked later could use."""
 GRACE_S = 3.0
 """Between asking a rank to end and killing it."""
 
@@ -125,7 +127,7 @@ def preemptible() -> Iterator[Signals]:
 def _start(command: Sequence[str], log: IO[bytes]) -> subprocess.Popen[bytes]:
     """In a process group of its own: Ctrl-C reaches the parent alone, and all that a rank starts ends with it."""
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-    settings = {"PYTHONPATH": path, "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
+    settings = {"PYTHONPATH": path, "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1", **FORKABLE}
     wrapper = [sys.executable, "-S", "-E", str(ROOT / "harness" / "orphan.py"), str(os.getpid())]
     return subprocess.Popen(
         [*wrapper, *command],

@@ -60,6 +60,8 @@ def draft(config: DictConfig, engine: Engine, planner: Planner, profile: ModelPr
 
     Raises `CannotRun` where there is no plan, where the engine refuses it, or its schedule cannot be executed.
     """
+    if engine.capabilities.in_turn and cluster.cores:
+        cluster = replace(cluster, cores=1.0)
     optimizer = config.optimizer
     wanted = mesh(config, engine, profile, cluster)
     model = memory.named(config.memory, optimizer.name, optimizer.momentum)

@@ -151,6 +151,11 @@ class ModelProfile(Document):
                 )
         object.__setattr__(self, "skips", _named(self.skips))
 
+    @property
+    def largest_bytes(self) -> int:
+        """Bytes of the largest output of a layer, or of all parameters of one, whichever is more."""
+        return max(max(layer.output_bytes, layer.param_bytes) for layer in self.layers)
+
     def boundary_bytes(self, layer: int) -> int:
         """Bytes of one micro-batch that enter `layer` from the layer before it (the input for layer 0)."""
         return self.input_bytes if layer == 0 else self.layers[layer - 1].output_bytes

@@ -99,6 +99,7 @@ def measure_machine(folder: Path, config: DictConfig, wanted: str) -> None:
 
 def train(folder: Path, config: DictConfig) -> None:
     """Train as planned; writes `metrics.jsonl`, `trace.json.gz` and, at the end, `result.json`."""
+    malloc.tune(ModelProfile.load(folder / PROFILE).largest_bytes)
     say("loading torch")
     import torch
 

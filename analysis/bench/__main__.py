@@ -16,7 +16,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from harness import display, files, malloc
+from harness import display, files, launch, malloc
 from harness.cluster import Cluster, Link
 from harness.manifest import manifest
 from harness.memory import MemoryModel
@@ -75,6 +75,7 @@ def simulator(rounds: int) -> list[dict[str, Any]]:
 
 def main(names: list[str]) -> int:
     malloc.tune()
+    os.environ |= launch.FORKABLE
     from analysis.bench import engines, picture, pipeline
     from analysis.bench.prediction import prediction
 

@@ -12,18 +12,18 @@ is its turn.
 from __future__ import annotations
 
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
 from analysis.bench.race import Times, race, speedup
-from harness import check, clusters, devices, launch, machine, planning, ranks, registry
+from harness import check, clusters, devices, launch, machine, malloc, planning, ranks, registry
 from harness.clusters import ClusterConfig
 from harness.compose import compose
 from harness.interfaces import Batch, Engine, Model, OptimizerSpec, Session, SessionSpec
@@ -32,6 +32,7 @@ from harness.problem import CannotRun
 from harness.profile import ModelProfile
 from harness.profiling import measure
 
+T = TypeVar("T")
 Row = dict[str, Any]
 DEVICES = 2
 BASE = "single"
@@ -78,6 +79,7 @@ class Entry:
     model: Model
     plan: Plan
     spec: SessionSpec
+    profile: ModelProfile
 
 
 def all_engines(rounds: int) -> list[Row]:
@@ -121,7 +123,13 @@ def _profile(keys: Sequence[str]) -> ModelProfile:
     config = compose([*keys, "engine=single"])
     device = devices.torch_names(devices.detect().kind, 1)[0]
     model: Model = registry.build("model", config.model)
-    return measure(model, config.batch.size // config.batch.micro_batches, "float32", device, repeats=9)
+    samples = config.batch.size // config.batch.micro_batches
+    return _apart(lambda: measure(model, samples, "float32", device, repeats=9), device)
+
+
+def _apart(work: Callable[[], T], device: str) -> T:
+    """In a process of its own: what is forked from this one later finds neither threads nor CUDA in use."""
+    return ranks.each(1, work, [device])
 
 
 def _entry(overrides: Sequence[str], profile: ModelProfile) -> Entry:
@@ -131,15 +139,15 @@ def _entry(overrides: Sequence[str], profile: ModelProfile) -> Entry:
         [*overrides, "optimizer.lr=0.01", *([f"cluster.devices={DEVICES}"] if found.kind == "cpu" else [])]
     )
     engine: Engine = registry.build("engine", config.engine)
-    cluster = clusters.build(ClusterConfig(**config.cluster), machine.stored() or machine.measure())
+    names = devices.torch_names(found.kind, DEVICES)
+    cluster = clusters.build(ClusterConfig(**config.cluster), machine.stored() or _apart(machine.measure, names[0]))
     check.fill(config, engine.capabilities, DEVICES)
     config.batch.micro_batches //= config.mesh.data or 1
     if problems := check.request(config, engine.capabilities, cluster):
         raise CannotRun(problems)
     draft = planning.draft(config, engine, registry.build("planner", config.planner), profile, cluster)
-    names = devices.torch_names(found.kind, DEVICES)
     spec = SessionSpec(names, OptimizerSpec(**config.optimizer), seed=config.seed)
-    return Entry(engine, registry.build("model", config.model), draft.plan, spec)
+    return Entry(engine, registry.build("model", config.model), draft.plan, spec, profile)
 
 
 @contextmanager
@@ -213,6 +221,7 @@ def _serve(entry: Entry, batch: Batch, pipe: Connection) -> None:
             if reports:
                 pipe.send((metrics.step_time_s, metrics.peak_memory_bytes))
 
+    malloc.tune(entry.profile.largest_bytes)
     try:
         launch.call(entry.engine, entry.model, entry.plan, entry.spec, loop)
     except Exception:

@@ -4,8 +4,8 @@ What it cannot do:
 
 * On CPU devices nothing overlaps. It has one worker thread for each torch device, and "cpu" is one torch device
   however many stages there are, so forward tasks run one after the other. The backward pass is autograd's, which runs
-  in the calling thread for everything on the CPU. So a step takes as long as on one device, and the simulated
-  step time, of devices that work at once, is too good. On GPUs, for which it was made, stages overlap.
+  in the calling thread for everything on the CPU. So a step takes as long as on one device, which is what is
+  predicted (`in_turn=True`). On GPUs, for which it was made, stages overlap.
 * It leaves no trace (`trace=False`), and on CPU devices what each of them holds cannot be told apart
   (`memory_meter=False`); on GPUs the allocator tells it.
 * Stages share no parameters: it refuses them on any devices. Layers of one stage may.
@@ -35,7 +35,7 @@ from harness.schedule.hops import plan_hops
 
 
 class TorchGPipeEngine:
-    capabilities = Capabilities(trace=False, memory_meter=False)
+    capabilities = Capabilities(trace=False, memory_meter=False, in_turn=True)
 
     def __init__(self, config: Config) -> None:
         self.config = config

@@ -51,6 +51,35 @@ def test_freed_memory_stays_in_the_process():
     assert children < untouched / 5
 
 
+# Two threads take and free blocks of 1 MB at once. Prints how many arenas there are.
+ARENAS = """
+import ctypes, os, sys, threading
+from harness import malloc
+{setup}
+libc = ctypes.CDLL(None)
+libc.malloc.restype = ctypes.c_void_p
+libc.free.argtypes = [ctypes.c_void_p]
+both = threading.Barrier(2)
+def work():
+    for _ in range(1000):
+        both.wait()
+        libc.free(libc.malloc(1 << 20))
+threads = [threading.Thread(target=work) for _ in range(2)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+sys.stdout.flush()
+libc.malloc_stats()
+"""
+
+
+@pytest.mark.parametrize(("block_bytes", "arenas"), [(1 << 20, 3), (64 << 20, 1)])
+def test_threads_have_arenas_of_their_own_where_blocks_are_small(block_bytes, arenas):
+    program = [sys.executable, "-c", ARENAS.format(setup=f"malloc.tune(); malloc.tune({block_bytes})")]
+    environment = os.environ | malloc.environment()
+    result = subprocess.run(program, env=environment, cwd=ROOT, capture_output=True, text=True, check=True, timeout=60)
+    assert result.stderr.count("Arena") == arenas
+
+
 def test_tuning_twice_is_allowed():
     assert faults("from harness import malloc; assert malloc.tune() and malloc.tune()") > 0
 
