@@ -1,0 +1,189 @@
+"""What a strategy costs in one step, and between which layouts it can stand (AutoDDL, section 4.3).
+
+A layout is a degree: the digits of the grid that split rows, all others split columns. A product takes its input from a
+layout by an all-gather over p1, which may undo splits of rows (c of them) and of columns, and leaves a layout by a
+reduce-scatter over p2, into rows (a of them) and columns:
+
+    rows in = p0 + c,  c within p1          rows out = p0 + a,  a within p2
+
+`paper` takes all of p1 and p2 to one side, and pays an all-to-all over all devices wherever neighbours' layouts or
+sides differ; `mixed` takes whatever is best, and pays an all-to-all over the digits that change sides.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from harness.sbp.chain import Attention, Matmul
+from harness.sbp.collectives import Collectives
+from harness.sbp.grid import Degree, Grid, Strategy, below, plus
+
+Paths = Literal["mixed", "paper"]
+Splits = Literal["even", "power_of_two", "any"]
+INFINITE = float("inf")
+
+
+class Place(NamedTuple):
+    """Where a tensor lies between products: the digits that split its rows, and for `paper` how it comes or goes on."""
+
+    rows: Degree
+    side: str = ""
+
+
+@dataclass(frozen=True)
+class Rules:
+    """Which strategies there are. `max_replicas` is the largest p0, the paper's limit of memory."""
+
+    paths: Paths = "mixed"
+    splits: Splits = "even"
+    max_replicas: int | None = None
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Seconds of communication of one step of `micro_batches`, forward and backward.
+
+    `state` are the bytes that a device keeps for each byte of its shard of a weight (weight, gradient, optimizer).
+    """
+
+    collectives: Collectives
+    element_bytes: int
+    micro_batches: int
+    rules: Rules
+    state: float = 1.0
+
+    @property
+    def grid(self) -> Grid:
+        return self.collectives.grid
+
+    @cached_property
+    def places(self) -> list[Place]:
+        """All places, in one order that vectors and matrices follow."""
+        if self.rules.paths == "mixed":
+            return [Place(rows) for rows in self.grid.degrees]
+        return [Place(rows, side) for rows in self.grid.degrees for side in ("rows", "columns")]
+
+    # -- what one product costs -----------------------------------------------------------------------------------
+
+    def entering(self, item: Matmul, strategy: Strategy) -> float:
+        """The all-gather of its input, and the reduce-scatter of that input's gradient."""
+        size = item.input_elements * self.element_bytes / self._size(plus(strategy.p0, strategy.p2))
+        there = self.collectives.seconds("all_gather", strategy.p1, size)
+        return self.micro_batches * (there + self.collectives.seconds("reduce_scatter", strategy.p1, size))
+
+    def leaving(self, item: Matmul, strategy: Strategy) -> float:
+        """The reduce-scatter of its output, and the all-gather of that output's gradient."""
+        size = item.output_elements * self.element_bytes / self._size(plus(strategy.p0, strategy.p1))
+        there = self.collectives.seconds("reduce_scatter", strategy.p2, size)
+        return self.micro_batches * (there + self.collectives.seconds("all_gather", strategy.p2, size))
+
+    def weights(self, item: Matmul, strategy: Strategy) -> float:
+        """The all-reduce of the weight's gradient, once."""
+        size = item.weight_bytes / self._size(plus(strategy.p1, strategy.p2))
+        return self.collectives.seconds("all_reduce", strategy.p0, size)
+
+    def product(self, item: Matmul, strategy: Strategy, free: bool) -> float:
+        """All of these. A `free` input costs nothing, as that of a look-up."""
+        entering = 0.0 if free or item.look_up else self.entering(item, strategy)
+        return entering + self.leaving(item, strategy) + self.weights(item, strategy)
+
+    def held(self, item: Matmul, strategy: Strategy) -> float:
+        """Bytes on a device: the state of the weight's shard, and the input that waits for the backward pass."""
+        (p0, p1, p2), size = strategy, self._size
+        kept = 0.0 if item.look_up else item.input_elements * self.element_bytes / size(plus(p0, p2))
+        return self.state * item.weight_bytes / size(plus(p1, p2)) + kept
+
+    def moved(self, one: Place, other: Place) -> Degree:
+        """The digits over which an all-to-all takes a tensor from one place to another."""
+        if self.rules.paths == "paper":
+            return self.grid.none if one == other else self.grid.all
+        return tuple(abs(a - b) for a, b in zip(one.rows, other.rows, strict=True))
+
+    @cached_property
+    def _moves(self) -> np.ndarray:
+        """Seconds of alpha and of a byte of the whole tensor for each move there and back: (2, places, places)."""
+        n = len(self.places)
+        found = np.zeros((2, n, n))
+        for i, one in enumerate(self.places):
+            for j, other in enumerate(self.places):
+                degree = self.moved(one, other)
+                alone = self.collectives.seconds("all_to_all", degree, 0.0)
+                byte = self.collectives.seconds("all_to_all", degree, 1.0 / self._size(self.grid.all)) - alone
+                found[:, i, j] = 2 * self.micro_batches * np.array((alone, byte))
+        return found
+
+    def moving(self, elements: float) -> np.ndarray:
+        """Seconds that a tensor of a micro-batch takes from each place to each other, and its gradient back."""
+        alone, byte = self._moves
+        result: np.ndarray = alone + byte * elements * self.element_bytes
+        return result
+
+    # -- between which places it stands ---------------------------------------------------------------------------
+
+    def strategies(self, item: Matmul) -> list[Strategy]:
+        return [strategy for strategy in self.grid.strategies if self._allowed(item, strategy)]
+
+    def _allowed(self, item: Matmul, strategy: Strategy) -> bool:
+        p0, p1, p2 = map(self._size, strategy)
+        rules = self.rules
+        if item.whole and p0 < self._size(self.grid.all):
+            return False
+        if rules.max_replicas is not None and p0 > rules.max_replicas:
+            return False
+        if rules.splits == "power_of_two" and (p1 & (p1 - 1) or p2 & (p2 - 1)):
+            return False
+        return rules.splits == "any" or not (item.samples % p0 or item.outputs % p1 or item.inputs % p2)
+
+    def can_lie(self, place: Place, samples: int, columns: int, always: bool = False) -> bool:
+        """Whether rows and columns divide; attention's samples and heads must, `always`."""
+        rows = self._size(place.rows)
+        if self.rules.splits == "any" and not always:
+            return True
+        return samples % rows == 0 and columns % (self._size(self.grid.all) // rows) == 0
+
+    def comes_from(self, item: Matmul, strategy: Strategy) -> list[tuple[Place, Degree]]:
+        """Places from which an all-gather alone brings its input, with what that undoes of the split rows."""
+        found = []
+        for undone in self._sides(strategy.p1):
+            rows = plus(strategy.p0, undone[0])
+            if item.look_up or self.can_lie(Place(rows), item.samples, item.inputs):
+                found.append((Place(rows, undone[1]), undone[0]))
+        return found
+
+    def goes_to(self, item: Matmul, strategy: Strategy) -> list[tuple[Place, Degree]]:
+        """Places to which a reduce-scatter alone brings its output, with what that splits of the rows."""
+        found = []
+        for split in self._sides(strategy.p2):
+            rows = plus(strategy.p0, split[0])
+            if self.can_lie(Place(rows), item.samples, item.outputs):
+                found.append((Place(rows, split[1]), split[0]))
+        return found
+
+    def _sides(self, degree: Degree) -> list[tuple[Degree, str]]:
+        if self.rules.paths == "mixed":
+            return [(taken, "") for taken in below(degree)]
+        return [(self.grid.none, "rows"), (degree, "columns")]
+
+    def attended(self, item: Attention) -> np.ndarray:
+        """(places, places): 0 from each place to itself where heads and samples are whole, else infinite."""
+        n = len(self.places)
+        found = np.full((n, n), INFINITE)
+        for i, place in enumerate(self.places):
+            if self.can_lie(place, item.samples, item.heads, always=True):
+                found[i, i] = 0.0
+        return found
+
+    def _size(self, degree: Degree) -> int:
+        return self.grid.size(degree)
+
+
+def returns(undone: Degree, split: Degree) -> bool:
+    """Whether a product's blocks can stay in one order of the digits: rows gain digits or lose them, not both.
+
+    Only so a tensor can come back to where it lay, as one that something is added to must.
+    """
+    return not any(a and b for a, b in zip(undone, split, strict=True))
