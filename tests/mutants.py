@@ -219,6 +219,23 @@ MUTANTS = (
            "            if forward in there:\n"
            "                yield from (Op(j, \"send\", forward, hop.part, hop.target, hop.bytes) for hop in behind)",
            DEEPSPEED, "runs_its_schedule and skips"),
+    Mutant("lanes that wait for one arena", "harness/malloc.py",
+           "_ARENAS if block_bytes < _SMALL else _ONE_ARENA", "_ONE_ARENA",
+           "tests/harness/test_malloc.py", "arenas_of_their_own"),
+    Mutant("blocks that come back in another order", "harness/sbp/costs.py",
+           "return not any(a and b for a, b in zip(undone, split, strict=True))", "return True",
+           "tests/harness/sbp/test_optimum.py", "residual_branches"),
+    Mutant("an all-to-all over too few devices", "harness/sbp/costs.py",
+           "return tuple(abs(a - b) for a, b in zip(one.rows, other.rows, strict=True))",
+           "return tuple(max(0, a - b) for a, b in zip(one.rows, other.rows, strict=True))",
+           "tests/harness/sbp/test_optimum.py", "mixed_paths"),
+    Mutant("labels cut off too early", "harness/sbp/limit.py",
+           "value = labels.seconds + self.price * labels.bytes + priced",
+           "value = labels.seconds + 2 * self.price * labels.bytes + priced",
+           "tests/harness/sbp/test_limit.py", "within_a_limit"),
+    Mutant("rings that have a node's port to themselves", "harness/sbp/collectives.py",
+           "port.beta_s_per_byte * self.grid.local / local", "port.beta_s_per_byte",
+           "tests/harness/sbp/test_collectives.py", "table_2"),
 )  # fmt: skip
 
 
