@@ -1,0 +1,105 @@
+"""What AutoDDL is compared with: data parallelism, Megatron-LM's two dimensions, and SUMMA (section 5.1).
+
+data parallel   every product (P, 1, 1)
+Megatron        a mesh d x m, products in pairs: columns (d, m, 1), then rows (d, 1, m); the best mesh
+SUMMA           every product on a mesh r x c: inputs go along rows, weights along columns
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from harness.sbp.chain import Chain, Matmul, Residual
+from harness.sbp.costs import Costs
+from harness.sbp.grid import Degree, Strategy, below, minus
+from harness.sbp.optimum import Ends, Infeasible, Move, Route, Search
+
+
+def data_parallel(chain: Chain, costs: Costs, ends: Ends) -> Route:
+    """Raises Infeasible where the samples do not divide."""
+    alone = Strategy(costs.grid.all, costs.grid.none, costs.grid.none)
+    return _given(chain, costs, ends, dict.fromkeys((item.name for item in chain.matmuls), alone))
+
+
+def megatron(chain: Chain, costs: Costs, ends: Ends, two: bool = True) -> Route:
+    """The best mesh; with `two` False all devices cut weights (one dimension). Raises Infeasible where none can be.
+
+    What cannot be cut is data parallel. The embedding is cut by words, as its head.
+    """
+    found = []
+    for model in below(costs.grid.all) if two else [costs.grid.all]:
+        try:
+            route = _given(chain, costs, ends, _pairs(chain, costs, model))
+        except Infeasible:
+            continue
+        if not any(isinstance(step, Move) for step in route.steps[1:-1]):  # heads that do not divide
+            found.append(route)
+    if not found:
+        raise Infeasible("no mesh of Megatron's divides all products")
+    return min(found, key=lambda route: route.seconds)
+
+
+def _given(chain: Chain, costs: Costs, ends: Ends, strategies: dict[str, Strategy]) -> Route:
+    for item in chain.matmuls:
+        if strategies[item.name] not in costs.strategies(item):
+            raise Infeasible(item.name)
+    return Search(chain, costs, ends, strategies).route()
+
+
+def _pairs(chain: Chain, costs: Costs, model: Degree) -> dict[str, Strategy]:
+    grid = costs.grid
+    data = minus(grid.all, model)
+    columns, rows = Strategy(data, model, grid.none), Strategy(data, grid.none, model)
+    found: dict[str, Strategy] = {}
+    for items in _branches(chain):
+        second = False
+        for item in items:
+            if item.whole:
+                found[item.name] = Strategy(grid.all, grid.none, grid.none)
+                continue
+            found[item.name] = rows if second or item.look_up else columns
+            second = not (second or item.look_up)
+    return found
+
+
+def _branches(chain: Chain) -> Iterator[list[Matmul]]:
+    """Products whose pairs begin together: those of each branch, and those between branches."""
+    row: list[Matmul] = []
+    for item in chain.items:
+        if isinstance(item, Residual):
+            yield row
+            yield [inner for inner in item.items if isinstance(inner, Matmul)]
+            row = []
+        elif isinstance(item, Matmul):
+            row.append(item)
+    yield row
+
+
+@dataclass(frozen=True)
+class Summa:
+    """The best mesh of SUMMA, its seconds of communication of one training step, and what a device receives."""
+
+    rows: Degree
+    columns: Degree
+    seconds: float
+    bytes: float
+
+
+def summa(chain: Chain, costs: Costs) -> Summa:
+    """Forward each device receives |input| / rows + |weight| / columns, backward twice that, for every micro-batch."""
+    meshes = ((rows, minus(costs.grid.all, rows)) for rows in below(costs.grid.all))
+    return min((_on_mesh(chain, costs, *mesh) for mesh in meshes), key=lambda found: found.seconds)
+
+
+def _on_mesh(chain: Chain, costs: Costs, rows: Degree, columns: Degree) -> Summa:
+    size, seconds, received = costs.grid.size, 0.0, 0.0
+    for item in chain.matmuls:
+        inputs = 0.0 if item.look_up else item.input_elements * costs.element_bytes / size(rows)
+        weights = item.weight_bytes / size(columns)
+        for over, amount in ((columns, inputs), (rows, weights)):
+            if size(over) > 1:
+                share = amount * size(over) / (size(over) - 1)  # all that is received, none of it there before
+                seconds += 3 * costs.micro_batches * costs.collectives.seconds("all_gather", over, share)
+                received += 3 * costs.micro_batches * amount
+    return Summa(rows, columns, seconds, received)

@@ -1,0 +1,87 @@
+"""Data parallelism, Megatron-LM and SUMMA by their closed forms."""
+
+from __future__ import annotations
+
+import pytest
+
+from harness.cluster import Cluster, Link
+from harness.sbp.baselines import data_parallel, megatron, summa
+from harness.sbp.chain import Attention, Chain, Matmul, Residual
+from harness.sbp.collectives import Collectives
+from harness.sbp.costs import Costs, Rules
+from harness.sbp.grid import Grid
+from harness.sbp.optimum import Infeasible, Search
+from harness.sbp.traffic import sent
+
+BETA, SAMPLES, TOKENS, HIDDEN = 1e-10, 64, 128, 512
+ELEMENTS = SAMPLES * TOKENS * HIDDEN
+
+
+def costs(nodes: int, micro_batches: int = 1, splits: str = "even", **rules) -> Costs:
+    cluster = Cluster(nodes=nodes, node_port=Link(0.0, BETA))
+    return Costs(Collectives(cluster, Grid(nodes, 1)), 4, micro_batches, Rules("mixed", splits, **rules))
+
+
+def block(heads: int = 8) -> list[Residual]:
+    return [
+        Residual((
+            Matmul("qkv", SAMPLES, HIDDEN, 3 * HIDDEN, ELEMENTS, 3 * ELEMENTS, 12 * HIDDEN**2),
+            Attention(SAMPLES, heads, 3 * ELEMENTS),
+            Matmul("projection", SAMPLES, HIDDEN, HIDDEN, ELEMENTS, ELEMENTS, 4 * HIDDEN**2),
+        ), ELEMENTS),
+        Residual((
+            Matmul("up", SAMPLES, HIDDEN, 4 * HIDDEN, ELEMENTS, 4 * ELEMENTS, 16 * HIDDEN**2),
+            Matmul("down", SAMPLES, 4 * HIDDEN, HIDDEN, 4 * ELEMENTS, ELEMENTS, 16 * HIDDEN**2),
+        ), ELEMENTS),
+    ]  # fmt: skip
+
+
+def test_data_parallelism_sends_gradients_alone():
+    found, chain = costs(8), Chain(tuple(block()), 4)
+    weights = 4 * 12 * HIDDEN**2
+    assert sent(data_parallel(chain, found, "free"), found) == {"all_reduce weights": 2 * 7 / 8 * weights}
+    with pytest.raises(Infeasible, match="qkv"):
+        data_parallel(chain, costs(128), "free")
+
+
+def test_megatrons_all_reduces_of_a_block():
+    """Two in the forward pass and two in the backward pass, of (n, tokens, hidden) among m devices."""
+    found = costs(8, max_replicas=2)
+    before = Matmul("before", SAMPLES, HIDDEN, HIDDEN, ELEMENTS, ELEMENTS, 0)
+    route = megatron(Chain((before, *block()), 4), found, "free")
+    numbers = {name: found.grid.numbers(strategy) for name, strategy in route.strategies.items()}
+    assert numbers == {
+        "before": (2, 4, 1),
+        "qkv": (2, 4, 1),
+        "projection": (2, 1, 4),
+        "up": (2, 4, 1),
+        "down": (2, 1, 4),
+    }
+    all_reduce = 2 * 3 / 4 * ELEMENTS * 4 / 2
+    told = sent(route, found)
+    activations = sum(size for kind, size in told.items() if "weights" not in kind)
+    assert activations == pytest.approx(4 * all_reduce)
+
+
+def test_megatron_takes_the_best_mesh_and_in_one_dimension_all_devices():
+    found, chain = costs(8), Chain(tuple(block()), 4)
+    best = megatron(chain, found, "free").seconds
+    one = megatron(chain, found, "free", two=False)
+    assert {found.grid.numbers(strategy) for strategy in one.strategies.values()} == {(1, 8, 1), (1, 1, 8)}
+    assert best <= min(one.seconds, data_parallel(chain, found, "free").seconds)
+    assert Search(chain, found, "free").route().seconds <= best
+    with pytest.raises(Infeasible):
+        megatron(Chain(tuple(block(heads=3)), 4), found, "free", two=False)
+
+
+def test_summa_receives_inputs_along_rows_and_weights_along_columns():
+    chain = Chain((Matmul("0", SAMPLES, 64, 32, SAMPLES * 64, SAMPLES * 32, 4 * 64 * 32),), 4)
+    meshes = [(1, 8), (2, 4), (4, 2), (8, 1)]
+    inputs, weights, m = 4 * SAMPLES * 64, 4 * 64 * 32, 3
+    by_mesh = [3 * m * (inputs / rows * (columns > 1) + weights / columns * (rows > 1)) for rows, columns in meshes]
+    found = costs(8, micro_batches=m)
+    best = summa(chain, found)
+    assert best.bytes == pytest.approx(min(by_mesh))
+    assert best.seconds == pytest.approx(min(by_mesh) * BETA)
+    rows, columns = (found.grid.size(degree) for degree in (best.rows, best.columns))
+    assert (rows, columns) == meshes[by_mesh.index(min(by_mesh))]
