@@ -42,13 +42,14 @@ def _lack(config: DictConfig, profile: ModelProfile, cluster: Cluster) -> str:
 def _ladder(config: DictConfig, engine: Engine, profile: ModelProfile, cluster: Cluster) -> Iterator[Changes]:
     """What is tried, the least first.
 
-    Recompute, place by memory; smaller micro-batches; more devices; a smaller batch.
+    Recompute, place by memory; more shards; smaller micro-batches; more devices; a smaller batch.
     """
     recompute: Changes = {"engine.checkpoint": "always"} if _other(config.engine, "checkpoint", "always") else {}
     placed: Changes = {"planner.by": "memory"} if _other(config.planner, "by", "memory") else {}
     both = recompute | placed
     tried = [recompute, placed, both]
-    for more in (*_micro_batches(config), *_devices(config, engine, profile, cluster), *_batches(config)):
+    smaller = [*_shards(config), *_micro_batches(config)]
+    for more in (*smaller, *_devices(config, engine, profile, cluster), *_batches(config)):
         tried += [more, both | more]
     yield from (changes for number, changes in enumerate(tried) if changes and changes not in tried[:number])
 
@@ -56,6 +57,13 @@ def _ladder(config: DictConfig, engine: Engine, profile: ModelProfile, cluster: 
 def _other(group: DictConfig, key: str, value: str) -> bool:
     """Whether the group has such a key, and another word there."""
     return isinstance(group.get(key), str) and group[key] != value
+
+
+def _shards(config: DictConfig) -> Iterator[Changes]:
+    """More of the model's state in shards over the replicas, where the engine has such a key."""
+    zero = config.engine.get("zero")
+    if zero is not None and config.mesh.data != 1:
+        yield from ({"engine.zero": more} for more in range(zero + 1, 4))
 
 
 def _micro_batches(config: DictConfig) -> Iterator[Changes]:

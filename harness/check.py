@@ -18,6 +18,7 @@ from harness.profile import ModelProfile
 
 DEGREES = ("pipeline", "tensor", "data")
 """The first of these that an engine can do takes the devices that the given degrees leave."""
+ADAM = ("adam", "adamw")
 
 
 def request(config: DictConfig, can: Capabilities, cluster: Cluster | None) -> list[Problem]:
@@ -28,6 +29,7 @@ def request(config: DictConfig, can: Capabilities, cluster: Cluster | None) -> l
         *profiling(config),
         *_place(config),
         *_dtype(config, can),
+        *_offload(config),
     ]
 
 
@@ -247,6 +249,13 @@ def _dtype(config: DictConfig, can: Capabilities) -> list[Problem]:
         return []
     what = f"engine={config.engine.name} takes {', '.join(can.dtypes)}"
     return [Problem(f"precision.dtype {dtype}", what, f"precision.dtype={can.dtypes[0]}")]
+
+
+def _offload(config: DictConfig) -> list[Problem]:
+    """`engine.offload`, of an engine that has it, steps on the CPU, and libraries have only an Adam for that."""
+    name = config.optimizer.name if config.engine.get("offload") else ADAM[0]
+    what = f"needs {' or '.join(ADAM)}, optimizer.name is {name}"
+    return [] if name in ADAM else [Problem("engine.offload true", what, "optimizer.name=adamw")]
 
 
 def stored(config: DictConfig, profile: ModelProfile, model_given: bool) -> list[Problem]:

@@ -174,20 +174,26 @@ class Session(Protocol):
 
 
 class Engine(Protocol):
-    """Executes plans. Built from its own config; building and checking must not import torch."""
+    """Executes plans. Built from its own config; building and checking must not import torch.
+
+    An engine that inherits from it refuses nothing, has one stage on each device, and takes the optimizer's memory as
+    it is, unless it says otherwise.
+    """
 
     capabilities: Capabilities
 
-    def check(self, plan: Plan, profile: ModelProfile, cluster: Cluster, memory: MemoryModel) -> list[Problem]: ...
+    def check(self, plan: Plan, profile: ModelProfile, cluster: Cluster, memory: MemoryModel) -> list[Problem]:
+        """What keeps it from executing the plan."""
+        return []
 
     def schedule(self, plan: Plan, profile: ModelProfile) -> Schedule: ...
 
     def placement(self, pipeline: int) -> tuple[int, ...]:
         """The device of each stage on `pipeline` devices; empty: one stage for each, in order."""
-        ...
+        return ()
 
     def memory(self, model: MemoryModel, mesh: Mesh, profile: ModelProfile) -> MemoryModel:
         """What the engine makes of the optimizer's memory model: state that it shards, copies that it keeps."""
-        ...
+        return model
 
     def session(self, model: Model, plan: Plan, spec: SessionSpec) -> AbstractContextManager[Session]: ...

@@ -22,7 +22,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 from torch.autograd import ProfilerConfig, ProfilerState, _disable_profiler_legacy, _enable_profiler_legacy
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 
 # torch.tensor(...) hands its fresh storage to this operation, the first that a mode sees of it.
 _FRESH_INPUT = torch.ops.aten.lift_fresh.default
@@ -31,7 +31,8 @@ _FRESH_INPUT = torch.ops.aten.lift_fresh.default
 class Meter:
     """The memory of one device. Enter it in each thread that works for the device; every method is thread-safe.
 
-    Bytes are those of whole storages: views and in-place results add nothing, a storage counts once.
+    Bytes are those of whole storages: views and in-place results add nothing, a storage counts once. Of a DTensor this
+    rank's shard counts.
     """
 
     def __init__(self) -> None:
@@ -165,7 +166,12 @@ def _with_peak(call: Callable[[], Any]) -> tuple[Any, int]:
 
 
 def _counted(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
-    return (t for t in tensors if t.device.type == "cpu" and t.layout is torch.strided)
+    """Those with a storage on the CPU. A DTensor only wraps its shard, and says that its storage is the whole."""
+    for tensor in tensors:
+        if is_traceable_wrapper_subclass(tensor):
+            yield from _counted(_tensors([getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]))
+        elif tensor.device.type == "cpu" and tensor.layout is torch.strided:
+            yield tensor
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:

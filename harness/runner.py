@@ -35,6 +35,7 @@ from harness.earlier import Earlier
 from harness.failure import Failure
 from harness.launch import Outcome
 from harness.manifest import manifest
+from harness.planning import Draft
 from harness.preparation import Prepared
 from harness.problem import CannotRun
 from harness.progress import Progress
@@ -118,7 +119,7 @@ class _Run:
             self.update(plan=draft.plan.to_json(), predicted=draft.plan.predicted, manifest=self.record.manifest | used)
             progress.console.print(stage_table(draft.plan, draft.profile))
             if draft.plan.mesh.data > 1:
-                progress.note(_replicas(draft.plan.mesh.data, draft.samples))
+                progress.note(_replicas(draft))
             if self.config.mode == "simulate":
                 self.simulate(prepared, progress)
                 return Outcome("ok")
@@ -266,10 +267,12 @@ class _Run:
                 console.print(Text(line), soft_wrap=True)
 
 
-def _replicas(data: int, samples: int) -> str:
+def _replicas(draft: Draft) -> str:
+    data, m, size = draft.plan.mesh.data, draft.plan.micro_batches, draft.profile.micro_batch
     return (
-        f"{data} replicas of these stages, each with {samples // data} of the {samples} samples. Below, a device "
-        "stands for its likes in all replicas: the fullest one's memory, the first one's time."
+        f"{data} replicas of these stages, each with {m * size} of the {draft.samples} samples, in {m} "
+        f"micro-batch{'es' * (m > 1)} of {size}. Below, a device stands for its likes in all replicas: "
+        "the fullest one's memory, the first one's time."
     )
 
 

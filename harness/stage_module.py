@@ -50,7 +50,8 @@ class StageModule(nn.Sequential):
         values = [self._entry(tensor) for tensor in flat]
         own = len(values) - len(self.arriving)
         value = values[0] if own == 1 else tuple(values[:own])
-        with self._around(), skip.carried(dict(zip(self.arriving, values[own:], strict=True))) as left:
+        arriving = dict(zip(self.arriving, values[own:], strict=True))
+        with self._around(values[0].device.type), skip.carried(arriving) as left:
             value = self._layers(value)
         outs = [value] if isinstance(value, Tensor) else [*value]
         outs = [_differentiable(tensor).contiguous() for tensor in (*outs, *(left[name] for name in self.leaving))]
@@ -73,8 +74,7 @@ class StageModule(nn.Sequential):
         return value
 
     @contextmanager
-    def _around(self) -> Iterator[None]:
-        kind = next((p.device.type for p in self.parameters()), "cpu")
+    def _around(self, kind: str) -> Iterator[None]:
         cast = torch.autocast(kind, self.autocast) if self.autocast else nullcontext()
         unchanged = batchnorm.throwaway(batchnorm.statistics(self.modules())) if self.again else nullcontext()
         with cast, unchanged, dropout.keyed(*self.key):

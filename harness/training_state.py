@@ -23,15 +23,12 @@ def initial_layers(model: Model, spec: SessionSpec) -> nn.Sequential:
     return layers
 
 
-def make_optimizer(parameters: Iterable[nn.Parameter], spec: OptimizerSpec) -> torch.optim.Optimizer | None:
-    """The optimizer that `spec` names; None where there is nothing to optimize."""
-    wanted = list(parameters)
-    if not wanted:
-        return None
+def make_optimizer(parameters: Iterable[nn.Parameter], spec: OptimizerSpec) -> torch.optim.Optimizer:
+    """The optimizer that `spec` names. Where there are no parameters its step does nothing."""
     options: dict[str, Any] = {"lr": spec.lr, "weight_decay": spec.weight_decay}
     if spec.name == "sgd":
         options["momentum"] = spec.momentum
-    optimizer: torch.optim.Optimizer = OPTIMIZERS[spec.name](wanted, **options)
+    optimizer: torch.optim.Optimizer = OPTIMIZERS[spec.name]([{"params": list(parameters)}], **options)
     return optimizer
 
 

@@ -1,25 +1,70 @@
-"""Every engine x planner x model x mesh, run for one step: `make matrix` writes docs/matrix.md.
+"""What runs with what, each cell a run of one step: `make matrix` writes docs/matrix.md, in about half an hour.
 
-A cell is "ok" or the first problem that the run named. Any other end is an error of the project.
+    engines, as they are          x models                 x meshes   with planner=balance
+    engines, with another setting x three unlike models    x meshes   with planner=balance
+    the other planners            x models                 x stages   with engine=gpipe
+
+A cell is "ok" or the first problem that the run named. Any other end is broken, an error of the project.
 """
 
 from __future__ import annotations
 
 import itertools
+import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
+from engines.deepspeed.config import STAGES
+from engines.torch_pipelining.config import SCHEDULES
 from harness import files, registry
-from harness.record import RunRecord
+from harness.record import EXIT_CODES
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "matrix.md"
-MESHES = ("mesh.pipeline=1", "mesh.pipeline=2", "mesh.pipeline=4")
+SMALL = ("steps=1", "warmup=0", "batch.size=8", "batch.micro_batches=2", "tracker=none", "cluster.devices=4")
+WORKERS = 2
+PATIENCE_S = 300.0
+
+Choice = tuple[str, ...]
+"""Some of a run's keys."""
+PLANNED: Choice = ("planner=balance",)
+EXECUTED: Choice = ("engine=gpipe",)
+MESHES: tuple[Choice, ...] = (
+    ("mesh.pipeline=1", "mesh.data=1"),
+    ("mesh.pipeline=2", "mesh.data=1"),
+    ("mesh.pipeline=4", "mesh.data=1"),
+    ("mesh.pipeline=1", "mesh.data=2"),
+    ("mesh.pipeline=2", "mesh.data=2"),
+)
+"""Every degree is given: an engine of replicas would fill the devices."""
+CUT = MESHES[1:3]
+"""Where a planner has something to decide."""
+SETTINGS = {
+    "deepspeed": [f"engine.zero={stage}" for stage in STAGES[1:]],
+    "torch_pipelining": [f"engine.schedule={name}" for name in SCHEDULES[1:]],
+}
+"""What else an engine runs; the first of these is its default."""
+UNLIKE = ("amoebanet", "gpt", "unet")
+"""Pairs of tensors, tied weights, skips: what an engine may stumble over."""
 NEED_MORE = ("given",)
 """Planners that run nothing without further keys of the user's."""
-SMALL = ("steps=1", "warmup=0", "batch.size=4", "batch.micro_batches=2", "tracker=none", "cluster.devices=4")
+
+
+@dataclass(frozen=True)
+class End:
+    """How a run ended, and what it said if not well."""
+
+    status: str
+    said: str = ""
+
+    @property
+    def broken(self) -> bool:
+        return self.status not in ("ok", "infeasible")
 
 
 def names(group: str) -> list[str]:
@@ -28,38 +73,100 @@ def names(group: str) -> list[str]:
     return [name for name in found if name not in NEED_MORE]
 
 
-def cell(engine: str, planner: str, model: str, mesh: str) -> str:
-    """Run it; "ok", or what the run says about why not."""
+def of_engines() -> Iterable[Choice]:
+    """Neighbours are of different models, so that two workers seldom measure the same one."""
+    for name, mesh, model in itertools.product(names("engine"), MESHES, names("model")):
+        yield f"engine={name}", *PLANNED, f"model={model}", *mesh
+    for name, settings in SETTINGS.items():
+        for setting, mesh, model in itertools.product(settings, MESHES, UNLIKE):
+            yield f"engine={name} {setting}", *PLANNED, f"model={model}", *mesh
+
+
+def of_planners() -> Iterable[Choice]:
+    others = [name for name in names("planner") if f"planner={name}" not in PLANNED]
+    for name, mesh, model in itertools.product(others, CUT, names("model")):
+        yield f"planner={name}", *EXECUTED, f"model={model}", *mesh
+
+
+def run(cell: Choice) -> End:
+    """Run it, in a folder of its own."""
     with tempfile.TemporaryDirectory() as folder:
-        overrides = [f"engine={engine}", f"planner={planner}", f"model={model}", mesh, *SMALL, f"out={folder}"]
-        command = [sys.executable, "run.py", *overrides]
-        subprocess.run(command, cwd=ROOT, capture_output=True, timeout=300, check=False)
-        record = RunRecord.load(Path(folder) / "record.json")
-    if record.status == "ok":
-        return "ok"
-    lines = [line.strip() for line in record.reason.splitlines()]
-    return f"{record.status}: {lines[1] if record.status == 'infeasible' and len(lines) > 1 else record.reason}"
+        command = [sys.executable, "run.py", *" ".join(cell).split(), *SMALL, f"out={folder}"]
+        try:
+            ended = subprocess.run(
+                command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=PATIENCE_S, text=True
+            )
+        except subprocess.TimeoutExpired:
+            return End("timeout", f"no end in {PATIENCE_S:g} s")
+    return end(ended.returncode, ended.stdout)
 
 
-def page(cells: dict[tuple[str, str, str, str], str]) -> str:
-    """The Markdown page: a row for each engine, planner and model, a column for each mesh."""
+def end(code: int, printed: str) -> End:
+    """What a run's output means: refusals are lines "key   what   -> mend" under one that ends in "cannot run:".
+
+    Any other failure is the line "...: STATUS: reason".
+    """
+    lines = [line.strip() for line in printed.splitlines() if line.strip()] or ["it said nothing"]
+    if code == EXIT_CODES["ok"]:
+        return End("ok")
+    heads = [number for number, line in enumerate(lines[:-1]) if line.endswith("cannot run:")]
+    if code == EXIT_CODES["infeasible"] and heads:
+        key, *rest = re.split(" {3,}", lines[heads[0] + 1])
+        return End("infeasible", f"{key}: {' '.join(rest)}" if rest else key)
+    told = [line for line in lines if any(f": {status}: " in line for status in EXIT_CODES)]
+    return End(f"exit code {code}", [*lines[-1:], *told][-1])
+
+
+def page(engines: Mapping[Choice, End], planners: Mapping[Choice, End]) -> str:
+    """The Markdown page: two tables, and notes that both refer to."""
+    notes: list[str] = []
     lines = [
         "# What runs with what", "",
-        "Made by `make matrix`: each cell was run for one step on four CPU devices, with small presets.", "",
-        "| engine | planner | model | " + " | ".join(MESHES) + " |", "|" + "---|" * (3 + len(MESHES)),
+        "Made by `make matrix`: each cell was run for one step on four CPU devices, with small presets. Models whose",
+        "cells are alike share a row. A number stands for a refusal, which the notes have with its mend.", "",
+        "With `planner=balance`; engines with another setting than their own on three models that are unlike:", "",
+        *table(engines, MESHES, notes), "",
+        "The other planners, with `engine=gpipe`:", "",
+        *table(planners, CUT, notes),
     ]  # fmt: skip
-    for row in dict.fromkeys(key[:3] for key in cells):
-        lines.append("| " + " | ".join([*row, *(cells[(*row, mesh)] for mesh in MESHES)]) + " |")
+    if notes:
+        lines += ["", "Notes:", "", *(f"{number}. `{note}`" for number, note in enumerate(notes, start=1))]
     return "\n".join(lines) + "\n"
 
 
+def table(cells: Mapping[Choice, End], meshes: Sequence[Choice], notes: list[str]) -> list[str]:
+    """A row for each choice and the models that end alike with it; adds what they said to `notes`."""
+    rows: dict[tuple[str, tuple[str, ...]], list[str]] = {}
+    for first, second, model in sorted(dict.fromkeys(key[:3] for key in cells)):
+        ends = tuple(_short(cells[first, second, model, *mesh], notes) for mesh in meshes)
+        rows.setdefault((first, ends), []).append(model.partition("=")[2])
+    heads = ["", "models", *(" ".join(mesh).replace("mesh.", "") for mesh in meshes)]
+    body = [[f"`{first}`", ", ".join(models), *ends] for (first, ends), models in rows.items()]
+    return [f"| {' | '.join(row)} |" for row in (heads, ["---"] * len(heads), *body)]
+
+
+def _short(ended: End, notes: list[str]) -> str:
+    """What stands in a cell; the mesh of a refusal is the column's."""
+    if ended.status == "ok":
+        return "ok"
+    note = f"{ended.status}, {ended.said}" if ended.broken else re.sub(r"^mesh\.\w+ \d+: ", "", ended.said)
+    if note not in notes:
+        notes.append(note)
+    number = f"({notes.index(note) + 1})"
+    return f"**broken** {number}" if ended.broken else number
+
+
 def main() -> int:
-    cells = {}
-    for key in itertools.product(names("engine"), names("planner"), names("model"), MESHES):
-        cells[key] = cell(*key)
-        print(" ".join(key), "->", cells[key], flush=True)
-    files.write_text(PAGE, page(cells))
-    broken = [key for key, said in cells.items() if said != "ok" and not said.startswith("infeasible")]
+    with ThreadPoolExecutor(WORKERS) as workers:
+        found: list[dict[Choice, End]] = []
+        for jobs in (list(of_engines()), list(of_planners())):
+            found.append({})
+            for number, (cell, ended) in enumerate(zip(jobs, workers.map(run, jobs), strict=True), start=1):
+                found[-1][cell] = ended
+                print(f"{number}/{len(jobs)} {' '.join(cell)} -> {ended.status} {ended.said}".rstrip(), flush=True)
+    files.write_text(PAGE, page(*found))
+    cells = {cell: ended for part in found for cell, ended in part.items()}
+    broken = [cell for cell, ended in cells.items() if ended.broken]
     print(f"{len(cells)} cells, {len(broken)} broken; written to {PAGE}")
     return 1 if broken else 0
 

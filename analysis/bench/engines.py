@@ -7,27 +7,26 @@ is its turn.
           --"step"--> gpipe                         |== step ==|
           --"step"--> deepspeed rank 0                         |== step ==|
                                 rank 1                         |== step ==|
+
+Who fails takes no further part, which its row says; the others race on.
 """
 
 from __future__ import annotations
 
-import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
-from multiprocessing import get_context
-from multiprocessing.connection import Connection
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any, TypeVar
 
 import torch
-import torch.distributed as dist
 
+from analysis.bench.contestant import Contestant, Entry
 from analysis.bench.race import Times, race, speedup
-from harness import check, clusters, devices, launch, machine, malloc, planning, ranks, registry
+from harness import check, clusters, devices, machine, planning, ranks, registry
 from harness.clusters import ClusterConfig
 from harness.compose import compose
-from harness.interfaces import Batch, Engine, Model, OptimizerSpec, Session, SessionSpec
-from harness.plan import Plan
+from harness.interfaces import Batch, Engine, Model, OptimizerSpec, SessionSpec
+from harness.machine import Machine
 from harness.problem import CannotRun
 from harness.profile import ModelProfile
 from harness.profiling import measure
@@ -36,8 +35,6 @@ T = TypeVar("T")
 Row = dict[str, Any]
 DEVICES = 2
 BASE = "single"
-PATIENCE_S = 60.0
-"""How long a contestant may take for a step, or to begin."""
 MODELS = {
     "U-Net": ("model=unet", "batch.size=16", "batch.micro_batches=8"),
     "GPT": ("model=gpt", "model.hidden=256", "model.sequence=128", "batch.size=16", "batch.micro_batches=8"),
@@ -71,52 +68,63 @@ CONTESTANTS = {
 """By what the table calls them. Those whose engine is not there are left out."""
 
 
-@dataclass(frozen=True)
-class Entry:
-    """What a contestant runs."""
-
-    engine: Engine
-    model: Model
-    plan: Plan
-    spec: SessionSpec
-    profile: ModelProfile
-
-
 def all_engines(rounds: int) -> list[Row]:
     """U-Net, GPT and AmoebaNet-D on two devices over all engines that take them, in turns; `single` is one device.
 
     Micro-batches have the same size everywhere: engines with replicas have as many fewer. No checkpointing.
     """
     torch.set_num_threads(1)  # so that the processes that are forked inherit no pool of threads
-    models = MODELS if devices.detect().kind == "cpu" else ON_GPUS
-    return [row for name, keys in models.items() for row in _of_model(name, keys, rounds)]
+    found = devices.detect()
+    here = machine.stored() or _apart(machine.measure, devices.torch_names(found.kind, 1)[0])
+    models = MODELS if found.kind == "cpu" else ON_GPUS
+    return [row for name, keys in models.items() for row in of_model(name, keys, here, rounds)]
 
 
-def _of_model(name: str, keys: Sequence[str], rounds: int) -> list[Row]:
+def of_model(name: str, keys: Sequence[str], here: Machine, rounds: int) -> list[Row]:
+    """The race of one model: `name` is what the rows call it, `keys` choose model and batch."""
+    entries, refused = entered(keys, here)
+    config = compose([*keys, f"engine={BASE}"])
+    torch.manual_seed(0)
+    model: Model = registry.build("model", config.model)
+    rows = contest(name, entries, model.sample(config.batch.size), rounds)
+    return rows + [{"model": name, "contestant": title, "note": why} for title, why in refused.items()]
+
+
+def entered(keys: Sequence[str], here: Machine) -> tuple[dict[str, Entry], dict[str, str]]:
+    """The contestants whose engines are there: those that can run, and why the others cannot."""
     there = {plugin.name for plugin in registry.scan() if plugin.group == "engine"}
-    chosen = {title: own for title, own in CONTESTANTS.items() if own[0].partition("=")[2] in there}
     entries: dict[str, Entry] = {}
     refused: dict[str, str] = {}
     profile = _profile(keys)
-    for title, own in chosen.items():
+    for title, own in CONTESTANTS.items():
+        if own[0].partition("=")[2] not in there:
+            continue
         try:
-            entries[title] = _entry([*keys, *own], profile)
+            entries[title] = _entry([*keys, *own], profile, here)
         except CannotRun as error:
             refused[title] = "; ".join(f"{problem.key} {problem.what}" for problem in error.problems)
-    with _opened(entries, keys) as running:
-        times = race({title: one.step for title, one in running.items()}, rounds)
-        peaks = {title: one.peak_bytes() for title, one in running.items()}
-    rows = [_row(name, title, times, peaks[title]) for title in running]
-    failed = {title: "failed to begin" for title in entries if title not in running}
-    return rows + [{"model": name, "contestant": title, "note": why} for title, why in (refused | failed).items()]
+    return entries, refused
 
 
-def _row(model: str, title: str, times: Mapping[str, Times], peaks: list[int] | None) -> Row:
-    low, high = times[title].spread_s
-    return {
-        "model": model, "contestant": title, "step": times[title].median_s, "quartiles": [low, high],
-        f"speed / {BASE}": speedup(times, title, BASE), "peak memory": max(peaks) if peaks else None,
-    }  # fmt: skip
+def contest(model: str, entries: Mapping[str, Entry], batch: Batch, rounds: int) -> list[Row]:
+    """One row for each contestant; of those that failed it says when and why."""
+    with ExitStack() as stack:
+        all_ = {title: stack.enter_context(Contestant(entry, batch)) for title, entry in entries.items()}
+        times = race({title: one.step for title, one in all_.items()}, rounds)
+        peaks = {title: one.peak_bytes() for title, one in all_.items()}
+    finished = {title: taken for title, taken in times.items() if not math.isnan(sum(taken.rounds_s))}
+    return [_row(model, title, finished, peaks[title], one.failed) for title, one in all_.items()]
+
+
+def _row(model: str, title: str, times: Mapping[str, Times], peaks: list[int] | None, failed: str) -> Row:
+    row: Row = {"model": model, "contestant": title}
+    if title in times:
+        row |= {"step": times[title].median_s, "quartiles": list(times[title].spread_s)}
+    if title in times and BASE in times:
+        row[f"speed / {BASE}"] = speedup(times, title, BASE)
+    if peaks:
+        row["peak memory"] = max(peaks)
+    return row | ({"note": failed} if failed else {})
 
 
 def _profile(keys: Sequence[str]) -> ModelProfile:
@@ -132,7 +140,7 @@ def _apart(work: Callable[[], T], device: str) -> T:
     return ranks.each(1, work, [device])
 
 
-def _entry(overrides: Sequence[str], profile: ModelProfile) -> Entry:
+def _entry(overrides: Sequence[str], profile: ModelProfile, here: Machine) -> Entry:
     """Planned as the front door plans. Raises CannotRun for what the engine refuses."""
     found = devices.detect()
     config = compose(
@@ -140,7 +148,7 @@ def _entry(overrides: Sequence[str], profile: ModelProfile) -> Entry:
     )
     engine: Engine = registry.build("engine", config.engine)
     names = devices.torch_names(found.kind, DEVICES)
-    cluster = clusters.build(ClusterConfig(**config.cluster), machine.stored() or _apart(machine.measure, names[0]))
+    cluster = clusters.build(ClusterConfig(**config.cluster), here)
     check.fill(config, engine.capabilities, DEVICES)
     config.batch.micro_batches //= config.mesh.data or 1
     if problems := check.request(config, engine.capabilities, cluster):
@@ -148,90 +156,3 @@ def _entry(overrides: Sequence[str], profile: ModelProfile) -> Entry:
     draft = planning.draft(config, engine, registry.build("planner", config.planner), profile, cluster)
     spec = SessionSpec(names, OptimizerSpec(**config.optimizer), seed=config.seed)
     return Entry(engine, registry.build("model", config.model), draft.plan, spec, profile)
-
-
-@contextmanager
-def _opened(entries: Mapping[str, Entry], keys: Sequence[str]) -> Iterator[dict[str, Contestant]]:
-    """Those that could begin."""
-    config = compose([*keys, "engine=single"])
-    with ExitStack() as stack:
-        running = {}
-        for title, entry in entries.items():
-            torch.manual_seed(0)
-            one = stack.enter_context(Contestant(title, entry, entry.model.sample(config.batch.size)))
-            if one.ready():
-                running[title] = one
-        yield running
-
-
-class Contestant:
-    """A session in a process of its own, which does a step when it is told to."""
-
-    def __init__(self, title: str, entry: Entry, batch: Batch) -> None:
-        self.title = title
-        fork = get_context("fork")
-        self.pipe, there = fork.Pipe()
-        self.process = fork.Process(target=_serve, args=(entry, batch, there))
-
-    def __enter__(self) -> Contestant:
-        self.process.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        with suppress(OSError):  # it may be gone
-            self.pipe.send("")
-        self.process.join(5.0)
-        self.process.kill()  # its ranks go with it
-        self.process.join()
-
-    def ready(self) -> bool:
-        """Whether it has begun."""
-        try:
-            return self.pipe.poll(PATIENCE_S) and self.pipe.recv() == "ready"
-        except EOFError:
-            return False
-
-    def step(self) -> float:
-        """Seconds of a step."""
-        seconds: float = self._ask("step")[0]
-        return seconds
-
-    def peak_bytes(self) -> list[int] | None:
-        """The most that each device held in a step; None where the engine cannot tell."""
-        peaks: list[int] | None = self._ask("meter")[1]
-        return peaks
-
-    def _ask(self, command: str) -> Any:
-        self.pipe.send(command)
-        if not self.pipe.poll(PATIENCE_S):
-            raise TimeoutError(f"{self.title}: no answer for {PATIENCE_S:g} s")
-        answer = self.pipe.recv()
-        if answer == "failed":
-            raise RuntimeError(f"{self.title} failed: its traceback is above")
-        return answer
-
-
-def _serve(entry: Entry, batch: Batch, pipe: Connection) -> None:
-    def loop(session: Session) -> None:
-        reports = ranks.first()
-        if reports:
-            pipe.send("ready")
-        while command := _told(pipe, reports):
-            metrics = session.step(batch, meter=command == "meter")
-            if reports:
-                pipe.send((metrics.step_time_s, metrics.peak_memory_bytes))
-
-    malloc.tune(entry.profile.largest_bytes)
-    try:
-        launch.call(entry.engine, entry.model, entry.plan, entry.spec, loop)
-    except Exception:
-        traceback.print_exc()
-        pipe.send("failed")
-
-
-def _told(pipe: Connection, reports: bool) -> str:
-    """The next command, in all ranks."""
-    command = [pipe.recv() if reports else ""]
-    if dist.is_initialized():
-        dist.broadcast_object_list(command)
-    return str(command[0])

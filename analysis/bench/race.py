@@ -20,7 +20,7 @@ class Times:
     @property
     def spread_s(self) -> tuple[float, float]:
         """The quartiles."""
-        first, _, third = statistics.quantiles(self.rounds_s, n=4)
+        first, _, third = statistics.quantiles(self.rounds_s, n=4, method="inclusive")
         return first, third
 
 

@@ -9,35 +9,22 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 
 from engines.ddp.config import Config
-from harness.cluster import Cluster
-from harness.interfaces import Capabilities, Model, Session, SessionSpec
-from harness.memory import MemoryModel
-from harness.mesh import Mesh
+from harness.interfaces import Capabilities, Engine, Model, Session, SessionSpec
 from harness.plan import Plan
-from harness.problem import Problem
 from harness.profile import ModelProfile
 from harness.schedule import Schedule
 from harness.schedule.zero import data_parallel
 
 
-class DDPEngine:
+class DDPEngine(Engine):
     capabilities = Capabilities(pipeline=False, data=True, ranks=True)
 
     def __init__(self, config: Config) -> None:
         self.config = config
 
-    def check(self, plan: Plan, profile: ModelProfile, cluster: Cluster, memory: MemoryModel) -> list[Problem]:
-        return []
-
     def schedule(self, plan: Plan, profile: ModelProfile) -> Schedule:
         size = profile.parameter_bytes(0, len(profile.layers) - 1)
         return data_parallel(plan.micro_batches, size, plan.mesh.data, "all_reduce", plan.recompute)
-
-    def placement(self, pipeline: int) -> tuple[int, ...]:
-        return ()
-
-    def memory(self, model: MemoryModel, mesh: Mesh, profile: ModelProfile) -> MemoryModel:
-        return model
 
     def session(self, model: Model, plan: Plan, spec: SessionSpec) -> AbstractContextManager[Session]:
         from engines.ddp.session import DDPSession

@@ -64,8 +64,7 @@ class DDPSession(RankSession):
             with self.replicated.no_sync() if i < self.micro_batches - 1 else nullcontext():
                 total += self._task(i, inputs.to(self.device), targets.to(self.device), size)
         began = self.now()
-        if self.optimizer is not None:
-            self.optimizer.step()
+        self.optimizer.step()
         self.note(Op(0, "step"), began, self.now())
         return total
 
@@ -95,15 +94,12 @@ class DDPSession(RankSession):
         """Gradients, too: they are the buckets."""
         parameters = [*self.stage.parameters()]
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-        return [*parameters, *gradients, *self.stage.buffers(), *optimizer_tensors(self._optimizers())]
-
-    def _optimizers(self) -> list[Any]:
-        return [self.optimizer] if self.optimizer is not None else []
+        return [*parameters, *gradients, *self.stage.buffers(), *optimizer_tensors([self.optimizer])]
 
     def local_state(self) -> dict[str, Any]:
         named = self.named(self.stage)
-        return {"model": model_state(self.stage), "optimizer": optimizer_state(named, self._optimizers())}
+        return {"model": model_state(self.stage), "optimizer": optimizer_state(named, [self.optimizer])}
 
     def load_local(self, state: dict[str, Any]) -> None:
         self.stage.load_state_dict(state["model"])
-        load_optimizer_state(self.named(self.stage), self._optimizers(), state["optimizer"])
+        load_optimizer_state(self.named(self.stage), [self.optimizer], state["optimizer"])

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from engines.deepspeed import compiling
 from engines.deepspeed.config import BUCKET, Config
 from engines.deepspeed.traffic import Traffic
 from harness.interfaces import OptimizerSpec, SessionSpec
@@ -75,7 +76,7 @@ def join(deepspeed: ModuleType, device: torch.device, replicas: int) -> Traffic:
     return Traffic(sys.modules["deepspeed.comm.comm"].cdb, replicas)
 
 
-def optimizer(module: nn.Module, spec: OptimizerSpec, offload: bool) -> torch.optim.Optimizer | None:
+def optimizer(module: nn.Module, spec: OptimizerSpec, offload: bool) -> torch.optim.Optimizer:
     """torch's; where its state lies on the CPU DeepSpeed's own Adam, which compiles an op, once."""
     if not offload:
         return make_optimizer(module.parameters(), spec)
@@ -84,9 +85,10 @@ def optimizer(module: nn.Module, spec: OptimizerSpec, offload: bool) -> torch.op
     from deepspeed.ops.adam import DeepSpeedCPUAdam
 
     decoupled = spec.name == "adamw"
-    made: torch.optim.Optimizer = DeepSpeedCPUAdam(
-        module.parameters(), lr=spec.lr, weight_decay=spec.weight_decay, adamw_mode=decoupled
-    )
+    with compiling.alone("cpu_adam"):
+        made: torch.optim.Optimizer = DeepSpeedCPUAdam(
+            module.parameters(), lr=spec.lr, weight_decay=spec.weight_decay, adamw_mode=decoupled
+        )
     return made
 
 

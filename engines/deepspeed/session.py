@@ -8,7 +8,7 @@ from torch import Tensor
 
 from engines.deepspeed import library
 from engines.deepspeed.config import Config
-from harness.interfaces import Model, SessionSpec
+from harness.interfaces import Batch, Model, SessionSpec, StepMetrics
 from harness.plan import Plan
 from harness.rank_session import Mark, RankSession
 from harness.stage_module import StageModule
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 class DeepSpeedSession(RankSession):
     """A rank with one stage. `forward_end` is when its last forward pass, or recomputation, ended."""
 
+    engine: Any
     stage: StageModule
     state: State
     forward_end: Mark
@@ -28,6 +29,18 @@ class DeepSpeedSession(RankSession):
         super().__init__(model, plan, spec)
         self.config = config
         self.library = library.load(config.zero)
+
+    def step(self, batch: Batch, meter: bool = False) -> StepMetrics:
+        """As ever, with a line in the log where DeepSpeed trained without a step of its optimizer.
+
+        It does so with gradients that are not finite: in float16 until it has found a scale for the loss, the first
+        steps, too. Such a step counts as one of the session (data and dropout go on), not as one of the optimizer.
+        """
+        metrics = super().step(batch, meter)
+        if self.rank == 0 and not self.engine.was_step_applied():
+            skipped = f"{self.engine.skipped_steps} skipped so far"
+            print(f"step {self.steps - 1}: gradients not finite, DeepSpeed skips the optimizer; {skipped}", flush=True)
+        return metrics
 
     def own(self, stage: StageModule) -> None:
         """Take the stage that this rank trains."""

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from deepspeed import zero
 from deepspeed.utils import (
+    safe_get_full_fp32_param,
     safe_get_full_optimizer_state,
     safe_set_full_fp32_param,
     safe_set_full_optimizer_state,
@@ -30,24 +31,24 @@ class State:
     """
 
     def __init__(
-        self, engine: Any, stage: nn.Module, named: dict[str, nn.Parameter], optimizer: torch.optim.Optimizer | None
+        self, engine: Any, stage: nn.Module, named: dict[str, nn.Parameter], optimizer: torch.optim.Optimizer
     ) -> None:
-        self.stage, self.named, self.around = stage, named, engine.optimizer
-        self.optimizers = [optimizer] if optimizer else []
+        self.stage, self.named, self.optimizer, self.around = stage, named, optimizer, engine.optimizer
         self.flat = [shard for name in FLAT for shard in getattr(engine.optimizer, name, ())]
         self.scattered = engine.zero_optimization_stage() == 3
 
     def held(self) -> list[Tensor]:
         """What lies on this rank's device: of sharded parameters the shard."""
         parameters = [getattr(parameter, "ds_tensor", parameter) for parameter in self.stage.parameters()]
-        return [*parameters, *self.stage.buffers(), *self.flat, *optimizer_tensors(self.optimizers)]
+        return [*parameters, *self.stage.buffers(), *self.flat, *optimizer_tensors([self.optimizer])]
 
     def save(self) -> dict[str, Any]:
-        """{"model": ..., "optimizer": ...}"""
+        """{"model": ..., "optimizer": ...}; weights in float32 where DeepSpeed steps such a copy of them."""
         with self._gathered(None):
             model = model_state(self.stage)
         if not self.flat:
-            return {"model": model, "optimizer": optimizer_state(self.named, self.optimizers)}
+            return {"model": model, "optimizer": optimizer_state(self.named, [self.optimizer])}
+        model |= self._masters()
         moments = {name: self._moments(parameter) for name, parameter in self.named.items() if parameter.requires_grad}
         return {"model": model, "optimizer": {name: found for name, found in moments.items() if found}}
 
@@ -56,7 +57,7 @@ class State:
         with self._gathered(0):
             self.stage.load_state_dict({name: whole["model"][name] for name in self.stage.state_dict()})
         if not self.flat:
-            load_optimizer_state(self.named, self.optimizers, whole["optimizer"])
+            load_optimizer_state(self.named, [self.optimizer], whole["optimizer"])
             return
         self._begin(whole["optimizer"])
         for name, parameter in self.named.items():
@@ -75,6 +76,15 @@ class State:
         for key, value in moments.items():
             safe_set_full_optimizer_state(parameter, value, key)
 
+    def _masters(self) -> dict[str, Tensor]:
+        """The float32 copies of weights in a shorter format: what these forget, the next steps build on."""
+        found = {}
+        for name, parameter in self.stage.named_parameters(remove_duplicate=False):
+            if parameter.requires_grad and parameter.dtype != torch.float32:
+                whole: Tensor = safe_get_full_fp32_param(parameter)
+                found[name] = whole.detach().cpu().clone().view(getattr(parameter, "ds_shape", parameter.shape))
+        return found
+
     @staticmethod
     def _shard(parameter: nn.Parameter, whole: Tensor) -> Tensor:
         """This rank's part of a value, filled up with zeros at the end."""
@@ -85,12 +95,10 @@ class State:
 
     def _moments(self, parameter: nn.Parameter) -> dict[str, Tensor]:
         """Of one parameter. Counters are the same for all."""
-        states = [state for optimizer in self.optimizers for state in optimizer.state.values()]
+        state: dict[str, Any] = next(iter(self.optimizer.state.values()), {})
         found = {}
-        for key, kept in states[0].items() if states else ():
-            value = (
-                kept if isinstance(kept, Tensor) else torch.tensor(float(kept))
-            )  # DeepSpeed's own Adam counts in int
+        for key, kept in state.items():
+            value = kept if isinstance(kept, Tensor) else torch.tensor(float(kept))  # its own Adam counts in int
             whole = safe_get_full_optimizer_state(parameter, key) if value.dim() else value
             shape = getattr(parameter, "ds_shape", parameter.shape) if value.dim() else value.shape
             found[key] = whole.detach().cpu().clone().view(shape)
@@ -99,19 +107,17 @@ class State:
     def _begin(self, saved: dict[str, Any]) -> None:
         """An optimizer makes its state in its first step: have it there before."""
         example: dict[str, Tensor] = next(iter(saved.values()), {})
-        for optimizer in self.optimizers:
-            for shard in self.flat:
-                optimizer.state[shard] = {
-                    key: torch.zeros_like(shard) if value.dim() else self._count(value)
-                    for key, value in example.items()
-                }
+        for shard in self.flat:
+            self.optimizer.state[shard] = {
+                key: torch.zeros_like(shard) if value.dim() else self._count(value) for key, value in example.items()
+            }
         if hasattr(self.around, "_lazy_init_hp_params_optimizer_state"):
             self.around._hp_optimizer_states_linked = False
             self.around._lazy_init_hp_params_optimizer_state()
 
     def _count(self, steps: Tensor) -> Any:
         """A counter as the optimizer keeps it: DeepSpeed's own Adam an int, torch's a tensor."""
-        own = any(type(optimizer).__name__ == "DeepSpeedCPUAdam" for optimizer in self.optimizers)
+        own = type(self.optimizer).__name__ == "DeepSpeedCPUAdam"
         return int(steps) if own else steps.clone()
 
     def _gathered(self, modifier: int | None) -> AbstractContextManager[object]:

@@ -2,41 +2,18 @@
 
 from __future__ import annotations
 
-import time
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from harness.tally import Tally
+
 # The first names are those of torch 2.13; the others warn there, and are the only ones before.
 all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-
-
-class Tally:
-    """By algorithm, what this rank's collectives took and how large their buffers were, since it was taken."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-        self.bytes: Counter[str] = Counter()
-
-    @contextmanager
-    def counting(self, algorithm: str, whole: Tensor) -> Iterator[None]:
-        began = time.perf_counter()
-        yield
-        self.seconds[algorithm] = self.seconds.get(algorithm, 0.0) + time.perf_counter() - began
-        self.bytes[algorithm] += whole.numel() * whole.element_size()
-
-    def take_seconds(self, algorithm: str) -> float:
-        return self.seconds.pop(algorithm, 0.0)
-
-    def take_bytes(self) -> Counter[str]:
-        taken, self.bytes = self.bytes, Counter()
-        return taken
 
 
 class Gather:
@@ -51,7 +28,7 @@ class Gather:
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: dist.ProcessGroup, async_op: bool = False
     ) -> dist.Work | None:
-        with self.tally.counting("all_gather", output_tensor):
+        with self.tally.counting("all_gather", output_tensor.nbytes):
             return all_gather(output_tensor, input_tensor, group=group, async_op=async_op)
 
 
@@ -76,5 +53,5 @@ class Scatter:
         op: Any,
         async_op: bool = False,
     ) -> dist.Work | None:
-        with self.tally.counting("reduce_scatter", input_tensor):
+        with self.tally.counting("reduce_scatter", input_tensor.nbytes):
             return reduce_scatter(output_tensor, input_tensor, op=op, group=group, async_op=async_op)

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from engines.fsdp.collectives import Tally
 from engines.fsdp.config import Config
 from engines.fsdp.sharding import Gathered, sharded
 from harness.interfaces import Batch, Model, SessionSpec, StepMetrics
@@ -18,6 +17,7 @@ from harness.plan import Plan
 from harness.rank_session import Mark, RankSession
 from harness.schedule.zero import over_replicas
 from harness.stage_module import stage_modules
+from harness.tally import Tally
 from harness.training_state import load_optimizer_state, make_optimizer, optimizer_tensors
 
 
@@ -43,10 +43,8 @@ class FSDPSession(RankSession):
         for i, (inputs, targets) in enumerate(self.pairs(batch)):
             total += self._task(i, inputs.to(self.device), targets.to(self.device), size)
         began = self.now()
-        if self.optimizer is not None:
-            self.optimizer.step()
+        self.optimizer.step()
         self.note(Op(0, "step"), began, self.now())
-        self.sent += self.tally.take_bytes()
         return total
 
     def _task(self, i: int, inputs: Tensor, targets: Tensor, size: int) -> float:
@@ -72,9 +70,10 @@ class FSDPSession(RankSession):
 
         |gather|layer|gather|layer|reduce|layer|reduce|  is noted as  |gather gather|layer layer layer|reduce reduce|
         """
-        gather_s, reduce_s = self.tally.take_seconds("all_gather"), self.tally.take_seconds("reduce_scatter")
-        first = start + gather_s if isinstance(start, float) else start  # on a GPU they run beside the layers
-        last = end - reduce_s if isinstance(end, float) else end
+        seconds, sizes = self.tally.take()
+        self.sent += sizes
+        first = start + seconds["all_gather"] if isinstance(start, float) else start  # on a GPU they run beside layers
+        last = end - seconds["reduce_scatter"] if isinstance(end, float) else end
         several = self.plan.mesh.data > 1
         if gathers and several:
             self.note(over_replicas(0, "all_gather", 0, i, gathers), start, first)
@@ -83,16 +82,13 @@ class FSDPSession(RankSession):
             self.note(over_replicas(0, "reduce_scatter", 0, i), last, end)
 
     def held(self) -> list[Tensor]:
-        shards = [*self.stage.parameters(), *optimizer_tensors(self._optimizers())]
-        return [*map(_local, shards), *self.stage.buffers(), *self.gathered.tensors]
-
-    def _optimizers(self) -> list[Any]:
-        return [self.optimizer] if self.optimizer is not None else []
+        state = optimizer_tensors([self.optimizer])
+        return [*self.stage.parameters(), *self.stage.buffers(), *state, *self.gathered.tensors]
 
     def local_state(self) -> dict[str, Any]:
         """Whole tensors, gathered by all ranks. Only the first hands in those that are the same everywhere."""
         model = {name: _whole(tensor) for name, tensor in self.stage.state_dict().items()}
-        states = self.optimizer.state if self.optimizer is not None else {}
+        states = self.optimizer.state
         optimizer = {
             name: {key: _whole(value) for key, value in states[parameter].items()}
             for name, parameter in self.stage.named_parameters()
@@ -110,11 +106,7 @@ class FSDPSession(RankSession):
             name: {key: _shard(value, named[name]) for key, value in values.items()}
             for name, values in state["optimizer"].items()
         }
-        load_optimizer_state(named, self._optimizers(), saved)
-
-
-def _local(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+        load_optimizer_state(named, [self.optimizer], saved)
 
 
 def _whole(value: Any) -> Any:

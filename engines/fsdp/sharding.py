@@ -13,7 +13,7 @@ In a step that is metered, a hook before all of these waits for the end of the b
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -21,13 +21,13 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
-from engines.fsdp.collectives import Gather, Scatter, Tally
+from engines.fsdp.collectives import Gather, Scatter
 from engines.fsdp.config import Config
+from engines.fsdp.groups import groups
 from harness.begin import begun
 from harness.skip import named_layers
 from harness.stage_module import StageModule
-
-MIB = 2**20
+from harness.tally import Tally
 
 
 class Gathered:
@@ -62,30 +62,19 @@ class Gathered:
 
 
 def sharded(stage: StageModule, mesh: DeviceMesh, config: Config, tally: Tally, gathered: Gathered) -> FSDPModule:
-    """Shard groups of layers, then what is left: parameters that layers share."""
-    for group in groups(stage, config.group_mb * MIB):
-        _group(group, mesh, config.reshard_after_forward, tally, gathered)
+    """Shard the groups of layers, then what is left: parameters that layers share."""
+    layers = [layer for _, layer in named_layers(stage)]
+    for numbers in groups(sizes(layers), config):
+        _group([layers[number] for number in numbers], mesh, config.reshard_after_forward, tally, gathered)
     # torch's own default keeps the root's weights where those of other groups are freed, for they are needed at once
     return _group([stage], mesh, None if config.reshard_after_forward else False, tally, gathered)
 
 
-def groups(stage: StageModule, limit_bytes: float) -> list[list[nn.Module]]:
-    """Layers with parameters, none of which another layer has, too: as many neighbours as the limit allows together."""
-    layers = [layer for _, layer in named_layers(stage)]
+def sizes(layers: Sequence[nn.Module]) -> list[int]:
+    """The layers' own bytes: `engines.fsdp.groups.own_bytes`, of layers that are there."""
     users = Counter(parameter for layer in layers for parameter in layer.parameters())
-    found: list[list[nn.Module]] = []
-    room = 0.0
-    for layer in layers:
-        own = [*layer.parameters()]
-        if not own or any(users[parameter] > 1 for parameter in own):
-            continue
-        size = sum(parameter.nbytes for parameter in own)
-        if not found or size > room:
-            found.append([])
-            room = limit_bytes
-        found[-1].append(layer)
-        room -= size
-    return found
+    own = ([*layer.parameters()] for layer in layers)
+    return [0 if any(users[p] > 1 for p in parameters) else sum(p.nbytes for p in parameters) for parameters in own]
 
 
 def _group(

@@ -28,7 +28,7 @@ from harness.training_state import (
     optimizer_state,
     optimizer_tensors,
 )
-from harness.workers import Job, Run, nothing
+from harness.workers import Job, Run
 
 
 class GPipeSession:
@@ -103,8 +103,7 @@ class GPipeSession:
         jobs = []
         for stage, optimizer in zip(self.pipe.stages, self.optimizers, strict=True):
             lane = self.pipe.lanes.compute[self.plan.stages[stage.number].device]
-            work = optimizer.step if optimizer is not None else nothing
-            jobs.append(lane.submit(Job(run, work, Op(stage.number, "step"))))
+            jobs.append(lane.submit(Job(run, optimizer.step, Op(stage.number, "step"))))
         for job in jobs:
             job.wait()
         run.raise_error()
@@ -114,7 +113,7 @@ class GPipeSession:
         recorder = self.pipe.recorder
         for stage, optimizer in zip(self.pipe.stages, self.optimizers, strict=True):
             with recorder.computing(Op(stage.number, "step"), self.plan.stages[stage.number].device):
-                (optimizer.step if optimizer is not None else nothing)()
+                optimizer.step()
         self._synchronize()
         return recorder.spans()
 
@@ -130,7 +129,7 @@ class GPipeSession:
             device = self.plan.stages[stage.number].device
             for _, layer in stage.layers:
                 held[device] += [*layer.parameters(), *layer.buffers()]
-            held[device] += optimizer_tensors([optimizer] if optimizer else [])
+            held[device] += optimizer_tensors([optimizer])
         held[self.plan.stages[0].device].append(batch.inputs)
         held[self.plan.stages[-1].device].append(batch.targets)
         counters = {d: DeviceMemory(torch.device(self.spec.devices[d]), held[d]) for d in self.plan.devices}
@@ -151,7 +150,7 @@ class GPipeSession:
         named = {name: p for name, p in self.pipe.named_parameters() if name not in second}
         return {
             "model": model_state(self.pipe),
-            "optimizer": optimizer_state(named, self._optimizers()),
+            "optimizer": optimizer_state(named, self.optimizers),
             "step": self.pipe.passes,
         }
 
@@ -159,11 +158,8 @@ class GPipeSession:
         self.pipe.load_state_dict(state["model"])
         saved, second = state["optimizer"], second_names(self.pipe, self.pipe.shared)
         saved = saved | {name: saved[first] for name, first in second.items() if first in saved}
-        load_optimizer_state(dict(self.pipe.named_parameters()), self._optimizers(), saved)
+        load_optimizer_state(dict(self.pipe.named_parameters()), self.optimizers, saved)
         self.pipe.passes = state["step"]
-
-    def _optimizers(self) -> list[torch.optim.Optimizer]:
-        return [optimizer for optimizer in self.optimizers if optimizer is not None]
 
     def trace(self) -> Trace:
         return self.recording.trace()

@@ -10,9 +10,8 @@ from contextlib import AbstractContextManager
 
 from engines.single.config import Config
 from harness.cluster import Cluster
-from harness.interfaces import Capabilities, Model, Session, SessionSpec
+from harness.interfaces import Capabilities, Engine, Model, Session, SessionSpec
 from harness.memory import MemoryModel
-from harness.mesh import Mesh
 from harness.plan import Plan
 from harness.problem import Problem
 from harness.profile import ModelProfile
@@ -20,7 +19,7 @@ from harness.schedule import Schedule
 from harness.schedule.single import single
 
 
-class SingleEngine:
+class SingleEngine(Engine):
     capabilities = Capabilities(pipeline=False)
 
     def __init__(self, config: Config) -> None:
@@ -33,12 +32,6 @@ class SingleEngine:
 
     def schedule(self, plan: Plan, profile: ModelProfile) -> Schedule:
         return single(plan.micro_batches, plan.recompute)
-
-    def placement(self, pipeline: int) -> tuple[int, ...]:
-        return ()
-
-    def memory(self, model: MemoryModel, mesh: Mesh, profile: ModelProfile) -> MemoryModel:
-        return model
 
     def session(self, model: Model, plan: Plan, spec: SessionSpec) -> AbstractContextManager[Session]:
         from engines.single.session import SingleSession

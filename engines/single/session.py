@@ -15,7 +15,7 @@ from engines.single.config import Config
 from harness import batchnorm, dropout
 from harness.device_memory import DeviceMemory
 from harness.interfaces import Batch, Model, SessionSpec, StepMetrics
-from harness.op import Kind, Op
+from harness.op import Op
 from harness.plan import Plan
 from harness.schedule.gpipe import recomputed
 from harness.trace import Recording, Span, Trace
@@ -58,8 +58,10 @@ class SingleSession:
             start = self._now()
             with counter.counting() if counter else nullcontext():
                 loss = self._accumulate(batch)
-                self._run("step", None, self._update)
+                stepping = self._now()
+                self.optimizer.step()
             end = self._now()
+        self.note(Op(0, "step"), stepping, end)
         self.steps += 1
         self.recording.add(self.spans, start, end)
         self.spans = []
@@ -75,17 +77,6 @@ class SingleSession:
             task = _Task(self, i, inputs.to(self.device), targets.to(self.device), size)
             total += task.run(recomputed(i, m, self.plan.recompute))
         return total
-
-    def _update(self) -> None:
-        if self.optimizer is not None:
-            self.optimizer.step()
-
-    def _run(self, kind: Kind, i: int | None, work: Any) -> Any:
-        """Do the work and note when."""
-        start = self._now()
-        result = work()
-        self.note(Op(0, kind, i), start, self._now())
-        return result
 
     def note(self, op: Op, start_s: float, end_s: float) -> None:
         self.spans.append(Span(str(op), self.plan.stages[0].device, "compute", start_s, end_s))
@@ -103,23 +94,20 @@ class SingleSession:
         return torch.autocast(self.device.type, dtype) if dtype else nullcontext()
 
     def _meter(self, batch: Batch) -> DeviceMemory:
-        state = [*self.layers.parameters(), *self.layers.buffers(), *optimizer_tensors(self._optimizers())]
+        state = [*self.layers.parameters(), *self.layers.buffers(), *optimizer_tensors([self.optimizer])]
         return DeviceMemory(self.device, [*state, batch.inputs, batch.targets])
-
-    def _optimizers(self) -> list[torch.optim.Optimizer]:
-        return [self.optimizer] if self.optimizer else []
 
     def state_dict(self) -> dict[str, Any]:
         named = dict(self.layers.named_parameters())
         return {
             "model": model_state(self.layers),
-            "optimizer": optimizer_state(named, self._optimizers()),
+            "optimizer": optimizer_state(named, [self.optimizer]),
             "step": self.steps,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.layers.load_state_dict(state["model"])
-        load_optimizer_state(dict(self.layers.named_parameters()), self._optimizers(), state["optimizer"])
+        load_optimizer_state(dict(self.layers.named_parameters()), [self.optimizer], state["optimizer"])
         self.steps = state["step"]
 
     def trace(self) -> Trace:

@@ -30,9 +30,8 @@ from dataclasses import replace
 
 from engines.torch_pipelining.config import Config
 from harness.cluster import Cluster
-from harness.interfaces import Capabilities, Model, Session, SessionSpec
+from harness.interfaces import Capabilities, Engine, Model, Session, SessionSpec
 from harness.memory import MemoryModel
-from harness.mesh import Mesh
 from harness.plan import Plan
 from harness.problem import Problem
 from harness.profile import ModelProfile
@@ -46,7 +45,7 @@ from harness.schedule.zero import over_replicas
 from harness.schedule.zero_bubble import zbv
 
 
-class TorchPipeliningEngine:
+class TorchPipeliningEngine(Engine):
     capabilities = Capabilities(data=True, ranks=True)
 
     def __init__(self, config: Config) -> None:
@@ -75,9 +74,6 @@ class TorchPipeliningEngine:
         if self.config.schedule == "zbv":
             return (*range(pipeline), *reversed(range(pipeline)))
         return ()
-
-    def memory(self, model: MemoryModel, mesh: Mesh, profile: ModelProfile) -> MemoryModel:
-        return model
 
     def session(self, model: Model, plan: Plan, spec: SessionSpec) -> AbstractContextManager[Session]:
         from engines.torch_pipelining.session import TorchPipeliningSession

@@ -132,23 +132,19 @@ class TorchPipeliningSession(RankSession):
     def _step(self) -> None:
         for module, optimizer in zip(self.modules, self.optimizers, strict=True):
             start = self.now()
-            if optimizer is not None:
-                optimizer.step()
+            optimizer.step()
             self.note(Op(module.number, "step"), start, self.now())
 
     def held(self) -> list[Tensor]:
         own = [tensor for module in self.modules for tensor in (*module.parameters(), *module.buffers())]
         received = [buffer for stage in self.stages for buffer in stage.buffers()]
-        return [*own, *optimizer_tensors(self._optimizers()), *received]
-
-    def _optimizers(self) -> list[torch.optim.Optimizer]:
-        return [optimizer for optimizer in self.optimizers if optimizer is not None]
+        return [*own, *optimizer_tensors(self.optimizers), *received]
 
     def local_state(self) -> dict[str, Any]:
         model = {name: value for module in self.modules for name, value in model_state(module).items()}
-        return {"model": model, "optimizer": optimizer_state(self.parameters, self._optimizers())}
+        return {"model": model, "optimizer": optimizer_state(self.parameters, self.optimizers)}
 
     def load_local(self, state: dict[str, Any]) -> None:
         for module in self.modules:
             module.load_state_dict({name: state["model"][name] for name in module.state_dict()})
-        load_optimizer_state(self.parameters, self._optimizers(), state["optimizer"])
+        load_optimizer_state(self.parameters, self.optimizers, state["optimizer"])

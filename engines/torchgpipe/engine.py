@@ -23,9 +23,8 @@ from contextlib import AbstractContextManager
 
 from engines.torchgpipe.config import Config
 from harness.cluster import Cluster
-from harness.interfaces import Capabilities, Model, Session, SessionSpec
+from harness.interfaces import Capabilities, Engine, Model, Session, SessionSpec
 from harness.memory import MemoryModel
-from harness.mesh import Mesh
 from harness.plan import Plan
 from harness.problem import Problem
 from harness.profile import ModelProfile
@@ -34,7 +33,7 @@ from harness.schedule.gpipe import gpipe
 from harness.schedule.hops import plan_hops
 
 
-class TorchGPipeEngine:
+class TorchGPipeEngine(Engine):
     capabilities = Capabilities(trace=False, memory_meter=False, in_turn=True)
 
     def __init__(self, config: Config) -> None:
@@ -56,12 +55,6 @@ class TorchGPipeEngine:
         """That of `engine=gpipe` with dependency, streams and portals: its paper's, which GPUs keep to."""
         devices = [stage.device for stage in plan.stages]
         return gpipe(plan.micro_batches, devices, plan_hops(plan, profile, portals=True), plan.recompute)
-
-    def placement(self, pipeline: int) -> tuple[int, ...]:
-        return ()
-
-    def memory(self, model: MemoryModel, mesh: Mesh, profile: ModelProfile) -> MemoryModel:
-        return model
 
     def session(self, model: Model, plan: Plan, spec: SessionSpec) -> AbstractContextManager[Session]:
         from engines.torchgpipe.session import TorchGPipeSession

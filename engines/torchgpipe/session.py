@@ -64,8 +64,7 @@ class TorchGPipeSession:
         with intra_op_threads(1) if self.on_cpu else nullcontext():
             start = self._now()
             loss = self._forward_backward(batch)
-            if self.optimizer is not None:
-                self.optimizer.step()
+            self.optimizer.step()
             end = self._now()
         self.steps += 1
         self.recording.add([], start, end)
@@ -96,17 +95,14 @@ class TorchGPipeSession:
         named = dict(self.layers.named_parameters())
         return {
             "model": model_state(self.layers),
-            "optimizer": optimizer_state(named, self._optimizers()),
+            "optimizer": optimizer_state(named, [self.optimizer]),
             "step": self.steps,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.layers.load_state_dict(state["model"])
-        load_optimizer_state(dict(self.layers.named_parameters()), self._optimizers(), state["optimizer"])
+        load_optimizer_state(dict(self.layers.named_parameters()), [self.optimizer], state["optimizer"])
         self.steps = state["step"]
-
-    def _optimizers(self) -> list[torch.optim.Optimizer]:
-        return [self.optimizer] if self.optimizer else []
 
     def trace(self) -> Trace:
         return self.recording.trace()

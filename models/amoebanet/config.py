@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from models.limits import at_least
+
 if TYPE_CHECKING:
     from models.amoebanet.amoebanet import AmoebaNet
 
@@ -50,9 +52,8 @@ def check(config: Config) -> None:
         *_multiple("layers", config.layers, GROUPS, GROUPS, groups),
         *_multiple("channels", config.channels, 2 * BOTTLENECK, 2 * BOTTLENECK, narrowest),
         *_multiple("size", config.size, SHRINK, 2 * SHRINK, side),
+        *at_least(config, "classes", 2),
     ]
-    if config.classes < 2:
-        wrong.append(f"model.classes {config.classes}   must be at least 2   -> model.classes=10")
     if wrong:
         raise ValueError("\n".join(wrong))
 

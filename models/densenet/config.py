@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from models.limits import at_least, each_at_least_1
+
 if TYPE_CHECKING:
     from models.densenet.densenet import DenseNet
 
@@ -37,24 +39,13 @@ def build(config: Config) -> DenseNet:
 
 def check(config: Config) -> None:
     """Raise ValueError with a line, `key   what   -> mend`, for each impossible number."""
-    blocks = [max(1, block) for block in config.blocks] or [6, 12, 24, 16]
+    blocks, wrong = each_at_least_1(config, "blocks", "block")
     halvings = len(blocks) + 1
     smallest = 2 ** (halvings + 1) - 3  # ceil(size / 4) >= 2^blocks: only the stem rounds up
-    wrong = []
-    if config.blocks != blocks:
-        wrong.append(
-            f"model.blocks {config.blocks}   must be one number of at least 1 for each block   "
-            f"-> model.blocks={blocks}".replace(", ", ",")
-        )
-    if config.growth < 1:
-        wrong.append(f"model.growth {config.growth}   must be at least 1   -> model.growth=8")
-    if config.size < smallest:
-        left = -(-max(config.size, 0) // 4) >> (halvings - 2)
-        wrong.append(
-            f"model.size {config.size}   must be at least {smallest}: {halvings} halvings leave {left} x {left} "
-            f"pixels, batch norm needs 2 x 2   -> model.size={smallest}"
-        )
-    if config.classes < 2:
-        wrong.append(f"model.classes {config.classes}   must be at least 2   -> model.classes=10")
+    left = -(-max(config.size, 0) // 4) >> (halvings - 2)
+    why = f"{halvings} halvings leave {left} x {left} pixels, batch norm needs 2 x 2"
+    wrong += at_least(config, "growth", 1)
+    wrong += at_least(config, "size", smallest, why, mend=smallest)
+    wrong += at_least(config, "classes", 2)
     if wrong:
         raise ValueError("\n".join(wrong))

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from models.limits import at_least, probability
+
 if TYPE_CHECKING:
     from models.gpt.gpt import GPT
 
@@ -47,18 +49,12 @@ def build(config: Config) -> GPT:
 
 def check(config: Config) -> None:
     """Raise ValueError with a line, `key   what   -> mend`, for each impossible number."""
-    wrong = [
-        f"model.{key} {getattr(config, key)}   must be at least {least}   -> model.{key}={getattr(Config, key)}"
-        for key in SIZES
-        if getattr(config, key) < (least := 2 if key == "vocabulary" else 1)
-    ]
+    wrong = [line for key in SIZES for line in at_least(config, key, 2 if key == "vocabulary" else 1)]
     if config.hidden >= 1 and config.heads >= 1 and config.hidden % config.heads:
         mends = " or ".join(f"model.heads={heads}" for heads in _nearest(config.heads, config.hidden))
         wrong.append(f"model.heads {config.heads}   does not divide model.hidden {config.hidden}   -> {mends}")
     for key in ("dropout", "attention_dropout"):
-        probability = getattr(config, key)
-        if not 0 <= probability < 1:
-            wrong.append(f"model.{key} {probability}   must be at least 0 and below 1   -> model.{key}=0.1")
+        wrong += probability(config, key, mend=0.1)
     if wrong:
         raise ValueError("\n".join(wrong))
 

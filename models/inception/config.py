@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from models.limits import at_least, probability
+
 if TYPE_CHECKING:
     from models.inception.inception import Inception
 
@@ -46,16 +48,11 @@ def check(config: Config) -> None:
             f"model.divisor {config.divisor}   is not one of {', '.join(map(str, DIVISORS))}: "
             "all widths are multiples of 16   -> model.divisor=8"
         )
-    if config.size < SMALLEST:
-        left = side(config.size)
-        wrong.append(
-            f"model.size {config.size}   must be at least {SMALLEST}: {left} x {left} pixels are left at the end, "
-            f"batch norm needs 2 x 2   -> model.size={SMALLEST}"
-        )
-    if config.classes < 2:
-        wrong.append(f"model.classes {config.classes}   must be at least 2   -> model.classes=10")
-    if not 0 <= config.dropout < 1:
-        wrong.append(f"model.dropout {config.dropout}   must be at least 0 and below 1   -> model.dropout=0.5")
+    left = side(config.size)
+    why = f"{left} x {left} pixels are left at the end, batch norm needs 2 x 2"
+    wrong += at_least(config, "size", SMALLEST, why, mend=SMALLEST)
+    wrong += at_least(config, "classes", 2)
+    wrong += probability(config, "dropout", mend=0.5)
     if wrong:
         raise ValueError("\n".join(wrong))
 

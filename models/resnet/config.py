@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from models.limits import at_least, each_at_least_1
+
 if TYPE_CHECKING:
     from models.resnet.resnet import ResNet
 
@@ -41,25 +43,14 @@ def build(config: Config) -> ResNet:
 
 def check(config: Config) -> None:
     """Raise ValueError with a line, `key   what   -> mend`, for each impossible value."""
-    blocks = [max(1, block) for block in config.blocks] or [3, 4, 6, 3]
+    blocks, wrong = each_at_least_1(config, "blocks", "stage")
     halvings = len(blocks) + 1
     smallest = 2**halvings + 1
-    wrong = []
-    if config.blocks != blocks:
-        wrong.append(
-            f"model.blocks {config.blocks}   must be one number of at least 1 for each stage   "
-            f"-> model.blocks={blocks}".replace(", ", ",")
-        )
-    if config.channels < 1:
-        wrong.append(f"model.channels {config.channels}   must be at least 1   -> model.channels=16")
-    if config.size < smallest:
-        left = -(-max(config.size, 0) // 2**halvings)
-        wrong.append(
-            f"model.size {config.size}   must be at least {smallest}: {halvings} halvings leave {left} x {left} "
-            f"pixels, batch norm needs 2 x 2   -> model.size={smallest}"
-        )
-    if config.classes < 2:
-        wrong.append(f"model.classes {config.classes}   must be at least 2   -> model.classes=10")
+    left = -(-max(config.size, 0) // 2**halvings)
+    why = f"{halvings} halvings leave {left} x {left} pixels, batch norm needs 2 x 2"
+    wrong += at_least(config, "channels", 1)
+    wrong += at_least(config, "size", smallest, why, mend=smallest)
+    wrong += at_least(config, "classes", 2)
     if config.cut not in CUTS:
         wrong.append(f"model.cut {config.cut}   is not one of {', '.join(CUTS)}   -> model.cut=block")
     if wrong:

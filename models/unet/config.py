@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from models.limits import at_least, probability
+
 if TYPE_CHECKING:
     from models.unet.unet import UNet
 
@@ -40,21 +42,15 @@ def build(config: Config) -> UNet:
 def check(config: Config) -> None:
     """Raise ValueError with a line, `key   what   -> mend`, for each impossible number."""
     smallest, left = 2 * 2**DEPTH, config.size >> DEPTH
-    wrong = []
-    if config.convs < 1:
-        wrong.append(f"model.convs {config.convs}   must be at least 1   -> model.convs=1")
+    wrong = at_least(config, "convs", 1, mend=1)
     if config.channels < 2 or config.channels % 2:
         even = max(2, config.channels + config.channels % 2)
         wrong.append(
             f"model.channels {config.channels}   must be an even number of at least 2, "
             f"the last cell has half of it   -> model.channels={even}"
         )
-    if config.size < smallest:
-        wrong.append(
-            f"model.size {config.size}   must be at least {smallest}: {DEPTH} poolings leave {left} x {left} pixels, "
-            f"instance norm needs 2 x 2   -> model.size={smallest}"
-        )
-    if not 0 <= config.dropout < 1:
-        wrong.append(f"model.dropout {config.dropout}   must be at least 0 and below 1   -> model.dropout=0.1")
+    why = f"{DEPTH} poolings leave {left} x {left} pixels, instance norm needs 2 x 2"
+    wrong += at_least(config, "size", smallest, why, mend=smallest)
+    wrong += probability(config, "dropout", mend=0.1)
     if wrong:
         raise ValueError("\n".join(wrong))

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from models.limits import at_least, each_at_least_1, probability
+
 if TYPE_CHECKING:
     from models.vgg.vgg import VGG
 
@@ -39,25 +41,12 @@ def build(config: Config) -> VGG:
 
 def check(config: Config) -> None:
     """Raise ValueError with a line, `key   what   -> mend`, for each impossible number."""
-    channels = [max(1, width) for width in config.channels] or [16, 32, 64, 128, 128]
+    channels, wrong = each_at_least_1(config, "channels", "stage")
     stages = len(channels)
-    wrong = []
-    if config.channels != channels:
-        wrong.append(
-            f"model.channels {config.channels}   must be one number of at least 1 for each stage   "
-            f"-> model.channels={channels}".replace(", ", ",")
-        )
-    if config.dense < 1:
-        wrong.append(f"model.dense {config.dense}   must be at least 1   -> model.dense=256")
-    if config.size < 2**stages:
-        left = max(config.size, 0) >> stages
-        wrong.append(
-            f"model.size {config.size}   must be at least {2**stages}: {stages} poolings leave {left} x {left} "
-            f"pixels   -> model.size={2**stages}"
-        )
-    if config.classes < 2:
-        wrong.append(f"model.classes {config.classes}   must be at least 2   -> model.classes=10")
-    if not 0 <= config.dropout < 1:
-        wrong.append(f"model.dropout {config.dropout}   must be at least 0 and below 1   -> model.dropout=0.5")
+    left = max(config.size, 0) >> stages
+    wrong += at_least(config, "dense", 1)
+    wrong += at_least(config, "size", 2**stages, f"{stages} poolings leave {left} x {left} pixels", mend=2**stages)
+    wrong += at_least(config, "classes", 2)
+    wrong += probability(config, "dropout", mend=0.5)
     if wrong:
         raise ValueError("\n".join(wrong))

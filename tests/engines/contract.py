@@ -55,6 +55,11 @@ class Case:
         return replace(self, engine=build_single(SingleConfig(deferred_batch_norm=self.deferred)), plan=plan)
 
 
+def gentle(case: Case) -> Case:
+    """Deep networks take no learning rate of 1."""
+    return replace(case, optimizer=OptimizerSpec("sgd", lr=0.05, momentum=0.9))
+
+
 @dataclass(frozen=True)
 class Outcome:
     losses: list[float]

@@ -15,8 +15,9 @@ from engines.single.config import build as build_single
 from harness import registry
 from harness.interfaces import Model, OptimizerSpec
 from harness.plan import Plan
+from planners.blocks import even
 from tests.engines import contract, networks, zoo
-from tests.engines.contract import Case
+from tests.engines.contract import Case, gentle
 
 ZOO: dict[str, Model] = {name: zoo.model(name) for name in zoo.SIZES}
 MODELS: dict[str, Model] = {**networks.ALL, **ZOO}
@@ -30,13 +31,9 @@ COMPONENTS = {
 }
 
 
-def split(layers: int, stages: int) -> list[int]:
-    return [layers // stages + (j < layers % stages) for j in range(stages)]
-
-
 def case(model: str, stages: int = 2, mode: str = "never", micro_batches: int = 4, **options: object) -> Case:
     network = MODELS[model]
-    plan = Plan.contiguous(split(len(network.layers()), stages), micro_batches, mode)
+    plan = Plan.contiguous(even(len(network.layers()), stages), micro_batches, mode)
     return Case(build_gpipe(GPipeConfig(**options)), network, plan)  # type: ignore[arg-type]
 
 
@@ -51,11 +48,6 @@ def test_gpipe_trains_like_single(model: str, stages: int, mode: str) -> None:
 @pytest.mark.parametrize("model", ZOO)
 def test_gpipe_trains_the_zoo_like_single(model: str, stages: int, mode: str) -> None:
     contract.check_training(gentle(case(model, stages, mode)))
-
-
-def gentle(case: Case) -> Case:
-    """Deep networks take no learning rate of 1."""
-    return replace(case, optimizer=OptimizerSpec("sgd", lr=0.05, momentum=0.9))
 
 
 @pytest.mark.parametrize("model", ZOO)
@@ -97,7 +89,7 @@ def test_gpipe_with_uneven_micro_batches_and_more_chunks_than_samples(samples: i
 @pytest.mark.parametrize("model", ["skips", "tied"])
 def test_several_stages_on_one_device(model: str, mode: str) -> None:
     """Of "tied" the layer that stands in two places is in two stages of device 0."""
-    plan = Plan.contiguous(split(len(MODELS[model].layers()), 4), 4, mode)
+    plan = Plan.contiguous(even(len(MODELS[model].layers()), 4), 4, mode)
     plan = replace(plan, stages=tuple(replace(stage, device=stage.device % 2) for stage in plan.stages))
     folded = replace(case(model), plan=plan)
     contract.check_training(folded)
@@ -138,6 +130,11 @@ def test_single_runs_its_schedule(mode: str) -> None:
 @pytest.mark.parametrize("streams", [True, False])
 def test_a_crash_in_any_stage_reaches_the_caller(layer: int, streams: bool) -> None:
     contract.check_crash(case("skips", 3, "except_last", streams=streams), layer)
+
+
+def test_a_stage_without_parameters() -> None:
+    plan = Plan.contiguous([6, 2, 2], 4, "except_last")  # a ReLU and a Flatten
+    contract.check_training(replace(case("norms"), plan=plan))
 
 
 def test_a_crash_in_single_reaches_the_caller() -> None:

@@ -23,7 +23,7 @@ from harness.plan import Plan
 from harness.simulate import simulate
 from harness.training_state import converted
 from tests.engines import contract, networks, zoo
-from tests.engines.contract import Case
+from tests.engines.contract import Case, gentle
 from tests.engines.networks import Network
 from tests.harness.test_meter import allocator_peak_bytes
 
@@ -36,11 +36,6 @@ def case(model: str, data: int = 2, micro_batches: int = 2, samples: int = 8, **
     network = MODELS[model]
     plan = replace(Plan.contiguous([len(network.layers())], micro_batches), mesh=Mesh(data=data))
     return Case(build(Config(**options)), network, plan, samples=samples)
-
-
-def gentle(case: Case) -> Case:
-    """Deep networks take no learning rate of 1."""
-    return replace(case, optimizer=OptimizerSpec("sgd", lr=0.05, momentum=0.9))
 
 
 @pytest.mark.parametrize("bucket_mb", [25, SMALL])

@@ -1,36 +1,23 @@
-"""The contract of tests/engines/contract.py for DeepSpeed: its pipeline, and ZeRO 0 to 3."""
+"""The contract of tests/engines/contract.py for DeepSpeed: its pipeline, and ZeRO 0 to 3, in float32 and float64."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 import torch
 
-from engines.deepspeed import config as deepspeed_config
-from engines.deepspeed.config import Config, build
-from harness.cluster import Cluster
-from harness.interfaces import Model, OptimizerSpec, Session
+from harness.interfaces import Session
 from harness.launch import call
-from harness.memory import named
-from harness.mesh import Mesh
 from harness.plan import Plan
-from tests.engines import contract, networks, zoo
+from tests.engines import contract
 from tests.engines.contract import Case
+from tests.engines.deepspeed.cases import GENTLE, MODELS, case
 
-MODELS: dict[str, Model] = {**networks.ALL, **{name: zoo.model(name) for name in zoo.SIZES}}
 CLOSE = 1e-6
 """What DeepSpeed must agree to in float32, losses and parameters of three steps."""
-GENTLE = OptimizerSpec("sgd", lr=0.02, momentum=0.9)
-
-
-def case(model: str, stages: int = 2, data: int = 1, zero: int = 0, checkpoint: str = "never", m: int = 4) -> Case:
-    network = MODELS[model]
-    layers = len(network.layers())
-    balance = [layers // stages + (j < layers % stages) for j in range(stages)]
-    plan = replace(Plan.contiguous(balance, m, checkpoint), mesh=Mesh(data=data, pipeline=stages))
-    return Case(build(Config(zero=zero, checkpoint=checkpoint)), network, plan, "float32", optimizer=GENTLE)
+REPLICATED = [(model, zero) for model in MODELS for zero in (0, 1, 2, 3) if (model, zero) != ("inception", 3)]
+"""But for one that takes long: what ZeRO 3 does it does to each parameter alone, and Inception has 300."""
 
 
 @pytest.fixture
@@ -42,6 +29,11 @@ def close(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("model", MODELS)
 def test_the_pipeline_trains_like_single(model: str) -> None:
     contract.check_training(case(model, stages=3))
+
+
+@pytest.mark.usefixtures("close")
+def test_a_stage_without_parameters() -> None:
+    contract.check_training(replace(case("skips"), plan=Plan.contiguous([1, 13], 4)))
 
 
 @pytest.mark.usefixtures("close")
@@ -94,10 +86,36 @@ def test_pipelines_side_by_side_train_like_single(model: str, zero: int) -> None
 
 
 @pytest.mark.usefixtures("close")
-@pytest.mark.parametrize("zero", [0, 1, 2, 3])
-@pytest.mark.parametrize("model", ["skips", "shared", "tied", "unet", "gpt", "resnet"])
+@pytest.mark.parametrize(("model", "zero"), REPLICATED)
 def test_zero_trains_like_single(model: str, zero: int) -> None:
-    contract.check_training(case(model, stages=1, data=2, zero=zero, m=2))
+    contract.check_training(conditioned(model, case(model, stages=1, data=2, zero=zero, m=2)))
+
+
+def conditioned(model: str, one: Case) -> Case:
+    """A case that says something about the engine where the model magnifies rounding.
+
+    Gradients of four tasks, two in each replica, are added up in another order than in `single`. Batch norm over few
+    values divides by small spreads and magnifies that, in deep networks (where ReLU and max pooling flip, too) a
+    thousandfold in each step. In "norms" twice the samples are enough. The deep ones get one task in each replica: the
+    sum of two is the same in any order, so all must be equal. `test_sums_of_four_tasks` has the rest.
+    """
+    if model == "norms":
+        return replace(one, samples=2 * one.samples)
+    if model in ("amoebanet", "inception"):
+        return replace(one, plan=replace(one.plan, micro_batches=1))
+    return one
+
+
+@pytest.mark.usefixtures("close")
+@pytest.mark.parametrize(("zero", "stages"), [(1, 2), (2, 1)])
+def test_sums_of_four_tasks(zero: int, stages: int) -> None:
+    """AmoebaNet with more samples and small steps, whose differences stay small; they still change the weights by far
+    more than the tolerance."""
+    one = replace(case("amoebanet", stages, data=2, zero=zero, m=2), samples=32)
+    one = replace(one, optimizer=replace(GENTLE, lr=1e-4))
+    contract.check_training(one)
+    states = [state["model"] for state in contract.run(one.reference).states]
+    assert max(float((states[-1][name] - value).abs().max()) for name, value in states[0].items()) > 1000 * CLOSE
 
 
 @pytest.mark.parametrize(("zero", "stages"), [(0, 2), (1, 2), (2, 1), (3, 1)])
@@ -143,66 +161,3 @@ def call_counting(case: Case) -> int:
         return len(seen)
 
     return call(case.engine, case.model, case.plan, case.spec, count)
-
-
-def test_an_optimizer_with_master_weights_in_bfloat16() -> None:
-    """Steps too small for bfloat16 add up in the float32 copy of the weights."""
-    tiny = replace(case("skips", stages=2, zero=1), dtype="bfloat16", optimizer=OptimizerSpec("sgd", lr=1e-4))
-
-    def moved(session: Session) -> tuple[float, bool]:
-        before = session.state_dict().get("model", {})  # complete in rank 0
-        torch.manual_seed(3)
-        batch = tiny.model.sample(tiny.samples)
-        losses = [session.step(batch).loss for _ in range(40)]
-        after = session.state_dict().get("model", {})
-        return losses[0] - losses[-1], any(not torch.equal(before[name], value) for name, value in after.items())
-
-    less, changed = call(tiny.engine, tiny.model, tiny.plan, tiny.spec, moved)
-    assert less > 0 and changed
-
-
-def test_offloading_needs_a_compiler_only_if_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", "")
-    deepspeed_config.check(Config(zero=1))
-    with pytest.raises(
-        ValueError, match=r"engine\.offload true   compiles cpu_adam, and there is no g\+\+ and no ninja"
-    ):
-        deepspeed_config.check(Config(zero=1, offload=True))
-
-
-@pytest.mark.parametrize(
-    ("config", "line"),
-    [
-        (Config(zero=4), "engine.zero 4   is none of 0, 1, 2, 3   -> engine.zero=3"),
-        (Config(checkpoint="except_last"),
-         "engine.checkpoint except_last   is none of never, always   -> engine.checkpoint=always"),
-        (Config(offload=True), "engine.offload true   needs state in shards, engine.zero is 0   -> engine.zero=1"),
-    ],
-)  # fmt: skip
-def test_values_that_no_run_can_have(config: Config, line: str) -> None:
-    with pytest.raises(ValueError) as error:
-        deepspeed_config.check(config)
-    assert line in str(error.value).splitlines()
-
-
-def problems(case: Case, dtype: str = "float32", **keys: object) -> Sequence[str]:
-    profile = replace(contract.profile_of(case.model), dtype=dtype)
-    engine = build(Config(**keys))  # type: ignore[arg-type]
-    return [p.key for p in engine.check(case.plan, profile, Cluster(devices_per_node=8), named("sgd_fp32"))]
-
-
-def test_number_formats_that_deepspeed_cannot_train() -> None:
-    assert problems(case("skips")) == []
-    assert problems(case("skips"), "float64") == []
-    assert problems(case("skips", data=2), "float64") == ["precision.dtype float64"]
-    assert problems(case("skips"), "bfloat16") == ["precision.dtype bfloat16"]
-    assert problems(case("skips"), "bfloat16", zero=1) == []
-    assert problems(case("skips"), "float16", zero=1) == []
-    stages_and_sgd = ["engine.offload true"] * 2
-    assert problems(case("skips"), zero=1, offload=True) == stages_and_sgd
-
-
-def test_zero_2_and_3_have_no_pipeline() -> None:
-    can = build(Config(zero=2)).capabilities
-    assert (can.pipeline, can.data, can.because) == (False, True, "engine.zero=2")
-    assert build(Config(zero=1)).capabilities.pipeline

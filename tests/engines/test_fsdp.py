@@ -15,16 +15,16 @@ from engines.fsdp.config import Config, build
 from engines.fsdp.session import FSDPSession
 from harness.cluster import Cluster
 from harness.counting import count
-from harness.interfaces import Model, OptimizerSpec
+from harness.interfaces import Model
 from harness.launch import call
 from harness.memory import MemoryModel, named
 from harness.mesh import Mesh
 from harness.plan import Plan
-from harness.profile import LayerProfile, ModelProfile
+from harness.profile import LayerProfile, ModelProfile, Tied
 from harness.simulate import simulate
 from harness.trace import Trace
 from tests.engines import contract, networks, zoo
-from tests.engines.contract import Case
+from tests.engines.contract import Case, gentle
 from tests.engines.networks import Network
 
 
@@ -105,11 +105,6 @@ def case(model: str, data: int = 2, micro_batches: int = 2, samples: int = 8, **
     network = MODELS[model]
     plan = replace(Plan.contiguous([len(network.layers())], micro_batches), mesh=Mesh(data=data))
     return Case(build(Config(**options)), network, plan, samples=samples)
-
-
-def gentle(case: Case) -> Case:
-    """Deep networks take no learning rate of 1."""
-    return replace(case, optimizer=OptimizerSpec("sgd", lr=0.05, momentum=0.9))
 
 
 def steady(model: str, **options: Any) -> Case:
@@ -215,11 +210,17 @@ def test_sends_what_the_simulator_says(options: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(
     ("options", "weights", "gradients"),
-    [({}, 0.75, 0.75), ({"reshard_after_forward": False}, 1.25, 0.75), ({"reduce_each": False}, 0.75, 1.0)],
+    [
+        ({"group_mb": 0}, 1 / 4 + 2 / 16 + 3 * 8 / 16, 1 / 4),
+        ({}, 1 / 4 + 2 / 16 + 3 * 14 / 16, 1 / 4),
+        ({"reshard_after_forward": False}, 1 / 4 + 1 + 14 / 16, 1 / 4),
+        ({"reduce_each": False}, 1 / 4 + 2 / 16 + 3 * 14 / 16, 1),
+    ],
 )
 def test_the_memory_model_has_the_shards(options: dict[str, Any], weights: float, gradients: float) -> None:
-    """And the largest layer, here of two, as a whole."""
-    profile = ModelProfile((LayerProfile("a", param_bytes=8), LayerProfile("b", param_bytes=8)))
+    """The root, here 2 bytes that two layers share, and the largest group three times: 8 bytes or 14."""
+    tied = LayerProfile("tied", param_bytes=2, tied=(Tied("tied.weight", 2),))
+    profile = ModelProfile((tied, LayerProfile("a", param_bytes=6), LayerProfile("b", param_bytes=8), tied))
     model = build(Config(**options)).memory(MemoryModel(optimizer=2.0), Mesh(data=4), profile)
     assert (model.weights, model.gradients, model.optimizer) == (weights, gradients, 0.5)
 

@@ -21,8 +21,9 @@ from harness.mesh import Mesh
 from harness.plan import Plan
 from harness.problem import Problem
 from harness.simulate import simulate
+from planners.blocks import even
 from tests.engines import contract, networks, zoo
-from tests.engines.contract import Case
+from tests.engines.contract import Case, gentle
 from tests.engines.networks import Network
 
 ZOO: dict[str, Model] = {name: zoo.model(name) for name in ("unet", "amoebanet", "gpt")}
@@ -38,17 +39,10 @@ def case(model: str, schedule: str, devices: int = 2, micro_batches: int = 4, da
 def plan_of(
     engine: TorchPipeliningEngine, model: Model, devices: int = 2, micro_batches: int = 4, data: int = 1
 ) -> Plan:
-    layers = len(model.layers())
     placement = engine.placement(devices) or tuple(range(devices))
-    n = len(placement)
-    plan = Plan.contiguous([layers // n + (j < layers % n) for j in range(n)], micro_batches)
+    plan = Plan.contiguous(even(len(model.layers()), len(placement)), micro_batches)
     stages = tuple(replace(stage, device=placement[j]) for j, stage in enumerate(plan.stages))
     return replace(plan, mesh=Mesh(data=data, pipeline=devices), stages=stages)
-
-
-def gentle(case: Case) -> Case:
-    """Deep networks take no learning rate of 1."""
-    return replace(case, optimizer=OptimizerSpec("sgd", lr=0.05, momentum=0.9))
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
@@ -72,6 +66,11 @@ def test_trains_the_zoo_like_single(model: str, schedule: str) -> None:
 @pytest.mark.parametrize("model", ["skips", "tied"])
 def test_other_numbers_of_devices(model: str, schedule: str, devices: int) -> None:
     contract.check_training(case(model, schedule, devices))
+
+
+def test_a_stage_without_parameters() -> None:
+    bare = replace(Plan.contiguous([6, 2, 2], 4), mesh=Mesh(pipeline=3))  # a ReLU and a Flatten
+    contract.check_training(replace(case("norms", "gpipe"), plan=bare))
 
 
 def test_three_chunks() -> None:

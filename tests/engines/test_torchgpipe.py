@@ -25,8 +25,9 @@ from harness.problem import Problem
 from harness.schedule.gpipe import gpipe
 from harness.schedule.hops import plan_hops
 from harness.trace import Trace
+from planners.blocks import even
 from tests.engines import contract, networks, zoo
-from tests.engines.contract import Case
+from tests.engines.contract import Case, gentle
 
 MODELS: dict[str, Model] = {**networks.ALL, **{name: zoo.model(name) for name in zoo.SIZES}}
 MODES = ("never", "except_last", "always")
@@ -36,19 +37,12 @@ TIED = {"shared", "tied", "gpt"}
 
 def case(model: str, stages: int = 2, mode: str = "never", micro_batches: int = 4, **options: object) -> Case:
     network = MODELS[model]
-    layers = len(network.layers())
-    balance = [layers // stages + (j < layers % stages) for j in range(stages)]
-    plan = Plan.contiguous(balance, micro_batches, mode)
+    plan = Plan.contiguous(even(len(network.layers()), stages), micro_batches, mode)
     return Case(build(Config(**options)), network, plan)  # type: ignore[arg-type]
 
 
 def takes(model: str, stages: int) -> bool:
     return stages == 1 or model not in TIED
-
-
-def gentle(case: Case) -> Case:
-    """Deep networks take no learning rate of 1."""
-    return replace(case, optimizer=OptimizerSpec("sgd", lr=0.05, momentum=0.9))
 
 
 def refused(case: Case) -> list[Problem]:
@@ -66,7 +60,7 @@ def test_what_it_cannot_do() -> None:
     can = build(Config()).capabilities
     lacks = {f.name: getattr(can, f.name) for f in fields(Capabilities) if getattr(can, f.name) != f.default}
     print("torchgpipe differs from what an engine can do:", lacks)
-    assert lacks == {"trace": False, "memory_meter": False}
+    assert lacks == {"trace": False, "memory_meter": False, "in_turn": True}
     assert not (can.data or can.tensor or can.ranks)
 
 
@@ -138,6 +132,10 @@ def test_states_move_between_engines(model: str) -> None:
     contract.check_state_moves(case(model, 3, "except_last"))
 
 
+def test_a_stage_without_parameters() -> None:
+    contract.check_training(replace(case("norms"), plan=Plan.contiguous([6, 2, 2], 4, "except_last")))
+
+
 @pytest.mark.parametrize("layer", [1, 5, 13])
 def test_a_crash_in_any_stage_reaches_the_caller(layer: int) -> None:
     contract.check_crash(case("skips", 3, "except_last"), layer)
@@ -154,7 +152,7 @@ def test_a_session_goes_on_after_a_crash() -> None:
         if crash:
             with pytest.raises(RuntimeError) as caught:
                 session.step(wrong)
-            assert caught.value.__notes__ == ["in stage 0, layer '1', micro-batch 0, forward"]
+            assert caught.value.__notes__ == ["in stage 0, layer '1', micro-batch 0"]
         return [*losses, session.step(batch).loss]
 
     crashed, straight = (

@@ -57,6 +57,15 @@ def test_checkpointing_is_not_recommended_where_it_does_not_help() -> None:
     assert advice.mend(config, profile, cluster(2, 700)) == "batch.micro_batches=32"
 
 
+def test_more_of_the_state_in_shards_where_replicas_have_it_whole() -> None:
+    """Weights, gradients and moments are 4 x 10 GB whole, and 10 / 8 each in shards, but for what is in between."""
+    profile = chain(4, 1, params=5 * 10**9 // 2, saved=100, output=1)
+    typed = ("engine=deepspeed", "engine.zero=1", "mesh.pipeline=1", "batch.size=8", "batch.micro_batches=1")
+    config = settled(*typed, "optimizer.name=adam", devices=8)
+    assert not fits(config, profile, cluster(8, 20 * 10**9))
+    assert advice.mend(config, profile, cluster(8, 20 * 10**9)) == "engine.zero=2"
+
+
 def test_parameters_need_devices() -> None:
     profile = chain(16, 1, params=100, saved=1, output=1)
     config = settled("batch.size=8", "batch.micro_batches=8")

@@ -11,8 +11,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 from torch.utils.checkpoint import checkpoint
 
+from harness import ranks
 from harness.meter import Meter
 
 FLOAT = 4
@@ -193,6 +196,29 @@ def test_static_tensors_count_once_until_they_are_freed():
     assert meter.peak_bytes == 40
     del weight
     assert meter.live_bytes == 0
+
+
+def test_of_a_sharded_tensor_the_own_shard_counts():
+    """A weight of 11 rows in two ranks, its gradient and Adam's work: as much as for a plain one of 6 rows."""
+
+    def stepped(weight: nn.Parameter) -> tuple[int, int, int]:
+        static, meter = Meter(), Meter()
+        static.add_static([weight, weight.detach()])
+        with meter:
+            weight.grad = torch.ones_like(weight)
+            adam = torch.optim.Adam([weight])
+            adam.step()
+        return static.live_bytes, meter.live_bytes, meter.peak_bytes
+
+    def run() -> list[tuple[int, int, int]]:
+        whole = torch.ones(11, 64)
+        sharded = distribute_tensor(whole, init_device_mesh("cpu", (2,)), [Shard(0)])
+        return [stepped(nn.Parameter(tensor)) for tensor in (sharded, whole[:6].clone())]
+
+    sharded, plain = ranks.each(2, run, ("cpu",) * 2)
+    shard = 6 * 64 * FLOAT
+    assert plain[:2] == (shard, 3 * shard + FLOAT)  # the gradient, two moments, a counter of steps
+    assert sharded == plain
 
 
 def test_a_storage_freed_by_another_thread_leaves_the_meter_that_added_it():

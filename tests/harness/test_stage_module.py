@@ -15,6 +15,7 @@ from harness.interfaces import Batch, Model, SessionSpec
 from harness.plan import Plan
 from harness.stage_module import StageModule, stage_modules
 from harness.training_state import initial_layers, model_state
+from planners.blocks import even
 from tests.engines import networks
 
 PLACE = (5, 3, 2)
@@ -24,9 +25,8 @@ SPEC = SessionSpec(("cpu",), dtype="float64", seed=11)
 
 def cut(layers: nn.Sequential, stages: int) -> list[StageModule]:
     """So many stages, or one for each layer."""
-    count = len(layers)
-    stages = min(stages, count)
-    plan = Plan.contiguous([count // stages + (j < count % stages) for j in range(stages)], 1)
+    stages = min(stages, len(layers))
+    plan = Plan.contiguous(even(len(layers), stages), 1)
     modules = stage_modules(layers, plan, range(stages))
     for module in modules:
         module.at(*PLACE)

@@ -1,0 +1,130 @@
+"""A contestant of the race: a session in a process of its own, which forks ranks if its engine has them.
+
+    bench  --"step"-->  contestant (--fork--> its ranks)
+           <--seconds--
+
+One that fails, hangs or is killed is ended at once, with its ranks: it neither stops nor disturbs the others.
+"""
+
+from __future__ import annotations
+
+import math
+import traceback
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+
+import torch._dynamo  # noqa: F401  optimizers import it: once here, which takes a second, and not in each contestant
+import torch.distributed as dist
+
+from harness import launch, malloc, ranks
+from harness.interfaces import Batch, Engine, Model, Session, SessionSpec
+from harness.plan import Plan
+from harness.profile import ModelProfile
+
+PATIENCE_S = 60.0
+"""How long a contestant may take for a step, or to begin."""
+Answer = tuple[float, list[int] | None]
+"""Seconds of a step, and the most bytes that each device held in it, where that was asked for."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What a contestant runs."""
+
+    engine: Engine
+    model: Model
+    plan: Plan
+    spec: SessionSpec
+    profile: ModelProfile
+
+
+class Contestant:
+    """Does a step when it is told to. `failed` says when and why it has failed; empty: it has not."""
+
+    def __init__(self, entry: Entry, batch: Batch) -> None:
+        fork = get_context("fork")
+        self.pipe, self.there = fork.Pipe()
+        self.process = fork.Process(target=_serve, args=(entry, batch, self.pipe, self.there))
+        self.steps = 0
+        self.failed = ""
+
+    def __enter__(self) -> Contestant:
+        self.process.start()
+        self.there.close()  # now the pipe breaks when the contestant ends
+        self._answer("to begin")
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if not self.failed:
+            with suppress(OSError):  # it may be gone
+                self.pipe.send("")
+            self.process.join(5.0)
+            self._end()
+
+    def step(self) -> float:
+        """Seconds of a step; NaN if it fails, or has failed. The first step is the warm-up, round 1 is the next."""
+        answer = self._ask("step", f"in round {self.steps}" if self.steps else "in its warm-up")
+        self.steps += 1
+        return answer[0] if answer else math.nan
+
+    def peak_bytes(self) -> list[int] | None:
+        """The most that each device held in a step; None where the engine cannot tell, or it fails."""
+        answer = self._ask("meter", "in the step that counts memory")
+        return answer[1] if answer else None
+
+    def _ask(self, command: str, when: str) -> Answer | None:
+        if self.failed:
+            return None
+        with suppress(OSError):  # it is gone, which `_answer` tells
+            self.pipe.send(command)
+        return self._answer(when)
+
+    def _answer(self, when: str) -> Answer | None:
+        """What it says; None if it fails."""
+        try:
+            said: Answer | str = self.pipe.recv() if self.pipe.poll(PATIENCE_S) else f"no answer in {PATIENCE_S:g} s"
+        except (EOFError, OSError):
+            self.process.join(1.0)
+            said = f"it ended with exit code {self.process.exitcode}"
+        if not isinstance(said, str):
+            return said
+        self.failed = f"failed {when}: {said}"
+        self._end()
+        return None
+
+    def _end(self) -> None:
+        self.process.kill()  # its ranks go with it
+        self.process.join()
+        self.pipe.close()
+
+
+def _serve(entry: Entry, batch: Batch, bench: Connection, pipe: Connection) -> None:
+    """The life of a contestant."""
+    bench.close()  # now the pipe breaks when the bench ends
+
+    def loop(session: Session) -> None:
+        reports = ranks.first()
+        if reports:
+            pipe.send((0.0, None))
+        while command := _told(pipe, reports):
+            metrics = session.step(batch, meter=command == "meter")
+            if reports:
+                pipe.send((metrics.step_time_s, metrics.peak_memory_bytes))
+
+    malloc.tune(entry.profile.largest_bytes)
+    try:
+        launch.call(entry.engine, entry.model, entry.plan, entry.spec, loop)
+    except Exception as error:
+        traceback.print_exc()
+        with suppress(OSError):  # the bench may be gone
+            pipe.send(" ".join(f"{type(error).__name__}: {error}".split()))
+
+
+def _told(pipe: Connection, reports: bool) -> str:
+    """The next command, in all ranks."""
+    command = [pipe.recv() if reports else ""]
+    if dist.is_initialized():
+        dist.broadcast_object_list(command)
+    return str(command[0])

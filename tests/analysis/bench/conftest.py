@@ -1,0 +1,53 @@
+"""For the tests of the race: what runs on two devices of a machine that need not be measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from analysis.bench import engines
+from analysis.bench.contestant import Entry
+from harness.cluster import Device, Link
+from harness.interfaces import Batch
+from harness.machine import Machine
+from tests.analysis.bench.stumbling import nothing_left
+
+KEYS = ("model=mlp", "batch.size=8", "batch.micro_batches=4")
+HERE = Machine(Device("cpu", 8 * 10**9, {"float32": 1e10}, 1e10, 1e-6), Link(1e-5, 1e-9), cores=2.0)
+CONTESTANTS = {
+    "single": ("engine=single",),
+    "gpipe": ("engine=gpipe", "engine.checkpoint=never"),
+    "ddp": ("engine=ddp",),
+    "zbv": ("engine=torch_pipelining", "engine.schedule=zbv", "mesh.pipeline=4"),
+    "to come": ("engine=to_come",),
+}
+
+
+@pytest.fixture(scope="session")
+def entered() -> tuple[dict[str, Entry], dict[str, str]]:
+    """Those that can run, and why the others cannot."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engines, "CONTESTANTS", CONTESTANTS)
+        return engines.entered(KEYS, HERE)
+
+
+@pytest.fixture
+def entries(entered: tuple[dict[str, Entry], dict[str, str]]) -> dict[str, Entry]:
+    return entered[0]
+
+
+@pytest.fixture
+def batch(entries: dict[str, Entry]) -> Batch:
+    return entries["single"].model.sample(8)
+
+
+@pytest.fixture(autouse=True)
+def tidy() -> Iterator[None]:
+    """One intra-op thread, since these tests fork; and no process stays behind."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with nothing_left():
+        yield
+    torch.set_num_threads(threads)

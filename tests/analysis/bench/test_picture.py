@@ -1,0 +1,60 @@
+"""The picture of the race, read from its axes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from analysis.bench import picture
+
+ROWS = [
+    {"model": "A", "contestant": "single", "step": 2.0, "quartiles": [1.0, 4.0], "speed / single": 1.0},
+    {"model": "A", "contestant": "gpipe", "step": 1.0, "quartiles": [0.8, 1.25], "speed / single": 2.0},
+    {"model": "A", "contestant": "other", "note": "failed in round 1: it ended with exit code 1"},
+    {"model": "B", "contestant": "single", "step": 2.0, "quartiles": [2.0, 2.0], "speed / single": 1.0},
+    {"model": "B", "contestant": "other", "step": 4.0, "quartiles": [4.0, 4.0], "speed / single": 0.5},
+    {"model": "B", "contestant": "never", "note": "refused"},
+    {"model": "C", "contestant": "gpipe", "step": 4.0, "quartiles": [4.0, 4.0]},
+]
+"""The third model has no speeds: its `single` failed."""
+
+
+def test_a_panel_for_each_model_and_a_bar_for_each_that_finished() -> None:
+    panels = picture.figure(ROWS).axes
+    assert [axes.get_title() for axes in panels] == ["A", "B"]
+    names = [text.get_text() for text in panels[0].get_yticklabels()]
+    assert names == ["other", "gpipe", "single"]
+    bars = [
+        {names[round(bar.get_y() + bar.get_height() / 2)]: bar.get_width() for bar in axes.patches} for axes in panels
+    ]
+    assert bars == [{"single": 1.0, "gpipe": 2.0}, {"single": 1.0, "other": 0.5}]
+    assert [[text.get_text() for text in axes.texts] for axes in panels] == [["1.00", "2.00"], ["1.00", "0.50"]]
+    assert all(axes.get_xlim()[1] > 2.0 for axes in panels)
+
+
+def test_black_lines_are_the_quartiles_as_speeds() -> None:
+    lines = picture.figure(ROWS).axes[0].get_lines()
+    assert [list(line.get_xdata()) for line in lines] == [[0.5, 2.0], [1.6, 2.5], [1.0, 1.0]]
+    assert [list(line.get_ydata()) for line in lines[:2]] == [[2, 2], [1, 1]]
+
+
+def test_colours_tell_ours_from_one_device_and_from_other_libraries() -> None:
+    first, second = picture.figure(ROWS).axes
+    colours = [tuple(bar.get_facecolor()) for bar in (*first.patches, *second.patches)]
+    assert colours[0] == colours[2]
+    assert len(set(colours)) == 3
+
+
+def test_it_is_written_as_a_png(tmp_path: Path) -> None:
+    picture.draw(ROWS, tmp_path / "race.png")
+    with Image.open(tmp_path / "race.png") as image:
+        assert image.format == "PNG"
+        assert image.width == 1300
+
+
+def test_nothing_to_draw_is_said(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match='none of 1 rows has "speed / single": there is nothing to draw'):
+        picture.draw(ROWS[-1:], tmp_path / "race.png")
+    assert not (tmp_path / "race.png").exists()
