@@ -156,7 +156,9 @@ def _resume(case: Case, state: dict[str, Any], skip: int, steps: int) -> Outcome
 def check_trace(case: Case, queues: tuple[str, ...] = ()) -> None:
     """The trace of a step has every op of the schedule, in an order that the schedule allows.
 
-    With `queues` only these are compared: for an engine that cannot see its messages.
+    With `queues` only these are compared: for an engine that cannot see its messages. Where ranks are processes, one
+    may lose its core between sending a message and looking at the clock, so that it seems late: what is wrong with the
+    order is wrong in every one of three traces.
     """
 
     def trace(session: Session) -> Any:
@@ -164,10 +166,15 @@ def check_trace(case: Case, queues: tuple[str, ...] = ()) -> None:
             session.step(case.model.sample(case.samples))
         return session.trace()
 
-    measured = call(case.engine, case.model, case.plan, case.spec, trace)
     schedule = case.engine.schedule(case.plan, profile_of(case.model))
     lanes = tuple(lane for lane in schedule.lanes if not queues or lane.queue in queues)
-    assert violations(replace(schedule, lanes=lanes), measured.only(1)) == []
+    found: list[str] = []
+    for _ in range(3 if case.engine.capabilities.ranks else 1):
+        measured = call(case.engine, case.model, case.plan, case.spec, trace)
+        found = violations(replace(schedule, lanes=lanes), measured.only(1))
+        if not found:
+            break
+    assert not found, found
 
 
 def check_crash(case: Case, layer: int) -> None:
