@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
-from collections import Counter, defaultdict
 from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
+
+from harness.tally import Tally
 
 ALGORITHMS = {
     "all_reduce": "all_reduce",
@@ -25,34 +25,25 @@ SMALL_BYTES = 64
 """Smaller buffers are numbers: norms, overflows, losses."""
 
 
-class Traffic:
-    """Watches a backend from now on. What it has counted is reset by `take`.
+class Traffic(Tally):
+    """Watches a backend from now on.
 
     DeepSpeed asks a single replica, too: with fewer than 2 nothing is counted.
     """
 
     def __init__(self, backend: Any, replicas: int) -> None:
-        self.seconds: defaultdict[str, float] = defaultdict(float)
-        self.bytes: Counter[str] = Counter()
+        super().__init__()
         for method, algorithm in ALGORITHMS.items() if replicas > 1 else ():
             if hasattr(backend, method):
                 setattr(backend, method, self._watched(algorithm, getattr(backend, method)))
-
-    def take(self) -> tuple[dict[str, float], Counter[str]]:
-        """Seconds and bytes of each algorithm since the last time."""
-        taken = self.seconds, self.bytes
-        self.seconds, self.bytes = defaultdict(float), Counter()
-        return taken
 
     def _watched(self, algorithm: str, call: Callable[..., Any]) -> Callable[..., Any]:
         def watched(*args: Any, **kwargs: Any) -> Any:
             size = max((_bytes(value) for value in (*args, *kwargs.values())), default=0)
             if size < SMALL_BYTES:
                 return call(*args, **kwargs)
-            self.bytes[algorithm] += size
-            start = time.perf_counter()
-            handle = call(*args, **kwargs)
-            self.seconds[algorithm] += time.perf_counter() - start
+            with self.counting(algorithm, size):
+                handle = call(*args, **kwargs)
             return handle if handle is None or not hasattr(handle, "wait") else _Awaited(self, algorithm, handle)
 
         return watched
@@ -65,10 +56,8 @@ class _Awaited:
         self._traffic, self._algorithm, self._handle = traffic, algorithm, handle
 
     def wait(self, *args: Any) -> Any:
-        start = time.perf_counter()
-        done = self._handle.wait(*args)
-        self._traffic.seconds[self._algorithm] += time.perf_counter() - start
-        return done
+        with self._traffic.counting(self._algorithm):
+            return self._handle.wait(*args)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._handle, name)

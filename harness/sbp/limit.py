@@ -17,7 +17,7 @@ import numpy as np
 
 from harness.sbp.chain import Item, Matmul, Residual
 from harness.sbp.costs import INFINITE, returns
-from harness.sbp.optimum import Infeasible, Move, Route, Search, Step
+from harness.sbp.optimum import Infeasible, Move, Route, Search, Step, parts
 from harness.sbp.traffic import messages
 
 Steps = tuple[Step | Move, ...]
@@ -111,9 +111,9 @@ class _Between:
         self.known: dict[object, Edges] = {}
         self.whole = not search.ties()
         if self.whole:
-            self.parts, ends = self._parts(search.chain.items, first=True), search.end().seconds
+            self.parts, ends = parts(search.chain.items, first=True), search.end().seconds
         else:
-            self.parts = [*self._parts(search.chain.items[1:-1], first=False), search.matmuls[-1].input_elements]
+            self.parts = [*parts(search.chain.items[1:-1], first=False), search.matmuls[-1].input_elements]
             ends = np.where(np.eye(len(search.costs.places), dtype=bool), 0.0, INFINITE)
         free = self.whole and search.ends == "free"
         self.edges = [self._edges(part, self.whole, free and not number) for number, part in enumerate(self.parts)]
@@ -143,16 +143,6 @@ class _Between:
         names = iter(self.search.matmuls)
         named = [step._replace(item=next(names)) if isinstance(step, Step) else step for step in steps]
         self.best = Route(tuple(named), seconds)
-
-    @staticmethod
-    def _parts(items: Sequence[Item], first: bool) -> list[Item | float]:
-        """Items, and before each of them what is moved; not before the `first` of all."""
-        found: list[Item | float] = []
-        for number, item in enumerate(items):
-            if number or not first:
-                found.append(item.elements if isinstance(item, Residual) else item.input_elements)
-            found.append(item)
-        return found
 
     def _follow(self, labels: Labels, end: int) -> tuple[int, list[Step | Move], int, float] | None:
         """Extend labels to the end: where the best way begins, its steps, where it ends, its seconds.
@@ -196,12 +186,7 @@ class _Between:
         """What is still to come at least, from each place to each end, before each part and behind the last one."""
         found = [np.where(np.isfinite(self.ends), search.scale * np.nan_to_num(self.ends, posinf=0.0), INFINITE)]
         for number in reversed(range(len(self.parts))):
-            part = self.parts[number]
-            seconds = (
-                search.move(part).seconds
-                if isinstance(part, float | int)
-                else search.item(part, self.whole, free and not number).seconds
-            )
+            seconds = search.way(self.parts[number], self.whole, free and not number).seconds
             found.append((seconds[:, :, None] + found[-1][None, :, :]).min(1))
         return found[::-1]
 
@@ -224,7 +209,7 @@ class _Between:
             return self._product(part, whole, free)
         if isinstance(part, Residual):
             return self._residual(part, free)
-        way = self.search.move(part) if isinstance(part, float | int) else self.search.item(part, whole, free)
+        way = self.search.way(part, whole, free)
         found = np.argwhere(np.isfinite(way.seconds))
         return [Edge(int(i), int(j), float(way.seconds[i, j]), 0.0, tuple(way.steps(int(i), int(j)))) for i, j in found]
 
@@ -244,7 +229,7 @@ class _Between:
         places = self.search.costs.places
         past = self.search.costs.moving(item.elements)
         edges = [Edge(i, i, 0.0, 0.0, ()) for i in range(len(places))]
-        for number, part in enumerate(self._parts(item.items, first=free)):
+        for number, part in enumerate(parts(item.items, first=free)):
             following: dict[int, list[Edge]] = {}
             for edge in self._edges(part, whole=False, free=free and number == 0).edges:
                 following.setdefault(edge.source, []).append(edge)

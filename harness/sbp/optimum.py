@@ -132,12 +132,12 @@ class Search:
 
     def ways(self, items: Sequence[Item], first: bool = False, whole: bool = True) -> list[Matrix]:
         """A matrix for each item and each move before one; none before the `first` of all."""
-        found = []
-        for number, item in enumerate(items):
-            if number or not first:
-                found.append(self.move(_entering(item)))
-            found.append(self.item(item, whole, first and number == 0 and self.ends == "free"))
-        return found
+        free = first and self.ends == "free"
+        return [self.way(part, whole, free and not number) for number, part in enumerate(parts(items, first))]
+
+    def way(self, part: Item | float, whole: bool, free: bool) -> Matrix:
+        """Through an item, or with the move of so many elements."""
+        return self.move(part) if isinstance(part, float | int) else self.item(part, whole, free)
 
     def move(self, elements: float) -> Matrix:
         if elements not in self._known:
@@ -247,6 +247,16 @@ class Search:
                     yield Loop(head, tail, number[place], number[leaves], seconds, held)
 
 
+def parts(items: Sequence[Item], first: bool) -> list[Item | float]:
+    """Items, and before each of them the elements that are moved; not before the `first` of all."""
+    found: list[Item | float] = []
+    for number, item in enumerate(items):
+        if number or not first:
+            found.append(item.elements if isinstance(item, Residual) else item.input_elements)
+        found.append(item)
+    return found
+
+
 def along(start: Matrix, ways: Sequence[Matrix]) -> Matrix:
     """The shortest ways from the start's rows through all `ways`, one after the other."""
     seconds, came = start.seconds, []
@@ -270,8 +280,3 @@ def along(start: Matrix, ways: Sequence[Matrix]) -> Matrix:
 def still(seconds: np.ndarray) -> Matrix:
     """A way without products."""
     return Matrix(seconds, lambda i, j: [])
-
-
-def _entering(item: Item) -> float:
-    """Elements of what enters an item."""
-    return item.elements if isinstance(item, Residual) else item.input_elements

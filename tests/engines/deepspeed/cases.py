@@ -8,6 +8,7 @@ from engines.deepspeed.config import Config, build
 from harness.interfaces import Model, OptimizerSpec
 from harness.mesh import Mesh
 from harness.plan import Plan
+from planners.blocks import even
 from tests.engines import networks, zoo
 from tests.engines.contract import Case
 
@@ -20,7 +21,6 @@ SHARDED = [(1, 1, 2), (2, 1, 2), (3, 1, 2), (1, 2, 1), (1, 2, 2)]
 def case(model: str, stages: int = 2, data: int = 1, zero: int = 0, checkpoint: str = "never", m: int = 4) -> Case:
     """The layers as evenly over the stages as they go, `m` micro-batches for each replica, in float32."""
     network = MODELS[model]
-    layers = len(network.layers())
-    balance = [layers // stages + (j < layers % stages) for j in range(stages)]
+    balance = even(len(network.layers()), stages)
     plan = replace(Plan.contiguous(balance, m, checkpoint), mesh=Mesh(data=data, pipeline=stages))
     return Case(build(Config(zero=zero, checkpoint=checkpoint)), network, plan, "float32", optimizer=GENTLE)
