@@ -29,6 +29,10 @@ def main(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) 
 
 def _dispatch(options: argparse.Namespace) -> int:
     # imported here: each way needs little of the others
+    if options.config_dir:
+        from harness.compose import search
+
+        search(options.config_dir)
     if options.help:
         from harness import help
 
@@ -57,6 +61,7 @@ def _parser() -> argparse.ArgumentParser:
     ways.add_argument("-h", "--help", action="store_true")
     ways.add_argument("-m", "--multirun", action="store_true")
     ways.add_argument("-c", "--cfg", choices=["job"])
+    parser.add_argument("--config-dir", metavar="DIR")
     parser.add_argument("overrides", nargs="*", metavar="key=value")
     return parser
 

@@ -23,6 +23,7 @@ class Number:
     value: str
     unit: str
     source: str
+    model: str
 
 
 @dataclass(frozen=True)
@@ -40,13 +41,13 @@ def numbers(file: str) -> list[Number]:
     with (TABLES / f"{file}.csv").open(encoding="utf-8", newline="") as opened:
         return [
             Number(row["scheme"], _whole(row["devices"]), _whole(row["micro_batches"]), row["metric"],
-                   row["relation"], row["value"], row["unit"], row["source"])
+                   row["relation"], row["value"], row["unit"], row["source"], row["model"])
             for row in csv.DictReader(opened)
         ]  # fmt: skip
 
 
-def value(published: Sequence[Number], metric: str, scheme: str, **where: int) -> float | None:
-    """The number of this metric in a row: of this scheme, and with the `devices` or `micro_batches` that are given."""
+def value(published: Sequence[Number], metric: str, scheme: str, **where: int | str) -> float | None:
+    """The number of this metric in a row: of this scheme, and with `devices`, `micro_batches`, `model` if given."""
     for number in published:
         same = all(getattr(number, name) == wanted for name, wanted in where.items())
         if same and (number.metric, number.scheme) == (metric, scheme):

@@ -23,10 +23,27 @@ FACTORS = (2, 4, 8, 16)
 def mend(config: DictConfig, profile: ModelProfile, cluster: Cluster) -> str:
     """What to type so that the run fits, as little as possible; else what it lacks."""
     engine: Engine = registry.build("engine", config.engine)
-    for changes in _ladder(config, engine, profile, cluster):
-        if _fits(config, profile, cluster, changes):
-            return " ".join(f"{key}={value}" for key, value in _fewest(config, profile, cluster, changes).items())
-    return _lack(config, profile, cluster)
+    changes = _fastest(config, profile, cluster)
+    for further in () if changes else _ladder(config, engine, profile, cluster):
+        if _step_s(config, profile, cluster, further) is not None:
+            changes = _fewest(config, profile, cluster, further)
+            break
+    return " ".join(f"{key}={value}" for key, value in changes.items()) or _lack(config, profile, cluster)
+
+
+def _fastest(config: DictConfig, profile: ModelProfile, cluster: Cluster) -> Changes:
+    """Of the changes of one key that cost no devices and leave the batch as it is: the one with the shortest step.
+
+    Of a key that has numbers the first one that fits. Without any that fits: nothing.
+    """
+    found: dict[float, Changes] = {}
+    for values in ([*_shards(config)], [*_micro_batches(config)], [_recompute(config)], [_placed(config)]):
+        for changes in filter(None, values):
+            step_s = _step_s(config, profile, cluster, changes)
+            if step_s is not None:
+                found.setdefault(step_s, changes)
+                break
+    return found[min(found)] if found else {}
 
 
 def _lack(config: DictConfig, profile: ModelProfile, cluster: Cluster) -> str:
@@ -40,18 +57,23 @@ def _lack(config: DictConfig, profile: ModelProfile, cluster: Cluster) -> str:
 
 
 def _ladder(config: DictConfig, engine: Engine, profile: ModelProfile, cluster: Cluster) -> Iterator[Changes]:
-    """What is tried, the least first.
+    """What is tried where no change of one key is enough, the least first.
 
-    Recompute, place by memory; more shards; smaller micro-batches; more devices; a smaller batch.
+    Recompute and place by memory; with it more shards, smaller micro-batches; more devices; a smaller batch.
     """
-    recompute: Changes = {"engine.checkpoint": "always"} if _other(config.engine, "checkpoint", "always") else {}
-    placed: Changes = {"planner.by": "memory"} if _other(config.planner, "by", "memory") else {}
-    both = recompute | placed
-    tried = [recompute, placed, both]
-    smaller = [*_shards(config), *_micro_batches(config)]
-    for more in (*smaller, *_devices(config, engine, profile, cluster), *_batches(config)):
+    both = _recompute(config) | _placed(config)
+    tried = [both, *(both | more for more in (*_shards(config), *_micro_batches(config)))]
+    for more in (*_devices(config, engine, profile, cluster), *_batches(config)):
         tried += [more, both | more]
     yield from (changes for number, changes in enumerate(tried) if changes and changes not in tried[:number])
+
+
+def _recompute(config: DictConfig) -> Changes:
+    return {"engine.checkpoint": "always"} if _other(config.engine, "checkpoint", "always") else {}
+
+
+def _placed(config: DictConfig) -> Changes:
+    return {"planner.by": "memory"} if _other(config.planner, "by", "memory") else {}
 
 
 def _other(group: DictConfig, key: str, value: str) -> bool:
@@ -102,17 +124,17 @@ def _fewest(config: DictConfig, profile: ModelProfile, cluster: Cluster, changes
     """Changes that fit, without those that are not needed."""
     for key in list(changes):
         rest = {other: value for other, value in changes.items() if other != key}
-        if rest and _fits(config, profile, cluster, rest):
+        if rest and _step_s(config, profile, cluster, rest) is not None:
             changes = rest
     return changes
 
 
-def _fits(config: DictConfig, profile: ModelProfile, cluster: Cluster, changes: Changes) -> bool:
-    """Whether the run with these changes has a plan, and each device the memory for it."""
+def _step_s(config: DictConfig, profile: ModelProfile, cluster: Cluster, changes: Changes) -> float | None:
+    """Seconds of a step with these changes; None where there is no plan, or a device has not the memory for it."""
     changed = copy.deepcopy(config)
     for key, value in changes.items():
         OmegaConf.update(changed, key, value)
-    profile = _shared(profile, check.micro_batch(config) // check.micro_batch(changed))
+    profile = profile.of_samples(profile.micro_batch * check.micro_batch(changed) // check.micro_batch(config))
     cluster = replace(cluster, nodes=changes.get("cluster.nodes", cluster.nodes),
                       devices_per_node=changes.get("cluster.devices", cluster.devices_per_node))  # fmt: skip
     try:
@@ -120,19 +142,8 @@ def _fits(config: DictConfig, profile: ModelProfile, cluster: Cluster, changes: 
         planner: Planner = registry.build("planner", changed.planner)
         draft = planning.draft(changed, engine, planner, profile, cluster)
     except CannotRun:
-        return False
-    return not check.of_memory(draft.plan, draft.plan.predicted["peak_memory_bytes"], cluster, draft.memory)
-
-
-def _shared(profile: ModelProfile, parts: int) -> ModelProfile:
-    """The profile of a micro-batch of so many times fewer samples: activations and times shrink, parameters stay."""
-    if parts == 1:
-        return profile
-    layers = tuple(
-        replace(layer, forward_s=layer.forward_s / parts, backward_s=layer.backward_s / parts,
-                output_bytes=layer.output_bytes // parts, saved_bytes=layer.saved_bytes // parts)
-        for layer in profile.layers
-    )  # fmt: skip
-    skips = tuple(replace(skip, bytes=skip.bytes // parts) for skip in profile.skips)
-    return replace(profile, layers=layers, skips=skips, micro_batch=profile.micro_batch // parts,
-                   input_bytes=profile.input_bytes // parts)  # fmt: skip
+        return None
+    figures = draft.plan.predicted
+    if check.of_memory(draft.plan, figures["peak_memory_bytes"], cluster, draft.memory):
+        return None
+    return float(figures["step_time_s"])

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from omegaconf import DictConfig
 
-from harness import devices, display
+from harness import devices, display, divisors, registry
 from harness.cluster import Cluster
 from harness.interfaces import Capabilities
 from harness.memory import MemoryModel
@@ -16,26 +15,36 @@ from harness.plan import Plan
 from harness.problem import Problem
 from harness.profile import ModelProfile
 
-DEGREES = ("pipeline", "tensor", "data")
+DEGREES = ("tensor", "pipeline", "data")
 """The first of these that an engine can do takes the devices that the given degrees leave."""
-ADAM = ("adam", "adamw")
 
 
 def request(config: DictConfig, can: Capabilities, cluster: Cluster | None) -> list[Problem]:
-    """What is wrong with the request itself, before anything is known of the model. `cluster` None: is wrong itself."""
+    """What is wrong with the request itself, before anything is known of the model. `cluster` None: is wrong itself.
+
+    Where the number of replicas is wrong, micro-batches are judged by what mends it.
+    """
+    mesh = [*_degrees(config, can), *(_devices(config, _wanted(config, can), cluster) if cluster else [])]
     return [
-        *_degrees(config, can),
-        *(_devices(config, _wanted(config, can), cluster) if cluster else []),
-        *profiling(config),
+        *mesh,
+        *_micro_batches(config, _mended(mesh, "mesh.data", _given(config, "data") or 1)),
+        *_products(config, can),
+        *_costs(config),
         *_place(config),
         *_dtype(config, can),
-        *_offload(config),
+        *_optimizer(config, can),
     ]
 
 
 def profiling(config: DictConfig) -> list[Problem]:
     """What is wrong with the request of a profile: its micro-batches, and where its times shall be from."""
-    return [*_micro_batches(config), *_costs(config)]
+    return [*_micro_batches(config, _given(config, "data") or 1), *_costs(config)]
+
+
+def _mended(problems: Sequence[Problem], key: str, value: int) -> int:
+    """What a key will be once these problems are mended."""
+    mends = (problem.mend.partition("=") for problem in problems)
+    return min([value, *(int(number) for name, _, number in mends if name == key and number.isdigit())])
 
 
 def fill(config: DictConfig, can: Capabilities, devices: int) -> None:
@@ -47,7 +56,7 @@ def fill(config: DictConfig, can: Capabilities, devices: int) -> None:
 def resolve(config: DictConfig, can: Capabilities, devices: int, layers: int) -> Mesh:
     """The mesh of the run: a degree that is not given follows from the rest.
 
-    One of them takes all devices that the given ones leave: the pipeline (never more stages than layers), else tensor,
+    One of them takes all devices that the given ones leave: tensor, else the pipeline (never more stages than layers),
     else data. What the engine, the cluster or the model does not allow is cut down to what they do, so that the other
     checks can go on; `request` and `against_profile` name it. Stages that the user gives one by one stay: `of_plan`.
     """
@@ -60,6 +69,7 @@ def resolve(config: DictConfig, can: Capabilities, devices: int, layers: int) ->
     known = {name: degree or 1 for name, degree in degrees.items()}
     if free:
         known[free] = max(1, devices // taken)
+    known["tensor"] = min(known["tensor"], devices)
     if not stated(config):
         known["data"] = max(1, min(known["data"], devices // known["tensor"]))
         known["pipeline"] = max(1, min(known["pipeline"], layers, devices // (known["data"] * known["tensor"])))
@@ -85,23 +95,6 @@ def batch_size(config: DictConfig, profile: ModelProfile) -> int:
     """The batch whose micro-batches are those of the profile."""
     size: int = profile.micro_batch * config.batch.micro_batches * (_given(config, "data") or 1)
     return size
-
-
-def against_profile(config: DictConfig, can: Capabilities, profile: ModelProfile, model_given: bool) -> list[Problem]:
-    """What is wrong with the request now that the model's profile is known.
-
-    `model_given`: the user chose a model. Without that, a stored profile decides which model is planned for.
-    """
-    found = []
-    layers = len(profile.layers)
-    pipeline = config.mesh.pipeline
-    if can.pipeline and pipeline and pipeline > layers and not stated(config):
-        what = f"needs at least {pipeline} layers, the model has {layers}"
-        found.append(Problem(f"mesh.pipeline {pipeline}", what, f"mesh.pipeline={layers}"))
-    if profile.skips and not can.skips:
-        what = f"has {len(profile.skips)} skips, engine={config.engine.name} takes none"
-        found.append(Problem(f"model {profile.model or config.model.name}", what, "engine=gpipe"))
-    return found + (stored(config, profile, model_given) if config.profile else [])
 
 
 def told_once(problems: Sequence[Problem]) -> list[Problem]:
@@ -162,13 +155,25 @@ def _too_full(owned: list[int], what: str, plan: Plan) -> Problem:
 def _degrees(config: DictConfig, can: Capabilities) -> list[Problem]:
     """Degrees that the engine does not have."""
     what = {"data": "replicas", "pipeline": "pipeline stages", "tensor": "tensor shards"}
-    because = f" with {can.because}" if can.because else ""
     return [
-        Problem(f"mesh.{name} {degree}", f"engine={config.engine.name}{because} has no {what[name]}", f"mesh.{name}=1")
+        Problem(f"mesh.{name} {degree}", f"{_engine(config, can, name)} has no {what[name]}",
+                _or_instead(f"mesh.{name}=1", can, name))
         for name in ("data", "pipeline", "tensor")
         if (degree := _given(config, name) or 1) > 1 and not getattr(can, name)
         and not (name == "pipeline" and stated(config))  # told with the stages, when they are composed
     ]  # fmt: skip
+
+
+def _engine(config: DictConfig, can: Capabilities, field: str) -> str:
+    """The engine, with the setting that limits this capability."""
+    setting = can.because.get(field)
+    return f"engine={config.engine.name}" + (f" with {setting.typed}" if setting else "")
+
+
+def _or_instead(mend: str, can: Capabilities, field: str) -> str:
+    """A mend, or another setting of the engine that leaves it this capability."""
+    setting = can.because.get(field)
+    return f"{mend}, or {setting.instead}" if setting else mend
 
 
 def _wanted(config: DictConfig, can: Capabilities) -> Mesh:
@@ -201,31 +206,19 @@ def _too_many_stages(config: DictConfig, each: int, cluster: Cluster) -> Problem
     return Problem(balance_key(balance), f"{what} device{'s' if cluster.devices > 1 else ''}", fewer + more)
 
 
-def _micro_batches(config: DictConfig) -> list[Problem]:
-    """All micro-batches have the same number of samples."""
-    size, data, count = config.batch.size, _given(config, "data") or 1, config.batch.micro_batches
+def _micro_batches(config: DictConfig, data: int) -> list[Problem]:
+    """All micro-batches of all `data` replicas have the same number of samples."""
+    size, count = config.batch.size, config.batch.micro_batches
     if min(size, data, count) < 1:
         return []  # out of range, which is told elsewhere
     if size % data:
-        mend = f"batch.size={_above(size, data)}"
+        mend = f"batch.size={-(-size // data) * data}"
         return [Problem(f"batch.size {size}", f"cannot be shared equally by mesh.data {data}", mend)]
     if (size // data) % count == 0:
         return []
     whole = f"batch.size {size}" if data == 1 else f"batch.size {size} / mesh.data {data}"
-    return [Problem(f"batch.micro_batches {count}", f"does not divide {whole}", _nearest(size // data, count))]
-
-
-def _nearest(size: int, count: int) -> str:
-    """The divisors of `size` on both sides of `count`, the nearer one first."""
-    small = [number for number in range(1, math.isqrt(size) + 1) if size % number == 0]
-    divisors = {*small, *(size // number for number in small)}
-    below = sorted(number for number in divisors if number < count)[-1:]
-    above = sorted(number for number in divisors if number > count)[:1]
-    return " or ".join(str(number) for number in sorted(above + below, key=lambda number: abs(number - count)))
-
-
-def _above(size: int, data: int) -> int:
-    return -(-size // data) * data
+    nearest = " or ".join(map(str, divisors.around(size // data, count)))
+    return [Problem(f"batch.micro_batches {count}", f"does not divide {whole}", nearest)]
 
 
 def _place(config: DictConfig) -> list[Problem]:
@@ -233,6 +226,26 @@ def _place(config: DictConfig) -> list[Problem]:
         what = "is only described, runs need cluster=local"
         return [Problem(f"cluster {config.cluster.name}", what, "mode=simulate, or cluster=local")]
     return []
+
+
+def _products(config: DictConfig, can: Capabilities) -> list[Problem]:
+    """A planner of matrix products needs an engine that splits them; some of what it plans is for planning only."""
+    planner = config.planner.name
+    if not getattr(registry.schemas().get(("planner", planner)), "splits_products", False):
+        return []
+    if not can.tensor:
+        what = f"splits matrix products, engine={config.engine.name} has no tensor shards"
+        return [Problem(f"planner {planner}", what, "engine=sbp, or planner=balance")]
+    if config.mode != "run":
+        return []
+    what = "is a cost model, nothing runs it"
+    if planner == "summa":
+        return [Problem("planner summa", what, "planner=autoddl, or mode=plan")]
+    return [
+        Problem(f"planner.{key} {value}", what, f"planner.{key}={mend}, or mode=plan")
+        for key, value, mend in (("paths", "paper", "mixed"), ("splits", "any", "even"))
+        if config.planner.get(key) == value
+    ]
 
 
 def _costs(config: DictConfig) -> list[Problem]:
@@ -247,41 +260,17 @@ def _dtype(config: DictConfig, can: Capabilities) -> list[Problem]:
     dtype = config.precision.dtype
     if dtype in can.dtypes:
         return []
-    what = f"engine={config.engine.name} takes {', '.join(can.dtypes)}"
-    return [Problem(f"precision.dtype {dtype}", what, f"precision.dtype={can.dtypes[0]}")]
+    what = f"{_engine(config, can, 'dtypes')} takes {', '.join(can.dtypes)}"
+    return [Problem(f"precision.dtype {dtype}", what, _or_instead(f"precision.dtype={can.dtypes[0]}", can, "dtypes"))]
 
 
-def _offload(config: DictConfig) -> list[Problem]:
-    """`engine.offload`, of an engine that has it, steps on the CPU, and libraries have only an Adam for that."""
-    name = config.optimizer.name if config.engine.get("offload") else ADAM[0]
-    what = f"needs {' or '.join(ADAM)}, optimizer.name is {name}"
-    return [] if name in ADAM else [Problem("engine.offload true", what, "optimizer.name=adamw")]
-
-
-def stored(config: DictConfig, profile: ModelProfile, model_given: bool) -> list[Problem]:
-    """A profile from a file: is it one of what will run? Planned and simulated can be any."""
-    key, name, dtype = f"profile {config.profile}", config.model.name, config.precision.dtype
-    of = profile.model or "a model without a name"
-    found = []
-    if model_given and profile.model != name and not profile.model.startswith(f"{name}_"):
-        found.append(Problem(key, f"is of {of}, the model is {name}", "leave model= out, or profile="))
-    if profile.micro_batch != micro_batch(config):
-        what = f"is for micro-batches of {profile.micro_batch} samples, this run has {micro_batch(config)}"
-        found.append(Problem(key, what, _as_stored(config, profile)))
-    if config.mode == "run" and not model_given:
-        what = f"is of {of}: without model= it is for planning and simulating"
-        found.append(Problem(key, what, "mode=simulate, or model=NAME"))
-    if config.mode == "run" and profile.dtype != dtype:
-        what = f"is for {profile.dtype}, this run has {dtype}"
-        found.append(Problem(key, what, f"precision.dtype={profile.dtype}"))
-    return found
-
-
-def _as_stored(config: DictConfig, profile: ModelProfile) -> str:
-    """How the micro-batches become those of the profile: as many as the batch holds, or another batch."""
-    count, rest = divmod(config.batch.size, profile.micro_batch * (_given(config, "data") or 1))
-    more = f"batch.micro_batches={count}, or " if count and not rest else ""
-    return f"{more}batch.size={batch_size(config, profile)}"
+def _optimizer(config: DictConfig, can: Capabilities) -> list[Problem]:
+    name = config.optimizer.name
+    if name in can.optimizers:
+        return []
+    what = f"{_engine(config, can, 'optimizers')} takes {', '.join(can.optimizers)}"
+    mend = _or_instead(f"optimizer.name={can.optimizers[0]}", can, "optimizers")
+    return [Problem(f"optimizer.name {name}", what, mend)]
 
 
 def _given(config: DictConfig, degree: str) -> int | None:

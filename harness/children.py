@@ -6,9 +6,12 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from harness import launch
+from harness import launch, machine
 from harness.launch import Outcome
+from harness.machine import Machine
 from harness.problem import CannotRun
+
+MACHINE = "machine.json"
 
 
 class ChildFailed(Exception):
@@ -32,3 +35,12 @@ def work(folder: Path, title: str, timeout_s: float, *words: str, follow: Callab
         raise CannotRun(outcome.problems, title)
     if outcome.status != "ok":
         raise ChildFailed(outcome)
+
+
+def measured_machine(folder: Path, title: str, timeout_s: float, wanted: str) -> Machine:
+    """What this machine's devices of kind `wanted` can do, measured now and kept for later runs; raises as `work`."""
+    work(folder, title, timeout_s, "machine", wanted)
+    found = Machine.load(folder / MACHINE)
+    (folder / MACHINE).unlink()
+    machine.store(found)
+    return found

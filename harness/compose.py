@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import functools
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 import hydra
 from hydra.core.config_loader import ConfigLoader
@@ -23,14 +25,18 @@ from harness.problem import CannotRun, Problem
 
 CONF = registry.ROOT / "conf"
 TITLE_WIDTH = 100
+FURTHER = "REGATTA_CONFIG_DIR"
+"""The variable with a further folder of choices, which the points of a sweep inherit."""
 GROUPS = (*registry.FOLDERS, *registry.SCHEMAS)
 
 
 class _Root(SearchPathPlugin):
-    """Puts the repository root on Hydra's search path: `+sweeps=NAME` is sweeps/NAME.yaml."""
+    """Puts the repository root on Hydra's search path: `+sweeps=NAME` is sweeps/NAME.yaml; then the user's folder."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         search_path.append("regatta", f"file://{registry.ROOT}")
+        if further := os.environ.get(FURTHER):
+            search_path.append("further", f"file://{further}")
 
 
 def compose(overrides: Sequence[str]) -> DictConfig:
@@ -63,6 +69,16 @@ def compose(overrides: Sequence[str]) -> DictConfig:
         raise CannotRun(problems, title(overrides))
     OmegaConf.resolve(config)
     return config
+
+
+def search(folder: str) -> None:
+    """Take choices from `folder`, too, behind those of conf/: FOLDER/cluster/NAME.yaml is cluster=NAME.
+
+    It holds for this process and those that it starts. Raises CannotRun where there is no such folder.
+    """
+    if not Path(folder).is_dir():
+        raise CannotRun([Problem(f"--config-dir {folder}", "is not a folder")])
+    os.environ[FURTHER] = str(Path(folder).resolve())
 
 
 @contextmanager

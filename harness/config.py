@@ -64,18 +64,20 @@ class Config:
     launch: LaunchConfig = field(default_factory=LaunchConfig)
     mode: str = "run"
     """run: plan, predict, train, record. plan: stop after the prediction. simulate: record the simulated run, too.
-    profile: write the model's profile, and stop."""
+    profile: write the model's profile, and stop. calibrate: time collectives among this machine's devices, and write a
+    cluster file with the latency and bandwidth that fit them."""
     costs: str = "auto"
     """Where layer times are from. measured: the profile as it is. scaled: a measured profile, scaled to the cluster's
-    device. analytic: counted work against the device's peaks. auto: measured here, or as the profile has them; on a
-    described cluster with peaks analytic without profile=, and with a profile of another device scaled if it was
-    measured there, analytic if its times are."""
+    device. analytic: counted work against the device's peaks. none: layers take no time, what is left is communication
+    (auto is that where a planner of matrix products plans for a cluster without peaks). auto: measured here, or as the
+    profile has them; on a described cluster with peaks analytic without profile=, and with a profile of another device
+    scaled if it was measured there, analytic if its times are."""
     jitter: float = 0.0
     """Simulation: relative spread of each op's time (normal, from `seed`); 0 is deterministic."""
     memory: str = "auto"
     """Bytes for each parameter: auto (from the optimizer) or the name of a memory model (harness/memory.py)."""
     steps: int = 10
-    """Training steps that are measured."""
+    """Training steps that are measured; with mode=calibrate rounds of all collectives."""
     warmup: int = 2
     """Steps before them; memory is metered in the last one, if it is not the first (then it is not known)."""
     seed: int = 0

@@ -17,7 +17,7 @@ from harness.memory import NAMED
 from harness.precision import AUTOCAST, DTYPES
 from harness.problem import Problem
 
-MODES = ("run", "plan", "simulate", "profile")
+MODES = ("run", "plan", "simulate", "profile", "calibrate")
 OPTIMIZERS = ("sgd", "adam", "adamw")
 LARGEST_SEED = 2**63 - 1
 AT_LEAST_1 = ("batch.size", "batch.micro_batches", "steps", "mesh.data", "mesh.pipeline", "mesh.tensor")
@@ -44,6 +44,8 @@ def problems(config: DictConfig) -> list[Problem]:
     found += _numbers(config, ("jitter",), spread, 0.05, lambda value: 0 <= value <= 1)
     if config.profile is not None and not Path(config.profile).is_file():
         found.append(Problem(f"profile {config.profile}", "is not a file"))
+    if config.mode == "calibrate":
+        return found  # no plug-in has a say in it
     for group in registry.FOLDERS:
         found += registry.problems(group, config[group])
     if not any(problem.key.startswith(("data.", "model.")) for problem in found):
@@ -52,9 +54,14 @@ def problems(config: DictConfig) -> list[Problem]:
 
 
 def closest(typed: str, known: Sequence[str]) -> str:
-    """The known word that was probably meant: one that begins so, else a similar one, else the first."""
-    begun = [word for word in known if word.startswith(typed)]
-    return (begun or difflib.get_close_matches(typed, known, n=1) or known)[0]
+    """The known word that was probably meant: one that begins so, else a similar one, else the first.
+
+    Capitals count as small letters.
+    """
+    typed = typed.lower()
+    small = {word.lower(): word for word in known}
+    begun = [word for word in small if word.startswith(typed)]
+    return small[(begun or difflib.get_close_matches(typed, list(small), n=1) or list(small))[0]]
 
 
 def _stages(config: DictConfig) -> list[Problem]:
@@ -74,7 +81,9 @@ def _stages(config: DictConfig) -> list[Problem]:
         return [Problem(f"mesh.pipeline {shown}", what, mend if pipeline else "leave mesh.pipeline out")]
     if len(balance) > 1 and not engine.capabilities.pipeline:
         what = f"has {len(balance)} stages, engine={config.engine.name} has 1"
-        return [Problem(check.balance_key(balance), what, f"engine=gpipe, or planner.balance=[{sum(balance)}]")]
+        instead = engine.capabilities.because.get("pipeline")
+        mend = f"{instead.instead if instead else 'engine=gpipe'}, or planner.balance=[{sum(balance)}]"
+        return [Problem(check.balance_key(balance), what, mend)]
     return []
 
 

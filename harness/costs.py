@@ -23,7 +23,7 @@ from harness.cluster import Device
 from harness.problem import CannotRun, Problem
 from harness.profile import LayerProfile, ModelProfile
 
-COSTS = ("auto", "measured", "scaled", "analytic")
+COSTS = ("auto", "measured", "scaled", "analytic", "none")
 BACKWARD = 2
 """The work of a layer's backward pass, in forward passes: gradients of its input and of its parameters."""
 
@@ -38,12 +38,20 @@ def priced(profile: ModelProfile, costs: str, device: Device, described: bool, g
         raise CannotRun([Problem(f"costs {costs}", f"must be one of {', '.join(COSTS)}", "costs=auto")])
     if costs == "auto":
         costs = _automatic(profile, device, described, given)
+    if costs == "none":
+        return without_times(profile)
     if costs == "analytic":
         return analytic(profile, device)
     if not has_times(profile):
         what = f"needs a profile with times, that of {_name(profile)} has none ({profile.source})"
         raise CannotRun([Problem(f"costs {costs}", what, "costs=analytic, or a profile of python run.py mode=profile")])
     return scaled(profile, profile.device or Device(), device) if costs == "scaled" else profile
+
+
+def without_times(profile: ModelProfile) -> ModelProfile:
+    """The profile whose layers take no time: what is left is communication."""
+    layers = tuple(replace(layer, forward_s=0.0, backward_s=0.0) for layer in profile.layers)
+    return replace(profile, layers=layers, source=f"none, {profile.source}")
 
 
 def _automatic(profile: ModelProfile, device: Device, described: bool, given: bool) -> str:
@@ -72,6 +80,9 @@ def borrowed(profile: ModelProfile, device: Device, given: bool) -> str:
 
     Empty for its own times. `given`: the user gave the profile.
     """
+    if not has_times(profile):
+        mend = _mend(profile, device)
+        return f"layers take no time, what is predicted is communication alone{mend and f' -> {mend}'}"
     if profile.device and profile.device.name == device.name:
         return ""
     whose = "the profile" if given else "this machine"

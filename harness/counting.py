@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -25,15 +25,20 @@ from harness.skip import named_layers
 from harness.work import Work
 
 
-def count(model: Model, micro_batch: int, dtype: str, autocast: str | None = None) -> ModelProfile:
+def count(
+    model: Model, micro_batch: int, dtype: str, autocast: str | None = None, watch: Callable[[str], None] | None = None
+) -> ModelProfile:
     """The profile of `model` for `micro_batch` samples with everything but times, which are 0.
 
     All but `source` and times equals what `harness.profiling.measure` finds on a CPU. Raises ValueError for impossible
-    arguments; an error inside a layer says which one it was.
+    arguments; an error inside a layer says which one it was. `watch` is told the name of each module that has run.
     """
     check_arguments(micro_batch, dtype)
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     chain = Chain(model, micro_batch, getattr(torch, dtype), torch.device("meta"), autocast)
+    if watch:
+        for name, module in chain.layers.named_modules():
+            module.register_forward_hook(lambda *_, name=name: watch(name))
     _pretend(chain, torch.device("cpu"), mode)
     with mode, dropout.keyed(seed=0, step=0, micro_batch=0):
         profile = counted(chain, dtype, autocast)

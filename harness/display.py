@@ -30,8 +30,8 @@ def show(record: RunRecord, folder: Path, on: Console | None = None) -> None:
     """Print the closing table, what it rests on if it was not measured, where the files lie, and the summary line."""
     on = on or console()
     on.print(closing_table(record))
-    basis = [] if record.source == "measured" else [*basis_of(record), ""]
-    for text in [*basis, *files_of(record, folder), summary_line(record, folder)]:
+    basis = basis_of(record) if record.source != "measured" else _profile_of(record)
+    for text in [*basis, *[""] * bool(basis), *files_of(record, folder), summary_line(record, folder)]:
         on.print(Text(text), soft_wrap=True)
 
 
@@ -80,8 +80,10 @@ def _whole_rows(record: RunRecord) -> Iterator[tuple[str, str, str, str]]:
         share = m["data_wait_s"] / m["step_time_s"] if m.get("step_time_s") else 0.0
         more = f" (+{percent(share)} of a step)" if share > WAITING else ""
         yield "wait for data", seconds(m["data_wait_s"]) + more, "", ""
-    for kind, sent in (m.get("bytes_sent") or {}).items():
-        yield f"sent: {kind}", size(sent), "", ""
+    sent, planned = m.get("bytes_sent") or {}, p.get("bytes_sent") or {}
+    for kind in dict.fromkeys((*sent, *planned)):
+        one, other = sent.get(kind), planned.get(kind)
+        yield f"sent: {kind}", size(one), size(other), ratio(other, one)
 
 
 def _device_rows(record: RunRecord) -> Iterator[tuple[str, ...]]:
@@ -112,12 +114,19 @@ def basis_of(record: RunRecord) -> list[str]:
     own = [_figure(key, value) for key, value in record.predicted.items() if key not in record.metrics]
     lines = {
         "layer times": basis.get("layer_times"),
+        "profile": basis.get("profile"),
         "note": basis.get("note"),
         "cluster": basis and f"{basis['cluster']['name']}, {basis['values']} values{_changed(record)}",
         "jitter": basis.get("jitter") and f"{basis['jitter']:g}, seed {basis['seed']}",
         "planner": ", ".join(filter(None, own)),
     }
     return [f"{what:<12} {text}" for what, text in lines.items() if text]
+
+
+def _profile_of(record: RunRecord) -> list[str]:
+    """Where the profile is from that the prediction rests on."""
+    found = _basis(record).get("profile")
+    return [f"profile  {found}"] if found else []
 
 
 def _basis(record: RunRecord) -> dict[str, Any]:
@@ -204,6 +213,15 @@ def seconds(value: float | None) -> str:
     if 0 < value < 1e-3:
         return f"{value * 1e6:.1f} us"
     return f"{value * 1e3:.1f} ms" if value < 1 else f"{value:.2f} s"
+
+
+def age(value: float) -> str:
+    """Seconds that have passed, roughly: 40 s, 3 min, 5 h, 12 d."""
+    for unit, length in (("s", 60), ("min", 60), ("h", 24)):
+        if value < length:
+            return f"{value:.0f} {unit}"
+        value /= length
+    return f"{value:.0f} d"
 
 
 def rate(value: float | None, unit: str = "samples/s") -> str:

@@ -12,7 +12,7 @@ from harness.planning import Draft
 from harness.serial import encode
 from harness.simulate import Simulation
 
-COSTS = ("measured", "scaled", "analytic")
+COSTS = ("measured", "scaled", "analytic", "none")
 """The first word of a profile's source."""
 
 
@@ -49,7 +49,7 @@ def basis(draft: Draft, config: DictConfig, values: str) -> dict[str, Any]:
     """
     profile, device = draft.profile, draft.cluster.device
     described = config.cluster.name != "local"
-    kind = profile.source.partition(" ")[0]
+    kind = profile.source.partition(" ")[0].rstrip(",")
     return {
         "costs": kind if kind in COSTS else "as given",
         "layer_times": profile.source,
@@ -74,7 +74,8 @@ def _work(draft: Draft, step_s: float, count: int = 1) -> dict[str, Any]:
     The peak of a CPU device is that of one thread, of which each device has `count`.
     """
     profile, plan = draft.profile, draft.plan
-    forward = profile.sum("flops", 0, len(profile.layers) - 1) * plan.micro_batches * plan.mesh.data
+    alike = plan.mesh.data * plan.mesh.tensor
+    forward = profile.sum("flops", 0, len(profile.layers) - 1) * plan.micro_batches * alike
     speed = 3 * forward / step_s if step_s else 0.0
     peak = draft.cluster.device.peak_flops.get(profile.autocast or profile.dtype, 0.0)
     reached = 100 * speed / (peak * count * draft.devices) if peak else None

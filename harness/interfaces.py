@@ -5,6 +5,7 @@ Importing this module does not import torch.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
@@ -99,15 +100,24 @@ class Planner(Protocol):
 
 
 @dataclass(frozen=True)
+class Setting:
+    """What the user has set of the engine ("engine.zero=2"), and what to set instead ("engine.zero=1")."""
+
+    typed: str
+    instead: str
+
+
+@dataclass(frozen=True)
 class Capabilities:
     """What an engine can do; the contract tests print what they exclude.
 
     `ranks`: it runs as a process for each device of the mesh (`harness.ranks`), not as one for all. `in_turn`: its CPU
-    devices compute one at a time. `because` names the setting that keeps it from what it could do otherwise
-    ("engine.zero=2"), for the user.
+    devices compute one at a time. Of `dtypes` and `optimizers` the first is the one to fall back on. `because` has, by
+    the name of a field here, the setting that keeps the engine from what it could do otherwise.
     """
 
     dtypes: tuple[str, ...] = ("float32", "float64", "bfloat16")
+    optimizers: tuple[str, ...] = ("sgd", "adam", "adamw")
     pipeline: bool = True
     data: bool = False
     tensor: bool = False
@@ -118,7 +128,7 @@ class Capabilities:
     memory_meter: bool = True
     ranks: bool = False
     in_turn: bool = False
-    because: str = ""
+    because: Mapping[str, Setting] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -182,8 +192,20 @@ class Engine(Protocol):
 
     capabilities: Capabilities
 
+    def refuses(self, request: PlanRequest, dtype: str, cluster: Cluster) -> list[Problem]:
+        """What keeps it from any plan that was asked for so: all that can be told without a profile.
+
+        `dtype` is that of the weights ("float32"). It is asked before the model is profiled, and again of the mesh that
+        is planned for.
+        """
+        return []
+
     def check(self, plan: Plan, profile: ModelProfile, cluster: Cluster, memory: MemoryModel) -> list[Problem]:
-        """What keeps it from executing the plan."""
+        """What keeps it from executing this plan, beyond what it `refuses`."""
+        return []
+
+    def notes(self, plan: Plan, cluster: Cluster) -> list[Problem]:
+        """What the user should know of a plan that is executed all the same: settings that do nothing."""
         return []
 
     def schedule(self, plan: Plan, profile: ModelProfile) -> Schedule: ...

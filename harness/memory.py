@@ -17,16 +17,21 @@ class MemoryModel(Document):
     """Model state as multiples of the profile's own parameter bytes, and what is kept of the activations.
 
     `weights`, `gradients`, `optimizer`: bytes for each byte of `LayerProfile.param_bytes`; `versions` copies of the
-    weights are kept. `activations` says what a task keeps until its backward pass: the `inputs` of its layers
-    (MadPipe's model) or all `saved` tensors. `reserve_bytes` are kept free on each device.
+    weights are kept; `reducing` are further gradients while they are summed over replicas. `activations` says what a
+    task keeps until its backward pass: the `inputs` of its layers (MadPipe's model) or all `saved` tensors.
+    `reserve_bytes` are kept free on each device. `messages`: what arrives has a buffer until it has been used
+    ("passing"); or one buffer for all micro-batches, out of which it is "copied" twice, and outputs stay until their
+    backward task (`engines.deepspeed`); or a buffer for each micro-batch that stays for good ("kept").
     """
 
     name: str = "sgd_fp32"
     weights: float = 1.0
     gradients: float = 1.0
     optimizer: float = 0.0
+    reducing: float = 0.0
     versions: int = 1
     activations: Literal["inputs", "saved"] = "saved"
+    messages: Literal["passing", "copied", "kept"] = "passing"
     reserve_bytes: int = 0
 
     def state_bytes(self, profile: ModelProfile, first: int, last: int) -> int:
@@ -48,6 +53,18 @@ class MemoryModel(Document):
         if self.activations == "inputs":
             return sum(profile.boundary_bytes(layer) for layer in range(first, last + 1))
         return round(profile.sum("saved_bytes", first, last))
+
+    def put_off_bytes(self, profile: ModelProfile, first: int, last: int) -> int:
+        """What the backward pass of one micro-batch keeps for the gradients of the weights, where these come later.
+
+        The gradients of the outputs: of each product with a weight, else of the layer. The first stage has nothing to
+        do before: its input needs no gradient.
+        """
+        width, found = DTYPE_BYTES[profile.dtype], 0
+        for layer in profile.layers[first : last + 1] if first else ():
+            rows = (p.heads * p.rows_per_sample * p.out for p in layer.products if p.weight_bytes)
+            found += max(sum(rows) * profile.micro_batch * width, layer.output_bytes) if layer.param_bytes else 0
+        return found
 
     def checkpoint_bytes(self, profile: ModelProfile, first: int, last: int) -> int:
         """What one micro-batch keeps while it waits for its recomputation: the stage's input and incoming skips."""

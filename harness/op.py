@@ -22,8 +22,8 @@ class Op:
         3copy0<0:up  the skip "up" of micro-batch 0, straight from stage 0 to stage 3
         1step        the optimizer of stage 1
 
-    `part` names a skip, bucket or chunk, `peer` the other stage of a message. `bytes` and `queue` say what it costs and
-    where it runs; they are not part of the notation, nor of equality.
+    `part` names a skip, bucket or chunk, `peer` the other stage of a message. `bytes`, `queue` and `seconds`, where
+    that is known already, say what it costs and where it runs; they are not part of the notation, nor of equality.
     """
 
     stage: int
@@ -33,6 +33,7 @@ class Op:
     peer: int | None = None
     bytes: int = field(default=0, compare=False)
     queue: Queue = field(default="compute", compare=False)
+    seconds: float | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         if self.kind not in _KINDS:

@@ -24,11 +24,32 @@ class Stage:
 
 
 @dataclass(frozen=True)
+class Traffic:
+    """What the devices of a stage tell each other under tensor parallelism, all of one `algorithm` in one `phase`.
+
+    Phase "forward" and "backward" are of one micro-batch, "weights" (sums of gradients) of a step. `bytes` are sent by
+    each device.
+    """
+
+    algorithm: str
+    phase: str
+    seconds: float
+    bytes: int
+
+
+@dataclass(frozen=True)
 class Plan(Document):
     """What a planner returns and an engine runs.
 
-    `recompute` is the checkpoint mode ("always", "except_last", "never"), `strategy` the (p0, p1, p2) of each matrix
-    product under SBP, `predicted` the expected `step_time_s`, `peak_memory_bytes` (one for each device) and the like.
+    `recompute` is the checkpoint mode ("always", "except_last", "never"), `predicted` the expected `step_time_s`,
+    `peak_memory_bytes` (one for each device) and the like.
+
+    With `mesh.tensor` devices for each stage, `strategy` has the (p0, p1, p2) of each matrix product, and `layouts` by
+    how many devices the samples are split where its input comes from and where its output goes; all others split
+    features there. A third number is where the attention behind a product lies, if neither there nor where the next one
+    comes from, or where that lies which a product is added to, before it comes to where the product goes. Where nodes
+    have several devices each of these numbers is two: nodes, and devices of each. An input that lies ready comes from
+    (). "output" is where the model's output is brought to, if it is. `traffic` is what each stage's devices send.
     """
 
     mesh: Mesh
@@ -36,6 +57,8 @@ class Plan(Document):
     micro_batches: int = 1
     recompute: str = "never"
     strategy: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    layouts: dict[str, tuple[tuple[int, ...], ...]] = field(default_factory=dict)
+    traffic: tuple[tuple[Traffic, ...], ...] = ()
     pattern: Pattern | None = None
     predicted: dict[str, Any] = field(default_factory=dict)
 

@@ -6,14 +6,16 @@ from dataclasses import dataclass, replace
 
 from omegaconf import DictConfig
 
-from harness import check, memory
+from harness import check, engine_check, memory
 from harness.cluster import Cluster
-from harness.interfaces import BatchShape, Engine, Planner, PlanRequest
+from harness.interfaces import Engine, Planner
 from harness.memory import MemoryModel
 from harness.mesh import Mesh
 from harness.plan import Plan
 from harness.problem import CannotRun, NoPlan, Problem
 from harness.profile import ModelProfile
+from harness.sbp.chain import chain_of
+from harness.sbp.planned import of_device
 from harness.schedule import Schedule
 from harness.schedule.faults import faults
 from harness.simulate import Deadlock, Simulation, simulate
@@ -67,18 +69,18 @@ def draft(config: DictConfig, engine: Engine, planner: Planner, profile: ModelPr
     model = memory.named(config.memory, optimizer.name, optimizer.momentum)
     if config.memory == "auto":
         model = engine.memory(model, wanted, profile)
-    shape = BatchShape(config.batch.size, config.batch.micro_batches)
-    recompute = config.engine.get("checkpoint", "never")
-    request = PlanRequest(shape, wanted.pipeline, wanted.data, wanted.tensor, recompute,
-                          engine.placement(wanted.pipeline))  # fmt: skip
+    request = engine_check.plan_request(config, engine, wanted)
     try:
         plan = planner.plan(profile, cluster, model, request)
     except NoPlan as error:
         raise CannotRun([error.problem]) from error
     refused = check.of_plan(config, plan, wanted, len(profile.layers), cluster)
-    refused = refused or engine.check(plan, profile, cluster, model)
+    refused = refused or [*engine.refuses(request, profile.dtype, cluster),
+                          *engine.check(plan, profile, cluster, model)]  # fmt: skip
     if refused:
         raise CannotRun(refused)
+    if plan.mesh.tensor > 1:
+        profile = of_device(profile, plan, chain_of(profile))
     schedule = engine.schedule(plan, profile)
     simulation = _simulated(config, schedule, plan, profile, cluster, model)
     plan = replace(plan, predicted={**plan.predicted, **simulation.figures})

@@ -10,7 +10,21 @@ from typing import TypeVar
 
 from omegaconf import DictConfig
 
-from harness import advice, check, children, clusters, costs, devices, machine, planning, profiles, registry, request
+from harness import (
+    advice,
+    check,
+    children,
+    clusters,
+    costs,
+    devices,
+    engine_check,
+    machine,
+    planning,
+    profile_check,
+    profiles,
+    registry,
+    request,
+)
 from harness.cluster import Cluster
 from harness.clusters import ClusterConfig
 from harness.interfaces import Engine, Planner
@@ -29,11 +43,15 @@ MACHINE = "machine.json"
 
 @dataclass(frozen=True)
 class Prepared:
-    """All that is known before the start. `values` says where the numbers of the cluster are from."""
+    """All that is known before the start.
+
+    `values` and `profile` say where the numbers of the cluster and the profile are from ("made just now").
+    """
 
     draft: Draft
     kind: devices.Kind
     values: str
+    profile: str
     tracker: Tracker
 
 
@@ -66,26 +84,29 @@ class _Preparation:
         tracker: Tracker = self.needed(lambda: registry.build("tracker", config.tracker))
         if known:
             check.fill(config, engine.capabilities, known.devices)
-        self.problems += check.request(config, engine.capabilities, known)
+        self.problems += engine_check.early(config, engine, known)
         cluster, profile = self.profiled(known)
-        self.problems += check.against_profile(config, engine.capabilities, profile, self.model_given)
+        self.problems += profile_check.against_profile(config, engine.capabilities, profile, self.model_given)
         self.compare()
         mesh = planning.mesh(config, engine, profile, cluster)
         self.progress.phase("planning", f"{config.planner.name}, {mesh.size} of {cluster.devices} devices")
         draft = self.collect(lambda: planning.draft(config, engine, planner, profile, cluster))
         if draft:
-            self.check_memory(draft)
+            self.check_memory(draft, profile)
         self.stop()
         assert draft
+        for note in engine.notes(draft.plan, cluster):
+            self.progress.note(f"note: {note.key}   {note.what}   -> {note.mend}")
         draft.plan.save(self.folder / PLAN)
-        return Prepared(draft, devices.detect(profiles.wanted(config)).kind, self.values, tracker)
+        kind = devices.detect(profiles.wanted(config)).kind
+        return Prepared(draft, kind, self.values, self.profiles.found, tracker)
 
     def profile_only(self) -> ModelProfile:
         known = self.collect(self.cluster)
         self.problems += check.profiling(self.config)
         _, profile = self.profiled(known)
         if self.config.profile:
-            self.problems += check.stored(self.config, profile, self.model_given)
+            self.problems += profile_check.stored(self.config, profile, self.model_given)
         self.compare()
         self.stop()
         return profile
@@ -166,12 +187,12 @@ class _Preparation:
         if self.config.profile and self.model_given and self.config.mode != "run" and not self.problems:
             self.collect(self.profiles.compare)
 
-    def check_memory(self, draft: Draft) -> None:
+    def check_memory(self, draft: Draft, profile: ModelProfile) -> None:
         """A device without the memory for its part is a problem; the first one has a mend that was tried."""
         peaks = draft.plan.predicted["peak_memory_bytes"]
         found = check.of_memory(draft.plan, peaks, draft.cluster, draft.memory)
         if found:
-            found[0] = replace(found[0], mend=advice.mend(self.config, draft.profile, draft.cluster))
+            found[0] = replace(found[0], mend=advice.mend(self.config, profile, draft.cluster))
         self.problems += found
 
 
@@ -195,8 +216,8 @@ def request_problems(config: DictConfig, overrides: Sequence[str]) -> list[Probl
         return found + (_possible(lambda: check.profiling(config), found) or [])
     engine: Engine | None = _possible(lambda: registry.build("engine", config.engine), found)
     if engine:
-        can = engine.capabilities
-        found += _possible(lambda: check.request(config, can, cluster), found) or []
+        built = engine
+        found += _possible(lambda: engine_check.early(config, built, cluster), found) or []
     return found
 
 

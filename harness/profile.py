@@ -151,6 +151,20 @@ class ModelProfile(Document):
                 )
         object.__setattr__(self, "skips", _named(self.skips))
 
+    def of_samples(self, samples: int) -> ModelProfile:
+        """The profile of micro-batches of so many samples: activations and times change with them, parameters stay."""
+        here = self.micro_batch
+        if samples == here:
+            return self
+        layers = tuple(
+            replace(layer, forward_s=layer.forward_s * samples / here, backward_s=layer.backward_s * samples / here,
+                    output_bytes=layer.output_bytes * samples // here, saved_bytes=layer.saved_bytes * samples // here)
+            for layer in self.layers
+        )  # fmt: skip
+        skips = tuple(replace(skip, bytes=skip.bytes * samples // here) for skip in self.skips)
+        return replace(self, layers=layers, skips=skips, micro_batch=samples,
+                       input_bytes=self.input_bytes * samples // here)  # fmt: skip
+
     @property
     def largest_bytes(self) -> int:
         """Bytes of the largest output of a layer, or of all parameters of one, whichever is more."""

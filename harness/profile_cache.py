@@ -11,6 +11,7 @@ import importlib.metadata
 import json
 import os
 import re
+import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -69,6 +70,14 @@ def load(path: Path) -> ModelProfile | None:
         return ModelProfile.load(path)
     except (OSError, SchemaError, RecursionError):
         return None
+
+
+def age_s(path: Path) -> float:
+    """Seconds since the file at `path` was written: 0 where there is none, or where it is from the future."""
+    try:
+        return max(0.0, time.time() - path.stat().st_mtime)
+    except OSError:
+        return 0.0
 
 
 def store(path: Path, profile: ModelProfile) -> None:

@@ -29,7 +29,12 @@ Origin = Literal["file", "measured", "counted"]
 
 
 class Profiles:
-    """The profile of one run; `folder` is the run's, `here` the device that measures."""
+    """The profile of one run; `folder` is the run's, `here` the device that measures.
+
+    `found` says where the profile is from and how old it is, once it is there: "made here 3 min ago, cached".
+    """
+
+    found = ""
 
     def __init__(self, config: DictConfig, overrides: Sequence[str], folder: Path, progress: Progress) -> None:
         self.config, self.overrides, self.folder, self.progress = config, overrides, folder, progress
@@ -42,9 +47,11 @@ class Profiles:
         for all else that goes wrong in a child.
         """
         if origin == "file":
+            self.found = f"{self.config.profile}, {display.age(profile_cache.age_s(Path(self.config.profile)))} old"
             return stored(self.config.profile)
         place = self.place(origin)
         profile = profile_cache.load(place)
+        self.found = f"made here {display.age(profile_cache.age_s(place))} ago, cached" if profile else "made just now"
         if profile is None:
             profile = self.made(origin)
             profile_cache.store(place, profile)
@@ -58,7 +65,9 @@ class Profiles:
         """The profile with the times that `costs` asks for; written to the run's folder."""
         config = self.config
         described = config.cluster.name != "local"
-        found = costs.priced(profile, config.costs, cluster.device, described, given=bool(config.profile))
+        own = bool(config.profile) and costs.has_times(profile) and config.costs == "auto"
+        how = "none" if timeless(config, cluster) and not own else config.costs
+        found = costs.priced(profile, how, cluster.device, described, given=bool(config.profile))
         found.save(self.folder / PROFILE)
         return found
 
@@ -82,12 +91,14 @@ class Profiles:
     def why_here(self, origin: Origin) -> str:
         """Profiling may take minutes, and the times are not the cluster's: why, where the user did not ask for it."""
         config = self.config
-        if origin == "counted" or config.costs != "auto" or config.cluster.name == "local":
+        if config.costs != "auto" or config.cluster.name == "local" or any(config.cluster.peak_tflops.values()):
             return ""
         mend = f"cluster.peak_tflops.{config.precision.autocast or config.precision.dtype}=TFLOPS"
         if config.cluster.memory_bandwidth_gb_s is None:
             mend += " cluster.memory_bandwidth_gb_s=GB_PER_S"
-        why = "profiling here, since cluster.peak_tflops is not given: the layer times will be this machine's"
+        why = "layers will take no time" if origin == "counted" else "profiling here"
+        why += ", since cluster.peak_tflops is not given"
+        why += "" if origin == "counted" else ": the layer times will be this machine's"
         return f"; {why} -> {mend}"
 
     def compare(self) -> None:
@@ -97,12 +108,21 @@ class Profiles:
 
 
 def origin(config: DictConfig, cluster: Cluster) -> Origin:
-    """A profile is counted where its times will be computed: for `costs=analytic`, or for a device with known peaks."""
+    """A profile is counted where its times will be computed, for `costs=analytic` or a device with known peaks, and
+    where layers take no time."""
     if config.profile:
         return "file"
     described = config.cluster.name != "local"
-    analytic = config.costs == "analytic" or (config.costs == "auto" and described and bool(cluster.device.peak_flops))
-    return "counted" if analytic else "measured"
+    analytic = config.costs == "auto" and described and bool(cluster.device.peak_flops)
+    return "counted" if analytic or config.costs == "analytic" or timeless(config, cluster) else "measured"
+
+
+def timeless(config: DictConfig, cluster: Cluster) -> bool:
+    """Whether layers take no time: if the user says so, or where a planner asks for none and no peaks are known."""
+    if config.costs != "auto":
+        return bool(config.costs == "none")
+    asks = not getattr(registry.schemas()["planner", config.planner.name], "splits_products", False)
+    return not (asks or config.mode != "plan" or config.cluster.name == "local" or cluster.device.peak_flops)
 
 
 def stored(file: str) -> ModelProfile:

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from harness import display
 from harness.display import number, rate, seconds
+from harness.problem import CannotRun
 
 PLAIN_INTERVAL_S = 5.0
 
@@ -44,7 +45,8 @@ class Progress:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._end("" if kind is None else "stopped" if kind is KeyboardInterrupt else "failed")
+        quiet = kind is None or issubclass(kind, CannotRun)  # a refusal is no crash, and its reasons are told
+        self._end("" if quiet else "stopped" if kind is KeyboardInterrupt else "failed")
 
     def phase(self, name: str, detail: str = "") -> None:
         """Ends the phase (or the bar) before it and begins this one."""

@@ -5,6 +5,7 @@
     count SAMPLES     count its work without running it      profile.json
     check             is profile.json one of this model?
     machine KIND      measure this machine's devices         machine.json
+    calibrate DEVICES time collectives among them            timings.json
 
 It reads config.yaml, plan.json and profile.json in the run's folder, and writes there what it finds out. It never
 sees Hydra, the tracker or the record: those are the parent's.
@@ -95,6 +96,15 @@ def measure_machine(folder: Path, config: DictConfig, wanted: str) -> None:
     """Measure the devices of one kind; writes `machine.json`."""
     say("loading torch")
     machine.measure(wanted).save(folder / MACHINE)
+
+
+def calibrate(folder: Path, config: DictConfig, count: str) -> None:
+    """Time collectives among up to `count` devices; writes `timings.json`."""
+    say("loading torch")
+    from harness.calibration import TIMINGS, timing
+
+    names = _torch_devices(config, int(count))
+    timing.measure(names, config.steps, config.warmup, say).save(folder / TIMINGS)
 
 
 def train(folder: Path, config: DictConfig) -> None:
@@ -208,6 +218,7 @@ ACTIONS: dict[str, Callable[..., None]] = {
     "count": count,
     "check": check,
     "machine": measure_machine,
+    "calibrate": calibrate,
 }
 
 

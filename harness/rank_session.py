@@ -1,9 +1,10 @@
 """What sessions in several ranks have in common: the replica's share of a batch, one report of a step, one state.
 
-    rank = replica * devices of a pipeline + device           mesh.data=2 mesh.pipeline=2
+    rank = (replica * devices of a pipeline + device) * mesh.tensor + shard           mesh.data=2 mesh.pipeline=2
     rank 0: replica 0, device 0    rank 1: replica 0, device 1    rank 2: replica 1, device 0    ...
 
-All that ranks tell each other goes through torch.distributed. Replicas are alike: the trace is that of the first.
+All that ranks tell each other goes through torch.distributed. Replicas are alike, and shards are: the trace is that of
+the first.
 """
 
 from __future__ import annotations
@@ -58,7 +59,8 @@ class RankSession:
 
     def __enter__(self) -> Any:
         self.rank, self.width = dist.get_rank(), self.plan.mesh.pipeline * self.plan.mesh.tensor
-        self.replica, self.place = divmod(self.rank, self.width)
+        self.replica, inside = divmod(self.rank, self.width)
+        self.place, self.shard = divmod(inside, self.plan.mesh.tensor)
         self.device = torch.device(self.spec.devices[self.rank])
         layers = initial_layers(self.model, self.spec)
         self.names = list(layers.state_dict())
@@ -173,13 +175,18 @@ class RankSession:
     def _reported(self, own: Report) -> StepMetrics:
         reports: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(reports, own)
-        first = reports[: self.width]
+        tensor = self.plan.mesh.tensor
+        first = reports[: self.width : tensor]
         spans = met([span for report in first for span in report.spans])
         self.recording.add(spans, min(r.start_s for r in first), max(r.end_s for r in first))
         sent: Counter[str] = sum((report.sent for report in reports), Counter())
         peaks = None
         if own.peak_bytes is not None:
-            peaks = [max(r.peak_bytes for r in reports[device :: self.width]) for device in self.plan.devices]
+            places = [rank % self.width // tensor for rank in range(len(reports))]
+            peaks = [
+                max(r.peak_bytes for r, place in zip(reports, places, strict=True) if place == device)
+                for device in self.plan.devices
+            ]
         seconds = max(report.end_s - report.start_s for report in reports)
         return StepMetrics(sum(report.loss for report in reports), seconds, dict(sorted(sent.items())), peaks)
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import product
 
 import torch
 import torch.distributed as dist
@@ -58,25 +59,27 @@ class SharedCopy:
 class RankTies:
     """The copies of this rank (`own`), in the order of the layers.
 
-    Every rank makes it, at the same point and from the same unsplit layers: it opens process groups. Rank = replica *
-    devices of a replica + device. Raises ValueError for a buffer that two devices would share.
+    Every rank makes it, at the same point and from the layers of all stages: it opens process groups. Ranks are those
+    of `harness.rank_session`; of shards those with the same number meet. Raises ValueError for a buffer that two
+    devices would share.
     """
 
     def __init__(self, layers: nn.Sequential, plan: Plan, rank: int) -> None:
         _check_buffers(layers, plan)
-        width = plan.mesh.pipeline * plan.mesh.tensor
+        tensor = plan.mesh.tensor
+        width = plan.mesh.pipeline * tensor
         parameters = dict(layers.named_parameters())
         groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
         self.own: list[SharedCopy] = []
         for tie in _ties(layers, plan):
             homes = {plan.stages[stage].device: stage for stage in tie.stages}
-            for replica in range(plan.mesh.data):
-                ranks = tuple(replica * width + device for device in homes)
+            for replica, shard in product(range(plan.mesh.data), range(tensor)):
+                ranks = tuple(replica * width + device * tensor + shard for device in homes)
                 if ranks not in groups:
                     groups[ranks] = dist.new_group(list(ranks))
                 if rank in ranks:
-                    copy = SharedCopy(tie, parameters[tie.name], groups[ranks], homes[rank % width])
-                    self.own.append(copy)
+                    home = homes[rank % width // tensor]
+                    self.own.append(SharedCopy(tie, parameters[tie.name], groups[ranks], home))
 
     def sum_gradients(self, now: Callable[[], Mark], note: Callable[[Op, Mark, Mark], None]) -> int:
         """After the backward pass, and after the sums over replicas; the bytes of this rank's copies.

@@ -17,7 +17,9 @@ from rich.console import Console
 from rich.text import Text
 
 from harness import (
+    calibration,
     children,
+    costs,
     devices,
     display,
     failure,
@@ -35,13 +37,13 @@ from harness.earlier import Earlier
 from harness.failure import Failure
 from harness.launch import Outcome
 from harness.manifest import manifest
+from harness.plan_tables import plan_tables
 from harness.planning import Draft
 from harness.preparation import Prepared
 from harness.problem import CannotRun
 from harness.progress import Progress
 from harness.record import RunRecord
 from harness.serial import finite
-from harness.stage_table import stage_table
 from harness.tail import Tail
 from harness.trace import Trace
 from harness.trackers import Tracker
@@ -49,7 +51,7 @@ from harness.trackers import Tracker
 CONFIG, RECORD, METRICS, RESULT = "config.yaml", "record.json", "metrics.jsonl", "result.json"
 TRACE, SIMULATED, TIMELINE = "trace.json.gz", "simulated.json.gz", "timeline.png"
 OWN = (CONFIG, RECORD, METRICS, RESULT, TRACE, SIMULATED, TIMELINE, launch.LOG, failure.FILE, preparation.MACHINE,
-       preparation.PLAN, profiles.PROFILE)  # fmt: skip
+       preparation.PLAN, profiles.PROFILE, *calibration.OWN)  # fmt: skip
 """The files of a run; a run that is started again in the same folder begins without them."""
 
 
@@ -107,17 +109,17 @@ class _Run:
 
     def work(self) -> Outcome:
         with Progress() as progress:
-            if self.config.mode == "profile":
-                self.profile(progress)
+            if measure := {"profile": self.profile, "calibrate": self.calibrate}.get(self.config.mode):
+                measure(progress)
                 return Outcome("ok")
             prepared = preparation.prepare(self.config, self.overrides, self.folder, progress)
             draft = prepared.draft
             used = {
                 "devices": self.names(prepared),
-                "simulation": figures.basis(draft, self.config, prepared.values),
+                "simulation": figures.basis(draft, self.config, prepared.values) | {"profile": prepared.profile},
             }
             self.update(plan=draft.plan.to_json(), predicted=draft.plan.predicted, manifest=self.record.manifest | used)
-            progress.console.print(stage_table(draft.plan, draft.profile))
+            progress.console.print(plan_tables(draft.plan, draft.profile, self.config.planner.name))
             if draft.plan.mesh.data > 1:
                 progress.note(_replicas(draft))
             if self.config.mode == "simulate":
@@ -151,6 +153,13 @@ class _Run:
         self.update(source=source, manifest=self.record.manifest | {"layer_times": found.source})
         progress.note(profiles.described(found))
         progress.note(f"profile: {self.folder / profiles.PROFILE}")
+
+    def calibrate(self, progress: Progress) -> None:
+        """Leave the machine's links as a cluster file, and tell them."""
+        found = calibration.calibrate(self.config, self.folder, progress)
+        used = self.record.manifest | {"devices": found.devices}
+        self.update(source="measured", metrics=found.metrics(), manifest=used)
+        calibration.tell(found, self.folder, progress)
 
     def simulate(self, prepared: Prepared, progress: Progress) -> None:
         """One step in the simulator, recorded as a real run is."""
@@ -204,7 +213,8 @@ class _Run:
 
     @property
     def title(self) -> str:
-        return request.title(self.config, self.overrides)
+        calibrates = self.config.mode == "calibrate"
+        return calibration.TITLE if calibrates else request.title(self.config, self.overrides)
 
     def update(self, **changes: Any) -> None:
         """Change the record, in memory and on disk; numbers that are not finite become null."""
@@ -281,5 +291,6 @@ def _prediction(prepared: Prepared) -> str:
     draft = prepared.draft
     step_s = draft.plan.predicted["step_time_s"]
     speed = display.rate(draft.samples / step_s if step_s else None)
-    source = draft.profile.source
-    return f"predicted: {display.seconds(step_s)} a step of {draft.samples} samples, {speed}; layer times {source}"
+    told = f"predicted: {display.seconds(step_s)} a step of {draft.samples} samples, {speed}"
+    times = f"layer times {draft.profile.source}" if costs.has_times(draft.profile) else "layers take no time"
+    return f"{told}; {times}; profile {prepared.profile}"

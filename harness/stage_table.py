@@ -5,7 +5,8 @@ from __future__ import annotations
 from rich.table import Table
 from rich.text import Text
 
-from harness.display import seconds, size
+from harness.costs import has_times
+from harness.display import UNKNOWN, seconds, size
 from harness.memory import DTYPE_BYTES
 from harness.plan import Plan
 from harness.profile import ModelProfile
@@ -14,7 +15,10 @@ COLUMNS = ("stage", "device", "layers", "", "parameters", "peak memory", "forwar
 
 
 def stage_table(plan: Plan, profile: ModelProfile) -> Table:
-    """A row for each stage; times are those of one micro-batch, memory is the predicted peak of the stage's device."""
+    """A row for each stage; times are those of one micro-batch, memory is the predicted peak of the stage's device.
+
+    Layers that take no time have none to show.
+    """
     table = Table(box=None, pad_edge=False)
     for title in COLUMNS:
         table.add_column(title, justify="left" if not title else "right", overflow="fold")
@@ -24,5 +28,6 @@ def stage_table(plan: Plan, profile: ModelProfile) -> Table:
         parameters = profile.parameter_bytes(first, last) / DTYPE_BYTES.get(profile.dtype, 4)
         times = (profile.sum(field, first, last) for field in ("forward_s", "backward_s"))
         row = (number, stage.device, stage.layers, f"{first}..{last}", f"{parameters:,.0f}", size(peaks[stage.device]))
-        table.add_row(*(Text(str(cell)) for cell in (*row, *map(seconds, times))))
+        shown = [seconds(time) if has_times(profile) else UNKNOWN for time in times]
+        table.add_row(*(Text(str(cell)) for cell in (*row, *shown)))
     return table

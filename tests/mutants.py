@@ -165,7 +165,7 @@ MUTANTS = (
            "self.bytes += (size, -size)", "self.bytes += (size, 0)",
            "tests/harness/simulate/test_ledger.py", "recomputation_keeps"),
     Mutant("a gradient that takes no room while it is added", "harness/simulate/ledger.py",
-           "for more in (0.0, memory.gradients)", "for more in (0.0, 0.0)",
+           "accumulated = (0.0, min(1.0, memory.gradients))", "accumulated = (0.0, 0.0)",
            "tests/harness/simulate/test_ledger.py", "stands_beside"),
     Mutant("kernels that start in no time", "harness/costs.py",
            "return layer.kernels * device.kernel_s + ", "return ",

@@ -52,6 +52,25 @@ def test_cfg_prints_what_would_run(tmp_path: Path) -> None:
     assert OmegaConf.create(done.stdout) == OmegaConf.to_container(compose(["engine=single", "batch.size=4"]))
 
 
+def test_a_further_folder_of_choices(tmp_path: Path) -> None:
+    """Also for the points of a sweep."""
+    (tmp_path / "own" / "cluster").mkdir(parents=True)
+    own = "# Mine.\ndefaults: [_cluster, _self_]\nname: mine\ndevices: 3\nmemory_gb: 1\nbandwidth_gb_s: 2\n"
+    (tmp_path / "own" / "cluster" / "mine.yaml").write_text(own)
+    done = without_torch("--config-dir", "own", "--cfg", "job", "cluster=mine", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert OmegaConf.create(done.stdout).cluster.devices == 3
+    assert without_torch("--cfg", "job", "cluster=mine", cwd=tmp_path).returncode == 2
+    swept = without_torch("--config-dir", "own", "-m", "cluster=mine,flat", "costs=measured", cwd=tmp_path)
+    assert "runs need cluster=local" in swept.stdout + swept.stderr
+    assert "is not one of" not in swept.stdout + swept.stderr
+
+
+def test_a_further_folder_that_is_not_there(tmp_path: Path) -> None:
+    done = without_torch("--config-dir", "own", "--cfg", "job", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (2, "this run cannot run:\n  --config-dir own   is not a folder\n")
+
+
 def test_mistakes_are_told_all_at_once(tmp_path: Path) -> None:
     done = start("engine=gpip", "batch.sise=3", "steps=0", cwd=tmp_path)
     among = "is not one of " + ", ".join(sorted(p.name for p in registry.scan() if p.group == "engine"))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
+from harness.config_check import closest
 from harness.installed import problem_line
 
 if TYPE_CHECKING:
@@ -44,7 +45,8 @@ def check(config: Config) -> None:
         wrong.append(f"engine.zero {config.zero}   is none of 0, 1, 2, 3   -> engine.zero={nearest}")
     if config.checkpoint not in CHECKPOINT:
         what = f"is none of {', '.join(CHECKPOINT)}"
-        wrong.append(f"engine.checkpoint {config.checkpoint}   {what}   -> engine.checkpoint=always")
+        meant = closest(config.checkpoint, CHECKPOINT[::-1])
+        wrong.append(f"engine.checkpoint {config.checkpoint}   {what}   -> engine.checkpoint={meant}")
     if config.offload and config.zero == 0:
         wrong.append("engine.offload true   needs state in shards, engine.zero is 0   -> engine.zero=1")
     if config.offload and (missing := _missing_tools()):

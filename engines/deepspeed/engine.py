@@ -19,7 +19,7 @@ from dataclasses import replace
 
 from engines.deepspeed.config import BUCKET, Config
 from harness.cluster import Cluster
-from harness.interfaces import Capabilities, Engine, Model, Session, SessionSpec
+from harness.interfaces import Capabilities, Engine, Model, PlanRequest, Session, SessionSpec, Setting
 from harness.memory import DTYPE_BYTES, MemoryModel
 from harness.mesh import Mesh
 from harness.plan import Plan
@@ -33,6 +33,8 @@ from harness.schedule.zero import SHARDINGS, data_parallel
 
 LIVE = 10**9
 """Elements of weights that ZeRO 3 keeps gathered at most (DeepSpeed's stage3_max_live_parameters)."""
+GATHERED = 50_000_000
+"""Elements that it gathers at once (stage3_prefetch_bucket_size)."""
 
 
 class DeepSpeedEngine(Engine):
@@ -42,28 +44,44 @@ class DeepSpeedEngine(Engine):
         self.config = config
         self.capabilities = Capabilities(
             dtypes=("float32", "float64", "bfloat16", "float16"), pipeline=config.zero < 2, data=True, ranks=True,
-            because="" if config.zero < 2 else f"engine.zero={config.zero}",
+            optimizers=("adamw", "adam") if config.offload else Capabilities.optimizers,
+            because={
+                "pipeline": Setting(f"engine.zero={config.zero}", "engine.zero=1"),
+                "optimizers": Setting("engine.offload=true", "engine.offload=false"),
+            },
         )  # fmt: skip
 
-    def check(self, plan: Plan, profile: ModelProfile, cluster: Cluster, memory: MemoryModel) -> list[Problem]:
-        found = []
-        zero, data, dtype = self.config.zero, plan.mesh.data, profile.dtype
+    def refuses(self, request: PlanRequest, dtype: str, cluster: Cluster) -> list[Problem]:
+        found, key = [], f"precision.dtype {dtype}"
+        zero, data = self.config.zero, request.data
         if dtype == "float64" and (data > 1 or zero):
-            what = "sums no gradients in float64, and keeps shards in float32"
-            found.append(Problem(f"precision.dtype {dtype}", f"DeepSpeed {what}", "precision=fp32"))
-        if dtype in ("bfloat16", "float16") and zero == 0:
-            what = "needs the float32 copy of the weights that ZeRO keeps, engine.zero is 0"
-            found.append(Problem(f"precision.dtype {dtype}", what, "engine.zero=1"))
+            what = "DeepSpeed sums no gradients in float64, and keeps shards in float32"
+            whole = [*(["engine.zero=0"] if zero else []), *(["mesh.data=1"] if data > 1 else [])]
+            found.append(Problem(key, what, f"precision=fp32, or {' '.join(whole)}"))
         if dtype == "float16" and cluster.cores:
-            found.append(Problem(f"precision.dtype {dtype}", "DeepSpeed trains in it on GPUs only", "precision=bf16"))
-        bare = [j for j, stage in enumerate(plan.stages) if not profile.parameter_bytes(stage.first, stage.last)]
-        if zero and 0 < len(bare) < len(plan.stages):
-            what = f"needs parameters in every stage, {len(bare)} of {len(plan.stages)} have none (stage {bare[0]})"
-            found.append(Problem(f"engine.zero {zero}", what, "engine.zero=0, or other stages"))
-        if self.config.offload and len(plan.stages) > 1:
-            what = f"works without pipeline stages, there are {len(plan.stages)}"
+            found.append(Problem(key, "DeepSpeed trains in it on GPUs only", f"precision={'bf16' if zero else 'fp32'}"))
+        elif dtype in ("bfloat16", "float16") and zero == 0:
+            what = "needs the float32 copy of the weights that ZeRO keeps, engine.zero is 0"
+            found.append(Problem(key, what, "engine.zero=1"))
+        if self.config.offload and request.pipeline > 1:
+            what = f"works without pipeline stages, there are {request.pipeline}"
             found.append(Problem("engine.offload true", what, "mesh.pipeline=1"))
         return found
+
+    def check(self, plan: Plan, profile: ModelProfile, cluster: Cluster, memory: MemoryModel) -> list[Problem]:
+        zero = self.config.zero
+        bare = [j for j, stage in enumerate(plan.stages) if not profile.parameter_bytes(stage.first, stage.last)]
+        if not zero or not 0 < len(bare) < len(plan.stages):
+            return []
+        what = f"needs parameters in every stage, {len(bare)} of {len(plan.stages)} have none (stage {bare[0]})"
+        return [Problem(f"engine.zero {zero}", what, "engine.zero=0, or other stages")]
+
+    def notes(self, plan: Plan, cluster: Cluster) -> list[Problem]:
+        if not self.config.zero or plan.mesh.data > 1:
+            return []
+        shared = "mesh.data=2" if cluster.devices >= 2 * plan.mesh.pipeline else "mesh.data=2 mesh.pipeline=1"
+        mend = shared if cluster.devices > 1 else "cluster.devices=2 mesh.data=2"
+        return [Problem(f"engine.zero {self.config.zero}", "one replica: nothing to shard", mend)]
 
     def schedule(self, plan: Plan, profile: ModelProfile) -> Schedule:
         m, data, zero = plan.micro_batches, plan.mesh.data, self.config.zero
@@ -80,22 +98,25 @@ class DeepSpeedEngine(Engine):
     def memory(self, model: MemoryModel, mesh: Mesh, profile: ModelProfile) -> MemoryModel:
         """As DeepSpeed allocates it, in multiples of the weights. Whatever lies in shards has a copy in float32.
 
-        While gradients are summed a bucket holds them again, in a pipeline once more. With ZeRO 2 and 3 no more of
-        them are there at once than a bucket holds; of ZeRO 3 `LIVE` weights, in between. What is offloaded lies in the
-        host's memory.
+        While gradients are summed a bucket holds them again; with ZeRO 1 and 2 there are two of them then, one from the
+        backward pass on. With ZeRO 2 and 3 no more gradients are there at once than a bucket holds, beside the shard;
+        of ZeRO 3 `LIVE` weights, in between, of which `GATHERED` lie in the buffer that they arrive in, too. What is
+        offloaded lies in the host's memory.
         """
+        model = replace(model, messages="copied" if mesh.pipeline > 1 else "passing")
         zero, data, pipeline = self.config.zero, mesh.data, mesh.pipeline
         width = DTYPE_BYTES[profile.dtype]
         elements = profile.parameter_bytes(0, len(profile.layers) - 1) / width / pipeline
         bucket = min(1.0, BUCKET / elements) if elements and (data > 1 or zero) else 0.0
         if zero == 0 or not elements:
-            return replace(model, gradients=model.gradients + bucket)
-        copies = 2 if pipeline > 1 else 1
-        shard = {2: 1 / data, 3: (1 - bucket) / data}.get(zero, 0.0)  # ZeRO 3 keeps it where the bucket was
+            return replace(model, reducing=bucket)
+        gathered = min(1.0, LIVE / elements) + min(1.0, GATHERED / elements)
+        shard = 1 / data if zero > 1 else 0.0
         return replace(
             model,
-            weights=1 / data + min(1.0, LIVE / elements) if zero == 3 else 1.0,
-            gradients=(1 if zero == 1 else bucket) + copies * bucket + shard,
+            weights=1 / data + gathered if zero == 3 else 1.0,
+            gradients=bucket + (1.0 if zero == 1 else shard),
+            reducing=bucket + shard if zero < 3 else 0.0,
             optimizer=0.0 if self.config.offload else (1 + model.optimizer) * DTYPE_BYTES["float32"] / width / data,
         )
 

@@ -19,8 +19,10 @@ from engines.deepspeed.config import BUCKET, Config
 from engines.deepspeed.traffic import Traffic
 from harness.interfaces import OptimizerSpec, SessionSpec
 from harness.plan import Plan
-from harness.problem import CannotRun, Problem
 from harness.training_state import make_optimizer
+
+RENAMED = r"`torch\.distributed\.(all_gather_into_tensor|reduce_scatter_tensor)` is deprecated"
+"""What torch 2.13 says at each of ZeRO's collectives: DeepSpeed calls them by their former names."""
 
 
 def load(zero: int) -> ModuleType:
@@ -36,6 +38,7 @@ def load(zero: int) -> ModuleType:
     # Otherwise init_distributed compiles a shared-memory all-reduce for CPUs: half a minute, fatal without a compiler.
     sys.modules["deepspeed.comm.torch"].build_shm_op = lambda: None  # type: ignore[attr-defined]
     logging.getLogger("DeepSpeed").setLevel(logging.WARNING)
+    warnings.filterwarnings("ignore", RENAMED, FutureWarning)
     return deepspeed
 
 
@@ -80,11 +83,9 @@ def optimizer(module: nn.Module, spec: OptimizerSpec, offload: bool) -> torch.op
     """torch's; where its state lies on the CPU DeepSpeed's own Adam, which compiles an op, once."""
     if not offload:
         return make_optimizer(module.parameters(), spec)
-    if spec.name not in ("adam", "adamw"):
-        raise CannotRun([Problem("engine.offload true", f"needs adam, not {spec.name}", "optimizer.name=adamw")])
     from deepspeed.ops.adam import DeepSpeedCPUAdam
 
-    decoupled = spec.name == "adamw"
+    decoupled = {"adam": False, "adamw": True}[spec.name]
     with compiling.alone("cpu_adam"):
         made: torch.optim.Optimizer = DeepSpeedCPUAdam(
             module.parameters(), lr=spec.lr, weight_decay=spec.weight_decay, adamw_mode=decoupled

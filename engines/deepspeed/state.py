@@ -40,7 +40,12 @@ class State:
     def held(self) -> list[Tensor]:
         """What lies on this rank's device: of sharded parameters the shard."""
         parameters = [getattr(parameter, "ds_tensor", parameter) for parameter in self.stage.parameters()]
-        return [*parameters, *self.stage.buffers(), *self.flat, *optimizer_tensors([self.optimizer])]
+        state = [*parameters, *self.stage.buffers(), *self.flat, *optimizer_tensors([self.optimizer])]
+        if self.scattered:  # ZeRO 3 has buffers for its gradients from the beginning
+            around = self.around
+            state += [bucket.buffer for bucket in around.ipg_buckets.values()]
+            state += [] if around.grad_partitions_flat_buffer is None else [around.grad_partitions_flat_buffer]
+        return state
 
     def save(self) -> dict[str, Any]:
         """{"model": ..., "optimizer": ...}; weights in float32 where DeepSpeed steps such a copy of them."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from harness.config_check import closest
+
 if TYPE_CHECKING:
     from engines.torch_pipelining.engine import TorchPipeliningEngine
 
@@ -30,7 +32,8 @@ def check(config: Config) -> None:
     wrong = []
     if config.schedule not in SCHEDULES:
         wrong.append(
-            f"engine.schedule {config.schedule}   is none of {', '.join(SCHEDULES)}   -> engine.schedule={SCHEDULES[0]}"
+            f"engine.schedule {config.schedule}   is none of {', '.join(SCHEDULES)}   "
+            f"-> engine.schedule={closest(config.schedule, SCHEDULES)}"
         )
     key = f"engine.chunks {config.chunks}"
     if config.schedule == "interleaved1f1b" and config.chunks < 2:

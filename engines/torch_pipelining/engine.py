@@ -12,8 +12,7 @@ What it cannot do:
 * No skips but through every stage in between, as further tensors of a tuple: each of them sends and receives them.
 * It recomputes nothing, and takes no micro-batches of different sizes. (ScheduleInterleaved1F1B takes some numbers of
   them that are no multiple of the devices; `harness.schedule.interleaved`, which predicts it, has none for these.)
-* Buffers for all messages of a step stay there from the first step on, for every micro-batch; the predicted memory
-  leaves them out.
+* Buffers for all messages of a step stay there from the first step on, for every micro-batch.
 * 1f1b sends a gradient when it receives the next activation, and waits for both; in the schedule messages leave as soon
   as they are there, so a prediction may be too fast.
 * Shapes are found on fake tensors, so a layer may not look at values to decide what to do.
@@ -29,9 +28,11 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 
 from engines.torch_pipelining.config import Config
+from harness import divisors
 from harness.cluster import Cluster
-from harness.interfaces import Capabilities, Engine, Model, Session, SessionSpec
+from harness.interfaces import Capabilities, Engine, Model, PlanRequest, Session, SessionSpec
 from harness.memory import MemoryModel
+from harness.mesh import Mesh
 from harness.plan import Plan
 from harness.problem import Problem
 from harness.profile import ModelProfile
@@ -51,8 +52,23 @@ class TorchPipeliningEngine(Engine):
     def __init__(self, config: Config) -> None:
         self.config = config
 
+    def refuses(self, request: PlanRequest, dtype: str, cluster: Cluster) -> list[Problem]:
+        """Numbers of micro-batches; the mend is one that shares the batch equally, where there is one."""
+        m, n = request.batch.micro_batches, request.pipeline
+        shares = divisors.of(max(1, request.batch.size // request.data))
+        if self.config.schedule == "1f1b" and m < n:
+            what = f"is less than the {n} stages, which engine.schedule=1f1b needs"
+            right = [count for count in shares if count >= n][:1]
+        elif self.config.schedule == "interleaved1f1b" and m % n:
+            what = f"is no multiple of the {n} devices of the pipeline"
+            right = sorted((count for count in shares if count % n == 0), key=lambda count: abs(count - m))[:1]
+        else:
+            return []
+        mends = [*(f"batch.micro_batches={count}" for count in right), "engine.schedule=gpipe"]
+        return [Problem(f"batch.micro_batches {m}", what, ", or ".join(mends))]
+
     def check(self, plan: Plan, profile: ModelProfile, cluster: Cluster, memory: MemoryModel) -> list[Problem]:
-        return [*self._misplaced(plan), *self._micro_batches(plan), *_recomputed(plan)]
+        return [*self._misplaced(plan), *_recomputed(plan)]
 
     def schedule(self, plan: Plan, profile: ModelProfile) -> Schedule:
         m, n = plan.micro_batches, plan.mesh.pipeline
@@ -67,6 +83,9 @@ class TorchPipeliningEngine(Engine):
         else:
             found = zbv(m, n, hops)
         return with_ties(_with_replicas(found, plan, profile), plan_ties(plan, profile), "compute")
+
+    def memory(self, model: MemoryModel, mesh: Mesh, profile: ModelProfile) -> MemoryModel:
+        return replace(model, messages="kept", reducing=1.0)
 
     def placement(self, pipeline: int) -> tuple[int, ...]:
         if self.config.schedule == "interleaved1f1b":
@@ -89,17 +108,6 @@ class TorchPipeliningEngine(Engine):
         asked = f"engine.schedule={self.config.schedule} on {_listed(wanted)}"
         what = f"has its stages on devices {_listed(devices)}, {asked}"
         return [Problem(f"mesh.pipeline {n}", what, "planner=balance")]
-
-    def _micro_batches(self, plan: Plan) -> list[Problem]:
-        m, n = plan.micro_batches, plan.mesh.pipeline
-        key = f"batch.micro_batches {m}"
-        if self.config.schedule == "1f1b" and m < n:
-            what = f"is less than the {n} stages, which engine.schedule=1f1b needs"
-            return [Problem(key, what, f"batch.micro_batches={n}, or engine.schedule=gpipe")]
-        if self.config.schedule == "interleaved1f1b" and m % n:
-            what = f"is no multiple of the {n} devices of the pipeline"
-            return [Problem(key, what, f"batch.micro_batches={max(1, round(m / n)) * n}")]
-        return []
 
 
 def _recomputed(plan: Plan) -> list[Problem]:

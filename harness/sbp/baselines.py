@@ -1,7 +1,8 @@
 """What AutoDDL is compared with: data parallelism, Megatron-LM's two dimensions, and SUMMA (section 5.1).
 
 data parallel   every product (P, 1, 1)
-Megatron        a mesh d x m, products in pairs: columns (d, m, 1), then rows (d, 1, m); the best mesh
+Megatron        a mesh d x m, products in pairs: columns (d, m, 1), then rows (d, 1, m); the best mesh. Convolutions are
+                data parallel; m devices are of one node where nodes have several
 SUMMA           every product on a mesh r x c: inputs go along rows, weights along columns
 """
 
@@ -11,24 +12,29 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from harness.sbp.chain import Chain, Matmul, Residual
-from harness.sbp.costs import Costs
+from harness.sbp.costs import INFINITE, Costs
 from harness.sbp.grid import Degree, Strategy, below, minus
+from harness.sbp.limit import TooLarge, held
 from harness.sbp.optimum import Ends, Infeasible, Move, Route, Search
 
 
-def data_parallel(chain: Chain, costs: Costs, ends: Ends) -> Route:
-    """Raises Infeasible where the samples do not divide."""
+def data_parallel(chain: Chain, costs: Costs, ends: Ends, limit: float = INFINITE) -> Route:
+    """Raises Infeasible where the samples do not divide, TooLarge where a device holds more than `limit` bytes."""
     alone = Strategy(costs.grid.all, costs.grid.none, costs.grid.none)
-    return _given(chain, costs, ends, dict.fromkeys((item.name for item in chain.matmuls), alone))
+    route = _given(chain, costs, ends, dict.fromkeys((item.name for item in chain.matmuls), alone))
+    return _best([route], Search(chain, costs, ends), limit)
 
 
-def megatron(chain: Chain, costs: Costs, ends: Ends, two: bool = True) -> Route:
-    """The best mesh; with `two` False all devices cut weights (one dimension). Raises Infeasible where none can be.
+def megatron(chain: Chain, costs: Costs, ends: Ends, two: bool = True, limit: float = INFINITE) -> Route:
+    """The best mesh that holds at most `limit` bytes on a device; with `two` False all devices cut weights.
 
-    What cannot be cut is data parallel. The embedding is cut by words, as its head.
+    What cannot be cut is data parallel, and so are convolutions. The embedding is cut by words, as its head. Where
+    nodes have several devices, those of a node cut weights, and gradients are summed across. Raises Infeasible where no
+    mesh divides all products, TooLarge where none fits.
     """
-    found = []
-    for model in below(costs.grid.all) if two else [costs.grid.all]:
+    found, grid = [], costs.grid
+    inside = grid.degree(1, grid.local) if grid.local > 1 else grid.all
+    for model in below(inside) if two else [grid.all]:
         try:
             route = _given(chain, costs, ends, _pairs(chain, costs, model))
         except Infeasible:
@@ -37,7 +43,14 @@ def megatron(chain: Chain, costs: Costs, ends: Ends, two: bool = True) -> Route:
             found.append(route)
     if not found:
         raise Infeasible("no mesh of Megatron's divides all products")
-    return min(found, key=lambda route: route.seconds)
+    return _best(found, Search(chain, costs, ends), limit)
+
+
+def _best(routes: list[Route], search: Search, limit: float) -> Route:
+    fitting = [route for route in routes if held(route, search) <= limit]
+    if not fitting:
+        raise TooLarge(min(held(route, search) for route in routes))
+    return min(fitting, key=lambda route: route.seconds)
 
 
 def _given(chain: Chain, costs: Costs, ends: Ends, strategies: dict[str, Strategy]) -> Route:
@@ -55,7 +68,7 @@ def _pairs(chain: Chain, costs: Costs, model: Degree) -> dict[str, Strategy]:
     for items in _branches(chain):
         second = False
         for item in items:
-            if item.whole:
+            if item.whole or item.conv:
                 found[item.name] = Strategy(grid.all, grid.none, grid.none)
                 continue
             found[item.name] = rows if second or item.look_up else columns

@@ -7,6 +7,7 @@ Everything between two products works on each element by itself, on whatever blo
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -18,8 +19,9 @@ from harness.profile import LayerProfile, ModelProfile, Product
 class Matmul:
     """A product with a weight, of one micro-batch. `samples`, `inputs` and `outputs` are what p0, p2 and p1 divide.
 
-    The tensors that are sent have `input_elements` and `output_elements`: a convolution is sent its images. A `look_up`
-    has integers for inputs. Of what is `whole` only the rows are split. Of `tied` ones the weight is one parameter.
+    The tensors that are sent have `input_elements` and `output_elements`: a convolution (`conv`) is sent its images. A
+    `look_up` has integers for inputs. Of what is `whole` only the rows are split. Of `tied` ones the weight is one
+    parameter.
     """
 
     name: str
@@ -32,6 +34,7 @@ class Matmul:
     look_up: bool = False
     whole: bool = False
     tied: str = ""
+    conv: bool = False
 
 
 @dataclass(frozen=True)
@@ -63,12 +66,21 @@ class Chain:
 
     @property
     def matmuls(self) -> list[Matmul]:
-        inner = [item.items if isinstance(item, Residual) else (item,) for item in self.items]
-        return [item for items in inner for item in items if isinstance(item, Matmul)]
+        return [item for item in self._inner() if isinstance(item, Matmul)]
+
+    @property
+    def attentions(self) -> list[Attention]:
+        return [item for item in self._inner() if isinstance(item, Attention)]
+
+    def _inner(self) -> Iterator[Item]:
+        """Items, those of branches one by one."""
+        for item in self.items:
+            yield from item.items if isinstance(item, Residual) else (item,)
 
 
 def chain_of(profile: ModelProfile) -> Chain:
-    """The chain of a profile. Products of a layer that has others than linear ones and attention are kept whole.
+    """The chain of a profile. Products of a layer that has others than linear ones and attention are kept whole, and
+    those of a model with skips: its layers are no chain.
 
     A layer's products in one submodule ("attention.qkv", "attention.projection") are a residual branch if as many
     features leave it as enter it. Raises ValueError for a model without products.
@@ -83,6 +95,8 @@ def chain_of(profile: ModelProfile) -> Chain:
 def _of_layer(profile: ModelProfile, number: int, width: int) -> list[Item]:
     layer, samples = profile.layers[number], profile.micro_batch
     weights = [product for product in layer.products if product.weight_bytes]
+    if profile.skips:
+        return [_whole(layer, product, samples) for product in weights]
     if len(weights) == 1:
         return [_single(profile, number, weights[0])]
     if any(product.kind not in ("linear", "attention") or (product.heads > 1 and product.weight_bytes)
@@ -118,7 +132,7 @@ def _prefix(item: tuple[str, Matmul | Attention]) -> str:
 def _linear(layer: LayerProfile, product: Product, samples: int) -> Matmul:
     rows = product.rows_per_sample * samples
     return Matmul(
-        f"{layer.name}.{product.name}", samples, product.in_, product.out, rows * product.in_, rows * product.out,
+        _name(layer, product), samples, product.in_, product.out, rows * product.in_, rows * product.out,
         product.weight_bytes,
     )  # fmt: skip
 
@@ -126,8 +140,7 @@ def _linear(layer: LayerProfile, product: Product, samples: int) -> Matmul:
 def _single(profile: ModelProfile, number: int, product: Product) -> Matmul:
     """The only product of a layer: what enters and leaves it is what enters and leaves the layer."""
     layer, samples = profile.layers[number], profile.micro_batch
-    name = layer.name if product.name in (layer.name, product.kind, "") else f"{layer.name}.{product.name}"
-    rows = product.rows_per_sample * samples
+    name, rows = _name(layer, product), product.rows_per_sample * samples
     tied = next((tied.name for tied in layer.tied if tied.bytes == product.weight_bytes), "")
     look_up = product.kind == "embedding"
     if product.kind != "conv":
@@ -140,11 +153,16 @@ def _single(profile: ModelProfile, number: int, product: Product) -> Matmul:
     kernel = max(1, product.in_ * rows // entering)  # as many places come in as go out
     whole = product.heads > 1 or product.in_ % kernel > 0 or leaving != rows * product.out
     return Matmul(name, samples, product.in_ // kernel, product.out, entering, leaving, product.weight_bytes,
-                  whole=whole, tied=tied)  # fmt: skip
+                  whole=whole, tied=tied, conv=True)  # fmt: skip
 
 
 def _whole(layer: LayerProfile, product: Product, samples: int) -> Matmul:
     rows = product.rows_per_sample * samples
     elements = rows * product.in_ * product.heads, rows * product.out * product.heads
-    return Matmul(f"{layer.name}.{product.name}", samples, product.in_, product.out, *elements, product.weight_bytes,
-                  whole=True)  # fmt: skip
+    return Matmul(_name(layer, product), samples, product.in_, product.out, *elements, product.weight_bytes, whole=True)
+
+
+def _name(layer: LayerProfile, product: Product) -> str:
+    """The module whose weight it is."""
+    own = product.name in (layer.name, product.kind, "")
+    return layer.name if own else f"{layer.name}.{product.name}"

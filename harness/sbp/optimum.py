@@ -5,58 +5,27 @@
             o  '--------o        o             o        o           o
 
 A product is a matrix over places: the cheapest strategy that comes from one and goes to another. A residual branch is
-one, too: the shortest way through it, and what it takes to move what goes past it to where the branch ends.
+one, too: the shortest way through it, and what it takes to move what goes past it to where the branch ends. So are
+blocks that are repeated alike (`harness.sbp.repeated`): so many times a block, and the moves between them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
 import numpy as np
 
 from harness.sbp.chain import Chain, Item, Matmul, Residual
-from harness.sbp.costs import INFINITE, Costs, Place, returns
+from harness.sbp.costs import INFINITE, Costs
+from harness.sbp.edges import Edges, of_product
 from harness.sbp.grid import Strategy
+from harness.sbp.matrix import Matrix, along, cheapest, stay, still
+from harness.sbp.repeated import Part, Repeated, entering, folded, parts
+from harness.sbp.route import Infeasible, Move, Route, Step, Steps
 
 Ends = Literal["free", "batch_split"]
-
-
-class Step(NamedTuple):
-    """A product, its strategy, and where its input and its output lie. A `free` input is there already."""
-
-    item: Matmul
-    strategy: Strategy
-    enters: Place
-    leaves: Place
-    free: bool = False
-    reduced: bool = True
-
-
-class Move(NamedTuple):
-    """An all-to-all of a tensor of a micro-batch; `past` a branch, at whose end it happens."""
-
-    elements: float
-    source: Place
-    target: Place
-    past: bool = False
-
-
-@dataclass(frozen=True)
-class Route:
-    """All that happens, in order, and the seconds of communication of one training step."""
-
-    steps: tuple[Step | Move, ...]
-    seconds: float
-
-    @property
-    def strategies(self) -> dict[str, Strategy]:
-        return {step.item.name: step.strategy for step in self.steps if isinstance(step, Step)}
-
-
-class Infeasible(ValueError):
-    """No strategy is allowed; says for which product."""
 
 
 class Loop(NamedTuple):
@@ -70,11 +39,16 @@ class Loop(NamedTuple):
     bytes: float
 
 
-class Matrix(NamedTuple):
-    """Seconds from place to place, and the steps of products on each of these ways."""
+class Section(NamedTuple):
+    """A part, and how it stands in its chain.
 
-    seconds: np.ndarray
-    steps: Callable[[int, int], list[Step | Move]]
+    `whole`: outside of what has to come back, where blocks may come to lie in any order of the digits. `free`: the
+    share of the times that it is done in which its input is there already and needs no gradient.
+    """
+
+    part: Part
+    whole: bool
+    free: float
 
 
 @dataclass
@@ -83,7 +57,9 @@ class Search:
 
     With `ends` "free" the model's input lies as its product wants it and needs no gradient, and its output stays as the
     last reduce-scatter leaves it; with "batch_split" both are split by samples alone, and have gradients. What is least
-    is `scale` x seconds + `price` x bytes that a device holds (`Costs.held`).
+    is `scale` x seconds + `price` x bytes that a device holds (`Costs.held`). With `repeat` the longest run of equal
+    blocks is split alike (`harness.sbp.repeated` says what that is); products of which `given` says different things
+    are not equal, and the two that share a weight are in no block.
     """
 
     chain: Chain
@@ -92,20 +68,42 @@ class Search:
     given: Mapping[str, Strategy] = field(default_factory=dict)
     scale: float = 1.0
     price: float = 0.0
+    repeat: bool = False
 
     def __post_init__(self) -> None:
         self._known: dict[object, Matrix] = {}
+        self._products: dict[object, Edges] = {}
+        self._loops: list[Loop] = []
         self.matmuls = self.chain.matmuls
+
+    def priced(self, price: float, scale: float = 1.0) -> Search:
+        """The same search for the least of another sum."""
+        found = replace(self, scale=scale, price=price)
+        found._products, found._loops = self._products, self._loops
+        return found
 
     def route(self) -> Route:
         """Raises Infeasible where no strategy of some product is allowed."""
-        start, end = self.start(), self.end()
-        way = self._tied(end) if self.ties() else along(start, [*self.ways(self.chain.items, first=True), end])
+        ways, end = [self.way(section) for section in self.sections()], self.end()
+        way = self._tied(ways, end) if self.ties() else along(self.start(), [*ways, end])
         if not np.isfinite(way.seconds[0, 0]):
             raise Infeasible("no strategies of neighbours fit together")
+        return Route(self.named(way.steps(0, 0)), float(way.seconds[0, 0]))
+
+    def named(self, steps: Steps) -> tuple[Step | Move, ...]:
+        """The steps of all products, each with its own: what is alike is searched once."""
         names = iter(self.matmuls)
-        steps = [step._replace(item=next(names)) if isinstance(step, Step) else step for step in way.steps(0, 0)]
-        return Route(tuple(steps), float(way.seconds[0, 0]))
+        return tuple(step._replace(item=next(names)) if isinstance(step, Step) else step for step in steps)
+
+    def sections(self) -> list[Section]:
+        """What lies between start and end; between the two products that share a weight, if there are such."""
+        tied, items = self.ties(), self.chain.items
+        inner = items[1:-1] if tied else items
+        row = parts(folded(inner, self.alike) if self.repeat else inner, first=not tied)
+        if tied:
+            row.append(entering(items[-1]))
+        free = 0.0 if tied or self.ends != "free" else 1.0
+        return [Section(part, not tied, 0.0 if number else free) for number, part in enumerate(row)]
 
     # -- the ends -------------------------------------------------------------------------------------------------
 
@@ -114,92 +112,95 @@ class Search:
         first = self.matmuls[0]
         if self.ends == "free" or first.look_up:
             return still(np.zeros((1, len(self.costs.places))))
-        return along(self._batch_split(), [self.move(first.input_elements)])
+        return along(self._batch_split(), [self._move(first.input_elements)])
 
     def end(self) -> Matrix:
         """(places, 1): what it takes to bring the output from each place to where it is wanted."""
         if self.ends == "free":
             return still(np.zeros((len(self.costs.places), 1)))
         there = still(self._batch_split().seconds.T)
-        return along(self.move(self.matmuls[-1].output_elements), [there])
+        return along(self._move(self.matmuls[-1].output_elements), [there])
 
     def _batch_split(self) -> Matrix:
         """(1, places): where what is split by samples alone lies."""
-        everywhere = [place.rows == self.costs.grid.all for place in self.costs.places]
+        costs, samples = self.costs, self.matmuls[0].samples
+        everywhere = [place.rows == costs.grid.all and costs.can_lie(place, samples, 1) for place in costs.places]
         return still(np.where(everywhere, 0.0, INFINITE)[None, :])
 
-    # -- one item after the other ---------------------------------------------------------------------------------
+    # -- one part after the other ---------------------------------------------------------------------------------
 
-    def ways(self, items: Sequence[Item], first: bool = False, whole: bool = True) -> list[Matrix]:
-        """A matrix for each item and each move before one; none before the `first` of all."""
-        free = first and self.ends == "free"
-        return [self.way(part, whole, free and not number) for number, part in enumerate(parts(items, first))]
-
-    def way(self, part: Item | float, whole: bool, free: bool) -> Matrix:
-        """Through an item, or with the move of so many elements."""
-        return self.move(part) if isinstance(part, float | int) else self.item(part, whole, free)
-
-    def move(self, elements: float) -> Matrix:
-        if elements not in self._known:
-            places = self.costs.places
-            self._known[elements] = Matrix(
-                self.scale * self.costs.moving(elements),
-                lambda i, j: [Move(elements, places[i], places[j])] if i != j else [],
-            )
-        return self._known[elements]
-
-    def item(self, item: Item, whole: bool, free: bool) -> Matrix:
-        """`whole`: outside of what has to come back, where blocks may come to lie in any order of the digits."""
-        key = (self.alike(item), whole, free)
+    def way(self, section: Section) -> Matrix:
+        part, _, free = section
+        if isinstance(part, float | int):
+            return self._move(part)
+        key = self.key(section)
         if key not in self._known:
-            if isinstance(item, Matmul):
-                self._known[key] = self._product(item, whole, free)
-            elif isinstance(item, Residual):
-                self._known[key] = self._residual(item, free)
+            if isinstance(part, Matmul):
+                self._known[key] = cheapest(self.product(section), len(self.costs.places), self.scale, self.price)
+            elif isinstance(part, Residual):
+                self._known[key] = self._residual(part, free)
+            elif isinstance(part, Repeated):
+                self._known[key] = self._repeated(part, section)
             else:
-                self._known[key] = still(self.costs.attended(item))
+                self._known[key] = still(self.costs.attended(part))
         return self._known[key]
 
-    def alike(self, item: Item) -> object:
+    def key(self, section: Section) -> object:
+        """Equal for sections that differ in names only."""
+        part, whole, free = section
+        return part if isinstance(part, float | int) else (self.alike(part), whole, free)
+
+    def alike(self, item: Item | Repeated) -> object:
         """Equal for items that differ in their names only."""
         if isinstance(item, Residual):
             return (item.elements, *map(self.alike, item.items))
+        if isinstance(item, Repeated):
+            return ("repeated", item.times, *map(self.alike, item.items))
         if isinstance(item, Matmul):
             return replace(item, name=""), self.given.get(item.name)
         return item
 
-    def _product(self, item: Matmul, whole: bool, free: bool) -> Matrix:
-        costs, number = self.costs, {place: i for i, place in enumerate(self.costs.places)}
-        seconds, chosen = np.full((len(number), len(number)), INFINITE), {}
-        for strategy in self.strategies(item):
-            cost = self._cost(item, strategy, free)
-            for enters, undone in costs.comes_from(item, strategy):
-                for leaves, split in costs.goes_to(item, strategy):
-                    at = number[enters], number[leaves]
-                    if cost < seconds[at] and (whole or returns(undone, split)):
-                        seconds[at], chosen[at] = cost, Step(item, strategy, enters, leaves, free)
-        if not chosen:
-            raise Infeasible(item.name)
-        return Matrix(seconds, lambda i, j: [chosen[i, j]])
-
-    def _cost(self, item: Matmul, strategy: Strategy, free: bool) -> float:
-        return self.scale * self.costs.product(item, strategy, free) + self.price * self.costs.held(item, strategy)
+    def product(self, section: Section) -> Edges:
+        """All ways through a product that are worth it for some price. Raises Infeasible where there are none."""
+        key = self.key(section)
+        if key not in self._products:
+            item, whole, free = section
+            assert isinstance(item, Matmul)
+            self._products[key] = of_product(self.costs, item, self.strategies(item), whole, free)
+        return self._products[key]
 
     def strategies(self, item: Matmul) -> list[Strategy]:
         return [self.given[item.name]] if item.name in self.given else self.costs.strategies(item)
 
-    def _residual(self, item: Residual, free: bool) -> Matrix:
-        """From each place through the branch, while what it is added to moves from there to where the branch ends."""
-        n = len(self.costs.places)
-        begin = still(np.where(np.eye(n, dtype=bool), 0.0, INFINITE))
-        branch = along(begin, self.ways(item.items, first=free, whole=False))
+    def _move(self, elements: float) -> Matrix:
+        if elements not in self._known:
+            self._known[elements] = Matrix(
+                self.scale * self.costs.moving(elements), lambda i, j: self.moved(elements, i, j)
+            )
+        return self._known[elements]
+
+    def moved(self, elements: float, i: int, j: int, past: bool = False) -> Steps:
+        """The step from one place to another, if there is one."""
         places = self.costs.places
+        return [Move(elements, places[i], places[j], past)] if i != j else []
 
-        def steps(i: int, j: int) -> list[Step | Move]:
-            past = Move(item.elements, places[i], places[j], past=True)
-            return branch.steps(i, j) + ([past] if i != j else [])
+    def _residual(self, item: Residual, free: float) -> Matrix:
+        """From each place through the branch, while what it is added to moves from there to where the branch ends."""
+        ways = [self.way(section) for section in branch(item, free)]
+        through, past = along(stay(len(self.costs.places)), ways), self._move(item.elements)
+        return Matrix(
+            through.seconds + past.seconds,
+            lambda i, j: through.steps(i, j) + self.moved(item.elements, i, j, past=True),
+        )
 
-        return Matrix(branch.seconds + self.move(item.elements).seconds, steps)
+    def _repeated(self, item: Repeated, section: Section) -> Matrix:
+        """From where the first block is entered to where the last one is left."""
+        ways = [self.way(inner) for inner in block(item, section)]
+        through, between = along(stay(len(self.costs.places)), ways), self._move(entering(item))
+        return Matrix(
+            item.times * through.seconds + (item.times - 1) * between.seconds.T,
+            lambda i, j: item.steps(through.steps(i, j), between.steps(j, i)),
+        )
 
     # -- one weight at both ends ----------------------------------------------------------------------------------
 
@@ -208,11 +209,9 @@ class Search:
         first, last = self.matmuls[0], self.matmuls[-1]
         return first is not last and first.look_up and bool(first.tied) and first.tied == last.tied
 
-    def _tied(self, end: Matrix) -> Matrix:
+    def _tied(self, ways: list[Matrix], end: Matrix) -> Matrix:
         """From the embedding's output to the head's input and back to where the former lies: one shard for both."""
-        last = self.matmuls[-1]
-        begin = still(np.where(np.eye(len(self.costs.places), dtype=bool), 0.0, INFINITE))
-        middle = along(begin, [*self.ways(self.chain.items[1:-1], whole=False), self.move(last.input_elements)])
+        middle = along(stay(len(self.costs.places)), ways)
         best, found = INFINITE, None
         for loop in self.loops():
             total = self.scale * loop.seconds + self.price * loop.bytes + middle.seconds[loop.at, loop.at]
@@ -220,11 +219,16 @@ class Search:
             if total < best:
                 best, found = total, loop
         if found is None:
-            raise Infeasible(f"{self.matmuls[0].name} and {last.name}, which have one weight")
+            raise Infeasible(f"{self.matmuls[0].name} and {self.matmuls[-1].name}, which have one weight")
         head, tail, at, to = found.head, found.tail, found.at, found.to
         return Matrix(np.array([[best]]), lambda i, j: [head, *middle.steps(at, at), tail, *end.steps(to, 0)])
 
-    def loops(self) -> Iterator[Loop]:
+    def loops(self) -> list[Loop]:
+        if not self._loops:
+            self._loops += self._turned()
+        return self._loops
+
+    def _turned(self) -> Iterator[Loop]:
         """All ways to split a weight that is the embedding's, and turned the head's.
 
         Where one has (p0, p1, p2) the other has (p0, p2, p1), and the head's input comes from where the embedding's
@@ -247,36 +251,13 @@ class Search:
                     yield Loop(head, tail, number[place], number[leaves], seconds, held)
 
 
-def parts(items: Sequence[Item], first: bool) -> list[Item | float]:
-    """Items, and before each of them the elements that are moved; not before the `first` of all."""
-    found: list[Item | float] = []
-    for number, item in enumerate(items):
-        if number or not first:
-            found.append(item.elements if isinstance(item, Residual) else item.input_elements)
-        found.append(item)
-    return found
+def branch(item: Residual, free: float) -> list[Section]:
+    """What is in a branch: all of it comes back."""
+    row = parts(item.items, first=free > 0)
+    return [Section(part, False, 0.0 if number else free) for number, part in enumerate(row)]
 
 
-def along(start: Matrix, ways: Sequence[Matrix]) -> Matrix:
-    """The shortest ways from the start's rows through all `ways`, one after the other."""
-    seconds, came = start.seconds, []
-    for way in ways:
-        sums = seconds[:, :, None] + way.seconds[None, :, :]
-        came.append(sums.argmin(1))
-        seconds = sums.min(1)
-
-    def steps(i: int, j: int) -> list[Step | Move]:
-        found: list[list[Step | Move]] = []
-        for way, source in zip(reversed(ways), reversed(came), strict=True):
-            k = int(source[i, j])
-            found.append(way.steps(k, j))
-            j = k
-        found.append(start.steps(i, j))
-        return [step for part in reversed(found) for step in part]
-
-    return Matrix(seconds, steps)
-
-
-def still(seconds: np.ndarray) -> Matrix:
-    """A way without products."""
-    return Matrix(seconds, lambda i, j: [])
+def block(item: Repeated, section: Section) -> list[Section]:
+    """What is in one of the blocks, on the average of all: what is free in the first one is a share of that."""
+    row = parts(item.items, first=True)
+    return [section._replace(part=part, free=0.0 if n else section.free / item.times) for n, part in enumerate(row)]

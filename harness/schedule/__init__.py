@@ -49,7 +49,8 @@ class Schedule(Document):
     communicator "data" the replicas of the op's device meet, on any other one the devices that have an op with the
     same part and micro-batch. `bytes` is the whole buffer of each member (the gathered one, where that differs).
 
-    With `rendezvous` a send and its recv are one: they begin when both ends are there, and end together.
+    With `rendezvous` a send and its recv are one: they begin when both ends are there, and end together. With `tensor`
+    each device stands for so many neighbours that do the same, each on its shards: `bytes` are those of one of them.
     """
 
     lanes: tuple[LaneOps, ...]
@@ -58,10 +59,20 @@ class Schedule(Document):
     limit: int | None = None
     replicas: int = 1
     rendezvous: bool = False
+    tensor: int = 1
 
     def ops(self) -> list[Op]:
         """Every op once."""
         return list(dict.fromkeys(op for lane in self.lanes for op in lane.ops))
+
+    def alike(self, device: int) -> list[int]:
+        """The cluster's devices that do what `device` of the pipeline does."""
+        width = max(self.devices) + 1
+        return [
+            (replica * width + device) * self.tensor + shard
+            for replica in range(self.replicas)
+            for shard in range(self.tensor)
+        ]
 
     def by_lane(self) -> dict[Lane, tuple[Op, ...]]:
         return {(lane.device, lane.queue): lane.ops for lane in self.lanes}

@@ -134,5 +134,6 @@ def _bytes_sent(assembly: Assembly) -> dict[str, int]:
     for node, op in enumerate(assembly.graph.ops):
         kind = sent_kind(op, assembly.schedule.devices)
         if kind is not None:
-            sent[kind] += op.bytes * len(assembly.members.get(node, (0,))) * assembly.schedule.replicas
+            alike = assembly.schedule.replicas * assembly.schedule.tensor
+            sent[kind] += op.bytes * len(assembly.members.get(node, (0,))) * alike
     return dict(sorted(sent.items()))

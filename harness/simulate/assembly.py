@@ -70,6 +70,8 @@ class Assembly:
             kind = op.kind
             if kind in COMPUTE:
                 seconds[node] = tasks[kind][op.stage]
+            elif op.seconds is not None:
+                seconds[node] = op.seconds
             elif kind == "collective":
                 self.take(node, routes.collective(op, self.members[node]))
             elif kind != "recv":
@@ -116,15 +118,14 @@ class Assembly:
 
     def shared_cores(self) -> bool:
         """Whether a node has more devices at work than cores."""
-        used = len(set(self.schedule.devices)) * self.schedule.replicas
+        used = len(set(self.schedule.devices)) * self.schedule.replicas * self.schedule.tensor
         return 0 < self.cluster.cores < min(used, self.cluster.devices_per_node)
 
     def share_cores(self) -> None:
         """Tasks and copies on CPU devices become flows of seconds of work through their node's cores."""
-        pipeline = max(self.schedule.devices) + 1
         for lane, nodes in self.lanes():
-            node_of_cluster = self.cluster.node(lane.device)
-            alike = [lane.device + replica * pipeline for replica in range(self.schedule.replicas)]
+            node_of_cluster = self.cluster.node(lane.device * self.schedule.tensor)
+            alike = self.schedule.alike(lane.device)
             cores = ("cores", node_of_cluster)
             times = sum(self.cluster.node(device) == node_of_cluster for device in alike)
             self.work.capacity[cores] = self.cluster.cores

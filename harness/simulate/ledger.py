@@ -5,6 +5,9 @@
     R                                |== saved ===============|
     copy                         |== a skip's gradient =======|
     B                                         |== working ====|
+    collective                                                |= reducing =|
+
+Where messages are "copied" or "kept" (`harness.memory`), their buffers are there all the time.
 
 Of two changes at the same moment the free comes first. Where the memory model counts only the inputs of layers, as
 MadPipe's does, copies and the working set of a backward task cost nothing: so it is in that paper.
@@ -22,7 +25,7 @@ from harness.op import Op
 from harness.plan import Plan, Stage
 from harness.profile import ModelProfile
 from harness.schedule import Schedule
-from harness.schedule.graph import Graph
+from harness.schedule.graph import DATA, Graph, split_part
 
 
 @dataclass(frozen=True)
@@ -50,8 +53,13 @@ class _Book:
             self.what += (what, what)
 
 
-NAMES = ("saved", "checkpoints", "received", "to be sent", "outputs", "working")
-SAVED, CHECKPOINTS, RECEIVED, SENT, OUTPUTS, WORKING = range(6)
+NAMES = ("saved", "checkpoints", "received", "to be sent", "outputs", "working", "reducing")
+SAVED, CHECKPOINTS, RECEIVED, SENT, OUTPUTS, WORKING, REDUCING = range(7)
+SUMS = (("all_reduce", DATA), ("reduce_scatter", DATA))
+"""Collectives that sum gradients over replicas."""
+BEHIND = 2
+"""So many micro-batches later the last stage forgets what it received and its gradients, where messages are copied:
+DeepSpeed keeps the outputs of two micro-batches, and with them all that they were computed from."""
 
 
 def peaks(
@@ -86,13 +94,14 @@ def working_bytes(profile: ModelProfile, first: int, last: int, accumulated: flo
 class _StageBytes:
     """What the tasks of one stage hold, for one micro-batch.
 
-    `checkpoint` is that of a task that will be recomputed, `first_working` that of the first backward task, which finds
-    no gradients to add to.
+    `checkpoint` is that of a task that will be recomputed, `put_off` what a backward task leaves for that of the
+    weights, `first_working` that of the first backward task, which finds no gradients to add to.
     """
 
     checkpoint: int
     saved: int
     outputs: int
+    put_off: int
     first_working: int
     working: int
 
@@ -105,6 +114,7 @@ class _Ledger:
         self.graph, self.start_s, self.end_s = graph, start_s, end_s
         self.schedule, self.plan, self.profile, self.memory = schedule, plan, profile, memory
         self.whole = memory.activations == "saved"
+        self.last_s = max(end_s, default=0.0)
         self.books = {device: _Book() for device in plan.devices}
         self.backward = {(op.stage, op.micro_batch): node for node, op in enumerate(graph.ops) if op.kind == "B"}
         self.forward = {(op.stage, op.micro_batch): node for node, op in enumerate(graph.ops) if op.kind == "F"}
@@ -113,10 +123,11 @@ class _Ledger:
             stage: min(nodes, key=lambda node: start_s[node]) for stage, nodes in _by_stage(graph, "B").items()
         }
         self.again = {(op.stage, op.micro_batch) for op in graph.ops if op.kind == "R"}
-        self.brought: dict[int, set[str]] = defaultdict(set)  # what messages bring a stage, "" being its input
+        # what messages bring a stage, forward and back, "" being its input and its gradient
+        self.arriving: dict[tuple[int, bool], dict[str, int]] = defaultdict(dict)
         for op in graph.ops:
-            if op.kind in ("copy", "send") and op.peer is not None and op.forward:
-                self.brought[op.stage if op.kind == "copy" else op.peer].add(op.part)
+            if op.kind in ("copy", "send") and op.peer is not None:
+                self.arriving[op.stage if op.kind == "copy" else op.peer, op.forward][op.part] = op.bytes
         self.stages = [self.stage_bytes(number, stage) for number, stage in enumerate(plan.stages)]
 
     def write(self) -> None:
@@ -130,6 +141,15 @@ class _Ledger:
                 sizes = self.stages[op.stage]
                 working = sizes.first_working if self.first_backward[op.stage] == node else sizes.working
                 self.book(op.stage).held(self.start_s[node], self.end_s[node], working, WORKING)
+                if self.memory.messages == "copied":  # gradients of skips, beside their buffers
+                    skips = sum(size for part, size in self.arriving[op.stage, False].items() if part)
+                    self.book(op.stage).held(self.start_s[node], self.end_s[node], skips, RECEIVED)
+                later = self.end_s[self.weights.get((op.stage, op.micro_batch), node)]
+                self.book(op.stage).held(self.end_s[node], later, sizes.put_off, WORKING)
+            elif kind == "collective" and split_part(op.part) in SUMS:
+                stage = self.plan.stages[op.stage]
+                size = round(self.memory.reducing * self.profile.parameter_bytes(stage.first, stage.last))
+                self.book(op.stage).held(self.start_s[node], self.end_s[node], size, REDUCING)
 
     def book(self, stage: int) -> _Book:
         return self.books[self.plan.stages[stage].device]
@@ -145,41 +165,80 @@ class _Ledger:
             if place in self.again:
                 book.held(start, end, sizes.checkpoint, CHECKPOINTS)
                 return
+            if self.memory.messages == "copied":
+                book.held(start, self.end_s[node], sum(self.arriving[op.stage, True].values()), RECEIVED)
         book.held(start, end, sizes.saved, SAVED)
 
     def message(self, node: int, op: Op) -> None:
         """A buffer at the receiving end, until the backward task that uses it; a boundary's gradient only until that
-        begins, since then the task's working set takes its place. At the sending end, until it has left: but for a skip
-        whose task keeps what it saved."""
+        begins, since then the task's working set takes its place. At the sending end, until it has left."""
         assert op.peer is not None
         target, source = (op.stage, op.peer) if op.kind == "copy" else (op.peer, op.stage)
-        forward, end, place = op.forward, self.end_s[node], (source, op.micro_batch)
+        forward, end = op.forward, self.end_s[node]
         user = self.backward.get((target, op.micro_batch), node)
         until = self.end_s[user] if forward or op.part else self.start_s[user]
-        self.book(target).held(self.start_s[node], max(until, end), op.bytes, RECEIVED)
-        made = self.end_s[(self.forward if forward else self.backward).get(place, node)]
-        if made < end and not (forward and op.part and place not in self.again):
+        if self.memory.messages == "passing" or (self.memory.messages == "copied" and forward):
+            self.book(target).held(self.start_s[node], max(until, end, self.forgotten(target, op)), op.bytes, RECEIVED)
+        made = self.made(node, source, op)
+        end = max(end, self.let_go(source, op))
+        if made < end:
             self.book(source).held(made, end, op.bytes, SENT)
+
+    def made(self, node: int, stage: int, op: Op) -> float:
+        """From when on what `stage` sends counts: a skip whose task keeps what it saved not before that has ended."""
+        place = (stage, op.micro_batch)
+        copied = self.memory.messages == "copied" and op.part in self.arriving[stage, True]  # on its way through
+        saved = op.forward and bool(op.part) and place not in self.again and not copied
+        return self.end_s[(self.forward if op.forward and not saved else self.backward).get(place, node)]
+
+    def let_go(self, stage: int, op: Op) -> float:
+        """Until when `stage` keeps what it sends though it has left.
+
+        Libraries that keep their buffers wait for what they have sent at the end, where devices have several stages.
+        """
+        if self.memory.messages == "kept" and len(self.plan.stages) > len(self.plan.devices):
+            return 0.0 if op.part in self.arriving[stage, op.forward] else self.last_s
+        user = self.backward.get((stage, op.micro_batch))
+        if self.memory.messages != "passing" and op.forward and user is not None:
+            return self.start_s[user]
+        return 0.0 if op.forward else self.forgotten(stage, op)
+
+    def forgotten(self, stage: int, op: Op) -> float:
+        """When the last stage forgets what it received, and the gradients, of the micro-batch of a message."""
+        if self.memory.messages != "copied" or stage != len(self.plan.stages) - 1 or op.micro_batch is None:
+            return 0.0
+        later = self.forward.get((stage, op.micro_batch + BEHIND))
+        return self.last_s if later is None else self.end_s[later]
 
     def stage_bytes(self, number: int, stage: Stage) -> _StageBytes:
         """Where only the inputs of layers count, nothing else does."""
         profile, memory = self.profile, self.memory
         task = memory.task_bytes(profile, stage.first, stage.last)
         if not self.whole:
-            return _StageBytes(memory.checkpoint_bytes(profile, stage.first, stage.last), task, 0, 0, 0)
-        brought = self.brought[number]
-        if stage.first == 0 or "" in brought:  # the input, which the first layer saves, counts where it lies already
+            return _StageBytes(memory.checkpoint_bytes(profile, stage.first, stage.last), task, 0, 0, 0, 0)
+        brought = self.arriving[number, True]
+        lies = (stage.first == 0 or "" in brought) and memory.messages != "copied"
+        if lies:  # the input, which the first layer saves, counts where it lies already
             task -= min(profile.boundary_bytes(stage.first), profile.layers[stage.first].saved_bytes)
         here = 0 if "" in brought or stage.first == 0 else profile.boundary_bytes(stage.first)
         here += sum(s.bytes for s in profile.skips_into(stage.first, stage.last) if s.name not in brought)
-        working = [working_bytes(profile, stage.first, stage.last, more) for more in (0.0, memory.gradients)]
-        return _StageBytes(here, task, self.output_bytes(number), *working)
+        here += sum(brought.values()) if memory.messages == "copied" else 0
+        accumulated = (0.0, min(1.0, memory.gradients))
+        working = [working_bytes(profile, stage.first, stage.last, more) for more in accumulated]
+        return _StageBytes(
+            here, task, self.output_bytes(number), memory.put_off_bytes(profile, stage.first, stage.last), *working
+        )
 
     def output_bytes(self, number: int) -> int:
-        """The model's output, which waits for the loss; gathered it has a gradient of the same size beside it."""
+        """The model's output, which waits for the loss, or what the loss keeps of it; gathered it has a gradient of the
+        same size beside it. Who keeps messages keeps the output beside that, who copies them also the one before.
+        """
         if number != len(self.plan.stages) - 1:
             return 0
-        return self.profile.layers[-1].output_bytes * (2 if self.schedule.loss == "gathered" else 1)
+        several = (
+            2 if self.schedule.loss == "gathered" else {"passing": 1, "kept": 2, "copied": 3}[self.memory.messages]
+        )
+        return self.profile.layers[-1].output_bytes * several
 
     def resident(self, device: int) -> dict[str, int]:
         """What is there all the time: model state, and on the first stage's device the whole mini-batch."""
@@ -188,7 +247,27 @@ class _Ledger:
         parts = self.memory.state_parts(self.profile, layers)
         if self.whole and self.plan.stages[0] in held:
             parts["mini-batch"] = self.plan.micro_batches * self.profile.input_bytes
+        numbers = [number for number, stage in enumerate(self.plan.stages) if stage.device == device]
+        parts["buffers of messages"] = sum(map(self.buffers, numbers)) if self.whole else 0
         return parts
+
+    def buffers(self, number: int) -> int:
+        """Of what arrives at a stage: as many as the memory model has for good."""
+        if self.memory.messages == "passing":
+            return 0
+        each = sum(sum(self.arriving[number, forward].values()) for forward in (True, False))
+        if self.memory.messages == "copied":
+            return each
+        return self.plan.micro_batches * (each + 2 * self.handed_on(number))
+
+    def handed_on(self, number: int) -> int:
+        """What a stage gets from the one before on the same device, for one micro-batch; skips that only pass through
+        that one lie in its own buffers."""
+        before, stage = self.plan.stages[max(0, number - 1)], self.plan.stages[number]
+        if number == 0 or before.device != stage.device:
+            return 0
+        own = (s.bytes for s in self.profile.skips if before.first <= s.source < stage.first <= s.target)
+        return self.profile.boundary_bytes(stage.first) + sum(own)
 
     def peak(self, device: int) -> Peak:
         """Of changes at the same moment the free comes first."""

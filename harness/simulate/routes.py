@@ -35,13 +35,13 @@ class Routes:
 
     def __init__(self, schedule: Schedule, cluster: Cluster) -> None:
         self.schedule, self.cluster = schedule, cluster
-        self.pipeline = max(schedule.devices) + 1
+        self.pipeline, self.tensor = max(schedule.devices) + 1, schedule.tensor
         self.known: dict[tuple[int, int, int], Route] = {}
         self._check_replicas()
 
     def _check_replicas(self) -> None:
         """One replica stands for all: there must be devices for them, and all must lie alike on the nodes."""
-        replicas, each, there = self.schedule.replicas, self.pipeline, self.cluster.devices
+        replicas, each, there = self.schedule.replicas, self.pipeline * self.tensor, self.cluster.devices
         if replicas * each > there:
             raise ValueError(
                 f"{replicas} replicas of {each} devices need {replicas * each}, the cluster has {there} devices "
@@ -61,7 +61,7 @@ class Routes:
             return Route(self.cluster.host_link.seconds(op.bytes))
         there = self.schedule.devices[op.peer]
         source, target = (here, there) if op.kind == "send" else (there, here)
-        key = (source, target, op.bytes)
+        key = (source * self.tensor, target * self.tensor, op.bytes)
         route = self.known.get(key)
         if route is None:
             route = self.known[key] = self._between(*key)
@@ -86,10 +86,11 @@ class Routes:
         algorithm, communicator = split_part(op.part)
         if algorithm not in STEPS:
             raise ValueError(f"{op}: {algorithm!r} is no collective -> one of {', '.join(STEPS)}, as all_reduce@data")
+        first = [device * self.tensor for device in sorted(members)]
         if communicator == DATA:
-            ring, alike = [members[0] + shift for shift in self._shifts()], [0]
+            ring, alike = [first[0] + shift for shift in self._shifts()[:: self.tensor]], list(range(self.tensor))
         else:
-            ring, alike = sorted(members), self._shifts()
+            ring, alike = first, self._shifts()
         g, rounds = len(ring), STEPS[algorithm]
         if g == 1:
             return Route(0.0)
@@ -110,8 +111,8 @@ class Routes:
         return _through_ports(self.cluster.node_port, messages * alpha_s, sent, uses, links, beta)
 
     def _shifts(self) -> list[int]:
-        """How far the devices of each replica lie behind those of the first one."""
-        return [replica * self.pipeline for replica in range(self.schedule.replicas)]
+        """How far the devices that do the same lie behind the first ones."""
+        return self.schedule.alike(0)
 
 
 def _name(link: Link, source: int, target: int) -> Resource:

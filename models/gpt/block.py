@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from harness.dropout import Dropout
+from harness.residual import Sum
 
 DEVIATION = 0.02
 """Standard deviation of all weights at the beginning (GPT-2); biases are 0."""
@@ -29,12 +30,14 @@ class Block(nn.Module):
         super().__init__()
         self.attention_norm = nn.LayerNorm(hidden)
         self.attention = Attention(hidden, heads, depth, dropout, attention_dropout)
+        self.attention_sum = Sum()
         self.mlp_norm = nn.LayerNorm(hidden)
         self.mlp = MLP(hidden, depth, dropout)
+        self.mlp_sum = Sum()
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x + self.attention(self.attention_norm(x))
-        x = x + self.mlp(self.mlp_norm(x))
+        x = self.attention_sum(x, self.attention(self.attention_norm(x)))
+        x = self.mlp_sum(x, self.mlp(self.mlp_norm(x)))
         return x
 
 
@@ -43,21 +46,20 @@ class Attention(nn.Module):
 
     def __init__(self, hidden: int, heads: int, depth: int, dropout: float, attention_dropout: float) -> None:
         super().__init__()
-        self.heads = heads
+        self.width = hidden // heads
         self.qkv = linear(hidden, 3 * hidden)
         self.probability_dropout = Dropout(attention_dropout) if attention_dropout else None
         self.projection = linear(hidden, hidden, DEVIATION / sqrt(2 * depth))
         self.dropout = Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        n, sequence, hidden = x.shape
-        split = self.qkv(x).view(n, sequence, 3, self.heads, hidden // self.heads)
+        split = self.qkv(x).unflatten(-1, (3, -1, self.width))  # an engine may hold some of the heads only
         query, key, value = (part.transpose(1, 2) for part in split.unbind(2))  # (n, heads, sequence, head's width)
         if self.probability_dropout is None:
             seen = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
         else:
             seen = attend(query, key, value, self.probability_dropout)
-        joined = self.projection(seen.transpose(1, 2).reshape(n, sequence, hidden))
+        joined = self.projection(seen.transpose(1, 2).flatten(2))
         dropped: Tensor = self.dropout(joined)
         return dropped
 

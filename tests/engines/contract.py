@@ -16,7 +16,7 @@ from engines.single.config import Config as SingleConfig
 from engines.single.config import build as build_single
 from harness.cluster import Cluster
 from harness.counting import ties
-from harness.interfaces import Batch, Engine, Model, OptimizerSpec, Session, SessionSpec
+from harness.interfaces import Batch, BatchShape, Engine, Model, OptimizerSpec, PlanRequest, Session, SessionSpec
 from harness.launch import call
 from harness.plan import Plan
 from harness.profile import LayerProfile, ModelProfile, Skip
@@ -198,7 +198,11 @@ def check_crash(case: Case, layer: int) -> None:
 
 def check_accepts(case: Case) -> None:
     """The engine's own check has nothing against a plan that it is tested with."""
-    assert case.engine.check(case.plan, profile_of(case.model), Cluster(devices_per_node=8), _memory()) == []
+    plan, cluster = case.plan, Cluster(devices_per_node=8)
+    shape, mesh = BatchShape(case.samples, plan.micro_batches), plan.mesh
+    request = PlanRequest(shape, mesh.pipeline, mesh.data, mesh.tensor, plan.recompute)
+    assert case.engine.refuses(request, case.spec.dtype, cluster) == []
+    assert case.engine.check(plan, profile_of(case.model), cluster, _memory()) == []
 
 
 def profile_of(model: Model) -> ModelProfile:

@@ -6,15 +6,16 @@ from dataclasses import replace
 
 import pytest
 import torch
+from omegaconf import OmegaConf
 from torch import Tensor, nn
 
 from engines.torch_pipelining import config as plug_in
 from engines.torch_pipelining.config import SCHEDULES, Config, build
 from engines.torch_pipelining.engine import TorchPipeliningEngine
 from engines.torch_pipelining.shapes import Shapes
-from harness import counting
+from harness import counting, registry
 from harness.cluster import Cluster
-from harness.interfaces import Model, OptimizerSpec, Session, StepMetrics
+from harness.interfaces import BatchShape, Model, OptimizerSpec, PlanRequest, Session, StepMetrics
 from harness.launch import call
 from harness.memory import named
 from harness.mesh import Mesh
@@ -167,6 +168,28 @@ def test_sends_what_is_predicted(model: str, data: int, schedule: str) -> None:
     assert sent == found.figures["bytes_sent"]
 
 
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "interleaved1f1b", "zbv"])
+def test_predicted_and_counted_memory(schedule: str) -> None:
+    """Within 15 %, on both devices: every micro-batch has buffers of its own, for good."""
+    keys = {"name": "gpt", "layers": 3, "hidden": 32, "heads": 4, "sequence": 32, "vocabulary": 64}
+    model = registry.build("model", OmegaConf.create(keys))
+    engine = build(Config(schedule=schedule))
+    one = Case(engine, model, plan_of(engine, model))
+
+    def train(session: Session) -> list[int] | None:
+        session.step(one.model.sample(one.samples))
+        return _step(session, one).peak_memory_bytes
+
+    counted = call(one.engine, one.model, one.plan, one.spec, train)
+    profile = counting.count(one.model, one.samples // 4, one.dtype)
+    planned = one.engine.schedule(one.plan, profile)
+    memory = one.engine.memory(named("sgd_fp32"), one.plan.mesh, profile)
+    seconds = dict.fromkeys(map(str, planned.ops()), 1.0)
+    found = simulate(planned, one.plan, profile, Cluster(devices_per_node=4), memory, durations=seconds)
+    ratios = [p.bytes / m for p, m in zip(found.peaks, counted or [], strict=True)]
+    assert all(0.85 < ratio < 1.15 for ratio in ratios), (ratios, [peak.contents for peak in found.peaks])
+
+
 def _step(session: Session, one: Case) -> StepMetrics:
     return session.step(one.model.sample(one.samples), meter=True)
 
@@ -218,12 +241,14 @@ def test_accepts_what_it_is_tested_with(schedule: str) -> None:
 @pytest.mark.parametrize(
     ("schedule", "devices", "micro_batches", "mend"),
     [
-        ("1f1b", 3, 2, "batch.micro_batches=3, or engine.schedule=gpipe"),
-        ("interleaved1f1b", 2, 5, "batch.micro_batches=4"),
-        ("interleaved1f1b", 4, 1, "batch.micro_batches=4"),
+        ("1f1b", 3, 2, "batch.micro_batches=4, or engine.schedule=gpipe"),
+        ("interleaved1f1b", 2, 5, "batch.micro_batches=4, or engine.schedule=gpipe"),
+        ("interleaved1f1b", 4, 1, "batch.micro_batches=4, or engine.schedule=gpipe"),
+        ("interleaved1f1b", 3, 4, "engine.schedule=gpipe"),
     ],
 )
 def test_refuses_micro_batches(schedule: str, devices: int, micro_batches: int, mend: str) -> None:
+    """Of 8 samples: what is offered divides them."""
     problems = refused(case("skips", schedule, devices, micro_batches))
     assert [(problem.key, problem.mend) for problem in problems] == [(f"batch.micro_batches {micro_batches}", mend)]
     assert str(devices) in problems[0].what
@@ -240,13 +265,18 @@ def test_refuses_stages_in_other_places_and_recomputation() -> None:
 
 
 def refused(one: Case) -> list[Problem]:
-    return one.engine.check(one.plan, contract.profile_of(one.model), Cluster(devices_per_node=4), named("sgd_fp32"))
+    request = PlanRequest(BatchShape(one.samples, one.plan.micro_batches), one.plan.mesh.pipeline)
+    early = one.engine.refuses(request, "float32", Cluster(devices_per_node=4))
+    return early + one.engine.check(
+        one.plan, contract.profile_of(one.model), Cluster(devices_per_node=4), named("sgd_fp32")
+    )
 
 
 @pytest.mark.parametrize(
     ("config", "lines"),
     [
-        (Config(schedule="zb"), [r"engine\.schedule zb   is none of gpipe, 1f1b, interleaved1f1b, zbv   -> "]),
+        (Config(schedule="zb"), [r"engine\.schedule zb   is none of gpipe, 1f1b, interleaved1f1b, zbv   -> .*=zbv"]),
+        (Config(schedule="1F1B"), [r"engine\.schedule 1F1B   is none of .*   -> engine\.schedule=1f1b"]),
         (Config(schedule="interleaved1f1b", chunks=1), [r"engine\.chunks 1   must be at least 2 with interleaved1f1b"]),
         (Config(schedule="zbv", chunks=3), [r"engine\.chunks 3   engine\.schedule=zbv has 2 on each device   -> "]),
     ],

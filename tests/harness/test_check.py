@@ -5,10 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from harness import check
+from harness import check, profile_check
 from harness.cluster import Cluster, Device
 from harness.devices import Found
-from harness.interfaces import Capabilities
+from harness.interfaces import Capabilities, Setting
 from harness.memory import MemoryModel
 from harness.mesh import Mesh
 from harness.plan import Plan, Stage
@@ -30,6 +30,7 @@ def config(**changes):
             "planner": {"name": "balance"},
             "cluster": {"name": "local"},
             "precision": {"dtype": "float32"},
+            "optimizer": {"name": "sgd"},
             "mesh": {"data": None, "pipeline": None, "tensor": None},
             "batch": {"size": 512, "micro_batches": 8},
             "mode": "run",
@@ -99,6 +100,35 @@ def test_replicas_share_the_batch_equally():
     assert rows(found) == [("batch.size 15", "cannot be shared equally by mesh.data 2", "batch.size=16")]
 
 
+@pytest.mark.parametrize(
+    ("data", "can", "cluster", "mend"),
+    [(2, PIPELINE, EIGHT, "mesh.data=1"), (4, EVERYTHING, Cluster(devices_per_node=2), "mesh.data=2")],
+)
+def test_micro_batches_are_judged_by_the_replicas_that_there_will_be(data, can, cluster, mend):
+    """8 divide a batch of 16 for one replica and for two, not for four; 12 divide one of 12 for one replica only."""
+    batch = (
+        {"batch__size": 16, "batch__micro_batches": 8} if data == 4 else {"batch__size": 12, "batch__micro_batches": 12}
+    )
+    found = check.request(config(mesh__data=data, **batch), can, cluster)
+    assert [problem.mend for problem in found] == [mend], "one cause, one mend"
+
+
+def test_a_setting_of_the_engine_that_is_in_the_way_is_offered_to_be_changed():
+    can = Capabilities(
+        dtypes=("float32",), optimizers=("adamw", "adam"), pipeline=False,
+        because={"pipeline": Setting("engine.zero=2", "engine.zero=1"),
+                 "optimizers": Setting("engine.offload=true", "engine.offload=false")},
+    )  # fmt: skip
+    assert rows(check.request(config(mesh__pipeline=2, precision__dtype="float64"), can, EIGHT)) == [
+        ("mesh.pipeline 2", "engine=gpipe with engine.zero=2 has no pipeline stages",
+         "mesh.pipeline=1, or engine.zero=1"),
+        ("precision.dtype float64", "engine=gpipe takes float32", "precision.dtype=float32"),
+        ("optimizer.name sgd", "engine=gpipe with engine.offload=true takes adamw, adam",
+         "optimizer.name=adamw, or engine.offload=false"),
+    ]  # fmt: skip
+    assert check.request(config(optimizer__name="adam"), can, EIGHT) == []
+
+
 def test_planning_for_a_described_cluster_is_fine():
     assert check.request(config(cluster__name="flat", mode="plan"), PIPELINE, EIGHT) == []
 
@@ -110,7 +140,7 @@ def test_planning_for_a_described_cluster_is_fine():
         ({}, PIPELINE, 5, Mesh(pipeline=5)),
         ({}, SINGLE, 100, Mesh()),
         ({"pipeline": 3}, PIPELINE, 100, Mesh(pipeline=3)),
-        ({"data": 2}, EVERYTHING, 100, Mesh(data=2, pipeline=4)),
+        ({"data": 2}, EVERYTHING, 100, Mesh(data=2, tensor=4)),
         ({"pipeline": 2}, EVERYTHING, 100, Mesh(pipeline=2, tensor=4)),
         ({"data": 2, "pipeline": 2, "tensor": 2}, EVERYTHING, 100, Mesh(2, 2, 2)),
         ({}, Capabilities(pipeline=False, tensor=True), 100, Mesh(tensor=8)),
@@ -136,7 +166,7 @@ def profile_of(layers: int = 5, **fields) -> ModelProfile:
 
 
 def against(found: ModelProfile, can: Capabilities = PIPELINE, model_given: bool = True, **changes):
-    return rows(check.against_profile(config(**changes), can, found, model_given))
+    return rows(profile_check.against_profile(config(**changes), can, found, model_given))
 
 
 def test_more_stages_than_layers():

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from harness import children
+from harness import children, machine
 from harness.children import ChildFailed
 from harness.compose import compose
 from harness.problem import CannotRun
@@ -35,3 +35,12 @@ def test_another_end_is_a_failure(tmp_path: Path) -> None:
         children.work(folder(tmp_path), "title", 60, "count", "many")
     assert caught.value.outcome.status == "error"
     assert "ValueError: invalid literal" in caught.value.outcome.reason
+
+
+def test_this_machine_is_measured_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REGATTA_CACHE", str(tmp_path / "cache"))
+    run = folder(tmp_path, "cluster.device=cpu")
+    found = children.measured_machine(run, "title", 60, "cpu")
+    assert found.device.peak_flops["float32"] > 0 and found.link.beta_s_per_byte > 0
+    assert machine.stored("cpu") == found
+    assert not (run / children.MACHINE).exists()

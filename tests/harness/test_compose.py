@@ -69,7 +69,7 @@ def test_every_choice_composes_and_says_how_to_use_it(path: Path) -> None:
     typed = command[1].split()
     assert f"{path.parent.name}={path.stem}" in typed
     compose(typed)
-    schema, own = OmegaConf.load(path).defaults
+    schema, own, *_ = OmegaConf.load(path).defaults
     assert (schema[0], own) == ("_", "_self_")
 
 
@@ -118,11 +118,11 @@ def test_every_choice_composes_and_says_how_to_use_it(path: Path) -> None:
         ("optimizer.lr=0", "optimizer.lr 0.0", "must be above 0", "optimizer.lr=0.1"),
         ("optimizer.lr=nan", "optimizer.lr nan", "must be finite", "optimizer.lr=0.1"),
         ("launch.timeout_s=inf", "launch.timeout_s inf", "must be finite", "launch.timeout_s=300.0"),
-        ("mode=plam", "mode plam", "is not one of run, plan, simulate, profile", "mode=plan"),
+        ("mode=plam", "mode plam", "is not one of run, plan, simulate, profile, calibrate", "mode=plan"),
         ("optimizer.name=adamv", "optimizer.name adamv", "is not one of sgd, adam, adamw", "optimizer.name=adam"),
-        ("costs=analitic", "costs analitic", "is not one of auto, measured, scaled, analytic", "costs=analytic"),
-        ("mode=sim", "mode sim", "is not one of run, plan, simulate, profile", "mode=simulate"),
-        ("mode=xyz", "mode xyz", "is not one of run, plan, simulate, profile", "mode=run"),
+        ("costs=analitic", "costs analitic", "is not one of auto, measured, scaled, analytic, none", "costs=analytic"),
+        ("mode=sim", "mode sim", "is not one of run, plan, simulate, profile, calibrate", "mode=simulate"),
+        ("mode=xyz", "mode xyz", "is not one of run, plan, simulate, profile, calibrate", "mode=run"),
         ("jitter=-0.1", "jitter -0.1", "is a relative spread, from 0 to 1", "jitter=0.05"),
         ("jitter=1.5", "jitter 1.5", "is a relative spread, from 0 to 1", "jitter=0.05"),
         ("jitter=inf", "jitter inf", "must be finite", "jitter=0.05"),

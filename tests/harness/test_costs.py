@@ -145,6 +145,8 @@ CHOICES = [
     (replace(TIMED, source="scaled from C to A: measured on C"), "auto", B, True, True, "scaled"),
     (replace(TIMED, source="by hand"), "auto", B, True, True, "measured"),
     (replace(TIMED, device=None), "auto", B, True, True, "measured"),
+    (TIMED, "none", B, True, True, "none"),
+    (COUNTED, "none", BARE, True, False, "none"),
     (replace(TIMED, device=replace(A, memory_bandwidth=0.0)), "auto", B, True, True, "measured"),
     (replace(TIMED, layers=UNCOUNTED), "auto", B, True, True, "measured"),
     (analytic(COUNTED, A), "auto", B, True, True, "analytic"),
@@ -161,12 +163,19 @@ CHOICES = [
 ]
 
 
+def without_any(profile: ModelProfile) -> ModelProfile:
+    """Layers that take no time, whatever they took."""
+    layers = tuple(replace(layer, forward_s=0.0, backward_s=0.0) for layer in profile.layers)
+    return replace(profile, layers=layers, source=f"none, {profile.source}")
+
+
 @pytest.mark.parametrize(("profile", "costs", "device", "described", "given", "taken"), CHOICES)
 def test_what_the_key_costs_takes(profile, costs, device, described, given, taken):
     wanted = {
         "measured": lambda: profile,
         "scaled": lambda: scaled(profile, A, B),
         "analytic": lambda: analytic(profile, device),
+        "none": lambda: without_any(profile),
     }
     assert priced(profile, costs, device, described, given) == wanted[taken]()
 
@@ -230,6 +239,11 @@ def test_what_cannot_be_priced(profile, costs, device, words):
         priced(profile, costs, device, described=True, given=True)
     for word in words:
         assert word in str(caught.value)
+
+
+def test_layers_that_take_no_time_leave_communication_alone():
+    told = borrowed(priced(TIMED, "none", BARE, True, False), BARE, given=False)
+    assert told == f"layers take no time, what is predicted is communication alone -> {PEAKS}"
 
 
 def test_times_are_seen_in_either_direction():

@@ -10,7 +10,20 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from harness.display import basis_of, closing_table, files_of, flops, percent, rate, ratio, seconds, show, size, sizes
+from harness.display import (
+    age,
+    basis_of,
+    closing_table,
+    files_of,
+    flops,
+    percent,
+    rate,
+    ratio,
+    seconds,
+    show,
+    size,
+    sizes,
+)
 from harness.display import summary_line as line
 from harness.record import RunRecord
 
@@ -71,7 +84,7 @@ def test_closing_table_has_measured_beside_predicted() -> None:
         ["loss, last step", "0.2500"],
         ["model FLOP/s", "15.0 GFLOP/s"],
         ["wait for data", "500.0 us"],
-        ["sent: copy", "3.0 MiB"],
+        ["sent: copy", "3.0 MiB", "-", "-"],
         ["device", "utilization", "bubble", "peak memory", "predicted", "predicted / measured"],
         ["0", "75 %", "25 %", "300.0 MiB", "330.0 MiB", "1.10"],
         ["1", "50 %", "50 %", "200.0 MiB", "150.0 MiB", "0.75"],
@@ -136,6 +149,24 @@ def test_what_a_simulation_rests_on() -> None:
     ]
     assert "jitter       0.1, seed 3" in basis_of(simulated(jitter=0.1))
     assert basis_of(record(source="simulated", predicted={})) == []
+
+
+def test_where_a_profile_is_from_and_how_old_it_is(tmp_path: Path) -> None:
+    """Of a measured record, too: the prediction beside it rests on it."""
+    told = "made here 3 min ago, cached"
+    made = simulated()
+    made.manifest["simulation"]["profile"] = told
+    assert basis_of(made)[1] == f"profile      {told}"
+    console = plain()
+    show(record(manifest={"simulation": BASIS | {"profile": told}}), tmp_path, console)
+    assert f"profile  {told}" in text(console).splitlines()
+
+
+@pytest.mark.parametrize(
+    ("passed_s", "told"), [(0.4, "0 s"), (59, "59 s"), (180, "3 min"), (3600 * 5, "5 h"), (86400 * 12, "12 d")]
+)
+def test_an_age(passed_s: float, told: str) -> None:
+    assert age(passed_s) == told
 
 
 def test_times_of_another_device_have_a_line_of_their_own() -> None:

@@ -29,7 +29,7 @@ class Broken:
         self.change = change
         self.engine = registry.build("engine", CONFIG.engine)
         self.capabilities, self.check = self.engine.capabilities, self.engine.check
-        self.placement, self.memory = self.engine.placement, self.engine.memory
+        self.placement, self.memory, self.refuses = self.engine.placement, self.engine.memory, self.engine.refuses
 
     def schedule(self, plan: Plan, profile: ModelProfile) -> Schedule:
         return self.change(gpipe(plan.micro_batches, [0, 1], [], "never"))

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.profile import LayerProfile, ModelProfile, Product, Tied
+from harness.profile import LayerProfile, ModelProfile, Product, Skip, Tied
 from harness.serial import SchemaError
 
 SIZES = {"a": 100, "b": 30, "c": 7, "d": 1}
@@ -61,3 +61,14 @@ def test_an_older_profile_is_not_taken_for_a_new_one():
     """In schema 1 a tie was one name, and products were left out."""
     with pytest.raises(SchemaError, match="schema: expected 2 for a ModelProfile, got '1'"):
         ModelProfile.from_json({"schema": 1, "layers": [{"name": "a"}]})
+
+
+def test_a_profile_of_other_micro_batches_has_their_times_and_bytes():
+    layer = LayerProfile("l", 4.0, 8.0, param_bytes=100, output_bytes=40, saved_bytes=80)
+    profile = ModelProfile((layer, layer), micro_batch=4, input_bytes=20, skips=(Skip(0, 1, 12, "s"),))
+    half, own = profile.of_samples(2), profile.of_samples(4)
+    assert own is profile
+    assert (half.micro_batch, half.input_bytes, half.skips[0].bytes) == (2, 10, 6)
+    wanted = LayerProfile("l", 2.0, 4.0, param_bytes=100, output_bytes=20, saved_bytes=40)
+    assert half.layers == (wanted, wanted)
+    assert half.of_samples(12).layers[0].output_bytes == 120

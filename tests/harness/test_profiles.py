@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import os
+import time
 from pathlib import Path
 
 import pytest
@@ -81,6 +83,29 @@ def test_a_cached_measurement_gets_the_device_that_is_known_now(tmp_path: Path) 
     assert one.raw("counted", HERE).device is None
 
 
+def test_it_is_told_where_a_profile_is_from_and_how_old_it_is(tmp_path: Path) -> None:
+    one = made(tmp_path)
+    PROFILE.save(one.place("measured"))
+    os.utime(one.place("measured"), times=(0, time.time() - 190))
+    one.raw("measured", HERE)
+    assert one.found == "made here 3 min ago, cached"
+    file = tmp_path / "p.json"
+    PROFILE.save(file)
+    os.utime(file, times=(0, time.time() - 3 * 86400))
+    stored = made(tmp_path, f"profile={file}")
+    stored.raw("file", HERE)
+    assert stored.found == f"{file}, 3 d old"
+
+
+def test_a_profile_that_is_made_now_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(profiles.children, "work", lambda folder, *_: PROFILE.save(folder / profiles.PROFILE))
+    one = made(tmp_path)
+    one.raw("measured", HERE)
+    assert one.found == "made just now"
+    one.raw("measured", HERE)
+    assert one.found == "made here 0 s ago, cached"
+
+
 def test_a_file_that_is_no_profile(tmp_path: Path) -> None:
     (tmp_path / "p.json").write_text("{")
     for name, what in ("p.json", "is not JSON"), ("nowhere.json", "No such file"):
@@ -105,7 +130,7 @@ def test_a_profile_in_a_line() -> None:
         ([*FLAT, "precision=bf16"], "measured",
          "cluster.peak_tflops.bfloat16=TFLOPS cluster.memory_bandwidth_gb_s=GB_PER_S"),
         ([*FLAT, "costs=measured"], "measured", ""),
-        (FLAT, "counted", ""),
+        ([*FLAT, "cluster.peak_tflops.float32=1"], "counted", ""),
         ([], "measured", ""),
     ],
     ids=["no peaks", "bandwidth alone", "autocast", "as the user asks", "counted", "local"],

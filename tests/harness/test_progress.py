@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from harness.problem import CannotRun, Problem
 from harness.progress import Progress
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -58,6 +59,14 @@ def test_a_phase_that_fails_says_so_and_the_error_goes_on() -> None:
         raise ZeroDivisionError
     first, second = text(console).splitlines()
     assert (first, second[:23]) == ("planning", "planning  failed after ")
+
+
+def test_a_refusal_is_no_failure() -> None:
+    console = plain()
+    with pytest.raises(CannotRun), Progress(console) as progress:
+        progress.phase("planning")
+        raise CannotRun([Problem("mesh.pipeline 2", "is too much")])
+    assert text(console).splitlines() == ["planning"]
 
 
 LIVE = """

@@ -99,7 +99,7 @@ def test_build_takes_a_node_from_a_file_and_checks_it() -> None:
 
 
 def test_build_of_an_unknown_name_lists_the_known() -> None:
-    with pytest.raises(CannotRun, match=r"planner balanced +is not one of balance, .*uniform"):
+    with pytest.raises(CannotRun, match=r"planner balanced +is not one of autoddl, balance, .*uniform"):
         registry.build("planner", OmegaConf.create({"name": "balanced"}))
 
 

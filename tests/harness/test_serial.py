@@ -14,7 +14,7 @@ from harness.cluster import Cluster, Device, Link
 from harness.mesh import Mesh
 from harness.op import Op
 from harness.pattern import Pattern, Placed
-from harness.plan import Plan
+from harness.plan import Plan, Traffic
 from harness.profile import LayerProfile, ModelProfile, Product, Skip, Tied
 from harness.record import EXIT_CODES, RunRecord, Status
 from harness.schedule import Schedule
@@ -58,13 +58,14 @@ placed = st.builds(
     start_s=amounts,
     shift=counts,
 )
+numbers = st.lists(counts, max_size=3).map(tuple)
 plans = st.builds(
-    lambda balance, mode, strategy, pattern, predicted: Plan(
-        Mesh(1, len(balance), 1), Plan.contiguous(balance).stages, 4, mode, strategy, pattern, predicted
-    ),
+    lambda balance, *others: Plan(Mesh(1, len(balance), 1), Plan.contiguous(balance).stages, 4, *others),
     st.lists(st.integers(1, 9), min_size=1, max_size=4),
     st.sampled_from(["always", "except_last", "never"]),
-    st.dictionaries(names, st.lists(counts, max_size=3).map(tuple), max_size=2),
+    st.dictionaries(names, numbers, max_size=2),
+    st.dictionaries(names, st.lists(numbers, max_size=3).map(tuple), max_size=2),
+    st.lists(st.lists(st.builds(Traffic, names, names, amounts, counts), max_size=2).map(tuple), max_size=2).map(tuple),
     st.none() | st.builds(Pattern, period_s=st.floats(1e-9, 1e9), ops=st.lists(placed, max_size=2).map(tuple)),
     objects,
 )

@@ -15,10 +15,10 @@ from omegaconf import OmegaConf
 from engines.deepspeed import compiling
 from engines.deepspeed.config import Config, build, check
 from harness import registry
-from harness.check import request
 from harness.cluster import Cluster
 from harness.compose import compose
-from harness.interfaces import Model
+from harness.engine_check import early
+from harness.interfaces import BatchShape, Model, PlanRequest, Setting
 from harness.memory import named
 from harness.plan import Plan
 from harness.planning import draft
@@ -42,6 +42,7 @@ def lines(config: Config) -> list[str]:
     ("config", "line"),
     [
         (Config(zero=4), "engine.zero 4   is none of 0, 1, 2, 3   -> engine.zero=3"),
+        (Config(checkpoint="NEVER"), "engine.checkpoint NEVER   is none of never, always   -> engine.checkpoint=never"),
         (Config(checkpoint="except_last"),
          "engine.checkpoint except_last   is none of never, always   -> engine.checkpoint=always"),
         (Config(offload=True), "engine.offload true   needs state in shards, engine.zero is 0   -> engine.zero=1"),
@@ -52,9 +53,10 @@ def test_values_that_no_run_can_have(config: Config, line: str) -> None:
 
 
 def problems(case: Case, dtype: str = "float32", **keys: object) -> Sequence[str]:
-    profile = replace(counted(case.model), dtype=dtype)
-    engine = build(Config(**keys))  # type: ignore[arg-type]
-    return [p.key for p in engine.check(case.plan, profile, Cluster(devices_per_node=8), named("sgd_fp32"))]
+    engine, plan, cluster = build(Config(**keys)), case.plan, Cluster(devices_per_node=8)  # type: ignore[arg-type]
+    request = PlanRequest(BatchShape(case.samples, plan.micro_batches), plan.mesh.pipeline, plan.mesh.data)
+    found = engine.check(plan, counted(case.model), cluster, named("sgd_fp32"))
+    return [p.key for p in [*engine.refuses(request, dtype, cluster), *found]]
 
 
 def counted(model: Model) -> ModelProfile:
@@ -71,12 +73,53 @@ def test_number_formats_that_deepspeed_cannot_train() -> None:
     assert problems(case("skips", data=2), "float64") == ["precision.dtype float64"]
     assert problems(case("skips"), "bfloat16") == ["precision.dtype bfloat16"]
     assert problems(case("skips"), "bfloat16", zero=1) == []
-    assert problems(case("skips"), "float16", zero=1) == []
+    assert problems(case("skips"), "float16", zero=1) == [], "on GPUs"
+
+
+@pytest.mark.parametrize(
+    ("dtype", "zero", "data", "mend"),
+    [
+        ("float64", 1, 1, "precision=fp32, or engine.zero=0"),
+        ("float64", 0, 2, "precision=fp32, or mesh.data=1"),
+        ("float64", 3, 2, "precision=fp32, or engine.zero=0 mesh.data=1"),
+        ("bfloat16", 0, 1, "engine.zero=1"),
+        ("float16", 0, 1, "precision=fp32"),
+        ("float16", 1, 2, "precision=bf16"),
+    ],
+)
+def test_every_way_out_is_offered_and_leads_out(dtype: str, zero: int, data: int, mend: str) -> None:
+    cpus = Cluster(devices_per_node=2, cores=2.0)
+    (problem,) = build(Config(zero=zero)).refuses(PlanRequest(BatchShape(8, 4), 1, data), dtype, cpus)
+    assert (problem.key, problem.mend) == (f"precision.dtype {dtype}", mend)
+    for way in mend.split(", or "):
+        typed = dict(word.split("=") for word in way.split())
+        dtype_then = {"fp32": "float32", "bf16": "bfloat16"}.get(typed.get("precision", ""), dtype)
+        engine = build(Config(zero=int(typed.get("engine.zero", zero))))
+        request = PlanRequest(BatchShape(8, 4), 1, int(typed.get("mesh.data", data)))
+        assert engine.refuses(request, dtype_then, cpus) == [], way
+
+
+@pytest.mark.parametrize(
+    ("zero", "plan", "devices", "mend"),
+    [
+        (1, Plan.contiguous([7, 7], 4), 2, "mesh.data=2 mesh.pipeline=1"),
+        (1, Plan.contiguous([7, 7], 4), 4, "mesh.data=2"),
+        (3, Plan.contiguous([14], 4), 2, "mesh.data=2"),
+        (3, Plan.contiguous([14], 4), 1, "cluster.devices=2 mesh.data=2"),
+    ],
+)
+def test_one_replica_has_nothing_to_shard(zero: int, plan: Plan, devices: int, mend: str) -> None:
+    cluster = Cluster(devices_per_node=devices)
+    told = Problem(f"engine.zero {zero}", "one replica: nothing to shard", mend)
+    assert build(Config(zero=zero)).notes(plan, cluster) == [told]
+    assert build(Config(zero=0)).notes(plan, cluster) == []
+    assert build(Config(zero=zero)).notes(replace(plan, mesh=replace(plan.mesh, data=2)), cluster) == []
 
 
 def test_zero_2_and_3_have_no_pipeline() -> None:
     can = build(Config(zero=2)).capabilities
-    assert (can.pipeline, can.data, can.because) == (False, True, "engine.zero=2")
+    assert (can.pipeline, can.data) == (False, True)
+    assert can.because["pipeline"] == Setting("engine.zero=2", "engine.zero=1")
     assert build(Config(zero=1)).capabilities.pipeline
 
 
@@ -193,16 +236,23 @@ def test_torch_gets_the_ninja_of_the_packages(monkeypatch: pytest.MonkeyPatch) -
 def asked(*overrides: str) -> list[Problem]:
     """What is known to be wrong before anything is known of the model."""
     config = compose(["engine=deepspeed", "engine.offload=true", "engine.zero=1", "mesh.pipeline=1", *overrides])
-    return request(config, registry.build("engine", config.engine).capabilities, Cluster(devices_per_node=2))
+    return early(config, registry.build("engine", config.engine), Cluster(devices_per_node=2))
 
 
 def test_offloading_takes_an_adam() -> None:
-    mend = "optimizer.name=adamw"
-    assert asked("memory=auto") == [Problem("engine.offload true", "needs adam or adamw, optimizer.name is sgd", mend)]
+    what = "engine=deepspeed with engine.offload=true takes adamw, adam"
+    mend = "optimizer.name=adamw, or engine.offload=false"
+    assert asked("memory=auto") == [Problem("optimizer.name sgd", what, mend)]
     assert [p.mend for p in asked("memory=adam_mixed")] == [mend], "whatever memory is counted with"
     for name in ("adam", "adamw"):
         assert asked("memory=sgd_fp32", f"optimizer.name={name}") == []
     assert asked("engine.offload=false") == []
+
+
+def test_offloading_has_no_stages_whatever_the_model() -> None:
+    """The pipeline that follows from two devices has two stages, also before the layers are known."""
+    (problem,) = asked("mesh.pipeline=null", "optimizer.name=adamw")
+    assert (problem.key, problem.mend) == ("engine.offload true", "mesh.pipeline=1")
 
 
 def planned(*overrides: str) -> list[Problem]:

@@ -10,6 +10,7 @@ from harness.sbp.chain import Attention, Chain, Matmul, Residual
 from harness.sbp.collectives import Collectives
 from harness.sbp.costs import Costs, Rules
 from harness.sbp.grid import Grid
+from harness.sbp.limit import TooLarge, held
 from harness.sbp.optimum import Infeasible, Search
 from harness.sbp.traffic import sent
 
@@ -85,3 +86,36 @@ def test_summa_receives_inputs_along_rows_and_weights_along_columns():
     assert best.seconds == pytest.approx(min(by_mesh) * BETA)
     rows, columns = (found.grid.size(degree) for degree in (best.rows, best.columns))
     assert (rows, columns) == meshes[by_mesh.index(min(by_mesh))]
+
+
+def test_megatron_leaves_convolutions_data_parallel():
+    conv = Matmul("conv", SAMPLES, 3, 64, SAMPLES * 3, SAMPLES * 64, 4 * 27 * 64, conv=True)
+    dense = [Matmul(str(k), SAMPLES, 64, 64, SAMPLES * 64, SAMPLES * 64, 4 * 64**2) for k in range(2)]
+    found = costs(8)
+    route = megatron(Chain((conv, *dense), 4), found, "free", two=False)
+    assert [found.grid.numbers(s) for s in route.strategies.values()] == [(8, 1, 1), (1, 8, 1), (1, 1, 8)]
+
+
+def test_megatron_splits_weights_inside_of_nodes():
+    cluster = Cluster(nodes=2, devices_per_node=4, intra=Link(0.0, BETA / 10), node_port=Link(0.0, BETA))
+    found = Costs(Collectives(cluster, Grid(2, 4)), 4, 1, Rules())
+    route = megatron(Chain(tuple(block()), 4), found, "free")
+    degrees = [found.grid.parts(degree) for s in route.strategies.values() for degree in (s.p1, s.p2)]
+    assert all(nodes == 1 for nodes, _ in degrees)
+
+
+def test_baselines_keep_within_a_limit_of_bytes():
+    found, chain = costs(8), Chain(tuple(block()), 4)
+    search = Search(chain, found, "free")
+    whole = held(data_parallel(chain, found, "free"), search)
+    with pytest.raises(TooLarge) as error:
+        data_parallel(chain, found, "free", whole - 1)
+    assert error.value.least == whole
+    best = megatron(chain, found, "free")
+    tight = megatron(chain, found, "free", limit=held(best, search) - 1)
+    assert held(tight, search) < held(best, search)
+    assert tight.seconds >= best.seconds
+    with pytest.raises(TooLarge) as error:
+        megatron(chain, found, "free", limit=1)
+    least = error.value.least
+    assert held(megatron(chain, found, "free", limit=least), search) == least <= held(tight, search)

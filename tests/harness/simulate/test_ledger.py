@@ -1,13 +1,17 @@
+from dataclasses import replace
+
 from harness.cluster import Cluster, Link
 from harness.memory import MemoryModel
 from harness.mesh import Mesh
 from harness.op import Op
 from harness.plan import Plan, Stage
-from harness.profile import LayerProfile, ModelProfile, Skip, Tied
+from harness.profile import LayerProfile, ModelProfile, Product, Skip, Tied
 from harness.schedule import LaneOps, Schedule
+from harness.schedule.deepspeed import deepspeed
 from harness.schedule.gpipe import gpipe
 from harness.schedule.hops import plan_hops
 from harness.schedule.single import single
+from harness.schedule.zero import data_parallel
 from harness.simulate import simulate
 from harness.simulate.ledger import working_bytes
 
@@ -172,3 +176,54 @@ def test_what_tied_layers_share_counts_once_on_a_device():
         done = simulate(schedule, plan, profile, Cluster(devices_per_node=3), MemoryModel())
         assert [peak.contents["weights"] for peak in done.peaks] == weights
     assert profile.parameter_bytes(0, 0) == 1000
+
+
+def held_by_messages(messages: str, m: int) -> list[dict[str, int]]:
+    """Of two stages of one layer, by what is done with their messages of 10 bytes: the fullest moment of each."""
+    profile, plan = profile_of(2), Plan.contiguous((1, 1), m)
+    schedule = deepspeed(m, range(2), plan_hops(plan, profile, False))
+    memory = replace(SAVED, messages=messages)
+    seconds = dict.fromkeys(map(str, schedule.ops()), 1.0)
+    return [peak.contents for peak in simulate(schedule, plan, profile, Cluster(), memory, durations=seconds).peaks]
+
+
+def test_messages_in_buffers_that_stay():
+    """One for each micro-batch and direction; what passes through them is nowhere else."""
+    passing, kept = held_by_messages("passing", 5), held_by_messages("kept", 5)
+    assert "buffers of messages" not in passing[1] and passing[1]["received"] == 10
+    for contents in kept:
+        assert contents["buffers of messages"] == 5 * 10 and "received" not in contents
+    assert (passing[1]["outputs"], kept[1]["outputs"]) == (10, 20)
+
+
+def test_messages_that_are_copied_out_of_one_buffer():
+    """The last stage is fullest in a forward task: its own input and two earlier ones, of which it has forgotten
+    nothing, a copy for this task; and the gradients of the two."""
+    first, last = held_by_messages("copied", 5)
+    assert (first["buffers of messages"], last["buffers of messages"]) == (10, 10)
+    assert (last["received"], last["to be sent"], last["outputs"], last["saved"]) == (40, 20, 30, 100)
+    assert first["to be sent"] == 2 * 10, (
+        "two micro-batches are under way, whose outputs stay until their backward task"
+    )
+
+
+def test_gradients_that_are_summed_lie_in_a_bucket_meanwhile():
+    profile, plan = profile_of(1), replace(Plan.contiguous((1,), 2), mesh=Mesh(data=2))
+    schedule = data_parallel(2, 1000, 2)
+    memory, cluster = replace(SAVED, reducing=1.5), Cluster(devices_per_node=2, intra=Link(0.0, 0.01))
+    assert simulate(schedule, plan, profile, cluster, memory).peaks[0].contents["reducing"] == 1500
+    assert "reducing" not in simulate(single(2), plan, profile, cluster, memory).peaks[0].contents
+
+
+def test_gradients_that_wait_for_those_of_the_weights():
+    """Of the outputs of products with weights, 4 bytes each: 3 samples, 5 rows, 7 features. Else of the layer."""
+    product, score = Product("w", rows_per_sample=5, out=7, weight_bytes=4), Product("scores", "attention", 5, 7, 7)
+    layers = (
+        LayerProfile("first", param_bytes=4, output_bytes=1000),
+        LayerProfile("block", param_bytes=4, output_bytes=10, products=(product, score, product)),
+        LayerProfile("norm", param_bytes=4, output_bytes=100),
+        LayerProfile("relu", output_bytes=1000),
+    )
+    profile = ModelProfile(layers, micro_batch=3)
+    assert MemoryModel().put_off_bytes(profile, 1, 3) == 2 * 3 * 5 * 7 * 4 + 100
+    assert MemoryModel().put_off_bytes(profile, 0, 3) == 0, "nobody needs the gradient of the input"

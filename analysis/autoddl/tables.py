@@ -1,0 +1,247 @@
+"""The report: a section for each figure and table of which something was run, and one for the claims."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+
+from analysis.autoddl import layer, search
+from analysis.autoddl.rows import SWEEPS, Results, Row, largest
+from analysis.autoddl.schemes import (
+    CLOUD_VGG,
+    LARGE,
+    OURS,
+    SCHEMES,
+    SMALL,
+    STAGED,
+    TRANSFORMERS,
+    VGG,
+    Setting,
+)
+from analysis.autoddl.verdicts import BILLION, DENSE, verdicts
+from analysis.published import Number, numbers, value
+from analysis.report import MISSING, Section
+
+SAVED = {
+    "VGG13": ("AutoDDL vs second best (Megatron-like 2d)", "communication_time_saved"),
+    "Transformer": ("AutoDDL vs second best", "communication_saved"),
+}
+OVERLAPPING = (
+    "Simulated: no communication is hidden behind computing, so that its shares are upper bounds. Each scheme has its "
+    "fastest micro-batches; beside them stand the largest that fit, with their number."
+)
+REASONS = {
+    "AD-2": "the collectives of processes on one machine are no rings over equal links: each by itself has an alpha "
+    "and a beta that fit, all together have not.",
+    "AD-3": "processes that share cores wait for each other's computing, and waiting counts as communication. That is "
+    "too noisy to tell: beside other work on two cores, three runs had 0.57, 1.00, 0.36 on 2 processes, and 0.79, "
+    "0.50, 0.93 on 4.",
+    "AD-10": "our Megatron-like takes the best mesh with weights split inside of nodes, and so sends less across nodes "
+    "than data parallelism does. The paper's was slower, and unstable; it does not say why.",
+    "AD-11": "memory is a true limit here, for both: at what fits, what is sent across nodes differs little.",
+    "AD-12": "more stages have less to send each, and 128 micro-batches leave a small bubble: nothing but messages and "
+    "the bubble is lost between our stages.",
+}
+"""What may keep a claim from holding."""
+
+
+def sections(results: Results) -> list[Section]:
+    """The tables of which something was run; the last one is that of the claims."""
+    found = [make(results) for sweep in SWEEPS if results.was_run(sweep) for make in TABLES[sweep]]
+    return [*found, _claims(results)]
+
+
+def missing(results: Results) -> str:
+    """One line about the sweeps that were not run, with the commands that do; empty if there are none."""
+    commands = [f"python run.py -m +sweeps=autoddl_{name}" for name in SWEEPS if not results.was_run(name)]
+    return f"Not run yet, and left out: {'; '.join(commands)}" if commands else ""
+
+
+def _fig3(results: Results) -> Section:
+    published = {name: value(_numbers("fig3"), "activation_communication_elements", name) for name in layer.FIG3}
+    rows = []
+    for name, row in layer.fig3(results).items():
+        own, paper = layer.elements(row) / BILLION, published[name]
+        rows.append((name, *(str(row.strategy[product]) for product in layer.ATTENTION),
+                     MISSING if paper is None else f"{paper:g}", f"{own:g}"))  # fmt: skip
+    title = "Fig. 3: elements of a device in the forward pass of an attention layer, 64 nodes, in 2^30"
+    notes = (
+        "Both strategies of the paper by hand, and what planner=autoddl finds with weights on four nodes each "
+        "(planner.max_replicas=4).",
+    )
+    return Section(title, ("strategy", "QKV", "projection", "paper", "planned"), tuple(rows), notes, texts=3)
+
+
+def _table2(results: Results) -> Section:
+    rows = []
+    for row in results.rows("table2"):
+        if row.ok and row.record:
+            m = row.record.metrics
+            r2 = (f"{m[which][m['weights']]:.3f}" for which in ("r2", "r2_large"))
+            link = f"{1e6 * m['alpha_s']:.1f} us", f"{m['bandwidth_gb_s']:.2f} GB/s"
+            rows.append((row["cluster.devices"], *link, m["weights"], *r2))
+    title = "Table 2: alpha and beta of the collectives' rings, fitted on this machine"
+    columns = ("processes", "alpha", "1 / beta", "errors", "R^2", "R^2 of large messages")
+    return Section(title, columns, tuple(rows), ("All four collectives have one alpha and one beta.",))
+
+
+def _fig4(results: Results) -> Section:
+    rows, notes = [], []
+    for devices in (2, 4):
+        found = layer.fig4(results, devices)
+        order = sorted(found, key=lambda one: one.measured_s)
+        for number, one in enumerate(found, start=1):
+            rows.append((str(devices), one.title, f"{1e3 * one.predicted_s:.2f} ms", f"{1e3 * one.measured_s:.1f} ms",
+                         f"{number} -> {order.index(one) + 1}"))  # fmt: skip
+        if found:
+            notes.append(f"{devices} processes: Kendall's tau {layer.tau(found):.2f}.")
+    notes.append("Measured: all of a step but computing, with waiting, on processes that share this machine's cores.")
+    title = "Fig. 4: eight strategies of a Transformer layer, by predicted communication"
+    columns = ("processes", "strategies", "predicted", "measured", "place")
+    return Section(title, columns, tuple(rows), tuple(notes), texts=2)
+
+
+def _fig7(results: Results) -> Section:
+    run = (row for row in results.rows("fig7") if row.ok)
+    rows = [(row["planner.paths"], *(str(row.strategy[name]) for name in DENSE)) for row in run]
+    title = "Fig. 7: (p0, p1, p2) of VGG13's dense layers on 32 nodes, batch 256"
+    return Section(title, ("planner.paths", "25088 x 4096", "4096 x 4096", "4096 x 1000"), tuple(rows),
+                   ("The paper: no weight is replicated, p0 = 1.",), texts=4)  # fmt: skip
+
+
+def _fig8(results: Results) -> Section:
+    rows, at = [], (100, 1000, search.EVALUATIONS)
+    for nodes in search.NODES:
+        for batch in search.BATCHES:
+            for name, title in search.SEARCHES.items():
+                found = search.curves(results, nodes, batch, name)
+                if found:
+                    ends = [curve.at(search.EVALUATIONS) for curve in found]
+                    medians = (f"{search.middle(found, plans):.3f}" for plans in at)
+                    rows.append((nodes, batch, title, *medians, f"{max(ends):.3f}",
+                                 f"{sum(end <= 1 + 1e-9 for end in ends)} of {len(ends)}"))  # fmt: skip
+    whole = [(batch, search.exhaustive(results, batch)) for batch in search.BATCHES]
+    told = ", ".join(f"{ratio:.9f} (batch {batch})" for batch, ratio in whole if ratio is not None)
+    notes = (f"The best of all 36^4 plans of 128 nodes costs {told} times the proven optimum.",) if told else ()
+    title = "Fig. 8: communication of the best plan found / proven optimum, median of ten seeds"
+    columns = ("nodes", "batch", "search", *(f"after {plans:,}" for plans in at), "worst seed", "optimal")
+    return Section(title, columns, tuple(rows), notes, texts=3)
+
+
+def _schemes(title: str, settings: Sequence[Setting], saved: Callable[[Setting], str]) -> Callable[[Results], Section]:
+    """A table of schemes on some models."""
+
+    def make(results: Results) -> Section:
+        figures = ("micro-batches", "communication", "step", "with the largest", "of AutoDDL's step", "paper: saved")
+        columns = ("", "scheme", *figures)
+        rows = tuple(row for setting in settings for row in _compared(results, setting, saved(setting)))
+        return Section(title, columns, rows, tuple(dict.fromkeys(_basis(results, settings))), texts=2)
+
+    return make
+
+
+def _compared(results: Results, setting: Setting, paper: str) -> Iterator[tuple[str, ...]]:
+    """A line for each scheme: the point that counts, and that with the largest micro-batches."""
+    ours = setting.chosen(results, OURS)
+    for number, scheme in enumerate(SCHEMES):
+        rows = setting.rows(results, scheme)
+        own, large = setting.chosen(results, scheme), largest(rows)
+        title = "" if number else setting.title
+        if own is None or large is None:
+            yield title, scheme, MISSING, _why(rows), MISSING, MISSING, MISSING, MISSING
+            continue
+        ratio = f"{own.step_s / ours.step_s:.3f}" if ours else MISSING
+        cells = (str(own.micro_batches), _seconds(own.communication_s), _seconds(own.step_s))
+        beside = f"{_seconds(large.step_s)} ({large.micro_batches})"
+        yield title, scheme, *cells, beside, ratio, paper if scheme == OURS else MISSING
+
+
+def _why(rows: Sequence[Row]) -> str:
+    """Why no point counts: in the words of the last one."""
+    if not all(row.record for row in rows):
+        return "not run"
+    reasons = " ".join(row.record.reason for row in rows if row.record)
+    return "does not fit" if "needs" in reasons else "cannot be split"
+
+
+def _basis(results: Results, settings: Sequence[Setting]) -> Iterator[str]:
+    for setting in settings:
+        for scheme in SCHEMES:
+            row = setting.chosen(results, scheme)
+            if row and row.record:
+                basis = row.record.manifest.get("simulation", {})
+                port = 1e-9 / basis["cluster"]["node_port"]["beta_s_per_byte"]
+                yield f"Layer times {basis['layer_times']}; {port:g} GB/s for each node."
+    yield OVERLAPPING
+
+
+def _piz_daint(setting: Setting) -> str:
+    family = "VGG13" if setting.model == "vgg13" else "Transformer"
+    scheme, talk = SAVED[family]
+    found = [value(_numbers("fig9"), name, scheme, devices=setting.devices) for name in (talk, "end_to_end_saved")]
+    return _told(found)
+
+
+def _google_cloud(setting: Setting) -> str:
+    scheme = "AutoDDL vs second best" if setting.model == "vgg13" else "AutoDDL vs Megatron"
+    if setting is SMALL:
+        return "is data parallel"
+    found = [value(_numbers("fig10"), name, scheme, devices=setting.devices)
+             for name in ("communication_saved", "end_to_end_saved")]  # fmt: skip
+    return _told(found)
+
+
+def _told(found: Sequence[float | None]) -> str:
+    talk, whole = ("-" if one is None else f"{one:g} %" for one in found)
+    return f"{talk} of communication, {whole} of a step"
+
+
+def _table3(results: Results) -> Section:
+    rows = []
+    for staged in STAGED:
+        model = staged.title.partition(",")[0]
+        for scheme, planner in (("Megatron", "megatron"), ("AutoDDL", "autoddl")):
+            times = staged.times(results, planner)
+            own = [MISSING if stages not in times else _seconds(times[stages]) for stages in (1, 2, 4)]
+            paper = value(_numbers("table3"), "time", scheme, devices=staged.nodes, model=model)
+            stages = value(_numbers("table3"), "optimal_pipeline_stages", scheme, devices=staged.nodes, model=model)
+            rows.append((staged.title, scheme, *own, f"{paper:g} s", f"{stages:g}"))
+    title = "Table 3: a step with pipeline stages"
+    columns = ("", "scheme", "1 stage", "2 stages", "4 stages", "paper", "its stages")
+    notes = ("Stages that no engine has yet are not run.",) if any(MISSING in row for row in rows) else ()
+    return Section(title, columns, tuple(rows), notes, texts=2)
+
+
+def _seconds(found: float | None) -> str:
+    if found is None:
+        return "does not fit"
+    return f"{1e3 * found:.1f} ms" if found < 1 else f"{found:.1f} s"
+
+
+@functools.cache
+def _numbers(part: str) -> list[Number]:
+    files = {"fig9": "fig9_piz_daint", "fig10": "fig10_google_cloud", "table3": "table3_pipeline"}
+    return numbers(f"autoddl_{files.get(part, part)}")
+
+
+def _claims(results: Results) -> Section:
+    told = verdicts(results)
+    rows = tuple((one.id, one.says, one.claim, one.figures) for one in told)
+    notes = tuple(f"{one.id}: {REASONS[one.id]}" for one in told if one.says == "does not hold" and one.id in REASONS)
+    return Section("Claims", ("claim", "verdict", "what the paper says", "figures"), rows, notes, texts=4)
+
+
+TABLES: dict[str, tuple[Callable[[Results], Section], ...]] = {
+    "fig3": (_fig3,),
+    "table2": (_table2,),
+    "fig4": (_fig4,),
+    "fig7": (_fig7,),
+    "fig8": (_fig8,),
+    "fig9": (
+        _schemes("Fig. 9: VGG13 on Piz Daint", VGG, _piz_daint),
+        _schemes("Fig. 9: Transformers on Piz Daint", TRANSFORMERS, _piz_daint),
+    ),
+    "fig10": (_schemes("Fig. 10: two nodes of Google Cloud", (*CLOUD_VGG, SMALL, LARGE), _google_cloud),),
+    "table3": (_table3,),
+}
+"""By the sweep that each needs."""

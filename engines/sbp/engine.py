@@ -1,0 +1,61 @@
+"""The sbp engine: every matrix product split as the plan's strategy says, over real collectives."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+
+from engines.sbp.config import Config
+from engines.sbp.layout import Mesh
+from engines.sbp.program import Unrunnable, program, undivided
+from harness.cluster import Cluster
+from harness.interfaces import Capabilities, Engine, Model, Session, SessionSpec
+from harness.memory import MemoryModel
+from harness.plan import Plan
+from harness.problem import Problem
+from harness.profile import ModelProfile
+from harness.sbp.chain import chain_of
+from harness.sbp.planned import grid_of_plan
+from harness.schedule import Schedule
+from harness.schedule.deepspeed import deepspeed
+from harness.schedule.hops import plan_hops
+from harness.schedule.single import single
+from harness.schedule.tensor import with_traffic
+from harness.schedule.ties import plan_ties
+
+HERE = "local"
+"""The cluster that things run on."""
+
+
+class SBPEngine(Engine):
+    capabilities = Capabilities(tensor=True, ranks=True)
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+
+    def check(self, plan: Plan, profile: ModelProfile, cluster: Cluster, memory: MemoryModel) -> list[Problem]:
+        """A plan without traffic is none for tensor parallelism; some blocks cannot be brought together."""
+        if plan.mesh.tensor > 1 and not plan.traffic:
+            what = f"says of no product how {plan.mesh.tensor} devices split it"
+            return [Problem("engine sbp", f"gets a plan that {what}", "planner=autoddl, megatron or data_parallel")]
+        if not plan.layouts or cluster.name != HERE:
+            return []  # a cost model's, which harness.check refuses to run; or a plan for elsewhere
+        mesh = Mesh(grid_of_plan(plan))
+        try:
+            wrong = undivided(program(plan, chain_of(profile), mesh), mesh)
+        except Unrunnable as error:
+            wrong = [str(error)]
+        key = f"mesh.tensor {plan.mesh.tensor}"
+        return [Problem(key, what, "planner=data_parallel, or another mesh.tensor") for what in wrong[:1]]
+
+    def schedule(self, plan: Plan, profile: ModelProfile) -> Schedule:
+        """Of several stages the order of DeepSpeed's pipeline: 1F1B with messages that block."""
+        if len(plan.stages) == 1:
+            return with_traffic(single(plan.micro_batches), plan)
+        hops = plan_hops(plan, profile, portals=False)
+        devices = [stage.device for stage in plan.stages]
+        return with_traffic(deepspeed(plan.micro_batches, devices, hops, ties=plan_ties(plan, profile)), plan)
+
+    def session(self, model: Model, plan: Plan, spec: SessionSpec) -> AbstractContextManager[Session]:
+        from engines.sbp.session import SBPSession
+
+        return SBPSession(model, plan, spec, self.config, self.schedule)

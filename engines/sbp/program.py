@@ -1,0 +1,318 @@
+"""What a plan makes each device do at each product: its strategies, with a concrete digit of the mesh for each factor.
+
+    arrives --before--> enters --gather--> (rows p0, columns p2) --product--> --scatter--> leaves --after--> goes on
+             all-to-all         all-gather                       partial sums  reduce-scatter      all-to-all
+
+Digits of one kind stand in a row; those in front split rows. A product undoes the last of them (the part of p1 that
+splits rows), or adds the next ones (the part of p2 that becomes rows), so that a residual branch comes back to the
+blocks that it began with. Free of torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from engines.sbp.layout import Digits, Dim, Layout, Mesh
+from harness.plan import Plan
+from harness.sbp.chain import Attention, Chain, Item, Matmul, Residual
+from harness.sbp.grid import Degree, minus, plus
+from harness.sbp.planned import OUTPUT
+
+
+class Unrunnable(ValueError):
+    """Blocks that this engine cannot bring together."""
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """A collective over `digits` that takes a tensor from one layout to another."""
+
+    name: str
+    digits: Digits
+    before: Layout
+    after: Layout
+
+    @property
+    def reversed(self) -> Exchange:
+        """What takes the gradient back."""
+        other = {"all_gather": "reduce_scatter", "reduce_scatter": "all_gather"}.get(self.name, self.name)
+        return Exchange(other, self.digits, self.after, self.before)
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """What one product does. `inputs` and `outputs` say which columns and rows of the weight are here, `replicas` over
+    which digits they are the same. `heads` of attention read its output, in which they come one after the other.
+    At the end of a branch `past` moves what the output is added to, `on` the sum.
+    """
+
+    item: Matmul
+    before: Exchange | None
+    gather: Exchange | None
+    scatter: Exchange | None
+    after: Exchange | None
+    inputs: Dim
+    outputs: Dim
+    replicas: Digits
+    arrives: Layout
+    leaves: Layout
+    goes_on: Layout
+    heads: int = 0
+    past: Exchange | None = None
+    on: Exchange | None = None
+
+
+@dataclass(frozen=True)
+class Program:
+    """`start` is how the model's input lies, `end` how its output does."""
+
+    start: Layout
+    instructions: dict[str, Instruction]
+
+    @property
+    def end(self) -> Layout:
+        return list(self.instructions.values())[-1].goes_on
+
+    @property
+    def groups(self) -> set[Digits]:
+        """The digits of every collective on activations."""
+        found = set()
+        for one in self.instructions.values():
+            exchanges = (one.before, one.gather, one.scatter, one.after, one.past, one.on)
+            found |= {exchange.digits for exchange in exchanges if exchange}
+        return found
+
+
+def program(plan: Plan, chain: Chain, mesh: Mesh) -> Program:
+    """Raises Unrunnable for a plan that is not one for this chain, or whose blocks cannot come together."""
+    return _Writer(plan, chain, mesh).write()
+
+
+def undivided(found: Program, mesh: Mesh) -> list[str]:
+    """What does not divide: an axis stays where it was split once, so that blocks find back."""
+    wrong = []
+    for name, one in found.instructions.items():
+        sizes = (
+            ("samples", one.item.samples, max((one.arrives.rows, one.leaves.rows, one.goes_on.rows), key=_axes)),
+            ("outputs", one.item.outputs, max((one.outputs, one.leaves.columns), key=_axes)),
+            ("inputs", one.item.inputs, one.inputs),
+        )
+        wrong += [
+            f"{size} {what} of {name} do not divide by {mesh.size(dim.axes)}"
+            for what, size, dim in sizes
+            if size % mesh.size(dim.axes)
+        ]
+    return wrong
+
+
+def _axes(dim: Dim) -> int:
+    return len(dim.axes)
+
+
+@dataclass
+class _Writer:
+    plan: Plan
+    chain: Chain
+    mesh: Mesh
+    at: Layout = field(default_factory=Layout)
+    order: list[Digits] = field(default_factory=list)
+    written: dict[str, Instruction] = field(default_factory=dict)
+    embedded: Instruction | None = None
+    summed: set[str] = field(default_factory=set)
+
+    def write(self) -> Program:
+        self.order = list(self.mesh.kinds)
+        first = self.chain.matmuls[0]
+        self.at = start = self._start(first)
+        for number, item in enumerate(self.chain.items):
+            following = self.chain.items[number + 1 :]
+            if isinstance(item, Residual):
+                self._branch(item)
+            elif isinstance(item, Matmul):
+                self._product(item, following, None)
+        if OUTPUT in self.plan.layouts:
+            self._finish()
+        return Program(start, self.written)
+
+    # -- where things lie -------------------------------------------------------------------------------------------
+
+    def _degree(self, numbers: Sequence[int]) -> Degree:
+        grid = self.mesh.grid
+        nodes, local = numbers if len(numbers) == 2 else (1, numbers[0]) if grid.nodes == 1 else (numbers[0], 1)
+        return grid.degree(nodes, local)
+
+    def _layouts(self, item: Matmul) -> list[Degree | None]:
+        told = self.plan.layouts.get(item.name)
+        if told is None:
+            raise Unrunnable(f"the plan says nothing of {item.name}")
+        return [self._degree(numbers) if numbers else None for numbers in told]
+
+    def _front(self, degree: Degree) -> Digits:
+        """The digits that split rows where so many do."""
+        return tuple(sorted(digit for row, n in zip(self.order, degree, strict=True) for digit in row[:n]))
+
+    def _start(self, first: Matmul) -> Layout:
+        """The input: as its product wants it, or split by samples alone."""
+        strategy = self.mesh.grid.strategy(self.plan.strategy[first.name])
+        if self._layouts(first)[0] is not None and not first.look_up:
+            return Layout().split(rows=self._in_order(self.mesh.all))
+        columns = () if first.look_up else self._slice(strategy.p0, plus(strategy.p0, strategy.p2))
+        rows = self._in_order(self._front(strategy.p0))
+        return Layout().split(rows=rows, columns=self._in_order(columns)[::-1])
+
+    def _slice(self, first: Degree, last: Degree) -> Digits:
+        """The digits of each kind from one place on to another."""
+        rows = zip(self.order, first, last, strict=True)
+        return tuple(sorted(digit for row, a, b in rows for digit in row[a:b]))
+
+    def _in_order(self, digits: Iterable[int]) -> Digits:
+        """As they split rows, one after the other; columns are split from the end, so that both find back."""
+        wanted = set(digits)
+        return tuple(digit for row in self.order for digit in row if digit in wanted)
+
+    def _rows(self) -> Degree:
+        return self.mesh.count(tuple(self.at.rows.split))
+
+    def _moved(self, at: Layout, target: Degree, axes: Digits | None = None) -> Exchange | None:
+        """An all-to-all to where `target` digits split rows; if it can be, in the order of `axes`."""
+        now, then = frozenset(at.rows.split), frozenset(self._front(target))
+        digits = tuple(sorted(now ^ then))
+        if not digits:
+            return None
+        joining, leaving = tuple(sorted(then - now)), tuple(sorted(now - then))
+        rows = at.rows if axes is None else at.rows.along(axes)
+        before = Layout(rows, at.columns)
+        rows = rows.with_split(self._in_order(joining)).without(leaving)
+        columns = at.columns.with_split(self._in_order(leaving)[::-1]).without(joining)
+        return Exchange("all_to_all", digits, before, Layout(rows, columns))
+
+    # -- what is written --------------------------------------------------------------------------------------------
+
+    def _branch(self, branch: Residual) -> None:
+        """What comes out has to lie as what went past, which is moved to there."""
+        matmuls = [item for item in branch.items if isinstance(item, Matmul)]
+        _, leaves, *elsewhere = self._layouts(matmuls[-1])
+        self._move_on(elsewhere[0] if elsewhere else leaves)
+        past = self.at
+        for number, item in enumerate(branch.items):
+            if not isinstance(item, Matmul):
+                continue
+            assert leaves is not None
+            last = item is matmuls[-1]
+            move = self._moved(past, leaves, self._arrives(item)[1].rows.axes) if last else None
+            target = (move.after if move else past) if last else None
+            self._product(item, branch.items[number + 1 :], target)
+            if move:
+                self.written[item.name] = replace(self.written[item.name], past=move)
+        self.summed.add(matmuls[-1].name)
+
+    def _move_on(self, place: Degree | None) -> None:
+        """What goes into a branch and past it is moved to there first, by what made it."""
+        move = self._moved(self.at, place) if place is not None else None
+        if not move:
+            return
+        if not self.written:
+            raise Unrunnable("the model begins with a branch whose input lies elsewhere")
+        name, made = list(self.written.items())[-1]
+        self.at = move.after
+        moved = replace(made, on=move) if name in self.summed else replace(made, after=move, goes_on=move.after)
+        self.written[name] = moved
+
+    def _arrives(self, item: Matmul) -> tuple[Exchange | None, Layout]:
+        """How a product's input comes to where the plan wants it, and lies there."""
+        enters = self._layouts(item)[0]
+        before = None if item.look_up or enters is None else self._moved(self.at, enters)
+        return before, before.after if before else self.at
+
+    def _product(self, item: Matmul, following: Sequence[Item], target: Layout | None) -> None:
+        enters, leaves, *between = self._layouts(item)
+        assert leaves is not None
+        p0, p1, p2 = self.mesh.grid.strategy(self.plan.strategy[item.name])
+        ready = enters is None or item.look_up
+        before, arrives = self._arrives(item)
+        undone = minus(p0, p0) if ready or enters is None else minus(enters, p0)
+        kept = self._slice(plus(p0, undone), plus(plus(p0, undone), p2))  # p2
+        cut = tuple(sorted(set(self.mesh.all) - set(self._front(p0)) - set(kept)))  # p1
+        tied = self.embedded if self.embedded and item.tied and item.tied == self.embedded.item.tied else None
+        if tied:
+            kept, cut = tuple(sorted(tied.outputs.split)), tuple(sorted(tied.inputs.split))
+            if (self.mesh.count(cut), self.mesh.count(kept)) != (p1, p2):
+                raise Unrunnable(f"{item.name} splits its weight unlike {tied.item.name}, whose weight it is")
+        gather = None
+        if cut and not ready:
+            gather = Exchange("all_gather", cut, arrives, arrives.merged(cut))
+        inside = gather.after if gather else arrives
+        split = self._split(minus(leaves, p0), kept)
+        self._reorder({*self._front(p0), *split})
+        columns = frozenset(cut) | (frozenset(kept) - frozenset(split))
+        axes = self._in_order(columns)[::-1]
+        if target:
+            axes = target.columns.axes
+        elif tied:
+            axes = tied.inputs.axes + self._in_order(columns - set(cut))[::-1]
+        outputs = Dim(axes, frozenset(cut))
+        made = inside.with_columns(outputs)
+        scattered = Layout(made.rows.with_split(split), Dim(axes, columns))
+        scatter = Exchange("reduce_scatter", kept, made, scattered) if kept else None
+        self.at = scattered
+        self._check(item, leaves, target)
+        if tied and not inside.columns.like(tied.outputs):
+            raise Unrunnable(f"{item.name} finds other blocks of the weight than {tied.item.name}")
+        instruction = Instruction(
+            item, before, gather, scatter, None, inside.columns, outputs, self._front(p0), arrives, self.at, self.at
+        )
+        if item.look_up:
+            instruction = replace(instruction, inputs=Dim().with_split(kept))
+            self.embedded = self.embedded or instruction
+        if following and isinstance(following[0], Attention):
+            instruction = self._attended(instruction, following, between)
+        self.written[item.name] = instruction
+
+    def _split(self, added: Degree, kept: Digits) -> Digits:
+        """The digits of p2 that become rows: the next ones of each kind, or those of p2 that come first."""
+        found: list[int] = []
+        for row, kind, n in zip(self.order, self.mesh.kinds, added, strict=True):
+            found += [digit for digit in row if digit in kept and digit in kind][:n]
+        return self._in_order(found)
+
+    def _reorder(self, split: set[int]) -> None:
+        """The digits that split rows come first."""
+        self.order = [
+            (*(digit for digit in row if digit in split), *(digit for digit in row if digit not in split))
+            for row in self.order
+        ]
+
+    def _attended(
+        self, instruction: Instruction, following: Sequence[Item], between: Sequence[Degree | None]
+    ) -> Instruction:
+        """Attention lies where its heads are whole: where the product leaves, where the next one enters, or between."""
+        attention = following[0]
+        assert isinstance(attention, Attention)
+        places = list(between) or [self._rows()]
+        if not between and len(following) > 1 and isinstance(following[1], Matmul):
+            places.append(self._layouts(following[1])[0])
+        whole = [place for place in places if place is not None and self._whole(place, attention)]
+        if not whole:
+            raise Unrunnable(f"{attention.heads} heads are not whole anywhere behind {instruction.item.name}")
+        after = self._moved(self.at, whole[0])
+        self.at = after.after if after else self.at
+        return replace(instruction, after=after, goes_on=self.at, heads=attention.heads)
+
+    def _whole(self, rows: Degree, attention: Attention) -> bool:
+        columns = self.mesh.devices // self.mesh.grid.size(rows)
+        return attention.heads % columns == 0
+
+    def _finish(self) -> None:
+        """The output, split by samples alone."""
+        name, last = list(self.written.items())[-1]
+        after = self._moved(self.at, self.mesh.grid.all)
+        if after:
+            self.at = after.after
+            self.written[name] = replace(last, after=after, goes_on=self.at)
+
+    def _check(self, item: Matmul, leaves: Degree, target: Layout | None) -> None:
+        if self._rows() != leaves or self.at.rows.split & self.at.columns.split:
+            raise Unrunnable(f"{item.name} comes to lie elsewhere than the plan says")
+        if target and not self.at.like(target):
+            raise Unrunnable(f"what comes out of {item.name} lies unlike what it is added to")

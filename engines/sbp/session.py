@@ -1,0 +1,237 @@
+"""A rank in training: its blocks of every layer."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from engines.sbp.config import Config
+from engines.sbp.exchange import Exchanger, Groups
+from engines.sbp.gradients import Gradients
+from engines.sbp.layout import Dim, Mesh
+from engines.sbp.loss import SplitClasses, split_loss
+from engines.sbp.modules import mine
+from engines.sbp.passes import Neighbours, Passes
+from engines.sbp.program import program
+from engines.sbp.shards import Shard
+from engines.sbp.split import Splitter
+from harness.counting import count
+from harness.interfaces import Batch, Model, SessionSpec
+from harness.op import Op
+from harness.plan import Plan
+from harness.profile import ModelProfile
+from harness.rank_session import Mark, RankSession
+from harness.rank_ties import SUMS, RankTies
+from harness.sbp.chain import chain_of
+from harness.sbp.planned import OUTPUT, grid_of_plan
+from harness.schedule import Schedule
+from harness.schedule.graph import REDUCING, split_part
+from harness.schedule.tensor import PHASES, told
+from harness.stage_module import stage_modules
+from harness.tally import Tally
+from harness.training_state import (
+    load_optimizer_state,
+    make_optimizer,
+    model_state,
+    optimizer_state,
+    optimizer_tensors,
+)
+
+SAMPLES = 2
+"""Of the micro-batch on the meta device that shows in which order modules run."""
+
+
+class SBPSession(RankSession):
+    def __init__(
+        self, model: Model, plan: Plan, spec: SessionSpec, config: Config,
+        schedule: Callable[[Plan, ModelProfile], Schedule],
+    ) -> None:  # fmt: skip
+        super().__init__(model, plan, spec)
+        self.config = config
+        self.ran: list[str] = []
+        profile = count(model, SAMPLES, spec.dtype, spec.autocast, self.ran.append)
+        self.lanes = schedule(plan, profile).by_lane()
+        self.mesh = Mesh(grid_of_plan(plan))
+        self.program = program(plan, chain_of(profile), self.mesh)
+
+    def build(self, layers: nn.Sequential) -> None:
+        self.tally = Tally()
+        groups = Groups(self.mesh, self.rank - self.shard, self.shard)
+        self.by = Exchanger(self.mesh, groups, self.tally)
+        splitter = Splitter(layers, self.program, self.by)
+        splitter.split(self.ran)
+        self.shards: dict[str, Shard] = splitter.shards
+        layers.to(self.device)
+        ranks = dist.get_world_size()
+        digits = self.program.groups | splitter.norms | ({self.classes} if self.classes else set())
+        groups.make("activations", digits, ranks)
+        groups.make("gradients", Gradients.wanted(self.shards), ranks)
+        self.first_names = {parameter: name for name, parameter in layers.named_parameters()}
+        every = layers.named_parameters(remove_duplicate=False)
+        self.shared = {name: self.first_names[parameter] for name, parameter in every}
+        self.stage = stage_modules(layers, self.plan, [self.place])[0].to(self.device)
+        self.parameters = self.named(self.stage)
+        self.gradients = Gradients(self.parameters, self.shards, self.mesh, groups, self.tally, self.config.overlap)
+        self.ties = RankTies(layers, self.plan, self.rank)
+        self.optimizer = make_optimizer(self.parameters.values(), self.spec.optimizer)
+        self.neighbours = Neighbours(self.rank, self.place, self.plan.mesh.tensor, self.device)
+
+    @property
+    def classes(self) -> tuple[int, ...]:
+        """The digits that split the output's features."""
+        return tuple(sorted(self.program.end.columns.split))
+
+    def rows(self, tensor: Tensor, dim: Dim) -> Tensor:
+        return tensor.index_select(0, mine(dim, len(tensor), self.by, tensor.device)) if dim.split else tensor
+
+    def entering(self, batch: Batch) -> Iterator[tuple[Tensor, Tensor]]:
+        """This rank's block of each micro-batch's inputs, and the targets of its block of outputs."""
+        start, end = self.program.start, self.program.end
+        for inputs, targets in self.pairs(batch):
+            inputs = self.rows(inputs, start.rows).to(self.device)
+            if start.columns.split:
+                inputs = inputs.index_select(1, mine(start.columns, inputs.shape[1], self.by, inputs.device))
+            elif inputs.is_floating_point() and OUTPUT in self.plan.layouts:
+                inputs = inputs.requires_grad_()  # its gradient is a part of what is planned
+            yield inputs, self.rows(targets, end.rows).to(self.device)
+
+    def train(self, batch: Batch, size: int) -> float:
+        self.optimizer.zero_grad(set_to_none=True)
+        self.passes = Passes(self.stage, self.neighbours)
+        self.batches, self.total = list(self.entering(batch)), 0.0
+        ops = self.lanes[self.place, "compute"]
+        done = False
+        for op in ops:
+            if (op.kind == "collective" and split_part(op.part) in REDUCING) or op.kind == "step":
+                done = done or self._finished()
+            if op.kind == "collective" and split_part(op.part) in REDUCING:
+                continue  # all ties are summed at once
+            if op.kind != "collective":  # others are told by the pass before
+                self._run(op, size)
+        return self.total
+
+    def _finished(self) -> bool:
+        """All sums of gradients: of weights and of what is small, then over the stages that share a parameter."""
+        began = self.now()
+        self.gradients.finish()
+        self._note(None, began, self.now())
+        self.sent[SUMS] += self.ties.sum_gradients(self.now, self.note)
+        return True
+
+    def _run(self, op: Op, size: int) -> None:
+        began = self.now()
+        if op.kind == "F":
+            self._forward(op)
+        elif op.kind == "B":
+            self._backward(op, size)
+        elif op.kind == "step":
+            self.optimizer.step()
+        else:
+            kind = ("activations" if op.forward else "gradients") if not op.part else (
+                "skips" if op.forward else "skip_gradients")  # fmt: skip
+            sent = self.passes.message(op)
+            if op.kind == "send":
+                self.sent[kind] += sent
+        if op.kind in ("F", "B"):
+            self._note(op, began, self.now())
+        else:
+            self.note(op, began, self.now())
+
+    def _forward(self, op: Op) -> None:
+        assert op.micro_batch is not None
+        i = op.micro_batch
+        self.stage.at(self.spec.seed, self.steps, self.number(i))
+        with self.autocast():
+            self.passes.forward(i, self.batches[i][0] if self.place == 0 else None)
+
+    def _backward(self, op: Op, size: int) -> None:
+        assert op.micro_batch is not None
+        i = op.micro_batch
+        self.gradients.last = i == self.micro_batches - 1
+        if self.place < len(self.plan.stages) - 1:
+            self.passes.backward(i, None)
+            return
+        output = self.passes.outputs[i][""][0]
+        loss = split_loss(self.model.loss, output, self.batches[i][1], self._split_classes(output)) / size
+        del output
+        self.passes.backward(i, loss)
+        shown = all(self.mesh.place(self.shard)[digit] == 0 for digit in self.classes)  # one of those with this loss
+        self.total += float(loss.detach()) if shown else 0.0
+
+    def _split_classes(self, output: Tensor) -> SplitClasses | None:
+        if not self.classes:
+            return None
+        total = output.shape[-1] * self.mesh.size(self.classes)
+        own = mine(self.program.end.columns, total, self.by, output.device)
+        return SplitClasses(own, total, self.classes, self.by)
+
+    def _note(self, op: Op | None, start: Mark, end: Mark) -> None:
+        """A pass, and behind it a block for each algorithm of its collectives, as long as it held up this rank."""
+        seconds, sizes = self.tally.take()
+        self.sent += Counter(sizes)
+        phase, i = (PHASES[op.kind], op.micro_batch) if op else ("weights", None)
+        mine = self.plan.traffic[self.place] if self.plan.traffic else ()
+        ops = [told(self.place, one, i) for one in mine if one.phase == phase]
+        timed = isinstance(start, float) and isinstance(end, float)  # on a GPU they run beside the layers
+        held = [seconds[one.part.partition("/")[0]] if timed else 0.0 for one in ops]
+        at = end - sum(held) if isinstance(end, float) else end
+        if op is not None:
+            self.note(op, start, at)
+        for one, length in zip(ops, held, strict=True):
+            following = at + length if isinstance(at, float) else at
+            self.note(one, at, following)
+            at = following
+
+    def held(self) -> list[Tensor]:
+        return [*self.stage.parameters(), *self.stage.buffers(), *optimizer_tensors([self.optimizer])]
+
+    # -- one state for all engines ------------------------------------------------------------------------------------
+
+    def local_state(self) -> dict[str, Any]:
+        return {"model": model_state(self.stage), "optimizer": optimizer_state(self.parameters, [self.optimizer])}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Shards are put together in rank 0."""
+        states: list[Any] | None = [None] * dist.get_world_size() if self.rank == 0 else None
+        dist.gather_object(self.local_state(), states)
+        if states is None:
+            return {}
+        model = {name: self._whole(name, [state["model"].get(name) for state in states]) for name in self.names}
+        optimizer: dict[str, Any] = {}
+        for name in self.first_names.values():
+            kept = [state["optimizer"].get(name) for state in states]
+            keys: dict[str, Any] = next((one for one in kept if one is not None), {})
+            if keys:
+                optimizer[name] = {key: self._whole(name, [one and one[key] for one in kept]) for key in keys}
+        return {"model": model, "optimizer": optimizer, "step": self.steps}
+
+    def _whole(self, name: str, blocks: Sequence[Any]) -> Any:
+        """From the blocks of the first stage that has it, those of all its shards."""
+        first = next(n for n, block in enumerate(blocks) if block is not None)
+        own = blocks[first : first + self.plan.mesh.tensor]
+        shard = self._shard(name, own[0])
+        return shard.whole(own, self.mesh) if shard else own[0]
+
+    def _shard(self, name: str, value: Any) -> Shard | None:
+        """How a parameter, or the optimizer's state of it, is cut, if it is."""
+        shard = self.shards.get(self.shared.get(name, name))
+        cut = shard is not None and bool(shard.cuts)
+        fits = shard is not None and isinstance(value, Tensor) and value.dim() == len(shard.shape)
+        return shard if cut and fits else None
+
+    def load_local(self, state: dict[str, Any]) -> None:
+        def mine_of(name: str, value: Any) -> Any:
+            shard = self._shard(name, value)
+            return shard.of(value, self.mesh, self.shard) if shard else value
+
+        own = self.stage.state_dict().keys()
+        self.stage.load_state_dict({name: mine_of(name, state["model"][name]) for name in own})
+        saved = {
+            name: {key: mine_of(name, value) for key, value in values.items()}
+            for name, values in state["optimizer"].items()
+        }
+        load_optimizer_state(self.parameters, [self.optimizer], saved)

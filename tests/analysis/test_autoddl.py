@@ -1,0 +1,286 @@
+"""The report on AutoDDL's figures: which record is which point, and what becomes of each claim."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from analysis.autoddl import __main__ as report
+from analysis.autoddl import layer, schemes, search, tables
+from analysis.autoddl.rows import SWEEPS, Results, Row, largest, points
+from analysis.autoddl.schemes import CLOUD_VGG, LARGE, SCHEMES, SMALL, STAGED, TRANSFORMERS, VGG
+from analysis.autoddl.verdicts import CLAIMS, DENSE, TESTS, verdicts
+from analysis.published import claims
+from harness.record import RunRecord
+from harness.registry import ROOT
+
+STEPS = {"data_parallel": 4.0, "megatron": 1.1, "summa": 9.0, "paper": 1.0, "mixed": 0.9}
+"""Seconds of each scheme, as the paper would have them."""
+
+
+def record(values: dict[str, str], **changes: Any) -> RunRecord:
+    overrides = [f"{key}={value}" for key, value in values.items()]
+    basis = {"layer_times": "by hand", "cluster": {"node_port": {"beta_s_per_byte": 1e-10}}}
+    fields: dict[str, Any] = {"manifest": {"overrides": [*overrides, "out=here"], "simulation": basis}}
+    return RunRecord(**{"id": "x", "status": "ok", "source": "simulated", **fields, **changes})
+
+
+def plan(**strategy: tuple[int, ...]) -> dict[str, Any]:
+    return {"strategy": {name: list(numbers) for name, numbers in strategy.items()}}
+
+
+def fig3() -> list[RunRecord]:
+    found = []
+    volumes = {"Megatron": (3.75, (4, 16, 1), (4, 1, 16)), "AutoDDL": (2.0, (4, 8, 2), (4, 4, 4)),
+               "found here": (2.0, (4, 8, 2), (4, 4, 4))}  # fmt: skip
+    for point, (volume, *numbers) in zip(points("fig3"), volumes.values(), strict=True):
+        size = volume * 2**30 * 4  # forward, half of it for each product; as much backward
+        own = {name: {"bytes": {"all_gather": size, "all_reduce": 1}} for name in layer.ATTENTION}
+        strategy = dict(zip(layer.ATTENTION, numbers, strict=True))
+        found.append(record(point.values(), plan=plan(**strategy), predicted={"products": own}))
+    return found
+
+
+def fig8() -> list[RunRecord]:
+    ends = {"random": 1.3, "metropolis_hastings": 1.05}
+    found = []
+    for point in points("fig8"):
+        values = point.values()
+        best = ends.get(values["planner.search"], 1.0)
+        history = [[10, 5.0], [500, best]]
+        found.append(record(values, predicted={"communication_s": best, "history": history}))
+    return found
+
+
+def simulated(name: str) -> list[RunRecord]:
+    """Figure 9 or 10 with the order of the paper; the first micro-batches of Transformers do not fit."""
+    found = []
+    for point in points(name):
+        values = point.values()
+        seconds = STEPS[values.get("planner.paths", values["planner"])]
+        if values["model"] == "vgg13" and name == "fig9":
+            seconds += {"16": 0.0, "32": 0.01, "64": 0.02}[values["cluster.nodes"]] * (values["planner"] == "megatron")
+        if values["model"] == "vgg13" and name == "fig10" and values["planner"] == "megatron":
+            seconds = 5.0
+        if values["planner"] == "summa" and values.get("cluster.nodes") in ("128", "256"):
+            seconds = 1.2
+        count = int(values.get("batch.micro_batches", 1))
+        if values["planner"] == "data_parallel" and values["model"] not in ("vgg13", "gpt_24_1024"):
+            found.append(record(values, status="infeasible", reason="a device's memory needs at least 107 GiB"))
+            continue
+        strategy = plan(a=(2, 16, 1, 1, 1, 1))
+        metrics = {"step_time_s": seconds * (1 + count / 1000)}
+        found.append(record(values, plan=strategy, metrics=metrics, predicted={"communication_s": seconds / 2}))
+    return found
+
+
+def table3() -> list[RunRecord]:
+    found = []
+    for point in points("table3"):
+        values = point.values()
+        best = "1" if values["model"] == "gpt_16_5b" else "2"
+        seconds = (1.0 if values["mesh.pipeline"] == best else 2.0) * (0.63 if values["planner"] == "autoddl" else 1.0)
+        found.append(record(values, metrics={"step_time_s": seconds}))
+    return found
+
+
+def fig4() -> list[RunRecord]:
+    return [
+        record(point.values(), source="measured", predicted={"communication_s": 1.0 + number},
+               metrics={"step_time_s": 10.0 + number, "bubble_fraction": 0.5})
+        for number, point in enumerate(points("fig4"))
+    ]  # fmt: skip
+
+
+def table2() -> list[RunRecord]:
+    metrics = {"alpha_s": 1e-5, "bandwidth_gb_s": 2.0, "weights": "plain", "r2": {"plain": 0.95, "relative": 0.9},
+               "r2_large": {"plain": 0.97, "relative": 0.5}}  # fmt: skip
+    return [record(point.values(), source="measured", metrics=metrics) for point in points("table2")]
+
+
+def fig7() -> list[RunRecord]:
+    return [record(point.values(), plan=plan(**dict.fromkeys(DENSE, (1, 4, 8)))) for point in points("fig7")]
+
+
+def as_published() -> list[RunRecord]:
+    return [*fig3(), *table2(), *fig4(), *fig7(), *fig8(), *simulated("fig9"), *simulated("fig10"), *table3()]
+
+
+def said(records: list[RunRecord]) -> dict[str, str]:
+    return {verdict.id: verdict.says for verdict in verdicts(Results(records))}
+
+
+def changed(records: list[RunRecord], keep: Callable[[dict[str, str]], bool], **changes: Any) -> list[RunRecord]:
+    """Records whose overrides are like this with other fields."""
+
+    def values(one: RunRecord) -> dict[str, str]:
+        return dict(text.split("=", 1) for text in one.manifest["overrides"])
+
+    return [replace(one, **changes) if keep(values(one)) else one for one in records]
+
+
+def test_every_point_of_every_sweep_is_a_row_of_its_own() -> None:
+    for name in SWEEPS:
+        own = points(name)
+        assert len({frozenset(point.overrides) for point in own}) == len(own)
+        results = Results(record(point.values(), reason=str(number)) for number, point in enumerate(own))
+        rows = results.rows(name)
+        assert [row.record and row.record.reason for row in rows] == [str(number) for number in range(len(own))]
+        assert results.was_run(name)
+
+
+def test_settings_have_points_of_every_scheme() -> None:
+    results = Results([])
+    for setting in (*VGG, *TRANSFORMERS, *CLOUD_VGG, SMALL, LARGE):
+        for scheme in SCHEMES:
+            rows = setting.rows(results, scheme)
+            assert rows, (setting, scheme)
+            assert len({row.micro_batches for row in rows}) == len(rows)
+    assert {staged.model for staged in STAGED} == {"gpt_16_5b", "gpt_36_4096"}
+    for staged in STAGED:
+        assert staged.times(Results(table3()), "megatron").keys() == {1, 2, 4}
+
+
+def test_the_latest_of_two_records_counts() -> None:
+    values = points("fig7")[0].values()
+    rows = Results([record(values, reason="old"), record(values, reason="new")]).rows("fig7")
+    assert rows[0].record and rows[0].record.reason == "new"
+    assert rows[1].record is None and not rows[1].ok
+    with pytest.raises(ValueError, match="has not been run"):
+        _ = rows[1].step_s
+
+
+def test_without_records_nothing_is_claimed() -> None:
+    told = said([])
+    assert set(told.values()) == {"not run", "by tests"}
+    assert {name for name, one in told.items() if one == "by tests"} == set(TESTS)
+    assert list(told) == [claim.id for claim in claims("autoddl")]
+
+
+def test_figures_as_the_paper_has_them_keep_its_claims() -> None:
+    told = said(as_published())
+    assert {name for name, one in told.items() if one == "holds"} == set(CLAIMS)
+
+
+@pytest.mark.parametrize(
+    ("claim", "keep", "changes"),
+    [
+        ("AD-1", lambda v: "planner.max_replicas" in v, {"plan": plan(**dict.fromkeys(layer.ATTENTION, (4, 2, 8)))}),
+        ("AD-2", lambda v: v.get("mode") == "calibrate",
+         {"metrics": {"weights": "plain", "r2_large": {"plain": 0.89}}}),
+        ("AD-3", lambda v: v.get("planner.strategies") == "[*\\:2x1x1]",
+         {"metrics": {"step_time_s": 99.0, "bubble_fraction": 1.0}}),
+        ("AD-6", lambda v: v.get("planner.search") == "metropolis_hastings",
+         {"predicted": {"communication_s": 1.2, "history": [[1, 1.2]]}}),
+        ("AD-7", lambda v: v.get("planner.paths") == "mixed" and v.get("cluster.nodes") == "32" and v["mode"] == "plan",
+         {"plan": plan(**dict.fromkeys(DENSE, (2, 4, 4)))}),
+        ("AD-8", lambda v: v.get("cluster.nodes") == "64" and v["planner"] == "megatron" and v["model"] == "vgg13",
+         {"metrics": {"step_time_s": 1.05}}),
+        ("AD-9", lambda v: v.get("cluster.nodes") == "256" and v["planner"] == "summa",
+         {"metrics": {"step_time_s": 0.5}}),
+        ("AD-10", lambda v: v.get("cluster.devices") == "8" and v["planner"] == "megatron",
+         {"metrics": {"step_time_s": 3.0}}),
+        ("AD-11", lambda v: v.get("model") == "gpt_24_1024" and v["planner"] == "autoddl",
+         {"plan": plan(a=(2, 8, 1, 2, 1, 1))}),
+        ("AD-12", lambda v: v.get("mesh.pipeline") == "4" and v["planner"] == "autoddl",
+         {"metrics": {"step_time_s": 0.1}}),
+    ],
+)  # fmt: skip
+def test_a_claim_that_does_not_hold_is_told(
+    claim: str, keep: Callable[[dict[str, str]], bool], changes: dict[str, Any]
+) -> None:
+    told = said(changed(as_published(), keep, **changes))
+    assert told[claim] == "does not hold"
+
+
+def test_the_fastest_micro_batches_count_and_the_largest_stand_beside_them() -> None:
+    results = Results(simulated("fig9"))
+    setting = TRANSFORMERS[0]
+    rows = setting.rows(results, "Megatron-like")
+    assert setting.chosen(results, "Megatron-like") == rows[0]
+    slower = changed(simulated("fig9"), lambda v: v.get("batch.micro_batches") == "4", metrics={"step_time_s": 50.0})
+    rows = setting.rows(Results(slower), "Megatron-like")
+    chosen = setting.chosen(Results(slower), "Megatron-like")
+    assert chosen and chosen.micro_batches == 8
+    first = largest(rows)
+    assert first and first.micro_batches == 4
+
+
+def test_an_engine_without_stages_has_not_run_table_3() -> None:
+    none = changed(table3(), lambda v: v.get("mesh.pipeline") != "1", status="infeasible",
+                   reason="mesh.pipeline 2   engine=sbp has no pipeline stages")  # fmt: skip
+    assert said(none)["AD-12"] == "not run"
+    (section,) = [one for one in tables.sections(Results(none)) if one.title.startswith("Table 3")]
+    assert section.rows[0][2] != "-" and section.rows[0][3:5] == ("-", "-")
+
+
+def test_kendalls_tau() -> None:
+    def ranked(measured: list[float]) -> list[layer.Ranked]:
+        return [layer.Ranked(str(n), float(n), one) for n, one in enumerate(measured)]
+
+    assert layer.tau(ranked([1, 2, 3, 4])) == 1.0
+    assert layer.tau(ranked([4, 3, 2, 1])) == -1.0
+    assert layer.tau(ranked([2, 1, 3, 4])) == pytest.approx(4 / 6)
+    alike = [layer.Ranked("a", 1.0, 2.0), layer.Ranked("b", 1.0, 1.0), layer.Ranked("c", 2.0, 3.0)]
+    assert layer.tau(alike) == 1.0, "what is predicted to be equal has no order"
+
+
+def test_a_curve_is_the_best_so_far() -> None:
+    curve = search.Curve(((3, 4.0), (10, 2.0), (50, 1.0)))
+    assert [curve.at(plans) for plans in (1, 3, 9, 10, 1000)] == [float("inf"), 4.0, 4.0, 2.0, 1.0]
+
+
+def test_figure_8_is_drawn_if_all_of_it_was_run(tmp_path: Path) -> None:
+    assert search.draw(Results(fig8()), tmp_path / "a.png")
+    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
+    assert not search.draw(Results([]), tmp_path / "c.png")
+    assert not (tmp_path / "c.png").exists()
+
+
+@pytest.mark.parametrize("test", sorted({test for own in TESTS.values() for test in own}))
+def test_the_tests_that_settle_a_claim_exist(test: str) -> None:
+    file, _, name = test.partition("::")
+    assert f"def {name}(" in (ROOT / file).read_text()
+
+
+def test_only_what_was_run_has_a_table() -> None:
+    told = tables.sections(Results(fig7()))
+    assert [section.title.partition(":")[0] for section in told] == ["Fig. 7", "Claims"]
+    missing = tables.missing(Results(fig7()))
+    assert "autoddl_fig7" not in missing and "autoddl_fig9" in missing
+    assert tables.missing(Results(as_published())) == ""
+
+
+def test_published_figures_stand_beside_ours() -> None:
+    rows = [row for section in tables.sections(Results(as_published())) for row in section.rows]
+    assert any("18 % of communication, 8.8 % of a step" in row for row in rows)
+    assert any("46.4 % of communication, 36.1 % of a step" in row for row in rows)
+    assert any("84.7 % of communication, 71.5 % of a step" in row for row in rows)
+    assert ("Transformer Wide, 64 nodes", "AutoDDL", "630.0 ms", "1.3 s", "1.3 s", "335 s", "1") in rows
+    assert ("Megatron", "(4, 16, 1)", "(4, 1, 16)", "3.75", "3.75") in rows
+
+
+def test_the_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(report, "RESULTS", tmp_path / "results.md")
+    for number, one in enumerate(as_published()):
+        (tmp_path / "runs" / str(number)).mkdir(parents=True)
+        one.save(tmp_path / "runs" / str(number) / "record.json")
+    assert report.main([str(tmp_path / "runs"), "--write"]) == 0
+    told = capsys.readouterr().out
+    assert "does not hold" not in told and "AD-12" in told
+    page = (tmp_path / "results.md").read_text()
+    assert page.startswith("# AutoDDL: paper, planned, simulated, measured\n")
+    assert "![" not in page or (tmp_path / report.PICTURE).exists()
+    assert (tmp_path / report.PICTURE).exists()
+    assert report.main([str(tmp_path / "nowhere")]) == 2
+    assert "is not a folder" in capsys.readouterr().err
+
+
+def test_a_row_knows_its_point() -> None:
+    row = Row({"a": "1"}, None)
+    assert (row["a"], row["b"], row.micro_batches) == ("1", "", 1)
+    assert schemes.OURS in SCHEMES

@@ -1,0 +1,80 @@
+"""GPT against `single`, in float64: planned and random strategies, with everything that a block has."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from engines.sbp.layout import Dim, Mesh
+from engines.sbp.program import program
+from harness.counting import count
+from harness.interfaces import Model
+from harness.plan import Plan
+from harness.profile import ModelProfile
+from harness.sbp.chain import chain_of
+from harness.sbp.optimum import Ends
+from harness.sbp.planned import grid_of_plan
+from models.gpt.config import Config, build
+from tests.engines.sbp.plans import drawn, planned
+from tests.engines.sbp.runs import ADAM, SGD, Run, check
+
+ENDS: tuple[Ends, ...] = ("free", "batch_split")
+LATENCIES_S = (1e-4, 1e-8)
+"""Where messages are dear, and where they cost their bytes alone."""
+VARIANTS = [(True, 0.0), (False, 0.2), (True, 0.2), (False, 0.0)]
+"""Whether the head has the embedding's weight, and the share that dropout zeroes."""
+
+
+def gpt(devices: int, tied: bool, dropout: float) -> Model:
+    heads = max(4, devices)
+    return build(
+        Config(
+            layers=2, hidden=8 * heads, heads=heads, sequence=5, vocabulary=8 * devices, tied=tied, dropout=dropout,
+            attention_dropout=dropout,
+        )
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("devices", [2, 4, 8])
+def test_as_the_planner_splits_it(devices: int) -> None:
+    """Both kinds of ends, links and optimizers, one and two micro-batches."""
+    runs, strategies = [], set()
+    samples = 2 * devices
+    for number, (tied, dropout) in enumerate(VARIANTS):
+        model, m = gpt(devices, tied, dropout), 1 + number % 2
+        plan = planned(model, devices, samples, ENDS[number % 2], m, alpha_s=LATENCIES_S[number // 2])
+        strategies |= set(plan.strategy.values())
+        runs.append(Run(model, plan, samples, (SGD, ADAM)[number // 2], overlap=number != 2))
+    assert len(strategies) > 2
+    check(runs)
+
+
+@pytest.mark.parametrize(("nodes", "devices", "plans"), [(1, 2, 2), (1, 4, 2), (1, 6, 1), (2, 8, 1)])
+def test_strategies_at_random(nodes: int, devices: int, plans: int) -> None:
+    dice, samples, runs = random.Random(devices), 2 * devices, []
+    for tied, dropout in VARIANTS[:2]:
+        model = gpt(devices, tied, dropout)
+        profiles = {m: count(model, samples // m, "float64") for m in (1, 2)}
+        for number in range(plans):
+            m = 1 + number % 2
+            plan = drawn(profiles[m], devices, dice.choice(ENDS), m, dice, share=0.5, nodes=nodes)
+            runs.append(Run(model, plan, samples, (ADAM, SGD)[number % 2]))
+    check(runs)
+
+
+def strided(plan: Plan, profile: ModelProfile) -> bool:
+    """Whether something that goes past a branch is moved into rows that are split otherwise than in a row."""
+    found = program(plan, chain_of(profile), Mesh(grid_of_plan(plan))).instructions.values()
+    rows = [one.past.after.rows for one in found if one.past]
+    return any(not row.like(Dim(tuple(axis for axis in row.axes if axis in row.split), row.split)) for row in rows)
+
+
+@pytest.mark.parametrize(("nodes", "devices", "seeds"), [(1, 6, (38, 42)), (2, 8, (17, 36))])
+def test_branches_whose_rows_lie_in_strides(nodes: int, devices: int, seeds: tuple[int, ...]) -> None:
+    """Digits of several kinds: split by one and inside of it by another, then by that one alone."""
+    model, samples = gpt(devices, False, 0.0), 2 * devices
+    profile = count(model, samples, "float64")
+    plans = [drawn(profile, devices, ENDS[n % 2], 1, random.Random(n), 0.5, nodes) for n in seeds]
+    assert any(strided(plan, profile) for plan in plans)
+    check([Run(model, plan, samples) for plan in plans])

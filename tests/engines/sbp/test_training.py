@@ -1,0 +1,70 @@
+"""Every strategy of a small MLP against `single`, in float64: losses, weights, optimizer state and bytes."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from harness.counting import count
+from harness.plan import Plan
+from harness.profile import ModelProfile
+from harness.sbp.chain import chain_of
+from harness.sbp.grid import Grid
+from harness.sbp.optimum import Ends
+from models.mlp.config import Config, build
+from tests.engines.sbp.plans import drawn, flat, with_strategies
+from tests.engines.sbp.runs import ADAM, SGD, Run, check
+
+MLP = build(Config(widths=[24, 48, 24, 48]))
+SAMPLES = 48
+ENDS: tuple[Ends, ...] = ("free", "batch_split")
+
+
+def profiles() -> dict[int, ModelProfile]:
+    return {m: count(MLP, SAMPLES // m, "float64") for m in (1, 2)}
+
+
+def run(plan: Plan, number: int) -> Run:
+    return Run(MLP, plan, SAMPLES, (SGD, ADAM)[number % 2], overlap=number % 3 > 0)
+
+
+def test_every_strategy_on_eight_ranks_in_every_layer() -> None:
+    """The ten of each layer, once beside others and once alike in all layers."""
+    profile = profiles()
+    names = [item.name for item in chain_of(profile[1]).matmuls]
+    strategies = Grid(1, 8).strategies
+    assert (len(names), len(strategies)) == (3, 10)
+    given = [dict.fromkeys(names, strategy) for strategy in strategies]
+    unlike = [(k, (3 * k + 1) % 10, (7 * k + 2) % 10) for k in range(10)]
+    given += [{name: strategies[k] for name, k in zip(names, ks, strict=True)} for ks in unlike]
+    plans = []
+    for number, some in enumerate(given):
+        m = 1 + number // 2 % 2
+        plans.append(with_strategies(profile[m], flat(8), some, ENDS[number % 2], m))
+    for name in names:
+        assert len({plan.strategy[name] for plan in plans[10:]}) == 10
+    check([run(plan, number) for number, plan in enumerate(plans)])
+
+
+@pytest.mark.parametrize(("devices", "plans"), [(2, 3), (3, 3), (4, 6), (6, 6), (8, 6)])
+def test_strategies_at_random(devices: int, plans: int) -> None:
+    """A product may have any strategy beside any other."""
+    dice, profile = random.Random(devices), profiles()
+    runs = []
+    for number in range(plans):
+        m = dice.choice((1, 2))
+        runs.append(run(drawn(profile[m], devices, dice.choice(ENDS), m, dice, share=1.0), number))
+    check(runs)
+
+
+@pytest.mark.parametrize("nodes", [2, 4])
+def test_nodes_of_several_devices(nodes: int) -> None:
+    """A factor may lie across nodes, inside of them, or both; its digits are of two kinds."""
+    dice, profile, cluster = random.Random(nodes), profiles()[1], flat(8, nodes=nodes)
+    names = [item.name for item in chain_of(profile).matmuls]
+    strategies = Grid(nodes, 8 // nodes).strategies
+    given = [{name: dice.choice(strategies) for name in names} for _ in range(4)]
+    plans = [with_strategies(profile, cluster, one, ENDS[n % 2]) for n, one in enumerate(given)]
+    assert all(len(numbers) == 6 for plan in plans for numbers in plan.strategy.values())
+    check([run(plan, number) for number, plan in enumerate(plans)])

@@ -1,0 +1,155 @@
+"""A route as a plan: what is sent, by product and stage, and what a device has."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from harness.cluster import Cluster, Link
+from harness.memory import NAMED
+from harness.mesh import Mesh
+from harness.plan import Plan, Stage
+from harness.profile import ModelProfile
+from harness.sbp.chain import chain_of
+from harness.sbp.collectives import Collectives, grid_of
+from harness.sbp.costs import Costs, Rules
+from harness.sbp.optimum import Move, Route, Search, Step
+from harness.sbp.planned import grid_of_plan, layer_of, of_device, per_product, sent_by_product, with_route
+from harness.sbp.traffic import sent
+from tests.harness.sbp.nets import dense, transformer
+
+CLUSTER = Cluster(nodes=4, devices_per_node=2, intra=Link(1e-6, 1e-11), node_port=Link(1e-5, 1e-10))
+NETS = {"dense": dense((64, 128, 32, 16)), "transformer": transformer()}
+
+
+def costs(profile: ModelProfile, devices: int = 8, micro_batches: int = 1, paths: str = "mixed") -> Costs:
+    width = chain_of(profile).element_bytes
+    return Costs(Collectives(CLUSTER, grid_of(CLUSTER, devices)), width, micro_batches, Rules(paths), 4.0)
+
+
+def planned(profile: ModelProfile, found: Costs, stages: tuple[Stage, ...] = (), ends: str = "free"):
+    route = Search(chain_of(profile), found, ends).route()
+    devices = found.grid.size(found.grid.all)
+    stages = stages or (Stage(0, len(profile.layers) - 1, 0),)
+    plan = Plan(Mesh(pipeline=len(stages), tensor=devices), stages, found.micro_batches)
+    return route, with_route(plan, route, found, profile, ends)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.sampled_from(sorted(NETS)), st.sampled_from([1, 2, 4, 8]), st.integers(1, 3),
+    st.sampled_from(["mixed", "paper"]), st.sampled_from(["free", "batch_split"]),
+)  # fmt: skip
+def test_traffic_adds_up_to_the_route(net, devices, micro_batches, paths, ends):
+    profile = NETS[net]
+    found = costs(profile, devices, micro_batches, paths)
+    route, plan = planned(profile, found, ends=ends)
+    times = {"forward": micro_batches, "backward": micro_batches, "weights": 1}
+    told = [(one, times[one.phase]) for stage in plan.traffic for one in stage]
+    assert sum(one.seconds * n for one, n in told) == pytest.approx(route.seconds, rel=1e-9)
+    by_kind = {f"{one.algorithm} {one.phase}": one.bytes * n for one, n in told}
+    assert by_kind == pytest.approx(sent(route, found))
+    own = per_product(route, found)
+    assert sum(s for one in own.values() for s in one["seconds"].values()) == pytest.approx(route.seconds, rel=1e-9)
+    assert sum(b for one in own.values() for b in one["bytes"].values()) == pytest.approx(sum(by_kind.values()))
+    assert set(own) == set(plan.strategy)
+
+
+def test_stages_have_the_traffic_of_their_own_products():
+    profile = NETS["transformer"]
+    found = costs(profile, 4)
+    one, whole = planned(profile, found)
+    _, halves = planned(profile, found, (Stage(0, 1, 0), Stage(2, 3, 1)))
+    total = sum(t.bytes for t in whole.traffic[0])
+    parts = [sum(t.bytes for t in stage) for stage in halves.traffic]
+    head = one.steps[0]  # the embedding: each stage sums its own copy of the weight that the head has, too
+    twice = (sum(sent(Route((step,), 0.0), found).values()) for step in (head._replace(reduced=True), head))
+    assert sum(parts) == total + next(twice) - next(twice) > total
+    own = per_product(one, found)
+    second = sum(sum(f["bytes"].values()) for name, f in own.items() if name.startswith(("block_1", "head")))
+    assert parts[1] == second > 0
+
+
+def test_a_move_belongs_to_the_product_behind_it_and_one_past_a_branch_to_that_before():
+    profile = dense((64, 128, 32))
+    found = costs(profile, 8)
+    first, second = chain_of(profile).matmuls
+    grid = found.grid
+    strategy = grid.strategy((4, 2, 1, 1, 1, 1))
+    here, there = found.places[0], found.places[-1]
+    step, other = (Step(item, strategy, here, there) for item in (first, second))
+
+    def owner(*steps) -> list[str]:
+        sizes = sent_by_product(Route(steps, 0.0), found)
+        return [name for name, own in sizes.items() if any(kind == "all_to_all" for kind, _ in own)]
+
+    move = Move(64.0, there, here)
+    assert owner(step, move, other) == ["linear_1"]
+    assert owner(step, move._replace(past=True), other) == ["linear_0"]
+    assert owner(step, other, move) == ["linear_1"]  # nothing comes behind it
+    assert owner(move, step, other) == ["linear_0"]
+
+
+def test_layouts_say_where_tensors_lie():
+    profile = dense((64, 128, 32))
+    found = costs(profile, 8)
+    grid = found.grid
+    given_ = {"linear_0": grid.strategy((4, 2, 1, 1, 1, 1)), "linear_1": grid.strategy((4, 2, 1, 1, 1, 1))}
+    route = Search(chain_of(profile), found, "batch_split", given_).route()
+    plan = with_route(Plan(Mesh(tensor=8), (Stage(0, 1, 0),)), route, found, profile, "batch_split")
+    assert plan.strategy == {"linear_0": (4, 2, 1, 1, 1, 1), "linear_1": (4, 2, 1, 1, 1, 1)}
+    assert plan.layouts == {"linear_0": ((4, 2), (4, 2)), "linear_1": ((4, 2), (4, 2)), "output": ((4, 2),)}
+    assert grid_of_plan(plan) == grid
+    free = with_route(plan, Search(chain_of(profile), found, "free", given_).route(), found, profile, "free")
+    assert free.layouts["linear_0"] == ((), (4, 2))
+    assert "output" not in free.layouts
+    paper = costs(profile, 8, paths="paper")
+    assert planned(profile, paper)[1].layouts == {}, "a cost model says not where blocks lie"
+
+
+@pytest.mark.parametrize("net", sorted(NETS))
+@pytest.mark.parametrize("devices", [2, 4, 8])
+def test_the_devices_share_what_is_split_and_repeat_what_is_not(net, devices):
+    profile = NETS[net]
+    found = costs(profile, devices)
+    _, plan = planned(profile, found)
+    share = of_device(profile, plan, chain_of(profile))
+    for whole, own in zip(profile.layers, share.layers, strict=True):
+        assert own.flops * devices == pytest.approx(whole.flops)
+        assert own.output_bytes * devices == whole.output_bytes
+    # of each weight as many copies as p0, all of it on the others
+    grid, chain = found.grid, chain_of(profile)
+    copies = {i.name: grid.size(grid.strategy(plan.strategy[i.name]).p0) for i in chain.matmuls}
+    wanted = sum(i.weight_bytes * copies[i.name] for i in chain.matmuls if not (i.tied and i.look_up))
+    assert share.parameter_bytes(0, len(share.layers) - 1) * devices == pytest.approx(wanted, abs=8 * devices)
+
+
+def test_what_is_gathered_is_kept():
+    profile = dense((64, 128, 32))
+    found = costs(profile, 2)
+    chain, saved = chain_of(profile), profile.layers[1].saved_bytes
+    for numbers, kept in (((2, 1, 1), saved // 2), ((1, 2, 1), saved), ((1, 1, 2), saved // 2)):
+        strategy = {item.name: found.grid.strategy(numbers) for item in chain.matmuls}
+        route = Search(chain, found, "free", strategy).route()
+        plan = with_route(Plan(Mesh(tensor=2), (Stage(0, 1, 0),)), route, found, profile, "free")
+        assert of_device(profile, plan, chain).layers[1].saved_bytes == kept
+
+
+def test_one_device_has_all_and_a_plan_without_strategies_shares_evenly():
+    profile = NETS["dense"]
+    chain = chain_of(profile)
+    stage = (Stage(0, len(profile.layers) - 1, 0),)
+    assert of_device(profile, Plan(Mesh(), stage), chain) is profile
+    even = of_device(profile, Plan(Mesh(tensor=4), stage), chain)
+    last = len(profile.layers) - 1
+    state = NAMED["adam_fp32"].state_bytes
+    assert state(even, 0, last) * 4 == state(profile, 0, last)
+
+
+def test_a_product_is_of_the_layer_with_the_longest_name():
+    layers = ("block_1", "block_1.inner", "block_10")
+    profile = ModelProfile(tuple(dense((4, 4)).layers[0].__class__(name) for name in layers))
+    assert [layer_of(name, profile) for name in ("block_1.up", "block_1.inner.up", "block_10.up", "block_1")] == [
+        0, 1, 2, 0,
+    ]  # fmt: skip

@@ -1,0 +1,56 @@
+"""Where the traffic of tensor parallelism stands in a schedule."""
+
+from __future__ import annotations
+
+import pytest
+
+from harness.cluster import Cluster
+from harness.memory import NAMED
+from harness.mesh import Mesh
+from harness.plan import Plan, Stage, Traffic
+from harness.schedule.faults import faults
+from harness.schedule.single import single
+from harness.schedule.tensor import with_traffic
+from harness.simulate import simulate
+from tests.harness.sbp.nets import dense
+
+TRAFFIC = (
+    Traffic("all_gather", "forward", 1.0, 100), Traffic("reduce_scatter", "forward", 2.0, 10),
+    Traffic("all_gather", "backward", 4.0, 20), Traffic("all_reduce", "weights", 8.0, 40),
+)  # fmt: skip
+PLAN = Plan(Mesh(tensor=4), (Stage(0, 1, 0),), 2, traffic=(TRAFFIC,))
+
+
+def test_what_is_sent_follows_its_pass_and_sums_of_weights_are_before_the_step():
+    schedule = with_traffic(single(2, "never"), PLAN)
+    (lane,) = [lane for lane in schedule.lanes if lane.queue == "compute"]
+    forward = ["{}collective{}:all_gather@forward/0", "{}collective{}:reduce_scatter@forward/0"]
+    assert [str(op) for op in lane.ops] == [
+        "0F0", *(one.format(0, 0) for one in forward), "0B0", "0collective0:all_gather@backward/0",
+        "0F1", *(one.format(0, 1) for one in forward), "0B1", "0collective1:all_gather@backward/0",
+        "0collective:all_reduce@weights/0", "0step",
+    ]  # fmt: skip
+    assert schedule.tensor == 4
+    assert faults(schedule, PLAN) == []
+
+
+def test_it_takes_the_seconds_and_sends_the_bytes_of_the_plan():
+    schedule = with_traffic(single(2, "never"), PLAN)
+    figures = simulate(schedule, PLAN, dense((8, 8, 8), 4), Cluster(devices_per_node=4), NAMED["sgd_fp32"]).figures
+    assert figures["step_time_s"] == pytest.approx(2 * (1 + 2 + 4) + 8)
+    assert figures["bytes_sent"] == {
+        "all_gather@backward": 4 * 2 * 20, "all_gather@forward": 4 * 2 * 100, "all_reduce@weights": 4 * 40,
+        "reduce_scatter@forward": 4 * 2 * 10,
+    }  # fmt: skip
+
+
+def test_a_recomputation_says_again_what_its_forward_pass_says():
+    lanes = with_traffic(single(1, "always"), PLAN).lanes
+    names = [str(op) for lane in lanes for op in lane.ops]
+    assert names.count("0R0") == 1
+    assert sum("forward" in name for name in names) == 4
+
+
+def test_a_plan_without_traffic_leaves_the_schedule_as_it_is():
+    plain = Plan(Mesh(), (Stage(0, 1, 0),), 2)
+    assert with_traffic(single(2, "never"), plain) == single(2, "never")

@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import pytest
+
+from harness.problem import NoPlan
+from planners.autoddl.config import SEARCHES, Config, build, check
+from tests.harness.sbp.nets import dense, transformer
+from tests.planners.products_cases import ADAM, cluster, request
+
+NET = dense((64, 128, 32))
+
+
+def plan(profile=NET, devices: int = 8, micro_batches: int = 1, memory_bytes: int = 10**12, **config):
+    there = cluster(devices, memory_bytes=memory_bytes)
+    return build(Config(**config)).plan(profile, there, ADAM, request(profile, devices, micro_batches))
+
+
+def test_no_search_finds_anything_cheaper_than_the_exact_one():
+    best = plan().predicted["communication_s"]
+    found = {name: plan(search=name, evaluations=500).predicted for name in SEARCHES if name != "exact"}
+    assert all(one["communication_s"] >= best * (1 - 1e-12) for one in found.values())
+    assert found["exhaustive"]["communication_s"] == pytest.approx(best, rel=1e-12)
+    assert found["coordinate_descent"]["communication_s"] == pytest.approx(best, rel=1e-12)
+    for name, one in found.items():
+        counts, seconds = zip(*one["history"], strict=True)
+        assert one["evaluations"] >= counts[-1], name
+        assert seconds[-1] == pytest.approx(one["communication_s"])
+    assert "history" not in plan().predicted
+
+
+def test_mixed_paths_cost_no_more_than_the_papers():
+    for profile in (NET, transformer()):
+        mixed, paper = (plan(profile, paths=paths).predicted["communication_s"] for paths in ("mixed", "paper"))
+        assert mixed <= paper * (1 + 1e-12)
+
+
+def test_ends_that_are_split_by_samples_cost_more():
+    free, split = (plan(ends=ends) for ends in ("free", "batch_split"))
+    assert split.predicted["communication_s"] > free.predicted["communication_s"]
+    assert split.layouts["output"] == ((8,),)
+    assert split.layouts["linear_0"][0] != () == free.layouts["linear_0"][0]
+
+
+def test_a_limit_of_replicas():
+    assert max(p0 for p0, _, _ in plan(max_replicas=2).strategy.values()) <= 2
+
+
+def test_powers_of_two_and_splits_that_do_not_divide():
+    odd = dense((60, 30, 6), 48)
+    assert any(p1 == 3 or p2 == 3 for _, p1, p2 in plan(odd, 12).strategy.values())
+    found = plan(odd, 12, splits="power_of_two").strategy.values()
+    assert all(p & (p - 1) == 0 for _, *others in found for p in others)
+    assert plan(odd, 16, splits="any", max_replicas=1)
+    with pytest.raises(NoPlan):
+        plan(odd, 16, max_replicas=1)
+
+
+def test_repeated_layers_are_split_alike():
+    profile = transformer(layers=4)
+    there = {}
+    for share in (0.7, 0.8, 0.9, 1.0):
+        limit = round(share * plan(profile).predicted["held_bytes"])
+        try:
+            there[share] = plan(profile, memory_bytes=limit), plan(profile, memory_bytes=limit, repeat=True)
+        except NoPlan:
+            continue
+    assert there
+    for free, alike in there.values():
+        blocks = [[s for name, s in alike.strategy.items() if name.startswith(f"block_{k}.")] for k in range(4)]
+        assert all(block == blocks[0] for block in blocks)
+        assert alike.predicted["communication_s"] >= free.predicted["communication_s"] * (1 - 1e-9)
+
+
+def test_an_exhaustive_search_that_is_too_large():
+    with pytest.raises(NoPlan) as caught:
+        plan(transformer(), search="exhaustive")
+    found = caught.value.problem
+    assert found.key == "planner.search exhaustive"
+    assert found.what.endswith("plans, at most 1e+07 take minutes") and found.mend == "planner.search=exact"
+
+
+def test_values_that_no_run_can_have():
+    with pytest.raises(ValueError) as caught:
+        check(Config(search="best", paths="p", ends="e", splits="s", max_replicas=0, memory_gb=-1.0, evaluations=0))
+    assert [line.partition("   ")[0] for line in str(caught.value).splitlines()] == [
+        "planner.search best", "planner.paths p", "planner.ends e", "planner.splits s", "planner.max_replicas 0",
+        "planner.evaluations 0", "planner.memory_gb -1", "planner.memory_gb -1.0",
+    ]  # fmt: skip
+    with pytest.raises(ValueError, match=r"planner.repeat True   is for planner.search=exact"):
+        check(Config(search="random", repeat=True))

@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+import pytest
+
+from harness.problem import NoPlan
+from planners.megatron import Config, build, check
+from tests.harness.sbp.nets import dense, transformer
+from tests.planners.products_cases import ADAM, cluster, request
+
+NET = transformer(samples=64, hidden=128)
+
+
+def plan(profile=NET, devices: int = 8, local: int = 1, memory_bytes: int = 10**12, **config):
+    there = cluster(devices, local, memory_bytes)
+    return build(Config(**config)).plan(profile, there, ADAM, request(profile, devices))
+
+
+def test_products_are_split_in_pairs_by_columns_then_by_rows():
+    found = plan(dimensions=1).strategy
+    assert found == {
+        "embedding": (1, 1, 8), "head": (1, 8, 1),
+        **{f"block_{k}.{name}": numbers for k in (0, 1) for name, numbers in (
+            ("attention.qkv", (1, 8, 1)), ("attention.projection", (1, 1, 8)),
+            ("mlp.up", (1, 8, 1)), ("mlp.down", (1, 1, 8)),
+        )},
+    }  # fmt: skip
+
+
+def test_the_best_mesh_is_taken():
+    one, best = (plan(dimensions=dimensions).predicted for dimensions in (1, 2))
+    assert best["communication_s"] <= one["communication_s"]
+    assert best["communication_s"] == pytest.approx(best["baselines"]["megatron"]["communication_s"])
+
+
+def test_the_best_mesh_is_one_that_fits():
+    free = plan()
+    replicas = {numbers[0] for numbers in free.strategy.values()}
+    assert max(replicas) > 1
+    least = plan(dimensions=1).predicted["held_bytes"]
+    tight = None
+    for share in (1.2, 1.4, 1.6, 2.0, 3.0):
+        try:
+            tight = plan(memory_bytes=round(least * share))
+        except NoPlan:
+            continue
+        break
+    assert tight is not None
+    assert tight.predicted["held_bytes"] < free.predicted["held_bytes"]
+
+
+def test_the_devices_of_a_node_split_weights_and_gradients_are_summed_across():
+    found = plan(devices=8, local=4)
+    assert all(numbers[0] == 2 for numbers in found.strategy.values()), "all nodes are replicas"
+
+
+def test_heads_that_do_not_divide_have_no_mesh():
+    with pytest.raises(NoPlan, match="no mesh of Megatron's divides all products"):
+        plan(transformer(heads=3, hidden=48), dimensions=1)
+
+
+def test_it_is_what_everybody_says_of_two_dense_layers():
+    found = plan(dense((64, 256, 64), 32), dimensions=1)
+    (traffic,) = found.traffic
+    size = 4 * 32 * 64
+    assert {(t.algorithm, t.phase): t.bytes for t in traffic} == {
+        ("reduce_scatter", "forward"): size * 7 // 8, ("all_gather", "backward"): size * 7 // 8,
+    }  # fmt: skip
+
+
+def test_values_that_no_run_can_have():
+    with pytest.raises(ValueError) as caught:
+        check(Config(dimensions=3, ends="open"))
+    assert str(caught.value).splitlines() == [
+        "planner.dimensions 3   is none of 1, 2   -> planner.dimensions=2",
+        "planner.ends open   is none of free, batch_split   -> planner.ends=free",
+    ]
