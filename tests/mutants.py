@@ -19,6 +19,7 @@ CONTRACT = "tests/engines/test_contract.py"
 DEEPSPEED = "tests/engines/test_deepspeed.py"
 GPIPE = "tests/engines/gpipe/test_gpipe.py"
 RESOURCES = "tests/harness/simulate/test_resources.py"
+SBP = "tests/engines/sbp"
 BRUTE_FORCE = "tests/harness/simulate/test_against_brute_force.py"
 
 
@@ -150,7 +151,7 @@ MUTANTS = (
            "crossing[resource] = crossing.get(resource, 0.0) + times", "crossing[resource] = times",
            RESOURCES, "six_rings_share"),
     Mutant("replicas that cost nothing", "harness/simulate/routes.py",
-           "return [replica * self.pipeline for replica in range(self.schedule.replicas)]", "return [0]",
+           "return self.schedule.alike(0)", "return [0]",
            RESOURCES, "six_rings_share"),
     Mutant("a ring that sends everything to everyone", "harness/simulate/routes.py",
            "sent, messages = rounds * (g - 1) / g * op.bytes", "sent, messages = rounds * (g - 1) * op.bytes",
@@ -235,6 +236,49 @@ MUTANTS = (
     Mutant("rings that have a node's port to themselves", "harness/sbp/collectives.py",
            "port.beta_s_per_byte * self.grid.local / local", "port.beta_s_per_byte",
            "tests/harness/sbp/test_collectives.py", "table_2"),
+    Mutant("blocks in another order that pass for the same", "engines/sbp/layout.py",
+           "return self.split == other.split and self._cut() == other._cut()", "return self.split == other.split",
+           f"{SBP}/test_layout.py", "same_blocks"),
+    Mutant("rows in strides beside rows in a row", "engines/sbp/program.py",
+           "rows = at.rows if axes is None else at.rows.along(axes)", "rows = at.rows",
+           f"{SBP}/test_gpt.py", "strides"),
+    Mutant("gradients summed in every micro-batch", "engines/sbp/gradients.py",
+           "        if self.last:\n", "        if True:\n",
+           f"{SBP}/test_training.py", "random and 4"),
+    Mutant("gradients of biases that stay apart", "engines/sbp/gradients.py",
+           "self.small[shard.sums].append(parameter)", "pass",
+           f"{SBP}/test_gpt.py", "planner_splits_it and 2"),
+    Mutant("a bias in every partial sum", "engines/sbp/modules.py",
+           "bias is not None and told.scatter is not None", "False",
+           f"{SBP}/test_gpt.py", "random and 1-4-2"),
+    Mutant("a running variance of too few samples", "engines/sbp/modules.py",
+           "variance * (count / max(1, count - 1))", "variance",
+           f"{SBP}/test_modules.py", "batch_norm"),
+    Mutant("the first samples' mask for all", "engines/sbp/modules.py",
+           "mask.index_select(n, mine(dim, shape[n], self.by, x.device))",
+           "mask.index_select(n, torch.arange(x.shape[n], device=x.device))",
+           f"{SBP}/test_modules.py", "masks"),
+    Mutant("a maximum of a device's own classes", "engines/sbp/loss.py",
+           "self.by.largest(logits.amax(1), self.digits)[:, None]", "logits.amax(1)[:, None]",
+           f"{SBP}/test_loss.py", "as_torch"),
+    Mutant("a loss that every device of its classes adds", "engines/sbp/session.py",
+           "self.total += float(loss.detach()) if shown else 0.0", "self.total += float(loss.detach())",
+           f"{SBP}/test_training.py", "random and 2"),
+    Mutant("heads that are cut by columns", "engines/sbp/shards.py",
+           "np.arange(size).reshape(3, self.heads, -1).transpose(1, 0, 2)", "np.arange(size)",
+           f"{SBP}/test_shards.py", "heads"),
+    Mutant("an axis that comes back in another place", "engines/sbp/exchange.py",
+           "axes = max((dim.axes for dim in dims), key=len)", "axes = tuple(sorted(max((dim.axes for dim in dims), key=len)))",
+           f"{SBP}/test_exchange.py", "gradients and 8"),
+    Mutant("ranks that do not look at each other's plans", "engines/sbp/agreement.py",
+           "if digest != digests[0]", "if False",
+           "tests/engines/test_sbp.py", "disagree"),
+    Mutant("messages of a step in one micro-batch's traffic", "harness/sbp/planned.py",
+           'times = message.times if message.phase == "weights" else 1', "times = message.times",
+           f"{SBP}/test_training.py", "random and 2"),
+    Mutant("attention where no head is whole", "harness/sbp/planned.py",
+           "return [first.target.rows] if attended", "return [] if attended",
+           f"{SBP}/test_program.py", "hand_to_hand"),
 )  # fmt: skip
 
 

@@ -76,7 +76,7 @@ def simulator(rounds: int) -> list[dict[str, Any]]:
 def main(names: list[str]) -> int:
     malloc.tune()
     os.environ |= launch.FORKABLE
-    from analysis.bench import engines, picture, pipeline
+    from analysis.bench import engines, picture, pipeline, tensor
     from analysis.bench.prediction import prediction
 
     benches = {
@@ -87,6 +87,7 @@ def main(names: list[str]) -> int:
         "planning": planning,
         "prediction": prediction,
         "simulator": simulator,
+        "sbp": tensor.sbp,
         "race": engines.all_engines,
     }
     unknown = sorted(set(names) - set(benches))

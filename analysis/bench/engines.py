@@ -58,7 +58,7 @@ CONTESTANTS = {
     "torch_pipelining, ZB-V": ("engine=torch_pipelining", "engine.schedule=zbv"),
     "deepspeed, pipeline": ("engine=deepspeed",),
     "myelin": ("engine=myelin",),
-    "sbp": ("engine=sbp",),
+    "sbp": ("engine=sbp", "planner=autoddl", "mesh.tensor=2"),
     "ddp": ("engine=ddp",),
     "fsdp": ("engine=fsdp",),
     "deepspeed, ZeRO 1": ("engine=deepspeed", "engine.zero=1", "mesh.pipeline=1"),
@@ -71,11 +71,12 @@ CONTESTANTS = {
 def all_engines(rounds: int) -> list[Row]:
     """U-Net, GPT and AmoebaNet-D on two devices over all engines that take them, in turns; `single` is one device.
 
-    Micro-batches have the same size everywhere: engines with replicas have as many fewer. No checkpointing.
+    A device has as many samples of a micro-batch everywhere: engines that share it, or the batch, have fewer of them.
+    No checkpointing.
     """
     torch.set_num_threads(1)  # so that the processes that are forked inherit no pool of threads
     found = devices.detect()
-    here = machine.stored() or _apart(machine.measure, devices.torch_names(found.kind, 1)[0])
+    here = machine.stored() or apart(machine.measure, devices.torch_names(found.kind, 1)[0])
     models = MODELS if found.kind == "cpu" else ON_GPUS
     return [row for name, keys in models.items() for row in of_model(name, keys, here, rounds)]
 
@@ -95,12 +96,12 @@ def entered(keys: Sequence[str], here: Machine) -> tuple[dict[str, Entry], dict[
     there = {plugin.name for plugin in registry.scan() if plugin.group == "engine"}
     entries: dict[str, Entry] = {}
     refused: dict[str, str] = {}
-    profile = _profile(keys)
+    profile = profiled(keys)
     for title, own in CONTESTANTS.items():
         if own[0].partition("=")[2] not in there:
             continue
         try:
-            entries[title] = _entry([*keys, *own], profile, here)
+            entries[title] = entry([*keys, *own], profile, here)
         except CannotRun as error:
             refused[title] = "; ".join(f"{problem.key} {problem.what}" for problem in error.problems)
     return entries, refused
@@ -127,20 +128,21 @@ def _row(model: str, title: str, times: Mapping[str, Times], peaks: list[int] | 
     return row | ({"note": failed} if failed else {})
 
 
-def _profile(keys: Sequence[str]) -> ModelProfile:
+def profiled(keys: Sequence[str]) -> ModelProfile:
+    """The times of the layers with micro-batches as the keys have them, of one thread."""
     config = compose([*keys, "engine=single"])
     device = devices.torch_names(devices.detect().kind, 1)[0]
     model: Model = registry.build("model", config.model)
     samples = config.batch.size // config.batch.micro_batches
-    return _apart(lambda: measure(model, samples, "float32", device, repeats=9), device)
+    return apart(lambda: measure(model, samples, "float32", device, repeats=9), device)
 
 
-def _apart(work: Callable[[], T], device: str) -> T:
+def apart(work: Callable[[], T], device: str) -> T:
     """In a process of its own: what is forked from this one later finds neither threads nor CUDA in use."""
     return ranks.each(1, work, [device])
 
 
-def _entry(overrides: Sequence[str], profile: ModelProfile, here: Machine) -> Entry:
+def entry(overrides: Sequence[str], profile: ModelProfile, here: Machine) -> Entry:
     """Planned as the front door plans. Raises CannotRun for what the engine refuses."""
     found = devices.detect()
     config = compose(
@@ -150,7 +152,9 @@ def _entry(overrides: Sequence[str], profile: ModelProfile, here: Machine) -> En
     names = devices.torch_names(found.kind, DEVICES)
     cluster = clusters.build(ClusterConfig(**config.cluster), here)
     check.fill(config, engine.capabilities, DEVICES)
-    config.batch.micro_batches //= config.mesh.data or 1
+    tensor = config.mesh.tensor or 1  # a device's share of a micro-batch is as large as the others' micro-batches
+    config.batch.micro_batches //= (config.mesh.data or 1) * min(tensor, config.batch.micro_batches)
+    profile = profile.of_samples(check.micro_batch(config))
     if problems := check.request(config, engine.capabilities, cluster):
         raise CannotRun(problems)
     draft = planning.draft(config, engine, registry.build("planner", config.planner), profile, cluster)

@@ -15,6 +15,8 @@ class Config:
     """The engine."""
     overlap: bool = True
     """Whether sums of gradients run beside the rest of the backward pass."""
+    aligned: bool = False
+    """Whether devices wait for each other before each collective, so that its time is its own: to measure it."""
 
 
 def build(config: Config) -> SBPEngine:

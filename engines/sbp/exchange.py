@@ -63,8 +63,8 @@ class Groups:
 class Exchanger:
     """Runs exchanges in the groups of this rank, counts what it sends."""
 
-    def __init__(self, mesh: Mesh, groups: Groups, tally: Tally) -> None:
-        self.mesh, self.groups, self.tally = mesh, groups, tally
+    def __init__(self, mesh: Mesh, groups: Groups, tally: Tally, aligned: bool = False) -> None:
+        self.mesh, self.groups, self.tally, self.aligned = mesh, groups, tally, aligned
 
     def __call__(self, x: Tensor, exchange: Exchange | None) -> Tensor:
         if exchange is None:
@@ -160,6 +160,8 @@ class Exchanger:
 
     def _counted(self, name: str, phase: str, size: int, digits: Digits) -> Any:
         members = self.mesh.size(digits)
+        if self.aligned:
+            dist.barrier(self.groups.of("activations", digits))
         return self.tally.counting(f"{name}@{phase}", STEPS[name] * (members - 1) * size // members)
 
     def summed(self, x: Tensor, digits: Digits) -> Tensor:

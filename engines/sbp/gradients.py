@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from engines.sbp.config import Config
 from engines.sbp.exchange import Groups
 from engines.sbp.layout import Digits, Mesh
 from engines.sbp.shards import Shard
@@ -18,13 +19,14 @@ from harness.tally import Tally
 
 
 class Gradients:
-    """`named` are this rank's parameters. With `overlap` sums of weights begin as soon as they can."""
+    """`named` are this rank's parameters. With `config.overlap` sums of weights begin as soon as they can."""
 
     def __init__(
         self, named: dict[str, nn.Parameter], shards: dict[str, Shard], mesh: Mesh, groups: Groups, tally: Tally,
-        overlap: bool,
+        config: Config,
     ) -> None:  # fmt: skip
-        self.mesh, self.groups, self.tally, self.overlap = mesh, groups, tally, overlap
+        self.mesh, self.groups, self.tally, self.overlap = mesh, groups, tally, config.overlap
+        self.aligned = config.aligned
         self.last = False
         self.running: list[Any] = []
         self.weights: list[tuple[nn.Parameter, Digits]] = []
@@ -37,7 +39,7 @@ class Gradients:
                 self.small[shard.sums].append(parameter)
                 continue
             self.weights.append((parameter, shard.sums))
-            if overlap:
+            if config.overlap:
                 parameter.register_post_accumulate_grad_hook(lambda done, digits=shard.sums: self._begin(done, digits))
 
     @staticmethod
@@ -53,6 +55,8 @@ class Gradients:
     def _sum(self, gradient: Tensor, digits: Digits, phase: str, wait: bool) -> None:
         members = self.mesh.size(digits)
         size = STEPS["all_reduce"] * (members - 1) * gradient.nbytes // members
+        if self.aligned and wait:
+            dist.barrier(self.groups.of("gradients", digits))
         with self.tally.counting(f"all_reduce@{phase}", size):
             work = dist.all_reduce(gradient, group=self.groups.of("gradients", digits), async_op=True)
             if wait and work:
@@ -63,7 +67,7 @@ class Gradients:
     def finish(self) -> None:
         """All sums of a step, done."""
         for parameter, digits in self.weights if not self.overlap else ():
-            self._sum(_gradient(parameter), digits, "weights", wait=False)
+            self._sum(_gradient(parameter), digits, "weights", wait=self.aligned)
         with self.tally.counting("all_reduce@weights"):
             for work in self.running:
                 work.wait()

@@ -24,14 +24,15 @@ class Product(nn.Module):
         super().__init__()
         self.weight, self.bias = weight, bias
         self.told, self.by, self.first = told, by, first
+        self.bias_behind = bias is not None and told.scatter is not None  # not once in each partial sum
         self.compute = self._of(source)
 
     def _of(self, source: nn.Module) -> Callable[[Tensor], Tensor]:
         if isinstance(source, nn.Embedding):
             return self._looked_up if self.told.inputs.split else lambda x: functional.embedding(x, self.weight)
         if isinstance(source, nn.Conv2d):
-            return lambda x: source._conv_forward(x, self.weight, None)
-        return lambda x: functional.linear(x, self.weight)
+            return lambda x: source._conv_forward(x, self.weight, None if self.bias_behind else self.bias)
+        return lambda x: functional.linear(x, self.weight, None if self.bias_behind else self.bias)
 
     def _looked_up(self, tokens: Tensor) -> Tensor:
         """Zeros for words that other devices have."""
@@ -45,7 +46,7 @@ class Product(nn.Module):
         if x.is_floating_point() and torch.is_autocast_enabled(x.device.type):
             x = x.to(torch.get_autocast_dtype(x.device.type))
         y = by(self.compute(by(by(x, told.before), told.gather)), told.scatter)
-        if self.bias is not None:
+        if self.bias is not None and self.bias_behind:
             y = y + (self.bias if y.dim() != 4 else self.bias[:, None, None]).to(y.dtype)
         y = by(y, told.after)
         return self._by_parts(y) if told.heads else y

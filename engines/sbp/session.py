@@ -9,6 +9,7 @@ from typing import Any
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from engines.sbp.agreement import agreed
 from engines.sbp.config import Config
 from engines.sbp.exchange import Exchanger, Groups
 from engines.sbp.gradients import Gradients
@@ -59,9 +60,10 @@ class SBPSession(RankSession):
         self.program = program(plan, chain_of(profile), self.mesh)
 
     def build(self, layers: nn.Sequential) -> None:
+        agreed(self.plan)
         self.tally = Tally()
         groups = Groups(self.mesh, self.rank - self.shard, self.shard)
-        self.by = Exchanger(self.mesh, groups, self.tally)
+        self.by = Exchanger(self.mesh, groups, self.tally, self.config.aligned)
         splitter = Splitter(layers, self.program, self.by)
         splitter.split(self.ran)
         self.shards: dict[str, Shard] = splitter.shards
@@ -75,7 +77,7 @@ class SBPSession(RankSession):
         self.shared = {name: self.first_names[parameter] for name, parameter in every}
         self.stage = stage_modules(layers, self.plan, [self.place])[0].to(self.device)
         self.parameters = self.named(self.stage)
-        self.gradients = Gradients(self.parameters, self.shards, self.mesh, groups, self.tally, self.config.overlap)
+        self.gradients = Gradients(self.parameters, self.shards, self.mesh, groups, self.tally, self.config)
         self.ties = RankTies(layers, self.plan, self.rank)
         self.optimizer = make_optimizer(self.parameters.values(), self.spec.optimizer)
         self.neighbours = Neighbours(self.rank, self.place, self.plan.mesh.tensor, self.device)

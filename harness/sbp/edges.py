@@ -79,7 +79,8 @@ def of_product(costs: Costs, item: Matmul, strategies: Sequence[Strategy], whole
         places = costs.places[source[k]], costs.places[target[k]]
         return [Step(item, strategies[chosen[k]], *places, free=free > 0)]
 
-    return Edges(source, target, seconds[chosen], held[chosen], steps).best()
+    found = Edges(source, target, seconds[chosen], held[chosen], steps)
+    return found.best() if len(strategies) > 1 else found
 
 
 def _sides(costs: Costs, item: Matmul, strategies: Sequence[Strategy], side: Side) -> np.ndarray:

@@ -22,9 +22,10 @@ class Matrix(NamedTuple):
 def along(start: Matrix, ways: Sequence[Matrix]) -> Matrix:
     """The shortest ways from the start's rows through all `ways`, one after the other."""
     seconds, came = start.seconds, []
+    rows = np.arange(len(seconds))[:, None]
     for way in ways:
         source = (seconds[:, None, :] + np.ascontiguousarray(way.seconds.T)).argmin(2)
-        seconds = np.take_along_axis(seconds, source, 1) + np.take_along_axis(way.seconds, source, 0)
+        seconds = seconds[rows, source] + way.seconds[source, np.arange(source.shape[1])]
         came.append(source)
 
     def steps(i: int, j: int) -> Steps:
@@ -54,8 +55,7 @@ def cheapest(edges: Edges, places: int, scale: float, price: float) -> Matrix:
     value = scale * edges.seconds + price * edges.bytes
     pair = edges.source * places + edges.target
     order = np.lexsort((value, pair))
-    _, first = np.unique(pair[order], return_index=True)
-    chosen = order[first]
+    chosen = order[np.diff(pair[order], prepend=-1) > 0]
     seconds, number = np.full(places * places, INFINITE), np.zeros(places * places, dtype=np.int64)
     seconds[pair[chosen]], number[pair[chosen]] = value[chosen], chosen
     return Matrix(seconds.reshape(places, places), lambda i, j: edges.steps(int(number[i * places + j])))

@@ -118,7 +118,8 @@ def test_batch_norm_over_split_samples(make: Callable[[], nn.Module], shape: tup
 @pytest.mark.parametrize("layout", [Layout().split(rows=(1, 0)), Layout().split(columns=(0,)),
                                     Layout().split(rows=(0,), columns=(1,))])  # fmt: skip
 @pytest.mark.parametrize(("shape", "channels", "column"), [((8, 8), False, None), ((4, 3, 8), False, None),
-                                                          ((4, 8, 2, 2), True, None), ((4, 8, 5, 5), False, 1)])  # fmt: skip
+                                                          ((4, 8, 2, 2), True, None), ((4, 8, 5, 5), False, 1)],
+)  # fmt: skip
 def test_masks_are_those_of_the_whole_tensor(
     layout: Layout, shape: tuple[int, ...], channels: bool, column: int | None
 ) -> None:

@@ -15,7 +15,7 @@ from tests.engines.sbp.test_layout import meshes
 
 @st.composite
 def shards(draw: st.DrawFn) -> tuple[Mesh, Shard]:
-    """Of a matrix, or more: each digit splits one dimension at most; of some the rows are heads' queries, keys, values."""
+    """Of a matrix, or more: each digit splits one dimension at most; of some the rows are queries, keys, values."""
     mesh = draw(meshes)
     dims = draw(st.integers(1, 3))
     places = [draw(st.integers(-1, dims - 1)) for _ in mesh.all]

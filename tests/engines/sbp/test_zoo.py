@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from harness.interfaces import OptimizerSpec
 from tests.engines import zoo
 from tests.engines.sbp.plans import planned
 from tests.engines.sbp.runs import GENTLE, Run, check
@@ -12,17 +13,21 @@ SAMPLES = 8
 CHAINS = ("unet",), ("amoebanet",), ("gpt", "gpt with dropout, untied", "mlp", "vgg"), (
     "resnet", "resnet, elementary layers", "densenet"), ("inception",)  # fmt: skip
 """Those that share a group of ranks."""
+SLOW = ("amoebanet", "inception")
+TINY = OptimizerSpec("sgd", lr=2e-5, momentum=0.9)
+"""Inception's gradients are of a size of 50, and with larger steps they grow: so does what is rounded."""
 
 
 @pytest.mark.parametrize("names", CHAINS, ids=", ".join)
 def test_trains_like_single(names: tuple[str, ...]) -> None:
-    """Inception's first gradients are of a size of 50, and grow: so does what is rounded."""
     runs = []
     for name in names:
         model = zoo.model(name)
-        plans = planned(model, 2, SAMPLES, "free"), planned(model, 2, SAMPLES, "batch_split", 2)
-        runs += [Run(model, plan, SAMPLES, GENTLE) for plan in plans]
-    check(runs, 1e-9 if names == ("inception",) else 1e-10)
+        plans = [planned(model, 2, SAMPLES, "batch_split", 2)]
+        if name not in SLOW:
+            plans.append(planned(model, 2, SAMPLES, "free"))
+        runs += [Run(model, plan, SAMPLES, TINY if name == "inception" else GENTLE) for plan in plans]
+    check(runs)
 
 
 def test_no_model_is_left_out() -> None:

@@ -1,0 +1,122 @@
+"""What the sbp engine costs the host, and what two devices that split a wide MLP gain."""
+
+from __future__ import annotations
+
+import statistics
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from analysis.bench import engines
+from analysis.bench.contestant import Contestant
+from analysis.bench.race import Times, race, speedup
+from engines.sbp.config import Config, build
+from harness import devices, machine, ranks, registry
+from harness.cluster import Cluster, Device
+from harness.compose import compose
+from harness.counting import count
+from harness.interfaces import BatchShape, Model, PlanRequest, SessionSpec
+from harness.memory import MemoryModel
+from harness.plan import Plan
+from models.mlp.config import Config as MLPConfig
+from models.mlp.config import build as build_mlp
+from planners.strategies import Config as StrategiesConfig
+from planners.strategies import build as build_strategies
+
+Row = dict[str, Any]
+WIDTH, SAMPLES = 64, 16
+CALLS = 300
+"""Forward and backward passes of a round."""
+WIDE = ("model=mlp", "model.widths=[2048,2048,2048,2048]", "batch.size=512", "batch.micro_batches=1")
+SPLIT = ("engine=sbp", "planner=autoddl", "mesh.tensor=2")
+PLAIN, BOTH = "nn.Linear", "2 x single at once"
+
+
+def sbp(rounds: int) -> list[Row]:
+    """A planned Linear against a plain one, without collectives; a wide MLP on two CPU devices against one.
+
+    Two runs at once show what two of this machine's cores give together.
+    """
+    torch.set_num_threads(1)  # so that the processes that are forked inherit no pool of threads
+    return [*linear(1, rounds), *linear(2, rounds), *wide(rounds)]
+
+
+def linear(count_: int, rounds: int) -> list[Row]:
+    """One forward and backward pass, samples split over so many ranks: nothing is sent before the step's end."""
+    model = build_mlp(MLPConfig(widths=[WIDTH, WIDTH]))
+    plan = _split_by_samples(model, count_)
+    spec = SessionSpec(("cpu",) * count_)
+    session = build(Config()).session(model, plan, spec)
+
+    def work() -> dict[str, Times]:
+        plain = model.layers()[0]
+        x = torch.randn(SAMPLES, WIDTH, requires_grad=True)
+        back = torch.randn(SAMPLES, WIDTH)
+        with session as entered:
+            planned = entered.stage[0]
+            return race({PLAIN: lambda: passes(plain, x, back), "planned": lambda: passes(planned, x, back)}, rounds)
+
+    times = ranks.each(count_, work, spec.devices)
+    title = f"planned Linear, {WIDTH} wide, {count_} rank{'s' * (count_ > 1)}"
+    return [_row(title, times["planned"]) | {f"time / {PLAIN}": 1 / speedup(times, "planned", PLAIN)}]
+
+
+def passes(module: Callable[[Tensor], Tensor], x: Tensor, back: Tensor) -> float:
+    """Seconds of one, the mean of many."""
+    start = time.perf_counter()
+    for _ in range(CALLS):
+        module(x).backward(back)
+    return (time.perf_counter() - start) / CALLS
+
+
+def _split_by_samples(model: Model, count_: int) -> Plan:
+    planner = build_strategies(StrategiesConfig(strategies=[f"*:{count_}x1x1"]))
+    cluster = Cluster(devices_per_node=count_, device=Device(memory_bytes=10**12))
+    request = PlanRequest(BatchShape(SAMPLES * count_, 1), pipeline=1, tensor=count_)
+    return planner.plan(count(model, SAMPLES * count_, "float32"), cluster, MemoryModel(), request)
+
+
+def wide(rounds: int) -> list[Row]:
+    """Contestants in processes of their own, in turns."""
+    here = machine.stored() or engines.apart(machine.measure, devices.torch_names("cpu", 1)[0])
+    profile = engines.profiled(WIDE)
+    entries = {
+        engines.BASE: engines.entry([*WIDE, f"engine={engines.BASE}"], profile, here),
+        "sbp": engines.entry([*WIDE, *SPLIT], profile, here),
+    }
+    model: Model = registry.build("model", compose([*WIDE, f"engine={engines.BASE}"]).model)
+    batch = model.sample(profile.micro_batch)
+    with ExitStack() as stack:
+        one, two, split = (
+            stack.enter_context(Contestant(entries[name], batch)) for name in (engines.BASE, engines.BASE, "sbp")
+        )
+        contestants = {engines.BASE: one.step, "sbp": split.step, BOTH: lambda: _at_once(one, two)}
+        times = race(contestants, rounds)
+    strategies = sorted({"x".join(map(str, numbers)) for numbers in entries["sbp"].plan.strategy.values()})
+    rows = [_row(f"wide MLP, {name}", taken) | {f"speed / {engines.BASE}": speedup(times, name, engines.BASE)}
+            for name, taken in times.items()]  # fmt: skip
+    rows[1]["strategies"] = " ".join(strategies)
+    rows[1]["of both cores"] = statistics.median(
+        theirs / mine for theirs, mine in zip(times[BOTH].rounds_s, times["sbp"].rounds_s, strict=True)
+    )
+    return rows
+
+
+def _at_once(*contestants: Contestant) -> float:
+    """Seconds for each step where all of them do one at the same time."""
+    threads = [threading.Thread(target=one.step) for one in contestants]
+    start = time.perf_counter()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return (time.perf_counter() - start) / len(contestants)
+
+
+def _row(title: str, times: Times) -> Row:
+    return {"contestant": title, "step": times.median_s, "quartiles": [*times.spread_s]}
