@@ -2,7 +2,8 @@
 
     engines, as they are          x models                 x meshes   with planner=balance
     engines, with another setting x three unlike models    x meshes   with planner=balance
-    the other planners            x models                 x stages   with engine=gpipe
+    planners of stages            x models                 x stages   with engine=gpipe
+    planners of products          x models                 x shards   with engine=sbp
 
 A cell is "ok" or the first problem that the run named. Any other end is broken, an error of the project.
 """
@@ -51,8 +52,15 @@ SETTINGS = {
 """What else an engine runs; the first of these is its default."""
 UNLIKE = ("amoebanet", "gpt", "unet")
 """Pairs of tensors, tied weights, skips: what an engine may stumble over."""
-NEED_MORE = ("given",)
+NEED_MORE = ("given", "strategies")
 """Planners that run nothing without further keys of the user's."""
+SHARDS: tuple[Choice, ...] = (
+    ("mesh.pipeline=1", "mesh.tensor=2"),
+    ("mesh.pipeline=1", "mesh.tensor=4"),
+    ("mesh.pipeline=2", "mesh.tensor=2"),
+)
+SHARDING: Choice = ("engine=sbp",)
+"""What runs the plans of planners that split products."""
 
 
 @dataclass(frozen=True)
@@ -83,9 +91,18 @@ def of_engines() -> Iterable[Choice]:
 
 
 def of_planners() -> Iterable[Choice]:
-    others = [name for name in names("planner") if f"planner={name}" not in PLANNED]
+    others = [name for name in names("planner") if f"planner={name}" not in PLANNED and not splits_products(name)]
     for name, mesh, model in itertools.product(others, CUT, names("model")):
         yield f"planner={name}", *EXECUTED, f"model={model}", *mesh
+
+
+def of_products() -> Iterable[Choice]:
+    for name, mesh, model in itertools.product(filter(splits_products, names("planner")), SHARDS, names("model")):
+        yield f"planner={name}", *SHARDING, f"model={model}", *mesh
+
+
+def splits_products(planner: str) -> bool:
+    return getattr(registry.schemas()["planner", planner], "splits_products", False)
 
 
 def run(cell: Choice) -> End:
@@ -117,8 +134,8 @@ def end(code: int, printed: str) -> End:
     return End(f"exit code {code}", [*lines[-1:], *told][-1])
 
 
-def page(engines: Mapping[Choice, End], planners: Mapping[Choice, End]) -> str:
-    """The Markdown page: two tables, and notes that both refer to."""
+def page(engines: Mapping[Choice, End], planners: Mapping[Choice, End], products: Mapping[Choice, End]) -> str:
+    """The Markdown page: three tables, and notes that all of them refer to."""
     notes: list[str] = []
     lines = [
         "# What runs with what", "",
@@ -126,8 +143,10 @@ def page(engines: Mapping[Choice, End], planners: Mapping[Choice, End]) -> str:
         "cells are alike share a row. A number stands for a refusal, which the notes have with its mend.", "",
         "With `planner=balance`; engines with another setting than their own on three models that are unlike:", "",
         *table(engines, MESHES, notes), "",
-        "The other planners, with `engine=gpipe`:", "",
-        *table(planners, CUT, notes),
+        "The other planners of stages, with `engine=gpipe`:", "",
+        *table(planners, CUT, notes), "",
+        "Planners that split matrix products, with `engine=sbp`:", "",
+        *table(products, SHARDS, notes),
     ]  # fmt: skip
     if notes:
         lines += ["", "Notes:", "", *(f"{number}. `{note}`" for number, note in enumerate(notes, start=1))]
@@ -159,7 +178,7 @@ def _short(ended: End, notes: list[str]) -> str:
 def main() -> int:
     with ThreadPoolExecutor(WORKERS) as workers:
         found: list[dict[Choice, End]] = []
-        for jobs in (list(of_engines()), list(of_planners())):
+        for jobs in (list(of_engines()), list(of_planners()), list(of_products())):
             found.append({})
             for number, (cell, ended) in enumerate(zip(jobs, workers.map(run, jobs), strict=True), start=1):
                 found[-1][cell] = ended

@@ -59,7 +59,7 @@ def test_models_that_end_alike_share_a_row_and_equal_words_a_note() -> None:
 
 
 def test_every_engine_model_and_planner_is_there_once() -> None:
-    engines, planners = list(matrix.of_engines()), list(matrix.of_planners())
+    engines, planners = list(matrix.of_engines()), [*matrix.of_planners(), *matrix.of_products()]
     cells = [" ".join(cell) for cell in engines + planners]
     assert len(set(cells)) == len(cells)
     for plugin in registry.scan():
