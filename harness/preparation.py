@@ -38,7 +38,6 @@ from harness.trackers import Tracker
 
 T = TypeVar("T")
 PLAN = "plan.json"
-MACHINE = "machine.json"
 
 
 @dataclass(frozen=True)
@@ -175,12 +174,7 @@ class _Preparation:
         """By a child, once; kept for later runs."""
         wanted = profiles.wanted(self.config)
         self.progress.phase("measuring this machine", "once: peaks, memory, links")
-        children.work(self.folder, self.title, self.config.launch.timeout_s, "machine", wanted)
-        place = self.folder / MACHINE
-        found = Machine.load(place)
-        place.unlink()
-        machine.store(found)
-        return found
+        return children.measured_machine(self.folder, self.title, self.config.launch.timeout_s, wanted)
 
     def compare(self) -> None:
         """A stored profile with the model that the user chose, if all is well so far. Ranks do so themselves."""
@@ -212,7 +206,7 @@ def request_problems(config: DictConfig, overrides: Sequence[str]) -> list[Probl
     profiles.follow(config, overrides)
     found: list[Problem] = []
     cluster = _possible(lambda: clusters.build(ClusterConfig(**config.cluster)), found)
-    if config.mode == "profile":
+    if config.mode in ("profile", "calibrate"):
         return found + (_possible(lambda: check.profiling(config), found) or [])
     engine: Engine | None = _possible(lambda: registry.build("engine", config.engine), found)
     if engine:

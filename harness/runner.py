@@ -50,7 +50,7 @@ from harness.trackers import Tracker
 
 CONFIG, RECORD, METRICS, RESULT = "config.yaml", "record.json", "metrics.jsonl", "result.json"
 TRACE, SIMULATED, TIMELINE = "trace.json.gz", "simulated.json.gz", "timeline.png"
-OWN = (CONFIG, RECORD, METRICS, RESULT, TRACE, SIMULATED, TIMELINE, launch.LOG, failure.FILE, preparation.MACHINE,
+OWN = (CONFIG, RECORD, METRICS, RESULT, TRACE, SIMULATED, TIMELINE, launch.LOG, failure.FILE, children.MACHINE,
        preparation.PLAN, profiles.PROFILE, *calibration.OWN)  # fmt: skip
 """The files of a run; a run that is started again in the same folder begins without them."""
 

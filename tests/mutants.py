@@ -267,7 +267,8 @@ MUTANTS = (
            "np.arange(size).reshape(3, self.heads, -1).transpose(1, 0, 2)", "np.arange(size)",
            f"{SBP}/test_shards.py", "heads"),
     Mutant("an axis that comes back in another place", "engines/sbp/exchange.py",
-           "axes = max((dim.axes for dim in dims), key=len)", "axes = tuple(sorted(max((dim.axes for dim in dims), key=len)))",
+           "axes = max((dim.axes for dim in dims), key=len)",
+           "axes = tuple(sorted(max((dim.axes for dim in dims), key=len)))",
            f"{SBP}/test_exchange.py", "gradients and 8"),
     Mutant("ranks that do not look at each other's plans", "engines/sbp/agreement.py",
            "if digest != digests[0]", "if False",
@@ -277,7 +278,7 @@ MUTANTS = (
            f"{SBP}/test_training.py", "random and 2"),
     Mutant("attention where no head is whole", "harness/sbp/planned.py",
            "return [first.target.rows] if attended", "return [] if attended",
-           f"{SBP}/test_program.py", "hand_to_hand"),
+           f"{SBP}/test_gpt.py", "between_two_moves"),
 )  # fmt: skip
 
 

@@ -51,7 +51,7 @@ def linear(count_: int, rounds: int) -> list[Row]:
     model = build_mlp(MLPConfig(widths=[WIDTH, WIDTH]))
     plan = _split_by_samples(model, count_)
     spec = SessionSpec(("cpu",) * count_)
-    session = build(Config()).session(model, plan, spec)
+    session: Any = build(Config()).session(model, plan, spec)
 
     def work() -> dict[str, Times]:
         plain = model.layers()[0]

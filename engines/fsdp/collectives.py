@@ -9,11 +9,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from harness.collectives import all_gather, reduce_scatter
 from harness.tally import Tally
-
-# The first names are those of torch 2.13; the others warn there, and are the only ones before.
-all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 class Gather:

@@ -61,9 +61,9 @@ class Between:
             self.ends = end
             self.starts = [self._labels(places, search.start().seconds[0], np.zeros(len(places)), places)]
         self.stages = Stages(search)
-        self.ways = self._ways()
         self.ahead = [Ahead(self.stages, self.ends, share * price, 1.0, self.second) for share in PRICES]
         self.small = Ahead(self.stages, self.ends, 1.0, 0.0, self.byte)
+        self.frontier, self.around = Frontier(search, price), self._around()
 
     def route(self) -> Route:
         """The cheapest route within the limit."""
@@ -76,9 +76,10 @@ class Between:
         gap = FIRST * (self._above() - below)
         while True:
             bound = below + gap if below + 2 * gap < self._above() else self._above()
+            ways = self._ways(bound)
             for least, lane in lanes:
                 if least - self.rate * self.limit < min(bound, self._above()):
-                    self._follow(lane, min(bound, self._above()))
+                    self._follow(lane, self._stages(ways, lane.entered), min(bound, self._above()))
             if self._above() <= bound:
                 return self.best
             gap *= WIDER
@@ -94,15 +95,25 @@ class Between:
 
     # -- in units -------------------------------------------------------------------------------------------------
 
-    def _ways(self) -> list[Edges]:
-        """Of all sections, as often as they are counted."""
-        frontier, known, found = Frontier(self.search), dict[object, Edges](), []
-        for section, times in zip(self.stages.sections, self.stages.times, strict=True):
-            key = self.search.key(section), times
-            if key not in known:
-                known[key] = self._edges(frontier.edges(section), times)
-            found.append(known[key])
-        return found
+    def _around(self) -> list[np.ndarray]:
+        """Seconds, and the price of all bytes, of the cheapest route by each way of a section, less that way itself."""
+        begun = np.full(self.ends.shape, INFINITE)
+        for end, labels in enumerate(self.starts):
+            np.minimum.at(begun[:, end], labels.place, labels.seconds + self.rate * labels.bytes)
+        return self.ahead[0].around(begun)
+
+    def _ways(self, bound: float) -> list[Edges]:
+        """Of each section those by which a route may end below the bound, as often as it is counted."""
+        sections, counts = self.stages.sections, self.stages.times
+        keys = [(self.search.key(section), times) for section, times in zip(sections, counts, strict=True)]
+        least, ways = dict[object, np.ndarray](), dict[object, Edges]()
+        for key, around in zip(keys, self.around, strict=True):
+            least[key] = np.minimum(least.get(key, INFINITE), around)
+        for key, section, times in zip(keys, sections, counts, strict=True):
+            if key not in ways:
+                room = (bound + self.rate * self.limit - least[key]) * self.second / times
+                ways[key] = self._edges(self.frontier.edges(section, room), times)
+        return [ways[key] for key in keys]
 
     def _edges(self, edges: Edges, times: int = 1) -> Edges:
         seconds, bytes_, few = self._units(times * edges.seconds, times * edges.bytes)
@@ -128,10 +139,9 @@ class Between:
 
     # -- one part after the other ---------------------------------------------------------------------------------
 
-    def _follow(self, lane: Lane, bound: float) -> None:
+    def _follow(self, lane: Lane, stages: list[Edges], bound: float) -> None:
         """Find the best way of a lane that takes less than the bound, if there is one, or some way that fits."""
         labels = begun = self._cut(self.starts[lane.end], 0, lane, bound)
-        stages = self._stages(lane.entered)
         came: list[tuple[np.ndarray, np.ndarray]] = []
         for number, ways in enumerate(stages, start=1):
             if not len(labels.place):
@@ -149,10 +159,10 @@ class Between:
         between = self.stages.unrolled(steps[::-1])
         self.best = Route(self.search.named(self._whole(int(begun.edge[at]), between, last)), total)
 
-    def _stages(self, entered: int) -> list[Edges]:
+    def _stages(self, ways: list[Edges], entered: int) -> list[Edges]:
         """With what happens between repeated blocks, behind one of them."""
         end = self.stages.end
-        return [*self.ways[:end], self._edges(self.stages.back(entered)), *self.ways[end:]] if end else self.ways
+        return [*ways[:end], self._edges(self.stages.back(entered)), *ways[end:]] if end else ways
 
     def _whole(self, begun: int, steps: Steps, last: int) -> Steps:
         """With what is before and behind: the loop of this number, or what brings the input to the place of it."""

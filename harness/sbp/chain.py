@@ -8,7 +8,7 @@ Everything between two products works on each element by itself, on whatever blo
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 from harness.memory import DTYPE_BYTES
@@ -106,7 +106,9 @@ def _of_layer(profile: ModelProfile, number: int, width: int) -> list[Item]:
     for prefix, group in groupby(_merged(layer, samples), key=_prefix):
         branch = [item for _, item in group]
         matmuls = [item for item in branch if isinstance(item, Matmul)]
-        if prefix and matmuls[0].inputs == matmuls[-1].outputs:
+        if not prefix:  # they may stand beside each other
+            items += [replace(item, whole=True) for item in matmuls]
+        elif matmuls[0].inputs == matmuls[-1].outputs:
             items.append(Residual(tuple(branch), matmuls[0].input_elements))
         else:
             items += branch

@@ -25,6 +25,8 @@ from harness.sbp.grid import Degree, Grid, Strategy, below, plus
 Paths = Literal["mixed", "paper"]
 Splits = Literal["even", "power_of_two", "any"]
 INFINITE = float("inf")
+LARGE = 2.0**60
+"""Bytes."""
 
 
 class Place(NamedTuple):
@@ -112,7 +114,8 @@ class Costs:
             for j, other in enumerate(self.places):
                 degree = self.moved(one, other)
                 alone = self.collectives.seconds("all_to_all", degree, 0.0)
-                byte = self.collectives.seconds("all_to_all", degree, 1.0 / self._size(self.grid.all)) - alone
+                large = self.collectives.seconds("all_to_all", degree, LARGE)  # so that nothing is lost to the latency
+                byte = (large - alone) / LARGE / self._size(self.grid.all)
                 found[:, i, j] = 2 * self.micro_batches * np.array((alone, byte))
         return found
 

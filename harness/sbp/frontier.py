@@ -1,4 +1,4 @@
-"""All ways through a part of a chain that are worth it for some price of a byte."""
+"""All ways through a section of a chain that nothing dominates and that a route below a bound may go."""
 
 from __future__ import annotations
 
@@ -11,37 +11,47 @@ from harness.sbp.optimum import Search, Section, branch
 
 
 class Frontier:
-    """Joins what `Search` takes the cheapest of, and keeps all that nothing dominates."""
+    """Joins what `Search` takes the cheapest of. `room` (places, places) is what a way may take, at a price of a byte.
 
-    def __init__(self, search: Search) -> None:
-        self.search, self._known = search.priced(0.0), dict[object, Edges]()
+    i --section-- m --section-- j     up to m a way may take what it may take up to some j, less the cheapest way
+                                      from m to j
+    """
 
-    def edges(self, section: Section) -> Edges:
-        key = self.search.key(section)
-        if key not in self._known:
-            part, _, free = section
-            if isinstance(part, Matmul):
-                self._known[key] = self.search.product(section)
-            elif isinstance(part, Residual):
-                self._known[key] = self._residual(part, free)
-            else:
-                self._known[key] = _of_matrix(self.search.way(section))
-        return self._known[key]
+    def __init__(self, search: Search, price: float) -> None:
+        self.search, self.priced, self.price = search.priced(0.0), search.priced(price), price
 
-    def _residual(self, item: Residual, free: float) -> Edges:
-        through, past = self._along(branch(item, free)), self.search.costs.moving(item.elements)
+    def edges(self, section: Section, room: np.ndarray) -> Edges:
+        if isinstance(section.part, Residual):
+            return self._below(self._residual(section.part, section.free, room), room)
+        return self._below(self._single(section), room)
+
+    def _single(self, section: Section) -> Edges:
+        if isinstance(section.part, Matmul):
+            return self.search.product(section)
+        return _of_matrix(self.search.way(section))
+
+    def _residual(self, item: Residual, free: float, room: np.ndarray) -> Edges:
+        past = self.search.costs.moving(item.elements)
+        through = self._along(branch(item, free), room - past)
         source, target = through.source, through.target
         return Edges(
             source, target, through.seconds + past[source, target], through.bytes,
             lambda k: through.steps(k) + self.search.moved(item.elements, source[k], target[k], past=True),
         )  # fmt: skip
 
-    def _along(self, sections: list[Section]) -> Edges:
+    def _along(self, sections: list[Section], room: np.ndarray) -> Edges:
         """The best ways through one section after the other."""
-        found = _of_matrix(stay(len(self.search.costs.places)))
+        rooms = [room]
+        for section in reversed(sections):
+            rooms.append((rooms[-1][:, None, :] - self.priced.way(section).seconds).max(2))
+        found = self._below(_of_matrix(stay(len(room))), rooms.pop())
         for section in sections:
-            found = found.then(self.edges(section))
+            found = self._below(found.then(self._single(section)), rooms.pop())
         return found
+
+    def _below(self, edges: Edges, room: np.ndarray) -> Edges:
+        value = edges.seconds + self.price * edges.bytes
+        return edges.taken(np.flatnonzero(value < room[edges.source, edges.target]))
 
 
 def _of_matrix(matrix: Matrix) -> Edges:

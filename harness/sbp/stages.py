@@ -83,3 +83,19 @@ class Ahead:
             if stages.end and number == stages.begin:
                 found[-1][stages.places != entered] = INFINITE
         return [least / self.unit for least in reversed(found)]
+
+    def around(self, begun: np.ndarray) -> list[np.ndarray]:
+        """(places, places) for each section: the least that all others take. (places, ends) is before the first one."""
+        stages = self.stages
+        found = [np.full(way.shape, INFINITE) for way in self.ways]
+        for entered in stages.entrances:
+            at, ahead = begun, iter(self.before(entered)[1:])
+            for number, way in enumerate(self.ways):
+                if stages.end and number == stages.begin:
+                    at = np.where(stages.places[:, None] == entered, at, INFINITE)
+                np.minimum(found[number], (at[:, None, :] + next(ahead)[None, :, :]).min(2), out=found[number])
+                at = (at[:, None, :] + way[:, :, None] / self.unit).min(0)
+                if number + 1 == stages.end:
+                    at = at + self.scale * stages.back(entered).seconds[:, None] / self.unit
+                    next(ahead)
+        return found

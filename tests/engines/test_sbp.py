@@ -48,7 +48,7 @@ def case(model: str, devices: int = 2, m: int = 1) -> Case:
     return found if model in networks.ALL else gentle(found)
 
 
-EVERY = [(model, m) for model in networks.ALL for m in ENDS if model != "pairs" or m > 1]
+EVERY = [(model, m) for model in networks.ALL for m in ENDS]
 
 
 @pytest.mark.parametrize(("model", "m"), EVERY)

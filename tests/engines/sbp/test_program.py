@@ -118,8 +118,8 @@ def check_chain(found: Program, chain: Chain) -> None:
 
 @settings(max_examples=60, deadline=None)
 @given(
-    st.sampled_from(["mlp", "gpt", "gpt, untied", "gpt, few heads"]), st.sampled_from([1, 2, 4, 6, 8]), st.sampled_from(ENDS),
-    st.integers(0, 2**32), st.sampled_from([0.3, 0.6, 1.0]),
+    st.sampled_from(["mlp", "gpt", "gpt, untied", "gpt, few heads"]), st.sampled_from([1, 2, 4, 6, 8]),
+    st.sampled_from(ENDS), st.integers(0, 2**32), st.sampled_from([0.3, 0.6, 1.0]),
 )  # fmt: skip
 def test_blocks_go_from_hand_to_hand(name: str, devices: int, ends: Ends, seed: int, share: float) -> None:
     if name != "mlp":

@@ -25,10 +25,10 @@ HALF, ALL = 2, 4
 def runs() -> list[Run]:
     """Of different strategies."""
     profile = count(GPT, SAMPLES, "float64")
-    plans = [drawn(profile, DEVICES, "free", 1, random.Random(n), 0.5) for n in range(2)]
-    plans.append(planned(GPT, DEVICES, SAMPLES, "batch_split", alpha_s=1e-8))
+    plans = [drawn(profile, DEVICES, "free", 1, random.Random(1), 0.5),
+             planned(GPT, DEVICES, SAMPLES, "batch_split", alpha_s=1e-8)]  # fmt: skip
     found = [Run(GPT, plan, SAMPLES, optimizer, steps=ALL) for optimizer in (ADAM, SGD) for plan in plans]
-    assert len({tuple(run.plan.strategy.values()) for run in found}) == 3
+    assert len({tuple(run.plan.strategy.values()) for run in found}) == 2
     return found
 
 
@@ -94,8 +94,7 @@ def test_it_goes_on_from_single(straight: dict[str, Outcome]) -> None:
 
 def test_another_strategy_goes_on_from_it(halfway: dict[str, dict[str, Any]], straight: dict[str, Outcome]) -> None:
     mine = runs()
-    swapped = {str(run): halfway[str(replace(run, plan=mine[n - 1 if n % 3 else n + 2].plan))]
-               for n, run in enumerate(mine)}  # fmt: skip
+    swapped = {str(run): halfway[str(replace(run, plan=mine[n ^ 1].plan))] for n, run in enumerate(mine)}
     for run, got in zip(mine, in_ranks(mine, from_state(swapped)), strict=True):
         want = straight[str(run)]
         check_alike(got, Outcome(want.losses[HALF:], [], want.state), 1e-10)

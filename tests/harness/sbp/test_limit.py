@@ -37,17 +37,17 @@ def every_route(one: Search) -> list[tuple[float, float]]:
     return found
 
 
-def check(one: Search, share: float) -> None:
+def check(one: Search, *shares: float) -> None:
     every = every_route(one)
-    least, most = min(size for size, _ in every), max(size for size, _ in every)
-    limit = least + share * (most - least)
-    best = min(seconds for size, seconds in every if size <= limit * (1 + 1e-12))
-    route = within(one, limit)
-    assert route.seconds == pytest.approx(best, rel=1e-9)
-    assert held(route, one) <= limit * (1 + 1e-9)
+    fewest, most = min(size for size, _ in every), max(size for size, _ in every)
+    for share in shares:
+        limit = fewest + share * (most - fewest)
+        route = within(one, limit)
+        assert route.seconds == pytest.approx(least(every, limit), rel=1e-9)
+        assert held(route, one) <= limit * (1 + 1e-9)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(
     st.lists(st.integers(1, 64).map(lambda n: 8 * n), min_size=3, max_size=4), st.integers(1, 512),
     st.sampled_from(["mixed", "paper"]), st.sampled_from(["free", "batch_split"]), st.floats(0.0, 1.0),
@@ -59,9 +59,8 @@ def test_dense_layers_within_a_limit(sizes, samples, paths, ends, share):
     check(search(layers, 6, paths, ends), share)
 
 
-@pytest.mark.parametrize("share", [0.0, 0.02, 0.1, 0.4, 1.0])
 @pytest.mark.parametrize("samples", [4, 64])
-def test_a_transformer_with_one_weight_at_both_ends_within_a_limit(share, samples):
+def test_a_transformer_with_one_weight_at_both_ends_within_a_limit(samples):
     tokens, hidden, words = 16, 64, 300
     rows, elements = samples * tokens, samples * tokens * hidden
     items = [
@@ -73,7 +72,7 @@ def test_a_transformer_with_one_weight_at_both_ends_within_a_limit(share, sample
         ), elements),
         Matmul("head", samples, hidden, words, elements, rows * words, 4 * words * hidden, tied="e"),
     ]  # fmt: skip
-    check(search(items, 4, "mixed", "free"), share)
+    check(search(items, 4, "mixed", "free"), 0.0, 0.02, 0.1, 0.4, 1.0)
 
 
 def blocks(count: int, samples: int, hidden: int, tokens: int = 16) -> list[Residual]:
@@ -108,9 +107,9 @@ def tied(inner: list, samples: int, hidden: int, words: int, tokens: int = 16) -
 def check_all(one: Search, shares: tuple[float, ...]) -> None:
     """Against every route, at limits between the least bytes and those of the cheapest route."""
     every = Every(one.chain, one.costs, one.ends).routes()
-    least_bytes, most = min(size for size, _ in every), held(one.route(), one)
+    fewest, most = min(size for size, _ in every), held(one.route(), one)
     for share in shares:
-        limit = least_bytes + share * (most - least_bytes)
+        limit = fewest + share * (most - fewest)
         route = within(one, limit)
         assert route.seconds == pytest.approx(least(every, limit), rel=1e-9)
         assert held(route, one) <= limit * (1 + 1e-9)
