@@ -1,0 +1,58 @@
+"""Pipeline stages whose devices split their products: against engine=single, the simulated bytes and the schedule."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from engines.sbp.config import Config, build
+from harness.counting import count
+from harness.interfaces import BatchShape, Model, PlanRequest
+from harness.memory import MemoryModel
+from harness.plan import Plan
+from harness.profile import ModelProfile
+from harness.ranks import each
+from harness.sbp.chain import chain_of
+from harness.sbp.planned import of_device
+from harness.schedule import violations
+from harness.simulate import simulate
+from planners.autoddl.config import Config as PlannerConfig
+from planners.autoddl.config import build as build_planner
+from tests.engines import zoo
+from tests.engines.sbp.plans import flat
+from tests.engines.sbp.runs import GENTLE, UNPLANNED, Run, alone, check_alike, train
+
+STAGES, SHARDS, SAMPLES, MICRO_BATCHES = 2, 2, 8, 4
+MODELS = ("gpt", "mlp", "unet", "vgg")
+"""Tied weights in two stages; products split otherwise than by samples; skips between stages; convolutions."""
+
+
+def staged(model: Model) -> tuple[Plan, ModelProfile]:
+    """A plan, and the profile of one of its devices."""
+    profile = count(model, SAMPLES // MICRO_BATCHES, "float64")
+    request = PlanRequest(BatchShape(SAMPLES, MICRO_BATCHES), STAGES, 1, SHARDS)
+    plan = build_planner(PlannerConfig()).plan(profile, flat(STAGES * SHARDS), MemoryModel(), request)
+    return plan, of_device(profile, plan, chain_of(profile))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_stages_of_shards_train_like_single(name: str) -> None:
+    model, engine = zoo.model(name), build(Config())
+    plan, profile = staged(model)
+    assert (len(plan.stages), plan.mesh.tensor) == (STAGES, SHARDS)
+    run, devices = Run(model, plan, SAMPLES, GENTLE), STAGES * SHARDS
+    session = engine.session(model, plan, run.spec(devices))
+
+    def work() -> Any:
+        with session as entered:
+            return train(entered, run), entered.trace()
+
+    got, trace = each(devices, work, ("cpu",) * devices)
+    check_alike(got, alone(run), 1e-10)
+    schedule = engine.schedule(plan, profile)
+    expected = simulate(schedule, plan, profile, flat(devices), MemoryModel()).figures["bytes_sent"]
+    for sent in got.sent:
+        assert {kind: size for kind, size in sent.items() if kind not in UNPLANNED} == expected
+    found = [violations(schedule, trace.only(step)) for step in range(run.steps)]
+    assert [] in found, found  # a rank may lose its core between a message and the clock; not in every step
