@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
 from analysis.autoddl import layer, search
@@ -22,11 +21,9 @@ from analysis.autoddl.schemes import (
     communication,
     steps,
 )
-from analysis.published import claims
+from analysis.verdict import Found, Verdict, judged
 from harness.simulate.routes import STEPS
 
-Found = tuple[bool, str] | None
-"""Whether a claim holds, and the figures in a few words; None if what it needs has not been run."""
 DENSE = ("classifier_0_Linear", "classifier_3_Linear", "classifier_6_Linear")
 BILLION = 2**30
 TESTS = {
@@ -42,28 +39,9 @@ TESTS = {
 """Tests that settle claims, or part of them, exactly."""
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """`says`: holds, does not hold, not run, or by tests."""
-
-    id: str
-    claim: str
-    says: str
-    figures: str
-
-
 def verdicts(results: Results) -> list[Verdict]:
     """A verdict for each claim."""
-    told = []
-    for claim in claims("autoddl"):
-        found = CLAIMS[claim.id](results) if claim.id in CLAIMS else None
-        tests = f"exact in {' and '.join(TESTS[claim.id])}" if claim.id in TESTS else ""
-        if found is None:
-            says, figures = ("by tests" if tests else "not run"), tests
-        else:
-            says, figures = ("holds" if found[0] else "does not hold"), "; ".join(filter(None, (found[1], tests)))
-        told.append(Verdict(claim.id, claim.claim, says, figures))
-    return told
+    return judged("autoddl", results, CLAIMS, TESTS)
 
 
 def attention_volumes(results: Results) -> Found:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
-from analysis.published import claims
 from analysis.torchgpipe import search
 from analysis.torchgpipe.figures import (
     gpipe,
@@ -19,9 +17,8 @@ from analysis.torchgpipe.figures import (
     utilization,
 )
 from analysis.torchgpipe.rows import PIPELINES, ROWS, Results
+from analysis.verdict import Found, Verdict, judged
 
-Found = tuple[bool, str] | None
-"""Whether a claim holds, and the figures in a few words; None if what it needs has not been run."""
 SAMPLES = 128
 FLOAT_BYTES = 4
 SCHEDULES, GPIPE = "tests/harness/test_schedule.py", "tests/engines/gpipe/test_gpipe.py"
@@ -37,28 +34,9 @@ TESTS = {
 """Claims that tests settle exactly."""
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """`says`: holds, does not hold, not run, or by tests."""
-
-    id: str
-    claim: str
-    says: str
-    figures: str
-
-
 def verdicts(results: Results) -> list[Verdict]:
     """A verdict for each claim."""
-    told = []
-    for claim in claims("torchgpipe"):
-        found = CLAIMS[claim.id](results) if claim.id in CLAIMS else None
-        tests = f"exact in {' and '.join(TESTS[claim.id])}" if claim.id in TESTS else ""
-        if found is None:
-            says, figures = ("by tests" if tests else "not run"), tests
-        else:
-            says, figures = ("holds" if found[0] else "does not hold"), "; ".join(filter(None, (found[1], tests)))
-        told.append(Verdict(claim.id, claim.claim, says, figures))
-    return told
+    return judged("torchgpipe", results, CLAIMS, TESTS)
 
 
 def every_component_speeds_up(results: Results) -> Found:

@@ -32,6 +32,7 @@ from harness.sbp.planned import OUTPUT, grid_of_plan
 from harness.schedule import Schedule
 from harness.schedule.graph import REDUCING, split_part
 from harness.schedule.tensor import PHASES, told
+from harness.simulate.assembly import sent_kind
 from harness.stage_module import stage_modules
 from harness.tally import Tally
 from harness.training_state import (
@@ -133,10 +134,8 @@ class SBPSession(RankSession):
         elif op.kind == "step":
             self.optimizer.step()
         else:
-            kind = ("activations" if op.forward else "gradients") if not op.part else (
-                "skips" if op.forward else "skip_gradients")  # fmt: skip
-            sent = self.passes.message(op)
-            if op.kind == "send":
+            sent, kind = self.passes.message(op), sent_kind(op, self.plan.devices)
+            if kind:
                 self.sent[kind] += sent
         if op.kind in ("F", "B"):
             self._note(op, began, self.now())
