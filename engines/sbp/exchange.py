@@ -65,6 +65,7 @@ class Exchanger:
 
     def __init__(self, mesh: Mesh, groups: Groups, tally: Tally, aligned: bool = False) -> None:
         self.mesh, self.groups, self.tally, self.aligned = mesh, groups, tally, aligned
+        self.known: dict[tuple[Dim, int, Any], Tensor] = {}  # indices of this rank
 
     def __call__(self, x: Tensor, exchange: Exchange | None) -> Tensor:
         if exchange is None:

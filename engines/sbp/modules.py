@@ -149,5 +149,8 @@ class BlockDropout(nn.Module):
 
 
 def mine(dim: Dim, size: int, by: Exchanger, device: Any) -> Tensor:
-    """The indices that this rank has."""
-    return torch.from_numpy(dim.mine(size, by.mesh, by.groups.rank)).to(device)
+    """The indices that this rank has; the same in every micro-batch, so they are made once."""
+    key = dim, size, device
+    if key not in by.known:
+        by.known[key] = torch.from_numpy(dim.mine(size, by.mesh, by.groups.rank)).to(device)
+    return by.known[key]
