@@ -1,0 +1,128 @@
+"""A model as MadPipe sees it (sections 3 and 4.1): a chain of layers, with times in whole ticks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+from typing import Literal
+
+from harness.cluster import Cluster
+from harness.memory import MemoryModel
+from harness.problem import NoPlan
+from harness.profile import ModelProfile
+
+Duplex = Literal["half", "full"]
+TICKS = 2**45
+"""All times of a chain together. Sums of ticks are exact, so that what fits exactly fits."""
+BUFFERS = 2
+"""A device has so many buffers for what crosses a cut: one in use, one that fills."""
+
+
+@dataclass(frozen=True)
+class Chain:
+    """L layers and the L + 1 boundaries around them; boundary b is before layer b.
+
+        boundary   0      1      2      3        no message crosses the first and the last one
+        layer      |  0   |  1   |  2   |
+
+    Of each layer: `forward` and `backward` ticks, bytes of model `state` (3 W in the paper), bytes `stored` of each
+    micro-batch from the start of its forward task to the end of its backward task. Of each boundary, where it is a cut
+    between two devices: ticks until the activation is `sent` and its gradient `returned`, bytes of `buffers` that each
+    of the two devices keeps. A tick is `tick_s` seconds. A device has `memory` bytes. With `duplex` "half" a link is
+    busy in one direction at a time.
+    """
+
+    forward: tuple[int, ...]
+    backward: tuple[int, ...]
+    state: tuple[int, ...]
+    stored: tuple[int, ...]
+    sent: tuple[int, ...]
+    returned: tuple[int, ...]
+    buffers: tuple[int, ...]
+    memory: int
+    tick_s: float = 1.0
+    duplex: Duplex = "half"
+
+    @property
+    def layers(self) -> int:
+        return len(self.forward)
+
+    @cached_property
+    def loads(self) -> tuple[int, ...]:
+        """Ticks of all layers before each boundary: those of layers k..l are `loads[l + 1] - loads[k]`."""
+        return _before([f + b for f, b in zip(self.forward, self.backward, strict=True)])
+
+    @cached_property
+    def states(self) -> tuple[int, ...]:
+        """Bytes of state of all layers before each boundary."""
+        return _before(self.state)
+
+    @cached_property
+    def stores(self) -> tuple[int, ...]:
+        """Bytes that all layers before each boundary store of a micro-batch."""
+        return _before(self.stored)
+
+    @cached_property
+    def crossing(self) -> tuple[int, ...]:
+        """C of the paper: ticks in which a message and its gradient cross each boundary, one after the other."""
+        return tuple(there + back for there, back in zip(self.sent, self.returned, strict=True))
+
+    def busy(self, boundary: int) -> int:
+        """Ticks of a period in which the link of this cut is busy, in the direction in which it is longer."""
+        return self.crossing[boundary] if self.duplex == "half" else max(self.sent[boundary], self.returned[boundary])
+
+    def held(self, first: int, last: int, activations: int) -> int:
+        """M of the paper: bytes of a device with the layers `first`..`last` and so many stored activations."""
+        state = self.states[last + 1] - self.states[first]
+        stored = self.stores[last + 1] - self.stores[first]
+        return state + activations * stored + self.buffers[first] + self.buffers[last + 1]
+
+    def seconds(self, ticks: float) -> float:
+        return ticks * self.tick_s
+
+
+def chain_of(profile: ModelProfile, cluster: Cluster, memory: MemoryModel, duplex: Duplex = "half") -> Chain:
+    """The chain of a profile on a cluster; raises NoPlan for a profile without times.
+
+    All cuts are taken to cross the cluster's slowest link. A skip travels through every cut that it jumps over. What
+    tied layers share counts once for each.
+    """
+    layers = profile.layers
+    if not any(layer.forward_s + layer.backward_s for layer in layers):
+        what = f"needs layer times, the profile of {profile.model or 'the model'} ({profile.source}) has none"
+        raise NoPlan("profile", what, "a measured profile, or a cluster with cluster.peak_tflops")
+    link = cluster.link(0, cluster.devices - 1)
+    ends = (0, len(layers))
+    crossing = [0 if b in ends else _crossing_bytes(profile, b) for b in range(len(layers) + 1)]
+    message_s = [0.0 if b in ends else link.seconds(size) for b, size in enumerate(crossing)]
+    total_s = math.fsum([*(layer.forward_s + layer.backward_s for layer in layers), *message_s, *message_s])
+    tick_s = 2.0 ** (math.frexp(total_s / TICKS)[1])
+
+    def ticks(seconds: float) -> int:
+        return round(seconds / tick_s)
+
+    messages = tuple(ticks(seconds) for seconds in message_s)
+    numbers = range(len(layers))
+    return Chain(
+        forward=tuple(ticks(layer.forward_s) for layer in layers),
+        backward=tuple(ticks(layer.backward_s) for layer in layers),
+        state=tuple(memory.state_bytes(profile, i, i) for i in numbers),
+        stored=tuple(memory.task_bytes(profile, i, i) for i in numbers),
+        sent=messages,
+        returned=messages,
+        buffers=tuple(BUFFERS * size for size in crossing),
+        memory=cluster.device.memory_bytes - memory.reserve_bytes,
+        tick_s=tick_s,
+        duplex=duplex,
+    )
+
+
+def _crossing_bytes(profile: ModelProfile, boundary: int) -> int:
+    return profile.boundary_bytes(boundary) + sum(s.bytes for s in profile.skips if s.source < boundary <= s.target)
+
+
+def _before(values: Sequence[int]) -> tuple[int, ...]:
+    return tuple(accumulate(values, initial=0))

@@ -1,0 +1,136 @@
+"""When each task of a micro-batch starts, if micro-batch after micro-batch does the same a period later."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+from typing import Literal
+
+from harness.op import Op
+from harness.pattern import Pattern, Placed
+from harness.plan import Stage
+from planners.periodic.chain import BUFFERS, Chain
+
+Kind = Literal["F", "sent", "B", "returned"]
+Resource = tuple[int, ...]
+"""(device,), or a link: (lower, higher) device in half duplex, ("from", "to") device as (0, from, to) in full."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """A task of each micro-batch: forward or backward of a stage, or a message between `stage` - 1 and `stage`."""
+
+    stage: int
+    kind: Kind
+    ticks: int
+    resource: Resource
+
+
+def path(chain: Chain, stages: Sequence[Stage]) -> tuple[Task, ...]:
+    """The tasks of a micro-batch in order: each must wait for the one before it. No message inside of a device.
+
+        stage 0   F0                                B0
+        message      sent1                returned1
+        stage 1            F1  (...)  B1
+
+    A task uses its device, or the link of its two devices, alone.
+    """
+    there: list[Task] = []
+    back: list[Task] = []
+    for number, stage in enumerate(stages):
+        before = stages[number - 1].device if number else stage.device
+        if before != stage.device:
+            there.append(Task(number, "sent", chain.sent[stage.first], _link(chain, before, stage.device)))
+            back.append(Task(number, "returned", chain.returned[stage.first], _link(chain, stage.device, before)))
+        forward, backward = (sum(own[stage.first : stage.last + 1]) for own in (chain.forward, chain.backward))
+        there.append(Task(number, "F", forward, (stage.device,)))
+        back.append(Task(number, "B", backward, (stage.device,)))
+    return (*there, *reversed(back))
+
+
+def _link(chain: Chain, source: int, target: int) -> Resource:
+    return (min(source, target), max(source, target)) if chain.duplex == "half" else (0, source, target)
+
+
+@dataclass(frozen=True)
+class Timing:
+    """`starts[n]` is when task n of `path(chain, stages)` starts for micro-batch 0, in ticks; for micro-batch i it
+    starts i periods later."""
+
+    chain: Chain
+    stages: tuple[Stage, ...]
+    period: Fraction
+    starts: tuple[Fraction, ...]
+
+    @cached_property
+    def tasks(self) -> tuple[Task, ...]:
+        return path(self.chain, self.stages)
+
+    @property
+    def period_s(self) -> float:
+        return self.chain.seconds(float(self.period))
+
+    def activations(self) -> tuple[int, ...]:
+        """For each stage, how many micro-batches it stores at the fullest moment."""
+        found = []
+        for number in range(len(self.stages)):
+            start, end = self._stored(number)
+            found.append(max(1, -((start - end) // self.period)))
+        return tuple(found)
+
+    def memory(self) -> dict[int, int]:
+        """Bytes of each device at its fullest moment: state, buffers of its cuts, stored activations.
+
+        Those of a stage are there from the start of its forward task to the end of its backward task; what is freed at
+        an instant is gone before what begins then.
+        """
+        found = {}
+        for device in sorted({stage.device for stage in self.stages}):
+            own = [number for number, stage in enumerate(self.stages) if stage.device == device]
+            stored = max(self._at(self._stored(number)[0], own) for number in own)
+            found[device] = stored + sum(self._fixed(number) for number in own)
+        return found
+
+    def _fixed(self, number: int) -> int:
+        chain, stage = self.chain, self.stages[number]
+        cuts = 0
+        if number and self.stages[number - 1].device != stage.device:
+            cuts += chain.buffers[stage.first]
+        if number + 1 < len(self.stages) and self.stages[number + 1].device != stage.device:
+            cuts += chain.buffers[stage.last + 1]
+        return chain.states[stage.last + 1] - chain.states[stage.first] + cuts
+
+    def _at(self, moment: Fraction, numbers: Sequence[int]) -> int:
+        """Bytes that the stages store at one instant of any period, all that starts then included."""
+        total = 0
+        for number in numbers:
+            start, end = self._stored(number)
+            begun, ended = (moment - start) // self.period, (moment - end) // self.period
+            stage = self.stages[number]
+            total += (begun - ended) * (self.chain.stores[stage.last + 1] - self.chain.stores[stage.first])
+        return total
+
+    def _stored(self, number: int) -> tuple[Fraction, Fraction]:
+        """From when to when the stage stores something of micro-batch 0."""
+        places = {(task.stage, task.kind): place for place, task in enumerate(self.tasks)}
+        forward, backward = places[number, "F"], places[number, "B"]
+        return self.starts[forward], self.starts[backward] + self.tasks[backward].ticks
+
+    def pattern(self) -> Pattern:
+        """The same in seconds, as engines and the simulator read it."""
+        placed = []
+        for task, start in zip(self.tasks, self.starts, strict=True):
+            shift = start // self.period
+            start_s = self.chain.seconds(float(start - shift * self.period))
+            op = self._op(task)
+            placed.append(Placed(op, self.stages[op.stage].device, start_s, int(shift)))
+        return Pattern(self.period_s, tuple(placed))
+
+    def _op(self, task: Task) -> Op:
+        if task.kind == "F" or task.kind == "B":
+            return Op(task.stage, task.kind, 0)
+        to, source = (task.stage, task.stage - 1) if task.kind == "sent" else (task.stage - 1, task.stage)
+        size = self.chain.buffers[self.stages[task.stage].first] // BUFFERS
+        return Op(to, "copy", 0, "", source, bytes=size, queue="network")
