@@ -70,6 +70,12 @@ class Trace:
         window = self.window_s
         return [self.busy_s(device) / window if window else 0.0 for device in devices]
 
+    def collective_s(self, device: int) -> float:
+        """Seconds in which the device took part in collectives, waiting for the others included."""
+        return _union(
+            (s.start_s, s.end_s) for s in self.spans if s.device == device and Op.parse(s.op).kind == "collective"
+        )
+
     def save(self, path: Path) -> None:
         """Write Chrome trace events (open in ui.perfetto.dev or chrome://tracing), gzipped."""
         text = json.dumps({"traceEvents": self._events(), "displayTimeUnit": "ms"})

@@ -142,8 +142,14 @@ def shifted(trace: Trace, first: int) -> Trace:
 
 
 def use_of_devices(trace: Trace, devices: Sequence[int]) -> dict[str, Any]:
-    """`utilization` of each device and the `bubble_fraction` of all; null where the engine left no trace."""
+    """`utilization` of each device, `bubble_fraction` of all, `collective_s`: what collectives take in a step, on
+    average. Null where the engine left no trace."""
     if not trace.spans:
-        return {"utilization": None, "bubble_fraction": None}
+        return {"utilization": None, "bubble_fraction": None, "collective_s": None}
     utilization = trace.utilization(devices)
-    return {"utilization": utilization, "bubble_fraction": 1 - sum(utilization) / len(utilization)}
+    collective_s = statistics.mean(trace.collective_s(device) for device in devices) / max(1, len(trace.steps))
+    return {
+        "utilization": utilization,
+        "bubble_fraction": 1 - sum(utilization) / len(utilization),
+        "collective_s": collective_s,
+    }

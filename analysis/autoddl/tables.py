@@ -33,9 +33,8 @@ OVERLAPPING = (
 REASONS = {
     "AD-2": "the collectives of processes on one machine are no rings over equal links: each by itself has an alpha "
     "and a beta that fit, all together have not.",
-    "AD-3": "processes that share cores wait for each other's computing, and waiting counts as communication. That is "
-    "too noisy to tell: beside other work on two cores, three runs had 0.57, 1.00, 0.36 on 2 processes, and 0.79, "
-    "0.50, 0.93 on 4.",
+    "AD-3": "gloo does no rings: its reduce_scatter takes as long as an all_reduce, which one alpha and beta for all "
+    "collectives do not know.",
     "AD-10": "our Megatron-like takes the best mesh with weights split inside of nodes, and so sends less across nodes "
     "than data parallelism does. The paper's was slower, and unstable; it does not say why.",
     "AD-11": "memory is a true limit here, for both: at what fits, what is sent across nodes differs little.",
@@ -95,7 +94,8 @@ def _fig4(results: Results) -> Section:
                          f"{number} -> {order.index(one) + 1}"))  # fmt: skip
         if found:
             notes.append(f"{devices} processes: Kendall's tau {layer.tau(found):.2f}.")
-    notes.append("Measured: all of a step but computing, with waiting, on processes that share this machine's cores.")
+    notes.append("Measured: what a step spends in collectives, which the processes enter together.")
+    notes.append("Predicted with the link of cluster=local, between threads: only its order counts.")
     title = "Fig. 4: eight strategies of a Transformer layer, by predicted communication"
     columns = ("processes", "strategies", "predicted", "measured", "place")
     return Section(title, columns, tuple(rows), tuple(notes), texts=2)

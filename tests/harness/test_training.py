@@ -123,13 +123,14 @@ def test_the_trace_begins_with_the_first_measured_step(tmp_path):
 
 def test_an_engine_without_a_trace():
     assert shifted(Trace(()), 2) == Trace(())
-    assert use_of_devices(Trace(()), (0, 1)) == {"utilization": None, "bubble_fraction": None}
+    assert use_of_devices(Trace(()), (0, 1)) == {"utilization": None, "bubble_fraction": None, "collective_s": None}
 
 
 def test_use_of_devices():
-    spans = (Span("0F0", 0, "compute", 0, 3), Span("1F0", 1, "compute", 1, 2), Span("1copy0<0", 1, "copy in", 0, 4))
-    use = use_of_devices(Trace(spans, ((0.0, 4.0),)), (0, 1))
-    assert use == {"utilization": [0.75, 0.25], "bubble_fraction": 0.5}
+    spans = (Span("0F0", 0, "compute", 0, 3), Span("1F0", 1, "compute", 1, 2), Span("1copy0<0", 1, "copy in", 0, 4),
+             Span("0collective:all_reduce@weights", 0, "network", 3, 4))  # fmt: skip
+    use = use_of_devices(Trace(spans, ((0.0, 2.0), (2.0, 4.0))), (0, 1))
+    assert use == {"utilization": [0.75, 0.25], "bubble_fraction": 0.5, "collective_s": 0.25}
 
 
 def test_a_line_that_does_not_fit_leaves_no_part(tmp_path, monkeypatch):
