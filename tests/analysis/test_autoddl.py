@@ -11,7 +11,7 @@ import pytest
 
 from analysis.autoddl import __main__ as report
 from analysis.autoddl import layer, schemes, search, tables
-from analysis.autoddl.rows import SWEEPS, Results, Row, largest, points
+from analysis.autoddl.rows import SWEEPS, Results, Row, largest, sweep_points
 from analysis.autoddl.schemes import CLOUD_VGG, LARGE, SCHEMES, SMALL, STAGED, TRANSFORMERS, VGG
 from analysis.autoddl.verdicts import CLAIMS, DENSE, TESTS, verdicts
 from analysis.published import claims
@@ -37,7 +37,7 @@ def fig3() -> list[RunRecord]:
     found = []
     volumes = {"Megatron": (3.75, (4, 16, 1), (4, 1, 16)), "AutoDDL": (2.0, (4, 8, 2), (4, 4, 4)),
                "found here": (2.0, (4, 8, 2), (4, 4, 4))}  # fmt: skip
-    for point, (volume, *numbers) in zip(points("fig3"), volumes.values(), strict=True):
+    for point, (volume, *numbers) in zip(sweep_points("fig3"), volumes.values(), strict=True):
         size = volume * 2**30 * 4  # forward, half of it for each product; as much backward
         own = {name: {"bytes": {"all_gather": size, "all_reduce": 1}} for name in layer.ATTENTION}
         strategy = dict(zip(layer.ATTENTION, numbers, strict=True))
@@ -48,7 +48,7 @@ def fig3() -> list[RunRecord]:
 def fig8() -> list[RunRecord]:
     ends = {"random": 1.3, "metropolis_hastings": 1.05}
     found = []
-    for point in points("fig8"):
+    for point in sweep_points("fig8"):
         values = point.values()
         best = ends.get(values["planner.search"], 1.0)
         history = [[10, 5.0], [500, best]]
@@ -59,7 +59,7 @@ def fig8() -> list[RunRecord]:
 def simulated(name: str) -> list[RunRecord]:
     """Figure 9 or 10 with the order of the paper; the first micro-batches of Transformers do not fit."""
     found = []
-    for point in points(name):
+    for point in sweep_points(name):
         values = point.values()
         seconds = STEPS[values.get("planner.paths", values["planner"])]
         if values["model"] == "vgg13" and name == "fig9":
@@ -80,7 +80,7 @@ def simulated(name: str) -> list[RunRecord]:
 
 def table3() -> list[RunRecord]:
     found = []
-    for point in points("table3"):
+    for point in sweep_points("table3"):
         values = point.values()
         best = "1" if values["model"] == "gpt_16_5b" else "2"
         seconds = (1.0 if values["mesh.pipeline"] == best else 2.0) * (0.63 if values["planner"] == "autoddl" else 1.0)
@@ -92,18 +92,18 @@ def fig4() -> list[RunRecord]:
     return [
         record(point.values(), source="measured", predicted={"communication_s": 1.0 + number},
                metrics={"step_time_s": 99.0, "collective_s": 10.0 + number})
-        for number, point in enumerate(points("fig4"))
+        for number, point in enumerate(sweep_points("fig4"))
     ]  # fmt: skip
 
 
 def table2() -> list[RunRecord]:
     metrics = {"alpha_s": 1e-5, "bandwidth_gb_s": 2.0, "weights": "plain", "r2": {"plain": 0.95, "relative": 0.9},
                "r2_large": {"plain": 0.97, "relative": 0.5}}  # fmt: skip
-    return [record(point.values(), source="measured", metrics=metrics) for point in points("table2")]
+    return [record(point.values(), source="measured", metrics=metrics) for point in sweep_points("table2")]
 
 
 def fig7() -> list[RunRecord]:
-    return [record(point.values(), plan=plan(**dict.fromkeys(DENSE, (1, 4, 8)))) for point in points("fig7")]
+    return [record(point.values(), plan=plan(**dict.fromkeys(DENSE, (1, 4, 8)))) for point in sweep_points("fig7")]
 
 
 def as_published() -> list[RunRecord]:
@@ -125,7 +125,7 @@ def changed(records: list[RunRecord], keep: Callable[[dict[str, str]], bool], **
 
 def test_every_point_of_every_sweep_is_a_row_of_its_own() -> None:
     for name in SWEEPS:
-        own = points(name)
+        own = sweep_points(name)
         assert len({frozenset(point.overrides) for point in own}) == len(own)
         results = Results(record(point.values(), reason=str(number)) for number, point in enumerate(own))
         rows = results.rows(name)
@@ -146,7 +146,7 @@ def test_settings_have_points_of_every_scheme() -> None:
 
 
 def test_the_latest_of_two_records_counts() -> None:
-    values = points("fig7")[0].values()
+    values = sweep_points("fig7")[0].values()
     rows = Results([record(values, reason="old"), record(values, reason="new")]).rows("fig7")
     assert rows[0].record and rows[0].record.reason == "new"
     assert rows[1].record is None and not rows[1].ok
@@ -228,7 +228,9 @@ def test_kendalls_tau() -> None:
     alike = [layer.Ranked("a", 1.0, 2.0), layer.Ranked("b", 1.0, 1.0), layer.Ranked("c", 2.0, 3.0)]
     assert layer.tau(alike) == 1.0, "what is predicted to be equal has no order"
     assert layer.apart(ranked([1, 2, 3, 4])) == 0.0
-    assert layer.apart(ranked([1, 4, 2, 3])) == pytest.approx(2 / 3), "the prediction is 1 for the second, 3 for the last one"
+    assert layer.apart(ranked([1, 4, 2, 3])) == pytest.approx(2 / 3), (
+        "the prediction is 1 for the second, 3 for the last one"
+    )
 
 
 def test_a_curve_is_the_best_so_far() -> None:

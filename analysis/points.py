@@ -1,0 +1,77 @@
+"""The points of a paper's sweeps, and which records belong to them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from harness.record import RunRecord
+from harness.sweep_points import Point, expand
+
+
+@dataclass(frozen=True)
+class Row:
+    """A point by its overrides (`values`), and its record; None if it was not run."""
+
+    values: dict[str, str]
+    record: RunRecord | None
+
+    def __getitem__(self, key: str) -> str:
+        """The value of an override; "" where the point has none of it."""
+        return self.values.get(key, "")
+
+    @property
+    def ok(self) -> bool:
+        return self.record is not None and self.record.status == "ok"
+
+    @property
+    def step_s(self) -> float:
+        return float(self._record.metrics["step_time_s"])
+
+    @property
+    def predicted(self) -> dict[str, Any]:
+        return self._record.predicted
+
+    @property
+    def plan(self) -> Any:
+        return self._record.plan
+
+    @property
+    def _record(self) -> RunRecord:
+        if self.record is None:
+            raise ValueError(f"{self.values} has not been run")
+        return self.record
+
+
+Kind = TypeVar("Kind", bound=Row)
+
+
+class Points(Generic[Kind]):
+    """The records of the sweeps PAPER_*, by sweep and point, as rows of some kind. Of several for a point the latest
+    counts."""
+
+    def __init__(self, paper: str, kind: type[Kind], records: Iterable[RunRecord]) -> None:
+        self._paper, self._kind = paper, kind
+        self._latest = {_key(record.manifest.get("overrides", [])): record for record in records}
+
+    def rows(self, sweep: str, keep: Callable[[Kind], bool] = lambda row: True) -> list[Kind]:
+        """The points of a sweep, in order."""
+        points = points_of(f"{self._paper}_{sweep}")
+        found = (self._kind(point.values(), self._latest.get(_key(point.overrides))) for point in points)
+        return [row for row in found if keep(row)]
+
+    def was_run(self, sweep: str) -> bool:
+        return any(row.record for row in self.rows(sweep))
+
+
+@functools.cache
+def points_of(sweep: str) -> tuple[Point, ...]:
+    """The points of sweeps/SWEEP.yaml."""
+    return tuple(expand([f"+sweeps={sweep}"]))
+
+
+def _key(overrides: Iterable[str]) -> frozenset[str]:
+    """What tells a point; where its record lies does not."""
+    return frozenset(text for text in overrides if not text.startswith("out="))
