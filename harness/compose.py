@@ -39,6 +39,9 @@ class _Root(SearchPathPlugin):
             search_path.append("further", f"file://{further}")
 
 
+_CHOICES: dict[tuple[str, str], list[str]] = {}
+
+
 def compose(overrides: Sequence[str]) -> DictConfig:
     """The configuration of one run, with all interpolations resolved.
 
@@ -90,8 +93,11 @@ def session() -> Iterator[ConfigLoader]:
 
 
 def choices(loader: ConfigLoader, group: str) -> list[str]:
-    """The choices of a group; names that begin with _ are schemas."""
-    return [name for name in loader.get_group_options(group) if not name.startswith("_")]
+    """The choices of a group; names that begin with _ are schemas. Looked up once: the points of a sweep share them."""
+    key = (group, os.environ.get(FURTHER, ""))
+    if key not in _CHOICES:
+        _CHOICES[key] = [name for name in loader.get_group_options(group) if not name.startswith("_")]
+    return _CHOICES[key]
 
 
 def title(overrides: Sequence[str]) -> str:
