@@ -39,7 +39,7 @@ class _Root(SearchPathPlugin):
             search_path.append("further", f"file://{further}")
 
 
-_CHOICES: dict[tuple[str, str], list[str]] = {}
+_CHOICES: dict[tuple[str, ...], list[str]] = {}
 
 
 def compose(overrides: Sequence[str]) -> DictConfig:
@@ -94,7 +94,7 @@ def session() -> Iterator[ConfigLoader]:
 
 def choices(loader: ConfigLoader, group: str) -> list[str]:
     """The choices of a group; names that begin with _ are schemas. Looked up once: the points of a sweep share them."""
-    key = (group, os.environ.get(FURTHER, ""))
+    key = (group, str(registry.ROOT), os.environ.get(FURTHER, ""))
     if key not in _CHOICES:
         _CHOICES[key] = [name for name in loader.get_group_options(group) if not name.startswith("_")]
     return _CHOICES[key]

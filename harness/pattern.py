@@ -12,7 +12,7 @@ from harness.op import Op
 class Placed:
     """One op of a pattern: it starts at `start_s` of each period and works on micro-batch (period index - `shift`).
 
-    The micro-batch of `op` itself means nothing.
+    The micro-batch of `op` itself means nothing. A message is on the device of the stage that gets it.
     """
 
     op: Op
@@ -20,10 +20,18 @@ class Placed:
     start_s: float
     shift: int
 
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.start_s):
+            raise ValueError(f"start_s of {self.op} is {self.start_s}, must be a finite number")
+
 
 @dataclass(frozen=True)
 class Pattern:
-    """`ops` that are repeated every `period_s`, for ever. `harness.schedule.periodic` unrolls and checks it."""
+    """`ops` that are repeated every `period_s`, for ever.
+
+    `harness.schedule.periodic` unrolls it, `harness.schedule.validity` checks it, `harness.pattern_grid` and
+    `harness.pattern_picture` draw it.
+    """
 
     period_s: float
     ops: tuple[Placed, ...]

@@ -26,6 +26,7 @@ from harness import (
     figures,
     files,
     launch,
+    pattern_picture,
     preparation,
     profiles,
     request,
@@ -51,7 +52,7 @@ from harness.trackers import Tracker
 CONFIG, RECORD, METRICS, RESULT = "config.yaml", "record.json", "metrics.jsonl", "result.json"
 TRACE, SIMULATED, TIMELINE = "trace.json.gz", "simulated.json.gz", "timeline.png"
 OWN = (CONFIG, RECORD, METRICS, RESULT, TRACE, SIMULATED, TIMELINE, launch.LOG, failure.FILE, children.MACHINE,
-       preparation.PLAN, profiles.PROFILE, *calibration.OWN)  # fmt: skip
+       preparation.PLAN, profiles.PROFILE, pattern_picture.PICTURE, *calibration.OWN)  # fmt: skip
 """The files of a run; a run that is started again in the same folder begins without them."""
 
 
@@ -133,10 +134,12 @@ class _Run:
         return Outcome("ok")
 
     def tell_plan(self, progress: Progress) -> None:
-        """What mode=plan ends with: a warning where the layer times need one, and where the plan lies."""
+        """What mode=plan ends with: a warning where the layer times need one, where the plan lies, how to draw it."""
         if note := self.record.manifest["simulation"]["note"]:
             progress.note(f"note: {note}")
         progress.note(f"plan: {self.folder / preparation.PLAN}")
+        if "tasks_s" in self.record.predicted:
+            progress.note(f"picture: python -m harness.pattern_picture {self.folder}")
 
     def names(self, prepared: Prepared) -> list[str]:
         """The devices of the plan, by what they are."""
@@ -170,7 +173,7 @@ class _Run:
         done = prepared.draft.disturbed(self.config.jitter, self.config.seed)
         self.update(metrics=figures.simulated(done, prepared.draft), trace=TRACE)
         done.trace.save(self.folder / TRACE)
-        self.draw([(f"{self.title}, simulated", done.trace)], progress)
+        self.draw([(f"{self.title}, simulated", done.trace)], prepared, progress)
 
     def train(self, prepared: Prepared, progress: Progress) -> None:
         """Start the rank, follow it to its end, take over what it measured."""
@@ -196,12 +199,14 @@ class _Run:
         result.unlink()
         traces = {"last step, measured": Trace.load(self.folder / TRACE), "simulated": prepared.draft.simulation.trace}
         panels = [(f"{self.title}, {what}", trace) for what, trace in traces.items() if trace.spans]
-        self.draw(panels, progress)  # an engine may leave no trace of its own
+        self.draw(panels, prepared, progress)  # an engine may leave no trace of its own
 
-    def draw(self, panels: list[tuple[str, Trace]], progress: Progress) -> None:
-        """The timelines, one below the other; without a picture the run is as good."""
+    def draw(self, panels: list[tuple[str, Trace]], prepared: Prepared, progress: Progress) -> None:
+        """The timelines, one below the other, and a plan's pattern; without a picture the run is as good."""
         try:
             timeline.draw_panels(panels, self.folder / TIMELINE)
+            if "tasks_s" in self.record.predicted:
+                pattern_picture.draw_plan(prepared.draft.plan, self.folder / pattern_picture.PICTURE, self.title)
         except ValueError as error:
             progress.note(f"no picture: {error}")
 

@@ -1,6 +1,6 @@
 """What runs with what, each cell a run of one step: `make matrix` writes docs/matrix.md, in about half an hour.
 
-    engines, as they are          x models                 x meshes   with planner=balance
+    engines, as they are          x models                 x meshes   with planner=balance (periodic: contiguous)
     engines, with another setting x three unlike models    x meshes   with planner=balance
     planners of stages            x models                 x stages   with engine=gpipe
     planners of products          x models                 x shards   with engine=sbp
@@ -34,6 +34,7 @@ PATIENCE_S = 300.0
 Choice = tuple[str, ...]
 """Some of a run's keys."""
 PLANNED: Choice = ("planner=balance",)
+PATTERNED: Choice = ("planner=contiguous",)
 EXECUTED: Choice = ("engine=gpipe",)
 MESHES: tuple[Choice, ...] = (
     ("mesh.pipeline=1", "mesh.data=1"),
@@ -84,7 +85,8 @@ def names(group: str) -> list[str]:
 def of_engines() -> Iterable[Choice]:
     """Neighbours are of different models, so that two workers seldom measure the same one."""
     for name, mesh, model in itertools.product(names("engine"), MESHES, names("model")):
-        yield f"engine={name}", *PLANNED, f"model={model}", *mesh
+        planned = PATTERNED if name == "periodic" else PLANNED
+        yield f"engine={name}", *planned, f"model={model}", *mesh
     for name, settings in SETTINGS.items():
         for setting, mesh, model in itertools.product(settings, MESHES, UNLIKE):
             yield f"engine={name} {setting}", *PLANNED, f"model={model}", *mesh
@@ -141,7 +143,8 @@ def page(engines: Mapping[Choice, End], planners: Mapping[Choice, End], products
         "# What runs with what", "",
         "Made by `make matrix`: each cell was run for one step on four CPU devices, with small presets. Models whose",
         "cells are alike share a row. A number stands for a refusal, which the notes have with its mend.", "",
-        "With `planner=balance`; engines with another setting than their own on three models that are unlike:", "",
+        "With `planner=balance`, `periodic` with `planner=contiguous`, since it runs patterns alone; engines with",
+        "another setting than their own on three models that are unlike:", "",
         *table(engines, MESHES, notes), "",
         "The other planners of stages, with `engine=gpipe`:", "",
         *table(planners, CUT, notes), "",

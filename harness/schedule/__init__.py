@@ -51,6 +51,9 @@ class Schedule(Document):
 
     With `rendezvous` a send and its recv are one: they begin when both ends are there, and end together. With `tensor`
     each device stands for so many neighbours that do the same, each on its shards: `bytes` are those of one of them.
+
+    The messages of each tuple of `in_line` get in line for their links in this order: one waits for its link, or takes
+    it, only when all before it have done so. All others get in line as soon as they can leave.
     """
 
     lanes: tuple[LaneOps, ...]
@@ -60,6 +63,7 @@ class Schedule(Document):
     replicas: int = 1
     rendezvous: bool = False
     tensor: int = 1
+    in_line: tuple[tuple[Op, ...], ...] = ()
 
     def ops(self) -> list[Op]:
         """Every op once."""

@@ -185,7 +185,8 @@ class _Edges:
         """B, W -> all_reduce, reduce_scatter over the replicas -> over copies of a parameter -> step.
 
         Other collectives wait for their turn only. One with a micro-batch waits for the gradients of that one, else for
-        those of all. A queue in a fixed order may have copies before replicas, as DeepSpeed does: the sum is the same.
+        those of all. A step with a micro-batch waits for the gradients up to that one, and for the step before. A queue
+        in a fixed order may have copies before replicas, as DeepSpeed does: the sum is the same.
         """
         gradients: dict[tuple[int, int | None], list[int]] = defaultdict(list)
         over_replicas: dict[int, list[int]] = defaultdict(list)
@@ -210,9 +211,27 @@ class _Edges:
             for stage in stages:
                 before[node] += gradients[stage, None] + [one for one in over_replicas[stage] if one not in later]
                 over_copies[stage].append(node)
+        steps: dict[int, list[int]] = defaultdict(list)
         for node, op in enumerate(self.graph.ops):
-            if op.kind == "step":
+            if op.kind == "step" and op.micro_batch is None:
                 before[node] += gradients[op.stage, None] + over_replicas[op.stage] + over_copies[op.stage]
+            elif op.kind == "step":
+                steps[op.stage].append(node)
+        for stage, nodes in steps.items():
+            self.updates(stage, nodes, gradients)
+
+    def updates(self, stage: int, steps: list[int], gradients: dict[tuple[int, int | None], list[int]]) -> None:
+        """The optimizer's steps of a stage, each named by its last micro-batch.
+
+        B(0, j), B(1, j) -> step(1, j) -> step(3, j)
+                      B(2, j), B(3, j) --/
+        """
+        done: list[int] = []
+        first = 0
+        for i, node in sorted((self.graph.ops[node].micro_batch or 0, node) for node in steps):
+            own = [one for k in range(first, i + 1) for one in gradients[stage, k]]
+            self.graph.before[node] += done + own
+            done, first = [node], i + 1
 
     def later(self, node: int) -> set[int]:
         """What comes behind a node in the queues with a fixed order in which it stands."""

@@ -31,6 +31,8 @@ class Assembly:
         self.resources: dict[Resource, int] = {}
         self.order()
         self.price()
+        if schedule.in_line and durations is None:
+            self.line_up()
         if durations is None and self.shared_cores():
             self.share_cores()
 
@@ -88,6 +90,25 @@ class Assembly:
         if route.links:
             self.work.urgent.add(node)
             self.need(node, *map(self.resource, route.links))
+
+    def line_up(self) -> None:
+        """A node without an op before each message of `in_line`: whose turn it is to get in line.
+
+        what m makes   ->  turn of m  ->  m        m and n are on links, which serve who comes first
+                               |
+        what n makes   ->  turn of n  ->  n
+        """
+        work, nodes = self.work, {op: node for node, op in enumerate(self.graph.ops)}
+        for line in self.schedule.in_line:
+            for place, op in enumerate(line):
+                node, turn = nodes[op], len(work.seconds)
+                earlier = [*self.graph.before[node], *([turn - 1] if place else [])]
+                work.seconds.append(0.0)
+                work.before.append(len(earlier))
+                work.after.append([node])
+                work.before[node] += 1
+                for one in earlier:
+                    work.after[one].append(turn)
 
     @cached_property
     def members(self) -> dict[int, list[int]]:
@@ -156,6 +177,12 @@ class Assembly:
                 f"its turn in device {lane.device} {lane.queue}, which is at {self.name(head)}"
                 for lane, nodes in self.lanes()
                 if node in nodes and (head := heads[lane.device, lane.queue]) != node
+            ]
+            waits += [
+                f"{one}, which is before it in line"
+                for line in self.schedule.in_line
+                for one, following in pairwise(line)
+                if following == self.graph.ops[node] and end_s[self.graph.ops.index(one)] < 0
             ]
             lines.append(f"  device {device} {queue}: {self.name(node)} waits for {', '.join(waits)}")
         return lines

@@ -51,9 +51,14 @@ class Chain:
         return len(self.forward)
 
     @cached_property
+    def work(self) -> tuple[int, ...]:
+        """U of the paper: forward and backward ticks of each layer."""
+        return tuple(f + b for f, b in zip(self.forward, self.backward, strict=True))
+
+    @cached_property
     def loads(self) -> tuple[int, ...]:
         """Ticks of all layers before each boundary: those of layers k..l are `loads[l + 1] - loads[k]`."""
-        return _before([f + b for f, b in zip(self.forward, self.backward, strict=True)])
+        return _before(self.work)
 
     @cached_property
     def states(self) -> tuple[int, ...]:

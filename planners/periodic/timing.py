@@ -87,11 +87,27 @@ class Timing:
         an instant is gone before what begins then.
         """
         found = {}
-        for device in sorted({stage.device for stage in self.stages}):
+        for device, size in sorted(self.fixed().items()):
             own = [number for number, stage in enumerate(self.stages) if stage.device == device]
             stored = max(self._at(self._stored(number)[0], own) for number in own)
-            found[device] = stored + sum(self._fixed(number) for number in own)
+            found[device] = stored + size
         return found
+
+    def fixed(self) -> dict[int, int]:
+        """Bytes of each device that are there all the time: state, and buffers of its cuts."""
+        found: dict[int, int] = {}
+        for number, stage in enumerate(self.stages):
+            found[stage.device] = found.get(stage.device, 0) + self._fixed(number)
+        return found
+
+    def stored(self) -> tuple[int, ...]:
+        """Bytes that each stage stores of a micro-batch."""
+        stores = self.chain.stores
+        return tuple(stores[stage.last + 1] - stores[stage.first] for stage in self.stages)
+
+    def tasks_s(self) -> dict[str, float]:
+        """Seconds of each task, by the notation of its op."""
+        return {str(self._op(task)): self.chain.seconds(task.ticks) for task in self.tasks}
 
     def _fixed(self, number: int) -> int:
         chain, stage = self.chain, self.stages[number]
@@ -108,8 +124,7 @@ class Timing:
         for number in numbers:
             start, end = self._stored(number)
             begun, ended = (moment - start) // self.period, (moment - end) // self.period
-            stage = self.stages[number]
-            total += (begun - ended) * (self.chain.stores[stage.last + 1] - self.chain.stores[stage.first])
+            total += (begun - ended) * self.stored()[number]
         return total
 
     def _stored(self, number: int) -> tuple[Fraction, Fraction]:

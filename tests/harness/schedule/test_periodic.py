@@ -3,42 +3,20 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from harness.cluster import Cluster, Link
 from harness.memory import MemoryModel
 from harness.op import Op
-from harness.pattern import Pattern, Placed
+from harness.pattern import Pattern
 from harness.plan import Plan
 from harness.profile import LayerProfile, ModelProfile
 from harness.schedule import Schedule, violations
 from harness.schedule.faults import faults
 from harness.schedule.hops import Hop
 from harness.schedule.one_f_one_b import one_f_one_b
-from harness.schedule.periodic import pattern_faults, unrolled
+from harness.schedule.periodic import unrolled
 from harness.simulate import simulate
-
-
-def placed(text: str, start_s: float, shift: int, device: int | None = None) -> Placed:
-    op = Op.parse(text)
-    if op.kind == "copy":
-        op = replace(op, queue="network", bytes=100)
-    return Placed(op, op.stage if device is None else device, start_s, shift)
-
-
-TWO = Pattern(3, (placed("0F0", 0, 0), placed("1F0", 1, 0), placed("1B0", 2, 0), placed("0B0", 1, 1)))
-"""
-period    |0     |3     |6
-device 0  |0F 0B-|          0B of the micro-batch before
-device 1  |-  1F  1B-       over the end of the period
-"""
-TWO_S = {"0F0": 1.0, "1F0": 1.0, "1B0": 2.0, "0B0": 2.0}
-
-FAR = Pattern(3, (placed("0F0", 0, 0), placed("1copy0<0", 1, 0), placed("1F0", 2, 0), placed("1B0", 0, 1),
-                  placed("0copy0<1", 2, 1), placed("0B0", 1, 2)))  # fmt: skip
-"""The same with messages of a second in each direction: 0B is two periods late, not one."""
-FAR_S = TWO_S | {"1copy0<0": 1.0, "0copy0<1": 1.0}
+from tests.harness.patterns import FAR, TWO, placed
 
 
 def period_s(schedule: Schedule, m: int, link: Link = Link()) -> float:  # noqa: B008
@@ -98,71 +76,55 @@ def test_a_period_is_a_number_above_zero(period: float) -> None:
         Pattern(period, ())
 
 
-def test_good_patterns_have_no_faults() -> None:
-    assert pattern_faults(TWO, TWO_S) == []
-    assert pattern_faults(FAR, FAR_S) == []
-
-
 def test_the_micro_batch_of_a_placed_op_means_nothing() -> None:
     other = replace(TWO, ops=(placed("0F7", 0, 0), *TWO.ops[1:]))
-    assert pattern_faults(other, {"0F7": 1.0} | TWO_S) == []
     assert unrolled(other, 3, [0, 1], []) == unrolled(TWO, 3, [0, 1], [])
 
 
-def test_an_op_longer_than_the_period() -> None:
-    found = pattern_faults(TWO, TWO_S | {"1B0": 3.5})
-    assert "1B0 of stage 1   takes 3.5 s, the period is 3 s   -> a longer period" in found
-
-
-def test_an_overlap_over_the_end_of_the_period() -> None:
-    """1B runs from 2 to 4.5, which is 1.5 of the next period; 1F starts at 1."""
-    assert pattern_faults(TWO, TWO_S | {"1B0": 2.5})[0] == (
-        "1F0 of stage 1   overlaps 1B0 on device 1 compute   -> a longer period, or another start"
-    )
-
-
 def test_a_start_in_a_later_period_is_one_in_this_period() -> None:
-    """0F at 7 is 0F at 1, in the middle of 0B."""
-    far = tuple(replace(p, start_s=p.start_s + 3 * k) for k, p in enumerate(TWO.ops))
-    assert pattern_faults(replace(TWO, ops=far), TWO_S) == []
-    late = replace(TWO, ops=(placed("0F0", 7, 0), *(replace(p, shift=p.shift + 9) for p in TWO.ops[1:])))
-    assert pattern_faults(late, TWO_S) == [
-        "0B0 of stage 0   overlaps 0F0 on device 0 compute   -> a longer period, or another start"
-    ]
+    far = tuple(replace(p, start_s=p.start_s + 3 * k, shift=p.shift - k) for k, p in enumerate(TWO.ops))
+    assert unrolled(replace(TWO, ops=far), 5, [0, 1], []) == unrolled(TWO, 5, [0, 1], [])
 
 
-def test_a_link_carries_one_message_at_a_time() -> None:
-    """Both directions together with half duplex."""
-    both = replace(FAR, ops=(*FAR.ops[:4], placed("0copy0<1", 1, 2), placed("0B0", 2, 2)))
-    seconds = FAR_S | {"0B0": 1.0}
-    assert pattern_faults(both, seconds, duplex="full") == []
-    assert pattern_faults(both, seconds, duplex="half") == [
-        "0copy0<1 of stage 0   overlaps 1copy0<0 on link 0 -- 1   -> a longer period, or another start"
-    ]
+def test_messages_get_in_line_in_the_order_of_the_pattern() -> None:
+    """For each pair of devices, both directions together."""
+    lines = unrolled(FAR, 3, [0, 1], []).in_line
+    assert [" ".join(map(str, line)) for line in lines] == ["1copy0<0 1copy1<0 0copy0<1 1copy2<0 0copy1<1 0copy2<1"]
+    assert unrolled(TWO, 3, [0, 1], [Hop(0, 1)]).in_line == ()
 
 
-def test_an_op_before_what_it_waits_for() -> None:
-    early = replace(TWO, ops=(*TWO.ops[:3], placed("0B0", 1, 0)))
-    assert pattern_faults(early, TWO_S) == [
-        "0B0 of stage 0   starts 3 s before 1B0 of its micro-batch has ended   -> shift 1"
-    ]
+def test_the_optimizer_steps_every_so_many_micro_batches_and_at_the_end() -> None:
+    schedule = unrolled(TWO, 5, [0, 1], [Hop(0, 1)], update_every=2)
+    assert (
+        " ".join(map(str, schedule.by_lane()[0, "compute"]))
+        == "0F0 0F1 0B0 0F2 0B1 0step1 0F3 0B2 0F4 0B3 0step3 0B4 0step4"
+    )
+    assert (
+        " ".join(map(str, schedule.by_lane()[1, "compute"]))
+        == "1F0 1B0 1F1 1B1 1step1 1F2 1B2 1F3 1B3 1step3 1F4 1B4 1step4"
+    )
+    assert faults(schedule, Plan.contiguous([1, 1], 5)) == []
+    assert unrolled(TWO, 4, [0, 1], [], update_every=2).ops()[-1] == Op(1, "step", 3)
+    assert [op for op in unrolled(TWO, 3, [0, 1], [], update_every=9).ops() if op.kind == "step"] == [
+        Op(0, "step", 2), Op(1, "step", 2)
+    ]  # fmt: skip
 
 
-def test_doubled_ops_and_missing_durations() -> None:
-    double = replace(TWO, ops=(*TWO.ops, TWO.ops[0]))
-    assert pattern_faults(double, {"0F0": 1.0, "1F0": 1.0, "0B0": 2.0}) == [
-        "0F0 of stage 0   stands twice in the pattern   -> once",
-        "1B0 of stage 1   has no duration   -> one for each op of the pattern",
-    ]
+def test_a_step_waits_for_the_gradients_up_to_its_micro_batch_and_for_the_step_before() -> None:
+    before = unrolled(TWO, 5, [0, 1], [], update_every=2).dependencies()
+    assert before[Op(0, "step", 1)] == {Op(0, "B", 0), Op(0, "B", 1)}
+    assert before[Op(0, "step", 3)] == {Op(0, "step", 1), Op(0, "B", 2), Op(0, "B", 3)}
+    assert before[Op(0, "step", 4)] == {Op(0, "step", 3), Op(0, "B", 4)}
+    assert unrolled(TWO, 2, [0, 1], []).dependencies()[Op(0, "step")] == {Op(0, "B", 0), Op(0, "B", 1)}
 
 
-@given(
-    period=st.integers(1, 12),
-    tasks=st.lists(st.tuples(st.integers(0, 40), st.integers(0, 4)), min_size=1, max_size=5),
-)
-def test_overlaps_are_those_of_a_table_of_slots(period: int, tasks: list[tuple[int, int]]) -> None:
-    """Brute force: each op takes its slots modulo the period, and no slot may be taken twice."""
-    pattern = Pattern(period, tuple(Placed(Op(j, "F", 0), 0, start, 50 * j) for j, (start, _) in enumerate(tasks)))
-    taken = [slot % period for start, length in tasks for slot in range(start, start + length)]
-    found = pattern_faults(pattern, {f"{j}F0": length for j, (_, length) in enumerate(tasks)})
-    assert bool(found) == (len(set(taken)) < len(taken))
+def test_a_step_comes_behind_the_gradients_of_weights_where_they_are_tasks() -> None:
+    halved = replace(TWO, ops=(*TWO.ops[:2], placed("1B0", 2, 0), placed("1W0", 0, 2), TWO.ops[3]))
+    schedule = unrolled(halved, 3, [0, 1], [], update_every=2)
+    assert " ".join(map(str, schedule.by_lane()[1, "compute"])) == "1F0 1B0 1F1 1B1 1W0 1F2 1B2 1W1 1step1 1W2 1step2"
+    assert Op(1, "W", 1) in schedule.dependencies()[Op(1, "step", 1)]
+
+
+def test_updates_need_micro_batches() -> None:
+    with pytest.raises(ValueError, match=r"update_every is 0, must be at least 1"):
+        unrolled(TWO, 2, [0, 1], [], update_every=0)

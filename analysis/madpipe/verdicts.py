@@ -1,0 +1,163 @@
+"""Whether each claim of claims/madpipe.csv holds for our figures. One function for each; none bends."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterator
+
+from analysis.madpipe.ratios import cell
+from analysis.madpipe.rows import CONTIGUOUS, MADPIPE, NETWORKS, PIPEDREAM, Results, Row
+from analysis.verdict import Found, Verdict, judged
+
+BASELINE = PIPEDREAM["optimizer"]
+TIGHT_GB = range(3, 10)
+"""Below 10 GB, as the paper says."""
+TESTS = {
+    "MP-1": ("tests/planners/periodic/test_groups.py::test_no_periodic_pattern_stores_fewer",),
+    "MP-2": ("tests/planners/periodic/test_groups.py::test_it_repeats_for_ever_and_group_g_stores_g",),
+}
+"""Tests that settle claims exactly."""
+SAME = 1e-9
+"""Periods that differ by this part of them are equal."""
+
+
+def verdicts(results: Results) -> list[Verdict]:
+    """A verdict for each claim."""
+    return judged("madpipe", results, CLAIMS, TESTS)
+
+
+def pipedream_is_slower(results: Results) -> Found:
+    pairs = [
+        (theirs, ours) for theirs, ours in _pairs(results, "fig6", BASELINE)
+        if ours.devices > 2 and ours.memory_gb <= 8 and ours.ok and theirs.ok
+    ]  # fmt: skip
+    if not pairs:
+        return None
+    found = sorted(theirs.period_s / ours.period_s for theirs, ours in pairs)
+    middle = statistics.median(found)
+    slower = sum(ratio >= 1.2 for ratio in found)
+    return middle > 1 and found[-1] >= 1.5, (
+        f"ResNet-50, more than 2 devices, 8 GB and less: median {middle:.2f}, largest {found[-1]:.2f}; {slower} of "
+        f"{len(found)} instances are at least 20 % slower"
+    )
+
+
+def by_a_fifth_below_10_gb(results: Results) -> Found:
+    told, right = [], True
+    for scheme in PIPEDREAM.values():
+        cells = {
+            (network, memory): cell(results, network, memory, scheme)
+            for network in NETWORKS.values() for memory in TIGHT_GB
+        }  # fmt: skip
+        known = {place: one.ratio for place, one in cells.items() if one.ratio is not None}
+        if not known:
+            return None
+        low = [place for place, ratio in known.items() if ratio <= 1.2]
+        least = min(known, key=lambda place: known[place])
+        right &= not low or scheme != BASELINE
+        told.append(
+            f"{scheme}: above 1.2 in {len(known) - len(low)} of {len(known)} cells, least {known[least]:.2f} "
+            f"({least[0]}, {least[1]} GB)"
+        )
+    return right, "; ".join(told)
+
+
+def more_memory_never_hurts(results: Results) -> Found:
+    told, right = [], True
+    for scheme in (BASELINE, MADPIPE):
+        rows = results.by_scheme("fig6").get(scheme, {})
+        if not rows:
+            return None
+        less = [
+            (row, rows[network, devices, memory + 1, bandwidth])
+            for (network, devices, memory, bandwidth), row in rows.items()
+            if (network, devices, memory + 1, bandwidth) in rows and row.ok
+        ]
+        longer = sum(after.first_phase_s > before.first_phase_s * (1 + SAME) for before, after in less)
+        above = sum(row.first_phase_s > row.period_s * (1 + SAME) for row in rows.values() if row.ok)
+        right &= not longer and not above
+        told.append(
+            f"{scheme}: longer with a GB more in {longer} of {len(less)} steps, above the schedule's period in {above}"
+        )
+    return right, "first phases. " + "; ".join(told)
+
+
+def partitions_are_optimistic(results: Results) -> Found:
+    pairs = [(theirs, ours) for theirs, ours in _pairs(results, "fig6", BASELINE) if theirs.ok and ours.ok]
+    if not pairs:
+        return None
+    first = sum(theirs.first_phase_s <= ours.first_phase_s * (1 + SAME) for theirs, ours in pairs)
+    second = sum(theirs.period_s >= ours.period_s * (1 - SAME) for theirs, ours in pairs)
+    return first == len(pairs) and second > len(pairs) / 2, (
+        f"of {len(pairs)} instances PipeDream's first phase is no longer in {first}, its schedule no shorter in "
+        f"{second}"
+    )
+
+
+def scales_where_memory_allows(results: Results) -> Found:
+    rows = results.by_scheme("fig8")
+    ours, theirs = rows.get(MADPIPE, {}), rows.get(BASELINE, {})
+    told, right = [], True
+    for network in NETWORKS.values():
+        wide = [ours.get((network, 8, memory, 12)) for memory in (4, 16)]
+        if not all(wide):
+            return None
+        tight, roomy = (row.speedup for row in wide if row)
+        areas = [
+            sum(row.speedup for (name, _, _, _), row in found.items() if name == network) for found in (ours, theirs)
+        ]
+        right &= roomy > tight and areas[0] > areas[1]
+        told.append(f"{network} {roomy:.2f} with 16 GB, {tight:.2f} with 4; area {areas[0] / areas[1]:.2f} times")
+    return right, "speed-up on 8 devices: " + "; ".join(told)
+
+
+def bandwidth_changes_little(results: Results) -> Found:
+    rows = results.by_scheme("fig8").get(MADPIPE, {})
+    gains = [
+        rows[network, devices, memory, 24].speedup / row.speedup - 1
+        for (network, devices, memory, bandwidth), row in rows.items()
+        if bandwidth == 12 and row.ok and (network, devices, memory, 24) in rows
+    ]
+    if not gains:
+        return None
+    small = sum(abs(gain) < 0.2 for gain in gains)
+    return small > len(gains) / 2, (
+        f"less than 20 % in {small} of {len(gains)} instances; median {100 * statistics.median(gains):.0f} %, largest "
+        f"{100 * max(gains):.0f} %"
+    )
+
+
+def first_layers_store_most(results: Results) -> Found:
+    rows = [
+        row for scheme in (CONTIGUOUS, MADPIPE, *PIPEDREAM.values())
+        for row in results.by_scheme("fig7").get(scheme, {}).values() if row.ok
+    ]  # fmt: skip
+    if not rows:
+        return None
+    stored = [(max(row.predicted["activations"]), 2 * row.devices - 1, row) for row in rows]
+    beyond = sum(most > limit for most, limit, _ in stored)
+    reached = sum(most == limit for most, limit, _ in stored)
+    most, limit, row = max(stored, key=lambda one: one[0])
+    return not beyond and reached > 0, (
+        f"2P - 1 is reached in {reached} of {len(rows)} plans, exceeded in {beyond}; most: {most} of {limit} "
+        f"({row.network}, {row.devices} devices, {row.memory_gb} GB, {row.scheme})"
+    )
+
+
+def _pairs(results: Results, sweep: str, scheme: str) -> Iterator[tuple[Row, Row]]:
+    """A scheme's and MadPipe's row of each instance."""
+    rows = results.by_scheme(sweep)
+    for instance, row in rows.get(scheme, {}).items():
+        if instance in rows.get(MADPIPE, {}):
+            yield row, rows[MADPIPE][instance]
+
+
+CLAIMS: dict[str, Callable[[Results], Found]] = {
+    "MP-3": pipedream_is_slower,
+    "MP-4": by_a_fifth_below_10_gb,
+    "MP-5": more_memory_never_hurts,
+    "MP-6": partitions_are_optimistic,
+    "MP-7": scales_where_memory_allows,
+    "MP-8": bandwidth_changes_little,
+    "MP-9": first_layers_store_most,
+}

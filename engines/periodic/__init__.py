@@ -1,0 +1,1 @@
+"""Periodic patterns, repeated without a flush, with two versions of the weights."""

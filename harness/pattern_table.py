@@ -1,0 +1,62 @@
+"""A plan's pattern on the terminal: its period beside what no plan can beat, what each device stores, two periods."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from harness.display import percent, seconds, size
+from harness.pattern import Pattern
+from harness.pattern_grid import grid
+from harness.plan import Plan
+
+WIDTH = 110
+OTHERS = {
+    "least_s": ("lower bound", "of whole stages, one device having several"),
+    "least_of_any_s": ("lower bound", "of any schedule"),
+    "contiguous_s": ("", "the best consecutive stages"),
+}
+"""Periods that a planner may tell beside its plan's."""
+
+
+def pattern_table(plan: Plan, pattern: Pattern) -> Group:
+    """Three parts below each other."""
+    return Group(_periods(plan), Text(), _devices(plan), Text(), Text(_grid(plan, pattern), no_wrap=True))
+
+
+def _periods(plan: Plan) -> Table:
+    table = Table(box=None, pad_edge=False, show_header=False)
+    for row in _lines(plan):
+        table.add_row(*map(Text, row))
+    return table
+
+
+def _lines(plan: Plan) -> Iterator[tuple[str, str, str]]:
+    period_s = plan.predicted["period_s"]
+    yield "period", seconds(period_s), "" if plan.predicted.get("finished", True) else "the best when time was up"
+    for key, (title, told) in OTHERS.items():
+        other_s = plan.predicted.get(key)
+        if other_s is not None:
+            gap = f": gap {percent(period_s / other_s - 1)}" if title else ""
+            yield title, seconds(other_s), told + gap
+
+
+def _devices(plan: Plan) -> Table:
+    """A row for each device: its stages, how many micro-batches each stores, bytes at the fullest moment."""
+    table = Table(box=None, pad_edge=False)
+    for title in ("device", "stages", "stored micro-batches", "memory", "of"):
+        table.add_column(title, justify="right")
+    for device in plan.devices:
+        own = [number for number, stage in enumerate(plan.stages) if stage.device == device]
+        stored = [plan.predicted["activations"][number] for number in own]
+        held, limit = plan.predicted["pattern_memory_bytes"][device], plan.predicted["memory_limit_bytes"]
+        texts = (device, ", ".join(map(str, own)), ", ".join(map(str, stored)), size(held), size(limit))
+        table.add_row(*(Text(str(text)) for text in texts))
+    return table
+
+
+def _grid(plan: Plan, pattern: Pattern) -> str:
+    return grid(pattern, plan.predicted["tasks_s"], WIDTH)

@@ -1,0 +1,60 @@
+"""The best consecutive stages under a memory limit, with the schedule 1F1B* (MadPipe, section 4.1)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import cast
+
+from harness.cluster import Cluster
+from harness.interfaces import PlanRequest
+from harness.memory import MemoryModel
+from harness.plan import Plan
+from harness.profile import ModelProfile
+from planners import stages
+from planners.periodic import plans
+from planners.periodic.chain import Duplex, chain_of
+from planners.periodic.contiguous import best, least_memory
+from planners.periodic.groups import timing
+
+
+@dataclass
+class Config:
+    """The keys of `planner=contiguous`."""
+
+    name: str = "contiguous"
+    """The planner."""
+    duplex: str = "half"
+    """half: a link is busy in one direction at a time, as in the paper; full: in both at once."""
+
+
+class Contiguous:
+    """One stage for each device, fewer where that is as fast. No partition has a shorter period in memory."""
+
+    def __init__(self, config: Config) -> None:
+        self.duplex = cast(Duplex, config.duplex)
+
+    def plan(self, profile: ModelProfile, cluster: Cluster, memory: MemoryModel, request: PlanRequest) -> Plan:
+        """`predicted` is that of `plans.to_plan`.
+
+        Raises NoPlan for more devices than layers, for a profile without times, and where no partition fits: it says
+        the smallest memory that works.
+        """
+        stages.check_request(profile, request)
+        chain = chain_of(profile, cluster, memory, self.duplex)
+        found = best(chain, request.pipeline)
+        if found is None:
+            raise plans.too_small("contiguous", least_memory(chain, request.pipeline), cluster, memory, request)
+        period, of_devices = found
+        return plans.to_plan(timing(chain, of_devices, period), request, {})
+
+
+def build(config: Config) -> Contiguous:
+    """The planner; raises ValueError as `check` does."""
+    check(config)
+    return Contiguous(config)
+
+
+def check(config: Config) -> None:
+    """Raise ValueError with a line for each value that no run can have."""
+    if wrong := plans.wrong_duplex(config.duplex):
+        raise ValueError("\n".join(wrong))

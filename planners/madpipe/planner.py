@@ -1,0 +1,62 @@
+"""The planner `madpipe`: stages under a memory limit, several on a device where that helps, and a valid pattern."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import cast
+
+from harness.cluster import Cluster
+from harness.interfaces import PlanRequest
+from harness.memory import MemoryModel
+from harness.plan import Plan
+from harness.problem import NoPlan
+from harness.profile import ModelProfile
+from planners import stages
+from planners.madpipe.config import Config
+from planners.madpipe.search import Found, Options, least_period, search
+from planners.periodic import plans
+from planners.periodic.chain import Chain, Duplex, chain_of
+from planners.periodic.contiguous import least_memory
+
+
+class MadPipe:
+    """MadPipe (Beaumont, Eyraud-Dubois, Shilova), in both phases exact unless `planner.allocation=published`."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+
+    def plan(self, profile: ModelProfile, cluster: Cluster, memory: MemoryModel, request: PlanRequest) -> Plan:
+        """`predicted` is that of `plans.to_plan`, and in seconds: `first_phase_s`, `contiguous_s` (the best consecutive
+        stages; None where nothing fits, or none were looked for), `least_s` (no whole stages with one device that has
+        several are faster), `least_of_any_s` (nothing is), and `finished`.
+
+        Raises NoPlan for more devices than layers, for a profile without times, and where nothing fits.
+        """
+        stages.check_request(profile, request)
+        config = self.config
+        chain = chain_of(profile, cluster, memory, cast(Duplex, config.duplex))
+        options = Options(config.allocation, config.iterations, config.atomic, config.reassign, config.limit_s)
+        found = search(chain, request.pipeline, options)
+        if found is None:
+            raise self._none(chain, cluster, memory, request)
+        return plans.to_plan(found.timing, request, _told(chain, found, request.pipeline))
+
+    def _none(self, chain: Chain, cluster: Cluster, memory: MemoryModel, request: PlanRequest) -> NoPlan:
+        needed = least_memory(chain, request.pipeline)
+        if needed <= chain.memory:
+            what = "found no schedule for its allocation"
+            return NoPlan("planner.allocation published", what, "planner.allocation=exact")
+        return plans.too_small("contiguous", needed, cluster, memory, request)
+
+
+def _told(chain: Chain, found: Found, devices: int) -> dict[str, object]:
+    def seconds(ticks: Fraction | None) -> float | None:
+        return None if ticks is None else chain.seconds(float(ticks))
+
+    return {
+        "first_phase_s": seconds(found.first_phase),
+        "contiguous_s": seconds(found.contiguous),
+        "least_s": seconds(found.least),
+        "least_of_any_s": seconds(least_period(chain, devices)),
+        "finished": found.finished,
+    }

@@ -1,0 +1,145 @@
+"""Both phases of MadPipe: allocations whose loads and memory allow a period, then when their tasks start."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from fractions import Fraction
+
+from harness.plan import Stage
+from planners.madpipe.published import algorithm_1
+from planners.periodic import contiguous, groups
+from planners.periodic.chain import Chain
+from planners.periodic.fixed_point import fixed_point, stages_of
+from planners.periodic.labels import Search
+from planners.periodic.program import layers_apart, solve
+from planners.periodic.reassign import improved
+from planners.periodic.timing import Timing
+
+Allocation = tuple[Stage, ...]
+HIGHER = (Fraction(1, 16), Fraction(1, 4), Fraction(1, 2))
+"""Where, between the bound and the best period so far, further allocations are looked for."""
+SMALL = 12
+"""Layers of a chain on which they may run apart: so many tasks that the integer program still gets somewhere."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """See `planners.madpipe.config`."""
+
+    allocation: str = "exact"
+    iterations: int = 10
+    atomic: bool = True
+    reassign: bool = True
+    limit_s: float = 8.0
+
+
+@dataclass(frozen=True)
+class Found:
+    """The best plan, and in ticks: the period of the first phase, of the best contiguous plan, and `least`, which no
+    plan of whole stages beats with one device that has several (None for the published search, which proves nothing).
+
+    `finished`: the integer programs had time enough.
+    """
+
+    timing: Timing
+    first_phase: Fraction
+    contiguous: Fraction | None
+    least: Fraction | None
+    finished: bool
+
+
+def search(chain: Chain, devices: int, options: Options) -> Found | None:
+    """The best plan that is found; None if there is none."""
+    if options.allocation == "published":
+        return _published(chain, devices, options)
+    return _Exact(chain, devices, options).found()
+
+
+def least_period(chain: Chain, devices: int) -> Fraction:
+    """No schedule whatever has a shorter period, in ticks: layers on any devices, in any order, as blocks or apart.
+
+    Devices share the work evenly at best; one layer is a task of one device. A layer stores a micro-batch at least
+    as long as it and all layers behind it run, which is as many periods as it stores micro-batches: no device has room
+    for more than so many; and together devices hold, on average, all states and activations.
+    """
+    rest = [chain.loads[-1] - before for before in chain.loads[:-1]]
+    found = [Fraction(chain.loads[-1], devices), Fraction(max(chain.work))]
+    for own, size, state in zip(rest, chain.stored, chain.state, strict=True):
+        if size and chain.memory - state >= size:
+            found.append(Fraction(own, (chain.memory - state) // size))
+    room = devices * chain.memory - chain.states[-1]
+    if room > 0:
+        found.append(Fraction(sum(own * size for own, size in zip(rest, chain.stored, strict=True)), room))
+    return max(found)
+
+
+def _published(chain: Chain, devices: int, options: Options) -> Found | None:
+    """The paper's two phases and nothing else."""
+    bound = algorithm_1(chain, devices, iterations=options.iterations)
+    if bound is None:
+        return None
+    solved = solve(chain, bound.stages, options.limit_s)
+    if solved.timing is None:
+        return None
+    return Found(solved.timing, Fraction(bound.period), None, None, solved.finished)
+
+
+class _Exact:
+    """The best contiguous plan, or a better one: of the allocation with the least period in the first phase, or one
+    that has a longer one there but a schedule that is shorter than all before."""
+
+    def __init__(self, chain: Chain, devices: int, options: Options) -> None:
+        self.chain, self.devices, self.options = chain, devices, options
+        self.end_s = time.monotonic() + options.limit_s
+        self.best: Timing | None = None
+        self.finished = True
+
+    def found(self) -> Found | None:
+        consecutive = contiguous.best(self.chain, self.devices)
+        if consecutive is not None:
+            period, stages = consecutive
+            self.best = groups.timing(self.chain, stages, period)
+        bound = fixed_point(self.chain, self.devices, consecutive[0] if consecutive else None)
+        if bound is None:
+            return None
+        least = Fraction(bound.period)
+        for stages in self._allocations(bound.period, bound.stages):
+            self._try(stages)
+        if self.best is not None and self.options.reassign and self.best.period > least:
+            self.best = improved(self.chain, self.best, self.devices, self._left_s())
+        if not self.options.atomic and self.chain.layers <= SMALL:
+            self._apart(bound.stages)
+        if self.best is None:
+            return None
+        whole = Fraction(consecutive[0]) if consecutive else None
+        return Found(self.best, least, whole, least, self.finished)
+
+    def _allocations(self, period: int, stages: Allocation) -> Iterator[Allocation]:
+        """Those worth a try, the most promising first, each once."""
+        seen = {stages}
+        yield stages
+        search = Search(self.chain, self.devices)
+        for share in HIGHER:
+            if self.best is None or self.best.period <= period or self._left_s() <= 0:
+                return
+            runs = search.at(period + int((self.best.period - period) * share)).allocation()
+            if runs is not None and stages_of(runs) not in seen:
+                seen.add(stages_of(runs))
+                yield stages_of(runs)
+
+    def _try(self, stages: Allocation) -> None:
+        below = None if self.best is None else self.best.period
+        solved = solve(self.chain, stages, self._left_s(), below)
+        self.finished &= solved.finished
+        if solved.timing is not None:
+            self.best = solved.timing
+
+    def _apart(self, stages: Allocation) -> None:
+        """Layers of the best stages, and of those of the first phase, one by one."""
+        for whole in dict.fromkeys((stages, *([self.best.stages] if self.best else []))):
+            self._try(layers_apart(whole))
+
+    def _left_s(self) -> float:
+        return max(0.0, self.end_s - time.monotonic())

@@ -1,0 +1,148 @@
+"""The least period that groups, loads and memory allow where one device may have any number of stages, exactly.
+
+MadPipe (section 4.2) looks for it on grids; here are none. A stage is all consecutive layers that a device has. One
+special device has any number of stages, normal devices have one each. An allocation is possible with a period T if
+
+    load      no device has more than T ticks of tasks, no cut more than T ticks of messages on one link;
+    group     from the end of the network on, V is the delay behind a stage with load U, C the message in front of it:
+              V' = (V (+) U) (+) C, and the stage is of group g = max(1, ceil((V (+) U) / T));
+    memory    a normal device holds state, buffers and g times what its stage stores of a micro-batch. The special one
+              holds state, buffers and g - 1 times what each stage stores, and once more the most that a stage stores.
+
+The paper has no "once more": with that its special device is too optimistic, even with a single stage.
+
+**No valid pattern of such an allocation has a shorter period.** Take one, with period T, and follow it from the end.
+
+1. A stage of F + B = U ticks waits x ticks between its two tasks, at least V: so long are those behind it. The device
+   does the same each period, so B lies between two forward tasks: (n - 1) T <= x <= n T - U for some n. Let g be the
+   group of V, V > (g - 1) T. If V + U <= g T, then x + U is at least V + U; if not, x <= g T - U is less than V, so n
+   is above g, and x + U is at least g T + U. That is V (+) U. It is the same with C on a half duplex link; in full
+   duplex a message and its gradient do not meet, and x + C is at least V + C. All grow with V, so that every delay is
+   at least as above, stage by stage. Other stages on the same device only take more of its time.
+2. From the start of F to the end of B are D ticks. So a stage stores ceil(D / T) micro-batches whenever an F starts,
+   at least g, and floor(D / T) or more at any time, at least g - 1. When the stage that stores most of a micro-batch
+   starts an F, the special device holds what is said above; a normal one holds it at each of its F.
+3. A device and a link run one task at a time: loads are at most T.
+
+All this gets easier as T grows (`planners.periodic.groups.after`): T can be halved. In half duplex, loads and groups
+change only where a sum of items is T, so that whole ticks are exact; in full duplex T is rounded up to a tick.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import count
+
+from harness.plan import Stage
+from planners.periodic.chain import Chain
+from planners.periodic.groups import after, crossed, group_of
+from planners.periodic.labels import Run, Search
+
+FINE = 128
+"""The first step above what is known to be too short is this part of it; each further one is three times as long."""
+
+
+@dataclass(frozen=True)
+class Bound:
+    """`period` ticks are enough for the allocation `stages`, and fewer for no allocation."""
+
+    period: int
+    stages: tuple[Stage, ...]
+
+
+def fixed_point(chain: Chain, devices: int, upper: int | None = None) -> Bound | None:
+    """The least period of any allocation on at most so many devices, one of them special; None if none fits.
+
+    Devices are numbered from the front of the network. `upper` is a period that is known to be enough, as that of the
+    best contiguous plan: it is only where to look, but saves time.
+    """
+    search = Search(chain, devices)
+    most = max(1, chain.loads[-1] + sum(chain.crossing))
+    enough = most if upper is None else min(max(1, upper), most)
+    short = _short(search, enough)
+    step = max(1, short // FINE)
+    runs = None
+    while runs is None:
+        period = min(short + step, enough if short < enough else most)
+        runs = search.at(period).allocation()
+        if runs is None:
+            if period >= most:
+                return None
+            short, step = period, 3 * step
+    return _least(search, short, runs)
+
+
+def _short(search: Search, enough: int) -> int:
+    """A period that is quickly seen to be too short, nearly as long as possible."""
+    chain = search.chain
+    short = max(1, -(-chain.loads[-1] // (search.normals + 1)), *chain.work) - 1
+    while enough - short > max(1, short // FINE):
+        period = (short + enough) // 2
+        if search.at(period).hopeless():
+            short = period
+        else:
+            enough = period
+    return short
+
+
+def _least(search: Search, short: int, runs: list[Run]) -> Bound:
+    """The least period above `short`, given the stages of an allocation that has some period.
+
+    short |----- too short -----|- ? -|---- enough for runs --->  one less is tried first, then ever less
+    """
+    part = 1
+    enough = _own(search, runs)
+    while enough - short > 1:
+        period = enough - 1 if part % 2 else (short + enough) // 2
+        part += 1
+        found = search.at(period).allocation()
+        if found is None:
+            short = period
+        else:
+            runs = found
+            enough = _own(search, runs)
+    return Bound(enough, stages_of(runs))
+
+
+def _own(search: Search, runs: Sequence[Run]) -> int:
+    """The least period with which these stages are possible."""
+    chain = search.chain
+    periods = range(1, max(1, chain.loads[-1] + sum(chain.crossing)))
+    return 1 + bisect_left(periods, True, key=lambda period: possible(chain, runs, period))
+
+
+def possible(chain: Chain, runs: Sequence[Run], period: int) -> bool:
+    """Whether load, groups and memory allow these stages with this period."""
+    if any(chain.busy(first) > period for first, _, _ in runs[1:]):
+        return False
+    delay = load = size = fullest = 0
+    for first, last, special in reversed(runs):
+        own = chain.loads[last + 1] - chain.loads[first]
+        stored = chain.stores[last + 1] - chain.stores[first]
+        if own > period:
+            return False
+        delay = after(delay, own, period)
+        held = chain.held(first, last, group_of(delay, period) - 1)
+        if special:
+            load, size, fullest = load + own, size + held, max(fullest, stored)
+        elif held + stored > chain.memory:
+            return False
+        if first:
+            delay = crossed(chain, first, delay, period)
+    return load <= period and size + fullest <= chain.memory
+
+
+def stages_of(runs: Sequence[Run]) -> tuple[Stage, ...]:
+    """The special device has the number that it gets with its first stage."""
+    stages: list[Stage] = []
+    special = None
+    free = count()
+    for first, last, is_special in runs:
+        if not is_special or special is None:
+            device = next(free)
+        if is_special:
+            special = device = device if special is None else special
+        stages.append(Stage(first, last, device))
+    return tuple(stages)

@@ -1,0 +1,130 @@
+"""1F1B* (MadPipe, section 4.1): the periodic schedule of consecutive stages that stores the fewest activations."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from fractions import Fraction
+
+from harness.plan import Stage
+from planners.periodic.chain import Chain
+from planners.periodic.timing import Timing
+
+
+def after(delay: int, load: int, period: int) -> int:
+    """x (+) y of the paper (4.2.1): the delay once an item of `load` ticks, at most `period`, is added to it.
+
+    The delay of an item is how long a micro-batch is away: from the start of its forward part to the end of its
+    backward part. Time is cut into groups of one period each, and no item lies across two of them:
+
+        group         |<------ 2 ------>|<------ 1 ------>|
+        fits                       [ y ][  x              ]     x + y
+        does not fit           [ y ]    |    [  x         ]     g T + y
+
+    It grows with x: where x <= x', x (+) y <= x' (+) y. In one group, x + y fits wherever x' + y does. If x' lies in a
+    later one than g, that of x, x (+) y is at most g T + y < x' + y. So is y (+) of the smaller y the smaller one, and
+    in units of T both shrink as T grows: whatever fits with a period fits with every longer one.
+    """
+    end = group_of(delay, period) * period
+    return delay + load if delay + load <= end else end + load
+
+
+def group_of(delay: int, period: int) -> int:
+    """The group in which a delay ends, 1 for the last stages: so many micro-batches are stored (Prop. 1)."""
+    return max(1, -(-delay // period))
+
+
+def crossed(chain: Chain, boundary: int, delay: int, period: int) -> int:
+    """The delay once the message at a cut and its gradient are added to it.
+
+    On a half duplex link they are an item like a stage, of C ticks. On a full duplex link they do not meet, so they may
+    lie across groups, and only take time.
+    """
+    load = chain.crossing[boundary]
+    return after(delay, load, period) if chain.duplex == "half" else delay + load
+
+
+def groups(chain: Chain, stages: Sequence[Stage], period: int) -> tuple[int, ...]:
+    """For each stage the micro-batches that 1F1B* stores. Stages are consecutive and each on a device of its own."""
+    return tuple(group_of(delay, period) for delay in _delays(chain, stages, period)[::2])
+
+
+def smallest_period(chain: Chain, stages: Sequence[Stage]) -> int | None:
+    """The shortest period, in whole ticks, with which every stage fits into `chain.memory`; None if there is none.
+
+    On half duplex links no period between two ticks is shorter: groups change only where the sum of consecutive items
+    is the period. What fits with a period fits with every longer one (`after`), so bisection finds the first.
+    """
+    longest = chain.loads[-1] + sum(chain.crossing)
+    shortest = _busiest(chain, stages)
+    if any(chain.held(stage.first, stage.last, 1) > chain.memory for stage in stages):
+        return None
+
+    def fits(period: int) -> bool:
+        stored = groups(chain, stages, period)
+        return all(
+            chain.held(stage.first, stage.last, g) <= chain.memory for stage, g in zip(stages, stored, strict=True)
+        )
+
+    periods = range(shortest, max(shortest, longest))
+    return shortest + bisect_left(periods, True, key=fits)
+
+
+def timing(chain: Chain, stages: Sequence[Stage], period: int) -> Timing:
+    """1F1B*: forward parts follow one another; that of an item with delay V and load U ends V - U before its backward.
+
+    Four stages with F = B = 1 and T = 5; c and d are group 1, a and b group 2. Backward parts of group g begin
+    (g - 1) T after the end of the group's forward parts:
+
+        tick    0  1  2  3  4  5  6  7  8  9
+        a       F           |           B           V = 9 - 0
+        b          F        |        B              V = 8 - 1 = 2 + 5: its forward ends at 2, its backward begins at 7
+        c             F     |  B
+        d                F  B
+
+    Nothing overlaps: V - U lies between (g - 1) T and g T - U (`after`). So the backward part begins, modulo T, at most
+    T - U after the end of the forward part, and ends before the next forward part begins.
+    Nothing is early: with x the delay of the item behind it, V >= x + U, so that the backward part begins not before
+    the one behind has ended.
+    Stored are V / T micro-batches, rounded up: g.
+    No other periodic schedule stores fewer on any stage (Prop. 1): if x is at least as long there, V is at least x + U,
+    and V - U is, modulo T, at most T - U, or the parts would overlap. The least such V is x (+) U, which grows with x.
+
+    Raises ValueError for a period in which a device or a link is busy for longer.
+    """
+    if period < (busiest := _busiest(chain, stages)):
+        raise ValueError(f"the period is {period} ticks, a device or link is busy for {busiest} of them")
+    there: list[int] = []
+    back: list[int] = []
+    clock = 0
+    for place, delay in enumerate(_delays(chain, stages, period)):
+        stage = stages[(place + 1) // 2]
+        if place % 2:
+            forward, backward = chain.sent[stage.first], chain.returned[stage.first]
+        else:
+            forward, backward = (sum(own[stage.first : stage.last + 1]) for own in (chain.forward, chain.backward))
+        there.append(clock)
+        back.append(clock + delay - backward)
+        clock += forward
+    starts = tuple(Fraction(start) for start in (*there, *reversed(back)))
+    return Timing(chain, tuple(stages), Fraction(period), starts)
+
+
+def _delays(chain: Chain, stages: Sequence[Stage], period: int) -> list[int]:
+    """The delays of all items in order: stage, message, stage, ..., stage."""
+    found: list[int] = []
+    delay = 0
+    for number in range(len(stages) - 1, -1, -1):
+        stage = stages[number]
+        delay = after(delay, chain.loads[stage.last + 1] - chain.loads[stage.first], period)
+        found.append(delay)
+        if number:
+            delay = crossed(chain, stage.first, delay, period)
+            found.append(delay)
+    return found[::-1]
+
+
+def _busiest(chain: Chain, stages: Sequence[Stage]) -> int:
+    """Ticks for which the busiest device or link is busy in each period; at least one."""
+    loads = (chain.loads[stage.last + 1] - chain.loads[stage.first] for stage in stages)
+    return max(1, *loads, *(chain.busy(stage.first) for stage in stages[1:]))

@@ -1,0 +1,228 @@
+"""Is an allocation possible with a period? All ways from the end of the network on, without those of no use.
+
+A label is a way to place the layers behind a boundary: how many normal devices it uses, the load and the bytes of the
+special device, and the delay there (all as in `planners.periodic.fixed_point`).
+
+    boundary        k                         L
+    layer    0 .. k-1 | k ..              L-1 |
+             to place | placed: a label at k  |
+                      |------- forward ------>|
+                      |<------ backward ------|   delay, with all waiting
+
+A label is of no use
+
+    dominated   if another one at its boundary is nowhere larger: each way to go on that it has, the other one has too,
+                with nothing larger, since x (+) y grows with x. Next to a stage of the special device there is none
+                of the same device, so that a normal stage at the front is the smaller one.
+    hopeless    if the special device has less left than the rest needs at least. That is known for each boundary and
+                number of normal devices, for sums of ticks and bytes in several mixes: a shortest path from the front,
+                in which each stage has the least delay that any label has behind it, and so the least group.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from itertools import pairwise
+
+import numpy as np
+
+from planners.periodic.chain import Chain
+
+NORMALS, LOAD, BYTES, FULLEST, DELAY, SPECIAL, PARENT, END, COLUMNS = range(9)
+"""Rows of labels. Normal devices in use; of the special device the ticks, the bytes with g - 1 activations, and these
+with one of its largest more; ticks of delay; 1 if the first stage is the special device's. Then where a label is from:
+the number of a label at the boundary where its first stage ends."""
+MIXES = np.array([(1, 0), (0, 1), (1, 1), (2, 1), (1, 2), (4, 1), (1, 4)])
+"""Weights of ticks and of bytes in what the special device still needs at least."""
+NEVER = 2**60
+"""More than any ticks or bytes, twice of it still an integer of 64 bits."""
+BLOCK = 32
+"""So many labels are compared with all others at once."""
+EARLIER = np.triu(np.ones((BLOCK, BLOCK), dtype=bool), 1)
+Run = tuple[int, int, bool]
+"""First and last layer of a stage, and whether it is the special device's."""
+
+
+class Search:
+    """The labels of a chain on so many devices, the special one included."""
+
+    def __init__(self, chain: Chain, devices: int) -> None:
+        self.chain, self.normals = chain, devices - 1
+        self.loads, self.states, self.stores = (np.array(v) for v in (chain.loads, chain.states, chain.stores))
+        self.buffers, self.crossing = np.array(chain.buffers), np.array(chain.crossing)
+        self.busy = np.array([chain.busy(boundary) for boundary in range(chain.layers + 1)])
+
+    def at(self, period: int) -> Round:
+        return Round(self, period)
+
+
+class Round:
+    """The search with one period.
+
+    The rows of `stages` are all stages that may be there, from a boundary `begin` to a boundary `end`: sorted by their
+    end, those of end e are `window(e)`, one for each boundary begin = first[e]..e - 1.
+    """
+
+    def __init__(self, search: Search, period: int) -> None:
+        self.search, self.period = search, period
+        self.layers, self.memory = search.chain.layers, search.chain.memory
+        self.full_duplex = search.chain.duplex == "full"
+        ends = np.arange(self.layers + 1)
+        first = np.searchsorted(search.loads, search.loads - period)
+        first[0] = 0
+        self.first, counts = first.tolist(), ends - first
+        self.offset = np.concatenate([[0], np.cumsum(counts)]).tolist()
+        self.end = end = np.repeat(ends, counts)
+        self.begin = begin = np.arange(len(end)) - np.repeat(np.array(self.offset[:-1]) - first, counts)
+        self.load = search.loads[end] - search.loads[begin]
+        self.stored = search.stores[end] - search.stores[begin]
+        self.fixed = search.states[end] - search.states[begin] + search.buffers[end] + search.buffers[begin]
+        self.crossing = search.crossing[begin]
+        self.open = search.busy[begin] <= period
+
+    def _window(self, end: int) -> slice:
+        return slice(self.offset[end], self.offset[end + 1])
+
+    def _grown(self, delay: np.ndarray, load: np.ndarray, crossing: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The group of a stage in front of so much delay, and the delay once its message in front is added."""
+        period = self.period
+        group = np.maximum(1, -(-delay // period))
+        limit = group * period
+        over = load > limit - delay
+        group = group + over
+        delay = load + np.where(over, limit, delay)
+        if self.full_duplex:
+            return group, delay + crossing
+        limit = group * period
+        return group, crossing + np.where(crossing > limit - delay, limit, delay)
+
+    @cached_property
+    def least_delay(self) -> np.ndarray:
+        """The least delay of any label at each boundary; NEVER where there is none."""
+        least = np.full(self.layers + 1, NEVER)
+        least[-1] = 0
+        for end in range(self.layers, 0, -1):
+            if least[end] < NEVER:
+                own = self._window(end)
+                group, delay = self._grown(least[end], self.load[own], self.crossing[own])
+                possible = self.open[own] & (self.fixed[own] + group * self.stored[own] <= self.memory)
+                before = least[self.first[end] : end]
+                np.minimum(before, delay, out=before, where=possible)
+        return least
+
+    @cached_property
+    def rest(self) -> np.ndarray:
+        """(2, boundaries, normal devices left, mixes): what the layers before a boundary need of the special device at
+        least, in each mix of ticks and bytes; [1] where the stage behind the boundary is the special device's."""
+        found = np.full((2, self.layers + 1, self.search.normals + 1, len(MIXES)), NEVER)
+        either, normal = found
+        found[:, 0] = 0
+        delay = self.least_delay[self.end]
+        known = delay < NEVER
+        group, _ = self._grown(np.where(known, delay, 0), self.load, self.crossing)
+        fewest = self.fixed + (group - 1) * self.stored
+        possible = self.open & known & (fewest + self.stored <= self.memory)
+        closed = np.where(possible, 0, NEVER)[:, None]
+        cost = (closed + self._mixed(self.load, fewest))[:, None]
+        closed = closed[:, None]
+        for end in range(1, self.layers + 1):
+            own, begin = self._window(end), slice(self.first[end], end)
+            if self.first[end] < end:
+                np.minimum((either[begin, :-1] + closed[own]).min(0), NEVER, out=normal[end, 1:])
+                np.minimum((normal[begin] + cost[own]).min(0), normal[end], out=either[end])
+        return found
+
+    def _mixed(self, load: np.ndarray | int, size: np.ndarray | int) -> np.ndarray:
+        """Ticks and bytes, scaled to be alike, in each mix."""
+        ticks, octets = max(1, self.memory // self.period), max(1, self.period // max(1, self.memory))
+        found: np.ndarray = np.multiply.outer(load, MIXES[:, 0] * ticks) + np.multiply.outer(size, MIXES[:, 1] * octets)
+        return found
+
+    def hopeless(self) -> bool:
+        """Whether what the special device needs at least is too much. Much faster than to search."""
+        return bool((self.rest[0, -1, -1] > self._budget).any())
+
+    @cached_property
+    def _budget(self) -> np.ndarray:
+        return self._mixed(self.period, self.memory)
+
+    def allocation(self) -> list[Run] | None:
+        """The stages of an allocation with this period, from the front; None: there is none."""
+        if self.hopeless():
+            return None
+        waiting: list[list[np.ndarray]] = [[] for _ in range(self.layers + 1)]
+        waiting[-1].append(np.zeros((COLUMNS, 1), dtype=np.int64))
+        kept: dict[int, np.ndarray] = {}
+        for end in range(self.layers, 0, -1):
+            if not waiting[end]:
+                continue
+            labels = np.concatenate(waiting[end], axis=1)
+            labels = kept[end] = labels[:, undominated(labels[:PARENT])]
+            begin, grown = self._grown_labels(labels, end)
+            if not len(begin):
+                continue
+            if begin[0] == 0:
+                return self._runs(kept, grown[:, 0])
+            places = [0, *(np.flatnonzero(np.diff(begin)) + 1).tolist(), len(begin)]
+            for one, other in pairwise(places):
+                waiting[begin[one]].append(grown[:, one:other])
+        return None
+
+    def _grown_labels(self, labels: np.ndarray, end: int) -> tuple[np.ndarray, np.ndarray]:
+        """The labels with one more stage, those that may be of use: their boundaries, in order, and they themselves."""
+        own = self._window(end)
+        load, stored, fixed = self.load[own], self.stored[own], self.fixed[own]
+        group, behind = self._grown(labels[DELAY], load[:, None], self.crossing[own, None])
+        fewest = fixed[:, None] + (group - 1) * stored[:, None]
+        fits = self.open[own, None] & (fewest + stored[:, None] <= self.memory)
+        stage, label = np.nonzero(fits & (labels[NORMALS] < self.search.normals))
+        normal = labels[:, label]
+        normal[NORMALS] += 1
+        normal[DELAY], normal[SPECIAL], normal[PARENT] = behind[stage, label], 0, label
+        stages, label = np.nonzero(fits & (labels[SPECIAL] == 0))
+        special = labels[:, label]
+        special[LOAD] += load[stages]
+        special[FULLEST] = np.maximum(special[FULLEST], special[BYTES] + stored[stages]) + fewest[stages, label]
+        special[BYTES] += fewest[stages, label]
+        special[DELAY], special[SPECIAL], special[PARENT] = behind[stages, label], 1, label
+        begin = self.first[end] + np.concatenate([stage, stages])
+        grown = np.concatenate([normal, special], axis=1)
+        grown[END] = end
+        useful = self._useful(begin, grown)
+        useful = useful[np.argsort(begin[useful], kind="stable")]
+        return begin[useful], grown[:, useful]
+
+    def _useful(self, boundary: np.ndarray, labels: np.ndarray) -> np.ndarray:
+        """The numbers of those that leave as much of the special device as the rest needs at least."""
+        left = self.search.normals - labels[NORMALS]
+        needed = self.rest[labels[SPECIAL], boundary, left] + self._mixed(labels[LOAD], labels[FULLEST])
+        return np.flatnonzero((needed <= self._budget).all(1))
+
+    def _runs(self, kept: dict[int, np.ndarray], label: np.ndarray) -> list[Run]:
+        runs, first = [], 0
+        while first < self.layers:
+            end = int(label[END])
+            runs.append((first, end - 1, bool(label[SPECIAL])))
+            label, first = kept[end][:, label[PARENT]], end
+        return runs
+
+
+def undominated(labels: np.ndarray) -> np.ndarray:
+    """The numbers of the columns than which no other one is as small or smaller in each row; of equal ones one.
+
+    Taken by their sums: none is dominated by a later one, unless the two are equal.
+    """
+    left = np.argsort(labels.sum(0), kind="stable")
+    kept = []
+    while len(left):
+        some, left = left[:BLOCK], left[BLOCK:]
+        below = _dominates(labels[:, some], labels[:, some])
+        some = some[~(below & EARLIER[: len(some), : len(some)]).any(0)]
+        kept.append(some)
+        left = left[~_dominates(labels[:, some], labels[:, left]).any(0)]
+    return np.concatenate(kept)
+
+
+def _dominates(ones: np.ndarray, others: np.ndarray) -> np.ndarray:
+    """(ones, others): whether a column is nowhere larger than another."""
+    return np.asarray((ones[:, :, None] <= others[:, None, :]).all(0))
