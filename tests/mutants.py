@@ -266,7 +266,7 @@ MUTANTS = (
     Mutant("heads that are cut by columns", "engines/sbp/shards.py",
            "np.arange(size).reshape(3, self.heads, -1).transpose(1, 0, 2)", "np.arange(size)",
            f"{SBP}/test_shards.py", "heads"),
-    Mutant("an axis that comes back in another place", "engines/sbp/exchange.py",
+    Mutant("an axis that comes back in another place", "engines/sbp/way.py",
            "axes = max((dim.axes for dim in dims), key=len)",
            "axes = tuple(sorted(max((dim.axes for dim in dims), key=len)))",
            f"{SBP}/test_exchange.py", "gradients and 8"),

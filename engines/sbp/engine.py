@@ -5,8 +5,9 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 
 from engines.sbp.config import Config
+from engines.sbp.instruction import Unrunnable, undivided
 from engines.sbp.layout import Mesh
-from engines.sbp.program import Unrunnable, program, undivided
+from engines.sbp.program import program
 from harness.cluster import Cluster
 from harness.interfaces import Capabilities, Engine, Model, Session, SessionSpec
 from harness.memory import MemoryModel

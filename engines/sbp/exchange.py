@@ -1,15 +1,11 @@
 """Collectives on blocks: what each device holds of a tensor goes from one layout to another, its gradient back.
 
-local block            (rows, ..., columns)
-axes of the digits     (d0, d1, rows', ..., columns')      to the front: a part for each member of the group
-collective             all_gather, reduce_scatter or all_to_all over the group
-and back               each axis into the rows or columns that it is a part of now
+block --opened, parts in order--> all_gather, reduce_scatter or all_to_all --axes back in their places--> block
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from math import prod
+from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
 
 import torch
@@ -17,15 +13,16 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd import Function
 
-from engines.sbp.layout import Digits, Dim, Layout, Mesh
-from engines.sbp.program import Exchange
+from engines.sbp.instruction import Exchange
+from engines.sbp.layout import Digits, Dim, Mesh
+from engines.sbp.way import Way, column, way
 from harness.collectives import all_gather, all_to_all, reduce_scatter
 from harness.simulate.routes import STEPS
 from harness.tally import Tally
 
-Name = tuple[int, int]
-"""A dimension, and a digit that is an axis of it; what is left of the dimension is REST."""
-REST = -1
+COLLECTIVES: dict[str, Callable[..., Any]] = {
+    "all_gather": all_gather, "reduce_scatter": reduce_scatter, "all_to_all": all_to_all,
+}  # fmt: skip
 
 
 class Groups:
@@ -66,6 +63,7 @@ class Exchanger:
     def __init__(self, mesh: Mesh, groups: Groups, tally: Tally, aligned: bool = False) -> None:
         self.mesh, self.groups, self.tally, self.aligned = mesh, groups, tally, aligned
         self.known: dict[tuple[Dim, int, Any], Tensor] = {}  # indices of this rank
+        self.ways: dict[tuple[Exchange, torch.Size], Way] = {}
 
     def __call__(self, x: Tensor, exchange: Exchange | None) -> Tensor:
         if exchange is None:
@@ -84,80 +82,16 @@ class Exchanger:
         return result
 
     def run(self, x: Tensor, exchange: Exchange, phase: str) -> Tensor:
-        if exchange.name == "all_gather":
-            return self._gathered(x, exchange, phase)
-        names, sizes = self._opened(x, exchange, exchange.before)
-        front = [names.index(name) for name in self._axes_of(exchange.after, x, exchange.digits)]
-        others = [n for n in range(len(names)) if n not in front]
-        parts = x.reshape(sizes).permute(*front, *others).contiguous()
-        shape = [sizes[n] for n in others]
-        left = [names[n] for n in others]
+        key = exchange, x.shape
+        if key not in self.ways:
+            self.ways[key] = way(x.shape, exchange, self.mesh)
+        found = self.ways[key]
+        parts = x.reshape(found.opened).permute(found.sent).contiguous()
+        out = parts.new_empty(found.received)
         group = self.groups.of("activations", exchange.digits)
-        with self._counted(exchange.name, phase, parts.nbytes, exchange.digits):
-            if exchange.name == "reduce_scatter":
-                out = parts.new_empty(shape)
-                reduce_scatter(out.view(-1), parts.view(-1), group=group)
-            else:
-                out = torch.empty_like(parts)
-                all_to_all(out.view(-1), parts.view(-1), group=group)
-        if exchange.name == "all_to_all":
-            left = [*self._axes_of(exchange.before, x, exchange.digits), *left]
-        return self._closed(out, x, left, exchange)
-
-    def _gathered(self, x: Tensor, exchange: Exchange, phase: str) -> Tensor:
-        names, sizes = self._opened(x, exchange, exchange.before)
-        group = self.groups.of("activations", exchange.digits)
-        members = [self.mesh.sizes[digit] for digit in exchange.digits]
-        out = x.new_empty([*members, *sizes])
-        with self._counted("all_gather", phase, out.nbytes, exchange.digits):
-            all_gather(out.view(-1), x.contiguous().view(-1), group=group)
-        return self._closed(out, x, [*self._axes_of(exchange.before, x, exchange.digits), *names], exchange)
-
-    @staticmethod
-    def _axes_of(layout: Layout, x: Tensor, digits: Digits) -> list[Name]:
-        """The axes that digits split in a layout."""
-        return [(0 if digit in layout.rows.split else column_of(x), digit) for digit in digits]
-
-    def _closed(self, out: Tensor, x: Tensor, names: list[Name], exchange: Exchange) -> Tensor:
-        """Every axis where the layout behind the exchange has it."""
-        wanted = [name for name in self._names(x.dim(), exchange, exchange.after) if name in names]
-        assert len(wanted) == len(names), (wanted, names)
-        shape = dict(zip(names, out.shape, strict=True))
-        column = column_of(x)
-        lengths = []
-        for n in range(x.dim()):
-            axes, split = self._axes(n, column, exchange, exchange.after)
-            lengths.append(prod(shape[n, a] for a in axes if a not in split) * shape[n, REST])
-        return out.permute([names.index(name) for name in wanted]).reshape(lengths)
-
-    def _opened(self, x: Tensor, exchange: Exchange, layout: Layout) -> tuple[list[Name], list[int]]:
-        """The local block's axes: those of digits that do not split it, and what is left of each dimension."""
-        names: list[Name] = []
-        sizes: list[int] = []
-        column = column_of(x)
-        for n, length in enumerate(x.shape):
-            axes, split = self._axes(n, column, exchange, layout)
-            own = [axis for axis in axes if axis not in split]
-            names += [*((n, axis) for axis in own), (n, REST)]
-            sizes += [*(self.mesh.sizes[axis] for axis in own), length // prod(self.mesh.sizes[axis] for axis in own)]
-        return names, sizes
-
-    def _names(self, dims: int, exchange: Exchange, layout: Layout) -> list[Name]:
-        names: list[Name] = []
-        for n in range(dims):
-            axes, split = self._axes(n, 1 if dims in (2, 4) else dims - 1, exchange, layout)
-            names += [*((n, axis) for axis in axes if axis not in split), (n, REST)]
-        return names
-
-    def _axes(self, n: int, column: int, exchange: Exchange, layout: Layout) -> tuple[Digits, frozenset[int]]:
-        """Of dimension n: the axes that it has on either side of the exchange, and those that split it in a layout."""
-        if n not in (0, column):
-            return (), frozenset()
-        dims: tuple[Dim, Dim] = (
-            (exchange.before.rows, exchange.after.rows) if n == 0 else (exchange.before.columns, exchange.after.columns)
-        )
-        axes = max((dim.axes for dim in dims), key=len)
-        return axes, (layout.rows if n == 0 else layout.columns).split
+        with self._counted(exchange.name, phase, max(parts.nbytes, out.nbytes), exchange.digits):
+            COLLECTIVES[exchange.name](out.view(-1), parts.view(-1), group=group)
+        return out.permute(found.back).reshape(found.closed)
 
     def _counted(self, name: str, phase: str, size: int, digits: Digits) -> Any:
         members = self.mesh.size(digits)
@@ -171,6 +105,13 @@ class Exchanger:
             dist.all_reduce(total, group=self.groups.of("activations", digits))
         return total
 
+    def gathered(self, x: Tensor, digits: Digits) -> Tensor:
+        """Statistics of all members of a group, (members, ...), in its order."""
+        out = x.new_empty([self.mesh.size(digits), *x.shape])
+        with self._counted("all_gather", "statistics", out.nbytes, digits):
+            all_gather(out.view(-1), x.contiguous().view(-1), group=self.groups.of("activations", digits))
+        return out
+
     def largest(self, x: Tensor, digits: Digits) -> Tensor:
         """The maximum over a group, without a gradient."""
         largest = x.detach().clone(memory_format=torch.contiguous_format)
@@ -181,8 +122,8 @@ class Exchanger:
 
 
 def column_of(x: Tensor) -> int:
-    """The dimension of the features: channels of images, else the last one."""
-    return 1 if x.dim() in (2, 4) else x.dim() - 1
+    """The dimension of a tensor's features."""
+    return column(x.dim())
 
 
 class _Exchanged(Function):

@@ -1,9 +1,11 @@
-"""Sums of gradients over the devices that have the same block: of weights while the backward pass goes on, one by one,
-of all that is small (biases, norms, positions) at its end, in one buffer for each group."""
+"""Sums of gradients over the devices that have the same block: of weights while the backward pass goes on, of all that
+is no weight (biases, norms, positions) at its end, in one buffer for each group. Weights of few bytes wait for each
+other, and are summed in one buffer, too: each sum costs its wait."""
 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -17,6 +19,9 @@ from engines.sbp.shards import Shard
 from harness.simulate.routes import STEPS
 from harness.tally import Tally
 
+TOGETHER_BYTES = 1 << 18
+"""Gradients of weights that are smaller wait until they are so many bytes together."""
+
 
 class Gradients:
     """`named` are this rank's parameters. With `config.overlap` sums of weights begin as soon as they can."""
@@ -29,6 +34,8 @@ class Gradients:
         self.aligned = config.aligned
         self.last = False
         self.running: list[Any] = []
+        self.waiting: dict[Digits, list[Tensor]] = defaultdict(list)
+        self.together: list[tuple[Tensor, list[Tensor]]] = []
         self.weights: list[tuple[nn.Parameter, Digits]] = []
         self.small: dict[Digits, list[nn.Parameter]] = defaultdict(list)
         for name, parameter in named.items():
@@ -50,7 +57,17 @@ class Gradients:
     def _begin(self, parameter: Tensor, digits: Digits) -> None:
         if self.last:
             assert parameter.grad is not None
-            self._sum(parameter.grad, digits, "weights", wait=False)
+            self.waiting[digits].append(parameter.grad)
+            if sum(gradient.nbytes for gradient in self.waiting[digits]) >= TOGETHER_BYTES:
+                self._flush(digits)
+
+    def _flush(self, digits: Digits) -> None:
+        """Begin the sum of what waits."""
+        gradients = self.waiting.pop(digits)
+        flat = gradients[0] if len(gradients) == 1 else _flat(gradients)
+        if len(gradients) > 1:
+            self.together.append((flat, gradients))
+        self._sum(flat, digits, "weights", wait=False)
 
     def _sum(self, gradient: Tensor, digits: Digits, phase: str, wait: bool) -> None:
         members = self.mesh.size(digits)
@@ -68,16 +85,30 @@ class Gradients:
         """All sums of a step, done."""
         for parameter, digits in self.weights if not self.overlap else ():
             self._sum(_gradient(parameter), digits, "weights", wait=self.aligned)
+        for digits in list(self.waiting):
+            self._flush(digits)
         with self.tally.counting("all_reduce@weights"):
             for work in self.running:
                 work.wait()
+        for flat, gradients in self.together:
+            _spread(flat, gradients)
         self.running.clear()
+        self.together.clear()
         for digits, parameters in self.small.items():
             gradients = [_gradient(parameter) for parameter in parameters]
-            flat = torch.cat([gradient.flatten() for gradient in gradients])
+            flat = _flat(gradients)
             self._sum(flat, digits, "small parameters", wait=True)
-            for gradient, part in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
-                gradient.copy_(part.view_as(gradient))
+            _spread(flat, gradients)
+
+
+def _flat(gradients: Sequence[Tensor]) -> Tensor:
+    return torch.cat([gradient.flatten() for gradient in gradients])
+
+
+def _spread(flat: Tensor, gradients: Sequence[Tensor]) -> None:
+    """Back from one buffer."""
+    for gradient, part in zip(gradients, flat.split([one.numel() for one in gradients]), strict=True):
+        gradient.copy_(part.view_as(gradient))
 
 
 def _gradient(parameter: nn.Parameter) -> Tensor:

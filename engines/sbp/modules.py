@@ -10,9 +10,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from engines.sbp.batchnorm import Normed
 from engines.sbp.exchange import Exchanger, column_of
+from engines.sbp.instruction import Instruction
 from engines.sbp.layout import Digits, Dim, Layout
-from engines.sbp.program import Instruction
 from harness.dropout import Dropout
 
 
@@ -103,17 +104,10 @@ class BatchNorm(nn.Module):
             self.register_buffer(name, getattr(source, name))
 
     def forward(self, x: Tensor) -> Tensor:
-        others = [n for n in range(x.dim()) if n != 1]
-        shape = [1, -1] + [1] * (x.dim() - 2)
-        count = x.numel() // x.shape[1] * self.by.mesh.size(self.digits)
-        mean = self.by.sum(x.sum(others), self.digits) / count
-        centred = x - mean.view(shape)
-        variance = self.by.sum(centred.square().sum(others), self.digits) / count
-        self._track(mean.detach(), variance.detach(), count)
-        y = centred * torch.rsqrt(variance + self.eps).view(shape)
-        if self.weight is None or self.bias is None:
-            return y
-        return y * self.weight.view(shape) + self.bias.view(shape)
+        normed: tuple[Tensor, Tensor, Tensor] = Normed.apply(x, self.weight, self.bias, self.eps, self.digits, self.by)
+        y, mean, variance = normed
+        self._track(mean, variance, x.numel() // x.shape[1] * self.by.mesh.size(self.digits))
+        return y
 
     def _track(self, mean: Tensor, variance: Tensor, count: int) -> None:
         if self.running_mean is None or self.running_var is None or self.num_batches_tracked is None:

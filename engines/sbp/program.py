@@ -1,7 +1,4 @@
-"""What a plan makes each device do at each product: its strategies, with a concrete digit of the mesh for each factor.
-
-    arrives --before--> enters --gather--> (rows p0, columns p2) --product--> --scatter--> leaves --after--> goes on
-             all-to-all         all-gather                       partial sums  reduce-scatter      all-to-all
+"""From a plan to what each device does at each product: strategies, with a concrete digit of the mesh for each factor.
 
 Digits of one kind stand in a row; those in front split rows. A product undoes the last of them (the part of p1 that
 splits rows), or adds the next ones (the part of p2 that becomes rows), so that a residual branch comes back to the
@@ -13,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
+from engines.sbp.instruction import Exchange, Instruction, Program, Unrunnable
 from engines.sbp.layout import Digits, Dim, Layout, Mesh
 from harness.plan import Plan
 from harness.sbp.chain import Attention, Chain, Item, Matmul, Residual
@@ -20,94 +18,9 @@ from harness.sbp.grid import Degree, minus, plus
 from harness.sbp.planned import OUTPUT
 
 
-class Unrunnable(ValueError):
-    """Blocks that this engine cannot bring together."""
-
-
-@dataclass(frozen=True)
-class Exchange:
-    """A collective over `digits` that takes a tensor from one layout to another."""
-
-    name: str
-    digits: Digits
-    before: Layout
-    after: Layout
-
-    @property
-    def reversed(self) -> Exchange:
-        """What takes the gradient back."""
-        other = {"all_gather": "reduce_scatter", "reduce_scatter": "all_gather"}.get(self.name, self.name)
-        return Exchange(other, self.digits, self.after, self.before)
-
-
-@dataclass(frozen=True)
-class Instruction:
-    """What one product does. `inputs` and `outputs` say which columns and rows of the weight are here, `replicas` over
-    which digits they are the same. `heads` of attention read its output, in which they come one after the other.
-    At the end of a branch `past` moves what the output is added to, `on` the sum.
-    """
-
-    item: Matmul
-    before: Exchange | None
-    gather: Exchange | None
-    scatter: Exchange | None
-    after: Exchange | None
-    inputs: Dim
-    outputs: Dim
-    replicas: Digits
-    arrives: Layout
-    leaves: Layout
-    goes_on: Layout
-    heads: int = 0
-    past: Exchange | None = None
-    on: Exchange | None = None
-
-
-@dataclass(frozen=True)
-class Program:
-    """`start` is how the model's input lies, `end` how its output does."""
-
-    start: Layout
-    instructions: dict[str, Instruction]
-
-    @property
-    def end(self) -> Layout:
-        return list(self.instructions.values())[-1].goes_on
-
-    @property
-    def groups(self) -> set[Digits]:
-        """The digits of every collective on activations."""
-        found = set()
-        for one in self.instructions.values():
-            exchanges = (one.before, one.gather, one.scatter, one.after, one.past, one.on)
-            found |= {exchange.digits for exchange in exchanges if exchange}
-        return found
-
-
 def program(plan: Plan, chain: Chain, mesh: Mesh) -> Program:
     """Raises Unrunnable for a plan that is not one for this chain, or whose blocks cannot come together."""
     return _Writer(plan, chain, mesh).write()
-
-
-def undivided(found: Program, mesh: Mesh) -> list[str]:
-    """What does not divide: an axis stays where it was split once, so that blocks find back."""
-    wrong = []
-    for name, one in found.instructions.items():
-        sizes = (
-            ("samples", one.item.samples, max((one.arrives.rows, one.leaves.rows, one.goes_on.rows), key=_axes)),
-            ("outputs", one.item.outputs, max((one.outputs, one.leaves.columns), key=_axes)),
-            ("inputs", one.item.inputs, one.inputs),
-        )
-        wrong += [
-            f"{size} {what} of {name} do not divide by {mesh.size(dim.axes)}"
-            for what, size, dim in sizes
-            if size % mesh.size(dim.axes)
-        ]
-    return wrong
-
-
-def _axes(dim: Dim) -> int:
-    return len(dim.axes)
 
 
 @dataclass

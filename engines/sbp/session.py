@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
@@ -81,6 +82,8 @@ class SBPSession(RankSession):
         self.gradients = Gradients(self.parameters, self.shards, self.mesh, groups, self.tally, self.config)
         self.ties = RankTies(layers, self.plan, self.rank)
         self.optimizer = make_optimizer(self.parameters.values(), self.spec.optimizer)
+        self.split = self._split_classes()
+        self.ops, self.behind = _parted(self.lanes[self.place, "compute"])
         self.neighbours = Neighbours(self.rank, self.place, self.plan.mesh.tensor, self.device)
 
     @property
@@ -88,42 +91,45 @@ class SBPSession(RankSession):
         """The digits that split the output's features."""
         return tuple(sorted(self.program.end.columns.split))
 
-    def rows(self, tensor: Tensor, dim: Dim) -> Tensor:
-        return tensor.index_select(0, mine(dim, len(tensor), self.by, tensor.device)) if dim.split else tensor
+    def share(self, batch: Batch) -> Batch:
+        """This rank's block of the replica's samples, micro-batch by micro-batch: all that its device needs of them."""
+        whole, start, end = super().share(batch), self.program.start, self.program.end
+        inputs = self._rows(whole.inputs, start.rows)
+        if start.columns.split:
+            inputs = inputs.index_select(1, mine(start.columns, inputs.shape[1], self.by, inputs.device))
+        return Batch(inputs, self._rows(whole.targets, end.rows))
+
+    def _rows(self, tensor: Tensor, dim: Dim) -> Tensor:
+        if not dim.split:
+            return tensor
+        parts = tensor.tensor_split(self.micro_batches)
+        return torch.cat([one.index_select(0, mine(dim, len(one), self.by, one.device)) for one in parts])
 
     def entering(self, batch: Batch) -> Iterator[tuple[Tensor, Tensor]]:
-        """This rank's block of each micro-batch's inputs, and the targets of its block of outputs."""
-        start, end = self.program.start, self.program.end
+        """The inputs and the targets of each micro-batch."""
+        wanted = OUTPUT in self.plan.layouts and batch.inputs.is_floating_point()
         for inputs, targets in self.pairs(batch):
-            inputs = self.rows(inputs, start.rows).to(self.device)
-            if start.columns.split:
-                inputs = inputs.index_select(1, mine(start.columns, inputs.shape[1], self.by, inputs.device))
-            elif inputs.is_floating_point() and OUTPUT in self.plan.layouts:
-                inputs = inputs.requires_grad_()  # its gradient is a part of what is planned
-            yield inputs, self.rows(targets, end.rows).to(self.device)
+            inputs = inputs.to(self.device)
+            # the gradient of the input is a part of what is planned
+            yield inputs.requires_grad_() if wanted else inputs, targets.to(self.device)
 
     def train(self, batch: Batch, size: int) -> float:
         self.optimizer.zero_grad(set_to_none=True)
         self.passes = Passes(self.stage, self.neighbours)
-        self.batches, self.total = list(self.entering(batch)), 0.0
-        ops = self.lanes[self.place, "compute"]
-        done = False
-        for op in ops:
-            if (op.kind == "collective" and split_part(op.part) in REDUCING) or op.kind == "step":
-                done = done or self._finished()
-            if op.kind == "collective" and split_part(op.part) in REDUCING:
-                continue  # all ties are summed at once
-            if op.kind != "collective":  # others are told by the pass before
-                self._run(op, size)
+        self.batches, self.total = dict(enumerate(self.entering(batch))), 0.0
+        for op in self.ops:
+            self._run(op, size)
+        self._sum_gradients()
+        for op in self.behind:
+            self._run(op, size)
         return self.total
 
-    def _finished(self) -> bool:
+    def _sum_gradients(self) -> None:
         """All sums of gradients: of weights and of what is small, then over the stages that share a parameter."""
         began = self.now()
         self.gradients.finish()
         self._note(None, began, self.now())
         self.sent[SUMS] += self.ties.sum_gradients(self.now, self.note)
-        return True
 
     def _run(self, op: Op, size: int) -> None:
         began = self.now()
@@ -153,22 +159,23 @@ class SBPSession(RankSession):
         assert op.micro_batch is not None
         i = op.micro_batch
         self.gradients.last = i == self.micro_batches - 1
+        _, targets = self.batches.pop(i)
         if self.place < len(self.plan.stages) - 1:
             self.passes.backward(i, None)
             return
         output = self.passes.outputs[i][""][0]
-        loss = split_loss(self.model.loss, output, self.batches[i][1], self._split_classes(output)) / size
+        loss = split_loss(self.model.loss, output, targets, self.split) / size
         del output
         self.passes.backward(i, loss)
         shown = all(self.mesh.place(self.shard)[digit] == 0 for digit in self.classes)  # one of those with this loss
         self.total += float(loss.detach()) if shown else 0.0
 
-    def _split_classes(self, output: Tensor) -> SplitClasses | None:
+    def _split_classes(self) -> SplitClasses | None:
+        """How the loss is computed where classes lie on several devices."""
         if not self.classes:
             return None
-        total = output.shape[-1] * self.mesh.size(self.classes)
-        own = mine(self.program.end.columns, total, self.by, output.device)
-        return SplitClasses(own, total, self.classes, self.by)
+        total = self.program.last.item.outputs
+        return SplitClasses(mine(self.program.end.columns, total, self.by, self.device), total, self.classes, self.by)
 
     def _note(self, op: Op | None, start: Mark, end: Mark) -> None:
         """A pass, and behind it a block for each algorithm of its collectives, as long as it held up this rank."""
@@ -236,3 +243,13 @@ class SBPSession(RankSession):
             for name, values in state["optimizer"].items()
         }
         load_optimizer_state(self.parameters, [self.optimizer], saved)
+
+
+def _parted(ops: Sequence[Op]) -> tuple[list[Op], list[Op]]:
+    """Passes and messages before the sums of gradients, and what comes behind these; collectives are told by passes."""
+    sums = next(
+        number for number, op in enumerate(ops)
+        if op.kind == "step" or (op.kind == "collective" and split_part(op.part) in REDUCING)
+    )  # fmt: skip
+    first, then = ([op for op in some if op.kind != "collective"] for some in (ops[:sums], ops[sums:]))
+    return first, then

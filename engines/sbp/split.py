@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from engines.sbp.exchange import Exchanger
+from engines.sbp.instruction import Exchange, Instruction, Program, Unrunnable
 from engines.sbp.layout import Dim, Layout
 from engines.sbp.modules import BatchNorm, BlockDropout, LayerNorm, MovedSum, Product
-from engines.sbp.program import Exchange, Instruction, Program, Unrunnable
 from engines.sbp.shards import Cut, Shard
 from harness.dropout import Dropout
 from harness.residual import Sum

@@ -14,6 +14,15 @@ Between products a tensor is split into as many blocks as there are devices, `ro
 
 and back the same way with the gradients: all-gather over p2 <-- all-to-all <-- reduce-scatter over q1.
 
-`grid` has the factors of the devices, `collectives` what these cost, `chain` the products of a model, `costs` what a
-strategy costs and where it can stand, `optimum` the cheapest ones, `traffic` the bytes that they send.
+grid        devices as prime factors, of nodes and of a node's devices; strategies (p0, p1, p2)
+chain       what of a profile is split: products in a row, attention between them, residual branches
+collectives alpha-beta;  costs  of a strategy, and between which layouts it stands;  traffic  bytes
+route       strategies and moves, in order
+optimum     the cheapest route, exactly: a shortest path of matrix after matrix (matrix: the way from place to place)
+limit       within bytes: bounds first, then labels between them (between, labels, stages; edges, frontier and pareto
+            are the ways through a product or a branch that nothing dominates)
+repeated    layers that are split alike
+baselines   data parallel, Megatron, SUMMA
+planned     from a route to a plan, and a device's share of a profile
+fit         alpha and beta from timings
 """

@@ -177,7 +177,7 @@ def of_device(profile: ModelProfile, plan: Plan, chain: Chain) -> ModelProfile:
             continue
         strategy = grid.strategy(plan.strategy[item.name])
         elsewhere[layer] += item.weight_bytes * (1 - 1 / _cut(grid, strategy))
-        gathered[layer] += _gathered(item, grid, strategy, chain.element_bytes)
+        gathered[layer] += _gathered(item, grid, strategy, chain.element_bytes, profile.layers[layer].saved_bytes)
     layers = [
         _share(layer, devices, round(elsewhere[number]), round(gathered[number]))
         for number, layer in enumerate(profile.layers)
@@ -190,12 +190,14 @@ def _cut(grid: Grid, strategy: Strategy) -> int:
     return grid.size(strategy.p1) * grid.size(strategy.p2)
 
 
-def _gathered(item: Matmul, grid: Grid, strategy: Strategy, width: int) -> float:
-    """Bytes of an input beyond its even share."""
-    if item.look_up:
+def _gathered(item: Matmul, grid: Grid, strategy: Strategy, width: int, saved: int) -> float:
+    """Bytes of a gathered input beyond its even share, which it takes the place of; where an earlier layer keeps the
+    input (the product's own layer has `saved` less than that), its share stays beside the gathered one."""
+    if item.look_up or grid.size(strategy.p1) == 1:
         return 0.0
     size = item.input_elements * width
-    return size / (grid.size(strategy.p0) * grid.size(strategy.p2)) - size / grid.size(grid.all)
+    replaced = size / grid.size(grid.all) if saved >= size else 0.0
+    return size / (grid.size(strategy.p0) * grid.size(strategy.p2)) - replaced
 
 
 def _share(layer: LayerProfile, devices: int, elsewhere: int, gathered: int) -> LayerProfile:

@@ -12,8 +12,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from engines.sbp.exchange import Exchanger, Groups, column_of
+from engines.sbp.instruction import Exchange
 from engines.sbp.layout import Layout, Mesh
-from engines.sbp.program import Exchange
 from harness.ranks import each
 from harness.tally import Tally
 

@@ -19,7 +19,7 @@ SGD = OptimizerSpec("sgd", lr=0.05, momentum=0.9)
 GENTLE = OptimizerSpec("sgd", lr=0.002, momentum=0.9)
 """For deep networks: their first gradients are of a size of 100."""
 ADAM = OptimizerSpec("adam", lr=0.01)
-UNPLANNED = {"all_reduce@statistics", "all_reduce@small parameters"}
+UNPLANNED = {"all_gather@statistics", "all_reduce@statistics", "all_reduce@small parameters"}
 """Kinds of bytes that no plan tells of: sums in norms, and gradients of all that is no matrix."""
 
 

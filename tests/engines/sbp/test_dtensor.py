@@ -12,9 +12,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 
 from engines.sbp.exchange import Exchanger
+from engines.sbp.instruction import Exchange
 from engines.sbp.layout import Layout, Mesh
 from engines.sbp.modules import Product
-from engines.sbp.program import Exchange, program
+from engines.sbp.program import program
 from harness.counting import count
 from harness.plan import Plan
 from harness.profile import ModelProfile

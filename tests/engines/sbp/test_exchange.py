@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from engines.sbp.exchange import Exchanger
+from engines.sbp.instruction import Exchange
 from engines.sbp.layout import Layout, Mesh
-from engines.sbp.program import Exchange
 from harness.sbp.collectives import Collectives
 from harness.sbp.grid import Grid
 from harness.simulate.routes import STEPS

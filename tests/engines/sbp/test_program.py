@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engines.sbp.instruction import Instruction, Program, Unrunnable, undivided
 from engines.sbp.layout import Layout, Mesh
-from engines.sbp.program import Instruction, Program, Unrunnable, program, undivided
+from engines.sbp.program import program
 from harness.counting import count
 from harness.plan import Plan
 from harness.profile import ModelProfile

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -134,6 +136,20 @@ def test_what_is_gathered_is_kept():
         route = Search(chain, found, "free", strategy).route()
         plan = with_route(Plan(Mesh(tensor=2), (Stage(0, 1, 0),)), route, found, profile, "free")
         assert of_device(profile, plan, chain).layers[1].saved_bytes == kept
+
+
+@pytest.mark.parametrize(("numbers", "shares"), [((2, 1, 1), 0), ((1, 2, 1), 2), ((1, 1, 2), 0)])
+def test_an_input_that_an_earlier_layer_keeps_stays_beside_the_gathered_one(numbers, shares):
+    """As behind a ReLU, which keeps its output: its layer keeps a share of it, the product all of it."""
+    profile = dense((64, 128, 32))
+    layers = (profile.layers[0], replace(profile.layers[1], saved_bytes=0))
+    profile = replace(profile, layers=layers)
+    found = costs(profile, 2)
+    chain = chain_of(profile)
+    strategy = {item.name: found.grid.strategy(numbers) for item in chain.matmuls}
+    route = Search(chain, found, "free", strategy).route()
+    plan = with_route(Plan(Mesh(tensor=2), (Stage(0, 1, 0),)), route, found, profile, "free")
+    assert of_device(profile, plan, chain).layers[1].saved_bytes == shares * profile.layers[0].output_bytes // 2
 
 
 def test_one_device_has_all_and_a_plan_without_strategies_shares_evenly():

@@ -1,0 +1,102 @@
+"""What one device does at each product of a chain, and the collectives around it. Free of torch.
+
+arrives --before--> enters --gather--> (rows p0, columns p2) --product--> --scatter--> leaves --after--> goes on
+         all-to-all         all-gather                       partial sums  reduce-scatter      all-to-all
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from engines.sbp.layout import Digits, Dim, Layout, Mesh
+from harness.sbp.chain import Matmul
+
+
+class Unrunnable(ValueError):
+    """Blocks that this engine cannot bring together."""
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """A collective over `digits` that takes a tensor from one layout to another."""
+
+    name: str
+    digits: Digits
+    before: Layout
+    after: Layout
+
+    @cached_property
+    def reversed(self) -> Exchange:
+        """What takes the gradient back."""
+        other = {"all_gather": "reduce_scatter", "reduce_scatter": "all_gather"}.get(self.name, self.name)
+        return Exchange(other, self.digits, self.after, self.before)
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """What one product does. `inputs` and `outputs` say which columns and rows of the weight are here, `replicas` over
+    which digits they are the same. `heads` of attention read its output, in which they come one after the other.
+    At the end of a branch `past` moves what the output is added to, `on` the sum.
+    """
+
+    item: Matmul
+    before: Exchange | None
+    gather: Exchange | None
+    scatter: Exchange | None
+    after: Exchange | None
+    inputs: Dim
+    outputs: Dim
+    replicas: Digits
+    arrives: Layout
+    leaves: Layout
+    goes_on: Layout
+    heads: int = 0
+    past: Exchange | None = None
+    on: Exchange | None = None
+
+
+@dataclass(frozen=True)
+class Program:
+    """`start` is how the model's input lies, `end` how its output does."""
+
+    start: Layout
+    instructions: dict[str, Instruction]
+
+    @property
+    def last(self) -> Instruction:
+        return list(self.instructions.values())[-1]
+
+    @property
+    def end(self) -> Layout:
+        return self.last.goes_on
+
+    @property
+    def groups(self) -> set[Digits]:
+        """The digits of every collective on activations."""
+        found = set()
+        for one in self.instructions.values():
+            exchanges = (one.before, one.gather, one.scatter, one.after, one.past, one.on)
+            found |= {exchange.digits for exchange in exchanges if exchange}
+        return found
+
+
+def undivided(found: Program, mesh: Mesh) -> list[str]:
+    """What does not divide: an axis stays where it was split once, so that blocks find back."""
+    wrong = []
+    for name, one in found.instructions.items():
+        sizes = (
+            ("samples", one.item.samples, max((one.arrives.rows, one.leaves.rows, one.goes_on.rows), key=_axes)),
+            ("outputs", one.item.outputs, max((one.outputs, one.leaves.columns), key=_axes)),
+            ("inputs", one.item.inputs, one.inputs),
+        )
+        wrong += [
+            f"{size} {what} of {name} do not divide by {mesh.size(dim.axes)}"
+            for what, size, dim in sizes
+            if size % mesh.size(dim.axes)
+        ]
+    return wrong
+
+
+def _axes(dim: Dim) -> int:
+    return len(dim.axes)
