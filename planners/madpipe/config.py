@@ -21,7 +21,7 @@ class Config:
     iterations: int = 10
     """Of Algorithm 1 (K in the paper), for planner.allocation=published."""
     atomic: bool = True
-    """Whether the layers of a stage run as one block; false also lets them run apart, on chains of few layers."""
+    """Whether layers of a stage run as one block; false also lets them run apart, up to 40 layers, 12 on a device."""
     reassign: bool = True
     """Whether stages may change devices after the integer program."""
     limit_s: float = 8.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
@@ -20,8 +21,8 @@ from planners.periodic.timing import Timing
 Allocation = tuple[Stage, ...]
 HIGHER = (Fraction(1, 16), Fraction(1, 4), Fraction(1, 2))
 """Where, between the bound and the best period so far, further allocations are looked for."""
-SMALL = 12
-"""Layers of a chain on which they may run apart: so many tasks that the integer program still gets somewhere."""
+SMALL, SMALL_DEVICE = 40, 12
+"""Layers of a chain, and of each device, up to which they may run apart: more are too many for the integer program."""
 
 
 @dataclass(frozen=True)
@@ -137,9 +138,18 @@ class _Exact:
             self.best = solved.timing
 
     def _apart(self, stages: Allocation) -> None:
-        """Layers of the best stages, and of those of the first phase, one by one."""
-        for whole in dict.fromkeys((stages, *([self.best.stages] if self.best else []))):
-            self._try(layers_apart(whole))
+        """Layers of the best stages, and of those of the first phase, one by one; then also on other devices."""
+        for whole in dict.fromkeys((*([self.best.stages] if self.best else []), stages)):
+            layers = layers_apart(whole)
+            if max(Counter(layer.device for layer in layers).values()) > SMALL_DEVICE:
+                continue
+            solved = solve(self.chain, layers, self._left_s())
+            self.finished &= solved.finished
+            timing = solved.timing
+            if timing is not None and self.options.reassign:
+                timing = improved(self.chain, timing, self.devices, self._left_s())
+            if timing is not None and (self.best is None or timing.period < self.best.period):
+                self.best = timing
 
     def _left_s(self) -> float:
         return max(0.0, self.end_s - time.monotonic())

@@ -1,0 +1,99 @@
+"""The plug-in: what it predicts, what it refuses, and that the simulator agrees."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from harness.cluster import Cluster, Device, Link
+from harness.interfaces import BatchShape, PlanRequest
+from harness.memory import named
+from harness.plan import Plan
+from harness.problem import NoPlan
+from harness.profile import LayerProfile, ModelProfile
+from harness.schedule.hops import plan_hops
+from harness.schedule.periodic import unrolled
+from harness.schedule.validity import faults_of
+from harness.simulate import simulate
+from planners.madpipe.config import Config, build, check
+
+MB = 10**6
+MEMORY = named("madpipe_paper")
+REQUEST = PlanRequest(BatchShape(32, 32), pipeline=3)
+
+
+def network(*seconds: float) -> ModelProfile:
+    """Activations shrink and weights grow from layer to layer, as in a network of convolutions."""
+    layers = tuple(
+        LayerProfile(f"layer{i}", one, 2 * one, param_bytes=(1 + i * i) * MB, output_bytes=(120 - 12 * i) * MB)
+        for i, one in enumerate(seconds)
+    )
+    return ModelProfile(layers, "network", 1, input_bytes=100 * MB)
+
+
+NETWORK = network(0.02, 0.03, 0.02, 0.04, 0.02, 0.03, 0.02, 0.03)
+
+
+def cluster(memory_mb: int) -> Cluster:
+    return Cluster(devices_per_node=3, device=Device(memory_bytes=memory_mb * MB), intra=Link(0.0, 1 / 12e9, "half"))
+
+
+def planned(memory_mb: int = 1500, **keys: object) -> Plan:
+    return build(Config(**keys)).plan(NETWORK, cluster(memory_mb), MEMORY, REQUEST)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("memory_mb", [1300, 1500, 2000, 4000])
+def test_a_plan_is_valid_and_says_what_it_needs(memory_mb: int) -> None:
+    plan = planned(memory_mb)
+    told = plan.predicted
+    assert plan.pattern is not None and plan.mesh.pipeline == 3
+    faults = faults_of(plan.pattern, told["tasks_s"], told["stored_bytes"], told["fixed_bytes"], memory_mb * MB, "half")
+    assert faults == []
+    assert max(told["pattern_memory_bytes"]) <= told["memory_limit_bytes"] == memory_mb * MB
+    assert told["least_of_any_s"] <= told["least_s"] <= told["period_s"] <= told["contiguous_s"]
+    assert told["one_device_s"] == pytest.approx(0.63) and told["finished"]
+
+
+def test_more_memory_is_never_slower() -> None:
+    periods = [planned(memory_mb).predicted["period_s"] for memory_mb in (1300, 1500, 2000, 4000)]
+    assert periods == sorted(periods, reverse=True)
+
+
+def test_the_simulator_has_the_period_of_the_plan() -> None:
+    plan = planned()
+    assert plan.pattern is not None
+    devices = [stage.device for stage in plan.stages]
+    schedule = unrolled(plan.pattern, 32, devices, plan_hops(plan, NETWORK, portals=False))
+    done = simulate(schedule, plan, NETWORK, cluster(1500), MEMORY)
+    ends = sorted(span.end_s for span in done.trace.spans if span.op.startswith("0B"))
+    assert (ends[24] - ends[8]) / 16 == pytest.approx(plan.pattern.period_s, rel=1e-6)
+
+
+def test_too_small_a_memory_names_one_that_works() -> None:
+    with pytest.raises(NoPlan, match="too small") as caught:
+        planned(300)
+    mend = caught.value.problem.mend
+    assert mend.startswith("cluster.memory_gb=")
+    assert planned(round(1000 * float(mend.partition("=")[2]))).pattern is not None
+
+
+def test_more_devices_than_layers_are_refused() -> None:
+    many = replace(REQUEST, pipeline=9)
+    with pytest.raises(NoPlan, match="needs at least 9 layers"):
+        build(Config()).plan(NETWORK, cluster(1500), MEMORY, many)
+
+
+def test_a_profile_without_times_is_refused() -> None:
+    with pytest.raises(NoPlan, match="needs layer times"):
+        build(Config()).plan(network(0.0, 0.0, 0.0), cluster(1500), MEMORY, REQUEST)
+
+
+def test_wrong_keys_are_named_all_at_once() -> None:
+    with pytest.raises(ValueError) as caught:
+        check(Config(allocation="grid", duplex="both", iterations=0, limit_s=0))
+    lines = str(caught.value).splitlines()
+    assert [line.split()[0] for line in lines] == [
+        "planner.allocation", "planner.duplex", "planner.iterations", "planner.limit_s",
+    ]  # fmt: skip
+    assert all("   -> planner." in line for line in lines)

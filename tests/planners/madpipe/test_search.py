@@ -1,0 +1,93 @@
+"""The whole planner against the true optimum of small chains: any layer on any device, each a task of its own."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+
+from planners.madpipe.search import Options, least_period, search
+from planners.periodic.chain import Chain
+from planners.periodic.contiguous import best
+from tests.planners.periodic.contiguous_cases import chain
+from tests.planners.periodic.oracle import check, optimum
+
+OPTIONS = Options()
+
+
+def drawn(seed: int) -> tuple[Chain, int]:
+    """A chain of up to 6 layers in which much fits exactly or just does not, and 2 or 3 devices."""
+    some = random.Random(seed)
+    layers = some.randint(2, 6)
+
+    def numbers(low: int, high: int, count: int = layers) -> tuple[int, ...]:
+        return tuple(some.randint(low, high) for _ in range(count))
+
+    def inner(high: int) -> tuple[int, ...]:
+        return (0, *numbers(0, high, layers - 1), 0)
+
+    return Chain(
+        numbers(1, 3), numbers(1, 3), numbers(0, 2), numbers(0, 4), inner(1), inner(1), inner(1),
+        some.randint(2 * layers, 7 * layers), duplex=some.choice(("half", "full")),
+    ), some.randint(2, 3)  # fmt: skip
+
+
+@pytest.mark.parametrize("atomic", [True, False])
+def test_never_below_the_optimum_and_near_it(atomic: bool) -> None:
+    """At most 3 % above it on geometric average, and never without a plan where there is one."""
+    ratios = []
+    for seed in range(60):
+        some, devices = drawn(seed)
+        true, found = optimum(some, devices), search(some, devices, Options(atomic=atomic))
+        if true is None:
+            assert found is None and best(some, devices) is None
+            continue
+        assert found is not None, f"seed {seed}: no plan where one has a period of {true.period}"
+        check(found.timing)
+        assert least_period(some, devices) <= true.period <= found.timing.period
+        ratios.append(float(found.timing.period / true.period))
+    assert len(ratios) > 50
+    assert math.exp(sum(map(math.log, ratios)) / len(ratios)) <= 1.03
+
+
+def test_whole_stages_are_never_below_their_bound() -> None:
+    for seed in range(60, 100):
+        some, devices = drawn(seed)
+        found, whole = search(some, devices, OPTIONS), best(some, devices)
+        if found is not None and whole is not None:
+            assert found.contiguous == whole[0] and found.timing.period <= whole[0]
+            special = [stage.device for stage in found.timing.stages]
+            if sum(special.count(device) > 1 for device in set(special)) <= 1 and found.least is not None:
+                assert found.least <= found.timing.period
+
+
+def test_layers_apart_can_beat_every_schedule_of_whole_stages() -> None:
+    """Layers 0 and 3 on a device, 1 and 2 on the other; tests/planners/periodic/test_program.py has it solved."""
+    ticks, cut = (3, 3, 2, 2), (0, 1, 0, 0, 0)
+    some = Chain(ticks, tuple(2 * t for t in ticks), (0,) * 4, (2, 2, 2, 3), cut, cut, (0,) * 5, 7)
+    whole, apart = (search(some, 2, Options(atomic=atomic)) for atomic in (True, False))
+    assert whole is not None and apart is not None
+    assert apart.timing.period == 15 and whole.timing.period >= 20
+
+
+def test_the_published_search_stands_alone() -> None:
+    some = chain([(2, 2), (3, 3), (2, 2), (3, 3)], memory=12)
+    found = search(some, 3, Options(allocation="published"))
+    assert found is not None and found.contiguous is None and found.least is None
+    check(found.timing)
+
+
+def test_time_that_is_up_still_gives_the_best_consecutive_stages() -> None:
+    for seed in range(20):
+        some, devices = drawn(seed)
+        whole, found = best(some, devices), search(some, devices, Options(limit_s=1e-9))
+        if whole is not None:
+            assert found is not None and found.timing.period <= whole[0]
+
+
+def test_no_schedule_is_shorter_than_what_no_schedule_can_beat() -> None:
+    some = chain([(1, 1), (1, 1)], memory=10)
+    assert least_period(some, 2) == 2, "the work of one device"
+    tight = Chain((1, 1), (1, 1), (0, 0), (4, 1), (0,) * 3, (0,) * 3, (0,) * 3, 4)
+    assert least_period(tight, 2) == 4, "layer 0 has room for one micro-batch, which is away for 4 ticks"
