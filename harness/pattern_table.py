@@ -14,6 +14,7 @@ from harness.pattern_grid import grid
 from harness.plan import Plan
 
 WIDTH = 110
+ROUNDING = 1e-9
 OTHERS = {
     "least_s": ("lower bound", "of whole stages, one device having several"),
     "least_of_any_s": ("lower bound", "of any schedule"),
@@ -39,9 +40,12 @@ def _lines(plan: Plan) -> Iterator[tuple[str, str, str]]:
     yield "period", seconds(period_s), "" if plan.predicted.get("finished", True) else "the best when time was up"
     for key, (title, told) in OTHERS.items():
         other_s = plan.predicted.get(key)
-        if other_s is not None:
-            gap = f": gap {percent(period_s / other_s - 1)}" if title else ""
-            yield title, seconds(other_s), told + gap
+        if other_s is None:
+            continue
+        if title and other_s > period_s * (1 + ROUNDING):
+            yield "", seconds(other_s), f"{told}: not this plan's kind, which has more such devices"
+        else:
+            yield title, seconds(other_s), told + (f": gap {percent(period_s / other_s - 1)}" if title else "")
 
 
 def _devices(plan: Plan) -> Table:

@@ -67,6 +67,12 @@ class Row(points.Row):
         return float(self.predicted["first_phase_s"]) if self.ok else math.inf
 
     @property
+    def several(self) -> int:
+        """How many devices have several stages."""
+        devices = [stage["device"] for stage in self.plan["stages"]] if self.plan else []
+        return sum(devices.count(device) > 1 for device in set(devices))
+
+    @property
     def speedup(self) -> float:
         """Over one device with memory enough."""
         return float(self.predicted["one_device_s"]) / self.period_s if self.ok else 0.0
