@@ -30,10 +30,10 @@ def shown(plan: Plan) -> str:
 def test_period_bounds_and_gaps() -> None:
     lines = [" ".join(line.split()) for line in shown(PLAN).splitlines()]
     assert lines[:4] == [
-        "period 3 s",
-        "lower bound 2.5 s of whole stages, one device having several: gap 20 %",
-        "lower bound 2 s of any schedule: gap 50 %",
-        "3.5 s the best consecutive stages",
+        "period 3.00 s",
+        "lower bound 2.50 s of whole stages, one device having several: gap 20 %",
+        "lower bound 2.00 s of any schedule: gap 50 %",
+        "3.50 s the best consecutive stages",
     ]
     assert "0 0 2 1.0 GiB 2.0 GiB" in lines and "1 1 1 512.0 MiB 2.0 GiB" in lines
     assert any(line.startswith("device 0 |0F0") for line in lines)
