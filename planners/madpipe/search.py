@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from harness.plan import Stage
@@ -21,6 +22,8 @@ from planners.periodic.timing import Timing
 Allocation = tuple[Stage, ...]
 HIGHER = (Fraction(1, 16), Fraction(1, 4), Fraction(1, 2))
 """Where, between the bound and the best period so far, further allocations are looked for."""
+TIGHTER = (0.97, 0.94, 0.9, 0.85, 0.8)
+"""Of a device's memory."""
 SMALL, SMALL_DEVICE = 40, 12
 """Layers of a chain, and of each device, up to which they may run apart: more are too many for the integer program."""
 
@@ -95,21 +98,22 @@ class _Exact:
         self.chain, self.devices, self.options = chain, devices, options
         self.end_s = time.monotonic() + options.limit_s
         self.best: Timing | None = None
+        self.earlier: list[Timing] = []
         self.finished = True
 
     def found(self) -> Found | None:
         consecutive = contiguous.best(self.chain, self.devices)
         if consecutive is not None:
             period, stages = consecutive
-            self.best = groups.timing(self.chain, stages, period)
+            self._keep(groups.timing(self.chain, stages, period))
         bound = fixed_point(self.chain, self.devices, consecutive[0] if consecutive else None)
         if bound is None:
             return None
         least = Fraction(bound.period)
         for stages in self._allocations(bound.period, bound.stages):
             self._try(stages)
-        if self.best is not None and self.options.reassign and self.best.period > least:
-            self.best = improved(self.chain, self.best, self.devices, self._left_s())
+        if self.options.reassign:
+            self._reassign(least)
         if not self.options.atomic and self.chain.layers <= SMALL:
             self._apart(bound.stages)
         if self.best is None:
@@ -119,23 +123,52 @@ class _Exact:
 
     def _allocations(self, period: int, stages: Allocation) -> Iterator[Allocation]:
         """Those worth a try, the most promising first, each once."""
-        seen = {stages}
-        yield stages
+        seen: set[Allocation] = set()
+        for further in (lambda: iter([stages]), lambda: self._tighter(), lambda: self._longer(period)):
+            for one in further():
+                if one not in seen:
+                    seen.add(one)
+                    yield one
+                if self.best is not None and (self.best.period <= period or self._left_s() <= 0):
+                    return
+
+    def _tighter(self) -> Iterator[Allocation]:
+        """Those of devices with less memory: they leave room for what the first phase does not see."""
+        for share in TIGHTER:
+            upper = None if self.best is None else math.ceil(self.best.period)
+            smaller = replace(self.chain, memory=int(self.chain.memory * share))
+            bound = fixed_point(smaller, self.devices, upper)
+            if bound is not None and (self.best is None or bound.period < self.best.period):
+                yield bound.stages
+
+    def _longer(self, period: int) -> Iterator[Allocation]:
+        """Those that need not be as fast as the first one."""
         search = Search(self.chain, self.devices)
         for share in HIGHER:
-            if self.best is None or self.best.period <= period or self._left_s() <= 0:
-                return
-            runs = search.at(period + int((self.best.period - period) * share)).allocation()
-            if runs is not None and stages_of(runs) not in seen:
-                seen.add(stages_of(runs))
-                yield stages_of(runs)
+            if self.best is not None and self.best.period > period:
+                runs = search.at(period + int((self.best.period - period) * share)).allocation()
+                if runs is not None:
+                    yield stages_of(runs)
 
     def _try(self, stages: Allocation) -> None:
         below = None if self.best is None else self.best.period
         solved = solve(self.chain, stages, self._left_s(), below)
         self.finished &= solved.finished
         if solved.timing is not None:
-            self.best = solved.timing
+            self._keep(solved.timing)
+
+    def _keep(self, timing: Timing) -> None:
+        """The best so far; those before it may lead further when stages change devices."""
+        self.best = timing
+        self.earlier.append(timing)
+
+    def _reassign(self, least: Fraction) -> None:
+        for timing in reversed(self.earlier):
+            if self.best is None or self.best.period <= least or self._left_s() <= 0:
+                return
+            better = improved(self.chain, timing, self.devices, self._left_s())
+            if better.period < self.best.period:
+                self.best = better
 
     def _apart(self, stages: Allocation) -> None:
         """Layers of the best stages, and of those of the first phase, one by one; then also on other devices."""
