@@ -61,6 +61,7 @@ def _panel(axes: Axes, schemes: dict[str, dict[tuple[str, int, int, int], Row]],
             axes.plot(memory, shown, style, color=colour, label=label, marker=".", linewidth=1.6)
     axes.set_title(f"{devices} devices, {bandwidth} GB/s", fontsize=10)
     axes.set_ylim(bottom=0)
+    axes.set_xticks(range(4, 17, 4))
     axes.grid(color="#DDDDDD", linewidth=0.6)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
