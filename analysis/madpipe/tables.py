@@ -20,9 +20,9 @@ SOURCE = (
 )
 
 REASONS = {
-    "MP-4": "at 9 GB memory no longer binds for the smaller networks on these profiles, and with 3 GB next to nothing but "
-    "one plan fits ResNet-101.",
-    "MP-6": "our first phase is exact, and may share layers unevenly over devices: where memory does not bind it is below "
+    "MP-4": "at 9 GB memory no longer binds for the smaller networks on these profiles, and with 3 GB next to nothing "
+    "but one plan fits ResNet-101.",
+    "MP-6": "our first phase is exact, and shares layers unevenly over devices: where memory does not bind it is below "
     "PipeDream's consecutive partition; the paper's has grids that round up.",
 }
 """What may keep a claim from holding."""
