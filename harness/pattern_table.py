@@ -43,7 +43,7 @@ def _lines(plan: Plan) -> Iterator[tuple[str, str, str]]:
         if other_s is None:
             continue
         if title and other_s > period_s * (1 + ROUNDING):
-            yield "", seconds(other_s), f"{told}: not this plan's kind, which has more such devices"
+            yield "", seconds(other_s), f"{told}: this plan is of another kind"
         else:
             yield title, seconds(other_s), told + (f": gap {percent(period_s / other_s - 1)}" if title else "")
 

@@ -12,7 +12,7 @@ from harness.plan import Plan
 from harness.profile import ModelProfile
 from planners import stages
 from planners.periodic import plans
-from planners.periodic.chain import Duplex, chain_of
+from planners.periodic.chain import Chain, Duplex, chain_of
 from planners.periodic.contiguous import best, least_memory
 from planners.periodic.groups import timing
 
@@ -40,12 +40,18 @@ class Contiguous:
         the smallest memory that works.
         """
         stages.check_request(profile, request)
-        chain = chain_of(profile, cluster, memory, self.duplex)
-        found = best(chain, request.pipeline)
-        if found is None:
-            raise plans.too_small("contiguous", least_memory(chain, request.pipeline), cluster, memory, request)
-        period, of_devices = found
-        return plans.to_plan(timing(chain, of_devices, period), request, {})
+        plans.check_duplex(self.duplex, cluster)
+        chain = chain_of(profile, cluster, memory, self.duplex, request.batch.micro_batches)
+
+        def made(some: Chain) -> Plan:
+            found = best(some, request.pipeline)
+            if found is None:
+                needed = least_memory(some, request.pipeline) + plans.kept_free(some, cluster, memory)
+                raise plans.too_small("contiguous", needed, cluster, memory, request)
+            period, of_devices = found
+            return plans.to_plan(timing(some, of_devices, period), request, {})
+
+        return plans.fitting(chain, made, profile, cluster, memory)
 
 
 def build(config: Config) -> Contiguous:

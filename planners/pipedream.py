@@ -46,12 +46,14 @@ class PipeDream:
         and where the partition fits with no period.
         """
         stages.check_request(profile, request)
-        chain = chain_of(profile, cluster, memory, self.duplex)
+        plans.check_duplex(self.duplex, cluster)
+        chain = chain_of(profile, cluster, memory, self.duplex, request.batch.micro_batches)
         found = partition(chain, request.pipeline, self.estimate)
         period = smallest_period(chain, found[1]) if found else None
         if found is None or period is None:
             needed = least_memory(chain, request.pipeline)
             if needed > chain.memory:  # then no partition fits, whatever is estimated
+                needed += plans.kept_free(chain, cluster, memory)
                 raise plans.too_small("contiguous", needed, cluster, memory, request)
             what = self._wrong(chain, found[1], request) if found else self._strict(chain, request)
             raise NoPlan(f"planner.estimate {self.estimate}", what, "planner=contiguous")

@@ -46,6 +46,9 @@ def check(config: Config) -> None:
         for key, known in choices.items()
         if getattr(config, key) not in known
     ]
+    if config.allocation == "published" and not config.atomic:
+        what = "is for planner.allocation=exact, planner.allocation is published"
+        wrong.append(f"planner.atomic false   {what}   -> planner.atomic=true")
     if config.iterations < 1:
         wrong.append(f"planner.iterations {config.iterations}   must be at least 1   -> planner.iterations=10")
     if not config.limit_s > 0:

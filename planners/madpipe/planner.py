@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 from typing import cast
 
@@ -13,7 +14,7 @@ from harness.problem import NoPlan
 from harness.profile import ModelProfile
 from planners import stages
 from planners.madpipe.config import Config
-from planners.madpipe.search import Found, Options, least_period, search
+from planners.madpipe.search import SMALL, Found, Options, least_period, search
 from planners.periodic import plans
 from planners.periodic.chain import Chain, Duplex, chain_of
 from planners.periodic.contiguous import least_memory
@@ -34,18 +35,29 @@ class MadPipe:
         """
         stages.check_request(profile, request)
         config = self.config
-        chain = chain_of(profile, cluster, memory, cast(Duplex, config.duplex))
+        plans.check_duplex(config.duplex, cluster)
+        if not config.atomic and len(profile.layers) > SMALL:
+            what = f"is for at most {SMALL} layers, the model has {len(profile.layers)}"
+            raise NoPlan("planner.atomic false", what, "planner.atomic=true")
+        chain = chain_of(profile, cluster, memory, cast(Duplex, config.duplex), request.batch.micro_batches)
+        return plans.fitting(chain, lambda some: self._made(some, cluster, memory, request), profile, cluster, memory)
+
+    def _made(self, chain: Chain, cluster: Cluster, memory: MemoryModel, request: PlanRequest) -> Plan:
+        config = self.config
         options = Options(config.allocation, config.iterations, config.atomic, config.reassign, config.limit_s)
         found = search(chain, request.pipeline, options)
         if found is None:
             raise self._none(chain, cluster, memory, request)
+        if not plans.alike(cluster):  # what the slowest link allows is no bound where others are faster
+            found = replace(found, least=None)
         return plans.to_plan(found.timing, request, _told(chain, found, request.pipeline))
 
     def _none(self, chain: Chain, cluster: Cluster, memory: MemoryModel, request: PlanRequest) -> NoPlan:
         needed = least_memory(chain, request.pipeline)
         if needed <= chain.memory:
-            what = "found no schedule for its allocation"
-            return NoPlan("planner.allocation published", what, "planner.allocation=exact")
+            what = "found no plan, though consecutive stages fit"
+            return NoPlan(f"planner.allocation {self.config.allocation}", what, "planner=contiguous")
+        needed += plans.kept_free(chain, cluster, memory)
         return plans.too_small("contiguous", needed, cluster, memory, request)
 
 

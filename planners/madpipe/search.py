@@ -25,7 +25,7 @@ HIGHER = (Fraction(1, 16), Fraction(1, 4), Fraction(1, 2))
 TIGHTER = (0.97, 0.94, 0.9, 0.85, 0.8)
 """Of a device's memory."""
 SMALL, SMALL_DEVICE = 40, 12
-"""Layers of a chain, and of each device, up to which they may run apart: more are too many for the integer program."""
+"""Layers of a chain, and of a device, up to which they may run apart: more are too many for the integer program."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Found:
     """The best plan, and in ticks: the period of the first phase, of the best contiguous plan, and `least`, which no
     plan of whole stages beats with one device that has several (None for the published search, which proves nothing).
 
-    `finished`: the integer programs had time enough.
+    `finished`: the second phase had time enough.
     """
 
     timing: Timing
@@ -109,28 +109,32 @@ class _Exact:
         bound = fixed_point(self.chain, self.devices, consecutive[0] if consecutive else None)
         if bound is None:
             return None
-        least = Fraction(bound.period)
+        goal = Fraction(bound.period)
+        least = goal - (self.chain.duplex == "full")  # there it is rounded up to a tick
         for stages in self._allocations(bound.period, bound.stages):
             self._try(stages)
         if self.options.reassign:
-            self._reassign(least)
+            self._reassign(goal)
         if not self.options.atomic and self.chain.layers <= SMALL:
             self._apart(bound.stages)
         if self.best is None:
             return None
         whole = Fraction(consecutive[0]) if consecutive else None
-        return Found(self.best, least, whole, least, self.finished)
+        return Found(self.best, goal, whole, least, self.finished)
 
     def _allocations(self, period: int, stages: Allocation) -> Iterator[Allocation]:
         """Those worth a try, the most promising first, each once."""
         seen: set[Allocation] = set()
         for further in (lambda: iter([stages]), lambda: self._tighter(), lambda: self._longer(period)):
             for one in further():
+                if self.best is not None and self.best.period <= period:
+                    return
+                if self.best is not None and self._left_s() <= 0:
+                    self.finished = False
+                    return
                 if one not in seen:
                     seen.add(one)
                     yield one
-                if self.best is not None and (self.best.period <= period or self._left_s() <= 0):
-                    return
 
     def _tighter(self) -> Iterator[Allocation]:
         """Those of devices with less memory: they leave room for what the first phase does not see."""
@@ -138,8 +142,9 @@ class _Exact:
             upper = None if self.best is None else math.ceil(self.best.period)
             smaller = replace(self.chain, memory=int(self.chain.memory * share))
             bound = fixed_point(smaller, self.devices, upper)
-            if bound is not None and (self.best is None or bound.period < self.best.period):
-                yield bound.stages
+            if bound is None or (self.best is not None and bound.period >= self.best.period):
+                return  # with still less memory it is no shorter
+            yield bound.stages
 
     def _longer(self, period: int) -> Iterator[Allocation]:
         """Those that need not be as fast as the first one."""
@@ -162,11 +167,12 @@ class _Exact:
         self.best = timing
         self.earlier.append(timing)
 
-    def _reassign(self, least: Fraction) -> None:
+    def _reassign(self, goal: Fraction) -> None:
         for timing in reversed(self.earlier):
-            if self.best is None or self.best.period <= least or self._left_s() <= 0:
+            if self.best is None or self.best.period <= goal:
                 return
-            better = improved(self.chain, timing, self.devices, self._left_s())
+            better, enough = improved(self.chain, timing, self.devices, self._left_s())
+            self.finished &= enough
             if better.period < self.best.period:
                 self.best = better
 
@@ -180,7 +186,8 @@ class _Exact:
             self.finished &= solved.finished
             timing = solved.timing
             if timing is not None and self.options.reassign:
-                timing = improved(self.chain, timing, self.devices, self._left_s())
+                timing, enough = improved(self.chain, timing, self.devices, self._left_s())
+                self.finished &= enough
             if timing is not None and (self.best is None or timing.period < self.best.period):
                 self.best = timing
 

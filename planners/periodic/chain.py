@@ -13,10 +13,11 @@ from harness.cluster import Cluster
 from harness.memory import MemoryModel
 from harness.problem import NoPlan
 from harness.profile import ModelProfile
+from harness.simulate.ledger import working_bytes
 
 Duplex = Literal["half", "full"]
-TICKS = 2**45
-"""All times of a chain together. Sums of ticks are exact, so that what fits exactly fits."""
+TICKS, MOST = 2**45, 2**58
+"""All tasks of a chain together, and all messages at most. Sums of ticks are exact: what fits exactly fits."""
 BUFFERS = 2
 """A device has so many buffers for what crosses a cut: one in use, one that fills."""
 
@@ -89,11 +90,17 @@ class Chain:
         return ticks * self.tick_s
 
 
-def chain_of(profile: ModelProfile, cluster: Cluster, memory: MemoryModel, duplex: Duplex = "half") -> Chain:
-    """The chain of a profile on a cluster; raises NoPlan for a profile without times.
+def chain_of(
+    profile: ModelProfile, cluster: Cluster, memory: MemoryModel, duplex: Duplex = "half", micro_batches: int = 1
+) -> Chain:
+    """The chain of a profile on a cluster; raises NoPlan for a profile without times, or with times that no tick suits.
 
     All cuts are taken to cross the cluster's slowest link. A skip travels through every cut that it jumps over. What
     tied layers share counts once for each.
+
+    Where the memory model counts all that is saved, as much is kept free on each device as a layer's backward pass
+    needs at most; the first layer's device has the inputs of all `micro_batches`, the last one's another output. So the
+    simulator counts.
     """
     layers = profile.layers
     if not any(layer.forward_s + layer.backward_s for layer in layers):
@@ -103,23 +110,32 @@ def chain_of(profile: ModelProfile, cluster: Cluster, memory: MemoryModel, duple
     ends = (0, len(layers))
     crossing = [0 if b in ends else _crossing_bytes(profile, b) for b in range(len(layers) + 1)]
     message_s = [0.0 if b in ends else link.seconds(size) for b, size in enumerate(crossing)]
-    total_s = math.fsum([*(layer.forward_s + layer.backward_s for layer in layers), *message_s, *message_s])
-    tick_s = 2.0 ** (math.frexp(total_s / TICKS)[1])
+    work_s = math.fsum(layer.forward_s + layer.backward_s for layer in layers)
+    tick_s = 2.0 ** math.frexp(max(work_s / TICKS, math.fsum(message_s) / MOST))[1]
+    if work_s / tick_s < len(layers):
+        what = f"lets messages take {math.fsum(message_s) / work_s:.1g} times as long as all layers"
+        raise NoPlan("cluster.bandwidth_gb_s", what, "a faster link, or layer times in seconds")
 
     def ticks(seconds: float) -> int:
         return round(seconds / tick_s)
 
     messages = tuple(ticks(seconds) for seconds in message_s)
     numbers = range(len(layers))
+    state = [memory.state_bytes(profile, i, i) for i in numbers]
+    there = cluster.device.memory_bytes - memory.reserve_bytes
+    if memory.activations == "saved":
+        state[0] += micro_batches * profile.input_bytes
+        state[-1] += layers[-1].output_bytes
+        there -= max(working_bytes(profile, i, i, min(1.0, memory.gradients)) for i in numbers)
     return Chain(
         forward=tuple(ticks(layer.forward_s) for layer in layers),
         backward=tuple(ticks(layer.backward_s) for layer in layers),
-        state=tuple(memory.state_bytes(profile, i, i) for i in numbers),
+        state=tuple(state),
         stored=tuple(memory.task_bytes(profile, i, i) for i in numbers),
         sent=messages,
         returned=messages,
         buffers=tuple(BUFFERS * size for size in crossing),
-        memory=cluster.device.memory_bytes - memory.reserve_bytes,
+        memory=there,
         tick_s=tick_s,
         duplex=duplex,
     )

@@ -51,7 +51,9 @@ def _tries(chain: Chain, stages: Sequence[Stage], period: int) -> list[Timing]:
             continue
         timing = Timing(chain, tuple(stages), Fraction(period), tuple(Fraction(start) for start in starts))
         if max(timing.memory().values()) <= chain.memory:
-            found.append(retimed(chain, stages, laps_of(tasks, starts, period)) or timing)
+            sooner = retimed(chain, stages, laps_of(tasks, starts, period))
+            fits = sooner is not None and max(sooner.memory().values()) <= chain.memory  # tasks without time may not
+            found.append(sooner if sooner is not None and fits else timing)
     return found
 
 

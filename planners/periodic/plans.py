@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, get_args
 
 from harness.cluster import Cluster
@@ -11,11 +13,16 @@ from harness.memory import MemoryModel
 from harness.mesh import Mesh
 from harness.plan import Plan
 from harness.problem import NoPlan
+from harness.profile import ModelProfile
+from harness.schedule.hops import plan_hops
+from harness.schedule.periodic import unrolled
 from harness.schedule.validity import faults_of
-from planners.periodic.chain import Duplex
+from harness.simulate import simulate
+from planners.periodic.chain import Chain, Duplex
 from planners.periodic.timing import Timing
 
 GB = 1e9
+AGAIN = 3
 
 
 def to_plan(timing: Timing, request: PlanRequest, predicted: dict[str, Any]) -> Plan:
@@ -71,6 +78,52 @@ def too_small(plans: str, needed_bytes: int, cluster: Cluster, memory: MemoryMod
     devices = f"{request.pipeline} device" + "s" * (request.pipeline > 1)
     what = f"is too small: each {plans} plan on {devices} needs a device with {needed_gb:.3f} GB"
     return NoPlan(f"cluster.memory_gb {there_gb:g}", what, f"cluster.memory_gb={needed_gb:.3f}")
+
+
+def kept_free(chain: Chain, cluster: Cluster, memory: MemoryModel) -> int:
+    """Bytes of a device that a chain leaves to what no stage stores."""
+    return cluster.device.memory_bytes - memory.reserve_bytes - chain.memory
+
+
+def fitting(
+    chain: Chain, made: Callable[[Chain], Plan], profile: ModelProfile, cluster: Cluster, memory: MemoryModel
+) -> Plan:
+    """The plan that is `made` of the chain; where a simulated step needs more than a device has, one of a chain with so
+    much less memory. Messages may wait longer there than in the pattern, since nothing starts later than it can.
+
+    Where the memory model counts as the paper does, messages cost the simulator nothing. Raises NoPlan as `made` does.
+    """
+    plan = made(chain)
+    for _ in range(AGAIN if memory.activations == "saved" else 0):
+        over = _overfull(plan, profile, cluster, memory)
+        if over <= 0:
+            break
+        chain = replace(chain, memory=chain.memory - over)
+        try:
+            plan = made(chain)
+        except NoPlan:
+            break
+    return plan
+
+
+def _overfull(plan: Plan, profile: ModelProfile, cluster: Cluster, memory: MemoryModel) -> int:
+    """Bytes that the fullest device needs beyond what it has."""
+    assert plan.pattern is not None
+    devices, hops = [stage.device for stage in plan.stages], plan_hops(plan, profile, portals=False)
+    done = simulate(unrolled(plan.pattern, plan.micro_batches, devices, hops), plan, profile, cluster, memory)
+    return max(done.figures["peak_memory_bytes"]) - (cluster.device.memory_bytes - memory.reserve_bytes)
+
+
+def alike(cluster: Cluster) -> bool:
+    """Whether all links are alike, as planners take them to be: the slowest of a cluster."""
+    return cluster.link(0, cluster.devices - 1) == cluster.link(0, min(1, cluster.devices - 1))
+
+
+def check_duplex(duplex: str, cluster: Cluster) -> None:
+    """Raise NoPlan for a plan in which messages pass each other, on links where they cannot."""
+    if duplex == "full" and cluster.link(0, cluster.devices - 1).duplex == "half":
+        what = "needs links that are busy in both directions at once, those of the cluster are not"
+        raise NoPlan("planner.duplex full", what, "planner.duplex=half, or cluster.duplex=full")
 
 
 def wrong_duplex(duplex: str) -> list[str]:

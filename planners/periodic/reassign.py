@@ -21,8 +21,9 @@ SLICE_S = 2.0
 Allocation = tuple[Stage, ...]
 
 
-def improved(chain: Chain, timing: Timing, devices: int, limit_s: float) -> Timing:
-    """A valid timing that is at least as good, found by changing the assignment step by step; `timing` if none is.
+def improved(chain: Chain, timing: Timing, devices: int, limit_s: float) -> tuple[Timing, bool]:
+    """A valid timing that is at least as good, found by changing the assignment step by step; `timing` if none is; and
+    whether the time was enough.
 
     A step is the first assignment with a smaller period among the neighbours (`neighbours`), in the order of what they
     cannot beat. All are scheduled quickly before any is solved. It ends where no neighbour is better, or the time is
@@ -30,11 +31,14 @@ def improved(chain: Chain, timing: Timing, devices: int, limit_s: float) -> Timi
     """
     end = time.monotonic() + limit_s
     tried: dict[Allocation, int] = {}
-    best = timing
+    best, enough = timing, True
 
     def solved(stages: Allocation) -> Timing | None:
+        nonlocal enough
         left = min(end - time.monotonic(), SLICE_S)
-        return solve(chain, stages, left, best.period).timing
+        found = solve(chain, stages, left, best.period)
+        enough &= found.finished
+        return found.timing
 
     attempts: tuple[Callable[[Allocation], Timing | None], ...] = (lambda stages: quick(chain, stages), solved)
     better: Timing | None = best
@@ -44,12 +48,14 @@ def improved(chain: Chain, timing: Timing, devices: int, limit_s: float) -> Timi
         better = None
         for number, attempt in enumerate(attempts):
             for stages in around:
-                if better is not None or tried.get(stages, -1) >= number or time.monotonic() > end:
+                if better is not None or tried.get(stages, -1) >= number:
                     continue
+                if time.monotonic() > end:
+                    return best, False
                 tried[stages] = number
                 found = attempt(stages)
                 better = found if found is not None and found.period < best.period else None
-    return best
+    return best, enough
 
 
 def _promising(chain: Chain, timing: Timing, devices: int) -> list[Allocation]:

@@ -12,7 +12,8 @@ and j ends before i starts again.
 Laps are orders and shifts in one: with t = x T + h T, 0 <= x < 1, K is h_j - h_i if i comes first within the period
 (x_i < x_j), else h_j - h_i - 1. Laps say everything that is discrete: which of two tasks is first, and also how many
 micro-batches a stage stores when a task starts (`planners.periodic.program`). So if they are kept, memory stays as it
-is. Shifts alone need not be kept: moving all tasks together by part of a period changes shifts, not laps.
+is (but for two tasks that both take no time: at one instant they have two numbers of laps; whoever asks looks at memory
+again). Shifts alone need not be kept: moving all tasks together by part of a period changes shifts, not laps.
 
 **The smallest period.** All that is left are differences, t_j - t_i >= d - k T: a graph over the tasks. At a period T
 there are starts if and only if no cycle is positive, sum d - T sum k <= 0. So the smallest period is the largest ratio

@@ -41,7 +41,7 @@ def test_period_bounds_and_gaps() -> None:
 
 def test_a_bound_of_another_kind_of_plan_is_no_bound() -> None:
     text = shown(replace(PLAN, predicted=TOLD | {"least_s": 3.2}))
-    assert "not this plan's kind" in text and text.count("lower bound") == 1
+    assert "this plan is of another kind" in text and text.count("lower bound") == 1
 
 
 def test_time_that_was_up_is_told() -> None:

@@ -16,6 +16,7 @@ from harness.schedule.hops import plan_hops
 from harness.schedule.periodic import unrolled
 from harness.schedule.validity import faults_of
 from harness.simulate import simulate
+from planners import contiguous
 from planners.madpipe.config import Config, build, check
 
 MB = 10**6
@@ -97,3 +98,52 @@ def test_wrong_keys_are_named_all_at_once() -> None:
         "planner.allocation", "planner.duplex", "planner.iterations", "planner.limit_s",
     ]  # fmt: skip
     assert all("   -> planner." in line for line in lines)
+
+
+def test_links_in_one_direction_at_a_time_refuse_messages_that_pass_each_other() -> None:
+    with pytest.raises(NoPlan, match="both directions at once"):
+        planned(duplex="full")
+
+
+def test_links_that_are_not_alike_give_no_bound_of_whole_stages() -> None:
+    nodes = Cluster(
+        nodes=2, devices_per_node=2, device=Device(memory_bytes=1500 * MB), intra=Link(0.0, 1e-12),
+        node_port=Link(0.0, 1 / 12e9),
+    )  # fmt: skip
+    told = build(Config()).plan(NETWORK, nodes, MEMORY, replace(REQUEST, pipeline=4)).predicted
+    assert told["least_s"] is None and told["least_of_any_s"] <= told["period_s"]
+
+
+def test_layers_of_long_chains_do_not_run_apart() -> None:
+    with pytest.raises(NoPlan, match="at most 40 layers"):
+        build(Config(atomic=False)).plan(
+            replace(NETWORK, layers=NETWORK.layers[:1] * 41), cluster(10**6), MEMORY, REQUEST
+        )
+
+
+def test_links_that_are_slower_than_ticks_can_tell() -> None:
+    slow = replace(cluster(1500), intra=Link(0.0, 1e6))
+    with pytest.raises(NoPlan, match="times as long as all layers"):
+        build(Config()).plan(network(1e-9, 1e-9, 1e-9), slow, MEMORY, REQUEST)
+
+
+@pytest.mark.parametrize("name", ["madpipe", "contiguous"])
+def test_what_fits_by_the_planner_fits_in_the_simulator(name: str) -> None:
+    """With all that autograd saves; and where there is a plan, there is one with more memory."""
+    saving = replace(NETWORK, layers=tuple(replace(one, saved_bytes=2 * one.output_bytes) for one in NETWORK.layers))
+    adam, found = named("adam_fp32"), []
+    planner = build(Config()) if name == "madpipe" else contiguous.build(contiguous.Config())
+    for memory_mb in range(2000, 8001, 750):
+        some = cluster(memory_mb)
+        try:
+            plan = planner.plan(saving, some, adam, replace(REQUEST, batch=BatchShape(8, 8)))
+        except NoPlan:
+            assert not found, "there was one with less"
+            continue
+        assert plan.pattern is not None
+        devices = [stage.device for stage in plan.stages]
+        schedule = unrolled(plan.pattern, 8, devices, plan_hops(plan, saving, portals=False))
+        done = simulate(schedule, plan, saving, some, adam)
+        assert max(done.figures["peak_memory_bytes"]) <= memory_mb * MB
+        found.append(plan.predicted["period_s"])
+    assert len(found) > 3

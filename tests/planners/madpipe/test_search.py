@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -60,6 +61,29 @@ def test_whole_stages_are_never_below_their_bound() -> None:
             special = [stage.device for stage in found.timing.stages]
             if sum(special.count(device) > 1 for device in set(special)) <= 1 and found.least is not None:
                 assert found.least <= found.timing.period
+
+
+def test_tasks_without_time_are_no_hole_in_memory() -> None:
+    """Two tasks without time at one instant have two orders; a schedule that is made shorter may store more."""
+    for seed in range(300):
+        some, devices = drawn(seed)
+        chosen = random.Random(seed)
+        free = [chosen.random() < 0.4 for _ in range(some.layers)]
+        work = [tuple(0 if no else t for no, t in zip(free, own, strict=True)) for own in (some.forward, some.backward)]
+        if not any(work[0]):
+            continue
+        some = replace(some, forward=work[0], backward=work[1])
+        for atomic in (True, False):
+            found = search(some, devices, Options(atomic=atomic))
+            assert found is None or max(found.timing.memory().values()) <= some.memory
+
+
+def test_time_that_was_short_is_told() -> None:
+    some = drawn(7)[0]
+    hurried = [search(drawn(seed)[0], 3, Options(limit_s=1e-9)) for seed in range(40)]
+    unfinished = [found for found in hurried if found is not None and not found.finished]
+    assert unfinished and all(found.least is None or found.timing.period > found.least for found in unfinished)
+    assert search(some, 2, OPTIONS) is None or search(some, 2, OPTIONS).finished  # type: ignore[union-attr]
 
 
 def test_layers_apart_can_beat_every_schedule_of_whole_stages() -> None:

@@ -32,7 +32,9 @@ def test_the_papers_costs() -> None:
 
 def test_all_that_autograd_saves() -> None:
     assert chain_of(PROFILE, CLUSTER, named("adam_fp32")).stored == (500, 600, 700)
-    assert chain_of(PROFILE, CLUSTER, named("adam_fp32")).state == (40, 83, 120)
+    chain = chain_of(PROFILE, CLUSTER, named("adam_fp32"), micro_batches=2)
+    assert chain.state == (40 + 2 * 40, 83, 120 + 50), "and all inputs, an output"
+    assert chain.memory == 9000 - (120 + 240 + 20), "gradients of what layer b takes, makes and holds"
 
 
 def test_equal_sums_of_seconds_are_equal_sums_of_ticks() -> None:

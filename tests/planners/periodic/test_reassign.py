@@ -39,12 +39,12 @@ def test_two_stages_of_a_device_are_balanced() -> None:
     nothing = (0,) * 5
     chain = Chain((1, 1, 1, 1), (2, 2, 2, 2), (0,) * 4, (1,) * 4, nothing, nothing, nothing, 100)
     start = one_by_one(chain, (Stage(0, 3, 0),))
-    found = improved(chain, start, 2, 20)
+    found, enough = improved(chain, start, 2, 20)
     check(found)
     assert found.period == 6
-    assert improved(chain, start, 2, 20) == found
-    assert improved(chain, start, 1, 20) == start
-    assert improved(chain, start, 2, 0) == start
+    assert enough and improved(chain, start, 2, 20) == (found, True)
+    assert improved(chain, start, 1, 20) == (start, True)
+    assert improved(chain, start, 2, 0) == (start, False)
 
 
 @settings(max_examples=15, deadline=None)
@@ -54,7 +54,7 @@ def test_it_is_valid_never_worse_and_never_below_the_optimum(chain: Chain) -> No
     start = solve(chain, stages, 10).timing
     if start is None:
         return
-    found = improved(chain, start, 3, 5)
+    found, _ = improved(chain, start, 3, 5)
     check(found)
     best = optimum(chain, 3)
     assert best is not None
