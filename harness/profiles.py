@@ -7,6 +7,7 @@ counted on the meta device  (cache, child) -'
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -23,6 +24,7 @@ from harness.progress import Progress
 from harness.serial import SchemaError
 
 PROFILE = "profile.json"
+TIMES = ("forward_s", "backward_s")
 COUNTED = "meta"
 """The device of counted profiles in the cache: they are the same on every machine."""
 Origin = Literal["file", "measured", "counted"]
@@ -126,11 +128,21 @@ def timeless(config: DictConfig, cluster: Cluster) -> bool:
 
 
 def stored(file: str) -> ModelProfile:
-    """A profile from the user's file. Raises `CannotRun`."""
+    """A profile from the user's file. Raises `CannotRun`, also where some layers have times and others lack them: such
+    a file has lost something. (Other fields that are not there have their defaults.)"""
     try:
-        return ModelProfile.load(Path(file))
+        profile = ModelProfile.load(Path(file))
     except (SchemaError, OSError) as error:
         raise CannotRun([Problem(f"profile {file}", str(error))]) from error
+    layers = json.loads(Path(file).read_text(encoding="utf-8"))["layers"]
+    if any(key in layer for layer in layers for key in TIMES):
+        lacking = [
+            Problem(f"profile {file}", f"layer {number} ({layer.get('name', '')}) has no {key}", f"{key}, in seconds")
+            for number, layer in enumerate(layers) for key in TIMES if key not in layer
+        ]  # fmt: skip
+        if lacking:
+            raise CannotRun(lacking)
+    return profile
 
 
 def described(profile: ModelProfile) -> str:

@@ -70,6 +70,10 @@ class DeepSpeedEngine(Engine):
 
     def check(self, plan: Plan, profile: ModelProfile, cluster: Cluster, memory: MemoryModel) -> list[Problem]:
         zero = self.config.zero
+        if len(plan.stages) > len(plan.devices):
+            devices = ", ".join(str(stage.device) for stage in plan.stages)
+            what = f"has several stages on a device ({devices}), DeepSpeed one on each"
+            return [Problem("the plan", what, "planner=contiguous, or engine=gpipe")]
         bare = [j for j, stage in enumerate(plan.stages) if not profile.parameter_bytes(stage.first, stage.last)]
         if not zero or not 0 < len(bare) < len(plan.stages):
             return []

@@ -64,6 +64,16 @@ class PeriodicEngine(Engine):
         broken = _broken(plan, plan.pattern)
         return [*found, *broken] if broken else [*found, *self._too_few(plan, plan.pattern)]
 
+    def notes(self, plan: Plan, cluster: Cluster) -> list[Problem]:
+        """That weights are updated within a step, with gradients one update old: losses are not those of others."""
+        every, m = self.update_every(plan), plan.micro_batches
+        if every == m:
+            return []
+        what = f"{m // every} updates a step, of {every} of its {m} micro-batches each, with gradients one update old"
+        return [
+            Problem(f"engine.update_every {every}", what, f"engine.update_every={m} for one update, as other engines")
+        ]
+
     def schedule(self, plan: Plan, profile: ModelProfile) -> Schedule:
         """Raises CannotRun for a plan without a pattern. What crosses a cut, skips included, is one message."""
         if plan.pattern is None:

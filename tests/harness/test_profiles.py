@@ -114,6 +114,13 @@ def test_a_file_that_is_no_profile(tmp_path: Path) -> None:
         assert caught.value.problems[0].key == f"profile {tmp_path / name}"
 
 
+def test_layers_that_have_lost_a_time_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "lost.json"
+    path.write_text('{"schema": 2, "layers": [{"name": "a", "forward_s": 1, "backward_s": 2}, {"forward_s": 1}]}')
+    with pytest.raises(CannotRun, match=r"layer 1 \(\) has no backward_s"):
+        profiles.stored(str(path))
+
+
 def test_a_profile_in_a_line() -> None:
     said = profiles.described(ModelProfile((LayerProfile("l", 0.5, 1.0, 2e9, param_bytes=1024),) * 2, "net", 5))
     assert (
