@@ -38,6 +38,8 @@ def _periods(plan: Plan) -> Table:
 def _lines(plan: Plan) -> Iterator[tuple[str, str, str]]:
     period_s = plan.predicted["period_s"]
     yield "period", seconds(period_s), "" if plan.predicted.get("finished", True) else "the best when time was up"
+    if "one_device_s" in plan.predicted:
+        yield "speed-up", f"{plan.predicted['one_device_s'] / period_s:.2f}", "over one device with memory enough"
     for key, (title, told) in OTHERS.items():
         other_s = plan.predicted.get(key)
         if other_s is None:

@@ -107,7 +107,7 @@ class TorchPipeliningEngine(Engine):
             return []
         asked = f"engine.schedule={self.config.schedule} on {_listed(wanted)}"
         what = f"has its stages on devices {_listed(devices)}, {asked}"
-        return [Problem(f"mesh.pipeline {n}", what, "planner=balance")]
+        return [Problem("the plan", what, "planner=balance, or planner=contiguous")]
 
 
 def _recomputed(plan: Plan) -> list[Problem]:

@@ -259,7 +259,7 @@ def test_refuses_stages_in_other_places_and_recomputation() -> None:
     folded = replace(one, engine=build(Config(schedule="1f1b")), plan=replace(one.plan, recompute="always"))
     moved, again = refused(folded)
     assert (moved.key, moved.what) == (
-        "mesh.pipeline 2", "has its stages on devices 0, 1, 1, 0, engine.schedule=1f1b on 0, 1"
+        "the plan", "has its stages on devices 0, 1, 1, 0, engine.schedule=1f1b on 0, 1"
     )  # fmt: skip
     assert again.key == "recompute always"
 

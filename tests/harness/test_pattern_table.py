@@ -13,7 +13,8 @@ from harness.plan import Plan, Stage
 from tests.harness.patterns import TWO
 
 TOLD = {
-    "period_s": 3.0, "least_s": 2.5, "least_of_any_s": 2.0, "contiguous_s": 3.5, "activations": [2, 1],
+    "period_s": 3.0, "least_s": 2.5, "least_of_any_s": 2.0, "contiguous_s": 3.5, "one_device_s": 6.0,
+    "activations": [2, 1],
     "pattern_memory_bytes": [2**30, 2**29], "memory_limit_bytes": 2**31, "finished": True,
     "tasks_s": {"0F0": 1.0, "1F0": 1.0, "1B0": 2.0, "0B0": 2.0},
 }  # fmt: skip
@@ -29,8 +30,9 @@ def shown(plan: Plan) -> str:
 
 def test_period_bounds_and_gaps() -> None:
     lines = [" ".join(line.split()) for line in shown(PLAN).splitlines()]
-    assert lines[:4] == [
+    assert lines[:5] == [
         "period 3.00 s",
+        "speed-up 2.00 over one device with memory enough",
         "lower bound 2.50 s of whole stages, one device having several: gap 20 %",
         "lower bound 2.00 s of any schedule: gap 50 %",
         "3.50 s the best consecutive stages",

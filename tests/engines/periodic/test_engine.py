@@ -154,3 +154,12 @@ def test_one_message_crosses_a_cut_with_all_skips() -> None:
 def test_the_weights_are_there_twice() -> None:
     model = build(Config()).memory(named("adam_fp32"), Mesh(pipeline=2), PROFILE)
     assert model.state_parts(PROFILE, range(2)) == {"weights": 400, "gradients": 200, "optimizer": 400, "buffers": 0}
+
+
+def test_it_says_how_often_weights_are_updated() -> None:
+    (note,) = build(Config()).notes(FIVE, Cluster(devices_per_node=8))
+    assert note.key == "engine.update_every 4" and note.what.startswith(
+        "3 updates a step, of 4 of its 12 micro-batches"
+    )
+    assert note.mend.startswith("engine.update_every=12")
+    assert build(Config(update_every=12)).notes(FIVE, Cluster(devices_per_node=8)) == []
