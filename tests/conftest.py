@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import hypothesis
@@ -14,6 +15,8 @@ ROOT = Path(__file__).resolve().parent.parent
 hypothesis.settings.register_profile("regatta", deadline=None, derandomize=CI)
 hypothesis.settings.load_profile("regatta")
 os.environ.setdefault("REGATTA_CACHE", str(ROOT / ".pytest_cache" / "regatta"))
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # what a shell starts in the background inherits that
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _skipped: list[str] = []
 
