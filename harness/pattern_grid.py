@@ -97,7 +97,8 @@ def _cells(row: Sequence[Box], cells: int) -> list[str]:
     """The text of each period."""
     text = [IDLE] * (SHOWN * cells)
     edges = [[min(max(round(edge * cells), 0), len(text)) for edge in (box.start, box.end)] for box in row]
-    starts = {first for first, after in edges if first < after}
+    wide = {first for first, after in edges if first < after}
+    starts = {first for first, _ in edges}
     for box, (first, after) in zip(row, edges, strict=True):
         bar = (first // cells + 1) * cells
         room = bar - first if bar <= after else after - first - (after in starts)
@@ -105,7 +106,7 @@ def _cells(row: Sequence[Box], cells: int) -> list[str]:
         began = box.start > -ROUNDING
         if first < after:
             text[first:after] = (label if began else "").ljust(after - first, GOING)
-        elif began and first < len(text) and first not in starts and text[first] == IDLE:
+        elif began and first < len(text) and first not in wide and text[first] == IDLE:
             text[first] = label
     return ["".join(text[k * cells : (k + 1) * cells]) for k in range(SHOWN)]
 
