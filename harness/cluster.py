@@ -8,6 +8,8 @@ from typing import Literal
 
 from harness.serial import Document
 
+Duplex = Literal["half", "full"]
+
 
 @dataclass(frozen=True)
 class Device:
@@ -31,7 +33,7 @@ class Link:
 
     alpha_s: float = 0.0
     beta_s_per_byte: float = 0.0
-    duplex: Literal["full", "half"] = "full"
+    duplex: Duplex = "full"
 
     def __post_init__(self) -> None:
         for name in ("alpha_s", "beta_s_per_byte"):

@@ -174,6 +174,10 @@ class ModelProfile(Document):
         """Bytes of one micro-batch that enter `layer` from the layer before it (the input for layer 0)."""
         return self.input_bytes if layer == 0 else self.layers[layer - 1].output_bytes
 
+    def crossing_bytes(self, boundary: int) -> int:
+        """Bytes of one micro-batch that cross the cut before layer `boundary`: what enters it, and skips over it."""
+        return self.boundary_bytes(boundary) + sum(s.bytes for s in self.skips if s.source < boundary <= s.target)
+
     def sum(self, field: str, first: int, last: int) -> float:
         """The sum of one numeric field over the layers `first`..`last`, both included."""
         return math.fsum(getattr(layer, field) for layer in self.layers[first : last + 1])

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import cast
 
 from harness.cluster import Cluster
 from harness.interfaces import PlanRequest
 from harness.memory import MemoryModel
 from harness.plan import Plan
 from harness.profile import ModelProfile
-from planners import stages
 from planners.periodic import plans
-from planners.periodic.chain import Chain, Duplex, chain_of
+from planners.periodic.chain import Chain
 from planners.periodic.contiguous import best, least_memory
 from planners.periodic.groups import timing
 
@@ -31,7 +29,7 @@ class Contiguous:
     """One stage for each device, fewer where that is as fast. No partition has a shorter period in memory."""
 
     def __init__(self, config: Config) -> None:
-        self.duplex = cast(Duplex, config.duplex)
+        self.duplex = config.duplex
 
     def plan(self, profile: ModelProfile, cluster: Cluster, memory: MemoryModel, request: PlanRequest) -> Plan:
         """`predicted` is that of `plans.to_plan`.
@@ -39,15 +37,12 @@ class Contiguous:
         Raises NoPlan for more devices than layers, for a profile without times, and where no partition fits: it says
         the smallest memory that works.
         """
-        stages.check_request(profile, request)
-        plans.check_duplex(self.duplex, cluster)
-        chain = chain_of(profile, cluster, memory, self.duplex, request.batch.micro_batches)
+        chain = plans.requested(profile, cluster, memory, request, self.duplex)
 
         def made(some: Chain) -> Plan:
             found = best(some, request.pipeline)
             if found is None:
-                needed = least_memory(some, request.pipeline) + plans.kept_free(some, cluster, memory)
-                raise plans.too_small("contiguous", needed, cluster, memory, request)
+                raise plans.none_fits(some, least_memory(some, request.pipeline), cluster, memory, request)
             period, of_devices = found
             return plans.to_plan(timing(some, of_devices, period), request, {})
 

@@ -12,9 +12,8 @@ from harness.memory import MemoryModel
 from harness.plan import Plan, Stage
 from harness.problem import NoPlan
 from harness.profile import ModelProfile
-from planners import stages
 from planners.periodic import pipedream, plans
-from planners.periodic.chain import Chain, Duplex, chain_of
+from planners.periodic.chain import Chain
 from planners.periodic.contiguous import least_memory
 from planners.periodic.groups import smallest_period, timing
 from planners.periodic.pipedream import Estimate, partition
@@ -37,7 +36,7 @@ class PipeDream:
     """The baseline of MadPipe: first the partition, then the shortest period with which that one fits."""
 
     def __init__(self, config: Config) -> None:
-        self.estimate, self.duplex = cast(Estimate, config.estimate), cast(Duplex, config.duplex)
+        self.estimate, self.duplex = cast(Estimate, config.estimate), config.duplex
 
     def plan(self, profile: ModelProfile, cluster: Cluster, memory: MemoryModel, request: PlanRequest) -> Plan:
         """`predicted` is that of `plans.to_plan`, with `first_phase_s`, what the partitioner hopes for.
@@ -45,16 +44,13 @@ class PipeDream:
         Raises NoPlan for more devices than layers, for a profile without times, where no partition fits the estimate,
         and where the partition fits with no period.
         """
-        stages.check_request(profile, request)
-        plans.check_duplex(self.duplex, cluster)
-        chain = chain_of(profile, cluster, memory, self.duplex, request.batch.micro_batches)
+        chain = plans.requested(profile, cluster, memory, request, self.duplex)
         found = partition(chain, request.pipeline, self.estimate)
         period = smallest_period(chain, found[1]) if found else None
         if found is None or period is None:
             needed = least_memory(chain, request.pipeline)
             if needed > chain.memory:  # then no partition fits, whatever is estimated
-                needed += plans.kept_free(chain, cluster, memory)
-                raise plans.too_small("contiguous", needed, cluster, memory, request)
+                raise plans.none_fits(chain, needed, cluster, memory, request)
             what = self._wrong(chain, found[1], request) if found else self._strict(chain, request)
             raise NoPlan(f"planner.estimate {self.estimate}", what, "planner=contiguous")
         predicted = {"first_phase_s": chain.seconds(found[0])}

@@ -38,6 +38,7 @@ from harness.profile import ModelProfile
 from harness.schedule import Schedule
 from harness.schedule.graph import MESSAGES
 from harness.schedule.hops import Hop
+from harness.schedule.ties import stages_of_tied
 
 PLANNERS = "planner=madpipe, planner=contiguous or planner=pipedream"
 
@@ -79,7 +80,7 @@ class PeriodicEngine(Engine):
         if plan.pattern is None:
             raise CannotRun([_without_pattern()])
         hops = tuple(
-            Hop(number, number + 1, "", _crossing_bytes(profile, stage.first))
+            Hop(number, number + 1, "", profile.crossing_bytes(stage.first))
             for number, stage in enumerate(plan.stages[1:])
         )
         return versions.schedule(plan, plan.pattern, plan.micro_batches, self.update_every(plan), hops)
@@ -149,19 +150,9 @@ def _broken(plan: Plan, pattern: Pattern) -> list[Problem]:
 
 def _tied(plan: Plan, profile: ModelProfile) -> list[Problem]:
     """Parameters that stages share, whatever devices the stages are on."""
-    homes: dict[str, list[int]] = {}
-    for number, stage in enumerate(plan.stages):
-        layers = profile.layers[stage.first : stage.last + 1]
-        for name in dict.fromkeys(tied.name for layer in layers for tied in layer.tied):
-            homes.setdefault(name, []).append(number)
     key, mend = f"mesh.pipeline {plan.mesh.pipeline}", "engine=gpipe, or mesh.pipeline=1"
     return [
         Problem(key, f"puts {name} into stages {' and '.join(map(str, stages))}, engine=periodic takes it in 1", mend)
-        for name, stages in homes.items()
+        for name, stages in stages_of_tied(plan, profile).items()
         if len(stages) > 1
     ]
-
-
-def _crossing_bytes(profile: ModelProfile, boundary: int) -> int:
-    """What crosses a cut: the activation, and the skips that jump over it."""
-    return profile.boundary_bytes(boundary) + sum(s.bytes for s in profile.skips if s.source < boundary <= s.target)

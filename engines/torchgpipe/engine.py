@@ -31,6 +31,7 @@ from harness.profile import ModelProfile
 from harness.schedule import Schedule
 from harness.schedule.gpipe import gpipe
 from harness.schedule.hops import plan_hops
+from harness.schedule.ties import stages_of_tied
 
 
 class TorchGPipeEngine(Engine):
@@ -47,7 +48,7 @@ class TorchGPipeEngine(Engine):
                 f"puts {name} into stages {' and '.join(map(str, stages))}, engine=torchgpipe takes it in 1 stage",
                 "mesh.pipeline=1, or engine=gpipe",
             )
-            for name, stages in _stages_of_tied(plan, profile).items()
+            for name, stages in stages_of_tied(plan, profile).items()
             if len(stages) > 1
         ]
 
@@ -60,13 +61,3 @@ class TorchGPipeEngine(Engine):
         from engines.torchgpipe.session import TorchGPipeSession
 
         return TorchGPipeSession(model, plan, spec, self.config)
-
-
-def _stages_of_tied(plan: Plan, profile: ModelProfile) -> dict[str, list[int]]:
-    """Where each parameter is that layers share."""
-    found: dict[str, list[int]] = {}
-    for number, stage in enumerate(plan.stages):
-        layers = profile.layers[stage.first : stage.last + 1]
-        for name in dict.fromkeys(tied.name for layer in layers for tied in layer.tied):
-            found.setdefault(name, []).append(number)
-    return found

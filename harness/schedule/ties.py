@@ -32,14 +32,25 @@ class Tie:
 
 def plan_ties(plan: Plan, profile: ModelProfile) -> list[Tie]:
     """What layers on different devices share, in the order of the layers; stages on one device share a copy."""
-    sizes: dict[str, int] = {}
-    homes: dict[str, dict[int, int]] = {}  # the first stage on each device
+    sizes = {tied.name: tied.bytes for layer in profile.layers for tied in layer.tied}
+    found = []
+    for name, stages in stages_of_tied(plan, profile).items():
+        home: dict[int, int] = {}  # the first stage on each device
+        for number in stages:
+            home.setdefault(plan.stages[number].device, number)
+        if len(home) > 1:
+            found.append(Tie(name, tuple(home.values()), sizes[name]))
+    return found
+
+
+def stages_of_tied(plan: Plan, profile: ModelProfile) -> dict[str, list[int]]:
+    """The stages with each parameter that layers share, whatever devices they are on, in the order of the layers."""
+    found: dict[str, list[int]] = {}
     for number, stage in enumerate(plan.stages):
-        for layer in profile.layers[stage.first : stage.last + 1]:
-            for tied in layer.tied:
-                sizes[tied.name] = tied.bytes
-                homes.setdefault(tied.name, {}).setdefault(stage.device, number)
-    return [Tie(name, tuple(home.values()), sizes[name]) for name, home in homes.items() if len(home) > 1]
+        layers = profile.layers[stage.first : stage.last + 1]
+        for name in dict.fromkeys(tied.name for layer in layers for tied in layer.tied):
+            found.setdefault(name, []).append(number)
+    return found
 
 
 def with_ties(schedule: Schedule, ties: Sequence[Tie], queue: Queue) -> Schedule:

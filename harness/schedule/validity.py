@@ -11,16 +11,15 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Literal
 
+from harness.cluster import Duplex
 from harness.op import Op
 from harness.pattern import Pattern
 from harness.schedule import LaneOps, Schedule
+from harness.schedule.periodic import TASKS
 
-Duplex = Literal["full", "half"]
 ByNumber = Mapping[int, int] | Sequence[int]
 """Bytes of each stage or device."""
-TASKS = ("F", "B", "W", "R")
 ROUNDING = 1e-9
 """In periods: by so much a start may come too early. Sums of floats are no more exact than this."""
 

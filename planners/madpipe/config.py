@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
+
+from harness.cluster import Duplex
 
 if TYPE_CHECKING:
     from planners.madpipe.planner import MadPipe
 
 PHASES = ("exact", "published")
-DUPLEX = ("half", "full")
 
 
 @dataclass
@@ -40,7 +41,7 @@ def build(config: Config) -> MadPipe:
 
 def check(config: Config) -> None:
     """Raise ValueError with a line for each value that no run can have."""
-    choices = {"allocation": PHASES, "duplex": DUPLEX}
+    choices = {"allocation": PHASES, "duplex": get_args(Duplex)}
     wrong = [
         f"planner.{key} {getattr(config, key)}   is none of {', '.join(known)}   -> planner.{key}={known[0]}"
         for key, known in choices.items()

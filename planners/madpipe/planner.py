@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from fractions import Fraction
-from typing import cast
 
 from harness.cluster import Cluster
 from harness.interfaces import PlanRequest
@@ -12,11 +11,10 @@ from harness.memory import MemoryModel
 from harness.plan import Plan
 from harness.problem import NoPlan
 from harness.profile import ModelProfile
-from planners import stages
 from planners.madpipe.config import Config
-from planners.madpipe.search import SMALL, Found, Options, least_period, search
+from planners.madpipe.search import SMALL, Found, least_period, search
 from planners.periodic import plans
-from planners.periodic.chain import Chain, Duplex, chain_of
+from planners.periodic.chain import Chain
 from planners.periodic.contiguous import least_memory
 
 
@@ -33,19 +31,14 @@ class MadPipe:
 
         Raises NoPlan for more devices than layers, for a profile without times, and where nothing fits.
         """
-        stages.check_request(profile, request)
-        config = self.config
-        plans.check_duplex(config.duplex, cluster)
-        if not config.atomic and len(profile.layers) > SMALL:
-            what = f"is for at most {SMALL} layers, the model has {len(profile.layers)}"
+        chain = plans.requested(profile, cluster, memory, request, self.config.duplex)
+        if not self.config.atomic and chain.layers > SMALL:
+            what = f"is for at most {SMALL} layers, the model has {chain.layers}"
             raise NoPlan("planner.atomic false", what, "planner.atomic=true")
-        chain = chain_of(profile, cluster, memory, cast(Duplex, config.duplex), request.batch.micro_batches)
         return plans.fitting(chain, lambda some: self._made(some, cluster, memory, request), profile, cluster, memory)
 
     def _made(self, chain: Chain, cluster: Cluster, memory: MemoryModel, request: PlanRequest) -> Plan:
-        config = self.config
-        options = Options(config.allocation, config.iterations, config.atomic, config.reassign, config.limit_s)
-        found = search(chain, request.pipeline, options)
+        found = search(chain, request.pipeline, self.config)
         if found is None:
             raise self._none(chain, cluster, memory, request)
         if not plans.alike(cluster):  # what the slowest link allows is no bound where others are faster
@@ -57,8 +50,7 @@ class MadPipe:
         if needed <= chain.memory:
             what = "found no plan, though consecutive stages fit"
             return NoPlan(f"planner.allocation {self.config.allocation}", what, "planner=contiguous")
-        needed += plans.kept_free(chain, cluster, memory)
-        return plans.too_small("contiguous", needed, cluster, memory, request)
+        return plans.none_fits(chain, needed, cluster, memory, request)
 
 
 def _told(chain: Chain, found: Found, devices: int) -> dict[str, object]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import time
 from collections import Counter
@@ -10,6 +11,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from harness.plan import Stage
+from planners.madpipe.config import Config
 from planners.madpipe.published import algorithm_1
 from planners.periodic import contiguous, groups
 from planners.periodic.chain import Chain
@@ -29,17 +31,6 @@ SMALL, SMALL_DEVICE = 40, 12
 
 
 @dataclass(frozen=True)
-class Options:
-    """See `planners.madpipe.config`."""
-
-    allocation: str = "exact"
-    iterations: int = 10
-    atomic: bool = True
-    reassign: bool = True
-    limit_s: float = 8.0
-
-
-@dataclass(frozen=True)
 class Found:
     """The best plan, and in ticks: the period of the first phase, of the best contiguous plan, and `least`, which no
     plan of whole stages beats with one device that has several (None for the published search, which proves nothing).
@@ -54,11 +45,11 @@ class Found:
     finished: bool
 
 
-def search(chain: Chain, devices: int, options: Options) -> Found | None:
+def search(chain: Chain, devices: int, config: Config) -> Found | None:
     """The best plan that is found; None if there is none."""
-    if options.allocation == "published":
-        return _published(chain, devices, options)
-    return _Exact(chain, devices, options).found()
+    if config.allocation == "published":
+        return _published(chain, devices, config)
+    return _Exact(chain, devices, config).found()
 
 
 def least_period(chain: Chain, devices: int) -> Fraction:
@@ -79,12 +70,12 @@ def least_period(chain: Chain, devices: int) -> Fraction:
     return max(found)
 
 
-def _published(chain: Chain, devices: int, options: Options) -> Found | None:
+def _published(chain: Chain, devices: int, config: Config) -> Found | None:
     """The paper's two phases and nothing else."""
-    bound = algorithm_1(chain, devices, iterations=options.iterations)
+    bound = algorithm_1(chain, devices, iterations=config.iterations)
     if bound is None:
         return None
-    solved = solve(chain, bound.stages, options.limit_s)
+    solved = solve(chain, bound.stages, config.limit_s)
     if solved.timing is None:
         return None
     return Found(solved.timing, Fraction(bound.period), None, None, solved.finished)
@@ -94,9 +85,9 @@ class _Exact:
     """The best contiguous plan, or a better one: of the allocation with the least period in the first phase, or one
     that has a longer one there but a schedule that is shorter than all before."""
 
-    def __init__(self, chain: Chain, devices: int, options: Options) -> None:
-        self.chain, self.devices, self.options = chain, devices, options
-        self.end_s = time.monotonic() + options.limit_s
+    def __init__(self, chain: Chain, devices: int, config: Config) -> None:
+        self.chain, self.devices, self.config = chain, devices, config
+        self.end_s = time.monotonic() + config.limit_s
         self.best: Timing | None = None
         self.earlier: list[Timing] = []
         self.finished = True
@@ -113,9 +104,9 @@ class _Exact:
         least = goal - (self.chain.duplex == "full")  # there it is rounded up to a tick
         for stages in self._allocations(bound.period, bound.stages):
             self._try(stages)
-        if self.options.reassign:
+        if self.config.reassign:
             self._reassign(goal)
-        if not self.options.atomic and self.chain.layers <= SMALL:
+        if not self.config.atomic and self.chain.layers <= SMALL:
             self._apart(bound.stages)
         if self.best is None:
             return None
@@ -125,16 +116,15 @@ class _Exact:
     def _allocations(self, period: int, stages: Allocation) -> Iterator[Allocation]:
         """Those worth a try, the most promising first, each once."""
         seen: set[Allocation] = set()
-        for further in (lambda: iter([stages]), lambda: self._tighter(), lambda: self._longer(period)):
-            for one in further():
-                if self.best is not None and self.best.period <= period:
-                    return
-                if self.best is not None and self._left_s() <= 0:
-                    self.finished = False
-                    return
-                if one not in seen:
-                    seen.add(one)
-                    yield one
+        for one in itertools.chain((stages,), self._tighter(), self._longer(period)):
+            if self.best is not None and self.best.period <= period:
+                return
+            if self.best is not None and self._left_s() <= 0:
+                self.finished = False
+                return
+            if one not in seen:
+                seen.add(one)
+                yield one
 
     def _tighter(self) -> Iterator[Allocation]:
         """Those of devices with less memory: they leave room for what the first phase does not see."""
@@ -185,7 +175,7 @@ class _Exact:
             solved = solve(self.chain, layers, self._left_s())
             self.finished &= solved.finished
             timing = solved.timing
-            if timing is not None and self.options.reassign:
+            if timing is not None and self.config.reassign:
                 timing, enough = improved(self.chain, timing, self.devices, self._left_s())
                 self.finished &= enough
             if timing is not None and (self.best is None or timing.period < self.best.period):

@@ -9,7 +9,7 @@ from itertools import accumulate
 from harness.plan import Stage
 from planners.periodic.chain import Chain
 from planners.periodic.retiming import sharing
-from planners.periodic.timing import Task, Timing, path
+from planners.periodic.timing import Timing, ends_of, path
 
 
 def one_by_one(chain: Chain, stages: Sequence[Stage]) -> Timing:
@@ -21,7 +21,7 @@ def one_by_one(chain: Chain, stages: Sequence[Stage]) -> Timing:
 
 def stored(chain: Chain, stage: Stage) -> int:
     """Bytes that a stage stores of each micro-batch."""
-    return chain.stores[stage.last + 1] - chain.stores[stage.first]
+    return chain.kept(stage.first, stage.last)
 
 
 def rooms(chain: Chain, stages: Sequence[Stage]) -> dict[int, int]:
@@ -44,11 +44,6 @@ def most(chain: Chain, stages: Sequence[Stage], room: dict[int, int]) -> dict[in
         if own:
             found[number] = (room[stage.device] - earlier) // own
     return found
-
-
-def ends_of(tasks: Sequence[Task]) -> dict[tuple[int, str], int]:
-    """The place in the path of each forward ("F") and backward ("B") task of a stage."""
-    return {(task.stage, task.kind): place for place, task in enumerate(tasks)}
 
 
 def lower_bound(chain: Chain, stages: Sequence[Stage]) -> Fraction | None:

@@ -7,15 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
-from typing import Literal
 
-from harness.cluster import Cluster
+from harness.cluster import Cluster, Duplex
 from harness.memory import MemoryModel
 from harness.problem import NoPlan
 from harness.profile import ModelProfile
 from harness.simulate.ledger import working_bytes
 
-Duplex = Literal["half", "full"]
 TICKS, MOST = 2**45, 2**58
 """All tasks of a chain together, and all messages at most. Sums of ticks are exact: what fits exactly fits."""
 BUFFERS = 2
@@ -83,8 +81,11 @@ class Chain:
     def held(self, first: int, last: int, activations: int) -> int:
         """M of the paper: bytes of a device with the layers `first`..`last` and so many stored activations."""
         state = self.states[last + 1] - self.states[first]
-        stored = self.stores[last + 1] - self.stores[first]
-        return state + activations * stored + self.buffers[first] + self.buffers[last + 1]
+        return state + activations * self.kept(first, last) + self.buffers[first] + self.buffers[last + 1]
+
+    def kept(self, first: int, last: int) -> int:
+        """Bytes that the layers `first`..`last` store of a micro-batch."""
+        return self.stores[last + 1] - self.stores[first]
 
     def seconds(self, ticks: float) -> float:
         return ticks * self.tick_s
@@ -108,7 +109,7 @@ def chain_of(
         raise NoPlan("profile", what, "a measured profile, or a cluster with cluster.peak_tflops")
     link = cluster.link(0, cluster.devices - 1)
     ends = (0, len(layers))
-    crossing = [0 if b in ends else _crossing_bytes(profile, b) for b in range(len(layers) + 1)]
+    crossing = [0 if b in ends else profile.crossing_bytes(b) for b in range(len(layers) + 1)]
     message_s = [0.0 if b in ends else link.seconds(size) for b, size in enumerate(crossing)]
     work_s = math.fsum(layer.forward_s + layer.backward_s for layer in layers)
     tick_s = 2.0 ** math.frexp(max(work_s / TICKS, math.fsum(message_s) / MOST))[1]
@@ -139,10 +140,6 @@ def chain_of(
         tick_s=tick_s,
         duplex=duplex,
     )
-
-
-def _crossing_bytes(profile: ModelProfile, boundary: int) -> int:
-    return profile.boundary_bytes(boundary) + sum(s.bytes for s in profile.skips if s.source < boundary <= s.target)
 
 
 def _before(values: Sequence[int]) -> tuple[int, ...]:

@@ -120,7 +120,7 @@ def possible(chain: Chain, runs: Sequence[Run], period: int) -> bool:
     delay = load = size = fullest = 0
     for first, last, special in reversed(runs):
         own = chain.loads[last + 1] - chain.loads[first]
-        stored = chain.stores[last + 1] - chain.stores[first]
+        stored = chain.kept(first, last)
         if own > period:
             return False
         delay = after(delay, own, period)

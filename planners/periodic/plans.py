@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
-from harness.cluster import Cluster
+from harness.cluster import Cluster, Duplex
 from harness.interfaces import PlanRequest
 from harness.memory import MemoryModel
 from harness.mesh import Mesh
@@ -18,7 +18,8 @@ from harness.schedule.hops import plan_hops
 from harness.schedule.periodic import unrolled
 from harness.schedule.validity import faults_of
 from harness.simulate import simulate
-from planners.periodic.chain import Chain, Duplex
+from planners import stages
+from planners.periodic.chain import Chain, chain_of
 from planners.periodic.timing import Timing
 
 GB = 1e9
@@ -80,9 +81,20 @@ def too_small(plans: str, needed_bytes: int, cluster: Cluster, memory: MemoryMod
     return NoPlan(f"cluster.memory_gb {there_gb:g}", what, f"cluster.memory_gb={needed_gb:.3f}")
 
 
-def kept_free(chain: Chain, cluster: Cluster, memory: MemoryModel) -> int:
-    """Bytes of a device that a chain leaves to what no stage stores."""
-    return cluster.device.memory_bytes - memory.reserve_bytes - chain.memory
+def none_fits(chain: Chain, needed: int, cluster: Cluster, memory: MemoryModel, request: PlanRequest) -> NoPlan:
+    """The same where stages and activations need so much, beside what the chain leaves to other things of a device."""
+    needed += cluster.device.memory_bytes - memory.reserve_bytes - chain.memory
+    return too_small("contiguous", needed, cluster, memory, request)
+
+
+def requested(profile: ModelProfile, cluster: Cluster, memory: MemoryModel, request: PlanRequest, duplex: str) -> Chain:
+    """The chain that is asked for. Raises NoPlan for more devices than layers, for a profile without times, and where
+    messages would pass each other on links where they cannot."""
+    stages.check_request(profile, request)
+    if duplex == "full" and cluster.link(0, cluster.devices - 1).duplex == "half":
+        what = "needs links that are busy in both directions at once, those of the cluster are not"
+        raise NoPlan("planner.duplex full", what, "planner.duplex=half, or cluster.duplex=full")
+    return chain_of(profile, cluster, memory, cast(Duplex, duplex), request.batch.micro_batches)
 
 
 def fitting(
@@ -117,13 +129,6 @@ def _overfull(plan: Plan, profile: ModelProfile, cluster: Cluster, memory: Memor
 def alike(cluster: Cluster) -> bool:
     """Whether all links are alike, as planners take them to be: the slowest of a cluster."""
     return cluster.link(0, cluster.devices - 1) == cluster.link(0, min(1, cluster.devices - 1))
-
-
-def check_duplex(duplex: str, cluster: Cluster) -> None:
-    """Raise NoPlan for a plan in which messages pass each other, on links where they cannot."""
-    if duplex == "full" and cluster.link(0, cluster.devices - 1).duplex == "half":
-        what = "needs links that are busy in both directions at once, those of the cluster are not"
-        raise NoPlan("planner.duplex full", what, "planner.duplex=half, or cluster.duplex=full")
 
 
 def wrong_duplex(duplex: str) -> list[str]:

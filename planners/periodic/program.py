@@ -33,11 +33,11 @@ from itertools import accumulate, combinations, pairwise
 from typing import Any
 
 from harness.plan import Stage
-from planners.periodic.bounds import ends_of, lower_bound, most, one_by_one, rooms, stored
+from planners.periodic.bounds import lower_bound, most, one_by_one, rooms, stored
 from planners.periodic.chain import Chain
 from planners.periodic.greedy import quick
 from planners.periodic.retiming import retimed, sharing
-from planners.periodic.timing import Task, Timing, path
+from planners.periodic.timing import Task, Timing, ends_of, path
 
 TOLERANCE = Fraction(1, 10**6)
 """The solver tells periods apart that differ by this part of them, no closer."""

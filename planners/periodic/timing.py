@@ -50,6 +50,11 @@ def path(chain: Chain, stages: Sequence[Stage]) -> tuple[Task, ...]:
     return (*there, *reversed(back))
 
 
+def ends_of(tasks: Sequence[Task]) -> dict[tuple[int, str], int]:
+    """The place in the path of each forward ("F") and backward ("B") task of a stage."""
+    return {(task.stage, task.kind): place for place, task in enumerate(tasks)}
+
+
 def _link(chain: Chain, source: int, target: int) -> Resource:
     return (min(source, target), max(source, target)) if chain.duplex == "half" else (0, source, target)
 
@@ -67,6 +72,10 @@ class Timing:
     @cached_property
     def tasks(self) -> tuple[Task, ...]:
         return path(self.chain, self.stages)
+
+    @cached_property
+    def _places(self) -> dict[tuple[int, str], int]:
+        return ends_of(self.tasks)
 
     @property
     def period_s(self) -> float:
@@ -102,8 +111,7 @@ class Timing:
 
     def stored(self) -> tuple[int, ...]:
         """Bytes that each stage stores of a micro-batch."""
-        stores = self.chain.stores
-        return tuple(stores[stage.last + 1] - stores[stage.first] for stage in self.stages)
+        return tuple(self.chain.kept(stage.first, stage.last) for stage in self.stages)
 
     def tasks_s(self) -> dict[str, float]:
         """Seconds of each task, by the notation of its op."""
@@ -124,13 +132,13 @@ class Timing:
         for number in numbers:
             start, end = self._stored(number)
             begun, ended = (moment - start) // self.period, (moment - end) // self.period
-            total += (begun - ended) * self.stored()[number]
+            stage = self.stages[number]
+            total += (begun - ended) * self.chain.kept(stage.first, stage.last)
         return total
 
     def _stored(self, number: int) -> tuple[Fraction, Fraction]:
         """From when to when the stage stores something of micro-batch 0."""
-        places = {(task.stage, task.kind): place for place, task in enumerate(self.tasks)}
-        forward, backward = places[number, "F"], places[number, "B"]
+        forward, backward = self._places[number, "F"], self._places[number, "B"]
         return self.starts[forward], self.starts[backward] + self.tasks[backward].ticks
 
     def pattern(self) -> Pattern:

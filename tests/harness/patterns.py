@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 
 from hypothesis import strategies as st
 
+from harness.cluster import Duplex
 from harness.op import Op
 from harness.pattern import Pattern, Placed
-from harness.schedule.validity import Duplex
 
 
 def placed(text: str, start_s: float, shift: int, device: int | None = None) -> Placed:

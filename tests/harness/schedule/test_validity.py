@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from harness.cluster import Duplex
 from harness.op import Op
 from harness.pattern import Pattern, Placed
-from harness.schedule.validity import Duplex, faults_of, peak_bytes, replayed
+from harness.schedule.validity import faults_of, peak_bytes, replayed
 from tests.harness.patterns import FAR, FAR_S, TWO, TWO_S, Chain, patterns, placed
 
 

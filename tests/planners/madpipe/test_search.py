@@ -8,13 +8,14 @@ from dataclasses import replace
 
 import pytest
 
-from planners.madpipe.search import Options, least_period, search
+from planners.madpipe.config import Config
+from planners.madpipe.search import least_period, search
 from planners.periodic.chain import Chain
 from planners.periodic.contiguous import best
 from tests.planners.periodic.contiguous_cases import chain
 from tests.planners.periodic.oracle import check, optimum
 
-OPTIONS = Options()
+OPTIONS = Config()
 
 
 def drawn(seed: int) -> tuple[Chain, int]:
@@ -40,7 +41,7 @@ def test_never_below_the_optimum_and_near_it(atomic: bool) -> None:
     ratios = []
     for seed in range(60):
         some, devices = drawn(seed)
-        true, found = optimum(some, devices), search(some, devices, Options(atomic=atomic))
+        true, found = optimum(some, devices), search(some, devices, Config(atomic=atomic))
         if true is None:
             assert found is None and best(some, devices) is None
             continue
@@ -74,13 +75,13 @@ def test_tasks_without_time_are_no_hole_in_memory() -> None:
             continue
         some = replace(some, forward=work[0], backward=work[1])
         for atomic in (True, False):
-            found = search(some, devices, Options(atomic=atomic))
+            found = search(some, devices, Config(atomic=atomic))
             assert found is None or max(found.timing.memory().values()) <= some.memory
 
 
 def test_time_that_was_short_is_told() -> None:
     some = drawn(7)[0]
-    hurried = [search(drawn(seed)[0], 3, Options(limit_s=1e-9)) for seed in range(40)]
+    hurried = [search(drawn(seed)[0], 3, Config(limit_s=1e-9)) for seed in range(40)]
     unfinished = [found for found in hurried if found is not None and not found.finished]
     assert unfinished and all(found.least is None or found.timing.period > found.least for found in unfinished)
     assert search(some, 2, OPTIONS) is None or search(some, 2, OPTIONS).finished  # type: ignore[union-attr]
@@ -90,14 +91,14 @@ def test_layers_apart_can_beat_every_schedule_of_whole_stages() -> None:
     """Layers 0 and 3 on a device, 1 and 2 on the other; tests/planners/periodic/test_program.py has it solved."""
     ticks, cut = (3, 3, 2, 2), (0, 1, 0, 0, 0)
     some = Chain(ticks, tuple(2 * t for t in ticks), (0,) * 4, (2, 2, 2, 3), cut, cut, (0,) * 5, 7)
-    whole, apart = (search(some, 2, Options(atomic=atomic)) for atomic in (True, False))
+    whole, apart = (search(some, 2, Config(atomic=atomic)) for atomic in (True, False))
     assert whole is not None and apart is not None
     assert apart.timing.period == 15 and whole.timing.period >= 20
 
 
 def test_the_published_search_stands_alone() -> None:
     some = chain([(2, 2), (3, 3), (2, 2), (3, 3)], memory=12)
-    found = search(some, 3, Options(allocation="published"))
+    found = search(some, 3, Config(allocation="published"))
     assert found is not None and found.contiguous is None and found.least is None
     check(found.timing)
 
@@ -105,7 +106,7 @@ def test_the_published_search_stands_alone() -> None:
 def test_time_that_is_up_still_gives_the_best_consecutive_stages() -> None:
     for seed in range(20):
         some, devices = drawn(seed)
-        whole, found = best(some, devices), search(some, devices, Options(limit_s=1e-9))
+        whole, found = best(some, devices), search(some, devices, Config(limit_s=1e-9))
         if whole is not None:
             assert found is not None and found.timing.period <= whole[0]
 

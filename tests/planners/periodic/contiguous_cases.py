@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 from hypothesis import strategies as st
 
+from harness.cluster import Duplex
 from harness.plan import Stage
-from planners.periodic.chain import Chain, Duplex
+from planners.periodic.chain import Chain
 from tests.planners.strategies import cuttings
 
 

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from planners.periodic.chain import TICKS, Chain, Duplex
+from harness.cluster import Duplex
+from planners.periodic.chain import TICKS, Chain
 from planners.periodic.contiguous import Search, best, least_memory
 from planners.periodic.groups import smallest_period
 from tests.planners.periodic.contiguous_cases import chain, chains, into, partitions
