@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from harness.schedule.hops import Hop
 from harness.timeline import STYLES, draw, draw_panels
 from harness.timeline_layout import INNER_PX, LEFT_PX, WIDTH_PX, Box, lay_out
 from harness.trace import Span, Trace
+from tests.quick import within_s
 
 ROOT = Path(__file__).resolve().parents[2]
 QUEUES = ("copy in", "copy out", "network", "host")
@@ -226,10 +226,8 @@ def test_texts_neither_overlap_nor_leave_the_picture(devices: int, micro_batches
 
 def test_a_hundred_thousand_ops_are_drawn_in_seconds(tmp_path: Path) -> None:
     trace = busy(1024, 16, ("network", "copy in"))
-    began_s = time.process_time()
-    draw(trace, tmp_path / "large.png")
     assert len(trace.spans) > 98_000
-    assert time.process_time() - began_s < 10
+    within_s(3, lambda: draw(trace, tmp_path / "large.png"))
 
 
 def test_a_trace_without_noted_steps_is_drawn_from_first_to_last_span(tmp_path: Path) -> None:

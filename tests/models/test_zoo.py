@@ -24,6 +24,7 @@ from harness.counting import count, counted
 from harness.interfaces import Model
 from harness.profile import ModelProfile
 from harness.training_state import intra_op_threads
+from tests.quick import within_s
 
 ROOT = Path(__file__).parents[2]
 SAMPLES = 2
@@ -172,7 +173,5 @@ def test_the_largest_model_is_counted_in_seconds() -> None:
     """GPT 100B without its weights: 406 GB in float32."""
     keys = OmegaConf.load(ROOT / "conf/model/gpt_100b.yaml")
     model = built({"name": "gpt", **{key: value for key, value in keys.items() if key != "defaults"}})
-    began = time.process_time()
-    found = count(model, 1, "float32")
-    assert time.process_time() - began < 10
+    found = within_s(3, lambda: count(model, 1, "float32"))
     assert found.parameter_bytes(0, len(found.layers) - 1) == 4 * 101_421_983_520

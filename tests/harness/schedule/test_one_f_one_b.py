@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import time
 from itertools import accumulate
 
 import pytest
@@ -17,6 +16,7 @@ from harness.schedule.gpipe import gpipe
 from harness.schedule.hops import Hop
 from harness.schedule.one_f_one_b import one_f_one_b
 from harness.simulate import Simulation, simulate
+from tests.quick import within_s
 
 
 def chain(stages: int) -> list[Hop]:
@@ -108,10 +108,5 @@ def test_two_stages_on_one_device_are_refused() -> None:
 @pytest.mark.parametrize("build", [gpipe, one_f_one_b])
 def test_a_large_schedule_is_built_in_a_fraction_of_a_second(build) -> None:  # type: ignore[no-untyped-def]
     """48 stages, 1,024 micro-batches: about 200,000 ops; 0.3 s of one core when it was written."""
-    taken = []
-    for _ in range(2):
-        start = time.process_time()
-        schedule = build(1024, range(48), chain(48), "never")
-        taken.append(time.process_time() - start)
+    schedule = within_s(0.5, lambda: build(1024, range(48), chain(48), "never"))
     assert sum(len(lane.ops) for lane in schedule.lanes) == 4 * 47 * 1024 + 2 * 1024 + 48
-    assert min(taken) < 1.5
