@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -26,11 +27,10 @@ from harness.sbp.optimum import Ends, Infeasible, Route, Search
 from harness.sbp.planned import of_device, per_product, with_route
 from harness.simulate.ledger import working_bytes
 from planners import blocks, stage_costs, stages
+from planners.fitting import fitting
 
 ENDS: tuple[Ends, ...] = ("free", "batch_split")
 GB = 1e9
-AGAIN = 4
-"""Searches, each of which knows better what a device needs beside the products: that depends a little on strategies."""
 Find = Callable[["Products"], Route]
 """A planner's own search. Raises Infeasible."""
 Works = Callable[[int, int, int], bool]
@@ -41,18 +41,15 @@ Works = Callable[[int, int, int], bool]
 class Products:
     """The products of a model on the devices of a stage, and what splitting them costs.
 
-    A device has `limit` bytes for what strategies decide: weights with their state, and inputs of products. Besides, it
-    needs `fixed` bytes.
+    A device has `there` bytes; `needed` are those that it needs. A search keeps to `limit` bytes of what it decides:
+    weights with their state, and inputs of products.
     """
 
     chain: Chain
     costs: Costs
+    there: float
+    needed: Callable[[Route], float]
     limit: float
-    fixed: float
-
-    def with_fixed(self, fixed: float) -> Products:
-        """Of the same memory."""
-        return replace(self, limit=self.limit + self.fixed - fixed, fixed=fixed)
 
     @property
     def evenly(self) -> float:
@@ -64,6 +61,13 @@ class Products:
 
     def search(self, ends: Ends, **more: Any) -> Search:
         return Search(self.chain, self.costs, ends, **more)
+
+    def fitting(self, find: Find, ends: Ends) -> Route:
+        """The cheapest route that fits. Raises Infeasible, TooLarge with all that is needed."""
+        search = self.search(ends)
+        return fitting(
+            self.there, lambda limit: find(replace(self, limit=limit)), self.needed, lambda route: held(route, search)
+        )
 
 
 def products(
@@ -85,9 +89,13 @@ def products(
     state = (memory.weights * memory.versions + memory.gradients + memory.optimizer) / request.pipeline
     costs = Costs(Collectives(cluster, grid), chain.element_bytes, request.batch.micro_batches, rules, state)
     there = cluster.device.memory_bytes - memory.reserve_bytes if memory_gb is None else memory_gb * GB
-    found = Products(chain, costs, there, 0.0)
     even = stages.to_plan(_cut(profile, cluster, request), request, {})
-    return found.with_fixed(max(0.0, _needed(profile, memory, chain, even) - found.evenly))
+
+    def needed(route: Route) -> float:
+        strategy = {name: grid.numbers(one) for name, one in route.strategies.items()}
+        return _needed(profile, memory, chain, replace(even, strategy=strategy))
+
+    return Products(chain, costs, there, needed, there)
 
 
 def _needed(profile: ModelProfile, memory: MemoryModel, chain: Chain, plan: Plan) -> float:
@@ -116,19 +124,15 @@ def planned(
     """
     found = products(profile, cluster, memory, request, rules, memory_gb)
     try:
-        for _ in range(AGAIN):
-            plan = to_plan(found, find(found), profile, cluster, request, ends)
-            found = found.with_fixed(_needed(profile, memory, found.chain, plan) - plan.predicted["held_bytes"])
-            if plan.predicted["held_bytes"] <= found.limit:
-                break
-        return plan
+        return to_plan(found, found.fitting(find, ends), profile, cluster, request, ends)
     except Infeasible as error:
 
         def works(samples: int, size: int, tensor: int) -> bool:
             shape = BatchShape(size, size // request.data // samples)
             asked = replace(request, batch=shape, tensor=tensor)
             try:
-                (exists or find)(products(profile.of_samples(samples), cluster, memory, asked, rules, memory_gb))
+                other = products(profile.of_samples(samples), cluster, memory, asked, rules, memory_gb)
+                other.fitting(exists or find, ends)
             except (Infeasible, NoPlan):
                 return False
             return True
@@ -155,7 +159,7 @@ def compared(found: Products, ends: Ends) -> dict[str, dict[str, Any]]:
     plain = replace(found, costs=replace(found.costs, rules=Rules()))
     for name, find in (("megatron", baselines.megatron), ("data_parallel", baselines.data_parallel)):
         try:
-            route = find(plain.chain, plain.costs, ends, limit=plain.limit)
+            route = plain.fitting(partial(_baseline, find, ends), ends)
         except TooLarge as error:
             told[name] = {"why": f"does not fit: {_needs(error, plain)}"}
         except Infeasible as error:
@@ -166,6 +170,10 @@ def compared(found: Products, ends: Ends) -> dict[str, dict[str, Any]]:
                           "bytes": total(own, "bytes"),
                           "held_bytes": round(held(route, plain.search(ends)))}  # fmt: skip
     return told
+
+
+def _baseline(find: Callable[..., Route], ends: Ends, found: Products) -> Route:
+    return find(found.chain, found.costs, ends, limit=found.limit)
 
 
 def total(own: dict[str, dict[str, Any]], figure: str) -> dict[str, float]:
@@ -195,8 +203,8 @@ def none(
     if isinstance(error, TooLarge):
         key = "a device's memory" if memory_gb is None else f"planner.memory_gb {memory_gb:g}"
         mends = [*_more_micro_batches(found, request, works), "more devices"]
-        if memory_gb is not None and error.least + found.fixed <= most:
-            mends[:0] = [f"planner.memory_gb={(error.least + found.fixed) / GB * 1.001:.4g}"]
+        if memory_gb is not None and error.least <= most:
+            mends[:0] = [f"planner.memory_gb={error.least / GB * 1.001:.4g}"]
         return NoPlan(key, _needs(error, found), ", or ".join(mends[:2]))
     mends = [*_fewer_micro_batches(found, request, works), *_larger_batch(found, request, works),
              *_fewer_devices(found, request, works)]  # fmt: skip
@@ -204,7 +212,7 @@ def none(
 
 
 def _needs(error: TooLarge, found: Products) -> str:
-    least, there = sizes(round(error.least + found.fixed), round(found.limit + found.fixed))
+    least, there = sizes(round(error.least), round(found.there))
     return f"needs at least {least}, there are {there}"
 
 

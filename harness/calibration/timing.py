@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from harness import ranks
+from harness import collectives, ranks
 from harness.calibration.result import Timings
 from harness.sbp.fit import Timing
 from harness.simulate.routes import STEPS
@@ -28,10 +28,6 @@ SMALLEST, LARGEST = 2**12, {"cpu": 2**26, "cuda": 2**28}
 SMALL, TRIES = 2**20, 4
 """Messages of up to so many bytes are timed so often in a round: they are short, and their times scatter most."""
 ELEMENT_BYTES = 4
-
-# The names of torch 2.13; before they were others.
-_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 @dataclass(frozen=True)
@@ -114,9 +110,9 @@ def _collective(name: str, whole: Tensor, other: Tensor, members: int) -> Callab
     share = other[: len(other) // members]
     return {
         "all_reduce": lambda: dist.all_reduce(whole),
-        "reduce_scatter": lambda: _reduce_scatter(share, whole),
-        "all_gather": lambda: _all_gather(whole, share),
-        "all_to_all": lambda: dist.all_to_all_single(other, whole),
+        "reduce_scatter": lambda: collectives.reduce_scatter(share, whole),
+        "all_gather": lambda: collectives.all_gather(whole, share),
+        "all_to_all": lambda: collectives.all_to_all(other, whole),
     }[name]
 
 

@@ -22,7 +22,9 @@ class Collectives:
     """Groups of a grid, whose nodes are those of a cluster.
 
     A group inside of nodes uses their links. A ring through several nodes leaves each of them once; all such rings, one
-    for each device of a node that is no member of this one, share the node's port.
+    for each device of a node that is no member of this one, share the node's port. An all-to-all is no ring: what the
+    devices of a node have for other nodes goes through its port, whoever else is a member. So one among less devices
+    is never dearer.
     """
 
     cluster: Cluster
@@ -30,25 +32,27 @@ class Collectives:
 
     def seconds(self, name: str, degree: Degree, size: float) -> float:
         """Of a collective over the devices of `degree`, with `size` bytes as said above."""
-        members = self.grid.size(degree)
-        alpha_s, beta = self._link(degree)
-        return STEPS[name] * ((members - 1) * alpha_s + self.sent(1, members) * size * beta)
+        nodes, local = self.grid.parts(degree)
+        members, alpha_s, moving_s = nodes * local, 0.0, 0.0
+        if local > 1:
+            intra = self.cluster.intra
+            alpha_s, moving_s = intra.alpha_s, self.sent(size, members) * intra.beta_s_per_byte
+        if nodes > 1:
+            port = self.cluster.node_port
+            alpha_s = max(alpha_s, port.alpha_s)
+            moving_s = max(moving_s, self._leaving(name, size, nodes, local) * port.beta_s_per_byte)
+        return STEPS[name] * ((members - 1) * alpha_s + moving_s)
 
     @staticmethod
     def sent(size: float, members: int) -> float:
         """What a member sends of `size` bytes in one round."""
         return (members - 1) / members * size
 
-    def _link(self, degree: Degree) -> tuple[float, float]:
-        """Alpha, and beta for each ring."""
-        nodes, local = self.grid.parts(degree)
-        intra, port = self.cluster.intra, self.cluster.node_port
-        if nodes == 1:
-            return intra.alpha_s, intra.beta_s_per_byte
-        shared = port.beta_s_per_byte * self.grid.local / local
-        if local == 1:
-            return port.alpha_s, shared
-        return max(port.alpha_s, intra.alpha_s), max(shared, intra.beta_s_per_byte)
+    def _leaving(self, name: str, size: float, nodes: int, local: int) -> float:
+        """Bytes through a node's port in one round, of all groups of so many nodes and devices of each."""
+        if name == "all_to_all":
+            return self.grid.local * self.sent(size, nodes)
+        return self.grid.local / local * self.sent(size, nodes * local)
 
 
 def grid_of(cluster: Cluster, devices: int) -> Grid:

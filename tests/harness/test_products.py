@@ -134,11 +134,11 @@ CASES: dict[str, tuple[Callable[[], nn.Module], list[Product]]] = {
     ),
     "convolution": (
         lambda: nn.Conv1d(S, 6, 3, stride=2, padding="valid"),
-        [Product("conv", "conv", 3, S * 3, 6, 6 * S * 3 * FLOAT)],
+        [Product("conv", "conv", 3, S * 3, 6, 6 * S * 3 * FLOAT, image=(S, H))],
     ),
     "groups": (
         lambda: Layer(lambda m, x: functional.conv1d(x[:, :4], m.w, groups=2), w=(6, 2, 3)),
-        [Product("conv", "conv", 6, 2 * 3, 3, 6 * 2 * 3 * FLOAT, heads=2)],
+        [Product("conv", "conv", 6, 2 * 3, 3, 6 * 2 * 3 * FLOAT, heads=2, image=(4, H))],
     ),
     "a transposed convolution": (
         lambda: Layer(lambda m, x: functional.conv_transpose1d(x[:, :4], m.w, stride=3, groups=2), w=(4, 7, 3)),
@@ -146,7 +146,11 @@ CASES: dict[str, tuple[Callable[[], nn.Module], list[Product]]] = {
     ),
     "a convolution with a kernel that is none of a weight": (
         lambda: Layer(lambda _, x: functional.conv1d(x, x[:3, :, :3])),
-        [Product("conv", "conv", 6, S * 3, 3)],
+        [Product("conv", "conv", 6, S * 3, 3, image=(S, H))],
+    ),
+    "a convolution of several images of a sample": (
+        lambda: Layer(lambda m, x: functional.conv1d(x.reshape(-1, 1, H), m.w), w=(3, 1, 2)),
+        [Product("conv", "conv", S * (H - 1), 2, 3, 3 * 2 * FLOAT)],
     ),
     "no product": (lambda: nn.Sequential(nn.LayerNorm(H), nn.GELU()), []),
 }

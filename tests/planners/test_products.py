@@ -96,6 +96,21 @@ def test_planner_memory_gb_is_mended_by_what_is_enough():
     assert "planner.memory_gb" not in other, "devices have not so much"
 
 
+def test_whatever_is_more_than_enough_is_enough():
+    """Stages, of which the fullest depends on how products are split."""
+    net, asked = dense((16, 32, 24, 8), 4), replace(request(dense((16, 32, 24, 8), 4), 4, 4), pipeline=2)
+
+    def with_memory(size: float) -> Plan:
+        return AutoDDL(Config(memory_gb=size / 1e9)).plan(net, cluster(8), ADAM, asked)
+
+    with pytest.raises(NoPlan) as caught:
+        with_memory(1)
+    enough = float(caught.value.problem.mend.partition("=")[2].partition(",")[0]) * 1e9
+    slowest = with_memory(enough).predicted["communication_s"]
+    for more in range(0, 100, 5):
+        assert with_memory(enough * (1 + more / 100)).predicted["communication_s"] <= slowest
+
+
 @pytest.mark.parametrize(
     ("profile", "devices", "micro_batches", "what", "mend"),
     [

@@ -1,9 +1,12 @@
-"""Profiles of networks with matrix products, by hand: what counting the models gives."""
+"""Profiles of networks with matrix products, by hand: what counting the models gives. Clusters of all kinds for them."""
 
 from __future__ import annotations
 
 from itertools import pairwise
 
+from hypothesis import strategies as st
+
+from harness.cluster import Cluster, Link
 from harness.profile import LayerProfile, ModelProfile, Product, Tied
 
 FLOAT = 4
@@ -51,4 +54,14 @@ def _block(name: str, hidden: int, heads: int, tokens: int, out: int) -> LayerPr
     return LayerProfile(
         name, param_bytes=weights, output_bytes=out, saved_bytes=10 * out,
         products=(qkv, scores, values, projection, up, down),
+    )  # fmt: skip
+
+
+def clusters() -> st.SearchStrategy[Cluster]:
+    """A few nodes of a few devices; links inside of nodes are slower than the port, as fast, or faster."""
+    shapes = st.sampled_from([(2, 2), (2, 4), (2, 8), (4, 2), (4, 4), (8, 2), (3, 4), (2, 3), (2, 6), (6, 2), (8, 1)])
+    links = st.builds(Link, st.sampled_from([0.0, 1e-6, 1e-4]), st.sampled_from([0.0, 1e-12, 1e-10, 1e-9, 1e-8]))
+    return st.builds(
+        lambda shape, intra, port: Cluster(nodes=shape[0], devices_per_node=shape[1], intra=intra, node_port=port),
+        shapes, links, links,
     )  # fmt: skip

@@ -2,35 +2,84 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator
+from itertools import permutations, product
+
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.cluster import Cluster, Link
 from harness.sbp.collectives import Collectives, grid_of
-from harness.sbp.grid import Grid
+from harness.sbp.grid import Degree, Grid, below
+from tests.harness.sbp.nets import clusters
 
 CLUSTER = Cluster(nodes=4, devices_per_node=6, intra=Link(1e-6, 1e-11), node_port=Link(1e-5, 1e-10))
 GRID = Grid(4, 6)
 
 
-@pytest.mark.parametrize(
-    ("name", "rounds"), [("all_reduce", 2), ("reduce_scatter", 1), ("all_gather", 1), ("all_to_all", 1)]
-)
-@pytest.mark.parametrize(
-    ("nodes", "local", "alpha_s", "beta"),
-    [
-        (1, 3, 1e-6, 1e-11),  # inside of nodes
-        (4, 1, 1e-5, 6e-10),  # six rings leave each node at once
-        (2, 3, 1e-5, 2e-10),  # two of them
-        (4, 6, 1e-5, 1e-10),  # one, of all devices
-    ],
-)
+RINGS = {"all_reduce": 2, "reduce_scatter": 1, "all_gather": 1}
+LINKS = [
+    (1, 3, 1e-6, 1e-11),  # inside of nodes
+    (4, 1, 1e-5, 6e-10),  # six rings leave each node at once
+    (2, 3, 1e-5, 2e-10),  # two of them
+    (4, 6, 1e-5, 1e-10),  # one, of all devices
+]
+
+
+@pytest.mark.parametrize(("name", "rounds"), RINGS.items())
+@pytest.mark.parametrize(("nodes", "local", "alpha_s", "beta"), LINKS)
 def test_a_ring_costs_what_table_2_says(name, rounds, nodes, local, alpha_s, beta):
     members, size = nodes * local, 1e6
     want = rounds * ((members - 1) * alpha_s + (members - 1) / members * size * beta)
     got = Collectives(CLUSTER, GRID).seconds(name, GRID.degree(nodes, local), size)
     assert got == pytest.approx(want, rel=1e-12)
+
+
+@pytest.mark.parametrize(("nodes", "local", "alpha_s", "beta"), LINKS[:2])
+def test_an_all_to_all_over_links_of_one_kind_costs_what_table_2_says(nodes, local, alpha_s, beta):
+    members, size = nodes * local, 1e6
+    want = (members - 1) * alpha_s + (members - 1) / members * size * beta
+    got = Collectives(CLUSTER, GRID).seconds("all_to_all", GRID.degree(nodes, local), size)
+    assert got == pytest.approx(want, rel=1e-12)
+
+
+def groups(nodes: int, local: int) -> Iterator[list[tuple[int, int]]]:
+    """All groups of so many nodes, and so many devices (node, number) of each, into which the grid falls."""
+    for node, number in product(range(0, GRID.nodes, nodes), range(0, GRID.local, local)):
+        yield [(node + i, number + k) for i in range(nodes) for k in range(local)]
+
+
+@pytest.mark.parametrize("name", [*RINGS, "all_to_all"])
+@pytest.mark.parametrize("nodes", [2, 4])
+@pytest.mark.parametrize("local", [1, 2, 3, 6])
+def test_a_nodes_port_takes_what_all_groups_send_out_of_it(name, nodes, local):
+    """Message by message: in an all-to-all each member has a share for each other, in a ring one for its neighbour."""
+    size, out = 1e6, Counter[int]()
+    for group in groups(nodes, local):
+        ring = list(zip(group, [*group[1:], group[0]], strict=True))
+        pairs = list(permutations(group, 2)) if name == "all_to_all" else ring * (len(group) - 1) * RINGS[name]
+        out.update(Counter({node: 0 for node, _ in group}))
+        for (source, _), (target, _) in pairs:
+            out[source] += (source != target) * size / len(group)
+    assert len(set(map(round, out.values()))) == 1
+    cluster = Cluster(nodes=4, devices_per_node=6, intra=Link(), node_port=Link(0.0, 1e-10))
+    got = Collectives(cluster, GRID).seconds(name, GRID.degree(nodes, local), size)
+    assert got == pytest.approx(out[0] * 1e-10, rel=1e-9)
+
+
+@settings(deadline=None)
+@given(clusters(), st.floats(0, 1e9))
+def test_an_all_to_all_among_less_devices_is_never_dearer(cluster, size):
+    grid = Grid(cluster.nodes, cluster.devices_per_node)
+    priced = Collectives(cluster, grid)
+
+    def seconds(degree: Degree) -> float:
+        return priced.seconds("all_to_all", degree, size)
+
+    for degree in grid.degrees:
+        assert all(seconds(part) <= seconds(degree) * (1 + 1e-12) for part in below(degree))
 
 
 def test_one_member_costs_nothing():
