@@ -111,9 +111,10 @@ class Setting:
 class Capabilities:
     """What an engine can do; the contract tests print what they exclude.
 
-    `ranks`: it runs as a process for each device of the mesh (`harness.ranks`), not as one for all. `in_turn`: its CPU
-    devices compute one at a time. Of `dtypes` and `optimizers` the first is the one to fall back on. `because` has, by
-    the name of a field here, the setting that keeps the engine from what it could do otherwise.
+    `ranks`: it runs as a process for each device of the mesh (`harness.ranks`), not as one for all; `mpi`: these are an
+    MPI world, too. `in_turn`: its CPU devices compute one at a time. Of `dtypes` and `optimizers` the first is the one
+    to fall back on. `because` has, by the name of a field here, the setting that keeps the engine from what it could do
+    otherwise.
     """
 
     dtypes: tuple[str, ...] = ("float32", "float64", "bfloat16")
@@ -127,6 +128,7 @@ class Capabilities:
     trace: bool = True
     memory_meter: bool = True
     ranks: bool = False
+    mpi: bool = False
     in_turn: bool = False
     because: Mapping[str, Setting] = field(default_factory=dict)
 

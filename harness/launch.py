@@ -66,7 +66,7 @@ def call(engine: Engine, model: Model, plan: Plan, spec: SessionSpec, fn: Callab
         return work()
     from harness import ranks
 
-    return ranks.each(plan.mesh.size, work, spec.devices)
+    return ranks.each(plan.mesh.size, work, spec.devices, engine.capabilities.mpi)
 
 
 def supervise(

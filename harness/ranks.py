@@ -18,7 +18,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing import get_context
@@ -30,6 +30,8 @@ from typing import Any, Literal, TypeVar
 import torch
 import torch.distributed as dist
 
+from harness import mpi
+from harness.mpi import Wires
 from harness.orphan import PR_SET_PDEATHSIG
 
 T = TypeVar("T")
@@ -68,20 +70,23 @@ def first() -> bool:
     return not dist.is_initialized() or dist.get_rank() == 0
 
 
-def each(count: int, work: Callable[[], T], devices: Sequence[str]) -> T:
+def each(count: int, work: Callable[[], T], devices: Sequence[str], with_mpi: bool = False) -> T:
     """Do `work` in `count` ranks; what it returned in rank 0. `devices[r]` is the torch device of rank r.
 
-    Raises the first error of any rank (with its traceback), `RankKilled` or `RankDied` for one that ended without. All
-    ranks have ended when this function is left.
+    With `with_mpi` they are an MPI world, too (`harness.mpi`). Raises the first error of any rank (with its traceback),
+    `RankKilled` or `RankDied` for one that ended without. All ranks have ended when this function is left.
     """
-    with tempfile.TemporaryDirectory(prefix="regatta-ranks-") as folder:
+    worlds: AbstractContextManager[list[Wires]] = mpi.wired(count) if with_mpi else nullcontext([])
+    with tempfile.TemporaryDirectory(prefix="regatta-ranks-") as folder, worlds as wires:
         fork = get_context("fork")
         ranks: list[tuple[BaseProcess, Connection]] = []
         try:
             for rank in range(count):
                 here, there = fork.Pipe(duplex=False)
                 process: BaseProcess = fork.Process(
-                    target=_rank, args=(rank, count, work, devices[rank], Path(folder), there, os.getpid()), daemon=True
+                    target=_rank,
+                    args=(rank, count, work, devices[rank], Path(folder), there, os.getpid(), wires),
+                    daemon=True,
                 )
                 process.start()
                 there.close()
@@ -89,6 +94,7 @@ def each(count: int, work: Callable[[], T], devices: Sequence[str]) -> T:
             result: T = _collected(ranks)
             return result
         finally:
+            mpi.unname([process.pid for process, _ in ranks if wires and process.pid])
             for process, here in ranks:
                 process.kill()
                 process.join()
@@ -109,8 +115,9 @@ def join(rank: int, count: int, device: str, folder: Path) -> None:
 
 
 def _rank(
-    rank: int, count: int, work: Callable[[], Any], device: str, folder: Path, there: Connection, host: int
-) -> None:
+    rank: int, count: int, work: Callable[[], Any], device: str, folder: Path, there: Connection, host: int,
+    wires: Sequence[Wires],
+) -> None:  # fmt: skip
     """The life of a rank: it sends what `work` returned, or how it failed, and is gone.
 
     A rank that fails tells before its connections break, so that its error comes before those that follow from it.
@@ -121,9 +128,13 @@ def _rank(
     code = 0
     try:
         join(rank, count, device, folder)
+        if wires:
+            mpi.enter(rank, wires)
         result = work()
         there.send_bytes(pickle.dumps(result if rank == 0 else None))
         dist.barrier()  # none leaves while another one still has messages for it
+        if wires:
+            mpi.leave()
         dist.destroy_process_group()
     except BaseException as error:
         code = 1

@@ -1,0 +1,182 @@
+"""A real MPI world for ranks that are forked, so that torch is loaded once.
+
+    host --starts--> mpiexec --starts--> helper 0, helper 1, ...      small processes, there in milliseconds
+      |                                        | its wires: PMI socket and environment, over a Unix socket
+      |<---------------------------------------'
+      '--fork--> rank 0 with the wires of helper 0, rank 1 with those of helper 1, ...    MPI_Init finds its world
+
+Shared memory of the world is nameless as soon as all ranks have it: whatever happens later, no file stays behind.
+Only ranks import mpi4py.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from harness.mpi_helper import NAMES
+
+if TYPE_CHECKING:
+    from mpi4py.MPI import Intracomm
+
+HERE = Path(__file__).resolve().parent
+INSTALL = "pip install -e '.[mpi]'"
+SHARED = "/dev/shm/mpich"
+"""How the names of mpich's shared memory begin."""
+SOON_S = 30.0
+"""Within which the helpers must have come; it takes hundredths of a second."""
+GRACE_S = 3.0
+"""Within which mpiexec ends when its helpers have."""
+
+
+class NoWorld(RuntimeError):
+    """MPI could not be started; the message says why, and what mends it."""
+
+
+@dataclass(frozen=True)
+class Wires:
+    """What connects a rank with mpiexec."""
+
+    environment: dict[str, str]
+    pmi: int
+    helper: socket.socket
+
+    @property
+    def rank(self) -> int:
+        return int(self.environment["PMI_RANK"])
+
+    def close(self) -> None:
+        os.close(self.pmi)
+        self.helper.close()
+
+
+def mpiexec() -> Path:
+    """That of this Python's own environment: another MPI's would start ranks that know nothing of each other."""
+    return Path(sys.executable).parent / "mpiexec"
+
+
+def problem_lines(key: str) -> list[str]:
+    """For an engine's `check`: what keeps MPI from working here, `key   what   -> mend`; empty if nothing does."""
+    if find_spec("mpi4py") is None:
+        return [f"{key}   needs mpi4py, which is not installed   -> {INSTALL}"]
+    if not mpiexec().exists():
+        other = shutil.which("mpiexec")
+        there = f"{other} is of another MPI than this Python's mpi4py" if other else "there is no mpiexec"
+        return [f"{key}   needs mpich beside this Python ({mpiexec()}); {there}   -> {INSTALL}"]
+    if chosen := os.environ.get("MPI4PY_MPIABI"):
+        return [f"{key}   MPI4PY_MPIABI={chosen} makes mpi4py load another MPI than mpich   -> unset MPI4PY_MPIABI"]
+    return []
+
+
+@contextmanager
+def wired(count: int) -> Iterator[list[Wires]]:
+    """The wires of `count` ranks, in their order; mpiexec and its helpers are gone when it is left.
+
+    Raises NoWorld where mpiexec does not start them.
+    """
+    with tempfile.TemporaryDirectory(prefix="regatta-mpi-") as folder:
+        path = str(Path(folder) / "helpers")
+        with socket.socket(socket.AF_UNIX) as server, (Path(folder) / "said").open("wb") as said:
+            server.bind(path)
+            server.listen(count)
+            process = _start(count, path, said.fileno())
+            found: list[Wires] = []
+            try:
+                found += _arrived(server, count, process, Path(said.name))
+                yield sorted(found, key=lambda one: one.rank)
+            finally:
+                for one in found:
+                    with suppress(OSError):
+                        one.close()
+                _end(process)
+
+
+def _start(count: int, path: str, said: int) -> subprocess.Popen[bytes]:
+    command = [str(mpiexec()), "-n", str(count), sys.executable, "-S", "-E", str(HERE / "mpi_helper.py"), path]
+    own = {name: value for name, value in os.environ.items() if not name.startswith(NAMES)}
+    with_parent = [sys.executable, "-S", "-E", str(HERE / "orphan.py"), str(os.getpid())]
+    return subprocess.Popen(
+        [*with_parent, *command], stdin=subprocess.DEVNULL, stdout=said, stderr=said, env=own, start_new_session=True
+    )
+
+
+def _arrived(server: socket.socket, count: int, process: subprocess.Popen[bytes], said: Path) -> Iterator[Wires]:
+    """The helpers' wires, as they come."""
+    deadline = time.monotonic() + SOON_S
+    server.settimeout(0.05)
+    for number in range(count):
+        helper = None
+        while helper is None:
+            try:
+                helper, _ = server.accept()
+            except TimeoutError:
+                if process.poll() is not None or time.monotonic() > deadline:
+                    words = said.read_text(errors="replace").strip().splitlines()
+                    why = words[-1] if words else f"{number} of {count} had come after {SOON_S:g} s"
+                    raise NoWorld(f"{mpiexec()} started no {count} ranks: {why} -> {INSTALL}") from None
+        helper.settimeout(SOON_S)
+        message, (pmi,), _, _ = socket.recv_fds(helper, 1 << 16, 1)
+        yield Wires(json.loads(message), pmi, helper)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    try:
+        process.wait(GRACE_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def enter(rank: int, wires: Sequence[Wires]) -> Intracomm:
+    """In a forked rank: become rank `rank` of the world. Its messages may be sent and received by several threads.
+
+    Raises NoWorld where MPI sees another world.
+    """
+    for one in wires:
+        one.helper.close()
+        if one.rank != rank:
+            os.close(one.pmi)
+    os.environ |= wires[rank].environment | {"PMI_FD": str(wires[rank].pmi)}
+    import mpi4py
+
+    mpi4py.rc.initialize = False
+    from mpi4py import MPI
+
+    MPI.Init_thread(MPI.THREAD_MULTIPLE)
+    world = MPI.COMM_WORLD
+    if world.size != len(wires):
+        name = " ".join(map(str, MPI.get_vendor()))
+        raise NoWorld(f"MPI ({name}) sees a world of {world.size}, mpiexec started {len(wires)} -> {INSTALL}")
+    world.Barrier()
+    if os.environ.get("MPI_LOCALRANKID", "0") == "0":
+        unname([os.getpid()])
+    return world
+
+
+def leave() -> None:
+    """In a rank, when all have come to their end."""
+    from mpi4py import MPI
+
+    MPI.Finalize()
+
+
+def unname(processes: Iterable[int]) -> None:
+    """Remove the names of the shared memory that these processes have: it goes when the last of them does."""
+    for number in processes:
+        with suppress(OSError):
+            lines = Path(f"/proc/{number}/maps").read_text().splitlines()
+            for path in {line.partition("/")[1] + line.partition("/")[2] for line in lines if SHARED in line}:
+                with suppress(OSError):
+                    os.unlink(path)

@@ -1,0 +1,25 @@
+"""What mpiexec starts in a rank's place: it hands its wires to the host and waits until that lets go of it.
+
+A script of its own (`python -S -E mpi_helper.py SOCKET`), so that it starts in milliseconds; see `harness.mpi`.
+"""
+
+import json
+import os
+import socket
+import sys
+
+NAMES = ("PMI", "MPI_", "HYDI_")
+"""How the names of what mpiexec tells its processes begin."""
+
+
+def main(path: str) -> None:
+    told = {name: value for name, value in os.environ.items() if name.startswith(NAMES)}
+    with socket.socket(socket.AF_UNIX) as host:
+        host.connect(path)
+        socket.send_fds(host, [json.dumps(told).encode()], [int(told["PMI_FD"])])
+        os.close(int(told["PMI_FD"]))
+        host.recv(1)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,122 @@
+"""An MPI world of forked ranks: they find each other, and leave nothing behind, whatever happens."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from harness import mpi, ranks
+from harness.ranks import RankKilled
+from tests.harness.test_ranks import children
+
+SOON_S = 10.0
+
+
+def shared() -> set[str]:
+    return {name for name in os.listdir("/dev/shm") if name.startswith(Path(mpi.SHARED).name)}
+
+
+@pytest.fixture(autouse=True)
+def nothing_left() -> Any:
+    files, processes = shared(), children()
+    yield
+    assert shared() <= files
+    assert children() <= processes
+
+
+def passed_round() -> tuple[int, float, float]:
+    """A message to the next rank by MPI, and a sum by gloo while it is under way."""
+    from mpi4py import MPI
+
+    world = MPI.COMM_WORLD
+    got, own = torch.empty(100_000), torch.full((100_000,), float(world.rank))
+    requests = [world.Irecv(got, (world.rank - 1) % world.size), world.Isend(own, (world.rank + 1) % world.size)]
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    MPI.Request.Waitall(requests)
+    assert dist.get_rank() == world.rank
+    return world.size, float(got[-1]), float(total)
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_forked_ranks_are_a_world_beside_their_group(count: int) -> None:
+    assert ranks.each(count, passed_round, ("cpu",) * count, with_mpi=True) == (count, count - 1, count)
+
+
+def test_two_worlds_one_after_the_other() -> None:
+    for _ in range(2):
+        assert ranks.each(2, passed_round, ("cpu",) * 2, with_mpi=True)[0] == 2
+
+
+def waiting(number: int, end: Any) -> Any:
+    """Rank `number` ends somehow while the others wait for its message."""
+
+    def work() -> None:
+        from mpi4py import MPI
+
+        if MPI.COMM_WORLD.rank == number:
+            end()
+        request = MPI.COMM_WORLD.Irecv(torch.empty(1), number)
+        while not request.Test():
+            time.sleep(1e-3)
+
+    return work
+
+
+def test_an_error_ends_all_ranks() -> None:
+    def fail() -> None:
+        raise ValueError("no")
+
+    began = time.monotonic()
+    with pytest.raises(ValueError, match="no"):
+        ranks.each(3, waiting(1, fail), ("cpu",) * 3, with_mpi=True)
+    assert time.monotonic() - began < SOON_S
+
+
+def test_a_rank_that_is_killed_ends_all() -> None:
+    began = time.monotonic()
+    with pytest.raises(RankKilled, match="rank 2"):
+        ranks.each(3, waiting(2, lambda: os.kill(os.getpid(), signal.SIGKILL)), ("cpu",) * 3, with_mpi=True)
+    assert time.monotonic() - began < SOON_S
+
+
+def test_a_rank_that_ends_before_the_world_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its shared memory has a name then: the host removes it."""
+    unname = mpi.unname
+
+    def in_rank(processes: Any) -> None:
+        if list(processes) == [os.getpid()]:
+            assert shared()
+            raise ValueError("before")
+        unname(processes)
+
+    monkeypatch.setattr(mpi, "unname", in_rank)
+    with pytest.raises(ValueError, match="before"):
+        ranks.each(2, passed_round, ("cpu",) * 2, with_mpi=True)
+
+
+def test_mpiexec_that_starts_nothing_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    bad = tmp_path / "mpiexec"
+    bad.write_text("#!/bin/sh\necho mpiexec: no such thing >&2\nexit 1\n")
+    bad.chmod(0o755)
+    monkeypatch.setattr(mpi, "mpiexec", lambda: bad)
+    with pytest.raises(mpi.NoWorld, match="no such thing -> pip install"):
+        ranks.each(2, passed_round, ("cpu",) * 2, with_mpi=True)
+
+
+def test_what_is_missing_is_told_with_its_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert mpi.problem_lines("engine myelin") == []
+    monkeypatch.setenv("MPI4PY_MPIABI", "openmpi")
+    assert mpi.problem_lines("engine myelin")[0].endswith("-> unset MPI4PY_MPIABI")
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    assert mpi.problem_lines("engine myelin")[0].endswith(f"-> {mpi.INSTALL}")
+    monkeypatch.setattr(mpi, "find_spec", lambda name: None)
+    assert "mpi4py, which is not installed" in mpi.problem_lines("engine myelin")[0]
