@@ -95,7 +95,9 @@ class Products:
             sizes = _positions(inputs), first // groups, second * prod(kernel)
         else:
             sizes = _positions(result), second * prod(kernel), first // groups
-        return [self._of_weight("conv", place, *sizes, groups)]
+        alone = not transposed and len(inputs) == self._samples
+        image = tuple(inputs.shape[1:]) if alone else ()
+        return [replace(self._of_weight("conv", place, *sizes, groups), image=image)]
 
     def _attention(self, args: tuple[Any, ...], result: Any) -> list[Product]:
         """Queries, keys and values are (samples, heads, tokens, head size); there may be fewer heads of the latter."""

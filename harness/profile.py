@@ -36,7 +36,9 @@ class Product:
       for the whole micro-batch, and `rows_per_sample` are all its rows.
 
     `name` is the path of the submodule in the layer whose weight this is, or else what it is. `weight_bytes` are the
-    bytes of that parameter, whatever the product casts it to; 0 without one.
+    bytes of that parameter, whatever the product casts it to; 0 without one. `image` is what a convolution takes of a
+    sample, (input channels, *sides); it is () for a transposed one, for one that takes several images of a sample, and
+    where nobody has told it.
     """
 
     name: str
@@ -46,6 +48,7 @@ class Product:
     out: int = 1
     weight_bytes: int = 0
     heads: int = 1
+    image: tuple[int, ...] = ()
 
     def flops(self, samples: int) -> int:
         """FLOPs of the forward pass of a micro-batch of `samples`; a look-up has none."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, cast
 
 from harness.cluster import Cluster
 from harness.interfaces import PlanRequest
@@ -12,7 +12,7 @@ from harness.plan import Plan
 from harness.profile import ModelProfile
 from harness.sbp import baselines
 from harness.sbp.costs import Rules
-from harness.sbp.optimum import Route
+from harness.sbp.optimum import Ends, Route
 from planners import products
 from planners.products import Products
 
@@ -25,20 +25,32 @@ class Config:
 
     name: str = "data_parallel"
     """The planner."""
+    ends: str = "free"
+    """As of planner=autoddl; it costs the same."""
 
 
 class DataParallel:
     """Weights are whole everywhere; only their gradients are sent."""
 
+    def __init__(self, config: Config) -> None:
+        self.ends = cast(Ends, config.ends)
+
     def plan(self, profile: ModelProfile, cluster: Cluster, memory: MemoryModel, request: PlanRequest) -> Plan:
         """`predicted` holds `communication_s` of a step. Raises NoPlan where the samples do not divide, or it is too
         large."""
-        return products.planned(profile, cluster, memory, request, Rules(), self._route)
+        return products.planned(profile, cluster, memory, request, Rules(), self._route, self.ends)
 
     def _route(self, found: Products) -> Route:
-        return baselines.data_parallel(found.chain, found.costs, "free", found.limit)
+        return baselines.data_parallel(found.chain, found.costs, self.ends, found.limit)
 
 
 def build(config: Config) -> DataParallel:
-    """The planner."""
-    return DataParallel()
+    """The planner; raises ValueError as `check` does."""
+    check(config)
+    return DataParallel(config)
+
+
+def check(config: Config) -> None:
+    """Raise ValueError for a value that no run can have."""
+    if config.ends not in products.ENDS:
+        raise ValueError(f"planner.ends {config.ends}   is none of {', '.join(products.ENDS)}   -> planner.ends=free")

@@ -140,9 +140,21 @@ def check(config: Config) -> None:
         if not WRITTEN.fullmatch(text):
             what = "is no pattern with 3 numbers of at least 1 (6 on several nodes of several devices)"
             wrong.append(f"planner.strategies {text}   {what}   -> {EXAMPLE}")
+    wrong += _twice(config.strategies)
     for key, known in (("paths", get_args(Paths)), ("ends", get_args(Ends))):
         value = getattr(config, key)
         if value not in known:
             wrong.append(f"planner.{key} {value}   is none of {', '.join(known)}   -> planner.{key}={known[0]}")
     if wrong:
         raise ValueError("\n".join(wrong))
+
+
+def _twice(strategies: list[str]) -> list[str]:
+    """A line where a pattern stands twice: the second one would never count."""
+    first: dict[str, str] = {}
+    for text in strategies:
+        first.setdefault(text.rpartition(":")[0], text)
+    patterns = [text.rpartition(":")[0] for text in strategies]
+    told = ", ".join(pattern for pattern in first if patterns.count(pattern) > 1)
+    mend = f"planner.strategies=[{','.join(first.values())}]"
+    return [f"planner.strategies {told}   must stand once, the first one counts   -> {mend}"] if told else []

@@ -265,7 +265,7 @@ MUTANTS = (
            "good &= total < bound + rate * self.limit", "good &= total < bound + 0.9 * rate * self.limit",
            "tests/harness/sbp/test_limit.py", "within_a_limit"),
     Mutant("rings that have a node's port to themselves", "harness/sbp/collectives.py",
-           "port.beta_s_per_byte * self.grid.local / local", "port.beta_s_per_byte",
+           "self.grid.local / local * self.sent(size, nodes * local)", "self.sent(size, nodes * local)",
            "tests/harness/sbp/test_collectives.py", "table_2"),
     Mutant("blocks in another order that pass for the same", "engines/sbp/layout.py",
            "return self.split == other.split and self._cut() == other._cut()", "return self.split == other.split",
@@ -311,6 +311,15 @@ MUTANTS = (
     Mutant("attention where no head is whole", "harness/sbp/planned.py",
            "return [first.target.rows] if attended", "return [] if attended",
            f"{SBP}/test_gpt.py", "between_two_moves"),
+    Mutant("kernels that count as channels", "harness/sbp/chain.py",
+           "inputs=product.image[0]", "inputs=product.in_",
+           "tests/harness/sbp/test_chain.py", "channels_of_a_convolution"),
+    Mutant("a norm that does not see what moves before it", "engines/sbp/split.py",
+           'self.begin.pop(name.partition(".")[0], self.at)', "self.at",
+           f"{SBP}/test_whole.py", "whole"),
+    Mutant("a plan that fits is lost", "planners/fitting.py",
+           "best, low = min(best, route, key=lambda one: one.seconds), limit", "low = limit",
+           "tests/planners/test_fitting.py"),
 )  # fmt: skip
 
 

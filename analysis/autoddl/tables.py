@@ -35,6 +35,9 @@ REASONS = {
     "and a beta that fit, all together have not.",
     "AD-3": "gloo does no rings: its reduce_scatter takes as long as an all_reduce, which one alpha and beta for all "
     "collectives do not know.",
+    "AD-5": "a collective over k = p^(1/3) devices sends (k - 1) / k of its buffer, 1/2 of it on 8 devices and 15/16 "
+    "on 4096. Memory and buffers are multiples of n^2 / p^(2/3), so the volume is Theta(n^2 / p^(2/3)) as the paper "
+    "says, but its slope is -2/3 only among many devices: -0.664 between 2^18 and 2^24.",
     "AD-10": "our Megatron-like takes the best mesh with weights split inside of nodes, and so sends less across nodes "
     "than data parallelism does. The paper's was slower, and unstable; it does not say why.",
     "AD-11": "memory is a true limit here, for both: at what fits, what is sent across nodes differs little.",

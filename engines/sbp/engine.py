@@ -8,13 +8,14 @@ from engines.sbp.config import Config
 from engines.sbp.instruction import Unrunnable, undivided
 from engines.sbp.layout import Mesh
 from engines.sbp.program import program
+from harness import divisors
 from harness.cluster import Cluster
 from harness.interfaces import Capabilities, Engine, Model, Session, SessionSpec
 from harness.memory import MemoryModel
 from harness.plan import Plan
 from harness.problem import Problem
 from harness.profile import ModelProfile
-from harness.sbp.chain import chain_of
+from harness.sbp.chain import Chain, chain_of
 from harness.sbp.planned import grid_of_plan
 from harness.schedule import Schedule
 from harness.schedule.deepspeed import deepspeed
@@ -40,13 +41,8 @@ class SBPEngine(Engine):
             return [Problem("engine sbp", f"gets a plan that {what}", "planner=autoddl, megatron or data_parallel")]
         if not plan.layouts or cluster.name != HERE:
             return []  # a cost model's, which harness.check refuses to run; or a plan for elsewhere
-        mesh = Mesh(grid_of_plan(plan))
-        try:
-            wrong = undivided(program(plan, chain_of(profile), mesh), mesh)
-        except Unrunnable as error:
-            wrong = [str(error)]
-        key = f"mesh.tensor {plan.mesh.tensor}"
-        return [Problem(key, what, "planner=data_parallel, or another mesh.tensor") for what in wrong[:1]]
+        wrong = _wrong(plan, profile)
+        return [Problem(f"mesh.tensor {plan.mesh.tensor}", what, _mends(plan, profile)) for what in wrong[:1]]
 
     def schedule(self, plan: Plan, profile: ModelProfile) -> Schedule:
         """Of several stages the order of DeepSpeed's pipeline: 1F1B with messages that block."""
@@ -60,3 +56,29 @@ class SBPEngine(Engine):
         from engines.sbp.session import SBPSession
 
         return SBPSession(model, plan, spec, self.config, self.schedule)
+
+
+def _wrong(plan: Plan, profile: ModelProfile) -> list[str]:
+    """Blocks that do not divide, or cannot be brought together."""
+    mesh = Mesh(grid_of_plan(plan))
+    try:
+        return undivided(program(plan, chain_of(profile), mesh), mesh)
+    except Unrunnable as error:
+        return [str(error)]
+
+
+def _mends(plan: Plan, profile: ModelProfile) -> str:
+    """A batch of which all devices have as many samples, data parallel if that is not enough; or fewer devices."""
+    samples, devices = profile.micro_batch, plan.mesh.tensor
+    wanted = -(-samples // devices) * devices
+    enough = wanted > samples and not _wrong(plan, profile.of_samples(wanted))
+    keys = [] if enough else ["planner=data_parallel"]
+    keys += [f"batch.size={wanted * plan.micro_batches * plan.mesh.data}"] if wanted > samples else []
+    return f"{' '.join(keys)}, or mesh.tensor={_fewer(devices, chain_of(profile))}"
+
+
+def _fewer(devices: int, chain: Chain) -> int:
+    """The most by which every block divides: all sizes do, or there is one digit, by which a plan divides once."""
+    sizes = {size for item in chain.matmuls for size in (item.samples, item.inputs, item.outputs)}
+    below = divisors.of(devices)[:-1]
+    return max(n for n in below if len(divisors.of(n)) == 2 or not any(size % n for size in sizes))

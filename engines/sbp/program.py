@@ -141,19 +141,12 @@ class _Writer:
     def _product(self, item: Matmul, following: Sequence[Item], target: Layout | None) -> None:
         enters, leaves, *between = self._layouts(item)
         assert leaves is not None
-        p0, p1, p2 = self.mesh.grid.strategy(self.plan.strategy[item.name])
-        ready = enters is None or item.look_up
+        p0 = self.mesh.grid.strategy(self.plan.strategy[item.name]).p0
         before, arrives = self._arrives(item)
-        undone = minus(p0, p0) if ready or enters is None else minus(enters, p0)
-        kept = self._slice(plus(p0, undone), plus(plus(p0, undone), p2))  # p2
-        cut = tuple(sorted(set(self.mesh.all) - set(self._front(p0)) - set(kept)))  # p1
         tied = self.embedded if self.embedded and item.tied and item.tied == self.embedded.item.tied else None
-        if tied:
-            kept, cut = tuple(sorted(tied.outputs.split)), tuple(sorted(tied.inputs.split))
-            if (self.mesh.count(cut), self.mesh.count(kept)) != (p1, p2):
-                raise Unrunnable(f"{item.name} splits its weight unlike {tied.item.name}, whose weight it is")
+        cut, kept = self._factors(item, tied)
         gather = None
-        if cut and not ready:
+        if cut and enters is not None and not item.look_up:
             gather = Exchange("all_gather", cut, arrives, arrives.merged(cut))
         inside = gather.after if gather else arrives
         split = self._split(minus(leaves, p0), kept)
@@ -181,6 +174,19 @@ class _Writer:
         if following and isinstance(following[0], Attention):
             instruction = self._attended(instruction, following, between)
         self.written[item.name] = instruction
+
+    def _factors(self, item: Matmul, tied: Instruction | None) -> tuple[Digits, Digits]:
+        """The digits of p1 and of p2; of a `tied` weight those that its embedding has given it."""
+        p0, p1, p2 = self.mesh.grid.strategy(self.plan.strategy[item.name])
+        if tied:
+            kept, cut = tuple(sorted(tied.outputs.split)), tuple(sorted(tied.inputs.split))
+            if (self.mesh.count(cut), self.mesh.count(kept)) != (p1, p2):
+                raise Unrunnable(f"{item.name} splits its weight unlike {tied.item.name}, whose weight it is")
+            return cut, kept
+        enters = self._layouts(item)[0]
+        rows = p0 if enters is None or item.look_up else enters  # with what is undone of them
+        kept = self._slice(rows, plus(rows, p2))
+        return tuple(sorted(set(self.mesh.all) - set(self._front(p0)) - set(kept))), kept
 
     def _split(self, added: Degree, kept: Digits) -> Digits:
         """The digits of p2 that become rows: the next ones of each kind, or those of p2 that come first."""

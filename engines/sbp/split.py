@@ -31,6 +31,9 @@ class Splitter:
         self.known: dict[nn.Parameter, nn.Parameter] = {}
         self.first_names = {parameter: name for name, parameter in layers.named_parameters()}
         self.at = program.start
+        whole = [(name.partition(".")[0], told) for name, told in self.told.items() if told.item.whole]
+        self.begin = {layer: told.arrives for layer, told in reversed(whole)}  # of layers that are kept whole
+        self.end = {layer: told.goes_on for layer, told in whole}
         self.attended: Layout | None = None
         self.pending: Instruction | None = None
         self.norms: set[tuple[int, ...]] = set()
@@ -48,7 +51,8 @@ class Splitter:
 
     def _module(self, name: str, module: nn.Module) -> None:
         told = self.told.get(name)
-        if told is not None and not (told.item.whole and not (told.before or told.after)):
+        self.at = self.begin.pop(name.partition(".")[0], self.at)
+        if told is not None:
             self._product(name, module, told)
         elif isinstance(module, Sum):
             if self.pending and (self.pending.past or self.pending.on):
@@ -67,8 +71,10 @@ class Splitter:
         else:
             self._plain(name, module)
         if told is not None:
-            self.at, self.pending = told.goes_on, told
+            self.pending = told
+            self.at = self.at if told.item.whole else told.goes_on
             self.attended = told.goes_on if told.heads else None
+        self.at = self.end.get(name, self.at)
 
     # -- what each kind of layer becomes ----------------------------------------------------------------------------
 
@@ -91,14 +97,13 @@ class Splitter:
         self._replace(name, Product(module, told, self.by, weight, bias, first))
 
     def _whole(self, name: str, module: nn.Module, told: Instruction) -> None:
-        """It takes whole features of its own samples; what it is given is moved at the head of its layer."""
+        """It takes whole features of its own samples; what enters its layer is moved before, what leaves it behind."""
         layer = self.layers.get_submodule(name.partition(".")[0])
         by = self.by
         if told.before:
             layer.register_forward_pre_hook(lambda _, given: tuple(_moved(x, told.before, by) for x in given))
         if told.after:
             layer.register_forward_hook(lambda _, given, out: _moved(out, told.after, by))
-        self.at = told.arrives
         self._plain(name, module)
 
     def _norm(self, name: str, module: nn.LayerNorm) -> None:

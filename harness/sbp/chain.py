@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import groupby
+from math import prod
 
 from harness.memory import DTYPE_BYTES
 from harness.profile import LayerProfile, ModelProfile, Product
@@ -20,8 +21,8 @@ class Matmul:
     """A product with a weight, of one micro-batch. `samples`, `inputs` and `outputs` are what p0, p2 and p1 divide.
 
     The tensors that are sent have `input_elements` and `output_elements`: a convolution (`conv`) is sent its images. A
-    `look_up` has integers for inputs. Of what is `whole` only the rows are split. Of `tied` ones the weight is one
-    parameter.
+    `look_up` has integers for inputs. Of what is `whole` only the rows are split, and what is sent is what enters or
+    leaves its layer. Of `tied` ones the weight is one parameter.
     """
 
     name: str
@@ -79,8 +80,8 @@ class Chain:
 
 
 def chain_of(profile: ModelProfile) -> Chain:
-    """The chain of a profile. Products of a layer that has others than linear ones and attention are kept whole, and
-    those of a model with skips: its layers are no chain.
+    """The chain of a profile. Of layers with several products, those are kept whole that have others than linear ones
+    in submodules and attention; so is all of a model with skips: its layers are no chain.
 
     A layer's products in one submodule ("attention.qkv", "attention.projection") are a residual branch if as many
     features leave it as enter it. Raises ValueError for a model without products.
@@ -93,26 +94,31 @@ def chain_of(profile: ModelProfile) -> Chain:
 
 
 def _of_layer(profile: ModelProfile, number: int, width: int) -> list[Item]:
-    layer, samples = profile.layers[number], profile.micro_batch
+    layer = profile.layers[number]
     weights = [product for product in layer.products if product.weight_bytes]
-    if profile.skips:
-        return [_whole(layer, product, samples) for product in weights]
-    if len(weights) == 1:
-        return [_single(profile, number, weights[0])]
-    if any(product.kind not in ("linear", "attention") or (product.heads > 1 and product.weight_bytes)
-           for product in layer.products):  # fmt: skip
-        return [_whole(layer, product, samples) for product in weights]
+    if len(weights) == 1 and not profile.skips:
+        return [_single(profile, number, weights[0], width)]
+    if profile.skips or not all(_in_row(product) for product in layer.products):
+        return [*_whole(profile, number, weights, width)]
     items: list[Item] = []
-    for prefix, group in groupby(_merged(layer, samples), key=_prefix):
+    for _, group in groupby(_merged(layer, profile.micro_batch), key=_prefix):
         branch = [item for _, item in group]
         matmuls = [item for item in branch if isinstance(item, Matmul)]
-        if not prefix:  # they may stand beside each other
-            items += [replace(item, whole=True) for item in matmuls]
-        elif matmuls[0].inputs == matmuls[-1].outputs:
+        if matmuls[0].inputs == matmuls[-1].outputs:
             items.append(Residual(tuple(branch), matmuls[0].input_elements))
         else:
             items += branch
     return items
+
+
+def _in_row(product: Product) -> bool:
+    """Whether it stands in a row with those of the same submodule; without one it may stand beside others."""
+    alone = product.heads == 1 and bool(_submodule(product))
+    return product.kind == "attention" or (product.kind == "linear" and alone)
+
+
+def _submodule(product: Product) -> str:
+    return product.name.rpartition(".")[0]
 
 
 def _merged(layer: LayerProfile, samples: int) -> list[tuple[str, Matmul | Attention]]:
@@ -121,7 +127,7 @@ def _merged(layer: LayerProfile, samples: int) -> list[tuple[str, Matmul | Atten
     for product in layer.products:
         before = found[-1] if found else None
         if product.weight_bytes:
-            found.append((product.name.rpartition(".")[0], _linear(layer, product, samples)))
+            found.append((_submodule(product), _linear(layer, product, samples)))
         elif before and isinstance(before[1], Matmul):
             found.append((before[0], Attention(samples, product.heads, before[1].output_elements)))
     return found
@@ -132,36 +138,60 @@ def _prefix(item: tuple[str, Matmul | Attention]) -> str:
 
 
 def _linear(layer: LayerProfile, product: Product, samples: int) -> Matmul:
-    rows = product.rows_per_sample * samples
-    return Matmul(
-        _name(layer, product), samples, product.in_, product.out, rows * product.in_, rows * product.out,
-        product.weight_bytes,
-    )  # fmt: skip
+    elements = _input_elements(product, samples), _output_elements(product, samples)
+    return Matmul(_name(layer, product), samples, product.in_, product.out, *elements, product.weight_bytes)
 
 
-def _single(profile: ModelProfile, number: int, product: Product) -> Matmul:
+def _single(profile: ModelProfile, number: int, product: Product, width: int) -> Matmul:
     """The only product of a layer: what enters and leaves it is what enters and leaves the layer."""
-    layer, samples = profile.layers[number], profile.micro_batch
-    name, rows = _name(layer, product), product.rows_per_sample * samples
+    layer = profile.layers[number]
+    found = _linear(layer, product, profile.micro_batch)
+    if product.kind == "conv" and _split(profile, number, product):
+        found = replace(found, inputs=product.image[0], conv=True)
+    elif product.kind not in ("linear", "embedding") or product.heads > 1:
+        (found,) = _whole(profile, number, [product], width)
     tied = next((tied.name for tied in layer.tied if tied.bytes == product.weight_bytes), "")
-    look_up = product.kind == "embedding"
-    if product.kind != "conv":
-        whole = product.heads > 1 or product.kind == "once"
-        entering = rows if look_up else rows * product.in_
-        return Matmul(name, samples, product.in_, product.out, entering, rows * product.out, product.weight_bytes,
-                      look_up, whole, tied)  # fmt: skip
-    width = DTYPE_BYTES[profile.dtype]
-    entering, leaving = profile.boundary_bytes(number) // width, layer.output_bytes // width
-    kernel = max(1, product.in_ * rows // entering)  # as many places come in as go out
-    whole = product.heads > 1 or product.in_ % kernel > 0 or leaving != rows * product.out
-    return Matmul(name, samples, product.in_ // kernel, product.out, entering, leaving, product.weight_bytes,
-                  whole=whole, tied=tied, conv=True)  # fmt: skip
+    return replace(found, look_up=product.kind == "embedding", tied=tied)
 
 
-def _whole(layer: LayerProfile, product: Product, samples: int) -> Matmul:
-    rows = product.rows_per_sample * samples
-    elements = rows * product.in_ * product.heads, rows * product.out * product.heads
-    return Matmul(_name(layer, product), samples, product.in_, product.out, *elements, product.weight_bytes, whole=True)
+def _split(profile: ModelProfile, number: int, product: Product) -> bool:
+    """Whether channels of a convolution can be split: those of planes, without groups. Its layer takes and makes as
+    many numbers as it does itself, or else it does more than work on each element."""
+    if len(product.image) != 3 or product.heads > 1:
+        return False
+    taken, made = (elements(product, profile.micro_batch) for elements in (_input_elements, _output_elements))
+    entering, leaving = profile.boundary_bytes(number), profile.layers[number].output_bytes
+    widths = DTYPE_BYTES[profile.dtype], DTYPE_BYTES[profile.autocast or profile.dtype]
+    return entering in (taken * width for width in widths) and leaving in (made * width for width in widths)
+
+
+def _whole(profile: ModelProfile, number: int, products: list[Product], width: int) -> list[Matmul]:
+    """What enters the layer is moved for the first of them, what leaves it for the last."""
+    layer, samples = profile.layers[number], profile.micro_batch
+    found = [
+        Matmul(
+            _name(layer, product), samples, product.image[0] if product.image else product.in_ * product.heads,
+            product.out * product.heads, _input_elements(product, samples), _output_elements(product, samples),
+            product.weight_bytes, whole=True,
+        )
+        for product in products
+    ]  # fmt: skip
+    if found:
+        found[0] = replace(found[0], input_elements=profile.boundary_bytes(number) // width)
+        found[-1] = replace(found[-1], output_elements=layer.output_bytes // width)
+    return found
+
+
+def _input_elements(product: Product, samples: int) -> int:
+    """Of what a product takes: images, integers to look up, or rows."""
+    if product.image:
+        return samples * prod(product.image)
+    columns = 1 if product.kind == "embedding" else product.in_ * product.heads
+    return samples * product.rows_per_sample * columns
+
+
+def _output_elements(product: Product, samples: int) -> int:
+    return samples * product.rows_per_sample * product.out * product.heads
 
 
 def _name(layer: LayerProfile, product: Product) -> str:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
 from math import prod
+from operator import add, sub
 from typing import NamedTuple
 
 Degree = tuple[int, ...]
@@ -61,8 +62,16 @@ class Grid:
     @cached_property
     def degrees(self) -> list[Degree]:
         """Every degree, the smallest first."""
-        found = product(*(range(kind.count + 1) for kind in self.kinds))
-        return sorted(found, key=lambda degree: (self.size(degree), degree))
+        return sorted(self._parts, key=lambda degree: (self.size(degree), degree))
+
+    @cached_property
+    def _parts(self) -> dict[Degree, tuple[int, int]]:
+        """Of every degree: searches ask for them often."""
+        return {degree: (self._taken(degree, across=True), self._taken(degree, across=False))
+                for degree in product(*(range(kind.count + 1) for kind in self.kinds))}  # fmt: skip
+
+    def _taken(self, degree: Degree, across: bool) -> int:
+        return prod(kind.prime**n for kind, n in zip(self.kinds, degree, strict=True) if kind.across == across)
 
     @cached_property
     def strategies(self) -> list[Strategy]:
@@ -73,13 +82,12 @@ class Grid:
 
     def size(self, degree: Degree) -> int:
         """How many devices."""
-        return prod(kind.prime**taken for kind, taken in zip(self.kinds, degree, strict=True))
+        nodes, local = self._parts[degree]
+        return nodes * local
 
     def parts(self, degree: Degree) -> tuple[int, int]:
         """The same as (nodes, devices of each)."""
-        across = tuple(taken if kind.across else 0 for kind, taken in zip(self.kinds, degree, strict=True))
-        nodes = self.size(across)
-        return nodes, self.size(degree) // nodes
+        return self._parts[degree]
 
     def degree(self, nodes: int, local: int) -> Degree:
         """The inverse of `parts`. Raises ValueError for what does not divide the grid."""
@@ -112,11 +120,11 @@ class Grid:
 
 
 def minus(one: Degree, other: Degree) -> Degree:
-    return tuple(a - b for a, b in zip(one, other, strict=True))
+    return tuple(map(sub, one, other))
 
 
 def plus(one: Degree, other: Degree) -> Degree:
-    return tuple(a + b for a, b in zip(one, other, strict=True))
+    return tuple(map(add, one, other))
 
 
 def below(degree: Degree) -> list[Degree]:

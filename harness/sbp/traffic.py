@@ -1,16 +1,13 @@
-"""What one device sends in a training step that follows a route, in bytes."""
+"""The collectives of a training step that follows a route."""
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from harness.sbp.collectives import Collectives
 from harness.sbp.costs import Costs
 from harness.sbp.grid import Degree, plus
 from harness.sbp.optimum import Move, Route, Step
-from harness.simulate.routes import STEPS
 
 
 class Message(NamedTuple):
@@ -27,17 +24,6 @@ def messages(route: Route, costs: Costs) -> Iterator[Message]:
     """All collectives of a step, product by product."""
     for step in route.steps:
         yield from _moved(step, costs) if isinstance(step, Move) else _multiplied(step, costs)
-
-
-def sent(route: Route, costs: Costs) -> dict[str, float]:
-    """By collective and phase, as "all_gather forward": bytes that a device sends; none where it sends nothing."""
-    found: dict[str, float] = defaultdict(float)
-    for message in messages(route, costs):
-        members = costs.grid.size(message.degree)
-        size = message.times * STEPS[message.name] * Collectives.sent(message.size, members)
-        if size:
-            found[f"{message.name} {message.phase}"] += size
-    return dict(found)
 
 
 def _moved(step: Move, costs: Costs) -> Iterator[Message]:

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from planners.autoddl.planner import AutoDDL
 
 SEARCHES = ("exact", "exhaustive", "random", "metropolis_hastings", "coordinate_descent")
+DRAWING = SEARCHES[2:]
+"""Those that draw plans."""
 LARGEST = 10**7
 """Plans that an exhaustive search may look at where no number of evaluations is given."""
 
@@ -36,11 +38,12 @@ class Config:
     max_replicas: int | None = None
     """The largest p0, the paper's limit of memory; null: none."""
     memory_gb: float | None = None
-    """GB for weights, gradients, optimizer and inputs of products; null: a device's memory. For search=exact."""
+    """GB (1e9 bytes) that a device has for everything that the memory ledger counts; null: its memory. For
+    search=exact."""
     evaluations: int = 10_000
-    """Plans that a search of the paper looks at."""
+    """Plans that random, metropolis_hastings and coordinate_descent look at."""
     seed: int = 0
-    """Of random searches."""
+    """Of the same three."""
 
 
 def build(config: Config) -> AutoDDL:
@@ -63,12 +66,23 @@ def check(config: Config) -> None:
         value = getattr(config, key)
         if value is not None and value < 1:
             wrong.append(f"planner.{key} {value}   must be at least 1   -> planner.{key}=1")
+    if config.seed < 0:
+        wrong.append(f"planner.seed {config.seed}   must be at least 0   -> planner.seed=0")
     if config.memory_gb is not None and not config.memory_gb > 0:
         wrong.append(f"planner.memory_gb {config.memory_gb:g}   must be above 0   -> planner.memory_gb=16")
-    if config.search != "exact":
-        for key, unset in (("memory_gb", None), ("repeat", False)):
-            if getattr(config, key) is not unset:
-                what = f"is for planner.search=exact, planner.search is {config.search}"
-                wrong.append(f"planner.{key} {getattr(config, key)}   {what}   -> planner.search=exact")
+    wrong += _unused(config)
     if wrong:
         raise ValueError("\n".join(wrong))
+
+
+def _unused(config: Config) -> list[str]:
+    """A line for each key that is set, and that the search would not look at."""
+    found, unset = [], Config()
+    for searches, keys in ((("exact",), ("memory_gb", "repeat")), (DRAWING, ("evaluations", "seed"))):
+        for key in keys if config.search in SEARCHES and config.search not in searches else ():
+            value, plain = getattr(config, key), getattr(unset, key)
+            if value != plain:
+                what = f"is for planner.search={' or '.join(searches)}, planner.search is {config.search}"
+                typed = "null" if plain is None else str(plain).lower()
+                found.append(f"planner.{key} {value}   {what}   -> planner.{key}={typed}")
+    return found

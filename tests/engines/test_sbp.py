@@ -104,7 +104,7 @@ def test_samples_that_do_not_divide() -> None:
     given = {name: grid.strategy(some) for name, some in zip(names, numbers, strict=True)}
     plan = with_strategies(profile, flat(8), given, "free")
     said = "4 samples of linear_3 do not divide by 8"
-    assert refused(plan, model, 4) == [("mesh.tensor 8", said, "planner=data_parallel, or another mesh.tensor")]
+    assert refused(plan, model, 4) == [("mesh.tensor 8", said, "batch.size=8, or mesh.tensor=2")]
 
 
 # -- ranks that fail ------------------------------------------------------------------------------------------------

@@ -107,7 +107,8 @@ def test_a_trailing_underscore_is_for_python_only(tmp_path: Path) -> None:
     written = json.loads((tmp_path / "profile.json").read_text())
     assert written["schema"] == 2
     assert written["layers"][0]["products"][0] == {
-        "name": "p", "kind": "linear", "rows_per_sample": 1, "in": 3, "out": 4, "weight_bytes": 0, "heads": 1
+        "name": "p", "kind": "linear", "rows_per_sample": 1, "in": 3, "out": 4, "weight_bytes": 0, "heads": 1,
+        "image": [],
     }  # fmt: skip
     assert ModelProfile.load(tmp_path / "profile.json") == profile
 

@@ -32,6 +32,23 @@ def test_the_first_pattern_that_is_like_a_name_counts():
     assert found["block_0.mlp.down"] == (1, 1, 2)
 
 
+@pytest.mark.parametrize("patterns", [["linear_*:2x2x2", "linear_?:4x2x1", "*:8x1x1"], ["*:2x2x2", "linear_*:4x2x1"]])
+def test_a_later_pattern_does_not_count(patterns):
+    """One that is left with no product is told, in its own words."""
+    unused = patterns[1].partition(":")[0]
+    assert problem(patterns)[0] == f"planner.strategies {unused}"
+    assert set(plan(patterns[:1]).strategy.values()) == {(2, 2, 2)}
+
+
+def test_equal_patterns_are_refused_with_the_mend():
+    given = ["linear_0:4x2x1", "*:2x2x2", "linear_0:8x1x1", "*:8x1x1"]
+    with pytest.raises(ValueError) as caught:
+        check(Config(strategies=given))
+    mend = "planner.strategies=[linear_0:4x2x1,*:2x2x2]"
+    assert str(caught.value) == f"planner.strategies linear_0, *   must stand once, the first one counts   -> {mend}"
+    assert plan(mend.partition("=")[2][1:-1].split(",")).strategy == {"linear_0": (4, 2, 1), "linear_1": (2, 2, 2)}
+
+
 def test_nodes_of_several_devices_have_pairs():
     assert plan(["*:2x1x1x2x1x2"], local=4).strategy == {"linear_0": (2, 1, 1, 2, 1, 2), "linear_1": (2, 1, 1, 2, 1, 2)}
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -75,16 +78,125 @@ def test_whole_classes_are_the_models_own_affair() -> None:
     assert torch.equal(split_loss(tokens, logits, targets, None), tokens(logits, targets))
 
 
-@pytest.mark.parametrize("reduction", ["mean", "none"])
-def test_a_mean_over_split_classes_is_refused(reduction: str) -> None:
+WEIGHT = torch.linspace(0.1, 2.0, CLASSES, dtype=torch.float64)
+VARIANTS: dict[str, dict[str, Any]] = {
+    "ignored": {"ignore_index": 7},
+    "the default ignored": {},
+    "smoothed": {"label_smoothing": 0.1},
+    "weighted": {"weight": WEIGHT},
+    "all": {"weight": WEIGHT, "label_smoothing": 0.3, "ignore_index": 0},
+}
+
+
+def several(seed: int = 2) -> tuple[Tensor, Tensor]:
+    """Pixels, of which some have no class; a class that cannot be."""
+    generator = torch.Generator().manual_seed(seed)
+    logits = 5 * torch.randn(SAMPLES, CLASSES, 3, generator=generator, dtype=torch.float64)
+    targets = torch.randint(0, CLASSES, (SAMPLES, 3), generator=generator)
+    targets[0, 0], targets[1, 1], targets[2, 2] = -100, 7, 0
+    return logits, targets
+
+
+def in_halves() -> list[dict[str, tuple[Tensor, Tensor]]]:
+    """Of 2 ranks: the loss and its block's gradient, by variant."""
+
+    def run(by: Exchanger) -> dict[str, tuple[Tensor, Tensor]]:
+        found, mine = {}, torch.arange(6) + 6 * by.groups.rank
+        for name, more in VARIANTS.items():
+            logits, targets = drawn_for(more)
+            own = logits[:, mine].requires_grad_()
+            loss = split_loss(asked(more), own, targets, SplitClasses(mine, CLASSES, (0,), by))
+            loss.backward()
+            assert own.grad is not None
+            found[name] = loss.detach(), own.grad
+        return found
+
+    return on(Mesh(Grid(1, 2)), run)
+
+
+def drawn_for(more: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    logits, targets = several()
+    return logits, targets.where(targets != -100, more.get("ignore_index", -100))
+
+
+def asked(more: dict[str, Any]) -> Callable[[Tensor, Tensor], Tensor]:
+    return torch.nn.CrossEntropyLoss(reduction="sum", **more)
+
+
+def test_every_key_of_torchs_cross_entropy() -> None:
+    halves = in_halves()
+    for name, more in VARIANTS.items():
+        logits, targets = drawn_for(more)
+        whole = logits.clone().requires_grad_()
+        want = asked(more)(whole, targets)
+        want.backward()
+        assert whole.grad is not None and want > 10
+        for rank, told in enumerate(halves):
+            loss, gradient = told[name]
+            torch.testing.assert_close(loss, want.detach(), rtol=1e-13, atol=0, msg=name)
+            torch.testing.assert_close(gradient, whole.grad[:, 6 * rank : 6 * rank + 6], rtol=1e-12, atol=1e-13)
+
+
+def test_a_class_that_cannot_be() -> None:
+    """Its logit is minus infinity; it is the first one of a device that has no target of some samples."""
+
+    def run(by: Exchanger) -> tuple[Tensor, Tensor]:
+        logits, targets = drawn(torch.float64)
+        logits[:, 6] = -torch.inf
+        own = logits[:, torch.arange(6) + 6 * by.groups.rank].requires_grad_()
+        loss = split_loss(tokens, own, targets, SplitClasses(torch.arange(6) + 6 * by.groups.rank, CLASSES, (0,), by))
+        loss.backward()
+        assert own.grad is not None
+        return loss.detach(), own.grad
+
+    whole, targets = drawn(torch.float64)
+    whole[:, 6] = -torch.inf
+    whole.requires_grad_()
+    want = tokens(whole, targets)
+    want.backward()
+    assert whole.grad is not None
+    for rank, (loss, gradient) in enumerate(on(Mesh(Grid(1, 2)), run)):
+        torch.testing.assert_close(loss, want.detach(), rtol=1e-13, atol=0)
+        torch.testing.assert_close(gradient, whole.grad[:, 6 * rank : 6 * rank + 6], rtol=1e-12, atol=1e-13)
+
+
+SAID = (
+    'a loss over split classes is a cross_entropy(..., reduction="sum") of targets that are classes'
+    " -> planner.ends=batch_split, which splits the output by samples alone"
+)
+REFUSED: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "mean": lambda x, y: functional.cross_entropy(x, y, reduction="mean"),
+    "none": lambda x, y: functional.cross_entropy(x, y, reduction="none").sum(),
+    "mean, as it was once asked": lambda x, y: functional.cross_entropy(x, y, None, True, reduction="sum"),
+    "probabilities": lambda x, y: functional.cross_entropy(x, x.detach().softmax(1), reduction="sum"),
+    "another loss": lambda x, y: functional.nll_loss(functional.log_softmax(x, 1), y % 6, reduction="sum"),
+}
+
+
+def test_other_losses_over_split_classes_are_refused_with_the_mend() -> None:
+    def run(by: Exchanger) -> dict[str, str]:
+        logits, targets = drawn(torch.float64)
+        found = {}
+        for name, loss in REFUSED.items():
+            with pytest.raises(ValueError) as caught:
+                split_loss(loss, logits[:, :6], targets, SplitClasses(torch.arange(6), CLASSES, (0,), by))
+            found[name] = str(caught.value)
+        return found
+
+    assert on(Mesh(Grid(1, 2)), run) == [dict.fromkeys(REFUSED, SAID)] * 2
+
+
+@pytest.mark.parametrize("wrong", [-1, CLASSES])
+def test_a_target_that_is_no_class(wrong: int) -> None:
+    """As torch says it: it is never another class."""
+
     def run(by: Exchanger) -> str:
         logits, targets = drawn(torch.float64)
-        mine = torch.arange(6)
-        with SplitClasses(mine, CLASSES, (0,), by), pytest.raises(ValueError) as caught:
-            functional.cross_entropy(logits[:, :6], targets, reduction=reduction)
+        with pytest.raises(IndexError) as caught:
+            split_loss(tokens, logits[:, :6], targets.fill_(wrong), SplitClasses(torch.arange(6), CLASSES, (0,), by))
         return str(caught.value)
 
-    assert set(on(Mesh(Grid(1, 2)), run)) == {'a loss over split classes is cross_entropy(..., reduction="sum")'}
+    assert all("out of" in said for said in on(Mesh(Grid(1, 2)), run))
 
 
 def test_other_functions_go_on_as_they_are() -> None:

@@ -1,4 +1,4 @@
-"""Profiles of networks with matrix products, by hand: what counting the models gives. Clusters of all kinds for them."""
+"""Profiles of networks with matrix products, by hand: what counting the models gives. Clusters for them."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from harness.sbp.costs import Costs, Rules
 from harness.sbp.grid import Grid
 from harness.sbp.limit import TooLarge, held
 from harness.sbp.optimum import Infeasible, Search
-from harness.sbp.traffic import sent
+from tests.harness.sbp.volumes import sent
 
 BETA, SAMPLES, TOKENS, HIDDEN = 1e-10, 64, 128, 512
 ELEMENTS = SAMPLES * TOKENS * HIDDEN

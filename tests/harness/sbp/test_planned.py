@@ -18,8 +18,8 @@ from harness.sbp.collectives import Collectives, grid_of
 from harness.sbp.costs import Costs, Rules
 from harness.sbp.optimum import Move, Route, Search, Step
 from harness.sbp.planned import grid_of_plan, layer_of, of_device, per_product, sent_by_product, with_route
-from harness.sbp.traffic import sent
 from tests.harness.sbp.nets import dense, transformer
+from tests.harness.sbp.volumes import sent
 
 CLUSTER = Cluster(nodes=4, devices_per_node=2, intra=Link(1e-6, 1e-11), node_port=Link(1e-5, 1e-10))
 NETS = {"dense": dense((64, 128, 32, 16)), "transformer": transformer()}

@@ -1,13 +1,16 @@
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from harness.problem import NoPlan
-from planners.autoddl.config import SEARCHES, Config, build, check
+from planners.autoddl.config import Config, build, check
 from tests.harness.sbp.nets import dense, transformer
 from tests.planners.products_cases import ADAM, cluster, request
 
 NET = dense((64, 128, 32))
+DRAWN = ("random", "metropolis_hastings", "coordinate_descent")
 
 
 def plan(profile=NET, devices: int = 8, micro_batches: int = 1, memory_bytes: int = 10**12, **config):
@@ -17,7 +20,8 @@ def plan(profile=NET, devices: int = 8, micro_batches: int = 1, memory_bytes: in
 
 def test_no_search_finds_anything_cheaper_than_the_exact_one():
     best = plan().predicted["communication_s"]
-    found = {name: plan(search=name, evaluations=500).predicted for name in SEARCHES if name != "exact"}
+    found = {name: plan(search=name, evaluations=500).predicted for name in DRAWN}
+    found["exhaustive"] = plan(search="exhaustive").predicted
     assert all(one["communication_s"] >= best * (1 - 1e-12) for one in found.values())
     assert found["exhaustive"]["communication_s"] == pytest.approx(best, rel=1e-12)
     assert found["coordinate_descent"]["communication_s"] == pytest.approx(best, rel=1e-12)
@@ -84,7 +88,42 @@ def test_values_that_no_run_can_have():
         check(Config(search="best", paths="p", ends="e", splits="s", max_replicas=0, memory_gb=-1.0, evaluations=0))
     assert [line.partition("   ")[0] for line in str(caught.value).splitlines()] == [
         "planner.search best", "planner.paths p", "planner.ends e", "planner.splits s", "planner.max_replicas 0",
-        "planner.evaluations 0", "planner.memory_gb -1", "planner.memory_gb -1.0",
+        "planner.evaluations 0", "planner.memory_gb -1",
     ]  # fmt: skip
-    with pytest.raises(ValueError, match=r"planner.repeat True   is for planner.search=exact"):
-        check(Config(search="random", repeat=True))
+
+
+DRAW = "is for planner.search=random or metropolis_hastings or coordinate_descent, planner.search is"
+EXACT = "is for planner.search=exact, planner.search is"
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"search": "random", "seed": -1}, "planner.seed -1   must be at least 0   -> planner.seed=0"),
+        ({"seed": 1}, f"planner.seed 1   {DRAW} exact   -> planner.seed=0"),
+        ({"evaluations": 5}, f"planner.evaluations 5   {DRAW} exact   -> planner.evaluations=10000"),
+        (
+            {"search": "exhaustive", "evaluations": 5},
+            f"planner.evaluations 5   {DRAW} exhaustive   -> planner.evaluations=10000",
+        ),
+        (
+            {"search": "random", "memory_gb": 1.0, "evaluations": 5},
+            f"planner.memory_gb 1.0   {EXACT} random   -> planner.memory_gb=null",
+        ),
+        (
+            {"search": "random", "repeat": True, "evaluations": 5},
+            f"planner.repeat True   {EXACT} random   -> planner.repeat=false",
+        ),
+    ],
+)
+def test_keys_that_the_search_would_not_look_at(given, said):
+    with pytest.raises(ValueError) as caught:
+        check(Config(**given))
+    assert str(caught.value) == said
+    key, _, value = said.partition("-> planner.")[2].partition("=")
+    assert plan(**given | {key: json.loads(value)}).strategy
+
+
+def test_a_search_that_draws_depends_on_its_seed_alone():
+    one, again, other = (plan(search="random", evaluations=5, seed=seed).predicted["history"] for seed in (1, 1, 2))
+    assert one == again != other
