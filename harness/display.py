@@ -71,6 +71,9 @@ def _whole_rows(record: RunRecord) -> Iterator[tuple[str, str, str, str]]:
         yield "step time", seconds(step), seconds(expected), ratio(expected, step)
     if m.get("step_time_spread_s"):
         yield "  p10 to p90", " to ".join(map(seconds, m["step_time_spread_s"])), "", ""
+    if m.get("period_s") is not None:
+        period, expected = m["period_s"], p.get("period_s")
+        yield "period, without filling", seconds(period), seconds(expected), ratio(expected, period)
     if "bubble_fraction" in m or "bubble_fraction" in p:
         yield "bubble", percent(m.get("bubble_fraction")), percent(p.get("bubble_fraction")), ""
     for key, (name, text) in _ALONE.items():
@@ -111,7 +114,8 @@ def _moments(record: RunRecord) -> Iterator[tuple[str, str, str]]:
 def basis_of(record: RunRecord) -> list[str]:
     """What simulated numbers rest on, a line each: layer times and a warning of them, cluster, jitter, the planner."""
     basis = _basis(record)
-    own = [_figure(key, value) for key, value in record.predicted.items() if key not in record.metrics]
+    measured = {key for key in record.metrics if key != "period_s"}  # the planner's own stands beside it
+    own = [_figure(key, value) for key, value in record.predicted.items() if key not in measured]
     lines = {
         "layer times": basis.get("layer_times"),
         "profile": basis.get("profile"),

@@ -8,6 +8,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from harness import costs, devices
+from harness.period import period_s
 from harness.planning import Draft
 from harness.serial import encode
 from harness.simulate import Simulation
@@ -37,6 +38,7 @@ def simulated(simulation: Simulation, draft: Draft) -> dict[str, Any]:
         **simulation.figures,
         "throughput": draft.samples / step_s if step_s else None,
         **_work(draft, step_s),
+        "period_s": period_s(simulation.trace),
         "loss": None,
         "peaks": encode(simulation.peaks),
     }

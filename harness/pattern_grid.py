@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -14,6 +15,7 @@ from harness.schedule.validity import ROUNDING, Ran, Replay
 SHOWN = 2
 """Periods."""
 IDLE, GOING = ".", "-"
+NAMELESS = "no room for the names of"
 LEGEND = "1B2: backward of stage 1, two periods after its micro-batch began; 0>1: message from stage 0 to 1"
 
 
@@ -45,17 +47,23 @@ def grid(pattern: Pattern, durations: Mapping[str, float], width: int = 100) -> 
     period      |0             |1             |
     device 0    |0F0--...0B2---|0F0--...0B2---|      ... idle; an op without room for its label shows less of it, a
     device 1    |---1F0--.1B0--|---1F0--.1B0--|      very short one nothing; --- at the left edge is what goes on
-    link 0 - 1  |..1>0 1-0>1 0-|..1>0 1-0>1 0-|
+    link 0 - 1  |..>--0>1 0----|..>--0>1 0----|
+    no room for the names of: link 0 - 1: 1>0 1      in order of time, for each row
 
-    Both directions of a link have one row where they are never busy at the same time. Raises KeyError for an op that
-    has no duration.
+    What goes over the end of a period has its label behind it, if there is more room. Both directions of a link have
+    one row where they are never busy at the same time. Raises KeyError for an op that has no duration.
     """
     rows = boxes(pattern, durations)
     margin = max(map(len, rows), default=0)
     cells = max(8, (width - margin - 3 - SHOWN) // SHOWN)
     lines = [_line("period", [str(k).ljust(cells) for k in range(SHOWN)], margin)]
-    lines += [_line(name, _cells(own, cells), margin) for name, own in rows.items()]
-    return "\n".join([*lines, LEGEND])
+    lacking = []
+    for name, own in rows.items():
+        text, nameless = _cells(own, cells)
+        lines.append(_line(name, text, margin))
+        lacking += [f"{name}: {', '.join(nameless)}"] if nameless else []
+    told = textwrap.wrap(f"{NAMELESS} {'; '.join(lacking)}", width, break_on_hyphens=False) if lacking else []
+    return "\n".join([*lines, *told, LEGEND])
 
 
 def boxes(pattern: Pattern, durations: Mapping[str, float]) -> dict[str, list[Box]]:
@@ -93,22 +101,36 @@ def _shown(runs: Iterable[Ran], replay: Replay) -> Iterator[Box]:
             yield Box(replace(ran.op, micro_batch=0), began - ran.op.micro_batch, start, end)
 
 
-def _cells(row: Sequence[Box], cells: int) -> list[str]:
-    """The text of each period."""
+def _cells(row: Sequence[Box], cells: int) -> tuple[list[str], list[str]]:
+    """The text of each period, and the names that stand nowhere in it."""
     text = [IDLE] * (SHOWN * cells)
-    edges = [[min(max(round(edge * cells), 0), len(text)) for edge in (box.start, box.end)] for box in row]
+    edges = [(math.floor(box.start * cells + 0.5), math.floor(box.end * cells + 0.5)) for box in row]
     wide = {first for first, after in edges if first < after}
     starts = {first for first, _ in edges}
+    names: dict[str, bool] = {}
     for box, (first, after) in zip(row, edges, strict=True):
-        bar = (first // cells + 1) * cells
-        room = bar - first if bar <= after else after - first - (after in starts)
-        label = next((label for label in box.labels() if len(label) <= max(room, 1)), "")
-        began = box.start > -ROUNDING
+        at, label = _placed(box, first, after, cells, after in starts)
+        low, high = max(first, 0), min(after, len(text))
         if first < after:
-            text[first:after] = (label if began else "").ljust(after - first, GOING)
-        elif began and first < len(text) and first not in wide and text[first] == IDLE:
+            text[low:high] = (GOING * (at - first) + label).ljust(after - first, GOING)[low - first : high - first]
+        elif 0 <= first < len(text) and first not in wide and text[first] == IDLE:
             text[first] = label
-    return ["".join(text[k * cells : (k + 1) * cells]) for k in range(SHOWN)]
+        name = next(box.labels())
+        names[name] = names.get(name, False) or (label == name and 0 <= at < len(text))
+    nameless = [name for name, stands in names.items() if not stands]
+    return ["".join(text[k * cells : (k + 1) * cells]) for k in range(SHOWN)], nameless
+
+
+def _placed(box: Box, first: int, after: int, cells: int, followed: bool) -> tuple[int, str]:
+    """Where the label of a box stands, and how much of it: in the first part that has room for most of it.
+
+    The box is of the columns `first` up to `after`; the end of a period cuts it. What is `followed` at once by another
+    one leaves a column free.
+    """
+    bar = (first // cells + 1) * cells
+    parts = [(first, bar - first), (bar, after - bar - followed)] if bar < after else []
+    parts = parts or [(first, after - first - (followed and bar > after))]
+    return next((at, label) for label in box.labels() for at, room in parts if len(label) <= max(room, 1))
 
 
 def _line(name: str, periods: Iterable[str], margin: int) -> str:

@@ -2,7 +2,8 @@
 
 `python -m harness.pattern_picture RUN` draws that of the plan in a run's folder, as RUN/pattern.png.
 
-title                          period 3 s                 light: forward, dark: backward, colours: stages
+model=net, 2 devices, period 3 s, lower bound 2.9 s
+stages      # 0, 10   # 1                                light: forward   dark: backward
 device 0   |=0F0=|      |==2B1==|=0F0=|      |==2B1==|
 device 1         |1F0|===1B0===|      |1F0|===1B0===|
 link 0 - 1      |0>1|                |0>1|
@@ -19,11 +20,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from harness import files
+from omegaconf import OmegaConf
+
+from harness import files, request
+from harness.display import seconds
 from harness.op import Op
 from harness.pattern import Pattern
 from harness.pattern_grid import SHOWN, Box, boxes
+from harness.pattern_table import least_s
 from harness.plan import Plan
+from harness.record import RunRecord
 from harness.schedule.validity import ROUNDING, ByNumber, Replay
 from harness.serial import SchemaError
 
@@ -34,14 +40,17 @@ if TYPE_CHECKING:
 PALETTE = (
     "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#882255", "#999999", "#999933",
 )  # fmt: skip
-"""Of Okabe and Ito, then of Tol, which colour-blind readers can tell apart; an eleventh stage has the first one's."""
+"""Of Okabe and Ito, then of Tol, which colour-blind readers can tell apart; an eleventh stage has the first one's, so
+boxes have numbers."""
 PICTURE = "pattern.png"
 DPI = 100
 WIDTH_PX, LEFT_PX, RIGHT_PX, TOP_PX, BOTTOM_PX, GAP_PX = 1200, 110, 120, 62, 46, 14
 DEVICE_PX, LINK_PX, MEMORY_PX = 40, 26, 84
 INNER_PX = WIDTH_PX - LEFT_PX - RIGHT_PX
-_LETTER_PX, _SMALL_PT = 7.0, 8.5
-_SECONDS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
+_LETTER_PX, _LINE_PX, _SMALL_PT = 7.0, 12.0, 8.5
+_SMALL_SHARE = 0.25
+"""Of its limit: where no device holds as much, all are drawn by what the fullest one holds, and limits are told."""
+_SECONDS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
 _BYTES = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "bytes"))
 
 
@@ -64,12 +73,23 @@ def draw(
 
 
 def draw_plan(plan: Plan, path: Path, title: str = "") -> None:
-    """The pattern of a plan, with what its planner has told of it. Raises ValueError for a plan without one."""
+    """The pattern of a plan, with what its planner has told of it: `title`, devices, period and lower bound above.
+
+    Raises ValueError for a plan without a pattern.
+    """
     told = plan.predicted
     if plan.pattern is None or "tasks_s" not in told:
         raise ValueError("the plan has no pattern   -> one of planner=madpipe, contiguous or pipedream")
     limit = told["memory_limit_bytes"]
-    draw(plan.pattern, told["tasks_s"], path, told["stored_bytes"], told["fixed_bytes"], limit, title)
+    draw(plan.pattern, told["tasks_s"], path, told["stored_bytes"], told["fixed_bytes"], limit, headline(plan, title))
+
+
+def headline(plan: Plan, title: str) -> str:
+    """TITLE, 4 devices, period 349.0 ms, lower bound 349.0 ms"""
+    count, bound_s = len(plan.devices), least_s(plan)
+    told = [f"{count} device{'s' * (count > 1)}", f"period {seconds(plan.predicted['period_s'])}"]
+    told += [f"lower bound {seconds(bound_s)}"] if bound_s is not None else []
+    return ", ".join([*[title] * bool(title), *told])
 
 
 def figure(
@@ -98,11 +118,15 @@ def figure(
         place = (LEFT_PX / WIDTH_PX, bottom_px / whole_px, INNER_PX / WIDTH_PX, height / whole_px)
         panels.append(drawn.add_axes(place))
     _draw_rows(panels[0], rows)
-    for axes, (device, curve) in zip(panels[1:], curves.items(), strict=True):
-        limit = limits if isinstance(limits, int) else limits[device]
-        _draw_memory(axes, device, _seen(curve, replay), fixed[device], limit)
+    seen = {device: _seen(curve, replay) for device, curve in curves.items()}
+    limit_of = {device: limits if isinstance(limits, int) else limits[device] for device in seen}
+    most = {device: max(held for _, held in curve) for device, curve in seen.items()}
+    small = all(most[device] < _SMALL_SHARE * limit_of[device] for device in seen)
+    for axes, (device, curve) in zip(panels[1:], seen.items(), strict=True):
+        top = max(most.values()) if small else max(limit_of[device], most[device])
+        _draw_memory(axes, device, curve, fixed[device], limit_of[device], top)
     _draw_time(panels, pattern.period_s)
-    _draw_title(drawn, title, pattern.period_s, {box.op.stage for row in rows.values() for box in row}, whole_px)
+    _draw_title(drawn, title, sorted({box.op.stage for row in rows.values() for box in row}), whole_px)
     return drawn
 
 
@@ -138,9 +162,21 @@ def _draw_box(axes: Axes, box: Box, top_px: float, height_px: float) -> None:
     start, end = max(box.start, 0.0), min(box.end, float(SHOWN))
     fill, ink = colour(box.op)
     axes.broken_barh([(start, end - start)], (top_px, height_px), facecolor=fill, edgecolor="white", linewidth=0.8)
-    room_px = (end - start) * INNER_PX / SHOWN
-    label = next((label for label in box.labels() if (len(label) + 0.6) * _LETTER_PX < room_px), "")
-    axes.text((start + end) / 2, top_px + height_px / 2, label, ha="center", va="center", fontsize=_SMALL_PT, color=ink)
+    label, turned = _label(box, (end - start) * INNER_PX / SHOWN, height_px)
+    axes.text((start + end) / 2, top_px + height_px / 2, label, ha="center", va="center", fontsize=_SMALL_PT, color=ink,
+              rotation=90 * turned)  # fmt: skip
+
+
+def _label(box: Box, width_px: float, height_px: float) -> tuple[str, bool]:
+    """As much of a box's label as fits into it, and whether it is turned; of a task at least its stage, if anything."""
+    labels = [*box.labels()][: 3 if box.op.peer is not None else 2]
+    labels += [str(box.op.stage)] * (box.op.peer is None)
+    for label in labels:
+        if (len(label) + 0.6) * _LETTER_PX < width_px:
+            return label, False
+        if (len(label) + 0.6) * _LETTER_PX < height_px and width_px > _LINE_PX:
+            return label, True
+    return "", False
 
 
 def _seen(curve: Sequence[tuple[float, int]], replay: Replay) -> list[tuple[float, int]]:
@@ -155,11 +191,11 @@ def _seen(curve: Sequence[tuple[float, int]], replay: Replay) -> list[tuple[floa
     return [*found, (float(SHOWN), found[-1][1])]
 
 
-def _draw_memory(axes: Axes, device: int, curve: Sequence[tuple[float, int]], fixed: int, limit: int) -> None:
-    """What is there all the time in grey, above it what is stored; on the right limit and fullest moment."""
+def _draw_memory(axes: Axes, device: int, curve: Sequence[tuple[float, int]], fixed: int, limit: int, top: int) -> None:
+    """What is there all the time in grey, above it what is stored; on the right limit and fullest moment. The axis ends
+    a little above `top` bytes."""
     at, held = [point[0] for point in curve], [point[1] for point in curve]
-    top = max(limit, *held)
-    unit, name = next(((size, name) for size, name in _BYTES if top >= size), _BYTES[-1])
+    unit, name = _scale(_BYTES, top)
     axes.fill_between(at, held, fixed, step="post", color="#9CC7E4", linewidth=0)
     axes.fill_between([0, SHOWN], fixed, color="#BBBBBB", linewidth=0)
     axes.step(at, held, where="post", color="#0072B2", linewidth=1.4)
@@ -170,15 +206,21 @@ def _draw_memory(axes: Axes, device: int, curve: Sequence[tuple[float, int]], fi
     axes.set_ylabel(f"device {device}\n{name}", fontsize=_SMALL_PT)
     texts = (("limit", limit, "#D55E00"), ("fullest", max(held), "#0072B2" if max(held) <= limit else "#D55E00"))
     for height, (what, size, ink) in zip((0.85, 0.6), texts, strict=True):
+        unit, name = _scale(_BYTES, size)
         axes.text(1.01, height, f"{what} {size / unit:.3g} {name}", transform=axes.transAxes, fontsize=_SMALL_PT,
                   va="center", color=ink)  # fmt: skip
+
+
+def _scale(units: Sequence[tuple[float, str]], largest: float) -> tuple[float, str]:
+    """The largest unit of which there is at least one; else the smallest."""
+    return next((unit for unit in units if largest >= unit[0]), units[-1])
 
 
 def _draw_time(panels: Sequence[Axes], period_s: float) -> None:
     """One axis of time for all, from the beginning of the first period."""
     from matplotlib.ticker import MaxNLocator
 
-    unit, name = next(((size, name) for size, name in _SECONDS if SHOWN * period_s >= size), _SECONDS[-1])
+    unit, name = _scale(_SECONDS, SHOWN * period_s)
     ticks = MaxNLocator(10).tick_values(0, SHOWN * period_s / unit)
     for axes in panels:
         axes.set_xticks([tick * unit / period_s for tick in ticks], [f"{tick:g}" for tick in ticks])
@@ -190,20 +232,27 @@ def _draw_time(panels: Sequence[Axes], period_s: float) -> None:
     panels[-1].set_xlabel(name, fontsize=_SMALL_PT)
 
 
-def _draw_title(drawn: Figure, title: str, period_s: float, stages: set[int], whole_px: float) -> None:
-    """Title and period on the left; a patch for each stage below."""
+def _draw_title(drawn: Figure, title: str, stages: Sequence[int], whole_px: float) -> None:
+    """The title; below it a patch for each colour with its stages, and how to read boxes."""
     from matplotlib.patches import Patch
 
-    unit, name = next(((size, name) for size, name in _SECONDS if period_s >= size), _SECONDS[-1])
-    head = f"{title}     " if title else ""
-    drawn.text(LEFT_PX / WIDTH_PX, 1 - 16 / whole_px, f"{head}period {period_s / unit:.4g} {name}", va="center",
-               fontsize=11, parse_math=False)  # fmt: skip
-    handles = [Patch(facecolor=PALETTE[j % len(PALETTE)], label=f"stage {j}") for j in sorted(stages)[: len(PALETTE)]]
+    drawn.text(LEFT_PX / WIDTH_PX, 1 - 16 / whole_px, title, va="center", fontsize=11, parse_math=False)
+    of_colour = [[str(j) for j in stages if j % len(PALETTE) == number] for number in range(len(PALETTE))]
+    handles = [Patch(facecolor=fill, label=", ".join(own)) for fill, own in zip(PALETTE, of_colour, strict=True) if own]
+    drawn.text((LEFT_PX - 10) / WIDTH_PX, 1 - 42 / whole_px, "stage", ha="right", va="center", fontsize=_SMALL_PT)
     drawn.legend(handles=handles, ncols=len(handles), loc="center left", frameon=False, fontsize=_SMALL_PT,
-                 bbox_to_anchor=(LEFT_PX / WIDTH_PX, 1 - 42 / whole_px), borderaxespad=0,
-                 handlelength=1.2)  # fmt: skip
-    drawn.text(1 - 10 / WIDTH_PX, 1 - 16 / whole_px, "light: forward   dark: backward   2B1: one period late",
+                 bbox_to_anchor=(LEFT_PX / WIDTH_PX, 1 - 42 / whole_px), borderaxespad=0, handlelength=1.2,
+                 columnspacing=1.2)  # fmt: skip
+    drawn.text(1 - 10 / WIDTH_PX, 1 - 42 / whole_px, "light: forward   dark: backward   2B1: one period late",
                ha="right", va="center", fontsize=_SMALL_PT)  # fmt: skip
+
+
+def _title(record: Path) -> str:
+    """What the run of a record was; of a plan without a record nothing is known."""
+    if not record.is_file():
+        return ""
+    found = RunRecord.load(record)
+    return request.title(OmegaConf.create(found.config), found.manifest.get("overrides", []))
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -213,7 +262,7 @@ def main(arguments: Sequence[str]) -> int:
         return 2
     folder = Path(arguments[0])
     try:
-        draw_plan(Plan.load(folder / "plan.json"), folder / PICTURE)
+        draw_plan(Plan.load(folder / "plan.json"), folder / PICTURE, _title(folder / "record.json"))
     except (OSError, SchemaError, ValueError) as error:
         print(f"{folder}: {error}", file=sys.stderr)
         return 2

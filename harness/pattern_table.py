@@ -15,17 +15,32 @@ from harness.plan import Plan
 
 WIDTH = 110
 ROUNDING = 1e-9
+BOUND = "lower bound"
 OTHERS = {
-    "least_s": ("lower bound", "of whole stages, one device having several"),
-    "least_of_any_s": ("lower bound", "of any schedule"),
+    "least_s": (BOUND, "of whole stages, one device having several"),
+    "least_of_any_s": (BOUND, "of any schedule"),
     "contiguous_s": ("", "the best consecutive stages"),
 }
 """Periods that a planner may tell beside its plan's."""
+OF_PERIOD = "between one micro-batch and the next; a step has filling and draining, too"
+OF_MEMORY = "memory: while the pattern is repeated, as the planner counts; peak memory, above: in the simulated step"
 
 
 def pattern_table(plan: Plan, pattern: Pattern) -> Group:
     """Three parts below each other."""
-    return Group(_periods(plan), Text(), _devices(plan), Text(), Text(_grid(plan, pattern), no_wrap=True))
+    devices = (_devices(plan), Text(OF_MEMORY))
+    return Group(_periods(plan), Text(), *devices, Text(), Text(_grid(plan, pattern), no_wrap=True))
+
+
+def least_s(plan: Plan) -> float | None:
+    """Of the periods that no plan can beat the longest one that holds for this plan; None if its planner tells none."""
+    bounds = [plan.predicted.get(key) for key, (title, _) in OTHERS.items() if title]
+    return max((bound_s for bound_s in bounds if bound_s is not None and _holds(plan, bound_s)), default=None)
+
+
+def _holds(plan: Plan, bound_s: float) -> bool:
+    """Whether a bound is one of plans of this kind: else the plan may be below it."""
+    return bool(bound_s <= plan.predicted["period_s"] * (1 + ROUNDING))
 
 
 def _periods(plan: Plan) -> Table:
@@ -37,14 +52,19 @@ def _periods(plan: Plan) -> Table:
 
 def _lines(plan: Plan) -> Iterator[tuple[str, str, str]]:
     period_s = plan.predicted["period_s"]
-    yield "period", seconds(period_s), "" if plan.predicted.get("finished", True) else "the best when time was up"
+    short = "" if plan.predicted.get("finished", True) else "the best when time was up; "
+    yield "period", seconds(period_s), short + OF_PERIOD
     if "one_device_s" in plan.predicted:
-        yield "speed-up", f"{plan.predicted['one_device_s'] / period_s:.2f}", "over one device with memory enough"
+        yield (
+            "speed-up",
+            f"{plan.predicted['one_device_s'] / period_s:.2f}",
+            "over one device with memory enough, without filling",
+        )
     for key, (title, told) in OTHERS.items():
         other_s = plan.predicted.get(key)
         if other_s is None:
             continue
-        if title and other_s > period_s * (1 + ROUNDING):
+        if title and not _holds(plan, other_s):
             yield "", seconds(other_s), f"{told}: this plan is of another kind"
         else:
             yield title, seconds(other_s), told + (f": gap {percent(period_s / other_s - 1)}" if title else "")
@@ -53,7 +73,7 @@ def _lines(plan: Plan) -> Iterator[tuple[str, str, str]]:
 def _devices(plan: Plan) -> Table:
     """A row for each device: its stages, how many micro-batches each stores, bytes at the fullest moment."""
     table = Table(box=None, pad_edge=False)
-    for title in ("device", "stages", "stored micro-batches", "memory", "of"):
+    for title in ("device", "stages", "stored micro-batches", "memory", "limit"):
         table.add_column(title, justify="right")
     for device in plan.devices:
         own = [number for number, stage in enumerate(plan.stages) if stage.device == device]

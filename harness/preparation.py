@@ -177,9 +177,10 @@ class _Preparation:
         return children.measured_machine(self.folder, self.title, self.config.launch.timeout_s, wanted)
 
     def compare(self) -> None:
-        """A stored profile with the model that the user chose, if all is well so far. Ranks do so themselves."""
-        if self.config.profile and self.model_given and self.config.mode != "run" and not self.problems:
+        """A stored profile with the model that the user chose, if all is well so far; no other one is planned for."""
+        if self.config.profile and self.model_given and not self.problems:
             self.collect(self.profiles.compare)
+            self.stop()
 
     def check_memory(self, draft: Draft, profile: ModelProfile) -> None:
         """A device without the memory for its part is a problem; the first one has a mend that was tried."""

@@ -29,21 +29,31 @@ def against_profile(config: DictConfig, can: Capabilities, profile: ModelProfile
 
 def stored(config: DictConfig, profile: ModelProfile, model_given: bool) -> list[Problem]:
     """A profile from a file: is it one of what will run? Planned and simulated can be any."""
-    key, name, dtype = f"profile {config.profile}", config.model.name, config.precision.dtype
-    of = profile.model or "a model without a name"
-    found = []
-    if model_given and profile.model != name and not profile.model.startswith(f"{name}_"):
-        found.append(Problem(key, f"is of {of}, the model is {name}", "leave model= out, or profile="))
+    key, dtype = f"profile {config.profile}", config.precision.dtype
+    found = of_another_model(config, profile, model_given)
     if profile.micro_batch != check.micro_batch(config):
         what = f"is for micro-batches of {profile.micro_batch} samples, this run has {check.micro_batch(config)}"
         found.append(Problem(key, what, _as_stored(config, profile)))
     if config.mode == "run" and not model_given:
-        what = f"is of {of}: without model= it is for planning and simulating"
+        what = f"is of {_model(profile)}: without model= it is for planning and simulating"
         found.append(Problem(key, what, "mode=simulate, or model=NAME"))
     if config.mode == "run" and profile.dtype != dtype:
         what = f"is for {profile.dtype}, this run has {dtype}"
         found.append(Problem(key, what, f"precision.dtype={profile.dtype}"))
     return found
+
+
+def of_another_model(config: DictConfig, profile: ModelProfile, model_given: bool) -> list[Problem]:
+    """A profile from a file: is it one of the chosen model, by its name? If not, a plan of it helps nobody."""
+    name = config.model.name
+    if not model_given or profile.model == name or profile.model.startswith(f"{name}_"):
+        return []
+    what = f"is of {_model(profile)}, the model is {name}"
+    return [Problem(f"profile {config.profile}", what, "leave model= out, or profile=")]
+
+
+def _model(profile: ModelProfile) -> str:
+    return profile.model or "a model without a name"
 
 
 def _as_stored(config: DictConfig, profile: ModelProfile) -> str:

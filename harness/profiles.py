@@ -7,6 +7,7 @@ counted on the meta device  (cache, child) -'
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Sequence
 from contextlib import suppress
@@ -16,7 +17,7 @@ from typing import Any, Literal
 
 from omegaconf import DictConfig, OmegaConf
 
-from harness import check, children, costs, devices, display, profile_cache, registry, request
+from harness import check, children, costs, devices, display, profile_cache, profile_check, registry, request
 from harness.cluster import Cluster, Device
 from harness.problem import CannotRun, Problem
 from harness.profile import ModelProfile
@@ -45,12 +46,11 @@ class Profiles:
     def raw(self, origin: Origin, here: Device | None) -> ModelProfile:
         """The profile as it is stored, measured or counted. `here` is what is known of the device that measures.
 
-        Raises `CannotRun` for a file that cannot be read and for a model that cannot be profiled here, `ChildFailed`
-        for all else that goes wrong in a child.
+        Raises `CannotRun` for a file that cannot be read or is of another model, and for a model that cannot be
+        profiled here, `ChildFailed` for all else that goes wrong in a child.
         """
         if origin == "file":
-            self.found = f"{self.config.profile}, {display.age(profile_cache.age_s(Path(self.config.profile)))} old"
-            return stored(self.config.profile)
+            return self.given()
         place = self.place(origin)
         profile = profile_cache.load(place)
         self.found = f"made here {display.age(profile_cache.age_s(place))} ago, cached" if profile else "made just now"
@@ -58,6 +58,15 @@ class Profiles:
             profile = self.made(origin)
             profile_cache.store(place, profile)
         return replace(profile, device=here) if origin == "measured" else profile
+
+    def given(self) -> ModelProfile:
+        """The profile of the user's file. What is wrong with one of another model is raised before it is planned."""
+        file, model_given = self.config.profile, request.given(self.overrides, "model")
+        profile = stored(file)
+        if profile_check.of_another_model(self.config, profile, model_given):
+            raise CannotRun(profile_check.stored(self.config, profile, model_given))
+        self.found = f"{file}, {display.age(profile_cache.age_s(Path(file)))} old"
+        return profile
 
     def is_there(self, origin: Origin) -> bool:
         """Whether no child is needed."""
@@ -69,9 +78,18 @@ class Profiles:
         described = config.cluster.name != "local"
         own = bool(config.profile) and costs.has_times(profile) and config.costs == "auto"
         how = "none" if timeless(config, cluster) and not own else config.costs
+        if config.profile and how != "none":
+            self.check_costs(profile)
         found = costs.priced(profile, how, cluster.device, described, given=bool(config.profile))
         found.save(self.folder / PROFILE)
         return found
+
+    def check_costs(self, profile: ModelProfile) -> None:
+        """Raise `CannotRun` for a file of whose layers neither times nor work are known."""
+        if not any(getattr(layer, field) for layer in profile.layers for field in (*TIMES, "flops", "bytes_moved")):
+            what = f"has forward_s 0 and backward_s 0 in all {len(profile.layers)} layers, and no work to price them by"
+            mend = "forward_s and backward_s in seconds, or flops and bytes_moved, in each layer of the file"
+            raise CannotRun([Problem(f"profile {self.config.profile}", what, mend)])
 
     def place(self, origin: Origin) -> Path:
         """Where the cache keeps it."""
@@ -128,17 +146,33 @@ def timeless(config: DictConfig, cluster: Cluster) -> bool:
 
 
 def stored(file: str) -> ModelProfile:
-    """A profile from the user's file. Raises `CannotRun`, also where some layers have times and others lack them: such
-    a file has lost something. (Other fields that are not there have their defaults.)"""
+    """A profile from the user's file, which is read again only if it has changed.
+
+    Raises `CannotRun`, also where some layers have times and others lack them: such a file has lost something. (Other
+    fields that are not there have their defaults.)
+    """
     try:
-        profile = ModelProfile.load(Path(file))
-    except (SchemaError, OSError) as error:
-        raise CannotRun([Problem(f"profile {file}", str(error))]) from error
-    layers = json.loads(Path(file).read_text(encoding="utf-8"))["layers"]
-    if any(key in layer for layer in layers for key in TIMES):
+        there = Path(file).stat()
+        return _read(file, there.st_mtime_ns, there.st_size)
+    except OSError as error:
+        raise CannotRun([Problem(f"profile {file}", error.strerror or str(error))]) from error
+
+
+@functools.lru_cache(maxsize=1)
+def _read(file: str, changed_ns: int, size: int) -> ModelProfile:
+    key = f"profile {file}"
+    try:
+        data = json.loads(Path(file).read_text(encoding="utf-8"))
+        profile = ModelProfile.from_json(data)
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise CannotRun([Problem(key, f"is not JSON: {error}")]) from error
+    except SchemaError as error:
+        raise CannotRun([Problem(key, str(error))]) from error
+    layers = data["layers"]
+    if any(name in layer for layer in layers for name in TIMES):
         lacking = [
-            Problem(f"profile {file}", f"layer {number} ({layer.get('name', '')}) has no {key}", f"{key}, in seconds")
-            for number, layer in enumerate(layers) for key in TIMES if key not in layer
+            Problem(key, f"layer {number} ({layer.get('name', '')}) has no {name}", f"{name}, in seconds")
+            for number, layer in enumerate(layers) for name in TIMES if name not in layer
         ]  # fmt: skip
         if lacking:
             raise CannotRun(lacking)
@@ -161,8 +195,8 @@ def follow(config: DictConfig, overrides: Sequence[str]) -> None:
     """With a stored profile, `batch.size` follows from its micro-batches unless it is given."""
     if not config.profile or any(text.startswith("batch.size=") for text in overrides):
         return
-    with suppress(SchemaError, OSError):  # `stored` tells
-        config.batch.size = check.batch_size(config, ModelProfile.load(Path(config.profile)))
+    with suppress(CannotRun):  # it is raised again once the profile is needed
+        config.batch.size = check.batch_size(config, stored(config.profile))
 
 
 def wanted(config: DictConfig) -> str:

@@ -30,6 +30,7 @@ from harness.clusters import ClusterConfig
 from harness.failure import Failure
 from harness.interfaces import Model, OptimizerSpec, Session, SessionSpec
 from harness.memory import DTYPE_BYTES
+from harness.period import period_s
 from harness.plan import Plan
 from harness.problem import CannotRun, Problem
 from harness.profile import ModelProfile
@@ -120,8 +121,6 @@ def train(folder: Path, config: DictConfig) -> None:
     if names[0] == "cpu":
         torch.set_num_threads(1)  # engines take more where they are told to
     model = _model(config)
-    if config.profile:
-        check_profile(model, ModelProfile.load(folder / PROFILE), config.profile)
     data = registry.build("data", config.data, model, config.seed)
     engine = registry.build("engine", config.engine)
     spec = SessionSpec(names, OptimizerSpec(**config.optimizer), config.precision.dtype, config.precision.autocast,
@@ -134,7 +133,7 @@ def train(folder: Path, config: DictConfig) -> None:
         return training.train(session, data, loop, folder if reports else None, say if reports else lambda text: None)
 
     metrics, trace = launch.call(engine, model, plan, spec, work)
-    metrics |= training.use_of_devices(trace, plan.devices)
+    metrics |= training.use_of_devices(trace, plan.devices) | {"period_s": period_s(trace)}
     if model.task == "text":
         metrics["tokens_per_s"] = metrics["throughput"] * model.input_shape[0]
     trace.save(folder / "trace.json.gz")

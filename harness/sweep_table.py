@@ -26,8 +26,10 @@ REASON_LINES = 8
 LOG_WIDTH = 160
 UNIT = "samples/s"
 BEST = "*"
-FIGURES = ("throughput", "step_time_s", "peak_memory_bytes", "bubble_fraction", "devices")
+FIGURES = ("throughput", "step_time_s", "peak_memory_bytes", "bubble_fraction", "devices", "period_s")
 """The figures of a point in the file, by their names there."""
+EXTENT = ("devices", "bubble", "period")
+"""Columns that are only there if some point has something to show."""
 
 
 @dataclass
@@ -56,9 +58,10 @@ class Row:
             self._shown("peak_memory_bytes", size),
         )
 
-    def extent(self) -> tuple[str, str]:
-        """Number of devices, and the bubble."""
-        return str(self.devices or UNKNOWN), self._shown("bubble_fraction", percent)
+    def extent(self) -> tuple[str, str, str]:
+        """`EXTENT`: number of devices; the bubble; the period, where the planner plans one."""
+        bubble, period = self._shown("bubble_fraction", percent), self._shown("period_s", seconds)
+        return str(self.devices or UNKNOWN), bubble, period
 
     @property
     def devices(self) -> int | None:
@@ -75,11 +78,11 @@ class Row:
 
     def numbers(self) -> dict[str, float | None]:
         """`FIGURES` in full; of a measured point nothing that was only predicted."""
-        found: dict[str, float | None] = {"devices": self.devices}
-        for name in FIGURES[:-1]:
+        found: dict[str, float | None] = dict.fromkeys(FIGURES) | {"devices": self.devices}
+        for name in FIGURES:
             value, predicted = self._figure(name)
-            own = self.record is not None and (not predicted or self.record.source != "measured")
-            found[name] = value if own else None
+            if value is not None and not (predicted and self.record and self.record.source == "measured"):
+                found[name] = value
         return found
 
     def _shown(self, name: str, text: Callable[[float | None], str]) -> str:
@@ -150,13 +153,13 @@ def differing(rows: Sequence[Row]) -> list[str]:
 
 
 def table(rows: Sequence[Row]) -> Table:
-    """A row for each point: id, what differs, status, throughput, step time, memory; devices and bubble if known."""
+    """A row for each point: id, what differs, status, throughput, step time, memory; what is known of `EXTENT`."""
     shown = Table(box=None, pad_edge=False)
     extents = [row.extent() for row in rows]
-    known = [number for number in (0, 1) if any(extent[number] != UNKNOWN for extent in extents)]
+    known = [number for number in range(len(EXTENT)) if any(extent[number] != UNKNOWN for extent in extents)]
     for title in ("id", *_short(differing(rows)), "status"):
         shown.add_column(Text(title), overflow="fold")
-    for title in (UNIT, "step time", "memory", *(("devices", "bubble")[number] for number in known)):
+    for title in (UNIT, "step time", "memory", *(EXTENT[number] for number in known)):
         shown.add_column(title, justify="right", no_wrap=True)
     most = best(rows)
     for row, values, extent in zip(rows, _values(rows), extents, strict=True):

@@ -22,7 +22,7 @@ class Config:
     name: str = "contiguous"
     """The planner."""
     duplex: str = "half"
-    """half: a link is busy in one direction at a time, as in the paper; full: in both at once."""
+    """cluster: as its links; half: a link is busy one way at a time, as in the paper; full: both ways at once."""
 
 
 class Contiguous:
@@ -42,7 +42,7 @@ class Contiguous:
         def made(some: Chain) -> Plan:
             found = best(some, request.pipeline)
             if found is None:
-                raise plans.none_fits(some, least_memory(some, request.pipeline), cluster, memory, request)
+                raise plans.none_fits(some, least_memory(some, request.pipeline), cluster, request)
             period, of_devices = found
             return plans.to_plan(timing(some, of_devices, period), request, {})
 

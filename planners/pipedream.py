@@ -29,7 +29,7 @@ class Config:
     """What it takes a stage to hold: optimizer ((activations + state) x (devices - 1 - position), as PipeDream's public
     optimizer), position (a micro-batch for each stage from it on), devices (one for each device), none (nothing)."""
     duplex: str = "half"
-    """half: a link is busy in one direction at a time, as in the paper; full: in both at once."""
+    """cluster: as its links; half: a link is busy one way at a time, as in the paper; full: both ways at once."""
 
 
 class PipeDream:
@@ -45,12 +45,15 @@ class PipeDream:
         and where the partition fits with no period.
         """
         chain = plans.requested(profile, cluster, memory, request, self.duplex)
+        return plans.fitting(chain, lambda some: self._made(some, cluster, request), profile, cluster, memory)
+
+    def _made(self, chain: Chain, cluster: Cluster, request: PlanRequest) -> Plan:
         found = partition(chain, request.pipeline, self.estimate)
         period = smallest_period(chain, found[1]) if found else None
         if found is None or period is None:
             needed = least_memory(chain, request.pipeline)
             if needed > chain.memory:  # then no partition fits, whatever is estimated
-                raise plans.none_fits(chain, needed, cluster, memory, request)
+                raise plans.none_fits(chain, needed, cluster, request)
             what = self._wrong(chain, found[1], request) if found else self._strict(chain, request)
             raise NoPlan(f"planner.estimate {self.estimate}", what, "planner=contiguous")
         predicted = {"first_phase_s": chain.seconds(found[0])}

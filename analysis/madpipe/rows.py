@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from analysis import points
 from harness.record import RunRecord
@@ -27,6 +27,11 @@ Instance = tuple[str, int, int, int]
 
 class Row(points.Row):
     """One instance: a network on so many devices with so much memory, and one planner."""
+
+    @property
+    def ran(self) -> bool:
+        """That no plan fits is a result, too."""
+        return self.record is not None and self.record.status in ("ok", "infeasible")
 
     @property
     def network(self) -> str:
@@ -92,10 +97,15 @@ class Results(points.Points[Row]):
         """The rows that have been run, of each scheme by instance."""
         return self._schemes[sweep]
 
+    def count(self, sweep: str, keep: Callable[[Row], bool] = lambda row: True) -> tuple[int, int]:
+        """How many points of a sweep have been run, and how many there are."""
+        rows = self.rows(sweep, keep)
+        return sum(row.ran for row in rows), len(rows)
+
     def _by_scheme(self, sweep: str) -> Schemes:
         found: Schemes = {}
         for row in self.rows(sweep):
-            if row.record is not None and row.record.status in ("ok", "infeasible"):
+            if row.ran:
                 found.setdefault(row.scheme, {})[row.instance] = row
         return found
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from analysis.madpipe.ratios import Cell, cell
 from analysis.madpipe.rows import CONTIGUOUS, MADPIPE, NETWORKS, PIPEDREAM, PUBLISHED, SWEEPS, Results, Row
@@ -13,6 +14,8 @@ from analysis.report import MISSING, Section
 MEMORIES = range(3, 17)
 SHOWN = (2, 4, 8)
 """Numbers of devices of the table of Figure 6; the picture has all."""
+NAMED = 2
+"""At least so many columns say what a row is of."""
 SPEEDS = (4, 8, 12, 16)
 SOURCE = (
     "Planned, on analytic profiles of a GPU with 7 TFLOP/s and 600 GB/s; the paper measured on a GPU that it does not "
@@ -31,13 +34,35 @@ REASONS = {
 def sections(results: Results) -> list[Section]:
     """The tables of which something was run; the last one is that of the claims."""
     makers = {"fig6": (_fig6,), "fig7": (_fig7, _fits), "fig8": (_fig8,)}
-    return [*(make(results) for sweep in SWEEPS if results.was_run(sweep) for make in makers[sweep]), _claims(results)]
+    tables = [
+        _of_what_ran(make(results), *results.count(sweep))
+        for sweep in SWEEPS if results.count(sweep)[0] for make in makers[sweep]
+    ]  # fmt: skip
+    return [*tables, _claims(results)]
 
 
 def missing(results: Results) -> str:
-    """One line about the sweeps that were not run, with the commands that do; empty if there are none."""
-    commands = [f"python run.py -m +sweeps=madpipe_{name}" for name in SWEEPS if not results.was_run(name)]
-    return f"Not run yet, and left out: {'; '.join(commands)}" if commands else ""
+    """One line about the sweeps that were not run, or not to their end, with the commands that do; empty if there are
+    none."""
+    told = []
+    for name in SWEEPS:
+        ran, count = results.count(name)
+        if ran < count:
+            told.append(f"python run.py -m +sweeps=madpipe_{name} ({count - ran} of {count} points)")
+    return f"Not run yet, and left out: {'; '.join(told)}" if told else ""
+
+
+def _of_what_ran(section: Section, ran: int, count: int) -> Section:
+    """Where points are missing: without the rows and columns that have nothing to show, and with their number."""
+    if ran == count:
+        return section
+    names = max(section.texts, NAMED)
+    rows = [row for row in section.rows if set(row[names:]) != {MISSING}]
+    kept = [k for k in range(len(section.columns)) if k < names or any(row[k] != MISSING for row in rows)]
+    left_out = len(section.rows) - len(rows)
+    note = f"{count - ran} of {count} points were not run" + (f"; {left_out} rows have none." if left_out else ".")
+    return replace(section, columns=tuple(section.columns[k] for k in kept),
+                   rows=tuple(tuple(row[k] for k in kept) for row in rows), notes=(*section.notes, note))  # fmt: skip
 
 
 def _fig6(results: Results) -> Section:
@@ -98,10 +123,15 @@ def _fits(results: Results) -> Section:
     for network in NETWORKS.values():
         for scheme in (*PIPEDREAM.values(), CONTIGUOUS, MADPIPE):
             own = [row for row in schemes.get(scheme, {}).values() if row.network == network]
-            counted = [sum(not row.ok for row in own if row.memory_gb == memory) for memory in MEMORIES]
-            rows.append((network, scheme, *map(str, counted), f"{sum(counted)} of {len(own)}"))
+            cells = [_unfit([row for row in own if row.memory_gb == memory]) for memory in MEMORIES]
+            rows.append((network, scheme, *(cell.removesuffix(" of 14") for cell in cells), _unfit(own)))
     columns = ("network", "no plan", *(f"{memory} GB" for memory in MEMORIES), "in all")
     return Section("Instances without a plan, of 14 for each memory", columns, tuple(rows), texts=2)
+
+
+def _unfit(rows: Sequence[Row]) -> str:
+    """How many of these have no plan."""
+    return f"{sum(not row.ok for row in rows)} of {len(rows)}" if rows else MISSING
 
 
 def _fig8(results: Results) -> Section:

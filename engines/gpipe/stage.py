@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
-from engines.gpipe.microbatch import Parts, Value, check_value, mapped, tensors_of
+from engines.gpipe.microbatch import Parts, check_value, mapped, tensors_of
 from harness import batchnorm, dropout, skip
+from harness.marks import mark
 
 
 @dataclass(frozen=True)
@@ -86,17 +88,10 @@ class Stage:
                 self.layer = name
                 value = layer(value)
                 if self.marking:
-                    self._mark(value, name)
+                    mark(value, partial(setattr, self, "layer", name))
             leaving = dict(skips)
         check_value(value, f"the output of layer {self.layer!r}")
         return {"": value, **leaving}
-
-    def _mark(self, value: Value, name: str) -> None:
-        """Have the backward pass note that it has come to this layer."""
-        for tensor in tensors_of(value):
-            if isinstance(tensor, Tensor) and tensor.requires_grad:
-                tensor.register_hook(_Marker(self, name))
-                return
 
     @contextmanager
     def noted(self, phase: str, micro_batch: int) -> Iterator[None]:
@@ -121,14 +116,3 @@ class Stage:
 
     def _modules(self) -> list[nn.Module]:
         return [module for _, layer in self.layers for module in layer.modules()]
-
-
-class _Marker:
-    """A tensor hook that leaves the gradient alone and writes down the layer's name."""
-
-    def __init__(self, stage: Stage, name: str) -> None:
-        self.stage = stage
-        self.name = name
-
-    def __call__(self, gradient: Tensor) -> None:
-        self.stage.layer = self.name

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from harness.marks import mark
 from harness.skip import named_layers
 from harness.stage_module import StageModule
 
@@ -35,12 +36,4 @@ def failing_layer(module: StageModule, run: Callable[[], Sequence[Tensor]], leav
 
 def _marking(name: str, reached: list[str]) -> Callable[[nn.Module, Any, Any], None]:
     """A forward hook: once the backward pass comes to this layer, its name is noted."""
-
-    def mark(layer: nn.Module, inputs: Any, output: Any) -> None:
-        outputs = output if isinstance(output, tuple) else (output,)
-        for tensor in outputs:
-            if tensor.requires_grad:
-                tensor.register_hook(lambda _: reached.append(name))
-                return
-
-    return mark
+    return lambda layer, inputs, output: mark(output, lambda: reached.append(name))

@@ -53,7 +53,7 @@ class Replay:
     @cached_property
     def homes(self) -> dict[int, int]:
         """The device of each stage."""
-        return {placed.op.stage: placed.device for placed in reversed(self.pattern.ops) if placed.op.kind in TASKS}
+        return _homes(self.pattern)
 
     @cached_property
     def steady(self) -> int:
@@ -144,17 +144,22 @@ def faults_of(
     """A line for each fault of a pattern, with op, stage, both numbers and a mend; empty if it is valid.
 
     The pattern is unrolled for 3 (2P - 1) periods of steady state and all that comes before. Looked for: ops that stand
-    twice or are missing (each of `durations`, F and B of each stage), a stage on two devices; an op that starts before
-    what its micro-batch needs has ended; two ops at once on one device or link; a device that holds more than its
-    limit. `durations` are seconds by the notation of ops with micro-batch 0, `stored` bytes by stage, `fixed` by
-    device, `limits` by device, or one for all. A link is that of two devices in one direction, with `duplex` "half" in
-    both. Times are compared with a tolerance of `ROUNDING` periods, bytes with none.
+    twice or are missing (each of `durations`, F and B of each stage, the messages between neighbours on two devices),
+    a stage on two devices; an op that starts before what its micro-batch needs has ended; two ops at once on one device
+    or link; a device that holds more than its limit. `durations` are seconds by the notation of ops with micro-batch 0,
+    `stored` bytes by stage, `fixed` by device, `limits` by device, or one for all. A link is that of two devices in one
+    direction, with `duplex` "half" in both. Times are compared with a tolerance of `ROUNDING` periods, bytes with none.
     """
     found = list(_misplaced(pattern, durations))
     if found:
         return found
     replay = replayed(pattern, durations)
     return [*_overlaps(replay, duplex), *_early(replay), *_overfull(replay, stored, fixed, limits)]
+
+
+def _homes(pattern: Pattern) -> dict[int, int]:
+    """The device of each stage: that of its first task."""
+    return {placed.op.stage: placed.device for placed in reversed(pattern.ops) if placed.op.kind in TASKS}
 
 
 def _name(op: Op) -> str:
@@ -164,7 +169,7 @@ def _name(op: Op) -> str:
 def _misplaced(pattern: Pattern, durations: Mapping[str, float]) -> Iterator[str]:
     """What cannot even be unrolled."""
     ops = [replace(placed.op, micro_batch=0) for placed in pattern.ops]
-    tasks = [op for op in ops if op.kind in TASKS]
+    homes = _homes(pattern)
     for op in dict.fromkeys(ops):
         if ops.count(op) > 1:
             yield f"{_name(op)}   stands {ops.count(op)} times in the pattern   -> once"
@@ -172,19 +177,26 @@ def _misplaced(pattern: Pattern, durations: Mapping[str, float]) -> Iterator[str
             yield f"{_name(op)}   has no duration   -> one for each op of the pattern"
         elif not (math.isfinite(durations[str(op)]) and durations[str(op)] >= 0):
             yield f"{_name(op)}   takes {durations[str(op)]} s   -> a finite number of at least 0"
-    wanted = [Op(j, kind, 0) for j in range(1 + max((op.stage for op in ops), default=0)) for kind in ("F", "B")]
     asked = [replace(Op.parse(text), micro_batch=0) for text in durations]
-    for op in dict.fromkeys([*wanted, *asked]):
+    for op in dict.fromkeys([*_needed(homes, 1 + max((op.stage for op in ops), default=0)), *asked]):
         if op not in ops:
             yield f"{_name(op)}   is not in the pattern, every micro-batch needs it   -> add it"
-    homes: dict[int, int] = {}
     for placed in pattern.ops:
         op = replace(placed.op, micro_batch=0)
-        home = homes.setdefault(op.stage, placed.device) if op.kind in TASKS else placed.device
-        if home != placed.device:
+        if op.kind in TASKS and placed.device != homes[op.stage]:
+            home = homes[op.stage]
             yield f"{_name(op)}   is on device {placed.device}, its stage on device {home}   -> device {home}"
-        if op.peer is not None and all(task.stage != op.peer for task in tasks):
+        if op.peer is not None and op.peer not in homes:
             yield f"{_name(op)}   has its other end on stage {op.peer}, which has no task   -> another one"
+
+
+def _needed(homes: Mapping[int, int], stages: int) -> Iterator[Op]:
+    """F and B of each stage; a message and its gradient between neighbours on two devices."""
+    for j in range(stages):
+        yield from (Op(j, "F", 0), Op(j, "B", 0))
+    for j in range(1, stages):
+        if j - 1 in homes and j in homes and homes[j - 1] != homes[j]:
+            yield from (Op(j, "copy", 0, "", j - 1), Op(j - 1, "copy", 0, "", j))
 
 
 def _overlaps(replay: Replay, duplex: Duplex) -> Iterator[str]:

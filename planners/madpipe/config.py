@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING
 
-from harness.cluster import Duplex
+from planners.periodic.plans import wrong_duplex
 
 if TYPE_CHECKING:
     from planners.madpipe.planner import MadPipe
@@ -28,7 +28,7 @@ class Config:
     limit_s: float = 8.0
     """Seconds for the integer programs together; then the best plan so far counts. The paper has 60."""
     duplex: str = "half"
-    """half: a link is busy in one direction at a time, as in the paper; full: in both at once."""
+    """cluster: as its links; half: a link is busy one way at a time, as in the paper; full: both ways at once."""
 
 
 def build(config: Config) -> MadPipe:
@@ -41,12 +41,10 @@ def build(config: Config) -> MadPipe:
 
 def check(config: Config) -> None:
     """Raise ValueError with a line for each value that no run can have."""
-    choices = {"allocation": PHASES, "duplex": get_args(Duplex)}
-    wrong = [
-        f"planner.{key} {getattr(config, key)}   is none of {', '.join(known)}   -> planner.{key}={known[0]}"
-        for key, known in choices.items()
-        if getattr(config, key) not in known
-    ]
+    wrong = wrong_duplex(config.duplex)
+    if config.allocation not in PHASES:
+        what = f"is none of {', '.join(PHASES)}"
+        wrong.append(f"planner.allocation {config.allocation}   {what}   -> planner.allocation={PHASES[0]}")
     if config.allocation == "published" and not config.atomic:
         what = "is for planner.allocation=exact, planner.allocation is published"
         wrong.append(f"planner.atomic false   {what}   -> planner.atomic=true")

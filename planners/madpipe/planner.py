@@ -15,7 +15,8 @@ from planners.madpipe.config import Config
 from planners.madpipe.search import SMALL, Found, least_period, search
 from planners.periodic import plans
 from planners.periodic.chain import Chain
-from planners.periodic.contiguous import least_memory
+
+EXACT = "planner.allocation=exact"
 
 
 class MadPipe:
@@ -35,22 +36,22 @@ class MadPipe:
         if not self.config.atomic and chain.layers > SMALL:
             what = f"is for at most {SMALL} layers, the model has {chain.layers}"
             raise NoPlan("planner.atomic false", what, "planner.atomic=true")
-        return plans.fitting(chain, lambda some: self._made(some, cluster, memory, request), profile, cluster, memory)
+        return plans.fitting(chain, lambda some: self._made(some, cluster, request), profile, cluster, memory)
 
-    def _made(self, chain: Chain, cluster: Cluster, memory: MemoryModel, request: PlanRequest) -> Plan:
+    def _made(self, chain: Chain, cluster: Cluster, request: PlanRequest) -> Plan:
         found = search(chain, request.pipeline, self.config)
-        if found is None:
-            raise self._none(chain, cluster, memory, request)
+        if isinstance(found, int):
+            raise self._none(chain, found, cluster, request)
         if not plans.alike(cluster):  # what the slowest link allows is no bound where others are faster
             found = replace(found, least=None)
         return plans.to_plan(found.timing, request, _told(chain, found, request.pipeline))
 
-    def _none(self, chain: Chain, cluster: Cluster, memory: MemoryModel, request: PlanRequest) -> NoPlan:
-        needed = least_memory(chain, request.pipeline)
-        if needed <= chain.memory:
-            what = "found no plan, though consecutive stages fit"
-            return NoPlan(f"planner.allocation {self.config.allocation}", what, "planner=contiguous")
-        return plans.none_fits(chain, needed, cluster, memory, request)
+    def _none(self, chain: Chain, needed: int, cluster: Cluster, request: PlanRequest) -> NoPlan:
+        published = self.config.allocation == "published"
+        if published and needed <= chain.memory:
+            return NoPlan("planner.allocation published", "found no plan, though there is one", EXACT)
+        refused = plans.none_fits(chain, needed, cluster, request, plans.FOUND).problem
+        return NoPlan(refused.key, refused.what, f"{refused.mend} {EXACT}" if published else refused.mend)
 
 
 def _told(chain: Chain, found: Found, devices: int) -> dict[str, object]:

@@ -13,6 +13,8 @@ states are taken from (L, P, 0, 0, 0) on, with their period so far, without thos
 is at least as good as in everything; that changes nothing but the time it takes. For the same reason a grid that has
 all values of a coarser one never gives a longer period for the same T^; of other grids and of Algorithm 1 as a whole,
 whose targets change with the grid, this is not so for sure.
+
+The paper knows no tied weights: of what several stages of the special device share each has its own here.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ import numpy as np
 
 from planners.periodic.chain import Chain
 from planners.periodic.fixed_point import Bound, stages_of
+from planners.periodic.groups import after, group_of
 from planners.periodic.labels import Run, undominated
 
 USED, LOAD, BYTES, DELAY, TIME, PARENT, END, SPECIAL, COLUMNS = range(9)
@@ -67,13 +70,12 @@ class Program:
 
     def __init__(self, chain: Chain, devices: int, period: int, grid: Grid) -> None:
         self.chain, self.normals = chain, devices - 1
-        self.loads, self.states, self.stores = (np.array(v) for v in (chain.loads, chain.states, chain.stores))
-        self.buffers, self.crossing = np.array(chain.buffers), np.array(chain.crossing)
+        self.loads, self.stores, self.crossing = (np.array(v) for v in (chain.loads, chain.stores, chain.crossing))
         self.busy = np.array([chain.busy(boundary) for boundary in range(chain.layers + 1)])
         self.load_steps, self.size_steps, self.delay_steps = grid.loads - 1, grid.sizes - 1, grid.delays - 1
         self.most_load, self.most_bytes = max(1, chain.loads[-1]), max(1, chain.memory)
         self.most_delay = max(1, chain.loads[-1] + sum(chain.crossing))
-        self.period = period * self.delay_steps
+        self.period = period * self.delay_steps  # delays are in parts of ticks
 
     def shortest(self, limit: int) -> tuple[int, list[Run]] | None:
         """T(L, P, 0, 0, 0), rounded up to ticks, and its stages; None if it is `limit` or more."""
@@ -99,9 +101,9 @@ class Program:
         """The states with one more stage, those that may stay below the limit."""
         load, stored = self.loads[end] - self.loads[begin], self.stores[end] - self.stores[begin]
         delay = states[DELAY] * self.most_delay
-        group = np.maximum(1, -(-(delay + load * self.delay_steps) // self.period))
-        held = self.states[end] - self.states[begin] + self.buffers[begin] + self.buffers[end] + (group - 1) * stored
-        behind = self._after(self._after(delay, load), self.crossing[begin])
+        load_parts, crossing = load * self.delay_steps, self.crossing[begin] * self.delay_steps
+        held = self.chain.held(begin, end - 1, 0) + (group_of(delay + load_parts, self.period) - 1) * stored
+        behind = after(after(delay, load_parts, self.period), crossing, self.period)
 
         normal = states.copy()
         normal[USED] += 1
@@ -122,13 +124,6 @@ class Program:
         both[PARENT], both[END] = np.tile(np.arange(states.shape[1]), 2), end
         useful = np.concatenate([fits, size <= self.chain.memory * self.size_steps])
         return both[:, useful & self._hopeful(both, begin, limit)]
-
-    def _after(self, delay: np.ndarray, load: int) -> np.ndarray:
-        """V (+) U, with delays in parts of ticks."""
-        own = load * self.delay_steps
-        limit = np.maximum(1, -(-delay // self.period)) * self.period
-        found: np.ndarray = own + np.where(delay + own <= limit, delay, limit)
-        return found
 
     def _hopeful(self, states: np.ndarray, boundary: int, limit: int) -> np.ndarray:
         """Whether the rest could be below the limit if it were spread evenly. A rounded t_P may be above the limit."""

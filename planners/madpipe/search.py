@@ -14,9 +14,11 @@ from harness.plan import Stage
 from planners.madpipe.config import Config
 from planners.madpipe.published import algorithm_1
 from planners.periodic import contiguous, groups
+from planners.periodic.bounds import lower_bound
 from planners.periodic.chain import Chain
 from planners.periodic.fixed_point import fixed_point, stages_of
 from planners.periodic.labels import Search
+from planners.periodic.packing import packed
 from planners.periodic.program import layers_apart, solve
 from planners.periodic.reassign import improved
 from planners.periodic.timing import Timing
@@ -26,6 +28,8 @@ HIGHER = (Fraction(1, 16), Fraction(1, 4), Fraction(1, 2))
 """Where, between the bound and the best period so far, further allocations are looked for."""
 TIGHTER = (0.97, 0.94, 0.9, 0.85, 0.8)
 """Of a device's memory."""
+SAME = Fraction(1, 10**9)
+"""Ticks are rounded: periods that differ by a smaller part are equal. Then consecutive stages have fewer messages."""
 SMALL, SMALL_DEVICE = 40, 12
 """Layers of a chain, and of a device, up to which they may run apart: more are too many for the integer program."""
 
@@ -33,7 +37,8 @@ SMALL, SMALL_DEVICE = 40, 12
 @dataclass(frozen=True)
 class Found:
     """The best plan, and in ticks: the period of the first phase, of the best contiguous plan, and `least`, which no
-    plan of whole stages beats with one device that has several (None for the published search, which proves nothing).
+    plan of whole stages beats with one device that has several (None for the published search, which proves nothing,
+    and where only more such devices are enough).
 
     `finished`: the second phase had time enough.
     """
@@ -45,10 +50,13 @@ class Found:
     finished: bool
 
 
-def search(chain: Chain, devices: int, config: Config) -> Found | None:
-    """The best plan that is found; None if there is none."""
+def search(chain: Chain, devices: int, config: Config) -> Found | int:
+    """The best plan that is found; if there is none, the fewest bytes of a device for which one is known.
+
+    These are as many as `chain.memory`, or fewer, only if `planner.allocation` is why none was found.
+    """
     if config.allocation == "published":
-        return _published(chain, devices, config)
+        return _published(chain, devices, config) or packed(chain, devices, config.limit_s)[0]
     return _Exact(chain, devices, config).found()
 
 
@@ -64,7 +72,7 @@ def least_period(chain: Chain, devices: int) -> Fraction:
     for own, size, state in zip(rest, chain.stored, chain.state, strict=True):
         if size and chain.memory - state >= size:
             found.append(Fraction(own, (chain.memory - state) // size))
-    room = devices * chain.memory - chain.states[-1]
+    room = devices * chain.memory - (chain.states[-1] - chain.again([range(chain.layers)]))
     if room > 0:
         found.append(Fraction(sum(own * size for own, size in zip(rest, chain.stored, strict=True)), room))
     return max(found)
@@ -92,26 +100,32 @@ class _Exact:
         self.earlier: list[Timing] = []
         self.finished = True
 
-    def found(self) -> Found | None:
+    def found(self) -> Found | int:
         consecutive = contiguous.best(self.chain, self.devices)
         if consecutive is not None:
             period, stages = consecutive
             self._keep(groups.timing(self.chain, stages, period))
         bound = fixed_point(self.chain, self.devices, consecutive[0] if consecutive else None)
-        if bound is None:
-            return None
-        goal = Fraction(bound.period)
-        least = goal - (self.chain.duplex == "full")  # there it is rounded up to a tick
-        for stages in self._allocations(bound.period, bound.stages):
-            self._try(stages)
-        if self.config.reassign:
-            self._reassign(goal)
-        if not self.config.atomic and self.chain.layers <= SMALL:
-            self._apart(bound.stages)
+        if bound is not None:
+            for stages in self._allocations(bound.period, bound.stages):
+                self._try(stages)
         if self.best is None:
-            return None
+            needed, stages = packed(self.chain, self.devices, self._left_s() / 2)
+            if needed > self.chain.memory:
+                return needed
+            self._try(stages)
+        assert self.best is not None
+        first = Fraction(bound.period) if bound else lower_bound(self.chain, self.best.stages)
+        assert first is not None
+        if self.config.reassign:
+            self._reassign(first if bound else Fraction(0))
+        if not self.config.atomic and self.chain.layers <= SMALL:
+            self._apart(bound.stages if bound else self.best.stages)
         whole = Fraction(consecutive[0]) if consecutive else None
-        return Found(self.best, goal, whole, least, self.finished)
+        if consecutive is not None and self.best.period > consecutive[0] * (1 - SAME):
+            self.best = self.earlier[0]
+        least = first - (self.chain.duplex == "full") if bound else None  # there it is rounded up to a tick
+        return Found(self.best, first, whole, least, self.finished)
 
     def _allocations(self, period: int, stages: Allocation) -> Iterator[Allocation]:
         """Those worth a try, the most promising first, each once."""

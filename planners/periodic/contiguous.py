@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
 
 from harness.plan import Stage
 from planners.periodic.chain import Chain
-from planners.periodic.groups import smallest_period
+from planners.periodic.groups import after, crossed, groups, smallest_period
 from planners.periodic.spans import NEVER, Spans, Whole
 
 
 def best(chain: Chain, devices: int) -> tuple[int, tuple[Stage, ...]] | None:
-    """The shortest period, in whole ticks, of any partition into at most `devices` stages, and such a partition.
+    """The shortest period, in whole ticks, of any partition into at most `devices` stages, and such a partition: of
+    equal ones one of the fewest stages, and of these one with the least on the fullest device.
 
     None if none fits into `chain.memory`. Any period is either proven too short by `Search.within`, or is that of a
     partition, whose own shortest period (`groups.smallest_period`) is mostly far below what was asked for:
@@ -34,7 +37,27 @@ def best(chain: Chain, devices: int) -> tuple[int, tuple[Stage, ...]] | None:
             lower, below = asked + 1, False
         else:
             found, upper, below = better, _period(chain, better, asked), not below
-    return upper, found
+    return upper, _roomiest(chain, devices, upper, found)
+
+
+def _roomiest(chain: Chain, devices: int, period: int, stages: tuple[Stage, ...]) -> tuple[Stage, ...]:
+    """The partition with this period, and with as few stages, for which devices may be smallest."""
+    found: dict[int, tuple[Stage, ...]] = {}
+
+    def enough(memory: int) -> bool:
+        fewer = Search(replace(chain, memory=memory), devices).within(period)
+        if fewer is None or len(fewer) > len(stages):
+            return False
+        found[memory] = fewer
+        return True
+
+    largest = max(
+        chain.held(stage.first, stage.last, group)
+        for stage, group in zip(stages, groups(chain, stages, period), strict=True)
+    )
+    sizes = range(least_memory(chain, devices), largest)
+    smallest = bisect_left(sizes, True, key=enough)
+    return found[sizes[smallest]] if smallest < len(sizes) else stages
 
 
 def least_memory(chain: Chain, devices: int) -> int:
@@ -88,10 +111,7 @@ class Search:
         delays[-1] = 0
         steps = []
         for _ in range(self.devices):
-            behind = self._crossed(delays, period)
-            group_ends = _group_ends(behind, period)[spans.end]
-            delay = behind[spans.end] + spans.load
-            delay = np.where(delay > group_ends, group_ends + spans.load, delay)
+            delay = after(self._crossed(delays, period)[spans.end], spans.load, period)
             delay[delay > longest] = NEVER
             steps.append(delay)
             delays = spans.least(delay, len(delays))
@@ -101,16 +121,8 @@ class Search:
 
     def _crossed(self, delays: Whole, period: int) -> Whole:
         """`groups.crossed` at every boundary. The end of the chain sends nothing."""
-        found = delays + self.crossing
-        if self.chain.duplex == "half":
-            ends = _group_ends(delays, period)
-            found = np.where(found > ends, ends + self.crossing, found)
+        found = crossed(self.chain.duplex, delays, self.crossing, period)
         return np.where((delays == NEVER) | (self.busy > period), NEVER, found)
-
-
-def _group_ends(delays: Whole, period: int) -> Whole:
-    """The end of the group in which each delay lies."""
-    return np.maximum(1, -(-delays // period)) * period
 
 
 def _period(chain: Chain, stages: tuple[Stage, ...], asked: int) -> int:

@@ -7,7 +7,8 @@ special device has any number of stages, normal devices have one each. An alloca
     group     from the end of the network on, V is the delay behind a stage with load U, C the message in front of it:
               V' = (V (+) U) (+) C, and the stage is of group g = max(1, ceil((V (+) U) / T));
     memory    a normal device holds state, buffers and g times what its stage stores of a micro-batch. The special one
-              holds state, buffers and g - 1 times what each stage stores, and once more the most that a stage stores.
+              holds state, buffers and g - 1 times what each stage stores, and once more what all its stages of one
+              group store, of the group where that is most.
 
 The paper has no "once more": with that its special device is too optimistic, even with a single stage.
 
@@ -20,8 +21,10 @@ The paper has no "once more": with that its special device is too optimistic, ev
    duplex a message and its gradient do not meet, and x + C is at least V + C. All grow with V, so that every delay is
    at least as above, stage by stage. Other stages on the same device only take more of its time.
 2. From the start of F to the end of B are D ticks. So a stage stores ceil(D / T) micro-batches whenever an F starts,
-   at least g, and floor(D / T) or more at any time, at least g - 1. When the stage that stores most of a micro-batch
-   starts an F, the special device holds what is said above; a normal one holds it at each of its F.
+   at least g, and floor(D / T) or more at any time, at least g - 1. A normal device holds what is said above at each F.
+   The special one does when an F of the last of its stages of a group g starts: that stage stores g micro-batches, and
+   each earlier stage has these, too, since it began them before and has not ended them. With a period as long as all
+   work this is exact: all groups are 1.
 3. A device and a link run one task at a time: loads are at most T.
 
 All this gets easier as T grows (`planners.periodic.groups.after`): T can be halved. In half duplex, loads and groups
@@ -31,6 +34,7 @@ change only where a sum of items is T, so that whole ticks are exact; in full du
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -117,21 +121,27 @@ def possible(chain: Chain, runs: Sequence[Run], period: int) -> bool:
     """Whether load, groups and memory allow these stages with this period."""
     if any(chain.busy(first) > period for first, _, _ in runs[1:]):
         return False
-    delay = load = size = fullest = 0
+    delay = load = size = 0
+    of_group: Counter[int] = Counter()
+    special_layers = []
     for first, last, special in reversed(runs):
         own = chain.loads[last + 1] - chain.loads[first]
         stored = chain.kept(first, last)
         if own > period:
             return False
         delay = after(delay, own, period)
-        held = chain.held(first, last, group_of(delay, period) - 1)
+        group = group_of(delay, period)
+        layers = range(first, last + 1)
         if special:
-            load, size, fullest = load + own, size + held, max(fullest, stored)
-        elif held + stored > chain.memory:
+            load, size = load + own, size + chain.held(first, last, group - 1) + chain.again([layers])
+            of_group[group] += stored
+            special_layers.append(layers)
+        elif chain.held(first, last, group) > chain.memory:
             return False
         if first:
-            delay = crossed(chain, first, delay, period)
-    return load <= period and size + fullest <= chain.memory
+            delay = crossed(chain.duplex, delay, chain.crossing[first], period)
+    size += max(of_group.values(), default=0) - chain.again(special_layers)
+    return load <= period and size <= chain.memory
 
 
 def stages_of(runs: Sequence[Run]) -> tuple[Stage, ...]:

@@ -5,13 +5,21 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from fractions import Fraction
+from typing import TYPE_CHECKING, TypeVar
 
+from harness.cluster import Duplex
 from harness.plan import Stage
 from planners.periodic.chain import Chain
 from planners.periodic.timing import Timing
 
+if TYPE_CHECKING:
+    from planners.periodic.spans import Whole
 
-def after(delay: int, load: int, period: int) -> int:
+Ticks = TypeVar("Ticks", int, "Whole")
+"""A number of ticks, or an array of them."""
+
+
+def after(delay: Ticks, load: Ticks, period: int) -> Ticks:
     """x (+) y of the paper (4.2.1): the delay once an item of `load` ticks, at most `period`, is added to it.
 
     The delay of an item is how long a micro-batch is away: from the start of its forward part to the end of its
@@ -25,23 +33,22 @@ def after(delay: int, load: int, period: int) -> int:
     later one than g, that of x, x (+) y is at most g T + y < x' + y. So is y (+) of the smaller y the smaller one, and
     in units of T both shrink as T grows: whatever fits with a period fits with every longer one.
     """
-    end = group_of(delay, period) * period
-    return delay + load if delay + load <= end else end + load
+    waiting = group_of(delay, period) * period - delay
+    return delay + load + waiting * (load > waiting)
 
 
-def group_of(delay: int, period: int) -> int:
+def group_of(delay: Ticks, period: int) -> Ticks:
     """The group in which a delay ends, 1 for the last stages: so many micro-batches are stored (Prop. 1)."""
-    return max(1, -(-delay // period))
+    return (delay + (delay == 0) - 1) // period + 1
 
 
-def crossed(chain: Chain, boundary: int, delay: int, period: int) -> int:
-    """The delay once the message at a cut and its gradient are added to it.
+def crossed(duplex: Duplex, delay: Ticks, crossing: Ticks, period: int) -> Ticks:
+    """The delay once a message that takes `crossing` ticks, with its gradient, is added to it.
 
-    On a half duplex link they are an item like a stage, of C ticks. On a full duplex link they do not meet, so they may
-    lie across groups, and only take time.
+    On a half duplex link they are an item like a stage. On a full duplex link they do not meet, so they may lie across
+    groups, and only take time.
     """
-    load = chain.crossing[boundary]
-    return after(delay, load, period) if chain.duplex == "half" else delay + load
+    return after(delay, crossing, period) if duplex == "half" else delay + crossing
 
 
 def groups(chain: Chain, stages: Sequence[Stage], period: int) -> tuple[int, ...]:
@@ -119,7 +126,7 @@ def _delays(chain: Chain, stages: Sequence[Stage], period: int) -> list[int]:
         delay = after(delay, chain.loads[stage.last + 1] - chain.loads[stage.first], period)
         found.append(delay)
         if number:
-            delay = crossed(chain, stage.first, delay, period)
+            delay = crossed(chain.duplex, delay, chain.crossing[stage.first], period)
             found.append(delay)
     return found[::-1]
 

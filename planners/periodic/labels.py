@@ -1,7 +1,7 @@
 """Is an allocation possible with a period? All ways from the end of the network on, without those of no use.
 
 A label is a way to place the layers behind a boundary: how many normal devices it uses, the load and the bytes of the
-special device, and the delay there (all as in `planners.periodic.fixed_point`).
+special device, what it has of shared state, and the delay there (all as in `planners.periodic.fixed_point`).
 
     boundary        k                         L
     layer    0 .. k-1 | k ..              L-1 |
@@ -12,8 +12,9 @@ special device, and the delay there (all as in `planners.periodic.fixed_point`).
 A label is of no use
 
     dominated   if another one at its boundary is nowhere larger: each way to go on that it has, the other one has too,
-                with nothing larger, since x (+) y grows with x. Next to a stage of the special device there is none
-                of the same device, so that a normal stage at the front is the smaller one.
+                with nothing larger, since x (+) y grows with x. In a later group a stage stores one more for sure,
+                which is what it would store once more in the earlier one. Next to a stage of the special device there
+                is none of the same device, so that a normal stage at the front is the smaller one.
     hopeless    if the special device has less left than the rest needs at least. That is known for each boundary and
                 number of normal devices, for sums of ticks and bytes in several mixes: a shortest path from the front,
                 in which each stage has the least delay that any label has behind it, and so the least group.
@@ -27,11 +28,14 @@ from itertools import pairwise
 import numpy as np
 
 from planners.periodic.chain import Chain
+from planners.periodic.groups import after, crossed, group_of
+from planners.periodic.spans import Spans
 
-NORMALS, LOAD, BYTES, FULLEST, DELAY, SPECIAL, PARENT, END, COLUMNS = range(9)
-"""Rows of labels. Normal devices in use; of the special device the ticks, the bytes with g - 1 activations, and these
-with one of its largest more; ticks of delay; 1 if the first stage is the special device's. Then where a label is from:
-the number of a label at the boundary where its first stage ends."""
+PARENT, END, NORMALS, LOAD, BYTES, OPEN, FULLEST, DELAY, SPECIAL, LACKS = range(10)
+"""Rows of labels. Where a label is from: the number of a label at the boundary `END` where its first stage ends. Then,
+the smaller the better: normal devices in use; of the special device the ticks, the bytes with g - 1 activations, these
+with once more what it stores in the group of the delay, and with that of any group at most; ticks of delay; 1 if the
+first stage is the special device's. From `LACKS` on, for each of `Chain.shared` 1 if the special device lacks it."""
 MIXES = np.array([(1, 0), (0, 1), (1, 1), (2, 1), (1, 2), (4, 1), (1, 4)])
 """Weights of ticks and of bytes in what the special device still needs at least."""
 NEVER = 2**60
@@ -48,9 +52,16 @@ class Search:
 
     def __init__(self, chain: Chain, devices: int) -> None:
         self.chain, self.normals = chain, devices - 1
-        self.loads, self.states, self.stores = (np.array(v) for v in (chain.loads, chain.states, chain.stores))
-        self.buffers, self.crossing = np.array(chain.buffers), np.array(chain.crossing)
+        self.loads, self.stores, self.crossing = (np.array(v) for v in (chain.loads, chain.stores, chain.crossing))
         self.busy = np.array([chain.busy(boundary) for boundary in range(chain.layers + 1)])
+        spans = Spans.of(chain)
+        self.fixed = np.zeros((chain.layers + 1, chain.layers + 1), dtype=np.int64)
+        self.fixed[spans.first, spans.end] = spans.held(0)
+        self.shared = np.array([one.bytes for one in chain.shared], dtype=np.int64)
+        owners = np.zeros((len(chain.shared), chain.layers + 1), dtype=np.int64)
+        for number, one in enumerate(chain.shared):
+            owners[number, np.array(one.layers) + 1] = 1
+        self.owners = owners.cumsum(1)
 
     def at(self, period: int) -> Round:
         return Round(self, period)
@@ -66,7 +77,6 @@ class Round:
     def __init__(self, search: Search, period: int) -> None:
         self.search, self.period = search, period
         self.layers, self.memory = search.chain.layers, search.chain.memory
-        self.full_duplex = search.chain.duplex == "full"
         ends = np.arange(self.layers + 1)
         first = np.searchsorted(search.loads, search.loads - period)
         first[0] = 0
@@ -76,7 +86,10 @@ class Round:
         self.begin = begin = np.arange(len(end)) - np.repeat(np.array(self.offset[:-1]) - first, counts)
         self.load = search.loads[end] - search.loads[begin]
         self.stored = search.stores[end] - search.stores[begin]
-        self.fixed = search.states[end] - search.states[begin] + search.buffers[end] + search.buffers[begin]
+        self.fixed = search.fixed[begin, end]
+        owners = search.owners
+        self.has = owners[:, end] > owners[:, begin]  # of what is shared, by stage
+        self.elsewhere = search.shared @ (self.has & (owners[:, end] < owners[:, -1:]))  # what a later stage may have
         self.crossing = search.crossing[begin]
         self.open = search.busy[begin] <= period
 
@@ -85,16 +98,9 @@ class Round:
 
     def _grown(self, delay: np.ndarray, load: np.ndarray, crossing: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The group of a stage in front of so much delay, and the delay once its message in front is added."""
-        period = self.period
-        group = np.maximum(1, -(-delay // period))
-        limit = group * period
-        over = load > limit - delay
-        group = group + over
-        delay = load + np.where(over, limit, delay)
-        if self.full_duplex:
-            return group, delay + crossing
-        limit = group * period
-        return group, crossing + np.where(crossing > limit - delay, limit, delay)
+        delay = after(delay, load, self.period)
+        behind = crossed(self.search.chain.duplex, delay, crossing, self.period)
+        return group_of(delay, self.period), behind
 
     @cached_property
     def least_delay(self) -> np.ndarray:
@@ -123,7 +129,7 @@ class Round:
         fewest = self.fixed + (group - 1) * self.stored
         possible = self.open & known & (fewest + self.stored <= self.memory)
         closed = np.where(possible, 0, NEVER)[:, None]
-        cost = (closed + self._mixed(self.load, fewest))[:, None]
+        cost = (closed + self._mixed(self.load, fewest - self.elsewhere))[:, None]
         closed = closed[:, None]
         for end in range(1, self.layers + 1):
             own, begin = self._window(end), slice(self.first[end], end)
@@ -151,13 +157,13 @@ class Round:
         if self.hopeless():
             return None
         waiting: list[list[np.ndarray]] = [[] for _ in range(self.layers + 1)]
-        waiting[-1].append(np.zeros((COLUMNS, 1), dtype=np.int64))
+        waiting[-1].append(np.repeat([0, 1], [LACKS, len(self.search.shared)])[:, None])
         kept: dict[int, np.ndarray] = {}
         for end in range(self.layers, 0, -1):
             if not waiting[end]:
                 continue
             labels = np.concatenate(waiting[end], axis=1)
-            labels = kept[end] = labels[:, undominated(labels[:PARENT])]
+            labels = kept[end] = labels[:, undominated(labels[NORMALS:])]
             begin, grown = self._grown_labels(labels, end)
             if not len(begin):
                 continue
@@ -171,26 +177,36 @@ class Round:
     def _grown_labels(self, labels: np.ndarray, end: int) -> tuple[np.ndarray, np.ndarray]:
         """The labels with one more stage, those that may be of use: their boundaries, in order, and they themselves."""
         own = self._window(end)
-        load, stored, fixed = self.load[own], self.stored[own], self.fixed[own]
-        group, behind = self._grown(labels[DELAY], load[:, None], self.crossing[own, None])
-        fewest = fixed[:, None] + (group - 1) * stored[:, None]
-        fits = self.open[own, None] & (fewest + stored[:, None] <= self.memory)
-        stage, label = np.nonzero(fits & (labels[NORMALS] < self.search.normals))
-        normal = labels[:, label]
-        normal[NORMALS] += 1
-        normal[DELAY], normal[SPECIAL], normal[PARENT] = behind[stage, label], 0, label
-        stages, label = np.nonzero(fits & (labels[SPECIAL] == 0))
-        special = labels[:, label]
-        special[LOAD] += load[stages]
-        special[FULLEST] = np.maximum(special[FULLEST], special[BYTES] + stored[stages]) + fewest[stages, label]
-        special[BYTES] += fewest[stages, label]
-        special[DELAY], special[SPECIAL], special[PARENT] = behind[stages, label], 1, label
-        begin = self.first[end] + np.concatenate([stage, stages])
-        grown = np.concatenate([normal, special], axis=1)
-        grown[END] = end
+        stored = self.stored[own, None]
+        group, behind = self._grown(labels[DELAY], self.load[own, None], self.crossing[own, None])
+        fewest = self.fixed[own, None] + (group - 1) * stored
+        fits = self.open[own, None] & (fewest + stored <= self.memory)
+        normal = np.nonzero(fits & (labels[NORMALS] < self.search.normals))
+        special = np.nonzero(fits & (labels[SPECIAL] == 0))
+        stage, label = (np.concatenate(both) for both in zip(normal, special, strict=True))
+        mine = slice(len(normal[0]), None)
+        grown, here, delay = labels[:, label], group[stage, label], behind[stage, label]
+        grown[NORMALS, : mine.start] += 1
+        grown[SPECIAL] = 0
+        _close(grown, group_of(grown[DELAY], self.period) < here)
+        self._take(grown[:, mine], own.start + stage[mine], fewest[special])
+        _close(grown, here < group_of(delay, self.period))
+        grown[DELAY], grown[PARENT], grown[END] = delay, label, end
+        begin = self.first[end] + stage
         useful = self._useful(begin, grown)
         useful = useful[np.argsort(begin[useful], kind="stable")]
         return begin[useful], grown[:, useful]
+
+    def _take(self, labels: np.ndarray, stages: np.ndarray, fewest: np.ndarray) -> None:
+        """The special device has one more of the `stages`, that with g - 1 activations needs the `fewest` bytes."""
+        has = self.has[:, stages]
+        size = fewest - self.search.shared @ (has & (labels[LACKS:] == 0))
+        labels[LACKS:] &= ~has
+        labels[SPECIAL] = 1
+        labels[LOAD] += self.load[stages]
+        labels[BYTES] += size
+        labels[OPEN] += size + self.stored[stages]
+        labels[FULLEST] = np.maximum(labels[FULLEST] + size, labels[OPEN])
 
     def _useful(self, boundary: np.ndarray, labels: np.ndarray) -> np.ndarray:
         """The numbers of those that leave as much of the special device as the rest needs at least."""
@@ -221,6 +237,11 @@ def undominated(labels: np.ndarray) -> np.ndarray:
         kept.append(some)
         left = left[~_dominates(labels[:, some], labels[:, left]).any(0)]
     return np.concatenate(kept)
+
+
+def _close(labels: np.ndarray, later: np.ndarray) -> None:
+    """Where the delay is in a `later` group, the special device stores nothing there yet."""
+    labels[OPEN] = np.where(later, labels[BYTES], labels[OPEN])
 
 
 def _dominates(ones: np.ndarray, others: np.ndarray) -> np.ndarray:

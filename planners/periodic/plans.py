@@ -14,9 +14,9 @@ from harness.mesh import Mesh
 from harness.plan import Plan
 from harness.problem import NoPlan
 from harness.profile import ModelProfile
+from harness.schedule.demands import faults
 from harness.schedule.hops import plan_hops
 from harness.schedule.periodic import unrolled
-from harness.schedule.validity import faults_of
 from harness.simulate import simulate
 from planners import stages
 from planners.periodic.chain import Chain, chain_of
@@ -24,10 +24,14 @@ from planners.periodic.timing import Timing
 
 GB = 1e9
 AGAIN = 3
+DUPLEXES = ("cluster", *get_args(Duplex))
+CONTIGUOUS = "each contiguous plan on {} needs a device with {:.3f} GB"
+FOUND = "no plan on {} was found for less than {:.3f} GB each"
+"""Why no plan exists."""
 
 
 def to_plan(timing: Timing, request: PlanRequest, predicted: dict[str, Any]) -> Plan:
-    """The plan of a timing, unrolled and looked at (`harness.schedule.validity`), however it was found.
+    """The plan of a timing, however it was found.
 
     What is `predicted` there comes behind what is known of every timing:
 
@@ -47,7 +51,7 @@ def to_plan(timing: Timing, request: PlanRequest, predicted: dict[str, Any]) -> 
         "tasks_s": timing.tasks_s(),
         "one_device_s": timing.chain.seconds(timing.chain.loads[-1]),
     }
-    plan = Plan(
+    return Plan(
         mesh=Mesh(data=request.data, pipeline=request.pipeline, tensor=request.tensor),
         stages=timing.stages,
         micro_batches=request.batch.micro_batches,
@@ -55,46 +59,31 @@ def to_plan(timing: Timing, request: PlanRequest, predicted: dict[str, Any]) -> 
         pattern=timing.pattern(),
         predicted={**known, **predicted},
     )
-    _check(plan, timing)
-    return plan
 
 
-def _check(plan: Plan, timing: Timing) -> None:
-    """Raise AssertionError, with all faults, for a pattern that cannot be repeated: a planner must never make one."""
-    assert plan.pattern is not None
-    chain = timing.chain
-    found = faults_of(
-        plan.pattern, timing.tasks_s(), timing.stored(), timing.fixed(), limits=chain.memory, duplex=chain.duplex
-    )
-    if found:
-        raise AssertionError("the planner has made a pattern that is not valid:\n" + "\n".join(found))
-
-
-def too_small(plans: str, needed_bytes: int, cluster: Cluster, memory: MemoryModel, request: PlanRequest) -> NoPlan:
-    """Why none of these `plans` ("contiguous") exists: a device needs `needed_bytes` beside the memory model's reserve.
+def none_fits(chain: Chain, needed: int, cluster: Cluster, request: PlanRequest, why: str = CONTIGUOUS) -> NoPlan:
+    """Why there is no plan (`CONTIGUOUS`, `FOUND`): stages and activations need so much, beside what the chain leaves
+    to other things of a device.
 
     The mend is rounded up to whole MB, so that it works.
     """
-    needed_gb, there_gb = (_whole_mb(needed_bytes + memory.reserve_bytes), cluster.device.memory_bytes / GB)
+    there = cluster.device.memory_bytes
+    needed_gb = _whole_mb(needed + there - chain.memory)
     devices = f"{request.pipeline} device" + "s" * (request.pipeline > 1)
-    what = f"is too small: each {plans} plan on {devices} needs a device with {needed_gb:.3f} GB"
-    return NoPlan(f"cluster.memory_gb {there_gb:g}", what, f"cluster.memory_gb={needed_gb:.3f}")
-
-
-def none_fits(chain: Chain, needed: int, cluster: Cluster, memory: MemoryModel, request: PlanRequest) -> NoPlan:
-    """The same where stages and activations need so much, beside what the chain leaves to other things of a device."""
-    needed += cluster.device.memory_bytes - memory.reserve_bytes - chain.memory
-    return too_small("contiguous", needed, cluster, memory, request)
+    what = f"is too small: {why.format(devices, needed_gb)}"
+    return NoPlan(f"cluster.memory_gb {there / GB:g}", what, f"cluster.memory_gb={needed_gb:.3f}")
 
 
 def requested(profile: ModelProfile, cluster: Cluster, memory: MemoryModel, request: PlanRequest, duplex: str) -> Chain:
     """The chain that is asked for. Raises NoPlan for more devices than layers, for a profile without times, and where
     messages would pass each other on links where they cannot."""
     stages.check_request(profile, request)
-    if duplex == "full" and cluster.link(0, cluster.devices - 1).duplex == "half":
+    links = cluster.link(0, cluster.devices - 1).duplex
+    if duplex == "full" and links == "half":
         what = "needs links that are busy in both directions at once, those of the cluster are not"
         raise NoPlan("planner.duplex full", what, "planner.duplex=half, or cluster.duplex=full")
-    return chain_of(profile, cluster, memory, cast(Duplex, duplex), request.batch.micro_batches)
+    chosen = links if duplex == "cluster" else cast(Duplex, duplex)
+    return chain_of(profile, cluster, memory, chosen, request.batch.micro_batches)
 
 
 def fitting(
@@ -103,7 +92,8 @@ def fitting(
     """The plan that is `made` of the chain; where a simulated step needs more than a device has, one of a chain with so
     much less memory. Messages may wait longer there than in the pattern, since nothing starts later than it can.
 
-    Where the memory model counts as the paper does, messages cost the simulator nothing. Raises NoPlan as `made` does.
+    Where the memory model counts as the paper does, messages cost the simulator nothing. Raises NoPlan as `made` does,
+    and AssertionError for a plan that is not valid.
     """
     plan = made(chain)
     for _ in range(AGAIN if memory.activations == "saved" else 0):
@@ -115,7 +105,17 @@ def fitting(
             plan = made(chain)
         except NoPlan:
             break
+    _check(plan, profile, cluster, memory)
     return plan
+
+
+def _check(plan: Plan, profile: ModelProfile, cluster: Cluster, memory: MemoryModel) -> None:
+    """Raise AssertionError, with all faults, for a pattern that cannot be repeated: a planner must never make one.
+
+    It is unrolled and looked at; seconds and bytes are counted anew from the profile (`harness.schedule.demands`).
+    """
+    if found := faults(plan, profile, cluster, memory):
+        raise AssertionError("the planner has made a pattern that is not valid:\n" + "\n".join(found))
 
 
 def _overfull(plan: Plan, profile: ModelProfile, cluster: Cluster, memory: MemoryModel) -> int:
@@ -132,11 +132,10 @@ def alike(cluster: Cluster) -> bool:
 
 
 def wrong_duplex(duplex: str) -> list[str]:
-    """A line for `planner.duplex`, if it is neither half nor full."""
-    known = get_args(Duplex)
-    if duplex in known:
+    """A line for `planner.duplex`, if it is none of `DUPLEXES`."""
+    if duplex in DUPLEXES:
         return []
-    return [f"planner.duplex {duplex}   is none of {', '.join(known)}   -> planner.duplex={known[0]}"]
+    return [f"planner.duplex {duplex}   is none of {', '.join(DUPLEXES)}   -> planner.duplex={DUPLEXES[0]}"]
 
 
 def _whole_mb(size: int) -> float:

@@ -21,21 +21,18 @@ than it has room for; laps are at least what the path itself takes; periods are 
 
 from __future__ import annotations
 
-import contextlib
 import math
-import os
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
 from itertools import accumulate, combinations, pairwise
-from typing import Any
 
 from harness.plan import Stage
 from planners.periodic.bounds import lower_bound, most, one_by_one, rooms, stored
 from planners.periodic.chain import Chain
 from planners.periodic.greedy import quick
+from planners.periodic.integers import Row, minimized
 from planners.periodic.retiming import retimed, sharing
 from planners.periodic.timing import Task, Timing, ends_of, path
 
@@ -43,9 +40,6 @@ TOLERANCE = Fraction(1, 10**6)
 """The solver tells periods apart that differ by this part of them, no closer."""
 ROOM = 1000
 """Memory is counted in thousandths of what a device has for activations: the solver's own tolerance is absolute."""
-
-Row = tuple[dict[int, float], float, float]
-"""Coefficients by column, and between what the sum must lie."""
 
 
 @dataclass(frozen=True)
@@ -107,24 +101,10 @@ class _Program:
 
     def solved(self, limit_s: float) -> tuple[Timing | None, Fraction, bool]:
         """The best timing that was found, if any, what no period is below, whether that is all there is to find."""
-        import numpy as np
-        from scipy.optimize import Bounds, LinearConstraint, milp
-        from scipy.sparse import csr_array
-
         low, high = self._bounds()
         rows = [*self._path(), *self._alone(), *self._orders(), *self._memory()]
-        values = [value for row, _, _ in rows for value in row.values()]
-        where = ([n for n, (row, _, _) in enumerate(rows) for _ in row], [c for row, _, _ in rows for c in row])
-        matrix = csr_array((values, where), shape=(len(rows), len(low)))
-        integers = np.arange(len(low)) > len(self.tasks)
-        with _quiet():
-            answer: Any = milp(
-                -(np.arange(len(low)) == 0).astype(float),
-                integrality=integers,
-                bounds=Bounds(low, high),
-                constraints=LinearConstraint(matrix, [row[1] for row in rows], [row[2] for row in rows]),
-                options={"time_limit": limit_s, "mip_rel_gap": 0.0},
-            )
+        whole = [column > len(self.tasks) for column in range(len(low))]
+        answer = minimized({0: -1.0}, rows, low, high, whole, limit_s)
         dual = self.least if not answer.mip_dual_bound else self.load / Fraction(-answer.mip_dual_bound)
         bound = min(max(dual * (1 - TOLERANCE), self.least), self.limit)
         if answer.x is None:
@@ -224,18 +204,3 @@ class _Program:
                 row[self.columns[forward, self.places[number, "F"]]] = -weight
             sure += weight if number <= here else 0.0
         return row, -math.inf, ROOM - sure
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """HiGHS prints a line of its own now and then, whatever one tells it."""
-    sys.stdout.flush()
-    kept = os.dup(1)
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    try:
-        os.dup2(nowhere, 1)
-        yield
-    finally:
-        os.dup2(kept, 1)
-        os.close(kept)
-        os.close(nowhere)

@@ -37,6 +37,8 @@ class Spans:
             np.array(values, dtype=np.int64) for values in (chain.loads, chain.states, chain.stores, chain.buffers)
         )
         load, state, stored = (before[end] - before[first] for before in (loads, states, stores))
+        if chain.shared:
+            state -= [chain.again([range(*span)]) for span in zip(first.tolist(), end.tolist(), strict=True)]
         return Spans(first, end, load, state, buffers[first] + buffers[end], stored)
 
     @property

@@ -103,10 +103,13 @@ class Timing:
         return found
 
     def fixed(self) -> dict[int, int]:
-        """Bytes of each device that are there all the time: state, and buffers of its cuts."""
+        """Bytes of each device that are there all the time: state, what its layers share once, buffers of its cuts."""
         found: dict[int, int] = {}
         for number, stage in enumerate(self.stages):
             found[stage.device] = found.get(stage.device, 0) + self._fixed(number)
+        for device in found:
+            own = [range(stage.first, stage.last + 1) for stage in self.stages if stage.device == device]
+            found[device] -= self.chain.again(own)
         return found
 
     def stored(self) -> tuple[int, ...]:

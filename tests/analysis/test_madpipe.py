@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 
 from analysis import command, points
 from analysis.madpipe import __main__ as report
-from analysis.madpipe import picture, tables
+from analysis.madpipe import memory, picture, tables
 from analysis.madpipe.ratios import cell
 from analysis.madpipe.rows import CONTIGUOUS, MADPIPE, NETWORKS, PIPEDREAM, PUBLISHED, SWEEPS, Results, Row
 from analysis.madpipe.verdicts import BASELINE, CLAIMS, TESTS, verdicts
@@ -76,6 +77,39 @@ def test_each_claim_can_fail(claim: str, sweep: str, change: Change) -> None:
     assert said(Results(records(change, (sweep,))))[claim] == "does not hold"
 
 
+def some(keep: Callable[[Row], bool], sweeps: tuple[str, ...] = SWEEPS) -> Results:
+    """The paper's figures, of which only a part was run."""
+    found = records(sweeps=sweeps)
+    return Results([one for one in found if keep(Row(dict(t.split("=", 1) for t in one.manifest["overrides"]), one))])
+
+
+def test_a_few_points_are_no_verdict() -> None:
+    """All but two points of what a claim needs; those of other claims do not matter."""
+    partly = some(lambda row: row["planner"] != "madpipe" or row.memory_gb != 8 or row.devices != 5, ("fig6",))
+    found = {one.id: (one.says, one.figures) for one in verdicts(partly)}
+    assert found["MP-3"] == ("not run", "not run: 2 of 144 points of madpipe_fig6")
+    assert found["MP-5"] == ("not run", "not run: 2 of 392 points of madpipe_fig6")
+    assert found["MP-8"] == ("not run", "not run: 170 of 224 points of madpipe_fig8"), (
+        "the others share points of figure 6"
+    )
+    without = some(lambda row: row.scheme != CONTIGUOUS and row.memory_gb < 10, ("fig7",))
+    assert said(without)["MP-4"] == "holds" and said(without)["MP-9"] == "not run"
+
+
+def test_rows_of_what_was_not_run_are_left_out_and_counted() -> None:
+    partly = some(lambda row: row.devices == 4 and row.memory_gb in (5, 8) and row.network == "ResNet-50", ("fig6",))
+    by_title = {section.title: section for section in tables.sections(partly)}
+    fig6 = by_title["Fig. 6: periods of ResNet-50"]
+    assert [row[:2] for row in fig6.rows] == [("4", "5"), ("4", "8")]
+    assert fig6.notes[-1] == "768 of 784 points were not run; 40 rows have none."
+    fig7 = by_title["Fig. 7: ratios of periods"]
+    assert fig7.columns[2:] == ("5 GB", "8 GB")
+    assert {row[0] for row in fig7.rows} == {"ResNet-50"} and not any("-" in row for row in fig7.rows)
+    fits = next(section for title, section in by_title.items() if title.startswith("Instances"))
+    assert fits.rows[0][2:] == ("0 of 2", "0 of 2", "0 of 4")
+    assert "madpipe_fig6 (768 of 784 points)" in tables.missing(partly)
+
+
 def test_a_ratio_is_the_mean_over_instances_that_both_can_do(paper: Results) -> None:
     assert cell(paper, "ResNet-50", 4, BASELINE).ratio == pytest.approx(1.8 / 1.2)
     assert cell(paper, "ResNet-50", 4, BASELINE).both == 14
@@ -105,6 +139,33 @@ def test_the_page_and_its_picture(tmp_path: Path, paper: Results) -> None:
     assert not picture.draw(Results([]), tmp_path / "none.png")
     assert command.main(replace(report.PAGE, path=tmp_path / "madpipe.md"), [str(tmp_path), "--write"]) == 0
     assert "MP-9" in (tmp_path / "madpipe.md").read_text()
+
+
+def test_periods_against_memory_of_any_sweep(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for number, (planner, gb, period_s) in enumerate(
+        [("madpipe", 8, 0.2), ("madpipe", 4, 0.3), ("contiguous", 8, 0.25), ("contiguous", 4, None)]
+    ):
+        config = {"mode": "plan", "profile": "mine.json", "cluster": {"name": "flat", "memory_gb": gb},
+                  "planner": {"name": planner}, "engine": {"name": "gpipe"}, "model": {"name": "unet"}}  # fmt: skip
+        status, told = ("ok", {"period_s": period_s}) if period_s else ("infeasible", {})
+        one = RunRecord(str(number), status, "simulated", config=config, predicted=told)  # type: ignore[arg-type]
+        (tmp_path / str(number)).mkdir()
+        one.save(tmp_path / str(number) / "record.json")
+    assert memory.curves(tmp_path) == {
+        "planner=madpipe": {4.0: 0.3, 8.0: 0.2}, "planner=contiguous": {4.0: math.inf, 8.0: 0.25}
+    }  # fmt: skip
+    assert memory.main([str(tmp_path), "--out", str(tmp_path / "a.png")]) == 0
+    assert (tmp_path / "a.png").stat().st_size > 10_000
+    assert "planner=contiguous: 1 of 2 points have a plan, from 8 GB" in capsys.readouterr().out
+
+
+def test_a_sweep_over_something_else_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert memory.main([str(tmp_path / "nowhere"), "--out", "x.png"]) == 2
+    config = {"cluster": {"name": "flat", "memory_gb": 8}, "mode": "plan", "profile": "mine.json",
+              "engine": {"name": "gpipe"}, "model": {"name": "unet"}}  # fmt: skip
+    RunRecord("x", "ok", "simulated", config=config, predicted={"period_s": 1.0}).save(tmp_path / "record.json")
+    assert memory.main([str(tmp_path), "--out", "x.png"]) == 2
+    assert "no points that differ in their memory   -> cluster.memory_gb=4,8,16" in capsys.readouterr().err
 
 
 def test_profiles_of_the_sweeps_are_there() -> None:

@@ -8,13 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from harness import clusters, devices, registry
+from harness import clusters, costs, devices, profiles, registry
 from harness.cluster import Cluster, Device, Link
 from harness.clusters import ClusterConfig
 from harness.compose import CONF, compose
 from harness.devices import Found
 from harness.machine import Machine
 from harness.problem import CannotRun
+from harness.profile import ModelProfile
+from harness.registry import ROOT
 
 PRESETS = sorted(path.stem for path in (CONF / "cluster").glob("*.yaml") if path.stem != "local")
 MEASURED = Machine(
@@ -313,7 +315,7 @@ NODES = {
         ("piz_daint", 64, 1, 16, "float32", 9.3, 732, 15.75, 10, 15.75),
         ("gcp_a100", 2, 16, 40, "bfloat16", 312, 1555, 300, 12.5, 31.5),
         ("h200", 1, 1, 139 * 2**30 / 1e9, "bfloat16", 989, 4800, 450, 450, 63),
-        ("madpipe", 1, 8, 16, None, None, 0, 12, 12, 12),
+        ("madpipe", 1, 8, 16, "float32", 7, 600, 12, 12, 12),
     ],
 )
 def test_the_papers_numbers(name, nodes, devices, memory_gb, dtype, tflops, memory_gb_s, intra, node, host):
@@ -324,6 +326,22 @@ def test_the_papers_numbers(name, nodes, devices, memory_gb, dtype, tflops, memo
     assert cluster.device.memory_bandwidth == memory_gb_s * 1e9
     assert (gb_s(cluster.intra), gb_s(cluster.node_port), gb_s(cluster.host_link)) == (intra, node, host)
     assert cluster.intra.duplex == ("half" if name == "madpipe" else "full")
+
+
+@pytest.mark.parametrize("name", ["resnet50", "resnet101", "inception_v3", "densenet121"])
+def test_the_profiles_of_the_madpipe_figures_have_the_times_of_its_device(name):
+    stored = ModelProfile.load(ROOT / "sweeps" / "profiles" / f"{name}_1000.json")
+    device = composed("cluster=madpipe").device
+    assert (device.name, stored.device.name) == ("madpipe", "madpipe")
+    priced = costs.analytic(stored, device)
+    for again, layer in zip(priced.layers, stored.layers, strict=True):
+        times = layer.forward_s, layer.backward_s
+        assert (again.forward_s, again.backward_s) == pytest.approx(times, rel=1e-12)
+
+
+def test_layers_of_the_madpipe_cluster_are_counted_and_not_measured_here():
+    config = compose(["mode=plan", "cluster=madpipe", "planner=madpipe"])
+    assert profiles.origin(config, clusters.build(ClusterConfig(**config.cluster))) == "counted"
 
 
 def test_summits_effective_port_gives_the_rings_of_figure_6():

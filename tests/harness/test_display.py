@@ -91,6 +91,21 @@ def test_closing_table_has_measured_beside_predicted() -> None:
     ]
 
 
+def test_a_repeated_pattern_has_a_row_for_its_period() -> None:
+    found = record()
+    found = replace(found, metrics=found.metrics | {"period_s": 0.02}, predicted=found.predicted | {"period_s": 0.015})
+    assert ["period, without filling", "20.0 ms", "15.0 ms", "0.75"] in rows(found)
+    none = replace(found, metrics=found.metrics | {"period_s": None})
+    assert not any(row[0].startswith("period") for row in rows(none)), "another engine, with the same planner"
+
+
+def test_a_simulated_period_stands_beside_that_of_the_planner() -> None:
+    found = simulated()
+    found = replace(found, metrics=found.metrics | {"period_s": 0.021})
+    assert ["period, without filling", "21.0 ms"] in rows(found)
+    assert any("period 20.0 ms" in line for line in basis_of(found))
+
+
 def test_waiting_for_data_is_told_as_a_share_where_it_matters() -> None:
     slow = replace(record(), metrics=record().metrics | {"data_wait_s": 0.05})
     assert ["wait for data", "50.0 ms (+25 % of a step)"] in rows(slow)

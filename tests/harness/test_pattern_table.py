@@ -5,10 +5,11 @@ from __future__ import annotations
 import io
 from dataclasses import replace
 
+import pytest
 from rich.console import Console
 
 from harness.mesh import Mesh
-from harness.pattern_table import pattern_table
+from harness.pattern_table import least_s, pattern_table
 from harness.plan import Plan, Stage
 from tests.harness.patterns import TWO
 
@@ -31,14 +32,29 @@ def shown(plan: Plan) -> str:
 def test_period_bounds_and_gaps() -> None:
     lines = [" ".join(line.split()) for line in shown(PLAN).splitlines()]
     assert lines[:5] == [
-        "period 3.00 s",
-        "speed-up 2.00 over one device with memory enough",
+        "period 3.00 s between one micro-batch and the next; a step has filling and draining, too",
+        "speed-up 2.00 over one device with memory enough, without filling",
         "lower bound 2.50 s of whole stages, one device having several: gap 20 %",
         "lower bound 2.00 s of any schedule: gap 50 %",
         "3.50 s the best consecutive stages",
     ]
     assert "0 0 2 1.0 GiB 2.0 GiB" in lines and "1 1 1 512.0 MiB 2.0 GiB" in lines
     assert any(line.startswith("device 0 |0F0") for line in lines)
+
+
+def test_two_numbers_of_one_device_are_told_apart() -> None:
+    """The table of stages, above, has the simulated step's."""
+    text = shown(PLAN)
+    assert "device  stages  stored micro-batches     memory    limit" in text
+    assert "memory: while the pattern is repeated, as the planner counts; peak memory, above: in the simu" in text
+
+
+@pytest.mark.parametrize(
+    ("bounds", "least"),
+    [({}, 2.5), ({"least_s": 3.2}, 2.0), ({"least_s": None}, 2.0), ({"least_s": None, "least_of_any_s": None}, None)],
+)
+def test_the_bound_of_a_plan_is_the_longest_one_of_its_kind(bounds: dict[str, float | None], least: float) -> None:
+    assert least_s(replace(PLAN, predicted=TOLD | bounds)) == least
 
 
 def test_a_bound_of_another_kind_of_plan_is_no_bound() -> None:

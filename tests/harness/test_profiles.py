@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -112,6 +113,69 @@ def test_a_file_that_is_no_profile(tmp_path: Path) -> None:
         with pytest.raises(CannotRun, match=what) as caught:
             profiles.stored(str(tmp_path / name))
         assert caught.value.problems[0].key == f"profile {tmp_path / name}"
+
+
+def test_a_profile_of_another_model_is_refused_as_soon_as_it_is_read(tmp_path: Path) -> None:
+    """With all else that is wrong with it, and before anything is planned."""
+    file = tmp_path / "p.json"
+    PROFILE.save(file)
+    for typed, said in (
+        (["model=gpt"], ["is of unet_x, the model is gpt", "is for micro-batches of 5 samples, this run has 2"]),
+        (["model=gpt", "batch.size=40"], ["is of unet_x, the model is gpt"]),
+    ):
+        with pytest.raises(CannotRun) as caught:
+            made(tmp_path, f"profile={file}", *typed).raw("file", HERE)
+        assert [problem.what for problem in caught.value.problems] == said
+        assert {problem.key for problem in caught.value.problems} == {f"profile {file}"}
+    for typed in ([], ["model=unet"]):
+        assert made(tmp_path, f"profile={file}", *typed).raw("file", HERE) == PROFILE
+
+
+@pytest.mark.parametrize("costs", ["auto", "measured", "analytic", "scaled"])
+def test_a_profile_with_neither_times_nor_work_is_refused_by_its_name(tmp_path: Path, costs: str) -> None:
+    file = tmp_path / "p.json"
+    file.write_text(
+        '{"layers": [{"param_bytes": 1, "forward_s": 0, "backward_s": 0}, {"forward_s": 0, "backward_s": 0}]}'
+    )
+    one = made(tmp_path, f"profile={file}", f"costs={costs}", *FLAT)
+    with pytest.raises(CannotRun) as caught:
+        one.priced(profiles.stored(str(file)), Cluster(device=HERE))
+    (problem,) = caught.value.problems
+    assert problem.key == f"profile {file}"
+    assert problem.what == "has forward_s 0 and backward_s 0 in all 2 layers, and no work to price them by"
+    none = made(tmp_path, f"profile={file}", "costs=none")
+    assert none.priced(profiles.stored(str(file)), Cluster(device=HERE)).source == "none, unknown"
+
+
+def test_what_mends_a_profile_without_times_works(tmp_path: Path) -> None:
+    for number, fields in enumerate(('"forward_s": 1, "backward_s": 2', '"flops": 3e9, "bytes_moved": 8')):
+        file = tmp_path / f"{number}.json"
+        file.write_text(f'{{"layers": [{{{fields}}}]}}')
+        one = made(tmp_path, f"profile={file}", *FLAT)
+        assert one.priced(profiles.stored(str(file)), Cluster(device=HERE)).layers[0].forward_s > 0
+
+
+def test_a_file_is_read_again_only_if_it_has_changed(tmp_path: Path) -> None:
+    file = tmp_path / "p.json"
+    PROFILE.save(file)
+    first = profiles.stored(str(file))
+    assert profiles.stored(str(file)) is first
+    replace(PROFILE, micro_batch=7).save(file)
+    assert profiles.stored(str(file)).micro_batch == 7
+
+
+def test_what_is_wrong_in_a_file_is_told_by_its_place(tmp_path: Path) -> None:
+    file = tmp_path / "p.json"
+    for text, said in (
+        ('{"layers": []}', "ModelProfile: a profile needs at least one layer, this one has 0"),
+        ('{"layers": [{"forward_s": "1"}]}', "layers[0].forward_s: expected a number, got '1'"),
+        ('{"layers": [{"forward_s": -1}]}', "layers[0]: forward_s of layer '' is -1.0, must be a number of at least 0"),
+    ):
+        file.write_text(text)
+        with pytest.raises(CannotRun) as caught:
+            profiles.stored(str(file))
+        (problem,) = caught.value.problems
+        assert problem.key == f"profile {file}" and problem.what.startswith(said)
 
 
 def test_layers_that_have_lost_a_time_are_named(tmp_path: Path) -> None:

@@ -48,6 +48,17 @@ def test_a_simulated_point_says_so_in_the_table() -> None:
     assert shown(rows_of(does_not_fit, None))[0] == names[:6], "devices and bubble are not known of any"
 
 
+def test_a_planned_period_has_a_column() -> None:
+    """Beside a step, which has filling and draining. "~" as for all that is only predicted."""
+    planned = RunRecord("x", "ok", "simulated", predicted={"step_time_s": 9.0, "period_s": 0.5})
+    ran = RunRecord("x", "ok", metrics={"step_time_s": 9.5, "period_s": 0.25}, predicted={"period_s": 0.5})
+    title, *lines = shown(rows_of(planned, ran, RunRecord("x", "ok", metrics=FIGURES)))
+    assert title[-1] == "period"
+    assert [line[-1] for line in lines[:3]] == ["~500.0 ms", "250.0 ms", "-"]
+    rows = csv.DictReader(as_csv(rows_of(planned, ran)).splitlines())
+    assert [row["period_s"] for row in rows] == ["0.5", "0.25"]
+
+
 def test_the_best_of_the_points_that_are_ok_is_marked() -> None:
     slow, fast, failed = (
         RunRecord("x", status, metrics={"throughput": speed})
@@ -80,14 +91,15 @@ def test_the_table_as_csv_holds_everything_in_full() -> None:
     text = as_csv(rows_of(simulated, planned, measured, None, typed=typed))
     rows = list(csv.DictReader(text.splitlines()))
     ids = [point.id for point in expand([typed])]
-    names = ["status", "source", "throughput", "step_time_s", "peak_memory_bytes", "bubble_fraction", "devices"]
+    names = ["status", "source", "throughput", "step_time_s", "peak_memory_bytes", "bubble_fraction", "devices",
+             "period_s"]  # fmt: skip
     assert text.splitlines()[0].split(",") == ["id", "profile", *names]
     full = ["0.3333333333333333", "0.30000000000000004", "1024", "0.25"]
     assert [list(row.values()) for row in rows] == [
-        [ids[0], "'a/1.json'", "ok", "simulated", *full, "4"],
-        [ids[1], "'a/2.json'", "ok", "simulated", "", *full[1:], ""],
-        [ids[2], "c", "oom", "measured", "", "", "7", "", "4"],
-        [ids[3], "d", "not run", "", "", "", "", "", ""],
+        [ids[0], "'a/1.json'", "ok", "simulated", *full, "4", ""],
+        [ids[1], "'a/2.json'", "ok", "simulated", "", *full[1:], "", ""],
+        [ids[2], "c", "oom", "measured", "", "", "7", "", "4", ""],
+        [ids[3], "d", "not run", "", "", "", "", "", "", ""],
     ]
 
 

@@ -8,7 +8,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from harness import registry
-from harness.cluster import Cluster, Device, Link
+from harness.cluster import Cluster, Device, Duplex, Link
 from harness.interfaces import BatchShape, PlanRequest
 from harness.memory import NAMED
 from harness.plan import Plan
@@ -30,10 +30,10 @@ PROFILE = ModelProfile(
 )
 
 
-def plan(gb: float, devices: int = 2, bandwidth: float = 100.0, config: Config | None = None) -> Plan:
+def plan(gb: float, devices: int = 2, bandwidth: float = 100.0, duplex: Duplex = "half") -> Plan:
     device = Device(memory_bytes=round(gb * GB))
-    cluster = Cluster(devices_per_node=devices, device=device, intra=Link(0.0, 1 / (bandwidth * GB)))
-    planner = contiguous.build(config or Config())
+    cluster = Cluster(devices_per_node=devices, device=device, intra=Link(0.0, 1 / (bandwidth * GB), duplex))
+    planner = contiguous.build(Config(duplex="cluster"))
     return planner.plan(PROFILE, cluster, NAMED["madpipe_paper"], PlanRequest(BatchShape(4, 4), devices))
 
 
@@ -82,7 +82,7 @@ def test_a_device_that_does_not_help_is_left_idle() -> None:
 
 def test_a_full_duplex_link_is_busy_for_half_the_time() -> None:
     """At 0.6 GB/s a GB takes 1.67 s, 3.33 s with its gradient."""
-    half, full = (plan(100, bandwidth=0.6, config=Config(duplex=duplex)) for duplex in ("half", "full"))
+    half, full = plan(100, bandwidth=0.6), plan(100, bandwidth=0.6, duplex="full")
     assert half.predicted["period_s"] == pytest.approx(2 / 0.6)
     assert full.predicted["period_s"] == pytest.approx(3.0)
 
@@ -104,7 +104,7 @@ def test_an_unknown_duplex_is_named() -> None:
     config = Config(duplex="both")
     with pytest.raises(ValueError, match=r"planner\.duplex both"):
         contiguous.build(config)
-    problem = Problem("planner.duplex both", "is none of half, full", "planner.duplex=half")
+    problem = Problem("planner.duplex both", "is none of cluster, half, full", "planner.duplex=cluster")
     assert registry.problems("planner", OmegaConf.structured(config)) == [problem]
 
 

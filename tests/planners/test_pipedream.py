@@ -24,7 +24,7 @@ PROFILE = ModelProfile(
     input_bytes=GB,
     source="analytic on paper",
 )
-LINK = Link(0.0, 1 / (100 * GB))
+LINK = Link(0.0, 1 / (100 * GB), "half")
 
 
 def plan(gb: float, devices: int = 2, config: Config | None = None) -> Plan:
@@ -102,7 +102,7 @@ def test_unknown_choices_are_named_both_at_once() -> None:
     with pytest.raises(ValueError) as caught:
         pipedream.build(config)
     assert str(caught.value).splitlines() == [
-        "planner.duplex both   is none of half, full   -> planner.duplex=half",
+        "planner.duplex both   is none of cluster, half, full   -> planner.duplex=cluster",
         "planner.estimate guess   is none of optimizer, position, devices, none   -> planner.estimate=optimizer",
     ]
     keys = [problem.key for problem in registry.problems("planner", OmegaConf.structured(config))]

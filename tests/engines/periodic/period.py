@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from itertools import pairwise
 
 import torch
 from omegaconf import OmegaConf
@@ -20,6 +19,7 @@ from harness.cluster import Cluster, Device, Link
 from harness.interfaces import Model, SessionSpec
 from harness.mesh import Mesh
 from harness.op import Op
+from harness.period import period_s
 from harness.plan import Plan
 from harness.profile import ModelProfile
 from harness.trace import Trace
@@ -32,13 +32,6 @@ MODELS = {
     "gpt": {"layers": 6, "hidden": 128, "heads": 4, "sequence": 128, "vocabulary": 512, "tied": False},
 }
 MICRO_BATCH, MICRO_BATCHES, EVERY = 4, 32, (None, 8)
-
-
-def period_s(trace: Trace, stages: int) -> float:
-    """Median time between the starts of the last stage's backward tasks, in the middle half of one step."""
-    begun = sorted(span.start_s for span in trace.spans if span.op.startswith(f"{stages - 1}B"))
-    quarter = len(begun) // 4
-    return statistics.median(later - earlier for earlier, later in pairwise(begun[quarter : len(begun) - quarter]))
 
 
 def planned(profile: ModelProfile, devices: int, micro_batches: int) -> Plan:
@@ -84,12 +77,14 @@ def main() -> None:
             engine = build(Config(update_every=every))
             trace = ran(engine, model, plan)
             assert plan.pattern is not None
+            measured_s = period_s(trace)
+            assert measured_s is not None
             want, least, got = (
                 1e3 * seconds
                 for seconds in (
                     plan.pattern.period_s,
                     busiest_s(trace, plan, MICRO_BATCHES // engine.update_every(plan)),
-                    period_s(trace, len(plan.stages)),
+                    measured_s,
                 )
             )
             figures = f"{want:7.2f}   {least:7.2f} ({least / want - 1:+.1%})   {got:7.2f} ({got / want - 1:+.1%})"

@@ -109,7 +109,12 @@ def test_what_blocks_a_device_and_is_not_drawn_stands_below() -> None:
         "device 0 compute  0F0 0B0 0collective:reduce_scatter@data 0step 0collective:all_gather@data"
     ]
     assert drawing(["deepspeed", "stages=2", "micro_batches=1"]).endswith("1recv0<0 1F0 1B0 1send0<0 1step")
-    assert "step" not in drawing(["zbv"]) + drawing(["fill_drain"])
+    assert "step" not in drawing(["zbv"]) + drawing(["fill_drain"]) + drawing(["myelin"])
+    lines = drawing(["myelin", "stages=1", "micro_batches=1", "replicas=2", "offload=true"]).splitlines()
+    assert [line.split()[-1] for line in lines[-4:]] == [
+        "0step:chunk0/bucket0", "0copy:chunk0/bucket0/in", "0copy:chunk0/bucket0/out",
+        "0collective:all_reduce@data/chunk0",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -117,7 +122,7 @@ def test_what_blocks_a_device_and_is_not_drawn_stands_below() -> None:
     [
         (
             "pipe",
-            "pipe   is none of gpipe, one_f_one_b, interleaved, message_driven, fill_drain, deepspeed, zbv, "
+            "pipe   is none of gpipe, one_f_one_b, interleaved, message_driven, myelin, fill_drain, deepspeed, zbv, "
             "data_parallel, single   -> python -m ",
         ),
         ("zbv stages=5", "stages 5   is odd, each device has two   -> stages=4 or stages=6"),
@@ -128,6 +133,8 @@ def test_what_blocks_a_device_and_is_not_drawn_stands_below() -> None:
         ("gpipe stages=0", "stages 0   is no whole number of at least 1"),
         ("gpipe micro_batches=2.5", "micro_batches 2.5   is no whole number of at least 1"),
         ("gpipe recompute=often", "recompute often   is none of always, except_last, never"),
+        ("myelin offload=1", "offload 1   is neither true nor false"),
+        ("myelin order=2f2b", "order 2f2b   is none of message_driven, 1f1b, gpipe   -> order=message_driven"),
         ("gpipe dependency=1", "dependency 1   is neither true nor false"),
         ("interleaved stages=5", "stages 5   is no multiple of chunks 2   -> stages=4 or stages=6"),
         ("interleaved stages=1", "stages 1   is no multiple of chunks 2   -> stages=2"),
@@ -143,7 +150,7 @@ def test_a_bad_command_line_is_told_what_is_wrong(arguments: str, complaint: str
 
 
 def test_every_schedule_has_the_same_default_for_recomputation() -> None:
-    for name in set(DRAWN) - {"zbv"}:  # which splits the backward pass instead
+    for name in set(DRAWN) - {"zbv", "myelin"}:  # which split the backward pass, and recompute inside it
         assert drawing([name]) == drawing([name, "recompute=never"])
         assert "R0" not in drawing([name])
         assert "R0" in drawing([name, "recompute=except_last"])

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from harness.cluster import Cluster, Device, Link
+from harness.cluster import Cluster, Device, Duplex, Link
 from harness.interfaces import BatchShape, PlanRequest
 from harness.memory import named
 from harness.plan import Plan
@@ -16,9 +17,13 @@ from harness.schedule.hops import plan_hops
 from harness.schedule.periodic import unrolled
 from harness.schedule.validity import faults_of
 from harness.simulate import simulate
-from planners import contiguous
+from planners import contiguous, pipedream
 from planners.madpipe.config import Config, build, check
+from planners.periodic.chain import chain_of
+from planners.periodic.fixed_point import fixed_point
+from tests.quick import within_s
 
+ROOT = Path(__file__).parents[3]
 MB = 10**6
 MEMORY = named("madpipe_paper")
 REQUEST = PlanRequest(BatchShape(32, 32), pipeline=3)
@@ -61,12 +66,16 @@ def test_more_memory_is_never_slower() -> None:
     assert periods == sorted(periods, reverse=True)
 
 
-def test_the_simulator_has_the_period_of_the_plan() -> None:
-    plan = planned()
+@pytest.mark.parametrize(("duplex", "period_s"), [("half", 0.27), ("full", 0.24)])
+def test_the_simulator_has_the_period_of_the_plan(duplex: Duplex, period_s: float) -> None:
+    """Links are the cluster's, and so slow that it matters whether messages may pass each other."""
+    some = replace(cluster(1500), intra=Link(0.0, 1 / 0.8e9, duplex))
+    plan = build(Config(duplex="cluster")).plan(NETWORK, some, MEMORY, REQUEST)
     assert plan.pattern is not None
+    assert plan.pattern.period_s == pytest.approx(period_s)
     devices = [stage.device for stage in plan.stages]
     schedule = unrolled(plan.pattern, 32, devices, plan_hops(plan, NETWORK, portals=False))
-    done = simulate(schedule, plan, NETWORK, cluster(1500), MEMORY)
+    done = simulate(schedule, plan, NETWORK, some, MEMORY)
     ends = sorted(span.end_s for span in done.trace.spans if span.op.startswith("0B"))
     assert (ends[24] - ends[8]) / 16 == pytest.approx(plan.pattern.period_s, rel=1e-6)
 
@@ -77,6 +86,52 @@ def test_too_small_a_memory_names_one_that_works() -> None:
     mend = caught.value.problem.mend
     assert mend.startswith("cluster.memory_gb=")
     assert planned(round(1000 * float(mend.partition("=")[2]))).pattern is not None
+
+
+def turns(memory_mb: int, **keys: object) -> Plan:
+    """In order one of two devices has 6 GB and a message's buffers; with stages in turns, 5 GB each are enough."""
+    sizes = (4, 3, 1, 2)
+    layers = tuple(LayerProfile(str(n), 0.1, 0.2, param_bytes=gb * 10**9 // 3) for n, gb in enumerate(sizes))
+    some = Cluster(devices_per_node=2, device=Device(memory_bytes=memory_mb * MB), intra=Link(0.0, 1 / 12e9))
+    request = replace(REQUEST, pipeline=2)
+    return build(Config(**keys)).plan(ModelProfile(layers), some, MEMORY, request)  # type: ignore[arg-type]
+
+
+def test_where_only_stages_in_turns_fit_there_is_a_plan() -> None:
+    plan = turns(5000)
+    assert [stage.device for stage in plan.stages] == [0, 1, 0, 1]
+    assert plan.predicted["least_s"] is None and plan.predicted["contiguous_s"] is None
+    assert plan.predicted["first_phase_s"] <= plan.predicted["period_s"]
+    with pytest.raises(NoPlan) as caught:
+        turns(4999)
+    assert str(caught.value) == (
+        "cluster.memory_gb 4.999: is too small: no plan on 2 devices was found for less than 5.000 GB each "
+        "-> cluster.memory_gb=5.000"
+    )
+
+
+def test_the_published_search_sends_to_the_exact_one() -> None:
+    with pytest.raises(NoPlan) as caught:
+        turns(4999, allocation="published")
+    assert caught.value.problem.mend == "cluster.memory_gb=5.000 planner.allocation=exact"
+    with pytest.raises(NoPlan) as caught:
+        turns(5000, allocation="published")
+    assert str(caught.value) == (
+        "planner.allocation published: found no plan, though there is one -> planner.allocation=exact"
+    )
+
+
+@pytest.mark.parametrize("devices", [3, 8])
+def test_a_network_of_the_paper_is_planned_in_a_moment(devices: int) -> None:
+    """The first phase in 0.2 s, all of it in 10 s; `make bench` has the rest."""
+    profile = ModelProfile.load(ROOT / "sweeps" / "profiles" / "densenet121_1000.json")
+    device = Device(memory_bytes=5 * 10**9)
+    some = Cluster(devices_per_node=devices, device=device, intra=Link(0.0, 1 / 12e9, "half"))
+    own = chain_of(profile, some, MEMORY)
+    assert within_s(0.2, lambda: fixed_point(own, devices)) is not None
+    request = replace(REQUEST, pipeline=devices)
+    plan = within_s(10, lambda: build(Config()).plan(profile, some, MEMORY, request))
+    assert plan.predicted["period_s"] <= plan.predicted["contiguous_s"]
 
 
 def test_more_devices_than_layers_are_refused() -> None:
@@ -95,7 +150,7 @@ def test_wrong_keys_are_named_all_at_once() -> None:
         check(Config(allocation="grid", duplex="both", iterations=0, limit_s=0))
     lines = str(caught.value).splitlines()
     assert [line.split()[0] for line in lines] == [
-        "planner.allocation", "planner.duplex", "planner.iterations", "planner.limit_s",
+        "planner.duplex", "planner.allocation", "planner.iterations", "planner.limit_s",
     ]  # fmt: skip
     assert all("   -> planner." in line for line in lines)
 
@@ -127,12 +182,13 @@ def test_links_that_are_slower_than_ticks_can_tell() -> None:
         build(Config()).plan(network(1e-9, 1e-9, 1e-9), slow, MEMORY, REQUEST)
 
 
-@pytest.mark.parametrize("name", ["madpipe", "contiguous"])
+@pytest.mark.parametrize("name", ["madpipe", "contiguous", "pipedream"])
 def test_what_fits_by_the_planner_fits_in_the_simulator(name: str) -> None:
     """With all that autograd saves; and where there is a plan, there is one with more memory."""
     saving = replace(NETWORK, layers=tuple(replace(one, saved_bytes=2 * one.output_bytes) for one in NETWORK.layers))
     adam, found = named("adam_fp32"), []
-    planner = build(Config()) if name == "madpipe" else contiguous.build(contiguous.Config())
+    others = {"contiguous": contiguous.build(contiguous.Config()), "pipedream": pipedream.build(pipedream.Config())}
+    planner = others.get(name) or build(Config())
     for memory_mb in range(2000, 8001, 750):
         some = cluster(memory_mb)
         try:

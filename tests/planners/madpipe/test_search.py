@@ -9,11 +9,13 @@ from dataclasses import replace
 import pytest
 
 from planners.madpipe.config import Config
-from planners.madpipe.search import least_period, search
+from planners.madpipe.search import SAME, Found, least_period, search
 from planners.periodic.chain import Chain
 from planners.periodic.contiguous import best
+from planners.periodic.packing import needs
+from planners.periodic.reassign import joined
 from tests.planners.periodic.contiguous_cases import chain
-from tests.planners.periodic.oracle import check, optimum
+from tests.planners.periodic.oracle import allocations, check, optimum
 
 OPTIONS = Config()
 
@@ -43,9 +45,9 @@ def test_never_below_the_optimum_and_near_it(atomic: bool) -> None:
         some, devices = drawn(seed)
         true, found = optimum(some, devices), search(some, devices, Config(atomic=atomic))
         if true is None:
-            assert found is None and best(some, devices) is None
+            assert isinstance(found, int) and best(some, devices) is None
             continue
-        assert found is not None, f"seed {seed}: no plan where one has a period of {true.period}"
+        assert isinstance(found, Found), f"seed {seed}: no plan where one has a period of {true.period}"
         check(found.timing)
         assert least_period(some, devices) <= true.period <= found.timing.period
         ratios.append(float(found.timing.period / true.period))
@@ -57,7 +59,7 @@ def test_whole_stages_are_never_below_their_bound() -> None:
     for seed in range(60, 100):
         some, devices = drawn(seed)
         found, whole = search(some, devices, OPTIONS), best(some, devices)
-        if found is not None and whole is not None:
+        if isinstance(found, Found) and whole is not None:
             assert found.contiguous == whole[0] and found.timing.period <= whole[0]
             special = [stage.device for stage in found.timing.stages]
             if sum(special.count(device) > 1 for device in set(special)) <= 1 and found.least is not None:
@@ -76,15 +78,16 @@ def test_tasks_without_time_are_no_hole_in_memory() -> None:
         some = replace(some, forward=work[0], backward=work[1])
         for atomic in (True, False):
             found = search(some, devices, Config(atomic=atomic))
-            assert found is None or max(found.timing.memory().values()) <= some.memory
+            assert isinstance(found, int) or max(found.timing.memory().values()) <= some.memory
 
 
 def test_time_that_was_short_is_told() -> None:
     some = drawn(7)[0]
     hurried = [search(drawn(seed)[0], 3, Config(limit_s=1e-9)) for seed in range(40)]
-    unfinished = [found for found in hurried if found is not None and not found.finished]
+    unfinished = [found for found in hurried if isinstance(found, Found) and not found.finished]
     assert unfinished and all(found.least is None or found.timing.period > found.least for found in unfinished)
-    assert search(some, 2, OPTIONS) is None or search(some, 2, OPTIONS).finished  # type: ignore[union-attr]
+    patient = search(some, 2, OPTIONS)
+    assert isinstance(patient, Found) and patient.finished
 
 
 def test_layers_apart_can_beat_every_schedule_of_whole_stages() -> None:
@@ -92,14 +95,14 @@ def test_layers_apart_can_beat_every_schedule_of_whole_stages() -> None:
     ticks, cut = (3, 3, 2, 2), (0, 1, 0, 0, 0)
     some = Chain(ticks, tuple(2 * t for t in ticks), (0,) * 4, (2, 2, 2, 3), cut, cut, (0,) * 5, 7)
     whole, apart = (search(some, 2, Config(atomic=atomic)) for atomic in (True, False))
-    assert whole is not None and apart is not None
+    assert isinstance(whole, Found) and isinstance(apart, Found)
     assert apart.timing.period == 15 and whole.timing.period >= 20
 
 
 def test_the_published_search_stands_alone() -> None:
     some = chain([(2, 2), (3, 3), (2, 2), (3, 3)], memory=12)
     found = search(some, 3, Config(allocation="published"))
-    assert found is not None and found.contiguous is None and found.least is None
+    assert isinstance(found, Found) and found.contiguous is None and found.least is None
     check(found.timing)
 
 
@@ -108,7 +111,33 @@ def test_time_that_is_up_still_gives_the_best_consecutive_stages() -> None:
         some, devices = drawn(seed)
         whole, found = best(some, devices), search(some, devices, Config(limit_s=1e-9))
         if whole is not None:
-            assert found is not None and found.timing.period <= whole[0]
+            assert isinstance(found, Found) and found.timing.period <= whole[0]
+
+
+@pytest.mark.parametrize("atomic", [True, False])
+def test_there_is_a_plan_in_the_least_memory_of_any_allocation(atomic: bool) -> None:
+    """Whatever device has several stages; a byte less, and the search says how much is needed."""
+    several = 0
+    for seed in (*range(30), 130, 141, 251, 252, 297):
+        some, devices = drawn(seed)
+        least = min(needs(some, tuple(joined(layers))) for layers in allocations(some.layers, devices))
+        found = search(replace(some, memory=least), devices, Config(atomic=atomic))
+        assert isinstance(found, Found), f"seed {seed}: no plan with {least} bytes"
+        check(found.timing)
+        assert search(replace(some, memory=least - 1), devices, Config(atomic=atomic)) == least
+        several += found.least is None
+    assert several, "no plan that needs two devices with several stages"
+
+
+def test_of_equal_periods_consecutive_stages_are_taken() -> None:
+    """With the last layer, of one tick, on the first device a period would be one tick shorter."""
+    half = 2**40
+    some = chain([(half, half - 1), (half, half), (1, 0)])
+    found = search(some, 2, OPTIONS)
+    assert isinstance(found, Found) and found.contiguous is not None and found.least is not None
+    assert found.least < found.contiguous < found.least * (1 + SAME)
+    assert found.timing.period == found.contiguous
+    assert [stage.device for stage in found.timing.stages] == [0, 1]
 
 
 def test_no_schedule_is_shorter_than_what_no_schedule_can_beat() -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from hypothesis import strategies as st
 
 from harness.cluster import Duplex
 from harness.plan import Stage
-from planners.periodic.chain import Chain
+from planners.periodic.chain import Chain, Shared
 from tests.planners.strategies import cuttings
 
 
@@ -42,10 +43,22 @@ def chains(draw: st.DrawFn, most: int = 6, shortest: int = 0, longest: int = 5, 
     def boundaries(largest: int) -> tuple[int, ...]:
         return (0, *(draw(st.integers(0, largest)) for _ in range(layers - 1)), 0)
 
-    return Chain(
+    return with_shared(draw, Chain(
         numbers(longest, shortest), numbers(longest, shortest), numbers(4), numbers(6), boundaries(messages),
         boundaries(messages), boundaries(2), draw(st.integers(1, 60)), duplex=draw(st.sampled_from(["half", "full"])),
-    )  # fmt: skip
+    ))  # fmt: skip
+
+
+def with_shared(draw: st.DrawFn, some: Chain) -> Chain:
+    """Now and then, some layers have more state in common: 1 or 2 bytes that count once on a device."""
+    shared = tuple(
+        Shared(draw(st.integers(1, 2)), tuple(layers))
+        for _ in range(draw(st.sampled_from((0, 0, 1, 2))))
+        if (layers := sorted(draw(st.sets(st.integers(0, some.layers - 1), min_size=1, max_size=3))))
+    )
+    more = (sum(one.bytes for one in shared if n in one.layers) for n in range(some.layers))
+    state = tuple(own + extra for own, extra in zip(some.state, more, strict=True))
+    return replace(some, state=state, shared=shared)
 
 
 def partitions(layers: int, devices: int) -> Iterator[tuple[Stage, ...]]:

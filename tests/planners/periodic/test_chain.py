@@ -1,12 +1,21 @@
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import combinations, pairwise
+
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from harness.cluster import Cluster, Device, Link
 from harness.memory import named
+from harness.plan import Stage
 from harness.problem import NoPlan
-from harness.profile import LayerProfile, ModelProfile, Skip
-from planners.periodic.chain import chain_of
+from harness.profile import LayerProfile, ModelProfile, Skip, Tied
+from planners.periodic.bounds import one_by_one
+from planners.periodic.chain import BUFFERS, chain_of
+from planners.periodic.reassign import joined
+from planners.periodic.spans import Spans
 
 LAYERS = (
     LayerProfile("a", 0.1, 0.2, param_bytes=10, output_bytes=120, saved_bytes=500),
@@ -28,6 +37,32 @@ def test_the_papers_costs() -> None:
     assert chain.held(1, 2, 2) == 63 + 90 + 2 * (120 + 240) + 240
     assert chain.busy(1) == chain.crossing[1]
     assert chain_of(PROFILE, CLUSTER, named("madpipe_paper"), "full").busy(1) == chain.sent[1]
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.sets(st.sampled_from("ABC")), min_size=2, max_size=6), st.data())
+def test_state_on_a_device_is_what_the_harness_counts(names: list[set[str]], data: st.DataObject) -> None:
+    """Tied weights once on each device, whichever of its stages have them."""
+    sizes = {"A": 100, "B": 7, "C": 33}
+    layers = tuple(
+        LayerProfile(str(n), 0.1, 0.2, param_bytes=10 + n + sum(map(sizes.__getitem__, own)), output_bytes=5,
+                     tied=tuple(Tied(name, sizes[name]) for name in sorted(own)))
+        for n, own in enumerate(names)
+    )  # fmt: skip
+    profile, memory = ModelProfile(layers, "tied"), named(data.draw(st.sampled_from(("madpipe_paper", "adam_mixed"))))
+    where = [data.draw(st.integers(0, 2)) for _ in layers]
+    chain = chain_of(profile, CLUSTER, replace(memory, activations="inputs"))
+    timing = one_by_one(chain, joined([Stage(n, n, device) for n, device in enumerate(where)]))
+    cuts = {d: sum(BUFFERS * 5 for a, b in pairwise(where) if a != b and d in (a, b)) for d in where}
+    for device, fixed in timing.fixed().items():
+        own = [n for n, other in enumerate(where) if other == device]
+        assert fixed - cuts[device] == sum(memory.state_parts(profile, own).values())
+    first, last = sorted((data.draw(st.integers(0, len(layers) - 1)), data.draw(st.integers(0, len(layers) - 1))))
+    ends = chain.buffers[first] + chain.buffers[last + 1]
+    assert chain.held(first, last, 0) - ends == memory.state_bytes(profile, first, last)
+    assert Spans.of(chain).held(0).tolist() == [
+        chain.held(k, end - 1, 0) for k, end in combinations(range(chain.layers + 1), 2)
+    ]
 
 
 def test_all_that_autograd_saves() -> None:

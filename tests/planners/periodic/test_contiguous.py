@@ -8,9 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.cluster import Duplex
+from harness.plan import Stage
 from planners.periodic.chain import TICKS, Chain
 from planners.periodic.contiguous import Search, best, least_memory
-from planners.periodic.groups import smallest_period
+from planners.periodic.groups import groups, smallest_period
 from tests.planners.periodic.contiguous_cases import chain, chains, into, partitions
 from tests.quick import within_s
 
@@ -59,6 +60,17 @@ def test_no_partition_is_better(some: Chain, devices: int) -> None:
         assert smallest_period(some, found[1]) == found[0]
         first = periods.index(found[0])
         assert len(found[1]) == len([*partitions(some.layers, devices)][first])  # the fewest stages stand first
+        equal = [
+            stages
+            for stages, period in zip(partitions(some.layers, devices), periods, strict=True)
+            if period == least and len(stages) == len(found[1])
+        ]
+        assert _fullest(some, found[1], found[0]) == min(_fullest(some, stages, found[0]) for stages in equal)
+
+
+def _fullest(some: Chain, stages: tuple[Stage, ...], period: int) -> int:
+    stored = groups(some, stages, period)
+    return max(some.held(stage.first, stage.last, g) for stage, g in zip(stages, stored, strict=True))
 
 
 @given(chains(), st.integers(1, 7), st.integers(1, 60))

@@ -3,7 +3,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from fractions import Fraction
 from itertools import pairwise
 
 import numpy as np
@@ -12,11 +11,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from harness.plan import Stage
-from planners.periodic.chain import Chain
+from planners.periodic.chain import Chain, Shared
 from planners.periodic.contiguous import best
 from planners.periodic.fixed_point import fixed_point, possible, stages_of
 from planners.periodic.labels import Run, Search, undominated
-from planners.periodic.timing import Timing, path
+from tests.planners.periodic.by_laps import shortest
 from tests.planners.periodic.contiguous_cases import chain, chains
 from tests.planners.strategies import cuttings
 
@@ -37,7 +36,8 @@ def allowed(chain: Chain, runs: Sequence[Run], period: int) -> bool:
     group, room = 1, period
     load = 0
     fixed = []
-    stored = []
+    stored = Counter({0: 0})
+    here = []
     for first, last, special in reversed(runs):
         own = sum(chain.forward[first : last + 1]) + sum(chain.backward[first : last + 1])
         if own > period:
@@ -48,7 +48,8 @@ def allowed(chain: Chain, runs: Sequence[Run], period: int) -> bool:
         if special:
             load += own
             fixed.append(chain.held(first, last, group - 1))
-            stored.append(sum(chain.stored[first : last + 1]))
+            stored[group] += sum(chain.stored[first : last + 1])
+            here.append((first, last))
         elif chain.held(first, last, group) > chain.memory:
             return False
         message = chain.sent[first] + chain.returned[first]
@@ -64,7 +65,12 @@ def allowed(chain: Chain, runs: Sequence[Run], period: int) -> bool:
             while message > room:
                 message, group, room = message - room, group + 1, period
             room -= message
-    return load <= period and sum(fixed) + max(stored, default=0) <= chain.memory
+    twice = sum(one.bytes * max(0, sum(_any(one, *run) for run in here) - 1) for one in chain.shared)
+    return load <= period and sum(fixed) - twice + max(stored.values()) <= chain.memory
+
+
+def _any(one: Shared, first: int, last: int) -> bool:
+    return any(first <= layer <= last for layer in one.layers)
 
 
 def smallest(chain: Chain, devices: int) -> int | None:
@@ -81,43 +87,67 @@ def runs_of(stages: Sequence[Stage]) -> list[Run]:
 
 
 ALTERNATING = replace(
-    chain([(1, 3), (2, 2), (0, 2), (2, 2), (0, 1), (2, 1), (0, 3)]),
-    state=(1, 0, 0, 0, 1, 0, 1),
-    stored=(2, 2, 4, 0, 1, 2, 2),
-    sent=(0, 1, 0, 1, 1, 0, 1, 0),
-    returned=(0, 1, 1, 1, 0, 0, 0, 0),
-    memory=5,
-)
-"""23 ticks on 3 devices, 25 if a label with the special device at its front takes the place of one without."""
-FILLED = replace(
-    chain([(2, 1), (2, 2), (0, 2), (0, 2), (2, 1), (1, 1)]),
-    state=(0, 0, 0, 1, 1, 0),
-    stored=(4, 0, 2, 0, 3, 1),
-    sent=(0, 0, 1, 0, 1, 1, 0),
-    returned=(0, 1, 1, 1, 0, 1, 0),
+    chain([(3, 3), (2, 1), (1, 3), (1, 1), (1, 1), (1, 1), (3, 1)]),
+    state=(0, 0, 0, 1, 0, 1, 2),
+    stored=(3, 5, 5, 5, 3, 3, 7),
+    sent=(0, 1, 0, 1, 0, 0, 0, 0),
+    returned=(0, 1, 0, 1, 0, 0, 0, 0),
     memory=16,
 )
-"""6 ticks on 3 devices, 7 if the special device's bytes without its largest activation are left out."""
+"""13 ticks on 3 devices, 14 if a label with the special device at its front takes the place of one without."""
+
+FILLED = replace(
+    chain([(1, 2), (2, 3), (3, 1), (2, 2), (1, 1), (0, 2)]),
+    state=(1, 0, 2, 0, 0, 2),
+    stored=(5, 1, 7, 4, 8, 2),
+    sent=(0, 1, 1, 0, 1, 0, 0),
+    returned=(0, 1, 1, 0, 1, 0, 0),
+    memory=12,
+)
+"""19 ticks on 3 devices, 22 if the special device's bytes without what it has once more are left out."""
 
 LARGEST = replace(
-    chain([(2, 2), (1, 1), (0, 1), (1, 2), (1, 3), (2, 2), (1, 2)]),
-    state=(0, 1, 1, 1, 1, 2, 2),
-    stored=(1, 0, 2, 5, 6, 6, 8),
-    sent=(0, 0, 0, 1, 0, 1, 0, 0),
-    returned=(0, 0, 1, 1, 0, 1, 0, 0),
-    memory=13,
+    chain([(0, 3), (0, 1), (3, 3), (3, 2), (3, 2), (1, 3), (3, 2), (0, 1)]),
+    state=(2, 2, 0, 2, 2, 1, 2, 2),
+    stored=(6, 4, 3, 3, 4, 3, 5, 7),
+    sent=(0, 1, 0, 1, 1, 0, 1, 0, 0),
+    returned=(0, 1, 0, 1, 1, 0, 1, 0, 0),
+    memory=20,
+    shared=(Shared(2, (0, 1)),),
 )
-"""16 ticks on 3 devices, 17 if the largest activation is left out."""
+"""20 ticks on 3 devices, 27 if the most that it stores in a group is left out."""
+
+TOGETHER = replace(
+    chain([(0, 1), (3, 1), (1, 1), (1, 1), (1, 2), (0, 3), (1, 3), (1, 3)]),
+    state=(0, 0, 1, 0, 0, 1, 1, 2),
+    stored=(6, 0, 8, 2, 2, 4, 1, 2),
+    sent=(0, 0, 1, 0, 0, 0, 0, 1, 0),
+    returned=(0, 0, 1, 0, 0, 0, 0, 1, 0),
+    memory=18,
+)
+"""12 ticks on 3 devices, 14 if what it stores in the group at hand is left out."""
 
 LOADED = replace(
-    chain([(0, 3), (2, 2), (1, 2), (2, 2), (0, 1), (2, 1), (1, 1)]),
-    state=(0, 0, 1, 2, 0, 1, 0),
-    stored=(7, 6, 4, 4, 0, 0, 0),
-    sent=(0, 0, 0, 1, 0, 0, 0, 0),
-    returned=(0, 0, 1, 0, 1, 1, 0, 0),
-    memory=21,
+    chain([(2, 3), (1, 2), (0, 1), (2, 1), (3, 3), (0, 2), (3, 2), (3, 1)]),
+    state=(0, 0, 1, 0, 1, 0, 2, 4),
+    stored=(0, 1, 4, 3, 2, 0, 4, 0),
+    sent=(0, 0, 0, 0, 0, 0, 0, 0, 0),
+    returned=(0, 0, 0, 0, 0, 0, 0, 0, 0),
+    memory=11,
+    shared=(Shared(2, (6, 7)),),
 )
-"""9 ticks on 3 devices, 10 if the special device's load is left out."""
+"""14 ticks on 3 devices, 16 if the special device's load is left out."""
+
+SHARING = replace(
+    chain([(1, 3), (2, 1), (3, 2), (2, 2), (3, 2), (2, 2)]),
+    state=(3, 2, 1, 1, 3, 1),
+    stored=(1, 1, 0, 1, 2, 3),
+    sent=(0, 1, 0, 0, 0, 0, 0),
+    returned=(0, 1, 0, 0, 0, 0, 0),
+    memory=8,
+    shared=(Shared(2, (0, 4)),),
+)
+"""12 ticks on 3 devices, 13 if it does not matter what shared state the special device has."""
 
 
 @settings(max_examples=80)
@@ -125,7 +155,9 @@ LOADED = replace(
 @example(ALTERNATING, 3)
 @example(FILLED, 3)
 @example(LARGEST, 3)
+@example(TOGETHER, 3)
 @example(LOADED, 3)
+@example(SHARING, 3)
 def test_the_period_is_the_least_of_all_allocations(chain: Chain, devices: int) -> None:
     found = fixed_point(chain, devices)
     assert (found and found.period) == smallest(chain, devices)
@@ -194,7 +226,7 @@ def test_large_numbers_are_as_exact_as_small_ones(chain: Chain, devices: int) ->
     large = Chain(
         times(chain.forward, ticks), times(chain.backward, ticks), times(chain.state, size), times(chain.stored, size),
         times(chain.sent, ticks), times(chain.returned, ticks), times(chain.buffers, size), chain.memory * size,
-        duplex=chain.duplex,
+        duplex=chain.duplex, shared=tuple(Shared(one.bytes * size, one.layers) for one in chain.shared),
     )  # fmt: skip
     small, found = fixed_point(chain, devices), fixed_point(large, devices)
     if chain.duplex == "half":
@@ -203,50 +235,16 @@ def test_large_numbers_are_as_exact_as_small_ones(chain: Chain, devices: int) ->
         assert (found is None) == (small is None)
 
 
-@settings(max_examples=40)
-@given(chains(most=3, shortest=1, longest=2, messages=1))
-def test_no_pattern_is_shorter(chain: Chain) -> None:
-    found = fixed_point(chain, 2)
-    period = (found.period if found else chain.loads[-1] + sum(chain.crossing) + 1) - 1
-    for runs in allocations(chain.layers, 1):
-        assert not any(patterns(chain, stages_of(runs), period))
-
-
-def patterns(chain: Chain, stages: tuple[Stage, ...], period: int) -> Iterator[Timing]:
-    """All valid patterns in whole ticks, each task at most a period after the one before."""
-    tasks = path(chain, stages)
-    begun = {task.stage: place for place, task in enumerate(tasks) if task.kind == "F"}
-
-    def full(starts: list[int], now: int) -> bool:
-        """Whether a stage that has not ended before `now` stores too much by itself."""
-        return any(
-            chain.held(stage.first, stage.last, 0) - chain.buffers[stage.first] - chain.buffers[stage.last + 1]
-            + -((starts[begun[n]] - now) // period) * sum(chain.stored[stage.first : stage.last + 1]) > chain.memory
-            for n, stage in enumerate(stages)
-            if begun[n] < len(starts) <= len(tasks) - 1 - begun[n]
-        )  # fmt: skip
-
-    def rest(starts: list[int], ready: int) -> Iterator[Timing]:
-        here = len(starts)
-        if here == len(tasks):
-            timing = Timing(chain, stages, Fraction(period), tuple(map(Fraction, starts)))
-            if max(timing.memory().values()) <= chain.memory:
-                yield timing
-            return
-        task = tasks[here]
-        mine = [n for n in range(here) if tasks[n].resource == task.resource]
-        taken = {(starts[n] + k) % period for n in mine for k in range(tasks[n].ticks)}
-        for start in range(ready, ready + (period if here and task.ticks else 1)):
-            if full(starts, start):
-                break
-            if not any((start + k) % period in taken for k in range(task.ticks)):
-                yield from rest([*starts, start], start + task.ticks)
-
-    busy = Counter({task.resource: 0 for task in tasks})
-    for task in tasks:
-        busy[task.resource] += task.ticks
-    if max(busy.values()) <= period:
-        yield from rest([], 0)
+@settings(max_examples=40, deadline=None)
+@given(chains(most=3, shortest=1, longest=2, messages=1), st.integers(2, 3))
+def test_no_pattern_is_shorter(chain: Chain, devices: int) -> None:
+    """In full duplex the period is rounded up to a tick."""
+    found = fixed_point(chain, devices)
+    for runs in allocations(chain.layers, devices - 1):
+        period = shortest(chain, stages_of(runs))
+        if period is not None:
+            assert found is not None
+            assert found.period <= period if chain.duplex == "half" else found.period < period + 1
 
 
 @given(st.lists(st.tuples(*[st.integers(0, 3)] * 3), min_size=1, max_size=100))

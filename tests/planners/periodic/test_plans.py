@@ -6,11 +6,10 @@ import pytest
 
 from harness.cluster import Cluster, Device
 from harness.interfaces import BatchShape, PlanRequest
-from harness.memory import MemoryModel
 from harness.mesh import Mesh
 from harness.plan import Plan
 from planners.periodic.groups import timing
-from planners.periodic.plans import to_plan, too_small, wrong_duplex
+from planners.periodic.plans import FOUND, none_fits, to_plan, wrong_duplex
 from tests.planners.periodic.contiguous_cases import chain, into
 
 REQUEST = PlanRequest(BatchShape(12, 3), pipeline=3, data=2, recompute="except_last")
@@ -48,18 +47,23 @@ def test_a_plan_has_the_pattern_in_seconds_and_what_each_device_holds() -> None:
 @pytest.mark.parametrize(("needed", "typed"), [(3_211_000_000, "3.211"), (3_211_000_001, "3.212"), (5, "0.001")])
 def test_too_little_memory_is_told_with_what_works(needed: int, typed: str) -> None:
     cluster = Cluster(devices_per_node=3, device=Device(memory_bytes=3_000_000_000))
-    error = too_small("contiguous", needed, cluster, MemoryModel(), REQUEST)
+    some = replace(chain([(1, 1)]), memory=cluster.device.memory_bytes)
+    error = none_fits(some, needed, cluster, REQUEST)
     assert str(error) == (
         f"cluster.memory_gb 3: is too small: each contiguous plan on 3 devices needs a device with {typed} GB "
         f"-> cluster.memory_gb={typed}"
     )
+    found = f"is too small: no plan on 3 devices was found for less than {typed} GB each"
+    assert none_fits(some, needed, cluster, REQUEST, FOUND).problem.what == found
 
 
 def test_what_is_kept_free_is_needed_too() -> None:
-    error = too_small("contiguous", 10**9, Cluster(), MemoryModel(reserve_bytes=5 * 10**8), REQUEST)
+    cluster = Cluster(device=Device(memory_bytes=10**8))
+    error = none_fits(replace(chain([(1, 1)]), memory=10**8 - 5 * 10**8), 10**9, cluster, REQUEST)
     assert error.problem.mend == "cluster.memory_gb=1.500"
 
 
 def test_a_link_is_half_or_full() -> None:
-    assert wrong_duplex("half") == wrong_duplex("full") == []
-    assert wrong_duplex("both") == ["planner.duplex both   is none of half, full   -> planner.duplex=half"]
+    assert wrong_duplex("half") == wrong_duplex("full") == wrong_duplex("cluster") == []
+    line = "planner.duplex both   is none of cluster, half, full   -> planner.duplex=cluster"
+    assert wrong_duplex("both") == [line]

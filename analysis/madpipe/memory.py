@@ -1,0 +1,97 @@
+"""Planned periods against the memory of a device, of any sweep over cluster.memory_gb:
+
+python -m analysis.madpipe.memory SWEEP_DIR --out FILE.png
+
+ms  | \\__                  a curve for each planner, number of devices, ... of the sweep
+    |    \\____             where no plan fits a curve has no point
+    +----------- GB
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from analysis import runs
+from analysis.losses import COLOURS
+from harness import files
+
+MEMORY = "cluster.memory_gb"
+UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
+_SIZE_IN, _DPI = (9.0, 5.0), 100
+Curve = dict[float, float]
+"""Periods in seconds by GB; infinite where no plan fits."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Returns 0, or 2 where nothing could be drawn; says why on stderr."""
+    parser = argparse.ArgumentParser("python -m analysis.madpipe.memory", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("folder", type=Path, metavar="SWEEP_DIR")
+    parser.add_argument("--out", required=True, type=Path, metavar="FILE.png")
+    options = parser.parse_args(arguments)
+    try:
+        found = curves(options.folder)
+        draw(found, options.out)
+    except (ValueError, OSError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    for title, curve in found.items():
+        fits = [memory for memory, period_s in curve.items() if math.isfinite(period_s)]
+        print(f"{title}: {len(fits)} of {len(curve)} points have a plan" + (f", from {min(fits):g} GB" if fits else ""))
+    print(f"written to {options.out}")
+    return 0
+
+
+def curves(folder: Path) -> dict[str, Curve]:
+    """The curves of a sweep by what tells them apart, each in order of memory. Points that failed have none.
+
+    Raises ValueError for a folder without a sweep over the memory of devices, or whose plans have no period.
+    """
+    points = [run for run in runs.load(folder) if run.record.status in ("ok", "infeasible") and MEMORY in run.values]
+    if len({run.values[MEMORY] for run in points}) < 2:
+        what, mend = "has no points that differ in their memory", "cluster.memory_gb=4,8,16 in the sweep"
+        raise ValueError(f"{folder}   {what}   -> {mend}")
+    keys = [key for key in runs.differing(points) if key != MEMORY]
+    found: dict[str, Curve] = {}
+    for run in sorted(points, key=lambda run: float(run.values[MEMORY])):
+        named = (f"{key.rpartition('.')[2]}={run.values[key]}" for key in keys if key in run.values)
+        period_s = run.record.predicted.get("period_s", math.inf) if run.record.status == "ok" else math.inf
+        found.setdefault(" ".join(named) or run.title, {})[float(run.values[MEMORY])] = period_s
+    if not any(math.isfinite(period_s) for curve in found.values() for period_s in curve.values()):
+        what, mend = "has no point with a period", "planner=madpipe, contiguous or pipedream, and memory enough"
+        raise ValueError(f"{folder}   {what}   -> {mend}")
+    return found
+
+
+def draw(found: Mapping[str, Curve], path: Path) -> None:
+    """Write the picture to `path` as a PNG, 900 x 500 pixels."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    longest = max(period_s for curve in found.values() for period_s in curve.values() if math.isfinite(period_s))
+    unit, name = next((unit for unit in UNITS if longest >= unit[0]), UNITS[-1])
+    drawn = Figure(figsize=_SIZE_IN, dpi=_DPI, layout="constrained")
+    FigureCanvasAgg(drawn)
+    axes = drawn.subplots()
+    for number, (title, curve) in enumerate(found.items()):
+        shown = [period_s / unit if math.isfinite(period_s) else math.nan for period_s in curve.values()]
+        width = 6 - 4.5 * number / max(1, len(found) - 1)  # so that equal curves are seen one on the other
+        axes.plot([*curve], shown, ".-", label=title, color=COLOURS[(number + 1) % len(COLOURS)], linewidth=width)
+    axes.set_xlabel("memory of a device, GB")
+    axes.set_ylabel(f"period, {name}")
+    axes.set_ylim(bottom=0)
+    axes.grid(color="#DDDDDD", linewidth=0.6)
+    axes.spines[["top", "right"]].set_visible(False)
+    for text in axes.legend(frameon=False).get_texts():
+        text.set_parse_math(False)
+    buffer = io.BytesIO()
+    drawn.savefig(buffer, format="png", dpi=_DPI)
+    files.write_bytes(path, buffer.getvalue())
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
