@@ -19,7 +19,7 @@ from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
-from harness import clusters, config_check, preparation, registry
+from harness import clusters, config_check, degrees, preparation, registry
 from harness.overrides import leaves, parse, value_problem
 from harness.problem import CannotRun, Problem
 
@@ -61,6 +61,7 @@ def compose(overrides: Sequence[str]) -> DictConfig:
         else:
             OmegaConf.update(config, override.key_or_group, override.value())
     clusters.let_typed_win(config.cluster, [override.key_or_group for override in parsed.values])
+    problems += degrees.follow(config)
     readable = not problems
     unresolved = _unresolved(config)
     problems += unresolved or config_check.problems(config)

@@ -188,8 +188,8 @@ class Session(Protocol):
 class Engine(Protocol):
     """Executes plans. Built from its own config; building and checking must not import torch.
 
-    An engine that inherits from it refuses nothing, has one stage on each device, and takes the optimizer's memory as
-    it is, unless it says otherwise.
+    An engine that inherits from it refuses nothing, has one stage on each device, and takes layers and the optimizer's
+    memory as they are, unless it says otherwise.
     """
 
     capabilities: Capabilities
@@ -219,5 +219,10 @@ class Engine(Protocol):
     def memory(self, model: MemoryModel, mesh: Mesh, profile: ModelProfile) -> MemoryModel:
         """What the engine makes of the optimizer's memory model: state that it shards, copies that it keeps."""
         return model
+
+    def layers(self, plan: Plan, profile: ModelProfile) -> ModelProfile:
+        """What the engine makes of the layers that the plan was made for: times and bytes of what it recomputes inside
+        a backward pass. It is asked after the plan is made; schedule and simulator see this profile."""
+        return profile
 
     def session(self, model: Model, plan: Plan, spec: SessionSpec) -> AbstractContextManager[Session]: ...

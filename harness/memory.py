@@ -16,18 +16,21 @@ DTYPE_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 class MemoryModel(Document):
     """Model state as multiples of the profile's own parameter bytes, and what is kept of the activations.
 
-    `weights`, `gradients`, `optimizer`: bytes for each byte of `LayerProfile.param_bytes`; `versions` copies of the
-    weights are kept; `reducing` are further gradients while they are summed over replicas. `activations` says what a
-    task keeps until its backward pass: the `inputs` of its layers (MadPipe's model) or all `saved` tensors.
-    `reserve_bytes` are kept free on each device. `messages`: what arrives has a buffer until it has been used
-    ("passing"); or one buffer for all micro-batches, out of which it is "copied" twice, and outputs stay until their
-    backward task (`engines.deepspeed`); or a buffer for each micro-batch that stays for good ("kept").
+    `weights`, `gradients`, `optimizer`, `offloaded`: bytes for each byte of `LayerProfile.param_bytes`, the last one in
+    the host's memory: it visits each device in `buckets_bytes` of buffers, which are there whatever its layers.
+    `versions` copies of the weights are kept; `reducing` are further gradients while they are summed over replicas.
+    `activations` says what a task keeps until its backward pass: the `inputs` of its layers (MadPipe's model) or all
+    `saved` tensors. `reserve_bytes` are kept free on each device. `messages`: what arrives has a buffer until it has
+    been used ("passing"); or one buffer for all micro-batches, out of which it is "copied" twice, and outputs stay
+    until their backward task (`engines.deepspeed`); or a buffer for each micro-batch that stays for good ("kept").
     """
 
     name: str = "sgd_fp32"
     weights: float = 1.0
     gradients: float = 1.0
     optimizer: float = 0.0
+    offloaded: float = 0.0
+    buckets_bytes: int = 0
     reducing: float = 0.0
     versions: int = 1
     activations: Literal["inputs", "saved"] = "saved"
@@ -35,13 +38,15 @@ class MemoryModel(Document):
     reserve_bytes: int = 0
 
     def state_bytes(self, profile: ModelProfile, first: int, last: int) -> int:
-        """Weights, gradients, optimizer state and buffers of the layers `first`..`last`."""
-        return sum(self.state_parts(profile, range(first, last + 1)).values())
+        """Weights, gradients, optimizer state and buffers of the layers `first`..`last`. It can be added to that of
+        other layers: `buckets_bytes` are not in it."""
+        return sum(self.state_parts(profile, range(first, last + 1)).values()) - self.buckets_bytes
 
     def state_parts(self, profile: ModelProfile, layers: Sequence[int]) -> dict[str, int]:
-        """The same for layers by their numbers, one by one; those of one device share what is tied."""
+        """All that is there for good on a device that has these layers (by their numbers); they share what is tied."""
         parameters = profile.parameter_bytes_of(layers)
-        return {
+        buckets = {"buckets": self.buckets_bytes} if self.buckets_bytes else {}
+        return buckets | {
             "weights": round(parameters * self.weights * self.versions),
             "gradients": round(parameters * self.gradients),
             "optimizer": round(parameters * self.optimizer),
@@ -79,6 +84,9 @@ NAMED = {
         MemoryModel("adam_fp32", optimizer=2.0),
         # fp16 weights and gradients, fp32 master weights, gradients and two moments: 20 bytes a parameter (Myelin V-B)
         MemoryModel("adam_mixed", optimizer=8.0),
+        # of these only fp16 weights and gradients stay: 4 bytes a parameter. fp32 weights and moments lie in the host's
+        # memory, the rest in buckets of 16M parameters, 16 bytes each
+        MemoryModel("myelin_offload", offloaded=6.0, buckets_bytes=16 * 16_000_000),
         # three times the weights in all, only the inputs of the chain's layers (MadPipe, section 4.1)
         MemoryModel("madpipe_paper", weights=3.0, gradients=0.0, activations="inputs"),
     )

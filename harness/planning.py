@@ -15,7 +15,7 @@ from harness.plan import Plan
 from harness.problem import CannotRun, NoPlan, Problem
 from harness.profile import ModelProfile
 from harness.sbp.chain import chain_of
-from harness.sbp.planned import of_device
+from harness.sbp.planned import of_device, with_exchanges
 from harness.schedule import Schedule
 from harness.schedule.faults import faults
 from harness.simulate import Deadlock, Simulation, simulate
@@ -80,7 +80,9 @@ def draft(config: DictConfig, engine: Engine, planner: Planner, profile: ModelPr
     if refused:
         raise CannotRun(refused)
     if plan.mesh.tensor > 1:
-        profile = of_device(profile, plan, chain_of(profile))
+        chain = chain_of(profile)
+        profile = with_exchanges(of_device(profile, plan, chain), plan, chain)
+    profile = engine.layers(plan, profile)
     schedule = engine.schedule(plan, profile)
     simulation = _simulated(config, schedule, plan, profile, cluster, model)
     plan = replace(plan, predicted={**plan.predicted, **simulation.figures})

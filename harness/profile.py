@@ -74,8 +74,9 @@ class LayerProfile:
     `flops`, `bytes_moved` (read and written by all kernels), `elementwise_bytes` (the part of it by kernels without
     FLOPs) and `kernels` are those of the forward pass (`harness.work`). `output_bytes` is what leaves the layer,
     `saved_bytes` what autograd keeps for the backward pass (without parameters, and without what an earlier layer
-    keeps already: see `harness.counting`). `param_bytes` are those of all the layer's parameters, `tied` tells which of
-    them other layers have, too. The FLOPs of `products` add up to `flops` (`harness.products`).
+    keeps already: see `harness.counting`). `working_bytes` is what its backward pass needs at once beyond that, and
+    beyond the gradients of what leaves and enters it. `param_bytes` are those of all the layer's parameters, `tied`
+    tells which of them other layers have, too. The FLOPs of `products` add up to `flops` (`harness.products`).
     """
 
     name: str = ""
@@ -89,6 +90,7 @@ class LayerProfile:
     buffer_bytes: int = 0
     output_bytes: int = 0
     saved_bytes: int = 0
+    working_bytes: int = 0
     tied: tuple[Tied, ...] = ()
     products: tuple[Product, ...] = ()
 
@@ -161,7 +163,8 @@ class ModelProfile(Document):
             return self
         layers = tuple(
             replace(layer, forward_s=layer.forward_s * samples / here, backward_s=layer.backward_s * samples / here,
-                    output_bytes=layer.output_bytes * samples // here, saved_bytes=layer.saved_bytes * samples // here)
+                    output_bytes=layer.output_bytes * samples // here, saved_bytes=layer.saved_bytes * samples // here,
+                    working_bytes=layer.working_bytes * samples // here)
             for layer in self.layers
         )  # fmt: skip
         skips = tuple(replace(skip, bytes=skip.bytes * samples // here) for skip in self.skips)

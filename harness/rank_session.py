@@ -12,8 +12,9 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from mmap import mmap
 from typing import Any
 
 import torch
@@ -30,6 +31,10 @@ from harness.training_state import converted, initial_layers, intra_op_threads
 
 Mark = float | torch.cuda.Event
 """A point in the work of a device: seconds of the host's clock on a CPU, an event on a GPU."""
+
+
+LINE = 128
+"""Bytes in which a rank says where it is."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +61,7 @@ class RankSession:
         self.noted: list[tuple[Op, Mark, Mark, float, float]] = []
         self.sent: Counter[str] = Counter()
         self.recording = Recording()
+        self._board = mmap(-1, LINE * plan.mesh.size)  # the host's and all ranks'
 
     def __enter__(self) -> Any:
         self.rank, self.width = dist.get_rank(), self.plan.mesh.pipeline * self.plan.mesh.tensor
@@ -91,6 +97,30 @@ class RankSession:
     def load_local(self, state: dict[str, Any]) -> None:
         """Take this rank's part of a whole state."""
         raise NotImplementedError
+
+    @contextmanager
+    def at(self, where: str) -> Iterator[None]:
+        """Within it this rank is "in the forward pass of micro-batch 3": an error says so, and `last_seen` in the host.
+
+        Of several that are nested the innermost counts.
+        """
+        line, text = (
+            slice(self.rank * LINE, (self.rank + 1) * LINE),
+            f"in rank {self.rank}, stage {self.place}, {where}",
+        )
+        before = self._board[line]
+        self._board[line] = text.encode()[:LINE].ljust(LINE)
+        try:
+            yield
+        except Exception as error:
+            if not any(note.startswith("in rank ") for note in getattr(error, "__notes__", ())):
+                error.add_note(text)
+            raise
+        self._board[line] = before
+
+    def last_seen(self, rank: int) -> str:
+        """Where a rank was when it ended without a word; "" if it was nowhere. Of the host, which has no rank."""
+        return self._board[rank * LINE : (rank + 1) * LINE].rstrip(b"\0 ").decode(errors="replace")
 
     def named(self, module: nn.Module) -> dict[str, nn.Parameter]:
         """The module's parameters, each by its first name in the whole model: one may stand in several layers."""
@@ -172,12 +202,16 @@ class RankSession:
     def autocast_dtype(self) -> torch.dtype | None:
         return getattr(torch, self.spec.autocast) if self.spec.autocast else None
 
+    def merged(self, spans: list[Span]) -> list[Span]:
+        """The spans of a pipeline, from what each of its ranks saw."""
+        return met(spans)
+
     def _reported(self, own: Report) -> StepMetrics:
         reports: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(reports, own)
         tensor = self.plan.mesh.tensor
         first = reports[: self.width : tensor]
-        spans = met([span for report in first for span in report.spans])
+        spans = self.merged([span for report in first for span in report.spans])
         self.recording.add(spans, min(r.start_s for r in first), max(r.end_s for r in first))
         sent: Counter[str] = sum((report.sent for report in reports), Counter())
         peaks = None

@@ -65,7 +65,10 @@ class StageModule(nn.Sequential):
         return entered
 
     def _layers(self, value: Any) -> Any:
-        for name, layer in named_layers(self):
+        return self._through(named_layers(self), value)
+
+    def _through(self, layers: Sequence[tuple[str, nn.Module]], value: Any) -> Any:
+        for name, layer in layers:
             try:
                 value = layer(value)
             except Exception as error:

@@ -17,7 +17,7 @@ from engines.sbp.gradients import Gradients
 from engines.sbp.layout import Dim, Mesh
 from engines.sbp.loss import SplitClasses, split_loss
 from engines.sbp.modules import mine
-from engines.sbp.passes import Neighbours, Passes
+from engines.sbp.neighbours import Neighbours
 from engines.sbp.program import program
 from engines.sbp.shards import Shard
 from engines.sbp.split import Splitter
@@ -26,6 +26,7 @@ from harness.interfaces import Batch, Model, SessionSpec
 from harness.op import Op
 from harness.plan import Plan
 from harness.profile import ModelProfile
+from harness.rank_passes import Passes
 from harness.rank_session import Mark, RankSession
 from harness.rank_ties import SUMS, RankTies
 from harness.sbp.chain import chain_of
@@ -115,7 +116,7 @@ class SBPSession(RankSession):
 
     def train(self, batch: Batch, size: int) -> float:
         self.optimizer.zero_grad(set_to_none=True)
-        self.passes = Passes(self.stage, self.neighbours)
+        self.passes = Passes(self.stage)
         self.batches, self.total = dict(enumerate(self.entering(batch))), 0.0
         for op in self.ops:
             self._run(op, size)
@@ -140,13 +141,21 @@ class SBPSession(RankSession):
         elif op.kind == "step":
             self.optimizer.step()
         else:
-            sent, kind = self.passes.message(op), sent_kind(op, self.plan.devices)
+            sent, kind = self._message(op), sent_kind(op, self.plan.devices)
             if kind:
                 self.sent[kind] += sent
         if op.kind in ("F", "B"):
             self._note(op, began, self.now())
         else:
             self.note(op, began, self.now())
+
+    def _message(self, op: Op) -> int:
+        """A send or a receive; the bytes that were sent."""
+        assert op.micro_batch is not None
+        if op.kind == "send":
+            return self.neighbours.send(op, self.passes.leaving(op.micro_batch, op.part, op.forward))
+        self.passes.arrived(op.micro_batch, op.part, self.neighbours.receive(op), op.forward)
+        return 0
 
     def _forward(self, op: Op) -> None:
         assert op.micro_batch is not None

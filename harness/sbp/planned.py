@@ -19,6 +19,9 @@ from harness.simulate.routes import STEPS
 
 OUTPUT = "output"
 """The name of the model's output among the layouts."""
+EXCHANGED = 3
+"""Times that a buffer is there while it is gathered or its parts are summed: as it was made, in the order of those that
+get its parts, and once more inside gloo."""
 PHASES = ("forward", "backward", "weights")
 """Of what is sent: in every micro-batch twice, and once in a step."""
 
@@ -162,7 +165,8 @@ def of_device(profile: ModelProfile, plan: Plan, chain: Chain) -> ModelProfile:
     """The profile of one of the devices of each stage: its share of the work, of the weights and of what is saved.
 
     Work, outputs and what is saved are split evenly; an input that was gathered is kept as it was gathered. Weights are
-    split by p1 p2, and evenly where the plan has no strategies.
+    split by p1 p2, and evenly where the plan has no strategies. What exchanges hold meanwhile is not in it: see
+    `with_exchanges`.
     """
     devices = plan.mesh.tensor
     if devices == 1:
@@ -200,6 +204,40 @@ def _gathered(item: Matmul, grid: Grid, strategy: Strategy, width: int, saved: i
     return size / (grid.size(strategy.p0) * grid.size(strategy.p2)) - replaced
 
 
+def with_exchanges(share: ModelProfile, plan: Plan, chain: Chain) -> ModelProfile:
+    """A device's profile (`of_device`) with what its backward passes work with while they exchange gradients.
+
+    It grows where weights are split into more parts, so that a plan with less state may need more.
+    """
+    grid, working = grid_of_plan(plan), [0.0] * len(share.layers)
+    for item in chain.matmuls:
+        if item.name in plan.strategy:
+            layer = layer_of(item.name, share)
+            strategy = grid.strategy(plan.strategy[item.name])
+            working[layer] = max(working[layer], _between(item, grid, strategy, chain.element_bytes))
+    return replace(share, layers=tuple(
+        replace(layer, working_bytes=layer.working_bytes + round(more))
+        for layer, more in zip(share.layers, working, strict=True)
+    ))  # fmt: skip
+
+
+def _between(item: Matmul, grid: Grid, strategy: Strategy, width: int) -> float:
+    """Bytes of a product's backward pass beyond the even shares of the gradients of its output and its input.
+
+    gradient of y --all_gather over p2--> of partial sums of y --> partial sums of that of x --reduce_scatter over p1-->
+    """
+    devices = grid.size(grid.all)
+    x, y = 0 if item.look_up else item.input_elements * width, item.output_elements * width
+    p0, p1, p2 = (grid.size(degree) for degree in (strategy.p0, strategy.p1, strategy.p2))
+    taken, made = x / (p0 * p2), y / (p0 * p1)
+    moments = [
+        y / devices + (EXCHANGED * made if p2 > 1 else 0),
+        made + taken,
+        x / devices + ((EXCHANGED - 1) * taken if p1 > 1 else 0),  # the gathered input is gone by then
+    ]
+    return max(moments) - (x + y) / devices
+
+
 def _share(layer: LayerProfile, devices: int, elsewhere: int, gathered: int) -> LayerProfile:
     """`elsewhere` are bytes of its weights that other devices have."""
     tied = tuple(replace(one, bytes=max(0, one.bytes - elsewhere)) for one in layer.tied)
@@ -213,5 +251,6 @@ def _share(layer: LayerProfile, devices: int, elsewhere: int, gathered: int) -> 
         param_bytes=layer.param_bytes - elsewhere,
         output_bytes=layer.output_bytes // devices,
         saved_bytes=layer.saved_bytes // devices + gathered,
+        working_bytes=layer.working_bytes // devices,
         tied=tied,
     )

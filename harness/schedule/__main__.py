@@ -5,6 +5,7 @@
     python -m harness.schedule one_f_one_b stages=4 micro_batches=6
     python -m harness.schedule interleaved stages=4 chunks=2 micro_batches=4
     python -m harness.schedule message_driven stages=4 micro_batches=6 rule=backward_first limit=4
+    python -m harness.schedule myelin stages=2 micro_batches=4 chunks=2 replicas=2
     python -m harness.schedule fill_drain stages=4 micro_batches=4
     python -m harness.schedule deepspeed stages=3 micro_batches=3
     python -m harness.schedule zbv stages=6 micro_batches=6
@@ -15,6 +16,7 @@ gpipe          stages micro_batches recompute dependency     (dependency=false: 
 one_f_one_b    stages micro_batches recompute
 interleaved    stages micro_batches recompute chunks         (stages / chunks devices)
 message_driven stages micro_batches recompute rule limit     (RULES)
+myelin         stages micro_batches order rule limit chunks replicas offload   (ORDERS)
 fill_drain     stages micro_batches recompute                (GPipe as torch.distributed.pipelining runs it)
 deepspeed      stages micro_batches recompute                (1F1B with messages that block)
 zbv            stages micro_batches                          (stages / 2 devices; W: gradients of weights)
@@ -22,8 +24,8 @@ data_parallel  micro_batches recompute kind                  (KINDS; one stage, 
 single         micro_batches recompute                       (one stage)
 
 recompute is never (here for every schedule, if it is not given), except_last (what engine=gpipe does by default) or
-always. 2F0, 2R0, 2B0: forward, recomputation, backward of micro-batch 0 on stage 2. Messages and collectives that stand
-between the tasks of a device are not drawn: then lines below the picture have the whole order.
+always. 2F0, 2R0, 2B0: forward, recomputation, backward of micro-batch 0 on stage 2. Messages that stand between the
+tasks of a device, collectives and buckets of the optimizer are not drawn: then lines below the picture have all.
 """
 
 from __future__ import annotations
@@ -43,6 +45,7 @@ from harness.schedule.grid import grid
 from harness.schedule.hops import Hop, hops
 from harness.schedule.interleaved import interleaved
 from harness.schedule.message_driven import message_driven
+from harness.schedule.myelin import ORDERS, Chunk, Order, myelin
 from harness.schedule.one_f_one_b import one_f_one_b
 from harness.schedule.rule import RULES, RuleName
 from harness.schedule.single import single
@@ -52,7 +55,9 @@ from harness.schedule.zero_bubble import zbv
 COMMAND = "python -m harness.schedule"
 RULED = [name for name in RULES if name != "in_order"]
 USAGE = (__doc__ or "").replace("RULES", ", ".join(RULED)).replace("KINDS", ", ".join(SHARDINGS))
-CHOICES = {"recompute": (RECOMPUTE, "never"), "rule": (RULED, "fifo"), "kind": (SHARDINGS, SHARDINGS[0])}
+USAGE = USAGE.replace("ORDERS", ", ".join(ORDERS))
+CHOICES = {"recompute": (RECOMPUTE, "never"), "rule": (RULED, "fifo"), "kind": (SHARDINGS, SHARDINGS[0]),
+           "order": (ORDERS, ORDERS[0])}  # fmt: skip
 """Keys that are words: those that there are, and one that always works."""
 
 
@@ -85,6 +90,15 @@ def _message_driven(
     return message_driven(micro_batches, range(stages), _hops(stages), cast(RuleName, rule), limit, recompute)
 
 
+def _myelin(
+    stages: int = 4, micro_batches: int = 8, order: str = ORDERS[0], rule: str = "fifo", limit: int | None = None,
+    chunks: int = 1, replicas: int = 1, offload: bool = False,
+) -> Schedule:  # fmt: skip
+    own = (Chunk(0, (0,) if offload else ()),) * chunks
+    return myelin(micro_batches, range(stages), _hops(stages), cast(Order, order), cast(RuleName, rule), limit,
+                  replicas=replicas, chunks=[own] * stages)  # fmt: skip
+
+
 def _fill_drain(stages: int = 4, micro_batches: int = 8, recompute: str = "never") -> Schedule:
     return fill_drain(micro_batches, range(stages), _hops(stages), recompute)
 
@@ -113,6 +127,7 @@ DRAWN: dict[str, Callable[..., Schedule]] = {
     "one_f_one_b": _one_f_one_b,
     "interleaved": _interleaved,
     "message_driven": _message_driven,
+    "myelin": _myelin,
     "fill_drain": _fill_drain,
     "deepspeed": _deepspeed,
     "zbv": _zbv,
@@ -139,9 +154,10 @@ def drawing(arguments: Sequence[str]) -> str:
             mend = " ".join([COMMAND, name, *(f"{key}={text}" for key, text in known.items())])
             raise ValueError(f"{argument}   {why}   -> {mend}")
     schedule = DRAWN[name](**values)
-    blocking = any(op.kind not in COMPUTE for lane in schedule.lanes if lane.queue == "compute" for op in lane.ops)
+    ops = [(lane.queue, op) for lane in schedule.lanes for op in lane.ops if op.kind not in COMPUTE]
+    hidden = any(queue == "compute" or op.peer is None for queue, op in ops)
     picture = grid(replace(schedule, replicas=1))  # all are alike
-    return f"{picture}\n\n{schedule.text()}" if blocking else picture
+    return f"{picture}\n\n{schedule.text()}" if hidden else picture
 
 
 def _value(key: str, text: str) -> str | int:
@@ -150,9 +166,9 @@ def _value(key: str, text: str) -> str | int:
         if text not in known:
             raise ValueError(f"{key} {text}   is none of {', '.join(known)}   -> {key}={default}")
         return text
-    if key == "dependency":
+    if key in ("dependency", "offload"):
         if text not in ("true", "false"):
-            raise ValueError(f"dependency {text}   is neither true nor false   -> dependency=true")
+            raise ValueError(f"{key} {text}   is neither true nor false   -> {key}=true")
         return text == "true"
     if not text.isdecimal() or int(text) < 1:
         raise ValueError(f"{key} {text}   is no whole number of at least 1   -> {key}=4")

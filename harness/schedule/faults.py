@@ -9,6 +9,7 @@ from dataclasses import replace
 from harness.op import Op
 from harness.plan import Plan
 from harness.schedule import LaneOps, Schedule
+from harness.schedule.chunks import IN, OUT, way
 from harness.schedule.circle import circle
 from harness.schedule.graph import MESSAGES
 
@@ -20,8 +21,9 @@ def faults(schedule: Schedule, plan: Plan | None = None) -> list[str]:
     """A line for each fault, with the op, its stage and a mend; empty if all is well. Linear in the number of ops.
 
     Looked for: ops that stand twice, on a foreign device, or belong to no stage; tasks that miss their twin, their
-    micro-batch or what they need; messages without another end; ops that wait for each other in a circle. With a `plan`
-    its stages, devices and micro-batches are those that must be there. That the optimizer is missing is no fault.
+    micro-batch or what they need; messages without another end; buckets that nobody updates; ops that wait for each
+    other in a circle. With a `plan` its stages, devices and micro-batches are those that must be there. That the
+    optimizer is missing is no fault.
     """
     stages = len(schedule.devices)
     lost = {op: fault for lane in schedule.lanes for op in lane.ops if (fault := _lost(op, stages))}
@@ -30,7 +32,7 @@ def faults(schedule: Schedule, plan: Plan | None = None) -> list[str]:
         schedule = replace(schedule, lanes=tuple(kept))
     twice = list(_doubled(schedule))
     found = [*_against(schedule, plan), *lost.values(), *twice, *_misplaced(schedule)]
-    found += [*_unpaired(schedule, plan), *_unsent(schedule)]
+    found += [*_unpaired(schedule, plan), *_unsent(schedule), *_not_updated(schedule)]
     return found if twice else [*found, *circle(schedule)]
 
 
@@ -138,3 +140,16 @@ def _unsent(schedule: Schedule) -> Iterator[str]:
             send = Op(op.peer, "send", op.micro_batch, op.part, op.stage)
             if send not in messages:
                 yield f"{_name(op)}   has no {send}   -> add {send}, or leave out {op}"
+
+
+def _not_updated(schedule: Schedule) -> Iterator[str]:
+    """Buckets that visit a device without a step there, or go only one way."""
+    every = (op for lane in schedule.lanes for op in lane.ops)
+    ops = dict.fromkeys(op for op in every if op.kind == "step" or (op.kind == "copy" and op.peer is None))
+    for op in ops:
+        bucket, found = way(op)
+        other = OUT if found == IN else IN
+        needed = (Op(op.stage, "step", None, bucket), replace(op, part=f"{bucket}/{other}")) if bucket else ()
+        for one in needed:
+            if one not in ops:
+                yield f"{_name(op)}   has no {one}   -> add {one}, or leave out {op}"

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from harness.op import Op
+from harness.schedule.chunks import Chunks
 
 if TYPE_CHECKING:
     from harness.schedule import LaneOps, Schedule
@@ -72,6 +73,8 @@ def _key(op: Op, rendezvous: bool) -> Key:
     if kind == "collective":
         shared = split_part(op.part)[1] != DATA
         return (kind, op.micro_batch, op.part) if shared else (kind, op.micro_batch, op.part, op.stage)
+    if kind == "step":
+        return (kind, op.stage, op.micro_batch, op.part)
     if kind not in MESSAGES:
         return (kind, op.stage, op.micro_batch)
     if rendezvous and kind == "recv":
@@ -186,22 +189,24 @@ class _Edges:
 
         Other collectives wait for their turn only. One with a micro-batch waits for the gradients of that one, else for
         those of all. A step with a micro-batch waits for the gradients up to that one, and for the step before. A queue
-        in a fixed order may have copies before replicas, as DeepSpeed does: the sum is the same.
+        in a fixed order may have copies before replicas, as DeepSpeed does: the sum is the same. Those of chunks come
+        behind those over copies (`harness.schedule.chunks`).
         """
         gradients: dict[tuple[int, int | None], list[int]] = defaultdict(list)
         over_replicas: dict[int, list[int]] = defaultdict(list)
         over_copies: dict[int, list[int]] = defaultdict(list)
         ties: set[int] = set()
         before = self.graph.before
+        chunks = Chunks(self.graph.ops)
         for node, op in enumerate(self.graph.ops):
             if op.kind in ("B", "W"):
                 gradients[op.stage, op.micro_batch].append(node)
                 gradients[op.stage, None].append(node)
             elif op.kind == "collective" and split_part(op.part) in REDUCING:
-                if split_part(op.part)[1] == DATA:
-                    over_replicas[op.stage].append(node)
-                else:
+                if split_part(op.part)[1] == TIED:
                     ties.add(node)
+                elif not chunks.takes(node):
+                    over_replicas[op.stage].append(node)
         for nodes in over_replicas.values():
             for node in nodes:
                 op = self.graph.ops[node]
@@ -213,12 +218,15 @@ class _Edges:
                 over_copies[stage].append(node)
         steps: dict[int, list[int]] = defaultdict(list)
         for node, op in enumerate(self.graph.ops):
-            if op.kind == "step" and op.micro_batch is None:
+            if op.kind != "step" or op.part:
+                continue
+            if op.micro_batch is None:
                 before[node] += gradients[op.stage, None] + over_replicas[op.stage] + over_copies[op.stage]
-            elif op.kind == "step":
+            else:
                 steps[op.stage].append(node)
         for stage, nodes in steps.items():
             self.updates(stage, nodes, gradients)
+        chunks.draw(before, lambda stage: gradients[stage, None] + over_replicas[stage] + over_copies[stage])
 
     def updates(self, stage: int, steps: list[int], gradients: dict[tuple[int, int | None], list[int]]) -> None:
         """The optimizer's steps of a stage, each named by its last micro-batch.

@@ -10,6 +10,7 @@ from itertools import pairwise
 from harness.cluster import Cluster
 from harness.op import COMPUTE, Op
 from harness.schedule import LaneOps, Schedule
+from harness.schedule.chunks import way
 from harness.schedule.graph import DATA, Graph, chains, graph, split_part
 from harness.simulate.costs import Costs, disturbances, given
 from harness.simulate.execution import Work
@@ -70,10 +71,14 @@ class Assembly:
         routes = Routes(self.schedule, self.cluster)
         for node, op in enumerate(self.graph.ops):
             kind = op.kind
-            if kind in COMPUTE:
+            if kind == "step" and op.part:
+                seconds[node] = self.costs.update_s(op.bytes)
+            elif kind in COMPUTE:
                 seconds[node] = tasks[kind][op.stage]
             elif op.seconds is not None:
                 seconds[node] = op.seconds
+            elif way(op)[0]:
+                seconds[node] = self.costs.bucket_s(op.bytes)
             elif kind == "collective":
                 self.take(node, routes.collective(op, self.members[node]))
             elif kind != "recv":

@@ -20,8 +20,8 @@ Seconds = dict[str, list[float]]
 class Costs:
     """Seconds of tasks: of each kind, by stage.
 
-    The optimizer reads gradients, and reads and writes weights and its own state. Where the weights' gradients are
-    tasks of their own (W), each of B and W takes half of the backward pass.
+    The optimizer reads gradients, and reads and writes weights and its own state, wherever that lies between steps.
+    Where the weights' gradients are tasks of their own (W), each of B and W takes half of the backward pass.
     """
 
     def __init__(self, plan: Plan, profile: ModelProfile, cluster: Cluster, memory: MemoryModel, halved: bool) -> None:
@@ -37,10 +37,18 @@ class Costs:
         return {"F": forward, "R": forward, "B": half, "W": half, "step": list(map(self._step_s, range(len(stages))))}
 
     def _step_s(self, stage: int) -> float:
-        bandwidth = self.cluster.device.memory_bandwidth * self.cluster.device.efficiency
-        touched = 2 * self.memory.weights + self.memory.gradients + 2 * self.memory.optimizer
-        size = self.profile.parameter_bytes(self.plan.stages[stage].first, self.plan.stages[stage].last) * touched
-        return size / bandwidth if bandwidth else 0.0
+        return self.update_s(self.profile.parameter_bytes(self.plan.stages[stage].first, self.plan.stages[stage].last))
+
+    def update_s(self, size: int) -> float:
+        """Seconds of the optimizer on `size` bytes of parameters."""
+        memory, device = self.memory, self.cluster.device
+        bandwidth = device.memory_bandwidth * device.efficiency
+        touched = 2 * memory.weights + memory.gradients + 2 * (memory.optimizer + memory.offloaded)
+        return size * touched / bandwidth if bandwidth else 0.0
+
+    def bucket_s(self, size: int) -> float:
+        """Seconds of what comes from the host's memory, or goes there, for `size` bytes of parameters."""
+        return self.cluster.host_link.seconds(size * self.memory.offloaded)
 
 
 def given(op: Op, durations: Mapping[str, float]) -> float:

@@ -76,6 +76,7 @@ def working_bytes(profile: ModelProfile, first: int, last: int, accumulated: flo
     """What the backward pass of `first`..`last` needs at its peak beyond what it frees on the way, layer by layer:
 
     saved by   first ... l | gradients of l's output, input and parameters, and of inner skips that pass over l
+                           | what else l works with (`LayerProfile.working_bytes`)
 
     The new gradient of parameters (`accumulated` times their bytes) stands beside the one that it is added to.
     """
@@ -85,7 +86,8 @@ def working_bytes(profile: ModelProfile, first: int, last: int, accumulated: flo
         layer = profile.layers[number]
         gradients = layer.output_bytes + (profile.boundary_bytes(number) if number else 0)
         gradients += sum(s.bytes for s in inside if s.source < number <= s.target)
-        beyond = max(beyond, gradients + round(layer.param_bytes * accumulated) - saved)
+        needed = gradients + round(layer.param_bytes * accumulated) + layer.working_bytes
+        beyond = max(beyond, needed - saved)
         saved += layer.saved_bytes
     return beyond
 

@@ -30,6 +30,7 @@ class Broken:
         self.engine = registry.build("engine", CONFIG.engine)
         self.capabilities, self.check = self.engine.capabilities, self.engine.check
         self.placement, self.memory, self.refuses = self.engine.placement, self.engine.memory, self.engine.refuses
+        self.layers = self.engine.layers
 
     def schedule(self, plan: Plan, profile: ModelProfile) -> Schedule:
         return self.change(gpipe(plan.micro_batches, [0, 1], [], "never"))
@@ -47,6 +48,19 @@ def test_a_draft_holds_the_closed_form() -> None:
     assert draft.plan.predicted["step_time_s"] == pytest.approx((4 + 2 - 1) * (2e-3 + 4e-3))
     assert (draft.samples, draft.devices) == (8, 2)
     assert draft.plan.predicted["peak_memory_bytes"] == [peak.bytes for peak in draft.simulation.peaks]
+
+
+def test_the_engine_says_what_becomes_of_the_layers() -> None:
+    """Twice the time, and 1000 bytes more while they go back."""
+    engine = registry.build("engine", CONFIG.engine)
+    engine.layers = lambda plan, profile: replace(profile, layers=tuple(
+        replace(layer, forward_s=2 * layer.forward_s, backward_s=2 * layer.backward_s, working_bytes=1000)
+        for layer in profile.layers
+    ))  # fmt: skip
+    plain, changed = drafted(), drafted(engine)
+    assert changed.plan.predicted["step_time_s"] == pytest.approx(2 * plain.plan.predicted["step_time_s"])
+    assert changed.simulation.peaks[0].bytes == plain.simulation.peaks[0].bytes + 1000
+    assert plain.profile is PROFILE
 
 
 def test_without_jitter_nothing_is_simulated_again() -> None:

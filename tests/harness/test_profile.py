@@ -63,12 +63,20 @@ def test_an_older_profile_is_not_taken_for_a_new_one():
         ModelProfile.from_json({"schema": 1, "layers": [{"name": "a"}]})
 
 
+def test_a_stored_profile_need_not_say_what_layers_work_with():
+    profile = ModelProfile((LayerProfile("l", working_bytes=7),))
+    stored = profile.to_json()
+    assert ModelProfile.from_json(stored) == profile
+    del stored["layers"][0]["working_bytes"]
+    assert ModelProfile.from_json(stored).layers[0].working_bytes == 0
+
+
 def test_a_profile_of_other_micro_batches_has_their_times_and_bytes():
-    layer = LayerProfile("l", 4.0, 8.0, param_bytes=100, output_bytes=40, saved_bytes=80)
+    layer = LayerProfile("l", 4.0, 8.0, param_bytes=100, output_bytes=40, saved_bytes=80, working_bytes=6)
     profile = ModelProfile((layer, layer), micro_batch=4, input_bytes=20, skips=(Skip(0, 1, 12, "s"),))
     half, own = profile.of_samples(2), profile.of_samples(4)
     assert own is profile
     assert (half.micro_batch, half.input_bytes, half.skips[0].bytes) == (2, 10, 6)
-    wanted = LayerProfile("l", 2.0, 4.0, param_bytes=100, output_bytes=20, saved_bytes=40)
+    wanted = LayerProfile("l", 2.0, 4.0, param_bytes=100, output_bytes=20, saved_bytes=40, working_bytes=3)
     assert half.layers == (wanted, wanted)
     assert half.of_samples(12).layers[0].output_bytes == 120

@@ -16,8 +16,17 @@ from harness.profile import ModelProfile
 from harness.sbp.chain import chain_of
 from harness.sbp.collectives import Collectives, grid_of
 from harness.sbp.costs import Costs, Rules
+from harness.sbp.grid import Grid
 from harness.sbp.optimum import Move, Route, Search, Step
-from harness.sbp.planned import grid_of_plan, layer_of, of_device, per_product, sent_by_product, with_route
+from harness.sbp.planned import (
+    grid_of_plan,
+    layer_of,
+    of_device,
+    per_product,
+    sent_by_product,
+    with_exchanges,
+    with_route,
+)
 from tests.harness.sbp.nets import dense, transformer
 from tests.harness.sbp.volumes import sent
 
@@ -136,6 +145,32 @@ def test_what_is_gathered_is_kept():
         route = Search(chain, found, "free", strategy).route()
         plan = with_route(Plan(Mesh(tensor=2), (Stage(0, 1, 0),)), route, found, profile, "free")
         assert of_device(profile, plan, chain).layers[1].saved_bytes == kept
+
+
+@pytest.mark.parametrize(
+    ("numbers", "sixteenths"),
+    [
+        # input X, output Y, in sixteenths of an even share of X: X is 16, Y 8
+        ((4, 1, 1), 0),
+        ((1, 4, 1), 2 * 4 * 16 - 8),  # partial sums of X, twice, beside its share
+        ((1, 1, 4), 3 * 4 * 8 - 16),  # Y gathered, three times, beside its share
+        ((2, 2, 1), 2 * 2 * 16 - 8),
+        ((2, 1, 2), 3 * 2 * 8 - 16),
+        ((1, 2, 2), 2 * 2 * 16 - 8),
+    ],
+)
+def test_backward_passes_work_with_what_is_gathered_and_with_partial_sums(numbers, sixteenths):
+    """A product of 128 x 64 on 4 devices, 16 samples."""
+    profile = dense((64, 128, 64), 16)
+    found = costs(profile, 4)
+    chain, grid = chain_of(profile), Grid(1, 4)
+    assert [item.input_elements for item in chain.matmuls] == [16 * 64, 16 * 128]
+    strategy = {item.name: grid.numbers(grid.strategy(numbers)) for item in chain.matmuls}
+    plan = Plan(Mesh(tensor=4), (Stage(0, 1, 0),), strategy=strategy)
+    share = 16 * 128 * found.element_bytes // 4
+    whole = of_device(profile, plan, chain)
+    assert {layer.working_bytes for layer in whole.layers} == {0}
+    assert with_exchanges(whole, plan, chain).layers[1].working_bytes == share * sixteenths // 16
 
 
 @pytest.mark.parametrize(("numbers", "shares"), [((2, 1, 1), 0), ((1, 2, 1), 2), ((1, 1, 2), 0)])

@@ -108,6 +108,9 @@ def test_the_working_set_walks_back_through_the_layers():
     skipping = ModelProfile(layers, input_bytes=7, skips=(Skip(0, 2, 100, "s"),))
     assert working_bytes(skipping, 0, 2) == 150
     assert working_bytes(skipping, 0, 1) == 28
+    # what a layer works with beyond its gradients is there while it goes back, beside what is not freed by then
+    busy = ModelProfile((layers[0], replace(layers[1], working_bytes=40), layers[2]), input_bytes=7)
+    assert working_bytes(busy, 0, 2) == 20 + 8 + 40 - 1
 
 
 def test_a_gradient_stands_beside_the_one_that_it_is_added_to():

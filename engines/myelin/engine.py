@@ -1,0 +1,131 @@
+"""The myelin engine: stages run what has arrived, replicas sum their gradients while they update (Myelin, published
+later as AxoNN).
+
+    python run.py engine=myelin mesh.pipeline=2 mesh.data=2      G_inter x G_data in the paper's words, a rank for each
+
+    stage 0   F0 F1 .. .. B0 F2 B1 F3 ..      whatever has arrived, by `engine.policy`; `engine.pipeline_limit` at once
+    stage 1   .. F0 B0 F1 B1 .. F2 B2 ..      the last stage runs backward right after forward
+
+What it cannot do:
+
+* One stage on each device, no tensor parallelism inside a stage.
+* Times of messages are differences of two ranks' clocks: right on one machine.
+* On GPUs messages of transport=mpi pass through the host.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import cast
+
+from engines.myelin.config import Config
+from harness import checkpointing
+from harness.cluster import Cluster
+from harness.interfaces import Capabilities, Engine, Model, Session, SessionSpec
+from harness.memory import DTYPE_BYTES, MemoryModel
+from harness.mesh import Mesh
+from harness.plan import Plan
+from harness.problem import Problem
+from harness.profile import ModelProfile
+from harness.schedule import Schedule
+from harness.schedule.hops import plan_hops
+from harness.schedule.myelin import Order, chunks_of, myelin
+from harness.schedule.rule import RuleName
+from harness.schedule.ties import plan_ties
+
+DTYPES = ("float32", "float64", "bfloat16", "float16")
+DRIVEN = "message_driven"
+STATE = {"float64": 8}
+"""Bytes of a number of the optimizer, which has float32 otherwise."""
+
+
+class MyelinEngine(Engine):
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.capabilities = Capabilities(dtypes=DTYPES, data=True, ranks=True, mpi=config.transport == "mpi")
+
+    def check(self, plan: Plan, profile: ModelProfile, cluster: Cluster, memory: MemoryModel) -> list[Problem]:
+        """Stages in other places than one on each device; a plan that says itself what is recomputed."""
+        devices = [stage.device for stage in plan.stages]
+        wanted = list(range(plan.mesh.pipeline))
+        found = []
+        if devices != wanted:
+            what = f"has its stages on devices {_listed(devices)}, engine=myelin on {_listed(wanted)}"
+            found.append(Problem("the plan", what, "planner=balance, or planner=contiguous"))
+        if plan.recompute != "never":
+            what = "asks for recomputation of whole stages, engine=myelin has segments of them"
+            found.append(Problem(f"recompute {plan.recompute}", what, "engine.checkpoint_every=auto"))
+        return found
+
+    def notes(self, plan: Plan, cluster: Cluster) -> list[Problem]:
+        """Settings that do nothing, and how the paper's formula was read."""
+        return [*self._idle(plan), *(_read(plan) if self.config.checkpoint_every == "auto" else [])]
+
+    def _idle(self, plan: Plan) -> list[Problem]:
+        config, m, found = self.config, plan.micro_batches, []
+        limit, fixed = config.pipeline_limit, config.order != DRIVEN
+        does_nothing = f"does nothing with the fixed order {config.order}"
+        mend = f"engine.order={DRIVEN}"
+        if fixed and limit is not None:
+            found.append(Problem(f"engine.pipeline_limit {limit}", does_nothing, mend))
+        elif limit is not None and limit > m:
+            found.append(Problem(f"engine.pipeline_limit {limit}", f"is more than the {m} micro-batches of a step",
+                                 f"engine.pipeline_limit={m}"))  # fmt: skip
+        if fixed and config.policy != "fifo":
+            found.append(Problem(f"engine.policy {config.policy}", does_nothing, mend))
+        elif config.policy != "fifo" and len(plan.stages) == 1:
+            found.append(Problem(f"engine.policy {config.policy}", "does nothing in a pipeline of 1 stage",
+                                 "mesh.pipeline=2"))  # fmt: skip
+        return found
+
+    def schedule(self, plan: Plan, profile: ModelProfile) -> Schedule:
+        config, width = self.config, DTYPE_BYTES[profile.dtype]
+        sizes = [profile.parameter_bytes_of(range(stage.first, stage.last + 1)) // width for stage in plan.stages]
+        return myelin(
+            plan.micro_batches,
+            [stage.device for stage in plan.stages],
+            plan_hops(plan, profile, portals=True),
+            cast(Order, config.order),
+            cast(RuleName, config.policy),
+            config.pipeline_limit,
+            plan_ties(plan, profile),
+            plan.mesh.data,
+            [chunks_of(elements, width, config.bsize, config.k, config.offload) for elements in sizes],
+            config.k > 0,
+        )
+
+    def memory(self, model: MemoryModel, mesh: Mesh, profile: ModelProfile) -> MemoryModel:
+        """In half precision 20 bytes a parameter with Adam: 2 + 2 of weight and gradient, 4 + 4 of both in float32, 8
+        of moments. With offloading 4, and buckets of 16 bytes for each of `bsize` parameters (Myelin, section V-B)."""
+        width, moments = DTYPE_BYTES[profile.dtype], model.optimizer
+        state, half = STATE.get(profile.dtype, 4), profile.dtype in ("float16", "bfloat16")
+        if self.config.offload:
+            elements = profile.parameter_bytes_of(range(len(profile.layers))) // width
+            size = round(min(self.config.bsize, elements) * state * (2 + moments))
+            return replace(model, optimizer=0.0, offloaded=state * (1 + moments) / width, buckets_bytes=size)
+        return replace(model, optimizer=state * (2 + moments) / width) if half else model
+
+    def layers(self, plan: Plan, profile: ModelProfile) -> ModelProfile:
+        return checkpointing.checkpointed(profile, plan, self.config.checkpoint_every)
+
+    def session(self, model: Model, plan: Plan, spec: SessionSpec) -> AbstractContextManager[Session]:
+        from engines.myelin.session import MyelinSession
+
+        return MyelinSession(model, plan, spec, self.config, self.schedule)
+
+
+def _read(plan: Plan) -> list[Problem]:
+    """Where checkpoints come, and where they would by the formula as it is printed."""
+    layers, own = plan.stages[-1].last + 1, [stage.layers for stage in plan.stages]
+    meant, printed = checkpointing.readings(layers, len(own))
+    taken, other = ([checkpointing.nearest(n, reading.optimum) for n in own] for reading in (meant, printed))
+    what = (
+        f"is every {_listed(taken)} layers of the stages, the factors nearest to {meant.optimum:.3g}, where "
+        f"{meant.formula} is least; as printed, {printed.formula}, nearest to {printed.optimum:.3g}: {_listed(other)}"
+    )
+    return [Problem("engine.checkpoint_every auto", what, f"engine.checkpoint_every={other[0]} for that one")]
+
+
+def _listed(numbers: list[int]) -> str:
+    return ", ".join(map(str, numbers))

@@ -1,0 +1,71 @@
+"""Sums of gradients over replicas, chunk by chunk, while chunks that have been summed are updated.
+
+chunk 0   |= all_reduce =|
+chunk 1   | waits        |= all_reduce =|        all are enqueued at once, and run one after the other
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from engines.myelin.buckets import Chunk
+from harness.op import Op, Queue
+from harness.rank_session import Mark
+
+
+@dataclass(frozen=True)
+class Sum:
+    """One that is under way. `ended` waits for it, and tells when it had ended."""
+
+    op: Op
+    work: dist.Work
+    ended: Callable[[], Mark]
+
+
+class Sums:
+    """All sums of one step. `queue` is what a trace says they run in."""
+
+    def __init__(
+        self, gradients: Tensor, chunks: Sequence[Chunk], group: dist.ProcessGroup, stage: int, queue: Queue,
+        now: Callable[[], Mark],
+    ) -> None:  # fmt: skip
+        self.now = now
+        self.last = now()
+        self.beside = torch.cuda.Stream(gradients.device) if gradients.device.type == "cuda" else None
+        self.sums = [self._started(gradients[one.start : one.stop], one.part, group, stage, queue) for one in chunks]
+
+    def _started(self, part: Tensor, name: str, group: dist.ProcessGroup, stage: int, queue: Queue) -> Sum:
+        op = Op(stage, "collective", None, f"all_reduce@data/{name}", bytes=part.nbytes, queue=queue)
+        work = dist.all_reduce(part, group=group, async_op=True)
+        return Sum(op, work, self._watch(work))
+
+    def _watch(self, work: dist.Work) -> Callable[[], Mark]:
+        """On a CPU the thread that ends it looks at the clock; on a GPU a stream of its own waits for it."""
+        if self.beside is None:
+            seen = work.get_future().then(lambda _: self.now())
+            return seen.wait
+
+        def ended() -> Mark:
+            with torch.cuda.stream(self.beside):
+                work.wait()
+                return self.now()
+
+        return ended
+
+    def done(self) -> Iterator[tuple[Op, Mark, Mark]]:
+        """One after the other, when the current stream may use it: the op, when it began and when it had ended."""
+        for one in self.sums:
+            ended = one.ended()
+            one.work.wait()
+            began, self.last = self.last, _later(self.last, ended)
+            yield one.op, began, self.last
+
+
+def _later(first: Mark, second: Mark) -> Mark:
+    """Two sums that gloo runs at once end in either order."""
+    return max(first, second) if isinstance(first, float) and isinstance(second, float) else second

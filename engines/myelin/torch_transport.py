@@ -1,0 +1,126 @@
+"""Messages by torch.distributed: a thread for each channel and end, since gloo cannot be asked whether one is there.
+
+    main       send(2) ---.                            .--> arrived
+    thread                 '-> dist.send   dist.recv --'
+
+On GPUs (NCCL) each channel has a group and a stream of its own, so that messages of two channels never wait for each
+other. That part has not been tested: it needs two GPUs.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from queue import Empty, SimpleQueue
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from engines.myelin.transport import Channel, Completed, Position, Transport
+from harness.ranks import PATIENCE
+
+T = TypeVar("T")
+Job = Callable[[], None] | None
+
+
+class TorchTransport(Transport):
+    def __init__(
+        self, position: Position, channels: Sequence[Channel], micro_batches: int, device: torch.device
+    ) -> None:
+        super().__init__(position, channels, micro_batches, device)
+        self._groups = self._opened(channels) if device.type == "cuda" else {}
+        self._jobs: dict[Channel, SimpleQueue[Job]] = {}
+        self._received: SimpleQueue[Completed | Exception] = SimpleQueue()
+        self._sent: SimpleQueue[Exception | None] = SimpleQueue()
+        self._sending = 0
+        for channel in channels:
+            if position.stage in (channel.source, channel.target):
+                jobs: SimpleQueue[Job] = SimpleQueue()
+                self._jobs[channel] = jobs
+                threading.Thread(target=self._work, args=(jobs,), name=str(channel.op(0)), daemon=True).start()
+
+    def _opened(self, channels: Sequence[Channel]) -> dict[Channel, dist.ProcessGroup]:
+        """Every rank opens all groups of all replicas, in the same order."""
+        width, own = self.position.stages, {}
+        for first in range(0, self.position.replicas * width, width):
+            for channel in channels:
+                group = dist.new_group([first + channel.source, first + channel.target])
+                if first == self.position.rank // width * width:
+                    own[channel] = group
+        return own
+
+    def _send(self, channel: Channel, micro_batch: int, tensors: list[Tensor]) -> None:
+        peer, tag, group = self.position.peer(channel.target), self.tag(channel, micro_batch), self._groups.get(channel)
+        made = torch.cuda.Event() if self.device.type == "cuda" else None
+        if made:
+            made.record(torch.cuda.current_stream(self.device))
+
+        def job() -> None:
+            try:
+                if made:
+                    torch.cuda.current_stream(self.device).wait_event(made)
+                for tensor in tensors:
+                    dist.send(tensor, peer, group, tag)
+                self._settle()
+                self._sent.put(None)
+            except Exception as error:
+                self._sent.put(error)
+
+        self._sending += 1
+        self._jobs[channel].put(job)
+
+    def _receive(self, channel: Channel, micro_batch: int, buffers: list[Tensor]) -> None:
+        peer, tag, group = self.position.peer(channel.source), self.tag(channel, micro_batch), self._groups.get(channel)
+
+        def job() -> None:
+            try:
+                for buffer in buffers:
+                    dist.recv(buffer, peer, group, tag)
+                self._settle()
+                self._received.put(Completed(channel, micro_batch, time.perf_counter()))
+            except Exception as error:
+                self._received.put(error)
+
+        self._jobs[channel].put(job)
+
+    def _settle(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.current_stream(self.device).synchronize()
+
+    def _completed(self, wait: bool) -> list[Completed]:
+        found = []
+        while wait or not self._received.empty():
+            one = _got(self._received, f"stage {self.position.stage} has waited {PATIENCE} for a message")
+            if isinstance(one, Exception):
+                raise one
+            found.append(one)
+            wait = False
+        return found
+
+    def finish(self) -> None:
+        for _ in range(self._sending):
+            error = _got(self._sent, f"stage {self.position.stage} has waited {PATIENCE} for its messages to leave")
+            if error is not None:
+                raise error
+        self._sending = 0
+
+    def close(self) -> None:
+        for jobs in self._jobs.values():
+            jobs.put(None)
+
+    def _work(self, jobs: SimpleQueue[Job]) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.set_stream(torch.cuda.Stream(self.device))
+        while (job := jobs.get()) is not None:
+            job()
+            del job  # it holds tensors
+
+
+def _got(queue: SimpleQueue[T], late: str) -> T:
+    try:
+        return queue.get(timeout=PATIENCE.total_seconds())
+    except Empty:
+        raise TimeoutError(late) from None

@@ -1,0 +1,141 @@
+"""What the myelin engine accepts, refuses and tells; its memory; half precision."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from engines.myelin.config import Config, build
+from harness.cluster import Cluster
+from harness.interfaces import OptimizerSpec, Session
+from harness.launch import call
+from harness.memory import MemoryModel, named
+from harness.mesh import Mesh
+from harness.plan import Plan, Stage
+from harness.profile import LayerProfile, ModelProfile
+from harness.schedule.faults import faults
+from tests.engines.contract import Case
+from tests.engines.myelin.cases import case, schedule_of
+
+FLAT = Cluster(devices_per_node=8)
+
+
+def test_a_world_of_mpi_only_where_it_is_the_transport() -> None:
+    assert [build(Config(transport=kind)).capabilities.mpi for kind in ("mpi", "torch")] == [True, False]
+
+
+def test_refuses_stages_in_other_places_and_recomputation_of_whole_stages() -> None:
+    stages = (Stage(0, 0, 0), Stage(1, 1, 1), Stage(2, 2, 0))
+    plan = Plan(Mesh(pipeline=2), stages, 2, "always")
+    profile = ModelProfile(tuple(LayerProfile(str(number)) for number in range(3)))
+    moved, again = build(Config()).check(plan, profile, FLAT, MemoryModel())
+    assert (moved.key, moved.what) == ("the plan", "has its stages on devices 0, 1, 0, engine=myelin on 0, 1")
+    assert (again.key, again.mend) == ("recompute always", "engine.checkpoint_every=auto")
+
+
+@pytest.mark.parametrize(
+    ("config", "stages", "told"),
+    [
+        (Config(), 2, []),
+        (Config(pipeline_limit=4), 2, []),
+        (Config(pipeline_limit=5), 2, [("engine.pipeline_limit 5", "engine.pipeline_limit=4")]),
+        (Config(order="1f1b", pipeline_limit=2), 2, [("engine.pipeline_limit 2", "engine.order=message_driven")]),
+        (Config(order="gpipe", policy="alternate"), 2, [("engine.policy alternate", "engine.order=message_driven")]),
+        (Config(policy="alternate"), 2, []),
+        (Config(policy="alternate"), 1, [("engine.policy alternate", "mesh.pipeline=2")]),
+    ],
+)
+def test_notes_what_does_nothing(config: Config, stages: int, told: list[tuple[str, str]]) -> None:
+    plan = Plan.contiguous([2] * stages, 4)
+    assert [(note.key, note.mend) for note in build(config).notes(plan, FLAT)] == told
+
+
+def test_notes_both_readings_of_the_paper() -> None:
+    """48 layers in stages of 30 and 18: the divisors of these nearest to sqrt(48) and to sqrt(48 / 2)."""
+    (note,) = build(Config(checkpoint_every="auto")).notes(Plan.contiguous([30, 18], 4), FLAT)
+    assert note.what.startswith(
+        "is every 6, 6 layers of the stages, the factors nearest to 6.93, where G (N/(G ac) + 1)"
+    )
+    assert note.what.endswith("as printed, G (N/(G ac) + 1 + ac), nearest to 4.9: 5, 6")
+
+
+PHI = 1_000_000
+
+
+def state_bytes(config: Config, dtype: str, optimizer: OptimizerSpec) -> int:
+    """Of a device with PHI parameters."""
+    width = {"float64": 8, "float32": 4}.get(dtype, 2)
+    profile = ModelProfile((LayerProfile("one", param_bytes=PHI * width),), dtype=dtype)
+    model = named("auto", optimizer.name, optimizer.momentum)
+    found = build(config).memory(model, Mesh(), profile)
+    return sum(found.state_parts(profile, [0]).values())
+
+
+@pytest.mark.parametrize(
+    ("keys", "dtype", "optimizer", "expected"),
+    [
+        ({}, "float16", OptimizerSpec("adamw"), 20 * PHI),
+        ({}, "bfloat16", OptimizerSpec("adam"), 20 * PHI),
+        ({}, "float16", OptimizerSpec("sgd"), 12 * PHI),
+        ({}, "float16", OptimizerSpec("sgd", momentum=0.9), 16 * PHI),
+        ({}, "float32", OptimizerSpec("adam"), 16 * PHI),
+        ({"offload": True, "bsize": 1000}, "float16", OptimizerSpec("adam"), 4 * PHI + 16 * 1000),
+        ({"offload": True, "bsize": 10 * PHI}, "float16", OptimizerSpec("adam"), (4 + 16) * PHI),
+        ({"offload": True, "bsize": 1000}, "float16", OptimizerSpec("sgd"), 4 * PHI + 8 * 1000),
+        ({"offload": True, "bsize": 1000}, "float32", OptimizerSpec("adam"), 8 * PHI + 16 * 1000),
+        ({"offload": True, "bsize": 1000}, "float64", OptimizerSpec("adam"), 16 * PHI + 32 * 1000),
+    ],
+)
+def test_bytes_of_the_model_state(keys: dict[str, int], dtype: str, optimizer: OptimizerSpec, expected: int) -> None:
+    """The paper's accounting (section V-B): 20 bytes a parameter, or 4 and 16 x bsize."""
+    assert state_bytes(Config(**keys), dtype, optimizer) == expected  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("keys", [{}, {"order": "1f1b"}, {"order": "gpipe", "k": 0}, {"offload": True, "bsize": 40}])
+def test_schedules_are_sound(keys: dict[str, str]) -> None:
+    one = case("tied", 3, 2, m=2, **keys)
+    assert faults(schedule_of(one), one.plan) == []
+
+
+ADAM = OptimizerSpec("adamw", lr=0.01)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "optimizer", "keys"),
+    [("float16", OptimizerSpec("sgd", lr=0.5), {}), ("bfloat16", ADAM, {"offload": True, "bsize": 100})],
+)
+def test_half_precision_follows_float32(dtype: str, optimizer: OptimizerSpec, keys: dict[str, int]) -> None:
+    """A state has the float32 copies of the weights; losses are those of float32 within the format's digits."""
+
+    def losses(one: Case) -> tuple[list[float], set[torch.dtype]]:
+        def work(session: Session) -> tuple[list[float], set[torch.dtype]]:
+            torch.manual_seed(3)
+            batch = one.model.sample(8)
+            found = [session.step(batch).loss for _ in range(6)]
+            return found, {value.dtype for value in session.state_dict().get("model", {}).values()}
+
+        return call(one.engine, one.model, one.plan, one.spec, work)
+
+    one = replace(case("gpt", 2, 2, m=2, **keys), optimizer=optimizer)
+    got, dtypes = losses(replace(one, dtype=dtype))
+    want, _ = losses(replace(one, dtype="float32").reference)
+    assert dtypes == {torch.float32}
+    assert got[-1] < got[0] - 0.1
+    torch.testing.assert_close(got, want, rtol=0.02, atol=0.02)
+
+
+def test_autocast() -> None:
+    def losses(one: Case) -> list[float]:
+        spec = replace(one.spec, autocast="bfloat16")
+
+        def work(session: Session) -> list[float]:
+            torch.manual_seed(3)
+            batch = one.model.sample(8)
+            return [session.step(batch).loss for _ in range(3)]
+
+        return call(one.engine, one.model, one.plan, spec, work)
+
+    one = replace(case("tokens", 2, m=2, checkpoint_every="1"), dtype="float32")
+    torch.testing.assert_close(losses(one), losses(one.reference), rtol=1e-3, atol=1e-3)

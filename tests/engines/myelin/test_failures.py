@@ -1,0 +1,135 @@
+"""Ranks that raise or are killed in the middle of a step: all end soon, the first error is told, nothing stays."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+import pytest
+import torch.distributed as dist
+from torch import Tensor
+
+from engines.myelin.session import MyelinSession
+from harness import mpi
+from harness.launch import call
+from harness.ranks import RankKilled, each
+from tests.engines.myelin.cases import case
+from tests.harness.test_ranks import children
+
+SOON_S = 10.0
+M = 4
+
+
+def left_behind() -> set[str]:
+    return {name for name in os.listdir("/dev/shm") if name.startswith((Path(mpi.SHARED).name, "torch_"))}
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays() -> Any:
+    files, processes, began = left_behind(), children(), time.monotonic()
+    yield
+    assert left_behind() <= files
+    assert children() <= processes
+    assert time.monotonic() - began < SOON_S
+
+
+def failing(transport: str, rank: int, at: int, forward: bool, what: Callable[[], object]) -> None:
+    """Train on 2 stages x 2 replicas; in the second step `rank` does `what` in its pass number `at`."""
+    one = case("pairs", 2, 2, m=M, transport=transport)
+
+    def train(session: Any) -> None:
+        assert isinstance(session, MyelinSession)
+        batch = one.model.sample(8)
+        session.step(batch)
+        if dist.get_rank() == rank:
+            layer = list(session.stage)[1]
+            passes = [0]
+
+            def passing(*_: Any) -> None:
+                passes[0] += 1
+                if passes[0] == at + 1:
+                    what()
+
+            if forward:
+                layer.register_forward_hook(passing)
+            else:
+                layer.register_forward_hook(lambda module, inputs, out: hooked(out, passing))
+        session.step(batch)
+
+    opened = one.engine.session(one.model, one.plan, one.spec)
+
+    def work() -> None:
+        with opened as session:
+            train(session)
+
+    try:
+        each(one.plan.mesh.size, work, one.spec.devices, one.engine.capabilities.mpi)
+    except RankKilled as error:
+        assert isinstance(opened, MyelinSession)
+        error.add_note(opened.last_seen(rank))
+        raise
+
+
+def hooked(out: Any, hook: Callable[[Tensor], None]) -> None:
+    (out if isinstance(out, Tensor) else out[0]).register_hook(hook)
+
+
+def boom() -> NoReturn:
+    raise ArithmeticError("on purpose")
+
+
+@pytest.mark.parametrize(
+    ("transport", "rank", "forward"),
+    [("torch", 0, True), ("torch", 1, False), ("torch", 3, True), ("mpi", 2, False)],
+)
+def test_the_first_error_with_its_place(transport: str, rank: int, forward: bool) -> None:
+    at = 2
+    with pytest.raises(ArithmeticError, match="on purpose") as caught:
+        failing(transport, rank, at, forward, boom)
+    phase, number = "forward" if forward else "backward", rank // 2 * M + at
+    assert f"in rank {rank}, stage {rank % 2}, in the {phase} pass of micro-batch {number}" in caught.value.__notes__
+
+
+@pytest.mark.parametrize(("transport", "rank"), [("torch", 0), ("torch", 3), ("mpi", 3)])
+def test_a_rank_that_is_killed(transport: str, rank: int) -> None:
+    """It says nothing more; the host has seen where it was."""
+    with pytest.raises(RankKilled, match=f"rank {rank} was killed") as caught:
+        failing(transport, rank, 1, True, lambda: os.kill(os.getpid(), signal.SIGKILL))
+    where = f"in rank {rank}, stage {rank % 2}, in the forward pass of micro-batch {rank // 2 * M + 1}"
+    assert caught.value.__notes__ == [where]
+
+
+def test_an_error_at_the_end_of_a_step() -> None:
+    one = case("pairs", 2, m=2)
+
+    def train(session: Any) -> None:
+        if dist.get_rank() == 1:
+            session.updates.finish = boom
+        session.step(one.model.sample(8))
+
+    with pytest.raises(ArithmeticError) as caught:
+        call(one.engine, one.model, one.plan, one.spec, train)
+    assert caught.value.__notes__ == ["in rank 1, stage 1, between the passes of a step"]
+
+
+def test_waiting_ranks_do_not_spin() -> None:
+    """Seconds of CPU over seconds of a step, in the second stage, while a layer of the first one sleeps."""
+    one = case("pairs", 2, m=2, transport="mpi")
+
+    def train(session: Any) -> float:
+        batch = one.model.sample(8)
+        session.step(batch)
+        if dist.get_rank() == 0:
+            session.stage.register_forward_pre_hook(lambda *_: time.sleep(0.5))
+        cpu_s, wall_s = time.process_time(), time.perf_counter()
+        session.step(batch)
+        shares = [0.0, 0.0]
+        own = (time.process_time() - cpu_s) / (time.perf_counter() - wall_s)
+        dist.all_gather_object(shares, own)
+        return shares[1]
+
+    assert call(one.engine, one.model, one.plan, one.spec, train) < 0.3

@@ -1,0 +1,194 @@
+"""Both transports: what is sent comes, in order of arrival, while the rank computes, and waiting costs nothing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from engines.myelin.transport import HEADER, Channel, Coming, Position, Transport, _form, _header
+from harness import ranks
+
+T = TypeVar("T")
+DATA = Channel(0, 1)
+SKIP = Channel(0, 1, "up")
+CHANNELS = [DATA, SKIP, DATA.back, SKIP.back]
+M = 6
+KINDS = ("mpi", "torch")
+
+
+def between(kind: str, work: Callable[[Transport], T]) -> list[T]:
+    """What `work` returns in each of two ranks, stage 0 and stage 1."""
+
+    def run() -> list[T]:
+        if kind == "mpi":
+            from engines.myelin.mpi_transport import MPITransport as Chosen
+        else:
+            from engines.myelin.torch_transport import TorchTransport as Chosen  # type: ignore[assignment]
+        rank = dist.get_rank()
+        transport = Chosen(Position(rank, rank, 2, 1), CHANNELS, M, torch.device("cpu"))
+        found: list[T] = [None, None]  # type: ignore[list-item]
+        try:
+            dist.all_gather_object(found, work(transport))
+        finally:
+            transport.close()
+        return found
+
+    return ranks.each(2, run, ("cpu",) * 2, with_mpi=kind == "mpi")
+
+
+def sample(i: int, samples: int) -> list[Tensor]:
+    """A tuple of unlike tensors; one is not contiguous, one is large enough that MPI waits for the other side."""
+    torch.manual_seed(i)
+    return [
+        torch.randn(samples, 3).to(torch.bfloat16), torch.randn(samples, 4, 5, dtype=torch.float64).transpose(1, 2),
+        torch.randn(samples, 30_000), torch.randn(samples, 1).half(), torch.randn(()),
+    ]  # fmt: skip
+
+
+def received(transport: Transport, count: int) -> dict[tuple[Channel, int], list[Tensor]]:
+    found: dict[tuple[Channel, int], list[Tensor]] = {}
+    last_s = 0.0
+    while len(found) < count:
+        for one in transport.arrived(wait=True):
+            assert one.at_s >= last_s, "in the order of arrival"
+            found[one.channel, one.micro_batch], last_s = one.tensors, one.at_s
+    return found
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_sent_comes(kind: str) -> None:
+    """Tuples of every dtype, on two channels between the same ranks, in two sizes, in two steps."""
+    coming = [Coming(i, 2 if i < 4 else 1) for i in range(M)]
+
+    def work(transport: Transport) -> list[int]:
+        first = transport.position.stage == 0
+        sent = []
+        for step in range(2):
+            transport.begin({channel: coming if channel in (DATA, SKIP) else [] for channel in transport.into})
+            for what in coming if first else ():
+                for channel, offset in ((SKIP, 100), (DATA, 0)):
+                    sent.append(transport.send(channel, what, sample(what.micro_batch + offset + step, what.samples)))
+            if not first:
+                got = received(transport, 2 * M)
+                for what in coming:
+                    for channel, offset in ((SKIP, 100), (DATA, 0)):
+                        wanted = sample(what.micro_batch + offset + step, what.samples)
+                        found = got[channel, what.micro_batch]
+                        assert [one.dtype for one in found] == [one.dtype for one in wanted]
+                        assert all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True))
+            transport.finish()
+            dist.barrier()
+        return sent
+
+    sent, nothing = between(kind, work)
+    assert nothing == []
+    assert sent[0] == sum(one.numel() * one.element_size() for one in sample(0, 2))
+    assert len(sent) == 4 * M
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_forms_travel_once_for_each_size(kind: str) -> None:
+    coming = [Coming(0, 2), Coming(1, 2), Coming(2, 1), Coming(3, 2)]
+
+    def work(transport: Transport) -> list[int]:
+        parts: list[int] = []
+        begin = transport._send
+
+        def counted(channel: Channel, i: int, tensors: list[Tensor]) -> None:
+            parts.append(tensors[0].numel())
+            begin(channel, i, tensors)
+
+        transport._send = counted  # type: ignore[method-assign]
+        transport.begin({channel: coming if channel == DATA else [] for channel in transport.into})
+        for what in coming if transport.position.stage == 0 else ():
+            transport.send(DATA, what, [torch.zeros(what.samples, 5)])
+        if transport.position.stage == 1:
+            received(transport, len(coming))
+        transport.finish()
+        return parts
+
+    assert between(kind, work)[0] == [HEADER, 10, 10, HEADER, 5, 10]
+
+
+def test_headers() -> None:
+    form = ((torch.float16, (2, 3)), (torch.float64, ()), (torch.bfloat16, (0, 5, 1)))
+    assert _form(_header(form)) == form
+    with pytest.raises(ValueError, match=f"42 tensors .* header of 169 numbers, there are {HEADER}"):
+        _header(((torch.float32, (1, 2)),) * 42)
+
+
+def test_another_form_for_as_many_samples_is_refused() -> None:
+    def work(transport: Transport) -> str:
+        transport.begin({channel: [Coming(0, 2)] if channel == DATA else [] for channel in transport.into})
+        if transport.position.stage == 1:
+            received(transport, 1)
+            return ""
+        transport.send(DATA, Coming(0, 2), [torch.zeros(2, 5)])
+        transport.finish()
+        with pytest.raises(ValueError, match="1copy1<0 has 2 samples and the form") as caught:
+            transport.send(DATA, Coming(1, 2), [torch.zeros(2, 6)])
+        return str(caught.value)
+
+    assert between("torch", work)[0].endswith("-> inputs of one shape")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_messages_arrive_while_the_receiver_computes(kind: str) -> None:
+    """Eight megabytes, of which MPI moves nothing while nobody calls it: they are there long before one looks."""
+    large = torch.ones(1 << 21)
+
+    def work(transport: Transport) -> float:
+        coming = [Coming(0, 1), Coming(1, 1)]
+        transport.begin({channel: coming if channel == DATA else [] for channel in transport.into})
+        if transport.position.stage == 0:
+            transport.send(DATA, coming[0], [large])
+            dist.barrier()
+            transport.send(DATA, coming[1], [large])
+            compute(1.0)
+            transport.finish()
+            return 0.0
+        received(transport, 1)
+        dist.barrier()
+        end = compute(1.0)
+        (one,) = transport.arrived(wait=True)
+        transport.finish()
+        assert torch.equal(one.tensors[0], large)
+        return end - one.at_s
+
+    assert between(kind, work)[1] > 0.3, "seconds before the end of the computation"
+
+
+def compute(seconds: float) -> float:
+    """Products of matrices for so long; when they ended."""
+    end, x = time.perf_counter() + seconds, torch.randn(200, 200)
+    while time.perf_counter() < end:
+        x = torch.tanh(x @ x)
+    return time.perf_counter()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_waiting_does_not_spin(kind: str) -> None:
+    """Seconds of CPU over seconds of waiting; one that spins has 1."""
+    waits_s = 1.0
+
+    def work(transport: Transport) -> float:
+        transport.begin({channel: [Coming(0, 1)] if channel == DATA else [] for channel in transport.into})
+        dist.barrier()
+        cpu_s, wall_s = time.process_time(), time.perf_counter()
+        if transport.position.stage == 0:
+            time.sleep(waits_s)
+            transport.send(DATA, Coming(0, 1), [torch.zeros(3)])
+            transport.finish()
+            return 0.0
+        received(transport, 1)
+        share = (time.process_time() - cpu_s) / (time.perf_counter() - wall_s)
+        transport.finish()
+        return share
+
+    assert between(kind, work)[1] < 0.3
