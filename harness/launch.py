@@ -65,8 +65,14 @@ def call(engine: Engine, model: Model, plan: Plan, spec: SessionSpec, fn: Callab
     if not engine.capabilities.ranks:
         return work()
     from harness import ranks
+    from harness.rank_session import RankSession
 
-    return ranks.each(plan.mesh.size, work, spec.devices, engine.capabilities.mpi)
+    try:
+        return ranks.each(plan.mesh.size, work, spec.devices, engine.capabilities.mpi)
+    except ranks.RankLost as error:
+        if isinstance(opened, RankSession) and (where := opened.last_seen(error.rank)):
+            error.add_note(where)
+        raise
 
 
 def supervise(

@@ -104,10 +104,8 @@ class RankSession:
 
         Of several that are nested the innermost counts.
         """
-        line, text = (
-            slice(self.rank * LINE, (self.rank + 1) * LINE),
-            f"in rank {self.rank}, stage {self.place}, {where}",
-        )
+        line = slice(self.rank * LINE, (self.rank + 1) * LINE)
+        text = f"in rank {self.rank}, stage {self.place}, {where}"
         before = self._board[line]
         self._board[line] = text.encode()[:LINE].ljust(LINE)
         try:

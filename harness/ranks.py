@@ -44,12 +44,18 @@ GRACE_S = 1.0
 """How long the host waits for the message of a rank that has ended."""
 
 
-class RankKilled(MemoryError):
+class RankLost(Exception):
+    """Rank `rank` ended without a word."""
+
+    rank = 0
+
+
+class RankKilled(RankLost, MemoryError):
     """A rank was killed from outside, most likely by the kernel for want of memory."""
 
 
-class RankDied(RuntimeError):
-    """A rank ended without a word."""
+class RankDied(RankLost, RuntimeError):
+    """A rank ended by itself, or by another signal."""
 
 
 class _Remote(Exception):
@@ -209,8 +215,12 @@ def _ended(number: int, process: BaseProcess) -> Exception:
     """What the exit of a rank that sent nothing tells."""
     process.join(GRACE_S)
     code = process.exitcode
+    error: RankLost
     if code == -signal.SIGKILL:
-        return RankKilled(f"rank {number} was killed (signal 9): most likely the machine's memory was full")
-    if code is not None and code < 0:
-        return RankDied(f"rank {number} ended by signal {-code} ({signal.Signals(-code).name})")
-    return RankDied(f"rank {number} ended with exit code {code}, its output tells more")
+        error = RankKilled(f"rank {number} was killed (signal 9): most likely the machine's memory was full")
+    elif code is not None and code < 0:
+        error = RankDied(f"rank {number} ended by signal {-code} ({signal.Signals(-code).name})")
+    else:
+        error = RankDied(f"rank {number} ended with exit code {code}, its output tells more")
+    error.rank = number
+    return error

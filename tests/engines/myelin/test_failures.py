@@ -16,7 +16,7 @@ from torch import Tensor
 from engines.myelin.session import MyelinSession
 from harness import mpi
 from harness.launch import call
-from harness.ranks import RankKilled, each
+from harness.ranks import RankKilled
 from tests.engines.myelin.cases import case
 from tests.harness.test_ranks import children
 
@@ -60,18 +60,7 @@ def failing(transport: str, rank: int, at: int, forward: bool, what: Callable[[]
                 layer.register_forward_hook(lambda module, inputs, out: hooked(out, passing))
         session.step(batch)
 
-    opened = one.engine.session(one.model, one.plan, one.spec)
-
-    def work() -> None:
-        with opened as session:
-            train(session)
-
-    try:
-        each(one.plan.mesh.size, work, one.spec.devices, one.engine.capabilities.mpi)
-    except RankKilled as error:
-        assert isinstance(opened, MyelinSession)
-        error.add_note(opened.last_seen(rank))
-        raise
+    call(one.engine, one.model, one.plan, one.spec, train)
 
 
 def hooked(out: Any, hook: Callable[[Tensor], None]) -> None:
