@@ -19,7 +19,7 @@ CONTRACT = "tests/engines/test_contract.py"
 DEEPSPEED = "tests/engines/test_deepspeed.py"
 GPIPE = "tests/engines/gpipe/test_gpipe.py"
 RESOURCES = "tests/harness/simulate/test_resources.py"
-SBP = "tests/engines/sbp"
+SBP, MYELIN = "tests/engines/sbp", "tests/engines/myelin"
 BRUTE_FORCE = "tests/harness/simulate/test_against_brute_force.py"
 
 
@@ -321,6 +321,21 @@ MUTANTS = (
     Mutant("a plan that fits is lost", "planners/fitting.py",
            "best, low = min(best, route, key=lambda one: one.seconds), limit", "low = limit",
            "tests/planners/test_fitting.py"),
+    Mutant("shared memory of an MPI world that stays", "harness/mpi.py",
+           "os.unlink(path)", "pass",
+           "tests/harness/test_mpi.py", "killed"),
+    Mutant("a micro-batch more than the limit", "engines/myelin/loop.py",
+           "range(min(self.limit, self.left // 2))", "range(min(self.limit + 1, self.left // 2))",
+           f"{MYELIN}/test_loop.py"),
+    Mutant("a missing gradient that is the one of before", "engines/myelin/flat.py",
+           "self.views[name].zero_()", "pass",
+           f"{MYELIN}/test_updates_ranks.py"),
+    Mutant("sums that overflow float16 unnoticed", "engines/myelin/scaling.py",
+           " * (1 + numbers.eps / 2) ** (ranks - 1)", "",
+           f"{MYELIN}/test_updates_half.py"),
+    Mutant("buckets in one piece", "engines/myelin/offload.py",
+           "middle = min(bucket.start + self.cut, bucket.stop)", "middle = bucket.stop",
+           f"{MYELIN}/test_updates.py"),
 )  # fmt: skip
 
 
