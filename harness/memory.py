@@ -21,8 +21,9 @@ class MemoryModel(Document):
     `versions` copies of the weights are kept; `reducing` are further gradients while they are summed over replicas.
     `activations` says what a task keeps until its backward pass: the `inputs` of its layers (MadPipe's model) or all
     `saved` tensors. `reserve_bytes` are kept free on each device. `messages`: what arrives has a buffer until it has
-    been used ("passing"); or one buffer for all micro-batches, out of which it is "copied" twice, and outputs stay
-    until their backward task (`engines.deepspeed`); or a buffer for each micro-batch that stays for good ("kept").
+    been used ("passing"), and beside it one that is "posted" for the next one (`engines.myelin`); or one buffer for all
+    micro-batches, out of which it is "copied" twice, and outputs stay until their backward task (`engines.deepspeed`);
+    or a buffer for each micro-batch that stays for good ("kept").
     """
 
     name: str = "sgd_fp32"
@@ -34,7 +35,7 @@ class MemoryModel(Document):
     reducing: float = 0.0
     versions: int = 1
     activations: Literal["inputs", "saved"] = "saved"
-    messages: Literal["passing", "copied", "kept"] = "passing"
+    messages: Literal["passing", "posted", "copied", "kept"] = "passing"
     reserve_bytes: int = 0
 
     def state_bytes(self, profile: ModelProfile, first: int, last: int) -> int:

@@ -12,17 +12,22 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from harness.stage_module import StageModule
 
 
 class Passes:
-    """One step of a stage. What waits: inputs and outputs for their backward pass, gradients for their way."""
+    """One step of a stage. What waits: inputs for their backward pass, outputs and gradients for their way.
+
+    An output that has left is not kept: the backward pass begins at its edge of the graph.
+    """
 
     def __init__(self, stage: StageModule) -> None:
         self.stage = stage
         self.inputs: dict[int, dict[str, list[Tensor]]] = {}
         self.outputs: dict[int, dict[str, list[Tensor]]] = {}
+        self.edges: dict[int, list[GradientEdge]] = {}
         self.gradients: dict[int, dict[str, list[Tensor]]] = {}
 
     def arrived(self, i: int, part: str, tensors: list[Tensor], forward: bool) -> None:
@@ -31,9 +36,9 @@ class Passes:
         values.setdefault(i, {})[part] = [one.requires_grad_() for one in tensors] if forward else tensors
 
     def leaving(self, i: int, part: str, forward: bool) -> list[Tensor]:
-        """What goes to another stage, once its pass has ended. Gradients are given once."""
+        """What goes to another stage, once its pass has ended. It is given once."""
         if forward:
-            return [tensor.detach() for tensor in self.outputs[i][part]]
+            return [tensor.detach() for tensor in self.outputs[i].pop(part)]
         entered = self.inputs[i].pop(part)
         return [one.grad if one.grad is not None else torch.zeros_like(one) for one in entered]
 
@@ -46,14 +51,16 @@ class Passes:
         several = len(flat) - len(skips)
         jumps = {name: [tensor] for name, tensor in zip(skips, flat[several:], strict=True)}
         self.outputs[i] = {"": flat[:several], **jumps}
+        self.edges[i] = [get_gradient_edge(tensor) for tensor in flat]
 
     def backward(self, i: int, loss: Tensor | None) -> None:
         """From the loss, or from the gradients that have arrived."""
-        outputs = self._flat(self.outputs.pop(i), self.stage.leaving)
+        edges = self.edges.pop(i)
+        del self.outputs[i]
         if loss is not None:
             loss.backward()
         else:
-            torch.autograd.backward(outputs, self._flat(self.gradients.pop(i), self.stage.leaving))
+            torch.autograd.backward(edges, self._flat(self.gradients.pop(i), self.stage.leaving))
 
     @staticmethod
     def _flat(values: dict[str, list[Tensor]], skips: list[str]) -> list[Tensor]:

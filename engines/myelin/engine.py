@@ -98,6 +98,7 @@ class MyelinEngine(Engine):
     def memory(self, model: MemoryModel, mesh: Mesh, profile: ModelProfile) -> MemoryModel:
         """In half precision 20 bytes a parameter with Adam: 2 + 2 of weight and gradient, 4 + 4 of both in float32, 8
         of moments. With offloading 4, and buckets of 16 bytes for each of `bsize` parameters (Myelin, section V-B)."""
+        model = replace(model, messages="posted")
         width, moments = DTYPE_BYTES[profile.dtype], model.optimizer
         state, half = STATE.get(profile.dtype, 4), profile.dtype in ("float16", "bfloat16")
         if self.config.offload:

@@ -7,7 +7,7 @@
     B                                         |== working ====|
     collective                                                |= reducing =|
 
-Where messages are "copied" or "kept" (`harness.memory`), their buffers are there all the time.
+Where messages are "posted", "copied" or "kept" (`harness.memory`), buffers for them are there all the time.
 
 Of two changes at the same moment the free comes first. Where the memory model counts only the inputs of layers, as
 MadPipe's does, copies and the working set of a backward task cost nothing: so it is in that paper.
@@ -116,6 +116,7 @@ class _Ledger:
         self.graph, self.start_s, self.end_s = graph, start_s, end_s
         self.schedule, self.plan, self.profile, self.memory = schedule, plan, profile, memory
         self.whole = memory.activations == "saved"
+        self.passing = memory.messages in ("passing", "posted")
         self.last_s = max(end_s, default=0.0)
         self.books = {device: _Book() for device in plan.devices}
         self.backward = {(op.stage, op.micro_batch): node for node, op in enumerate(graph.ops) if op.kind == "B"}
@@ -143,8 +144,10 @@ class _Ledger:
                 sizes = self.stages[op.stage]
                 working = sizes.first_working if self.first_backward[op.stage] == node else sizes.working
                 self.book(op.stage).held(self.start_s[node], self.end_s[node], working, WORKING)
-                if self.memory.messages == "copied":  # gradients of skips, beside their buffers
-                    skips = sum(size for part, size in self.arriving[op.stage, False].items() if part)
+                if self.memory.messages in ("copied", "posted"):
+                    # gradients of skips: beside their buffers, or until the task has ended and they leave
+                    came = self.arriving[op.stage, self.memory.messages == "posted"]
+                    skips = sum(size for part, size in came.items() if part)
                     self.book(op.stage).held(self.start_s[node], self.end_s[node], skips, RECEIVED)
                 later = self.end_s[self.weights.get((op.stage, op.micro_batch), node)]
                 self.book(op.stage).held(self.end_s[node], later, sizes.put_off, WORKING)
@@ -179,7 +182,7 @@ class _Ledger:
         forward, end = op.forward, self.end_s[node]
         user = self.backward.get((target, op.micro_batch), node)
         until = self.end_s[user] if forward or op.part else self.start_s[user]
-        if self.memory.messages == "passing" or (self.memory.messages == "copied" and forward):
+        if self.passing or (self.memory.messages == "copied" and forward):
             self.book(target).held(self.start_s[node], max(until, end, self.forgotten(target, op)), op.bytes, RECEIVED)
         made = self.made(node, source, op)
         end = max(end, self.let_go(source, op))
@@ -201,7 +204,7 @@ class _Ledger:
         if self.memory.messages == "kept" and len(self.plan.stages) > len(self.plan.devices):
             return 0.0 if op.part in self.arriving[stage, op.forward] else self.last_s
         user = self.backward.get((stage, op.micro_batch))
-        if self.memory.messages != "passing" and op.forward and user is not None:
+        if not self.passing and op.forward and user is not None:
             return self.start_s[user]
         return 0.0 if op.forward else self.forgotten(stage, op)
 
@@ -238,7 +241,7 @@ class _Ledger:
         if number != len(self.plan.stages) - 1:
             return 0
         several = (
-            2 if self.schedule.loss == "gathered" else {"passing": 1, "kept": 2, "copied": 3}[self.memory.messages]
+            2 if self.schedule.loss == "gathered" else {"kept": 2, "copied": 3}.get(self.memory.messages, 1)
         )
         return self.profile.layers[-1].output_bytes * several
 
@@ -258,7 +261,7 @@ class _Ledger:
         if self.memory.messages == "passing":
             return 0
         each = sum(sum(self.arriving[number, forward].values()) for forward in (True, False))
-        if self.memory.messages == "copied":
+        if self.memory.messages in ("copied", "posted"):
             return each
         return self.plan.micro_batches * (each + 2 * self.handed_on(number))
 

@@ -10,7 +10,7 @@ import pytest
 from analysis.published import TABLES, numbers, value
 
 RELATIONS = {"=", "~", ">", ">=", "up_to", "range_low", "range_high"}
-SOURCES = {"paper-table", "paper-text", "public-repository", "derived"}
+SOURCES = {"paper-table", "paper-text", "public-figure", "public-repository", "derived"}
 
 
 @pytest.mark.parametrize("path", sorted(TABLES.glob("*.csv")), ids=lambda path: path.stem)
