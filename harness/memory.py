@@ -17,7 +17,8 @@ class MemoryModel(Document):
     """Model state as multiples of the profile's own parameter bytes, and what is kept of the activations.
 
     `weights`, `gradients`, `optimizer`, `offloaded`: bytes for each byte of `LayerProfile.param_bytes`, the last one in
-    the host's memory: it visits each device in `buckets_bytes` of buffers, which are there whatever its layers.
+    the host's memory: it visits each device in buffers, `bucketed` bytes for each byte of its parameters, but at most
+    `buckets_bytes`.
     `versions` copies of the weights are kept; `reducing` are further gradients while they are summed over replicas.
     `activations` says what a task keeps until its backward pass: the `inputs` of its layers (MadPipe's model) or all
     `saved` tensors. `reserve_bytes` are kept free on each device. `messages`: what arrives has a buffer until it has
@@ -31,6 +32,7 @@ class MemoryModel(Document):
     gradients: float = 1.0
     optimizer: float = 0.0
     offloaded: float = 0.0
+    bucketed: float = 0.0
     buckets_bytes: int = 0
     reducing: float = 0.0
     versions: int = 1
@@ -40,14 +42,15 @@ class MemoryModel(Document):
 
     def state_bytes(self, profile: ModelProfile, first: int, last: int) -> int:
         """Weights, gradients, optimizer state and buffers of the layers `first`..`last`. It can be added to that of
-        other layers: `buckets_bytes` are not in it."""
-        return sum(self.state_parts(profile, range(first, last + 1)).values()) - self.buckets_bytes
+        other layers: buckets are not in it."""
+        parts = self.state_parts(profile, range(first, last + 1))
+        return sum(parts.values()) - parts.get("buckets", 0)
 
     def state_parts(self, profile: ModelProfile, layers: Sequence[int]) -> dict[str, int]:
         """All that is there for good on a device that has these layers (by their numbers); they share what is tied."""
         parameters = profile.parameter_bytes_of(layers)
-        buckets = {"buckets": self.buckets_bytes} if self.buckets_bytes else {}
-        return buckets | {
+        buckets = min(self.buckets_bytes, round(parameters * self.bucketed))
+        return ({"buckets": buckets} if buckets else {}) | {
             "weights": round(parameters * self.weights * self.versions),
             "gradients": round(parameters * self.gradients),
             "optimizer": round(parameters * self.optimizer),
@@ -87,7 +90,7 @@ NAMED = {
         MemoryModel("adam_mixed", optimizer=8.0),
         # of these only fp16 weights and gradients stay: 4 bytes a parameter. fp32 weights and moments lie in the host's
         # memory, the rest in buckets of 16M parameters, 16 bytes each
-        MemoryModel("myelin_offload", offloaded=6.0, buckets_bytes=16 * 16_000_000),
+        MemoryModel("myelin_offload", offloaded=6.0, bucketed=8.0, buckets_bytes=16 * 16_000_000),
         # three times the weights in all, only the inputs of the chain's layers (MadPipe, section 4.1)
         MemoryModel("madpipe_paper", weights=3.0, gradients=0.0, activations="inputs"),
     )

@@ -5,8 +5,8 @@
       |<---------------------------------------'
       '--fork--> rank 0 with the wires of helper 0, rank 1 with those of helper 1, ...    MPI_Init finds its world
 
-Shared memory of the world is nameless as soon as all ranks have it: whatever happens later, no file stays behind.
-Only ranks import mpi4py.
+Shared memory of the world is nameless as soon as all ranks have it: whatever happens later, no file stays behind. So
+no rank finalizes MPI, which would wait for ranks that are no more. Only ranks import mpi4py.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -27,15 +28,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.mpi_helper import NAMES
+from harness.problem import Problem
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
 
 HERE = Path(__file__).resolve().parent
 INSTALL = "pip install -e '.[mpi]'"
-SHARED = "/dev/shm/mpich"
+SHARED = ("/dev/shm/mpich", "/dev/shm/ucx")
 """How the names of mpich's shared memory begin."""
-SOON_S = 30.0
+LOCAL = ("-launcher", "fork", "-rmk", "user", "-hosts", "localhost")
+"""All ranks are here, whatever a batch system says."""
+FOREIGN = (*NAMES, "SLURM_", "HYDRA_", "MPIEXEC_")
+"""What would make mpiexec start them elsewhere, or as a part of another world."""
+OWN = {"UCX_TLS": "self,tcp", "MPIR_CVAR_ASYNC_PROGRESS": "0"}
+"""In ranks: mpich has shared memory of its own; its thread for progress spins."""
+SOON_S = 8.0
 """Within which the helpers must have come; it takes hundredths of a second."""
 GRACE_S = 3.0
 """Within which mpiexec ends when its helpers have."""
@@ -67,17 +75,18 @@ def mpiexec() -> Path:
     return Path(sys.executable).parent / "mpiexec"
 
 
-def problem_lines(key: str) -> list[str]:
-    """For an engine's `check`: what keeps MPI from working here, `key   what   -> mend`; empty if nothing does."""
+def problems(key: str, instead: str) -> list[Problem]:
+    """What keeps MPI from working here, as a problem of `key`; `instead` does without it."""
+    mend, found = f"{INSTALL}, or {instead}", ""
     if find_spec("mpi4py") is None:
-        return [f"{key}   needs mpi4py, which is not installed   -> {INSTALL}"]
-    if not mpiexec().exists():
+        found = "needs mpi4py, which is not installed"
+    elif not mpiexec().exists():
         other = shutil.which("mpiexec")
         there = f"{other} is of another MPI than this Python's mpi4py" if other else "there is no mpiexec"
-        return [f"{key}   needs mpich beside this Python ({mpiexec()}); {there}   -> {INSTALL}"]
-    if chosen := os.environ.get("MPI4PY_MPIABI"):
-        return [f"{key}   MPI4PY_MPIABI={chosen} makes mpi4py load another MPI than mpich   -> unset MPI4PY_MPIABI"]
-    return []
+        found = f"needs mpich beside this Python ({mpiexec()}); {there}"
+    elif chosen := os.environ.get("MPI4PY_MPIABI"):
+        found, mend = f"MPI4PY_MPIABI={chosen} makes mpi4py load another MPI than mpich", "unset MPI4PY_MPIABI"
+    return [Problem(key, found, mend)] if found else []
 
 
 @contextmanager
@@ -104,8 +113,8 @@ def wired(count: int) -> Iterator[list[Wires]]:
 
 
 def _start(count: int, path: str, said: int) -> subprocess.Popen[bytes]:
-    command = [str(mpiexec()), "-n", str(count), sys.executable, "-S", "-E", str(HERE / "mpi_helper.py"), path]
-    own = {name: value for name, value in os.environ.items() if not name.startswith(NAMES)}
+    command = [str(mpiexec()), *LOCAL, "-n", str(count), sys.executable, "-S", "-E", str(HERE / "mpi_helper.py"), path]
+    own = {name: value for name, value in os.environ.items() if not name.startswith(FOREIGN)}
     with_parent = [sys.executable, "-S", "-E", str(HERE / "orphan.py"), str(os.getpid())]
     return subprocess.Popen(
         [*with_parent, *command], stdin=subprocess.DEVNULL, stdout=said, stderr=said, env=own, start_new_session=True
@@ -127,15 +136,17 @@ def _arrived(server: socket.socket, count: int, process: subprocess.Popen[bytes]
                     why = words[-1] if words else f"{number} of {count} had come after {SOON_S:g} s"
                     raise NoWorld(f"{mpiexec()} started no {count} ranks: {why} -> {INSTALL}") from None
         helper.settimeout(SOON_S)
-        message, (pmi,), _, _ = socket.recv_fds(helper, 1 << 16, 1)
-        yield Wires(json.loads(message), pmi, helper)
+        message, wires, _, _ = socket.recv_fds(helper, 1 << 16, 1)
+        if not wires:
+            raise NoWorld(f"{mpiexec()} is of another MPI than mpich, which mpi4py is for here -> {INSTALL}")
+        yield Wires(json.loads(message), wires[0], helper)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
     try:
         process.wait(GRACE_S)
     except subprocess.TimeoutExpired:
-        process.kill()
+        os.killpg(process.pid, signal.SIGKILL)
         process.wait()
 
 
@@ -148,7 +159,7 @@ def enter(rank: int, wires: Sequence[Wires]) -> Intracomm:
         one.helper.close()
         if one.rank != rank:
             os.close(one.pmi)
-    os.environ |= wires[rank].environment | {"PMI_FD": str(wires[rank].pmi)}
+    os.environ |= OWN | wires[rank].environment | {"PMI_FD": str(wires[rank].pmi)}
     import mpi4py
 
     mpi4py.rc.initialize = False
@@ -165,18 +176,12 @@ def enter(rank: int, wires: Sequence[Wires]) -> Intracomm:
     return world
 
 
-def leave() -> None:
-    """In a rank, when all have come to their end."""
-    from mpi4py import MPI
-
-    MPI.Finalize()
-
-
 def unname(processes: Iterable[int]) -> None:
     """Remove the names of the shared memory that these processes have: it goes when the last of them does."""
     for number in processes:
         with suppress(OSError):
             lines = Path(f"/proc/{number}/maps").read_text().splitlines()
-            for path in {line.partition("/")[1] + line.partition("/")[2] for line in lines if SHARED in line}:
-                with suppress(OSError):
-                    os.unlink(path)
+            for path in {line[line.index("/") :] for line in lines if "/" in line}:
+                if path.startswith(SHARED):
+                    with suppress(OSError):
+                        os.unlink(path)

@@ -16,9 +16,10 @@ def main(path: str) -> None:
     told = {name: value for name, value in os.environ.items() if name.startswith(NAMES)}
     with socket.socket(socket.AF_UNIX) as host:
         host.connect(path)
-        socket.send_fds(host, [json.dumps(told).encode()], [int(told["PMI_FD"])])
-        os.close(int(told["PMI_FD"]))
-        host.recv(1)
+        if "PMI_FD" in told:
+            socket.send_fds(host, [json.dumps(told).encode()], [int(told["PMI_FD"])])
+            os.close(int(told["PMI_FD"]))
+            host.recv(1)
 
 
 if __name__ == "__main__":

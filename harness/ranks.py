@@ -139,8 +139,6 @@ def _rank(
         result = work()
         there.send_bytes(pickle.dumps(result if rank == 0 else None))
         dist.barrier()  # none leaves while another one still has messages for it
-        if wires:
-            mpi.leave()
         dist.destroy_process_group()
     except BaseException as error:
         code = 1
@@ -190,10 +188,14 @@ def _collected(ranks: Sequence[tuple[BaseProcess, Connection]]) -> Any:
                     raise _ended(lost, ranks[lost][0])
                 raise message.error from _Remote(number, message.trace)
             result = message if number == 0 else result
-    for number, (process, _) in enumerate(ranks):
-        process.join()
-        if process.exitcode:
-            raise _ended(number, process)
+    ending = {process.sentinel: number for number, (process, _) in enumerate(ranks)}
+    while ending:
+        for sentinel in wait(list(ending)):
+            assert isinstance(sentinel, int)
+            number = ending.pop(sentinel)
+            ranks[number][0].join()
+            if ranks[number][0].exitcode:
+                raise _ended(number, ranks[number][0])
     return result
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from harness import mpi
 from harness.schedule.myelin import ORDERS
 from harness.schedule.rule import RULES
 
@@ -50,7 +49,7 @@ class Config:
 
 def check(config: Config) -> None:
     """Raise ValueError with a line for each value that no run can have."""
-    wrong = mpi.problem_lines("engine.transport mpi") if config.transport == "mpi" else []
+    wrong = []
     for key, known in (("order", ORDERS), ("policy", POLICIES), ("transport", TRANSPORTS)):
         value = getattr(config, key)
         if value not in known:
@@ -62,7 +61,8 @@ def check(config: Config) -> None:
     for key, least in (("pipeline_limit", 1), ("bsize", 1), ("k", 0)):
         value = getattr(config, key)
         if value is not None and not least <= value < LARGEST:
-            wrong.append(f"engine.{key} {value}   is not at least {least}   -> engine.{key}={max(least, 4)}")
+            what = f"is not at least {least}" if value < least else f"is more than {LARGEST - 1}"
+            wrong.append(f"engine.{key} {value}   {what}   -> engine.{key}={max(least, 4)}")
     if config.loss_scale is not None and not 0 < config.loss_scale < float("inf"):
         wrong.append(f"engine.loss_scale {config.loss_scale:g}   is not positive   -> engine.loss_scale=null")
     if wrong:

@@ -20,9 +20,9 @@ from dataclasses import replace
 from typing import cast
 
 from engines.myelin.config import Config
-from harness import checkpointing
+from harness import checkpointing, mpi
 from harness.cluster import Cluster
-from harness.interfaces import Capabilities, Engine, Model, Session, SessionSpec
+from harness.interfaces import Capabilities, Engine, Model, PlanRequest, Session, SessionSpec
 from harness.memory import DTYPE_BYTES, MemoryModel
 from harness.mesh import Mesh
 from harness.plan import Plan
@@ -35,7 +35,7 @@ from harness.schedule.rule import RuleName
 from harness.schedule.ties import plan_ties
 
 DTYPES = ("float32", "float64", "bfloat16", "float16")
-DRIVEN = "message_driven"
+DRIVEN, HERE = "message_driven", "local"
 STATE = {"float64": 8}
 """Bytes of a number of the optimizer, which has float32 otherwise."""
 
@@ -44,6 +44,11 @@ class MyelinEngine(Engine):
     def __init__(self, config: Config) -> None:
         self.config = config
         self.capabilities = Capabilities(dtypes=DTYPES, data=True, ranks=True, mpi=config.transport == "mpi")
+
+    def refuses(self, request: PlanRequest, dtype: str, cluster: Cluster) -> list[Problem]:
+        """What cannot start here; planned for and simulated on described clusters it needs no MPI."""
+        here = self.capabilities.mpi and cluster.name == HERE
+        return mpi.problems("engine.transport mpi", "engine.transport=torch") if here else []
 
     def check(self, plan: Plan, profile: ModelProfile, cluster: Cluster, memory: MemoryModel) -> list[Problem]:
         """Stages in other places than one on each device; a plan that says itself what is recomputed."""
@@ -102,9 +107,9 @@ class MyelinEngine(Engine):
         width, moments = DTYPE_BYTES[profile.dtype], model.optimizer
         state, half = STATE.get(profile.dtype, 4), profile.dtype in ("float16", "bfloat16")
         if self.config.offload:
-            elements = profile.parameter_bytes_of(range(len(profile.layers))) // width
-            size = round(min(self.config.bsize, elements) * state * (2 + moments))
-            return replace(model, optimizer=0.0, offloaded=state * (1 + moments) / width, buckets_bytes=size)
+            each = state * (2 + moments)
+            return replace(model, optimizer=0.0, offloaded=state * (1 + moments) / width, bucketed=each / width,
+                           buckets_bytes=round(self.config.bsize * each))  # fmt: skip
         return replace(model, optimizer=state * (2 + moments) / width) if half else model
 
     def layers(self, plan: Plan, profile: ModelProfile) -> ModelProfile:

@@ -21,7 +21,7 @@ SOON_S = 10.0
 
 
 def shared() -> set[str]:
-    return {name for name in os.listdir("/dev/shm") if name.startswith(Path(mpi.SHARED).name)}
+    return {name for name in os.listdir("/dev/shm") if name.startswith(("mpich", "ucx"))}
 
 
 @pytest.fixture(autouse=True)
@@ -112,11 +112,51 @@ def test_mpiexec_that_starts_nothing_is_told(monkeypatch: pytest.MonkeyPatch, tm
         ranks.each(2, passed_round, ("cpu",) * 2, with_mpi=True)
 
 
+@pytest.mark.parametrize("says", ['exec "$@"', "sleep 100"])
+def test_another_mpis_mpiexec_is_told(says: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """One that starts processes without wires, and one that starts none."""
+    other = tmp_path / "mpiexec"
+    other.write_text(f'#!/bin/sh\nwhile [ "$1" != -n ]; do shift; done\nshift 2\n{says}\n')
+    other.chmod(0o755)
+    monkeypatch.setattr(mpi, "mpiexec", lambda: other)
+    monkeypatch.setattr(mpi, "SOON_S", 1.0)
+    with pytest.raises(mpi.NoWorld, match="pip install"):
+        ranks.each(2, passed_round, ("cpu",) * 2, with_mpi=True)
+
+
+def test_inside_of_a_batch_job_ranks_start_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = {"JOB_ID": "1", "JOBID": "1", "NNODES": "2", "NODELIST": "node[1-2]", "JOB_NODELIST": "node[1-2]"}
+    for name, value in job.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    monkeypatch.setenv("HYDRA_HOST_FILE", "/nowhere")
+    assert ranks.each(2, passed_round, ("cpu",) * 2, with_mpi=True)[0] == 2
+
+
+def test_a_rank_that_is_killed_at_the_very_end_ends_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    left = dist.destroy_process_group
+
+    def leaving() -> None:
+        if dist.get_rank() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        left()
+        time.sleep(60)
+
+    monkeypatch.setattr(dist, "destroy_process_group", leaving)
+    began = time.monotonic()
+    with pytest.raises(RankKilled, match="rank 1"):
+        ranks.each(2, passed_round, ("cpu",) * 2, with_mpi=True)
+    assert time.monotonic() - began < SOON_S
+
+
 def test_what_is_missing_is_told_with_its_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert mpi.problem_lines("engine myelin") == []
+    def mend() -> str:
+        (problem,) = mpi.problems("engine.transport mpi", "engine.transport=torch")
+        return problem.mend
+
+    assert mpi.problems("engine.transport mpi", "engine.transport=torch") == []
     monkeypatch.setenv("MPI4PY_MPIABI", "openmpi")
-    assert mpi.problem_lines("engine myelin")[0].endswith("-> unset MPI4PY_MPIABI")
+    assert mend() == "unset MPI4PY_MPIABI"
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
-    assert mpi.problem_lines("engine myelin")[0].endswith(f"-> {mpi.INSTALL}")
+    assert mend() == f"{mpi.INSTALL}, or engine.transport=torch"
     monkeypatch.setattr(mpi, "find_spec", lambda name: None)
-    assert "mpi4py, which is not installed" in mpi.problem_lines("engine myelin")[0]
+    assert mend() == f"{mpi.INSTALL}, or engine.transport=torch"
