@@ -240,9 +240,7 @@ class _Ledger:
         """
         if number != len(self.plan.stages) - 1:
             return 0
-        several = (
-            2 if self.schedule.loss == "gathered" else {"kept": 2, "copied": 3}.get(self.memory.messages, 1)
-        )
+        several = 2 if self.schedule.loss == "gathered" else {"kept": 2, "copied": 3}.get(self.memory.messages, 1)
         return self.profile.layers[-1].output_bytes * several
 
     def resident(self, device: int) -> dict[str, int]:
