@@ -100,8 +100,8 @@ def wired(count: int) -> Iterator[list[Wires]]:
         with socket.socket(socket.AF_UNIX) as server, (Path(folder) / "said").open("wb") as said:
             server.bind(path)
             server.listen(count)
+            since, found = time.time(), list[Wires]()
             process = _start(count, path, said.fileno())
-            found: list[Wires] = []
             try:
                 found += _arrived(server, count, process, Path(said.name))
                 yield sorted(found, key=lambda one: one.rank)
@@ -110,6 +110,7 @@ def wired(count: int) -> Iterator[list[Wires]]:
                     with suppress(OSError):
                         one.close()
                 _end(process)
+                _sweep(since)
 
 
 def _start(count: int, path: str, said: int) -> subprocess.Popen[bytes]:
@@ -176,12 +177,33 @@ def enter(rank: int, wires: Sequence[Wires]) -> Intracomm:
     return world
 
 
+def _sweep(since: float) -> None:
+    """Remove this user's shared memory made after `since` that no process has: of ranks that died before it was
+    nameless."""
+    there = [path for path in Path("/dev/shm").glob("*") if str(path).startswith(SHARED)]
+    if not there:
+        return
+    known = [number for number in os.listdir("/proc") if number.isdecimal()]
+    held = {path for number in known for path in _shared_of(int(number))}
+    for path in there:
+        with suppress(OSError):
+            made = path.stat()
+            if str(path) not in held and made.st_uid == os.getuid() and made.st_ctime >= since - 1:
+                path.unlink()
+
+
+def _shared_of(process: int) -> set[str]:
+    """The names of the shared memory that a process has."""
+    with suppress(OSError):
+        lines = Path(f"/proc/{process}/maps").read_text().splitlines()
+        paths = {line[line.index("/") :] for line in lines if "/" in line}
+        return {path for path in paths if path.startswith(SHARED)}
+    return set()
+
+
 def unname(processes: Iterable[int]) -> None:
     """Remove the names of the shared memory that these processes have: it goes when the last of them does."""
     for number in processes:
-        with suppress(OSError):
-            lines = Path(f"/proc/{number}/maps").read_text().splitlines()
-            for path in {line[line.index("/") :] for line in lines if "/" in line}:
-                if path.startswith(SHARED):
-                    with suppress(OSError):
-                        os.unlink(path)
+        for path in _shared_of(number):
+            with suppress(OSError):
+                os.unlink(path)
