@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -173,7 +173,7 @@ def enter(rank: int, wires: Sequence[Wires]) -> Intracomm:
         raise NoWorld(f"MPI ({name}) sees a world of {world.size}, mpiexec started {len(wires)} -> {INSTALL}")
     world.Barrier()
     if os.environ.get("MPI_LOCALRANKID", "0") == "0":
-        unname([os.getpid()])
+        unname()
     return world
 
 
@@ -201,9 +201,8 @@ def _shared_of(process: int) -> set[str]:
     return set()
 
 
-def unname(processes: Iterable[int]) -> None:
-    """Remove the names of the shared memory that these processes have: it goes when the last of them does."""
-    for number in processes:
-        for path in _shared_of(number):
-            with suppress(OSError):
-                os.unlink(path)
+def unname() -> None:
+    """Remove the names of the shared memory that this process has: it goes when the last one that has it does."""
+    for path in _shared_of(os.getpid()):
+        with suppress(OSError):
+            os.unlink(path)

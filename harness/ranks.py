@@ -100,7 +100,6 @@ def each(count: int, work: Callable[[], T], devices: Sequence[str], with_mpi: bo
             result: T = _collected(ranks)
             return result
         finally:
-            mpi.unname([process.pid for process, _ in ranks if wires and process.pid])
             for process, here in ranks:
                 process.kill()
                 process.join()

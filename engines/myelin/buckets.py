@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from harness.schedule.myelin import chunks_of
+
 
 @dataclass(frozen=True)
 class Bucket:
@@ -36,14 +38,12 @@ class Chunk:
 
 
 def chunks(elements: int, bsize: int, k: int) -> list[Chunk]:
-    """Chunks of k buckets (0: all in one) of `bsize` elements; the last ones are shorter, without elements none."""
-    starts = range(0, elements, bsize)
-    width = k or max(1, len(starts))
-    found = []
-    for number, first in enumerate(range(0, len(starts), width)):
-        buckets = tuple(
-            Bucket(f"chunk{number}/bucket{first + place}", start, min(start + bsize, elements))
-            for place, start in enumerate(starts[first : first + width])
-        )
-        found.append(Chunk(f"chunk{number}", buckets))
+    """Chunks of k buckets (0: all in one) of `bsize` elements, cut as the schedule's (`chunks_of`)."""
+    found, start, number = [], 0, 0
+    for place, sizes in enumerate(chunks_of(elements, 1, bsize, k, offload=True)):
+        buckets = []
+        for size in sizes.buckets:
+            buckets.append(Bucket(f"chunk{place}/bucket{number}", start, start + size))
+            start, number = start + size, number + 1
+        found.append(Chunk(f"chunk{place}", tuple(buckets)))
     return found
