@@ -56,20 +56,20 @@ class Points(Generic[Kind]):
         self._paper, self._kind = paper, kind
         self._latest = {_key(record.manifest.get("overrides", [])): record for record in records}
 
-    def rows(self, sweep: str, keep: Callable[[Kind], bool] = lambda row: True) -> list[Kind]:
-        """The points of a sweep, in order."""
-        points = points_of(f"{self._paper}_{sweep}")
+    def rows(self, sweep: str, keep: Callable[[Kind], bool] = lambda row: True, scale: str | None = None) -> list[Kind]:
+        """The points of a sweep, in order; of its first scale, if it has several and none is given."""
+        points = points_of(f"{self._paper}_{sweep}", scale)
         found = (self._kind(point.values(), self._latest.get(_key(point.overrides))) for point in points)
         return [row for row in found if keep(row)]
 
-    def was_run(self, sweep: str) -> bool:
-        return any(row.record for row in self.rows(sweep))
+    def was_run(self, sweep: str, scale: str | None = None) -> bool:
+        return any(row.record for row in self.rows(sweep, scale=scale))
 
 
 @functools.cache
-def points_of(sweep: str) -> tuple[Point, ...]:
-    """The points of sweeps/SWEEP.yaml."""
-    return tuple(expand([f"+sweeps={sweep}"]))
+def points_of(sweep: str, scale: str | None = None) -> tuple[Point, ...]:
+    """The points of sweeps/SWEEP.yaml, at one of its scales."""
+    return tuple(expand([f"+sweeps={sweep}", *([f"scale={scale}"] if scale else [])]))
 
 
 def _key(overrides: Iterable[str]) -> frozenset[str]:

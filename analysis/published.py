@@ -24,6 +24,8 @@ class Number:
     unit: str
     source: str
     model: str
+    case: str
+    table: str
 
 
 @dataclass(frozen=True)
@@ -41,13 +43,14 @@ def numbers(file: str) -> list[Number]:
     with (TABLES / f"{file}.csv").open(encoding="utf-8", newline="") as opened:
         return [
             Number(row["scheme"], _whole(row["devices"]), _whole(row["micro_batches"]), row["metric"],
-                   row["relation"], row["value"], row["unit"], row["source"], row["model"])
+                   row["relation"], row["value"], row["unit"], row["source"], row["model"], row["case"],
+                   row["table"])
             for row in csv.DictReader(opened)
         ]  # fmt: skip
 
 
 def value(published: Sequence[Number], metric: str, scheme: str, **where: int | str) -> float | None:
-    """The number of this metric in a row: of this scheme, and with `devices`, `micro_batches`, `model` if given."""
+    """The number of this metric in a row: of this scheme, and of the `devices`, `model`, `case` ... that are given."""
     for number in published:
         same = all(getattr(number, name) == wanted for name, wanted in where.items())
         if same and (number.metric, number.scheme) == (metric, scheme):

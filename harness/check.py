@@ -60,7 +60,8 @@ def resolve(config: DictConfig, can: Capabilities, devices: int, layers: int) ->
     else data. What the engine, the cluster or the model does not allow is cut down to what they do, so that the other
     checks can go on; `request` and `against_profile` name it. Stages that the user gives one by one stay: `of_plan`.
     """
-    degrees = {name: _given(config, name) if getattr(can, name) else 1 for name in DEGREES}
+    degrees = {name: _given(config, name) if has(config, can, name) else 1 for name in DEGREES}
+    degrees |= {name: degrees[name] or 1 for name in can.elsewhere}
     taken, free = 1, None
     for name, degree in degrees.items():
         if degree is None and free is None:
@@ -159,7 +160,7 @@ def _degrees(config: DictConfig, can: Capabilities) -> list[Problem]:
         Problem(f"mesh.{name} {degree}", f"{_engine(config, can, name)} has no {what[name]}",
                 _or_instead(f"mesh.{name}=1", can, name))
         for name in ("data", "pipeline", "tensor")
-        if (degree := _given(config, name) or 1) > 1 and not getattr(can, name)
+        if (degree := _given(config, name) or 1) > 1 and not has(config, can, name)
         and not (name == "pipeline" and stated(config))  # told with the stages, when they are composed
     ]  # fmt: skip
 
@@ -178,7 +179,13 @@ def _or_instead(mend: str, can: Capabilities, field: str) -> str:
 
 def _wanted(config: DictConfig, can: Capabilities) -> Mesh:
     """The degrees that are given and that the engine has."""
-    return Mesh(**{name: _given(config, name) or 1 for name in DEGREES if getattr(can, name)})
+    return Mesh(**{name: _given(config, name) or 1 for name in DEGREES if has(config, can, name)})
+
+
+def has(config: DictConfig, can: Capabilities, degree: str) -> bool:
+    """Whether the engine has replicas, stages or shards on this cluster."""
+    here = config.cluster.name == "local"
+    return getattr(can, degree) and not (here and degree in can.elsewhere)
 
 
 def _devices(config: DictConfig, mesh: Mesh, cluster: Cluster) -> list[Problem]:
@@ -233,8 +240,8 @@ def _products(config: DictConfig, can: Capabilities) -> list[Problem]:
     planner = config.planner.name
     if not getattr(registry.schemas().get(("planner", planner)), "splits_products", False):
         return []
-    if not can.tensor:
-        what = f"splits matrix products, engine={config.engine.name} has no tensor shards"
+    if not has(config, can, "tensor"):
+        what = f"splits matrix products, {_engine(config, can, 'tensor')} has no tensor shards"
         return [Problem(f"planner {planner}", what, "engine=sbp, or planner=balance")]
     if config.mode != "run":
         return []

@@ -74,8 +74,9 @@ def segments(stage: Stage, every: str, layers: int) -> list[tuple[int, int]]:
 def checkpointed(profile: ModelProfile, plan: Plan, every: str) -> ModelProfile:
     """The profile in which backward passes hold the recomputation of segments. `every`: "never", "auto" or a number.
 
-    The forward time of recomputed layers comes on top of their backward time. A segment saves its input (and skips from
-    earlier segments of its stage), and what its layers save without checkpoints while it goes back: `working_bytes`.
+    The forward time of recomputed layers comes on top of their backward time, and they say the FLOPs of it. A segment
+    saves its input (and skips from earlier segments of its stage), and what its layers save without checkpoints while
+    it goes back: `working_bytes`.
     """
     layers = list(profile.layers)
     for stage in plan.stages:
@@ -106,6 +107,7 @@ def _again(segment: tuple[LayerProfile, ...], kept: int) -> list[LayerProfile]:
                 backward_s=layer.backward_s + layer.forward_s,
                 saved_bytes=0 if found else kept,
                 working_bytes=layer.working_bytes + there,
+                recomputed_flops=layer.flops,
             )
         )
     return found

@@ -16,7 +16,8 @@ class Device:
     """One accelerator or CPU device. `peak_flops` is FLOP/s for each dtype, `memory_bandwidth` bytes/s.
 
     `efficiency` is the share of both peaks that a large kernel reaches: the one number of a device that is calibrated.
-    Each kernel costs `kernel_s` more, so that small ones reach less.
+    Each kernel costs `kernel_s` more, so that small ones reach less. `wave_elements` of a matrix product's output are
+    computed at once (0: not known): on average a product computes half of them too many.
     """
 
     name: str = "device"
@@ -25,6 +26,7 @@ class Device:
     memory_bandwidth: float = 0.0
     efficiency: float = 1.0
     kernel_s: float = 0.0
+    wave_elements: int = 0
 
 
 @dataclass(frozen=True)

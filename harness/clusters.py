@@ -41,8 +41,10 @@ class PeakConfig:
 
 @dataclass
 class EffectiveConfig:
-    """What published timings imply for a link, beside its nominal value; null: the nominal value."""
+    """What published timings imply, beside the nominal value; null: the nominal value."""
 
+    efficiency: float | None = None
+    """For cluster.efficiency."""
     bandwidth_gb_s: float | None = None
     """For cluster.bandwidth_gb_s."""
     alpha_s: float | None = None
@@ -78,6 +80,9 @@ class ClusterConfig:
     """Share of both peaks (FLOP/s, memory) that large kernels reach: the one calibrated number of a device."""
     kernel_s: float | None = None
     """Time that each kernel costs more, in seconds; null: as measured here, 0 for a described cluster."""
+    wave_elements: int | None = None
+    """Elements of a matrix product's output that a device computes at once; on average half of them are computed too
+    many, so that small products reach less. null: none are."""
     bandwidth_gb_s: float | None = None
     """A link between two devices of a node; null: as measured here, else 5 between CPU devices, 12 between GPUs."""
     alpha_s: float | None = None
@@ -102,7 +107,7 @@ class ClusterConfig:
     effective: EffectiveConfig = field(default_factory=EffectiveConfig)
 
 
-LINK_KEYS = tuple(key.name for key in dataclasses.fields(EffectiveConfig))
+EFFECTIVE_KEYS = tuple(key.name for key in dataclasses.fields(EffectiveConfig))
 
 
 def build(config: ClusterConfig, machine: Machine | None = None) -> Cluster:
@@ -127,11 +132,11 @@ def is_local(config: ClusterConfig) -> bool:
 
 
 def let_typed_win(config: DictConfig, typed: Collection[str]) -> None:
-    """A link's key that the user typed holds for both `values`: his number replaces the effective one, too.
+    """A key that the user typed holds for both `values`: his number replaces the effective one, too.
 
     `config` is the composed group `cluster`, `typed` the full names of the keys that were typed.
     """
-    for key in LINK_KEYS:
+    for key in EFFECTIVE_KEYS:
         given = f"cluster.{key}" in typed and f"cluster.effective.{key}" not in typed
         if given and config.effective[key] is not None:
             config.effective[key] = f"${{cluster.{key}}}"
@@ -190,6 +195,7 @@ def _device(config: ClusterConfig, known: Device) -> Device:
         bandwidth * GB if bandwidth else known.memory_bandwidth,
         config.efficiency,
         known.kernel_s if config.kernel_s is None else config.kernel_s,
+        config.wave_elements or known.wave_elements,
     )
 
 
@@ -204,12 +210,15 @@ def _impossible(config: ClusterConfig) -> list[Problem]:
     """What no cluster can be."""
     wrong = [
         _problem("at least 1", key, value, 1)
-        for key, value in (("nodes", config.nodes), ("devices", config.devices))
-        if value is not None and value < 1
+        for key in ("nodes", "devices", "wave_elements")
+        if (value := getattr(config, key)) is not None and value < 1
     ]
     wrong += [*_bad_numbers(config), *_unknown(config)]
-    if not 0 < config.efficiency <= 1:
-        wrong.append(_problem("above 0 and at most 1, a share", "efficiency", config.efficiency, 1))
+    wrong += [
+        _problem("above 0 and at most 1, a share", key, share, 1)
+        for key, share in (("efficiency", config.efficiency), *_only_effective(config))
+        if key.endswith("efficiency") and not 0 < share <= 1
+    ]
     if not is_local(config) and not _unknown(config):
         chosen = _chosen(config)
         for key, example in (("devices", 8), ("memory_gb", 16), ("bandwidth_gb_s", 12)):
@@ -222,11 +231,7 @@ def _bad_numbers(config: ClusterConfig) -> Iterator[Problem]:
     """Bandwidths, peaks and memory that are not above 0, times and counts that are negative; and all infinite ones."""
     numbers = {key: value for key, value in _given(config).items() if isinstance(value, int | float)}
     numbers |= {f"peak_tflops.{key}": value for key, value in _given(config.peak_tflops).items()}
-    numbers |= {
-        f"effective.{key}": value
-        for key, value in _given(config.effective).items()
-        if str(value) != str(getattr(config, key, None))  # the same number is told once: `let_typed_win`
-    }
+    numbers |= dict(_only_effective(config))
     for key, value in numbers.items():
         if key.endswith(("_gb", "_gb_s")) or key.startswith("peak_tflops."):
             if not SMALLEST <= value <= LARGEST:
@@ -234,6 +239,13 @@ def _bad_numbers(config: ClusterConfig) -> Iterator[Problem]:
                 yield _problem(between, key, value, 16 if key == "memory_gb" else 12)
         elif key.endswith(("_s", "cores")) and not (math.isfinite(value) and value >= 0):
             yield _problem("finite and at least 0", key, value, 0)
+
+
+def _only_effective(config: ClusterConfig) -> Iterator[tuple[str, float]]:
+    """The effective values that are not the nominal ones: the same number is told once (`let_typed_win`)."""
+    for key, value in _given(config.effective).items():
+        if str(value) != str(getattr(config, key, None)):
+            yield f"effective.{key}", value
 
 
 def _unknown(config: ClusterConfig) -> list[Problem]:

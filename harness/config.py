@@ -65,7 +65,8 @@ class Config:
     mode: str = "run"
     """run: plan, predict, train, record. plan: stop after the prediction. simulate: record the simulated run, too.
     profile: write the model's profile, and stop. calibrate: time collectives among this machine's devices, and write a
-    cluster file with the latency and bandwidth that fit them."""
+    cluster file with the latency and bandwidth that fit them. tune: which mesh of all devices and which micro-batches
+    are fastest and fit; what is given of mesh.* and batch.micro_batches stays."""
     costs: str = "auto"
     """Where layer times are from. measured: the profile as it is. scaled: a measured profile, scaled to the cluster's
     device. analytic: counted work against the device's peaks. none: layers take no time, what is left is communication

@@ -17,7 +17,7 @@ from harness.memory import NAMED
 from harness.precision import AUTOCAST, DTYPES
 from harness.problem import Problem
 
-MODES = ("run", "plan", "simulate", "profile", "calibrate")
+MODES = ("run", "plan", "simulate", "profile", "calibrate", "tune")
 OPTIMIZERS = ("sgd", "adam", "adamw")
 LARGEST_SEED = 2**63 - 1
 AT_LEAST_1 = ("batch.size", "batch.micro_batches", "steps", "mesh.data", "mesh.pipeline", "mesh.tensor")

@@ -13,15 +13,23 @@ whichever is longer, at the share `efficiency` of the device's peaks. So a kerne
 
 A layer's kernels with FLOPs are taken together (max of FLOPs and bytes), and so are its elementwise ones (bytes). The
 backward pass is twice the forward pass in kernels, FLOPs and bytes. No number but `efficiency` is calibrated.
+
+**Waves.** Where it is known how many elements of a product's output a device computes at once (`wave_elements`: the
+tiles of all its multiprocessors), a product computes half a wave more than it has, on average: the last wave is not
+full. That is as much work for a small product as for a large one, and for a shard as for the whole, if the output is
+split.
+
+    |== wave ==|== wave ==|== wave ==|=====.....|      the fourth wave takes as long as the others
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from harness.cluster import Device
 from harness.problem import CannotRun, Problem
-from harness.profile import LayerProfile, ModelProfile
+from harness.profile import LayerProfile, ModelProfile, Product
 
 COSTS = ("auto", "measured", "scaled", "analytic", "none")
 BACKWARD = 2
@@ -110,13 +118,9 @@ def analytic(profile: ModelProfile, device: Device) -> ModelProfile:
     wrong = _without_work(profile) + _without_peaks(profile, device)
     if wrong:
         raise CannotRun(wrong, f"costs=analytic on {device.name}")
-    layers = tuple(
-        replace(layer, forward_s=forward_s, backward_s=BACKWARD * forward_s)
-        for layer in profile.layers
-        for forward_s in [_forward_s(layer, profile, device)]
-    )
     source = f"analytic on {device.name} from counted work: {_numbers(profile, device)}"
-    return replace(profile, layers=layers, source=source, device=device)
+    found = [_forward_s(layer, depth(layer.products), profile, device) for layer in profile.layers]
+    return replace(_timed(profile, found), source=source, device=device)
 
 
 def scaled(profile: ModelProfile, origin: Device, target: Device) -> ModelProfile:
@@ -132,10 +136,27 @@ def scaled(profile: ModelProfile, origin: Device, target: Device) -> ModelProfil
     for layer in profile.layers:
         ratio = origin.memory_bandwidth / target.memory_bandwidth
         if _has_work(layer):
-            ratio = _forward_s(layer, profile, target) / _forward_s(layer, profile, origin)
+            whole = depth(layer.products)
+            ratio = _forward_s(layer, whole, profile, target) / _forward_s(layer, whole, profile, origin)
         layers.append(replace(layer, forward_s=layer.forward_s * ratio, backward_s=layer.backward_s * ratio))
     source = f"scaled from {origin.name} to {target.name}: {profile.source}"
     return replace(profile, layers=tuple(layers), source=source, device=target)
+
+
+def of_shares(shares: ModelProfile, depths: Sequence[float]) -> ModelProfile:
+    """A device's shares of the layers, priced as they are where waves are known; else as they come, with even times.
+
+    A share launches as many kernels as the whole layer. `depths[i]` is that of layer i (`depth`) on the device.
+    """
+    device = shares.device
+    if not device or not device.wave_elements or not shares.source.startswith("analytic on "):
+        return shares
+    return _timed(shares, [_forward_s(*of, shares, device) for of in zip(shares.layers, depths, strict=True)])
+
+
+def depth(products: Sequence[Product]) -> int:
+    """Multiplications for one element of the output, of all products together; a look-up has none."""
+    return sum(product.in_ for product in products if product.kind != "embedding")
 
 
 def has_times(profile: ModelProfile) -> bool:
@@ -143,10 +164,19 @@ def has_times(profile: ModelProfile) -> bool:
     return any(layer.forward_s or layer.backward_s for layer in profile.layers)
 
 
-def _forward_s(layer: LayerProfile, profile: ModelProfile, device: Device) -> float:
+def _timed(profile: ModelProfile, forward_s: Sequence[float]) -> ModelProfile:
+    layers = (
+        replace(layer, forward_s=seconds, backward_s=BACKWARD * seconds)
+        for layer, seconds in zip(profile.layers, forward_s, strict=True)
+    )
+    return replace(profile, layers=tuple(layers))
+
+
+def _forward_s(layer: LayerProfile, deep: float, profile: ModelProfile, device: Device) -> float:
+    """Half a wave more of each product: `wave_elements` / 2 elements, two FLOPs for each of its depth."""
     if not _has_work(layer):
         return 0.0
-    compute_s = layer.flops / _peak(profile, device)
+    compute_s = (layer.flops + device.wave_elements * deep) / _peak(profile, device)
     bytes_s = (layer.bytes_moved - layer.elementwise_bytes) / device.memory_bandwidth
     elementwise_s = layer.elementwise_bytes / device.memory_bandwidth
     return layer.kernels * device.kernel_s + (max(compute_s, bytes_s) + elementwise_s) / device.efficiency
@@ -167,9 +197,10 @@ def _peak(profile: ModelProfile, device: Device) -> float:
 
 
 def _numbers(profile: ModelProfile, device: Device) -> str:
+    waves = f", waves of {device.wave_elements} elements" if device.wave_elements else ""
     return (
         f"{_peak(profile, device) / 1e12:g} TFLOP/s {_format(profile)}, {device.memory_bandwidth / 1e9:g} GB/s, "
-        f"{device.kernel_s * 1e6:g} us a kernel, efficiency {device.efficiency:g}"
+        f"{device.kernel_s * 1e6:g} us a kernel, efficiency {device.efficiency:g}{waves}"
     )
 
 

@@ -79,6 +79,9 @@ def _whole_rows(record: RunRecord) -> Iterator[tuple[str, str, str, str]]:
     for key, (name, text) in _ALONE.items():
         if m.get(key) is not None:
             yield name, text(m[key]), "", ""
+    hardware = m.get("hardware_percent_of_peak")
+    if hardware and hardware != m.get("percent_of_peak"):
+        yield "  and with recomputation", percent(hardware / 100), "", ""
     if m.get("data_wait_s") is not None:
         share = m["data_wait_s"] / m["step_time_s"] if m.get("step_time_s") else 0.0
         more = f" (+{percent(share)} of a step)" if share > WAITING else ""

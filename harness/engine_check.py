@@ -6,10 +6,11 @@ from dataclasses import replace
 
 from omegaconf import DictConfig
 
-from harness import check
+from harness import check, divisors
 from harness.cluster import Cluster
 from harness.interfaces import BatchShape, Engine, PlanRequest
 from harness.mesh import Mesh
+from harness.plan import Plan
 from harness.problem import Problem
 
 
@@ -38,7 +39,24 @@ def refused(config: DictConfig, engine: Engine, cluster: Cluster) -> list[Proble
         last = engine.refuses(request, config.precision.dtype, cluster)
         known = {problem.key for problem in found}
         found = [problem for problem in last if problem.key in known or stages == fewest]
-    return found
+    return found + _astride(mesh, cluster)
+
+
+def _astride(mesh: Mesh, cluster: Cluster) -> list[Problem]:
+    """Shards of some stages on two nodes, where those of others are on one: stages and replicas must lie alike."""
+    shards, each = mesh.tensor, cluster.devices_per_node
+    if mesh.size <= each or each % shards == 0 or shards % each == 0:
+        return []
+    what = f"lies unlike on nodes of {each} devices, some of its groups across two nodes"
+    return [Problem(f"mesh.tensor {shards}", what, f"mesh.tensor={max(n for n in divisors.of(each) if n < shards)}")]
+
+
+def unsplit(plan: Plan, engine: str) -> list[Problem]:
+    """A plan without traffic is none for tensor parallelism."""
+    if plan.mesh.tensor == 1 or plan.traffic:
+        return []
+    what = f"gets a plan that says of no product how {plan.mesh.tensor} devices split it"
+    return [Problem(f"engine {engine}", what, "planner=autoddl, megatron or data_parallel")]
 
 
 def plan_request(config: DictConfig, engine: Engine, mesh: Mesh) -> PlanRequest:

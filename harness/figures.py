@@ -9,6 +9,7 @@ from omegaconf import DictConfig
 
 from harness import costs, devices
 from harness.period import period_s
+from harness.phases import phases_s
 from harness.planning import Draft
 from harness.serial import encode
 from harness.simulate import Simulation
@@ -39,6 +40,7 @@ def simulated(simulation: Simulation, draft: Draft) -> dict[str, Any]:
         "throughput": draft.samples / step_s if step_s else None,
         **_work(draft, step_s),
         "period_s": period_s(simulation.trace),
+        "phases_s": phases_s(simulation.trace),
         "loss": None,
         "peaks": encode(simulation.peaks),
     }
@@ -71,14 +73,25 @@ def threads(config: DictConfig) -> int:
 
 
 def _work(draft: Draft, step_s: float, count: int = 1) -> dict[str, Any]:
-    """FLOP/s of the model itself (recomputation is no work of its own), and its share of all devices' peak.
+    """FLOP/s of the model itself, those of the hardware, which recomputation adds to, and their shares of all devices'
+    peak.
 
     The peak of a CPU device is that of one thread, of which each device has `count`.
     """
-    profile, plan = draft.profile, draft.plan
-    alike = plan.mesh.data * plan.mesh.tensor
-    forward = profile.sum("flops", 0, len(profile.layers) - 1) * plan.micro_batches * alike
-    speed = 3 * forward / step_s if step_s else 0.0
-    peak = draft.cluster.device.peak_flops.get(profile.autocast or profile.dtype, 0.0)
-    reached = 100 * speed / (peak * count * draft.devices) if peak else None
-    return {"model_flops_per_s": speed or None, "percent_of_peak": reached if speed else None}
+    profile, alike = draft.profile, draft.plan.mesh.data * draft.plan.mesh.tensor
+    model = 3 * profile.sum("flops", 0, len(profile.layers) - 1) * draft.plan.micro_batches * alike
+    peak = draft.cluster.device.peak_flops.get(profile.autocast or profile.dtype, 0.0) * count * draft.devices
+    found: dict[str, Any] = {}
+    for name, work in (("", model), ("hardware_", model + _recomputed_flops(draft) * alike)):
+        speed = work / step_s if step_s else 0.0
+        found[f"{name or 'model_'}flops_per_s"] = speed or None
+        found[f"{name}percent_of_peak"] = 100 * speed / peak if peak and speed else None
+    return found
+
+
+def _recomputed_flops(draft: Draft) -> float:
+    """Of one replica and shard: of layers inside their backward passes, and of whole stages."""
+    profile, stages = draft.profile, draft.plan.stages
+    each = [profile.sum("flops", stage.first, stage.last) for stage in stages]
+    whole = sum(each[op.stage] for lane in draft.schedule.lanes for op in lane.ops if op.kind == "R")
+    return whole + draft.plan.micro_batches * profile.sum("recomputed_flops", 0, len(profile.layers) - 1)

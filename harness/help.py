@@ -23,6 +23,7 @@ python run.py [key=value ...]        plan, predict, train a few steps, report an
 python run.py mode=simulate [...]    the same on a described cluster, in a simulator: cluster=p40x8
 python run.py mode=plan [...]        only plan and predict; mode=profile only measures or counts a model's layers
 python run.py mode=calibrate [...]   time collectives among this machine's devices, and write a cluster file
+python run.py mode=tune [...]        which mesh of all devices, and which micro-batches, are fastest and fit
 python run.py --config-dir DIR [...] with further choices: DIR/cluster/NAME.yaml is cluster=NAME
 python run.py -m [key=v1,v2 ...]     a sweep over every combination; +sweeps=NAME takes the points of sweeps/NAME.yaml
 python run.py --cfg job [...]        print the configuration and stop

@@ -113,8 +113,8 @@ class Capabilities:
 
     `ranks`: it runs as a process for each device of the mesh (`harness.ranks`), not as one for all; `mpi`: these are an
     MPI world, too. `in_turn`: its CPU devices compute one at a time. Of `dtypes` and `optimizers` the first is the one
-    to fall back on. `because` has, by the name of a field here, the setting that keeps the engine from what it could do
-    otherwise.
+    to fall back on. `elsewhere` names degrees that it has only on described clusters, as many as are asked for.
+    `because` has, by the name of a field here, the setting that keeps the engine from what it could do otherwise.
     """
 
     dtypes: tuple[str, ...] = ("float32", "float64", "bfloat16")
@@ -130,6 +130,7 @@ class Capabilities:
     ranks: bool = False
     mpi: bool = False
     in_turn: bool = False
+    elsewhere: tuple[str, ...] = ()
     because: Mapping[str, Setting] = field(default_factory=dict)
 
 
@@ -175,7 +176,10 @@ class Session(Protocol):
         ...
 
     def state_dict(self) -> dict[str, Any]:
-        """{"model": ..., "optimizer": {name: {...}}, "step": steps done}, with the keys of the unsplit Sequential."""
+        """{"model": ..., "optimizer": {name: {...}}, "step": steps done}, with the keys of the unsplit Sequential.
+
+        Where losses are scaled, "loss_scale" says what else has to go on: an engine that knows it not leaves it alone.
+        """
         ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
@@ -206,7 +210,7 @@ class Engine(Protocol):
         """What keeps it from executing this plan, beyond what it `refuses`."""
         return []
 
-    def notes(self, plan: Plan, cluster: Cluster) -> list[Problem]:
+    def notes(self, plan: Plan, profile: ModelProfile, cluster: Cluster) -> list[Problem]:
         """What the user should know of a plan that is executed all the same: settings that do nothing."""
         return []
 

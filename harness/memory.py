@@ -19,6 +19,7 @@ class MemoryModel(Document):
     `weights`, `gradients`, `optimizer`, `offloaded`: bytes for each byte of `LayerProfile.param_bytes`, the last one in
     the host's memory: it visits each device in buffers, `bucketed` bytes for each byte of its parameters, but at most
     `buckets_bytes`.
+    With `flat` all gradients lie in one buffer, into which those of the first micro-batch are moved, too.
     `versions` copies of the weights are kept; `reducing` are further gradients while they are summed over replicas.
     `activations` says what a task keeps until its backward pass: the `inputs` of its layers (MadPipe's model) or all
     `saved` tensors. `reserve_bytes` are kept free on each device. `messages`: what arrives has a buffer until it has
@@ -35,6 +36,7 @@ class MemoryModel(Document):
     bucketed: float = 0.0
     buckets_bytes: int = 0
     reducing: float = 0.0
+    flat: bool = False
     versions: int = 1
     activations: Literal["inputs", "saved"] = "saved"
     messages: Literal["passing", "posted", "copied", "kept"] = "passing"

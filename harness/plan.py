@@ -27,8 +27,8 @@ class Stage:
 class Traffic:
     """What the devices of a stage tell each other under tensor parallelism, all of one `algorithm` in one `phase`.
 
-    Phase "forward" and "backward" are of one micro-batch, "weights" (sums of gradients) of a step. `bytes` are sent by
-    each device.
+    Phase "forward", "recompute" and "backward" are of one micro-batch, "weights" (sums of gradients) of a step. `bytes`
+    are sent by each device.
     """
 
     algorithm: str

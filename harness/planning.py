@@ -25,6 +25,16 @@ TOLD = 8
 
 
 @dataclass(frozen=True)
+class Layout:
+    """A plan before it is simulated, with what it was made from; `profile` is what one device has of each layer."""
+
+    plan: Plan
+    profile: ModelProfile
+    cluster: Cluster
+    memory: MemoryModel
+
+
+@dataclass(frozen=True)
 class Draft:
     """A plan, what it was made from, and one simulated step. `plan.predicted` holds the planner's figures and these."""
 
@@ -57,18 +67,29 @@ def mesh(config: DictConfig, engine: Engine, profile: ModelProfile, cluster: Clu
     return check.resolve(config, engine.capabilities, cluster.devices, len(profile.layers))
 
 
+def memory_model(config: DictConfig, engine: Engine, mesh: Mesh, profile: ModelProfile) -> MemoryModel:
+    """The one that the user names; else the optimizer's, as the engine keeps it."""
+    optimizer = config.optimizer
+    model = memory.named(config.memory, optimizer.name, optimizer.momentum)
+    return engine.memory(model, mesh, profile) if config.memory == "auto" else model
+
+
 def draft(config: DictConfig, engine: Engine, planner: Planner, profile: ModelProfile, cluster: Cluster) -> Draft:
     """Plan and simulate. Whether it fits into memory is not asked here.
 
     Raises `CannotRun` where there is no plan, where the engine refuses it, or its schedule cannot be executed.
     """
+    return drafted(config, engine, laid_out(config, engine, planner, profile, cluster))
+
+
+def laid_out(
+    config: DictConfig, engine: Engine, planner: Planner, profile: ModelProfile, cluster: Cluster
+) -> Layout:  # fmt: skip
+    """Plan, without simulating. Raises `CannotRun` where there is no plan, or the engine refuses it."""
     if engine.capabilities.in_turn and cluster.cores:
         cluster = replace(cluster, cores=1.0)
-    optimizer = config.optimizer
     wanted = mesh(config, engine, profile, cluster)
-    model = memory.named(config.memory, optimizer.name, optimizer.momentum)
-    if config.memory == "auto":
-        model = engine.memory(model, wanted, profile)
+    model = memory_model(config, engine, wanted, profile)
     request = engine_check.plan_request(config, engine, wanted)
     try:
         plan = planner.plan(profile, cluster, model, request)
@@ -82,7 +103,12 @@ def draft(config: DictConfig, engine: Engine, planner: Planner, profile: ModelPr
     if plan.mesh.tensor > 1:
         chain = chain_of(profile)
         profile = with_exchanges(of_device(profile, plan, chain), plan, chain)
-    profile = engine.layers(plan, profile)
+    return Layout(plan, engine.layers(plan, profile), cluster, model)
+
+
+def drafted(config: DictConfig, engine: Engine, layout: Layout) -> Draft:
+    """Simulate one step of a plan. Raises `CannotRun` where its schedule cannot be executed."""
+    plan, profile, cluster, model = layout.plan, layout.profile, layout.cluster, layout.memory
     schedule = engine.schedule(plan, profile)
     simulation = _simulated(config, schedule, plan, profile, cluster, model)
     plan = replace(plan, predicted={**plan.predicted, **simulation.figures})

@@ -62,9 +62,24 @@ def prepare(config: DictConfig, overrides: Sequence[str], folder: Path, progress
     return _Preparation(config, overrides, folder, progress).go()
 
 
+@dataclass(frozen=True)
+class Ground:
+    """What a plan rests on; `values` and `origin` say where the numbers of cluster and profile are from."""
+
+    cluster: Cluster
+    profile: ModelProfile
+    values: str
+    origin: str
+
+
+def ground(config: DictConfig, overrides: Sequence[str], folder: Path, progress: Progress) -> Ground:
+    """Cluster and profile alone, without a plan; writes `profile.json`, raises as `prepare` does."""
+    return _Preparation(config, overrides, folder, progress).ground()
+
+
 def profile_only(config: DictConfig, overrides: Sequence[str], folder: Path, progress: Progress) -> ModelProfile:
     """What `mode=profile` does: no engine and no planner has a say. Writes `profile.json`; raises as `prepare` does."""
-    return _Preparation(config, overrides, folder, progress).profile_only()
+    return ground(config, overrides, folder, progress).profile
 
 
 class _Preparation:
@@ -94,21 +109,21 @@ class _Preparation:
             self.check_memory(draft, profile)
         self.stop()
         assert draft
-        for note in engine.notes(draft.plan, cluster):
+        for note in engine.notes(draft.plan, draft.profile, cluster):
             self.progress.note(f"note: {note.key}   {note.what}   -> {note.mend}")
         draft.plan.save(self.folder / PLAN)
         kind = devices.detect(profiles.wanted(config)).kind
         return Prepared(draft, kind, self.values, self.profiles.found, tracker)
 
-    def profile_only(self) -> ModelProfile:
+    def ground(self) -> Ground:
         known = self.collect(self.cluster)
         self.problems += check.profiling(self.config)
-        _, profile = self.profiled(known)
+        cluster, profile = self.profiled(known)
         if self.config.profile:
             self.problems += profile_check.stored(self.config, profile, self.model_given)
         self.compare()
         self.stop()
-        return profile
+        return Ground(cluster, profile, self.values, self.profiles.found)
 
     def collect(self, build: Callable[[], T]) -> T | None:
         """What `build` returns; its problems join the others."""

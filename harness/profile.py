@@ -75,8 +75,9 @@ class LayerProfile:
     FLOPs) and `kernels` are those of the forward pass (`harness.work`). `output_bytes` is what leaves the layer,
     `saved_bytes` what autograd keeps for the backward pass (without parameters, and without what an earlier layer
     keeps already: see `harness.counting`). `working_bytes` is what its backward pass needs at once beyond that, and
-    beyond the gradients of what leaves and enters it. `param_bytes` are those of all the layer's parameters, `tied`
-    tells which of them other layers have, too. The FLOPs of `products` add up to `flops` (`harness.products`).
+    beyond the gradients of what leaves and enters it. `recomputed_flops` are those that its backward pass does again of
+    the forward pass. `param_bytes` are those of all the layer's parameters, `tied` tells which of them other layers
+    have, too. The FLOPs of `products` add up to `flops` (`harness.products`).
     """
 
     name: str = ""
@@ -91,6 +92,7 @@ class LayerProfile:
     output_bytes: int = 0
     saved_bytes: int = 0
     working_bytes: int = 0
+    recomputed_flops: float = 0.0
     tied: tuple[Tied, ...] = ()
     products: tuple[Product, ...] = ()
 
@@ -218,7 +220,7 @@ LARGEST, LARGEST_FLOPS = 10**15, 1e21
 
 
 def _check(what: str, value: float) -> None:
-    largest = LARGEST_FLOPS if what.startswith("flops") else LARGEST
+    largest = LARGEST_FLOPS if what.partition(" ")[0].endswith("flops") else LARGEST
     if not (math.isfinite(value) and 0 <= value <= largest):
         raise ValueError(f"{what} is {value}, must be a number of at least 0 and at most {largest:g}")
 

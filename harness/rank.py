@@ -31,6 +31,7 @@ from harness.failure import Failure
 from harness.interfaces import Model, OptimizerSpec, Session, SessionSpec
 from harness.memory import DTYPE_BYTES
 from harness.period import period_s
+from harness.phases import phases_s
 from harness.plan import Plan
 from harness.problem import CannotRun, Problem
 from harness.profile import ModelProfile
@@ -133,7 +134,8 @@ def train(folder: Path, config: DictConfig) -> None:
         return training.train(session, data, loop, folder if reports else None, say if reports else lambda text: None)
 
     metrics, trace = launch.call(engine, model, plan, spec, work)
-    metrics |= training.use_of_devices(trace, plan.devices) | {"period_s": period_s(trace)}
+    metrics |= training.use_of_devices(trace, plan.devices)
+    metrics |= {"period_s": period_s(trace), "phases_s": phases_s(trace)}
     if model.task == "text":
         metrics["tokens_per_s"] = metrics["throughput"] * model.input_shape[0]
     trace.save(folder / "trace.json.gz")

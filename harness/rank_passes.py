@@ -51,7 +51,20 @@ class Passes:
         several = len(flat) - len(skips)
         jumps = {name: [tensor] for name, tensor in zip(skips, flat[several:], strict=True)}
         self.outputs[i] = {"": flat[:several], **jumps}
+        for part, tensors in self.outputs[i].items():
+            self._check(part, tensors)
         self.edges[i] = [get_gradient_edge(tensor) for tensor in flat]
+
+    def _check(self, part: str, tensors: list[Tensor]) -> None:
+        """Gradients come back for all that leaves a stage."""
+        for tensor in tensors:
+            if not tensor.is_floating_point():
+                what = f"the skip {part!r}" if part else "what its last layer gives"
+                raise ValueError(
+                    f"stage {self.stage.number} sends {str(tensor.dtype).removeprefix('torch.')} numbers on ({what}), "
+                    "between stages go floating-point ones, whose gradients come back -> make the integers inside of "
+                    "the stage that needs them, or cut elsewhere (planner=given)"
+                )
 
     def backward(self, i: int, loss: Tensor | None) -> None:
         """From the loss, or from the gradients that have arrived."""

@@ -68,11 +68,12 @@ class RankSession:
         self.replica, inside = divmod(self.rank, self.width)
         self.place, self.shard = divmod(inside, self.plan.mesh.tensor)
         self.device = torch.device(self.spec.devices[self.rank])
-        layers = initial_layers(self.model, self.spec)
-        self.names = list(layers.state_dict())
-        self.buffers = {name for name, _ in layers.named_buffers()}
-        self.first_names = {parameter: name for name, parameter in layers.named_parameters()}
-        self.build(layers)
+        with self.at("while the session is built"):
+            layers = initial_layers(self.model, self.spec)
+            self.names = list(layers.state_dict())
+            self.buffers = {name for name, _ in layers.named_buffers()}
+            self.first_names = {parameter: name for name, parameter in layers.named_parameters()}
+            self.build(layers)
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -134,7 +135,7 @@ class RankSession:
 
     def step(self, batch: Batch, meter: bool = False) -> StepMetrics:
         share = converted(self.share(batch), self.spec.dtype)
-        counter = DeviceMemory(self.device, [*self.held(), share.inputs, share.targets]) if meter else None
+        counter = DeviceMemory(self.device, [*self.held(), *self._needed(share)]) if meter else None
         self.noted, self.sent = [], Counter()
         with intra_op_threads(1) if self.device.type == "cpu" else nullcontext():
             dist.barrier()
@@ -144,12 +145,18 @@ class RankSession:
             end = self._settled()
         self.steps += 1
         peak = counter.peak_bytes() if counter else None
-        return self._reported(Report(loss, start, end, self._spans(start, first), peak, self.sent))
+        with self.at("in the report of a step"):
+            return self._reported(Report(loss, start, end, self._spans(start, first), peak, self.sent))
 
     def share(self, batch: Batch) -> Batch:
         """The samples of this rank's replica."""
         data = self.plan.mesh.data
         return Batch(batch.inputs.tensor_split(data)[self.replica], batch.targets.tensor_split(data)[self.replica])
+
+    def _needed(self, share: Batch) -> list[Tensor]:
+        """What of it this rank's device works on: inputs in the first stage, targets in the last one."""
+        stages = self.plan.stages
+        return [share.inputs] * (self.place == stages[0].device) + [share.targets] * (self.place == stages[-1].device)
 
     def pairs(self, batch: Batch) -> Iterator[tuple[Tensor, Tensor]]:
         """Inputs and targets of each of the replica's micro-batches."""
@@ -200,16 +207,17 @@ class RankSession:
     def autocast_dtype(self) -> torch.dtype | None:
         return getattr(torch, self.spec.autocast) if self.spec.autocast else None
 
-    def merged(self, spans: list[Span]) -> list[Span]:
-        """The spans of a pipeline, from what each of its ranks saw."""
-        return met(spans)
+    def merged(self, replicas: Sequence[list[Span]]) -> list[Span]:
+        """The spans of the first replica, from what the ranks of each one saw."""
+        return met(replicas[0])
 
     def _reported(self, own: Report) -> StepMetrics:
         reports: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(reports, own)
         tensor = self.plan.mesh.tensor
-        first = reports[: self.width : tensor]
-        spans = self.merged([span for report in first for span in report.spans])
+        replicas = [reports[rank : rank + self.width : tensor] for rank in range(0, len(reports), self.width)]
+        first = replicas[0]
+        spans = self.merged([[span for report in one for span in report.spans] for one in replicas])
         self.recording.add(spans, min(r.start_s for r in first), max(r.end_s for r in first))
         sent: Counter[str] = sum((report.sent for report in reports), Counter())
         peaks = None
@@ -224,12 +232,13 @@ class RankSession:
 
     def state_dict(self) -> dict[str, Any]:
         """In rank 0 the state of the whole model, in others nothing."""
-        own = self.local_state()
-        states: list[Any] | None = [None] * dist.get_world_size() if self.rank == 0 else None
-        dist.gather_object(own, states)
-        if states is None:
-            return {}
-        return {"model": self._model(states), "optimizer": self._optimizer(states), "step": self.steps}
+        with self.at("while the state is gathered"):
+            own = self.local_state()
+            states: list[Any] | None = [None] * dist.get_world_size() if self.rank == 0 else None
+            dist.gather_object(own, states)
+            if states is None:
+                return {}
+            return {"model": self._model(states), "optimizer": self._optimizer(states), "step": self.steps}
 
     def _model(self, states: list[dict[str, Any]]) -> dict[str, Tensor]:
         """Parameters of the first replica; running statistics averaged over all."""
@@ -251,7 +260,8 @@ class RankSession:
         return {name: found[name] for name in self.first_names.values() if name in found}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.load_local(state)
+        with self.at("while a state is loaded"):
+            self.load_local(state)
         self.steps = state["step"]
 
     def trace(self) -> Trace:

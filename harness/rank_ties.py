@@ -46,13 +46,18 @@ class SharedCopy:
         return Op(self.stage, "collective", None, self.tie.part, bytes=self.tie.bytes)
 
     def sum_gradient(self) -> int:
-        """Every copy gets the sum of all gradients; one without a gradient adds nothing. The bytes of this copy's."""
-        if not self.parameter.requires_grad:
+        """Every copy gets the sum of all gradients; one without a gradient adds nothing. Where none has one, none gets
+        one. The bytes of this copy's.
+        """
+        parameter = self.parameter
+        if not parameter.requires_grad:
             return 0
-        if self.parameter.grad is None:
-            self.parameter.grad = torch.zeros_like(self.parameter)
-        gradient = self.parameter.grad
+        there = torch.tensor(parameter.grad is not None, dtype=torch.uint8, device=parameter.device)
+        asked = dist.all_reduce(there, dist.ReduceOp.MAX, self.group, async_op=True)
+        gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
         dist.all_reduce(gradient, group=self.group)
+        asked.wait()
+        parameter.grad = gradient if there else None
         return gradient.numel() * gradient.element_size()
 
 

@@ -32,6 +32,7 @@ from harness import (
     request,
     run_folder,
     timeline,
+    tune,
 )
 from harness.children import ChildFailed
 from harness.earlier import Earlier
@@ -52,7 +53,7 @@ from harness.trackers import Tracker
 CONFIG, RECORD, METRICS, RESULT = "config.yaml", "record.json", "metrics.jsonl", "result.json"
 TRACE, SIMULATED, TIMELINE = "trace.json.gz", "simulated.json.gz", "timeline.png"
 OWN = (CONFIG, RECORD, METRICS, RESULT, TRACE, SIMULATED, TIMELINE, launch.LOG, failure.FILE, children.MACHINE,
-       preparation.PLAN, profiles.PROFILE, pattern_picture.PICTURE, *calibration.OWN)  # fmt: skip
+       preparation.PLAN, profiles.PROFILE, pattern_picture.PICTURE, *calibration.OWN, *tune.OWN)  # fmt: skip
 """The files of a run; a run that is started again in the same folder begins without them."""
 
 
@@ -110,8 +111,9 @@ class _Run:
 
     def work(self) -> Outcome:
         with Progress() as progress:
-            if measure := {"profile": self.profile, "calibrate": self.calibrate}.get(self.config.mode):
-                measure(progress)
+            own = {"profile": self.profile, "calibrate": self.calibrate, "tune": self.tune}
+            if way := own.get(self.config.mode):
+                way(progress)
                 return Outcome("ok")
             prepared = preparation.prepare(self.config, self.overrides, self.folder, progress)
             draft = prepared.draft
@@ -163,6 +165,14 @@ class _Run:
         used = self.record.manifest | {"devices": found.devices}
         self.update(source="measured", metrics=found.metrics(), manifest=used)
         calibration.tell(found, self.folder, progress)
+
+    def tune(self, progress: Progress) -> None:
+        """Leave the fastest mesh that fits, and tell it beside its rivals."""
+        found = tune.tune(self.config, self.overrides, self.folder, progress)
+        basis = figures.basis(found.draft, self.config, found.ground.values) | {"profile": found.ground.origin}
+        self.update(plan=found.draft.plan.to_json(), predicted=found.draft.plan.predicted, metrics=found.metrics(),
+                    manifest=self.record.manifest | {"simulation": basis})  # fmt: skip
+        tune.tell(found, self.folder, progress)
 
     def simulate(self, prepared: Prepared, progress: Progress) -> None:
         """One step in the simulator, recorded as a real run is."""

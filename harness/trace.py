@@ -7,6 +7,7 @@ import json
 from collections import defaultdict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,15 @@ class Trace:
         return _union(
             (s.start_s, s.end_s) for s in self.spans if s.device == device and Op.parse(s.op).kind == "collective"
         )
+
+    def in_flight(self, device: int) -> int:
+        """The most micro-batches that a device has between the begin of their forward and the end of their backward
+        task at once. It computes one task at a time: what began before a task has ended when that begins."""
+        tasks = (
+            (span.start_s, op.kind)
+            for span in self.spans if span.device == device for op in (Op.parse(span.op),) if op.kind in ("F", "B")
+        )  # fmt: skip
+        return max(accumulate(1 if kind == "F" else -1 for _, kind in sorted(tasks)), default=0)
 
     def save(self, path: Path) -> None:
         """Write Chrome trace events (open in ui.perfetto.dev or chrome://tracing), gzipped."""

@@ -1,7 +1,8 @@
 """Megatron-LM's tensor parallelism: products in pairs on a mesh d x m, by columns (d, m, 1), then by rows (d, 1, m).
 
 The best mesh is taken (`planner.dimensions=2`), or all devices split weights (1). Convolutions are data parallel. Where
-nodes have several devices, m of one node split weights.
+nodes have several devices, m of one node split weights. With one dimension a vocabulary need not divide, which
+Megatron-LM pads.
 """
 
 from __future__ import annotations
@@ -38,10 +39,11 @@ class Config:
 class Megatron:
     def __init__(self, config: Config) -> None:
         self.two, self.ends = config.dimensions == 2, cast(Ends, config.ends)
+        self.rules = Rules(padded=not self.two)
 
     def plan(self, profile: ModelProfile, cluster: Cluster, memory: MemoryModel, request: PlanRequest) -> Plan:
         """`predicted` holds `communication_s` of a step. Raises NoPlan where no mesh divides all products, or fits."""
-        return products.planned(profile, cluster, memory, request, Rules(), self._route, self.ends)
+        return products.planned(profile, cluster, memory, request, self.rules, self._route, self.ends)
 
     def _route(self, found: Products) -> Route:
         return baselines.megatron(found.chain, found.costs, self.ends, self.two, found.limit)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from harness import divisors
+from harness.checkpointing import checkpointed
 from harness.cluster import Cluster
 from harness.display import sizes
 from harness.interfaces import BatchShape, PlanRequest
@@ -87,7 +88,8 @@ def products(
         key = f"mesh.tensor {request.tensor}" if "devices" in str(error) else f"model {profile.model}"
         raise NoPlan(key, str(error), f"mesh.tensor={cluster.devices_per_node}") from error
     state = (memory.weights * memory.versions + memory.gradients + memory.optimizer) / request.pipeline
-    costs = Costs(Collectives(cluster, grid), chain.element_bytes, request.batch.micro_batches, rules, state)
+    costs = Costs(Collectives(cluster, grid), chain.element_bytes, request.batch.micro_batches, rules, state,
+                  keeps=request.recompute == "never")  # fmt: skip
     there = cluster.device.memory_bytes - memory.reserve_bytes if memory_gb is None else memory_gb * GB
     even = stages.to_plan(_cut(profile, cluster, request), request, {})
 
@@ -100,8 +102,9 @@ def products(
 
 def _needed(profile: ModelProfile, memory: MemoryModel, chain: Chain, plan: Plan) -> float:
     """Bytes that a device needs, on the stage where that is most; a stage has as many micro-batches in it as there are
-    stages from it to the last."""
+    stages from it to the last. What is recomputed is so layer by layer."""
     share, count = of_device(profile, plan, chain), len(plan.stages)
+    share = share if plan.recompute == "never" else checkpointed(share, plan, "1")
     accumulated = min(1.0, memory.gradients) if plan.micro_batches > 1 else 0.0
     found = []
     for number, stage in enumerate(plan.stages):
@@ -148,7 +151,11 @@ def to_plan(
     plan = stages.to_plan(_cut(profile, cluster, request), request, {})
     plan = with_route(plan, route, found.costs, profile, ends)
     own = per_product(route, found.costs)
-    told = {"communication_s": route.seconds, "communication_by_phase_s": total(own, "seconds")}
+    again = request.batch.micro_batches * sum(
+        one.seconds for stage in plan.traffic for one in stage if one.phase == "recompute"
+    )
+    phases = total(own, "seconds") | ({"recompute": again} if again else {})
+    told = {"communication_s": route.seconds + again, "communication_by_phase_s": phases}
     told |= {"held_bytes": round(held(route, found.search(ends))), "products": own}
     return replace(plan, predicted=told | {"baselines": compared(found, ends)})
 

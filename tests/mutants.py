@@ -330,8 +330,8 @@ MUTANTS = (
     Mutant("sums that overflow float16 unnoticed", "engines/myelin/scaling.py",
            " * (1 + numbers.eps / 2) ** (ranks - 1)", "",
            f"{MYELIN}/test_updates_half.py"),
-    Mutant("buckets in one piece", "engines/myelin/offload.py",
-           "middle = min(bucket.start + self.cut, bucket.stop)", "middle = bucket.stop",
+    Mutant("buckets in one piece", "harness/schedule/myelin.py",
+           "for half in (n - n // 2, n // 2) if half", "for half in (n,)",
            f"{MYELIN}/test_updates.py"),
 )  # fmt: skip
 

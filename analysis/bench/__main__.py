@@ -76,7 +76,7 @@ def simulator(rounds: int) -> list[dict[str, Any]]:
 def main(names: list[str]) -> int:
     malloc.tune()
     os.environ |= launch.FORKABLE
-    from analysis.bench import engines, picture, pipeline, tensor
+    from analysis.bench import engines, messages, picture, pipeline, tensor
     from analysis.bench.prediction import prediction
 
     benches = {
@@ -88,6 +88,7 @@ def main(names: list[str]) -> int:
         "prediction": prediction,
         "simulator": simulator,
         "sbp": tensor.sbp,
+        "messages": messages.messages,
         "race": engines.all_engines,
     }
     unknown = sorted(set(names) - set(benches))

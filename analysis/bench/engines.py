@@ -142,16 +142,14 @@ def apart(work: Callable[[], T], device: str) -> T:
     return ranks.each(1, work, [device])
 
 
-def entry(overrides: Sequence[str], profile: ModelProfile, here: Machine) -> Entry:
-    """Planned as the front door plans. Raises CannotRun for what the engine refuses."""
+def entry(overrides: Sequence[str], profile: ModelProfile, here: Machine, count: int = DEVICES) -> Entry:
+    """Planned for `count` devices as the front door plans. Raises CannotRun for what the engine refuses."""
     found = devices.detect()
-    config = compose(
-        [*overrides, "optimizer.lr=0.01", *([f"cluster.devices={DEVICES}"] if found.kind == "cpu" else [])]
-    )
+    config = compose([*overrides, "optimizer.lr=0.01", *([f"cluster.devices={count}"] if found.kind == "cpu" else [])])
     engine: Engine = registry.build("engine", config.engine)
-    names = devices.torch_names(found.kind, DEVICES)
+    names = devices.torch_names(found.kind, count)
     cluster = clusters.build(ClusterConfig(**config.cluster), here)
-    check.fill(config, engine.capabilities, DEVICES)
+    check.fill(config, engine.capabilities, count)
     tensor = config.mesh.tensor or 1  # a device's share of a micro-batch is as large as the others' micro-batches
     config.batch.micro_batches //= (config.mesh.data or 1) * min(tensor, config.batch.micro_batches)
     profile = profile.of_samples(check.micro_batch(config))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import statistics
-import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -13,7 +12,7 @@ import torch
 from torch import Tensor
 
 from analysis.bench import engines
-from analysis.bench.contestant import Contestant
+from analysis.bench.contestant import Contestant, at_once
 from analysis.bench.race import Times, race, speedup
 from engines.sbp.config import Config, build
 from harness import devices, machine, ranks, registry
@@ -95,7 +94,7 @@ def wide(rounds: int) -> list[Row]:
         one, two, split = (
             stack.enter_context(Contestant(entries[name], batch)) for name in (engines.BASE, engines.BASE, "sbp")
         )
-        contestants = {engines.BASE: one.step, "sbp": split.step, BOTH: lambda: _at_once(one, two)}
+        contestants = {engines.BASE: one.step, "sbp": split.step, BOTH: lambda: at_once([one, two])}
         times = race(contestants, rounds)
     strategies = sorted({"x".join(map(str, numbers)) for numbers in entries["sbp"].plan.strategy.values()})
     rows = [_row(f"wide MLP, {name}", taken) | {f"speed / {engines.BASE}": speedup(times, name, engines.BASE)}
@@ -105,17 +104,6 @@ def wide(rounds: int) -> list[Row]:
         theirs / mine for theirs, mine in zip(times[BOTH].rounds_s, times["sbp"].rounds_s, strict=True)
     )
     return rows
-
-
-def _at_once(*contestants: Contestant) -> float:
-    """Seconds for each step where all of them do one at the same time."""
-    threads = [threading.Thread(target=one.step) for one in contestants]
-    start = time.perf_counter()
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return (time.perf_counter() - start) / len(contestants)
 
 
 def _row(title: str, times: Times) -> Row:

@@ -28,9 +28,10 @@ class Config:
     """The engine."""
     zero: int = 0
     """What lies in shards over the replicas: 0 nothing, 1 optimizer state, 2 gradients too, 3 weights too. 2 and 3 have
-    no pipeline."""
+    no pipeline; 0 in half precision is Megatron-LM, for described clusters only."""
     checkpoint: str = "never"
-    """Which micro-batches are recomputed in the backward pass: never or always."""
+    """Which micro-batches are recomputed in the backward pass: never or always. Stages are recomputed whole, but where
+    their products are split (mesh.tensor, described clusters only) layer by layer."""
     offload: bool = False
     """ZeRO-Offload: optimizer state and step on the CPU (zero 1 to 3, adam or adamw). It compiles DeepSpeed's cpu_adam,
     once, which takes minutes: on a busy machine with launch.timeout_s=1800."""

@@ -1,22 +1,27 @@
-"""Elements of a flat buffer in buckets, buckets in chunks.
+"""Elements of a flat buffer in buckets, buckets in chunks. A bucket visits the device in two halves.
 
-bsize=4 k=2    elements  0123 4567 89ab c
-               buckets   0    1    2    3
-               chunks    0         1
+bsize=4 k=2    elements  01 23 45 67 89 ab c
+               halves    0a 0b 1a 1b 2a 2b 3a
+               chunks    0           1
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from harness.schedule.chunks import HALVES
 from harness.schedule.myelin import chunks_of
 
 
 @dataclass(frozen=True)
-class Bucket:
-    """The elements `start` .. `stop` - 1. `part` is its name in a trace; buckets are numbered through all chunks."""
+class Half:
+    """Half a bucket: the elements `start` .. `stop` - 1, which visit the `place` 0 (first halves) or 1.
+
+    `part` is its name in a trace; buckets are numbered through all chunks.
+    """
 
     part: str
+    place: int
     start: int
     stop: int
 
@@ -26,24 +31,26 @@ class Chunk:
     """Neighbouring buckets, whose gradients are summed together."""
 
     part: str
-    buckets: tuple[Bucket, ...]
+    halves: tuple[Half, ...]
 
     @property
     def start(self) -> int:
-        return self.buckets[0].start
+        return self.halves[0].start
 
     @property
     def stop(self) -> int:
-        return self.buckets[-1].stop
+        return self.halves[-1].stop
 
 
 def chunks(elements: int, bsize: int, k: int) -> list[Chunk]:
     """Chunks of k buckets (0: all in one) of `bsize` elements, cut as the schedule's (`chunks_of`)."""
     found, start, number = [], 0, 0
-    for place, sizes in enumerate(chunks_of(elements, 1, bsize, k, offload=True)):
-        buckets = []
-        for size in sizes.buckets:
-            buckets.append(Bucket(f"chunk{place}/bucket{number}", start, start + size))
-            start, number = start + size, number + 1
-        found.append(Chunk(f"chunk{place}", tuple(buckets)))
+    for c, chunk in enumerate(chunks_of(elements, 1, bsize, k, offload=True)):
+        halves = []
+        for bucket in chunk.buckets:
+            for place, size in enumerate(bucket):
+                halves.append(Half(f"chunk{c}/bucket{number}{HALVES[place]}", place, start, start + size))
+                start += size
+            number += 1
+        found.append(Chunk(f"chunk{c}", tuple(halves)))
     return found

@@ -19,6 +19,7 @@ from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import cast
 
+from engines.myelin import notes
 from engines.myelin.config import Config
 from harness import checkpointing, mpi
 from harness.cluster import Cluster
@@ -35,7 +36,7 @@ from harness.schedule.rule import RuleName
 from harness.schedule.ties import plan_ties
 
 DTYPES = ("float32", "float64", "bfloat16", "float16")
-DRIVEN, HERE = "message_driven", "local"
+HERE = "local"
 STATE = {"float64": 8}
 """Bytes of a number of the optimizer, which has float32 otherwise."""
 
@@ -63,26 +64,10 @@ class MyelinEngine(Engine):
             found.append(Problem(f"recompute {plan.recompute}", what, "engine.checkpoint_every=auto"))
         return found
 
-    def notes(self, plan: Plan, cluster: Cluster) -> list[Problem]:
+    def notes(self, plan: Plan, profile: ModelProfile, cluster: Cluster) -> list[Problem]:
         """Settings that do nothing, and how the paper's formula was read."""
-        return [*self._idle(plan), *(_read(plan) if self.config.checkpoint_every == "auto" else [])]
-
-    def _idle(self, plan: Plan) -> list[Problem]:
-        config, m, found = self.config, plan.micro_batches, []
-        limit, fixed = config.pipeline_limit, config.order != DRIVEN
-        does_nothing = f"does nothing with the fixed order {config.order}"
-        mend = f"engine.order={DRIVEN}"
-        if fixed and limit is not None:
-            found.append(Problem(f"engine.pipeline_limit {limit}", does_nothing, mend))
-        elif limit is not None and limit > m:
-            found.append(Problem(f"engine.pipeline_limit {limit}", f"is more than the {m} micro-batches of a step",
-                                 f"engine.pipeline_limit={m}"))  # fmt: skip
-        if fixed and config.policy != "fifo":
-            found.append(Problem(f"engine.policy {config.policy}", does_nothing, mend))
-        elif config.policy != "fifo" and len(plan.stages) == 1:
-            found.append(Problem(f"engine.policy {config.policy}", "does nothing in a pipeline of 1 stage",
-                                 "mesh.pipeline=2"))  # fmt: skip
-        return found
+        read = self.config.checkpoint_every == "auto"
+        return [*notes.idle(self.config, plan, profile.dtype), *([notes.readings(plan)] if read else [])]
 
     def schedule(self, plan: Plan, profile: ModelProfile) -> Schedule:
         config, width = self.config, DTYPE_BYTES[profile.dtype]
@@ -103,7 +88,7 @@ class MyelinEngine(Engine):
     def memory(self, model: MemoryModel, mesh: Mesh, profile: ModelProfile) -> MemoryModel:
         """In half precision 20 bytes a parameter with Adam: 2 + 2 of weight and gradient, 4 + 4 of both in float32, 8
         of moments. With offloading 4, and buckets of 16 bytes for each of `bsize` parameters (Myelin, section V-B)."""
-        model = replace(model, messages="posted")
+        model = replace(model, messages="posted", flat=True)
         width, moments = DTYPE_BYTES[profile.dtype], model.optimizer
         state, half = STATE.get(profile.dtype, 4), profile.dtype in ("float16", "bfloat16")
         if self.config.offload:
@@ -119,18 +104,6 @@ class MyelinEngine(Engine):
         from engines.myelin.session import MyelinSession
 
         return MyelinSession(model, plan, spec, self.config, self.schedule)
-
-
-def _read(plan: Plan) -> list[Problem]:
-    """Where checkpoints come, and where they would by the formula as it is printed."""
-    layers, own = plan.stages[-1].last + 1, [stage.layers for stage in plan.stages]
-    meant, printed = checkpointing.readings(layers, len(own))
-    taken, other = ([checkpointing.nearest(n, reading.optimum) for n in own] for reading in (meant, printed))
-    what = (
-        f"is every {_listed(taken)} layers of the stages, the factors nearest to {meant.optimum:.3g}, where "
-        f"{meant.formula} is least; as printed, {printed.formula}, nearest to {printed.optimum:.3g}: {_listed(other)}"
-    )
-    return [Problem("engine.checkpoint_every auto", what, f"engine.checkpoint_every={other[0]} for that one")]
 
 
 def _listed(numbers: list[int]) -> str:

@@ -32,7 +32,8 @@ class Flat:
     """Parameters by name, in their order; from now on they are views of `weights`.
 
     As under torch's optimizers a parameter without a gradient has None. Its first gradient of a step is moved into
-    `gradients`, later ones are added there. Raises ValueError for a parameter of another dtype than the run's.
+    `gradients` (a sparse one with zeros where it has no rows), later ones are added there. Raises ValueError for a
+    parameter of another dtype than the run's.
     """
 
     def __init__(self, parameters: dict[str, nn.Parameter], dtype: torch.dtype) -> None:
@@ -83,7 +84,7 @@ class Flat:
 def _into(view: Tensor) -> Callable[[Tensor], None]:
     def move(parameter: Tensor) -> None:
         if parameter.grad is not None and parameter.grad is not view:
-            view.copy_(parameter.grad)
+            view.copy_(parameter.grad.to_dense() if parameter.grad.is_sparse else parameter.grad)
             parameter.grad = view
 
     return move

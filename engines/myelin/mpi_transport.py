@@ -1,7 +1,7 @@
 """Messages by MPI: Isend, Irecv, and a thread that completes them while the rank computes.
 
     main      | -------- F3 -------- | arrived | ------- B1 ------- |    (nothing to do: it polls itself)
-    thread     . . . . . . . . . . . .          . . . . . . . . . . .     a poll every half millisecond
+    thread     . . . . . . . . . . . .          . . . . . . . . . . .     a poll every millisecond
 
 MPI moves a large message only while somebody calls it. Nothing here blocks in MPI: a blocked call would spin.
 """
@@ -22,8 +22,8 @@ from torch import Tensor
 from engines.myelin.transport import Channel, Completed, Position, Transport
 from harness.ranks import PATIENCE
 
-BUSY_S = 5e-4
-"""Between two polls while the rank computes."""
+BUSY_S = 1e-3
+"""Between two polls while the rank computes: each takes the interpreter from it for a moment."""
 IDLE_S = 2e-4
 """Between two polls while it waits."""
 GONE_S = 1.0

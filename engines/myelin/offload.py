@@ -1,7 +1,7 @@
 """The optimizer's state, and float32 weights, in the host's memory; buckets of them visit the device.
 
-buffers a | in(0a) |= step(0a) =| out(0a) | in(1a) |= step(1a) =| ...       bucket 0 is 0a and 0b
-        b          | in(0b) |= step(0b) =| out(0b) | in(1b) |= step(1b) =|
+place a | in(0a) |= step(0a) =| out(0a) | in(1a) |= step(1a) =| ...       bucket 0 is 0a and 0b
+      b          | in(0b) |= step(0b) =| out(0b) | in(1b) |= step(1b) =|
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from engines.myelin.buckets import Bucket, Chunk
+from engines.myelin.buckets import Chunk, Half
 from engines.myelin.flat import Flat
 from engines.myelin.optimizers import Optimizer, Run
 from engines.myelin.scaling import unscaled
@@ -25,26 +25,14 @@ Event = torch.cuda.Event | None
 
 
 @dataclass
-class _Buffer:
+class _Place:
     """Half of the device's buffers. Rows: gradients, master weights, what the optimizer keeps."""
 
     rows: list[Tensor]
-    filled: Event = None
-    updated: Event = None
     free: Event = None
 
-
-@dataclass(frozen=True)
-class _Half:
-    """The elements `start` .. `stop` - 1 of a bucket, and the buffer that they visit."""
-
-    buffer: _Buffer
-    start: int
-    stop: int
-
-    @property
-    def rows(self) -> list[Tensor]:
-        return [row[: self.stop - self.start] for row in self.buffer.rows]
+    def of(self, half: Half) -> list[Tensor]:
+        return [row[: half.stop - half.start] for row in self.rows]
 
 
 class Offloaded:
@@ -66,10 +54,8 @@ class Offloaded:
         kept = [torch.zeros(flat.size, dtype=flat.wide, pin_memory=self.cuda) for _ in range(count)]
         self.master, self.rows = kept[0].copy_(flat.weights), kept[1:]
         self.buffers = torch.zeros(1 + count, size, dtype=flat.wide, device=flat.device)
-        self.cut = size - size // 2
-        self.halves = [
-            _Buffer([row[part] for row in self.buffers]) for part in (slice(self.cut), slice(self.cut, size))
-        ]
+        cut = size - size // 2
+        self.places = [_Place([row[part] for row in self.buffers]) for part in (slice(cut), slice(cut, size))]
         self.incoming = torch.cuda.Stream(flat.device) if self.cuda else None
         self.outgoing = torch.cuda.Stream(flat.device) if self.cuda else None
 
@@ -81,56 +67,44 @@ class Offloaded:
 
     def update(self, chunk: Chunk, runs: Sequence[Run], scale: float) -> None:
         """Update the chunk's weights from its gradients, which are divided by `scale`."""
-        for bucket in chunk.buckets:
-            halves = self._halves(bucket)
-            self._fetch(bucket, halves)
-            self._step(bucket, halves, runs, scale)
-            self._store(bucket, halves)
+        for half in chunk.halves:
+            place = self.places[half.place]
+            rows = place.of(half)
+            filled = self._fetch(half, rows, place.free)
+            updated = self._step(half, rows, filled, runs, scale)
+            place.free = self._store(half, rows, updated)
 
-    def _halves(self, bucket: Bucket) -> list[_Half]:
-        middle = min(bucket.start + self.cut, bucket.stop)
-        ends = ((bucket.start, middle), (middle, bucket.stop))
-        pairs = zip(self.halves, ends, strict=True)
-        return [_Half(buffer, start, stop) for buffer, (start, stop) in pairs if start < stop]
-
-    def _fetch(self, bucket: Bucket, halves: list[_Half]) -> None:
+    def _fetch(self, half: Half, rows: list[Tensor], free: Event) -> Event:
         with _on(self.incoming):
-            _after(halves[0].buffer.free)
+            _after(free)
             began = self.now()
-            for half in halves:
-                _after(half.buffer.free)
-                for row, kept in zip(half.rows[1:], [self.master, *self.rows], strict=True):
-                    row.copy_(kept[half.start : half.stop], non_blocking=True)
-                half.buffer.filled = self._event()
-            self._note(bucket, "in", "copy in", began)
+            for row, kept in zip(rows[1:], [self.master, *self.rows], strict=True):
+                row.copy_(kept[half.start : half.stop], non_blocking=True)
+            self._note(half, "in", "copy in", began)
+            return self._event()
 
-    def _step(self, bucket: Bucket, halves: list[_Half], runs: Sequence[Run], scale: float) -> None:
-        _after(halves[0].buffer.filled)
-        began = self.now()
-        for half in halves:
-            _after(half.buffer.filled)
-            part = slice(half.start, half.stop)
-            gradients, master, *rows = half.rows
-            unscaled(self.flat.gradients[part], gradients, scale)
-            self.optimizer.step(master, gradients, rows, runs, half.start)
-            self.flat.weights[part].copy_(master)
-            half.buffer.updated = self._event()
-        self.note(Op(self.stage, "step", None, bucket.part), began, self.now())
+    def _step(self, half: Half, rows: list[Tensor], filled: Event, runs: Sequence[Run], scale: float) -> Event:
+        _after(filled)
+        began, part = self.now(), slice(half.start, half.stop)
+        gradients, master, *kept = rows
+        unscaled(self.flat.gradients[part], gradients, scale)
+        self.optimizer.step(master, gradients, kept, runs, half.start)
+        self.flat.weights[part].copy_(master)
+        self.note(Op(self.stage, "step", None, half.part), began, self.now())
+        return self._event()
 
-    def _store(self, bucket: Bucket, halves: list[_Half]) -> None:
+    def _store(self, half: Half, rows: list[Tensor], updated: Event) -> Event:
         with _on(self.outgoing):
-            _after(halves[0].buffer.updated)
+            _after(updated)
             began = self.now()
-            for half in halves:
-                _after(half.buffer.updated)
-                for row, kept in zip(half.rows[1:], [self.master, *self.rows], strict=True):
-                    kept[half.start : half.stop].copy_(row, non_blocking=True)
-                half.buffer.free = self._event()
-            self._note(bucket, "out", "copy out", began)
+            for row, kept in zip(rows[1:], [self.master, *self.rows], strict=True):
+                kept[half.start : half.stop].copy_(row, non_blocking=True)
+            self._note(half, "out", "copy out", began)
+            return self._event()
 
-    def _note(self, bucket: Bucket, way: str, queue: Queue, began: Mark) -> None:
-        size = (bucket.stop - bucket.start) * (1 + len(self.rows)) * self.master.element_size()
-        op = Op(self.stage, "copy", None, f"{bucket.part}/{way}", bytes=size, queue=queue)
+    def _note(self, half: Half, way: str, queue: Queue, began: Mark) -> None:
+        size = (half.stop - half.start) * (1 + len(self.rows)) * self.master.element_size()
+        op = Op(self.stage, "copy", None, f"{half.part}/{way}", bytes=size, queue=queue)
         self.note(op, began, self.now())
 
     def _event(self) -> Event:

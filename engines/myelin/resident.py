@@ -37,12 +37,12 @@ class Resident:
     def update(self, chunk: Chunk, runs: Sequence[Run], scale: float) -> None:
         """Update the chunk's weights from its gradients, which are divided by `scale`."""
         began = self.now()
-        for bucket in chunk.buckets:
-            part = slice(bucket.start, bucket.stop)
+        for half in chunk.halves:
+            part = slice(half.start, half.stop)
             master, gradients = self.master[part], self.gradients[part]
             if self.flat.half:
                 unscaled(self.flat.gradients[part], gradients, scale)
-            self.optimizer.step(master, gradients, [row[part] for row in self.rows], runs, bucket.start)
+            self.optimizer.step(master, gradients, [row[part] for row in self.rows], runs, half.start)
             if self.flat.half:
                 self.flat.weights[part].copy_(master)
         self.note(Op(self.stage, "step", None, chunk.part), began, self.now())

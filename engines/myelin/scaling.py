@@ -18,6 +18,16 @@ class LossScale:
         self.value = START if fixed is None else fixed
         self.good = self.skipped = 0
 
+    def state(self) -> dict[str, float]:
+        """What a state has of it."""
+        return {"value": self.value, "good": self.good}
+
+    def load(self, state: dict[str, float] | None) -> None:
+        """The inverse of `state`. Without one it begins afresh; one that is `fixed` stays."""
+        self.good = int(state["good"]) if state else 0
+        if self.fixed is None:
+            self.value = float(state["value"]) if state else START
+
     def judge(self, overflow: bool) -> None:
         """A step has ended. Raises FloatingPointError where the scale cannot fall any further."""
         if not overflow:

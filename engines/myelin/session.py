@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,6 +12,7 @@ from torch import Tensor, nn
 from engines.myelin.config import Config
 from engines.myelin.loop import Agenda, run
 from engines.myelin.segments import SegmentedStage
+from engines.myelin.spans import joined, together
 from engines.myelin.transport import Arrival, Channel, Coming, Position, Transport
 from engines.myelin.updates import Updates
 from harness.checkpointing import segments
@@ -88,12 +87,12 @@ class MyelinSession(RankSession):
     # -- a step -------------------------------------------------------------------------------------------------------
 
     def train(self, batch: Batch, size: int) -> float:
-        self.size, self.passes = size, Passes(self.stage)
-        self.batches = dict(enumerate(self.pairs(batch)))
-        self.coming = {i: Coming(i, len(inputs)) for i, (inputs, _) in self.batches.items()}
-        self.total = torch.zeros((), dtype=torch.float64, device=self.device)
-        self.updates.begin()
         with self.at("between the passes of a step"):
+            self.size, self.passes = size, Passes(self.stage)
+            self.batches = dict(enumerate(self.pairs(batch)))
+            self.coming = {i: Coming(i, len(inputs)) for i, (inputs, _) in self.batches.items()}
+            self.total = torch.zeros((), dtype=torch.float64, device=self.device)
+            self.updates.begin()
             self.transport.begin({channel: self._order_of(channel) for channel in self.transport.into})
             run(self._agenda(), self.transport, self._take, self._run)
             if self.ties.own:
@@ -159,15 +158,15 @@ class MyelinSession(RankSession):
 
     def _send(self, channel: Channel, i: int) -> None:
         tensors = self.passes.leaving(i, channel.part, channel.forward)
-        began = time.perf_counter()
+        began = self.now()
         size = self.transport.send(channel, self.coming[i], tensors)
         op = channel.op(i, size)
         self.note(op, began, began)
         self.sent[sent_kind(op, self.plan.devices) or ""] += size
 
-    def merged(self, spans: list[Span]) -> list[Span]:
+    def merged(self, replicas: Sequence[list[Span]]) -> list[Span]:
         """Messages from when they were sent, as one rank saw, to when they had arrived, as the other did."""
-        return joined(spans)
+        return joined(together(replicas))
 
     # -- state --------------------------------------------------------------------------------------------------------
 
@@ -180,26 +179,14 @@ class MyelinSession(RankSession):
             model[name] = weights[self.first_names[parameter]]
         return {"model": model, "optimizer": self.updates.state()}
 
+    def state_dict(self) -> dict[str, Any]:
+        """In float16 with the scale of the loss, too."""
+        found, scaling = super().state_dict(), self.updates.scaling
+        return found | {"loss_scale": scaling.state()} if found and scaling else found
+
     def load_local(self, state: dict[str, Any]) -> None:
         self.stage.load_state_dict({name: state["model"][name] for name in self.stage.state_dict()})
-        self.updates.load(state["model"], state["optimizer"])
-
-
-def joined(spans: Sequence[Span]) -> list[Span]:
-    """Both ends of a message as one span, in its receiver's network lane.
-
-    stage 0 (sender)     |                        stage 1 network   |===1copy0<0===|
-    stage 1 (receiver)                  |
-    """
-    found: dict[str, Span] = {}
-    for span in spans:
-        op = Op.parse(span.op)
-        if op.peer is not None:
-            other = found.get(span.op, span)
-            start_s, end_s = min(span.start_s, other.start_s), max(span.end_s, other.end_s)
-            span = replace(span, device=op.stage, start_s=start_s, end_s=end_s)
-        found[span.op] = span
-    return list(found.values())
+        self.updates.load(state["model"], state["optimizer"], state.get("loss_scale"))
 
 
 def _profile(layers: nn.Sequential, dtype: str) -> ModelProfile:

@@ -54,14 +54,11 @@ class TorchTransport(Transport):
 
     def _send(self, channel: Channel, micro_batch: int, tensors: list[Tensor]) -> None:
         peer, tag, group = self.position.peer(channel.target), self.tag(channel, micro_batch), self._groups.get(channel)
-        made = torch.cuda.Event() if self.device.type == "cuda" else None
-        if made:
-            made.record(torch.cuda.current_stream(self.device))
+        made = self._point()
 
         def job() -> None:
             try:
-                if made:
-                    torch.cuda.current_stream(self.device).wait_event(made)
+                self._after(made)
                 for tensor in tensors:
                     dist.send(tensor, peer, group, tag)
                 self._settle()
@@ -74,9 +71,11 @@ class TorchTransport(Transport):
 
     def _receive(self, channel: Channel, micro_batch: int, buffers: list[Tensor]) -> None:
         peer, tag, group = self.position.peer(channel.source), self.tag(channel, micro_batch), self._groups.get(channel)
+        free = self._point()  # what the buffers' memory was before may still be read
 
         def job() -> None:
             try:
+                self._after(free)
                 for buffer in buffers:
                     dist.recv(buffer, peer, group, tag)
                 self._settle()
@@ -85,6 +84,15 @@ class TorchTransport(Transport):
                 self._received.put(error)
 
         self._jobs[channel].put(job)
+
+    def _point(self) -> torch.cuda.Event | None:
+        """This point in the work of the main thread's stream."""
+        return torch.cuda.current_stream(self.device).record_event() if self.device.type == "cuda" else None
+
+    def _after(self, point: torch.cuda.Event | None) -> None:
+        """The stream of this thread's channel goes on from there."""
+        if point:
+            torch.cuda.current_stream(self.device).wait_event(point)
 
     def _settle(self) -> None:
         if self.device.type == "cuda":

@@ -109,15 +109,14 @@ class Updates:
         return dist.all_reduce(flags, dist.ReduceOp.MAX, group=group, async_op=True)
 
     def _update(self, sums: Sums | None, there: list[bool], skipped: bool) -> None:
-        """Chunk by chunk, as soon as it has been summed."""
-        runs = self._runs(there)
+        """Chunk by chunk, as soon as it has been summed; of a step that is skipped nothing, and that takes its time."""
+        runs = [] if skipped else self._runs(there)
         summed = sums.done() if sums else None
         self.store.begin()
         for chunk in self.chunks:
             if summed:
                 self.note(*next(summed))
-            if not skipped:
-                self.store.update(chunk, runs, self.scale)
+            self.store.update(chunk, runs, self.scale)
         if not skipped:
             self.done = [done + own for done, own in zip(self.done, there, strict=True)]
 
@@ -166,12 +165,14 @@ class Updates:
         self.store.settle()
         return {name: place.of(buffer).detach().cpu().clone() for name, place in self.flat.places.items()}
 
-    def load(self, model: dict[str, Tensor], optimizer: dict[str, Any]) -> None:
-        """The inverse of `weights` and `state`, from those of the whole model.
+    def load(self, model: dict[str, Tensor], optimizer: dict[str, Any], scale: dict[str, float] | None = None) -> None:
+        """The inverse of `weights` and `state`, from those of the whole model, and of `scaling.state`.
 
-        Parameters without saved state begin afresh, as does the loss scale: a state has none.
+        Parameters without saved state begin afresh, as does a loss scale of which the state tells nothing.
         """
         self.store.settle()
+        if self.scaling:
+            self.scaling.load(scale)
         for number, (name, place) in enumerate(self.flat.places.items()):
             place.of(self.store.master).copy_(model[name])
             saved = optimizer.get(name, {})

@@ -10,6 +10,7 @@ from engines.sbp.layout import Mesh
 from engines.sbp.program import program
 from harness import divisors
 from harness.cluster import Cluster
+from harness.engine_check import unsplit
 from harness.interfaces import Capabilities, Engine, Model, Session, SessionSpec
 from harness.memory import MemoryModel
 from harness.plan import Plan
@@ -36,11 +37,8 @@ class SBPEngine(Engine):
 
     def check(self, plan: Plan, profile: ModelProfile, cluster: Cluster, memory: MemoryModel) -> list[Problem]:
         """A plan without traffic is none for tensor parallelism; some blocks cannot be brought together."""
-        if plan.mesh.tensor > 1 and not plan.traffic:
-            what = f"says of no product how {plan.mesh.tensor} devices split it"
-            return [Problem("engine sbp", f"gets a plan that {what}", "planner=autoddl, megatron or data_parallel")]
-        if not plan.layouts or cluster.name != HERE:
-            return []  # a cost model's, which harness.check refuses to run; or a plan for elsewhere
+        if (found := unsplit(plan, "sbp")) or not plan.layouts or cluster.name != HERE:
+            return found  # or a cost model's, which harness.check refuses to run; or a plan for elsewhere
         wrong = _wrong(plan, profile)
         return [Problem(f"mesh.tensor {plan.mesh.tensor}", what, _mends(plan, profile)) for what in wrong[:1]]
 

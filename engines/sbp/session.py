@@ -190,9 +190,9 @@ class SBPSession(RankSession):
         """A pass, and behind it a block for each algorithm of its collectives, as long as it held up this rank."""
         seconds, sizes = self.tally.take()
         self.sent += Counter(sizes)
-        phase, i = (PHASES[op.kind], op.micro_batch) if op else ("weights", None)
+        phases, i = (PHASES[op.kind], op.micro_batch) if op else (("weights",), None)
         mine = self.plan.traffic[self.place] if self.plan.traffic else ()
-        ops = [told(self.place, one, i) for one in mine if one.phase == phase]
+        ops = [told(self.place, one, i) for one in mine if one.phase in phases]
         timed = isinstance(start, float) and isinstance(end, float)  # on a GPU they run beside the layers
         held = [seconds[one.part.partition("/")[0]] if timed else 0.0 for one in ops]
         at = end - sum(held) if isinstance(end, float) else end

@@ -139,7 +139,7 @@ def _prefix(item: tuple[str, Matmul | Attention]) -> str:
 
 def _linear(layer: LayerProfile, product: Product, samples: int) -> Matmul:
     elements = _input_elements(product, samples), _output_elements(product, samples)
-    return Matmul(_name(layer, product), samples, product.in_, product.out, *elements, product.weight_bytes)
+    return Matmul(name_of(layer, product), samples, product.in_, product.out, *elements, product.weight_bytes)
 
 
 def _single(profile: ModelProfile, number: int, product: Product, width: int) -> Matmul:
@@ -170,7 +170,7 @@ def _whole(profile: ModelProfile, number: int, products: list[Product], width: i
     layer, samples = profile.layers[number], profile.micro_batch
     found = [
         Matmul(
-            _name(layer, product), samples, product.image[0] if product.image else product.in_ * product.heads,
+            name_of(layer, product), samples, product.image[0] if product.image else product.in_ * product.heads,
             product.out * product.heads, _input_elements(product, samples), _output_elements(product, samples),
             product.weight_bytes, whole=True,
         )
@@ -194,7 +194,7 @@ def _output_elements(product: Product, samples: int) -> int:
     return samples * product.rows_per_sample * product.out * product.heads
 
 
-def _name(layer: LayerProfile, product: Product) -> str:
+def name_of(layer: LayerProfile, product: Product) -> str:
     """The module whose weight it is."""
     own = product.name in (layer.name, product.kind, "")
     return layer.name if own else f"{layer.name}.{product.name}"

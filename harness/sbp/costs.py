@@ -38,11 +38,13 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class Rules:
-    """Which strategies there are. `max_replicas` is the largest p0, the paper's limit of memory."""
+    """Which strategies there are. `max_replicas` is the largest p0, the paper's limit of memory. `padded` features
+    need not divide; samples and heads must."""
 
     paths: Paths = "mixed"
     splits: Splits = "even"
     max_replicas: int | None = None
+    padded: bool = False
 
 
 @dataclass(frozen=True)
@@ -50,6 +52,7 @@ class Costs:
     """Seconds of communication of one step of `micro_batches`, forward and backward.
 
     `state` are the bytes that a device keeps for each byte of its shard of a weight (weight, gradient, optimizer).
+    Where layers are computed again no product `keeps` its input.
     """
 
     collectives: Collectives
@@ -57,6 +60,7 @@ class Costs:
     micro_batches: int
     rules: Rules
     state: float = 1.0
+    keeps: bool = True
 
     @property
     def grid(self) -> Grid:
@@ -96,7 +100,7 @@ class Costs:
     def held(self, item: Matmul, strategy: Strategy) -> float:
         """Bytes on a device: the state of the weight's shard, and the input that waits for the backward pass."""
         (p0, p1, p2), size = strategy, self._size
-        kept = 0.0 if item.look_up else item.input_elements * self.element_bytes / size(plus(p0, p2))
+        kept = item.input_elements * self.element_bytes / size(plus(p0, p2)) if self.keeps and not item.look_up else 0.0
         return self.state * item.weight_bytes / size(plus(p1, p2)) + kept
 
     def moved(self, one: Place, other: Place) -> Degree:
@@ -139,14 +143,16 @@ class Costs:
             return False
         if rules.splits == "power_of_two" and (p1 & (p1 - 1) or p2 & (p2 - 1)):
             return False
-        return rules.splits == "any" or not (item.samples % p0 or item.outputs % p1 or item.inputs % p2)
+        uneven = 0 if rules.padded else item.outputs % p1 or item.inputs % p2
+        return rules.splits == "any" or not (item.samples % p0 or uneven)
 
     def can_lie(self, place: Place, samples: int, columns: int, always: bool = False) -> bool:
         """Whether rows and columns divide; attention's samples and heads must, `always`."""
         rows = self._size(place.rows)
         if self.rules.splits == "any" and not always:
             return True
-        return samples % rows == 0 and columns % (self._size(self.grid.all) // rows) == 0
+        padded = self.rules.padded and not always
+        return samples % rows == 0 and (padded or columns % (self._size(self.grid.all) // rows) == 0)
 
     def comes_from(self, item: Matmul, strategy: Strategy) -> list[tuple[Place, Degree]]:
         """Places from which an all-gather alone brings its input, with what that undoes of the split rows."""

@@ -7,9 +7,10 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
+from harness.costs import depth, of_shares
 from harness.plan import Plan, Stage, Traffic
-from harness.profile import LayerProfile, ModelProfile
-from harness.sbp.chain import Attention, Chain, Matmul, Residual, chain_of
+from harness.profile import LayerProfile, ModelProfile, Product
+from harness.sbp.chain import Attention, Chain, Matmul, Residual, chain_of, name_of
 from harness.sbp.collectives import Collectives
 from harness.sbp.costs import Costs
 from harness.sbp.grid import Degree, Grid, Strategy
@@ -40,7 +41,7 @@ def with_route(plan: Plan, route: Route, costs: Costs, profile: ModelProfile, en
                 layouts[step.item.name] = (enters, _numbers(grid, step.leaves.rows), *between)
         if ends == "batch_split":
             layouts[OUTPUT] = (_numbers(grid, grid.all),)
-    return replace(plan, strategy=strategy, layouts=layouts, traffic=_traffic(plan.stages, route, costs, profile))
+    return replace(plan, strategy=strategy, layouts=layouts, traffic=_traffic(plan, route, costs, profile))
 
 
 def _each_reduced(stages: Sequence[Stage], route: Route, profile: ModelProfile) -> Route:
@@ -139,14 +140,16 @@ def _owners(route: Route) -> list[str]:
     return found
 
 
-def _traffic(
-    stages: Sequence[Stage], route: Route, costs: Costs, profile: ModelProfile
-) -> tuple[tuple[Traffic, ...], ...]:
-    """Of each stage."""
-    found: list[Sent] = [{} for _ in stages]
+def _traffic(plan: Plan, route: Route, costs: Costs, profile: ModelProfile) -> tuple[tuple[Traffic, ...], ...]:
+    """Of each stage. Layers that are computed again (all but the model's last) say again what they say forward."""
+    found: list[Sent] = [{} for _ in plan.stages]
     for name, sent in sent_by_product(route, costs).items():
+        again = plan.recompute != "never" and layer_of(name, profile) < len(profile.layers) - 1
         for (algorithm, phase), (seconds, size) in sent.items():
-            _add(found[_stage_of(stages, name, profile)], algorithm, phase, seconds, size)
+            own = found[_stage_of(plan.stages, name, profile)]
+            _add(own, algorithm, phase, seconds, size)
+            if again and phase == "forward":
+                _add(own, algorithm, "recompute", seconds, size)
     return tuple(tuple(Traffic(*kind, seconds, round(size)) for kind, (seconds, size) in one.items()) for one in found)
 
 
@@ -165,8 +168,8 @@ def of_device(profile: ModelProfile, plan: Plan, chain: Chain) -> ModelProfile:
     """The profile of one of the devices of each stage: its share of the work, of the weights and of what is saved.
 
     Work, outputs and what is saved are split evenly; an input that was gathered is kept as it was gathered. Weights are
-    split by p1 p2, and evenly where the plan has no strategies. What exchanges hold meanwhile is not in it: see
-    `with_exchanges`.
+    split by p1 p2, and evenly where the plan has no strategies. So are times, unless smaller products are known to be
+    less efficient (`harness.costs.of_shares`). What exchanges hold meanwhile is not in it: see `with_exchanges`.
     """
     devices = plan.mesh.tensor
     if devices == 1:
@@ -187,7 +190,18 @@ def of_device(profile: ModelProfile, plan: Plan, chain: Chain) -> ModelProfile:
         for number, layer in enumerate(profile.layers)
     ]
     skips = tuple(replace(skip, bytes=skip.bytes // devices) for skip in profile.skips)
-    return replace(profile, layers=tuple(layers), skips=skips, input_bytes=profile.input_bytes // devices)
+    shares = replace(profile, layers=tuple(layers), skips=skips, input_bytes=profile.input_bytes // devices)
+    return of_shares(shares, [depth(_parts(layer, plan, grid)) for layer in profile.layers])
+
+
+def _parts(layer: LayerProfile, plan: Plan, grid: Grid) -> list[Product]:
+    """The products of a layer, each as deep as on a device."""
+    found = []
+    for product in layer.products:
+        numbers = plan.strategy.get(name_of(layer, product)) if product.weight_bytes else None
+        parts = grid.size(grid.strategy(numbers).p2) if numbers else 1
+        found.append(replace(product, in_=product.in_ // parts))
+    return found
 
 
 def _cut(grid: Grid, strategy: Strategy) -> int:

@@ -94,7 +94,7 @@ def _myelin(
     stages: int = 4, micro_batches: int = 8, order: str = ORDERS[0], rule: str = "fifo", limit: int | None = None,
     chunks: int = 1, replicas: int = 1, offload: bool = False,
 ) -> Schedule:  # fmt: skip
-    own = (Chunk(0, (0,) if offload else ()),) * chunks
+    own = (Chunk(0, ((0, 0),) if offload else ()),) * chunks
     return myelin(micro_batches, range(stages), _hops(stages), cast(Order, order), cast(RuleName, rule), limit,
                   replicas=replicas, chunks=[own] * stages)  # fmt: skip
 

@@ -3,28 +3,28 @@
     gradients, sums over copies of a parameter  ->  sum(chunk0) -> step(chunk0)
                                                 ->  sum(chunk1) -> step(chunk1)
 
-Where what the optimizer needs lies in the host's memory, each bucket of a chunk visits the device. There is room for
-two of them: one is updated while its neighbours come and go. To come it needs nothing but room.
+Where what the optimizer needs lies in the host's memory, each bucket of a chunk visits the device, in two halves (a and
+b). There is room for one bucket, a place for each half: one is updated while the other one comes or goes. They begin to
+come when the gradients are there, beside the first sum; then a half needs nothing but its place.
 
-    in(bucket0) -> step(bucket0) -> out(bucket0) -> in(bucket2) ...          sum(chunk) -> step of each of its buckets
-    in(bucket1) -> step(bucket1) -> out(bucket1) -> in(bucket3) ...
+    gradients -> in(0a) -> step(0a) -> out(0a) -> in(1a) ...         sum(chunk) -> steps of its halves
+              -> in(0b) -> step(0b) -> out(0b) -> in(1b) ...
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from harness.op import Op
 
 IN, OUT = "in", "out"
-"""The ways of a bucket, last in the part of a copy: "chunk0/bucket1/in"."""
-ROOM = 2
-"""Buckets that are on a device at once."""
+"""The ways of half a bucket, last in the part of a copy: "chunk0/bucket1a/in"."""
+HALVES = "ab"
+"""The halves of a bucket, and the places that they visit."""
 
 
 def way(op: Op) -> tuple[str, str]:
-    """A bucket ("chunk0/bucket1") and its way, of a copy from or to the host's memory; ("", "") of any other op."""
+    """Half a bucket ("chunk0/bucket1a") and its way, of a copy from or to the host's memory; else ("", "")."""
     if op.kind != "copy" or op.peer is not None:
         return "", ""
     of, _, found = op.part.rpartition("/")
@@ -67,19 +67,18 @@ class Chunks:
                 before[node].append(self.copies[*place, IN])
             if (*place, OUT) in self.copies:
                 before[self.copies[*place, OUT]].append(node)
-        self.make_room(before)
+        self.make_room(before, ready)
 
-    def make_room(self, before: list[list[int]]) -> None:
-        """A bucket comes into the place of one that has gone."""
-        buckets: dict[int, list[str]] = defaultdict(list)
+    def make_room(self, before: list[list[int]], ready: Mapping[int, list[int]]) -> None:
+        """Half a bucket comes when the one before it has left its place, the first ones when gradients are `ready`."""
+        there: dict[tuple[int, str], str] = {}
         for (stage, of, found), node in self.copies.items():
             if found == IN:
-                earlier = buckets[stage][-ROOM:][0] if len(buckets[stage]) >= ROOM else ""
-                if (stage, earlier, OUT) in self.copies:
-                    before[node].append(self.copies[stage, earlier, OUT])
-                buckets[stage].append(of)
+                earlier = self.copies.get((stage, there.get((stage, of[-1]), ""), OUT))
+                before[node] += ready.get(stage, []) if earlier is None else [earlier]
+                there[stage, of[-1]] = of
 
 
 def _chunk(op: Op) -> str:
-    """The chunk of a step: "chunk0" of "chunk0/bucket1"."""
+    """The chunk of a step: "chunk0" of "chunk0/bucket1a"."""
     return op.part.partition("/")[0]

@@ -8,7 +8,7 @@ from typing import Literal, get_args
 
 from harness.op import Op, Queue
 from harness.schedule import Schedule, lanes_of
-from harness.schedule.chunks import IN, OUT
+from harness.schedule.chunks import HALVES, IN, OUT
 from harness.schedule.fill_drain import fill_drain
 from harness.schedule.graph import DATA
 from harness.schedule.hops import Hop
@@ -24,11 +24,11 @@ ORDERS: tuple[Order, ...] = get_args(Order)
 
 @dataclass(frozen=True)
 class Chunk:
-    """Parameters of a stage that are summed and updated together: their bytes, and those of each bucket that visits the
-    device (none where the optimizer's state stays there)."""
+    """Parameters of a stage that are summed and updated together: their bytes, and for each bucket that visits the
+    device those of its halves (no bucket where the optimizer's state stays there)."""
 
     bytes: int
-    buckets: tuple[int, ...] = ()
+    buckets: tuple[tuple[int, ...], ...] = ()
 
 
 def chunks_of(elements: int, width: int, bsize: int, k: int, offload: bool = False) -> tuple[Chunk, ...]:
@@ -37,12 +37,14 @@ def chunks_of(elements: int, width: int, bsize: int, k: int, offload: bool = Fal
     |= bucket0 =|= bucket1 =|= bucket2 =|= bucket3 =|= b4 =|      k = 2: three chunks, the last one is shorter
     |======== chunk0 =======|======== chunk1 =======|chunk2|
 
-    With k = 0 one chunk has them all; without parameters there is none. Only with `offload` buckets visit the device.
+    With k = 0 one chunk has them all; without parameters there is none. Only with `offload` buckets visit the device,
+    in two halves; the first one may have a parameter more, and a bucket of one parameter has no second one.
     """
-    buckets = [min(bsize, elements - start) * width for start in range(0, elements, bsize)]
+    buckets = [min(bsize, elements - start) for start in range(0, elements, bsize)]
     each = k or max(1, len(buckets))
     groups = [buckets[first : first + each] for first in range(0, len(buckets), each)]
-    return tuple(Chunk(sum(group), tuple(group) if offload else ()) for group in groups)
+    halves = [tuple(tuple(half * width for half in (n - n // 2, n // 2) if half) for n in group) for group in groups]
+    return tuple(Chunk(sum(group) * width, own if offload else ()) for group, own in zip(groups, halves, strict=True))
 
 
 def myelin(
@@ -79,14 +81,14 @@ def myelin(
     network                              |sum of chunk0 |sum of chunk1|sum of chunk2|
 
     The sums over `replicas` stand in the network's queue, so that they overlap with the updates; without `overlap` in
-    the compute queue, all before the first update. A bucket that visits the device comes in the queue "copy in", is
-    updated by a step of its own, and goes in the queue "copy out":
+    the compute queue, all before the first update. Each half (a, b) of a bucket that visits the device comes in the
+    queue "copy in", is updated by a step of its own, and goes in the queue "copy out":
 
-    copy in    |chunk0/bucket0/in|chunk0/bucket1/in|       |chunk1/bucket0/in|
-    compute                      |step:chunk0/bucket0|step:chunk0/bucket1|
-    copy out                                         |chunk0/bucket0/out|
+    copy in    |chunk0/bucket0a/in|chunk0/bucket0b/in|       |chunk0/bucket1a/in|
+    compute                       |step:chunk0/bucket0a|step:chunk0/bucket0b|
+    copy out                                           |chunk0/bucket0a/out|
 
-    The bytes of steps and buckets are those of their parameters: what the optimizer has for each of these, the memory
+    The bytes of steps and copies are those of their parameters: what the optimizer has for each of these, the memory
     model knows. Raises ValueError for an unknown order or rule, a limit below 1, and two stages on one device.
     """
     schedule = _tasks(micro_batches, devices, hops, order, rule, limit)
@@ -133,9 +135,10 @@ def _end(j: int, chunks: Sequence[Chunk], replicas: int, overlap: bool) -> Itera
     for c, chunk in enumerate(chunks):
         if not chunk.buckets:
             yield Op(j, "step", None, f"chunk{c}", bytes=chunk.bytes)
-        for size in chunk.buckets:
-            part = f"chunk{c}/bucket{number}"
-            yield Op(j, "copy", None, f"{part}/{IN}", bytes=size, queue="copy in")
-            yield Op(j, "step", None, part, bytes=size)
-            yield Op(j, "copy", None, f"{part}/{OUT}", bytes=size, queue="copy out")
+        for halves in chunk.buckets:
+            for letter, size in zip(HALVES, halves, strict=False):
+                part = f"chunk{c}/bucket{number}{letter}"
+                yield Op(j, "copy", None, f"{part}/{IN}", bytes=size, queue="copy in")
+                yield Op(j, "step", None, part, bytes=size)
+                yield Op(j, "copy", None, f"{part}/{OUT}", bytes=size, queue="copy out")
             number += 1

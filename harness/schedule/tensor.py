@@ -9,8 +9,8 @@ from harness.op import Op
 from harness.plan import Plan, Traffic
 from harness.schedule import LaneOps, Schedule
 
-PHASES = {"F": "forward", "R": "forward", "B": "backward"}
-"""Of which tasks the traffic is."""
+PHASES = {"F": ("forward",), "B": ("recompute", "backward")}
+"""Of which tasks the traffic is. What is computed again is so inside the backward pass, layer by layer."""
 
 
 def told(stage: int, traffic: Traffic, micro_batch: int | None) -> Op:
@@ -38,8 +38,11 @@ def with_traffic(schedule: Schedule, plan: Plan) -> Schedule:
 def _with(lane: LaneOps, traffic: Sequence[Sequence[Traffic]]) -> Iterator[Op]:
     sums = {op.stage: op for op in reversed(lane.ops) if op.kind in ("collective", "step")}  # the first of each stage
     for op in lane.ops:
-        phase = "weights" if sums.get(op.stage) is op else PHASES.get(op.kind)
-        own = [told(op.stage, one, op.micro_batch) for one in traffic[op.stage] if one.phase == phase] if phase else []
-        yield from own if phase == "weights" else ()
+        if sums.get(op.stage) is op:
+            yield from _told(op, traffic[op.stage], ("weights",))
         yield op
-        yield from own if phase != "weights" else ()
+        yield from _told(op, traffic[op.stage], PHASES.get(op.kind, ()))
+
+
+def _told(op: Op, traffic: Sequence[Traffic], phases: Sequence[str]) -> Iterator[Op]:
+    return (told(op.stage, one, op.micro_batch) for phase in phases for one in traffic if one.phase == phase)

@@ -29,7 +29,7 @@ from harness.simulate.execution import Execution
 from harness.simulate.ledger import Peak, peaks
 from harness.trace import Span, Trace
 
-__all__ = ["Deadlock", "Peak", "Simulation", "simulate"]
+__all__ = ["Deadlock", "Peak", "Simulation", "assembled", "simulate"]
 
 
 class Deadlock(RuntimeError):
@@ -99,8 +99,7 @@ def _simulated(
     schedule: Schedule, plan: Plan, profile: ModelProfile, cluster: Cluster, memory: MemoryModel, jitter: float,
     seed: int, durations: Mapping[str, float] | None,
 ) -> Simulation:  # fmt: skip
-    halved = any(op.kind == "W" for lane in schedule.lanes for op in lane.ops)
-    assembly = Assembly(schedule, cluster, Costs(plan, profile, cluster, memory, halved), durations)
+    assembly = assembled(schedule, plan, profile, cluster, memory, durations)
     if jitter:
         assembly.disturb(jitter, seed)
     done = Execution(assembly.work, assembly.graph.ops).run()
@@ -109,6 +108,15 @@ def _simulated(
     filled = peaks(assembly.graph, done.start_s, done.end_s, schedule, plan, profile, memory)
     figures = _figures(assembly, done, plan) | {"peak_memory_bytes": [peak.bytes for peak in filled]}
     return Simulation(schedule, assembly.graph.lanes, done.start_s, done.end_s, figures, filled)
+
+
+def assembled(
+    schedule: Schedule, plan: Plan, profile: ModelProfile, cluster: Cluster, memory: MemoryModel,
+    durations: Mapping[str, float] | None = None,
+) -> Assembly:  # fmt: skip
+    """The work of a step, with what each part of it takes. Raises ValueError for a schedule that is none."""
+    halved = any(op.kind == "W" for lane in schedule.lanes for op in lane.ops)
+    return Assembly(schedule, cluster, Costs(plan, profile, cluster, memory, halved), durations)
 
 
 def _figures(assembly: Assembly, done: Execution, plan: Plan) -> dict[str, Any]:

@@ -97,7 +97,7 @@ class _StageBytes:
     """What the tasks of one stage hold, for one micro-batch.
 
     `checkpoint` is that of a task that will be recomputed, `put_off` what a backward task leaves for that of the
-    weights, `first_working` that of the first backward task, which finds no gradients to add to.
+    weights, `first_working` that of the first backward task, which finds no gradients to add to (but a flat buffer).
     """
 
     checkpoint: int
@@ -228,8 +228,8 @@ class _Ledger:
         here = 0 if "" in brought or stage.first == 0 else profile.boundary_bytes(stage.first)
         here += sum(s.bytes for s in profile.skips_into(stage.first, stage.last) if s.name not in brought)
         here += sum(brought.values()) if memory.messages == "copied" else 0
-        accumulated = (0.0, min(1.0, memory.gradients))
-        working = [working_bytes(profile, stage.first, stage.last, more) for more in accumulated]
+        more = min(1.0, memory.gradients)
+        working = [working_bytes(profile, stage.first, stage.last, own) for own in (more if memory.flat else 0.0, more)]
         return _StageBytes(
             here, task, self.output_bytes(number), memory.put_off_bytes(profile, stage.first, stage.last), *working
         )

@@ -18,7 +18,7 @@ from harness.schedule.single import single
 from harness.simulate import simulate
 from harness.simulate.ledger import working_bytes
 
-LAYER = LayerProfile(forward_s=1.0, backward_s=2.0, output_bytes=10, saved_bytes=100)
+LAYER = LayerProfile(forward_s=1.0, backward_s=2.0, flops=7, output_bytes=10, saved_bytes=100)
 SIX = ModelProfile(tuple(replace(LAYER, name=f"l{n}") for n in range(6)), input_bytes=10)
 HALVES = Plan.contiguous([3, 3])
 
@@ -86,6 +86,7 @@ def test_what_becomes_of_the_layers() -> None:
     assert [layer.forward_s for layer in found] == [1] * 6
     assert [layer.saved_bytes for layer in found] == [10, 0, 10, 10, 0, 100], "inputs of segments"
     assert [layer.working_bytes for layer in found] == [100, 200, 100, 100, 200, 0]
+    assert [layer.recomputed_flops for layer in found] == [7, 7, 7, 7, 7, 0]
 
 
 def test_what_a_layer_works_with_anyway_comes_on_top() -> None:

@@ -76,10 +76,10 @@ def test_a_device_with_peaks():
     device = clusters.build(
         ClusterConfig(
             "mine", devices=1, device="RTX 3090", memory_gb=24, bandwidth_gb_s=1, peak_tflops={"float32": 35.6},
-            memory_bandwidth_gb_s=936, efficiency=0.7, kernel_s=1e-5,
+            memory_bandwidth_gb_s=936, efficiency=0.7, kernel_s=1e-5, wave_elements=82 * 128 * 128,
         )
     ).device  # fmt: skip
-    assert device == Device("RTX 3090", 24 * 10**9, {"float32": 35.6e12}, 936e9, 0.7, 1e-5)
+    assert device == Device("RTX 3090", 24 * 10**9, {"float32": 35.6e12}, 936e9, 0.7, 1e-5, 82 * 128 * 128)
 
 
 def test_links_of_three_kinds():
@@ -187,10 +187,18 @@ def test_all_impossible_numbers_at_once():
     ]
 
 
-@pytest.mark.parametrize("efficiency", [0, -0.5, 1.01, float("nan"), float("inf")])
-def test_efficiency_is_a_share(efficiency):
-    keys = [key for key, _ in problems(name="f", devices=1, memory_gb=1, bandwidth_gb_s=1, efficiency=efficiency)]
-    assert keys == [f"cluster.efficiency {efficiency}"]
+@pytest.mark.parametrize("share", [0, -0.5, 1.01, float("nan"), float("inf")])
+def test_efficiency_is_a_share(share):
+    def keys(**own) -> list[str]:
+        return [key for key, _ in problems(name="f", devices=1, memory_gb=1, bandwidth_gb_s=1, **own)]
+
+    assert keys(efficiency=share) == [f"cluster.efficiency {share}"]
+    assert keys(effective={"efficiency": share}) == [f"cluster.effective.efficiency {share}"]
+
+
+def test_a_wave_has_elements():
+    wrong = problems(name="f", devices=1, memory_gb=1, bandwidth_gb_s=1, wave_elements=0)
+    assert wrong == [("cluster.wave_elements 0", "cluster.wave_elements=1")]
 
 
 def test_a_described_cluster_must_be_described():
@@ -199,18 +207,22 @@ def test_a_described_cluster_must_be_described():
     ]  # fmt: skip
 
 
+SHARES = {"efficiency"}
+"""Numbers that are never null."""
 NUMBERS = st.one_of(st.none(), st.floats(), st.sampled_from([0.0, 1e-320, 1e-9, 1.0, 1e15, 1e308]))
 
 
 @given(
     st.fixed_dictionaries(
-        dict.fromkeys(("memory_gb", "memory_bandwidth_gb_s", "kernel_s", "cores", *clusters.LINK_KEYS), NUMBERS)
+        dict.fromkeys({"memory_gb", "memory_bandwidth_gb_s", "kernel_s", "cores", *clusters.EFFECTIVE_KEYS} - SHARES,
+                      NUMBERS)
     ),
     st.fixed_dictionaries({"float32": NUMBERS}),
-    NUMBERS,
-)
-def test_any_numbers_make_a_cluster_or_problems(keys, peaks, effective):
-    config = ClusterConfig("f", devices=2, peak_tflops=peaks, effective={"bandwidth_gb_s": effective}, **keys)
+    st.fixed_dictionaries(dict.fromkeys(("bandwidth_gb_s", "efficiency"), NUMBERS)),
+    st.sampled_from(clusters.VALUES),
+)  # fmt: skip
+def test_any_numbers_make_a_cluster_or_problems(keys, peaks, effective, values):
+    config = ClusterConfig("f", devices=2, peak_tflops=peaks, effective=effective, values=values, **keys)
     try:
         cluster = clusters.build(config)
     except CannotRun as error:
@@ -245,6 +257,13 @@ def test_an_effective_number_that_is_typed_holds_for_the_effective_values():
 def test_one_number_that_is_typed_leaves_the_other_effective_ones():
     typed = composed("cluster=summit", "cluster.values=effective", "cluster.host_bandwidth_gb_s=40")
     assert (gb_s(typed.host_link), gb_s(typed.node_port)) == (40, 9.69)
+
+
+def test_efficiency_may_be_an_effective_value():
+    nominal, effective = composed("cluster=summit"), composed("cluster=summit", "cluster.values=effective")
+    assert nominal.device.efficiency == 1 > effective.device.efficiency
+    typed = composed("cluster=summit", "cluster.values=effective", "cluster.efficiency=0.5")
+    assert typed.device.efficiency == 0.5
 
 
 def test_a_cluster_without_effective_values_has_none_to_take():

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.cluster import Device
-from harness.costs import COSTS, analytic, borrowed, has_times, priced, scaled
+from harness.costs import COSTS, analytic, borrowed, depth, has_times, of_shares, priced, scaled
 from harness.problem import CannotRun
-from harness.profile import LayerProfile, ModelProfile, Skip
+from harness.profile import LayerProfile, ModelProfile, Product, Skip
 
 ROOT = Path(__file__).parents[2]
 
@@ -85,6 +85,38 @@ def test_the_efficiency_curve(flops, efficiency, kernel_s):
     reached = flops / layer.forward_s / peak
     assert reached == pytest.approx(efficiency * flops / (flops + efficiency * peak * kernel_s))
     assert reached <= efficiency * (1 + 1e-12)
+
+
+# 2 x 4 x 5 and 3 x 2 x 4 x 7 output elements, each of 25 and of 7 multiplications
+PRODUCTS = (Product("l", "linear", 4, 25, 5), Product("s", "attention", 4, 7, 7, heads=3),
+            Product("e", "embedding", 4, 1000, 5))  # fmt: skip
+WAVES = replace(A, wave_elements=20)
+
+
+def test_a_product_computes_half_a_wave_more():
+    """Ten elements of each, as if it had so many more."""
+    flops = sum(one.flops(2) for one in PRODUCTS)
+    profile = ModelProfile((LayerProfile("l", flops=flops, kernels=3, products=PRODUCTS),), micro_batch=2)
+    assert depth(PRODUCTS) == 25 + 7
+    more = 2 * (20 / 2) * 25 + 2 * (20 / 2) * 7
+    assert forward_s(analytic(profile, WAVES)) == pytest.approx([3 * 3 + (flops + more) / 100 / 0.5])
+    assert forward_s(analytic(profile, A)) == pytest.approx([3 * 3 + flops / 100 / 0.5])
+    assert ", waves of 20 elements" in analytic(profile, WAVES).source
+    (there,) = forward_s(scaled(analytic(profile, A), A, WAVES))
+    assert there == pytest.approx(3 * 3 + (flops + more) / 100 / 0.5)
+
+
+def test_a_share_has_all_kernels_and_its_own_waves():
+    """Half of the work: by columns each element takes as many multiplications as before, by rows half of them."""
+    layer = LayerProfile("l", flops=10_000, kernels=3, products=PRODUCTS[:1])
+    whole = analytic(ModelProfile((layer,)), WAVES)
+    halves = replace(whole, layers=(replace(whole.layers[0], flops=5000, forward_s=1.0, backward_s=2.0),))
+    for deep in (25, 12):
+        found = of_shares(halves, [deep])
+        assert forward_s(found) == pytest.approx([3 * 3 + (5000 + 20 * deep) / 100 / 0.5])
+        assert backward_s(found) == pytest.approx([2 * s for s in forward_s(found)])
+    for other in (replace(halves, device=A), replace(halves, device=None), replace(halves, source="measured on A")):
+        assert of_shares(other, [25]) == other, "no waves are known, or its times are not computed"
 
 
 def test_scaling_by_hand():

@@ -226,6 +226,14 @@ def test_percent_of_peak_has_a_row_where_it_is_known() -> None:
     assert ["of the devices' peak", "25 %"] in rows(record(metrics={**record().metrics, "percent_of_peak": 25.0}))
 
 
+def test_the_hardware_has_a_row_where_something_is_recomputed() -> None:
+    for hardware, told in ((25.0, False), (33.0, True)):
+        both = {"percent_of_peak": 25.0, "hardware_percent_of_peak": hardware}
+        found = rows(record(metrics={**record().metrics, **both}))
+        assert (["and with recomputation", "33 %"] in found) == told
+        assert ("and with recomputation" in [row[0] for row in found]) == told
+
+
 def test_device_rows_carry_the_devices_of_the_plan() -> None:
     """Two stages on device 5, one on device 2: two rows, in the order of `Plan.devices`."""
     stages = [{"device": 5}, {"device": 2}, {"device": 5}]

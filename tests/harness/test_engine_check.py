@@ -54,6 +54,20 @@ def test_what_is_offered_is_no_problem_any_more() -> None:
         assert told(PIPELINING, "engine.schedule=1f1b", "mesh.pipeline=4", *way.split(), devices=4) == []
 
 
+@pytest.mark.parametrize(("shards", "mend"), [(1, ""), (2, ""), (3, ""), (4, "mesh.tensor=3"), (6, ""), (12, "")])
+def test_shards_lie_alike_on_nodes(shards: int, mend: str) -> None:
+    config = compose(
+        ["engine=deepspeed", "planner=megatron", "cluster=summit", f"mesh.tensor={shards}", "mesh.pipeline=1"]
+    )
+    config.mesh.data = 12 // shards
+    engine = registry.build("engine", config.engine)
+    found = engine_check.refused(config, engine, Cluster(nodes=2, devices_per_node=6))
+    assert [problem.mend for problem in found] == [mend] * bool(mend)
+    if shards == 4:
+        config.mesh.data = 1
+        assert engine_check.refused(config, engine, Cluster(nodes=2, devices_per_node=6)) == [], "they are on one node"
+
+
 def test_a_cluster_that_is_wrong_itself_leaves_what_needs_none() -> None:
     config = compose([PIPELINING, "engine.schedule=1f1b", "mesh.pipeline=2", "batch.micro_batches=1"])
     config.batch.micro_batches = 7

@@ -76,6 +76,19 @@ def test_the_peak_is_that_of_format_threads_and_devices(
     assert found == (None if percent is None else pytest.approx(percent))
 
 
+def test_the_hardware_does_what_is_recomputed_too() -> None:
+    """8 GFLOP forward once more, as whole stages, or inside backward passes; three quarters of it but for the last."""
+    assert figures.measured(RESULT, draft(), config(), "cpu")["hardware_flops_per_s"] == pytest.approx(12e9)
+    found = figures.measured(RESULT, draft(schedule=gpipe(4, [0, 1], [], "always")), config(), "cpu")
+    assert (found["hardware_flops_per_s"], found["model_flops_per_s"]) == (pytest.approx(16e9), pytest.approx(12e9))
+    assert (found["hardware_percent_of_peak"], found["percent_of_peak"]) == (pytest.approx(8.0), pytest.approx(6.0))
+    some = figures.measured(RESULT, draft(schedule=gpipe(4, [0, 1], [], "except_last")), config(), "cpu")
+    assert some["hardware_flops_per_s"] == pytest.approx(15e9)
+    one = replace(PROFILE, layers=(replace(PROFILE.layers[0], recomputed_flops=1e9), PROFILE.layers[1]))
+    inside = figures.measured(RESULT, draft(profile=one), config(), "cpu")
+    assert inside["hardware_flops_per_s"] == pytest.approx(14e9)
+
+
 def test_simulated_figures_have_no_loss_but_peaks() -> None:
     made = draft()
     found = figures.simulated(made.simulation, made)

@@ -64,6 +64,12 @@ def test_a_copy_without_a_gradient_adds_nothing() -> None:
     assert [rank["sums"]["0.weight"] for rank in found] == [2.0, 2.0]
 
 
+def test_where_no_copy_has_a_gradient_none_gets_one() -> None:
+    """So that an optimizer with weight decay leaves it alone, as it does of an unsplit model."""
+    found = summed(networks.tied().layers(), SPLIT, missing=(2, 3))
+    assert [rank["sums"]["0.weight"] for rank in found] == [3.0, 3.0, None, None]
+
+
 def test_frozen_copies_are_left_alone() -> None:
     layers = networks.tied().layers()
     layers[1].requires_grad_(False)

@@ -52,6 +52,17 @@ def test_overlapping_tasks_are_not_counted_twice(intervals: list[tuple[int, int]
     assert trace.busy_s(0) == len(seconds)
 
 
+def test_in_flight_is_between_the_begin_of_forward_and_the_end_of_backward() -> None:
+    spans = [
+        Span("0F0", 0, "compute", 0.0, 1.0), Span("0F1", 0, "compute", 1.0, 2.0), Span("0B0", 0, "compute", 4.0, 6.0),
+        Span("0F2", 0, "compute", 5.9999999, 7.0), Span("0B1", 0, "compute", 7.0, 8.0),
+        Span("0B2", 0, "compute", 8.0, 9.0),
+        Span("1F0", 1, "compute", 1.0, 2.0), Span("1B0", 1, "compute", 2.0, 4.0), Span("1copy0<0", 1, "copy in", 1, 1),
+    ]  # fmt: skip
+    trace = Trace(tuple(spans))
+    assert [trace.in_flight(device) for device in (0, 1, 2)] == [2, 1, 0], "0B0 ends when 0F2 begins, but for rounding"
+
+
 def test_one_step_alone_is_a_trace_of_its_own() -> None:
     second = Span("0F0", 0, "compute", 8, 9, step=1)
     alone = Trace((*SPANS, second), ((0.0, 8.0), (8.0, 10.0))).only(1)

@@ -53,6 +53,13 @@ def test_the_devices_of_a_node_split_weights_and_gradients_are_summed_across():
     assert all(numbers[0] == 2 for numbers in found.strategy.values()), "all nodes are replicas"
 
 
+def test_a_vocabulary_is_padded_where_all_devices_split_weights():
+    """Megatron-LM pads it; samples and heads must divide all the same."""
+    odd = transformer(words=250, samples=64, hidden=128)
+    assert plan(odd, dimensions=1).strategy["head"] == (1, 8, 1)
+    assert plan(odd).strategy["head"][1] == 2
+
+
 def test_heads_that_do_not_divide_have_no_mesh():
     with pytest.raises(NoPlan, match="no mesh of Megatron's divides all products"):
         plan(transformer(heads=3, hidden=48), dimensions=1)

@@ -25,6 +25,7 @@ NETS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.usefixtures("no_workspaces")
 @pytest.mark.parametrize(
     ("net", "stages", "data", "zero", "checkpoint"),
     [
@@ -37,7 +38,7 @@ NETS: dict[str, dict[str, Any]] = {
 def test_predicted_and_counted_memory(
     net: str, stages: int, data: int, zero: int, checkpoint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Within 15 %, on every device; workspaces inside kernels are not predicted."""
+    """Within 15 %, on every device."""
     model = registry.build("model", OmegaConf.create({"name": net, **NETS[net]}))
     monkeypatch.setitem(cases.MODELS, net, model)
     one = case(net, stages, data, zero, checkpoint)

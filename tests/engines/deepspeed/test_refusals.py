@@ -23,7 +23,7 @@ from harness.memory import named
 from harness.plan import Plan
 from harness.planning import draft
 from harness.problem import CannotRun, Problem
-from harness.profile import ModelProfile
+from harness.profile import LayerProfile, ModelProfile
 from tests.engines import contract
 from tests.engines.contract import Case
 from tests.engines.deepspeed.cases import case
@@ -53,7 +53,7 @@ def test_values_that_no_run_can_have(config: Config, line: str) -> None:
 
 
 def problems(case: Case, dtype: str = "float32", **keys: object) -> Sequence[str]:
-    engine, plan, cluster = build(Config(**keys)), case.plan, Cluster(devices_per_node=8)  # type: ignore[arg-type]
+    engine, plan, cluster = build(Config(**keys)), case.plan, Cluster("local", 1, 8)  # type: ignore[arg-type]
     request = PlanRequest(BatchShape(case.samples, plan.micro_batches), plan.mesh.pipeline, plan.mesh.data)
     found = engine.check(plan, counted(case.model), cluster, named("sgd_fp32"))
     return [p.key for p in [*engine.refuses(request, dtype, cluster), *found]]
@@ -88,7 +88,7 @@ def test_number_formats_that_deepspeed_cannot_train() -> None:
     ],
 )
 def test_every_way_out_is_offered_and_leads_out(dtype: str, zero: int, data: int, mend: str) -> None:
-    cpus = Cluster(devices_per_node=2, cores=2.0)
+    cpus = Cluster("local", 1, 2, cores=2.0)
     (problem,) = build(Config(zero=zero)).refuses(PlanRequest(BatchShape(8, 4), 1, data), dtype, cpus)
     assert (problem.key, problem.mend) == (f"precision.dtype {dtype}", mend)
     for way in mend.split(", or "):
@@ -109,11 +109,11 @@ def test_every_way_out_is_offered_and_leads_out(dtype: str, zero: int, data: int
     ],
 )
 def test_one_replica_has_nothing_to_shard(zero: int, plan: Plan, devices: int, mend: str) -> None:
-    cluster = Cluster(devices_per_node=devices)
+    cluster, layers = Cluster(devices_per_node=devices), ModelProfile((LayerProfile(),) * 14)
     told = Problem(f"engine.zero {zero}", "one replica: nothing to shard", mend)
-    assert build(Config(zero=zero)).notes(plan, cluster) == [told]
-    assert build(Config(zero=0)).notes(plan, cluster) == []
-    assert build(Config(zero=zero)).notes(replace(plan, mesh=replace(plan.mesh, data=2)), cluster) == []
+    assert build(Config(zero=zero)).notes(plan, layers, cluster) == [told]
+    assert build(Config(zero=0)).notes(plan, layers, cluster) == []
+    assert build(Config(zero=zero)).notes(replace(plan, mesh=replace(plan.mesh, data=2)), layers, cluster) == []
 
 
 def test_zero_2_and_3_have_no_pipeline() -> None:

@@ -18,8 +18,6 @@ from planners.blocks import even
 from tests.engines import networks, zoo
 from tests.engines.contract import Case, gentle
 
-ZOO = ("unet", "amoebanet", "gpt", "resnet", "densenet", "vgg", "mlp")
-
 
 def case(model: str | Model, pipeline: int = 2, data: int = 1, m: int = 4, **keys: Any) -> Case:
     """A model of `networks` or of the zoo, in stages of equally many layers; `keys` are the engine's."""

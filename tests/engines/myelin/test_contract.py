@@ -5,12 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
+from torch import Tensor, nn
 
 from engines.myelin.config import POLICIES
 from harness.interfaces import OptimizerSpec
 from harness.schedule.myelin import ORDERS
 from tests.engines import contract, networks
 from tests.engines.myelin.cases import case
+from tests.engines.networks import Network
 
 GRIDS = [(model, *grid) for model in networks.ALL for grid in ((4, 1), (2, 2))]
 
@@ -73,3 +76,68 @@ def test_a_crash_reaches_the_caller() -> None:
 @pytest.mark.parametrize("transport", ["mpi", "torch"])
 def test_accepts_what_it_is_tested_with(transport: str) -> None:
     contract.check_accepts(case("skips", transport=transport))
+
+
+class Idle(nn.Module):
+    """Has a parameter that it does not use."""
+
+    def __init__(self, weight: nn.Parameter) -> None:
+        super().__init__()
+        self.weight = weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x
+
+
+@pytest.mark.parametrize("data", [1, 2])
+def test_a_tied_parameter_that_nobody_uses_is_not_decayed(data: int) -> None:
+    def layers() -> list[nn.Module]:
+        weight = nn.Parameter(torch.ones(3))
+        return [nn.Linear(4, 4), Idle(weight), nn.Tanh(), Idle(weight), nn.Linear(4, 2)]
+
+    pairs = networks.pairs()
+    one = case(Network("idle", layers, pairs._inputs, pairs._targets, pairs._loss), 2, data, m=2)
+    contract.check_training(replace(one, optimizer=OptimizerSpec("adamw", lr=0.01, weight_decay=0.1)))
+
+
+@pytest.mark.parametrize(("pipeline", "data"), [(2, 1), (1, 2)])
+def test_sparse_gradients(pipeline: int, data: int) -> None:
+    def layers() -> list[nn.Module]:
+        return [nn.Embedding(11, 8, sparse=True), nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 11)]
+
+    tokens = networks.tokens()
+    one = case(Network("sparse", layers, tokens._inputs, tokens._targets, tokens._loss), pipeline, data, m=2)
+    contract.check_training(replace(one, optimizer=OptimizerSpec("sgd", lr=0.5)))
+
+
+class Largest(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.argmax(-1)
+
+
+def test_integers_between_stages_are_refused() -> None:
+    def layers() -> list[nn.Module]:
+        return [nn.Linear(4, 4), Largest(), nn.Embedding(4, 4), nn.Linear(4, 2)]
+
+    pairs = networks.pairs()
+    network = Network("largest", layers, pairs._inputs, pairs._targets, pairs._loss)
+    contract.check_training(case(network, 1, m=2))
+    with pytest.raises(
+        ValueError, match=r"stage 0 sends int64 numbers on \(what its last layer gives\), .* -> "
+    ) as caught:
+        contract.run(case(network, 2, m=2))
+    assert caught.value.__notes__ == ["in rank 0, stage 0, in the forward pass of micro-batch 0"]
+
+
+def test_the_scale_of_the_loss_is_part_of_a_state() -> None:
+    """Of float16; of a state without one it begins afresh, and other engines leave it alone."""
+    one = replace(case("pairs", 2, m=2), dtype="float16")
+    state = contract.run(one, steps=1).states[-1]
+    assert state["loss_scale"] == {"value": 2.0**16, "good": 1}
+    state["loss_scale"] = {"value": 8.0, "good": 5}
+    assert contract.run(one, steps=1, start=state).states[-1]["loss_scale"] == {"value": 8.0, "good": 6}
+    del state["loss_scale"]
+    assert contract.run(one, steps=1, start=state).states[-1]["loss_scale"] == {"value": 2.0**16, "good": 1}
+    wide = replace(one, dtype="float32")
+    assert "loss_scale" not in contract.run(wide, steps=1, start=state).states[-1]
+    contract.run(wide.reference, steps=1, start=state | {"loss_scale": {"value": 8.0, "good": 5}})

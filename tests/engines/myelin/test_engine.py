@@ -14,6 +14,7 @@ from harness.launch import call
 from harness.memory import MemoryModel, named
 from harness.mesh import Mesh
 from harness.plan import Plan, Stage
+from harness.problem import Problem
 from harness.profile import LayerProfile, ModelProfile
 from harness.schedule.faults import faults
 from tests.engines.contract import Case
@@ -36,29 +37,57 @@ def test_refuses_stages_in_other_places_and_recomputation_of_whole_stages() -> N
 
 
 @pytest.mark.parametrize(
-    ("config", "stages", "told"),
+    ("config", "grid", "told"),
     [
-        (Config(), 2, []),
-        (Config(pipeline_limit=4), 2, []),
-        (Config(pipeline_limit=5), 2, [("engine.pipeline_limit 5", "engine.pipeline_limit=4")]),
-        (Config(order="1f1b", pipeline_limit=2), 2, [("engine.pipeline_limit 2", "engine.order=message_driven")]),
-        (Config(order="gpipe", policy="alternate"), 2, [("engine.policy alternate", "engine.order=message_driven")]),
-        (Config(policy="alternate"), 2, []),
-        (Config(policy="alternate"), 1, [("engine.policy alternate", "mesh.pipeline=2")]),
+        (Config(), (2, 1), []),
+        (Config(pipeline_limit=4), (2, 1), []),
+        (Config(pipeline_limit=5), (2, 1), [("engine.pipeline_limit 5", "engine.pipeline_limit=4")]),
+        (Config(pipeline_limit=2), (1, 1), [("engine.pipeline_limit 2", "mesh.pipeline=2")]),
+        (Config(order="1f1b", pipeline_limit=2), (2, 1), [("engine.pipeline_limit 2", "engine.order=message_driven")]),
+        (
+            Config(order="gpipe", policy="alternate"),
+            (2, 1),
+            [("engine.policy alternate", "engine.order=message_driven")],
+        ),
+        (Config(policy="alternate"), (2, 1), []),
+        (Config(policy="alternate"), (1, 1), [("engine.policy alternate", "mesh.pipeline=2")]),
+        (Config(k=2, bsize=9), (1, 2), []),
+        (Config(k=2, bsize=9), (2, 1), [("engine.k 2", "mesh.data=2"), ("engine.bsize 9", "engine.offload=true")]),
+        (Config(k=0, bsize=9), (1, 2), [("engine.bsize 9", "engine.offload=true")]),
+        (Config(k=0, bsize=9, offload=True), (1, 2), []),
+        (Config(bsize=9, offload=True), (2, 1), []),
+        (Config(loss_scale=8.0), (2, 1), [("engine.loss_scale 8", "precision=fp16")]),
     ],
 )
-def test_notes_what_does_nothing(config: Config, stages: int, told: list[tuple[str, str]]) -> None:
-    plan = Plan.contiguous([2] * stages, 4)
-    assert [(note.key, note.mend) for note in build(config).notes(plan, FLAT)] == told
+def test_notes_what_does_nothing(config: Config, grid: tuple[int, int], told: list[tuple[str, str]]) -> None:
+    pipeline, data = grid
+    plan = replace(Plan.contiguous([2] * pipeline, 4), mesh=Mesh(data=data, pipeline=pipeline))
+    assert [(note.key, note.mend) for note in build(config).notes(plan, layers(plan), FLAT)] == told
+
+
+def test_a_loss_scale_of_float16_is_no_note() -> None:
+    plan = Plan.contiguous([2, 2], 4)
+    assert build(Config(loss_scale=8.0)).notes(plan, replace(layers(plan), dtype="float16"), FLAT) == []
+
+
+def layers(plan: Plan) -> ModelProfile:
+    return ModelProfile((LayerProfile(),) * sum(plan.balance))
 
 
 def test_notes_both_readings_of_the_paper() -> None:
     """48 layers in stages of 30 and 18: the divisors of these nearest to sqrt(48) and to sqrt(48 / 2)."""
-    (note,) = build(Config(checkpoint_every="auto")).notes(Plan.contiguous([30, 18], 4), FLAT)
-    assert note.what.startswith(
-        "is every 6, 6 layers of the stages, the factors nearest to 6.93, where G (N/(G ac) + 1)"
+
+    def told(*stages: int) -> Problem:
+        plan = Plan.contiguous(stages, 4)
+        (note,) = build(Config(checkpoint_every="auto")).notes(plan, layers(plan), FLAT)
+        return note
+
+    assert told(30, 18).what.startswith(
+        "is every 6 layers of the stages, the factors nearest to 6.93, where G (N/(G ac) + 1)"
     )
-    assert note.what.endswith("as printed, G (N/(G ac) + 1 + ac), nearest to 4.9: 5, 6")
+    assert told(30, 18).what.endswith("as printed, G (N/(G ac) + 1 + ac), nearest to 4.9: 5, 6")
+    assert told(30, 18).mend.startswith("planner=uniform"), "no one number is right for both stages"
+    assert told(24, 24).mend.startswith("engine.checkpoint_every=4 ")
 
 
 PHI = 1_000_000

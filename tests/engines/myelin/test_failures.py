@@ -15,7 +15,9 @@ from torch import Tensor
 from engines.myelin.session import MyelinSession
 from harness.launch import call
 from harness.ranks import RankKilled
+from tests.engines import networks
 from tests.engines.myelin.cases import case
+from tests.engines.networks import Network
 from tests.harness.test_ranks import children
 
 SOON_S = 10.0
@@ -65,7 +67,7 @@ def hooked(out: Any, hook: Callable[[Tensor], None]) -> None:
     (out if isinstance(out, Tensor) else out[0]).register_hook(hook)
 
 
-def boom() -> NoReturn:
+def boom(*_: Any) -> NoReturn:
     raise ArithmeticError("on purpose")
 
 
@@ -101,6 +103,45 @@ def test_an_error_at_the_end_of_a_step() -> None:
     with pytest.raises(ArithmeticError) as caught:
         call(one.engine, one.model, one.plan, one.spec, train)
     assert caught.value.__notes__ == ["in rank 1, stage 1, between the passes of a step"]
+
+
+@pytest.mark.parametrize(
+    ("part", "where"),
+    [
+        ("recording.add", "in the report of a step"),
+        ("updates.state", "while the state is gathered"),
+        ("updates.load", "while a state is loaded"),
+    ],
+)
+def test_an_error_outside_of_a_step_says_where(part: str, where: str) -> None:
+    one = case("pairs", 2, m=2)
+
+    def train(session: Any) -> None:
+        if dist.get_rank() == 1:
+            owner, name = part.split(".")
+            setattr(getattr(session, owner), name, boom)
+        session.step(one.model.sample(8))
+        states = [session.state_dict()]
+        dist.broadcast_object_list(states)
+        session.load_state_dict(states[0])
+
+    with pytest.raises(ArithmeticError) as caught:
+        call(one.engine, one.model, one.plan, one.spec, train)
+    assert caught.value.__notes__ == [f"in rank 1, stage 1, {where}"]
+
+
+def test_an_error_before_the_first_step_says_where() -> None:
+    class Unbuildable(Network):
+        def layers(self) -> Any:
+            if dist.is_initialized() and dist.get_rank() == 1:
+                boom()
+            return super().layers()
+
+    pairs = networks.pairs()
+    one = case(Unbuildable("none", pairs._layers, pairs._inputs, pairs._targets, pairs._loss), 2, m=2)
+    with pytest.raises(ArithmeticError) as caught:
+        call(one.engine, one.model, one.plan, one.spec, lambda session: None)
+    assert caught.value.__notes__ == ["in rank 1, stage 1, while the session is built"]
 
 
 def test_waiting_ranks_do_not_spin() -> None:

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import time
+from dataclasses import replace
+from typing import Any
+
 import pytest
+import torch.distributed as dist
 
 from engines.myelin.config import POLICIES
-from engines.myelin.session import joined
+from engines.myelin.session import MyelinSession
+from engines.myelin.spans import joined, together
 from harness.cluster import Cluster
 from harness.counting import count
 from harness.interfaces import Session
@@ -37,26 +43,11 @@ def test_runs_its_schedule(model: str, pipeline: int, data: int, keys: dict[str,
     assert not found, found
 
 
-def in_flight(trace: Trace, stage: int) -> int:
-    """The most micro-batches between the begin of their forward and the end of their backward pass at once."""
-    events = []
-    for span in trace.spans:
-        if span.device == stage and span.queue == "compute" and span.op[1] in "FB":
-            forward = span.op[1] == "F"
-            events.append((span.start_s if forward else span.end_s, 1 if forward else -1))
-    most = now = 0
-    for _, change in sorted(events):
-        now += change
-        most = max(most, now)
-    assert now == 0 and events
-    return most
-
-
 @pytest.mark.parametrize(("policy", "limit"), [*((policy, 4) for policy in POLICIES), ("fifo", None), ("fifo", 1)])
 def test_in_flight_never_more_than_the_limit(policy: str, limit: int | None) -> None:
     one = case("skips", 3, m=8, policy=policy, pipeline_limit=limit)
     trace = trace_of(one)
-    found = [in_flight(trace, stage) for stage in range(3)]
+    found = [trace.in_flight(stage) for stage in range(3)]
     assert max(found) <= (limit or 3), found
     assert found[0] == min(limit or 3, 8), "the first stage fills the pipeline"
 
@@ -80,3 +71,60 @@ def test_both_ends_of_a_message_are_one_span() -> None:
     task = Span("0F0", 0, "compute", 1.0, 2.0)
     assert joined([task, sent, received]) == [task, Span("1copy0<0", 1, "network", 2.0, 5.0)]
     assert joined([received, sent]) == [Span("1copy0<0", 1, "network", 2.0, 5.0)]
+
+
+def test_sums_begin_when_all_are_there() -> None:
+    """Over replicas each stage's own, over copies of a parameter those of one replica."""
+    data, tied, task = (
+        "collective:all_reduce@data/chunk0",
+        "collective:all_reduce@tied/w",
+        Span("0F0", 0, "compute", 1, 2),
+    )
+    first = [task, Span(f"0{data}", 0, "network", 3, 9), Span(f"1{data}", 1, "network", 4, 9),
+             Span(f"0{tied}", 0, "compute", 2, 3), Span(f"1{tied}", 1, "compute", 2.5, 2.75)]  # fmt: skip
+    second = [replace(task, start_s=0), Span(f"0{data}", 0, "network", 7, 9), Span(f"1{data}", 1, "network", 2, 9),
+              Span(f"0{tied}", 0, "compute", 6, 7), Span(f"1{tied}", 1, "compute", 6, 7)]  # fmt: skip
+    found = {span.op: (span.start_s, span.end_s) for span in together([first, second])}
+    assert found == {
+        "0F0": (1, 2),
+        f"0{data}": (7, 9),
+        f"1{data}": (4, 9),
+        f"0{tied}": (2.5, 3),
+        f"1{tied}": (2.5, 2.75),
+    }
+
+
+def test_a_replica_that_comes_late_is_waited_for_outside_of_its_sums() -> None:
+    one = case("pairs", 1, 2, m=2)
+    finish_s = 0.3
+
+    def work(session: Any) -> tuple[Trace, float]:
+        assert isinstance(session, MyelinSession)
+        finish, came = session.updates.finish, [0.0]
+
+        def late() -> int:
+            if dist.get_rank() == 1:
+                time.sleep(finish_s)
+                came[0] = time.perf_counter()
+            return finish()
+
+        session.updates.finish = late  # type: ignore[method-assign]
+        session.step(one.model.sample(8))
+        told: list[Any] = [None, None]
+        dist.all_gather_object(told, came[0])
+        return session.trace(), told[1]
+
+    trace, came_s = call(one.engine, one.model, one.plan, one.spec, work)
+    (summed,) = [span for span in trace.spans if "all_reduce" in span.op]
+    assert came_s <= summed.start_s <= summed.end_s
+
+
+def test_a_step_that_overflows_leaves_a_trace_that_the_schedule_allows() -> None:
+    one = replace(case("tied", 2, 2, m=2, loss_scale=1e30, offload=True, bsize=50), dtype="float16")
+    schedule = schedule_of(one)
+    found: list[str] = []
+    for _ in range(3):
+        found = violations(schedule, trace_of(one))
+        if not found:
+            break
+    assert not found, found

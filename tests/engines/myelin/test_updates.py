@@ -33,14 +33,17 @@ STORES = [(False, 16, 1), (True, 1, 1), (True, 2, 3), (True, 13, 2), (True, 40, 
 @given(st.integers(0, 40), st.integers(1, 12), st.integers(0, 4))
 def test_chunks_cover_all_elements_in_order(elements: int, bsize: int, k: int) -> None:
     found = chunks(elements, bsize, k)
-    buckets = [bucket for chunk in found for bucket in chunk.buckets]
-    assert [n for one in buckets for n in range(one.start, one.stop)] == list(range(elements))
-    assert all(one.stop - one.start == bsize for one in buckets[:-1])
-    assert all(len(chunk.buckets) == k for chunk in found[:-1])
+    halves = [half for chunk in found for half in chunk.halves]
+    assert [n for one in halves for n in range(one.start, one.stop)] == list(range(elements))
+    numbers = list(dict.fromkeys(one.part[:-1] for one in halves))
+    sizes = [sum(one.stop - one.start for one in halves if one.part[:-1] == name) for name in numbers]
+    assert all(size == bsize for size in sizes[:-1])
+    assert [name.partition("/")[2] for name in numbers] == [f"bucket{n}" for n in range(len(numbers))]
+    assert all(one.part[-1] == "ab"[one.place] for one in halves)
+    assert all(one.stop - one.start <= (bsize - bsize // 2, bsize // 2)[one.place] for one in halves), "there is room"
     wanted = math.ceil(math.ceil(elements / bsize) / max(k, 1)) if k else min(elements, 1)
     assert len(found) == wanted
-    assert [bucket.part.partition("/")[2] for bucket in buckets] == [f"bucket{n}" for n in range(len(buckets))]
-    assert all(bucket.part.startswith(f"{chunk.part}/") for chunk in found for bucket in chunk.buckets)
+    assert all(half.part.startswith(f"{chunk.part}/") for chunk in found for half in chunk.halves)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
@@ -176,11 +179,14 @@ def test_a_trace_has_a_step_for_each_chunk() -> None:
 
 
 @pytest.mark.parametrize(("optimizer", "each"), [(ADAMW, 12), (OPTIMIZERS[1], 8), (OPTIMIZERS[0], 4)])
-def test_a_trace_has_every_bucket_that_visits_the_device(optimizer: OptimizerSpec, each: int) -> None:
+def test_a_trace_has_every_half_that_visits_the_device(optimizer: OptimizerSpec, each: int) -> None:
     stepper = Stepper(parameters(), optimizer, offload=True, bsize=50, k=2)
     stepper.step(gradients(0))
     wanted = []
-    for part, size in (("chunk0/bucket0", 50), ("chunk0/bucket1", 50), ("chunk1/bucket2", ELEMENTS - 100)):
+    sizes = {"0/bucket0a": 25, "0/bucket0b": 25, "0/bucket1a": 25, "0/bucket1b": 25, "1/bucket2a": 10, "1/bucket2b": 9}
+    assert sum(sizes.values()) == ELEMENTS
+    for name, size in sizes.items():
+        part = f"chunk{name}"
         wanted.append((f"2copy:{part}/in", "copy in", each * size))
         wanted.append((f"2step:{part}", "compute", 0))
         wanted.append((f"2copy:{part}/out", "copy out", each * size))

@@ -143,6 +143,19 @@ def test_a_fixed_scale_stays(capfd: pytest.CaptureFixture[str]) -> None:
     assert "at a loss scale of 8 (it is fixed): no update on any rank" in capfd.readouterr().out
 
 
+def test_a_scale_goes_on_where_a_state_has_it() -> None:
+    first, second, fixed = LossScale(), LossScale(), LossScale(8.0)
+    for overflow in [True, True, *[False] * (PATIENCE - 1)]:
+        first.judge(overflow)
+    for other in (second, fixed):
+        other.load(first.state())
+    for scale in (first, second, fixed):
+        scale.judge(False)
+    assert (first.value, second.value, fixed.value) == (START / 2, START / 2, 8.0)
+    second.load(None)
+    assert second.state() == LossScale().state()
+
+
 def test_a_scale_that_cannot_fall_ends_the_training() -> None:
     scale = LossScale()
     with pytest.raises(FloatingPointError, match=r"not finite in float16 at a loss scale of 1, .*-> precision=bf16"):
@@ -157,12 +170,13 @@ def test_an_overflow_skips_the_step(value: float, offload: bool, capfd: pytest.C
     stepper = Stepper(parameters("float16"), ADAMW, "float16", offload=offload, bsize=9)
     good, bad = gradients(0, "float16"), gradients(1, "float16")
     stepper.step(good)
+    ran = stepper.ops
     weights, state = stepper.updates.weights(), stepper.updates.state()
     rounded = {name: p.detach().clone() for name, p in stepper.named.items()}
     bad["last"][1, 2] = value
     for skipped in (1, 2):
         stepper.step(good, bad)
-        assert stepper.noted == []
+        assert stepper.ops == ran, "its trace is that of any step"
         assert_same(stepper.updates.weights(), weights)
         assert_same(stepper.updates.state(), state)
         assert_same({name: p.detach() for name, p in stepper.named.items()}, rounded)

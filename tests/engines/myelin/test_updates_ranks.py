@@ -188,7 +188,7 @@ def test_an_overflow_on_one_of_two_replicas_skips_the_step_on_both(at: int, offl
         for skipped in (nan, large):
             assert_same(skipped.weights, good.weights)
             assert_same(skipped.state, good.state)
-            assert [name for name, _, _ in skipped.ops] == [f"2collective:all_reduce@data/chunk{c}" for c in range(6)]
+            assert skipped.ops == good.ops, "its trace is that of any step"
         assert int(fine.state["last"]["step"]) == 2
 
 

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.cluster import Cluster, Link
+from harness.cluster import Cluster, Device, Link
+from harness.costs import analytic
 from harness.memory import NAMED
 from harness.mesh import Mesh
 from harness.plan import Plan, Stage
@@ -134,6 +135,19 @@ def test_the_devices_share_what_is_split_and_repeat_what_is_not(net, devices):
     copies = {i.name: grid.size(grid.strategy(plan.strategy[i.name]).p0) for i in chain.matmuls}
     wanted = sum(i.weight_bytes * copies[i.name] for i in chain.matmuls if not (i.tied and i.look_up))
     assert share.parameter_bytes(0, len(share.layers) - 1) * devices == pytest.approx(wanted, abs=8 * devices)
+
+
+def test_shares_are_priced_anew_where_small_products_are_less_efficient():
+    """Megatron's pair on two devices: the first product is as deep as before, the second half as deep."""
+    profile = dense((64, 128, 32), samples=8)
+    plan = Plan(Mesh(tensor=2), (Stage(0, 1, 0),), strategy={"linear_0": (1, 2, 1), "linear_1": (1, 1, 2)})
+    device = Device("D", peak_flops={"float32": 1.0}, memory_bandwidth=1e9, kernel_s=100.0, wave_elements=10)
+    for waves, depths in ((10, (64, 64)), (0, None)):
+        whole = analytic(profile, replace(device, wave_elements=waves))
+        for own, layer, deep in zip(of_device(whole, plan, chain_of(whole)).layers, whole.layers, depths or (0, 0),
+                                    strict=True):  # fmt: skip
+            wanted = 100 + layer.flops / 2 + waves * deep if depths else layer.forward_s / 2
+            assert (own.forward_s, own.backward_s) == pytest.approx((wanted, 2 * wanted))
 
 
 def test_what_is_gathered_is_kept():

@@ -112,7 +112,7 @@ def test_what_blocks_a_device_and_is_not_drawn_stands_below() -> None:
     assert "step" not in drawing(["zbv"]) + drawing(["fill_drain"]) + drawing(["myelin"])
     lines = drawing(["myelin", "stages=1", "micro_batches=1", "replicas=2", "offload=true"]).splitlines()
     assert [line.split()[-1] for line in lines[-4:]] == [
-        "0step:chunk0/bucket0", "0copy:chunk0/bucket0/in", "0copy:chunk0/bucket0/out",
+        "0step:chunk0/bucket0b", "0copy:chunk0/bucket0b/in", "0copy:chunk0/bucket0b/out",
         "0collective:all_reduce@data/chunk0",
     ]  # fmt: skip
 

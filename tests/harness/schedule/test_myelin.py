@@ -165,17 +165,22 @@ def test_chunks(elements: int, k: int) -> None:
     buckets = -(-elements // 4)
     assert len(chunks) == (-(-buckets // k) if k else min(1, buckets))
     assert sum(chunk.bytes for chunk in chunks) == 2 * elements
-    assert [sum(chunk.buckets) for chunk in chunks] == [chunk.bytes for chunk in chunks]
-    assert all(size == 8 for chunk in chunks for size in chunk.buckets[:-1])
+    assert [sum(map(sum, chunk.buckets)) for chunk in chunks] == [chunk.bytes for chunk in chunks]
+    every = [bucket for chunk in chunks for bucket in chunk.buckets]
+    assert all(bucket == (4, 4) for bucket in every[:-1])
+    assert all(0 <= bucket[0] - sum(bucket[1:]) <= 2 for bucket in every), "a half may have a parameter more"
     assert [replace(chunk, buckets=()) for chunk in chunks] == list(chunks_of(elements, 2, 4, k))
 
 
 def test_the_names_at_the_end_of_a_step() -> None:
     text = myelin(1, [0], [], replicas=2, chunks=[chunks_of(9, 4, 4, 2, offload=True)]).text()
     assert [line.split("  ")[-1].strip() for line in text.splitlines()] == [
-        "0F0 0B0 0step:chunk0/bucket0 0step:chunk0/bucket1 0step:chunk1/bucket2",
-        "0copy:chunk0/bucket0/in 0copy:chunk0/bucket1/in 0copy:chunk1/bucket2/in",
-        "0copy:chunk0/bucket0/out 0copy:chunk0/bucket1/out 0copy:chunk1/bucket2/out",
+        "0F0 0B0 0step:chunk0/bucket0a 0step:chunk0/bucket0b 0step:chunk0/bucket1a 0step:chunk0/bucket1b "
+        "0step:chunk1/bucket2a",
+        "0copy:chunk0/bucket0a/in 0copy:chunk0/bucket0b/in 0copy:chunk0/bucket1a/in 0copy:chunk0/bucket1b/in "
+        "0copy:chunk1/bucket2a/in",
+        "0copy:chunk0/bucket0a/out 0copy:chunk0/bucket0b/out 0copy:chunk0/bucket1a/out 0copy:chunk0/bucket1b/out "
+        "0copy:chunk1/bucket2a/out",
         "0collective:all_reduce@data/chunk0 0collective:all_reduce@data/chunk1",
     ]
 
@@ -255,32 +260,39 @@ def test_a_step_waits_for_its_own_chunk_only() -> None:
     assert set(map(str, alone[Op(0, "step", None, "chunk1")])) == {"0B0", "0B1"}
 
 
-@pytest.mark.parametrize(("host_s", "step_s", "expected"), [(1.0, 3.0, 6 * 3 + 1), (3.0, 1.0, None), (1.0, 0.0, None)])
+@pytest.mark.parametrize(
+    ("host_s", "step_s", "expected"), [(1.0, 3.0, 1 + 6 * 3 + 1), (3.0, 1.0, None), (1.0, 0.0, None)]
+)
 def test_buckets_come_and_go_beside_the_updates(host_s: float, step_s: float, expected: float | None) -> None:
-    """Six buckets. Updates that take long hide all copies but the last one (the first two come ahead of time).
+    """Three buckets in halves. Updates that take long hide all copies but the first and the last one.
 
-    copy in   |0|1|        |2|   |3|
-    compute            | 0 | 1 | 2 |
-    copy out               |0|   |1|
+    copy in   |0a|0b|      |1a|  |1b|
+    compute      | 0a  | 0b  | 1a  |
+    copy out           |0a|  |0b|
 
-    Where copies take longer, a place is filled, updated and emptied in turn: buckets 2 and 3 wait for 0 and 1.
+    Where copies take longer, a place is filled, updated and emptied in turn: 1a waits for 0a, and 1b for 0b.
     """
     memory = replace(UPDATED, offloaded=3.0)
     bandwidth = (1 + 2 * 3) * 10 / step_s if step_s else 0.0
     cluster = Cluster(device=Device(memory_bandwidth=bandwidth), host_link=Link(0, host_s / 30))
-    schedule = myelin(1, [0], [], chunks=[chunks_of(60, 1, 10, 2, offload=True)])
+    schedule = myelin(1, [0], [], chunks=[chunks_of(60, 1, 20, 2, offload=True)])
     done = run(schedule, 1, cluster, memory)
     spans = times(done)
-    for bucket in range(6):
-        part = f"chunk{bucket // 2}/bucket{bucket}"
+    parts = [f"chunk{bucket // 2}/bucket{bucket}{half}" for bucket in range(3) for half in "ab"]
+    for number, part in enumerate(parts):
         arrives, updates, leaves = (spans[f"0{op}"] for op in (f"copy:{part}/in", f"step:{part}", f"copy:{part}/out"))
         assert arrives[1] - arrives[0] == leaves[1] - leaves[0] == pytest.approx(host_s)
-        assert arrives[1] <= updates[0] <= updates[1] <= leaves[0]
-        if bucket >= 2:
-            early = f"chunk{(bucket - 2) // 2}/bucket{bucket - 2}"
-            assert arrives[0] >= spans[f"0copy:{early}/out"][1]
+        assert spans["0B0"][1] <= arrives[0] < arrives[1] <= updates[0] <= updates[1] <= leaves[0]
+        if number >= 2:
+            assert arrives[0] >= spans[f"0copy:{parts[number - 2]}/out"][1]
     if expected:
         assert done.figures["step_time_s"] == pytest.approx(3 + expected)
+
+
+def test_a_bucket_of_one_parameter_visits_one_place() -> None:
+    before = myelin(1, [0], [], chunks=[chunks_of(3, 1, 1, 0, offload=True)]).dependencies()
+    second = Op(0, "copy", None, "chunk0/bucket1a/in")
+    assert set(map(str, before[second])) == {"0copy:chunk0/bucket0a/out"}
 
 
 def test_a_step_of_chunks_takes_as_long_as_a_whole_one() -> None:
@@ -309,9 +321,9 @@ def test_what_it_refuses(options: dict[str, object], text: str) -> None:
 @pytest.mark.parametrize(
     ("lost", "expected"),
     [
-        ("0step:chunk0/bucket0", "0copy:chunk0/bucket0/in of stage 0   has no 0step:chunk0/bucket0   -> add "),
-        ("0copy:chunk0/bucket0/out", "0copy:chunk0/bucket0/in of stage 0   has no 0copy:chunk0/bucket0/out   -> add "),
-        ("0copy:chunk0/bucket0/in", "0copy:chunk0/bucket0/out of stage 0   has no 0copy:chunk0/bucket0/in   -> add "),
+        ("0step:chunk0/bucket0a", "0copy:chunk0/bucket0a/in of stage 0   has no 0step:chunk0/bucket0a   -> add "),
+        ("0copy:chunk0/bucket0b/out", "0copy:chunk0/bucket0b/in of stage 0   has no 0copy:chunk0/bucket0b/out   -> "),
+        ("0copy:chunk0/bucket0a/in", "0copy:chunk0/bucket0a/out of stage 0   has no 0copy:chunk0/bucket0a/in   -> "),
     ],
 )
 def test_buckets_that_nobody_updates_are_a_fault(lost: str, expected: str) -> None:

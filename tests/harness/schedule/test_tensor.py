@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from harness.cluster import Cluster
@@ -44,11 +46,12 @@ def test_it_takes_the_seconds_and_sends_the_bytes_of_the_plan():
     }  # fmt: skip
 
 
-def test_a_recomputation_says_again_what_its_forward_pass_says():
-    lanes = with_traffic(single(1, "always"), PLAN).lanes
-    names = [str(op) for lane in lanes for op in lane.ops]
-    assert names.count("0R0") == 1
-    assert sum("forward" in name for name in names) == 4
+def test_what_is_computed_again_is_sent_again_with_the_backward_pass():
+    again = (*TRAFFIC, Traffic("all_gather", "recompute", 16.0, 100))
+    (lane,) = with_traffic(single(1, "never"), replace(PLAN, traffic=(again,))).lanes
+    assert [str(op).partition(":")[2] or str(op) for op in lane.ops][3:6] == [
+        "0B0", "all_gather@recompute/0", "all_gather@backward/0",
+    ]  # fmt: skip
 
 
 def test_a_plan_without_traffic_leaves_the_schedule_as_it_is():

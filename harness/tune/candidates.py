@@ -1,0 +1,117 @@
+"""What there is to choose from: micro-batches and meshes of all devices that the engine can use."""
+
+from __future__ import annotations
+
+import copy
+import math
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from omegaconf import DictConfig
+
+from harness import check, divisors, request
+from harness.interfaces import Capabilities
+from harness.mesh import Mesh
+from harness.problem import CannotRun, Problem
+
+DEGREES = ("tensor", "pipeline", "data")
+OWN = ("mode", "out", "batch.micro_batches", *(f"mesh.{name}" for name in DEGREES))
+"""Keys of the command that a tuned run has in its own way."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """`micro_batch` samples at once in each of `mesh.data` replicas, which share `batch` samples."""
+
+    micro_batch: int
+    mesh: Mesh
+    batch: int
+
+    @property
+    def micro_batches(self) -> int:
+        """Of each replica, rounded down where they do not divide."""
+        return max(1, self.batch // (self.mesh.data * self.micro_batch))
+
+    def indivisible(self) -> str:
+        """Why the batch cannot be cut so; "" where it can."""
+        data, size = self.mesh.data, self.micro_batch
+        if self.batch % data:
+            return f"batch.size {self.batch} cannot be shared equally by mesh.data {data}"
+        if self.batch // data % size:
+            return f"micro-batches of {size} do not divide batch.size {self.batch} / mesh.data {data}"
+        return ""
+
+    def config(self, config: DictConfig) -> DictConfig:
+        """The configuration of a run of this candidate."""
+        own = copy.deepcopy(config)
+        own.mode = mode(config)
+        own.batch.micro_batches = self.micro_batches
+        for name in DEGREES:
+            own.mesh[name] = getattr(self.mesh, name)
+        return own
+
+    def command(self, config: DictConfig, overrides: Sequence[str], can: Capabilities) -> str:
+        """What to type for a run of this candidate."""
+        kept = [text for text in overrides if text.partition("=")[0] not in OWN]
+        degrees = [f"mesh.{name}={getattr(self.mesh, name)}" for name in DEGREES if _free(config, can, name)
+                   or config.mesh[name]]  # fmt: skip
+        chosen = [*degrees, f"batch.micro_batches={self.micro_batches}"]
+        first = [] if mode(config) == "run" else [f"mode={mode(config)}"]
+        return shlex.join(["python", "run.py", *first, *kept, *chosen])
+
+
+def mode(config: DictConfig) -> str:
+    """What a candidate can be done with: run on this machine with a model, else simulated."""
+    return "run" if config.cluster.name == "local" and not config.profile else "simulate"
+
+
+def candidates(
+    config: DictConfig, overrides: Sequence[str], can: Capabilities, devices: int, stored: int | None
+) -> list[Candidate]:
+    """All of them, those too that do not divide the batch; small micro-batches first.
+
+    `stored`: the micro-batch of the user's profile, which is kept. Raises `CannotRun` where no mesh has all devices.
+    """
+    batch = config.batch.size
+    found = []
+    for mesh in meshes(config, can, devices):
+        if stored:
+            sizes = [stored]
+        elif request.given(overrides, "batch.micro_batches"):
+            sizes = [max(1, batch // (mesh.data * config.batch.micro_batches))]
+        else:
+            sizes = [size for size in divisors.of(batch) if size.bit_count() == 1]
+        found += [Candidate(size, mesh, batch) for size in sizes]
+    return sorted(found, key=lambda one: (one.micro_batch, one.mesh.tensor, one.mesh.pipeline))
+
+
+def meshes(config: DictConfig, can: Capabilities, devices: int) -> Iterator[Mesh]:
+    """All meshes of so many devices with the degrees that are given; without a degree to choose there is one."""
+    given = {name: config.mesh[name] or 1 for name in DEGREES}
+    free = [name for name in DEGREES if _free(config, can, name)]
+    taken = math.prod(given.values())
+    if free and devices % taken:
+        typed = {name: degree for name, degree in given.items() if degree > 1}
+        key = " x ".join(f"mesh.{name} {degree}" for name, degree in typed.items())
+        largest = max(typed, key=lambda name: typed[name])
+        below = [n for n in divisors.of(devices) if n < typed[largest] and devices % (taken // typed[largest] * n) == 0]
+        mend = f"mesh.{largest}={below[-1]}" if below else f"leave mesh.{largest} out"
+        raise CannotRun([Problem(key, f"does not divide the {devices} devices of the cluster", mend)])
+    for degrees in _factors(devices // taken, len(free)) if free else [()]:
+        yield Mesh(**given | dict(zip(free, degrees, strict=True)))
+
+
+def _free(config: DictConfig, can: Capabilities, name: str) -> bool:
+    """Whether a degree is to be chosen: the engine has it, and the user says nothing of it."""
+    stages = len(check.stated(config)) if name == "pipeline" else 0
+    return check.has(config, can, name) and config.mesh[name] is None and not stages
+
+
+def _factors(number: int, count: int) -> Iterator[tuple[int, ...]]:
+    """All ways to write a number as a product of so many."""
+    if count == 1:
+        yield (number,)
+        return
+    for first in divisors.of(number):
+        yield from ((first, *rest) for rest in _factors(number // first, count - 1))

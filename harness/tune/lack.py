@@ -1,0 +1,95 @@
+"""Why nothing fits, and what helps: only what was tried is recommended."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from harness import clusters
+from harness.cluster import Cluster
+from harness.clusters import ClusterConfig
+from harness.display import sizes
+from harness.problem import CannotRun, Problem
+from harness.tune.line import Line
+
+Fits = Callable[[DictConfig, Cluster], bool]
+SAVING = {"offload": (False, True), "checkpoint_every": ("never", "auto"), "checkpoint": ("never", "always")}
+"""Keys of engines that save memory: what they may be, and what to try then."""
+FACTORS = (2, 4, 8, 16)
+
+
+def problems(config: DictConfig, lines: Sequence[Line], fits: Fits) -> list[Problem]:
+    """Of candidates that are all out."""
+    full = [line for line in lines if line.full and line.needs_bytes]
+    if not full:
+        return indivisible(lines)
+    planned = [line for line in full if line.closed_form_step_time_s is not None]
+    least = min(planned or full, key=lambda line: line.needs_bytes or 0)
+    needs, there = sizes(least.needs_bytes or 0, least.memory_limit_bytes or 0)
+    one = least.candidate
+    where = f"mesh.tensor={one.mesh.tensor} mesh.pipeline={one.mesh.pipeline} mesh.data={one.mesh.data}"
+    what = f"fits: at least {needs} of {there} are needed, by {where} with micro-batches of {one.micro_batch}"
+    return [Problem(_none_of(lines), what, mend(config, fits))]
+
+
+def indivisible(lines: Sequence[Line]) -> list[Problem]:
+    """Each reason once."""
+    return [Problem(_none_of(lines), f"is possible: {why}") for why in dict.fromkeys(line.out for line in lines)]
+
+
+def _none_of(lines: Sequence[Line]) -> str:
+    return "the only candidate" if len(lines) == 1 else f"none of {len(lines)} candidates"
+
+
+def mend(config: DictConfig, fits: Fits) -> str:
+    """What to type so that something fits: less memory, else more devices; "" where nothing of that helps."""
+    cluster = clusters.build(ClusterConfig(**config.cluster))
+    for changes in _savings(config):
+        if _tried(config, changes, cluster, fits):
+            return _typed(changes)
+    most = [{}, *_savings(config)][-1]
+    for factor in FACTORS if config.cluster.name != "local" else ():
+        key, grown = _grown(cluster, factor)
+        for changes in ({}, most):
+            if _tried(config, changes, grown, fits):
+                return _typed(key | changes)
+    return "a smaller model, or devices with more memory"
+
+
+def _savings(config: DictConfig) -> Iterator[dict[str, Any]]:
+    """What is not yet done to save memory: one by one, then all together."""
+    each = [
+        {f"engine.{key}": wanted}
+        for key, (now, wanted) in SAVING.items()
+        if key in config.engine and config.engine[key] == now
+    ]
+    yield from each
+    if len(each) > 1:
+        yield {key: value for one in each for key, value in one.items()}
+
+
+def _grown(cluster: Cluster, factor: int) -> tuple[dict[str, Any], Cluster]:
+    """So many times the devices, and how to type it."""
+    if cluster.nodes > 1:
+        return {"cluster.nodes": cluster.nodes * factor}, replace(cluster, nodes=cluster.nodes * factor)
+    each = cluster.devices_per_node * factor
+    return {"cluster.devices": each}, replace(cluster, devices_per_node=each)
+
+
+def _tried(config: DictConfig, changes: dict[str, Any], cluster: Cluster, fits: Fits) -> bool:
+    changed = copy.deepcopy(config)
+    for key, value in changes.items():
+        OmegaConf.update(changed, key, value)
+    try:
+        return fits(changed, cluster)
+    except (CannotRun, ValueError):
+        return False
+
+
+def _typed(changes: dict[str, Any]) -> str:
+    shown = {True: "true", False: "false"}
+    return " ".join(f"{key}={shown[value] if isinstance(value, bool) else value}" for key, value in changes.items())

@@ -1,0 +1,209 @@
+"""`mode=tune`: the choice against a search by simulation alone; what it leaves behind; what it refuses."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import shlex
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from harness import clusters, runner
+from harness.clusters import ClusterConfig
+from harness.compose import compose
+from harness.overrides import quoted
+from harness.plan import Plan
+from harness.planning import Draft
+from harness.preparation import Ground
+from harness.problem import CannotRun
+from harness.profile import ModelProfile
+from harness.progress import Progress
+from harness.record import RunRecord
+from harness.tune.candidates import Candidate
+from harness.tune.line import TITLES, Line
+from harness.tune.result import Tuned
+from harness.tune.tuner import SIMULATED, Tuner
+from tests.harness.tune.nets import Bench, net
+
+FLAT = ["cluster=flat", "cluster.nodes=2", "cluster.devices=4", "cluster.memory_gb=1", "cluster.alpha_s=1e-5",
+        "cluster.bandwidth_gb_s=1", "cluster.node_bandwidth_gb_s=0.25"]  # fmt: skip
+LAYERS = [1e-3, 2e-3, 1e-3, 1e-3, 3e-3, 1e-3, 1e-3, 1e-3]
+
+
+class Nets(Tuner):
+    """A tuner whose profiles nobody has to measure."""
+
+    forward_s = LAYERS
+    size = 10**6
+
+    def ground(self, one: Candidate) -> Ground:
+        cluster = clusters.build(ClusterConfig(**self.config.cluster))
+        return Ground(cluster, net(self.forward_s, one.micro_batch, self.size), "nominal", "made up")
+
+    def fits(self, config: Any, cluster: Any) -> bool:
+        return False
+
+
+def tuned(folder: Path, *typed: str, forward_s: list[float] = LAYERS, size: int = 10**6) -> Tuned:
+    overrides = ["mode=tune", *FLAT, *typed]
+    tuner = Nets(compose(overrides), overrides, folder, Progress())
+    tuner.forward_s, tuner.size = forward_s, size
+    return tuner.go()
+
+
+@settings(max_examples=8)
+@given(
+    forward_s=st.lists(st.floats(1e-4, 1e-2), min_size=8, max_size=8),
+    size=st.sampled_from([10**5, 10**6, 10**7, 3 * 10**7]),
+    engine=st.sampled_from([["engine=myelin"], ["engine=deepspeed", "engine.zero=1"]]),
+)
+def test_the_choice_is_the_best_by_simulation(
+    forward_s: list[float], size: int, engine: list[str], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Of the ten exactly; of all candidates within 2 %."""
+    found = tuned(tmp_path_factory.mktemp("run"), *engine, "batch.size=32", forward_s=forward_s, size=size)
+    bench, simulated = Bench(*FLAT, *engine, "batch.size=32"), {}
+    bench.cluster = clusters.build(ClusterConfig(**bench.config.cluster))
+    for line in found.lines:
+        if line.candidate.indivisible():
+            continue
+        try:
+            draft = bench.draft(line.candidate, net(forward_s, line.candidate.micro_batch, size))
+        except CannotRun:
+            continue
+        if bench.fits(draft):
+            simulated[line.candidate] = draft.plan.predicted["step_time_s"]
+    ten = {line.candidate: line.simulated_step_time_s for line in found.simulated}
+    assert len(ten) == min(SIMULATED, len(simulated))
+    assert ten == pytest.approx({one: simulated[one] for one in ten})
+    assert ten[found.best.candidate] == min(ten.values()) <= 1.02 * min(simulated.values())
+
+
+def test_what_the_simulator_refuses_gives_way(tmp_path: Path) -> None:
+    """The first three by closed form do not fit: the next ones are simulated in their place."""
+    refused: list[Candidate] = []
+
+    class Strict(Nets):
+        def simulation(self, line: Line) -> tuple[Line, Draft | None]:
+            if len(refused) < 3:
+                refused.append(line.candidate)
+                return replace(line, out="memory: too much"), None
+            return super().simulation(line)
+
+    overrides = ["mode=tune", *FLAT, "engine=myelin", "batch.size=32"]
+    found = Strict(compose(overrides), overrides, tmp_path, Progress()).go()
+    assert len(found.simulated) == SIMULATED
+    ranked = sorted(found.lines, key=lambda line: line.closed_form_step_time_s or float("inf"))
+    assert refused == [line.candidate for line in ranked[:3]]
+    assert {line.candidate for line in found.simulated} == {line.candidate for line in ranked[3:13]}
+    assert {line.candidate: line.out for line in found.lines}[refused[0]] == "memory: too much"
+
+
+def test_more_memory_brings_larger_micro_batches(tmp_path: Path) -> None:
+    wide = tuned(tmp_path, "engine=myelin", "batch.size=64", "cluster.memory_gb=1", size=2 * 10**7)
+    narrow = tuned(tmp_path, "engine=myelin", "batch.size=64", "cluster.memory_gb=0.3", size=2 * 10**7)
+    assert narrow.best.candidate.micro_batch <= wide.best.candidate.micro_batch
+    assert narrow.draft.plan.predicted["step_time_s"] > wide.draft.plan.predicted["step_time_s"]
+    full = [line for line in narrow.lines if line.out.startswith("memory:")]
+    assert full and all(line.simulated_step_time_s is None or line.simulated_memory_bytes > 3e8 for line in full)
+    assert any(re.search(r"needs [\d.]+ \w+ of 286.1 MiB", line.out) for line in full)
+    larger = {line.candidate.micro_batch for line in full if "need too much already" in line.out}
+    assert larger and min(larger) > max(line.candidate.micro_batch for line in narrow.lines if not line.out)
+
+
+def test_what_is_given_stays(tmp_path: Path) -> None:
+    found = tuned(tmp_path, "engine=myelin", "batch.size=64", "mesh.data=4", "batch.micro_batches=8")
+    assert found.draft.plan.mesh.data == 4 and found.draft.plan.micro_batches == 8
+    assert {(line.candidate.mesh.data, line.candidate.micro_batch) for line in found.lines} == {(4, 2)}
+
+
+def test_nothing_fits(tmp_path: Path) -> None:
+    with pytest.raises(CannotRun) as error:
+        tuned(tmp_path, "engine=myelin", "cluster.memory_gb=0.01", size=10**7)
+    (problem,) = error.value.problems
+    assert problem.key == "none of 20 candidates"
+    assert re.match(r"fits: at least [\d.]+ MiB of 9.5 MiB are needed, by mesh.tensor=1 mesh.pipeline=8", problem.what)
+    rows = [*csv.DictReader((tmp_path / "tune.csv").open())]
+    assert len(rows) == 20 and all(row["out"] for row in rows)
+
+
+PROFILE = net(LAYERS, 2, 10**7)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> str:
+    PROFILE.save(tmp_path / "p.json")
+    return quoted("profile", str(tmp_path / "p.json"))
+
+
+def run(folder: Path, *typed: str) -> RunRecord:
+    overrides = ["mode=tune", *FLAT, *typed, "tracker=none", quoted("out", str(folder))]
+    return runner.run(compose(overrides), overrides)
+
+
+def test_a_run_leaves_its_choice(tmp_path: Path, file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "run"
+    record = run(folder, file, "engine=myelin", "batch.size=64", "costs=measured")
+    assert (record.status, record.source) == ("ok", "simulated"), record.reason
+    assert {path.name for path in folder.iterdir()} == {
+        "config.yaml", "record.json", "plan.json", "profile.json", "tune.csv"
+    }  # fmt: skip
+    chosen, plan = record.metrics["tuned"], Plan.load(folder / "plan.json")
+    assert (chosen["micro_batch"], chosen["tensor"]) == (2, 1)
+    assert (chosen["pipeline"], chosen["data"]) == (plan.mesh.pipeline, plan.mesh.data)
+    assert record.metrics["step_time_s"] == plan.predicted["step_time_s"]
+    assert ModelProfile.load(folder / "profile.json").layers == PROFILE.layers
+    rows = [*csv.DictReader((folder / "tune.csv").open())]
+    assert tuple(rows[0]) == TITLES and len(rows) == chosen["candidates"] == 4
+    best = min((float(row["simulated_step_time_s"]), row["mesh.pipeline"]) for row in rows)
+    assert best == (record.metrics["step_time_s"], str(chosen["pipeline"]))
+    told = capsys.readouterr().out.splitlines()
+    assert told[-1] == f"run it: {chosen['command']}"
+    again = [*shlex.split(chosen["command"])[2:], quoted("out", str(tmp_path / "again"))]
+    simulated = runner.run(compose(again), again)
+    assert simulated.metrics["step_time_s"] == pytest.approx(record.metrics["step_time_s"])
+    assert simulated.metrics["peak_memory_bytes"] == record.metrics["peak_memory_bytes"]
+
+
+def test_nothing_fits_and_what_helps(tmp_path: Path, file: str) -> None:
+    record = run(
+        tmp_path / "a", file, "engine=myelin", "cluster.memory_gb=0.12", "batch.size=64", "optimizer.name=adam"
+    )
+    assert record.status == "infeasible"
+    assert re.search(r"none of 4 candidates +fits: at least [\d.]+ MiB of 114.4 MiB are needed, by", record.reason)
+    mend = record.reason.rpartition("-> ")[2]
+    more = run(tmp_path / "b", file, "engine=myelin", "cluster.memory_gb=0.12", "batch.size=64", "optimizer.name=adam",
+               *mend.split())  # fmt: skip
+    assert more.status == "ok", (mend, more.reason)
+
+
+def test_it_says_why_nothing_is_possible(tmp_path: Path, file: str) -> None:
+    record = run(tmp_path / "a", file, "engine=myelin", "batch.size=7")
+    assert record.status == "infeasible" and "micro-batches of 2 do not divide batch.size 7" in record.reason
+    refused = run(tmp_path / "b", file, "engine=myelin", "precision=fp64", "optimizer.name=adam", "engine=ddp",
+                  "mesh.pipeline=2")  # fmt: skip
+    assert refused.status == "infeasible" and "mesh.pipeline 2" in refused.reason
+
+
+def test_the_sweep_of_table_2(tmp_path: Path) -> None:
+    """Its points at the paper's size, without the search: what each asks is allowed."""
+    from harness.sweep_points import expand
+
+    points = expand(["+sweeps=myelin_table2", "scale=paper"])
+    assert len(points) == 12
+    for point in points:
+        config = compose(point.overrides)
+        assert config.mode == "tune" and config.batch.size == 16384 and config.mesh.data is None
+    assert len(expand(["+sweeps=myelin_table2", "scale=local"])) == 3
+
+
+def test_the_record_is_json(tmp_path: Path, file: str) -> None:
+    run(tmp_path / "run", file, "engine=single", "cluster.nodes=1", "cluster.devices=1", "batch.size=64")
+    stored = json.loads((tmp_path / "run" / "record.json").read_text())
+    assert stored["metrics"]["tuned"]["micro_batches"] == 32 and stored["manifest"]["simulation"]["cluster"]
