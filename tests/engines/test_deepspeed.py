@@ -46,7 +46,7 @@ def test_the_pipeline_recomputes(model: str) -> None:
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
 def test_replicas_recompute(zero: int) -> None:
     recomputed = case("norms" if zero == 2 else "skips", stages=1, data=2, zero=zero, checkpoint="always", m=2)
-    contract.check_training(recomputed)
+    contract.check_training(replace(recomputed, optimizer=replace(GENTLE, lr=0.005)))  # norms amplify every rounding
     contract.check_trace(recomputed)
 
 

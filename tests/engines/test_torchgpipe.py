@@ -99,7 +99,7 @@ def test_the_plan_says_what_is_recomputed(mode: str, calls: int) -> None:
 @pytest.mark.parametrize("model", networks.ALL)
 def test_it_trains_in_float32(model: str) -> None:
     one = case(model, 3 if takes(model, 3) else 1, "except_last")
-    contract.check_training(replace(one, dtype="float32", optimizer=OptimizerSpec("sgd", lr=0.1)))
+    contract.check_training(replace(one, dtype="float32", optimizer=OptimizerSpec("sgd", lr=0.02)))
 
 
 def test_bfloat16() -> None:

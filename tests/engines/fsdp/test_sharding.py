@@ -100,6 +100,7 @@ def test_memory_is_the_same_in_the_first_step_but_for_the_optimizer() -> None:
     assert peak(case, 0) == pytest.approx(peak(case, 2), rel=0.02)
 
 
+@pytest.mark.usefixtures("no_workspaces")
 @pytest.mark.parametrize(
     ("model", "keys", "group_mb"),
     [

@@ -1,0 +1,242 @@
+"""The report on Myelin's tables and figures: which record is which point, and what becomes of each claim."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from analysis import command, points
+from analysis.myelin import __main__ as report
+from analysis.myelin import ablation, figures, picture, tables
+from analysis.myelin.rows import DEEPSPEED, LOCAL, MEGATRON, MYELIN, PAPER, SWEEPS, Results, Row
+from analysis.myelin.verdicts import CLAIMS, TESTS, verdicts
+from analysis.published import claims
+from harness.profile import LayerProfile, ModelProfile
+from harness.record import RunRecord
+from harness.trace import Span, Trace
+
+Change = Callable[[Row, dict[str, Any]], dict[str, Any]]
+SHAPES = {"gpt_12b": (48, 4512), "gpt_24b": (48, 6336), "gpt_50b": (96, 6528), "gpt_100b": (96, 9360)}
+DAYS = {"fig10": {MYELIN: 105, DEEPSPEED: 135, MEGATRON: 210}, "fig11": {MYELIN: 100, DEEPSPEED: 113, MEGATRON: 122}}
+"""To train any of the models, or the 12B one on 48 GPUs."""
+PHI = 10**9
+BSIZE = 16_000_000
+
+
+def mesh_of(row: Row) -> dict[str, int]:
+    """As the point's keys say it; that of Table II as the paper has it."""
+    if row["mode"] == "tune":
+        return (
+            {"data": 8, "pipeline": 6, "tensor": 1}
+            if row.framework == MYELIN
+            else {"data": 1, "pipeline": 16, "tensor": 3}
+        )
+    stages = len(row["planner.balance"].split(",")) if row["planner.balance"] else int(row["mesh.pipeline"] or 1)
+    return {"data": int(row["mesh.data"] or 1), "pipeline": stages, "tensor": int(row["mesh.tensor"] or 1)}
+
+
+def like_the_paper(sweep: str, row: Row) -> dict[str, Any]:
+    """Metrics of a point, as the paper would have them."""
+    mesh = mesh_of(row)
+    pipelining, sums, updates = 30 + mesh["pipeline"] ** 1.03 / 2, 4.32, 1.73
+    step_s, stage_bytes = 1.0, [PHI * 20]
+    if sweep == "fig6":
+        plain = row["engine.offload"] == "false"
+        sums, updates = (0.62, 0.1) if mesh["pipeline"] == 24 else (4.34, 1.73)
+        pipelining = 46.0 if mesh["pipeline"] == 24 else 34.0
+        stage_bytes = [PHI * (20 if plain else 4) + PHI]
+    if sweep == "fig8":
+        k = int(row["engine.k"])
+        updates = {0: 1.73, 1: 2.2}.get(k, 1.2 + 0.02 * abs(k - 4))
+    if row["cluster"] == "summit":
+        step_s = pipelining + sums + updates
+    if sweep in DAYS:
+        step_s = DAYS[sweep][row.framework] * 86400 * int(row["batch.size"] or 16) * 512 / 3e11
+        step_s /= math.prod(mesh.values()) / 48 if sweep == "fig11" else 1
+    weights, offloaded = 2 * PHI, row["engine.offload"] == "true"
+    contents = {"weights": weights, "gradients": weights, "optimizer": 0 if offloaded else 16 * PHI}
+    contents |= {"buckets": 16 * BSIZE} if offloaded else {}
+    return {
+        "step_time_s": step_s,
+        "phases_s": {"pipelining": pipelining, "data_parallel": sums, "optimizer": updates},
+        "peak_memory_bytes": stage_bytes * mesh["pipeline"],
+        "peaks": [{"contents": contents}] * mesh["pipeline"],
+        "tuned": mesh | {"micro_batch": 8},
+        "predicted_over_measured": {"step_time_s": 1.0},
+    }
+
+
+def records(
+    folder: Path, change: Change = lambda row, metrics: metrics, sweeps: tuple[str, ...] = SWEEPS
+) -> list[RunRecord]:
+    """Every point, of both scales, as the paper would have it; all share the files of one run."""
+    found = []
+    for sweep in sweeps:
+        for scale in (PAPER, LOCAL):
+            for point in points.points_of(f"myelin_{sweep}", scale):
+                row = Row(point.values(), None)
+                layers, hidden = SHAPES.get(row["model"], (int(row["model.layers"] or 4), 64))
+                model = {"layers": layers, "hidden": hidden, "heads": 8, "sequence": 512, "vocabulary": 51200}
+                batch = {"size": int(row["batch.size"] or 16)}
+                config = {"model": model, "batch": batch, "engine": {"bsize": BSIZE}, "out": str(folder)}
+                plan = {"mesh": mesh_of(row), "micro_batches": 4}
+                overrides = [f"{key}={value}" for key, value in point.values().items()]
+                metrics = change(row, like_the_paper(sweep, row))
+                manifest = {"overrides": overrides}
+                found.append(RunRecord("x", "ok", "simulated", "", config, plan, metrics, manifest=manifest))
+    return found
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The files of a run: a profile, losses, and a trace with two micro-batches in flight."""
+    folder = tmp_path_factory.mktemp("run")
+    ModelProfile((LayerProfile(param_bytes=4 * PHI),)).save(folder / "profile.json")
+    (folder / "metrics.jsonl").write_text('{"step": 0, "loss": 3.5}\n{"step": 1, "loss": 3.0}\n')
+    tasks = [Span(name, 0, "compute", at, at + 1.0) for at, name in enumerate(("0F0", "0F1", "0B0", "0B1"))]
+    Trace(tuple(tasks), ((0.0, 4.0),)).save(folder / "trace.json.gz")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def paper(run: Path) -> Results:
+    return Results(records(run))
+
+
+def said(results: Results) -> dict[str, str]:
+    return {one.id: one.says for one in verdicts(results)}
+
+
+def test_claims_hold_for_figures_like_the_papers(paper: Results) -> None:
+    told = {one.id: (one.says, one.figures) for one in verdicts(paper)}
+    assert {name: says for name, (says, _) in told.items()} == dict.fromkeys(CLAIMS, "holds"), told
+    assert {claim.id for claim in claims("myelin")} == {*CLAIMS}
+
+
+def test_nothing_is_said_of_what_was_not_run() -> None:
+    found = said(Results([]))
+    assert {name for name, says in found.items() if says == "by tests"} == {*TESTS}
+    assert set(found.values()) == {"by tests", "not run"}
+
+
+def slower(when: Callable[[Row], bool], factor: float) -> Change:
+    return lambda row, metrics: metrics | {"step_time_s": metrics["step_time_s"] * (factor if when(row) else 1)}
+
+
+def of(framework: str, size: str) -> Callable[[Row], bool]:
+    return lambda row: (row.framework, row.size) == (framework, size)
+
+
+def phase(name: str, when: Callable[[Row], bool], factor: float) -> Change:
+    def change(row: Row, metrics: dict[str, Any]) -> dict[str, Any]:
+        if not when(row):
+            return metrics
+        phases = metrics["phases_s"]
+        more = (factor - 1) * phases[name]
+        return metrics | {
+            "phases_s": phases | {name: phases[name] + more},
+            "step_time_s": metrics["step_time_s"] + more,
+        }
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("claim", "sweep", "change"),
+    [
+        ("MY-2", "fig5", phase("pipelining", lambda row: mesh_of(row)["pipeline"] == 12, 2.0)),
+        ("MY-2", "fig5", phase("pipelining", lambda row: mesh_of(row)["pipeline"] == 6, 0.7)),
+        ("MY-3", "fig6", lambda row, m: m | {"peaks": [{"contents": m["peaks"][0]["contents"] | {"gradients": 1}}]}),
+        ("MY-3", "fig6", lambda row, m: m | {"peaks": [{"contents": m["peaks"][0]["contents"] | {"buckets": 16}}]}),
+        ("MY-4", "fig6", lambda row, m: m | {"peak_memory_bytes": [1]}),
+        ("MY-5", "fig6", phase("data_parallel", lambda row: mesh_of(row)["pipeline"] == 6, 0.8)),
+        ("MY-5", "fig6", phase("pipelining", lambda row: mesh_of(row)["pipeline"] == 6, 1.3)),
+        ("MY-6", "fig8", phase("optimizer", lambda row: row["engine.k"] == "1", 0.5)),
+        ("MY-6", "fig8", phase("optimizer", lambda row: row["engine.k"] == "16", 3.0)),
+        ("MY-8", "fig10", slower(of(DEEPSPEED, "24B"), 0.7)),
+        ("MY-8", "fig10", slower(of(MEGATRON, "50B"), 0.5)),
+        ("MY-9", "fig10", slower(lambda row: row.framework == DEEPSPEED, 0.7)),
+        ("MY-10", "fig10", slower(of(MYELIN, "100B"), 1.25)),
+        ("MY-10", "fig10", slower(of(MEGATRON, "100B"), 2.0)),
+        ("MY-11", "fig11", slower(lambda row: row.framework == DEEPSPEED, 0.7)),
+        ("MY-11", "fig11", slower(lambda row: row.framework == MYELIN and row["mesh.data"] == "8", 0.8)),
+    ],
+)  # fmt: skip
+def test_each_claim_can_fail(run: Path, claim: str, sweep: str, change: Change) -> None:
+    assert said(Results(records(run, sweeps=(sweep,))))[claim] == "holds"
+    assert said(Results(records(run, change, (sweep,))))[claim] == "does not hold"
+
+
+def test_losses_that_part_and_too_many_in_flight_are_seen(run: Path, tmp_path: Path) -> None:
+    """One grid's run has files of its own."""
+    for name in ("metrics.jsonl", "trace.json.gz"):
+        (tmp_path / name).write_bytes((run / name).read_bytes())
+    text = (tmp_path / "metrics.jsonl").read_text()
+    (tmp_path / "metrics.jsonl").write_text(text.replace("3.0}", "3.00000001}"))
+    tasks = [Span(f"0F{i}", 0, "compute", i, i + 1.0) for i in range(5)] + [Span("0B0", 0, "compute", 5.0, 6.0)]
+    Trace(tuple(tasks), ((0.0, 6.0),)).save(tmp_path / "trace.json.gz")
+    made = records(run, sweeps=("fig9",))
+    assert said(Results(made))["MY-1"] == said(Results(made))["MY-12"] == "holds"
+    changed = [
+        replace(one, config=one.config | {"out": str(tmp_path)})
+        if "mesh.pipeline=4" in one.manifest["overrides"]
+        else one
+        for one in made
+    ]
+    found = {one.id: (one.says, one.figures) for one in verdicts(Results(changed))}
+    assert found["MY-1"][0] == found["MY-12"][0] == "does not hold"
+    assert "3.3e-09 of the loss apart" in found["MY-1"][1] and "5 of 4" in found["MY-12"][1]
+
+
+def test_a_few_points_are_no_verdict(run: Path) -> None:
+    made = records(run, sweeps=("fig5", "fig10"))
+    found = said(Results(made[1:-1]))
+    assert found["MY-2"] == "not run"
+    some = [one for one in made if "cluster.nodes=64" not in one.manifest["overrides"]]
+    assert said(Results(some))["MY-8"] == "not run"
+    assert "+sweeps=myelin_fig10 scale=paper (3 of 12 points)" in tables.missing(Results(some))
+
+
+def test_formulas_of_the_paper(run: Path) -> None:
+    """F of the 12B model at a batch of 16384 is 8.1345e17 FLOPs; 49.4 % of 48 peaks are 113.6 days."""
+    row = Results(records(run, sweeps=("fig10",))).good("fig10")[0]
+    assert (row.size, row.framework, row.mesh.size) == ("12B", MYELIN, 48)
+    assert figures.flops(row) == pytest.approx(8.1345e17, rel=1e-4)
+    assert row.record is not None
+    seconds = 8.1345e17 / (0.494 * 48 * 125e12)
+    timed = Row(row.values, replace(row.record, metrics=row.metrics | {"step_time_s": seconds}))
+    assert figures.percent_of_peak(timed) == pytest.approx(49.4, rel=1e-3)
+    assert figures.days(timed) == pytest.approx(113.6, rel=1e-3)
+
+
+def test_each_variant_of_the_ablation_has_its_points(run: Path) -> None:
+    def change(row: Row, metrics: dict[str, Any]) -> dict[str, Any]:
+        seconds = 1.0 + 10 * float(row["jitter"] or 0)
+        seconds += 100 * (row["engine.order"] == "1f1b") + 1000 * (row["cluster.blocking_messages"] == "true")
+        return metrics | {"phases_s": {"pipelining": seconds}, "step_time_s": seconds}
+
+    results = Results(records(run, change, ("ablation",)))
+    assert ablation.variant_s(results, ablation.BASE, "none", "0") == 1.0
+    assert ablation.variant_s(results, "1F1B", "the head's", "0.3") == pytest.approx(104.0)
+    assert ablation.variant_s(results, "blocking, 1F1B", "a slow stage", "0") == 1101.0
+    assert ablation.mechanism_s(results, ablation.MECHANISMS[2], "1f1b", True) == 1101.0
+    orders, mechanisms = ablation.sections(results)
+    assert not any("-" in row for row in (*orders.rows, *mechanisms.rows)), "every cell has its points"
+    assert ablation.sections(Results([])) == []
+
+
+def test_the_page_and_its_picture(tmp_path: Path, run: Path, paper: Results) -> None:
+    by_title = {section.title.partition(":")[0]: section for section in tables.sections(paper)}
+    assert by_title["Fig. 10"].rows[1][4:8] == ("132.5", "135.0", "42.4", "41.6")
+    assert by_title["Fig. 11"].rows[0][4] == "113.9" and by_title["Table I"].rows[0][4] == "12"
+    assert by_title["Fig. 8"].rows[0][:2] == ("no overlap", "6.05") and by_title["Fig. 8"].rows[1][1] == "6.50"
+    assert tables.missing(paper) == ""
+    assert picture.draw(paper, tmp_path / "myelin.png") and (tmp_path / "myelin.png").stat().st_size > 20_000
+    assert not picture.draw(Results([]), tmp_path / "none.png")
+    assert command.main(replace(report.PAGE, path=tmp_path / "myelin.md"), [str(tmp_path), "--write"]) == 0
+    assert "MY-12" in (tmp_path / "myelin.md").read_text()
