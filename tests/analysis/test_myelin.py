@@ -82,7 +82,7 @@ def records(
                 row = Row(point.values(), None)
                 layers, hidden = SHAPES.get(row["model"], (int(row["model.layers"] or 4), 64))
                 model = {"layers": layers, "hidden": hidden, "heads": 8, "sequence": 512, "vocabulary": 51200}
-                batch = {"size": int(row["batch.size"] or 16)}
+                batch = {"size": int(row["batch.size"] or 16), "micro_batches": 4}
                 config = {"model": model, "batch": batch, "engine": {"bsize": BSIZE}, "out": str(folder)}
                 plan = {"mesh": mesh_of(row), "micro_batches": 4}
                 overrides = [f"{key}={value}" for key, value in point.values().items()]
@@ -190,7 +190,30 @@ def test_losses_that_part_and_too_many_in_flight_are_seen(run: Path, tmp_path: P
     ]
     found = {one.id: (one.says, one.figures) for one in verdicts(Results(changed))}
     assert found["MY-1"][0] == found["MY-12"][0] == "does not hold"
-    assert "3.3e-09 of the loss apart" in found["MY-1"][1] and "5 of 4" in found["MY-12"][1]
+    assert (
+        "GPT (4, 64) on 3 grids at most 3.3e-09 of the loss apart" in found["MY-1"][1] and "5 of 4" in found["MY-12"][1]
+    )
+
+
+def test_what_rounding_alone_parts_is_no_fault_of_a_grid(run: Path, tmp_path: Path) -> None:
+    """Where the second run on one device is as far from the first one."""
+    text = (run / "metrics.jsonl").read_text()
+    (tmp_path / "metrics.jsonl").write_text(text.replace("3.0}", "3.001}"))
+    (tmp_path / "trace.json.gz").write_bytes((run / "trace.json.gz").read_bytes())
+
+    def verdict(*parted: str) -> str:
+        return said(Results([
+            replace(one, config=one.config | {"out": str(tmp_path)})
+            if "model.layers=12" in one.manifest["overrides"] and parted_by(one) in parted else one
+            for one in records(run, sweeps=("fig9",))
+        ]))["MY-1"]  # fmt: skip
+
+    def parted_by(one: RunRecord) -> str:
+        overrides = one.manifest["overrides"]
+        return "grid" if "engine=myelin" in overrides else "again" if "batch.micro_batches=16" in overrides else "first"
+
+    assert verdict("grid") == "does not hold"
+    assert verdict("grid", "again") == verdict("again") == "holds"
 
 
 def test_a_few_points_are_no_verdict(run: Path) -> None:

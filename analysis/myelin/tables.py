@@ -1,0 +1,181 @@
+"""The report: a section for each table and figure, what each mechanism brings, what was measured in small, claims."""
+
+from __future__ import annotations
+
+from analysis.myelin import ablation, figures, small
+from analysis.myelin.figures import IPDPS, published
+from analysis.myelin.rows import GB, GPUS, LOCAL, MYELIN, PAPER, SWEEPS, Results, Row
+from analysis.myelin.verdicts import verdicts
+from analysis.report import MISSING, Section
+
+READ_OFF = "Paper: read off the plots of the published version (IPDPS 2022), whose text has few of the values."
+SIMULATED = "Simulated on Summit as the paper describes it, with links and the one efficiency as its timings imply."
+REASONS = {
+    "MY-5": "published are 4.32 / 0.62 = 6.97, as rings have it; in the simulation the sums of a node's six stages do "
+    "not begin together, which helps the short ones of 24 stages more. And 24 stages lose less in the pipelining "
+    "phase: what they wait for beside the head, messages and the bubble the paper does not say.",
+    "MY-6": "in the simulation a call costs 14 latencies of 10 us beside its bytes, so that many calls cost little; "
+    "for the paper's k = 1 it would be some 17 ms for each of 125 calls, and the paper does not say of what.",
+    "MY-9": "one efficiency is calibrated on the 12B Myelin point; what DeepSpeed and Megatron-LM lose beside what is "
+    "simulated (kernels, stragglers, their own overheads) the paper does not say.",
+    "MY-10": "as MY-9: DeepSpeed's own overheads are not known.",
+}
+"""What may keep a claim from holding."""
+
+
+def sections(results: Results) -> list[Section]:
+    """The tables of which something was run; the last one is that of the claims."""
+    makers = {"table1": _table1, "fig5": _fig5, "fig6": _fig6, "fig8": _fig8, "table2": _table2, "fig10": _fig10,
+              "fig11": _fig11}  # fmt: skip
+    found = [make(results) for sweep, make in makers.items() if results.good(sweep)]
+    return [*found, *ablation.sections(results), *small.sections(results), _claims(results)]
+
+
+def missing(results: Results) -> str:
+    """One line about what was not run, with the commands that do; empty if there is nothing."""
+    told = []
+    for sweep in SWEEPS:
+        for scale in (PAPER, LOCAL):
+            ran, count = results.count(sweep, scale)
+            if ran < count:
+                points = f"{count - ran} of {count} points"
+                told.append(f"python run.py -m +sweeps=myelin_{sweep} scale={scale} ({points})")
+    return f"Not run yet, and left out: {'; '.join(told)}" if told else ""
+
+
+def _table1(results: Results) -> Section:
+    rows = []
+    for row in results.good("table1") + results.good("table1", LOCAL):
+        paper = published("myelin_table1_models", "parameters", "", model=f"GPT-like {row.size}")
+        model = row.config["model"]
+        rows.append((row.size, f"{model['layers']}", f"{model['hidden']}", f"{model['heads']}",
+                     _number(paper, "{:.0f}"), f"{row.parameters / 1e9:.3f}", f"{row.parameters:,}"))  # fmt: skip
+    columns = ("model", "layers", "hidden", "heads", "paper, 1e9", "counted, 1e9", "counted")
+    note = "GPT-2 small is called 110 million in the paper, which no reading of it gives."
+    return Section("Table I: parameters", columns, tuple(rows), (note,))
+
+
+def _fig5(results: Results) -> Section:
+    rows = []
+    for row in results.good("fig5"):
+        ours = row.phase_s("pipelining")
+        paper = published(IPDPS, "batch_time", MYELIN, case=f"G_inter={row.mesh.pipeline}")
+        ratio, share = ours / paper if paper else None, 100 * ours / row.step_s
+        rows.append((f"{row.mesh.pipeline} x {row.mesh.data}", _number(paper, "{:.1f}"), f"{ours:.1f}",
+                     _number(ratio, "{:.2f}"), f"{share:.0f} %"))  # fmt: skip
+    columns = ("G_inter x G_data", "paper, s", "simulated, s", "simulated / paper", "of its whole step")
+    notes = (READ_OFF, SIMULATED, "Without the data-parallel phase and the optimizer: the pipelining phase alone.")
+    return Section("Fig. 5: batch time against G_inter, 12B, batch 2048, micro-batch 1", columns, tuple(rows), notes)
+
+
+def _fig6(results: Results) -> Section:
+    rows: list[tuple[str, ...]] = []
+    for row in results.good("fig6"):
+        memopt = row["engine.offload"] == "true"
+        scheme = "with memory optimization" if memopt else "without memory optimization"
+        grid = f"{row.mesh.pipeline} x {row.mesh.data}"
+        name = f"{grid}, {scheme.split()[0]}"
+        drawn = not memopt or row.mesh.pipeline == 6
+        phases = [
+            ("pipelining", "pipelining_phase_time", "myelin_fig6_memopt"),
+            ("data_parallel", "data_parallel_phase_time", "myelin_fig6_memopt"),
+            ("optimizer", "optimizer_time", IPDPS),
+        ]
+        for phase, metric, file in phases:
+            paper = (
+                published(file, metric, MYELIN, case=scheme) if file == IPDPS else published(file, metric, scheme)
+            ) if drawn else None  # fmt: skip
+            rows.append((name, f"{phase.replace('_', ' ')}, s", _number(paper, "{:.2f}"), f"{row.phase_s(phase):.2f}"))
+        rows.append((name, "step, s", MISSING, f"{row.step_s:.2f}"))
+        memory = published("myelin_fig6_memopt", "total_memory_usage", scheme) if row.mesh.pipeline == 24 else None
+        rows.append((name, "memory of all devices, GB", _number(memory, "{:.1f}"), f"{row.total_bytes / GB:.1f}"))
+        each = figures.state_bytes(row)
+        whole = sum(held + buckets for _, held, buckets in each) / sum(phi for phi, _, _ in each)
+        paper = None if memopt else float(figures.BYTES_PLAIN)
+        rows.append((name, "model state, bytes a parameter", _number(paper, "{:g}"), f"{whole:.2f}"))
+    notes = (
+        SIMULATED,
+        "Memory is accounted, not measured. Of model state there are 4 bytes a parameter with the optimization, and 16 "
+        "for each of bsize = 16e6 parameters on each device. Optimizer times are read off the plots of IPDPS 2022.",
+    )
+    title = "Fig. 6 and Sec. V-B: phases and memory without and with the memory optimization, 12B, batch 2048"
+    return Section(title, ("G_inter x G_data, memopt", "", "paper", "simulated"), tuple(rows), notes, texts=2)
+
+
+def _fig8(results: Results) -> Section:
+    rows = []
+    for row in results.good("fig8"):
+        k = int(row["engine.k"])
+        paper = published(IPDPS, "allreduce_plus_optimizer_time", MYELIN, case=f"k={k}") if k else 4.32 + 4.32 / 2.5
+        rows.append(
+            (f"{k}" if k else "no overlap", _number(paper, "{:.2f}"), f"{figures.tail_s(row):.2f}",
+             f"{row.phase_s('data_parallel'):.2f}", f"{row.phase_s('optimizer'):.2f}")
+        )  # fmt: skip
+    columns = ("k", "paper, s", "simulated, s", "of it sums", "of it updates")
+    note = "Paper without overlap: 4.32 s of sums, and 4.32 / 2.5 s of updates. With overlap both run at once."
+    title = "Fig. 8: sums over replicas and updates in chunks of k buckets"
+    return Section(title, columns, tuple(rows), (note, READ_OFF))
+
+
+def _table2(results: Results) -> Section:
+    rows = []
+    for row in results.good("table2"):
+        ours, micro_batch = row.tuned, row.metrics["tuned"]["micro_batch"]
+        printed = [
+            published("myelin_table2_tuning", metric, row.framework, model=f"GPT-like {row.size}")
+            if (metric, row.framework) != ("G_intra", MYELIN) else 1.0
+            for metric in ("micro_batch_size", "G_intra", "G_inter", "G_data")
+        ]  # fmt: skip
+        rows.append((row.size, row.framework, " / ".join(_number(one, "{:.0f}") for one in printed),
+                     " / ".join(map(str, (micro_batch, ours.tensor, ours.pipeline, ours.data))),
+                     f"{row.step_s:.1f}"))  # fmt: skip
+    columns = ("model", "framework", "paper", "tuned", "simulated step, s")
+    note = "Micro-batch / G_intra / G_inter / G_data. Tuned: the fastest in simulation of those that fit."
+    return Section("Table II: the fastest configurations", columns, tuple(rows), (note,), texts=4)
+
+
+def _fig10(results: Results) -> Section:
+    rows = [
+        (row.size, f"{GPUS[row.size]}", row.framework, *_speed(row, "Fig. 10", model=row.size))
+        for row in results.good("fig10")
+    ]
+    columns = ("model", "GPUs", "framework", "simulated step, s", "paper, days", "simulated, days", "paper, % of peak",
+               "simulated, % of peak", "fullest device, GB")  # fmt: skip
+    notes = (
+        READ_OFF, SIMULATED,
+        "Days of training on 300e9 words, percent of 125 TFLOP/s a GPU counting recomputation, by the paper's formulas."
+        " Calibrated: the 12B Myelin point; all others are predictions. Memory as accounted, of 16 GB.",
+    )  # fmt: skip
+    return Section("Fig. 10: weak scaling in the configurations of Table II, batch 16384", columns, tuple(rows), notes,
+                   texts=3)  # fmt: skip
+
+
+def _fig11(results: Results) -> Section:
+    rows = []
+    for row in results.good("fig11"):
+        speed = _speed(row, "Fig. 11", devices=row.mesh.size)
+        rows.append((f"{row.mesh.size}", row["batch.size"], row.framework, speed[0], speed[1], speed[2], speed[4]))
+    columns = ("GPUs", "batch", "framework", "simulated step, s", "paper, days", "simulated, days",
+               "simulated, % of peak")  # fmt: skip
+    return Section("Fig. 11: strong scaling of 12B; the batch grows with the GPUs", columns, tuple(rows),
+                   (READ_OFF, SIMULATED), texts=3)  # fmt: skip
+
+
+def _speed(row: Row, figure: str, **where: int | str) -> tuple[str, ...]:
+    """Step, days and percent of peak: paper and simulated; the fullest device."""
+    days = published(IPDPS, "expected_training_time", row.framework, table=figure, **where)
+    percent = published(IPDPS, "percent_of_peak", row.framework, table=figure, **where)
+    fullest = max(row.metrics["peak_memory_bytes"]) / GB
+    return (f"{row.step_s:.1f}", _number(days, "{:.1f}"), f"{figures.days(row):.1f}", _number(percent, "{:.1f}"),
+            f"{figures.percent_of_peak(row):.1f}", f"{fullest:.1f}")  # fmt: skip
+
+
+def _claims(results: Results) -> Section:
+    told = verdicts(results)
+    rows = tuple((one.id, one.says, one.claim, one.figures) for one in told)
+    notes = tuple(f"{one.id}: {REASONS[one.id]}" for one in told if one.says == "does not hold" and one.id in REASONS)
+    return Section("Claims", ("claim", "verdict", "what the paper says", "figures"), rows, notes, texts=4)
+
+
+def _number(figure: float | None, form: str) -> str:
+    return MISSING if figure is None else form.format(figure)

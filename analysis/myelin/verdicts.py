@@ -1,0 +1,238 @@
+"""Whether each claim of claims/myelin.csv holds for our figures. One function for each; none bends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+
+from analysis.myelin import figures
+from analysis.myelin.rows import DEEPSPEED, FRAMEWORKS, GB, LOCAL, MEGATRON, MYELIN, SIZES, Results, Row
+from analysis.verdict import Found, Verdict, judged
+from harness.mesh import Mesh
+
+TESTS = {
+    "MY-1": ("tests/engines/myelin/test_contract.py",),
+    "MY-3": ("tests/engines/myelin/test_updates_half.py::test_bytes_of_the_model_state",),
+    "MY-12": ("tests/engines/myelin/test_trace.py::test_in_flight_never_more_than_the_limit",),
+}
+"""Tests that settle claims, or a part of them."""
+SAME = 1e-9
+"""Losses in float64 that differ by this part of them are equal, unless rounding alone parts them further."""
+RING = 7.0
+"""(2 * 7/8 * phi / 6) / (2 * 1/2 * phi / 24), what rings over 8 and over 2 replicas send."""
+PEAK_BANDS = {MYELIN: (49, 55), DEEPSPEED: (39, 42), MEGATRON: (21, 41)}
+
+
+def verdicts(results: Results) -> list[Verdict]:
+    """A verdict for each claim."""
+    return judged("myelin", results, CLAIMS, TESTS)
+
+
+def losses_coincide(results: Results) -> Found:
+    rows = _all(results, "fig9", LOCAL)
+    if not rows:
+        return None
+    told, right = [], True
+    for model, own in _by_model(rows).items():
+        serial, *again = (row for row in own if row["engine"] == "single")
+        rounding = max((difference(row, serial) for row in again), default=0.0)
+        grids = [difference(row, serial) for row in own if row["engine"] == "myelin"]
+        right &= max(grids) <= max(SAME, rounding)
+        told.append(f"{model} on {len(grids)} grid{'s' * (len(grids) > 1)} at most {max(grids):.1e} of the loss apart" + (
+            f" (a second run on one device, which only rounds otherwise: {rounding:.1e})" if again else ""
+        ))  # fmt: skip
+    return right, f"measured in float64, {len(rows[0].losses)} steps: {'; '.join(told)}"
+
+
+def difference(row: Row, serial: Row) -> float:
+    """The largest relative difference of two runs' losses."""
+    return max(abs(a - b) / max(abs(a), abs(b)) for a, b in zip(row.losses, serial.losses, strict=True))
+
+
+def _by_model(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    found: dict[str, list[Row]] = {}
+    for row in rows:
+        found.setdefault(gpt_title(row), []).append(row)
+    return found
+
+
+def gpt_title(row: Row) -> str:
+    return f"GPT ({row.config['model']['layers']}, {row.config['model']['hidden']})"
+
+
+def batch_time_falls_with_stages(results: Results) -> Found:
+    rows = _all(results, "fig5")
+    if not rows:
+        return None
+    times = {row.mesh.pipeline: row.phase_s("pipelining") for row in rows}
+    falls = all(times[fewer] < times[more] for fewer, more in pairwise(sorted(times)))
+    ratio = times[6] / times[24]
+    told = ", ".join(f"{times[stages]:.1f}" for stages in sorted(times))
+    return falls and 0.70 <= ratio <= 0.85, (
+        f"simulated {told} s on 6, 12, 24, 48 stages; t(6) / t(24) = {ratio:.2f} (paper 0.78, read off 0.81)"
+    )
+
+
+def state_is_a_fifth(results: Results) -> Found:
+    rows = _all(results, "fig6")
+    if not rows:
+        return None
+    exact = all(figures.state_is_exact(row) for row in rows)
+    plain, offloaded = rows[0], rows[-1]
+    each = [
+        sum(held + buckets for _, held, buckets in figures.state_bytes(row))
+        / sum(phi for phi, _, _ in figures.state_bytes(row))
+        for row in (plain, offloaded)
+    ]
+    return exact, (
+        f"accounted on every stage: 20 bytes a parameter, with offloading 4 and 16 x bsize {'' if exact else 'NOT '}"
+        f"exactly; on {offloaded.mesh.pipeline} stages {each[0]:g} and {each[1]:.2f} in all"
+    )
+
+
+def memory_falls_four_times(results: Results) -> Found:
+    rows = _all(results, "fig6")
+    if not rows:
+        return None
+    before, after = (row.total_bytes / GB for row in rows[:2])
+    return 3.5 <= before / after <= 4.5, (
+        f"accounted {before:.0f} -> {after:.0f} GB on 48 GPUs, {before / after:.2f} times (paper 520 -> 130, 3.99)"
+    )
+
+
+def phases_of_the_optimization(results: Results) -> Found:
+    rows = _all(results, "fig6")
+    if not rows:
+        return None
+    before, after = rows[0], rows[-1]
+    ring = after.phase_s("data_parallel") / before.phase_s("data_parallel")
+    shrinks, total = (1 - after.phase_s("pipelining") / before.phase_s("pipelining"), 1 - after.step_s / before.step_s)
+    return abs(ring / RING - 1) <= 0.03 and 0.10 <= total <= 0.20, (
+        f"simulated: sums over replicas {ring:.2f} times as long (rings {RING:g}), pipelining {100 * shrinks:.0f} % "
+        f"shorter (paper 26), the step {100 * total:.1f} % (paper 13)"
+    )
+
+
+def interleaving_has_an_optimum(results: Results) -> Found:
+    rows = _all(results, "fig8")
+    if not rows:
+        return None
+    times = {int(row["engine.k"]): figures.tail_s(row) for row in rows}
+    none = times.pop(0)
+    ordered = sorted(times)
+    best = min(ordered, key=lambda k: times[k])
+    rises = [times[k] for k in ordered[ordered.index(best) :]]
+    interior = best not in (ordered[0], ordered[-1]) and times[best] < none
+    right = times[1] > none and interior and all(a <= b for a, b in pairwise(rises))
+    return right, (
+        f"simulated {times[1]:.2f} s with k = 1, {none:.2f} s without overlap; least {times[best]:.2f} s with "
+        f"k = {best} (paper 2 and 4), {rises[-1]:.2f} s with k = {ordered[-1]}"
+    )
+
+
+def the_tuner_takes_eight_replicas(results: Results) -> Found:
+    rows = _all(results, "table2")
+    chosen = {(row.size, row.framework): row.tuned for row in rows}
+    pairs = [(size, chosen.get((size, MYELIN)), chosen.get((size, MEGATRON))) for size in SIZES]
+    if not rows or not all(ours and theirs for _, ours, theirs in pairs):
+        return None
+    right = all(ours and theirs and ours.data >= 8 and theirs.data < ours.data for _, ours, theirs in pairs)
+    told = "; ".join(
+        f"{size} {', '.join(f'{name} {_mesh(chosen.get((size, name)))}' for name in FRAMEWORKS)}" for size in SIZES
+    )
+    return right, f"tuned, G_intra x G_inter x G_data: {told}"
+
+
+def _mesh(mesh: Mesh | None) -> str:
+    return f"{mesh.tensor} x {mesh.pipeline} x {mesh.data}" if mesh else "none"
+
+
+def by_size(results: Results) -> dict[str, dict[str, Row]]:
+    """The rows of Figure 10 by size and framework; none if a point is missing."""
+    found: dict[str, dict[str, Row]] = {}
+    for row in _all(results, "fig10"):
+        found.setdefault(row.size, {})[row.framework] = row
+    return found
+
+
+def in_order(results: Results) -> Found:
+    found = by_size(results)
+    if not found:
+        return None
+    told, right = [], True
+    for size in SIZES:
+        times = [figures.days(found[size][name]) for name in FRAMEWORKS]
+        right &= times[0] < times[1] < times[2]
+        told.append(f"{size} {' < '.join(f'{one:.0f}' for one in times) if times == sorted(times) else times}")
+    return right, f"simulated days, {', '.join(FRAMEWORKS)}: {'; '.join(told)}"
+
+
+def shares_of_peak(results: Results) -> Found:
+    found = by_size(results)
+    if not found:
+        return None
+    told, right = [], True
+    for name, (low, high) in PEAK_BANDS.items():
+        own = [figures.percent_of_peak(found[size][name]) for size in SIZES]
+        right &= min(own) <= high and max(own) >= low
+        told.append(f"{name} {min(own):.1f} to {max(own):.1f} % (paper {low} to {high})")
+    return right, f"simulated: {'; '.join(told)}; the 12B Myelin point is the calibrated one"
+
+
+def gains_at_100b(results: Results) -> Found:
+    found = by_size(results)
+    if not found:
+        return None
+    ours, deepspeed, megatron = (figures.days(found["100B"][name]) for name in FRAMEWORKS)
+    saved = deepspeed - ours
+    return 1.1 <= deepspeed / ours <= 1.35 and 1.8 <= megatron / ours <= 3.0 and 15 <= saved <= 35, (
+        f"simulated {deepspeed / ours:.2f} and {megatron / ours:.2f} times (paper 1.18, 2.46), {saved:.1f} days saved "
+        "(paper 22)"
+    )
+
+
+def strong_scaling(results: Results) -> Found:
+    rows = _all(results, "fig11")
+    if not rows:
+        return None
+    at = {(row.framework, row.mesh.size): figures.days(row) for row in rows}
+    gains = [100 * (1 - at[MYELIN, 384] / at[name, 384]) for name in (DEEPSPEED, MEGATRON)]
+    scaled = at[MYELIN, 48] / (8 * at[MYELIN, 384])
+    right = at[MYELIN, 384] < at[DEEPSPEED, 384] < at[MEGATRON, 384] and all(5 <= gain <= 25 for gain in gains)
+    return right and scaled > 0.9, (
+        f"simulated, 384 GPUs: {gains[0]:.1f} % over DeepSpeed, {gains[1]:.1f} % over Megatron-LM (paper 11.47, 18.14);"
+        f" 8 times the replicas at {100 * scaled:.1f} % efficiency"
+    )
+
+
+def in_flight_within_the_limit(results: Results) -> Found:
+    told, right = [], True
+    for sweep, scale in (("fig9", LOCAL), ("fig10", "paper")):
+        rows = [row for row in results.good(sweep, scale) if row["engine"] == "myelin"]
+        right &= all(row.in_flight <= row.mesh.pipeline for row in rows)
+        if rows:
+            each = ", ".join(f"{row.in_flight} of {row.mesh.pipeline}" for row in rows)
+            told.append(f"{'measured' if scale == LOCAL else 'simulated'} {each}")
+    return (right, f"most in flight on any stage: {'; '.join(told)}") if told else None
+
+
+CLAIMS: Mapping[str, Callable[[Results], Found]] = {
+    "MY-1": losses_coincide,
+    "MY-2": batch_time_falls_with_stages,
+    "MY-3": state_is_a_fifth,
+    "MY-4": memory_falls_four_times,
+    "MY-5": phases_of_the_optimization,
+    "MY-6": interleaving_has_an_optimum,
+    "MY-7": the_tuner_takes_eight_replicas,
+    "MY-8": in_order,
+    "MY-9": shares_of_peak,
+    "MY-10": gains_at_100b,
+    "MY-11": strong_scaling,
+    "MY-12": in_flight_within_the_limit,
+}
+
+
+def _all(results: Results, sweep: str, scale: str = "paper") -> Sequence[Row]:
+    """The rows of a sweep if all have been run well, else none: few points are no verdict."""
+    rows = results.rows(sweep, scale=scale)
+    return rows if all(row.ok for row in rows) else []
