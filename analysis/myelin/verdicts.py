@@ -38,9 +38,9 @@ def losses_coincide(results: Results) -> Found:
         rounding = max((difference(row, serial) for row in again), default=0.0)
         grids = [difference(row, serial) for row in own if row["engine"] == "myelin"]
         right &= max(grids) <= max(SAME, rounding)
-        told.append(f"{model} on {len(grids)} grid{'s' * (len(grids) > 1)} at most {max(grids):.1e} of the loss apart" + (
-            f" (a second run on one device, which only rounds otherwise: {rounding:.1e})" if again else ""
-        ))  # fmt: skip
+        control = f" (a second run on one device, which only rounds otherwise: {rounding:.1e})" if again else ""
+        count = f"{len(grids)} grid{'s' * (len(grids) > 1)}"
+        told.append(f"{model} on {count} at most {max(grids):.1e} of the loss apart{control}")
     return right, f"measured in float64, {len(rows[0].losses)} steps: {'; '.join(told)}"
 
 
