@@ -175,7 +175,10 @@ class Session(Protocol):
         ...
 
     def state_dict(self) -> dict[str, Any]:
-        """{"model": ..., "optimizer": {name: {...}}, "step": steps done}, with the keys of the unsplit Sequential."""
+        """{"model": ..., "optimizer": {name: {...}}, "step": steps done}, with the keys of the unsplit Sequential.
+
+        An engine that has one adds "loss_scale", which others leave alone.
+        """
         ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None: ...

@@ -18,6 +18,15 @@ class LossScale:
         self.value = START if fixed is None else fixed
         self.good = self.skipped = 0
 
+    def state(self) -> dict[str, float]:
+        """What a checkpoint keeps of it."""
+        return {"value": self.value, "good": self.good, "skipped": self.skipped}
+
+    def load(self, state: dict[str, float]) -> None:
+        """The inverse of `state`; what is `fixed` stays."""
+        self.value = state["value"] if self.fixed is None else self.fixed
+        self.good, self.skipped = int(state["good"]), int(state["skipped"])
+
     def judge(self, overflow: bool) -> None:
         """A step has ended. Raises FloatingPointError where the scale cannot fall any further."""
         if not overflow:

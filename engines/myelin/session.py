@@ -180,7 +180,14 @@ class MyelinSession(RankSession):
             model[name] = weights[self.first_names[parameter]]
         return {"model": model, "optimizer": self.updates.state()}
 
+    def state_dict(self) -> dict[str, Any]:
+        """In float16 with the loss scale, which is the same in all ranks."""
+        state, scaling = super().state_dict(), self.updates.scaling
+        return state | {"loss_scale": scaling.state()} if state and scaling else state
+
     def load_local(self, state: dict[str, Any]) -> None:
+        if self.updates.scaling and "loss_scale" in state:
+            self.updates.scaling.load(state["loss_scale"])
         self.stage.load_state_dict({name: state["model"][name] for name in self.stage.state_dict()})
         self.updates.load(state["model"], state["optimizer"])
 

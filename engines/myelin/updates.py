@@ -169,7 +169,7 @@ class Updates:
     def load(self, model: dict[str, Tensor], optimizer: dict[str, Any]) -> None:
         """The inverse of `weights` and `state`, from those of the whole model.
 
-        Parameters without saved state begin afresh, as does the loss scale: a state has none.
+        Parameters without saved state begin afresh.
         """
         self.store.settle()
         for number, (name, place) in enumerate(self.flat.places.items()):
