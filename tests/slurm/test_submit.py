@@ -10,11 +10,14 @@ import pytest
 from harness.overrides import quoted
 from harness.profile import LayerProfile, ModelProfile
 from harness.record import RunRecord
+from harness.sweep_points import expand
 from slurm import array, states, status, submit
 from slurm.array import Array
+from slurm.examined import CHUNK, Examined, examine
+from slurm.need import Need
 from tests.slurm.emulated import Cluster, wait_for
 
-RUN_S = 60.0
+RUN_S = 300.0
 """A job on a busy machine."""
 
 
@@ -72,6 +75,7 @@ def test_points_reach_their_run_as_they_were_typed(
     assert "1 points: 0 submitted, 1 done before: nothing to submit" in capsys.readouterr().out
 
 
+@pytest.mark.timeout(900)
 def test_status_and_only(cluster: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Four long runs: one is cancelled, one's parent is killed, one's node is lost; the last never gets a node."""
     folder = tmp_path / "s"
@@ -144,6 +148,7 @@ def test_a_request_that_cannot_be_met(cluster: Cluster, tmp_path: Path, capsys: 
 
 
 def test_a_thousand_points_are_one_array(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(submit, "examine", lambda points, given: [Examined(Need(1))] * len(points))
     calls = []
     asked = array.client.ask
     monkeypatch.setattr(array.client, "ask", lambda command, *rest: calls.append(command[0]) or asked(command, *rest))
@@ -157,6 +162,17 @@ def test_a_thousand_points_are_one_array(cluster: Cluster, tmp_path: Path, monke
     lines = [json.loads(line) for line in (tmp_path / "s" / array.POINTS).read_text().splitlines()]
     assert len({line["id"] for line in lines}) == 1000
     cluster.ask("scancel", Array(tmp_path / "s").jobs()[0].id)
+
+
+def test_many_points_are_examined_like_few() -> None:
+    points = expand(
+        ["engine=single,ddp", "mesh.data=1,2", "model=mlp", f"seed=range({CHUNK})", "batch.micro_batches=4"]
+    )
+    found = examine(points, given=2)
+    assert len(found) == 4 * CHUNK
+    assert [one.need.devices for one in found[:: 4 * CHUNK // 4]] == [1, 1, 1, 2]
+    refused = [point.values()["engine"] for point, one in zip(points, found, strict=True) if one.refused]
+    assert refused == ["single"] * CHUNK, "it has no replicas"
 
 
 def test_status_of_something_else(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
