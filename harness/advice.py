@@ -28,7 +28,13 @@ def mend(config: DictConfig, profile: ModelProfile, cluster: Cluster) -> str:
         if _step_s(config, profile, cluster, further) is not None:
             changes = _fewest(config, profile, cluster, further)
             break
-    return " ".join(f"{key}={value}" for key, value in changes.items()) or _lack(config, profile, cluster)
+    return typed(changes) or _lack(config, profile, cluster)
+
+
+def typed(changes: Changes) -> str:
+    """As the user would type it."""
+    shown = {True: "true", False: "false"}
+    return " ".join(f"{key}={shown[value] if isinstance(value, bool) else value}" for key, value in changes.items())
 
 
 def _fastest(config: DictConfig, profile: ModelProfile, cluster: Cluster) -> Changes:
@@ -59,17 +65,24 @@ def _lack(config: DictConfig, profile: ModelProfile, cluster: Cluster) -> str:
 def _ladder(config: DictConfig, engine: Engine, profile: ModelProfile, cluster: Cluster) -> Iterator[Changes]:
     """What is tried where no change of one key is enough, the least first.
 
-    Recompute and place by memory; with it more shards, smaller micro-batches; more devices; a smaller batch.
+    Recompute and place by memory; offload; with both more shards, smaller micro-batches; more devices; a smaller batch.
     """
-    both = _recompute(config) | _placed(config)
-    tried = [both, *(both | more for more in (*_shards(config), *_micro_batches(config)))]
+    both, offloaded = _recompute(config) | _placed(config), _offloaded(config)
+    tried = [both, offloaded]
+    both |= offloaded
+    tried += [both, *(both | more for more in (*_shards(config), *_micro_batches(config)))]
     for more in (*_devices(config, engine, profile, cluster), *_batches(config)):
         tried += [more, both | more]
     yield from (changes for number, changes in enumerate(tried) if changes and changes not in tried[:number])
 
 
 def _recompute(config: DictConfig) -> Changes:
-    return {"engine.checkpoint": "always"} if _other(config.engine, "checkpoint", "always") else {}
+    keys = {"checkpoint": "always", "checkpoint_every": "auto"}
+    return {f"engine.{key}": value for key, value in keys.items() if _other(config.engine, key, value)}
+
+
+def _offloaded(config: DictConfig) -> Changes:
+    return {"engine.offload": True} if config.engine.get("offload") is False else {}
 
 
 def _placed(config: DictConfig) -> Changes:
@@ -140,6 +153,8 @@ def _step_s(config: DictConfig, profile: ModelProfile, cluster: Cluster, changes
     try:
         engine: Engine = registry.build("engine", changed.engine)
         planner: Planner = registry.build("planner", changed.planner)
+        if check.request(changed, engine.capabilities, cluster):
+            return None
         draft = planning.draft(changed, engine, planner, profile, cluster)
     except CannotRun:
         return None

@@ -46,7 +46,7 @@ def refused(config: DictConfig, engine: Engine, cluster: Cluster) -> list[Proble
 def _astride(mesh: Mesh, cluster: Cluster) -> list[Problem]:
     """Shards of some stages on two nodes, where those of others are on one: stages and replicas must lie alike."""
     shards, each = mesh.tensor, cluster.devices_per_node
-    if mesh.size <= each or each % shards == 0 or shards % each == 0:
+    if mesh.size <= each or each % shards == 0 or shards > each:  # of more than a node has the planner tells
         return []
     what = f"lies unlike on nodes of {each} devices, some of its groups across two nodes"
     return [Problem(f"mesh.tensor {shards}", what, f"mesh.tensor={max(n for n in divisors.of(each) if n < shards)}")]

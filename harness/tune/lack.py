@@ -10,6 +10,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from harness import clusters
+from harness.advice import typed
 from harness.cluster import Cluster
 from harness.clusters import ClusterConfig
 from harness.display import sizes
@@ -50,13 +51,13 @@ def mend(config: DictConfig, fits: Fits) -> str:
     cluster = clusters.build(ClusterConfig(**config.cluster))
     for changes in _savings(config):
         if _tried(config, changes, cluster, fits):
-            return _typed(changes)
+            return typed(changes)
     most = [{}, *_savings(config)][-1]
     for factor in FACTORS if config.cluster.name != "local" else ():
         key, grown = _grown(cluster, factor)
         for changes in ({}, most):
             if _tried(config, changes, grown, fits):
-                return _typed(key | changes)
+                return typed(key | changes)
     return "a smaller model, or devices with more memory"
 
 
@@ -88,8 +89,3 @@ def _tried(config: DictConfig, changes: dict[str, Any], cluster: Cluster, fits: 
         return fits(changed, cluster)
     except (CannotRun, ValueError):
         return False
-
-
-def _typed(changes: dict[str, Any]) -> str:
-    shown = {True: "true", False: "false"}
-    return " ".join(f"{key}={shown[value] if isinstance(value, bool) else value}" for key, value in changes.items())

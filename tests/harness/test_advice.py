@@ -51,6 +51,15 @@ def test_checkpointing_where_that_is_enough() -> None:
     assert advice.mend(config, profile, cluster(2, 500)) == "engine.checkpoint=always"
 
 
+def test_checkpoints_and_offloading_where_both_are_needed() -> None:
+    """Each of two stages has 8 MB of state, 4 with offloading, and keeps 2 x 8 MB of samples, or 8 of one again."""
+    profile = chain(4, 1, params=10**6, saved=4 * 10**6, output=1)
+    typed = ("engine=myelin", "optimizer.name=adam", "batch.size=8", "batch.micro_batches=8", "engine.bsize=1000")
+    config, there = settled(*typed), cluster(2, 14 * 10**6)
+    assert advice.mend(config, profile, there) == "engine.checkpoint_every=auto engine.offload=true"
+    assert advice.mend(settled(*typed, "engine.offload=true"), profile, there) == "engine.checkpoint_every=auto"
+
+
 def test_checkpointing_is_not_recommended_where_it_does_not_help() -> None:
     profile = chain(4, 8, params=10, saved=100, output=1)
     config = settled("batch.size=64", "batch.micro_batches=8", "engine.checkpoint=except_last")
