@@ -24,6 +24,11 @@ class Section:
     """The first so many columns are text, and left-aligned."""
 
 
+def not_run(commands: Sequence[str]) -> str:
+    """One line about sweeps that were not run, or not to their end, with the commands that do; empty without any."""
+    return f"Not run yet, and left out: {'; '.join(commands)}" if commands else ""
+
+
 def show(sections: Sequence[Section], console: Console) -> None:
     """Print the sections."""
     for section in sections:

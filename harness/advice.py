@@ -37,6 +37,14 @@ def typed(changes: Changes) -> str:
     return " ".join(f"{key}={shown[value] if isinstance(value, bool) else value}" for key, value in changes.items())
 
 
+def changed(config: DictConfig, changes: Changes) -> DictConfig:
+    """A copy of the configuration with them."""
+    other = copy.deepcopy(config)
+    for key, value in changes.items():
+        OmegaConf.update(other, key, value)
+    return other
+
+
 def _fastest(config: DictConfig, profile: ModelProfile, cluster: Cluster) -> Changes:
     """Of the changes of one key that cost no devices and leave the batch as it is: the one with the shortest step.
 
@@ -144,18 +152,16 @@ def _fewest(config: DictConfig, profile: ModelProfile, cluster: Cluster, changes
 
 def _step_s(config: DictConfig, profile: ModelProfile, cluster: Cluster, changes: Changes) -> float | None:
     """Seconds of a step with these changes; None where there is no plan, or a device has not the memory for it."""
-    changed = copy.deepcopy(config)
-    for key, value in changes.items():
-        OmegaConf.update(changed, key, value)
-    profile = profile.of_samples(profile.micro_batch * check.micro_batch(changed) // check.micro_batch(config))
+    wanted = changed(config, changes)
+    profile = profile.of_samples(profile.micro_batch * check.micro_batch(wanted) // check.micro_batch(config))
     cluster = replace(cluster, nodes=changes.get("cluster.nodes", cluster.nodes),
                       devices_per_node=changes.get("cluster.devices", cluster.devices_per_node))  # fmt: skip
     try:
-        engine: Engine = registry.build("engine", changed.engine)
-        planner: Planner = registry.build("planner", changed.planner)
-        if check.request(changed, engine.capabilities, cluster):
+        engine: Engine = registry.build("engine", wanted.engine)
+        planner: Planner = registry.build("planner", wanted.planner)
+        if check.request(wanted, engine.capabilities, cluster):
             return None
-        draft = planning.draft(changed, engine, planner, profile, cluster)
+        draft = planning.draft(wanted, engine, planner, profile, cluster)
     except CannotRun:
         return None
     figures = draft.plan.predicted

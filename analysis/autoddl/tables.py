@@ -20,7 +20,7 @@ from analysis.autoddl.schemes import (
 )
 from analysis.autoddl.verdicts import BILLION, DENSE, verdicts
 from analysis.published import Number, numbers, value
-from analysis.report import MISSING, Section
+from analysis.report import MISSING, Section, not_run
 
 SAVED = {
     "VGG13": ("AutoDDL vs second best (Megatron-like 2d)", "communication_time_saved"),
@@ -56,7 +56,7 @@ def sections(results: Results) -> list[Section]:
 def missing(results: Results) -> str:
     """One line about the sweeps that were not run, with the commands that do; empty if there are none."""
     commands = [f"python run.py -m +sweeps=autoddl_{name}" for name in SWEEPS if not results.was_run(name)]
-    return f"Not run yet, and left out: {'; '.join(commands)}" if commands else ""
+    return not_run(commands)
 
 
 def _fig3(results: Results) -> Section:

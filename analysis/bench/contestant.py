@@ -9,10 +9,7 @@ One that fails, hangs or is killed is ended at once, with its ranks: it neither 
 from __future__ import annotations
 
 import math
-import threading
-import time
 import traceback
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing import get_context
@@ -101,17 +98,6 @@ class Contestant:
         self.process.kill()  # its ranks go with it
         self.process.join()
         self.pipe.close()
-
-
-def at_once(contestants: Sequence[Contestant]) -> float:
-    """Seconds for each step where all of them do one at the same time."""
-    threads = [threading.Thread(target=one.step) for one in contestants]
-    start = time.perf_counter()
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return (time.perf_counter() - start) / len(contestants)
 
 
 def _serve(entry: Entry, batch: Batch, bench: Connection, pipe: Connection) -> None:

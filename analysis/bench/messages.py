@@ -9,9 +9,9 @@ from contextlib import ExitStack
 import torch
 
 from analysis.bench import engines
-from analysis.bench.contestant import Contestant, at_once
+from analysis.bench.contestant import Contestant
 from analysis.bench.engines import Row
-from analysis.bench.race import Times, race, speedup
+from analysis.bench.race import Times, at_once, race, speedup
 from harness import devices, machine, registry
 from harness.compose import compose
 from harness.interfaces import Model
@@ -61,7 +61,10 @@ def speeds(name: str, keys: Sequence[str], here: Machine, rounds: int) -> list[R
     with ExitStack() as stack:
         all_ = {title: stack.enter_context(Contestant(entry, batch)) for title, entry in entries.items()}
         pair = [stack.enter_context(Contestant(entries[engines.BASE], batch)) for _ in range(2)]
-        times = race({title: one.step for title, one in all_.items()} | {BOTH: lambda: at_once(pair)}, rounds)
+        times = race(
+            {title: one.step for title, one in all_.items()} | {BOTH: lambda: at_once([one.step for one in pair])},
+            rounds,
+        )
     return [_row(name, title, taken) | {
         f"speed / {other}": speedup(times, title, other) for other in (engines.BASE, "gpipe")
     } for title, taken in times.items()]  # fmt: skip

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import statistics
-import threading
-import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
 import torch
 
-from analysis.bench.race import Times, race, speedup
+from analysis.bench.race import Times, at_once, race, speedup
 from engines.gpipe.config import Config as GPipeConfig
 from engines.gpipe.config import build as build_gpipe
 from engines.single.config import Config as SingleConfig
@@ -81,16 +79,6 @@ class Bench:
     def race(self, sessions: dict[str, Session], rounds: int) -> dict[str, Times]:
         return race({name: self.step_of(session) for name, session in sessions.items()}, rounds)
 
-    def at_once(self, sessions: Sequence[Session]) -> float:
-        """Seconds for each step when independent sessions run at the same time: what the cores give at best."""
-        threads = [threading.Thread(target=session.step, args=(self.batch,)) for session in sessions]
-        start = time.perf_counter()
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        return (time.perf_counter() - start) / len(sessions)
-
 
 def two_devices(rounds: int) -> list[Row]:
     """Two CPU devices, 8 micro-batches, no checkpointing, against one device with one thread and with all.
@@ -103,8 +91,8 @@ def two_devices(rounds: int) -> list[Row]:
         sessions = {"single": bench.single(), "single, all threads": bench.single(threads=0)}
         sessions["gpipe, 2 devices"] = bench.gpipe(plan)
         contestants = {name: bench.step_of(session) for name, session in sessions.items()}
-        pair = (bench.single(), bench.single())
-        times = race({**contestants, "2 x single at once": lambda: bench.at_once(pair)}, rounds)
+        pair = [bench.step_of(bench.single()) for _ in range(2)]
+        times = race({**contestants, "2 x single at once": lambda: at_once(pair)}, rounds)
         trace = sessions["gpipe, 2 devices"].trace()
     steps = [trace.only(number) for number in range(1, len(trace.steps))]
     busy = [statistics.median(step.busy_s(device) for step in steps) for device in (0, 1)]

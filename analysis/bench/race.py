@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 
@@ -33,6 +35,17 @@ def race(contestants: Mapping[str, Callable[[], float]], rounds: int, warmup: in
             if number >= warmup:
                 times[name].append(took_s)
     return {name: Times(tuple(taken)) for name, taken in times.items()}
+
+
+def at_once(runs: Sequence[Callable[[], object]]) -> float:
+    """Seconds for each where all of them run at the same time: what the cores give at best."""
+    threads = [threading.Thread(target=run) for run in runs]
+    start = time.perf_counter()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return (time.perf_counter() - start) / len(runs)
 
 
 def speedup(times: Mapping[str, Times], name: str, base: str) -> float:

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from analysis.bench import engines
-from analysis.bench.contestant import Contestant, at_once
-from analysis.bench.race import Times, race, speedup
+from analysis.bench.contestant import Contestant
+from analysis.bench.race import Times, at_once, race, speedup
 from engines.sbp.config import Config, build
 from harness import devices, machine, ranks, registry
 from harness.cluster import Cluster, Device
@@ -94,7 +94,7 @@ def wide(rounds: int) -> list[Row]:
         one, two, split = (
             stack.enter_context(Contestant(entries[name], batch)) for name in (engines.BASE, engines.BASE, "sbp")
         )
-        contestants = {engines.BASE: one.step, "sbp": split.step, BOTH: lambda: at_once([one, two])}
+        contestants = {engines.BASE: one.step, "sbp": split.step, BOTH: lambda: at_once([one.step, two.step])}
         times = race(contestants, rounds)
     strategies = sorted({"x".join(map(str, numbers)) for numbers in entries["sbp"].plan.strategy.values()})
     rows = [_row(f"wide MLP, {name}", taken) | {f"speed / {engines.BASE}": speedup(times, name, engines.BASE)}

@@ -9,7 +9,7 @@ from dataclasses import replace
 from analysis.madpipe.ratios import Cell, cell
 from analysis.madpipe.rows import CONTIGUOUS, MADPIPE, NETWORKS, PIPEDREAM, PUBLISHED, SWEEPS, Results, Row
 from analysis.madpipe.verdicts import BASELINE, verdicts
-from analysis.report import MISSING, Section
+from analysis.report import MISSING, Section, not_run
 
 MEMORIES = range(3, 17)
 SHOWN = (2, 4, 8)
@@ -49,7 +49,7 @@ def missing(results: Results) -> str:
         ran, count = results.count(name)
         if ran < count:
             told.append(f"python run.py -m +sweeps=madpipe_{name} ({count - ran} of {count} points)")
-    return f"Not run yet, and left out: {'; '.join(told)}" if told else ""
+    return not_run(told)
 
 
 def _of_what_ran(section: Section, ran: int, count: int) -> Section:

@@ -55,6 +55,12 @@ def state_bytes(row: Row) -> list[tuple[int, int, int]]:
     return found
 
 
+def state_of_a_parameter(row: Row) -> float:
+    """Bytes of the model state over all stages, buckets included, for each parameter of theirs."""
+    each = state_bytes(row)
+    return sum(held + buckets for _, held, buckets in each) / sum(phi for phi, _, _ in each)
+
+
 def state_is_exact(row: Row) -> bool:
     """Whether the state is 20 bytes a parameter on each stage, or with offloading 4 and 16 for each of a bucket's."""
     if row["engine.offload"] != "true":

@@ -6,7 +6,7 @@ from analysis.myelin import ablation, figures, small
 from analysis.myelin.figures import IPDPS, published
 from analysis.myelin.rows import GB, GPUS, LOCAL, MYELIN, PAPER, SWEEPS, Results, Row
 from analysis.myelin.verdicts import verdicts
-from analysis.report import MISSING, Section
+from analysis.report import MISSING, Section, not_run
 
 READ_OFF = "Paper: read off the plots of the published version (IPDPS 2022), whose text has few of the values."
 SIMULATED = "Simulated on Summit as the paper describes it, with links and the one efficiency as its timings imply."
@@ -40,7 +40,7 @@ def missing(results: Results) -> str:
             if ran < count:
                 points = f"{count - ran} of {count} points"
                 told.append(f"python run.py -m +sweeps=myelin_{sweep} scale={scale} ({points})")
-    return f"Not run yet, and left out: {'; '.join(told)}" if told else ""
+    return not_run(told)
 
 
 def _table1(results: Results) -> Section:
@@ -89,10 +89,10 @@ def _fig6(results: Results) -> Section:
         rows.append((name, "step, s", MISSING, f"{row.step_s:.2f}"))
         memory = published("myelin_fig6_memopt", "total_memory_usage", scheme) if row.mesh.pipeline == 24 else None
         rows.append((name, "memory of all devices, GB", _number(memory, "{:.1f}"), f"{row.total_bytes / GB:.1f}"))
-        each = figures.state_bytes(row)
-        whole = sum(held + buckets for _, held, buckets in each) / sum(phi for phi, _, _ in each)
         paper = None if memopt else float(figures.BYTES_PLAIN)
-        rows.append((name, "model state, bytes a parameter", _number(paper, "{:g}"), f"{whole:.2f}"))
+        rows.append(
+            (name, "model state, bytes a parameter", _number(paper, "{:g}"), f"{figures.state_of_a_parameter(row):.2f}")
+        )
     notes = (
         SIMULATED,
         "Memory is accounted, not measured. Of model state there are 4 bytes a parameter with the optimization, and 16 "

@@ -79,11 +79,7 @@ def state_is_a_fifth(results: Results) -> Found:
         return None
     exact = all(figures.state_is_exact(row) for row in rows)
     plain, offloaded = rows[0], rows[-1]
-    each = [
-        sum(held + buckets for _, held, buckets in figures.state_bytes(row))
-        / sum(phi for phi, _, _ in figures.state_bytes(row))
-        for row in (plain, offloaded)
-    ]
+    each = [figures.state_of_a_parameter(row) for row in (plain, offloaded)]
     return exact, (
         f"accounted on every stage: 20 bytes a parameter, with offloading 4 and 16 x bsize {'' if exact else 'NOT '}"
         f"exactly; on {offloaded.mesh.pipeline} stages {each[0]:g} and {each[1]:.2f} in all"

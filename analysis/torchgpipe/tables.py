@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from analysis.published import numbers, value
-from analysis.report import MISSING, Section
+from analysis.report import MISSING, Section, not_run
 from analysis.torchgpipe import search
 from analysis.torchgpipe.figures import GIB, QUANTITIES, SPEED, SPEED_UP, gpipe, paper, small_speed_up, small_throughput
 from analysis.torchgpipe.rows import PIPELINES, ROWS, SCALES, SMALL, SOURCE, Results, Source
@@ -55,7 +55,7 @@ def missing(results: Results) -> str:
     commands = [f"python run.py -m +sweeps=torchgpipe_table{table}" for table in tables]
     if not _small_was_run(results):
         commands.append("python run.py -m +sweeps=torchgpipe_table2 scale=local")
-    return f"Not run yet, and left out: {'; '.join(commands)}" if commands else ""
+    return not_run(commands)
 
 
 def _searched(results: Results) -> bool:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from harness import clusters
-from harness.advice import typed
+from harness.advice import FACTORS, changed, typed
 from harness.cluster import Cluster
 from harness.clusters import ClusterConfig
 from harness.display import sizes
@@ -20,7 +19,6 @@ from harness.tune.line import Line
 Fits = Callable[[DictConfig, Cluster], bool]
 SAVING = {"offload": (False, True), "checkpoint_every": ("never", "auto"), "checkpoint": ("never", "always")}
 """Keys of engines that save memory: what they may be, and what to try then."""
-FACTORS = (2, 4, 8, 16)
 
 
 def problems(config: DictConfig, lines: Sequence[Line], fits: Fits) -> list[Problem]:
@@ -82,10 +80,7 @@ def _grown(cluster: Cluster, factor: int) -> tuple[dict[str, Any], Cluster]:
 
 
 def _tried(config: DictConfig, changes: dict[str, Any], cluster: Cluster, fits: Fits) -> bool:
-    changed = copy.deepcopy(config)
-    for key, value in changes.items():
-        OmegaConf.update(changed, key, value)
     try:
-        return fits(changed, cluster)
+        return fits(changed(config, changes), cluster)
     except (CannotRun, ValueError):
         return False
