@@ -12,7 +12,7 @@ STAMP := $(VENV)/.set-up
 ARGS ?=
 
 .DEFAULT_GOAL := run
-.PHONY: setup run test lint types bench replay mutants matrix
+.PHONY: setup run test lint types bench tables report replay mutants matrix
 
 setup: $(STAMP)
 
@@ -20,7 +20,7 @@ setup: $(STAMP)
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if v >= (3, 11) else f"{sys.executable} is Python {v.major}.{v.minor}, Regatta needs 3.11 or newer: make setup PYTHON=python3.12")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --disable-pip-version-check $(PIP_ARGS) -c constraints.txt -e '.[dev,mpi,peers]'
+	$(BIN)/python -m pip install --disable-pip-version-check $(PIP_ARGS) -c constraints.txt -e '.[dev,mpi,notebooks,peers]'
 	@touch $@
 
 run: $(STAMP)
@@ -38,6 +38,14 @@ types: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/python -m analysis.bench $(ARGS)
+
+# All sweeps behind the papers' tables, the notebooks and the report page: 20 minutes on two cores; FULL=1 for all points.
+tables: $(STAMP)
+	$(BIN)/python -m analysis.make_tables $(if $(FULL),--full)
+
+# The report page, build/report.html, from the committed records and those in runs/.
+report: $(STAMP)
+	$(BIN)/python -m analysis.page $(ARGS)
 
 replay: $(STAMP)
 	$(BIN)/python -m analysis.replay $(ARGS)

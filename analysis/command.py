@@ -1,33 +1,36 @@
-"""What `python -m analysis.PAPER [FOLDER...] [--write]` does: tables from records, on the terminal and as a page."""
+"""What `python -m analysis.PAPER [SOURCE...]` does: tables from records, on the terminal and as a page."""
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from rich.console import Console
 
-from analysis import records, report
+from analysis import pack, records, report
+from analysis.plots import style
+from analysis.verdict import Verdict
 from harness import files
 from harness.problem import CannotRun
 from harness.record import RunRecord
-from harness.serial import SchemaError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 Results = TypeVar("Results")
-RUNS = Path("runs")
 
 
 @dataclass(frozen=True)
 class Page(Generic[Results]):
     """The report of a paper: `python -m MODULE`, which `--write`s the file `path`.
 
-    `results` are made of the records in the given folders, or in `sweeps`, folders in runs/. `missing` says what has
-    not been run. `drawn` draws what there is to draw into a folder, and says so. Lines have `width` letters where there
-    is no terminal.
+    `results` are made of records, by default those of `sweeps`, folders in runs/, and of their packs. `missing` says
+    what has not been run. `figures` are drawn by name, None where they were not run. Lines have `width` letters where
+    there is no terminal.
     """
 
     module: str
@@ -36,41 +39,59 @@ class Page(Generic[Results]):
     title: str
     intro: str
     sweeps: Sequence[str]
-    results: Callable[[list[RunRecord]], Results]
+    results: Callable[[Sequence[RunRecord]], Results]
     sections: Callable[[Results], Sequence[report.Section]]
+    verdicts: Callable[[Results], Sequence[Verdict]]
     missing: Callable[[Results], str]
-    drawn: Callable[[Results, Path], str] = lambda results, folder: ""
+    figures: Mapping[str, Callable[[Results], Figure | None]]
     width: int = 150
+
+    def load(self, sources: Sequence[str] = ()) -> records.Loaded:
+        """The records of `sources`; by default those of the committed packs and of runs/. Raises CannotRun."""
+        folders = [folder for name in self.sweeps if (folder := pack.RUNS / name).is_dir()]
+        return records.load(sources or [*pack.of_sweeps(self.sweeps), *folders])
 
 
 def main(page: Page[Results], arguments: Sequence[str]) -> int:
-    """Returns 2 for folders that cannot be read, else 0."""
+    """Returns 2 for sources that are not there, else 0."""
     options = _parser(page).parse_args(arguments)
     try:
-        found = records.load(options.folders or _default(page.sweeps))
-    except (CannotRun, SchemaError) as error:
+        loaded = page.load(options.sources)
+    except CannotRun as error:
         print(error, file=sys.stderr)
         return 2
-    results = page.results(found)
+    print("\n".join(loaded.told()), file=sys.stderr)
+    results = page.results(loaded.records)
     sections, missing = page.sections(results), page.missing(results)
-    console = Console()
-    report.show(sections, console if console.is_terminal else Console(width=page.width))
-    if missing:
-        print(missing)
+    if options.format:
+        print(report.FORMATS[options.format](page.title, " ".join(filter(None, (page.intro, missing))), sections))
+    else:
+        show(sections, page.width)
+        if missing:
+            print(missing)
     if options.write:
-        intro = " ".join(filter(None, (page.intro, missing, page.drawn(results, page.path.parent))))
+        intro = " ".join(filter(None, (page.intro, missing, style.drawn(page.figures, results, page.path.parent))))
         files.write_text(page.path, report.markdown(page.title, intro, sections))
-        print(f"written to {page.path}")
+        print(f"written to {page.path}", file=sys.stderr)
     return 0
 
 
-def _default(sweeps: Sequence[str]) -> list[Path]:
-    """The sweeps' own folders, those that are there."""
-    return [folder for name in sweeps if (folder := RUNS / name).is_dir()]
+def show(sections: Sequence[report.Section], width: int) -> None:
+    """Print the sections on the terminal; where there is none, `width` letters wide."""
+    console = Console()
+    report.show(sections, console if console.is_terminal else Console(width=width))
+
+
+def add_format(parser: argparse.ArgumentParser) -> None:
+    """`--format`, as all commands that print tables have it."""
+    parser.add_argument("--format", choices=report.FORMATS, help="print it in this format, in place of plain text")
 
 
 def _parser(page: Page[Results]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(f"python -m {page.module}", description=page.about, allow_abbrev=False)
-    parser.add_argument("folders", nargs="*", type=Path, metavar="FOLDER")
+    parser.add_argument("sources", nargs="*", metavar="SOURCE",
+                        help="only these records: a folder, a pack (*.json), wandb:FOLDER or wandb:ENTITY/PROJECT; "
+                        "by default the committed packs, then runs/")  # fmt: skip
+    add_format(parser)
     parser.add_argument("--write", action="store_true", help=f"also write {page.path}")
     return parser

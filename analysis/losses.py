@@ -14,26 +14,24 @@ only some runs have is not compared.
 from __future__ import annotations
 
 import argparse
-import io
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from analysis.runs import NoRun, listed, load, titled
-from harness import files
+from analysis import beside
+from analysis.plots import style
+from analysis.runs import listed, load, titled
 from harness.training import METRICS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-COLOURS = ("#BBBBBB", "#56B4E9", "#E69F00", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#333333")
-"""Grey for the first run, then Okabe and Ito's palette, which colour-blind readers can tell apart."""
-DPI = 100
-_WIDTH_PX, _HEIGHT_PX = 1200, 700
+FIRST = "#BBBBBB"
+"""Grey, for the run that the others are held against; the others have the palette of all pictures."""
+_SIZE_IN = (12.0, 7.0)
 _WIDEST_PT, _NARROWEST_PT = 8.0, 1.0
 """Lines get narrower from run to run, so that equal curves are seen one on the other."""
 _ALONE_PT, _OF_DIFFERENCES_PT = 1.5, 2.5
@@ -82,7 +80,7 @@ def curves(folders: Sequence[Path], titles: Sequence[str] | None = None) -> list
     for folder in folders:
         try:
             for run in load(folder):
-                losses.append(_losses(run.folder / METRICS))
+                losses.append(beside.of_steps(run.folder / METRICS))
                 runs.append(run)
         except ValueError as error:
             missing.append(str(error))
@@ -106,29 +104,19 @@ def report(curves: Sequence[Curve]) -> list[str]:
 
 def draw(curves: Sequence[Curve], path: Path, levels: Sequence[tuple[str, float]] = ()) -> None:
     """Write the picture to `path` as a PNG, 1200 x 700 pixels."""
-    buffer = io.BytesIO()
-    figure(curves, levels).savefig(buffer, format="png", dpi=DPI)
-    files.write_bytes(path, buffer.getvalue())
+    style.write(figure(curves, levels), path)
 
 
+@style.styled
 def figure(curves: Sequence[Curve], levels: Sequence[tuple[str, float]] = ()) -> Figure:
     """Losses above; below, where there are several runs, their differences from the first one."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    drawn = Figure(figsize=(_WIDTH_PX / DPI, _HEIGHT_PX / DPI), dpi=DPI, layout="constrained")
-    FigureCanvasAgg(drawn)
     several = len(curves) > 1
-    panels = drawn.subplots(1 + several, 1, sharex=True, squeeze=False, height_ratios=(2, 1)[: 1 + several])[:, 0]
-    _draw_losses(panels[0], curves, levels)
+    drawn, axes = style.panels(1 + several, 1, *_SIZE_IN, sharex=True, height_ratios=(2, 1)[: 1 + several])
+    _draw_losses(axes[0, 0], curves, levels)
     if several:
-        _draw_differences(panels[1], curves)
-    panels[-1].set_xlabel("step")
-    panels[-1].xaxis.get_major_locator().set_params(integer=True)
-    for panel in panels:
-        panel.grid(color="#DDDDDD", linewidth=0.6)
-        panel.set_axisbelow(True)
-        panel.spines[["top", "right"]].set_visible(False)
+        _draw_differences(axes[1, 0], curves)
+    axes[-1, 0].set_xlabel("step")
+    axes[-1, 0].xaxis.get_major_locator().set_params(integer=True)
     return drawn
 
 
@@ -141,8 +129,7 @@ def _draw_losses(axes: Axes, curves: Sequence[Curve], levels: Sequence[tuple[str
                       textcoords="offset points", ha="right", parse_math=False)  # fmt: skip
     axes.set_ylabel("loss")
     axes.margins(x=0.01)
-    for text in axes.legend(frameon=False).get_texts():
-        text.set_parse_math(False)
+    style.told_apart(axes)
 
 
 def _draw_differences(axes: Axes, curves: Sequence[Curve]) -> None:
@@ -157,19 +144,8 @@ def _draw_differences(axes: Axes, curves: Sequence[Curve]) -> None:
 
 def _style(number: int, count: int) -> dict[str, Any]:
     narrower = (_WIDEST_PT - _NARROWEST_PT) * number / max(1, count - 1)
-    return {"color": COLOURS[number % len(COLOURS)], "linewidth": _WIDEST_PT - narrower if count > 1 else _ALONE_PT}
-
-
-def _losses(path: Path) -> tuple[float, ...]:
-    try:
-        found = tuple(float(json.loads(line)["loss"]) for line in path.read_text(encoding="utf-8").splitlines())
-    except FileNotFoundError:
-        raise NoRun(f"{path}   is not there   -> a run with mode=run") from None
-    except (ValueError, KeyError, TypeError) as error:
-        raise NoRun(f"{path}   cannot be read: {error}   -> run it again") from error
-    if not found:
-        raise NoRun(f"{path}   has 0 steps: its run ended before the first one   -> run it again")
-    return found
+    colours = (FIRST, *style.COLOURS)
+    return {"color": colours[number % len(colours)], "linewidth": _WIDEST_PT - narrower if count > 1 else _ALONE_PT}
 
 
 def _level(text: str) -> tuple[str, float]:

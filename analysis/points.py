@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
+from analysis.records import key_of, newest, point_of
 from harness.record import RunRecord
 from harness.sweep_points import Point, expand
 
@@ -49,17 +50,16 @@ Kind = TypeVar("Kind", bound=Row)
 
 
 class Points(Generic[Kind]):
-    """The records of the sweeps PAPER_*, by sweep and point, as rows of some kind. Of several for a point the latest
-    counts."""
+    """The records of the sweeps PAPER_*, by sweep and point, as rows of some kind."""
 
     def __init__(self, paper: str, kind: type[Kind], records: Iterable[RunRecord]) -> None:
         self._paper, self._kind = paper, kind
-        self._latest = {_key(record.manifest.get("overrides", [])): record for record in records}
+        self._newest = newest(records, point_of)
 
     def rows(self, sweep: str, keep: Callable[[Kind], bool] = lambda row: True, scale: str | None = None) -> list[Kind]:
         """The points of a sweep, in order; of its first scale, if it has several and none is given."""
         points = points_of(f"{self._paper}_{sweep}", scale)
-        found = (self._kind(point.values(), self._latest.get(_key(point.overrides))) for point in points)
+        found = (self._kind(point.values(), self._newest.get(key_of(point.overrides))) for point in points)
         return [row for row in found if keep(row)]
 
     def was_run(self, sweep: str, scale: str | None = None) -> bool:
@@ -70,8 +70,3 @@ class Points(Generic[Kind]):
 def points_of(sweep: str, scale: str | None = None) -> tuple[Point, ...]:
     """The points of sweeps/SWEEP.yaml, at one of its scales."""
     return tuple(expand([f"+sweeps={sweep}", *([f"scale={scale}"] if scale else [])]))
-
-
-def _key(overrides: Iterable[str]) -> frozenset[str]:
-    """What tells a point; where its record lies does not."""
-    return frozenset(text for text in overrides if not text.startswith("out="))

@@ -1,15 +1,25 @@
-"""Tables with a title and notes, on the terminal and as Markdown."""
+"""Tables with a title and notes: on the terminal, as Markdown, LaTeX (booktabs) and HTML, and as tidy frames."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import html as markup
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+if TYPE_CHECKING:
+    import pandas
+
 MISSING = "-"
+_LATEX = {
+    "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}",
+    ">": r"\textgreater{}", "|": r"\textbar{}", **{letter: f"\\{letter}" for letter in "&%$#_{}"},
+}  # fmt: skip
+_SPECIAL = str.maketrans(_LATEX)
 
 
 @dataclass(frozen=True)
@@ -23,6 +33,24 @@ class Section:
     texts: int = 1
     """The first so many columns are text, and left-aligned."""
 
+    def _repr_html_(self) -> str:
+        """As notebooks show it."""
+        return html_section(self)
+
+    def frame(self) -> pandas.DataFrame:
+        """The cells as they are printed: a row for each row, with the table's columns."""
+        import pandas
+
+        return pandas.DataFrame(list(self.rows), columns=list(self.columns))
+
+    def aligned(self, text: str, number: str) -> list[str]:
+        """`text` for each column of text, `number` for each other one."""
+        return [text if column < self.texts else number for column in range(len(self.columns))]
+
+
+Page = Callable[[str, str, Sequence[Section]], str]
+"""From a title, an introduction and sections to a text."""
+
 
 def not_run(commands: Sequence[str]) -> str:
     """One line about sweeps that were not run, or not to their end, with the commands that do; empty without any."""
@@ -33,23 +61,74 @@ def show(sections: Sequence[Section], console: Console) -> None:
     """Print the sections."""
     for section in sections:
         table = Table(box=None, pad_edge=False)
-        for number, column in enumerate(section.columns):
-            table.add_column(Text(column), justify="left" if number < section.texts else "right", overflow="fold")
+        for column, side in zip(section.columns, section.aligned("left", "right"), strict=True):
+            table.add_column(Text(column), justify="left" if side == "left" else "right", overflow="fold")
         for row in section.rows:
             table.add_row(*map(Text, row))
         console.print(Text(section.title, style="bold"), table, *map(Text, section.notes), Text(), sep="\n")
 
 
 def markdown(title: str, intro: str, sections: Sequence[Section]) -> str:
-    """The same as a page of Markdown."""
+    """A page of Markdown."""
     lines = [f"# {title}", "", intro, ""]
     for section in sections:
-        rule = [":--" if number < section.texts else "--:" for number in range(len(section.columns))]
-        lines += [f"## {section.title}", "", *map(_line, (section.columns, rule, *section.rows)), ""]
+        cells = (section.columns, section.aligned(":--", "--:"), *section.rows)
+        lines += [f"## {section.title}", "", *map(_markdown_line, cells), ""]
         for note in section.notes:
             lines += [note, ""]
     return "\n".join(lines)
 
 
-def _line(cells: Sequence[str]) -> str:
+def latex(title: str, intro: str, sections: Sequence[Section]) -> str:
+    r"""A section of LaTeX: tables of the packages booktabs and longtable, their titles as captions."""
+    lines = [rf"\section{{{_latex(title)}}}", "", _latex(intro), ""]
+    for section in sections:
+        lines += [
+            rf"\begin{{longtable}}{{{''.join(section.aligned('l', 'r'))}}}", rf"\caption{{{_latex(section.title)}}}\\",
+            r"\toprule", _latex_line(section.columns), r"\midrule", r"\endhead", *map(_latex_line, section.rows),
+            r"\bottomrule", r"\end{longtable}", "",
+        ]  # fmt: skip
+        lines += [line for note in section.notes for line in (_latex(note), "")]
+    return "\n".join(lines)
+
+
+def html(title: str, intro: str, sections: Sequence[Section]) -> str:
+    """A fragment of HTML: a heading, and `html_section` of each."""
+    lines = [f"<h1>{markup.escape(title)}</h1>", *_paragraphs([intro])]
+    return "\n".join([*lines, *map(html_section, sections), ""])
+
+
+def html_section(section: Section) -> str:
+    """A heading, a table whose cells of numbers have the class "number", and paragraphs."""
+    kinds = section.aligned("", ' class="number"')
+    lines = [
+        f"<h2>{markup.escape(section.title)}</h2>", '<div class="table">', "<table>",
+        "<thead>", _html_line("th", section.columns, kinds), "</thead>",
+        "<tbody>", *(_html_line("td", row, kinds) for row in section.rows), "</tbody>",
+        "</table>", "</div>", *_paragraphs(section.notes),
+    ]  # fmt: skip
+    return "\n".join(lines)
+
+
+FORMATS: dict[str, Page] = {"markdown": markdown, "latex": latex, "html": html}
+
+
+def _markdown_line(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+
+
+def _latex(text: str) -> str:
+    return text.translate(_SPECIAL)
+
+
+def _latex_line(cells: Sequence[str]) -> str:
+    return rf"{' & '.join(map(_latex, cells))} \\"
+
+
+def _html_line(tag: str, cells: Sequence[str], kinds: Sequence[str]) -> str:
+    told = (f"<{tag}{kind}>{markup.escape(cell)}</{tag}>" for cell, kind in zip(cells, kinds, strict=True))
+    return f"<tr>{''.join(told)}</tr>"
+
+
+def _paragraphs(texts: Iterable[str]) -> list[str]:
+    return [f"<p>{markup.escape(text)}</p>" for text in texts if text]

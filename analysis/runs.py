@@ -11,10 +11,11 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
+from analysis import records
+from analysis.beside import ORIGIN
+from analysis.records import RECORD
 from harness import request
 from harness.record import RunRecord
-from harness.runner import RECORD
-from harness.serial import SchemaError
 
 TOLD = ("out", "mode", "engine", "model", "cluster")
 """Keys that a title says anyway; the run's mode is its "measured" or "simulated"."""
@@ -54,17 +55,15 @@ class Run:
 
 
 def load(folder: Path) -> list[Run]:
-    """The run in `folder`, or all runs of the sweep in it."""
-    try:
-        if (folder / RECORD).is_file():
-            return [Run(folder, RunRecord.load(folder / RECORD))]
-        runs = [Run(path.parent, RunRecord.load(path)) for path in folder.glob(f"*/{RECORD}")]
-    except SchemaError as error:
-        raise NoRun(f"{folder}   holds a record that cannot be read: {error}") from error
-    if not runs:
+    """The run in `folder`, or all runs of the sweep in it, the oldest first."""
+    if not records.in_folder(folder):
         what = "is neither a run's nor a sweep's: it has no" if folder.is_dir() else "is no folder with a"
         raise NoRun(f"{folder}   {what} {RECORD}   -> the folder that run.py names, such as runs/NAME")
-    return sorted(runs, key=lambda run: (run.record.manifest.get("start_time", ""), run.record.id))
+    loaded = records.load([folder])
+    if loaded.skipped:
+        told = "; ".join(f"{one.place}: {one.why}" for one in loaded.skipped)
+        raise NoRun(f"{folder}   holds a record that cannot be read: {told}")
+    return [Run(Path(record.manifest[ORIGIN]), record) for record in loaded.records]
 
 
 def titled(runs: Sequence[Run], titles: Sequence[str] | None = None) -> list[str]:

@@ -2,38 +2,92 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 from analysis.published import claims
+from analysis.report import MISSING, Section
 
 Results = TypeVar("Results")
-Found = tuple[bool, str] | None
-"""Whether a claim holds, and the figures in a few words; None if what it needs has not been run."""
+SAYS = ("holds", "does not hold", "not run", "by tests")
+
+
+@dataclass(frozen=True)
+class Found:
+    """Whether a claim holds, and its figures in a few words, by where they are from; empty where there are none.
+
+    What is planned, predicted or accounted counts as simulated.
+    """
+
+    holds: bool
+    published: str = ""
+    simulated: str = ""
+    measured: str = ""
+
+
+Judge = Callable[[Results], Found | None]
+"""Returns None if what it needs has not been run."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """`says`: holds, does not hold, not run, or by tests."""
+    """What `Found` says of a claim; `says` is one of `SAYS`.
+
+    `reason` is what may keep the claim from holding, what was not run, or the tests that settle it.
+    """
 
     id: str
     claim: str
     says: str
-    figures: str
+    published: str = ""
+    simulated: str = ""
+    measured: str = ""
+    reason: str = ""
 
 
 def judged(
-    paper: str, results: Results, judges: Mapping[str, Callable[[Results], Found]], settled: Mapping[str, Sequence[str]]
+    paper: str,
+    results: Results,
+    judges: Mapping[str, Judge[Results]],
+    settled: Mapping[str, Sequence[str]],
+    reasons: Mapping[str, str],
 ) -> list[Verdict]:
-    """A verdict for each claim of claims/PAPER.csv; `settled` names the tests that settle a claim, or a part of it."""
+    """A verdict for each claim of claims/PAPER.csv.
+
+    `settled` names the tests that settle a claim, or a part of it; `reasons` say what may keep one from holding.
+    """
     told = []
     for claim in claims(paper):
         found = judges[claim.id](results) if claim.id in judges else None
         tests = f"exact in {' and '.join(settled[claim.id])}" if claim.id in settled else ""
         if found is None:
-            says, figures = ("by tests" if tests else "not run"), tests
-        else:
-            says, figures = ("holds" if found[0] else "does not hold"), "; ".join(filter(None, (found[1], tests)))
-        told.append(Verdict(claim.id, claim.claim, says, figures))
+            told.append(Verdict(claim.id, claim.claim, "by tests" if tests else "not run", reason=tests))
+            continue
+        why = "" if found.holds else reasons.get(claim.id, "")
+        says, reason = "holds" if found.holds else "does not hold", "; ".join(filter(None, (why, tests)))
+        figures = (found.published, found.simulated, found.measured)
+        told.append(Verdict(claim.id, claim.claim, says, *figures, reason))
     return told
+
+
+def section(verdicts: Sequence[Verdict], title: str = "Claims") -> Section:
+    """The verdicts as a table, the reasons below it."""
+    rows = tuple(
+        (one.id, one.says, one.claim, *(figure or MISSING for figure in (one.published, one.simulated, one.measured)))
+        for one in verdicts
+    )
+    told: dict[str, list[str]] = {}
+    for one in verdicts:
+        if one.reason:
+            told.setdefault(one.reason, []).append(one.id)
+    notes = (f"{', '.join(ids)}: {reason}" for reason, ids in told.items())
+    columns = ("claim", "verdict", "what the paper says", "paper", "simulated", "measured")
+    return Section(title, columns, rows, (summed(verdicts), *notes), texts=len(columns))
+
+
+def summed(verdicts: Sequence[Verdict]) -> str:
+    """15 claims: 7 holds, 5 does not hold, ..."""
+    counts = Counter(one.says for one in verdicts)
+    return f"{len(verdicts)} claims: " + ", ".join(f"{counts[says]} {says}" for says in SAYS if counts[says])

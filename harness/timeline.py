@@ -89,16 +89,21 @@ def draw(trace: Trace, path: Path, title: str = "", step: int | None = None) -> 
 
 
 def draw_panels(panels: Sequence[tuple[str, Trace]], path: Path) -> None:
-    """Write the timelines of (title, trace of one step), one below the other, to `path` as a PNG, 1200 pixels wide.
+    """Write `figure(panels)` to `path` as a PNG, 1200 pixels wide."""
+    buffer = io.BytesIO()
+    figure(panels).savefig(buffer, format="png", dpi=DPI)
+    files.write_bytes(path, buffer.getvalue())
+
+
+def figure(panels: Sequence[tuple[str, Trace]]) -> Figure:
+    """The timelines of (title, trace of one step), one below the other.
 
     Of a trace with several steps the last one is drawn. Raises ValueError for no panel, for a trace without spans, and
     for a picture that would be too high.
     """
     if not panels:
         raise ValueError("a picture needs at least one trace")
-    buffer = io.BytesIO()
-    _figure(_stacked(panels)).savefig(buffer, format="png", dpi=DPI)
-    files.write_bytes(path, buffer.getvalue())
+    return _figure(_stacked(panels))
 
 
 def _stacked(panels: Sequence[tuple[str, Trace]]) -> list[Panel]:
@@ -118,10 +123,10 @@ def _figure(panels: Sequence[Panel]) -> Figure:
     from matplotlib.figure import Figure
 
     height_px = panels[-1].bottom_px + _BOTTOM_PX
-    figure = Figure(figsize=(WIDTH_PX / DPI, height_px / DPI), dpi=DPI)
-    FigureCanvasAgg(figure)
+    drawn = Figure(figsize=(WIDTH_PX / DPI, height_px / DPI), dpi=DPI)
+    FigureCanvasAgg(drawn)
     bottom = _BOTTOM_PX / height_px
-    axes = figure.add_axes((LEFT_PX / WIDTH_PX, bottom, INNER_PX / WIDTH_PX, 1 - bottom))
+    axes = drawn.add_axes((LEFT_PX / WIDTH_PX, bottom, INNER_PX / WIDTH_PX, 1 - bottom))
     axes.set_xlim(0, max(panel.length_ms for panel in panels) or 1)
     axes.set_ylim(height_px - _BOTTOM_PX, 0)
     axes.set_yticks([])
@@ -134,7 +139,7 @@ def _figure(panels: Sequence[Panel]) -> Figure:
     lanes = [lane for panel in panels for lane in panel.lanes]
     _draw_boxes(axes, lanes)
     _draw_legend(axes, {box.kind for lane in lanes for row in lane.rows for box in row})
-    return figure
+    return drawn
 
 
 def _draw_frame(axes: Axes, panel: Panel) -> None:

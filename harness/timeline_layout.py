@@ -28,12 +28,13 @@ _QUEUES: tuple[str, ...] = get_args(Queue)
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """One span, ready to be drawn: its kind, the text in it, and where it lies in ms from the step's start."""
+    """One span, ready to be drawn: its kind, the text in it, where it lies in ms from the step's start, and its op."""
 
     kind: str
     text: str
     start_ms: float
     end_ms: float
+    op: str
 
 
 @dataclass(frozen=True)
@@ -130,7 +131,7 @@ def _lanes(
 def _box(span: Span, origin_s: float) -> Box:
     op = Op.parse(span.op)
     text = "" if op.micro_batch is None else str(op.micro_batch)
-    return Box(op.kind, text, 1e3 * (span.start_s - origin_s), 1e3 * (span.end_s - origin_s))
+    return Box(op.kind, text, 1e3 * (span.start_s - origin_s), 1e3 * (span.end_s - origin_s), span.op)
 
 
 def _rows(boxes: Sequence[Box]) -> list[list[Box]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import statistics
 import subprocess
@@ -10,13 +9,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from harness import display, files, launch, malloc
+from analysis.bench import results
+from harness import display, launch, malloc
 from harness.cluster import Cluster, Link
 from harness.manifest import manifest
 from harness.memory import MemoryModel
@@ -28,9 +27,7 @@ from harness.schedule.hops import plan_hops
 from harness.schedule.one_f_one_b import one_f_one_b
 from harness.simulate import simulate
 
-ROOT = Path(__file__).resolve().parents[2]
-RESULTS = ROOT / "analysis" / "results" / "bench.json"
-PICTURE = ROOT / "docs" / "race.png"
+PICTURE = results.ROOT / "docs" / "race.png"
 ROUNDS = 9
 
 
@@ -41,7 +38,7 @@ def planning(rounds: int) -> list[dict[str, Any]]:
         taken = []
         for _ in range(rounds // 2 + 1):
             start = time.perf_counter()
-            subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+            subprocess.run(command, cwd=results.ROOT, check=True, capture_output=True)
             taken.append(time.perf_counter() - start)
     warm = taken[1:]
     return [
@@ -76,8 +73,9 @@ def simulator(rounds: int) -> list[dict[str, Any]]:
 def main(names: list[str]) -> int:
     malloc.tune()
     os.environ |= launch.FORKABLE
-    from analysis.bench import engines, messages, picture, pipeline, tensor
+    from analysis.bench import engines, messages, pipeline, tensor
     from analysis.bench.prediction import prediction
+    from analysis.plots import race, style
 
     benches = {
         "two_devices": pipeline.two_devices,
@@ -95,14 +93,14 @@ def main(names: list[str]) -> int:
     if unknown:
         print(f"no benchmark is called {', '.join(unknown)}: there are {', '.join(benches)}", file=sys.stderr)
         return 2
-    results: dict[str, Any] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    found = results.load()
     for name in names or benches:
         rows = benches[name](int(os.environ.get("ROUNDS", ROUNDS)))
         show(name, (benches[name].__doc__ or "").strip().splitlines()[0], rows)
-        results[name] = {"rows": rows, "manifest": manifest([], ["cpu"], {}, 1)}
-        files.write_text(RESULTS, json.dumps(results, indent=1) + "\n")
-        if name == "race":
-            picture.draw(rows, PICTURE)
+        found[name] = {"rows": rows, "manifest": manifest([], ["cpu"], {}, 1)}
+        results.save(found)
+        if name == "race" and (picture := race.figure(rows)):
+            style.write(picture, PICTURE)
     return 0
 
 

@@ -22,6 +22,7 @@ import torch
 
 from analysis.bench.contestant import Contestant, Entry
 from analysis.bench.race import Times, race, speedup
+from analysis.bench.results import BASE
 from harness import check, clusters, devices, machine, planning, ranks, registry
 from harness.clusters import ClusterConfig
 from harness.compose import compose
@@ -34,7 +35,6 @@ from harness.profiling import measure
 T = TypeVar("T")
 Row = dict[str, Any]
 DEVICES = 2
-BASE = "single"
 MODELS = {
     "U-Net": ("model=unet", "batch.size=16", "batch.micro_batches=8"),
     "GPT": ("model=gpt", "model.hidden=256", "model.sequence=128", "batch.size=16", "batch.micro_batches=8"),

@@ -12,6 +12,7 @@ from analysis.bench import engines
 from analysis.bench.contestant import Contestant
 from analysis.bench.engines import Row
 from analysis.bench.race import Times, at_once, race, speedup
+from analysis.bench.results import BASE
 from harness import devices, machine, registry
 from harness.compose import compose
 from harness.interfaces import Model
@@ -22,7 +23,7 @@ MODELS = {
     "GPT": ("model=gpt", "model.hidden=256", "model.sequence=128", "batch.size=16"),
 }
 CONTESTANTS = {
-    engines.BASE: ("engine=single",),
+    BASE: ("engine=single",),
     "gpipe": ("engine=gpipe", "engine.checkpoint=never"),
     "deepspeed, pipeline": ("engine=deepspeed",),
     "myelin": ("engine=myelin",),
@@ -56,17 +57,17 @@ def speeds(name: str, keys: Sequence[str], here: Machine, rounds: int) -> list[R
     """All contestants in turns, each in a process of its own."""
     profile = engines.profiled(keys)
     entries = {title: engines.entry([*keys, *own], profile, here) for title, own in CONTESTANTS.items()}
-    model: Model = registry.build("model", compose([*keys, f"engine={engines.BASE}"]).model)
-    batch = model.sample(profile.micro_batch * entries[engines.BASE].plan.micro_batches)
+    model: Model = registry.build("model", compose([*keys, f"engine={BASE}"]).model)
+    batch = model.sample(profile.micro_batch * entries[BASE].plan.micro_batches)
     with ExitStack() as stack:
         all_ = {title: stack.enter_context(Contestant(entry, batch)) for title, entry in entries.items()}
-        pair = [stack.enter_context(Contestant(entries[engines.BASE], batch)) for _ in range(2)]
+        pair = [stack.enter_context(Contestant(entries[BASE], batch)) for _ in range(2)]
         times = race(
             {title: one.step for title, one in all_.items()} | {BOTH: lambda: at_once([one.step for one in pair])},
             rounds,
         )
     return [_row(name, title, taken) | {
-        f"speed / {other}": speedup(times, title, other) for other in (engines.BASE, "gpipe")
+        f"speed / {other}": speedup(times, title, other) for other in (BASE, "gpipe")
     } for title, taken in times.items()]  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from analysis.bench import engines
 from analysis.bench.contestant import Contestant
 from analysis.bench.race import Times, at_once, race, speedup
+from analysis.bench.results import BASE
 from engines.sbp.config import Config, build
 from harness import devices, machine, ranks, registry
 from harness.cluster import Cluster, Device
@@ -85,19 +86,17 @@ def wide(rounds: int) -> list[Row]:
     here = machine.stored() or engines.apart(machine.measure, devices.torch_names("cpu", 1)[0])
     profile = engines.profiled(WIDE)
     entries = {
-        engines.BASE: engines.entry([*WIDE, f"engine={engines.BASE}"], profile, here),
+        BASE: engines.entry([*WIDE, f"engine={BASE}"], profile, here),
         "sbp": engines.entry([*WIDE, *SPLIT], profile, here),
     }
-    model: Model = registry.build("model", compose([*WIDE, f"engine={engines.BASE}"]).model)
+    model: Model = registry.build("model", compose([*WIDE, f"engine={BASE}"]).model)
     batch = model.sample(profile.micro_batch)
     with ExitStack() as stack:
-        one, two, split = (
-            stack.enter_context(Contestant(entries[name], batch)) for name in (engines.BASE, engines.BASE, "sbp")
-        )
-        contestants = {engines.BASE: one.step, "sbp": split.step, BOTH: lambda: at_once([one.step, two.step])}
+        one, two, split = (stack.enter_context(Contestant(entries[name], batch)) for name in (BASE, BASE, "sbp"))
+        contestants = {BASE: one.step, "sbp": split.step, BOTH: lambda: at_once([one.step, two.step])}
         times = race(contestants, rounds)
     strategies = sorted({"x".join(map(str, numbers)) for numbers in entries["sbp"].plan.strategy.values()})
-    rows = [_row(f"wide MLP, {name}", taken) | {f"speed / {engines.BASE}": speedup(times, name, engines.BASE)}
+    rows = [_row(f"wide MLP, {name}", taken) | {f"speed / {BASE}": speedup(times, name, BASE)}
             for name, taken in times.items()]  # fmt: skip
     rows[1]["strategies"] = " ".join(strategies)
     rows[1]["of both cores"] = statistics.median(

@@ -10,19 +10,21 @@ ms  | \\__                  a curve for each planner, number of devices, ... of 
 from __future__ import annotations
 
 import argparse
-import io
 import math
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from analysis import runs
-from analysis.losses import COLOURS
-from harness import files
+from analysis.plots import style
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 MEMORY = "cluster.memory_gb"
 UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
-_SIZE_IN, _DPI = (9.0, 5.0), 100
+_SIZE_IN = (9.0, 5.0)
 Curve = dict[float, float]
 """Periods in seconds by GB; infinite where no plan fits."""
 
@@ -69,28 +71,25 @@ def curves(folder: Path) -> dict[str, Curve]:
 
 def draw(found: Mapping[str, Curve], path: Path) -> None:
     """Write the picture to `path` as a PNG, 900 x 500 pixels."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+    style.write(figure(found), path)
 
+
+@style.styled
+def figure(found: Mapping[str, Curve]) -> Figure:
+    """All curves in one panel."""
     longest = max(period_s for curve in found.values() for period_s in curve.values() if math.isfinite(period_s))
     unit, name = next((unit for unit in UNITS if longest >= unit[0]), UNITS[-1])
-    drawn = Figure(figsize=_SIZE_IN, dpi=_DPI, layout="constrained")
-    FigureCanvasAgg(drawn)
-    axes = drawn.subplots()
+    drawn, panels = style.panels(1, 1, *_SIZE_IN)
+    axes = panels[0, 0]
     for number, (title, curve) in enumerate(found.items()):
         shown = [period_s / unit if math.isfinite(period_s) else math.nan for period_s in curve.values()]
         width = 6 - 4.5 * number / max(1, len(found) - 1)  # so that equal curves are seen one on the other
-        axes.plot([*curve], shown, ".-", label=title, color=COLOURS[(number + 1) % len(COLOURS)], linewidth=width)
-    axes.set_xlabel("memory of a device, GB")
-    axes.set_ylabel(f"period, {name}")
+        colour = style.COLOURS[number % len(style.COLOURS)]
+        axes.plot([*curve], shown, ".-", label=title, color=colour, linewidth=width)
+    axes.set(xlabel="memory of a device, GB", ylabel=f"period, {name}")
     axes.set_ylim(bottom=0)
-    axes.grid(color="#DDDDDD", linewidth=0.6)
-    axes.spines[["top", "right"]].set_visible(False)
-    for text in axes.legend(frameon=False).get_texts():
-        text.set_parse_math(False)
-    buffer = io.BytesIO()
-    drawn.savefig(buffer, format="png", dpi=_DPI)
-    files.write_bytes(path, buffer.getvalue())
+    style.told_apart(axes)
+    return drawn
 
 
 if __name__ == "__main__":

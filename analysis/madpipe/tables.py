@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+from analysis import verdict
 from analysis.madpipe.ratios import Cell, cell
 from analysis.madpipe.rows import CONTIGUOUS, MADPIPE, NETWORKS, PIPEDREAM, PUBLISHED, SWEEPS, Results, Row
 from analysis.madpipe.verdicts import BASELINE, verdicts
@@ -22,14 +23,6 @@ SOURCE = (
     "name."
 )
 
-REASONS = {
-    "MP-4": "at 9 GB memory no longer binds for the smaller networks on these profiles, and with 3 GB next to nothing "
-    "but one plan fits ResNet-101.",
-    "MP-6": "our first phase is exact, and shares layers unevenly over devices: where memory does not bind it is below "
-    "PipeDream's consecutive partition; the paper's has grids that round up.",
-}
-"""What may keep a claim from holding."""
-
 
 def sections(results: Results) -> list[Section]:
     """The tables of which something was run; the last one is that of the claims."""
@@ -38,7 +31,7 @@ def sections(results: Results) -> list[Section]:
         _of_what_ran(make(results), *results.count(sweep))
         for sweep in SWEEPS if results.count(sweep)[0] for make in makers[sweep]
     ]  # fmt: skip
-    return [*tables, _claims(results)]
+    return [*tables, verdict.section(verdicts(results))]
 
 
 def missing(results: Results) -> str:
@@ -150,10 +143,3 @@ def _speedup(row: Row | None) -> str:
     if row is None:
         return MISSING
     return f"{row.speedup:.2f}" if row.ok else "none"
-
-
-def _claims(results: Results) -> Section:
-    told = verdicts(results)
-    rows: Sequence[tuple[str, ...]] = [(one.id, one.says, one.claim, one.figures) for one in told]
-    notes = tuple(f"{one.id}: {REASONS[one.id]}" for one in told if one.says == "does not hold" and one.id in REASONS)
-    return Section("Claims", ("claim", "verdict", "what the paper says", "figures"), tuple(rows), notes, texts=4)

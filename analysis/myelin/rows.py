@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import Any
 
-from analysis import points
-from harness.memory import DTYPE_BYTES
+from analysis import beside, points
 from harness.mesh import Mesh
-from harness.profile import ModelProfile
 from harness.record import RunRecord
-from harness.trace import Trace
 
 SWEEPS = ("table1", "table2", "fig5", "fig6", "fig8", "fig9", "fig10", "fig11", "ablation")
 PAPER, LOCAL = "paper", "local"
@@ -69,25 +64,18 @@ class Row(points.Row):
 
     @property
     def parameters(self) -> int:
-        """Of the whole model, each counted once, from the run's profile."""
-        profile = ModelProfile.load(self._folder / "profile.json")
-        return profile.parameter_bytes_of(range(len(profile.layers))) // DTYPE_BYTES[profile.dtype]
+        """Of the whole model, each counted once."""
+        return beside.parameters(self._record)
 
     @functools.cached_property
     def losses(self) -> list[float]:
         """Of each step, warm-up included."""
-        lines = (self._folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-        return [json.loads(line)["loss"] for line in lines]
+        return beside.losses(self._record)
 
     @functools.cached_property
     def in_flight(self) -> int:
-        """The most micro-batches that any stage has begun and not ended at once, from the run's trace."""
-        trace = Trace.load(self._folder / "trace.json.gz")
-        return max(trace.in_flight(device) for device in {span.device for span in trace.spans})
-
-    @property
-    def _folder(self) -> Path:
-        return Path(self.config["out"])
+        """The most micro-batches that any stage has begun and not ended at once."""
+        return beside.in_flight(self._record)
 
 
 class Results(points.Points[Row]):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from analysis import verdict
 from analysis.myelin import ablation, figures, small
 from analysis.myelin.figures import IPDPS, published
 from analysis.myelin.rows import GB, GPUS, LOCAL, MYELIN, PAPER, SWEEPS, Results, Row
@@ -10,17 +11,6 @@ from analysis.report import MISSING, Section, not_run
 
 READ_OFF = "Paper: read off the plots of the published version (IPDPS 2022), whose text has few of the values."
 SIMULATED = "Simulated on Summit as the paper describes it, with links and the one efficiency as its timings imply."
-REASONS = {
-    "MY-5": "published are 4.32 / 0.62 = 6.97, as rings have it; in the simulation the sums of a node's six stages do "
-    "not begin together, which helps the short ones of 24 stages more. And 24 stages lose less in the pipelining "
-    "phase: what they wait for beside the head, messages and the bubble the paper does not say.",
-    "MY-6": "in the simulation a call costs 14 latencies of 10 us beside its bytes, so that many calls cost little; "
-    "for the paper's k = 1 it would be some 17 ms for each of 125 calls, and the paper does not say of what.",
-    "MY-9": "one efficiency is calibrated on the 12B Myelin point; what DeepSpeed and Megatron-LM lose beside what is "
-    "simulated (kernels, stragglers, their own overheads) the paper does not say.",
-    "MY-10": "as MY-9: DeepSpeed's own overheads are not known.",
-}
-"""What may keep a claim from holding."""
 
 
 def sections(results: Results) -> list[Section]:
@@ -28,7 +18,7 @@ def sections(results: Results) -> list[Section]:
     makers = {"table1": _table1, "fig5": _fig5, "fig6": _fig6, "fig8": _fig8, "table2": _table2, "fig10": _fig10,
               "fig11": _fig11}  # fmt: skip
     found = [make(results) for sweep, make in makers.items() if results.good(sweep)]
-    return [*found, *ablation.sections(results), *small.sections(results), _claims(results)]
+    return [*found, *ablation.sections(results), *small.sections(results), verdict.section(verdicts(results))]
 
 
 def missing(results: Results) -> str:
@@ -168,13 +158,6 @@ def _speed(row: Row, figure: str, **where: int | str) -> tuple[str, ...]:
     fullest = max(row.metrics["peak_memory_bytes"]) / GB
     return (f"{row.step_s:.1f}", _number(days, "{:.1f}"), f"{figures.days(row):.1f}", _number(percent, "{:.1f}"),
             f"{figures.percent_of_peak(row):.1f}", f"{fullest:.1f}")  # fmt: skip
-
-
-def _claims(results: Results) -> Section:
-    told = verdicts(results)
-    rows = tuple((one.id, one.says, one.claim, one.figures) for one in told)
-    notes = tuple(f"{one.id}: {REASONS[one.id]}" for one in told if one.says == "does not hold" and one.id in REASONS)
-    return Section("Claims", ("claim", "verdict", "what the paper says", "figures"), rows, notes, texts=4)
 
 
 def _number(figure: float | None, form: str) -> str:

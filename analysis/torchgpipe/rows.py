@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from omegaconf import OmegaConf
 
+from analysis.records import newest
 from harness.compose import compose
 from harness.record import RunRecord
 from harness.sweep_points import expand
@@ -52,16 +53,16 @@ class Candidate:
 
 
 class Results:
-    """The records, by table, row and source. Of several for a row the latest counts."""
+    """The records, by table, row and source."""
 
     def __init__(self, records: Iterable[RunRecord]) -> None:
-        self._latest = {(record.source, decisive(record.config)): record for record in records}
+        self._newest = newest(records, lambda record: (record.source, decisive(record.config)))
 
     def record(self, table: int, row: str, source: Source) -> RunRecord | None:
         scale = next((scale for scale in SCALES[table] if SOURCE[scale] == source), None)
         if scale is None:
             return None
-        return self._latest.get((source, points(table, scale)[ROWS[table].index(row)]))
+        return self._newest.get((source, points(table, scale)[ROWS[table].index(row)]))
 
     def was_run(self, table: int) -> bool:
         """Whether a row of the table has been run, well or not."""
@@ -74,7 +75,7 @@ class Results:
 
     def small(self, row: str) -> RunRecord | None:
         """The record of a row of `SMALL`."""
-        return self._latest.get(("measured", points(2, "local")[SMALL.index(row)]))
+        return self._newest.get(("measured", points(2, "local")[SMALL.index(row)]))
 
     def search(self) -> list[Candidate]:
         """The candidates of Table 3's search, those that have not been run, too."""
@@ -84,7 +85,7 @@ class Results:
                 continue  # the paper's own rows
             pipeline = config["engine"]["name"] != "single"
             row = f"Pipeline-{config['mesh']['pipeline']}" if pipeline else "Naive-1"
-            model, record = config["model"], self._latest.get(("simulated", key))
+            model, record = config["model"], self._newest.get(("simulated", key))
             found.append(Candidate(row, model["convs"], model["channels"], record))
         return found
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from analysis import verdict
 from analysis.published import numbers, value
 from analysis.report import MISSING, Section, not_run
 from analysis.torchgpipe import search
@@ -27,17 +28,6 @@ REMARKS = {
     4: "Calibrated: the P40's efficiency, on Naive-1 (28.500 samples/s), and nothing else: all other figures of "
     "these tables are predictions.",
 }
-RESERVED = (
-    "the paper's figures are what the caching allocator reserves: freed blocks stay reserved, and what another stream "
-    "uses is kept longer; ours are live bytes."
-)
-EARLY = (
-    "without the dependency, our recomputations wait for nothing and fill idle time. torchgpipe's most likely wait for "
-    "their gradients and overtake backward tasks, so that one stage after the other does its backward passes: not "
-    "tried on GPUs; such an order, put together by hand, simulates at 27 samples/s, 31 % utilization and 62 GiB."
-)
-REASONS = {"TG-1": EARLY, "TG-2": EARLY, "TG-3": EARLY, "TG-4": RESERVED, "TG-10": RESERVED}
-"""What may keep a claim from holding."""
 P40_GIB = value(numbers("torchgpipe_setup_and_text"), "gpu_memory", "") or 0.0
 COLUMNS = ("row", "", "paper", "simulated", "simulated / paper", "measured in small")
 
@@ -46,7 +36,7 @@ def sections(results: Results) -> list[Section]:
     """The tables of which something was run; the last one is that of the claims."""
     found = [_table(results, table) for table in ROWS if results.was_run(table)]
     small = [_small(results)] if _small_was_run(results) else []
-    return [*found, *small, *([_search(results)] if _searched(results) else []), _claims(results)]
+    return [*found, *small, *([_search(results)] if _searched(results) else []), verdict.section(verdicts(results))]
 
 
 def missing(results: Results) -> str:
@@ -177,14 +167,3 @@ def _search(results: Results) -> Section:
         )
     title = "Table 3, search: the largest U-Net (B, C) that fits, stages by planner.by=memory"
     return Section(title, ("row", "(B, C)", "parameters", "outcome"), tuple(rows), tuple(notes), texts=4)
-
-
-def _claims(results: Results) -> Section:
-    told = verdicts(results)
-    rows = tuple((one.id, one.says, one.claim, one.figures) for one in told)
-    reasons: dict[str, list[str]] = {}
-    for one in told:
-        if one.says == "does not hold" and one.id in REASONS:
-            reasons.setdefault(REASONS[one.id], []).append(one.id)
-    notes = tuple(f"{', '.join(ids)}: {reason}" for reason, ids in reasons.items())
-    return Section("Claims", ("claim", "verdict", "what the paper says", "figures"), rows, notes, texts=4)

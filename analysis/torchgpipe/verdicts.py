@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
 from analysis.torchgpipe import search
@@ -17,10 +17,12 @@ from analysis.torchgpipe.figures import (
     utilization,
 )
 from analysis.torchgpipe.rows import PIPELINES, ROWS, Results
-from analysis.verdict import Found, Verdict, judged
+from analysis.verdict import Found, Judge, Verdict, judged
 
 SAMPLES = 128
 FLOAT_BYTES = 4
+ELEMENTS = (11_980_800, 6_082_560)
+"""Copied for a sample without and with portals, from the paper's shapes."""
 SCHEDULES, GPIPE = "tests/harness/test_schedule.py", "tests/engines/gpipe/test_gpipe.py"
 TESTS = {
     "TG-5": (f"{SCHEDULES}::test_copied_elements_of_the_unet_ablation",
@@ -32,62 +34,72 @@ TESTS = {
               f"{GPIPE}::test_deferred_batch_norm_equals_the_unsplit_layer"),
 }  # fmt: skip
 """Claims that tests settle exactly."""
+RESERVED = (
+    "the paper's figures are what the caching allocator reserves: freed blocks stay reserved, and what another stream "
+    "uses is kept longer; ours are live bytes."
+)
+EARLY = (
+    "without the dependency, our recomputations wait for nothing and fill idle time. torchgpipe's most likely wait for "
+    "their gradients and overtake backward tasks, so that one stage after the other does its backward passes: not "
+    "tried on GPUs; such an order, put together by hand, simulates at 27 samples/s, 31 % utilization and 62 GiB."
+)
+REASONS = {"TG-1": EARLY, "TG-2": EARLY, "TG-3": EARLY, "TG-4": RESERVED, "TG-10": RESERVED}
+"""What may keep a claim from holding."""
 
 
 def verdicts(results: Results) -> list[Verdict]:
     """A verdict for each claim."""
-    return judged("torchgpipe", results, CLAIMS, TESTS)
+    return judged("torchgpipe", results, CLAIMS, TESTS, REASONS)
 
 
-def every_component_speeds_up(results: Results) -> Found:
+def every_component_speeds_up(results: Results) -> Found | None:
     speeds = _each(throughput(results, 1, row, "simulated") for row in ROWS[1])
     if not speeds:
         return None
     gains = [100 * (faster / slower - 1) for slower, faster in pairwise(speeds)]
-    return all(gain > 2 for gain in gains), f"simulated {_list(gains, '{:+.1f} %')} (paper +34.7 %, +33.6 %, +6.0 %)"
+    return Found(all(gain > 2 for gain in gains), "+34.7 %, +33.6 %, +6.0 %", _list(gains, "{:+.1f} %"))
 
 
-def all_components_double_the_speed(results: Results) -> Found:
+def all_components_double_the_speed(results: Results) -> Found | None:
     total = speed_up(results, 1, "dep-str-ptl", "simulated")
-    return (1.5 <= total <= 2.5, f"simulated {total:.3f} (paper 1.907)") if total else None
+    return Found(1.5 <= total <= 2.5, "1.907", f"{total:.3f}") if total else None
 
 
-def utilization_grows(results: Results) -> Found:
+def utilization_grows(results: Results) -> Found | None:
     shares = _each(utilization(results, 1, row, "simulated") for row in ROWS[1])
     if not shares:
         return None
-    return _rises(shares), f"simulated {_list(shares, '{:.0f} %')} (paper 44 %, 59 %, 71 %, 75 %)"
+    return Found(_rises(shares), "44 %, 59 %, 71 %, 75 %", _list(shares, "{:.0f} %"))
 
 
-def order_of_memory(results: Results) -> Found:
+def order_of_memory(results: Results) -> Found | None:
     held = _each(memory(results, 1, row, "simulated") for row in ROWS[1])
     if not held:
         return None
     none, dependency, streams, portals = held
-    return (
-        none > streams > portals > dependency,
-        f"simulated {_list(held, '{:.1f}')} GiB (paper 52.2, 19.1, 30.0, 23.5)",
-    )
+    right = none > streams > portals > dependency
+    return Found(right, "52.2, 19.1, 30.0, 23.5 GiB", f"{_list(held, '{:.1f}')} GiB")
 
 
-def portals_spare_the_devices_between(results: Results) -> Found:
+def portals_spare_the_devices_between(results: Results) -> Found | None:
     copied = []
     for row in ("dep-str-x", "dep-str-ptl"):
         sent = results.metric(1, row, "simulated", "bytes_sent")
         if sent is None:
             return None
         copied.append((sent["activations"] + sent.get("skips", 0)) / FLOAT_BYTES / SAMPLES)
-    return copied == [11_980_800, 6_082_560], f"simulated {copied[0]:,.0f} -> {copied[1]:,.0f} elements a sample"
+    told = [f"{before:,.0f} -> {after:,.0f} elements a sample" for before, after in (ELEMENTS, copied)]
+    return Found(tuple(copied) == ELEMENTS, *told)
 
 
-def no_gain_without_micro_batches(results: Results) -> Found:
+def no_gain_without_micro_batches(results: Results) -> Found | None:
     gains = _each(speed_up(results, 2, f"n={n} m=1", "simulated") for n in (4, 8))
     if not gains:
         return None
-    return all(gain <= 1.05 for gain in gains), f"simulated {_list(gains)} for n=4, 8 (paper 1.00, 0.93)"
+    return Found(all(gain <= 1.05 for gain in gains), "1.00, 0.93 for n=4, 8", _list(gains))
 
 
-def micro_batches_and_devices_speed_up(results: Results) -> Found:
+def micro_batches_and_devices_speed_up(results: Results) -> Found | None:
     grid = {(n, m): speed_up(results, 2, f"n={n} m={m}", "simulated") for n in (2, 4, 8) for m in (1, 4, 32)}
     known = _each(grid.values())
     if not known:
@@ -96,64 +108,61 @@ def micro_batches_and_devices_speed_up(results: Results) -> Found:
     lines |= {f"m={m}": [grid[n, m] or 0.0 for n in (2, 4, 8)] for m in (4, 32)}
     failed = [name for name, line in lines.items() if not _rises(line)]
     told = ", ".join(f"{name}: {_list(line)}" for name, line in lines.items())
+    told += f"; not monotone: {', '.join(failed)}" if failed else ""
     small = _each(small_speed_up(results, f"n=2 m={m}") for m in (1, 4, 8))
-    told += f", measured in small n=2: {_list(small)}" if small else ""
-    return not failed, f"simulated {told}" + (f"; not monotone: {', '.join(failed)}" if failed else "")
+    return Found(not failed, "", told, f"in small n=2: {_list(small)}" if small else "")
 
 
-def eight_devices_reach_five_times(results: Results) -> Found:
+def eight_devices_reach_five_times(results: Results) -> Found | None:
     most = speed_up(results, 2, "n=8 m=32", "simulated")
     rows = [f"n={n} m={m}" for n in (2, 4, 8) for m in (4, 32)]
     ours = _each(speed_up(results, 2, row, "simulated") for row in rows)
     if not most or not ours:
         return None
     below = [row for row, own in zip(rows, ours, strict=True) if own <= (gpipe(row) or 0.0)]
-    told = f"simulated {most:.2f} (paper 4.95); " + (
-        f"not above GPipe at {', '.join(below)}" if below else "above GPipe at m=4, 32"
-    )
-    return 3.5 <= most <= 6.5 and not below, told
+    compared = f"not above GPipe at {', '.join(below)}" if below else "above GPipe at m=4, 32"
+    return Found(3.5 <= most <= 6.5 and not below, "4.95", f"{most:.2f}; {compared}")
 
 
-def more_devices_hold_larger_models(results: Results) -> Found:
+def more_devices_hold_larger_models(results: Results) -> Found | None:
     largest = [search.largest(results, row) for row in PIPELINES]
     exact = [(parameters(results, 3, row, "simulated"), paper(3, row, "parameters")) for row in PIPELINES]
     if too_small := [row for row in PIPELINES if search.nothing_fits(results, row)]:
-        return False, f"no candidate fits on {', '.join(too_small)}"
+        return Found(False, "44 times", f"no candidate fits on {', '.join(too_small)}")
     if not all(largest) or not all(ours for ours, _ in exact):
         return None
     counts = [found.parameters for found in largest if found]
     told = ", ".join(str(found) for found in largest)
     right = all(ours == published for ours, published in exact)
-    return _rises(counts) and right, f"{told}: {counts[-1] / counts[0]:.0f} times (paper 44); counts " + (
-        "exact" if right else "differ")  # fmt: skip
+    told += f": {counts[-1] / counts[0]:.0f} times; counts {'exact' if right else 'differ'}"
+    return Found(_rises(counts) and right, "44 times", told)
 
 
-def checkpointing_alone_holds_six_times_more(results: Results) -> Found:
+def checkpointing_alone_holds_six_times_more(results: Results) -> Found | None:
     naive, pipeline = (memory(results, 3, row, "simulated") for row in PIPELINES[:2])
     if not naive or not pipeline:
         return None
     apart = 100 * (pipeline / naive - 1)
-    return abs(apart) <= 10, f"simulated {pipeline:.1f} and {naive:.1f} GiB, {apart:+.1f} % (paper 20.5 and 20.3)"
+    return Found(abs(apart) <= 10, "20.5 and 20.3 GiB", f"{pipeline:.1f} and {naive:.1f} GiB, {apart:+.1f} %")
 
 
-def recomputation_costs(results: Results) -> Found:
+def recomputation_costs(results: Results) -> Found | None:
     ratio = speed_up(results, 4, "Pipeline-1", "simulated")
     if not ratio:
         return None
     local = speed_up(results, 4, "Pipeline-1", "measured")
-    told = f"simulated {ratio:.3f}" + (f", measured in small {local:.3f}" if local else "")
-    return 0.80 <= ratio <= 0.92, f"{told} (paper 0.858)"
+    return Found(0.80 <= ratio <= 0.92, "0.858", f"{ratio:.3f}", f"in small {local:.3f}" if local else "")
 
 
-def speed_up_is_sub_linear(results: Results) -> Found:
+def speed_up_is_sub_linear(results: Results) -> Found | None:
     gains = _each(speed_up(results, 4, row, "simulated") for row in PIPELINES[2:])
     if not gains:
         return None
     below = all(gain < devices for gain, devices in zip(gains, (2, 4, 8), strict=True))
-    return _rises(gains) and below, f"simulated {_list(gains)} on 2, 4, 8 devices (paper 1.25, 2.35, 3.11)"
+    return Found(_rises(gains) and below, "1.25, 2.35, 3.11 on 2, 4, 8 devices", _list(gains))
 
 
-CLAIMS: dict[str, Callable[[Results], Found]] = {
+CLAIMS: dict[str, Judge[Results]] = {
     "TG-1": every_component_speeds_up,
     "TG-2": all_components_double_the_speed,
     "TG-3": utilization_grows,

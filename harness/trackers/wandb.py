@@ -13,6 +13,9 @@ from harness.problem import CannotRun, Problem
 from harness.trackers import Guarded, Tracker, none
 
 MODES = ("offline", "online", "disabled")
+RECORD, METRICS = "record.json", "metrics.jsonl"
+FILES = (RECORD, METRICS)
+"""Those of the run's files that go to W&B as they are, so that the record can be had from there."""
 _LONGEST_TAG = 64
 
 
@@ -86,6 +89,9 @@ class WandbTracker:
             if pictures:
                 self._run.log(pictures, step=self._step + 1, commit=True)
             self._run.summary.update({**flat(summary), "status": status})
+            for name in FILES:
+                if (self._folder / name).is_file():
+                    self._run.save(self._folder / name, base_path=self._folder, policy="now", glob=False)
             self._run.finish(exit_code=0 if status == "ok" else 1)
             wandb.teardown()  # ends the service process too; a later run in this process starts its own
 
@@ -98,6 +104,7 @@ class WandbTracker:
         """Nothing but what this project hands over: no console, code, git, machine or package listing."""
         return {
             "silent": True,
+            "symlink": False,  # what is saved stays with W&B's files, wherever they go
             "console": "off",
             "save_code": False,
             "disable_git": True,

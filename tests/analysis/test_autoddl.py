@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from analysis.autoddl import __main__ as report
-from analysis.autoddl import cubes, layer, schemes, search, tables
+from analysis import command
+from analysis.autoddl import cubes, layer, methods, schemes, search, tables
+from analysis.autoddl.page import PAGE
 from analysis.autoddl.rows import SWEEPS, Results, Row, largest, sweep_points
 from analysis.autoddl.schemes import CLOUD_VGG, LARGE, SCHEMES, SMALL, STAGED, TRANSFORMERS, VGG
 from analysis.autoddl.verdicts import CLAIMS, DENSE, TESTS, verdicts
@@ -177,7 +178,8 @@ def test_the_volume_of_cubes_has_another_slope_at_the_papers_devices() -> None:
         assert (sends[p], holds[p]) == (6 * (side - 1) / side * buffer, 2 * buffer)
     assert cubes.slope({8: 4.0, 64: 1.0, 512: 0.25}) == pytest.approx(-2 / 3)
     (told,) = [one for one in verdicts(Results([])) if one.id == CUBES]
-    assert told.figures.startswith("log-log slopes over 8, 64, 512, 4096 devices: memory -0.667, volume -0.569; exact")
+    assert told.simulated == "log-log slopes over 8, 64, 512, 4096 devices: memory -0.667, volume -0.569"
+    assert told.published == "slopes of -2/3" and "exact in" in told.reason
 
 
 @pytest.mark.parametrize(
@@ -252,13 +254,6 @@ def test_a_curve_is_the_best_so_far() -> None:
     assert [curve.at(plans) for plans in (1, 3, 9, 10, 1000)] == [float("inf"), 4.0, 4.0, 2.0, 1.0]
 
 
-def test_figure_8_is_drawn_if_all_of_it_was_run(tmp_path: Path) -> None:
-    assert search.draw(Results(fig8()), tmp_path / "a.png")
-    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
-    assert not search.draw(Results([]), tmp_path / "c.png")
-    assert not (tmp_path / "c.png").exists()
-
-
 @pytest.mark.parametrize("test", sorted({test for own in TESTS.values() for test in own}))
 def test_the_tests_that_settle_a_claim_exist(test: str) -> None:
     file, _, name = test.partition("::")
@@ -282,23 +277,41 @@ def test_published_figures_stand_beside_ours() -> None:
     assert ("Megatron", "(4, 16, 1)", "(4, 1, 16)", "3.75", "3.75") in rows
 
 
-def test_the_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(report, "RESULTS", tmp_path / "results.md")
+def test_the_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page_of = replace(PAGE, path=tmp_path / "results.md", figures={})
     for number, one in enumerate(as_published()):
         (tmp_path / "runs" / str(number)).mkdir(parents=True)
         one.save(tmp_path / "runs" / str(number) / "record.json")
-    assert report.main([str(tmp_path / "runs"), "--write"]) == 0
+    assert command.main(page_of, [str(tmp_path / "runs"), "--write"]) == 0
     told = capsys.readouterr().out
-    assert told.count("does not hold") == 1 and "AD-12" in told
+    assert "1 does not hold" in told and "AD-12" in told
     page = (tmp_path / "results.md").read_text()
     assert page.startswith("# AutoDDL: paper, planned, simulated, measured\n")
-    assert "![" not in page or (tmp_path / report.PICTURE).exists()
-    assert (tmp_path / report.PICTURE).exists()
-    assert report.main([str(tmp_path / "nowhere")]) == 2
-    assert "is not a folder" in capsys.readouterr().err
+    assert command.main(page_of, [str(tmp_path / "nowhere")]) == 2
+    assert "is not there" in capsys.readouterr().err
 
 
 def test_a_row_knows_its_point() -> None:
     row = Row({"a": "1"}, None)
     assert (row["a"], row["b"], row.micro_batches) == ("1", "", 1)
     assert schemes.OURS in SCHEMES
+
+
+def test_table_1_checks_the_methods_that_we_have() -> None:
+    by_title = {section.title: section for section in tables.sections(Results(as_published()))}
+    rows = {row[0]: row[1:] for row in by_title["Table 1: methods"].rows}
+    assert rows["Data Parallel [25]"][:4] == ("Models fit in memory", "No Guarantee", "N/A", "Easy")
+    assert rows["Data Parallel [25]"][4:] == ("6 of 10", "4.00 to 4.00"), "four Transformers do not fit"
+    assert rows["AutoDDL"][4:] == ("10 of 10", "1.00 to 1.00")
+    assert rows["Flexflow [19]"][4:] == rows["Alpa [44]"][4:] == ("-", "-")
+    some = Results(one for one in as_published() if "model=gpt_28_4096" not in one.manifest["overrides"])
+    assert methods.fits(some, "SUMMA") == (9, 9) and methods.sends(Results([]), "SUMMA") is None
+
+
+def test_table_2_has_the_paper_s_costs_beside_each_collective_s_fit() -> None:
+    every = {"weights": "plain", "r2_large": {"plain": 0.7, "all_reduce": 0.99, "all_to_all": 0.95}}
+    results = Results(replace(one, metrics=one.metrics | every) for one in table2())
+    by_title = {section.title.partition(",")[0]: section for section in tables.sections(results)}
+    rows = by_title["Table 2: costs of collectives"].rows
+    assert ("2", "all_reduce", "2*(p-1)*alpha + 2*(p-1)/p*n*beta", "0.990") in rows
+    assert [row[1] for row in rows if row[0] == "2"] == ["all_reduce", "all_to_all"]

@@ -6,12 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from analysis import command
+from analysis import command, pack
 from analysis.report import Section
+from analysis.verdict import Verdict
 from harness.record import RunRecord
 
 
-def page(folder: Path, drawn: str = "") -> command.Page[list[str]]:
+def page(folder: Path) -> command.Page[list[str]]:
     """Its results are the names of the runs, of which "b" should be there."""
     return command.Page(
         "analysis.paper",
@@ -22,8 +23,9 @@ def page(folder: Path, drawn: str = "") -> command.Page[list[str]]:
         ["one", "two"],
         lambda found: [record.id for record in found],
         lambda names: [Section("Runs", ("name",), tuple((name,) for name in names))],
+        lambda names: [Verdict("P-1", "b is there", "holds" if "b" in names else "not run")],
         lambda names: "" if "b" in names else "Not run: b",
-        lambda names, where: drawn and f"{drawn} of {len(names)} in {where.name}.",
+        {},
     )
 
 
@@ -38,35 +40,52 @@ def test_tables_of_the_given_folders(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert not (tmp_path / "out").exists()
 
 
-def test_without_folders_those_of_the_sweeps(
+def test_without_folders_those_of_the_packs_and_of_the_sweeps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(pack, "PACKS", tmp_path / "packs")
     for folder in ("two", "three"):
         record(Path("runs") / folder / "0", folder)
+    record(Path("elsewhere") / "one" / "0", "packed")
+    pack.write(Path("elsewhere") / "one", tmp_path / "packs")
     assert command.main(page(tmp_path), []) == 0
-    told = capsys.readouterr().out
-    assert "two" in told and "three" not in told
-
-
-@pytest.mark.parametrize(("drawn", "intro"), [("", "From records."), ("Picture", "From records. Picture of 1 in out.")])
-def test_a_page_is_written(tmp_path: Path, drawn: str, intro: str, capsys: pytest.CaptureFixture[str]) -> None:
-    record(tmp_path / "runs" / "0", "b")
-    assert command.main(page(tmp_path, drawn), [str(tmp_path / "runs"), "--write"]) == 0
-    written = (tmp_path / "out" / "page.md").read_text()
-    assert written.startswith(f"# Paper\n\n{intro}\n\n## Runs\n") and "| b |" in written
-    assert capsys.readouterr().out.endswith(f"written to {tmp_path / 'out' / 'page.md'}\n")
-
-
-@pytest.mark.parametrize("content", [None, "{}"])
-def test_what_cannot_be_read(tmp_path: Path, content: str | None, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = tmp_path / "runs"
-    if content:
-        folder.mkdir()
-        (folder / "record.json").write_text(content)
-    assert command.main(page(tmp_path), [str(folder)]) == 2
     told = capsys.readouterr()
-    assert str(folder) in told.err and not told.out
+    assert "two" in told.out and "packed" in told.out and "three" not in told.out
+    assert told.err == f"2 records: 1 from {tmp_path / 'packs' / 'one.json'}, 1 from runs/two\n"
+    assert command.main(page(tmp_path), ["runs/three"]) == 0
+    told = capsys.readouterr()
+    assert "three" in told.out and "packed" not in told.out
+
+
+def test_a_page_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    record(tmp_path / "runs" / "0", "b")
+    assert command.main(page(tmp_path), [str(tmp_path / "runs"), "--write"]) == 0
+    written = (tmp_path / "out" / "page.md").read_text()
+    assert written.startswith("# Paper\n\nFrom records.\n\n## Runs\n") and "| b |" in written
+    assert capsys.readouterr().err.endswith(f"written to {tmp_path / 'out' / 'page.md'}\n")
+
+
+@pytest.mark.parametrize(("form", "cell"), [("markdown", "| b |"), ("latex", r"b \\"), ("html", "<tr><td>b</td></tr>")])
+def test_formats(tmp_path: Path, form: str, cell: str, capsys: pytest.CaptureFixture[str]) -> None:
+    record(tmp_path / "runs" / "0", "b")
+    assert command.main(page(tmp_path), [str(tmp_path / "runs"), "--format", form]) == 0
+    assert cell in capsys.readouterr().out.splitlines()
+
+
+def test_sources_that_are_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(page(tmp_path), [str(tmp_path / "gone")]) == 2
+    told = capsys.readouterr()
+    assert str(tmp_path / "gone") in told.err and not told.out
+
+
+def test_what_is_no_record_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    record(tmp_path / "good", "b")
+    (tmp_path / "bad").mkdir()
+    (tmp_path / "bad" / "record.json").write_text("{}")
+    assert command.main(page(tmp_path), [str(tmp_path)]) == 0
+    told = capsys.readouterr()
+    assert "skipped 1" in told.err and str(tmp_path / "bad") in told.err and "b" in told.out
 
 
 def test_help_tells_what_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

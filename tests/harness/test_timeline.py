@@ -121,7 +121,7 @@ def test_only_16_devices_have_lanes_and_the_rest_is_told() -> None:
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 8))))
 def test_concurrent_messages_lie_in_as_few_rows_as_possible(times: list[tuple[int, int]]) -> None:
-    boxes = [Box("send", "", float(start), float(start + length)) for start, length in sorted(times)]
+    boxes = [Box("send", "", float(start), float(start + length), "1send0<0") for start, length in sorted(times)]
     rows = timeline_layout._rows(boxes) if boxes else []
     assert sorted(map(id, itertools.chain(*rows))) == sorted(map(id, boxes))
     for row in rows:

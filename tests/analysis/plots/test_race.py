@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
 from PIL import Image
 
-from analysis.bench import picture
+from analysis.plots import race, style
 
 ROWS = [
     {"model": "A", "contestant": "single", "step": 2.0, "quartiles": [1.0, 4.0], "speed / single": 1.0},
@@ -22,7 +21,7 @@ ROWS = [
 
 
 def test_a_panel_for_each_model_and_a_bar_for_each_that_finished() -> None:
-    panels = picture.figure(ROWS).axes
+    panels = race.figure(ROWS).axes
     assert [axes.get_title() for axes in panels] == ["A", "B"]
     names = [text.get_text() for text in panels[0].get_yticklabels()]
     assert names == ["other", "gpipe", "single"]
@@ -35,26 +34,37 @@ def test_a_panel_for_each_model_and_a_bar_for_each_that_finished() -> None:
 
 
 def test_black_lines_are_the_quartiles_as_speeds() -> None:
-    lines = picture.figure(ROWS).axes[0].get_lines()
+    lines = race.figure(ROWS).axes[0].get_lines()
     assert [list(line.get_xdata()) for line in lines] == [[0.5, 2.0], [1.6, 2.5], [1.0, 1.0]]
     assert [list(line.get_ydata()) for line in lines[:2]] == [[2, 2], [1, 1]]
 
 
 def test_colours_tell_ours_from_one_device_and_from_other_libraries() -> None:
-    first, second = picture.figure(ROWS).axes
+    first, second = race.figure(ROWS).axes
     colours = [tuple(bar.get_facecolor()) for bar in (*first.patches, *second.patches)]
     assert colours[0] == colours[2]
     assert len(set(colours)) == 3
 
 
 def test_it_is_written_as_a_png(tmp_path: Path) -> None:
-    picture.draw(ROWS, tmp_path / "race.png")
+    drawn = race.figure(ROWS)
+    assert drawn
+    style.write(drawn, tmp_path / "race.png")
     with Image.open(tmp_path / "race.png") as image:
         assert image.format == "PNG"
         assert image.width == 1300
 
 
-def test_nothing_to_draw_is_said(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match='none of 1 rows has "speed / single": there is nothing to draw'):
-        picture.draw(ROWS[-1:], tmp_path / "race.png")
-    assert not (tmp_path / "race.png").exists()
+def test_nothing_is_drawn_of_rows_without_a_speed() -> None:
+    assert race.figure(ROWS[-1:]) is None
+
+
+def test_the_headline_holds_gpipe_against_the_fastest_other_pipeline() -> None:
+    rows = [
+        {"model": "A", "contestant": name, "speed / single": speed}
+        for name, speed in (("gpipe", 1.5), ("torchgpipe", 1.0), ("deepspeed, pipeline", 1.2), ("ddp", 9.0))
+    ]
+    assert race.headline(rows) == [
+        {"figure": "1.25 x", "text": "gpipe's speed on A / that of deepspeed, pipeline, the fastest other pipeline"}
+    ]
+    assert race.headline(rows[:1]) == []

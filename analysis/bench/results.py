@@ -1,0 +1,24 @@
+"""What `make bench` has found: the rows of each benchmark, in analysis/results/bench.json."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from harness import files
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "analysis" / "results" / "bench.json"
+BASE = "single"
+"""The contestant that all others are told against."""
+
+
+def load() -> dict[str, Any]:
+    """By benchmark its "rows" and "manifest"; empty before the first one."""
+    found: dict[str, Any] = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
+    return found
+
+
+def save(results: dict[str, Any]) -> None:
+    files.write_text(RESULTS, json.dumps(results, indent=1) + "\n")

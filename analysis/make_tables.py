@@ -1,0 +1,126 @@
+"""`make tables`: the sweeps behind all tables and figures, then the notebooks and the report page.
+
+    make tables            at most 20 minutes on two cores
+    make tables FULL=1     all of MadPipe's instances, and the long runs; what has ended well is not run again
+
+Sweeps that plan or simulate go two at a time, those that measure alone, one after the other. One that fails is told,
+and the others go on. What each prints lies in runs/tables/SWEEP.log.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness import display, registry
+
+LOGS = Path("runs") / "tables"
+AT_ONCE = 2
+
+
+@dataclass(frozen=True)
+class Job:
+    """A command whose end is told under `name`; `full`: only where there is time for all."""
+
+    name: str
+    arguments: tuple[str, ...]
+    full: bool = False
+
+
+def sweep(name: str, scale: str = "", *keys: str, full: bool = False) -> Job:
+    """`python run.py -m +sweeps=NAME scale=SCALE KEYS`."""
+    scaled = (f"scale={scale}",) if scale else ()
+    return Job("-".join(filter(None, (name, scale))), ("run.py", "-m", f"+sweeps={name}", *scaled, *keys), full)
+
+
+def simulated(full: bool) -> list[Job]:
+    """Those of the papers' scales, the longest first, so that both cores are busy to the end."""
+    devices, memory = ((), ()) if full else (("cluster.devices=2,4,8",), ("cluster.memory_gb=4,6,8,12,16",))
+    return [
+        sweep("myelin_ablation", "paper", full=True),
+        sweep("myelin_table2", "paper"),
+        sweep("autoddl_fig9"),
+        sweep("madpipe_fig7", "", *devices, *memory),
+        sweep("autoddl_fig8"),
+        sweep("autoddl_fig10"),
+        sweep("autoddl_table3"),
+        sweep("myelin_fig10", "paper"),
+        sweep("myelin_fig11", "paper"),
+        sweep("schemes", "paper"),
+        sweep("torchgpipe_table3", "paper"),
+        sweep("torchgpipe_table2", "paper"),
+        sweep("madpipe_fig6", "", *devices, *memory),
+        sweep("madpipe_fig8", "", *devices),
+        *(sweep(f"myelin_{name}", "paper") for name in ("fig5", "fig6", "fig8", "fig9", "table1")),
+        sweep("torchgpipe_table4", "paper"),
+        sweep("torchgpipe_table1", "paper"),
+        sweep("autoddl_fig3"),
+        sweep("autoddl_fig7"),
+    ]
+
+
+def measured() -> list[Job]:
+    """Those in small, on this machine; of the full ones there are committed records in the meantime."""
+    return [
+        *(sweep(f"torchgpipe_table{table}", "local", full=table in (2, 3)) for table in (1, 2, 3, 4)),
+        *(sweep(f"myelin_{name}", "local") for name in ("fig5", "fig10", "table2")),
+        *(sweep(f"myelin_{name}", "local", full=True) for name in ("fig6", "fig8", "fig11", "table1", "ablation")),
+        sweep("autoddl_fig4", full=True),
+        sweep("autoddl_table2", full=True),
+        sweep("schemes", "local", full=True),
+        sweep("myelin_fig9", "local", full=True),
+    ]
+
+
+PAGES = (Job("notebooks", ("-m", "analysis.notebooks")), Job("report page", ("-m", "analysis.page")))
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Returns 1 if a job failed, which is told, else 0."""
+    parser = argparse.ArgumentParser("python -m analysis.make_tables", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--full", action="store_true", help="all of MadPipe's instances, and the long runs")
+    full = parser.parse_args(arguments).full
+    LOGS.mkdir(parents=True, exist_ok=True)
+    began_s = time.monotonic()
+    failed = [*run(chosen(simulated(full), full), AT_ONCE), *run(chosen(measured(), full), 1), *run(PAGES, 1)]
+    ended = f"failed: {', '.join(failed)}" if failed else "all ok"
+    print(f"{display.age(time.monotonic() - began_s)} in all; {ended}")
+    return 1 if failed else 0
+
+
+def chosen(jobs: Iterable[Job], full: bool) -> list[Job]:
+    """Those for which there is time."""
+    return [job for job in jobs if full or not job.full]
+
+
+def run(jobs: Iterable[Job], at_once: int) -> list[str]:
+    """Run the jobs, so many at a time, and tell the end of each; returns the names of those that failed."""
+    with ThreadPoolExecutor(at_once) as pool:
+        ended = list(pool.map(_run, jobs))
+    return [name for name in ended if name]
+
+
+def _run(job: Job) -> str:
+    """The job's name if it failed, else nothing."""
+    log, began_s = LOGS / f"{job.name.replace(' ', '_')}.log", time.monotonic()
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [sys.executable, *job.arguments], cwd=registry.ROOT, stdin=subprocess.DEVNULL, stdout=output, stderr=output
+        )
+        try:
+            code = process.wait()
+        finally:
+            process.terminate()
+    how = "ok" if code == 0 else f"ended with {code}, see {log}"
+    print(f"{job.name:<28} {display.seconds(time.monotonic() - began_s):>9}   {how}", flush=True)
+    return job.name if code else ""
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,31 @@
+"""`python -m analysis.myelin [SOURCE...]`: the paper's figures beside ours, and its claims.
+
+The records are those of the sweeps myelin_*, at both scales:
+as they are committed, and in runs/.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+from analysis import command
+from analysis.myelin import tables
+from analysis.myelin.rows import LOCAL, PAPER, SWEEPS, Results
+from analysis.myelin.verdicts import verdicts
+from analysis.plots.myelin import FIGURES
+from harness import registry
+
+PAGE = command.Page(
+    module="analysis.myelin",
+    about=__doc__ or "",
+    path=registry.ROOT / "analysis" / "results" / "myelin.md",
+    title="Myelin: paper, simulated, measured in small",
+    intro="Made by `python -m analysis.myelin --write` from the records of sweeps/myelin_*.",
+    sweeps=[f"myelin_{name}-{scale}" for name, scale in itertools.product(SWEEPS, (PAPER, LOCAL))],
+    results=Results,
+    sections=tables.sections,
+    verdicts=verdicts,
+    missing=tables.missing,
+    figures=FIGURES,
+    width=190,
+)

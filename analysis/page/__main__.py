@@ -1,0 +1,33 @@
+"""`python -m analysis.page [--out FILE.html]`: the report page, from the committed records and those in runs/."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from analysis import papers, traces
+from analysis.bench import results
+from analysis.page.build import page
+from harness import display, files, registry
+
+OUT = registry.ROOT / "build" / "report.html"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Returns 0."""
+    parser = argparse.ArgumentParser("python -m analysis.page", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--out", type=Path, default=OUT, metavar="FILE.html")
+    out = parser.parse_args(arguments).out
+    reports = {name: papers.report(name) for name in papers.PAGES}
+    chosen = [trace for sweep in traces.TITLES for trace in traces.load(sweep)]
+    rows = results.load().get("race", {}).get("rows", [])
+    text = page(reports, rows, chosen)
+    files.write_text(out, text)
+    print(f"{out}: {display.size(len(text.encode()))}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,104 @@
+"""From reports, the race and traces to the page's HTML."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from markupsafe import Markup
+
+from analysis.page import timelines
+from analysis.papers import Picture, Report
+from analysis.plots import race
+from analysis.report import html_section
+from analysis.traces import Chosen
+from analysis.verdict import SAYS, Verdict
+
+FOLDER = Path(__file__).parent
+TEMPLATE = "page.html"
+COLUMNS = ("claim", "verdict", "what the paper says", "paper", "simulated", "measured", "why")
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A picture with all its bytes in its address."""
+
+    name: str
+    caption: str
+    uri: str
+    width: int
+    height: int
+
+
+@dataclass(frozen=True)
+class Paper:
+    """A paper's part of the page."""
+
+    name: str
+    title: str
+    verdicts: Sequence[Verdict]
+    tables: Sequence[Markup]
+    figures: Sequence[Figure]
+    notes: Sequence[str]
+
+    @property
+    def held(self) -> int:
+        """How many claims hold, be it by tests."""
+        return sum(one.says in ("holds", "by tests") for one in self.verdicts)
+
+    @property
+    def open(self) -> int:
+        return sum(one.says == "not run" for one in self.verdicts)
+
+
+def page(reports: Mapping[str, Report], rows: Sequence[dict[str, Any]], traces: Sequence[Chosen]) -> str:
+    """The whole file; `rows` are those of the race."""
+    environment = jinja2.Environment(loader=jinja2.FileSystemLoader(FOLDER), autoescape=True)
+    return environment.get_template(TEMPLATE).render(
+        css=_file("page.css"),
+        claims_js=_file("claims.js"),
+        timeline_js=_file("timeline.js"),
+        traces=_json(timelines.data(traces)),
+        groups=timelines.groups(traces),
+        legend=timelines.legend(traces),
+        papers=[_paper(name, report) for name, report in reports.items()],
+        race=_race(rows),
+        said=SAYS,
+        claim_columns=COLUMNS,
+    )
+
+
+def _paper(name: str, report: Report) -> Paper:
+    tables = [Markup(html_section(section)) for section in report.sections if section.title != report.claims().title]
+    figures = [_figure(key, _caption(report.title, key), picture) for key, picture in report.pictures().items()]
+    return Paper(name, report.title, report.verdicts, tables, figures, [*report.told, *filter(None, [report.missing])])
+
+
+def _caption(title: str, key: str) -> str:
+    """Myelin, Figure 5 for myelin_fig5."""
+    return f"{title}, {key.partition('_')[2].replace('fig', 'Figure ').replace('table', 'Table ')}"
+
+
+def _figure(name: str, caption: str, picture: Picture) -> Figure:
+    uri = f"data:image/png;base64,{base64.b64encode(picture.png).decode()}"
+    return Figure(name, caption, uri, picture.width, picture.height)
+
+
+def _race(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    drawn = race.figure(rows)
+    figures = [_figure("race", "The race", Picture.of(drawn))] if drawn else []
+    return {"figures": figures, "headline": race.headline(rows)}
+
+
+def _file(name: str) -> Markup:
+    return Markup((FOLDER / name).read_text(encoding="utf-8"))
+
+
+def _json(value: Any) -> Markup:
+    """For a script element, which ends at the first "</"."""
+    return Markup(json.dumps(value, separators=(",", ":")).replace("</", "<\\/"))

@@ -1,0 +1,83 @@
+"""The chosen traces as timeline.js reads them, and as its boxes to tick."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+from analysis.traces import Chosen
+from harness.op import Op
+from harness.timeline import STYLES
+from harness.timeline_layout import Box, Panel, lay_out
+
+TITLES = {
+    "traces-local": "Small runs on this machine, each above its simulation",
+    "traces-paper": "Myelin's 12B GPT in 12 stages, simulated",
+    "torchgpipe_table1-paper": "torchgpipe's Table 1, simulated",
+}
+FIRST = 2
+"""So many traces are shown at first."""
+NETWORK_PX = 72
+"""What overlaps in a lane shares so many pixels."""
+HEIGHTS_PX = {"compute": 26}
+LANE_PX, THINNEST_PX = 14, 3
+DIGITS = 4
+"""Of a millisecond, after the point: a tenth of a microsecond."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A box to tick."""
+
+    number: int
+    title: str
+    chosen: bool
+
+
+@dataclass(frozen=True)
+class Group:
+    """The boxes to tick of a sweep."""
+
+    title: str
+    traces: Sequence[Choice]
+
+
+def groups(traces: Sequence[Chosen]) -> list[Group]:
+    """One for each sweep."""
+    choices = [(one.sweep, Choice(number, one.title, number < FIRST)) for number, one in enumerate(traces)]
+    return [Group(TITLES[sweep], [choice for _, choice in own]) for sweep, own in groupby(choices, lambda one: one[0])]
+
+
+def data(traces: Sequence[Chosen]) -> dict[str, Any]:
+    """What timeline.js draws; times in milliseconds from a step's start."""
+    colours = {kind: (style.label, style.fill, style.ink) for kind, style in STYLES.items()}
+    return {"colours": colours, "traces": [_trace(lay_out(one.title, one.trace, 0.0)) for one in traces]}
+
+
+def legend(traces: Sequence[Chosen]) -> list[tuple[str, str]]:
+    """Label and colour of each kind of op that there is."""
+    kinds = {Op.parse(span.op).kind for one in traces for span in one.trace.spans}
+    return [
+        (style.label, "var(--optimizer)" if kind == "step" else style.fill)
+        for kind, style in STYLES.items()
+        if kind in kinds
+    ]
+
+
+def _trace(panel: Panel) -> dict[str, Any]:
+    lanes = [
+        {
+            "device": lane.device,
+            "queue": lane.queue,
+            "height": max(THINNEST_PX, min(HEIGHTS_PX.get(lane.queue, LANE_PX), NETWORK_PX // len(lane.rows))),
+            "rows": [[_box(box) for box in row] for row in lane.rows],
+        }
+        for lane in panel.lanes
+    ]
+    return {"lines": panel.lines, "length": panel.length_ms, "lanes": lanes}
+
+
+def _box(box: Box) -> list[str | float]:
+    return [box.kind, box.text, round(box.start_ms, DIGITS), round(box.end_ms, DIGITS), box.op]

@@ -1,0 +1,161 @@
+"""Myelin's figures: what it prints beside what was simulated, and losses as they were measured."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from analysis import losses
+from analysis.myelin import figures
+from analysis.myelin.figures import IPDPS, published
+from analysis.myelin.rows import FRAMEWORKS, GPUS, LOCAL, MYELIN, SIZES, Results, Row
+from analysis.myelin.verdicts import by_size, gpt_title
+from analysis.plots.style import BLUE, COLOURS, DARK, Bars, Source, bars, legend, line, panels, styled
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+BOTH: tuple[Source, ...] = ("paper", "simulated")
+PHASES = dict(zip(("pipelining", "data_parallel", "optimizer"), COLOURS, strict=False))
+OF_FRAMEWORK = dict(zip(FRAMEWORKS, COLOURS, strict=False))
+NO_OVERLAP_S = 4.32 + 4.32 / 2.5
+"""The paper's sums, and its updates, which take 1 / 2.5 of them."""
+
+
+@styled
+def fig5(results: Results) -> Figure | None:
+    """The pipelining phase against the number of stages."""
+    rows = results.good("fig5")
+    if not rows:
+        return None
+    figure, axes = panels(1, 1, 7, 3.8)
+    stages = [row.mesh.pipeline for row in rows]
+    paper = [published(IPDPS, "batch_time", MYELIN, case=f"G_inter={count}") for count in stages]
+    ours = [row.phase_s("pipelining") for row in rows]
+    bars(axes[0, 0], [str(count) for count in stages], [Bars(paper, BLUE, "paper"), Bars(ours, BLUE)])
+    axes[0, 0].set(title="Myelin, Fig. 5: 12B on 48 GPUs, batch 2048", xlabel="stages (G_inter)",
+                   ylabel="pipelining phase, s")  # fmt: skip
+    legend(figure, {}, BOTH)
+    return figure
+
+
+@styled
+def fig6(results: Results) -> Figure | None:
+    """Phases without and with the memory optimization, on the grids that the paper draws."""
+    rows = results.good("fig6")
+    ends = [row for row in rows if (row["engine.offload"], row.mesh.pipeline) in (("false", 24), ("true", 6))]
+    if len(ends) < 2:
+        return None
+    figure, axes = panels(1, len(PHASES), 12, 3.8)
+    grids = [f"{row.mesh.pipeline} x {row.mesh.data}, {_optimized(row).replace(' ', chr(10), 1)}" for row in ends]
+    for panel, (phase, colour) in zip(axes[0], PHASES.items(), strict=True):
+        paper = [_paper_phase(row, phase) for row in ends]
+        bars(panel, grids, [Bars(paper, colour, "paper"), Bars([row.phase_s(phase) for row in ends], colour)])
+        panel.set(title=phase.replace("_", " "), ylabel="s")
+    figure.suptitle("Myelin, Fig. 6: phases of a step without and with the memory optimization, 12B on 48 GPUs")
+    legend(figure, {}, BOTH)
+    return figure
+
+
+def _optimized(row: Row) -> str:
+    return ("with" if row["engine.offload"] == "true" else "without") + " memory optimization"
+
+
+def _paper_phase(row: Row, phase: str) -> float | None:
+    if phase == "optimizer":
+        return published(IPDPS, "optimizer_time", MYELIN, case=_optimized(row))
+    return published("myelin_fig6_memopt", f"{phase}_phase_time", _optimized(row))
+
+
+@styled
+def fig8(results: Results) -> Figure | None:
+    """Sums over replicas and updates against the buckets in a chunk; levels are without overlap."""
+    times = {int(row["engine.k"]): figures.tail_s(row) for row in results.good("fig8")}
+    counts = sorted(k for k in times if k)
+    if not counts:
+        return None
+    figure, axes = panels(1, 1, 7, 4)
+    paper = [published(IPDPS, "allreduce_plus_optimizer_time", MYELIN, case=f"k={k}") for k in counts]
+    panel = axes[0, 0]
+    line(panel, counts, [float("nan") if one is None else one for one in paper], BLUE, "paper")
+    line(panel, counts, [times[k] for k in counts], BLUE)
+    levels = {"paper": NO_OVERLAP_S, "simulated": times.get(0, math.nan)}
+    for (source, level), dash, side in zip(levels.items(), ("--", "-"), (0, -1), strict=True):
+        panel.axhline(level, color=DARK, linewidth=1, linestyle=dash)
+        panel.annotate(f"no overlap, {source}", (counts[side], level), (0, 3), textcoords="offset points",
+                       ha="right" if side else "left", fontsize=8.5)  # fmt: skip
+    panel.set_xscale("log", base=2)
+    panel.set_xticks(counts, [str(k) for k in counts])
+    panel.set(title="Myelin, Fig. 8: sums and updates, overlapped", xlabel="buckets in a chunk (k)",
+              ylabel="behind the pipelining phase, s")  # fmt: skip
+    panel.set_ylim(0, 1.1 * max(*times.values(), NO_OVERLAP_S))
+    legend(figure, {}, BOTH, lines=True)
+    return figure
+
+
+@styled
+def fig9(results: Results) -> Figure | None:
+    """Losses of a small GPT on one device and on grids of ranks; below, how far they are apart."""
+    rows = results.good("fig9", LOCAL)
+    if not rows:
+        return None
+    first = [row for row in rows if gpt_title(row) == gpt_title(rows[0])]
+    return losses.figure([losses.Curve(_run(row), tuple(row.losses)) for row in first])
+
+
+def _run(row: Row) -> str:
+    where = "one device" if row["engine"] == "single" else f"{row.mesh.pipeline} stages x {row.mesh.data} replicas"
+    return f"{gpt_title(row)}, {row['engine']} on {where}, measured"
+
+
+@styled
+def fig10(results: Results) -> Figure | None:
+    """Days of training for four sizes and three frameworks."""
+    found = by_size(results)
+    if not found:
+        return None
+    figure, axes = panels(1, 1, 12, 4.2)
+    series = []
+    for name, colour in OF_FRAMEWORK.items():
+        paper = [published(IPDPS, "expected_training_time", name, table="Fig. 10", model=size) for size in SIZES]
+        ours = [figures.days(found[size][name]) for size in SIZES]
+        series += [Bars(paper, colour, "paper"), Bars(ours, colour)]
+    bars(axes[0, 0], [f"{size}, {GPUS[size]} GPUs" for size in SIZES], series, "{:.0f}")
+    axes[0, 0].set(title="Myelin, Fig. 10: training on 300e9 words, batch 16384", ylabel="days")
+    legend(figure, OF_FRAMEWORK, BOTH)
+    return figure
+
+
+@styled
+def fig11(results: Results) -> Figure | None:
+    """Days times how many times 48 GPUs there are: what scales perfectly is level."""
+    rows = results.good("fig11")
+    if not rows:
+        return None
+    figure, axes = panels(1, 1, 8, 4.2)
+    for name, colour in OF_FRAMEWORK.items():
+        own = [row for row in rows if row.framework == name]
+        gpus = [row.mesh.size for row in own]
+        paper = [published(IPDPS, "expected_training_time", name, table="Fig. 11", devices=count) for count in gpus]
+        level = [float("nan") if days is None else days * n / 48 for days, n in zip(paper, gpus, strict=True)]
+        line(axes[0, 0], gpus, level, colour, "paper")
+        line(axes[0, 0], gpus, [figures.days(row) * row.mesh.size / 48 for row in own], colour)
+    every = sorted({row.mesh.size for row in rows})
+    axes[0, 0].set_xscale("log", base=2)
+    axes[0, 0].set_xticks(every, [str(count) for count in every])
+    axes[0, 0].set(title="Myelin, Fig. 11: 12B, the batch grows with the GPUs", xlabel="GPUs",
+                   ylabel="days x GPUs / 48")  # fmt: skip
+    axes[0, 0].set_ylim(bottom=0)
+    legend(figure, OF_FRAMEWORK, BOTH, lines=True)
+    return figure
+
+
+FIGURES = {
+    "myelin_fig5": fig5,
+    "myelin_fig6": fig6,
+    "myelin_fig8": fig8,
+    "myelin_fig9": fig9,
+    "myelin_fig10": fig10,
+    "myelin_fig11": fig11,
+}
+"""By the names of their files."""

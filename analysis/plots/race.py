@@ -1,0 +1,69 @@
+"""The race: for each model the speed of every contestant, relative to one device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from analysis.bench.results import BASE
+from analysis.plots.style import BLUE, DARK, ORANGE, legend, panels, styled
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+OURS = ("gpipe", "myelin", "sbp")
+SPEED = f"speed / {BASE}"
+PIPELINES = ("torchgpipe", "torch_pipelining", "deepspeed, pipeline")
+"""How the names of other libraries' pipelines begin."""
+PALE = "#BBBBBB"
+
+
+@styled
+def figure(rows: Sequence[dict[str, Any]]) -> Figure | None:
+    """A panel for each model; a bar for each contestant that finished, with the quartiles of its step time.
+
+    None where no row has a speed.
+    """
+    timed = [row for row in rows if SPEED in row]
+    if not timed:
+        return None
+    models = list(dict.fromkeys(row["model"] for row in timed))
+    names = list(dict.fromkeys(row["contestant"] for row in timed))[::-1]
+    drawn, axes = panels(1, len(models), 13, 0.32 * len(names) + 1.7, sharey=True)
+    for panel, model in zip(axes[0], models, strict=True):
+        for row in (row for row in timed if row["model"] == model):
+            _bar(panel, row, names.index(row["contestant"]))
+        panel.axvline(1.0, color="black", linewidth=0.8, linestyle=":")
+        panel.set(title=model, xlabel=SPEED, xlim=(0, 1.25 * max(row[SPEED] for row in timed)))
+        panel.grid(axis="y", visible=False)
+    axes[0, 0].set_yticks(range(len(names)), names)
+    legend(drawn, {"Regatta": BLUE, "other libraries": ORANGE, "one device": PALE})
+    return drawn
+
+
+def headline(rows: Sequence[dict[str, Any]]) -> list[dict[str, str]]:
+    """For each model how fast gpipe is beside the fastest pipeline of another library: a "figure" and a "text"."""
+    told = []
+    for model in dict.fromkeys(row["model"] for row in rows):
+        speeds = {row["contestant"]: row[SPEED] for row in rows if row["model"] == model and SPEED in row}
+        others = [name for name in speeds if name.startswith(PIPELINES)]
+        if "gpipe" in speeds and others:
+            best = max(others, key=lambda name: speeds[name])
+            text = f"gpipe's speed on {model} / that of {best}, the fastest other pipeline"
+            told.append({"figure": f"{speeds['gpipe'] / speeds[best]:.2f} x", "text": text})
+    return told
+
+
+def _bar(axes: Axes, row: dict[str, Any], place: int) -> None:
+    speed = row[SPEED]
+    slow, fast = (speed * row["step"] / seconds for seconds in reversed(row["quartiles"]))
+    axes.barh(place, speed, color=_colour(row["contestant"]), height=0.7)
+    axes.plot([slow, fast], [place, place], color=DARK, linewidth=1)
+    axes.text(max(speed, fast) + 0.03, place, f"{speed:.2f}", va="center", fontsize=8)
+
+
+def _colour(contestant: str) -> str:
+    if contestant.startswith(BASE):
+        return PALE
+    return BLUE if contestant in OURS else ORANGE

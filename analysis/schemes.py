@@ -1,0 +1,99 @@
+"""All schemes side by side: engine x planner x model on one cluster, from the sweep `schemes`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from analysis import frame, pack, records, sweeps
+from analysis.papers import Missing, Picture
+from analysis.plots.style import COLOURS, Bars, Source, bars, legend, panels, styled
+from analysis.report import MISSING, Section
+from harness.display import percent, seconds, size
+from harness.record import RunRecord
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+SWEEPS: dict[Source, str] = {"simulated": "schemes-paper", "measured": "schemes-local"}
+"""Folders in runs/, by the source of their figures."""
+COLUMNS = ("model", "engine", "planner", "samples/s", "step", "utilization", "fullest device", "predicted / measured")
+KEYS = ("engine.schedule", "engine.zero")
+"""What tells points of one engine apart, beside its planner."""
+
+
+def load(source: Source) -> list[RunRecord]:
+    """The newest records of the sweep, "simulated" or "measured", committed or in runs/."""
+    name = SWEEPS[source]
+    folder = pack.RUNS / name
+    loaded = records.load([*pack.of_sweeps([name]), *([folder] if folder.is_dir() else [])])
+    return list(records.newest(loaded.records, records.point_of).values())
+
+
+def section(source: Source) -> Section:
+    """A line for each point that was run; one that cannot be says why, in its last cell."""
+    found = load(source)
+    rows = tuple(sorted(_row(record, one) for record, one in zip(found, _figures(found), strict=True)))
+    cluster = ", ".join(sorted({str(record.config["cluster"]["name"]) for record in found if record.config}))
+    notes = () if source == "measured" else ("Predicted / measured: nothing was measured there.",)
+    return Section(f"All schemes, {source} on cluster={cluster}", COLUMNS, rows, notes, texts=3)
+
+
+@styled
+def figure(source: Source) -> Figure | None:
+    """Throughput of every scheme that runs, a panel for each model."""
+    found = load(source)
+    run = [(record, one) for record, one in zip(found, _figures(found), strict=True) if record.status == "ok"]
+    if not run:
+        return None
+    models = sorted({one["model"] for _, one in run})
+    drawn, axes = panels(1, len(models), 13, 5.4, sharey=False)
+    for panel, model, colour in zip(axes[0], models, COLOURS, strict=False):
+        speeds = {_scheme(record, one): one["throughput"] for record, one in run if one["model"] == model}
+        names = sorted(speeds, key=lambda name: speeds[name])
+        bars(panel, names, [Bars([speeds[name] for name in names], colour, source)])
+        panel.tick_params(axis="x", rotation=90)
+        panel.set(title=model, ylabel="samples/s")
+    drawn.suptitle(f"All schemes, {source}")
+    legend(drawn, dict(zip(models, COLOURS, strict=False)))
+    return drawn
+
+
+def picture(source: Source) -> Picture | Missing:
+    """`figure`, as notebooks show it."""
+    drawn = figure(source)
+    return Picture.of(drawn) if drawn else Missing(SWEEPS[source], f"Not run yet: {sweeps.command(SWEEPS[source])}")
+
+
+def _figures(found: Sequence[RunRecord]) -> list[dict[str, Any]]:
+    """Of each record its row of the tidy frame."""
+    return [{str(key): value for key, value in row.items()} for row in frame.runs(found).to_dict("records")]
+
+
+def _scheme(record: RunRecord, one: dict[str, Any]) -> str:
+    return f"{_engine(record)}\n{one['planner']}"
+
+
+def _engine(record: RunRecord) -> str:
+    """The engine, and what else tells its points apart."""
+    values = dict(text.split("=", 1) for text in record.manifest.get("overrides", []))
+    told = [f"{key.partition('.')[2]}={values[key]}" for key in KEYS if key in values]
+    return " ".join([values.get("engine", ""), *told])
+
+
+def _row(record: RunRecord, one: dict[str, Any]) -> tuple[str, ...]:
+    names = (str(one["model"]), _engine(record), str(one["planner"]))
+    if record.status != "ok":
+        *_, why = record.reason.strip().splitlines()[:2] or [record.status]
+        return (*names, *[MISSING] * 4, " ".join(why.split()))
+    metrics = record.metrics
+    ratio = (metrics.get("predicted_over_measured") or {}).get("step_time_s")
+    return (
+        *names, f"{metrics['throughput']:.1f}", seconds(metrics["step_time_s"]), percent(_number(one["utilization"])),
+        size(_number(one["peak_memory_bytes"])), MISSING if ratio is None else f"{ratio:.2f}",
+    )  # fmt: skip
+
+
+def _number(value: Any) -> float | None:
+    """None for what pandas has as NaN."""
+    return value if isinstance(value, float | int) and value == value else None

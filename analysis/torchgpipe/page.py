@@ -1,0 +1,30 @@
+"""`python -m analysis.torchgpipe [SOURCE...]`: the paper's tables beside ours, and its claims.
+
+The records are those of the sweeps torchgpipe_table1 to torchgpipe_table4, at both scales:
+as they are committed, and in runs/.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+from analysis import command
+from analysis.plots.torchgpipe import FIGURES
+from analysis.torchgpipe import tables
+from analysis.torchgpipe.rows import ROWS, SOURCE, Results
+from analysis.torchgpipe.verdicts import verdicts
+from harness import registry
+
+PAGE = command.Page(
+    module="analysis.torchgpipe",
+    about=__doc__ or "",
+    path=registry.ROOT / "analysis" / "results" / "torchgpipe.md",
+    title="torchgpipe: paper, simulated, measured",
+    intro="Made by `python -m analysis.torchgpipe --write` from the records of sweeps/torchgpipe_table1 to table4.",
+    sweeps=[f"torchgpipe_table{table}-{scale}" for table, scale in itertools.product(ROWS, SOURCE)],
+    results=Results,
+    sections=tables.sections,
+    verdicts=verdicts,
+    missing=tables.missing,
+    figures=FIGURES,
+)

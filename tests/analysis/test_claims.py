@@ -1,0 +1,71 @@
+"""All claims with their verdicts."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from analysis import claims, pack, published, verdict
+from analysis.papers import PAGES
+from analysis.verdict import Found, judged
+
+JUDGES: dict[str, verdict.Judge[bool]] = {
+    "TG-1": lambda right: Found(right, "1", "2", "3"),
+    "TG-5": lambda right: Found(right, simulated="4"),
+    "TG-2": lambda right: None,
+    "TG-13": lambda right: None,
+}
+TESTS = {"TG-5": ("tests/a.py::b", "tests/c.py::d"), "TG-13": ("tests/a.py::b",)}
+REASONS = {"TG-1": "it was late", "TG-5": "it was late", "TG-2": "never asked"}
+
+
+def found(right: bool) -> dict[str, verdict.Verdict]:
+    return {one.id: one for one in judged("torchgpipe", right, JUDGES, TESTS, REASONS)}
+
+
+def test_a_verdict_has_the_figures_of_each_source_and_a_reason() -> None:
+    told = found(False)
+    assert list(told) == [claim.id for claim in published.claims("torchgpipe")]
+    assert dataclasses.astuple(told["TG-1"])[2:] == ("does not hold", "1", "2", "3", "it was late")
+    exact = "exact in tests/a.py::b and tests/c.py::d"
+    assert dataclasses.astuple(told["TG-5"])[2:] == ("does not hold", "", "4", "", f"it was late; {exact}")
+    assert dataclasses.astuple(told["TG-2"])[2:] == ("not run", "", "", "", "")
+    assert dataclasses.astuple(told["TG-13"])[2:] == ("by tests", "", "", "", "exact in tests/a.py::b")
+    assert (found(True)["TG-1"].says, found(True)["TG-1"].reason) == ("holds", "")
+
+
+def test_the_table_of_claims_tells_each_reason_once() -> None:
+    told = judged("torchgpipe", False, JUDGES | {"TG-5": JUDGES["TG-1"]}, {}, REASONS)
+    section = verdict.section(told)
+    assert section.notes == ("15 claims: 2 does not hold, 13 not run", "TG-1, TG-5: it was late")
+    assert section.rows[0] == ("TG-1", "does not hold", told[0].claim, "1", "2", "3")
+    assert section.rows[1][3:] == ("-", "-", "-")
+
+
+@pytest.fixture
+def nothing_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(pack, "PACKS", tmp_path)
+
+
+@pytest.mark.usefixtures("nothing_run")
+def test_every_claim_of_every_paper_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert claims.main([]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    told = [line.split()[0] for line in lines if line.split() and line.split()[0].partition("-")[0] in
+            ("TG", "MY", "MP", "AD") and ":" not in line.split()[0] and "," not in line.split()[0]]  # fmt: skip
+    assert told == [one.id for paper in PAGES for one in published.claims(paper)]
+    assert "15 claims: 11 not run, 4 by tests" in lines
+
+
+@pytest.mark.usefixtures("nothing_run")
+def test_some_papers_in_a_format(capsys: pytest.CaptureFixture[str]) -> None:
+    assert claims.main(["madpipe", "--format", "markdown"]) == 0
+    told = capsys.readouterr().out
+    assert told.startswith("# The papers' claims\n") and "| MP-3 | not run |" in told and "TG-1" not in told
+    assert "python run.py -m +sweeps=madpipe_fig6" in told
+    with pytest.raises(SystemExit):
+        claims.main(["nobody"])
+    assert "torchgpipe" in capsys.readouterr().err

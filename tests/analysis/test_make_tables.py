@@ -1,0 +1,77 @@
+"""Which sweeps `make tables` runs, how many at a time, and that it goes on after a failure."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from analysis import make_tables, sweeps
+from analysis.autoddl.page import PAGE as AUTODDL
+from analysis.make_tables import Job
+from analysis.papers import PAGES
+from analysis.schemes import SWEEPS
+
+SLEEPS = "import time; time.sleep(0.5)"
+
+
+@pytest.fixture(autouse=True)
+def logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(make_tables, "LOGS", tmp_path)
+    return tmp_path
+
+
+def test_all_sweeps_of_all_papers_are_run_once_in_full() -> None:
+    names = [job.name for job in (*make_tables.simulated(True), *make_tables.measured())]
+    assert sorted(names) == sorted([*(name for page in PAGES.values() for name in page.sweeps), *SWEEPS.values()])
+
+
+def test_every_table_of_every_paper_is_made_when_there_is_less_time() -> None:
+    jobs = make_tables.chosen(make_tables.simulated(False), False)
+    assert {name.partition("-")[0] for page in PAGES.values() for name in page.sweeps} - {
+        job.name.partition("-")[0] for job in jobs
+    } == {"autoddl_fig4", "autoddl_table2", "myelin_ablation"}
+    assert "autoddl_fig4" in AUTODDL.sweeps
+
+
+def test_less_of_madpipe_are_points_of_the_whole_grid() -> None:
+    from harness.sweep_points import expand
+
+    for name in ("madpipe_fig6", "madpipe_fig8"):
+        (few,) = (job for job in make_tables.simulated(False) if job.name == name)
+        points = {point.id for point in expand(few.arguments[2:])}
+        assert points and points < {point.id for point in expand([f"+sweeps={name}"])}
+
+
+def test_commands_are_those_that_make_the_folders_of_these_names() -> None:
+    for job in (*make_tables.simulated(True), *make_tables.measured()):
+        assert f"python {' '.join(job.arguments)}" == sweeps.command(job.name)
+
+
+def test_it_goes_on_after_a_failure_and_tells(logs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    jobs = [Job("bad", ("-c", "print('why'); raise SystemExit(3)")), Job("good", ("-c", "print('done')"))]
+    assert make_tables.run(jobs, 1) == ["bad"]
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.startswith("bad ") and first.endswith(f"ended with 3, see {logs / 'bad.log'}")
+    assert second.startswith("good ") and second.endswith(" ok")
+    assert (logs / "bad.log").read_text() == "why\n"
+
+
+def test_two_at_a_time_or_alone() -> None:
+    jobs = [Job(name, ("-c", SLEEPS)) for name in ("a", "b")]
+    took_s = []
+    for at_once in (2, 1):
+        began_s = time.monotonic()
+        make_tables.run(jobs, at_once)
+        took_s.append(time.monotonic() - began_s)
+    assert took_s[1] >= 1.0 and took_s[0] < took_s[1]
+
+
+def test_what_failed_is_the_exit_code(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(make_tables, "simulated", lambda full: [Job("bad", ("-c", "raise SystemExit(1)"))])
+    monkeypatch.setattr(make_tables, "measured", lambda: [Job("long", ("-c", ""), full=True)])
+    monkeypatch.setattr(make_tables, "PAGES", (Job("page", ("-c", "")),))
+    assert make_tables.main([]) == 1
+    told = capsys.readouterr().out
+    assert "long" not in told and told.splitlines()[-1].endswith("failed: bad")

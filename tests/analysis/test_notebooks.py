@@ -1,0 +1,61 @@
+"""Each notebook's .ipynb is its .py, executed on the committed records without an error."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from analysis import pack
+from analysis.notebooks import __main__ as notebooks
+from analysis.papers import PAGES
+
+FOLDER = notebooks.FOLDER
+
+
+@pytest.mark.parametrize("name", notebooks.NAMES)
+def test_the_notebook_is_in_step_with_its_text(name: str) -> None:
+    text, stored = notebooks.read(FOLDER / f"{name}.py"), nbformat.read(FOLDER / f"{name}.ipynb", as_version=4)
+    assert [(cell.cell_type, cell.source) for cell in stored.cells] == [
+        (cell.cell_type, cell.source) for cell in text.cells
+    ]
+
+
+@pytest.mark.parametrize("name", notebooks.NAMES)
+def test_every_cell_was_executed_without_an_error(name: str) -> None:
+    stored = nbformat.read(FOLDER / f"{name}.ipynb", as_version=4)
+    code = [cell for cell in stored.cells if cell.cell_type == "code"]
+    assert all(cell.execution_count for cell in code)
+    assert not [output for cell in code for output in cell.outputs if output.output_type == "error"]
+
+
+@pytest.mark.parametrize("name", notebooks.NAMES)
+def test_it_executes_on_the_committed_records(name: str) -> None:
+    executed = notebooks.execute(FOLDER / f"{name}.py")
+    shown = [output.data for cell in executed.cells for output in cell.get("outputs", ()) if "data" in output]
+    assert any("text/html" in data for data in shown)
+    if name in PAGES and len(pack.of_sweeps(PAGES[name].sweeps)) == len(PAGES[name].sweeps):
+        assert not [data for data in shown if "is not there." in data.get("text/html", "")]
+
+
+def test_executing_twice_writes_the_same(tmp_path: Path) -> None:
+    path = tmp_path / "small.py"
+    path.write_text("# %% [markdown]\n# # Small\n\n# %%\n1 + 1\n")
+    first, second = (notebooks.as_text(notebooks.execute(path)) for _ in range(2))
+    assert first == second and '"2"' in first
+
+
+def test_a_cell_that_fails_fails_the_notebook(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(notebooks, "FOLDER", tmp_path)
+    monkeypatch.setattr(notebooks, "NAMES", ("small",))
+    (tmp_path / "small.py").write_text("# %%\nraise ValueError('no record')\n")
+    assert notebooks.main([]) == 1
+    assert "no record" in capsys.readouterr().err and not (tmp_path / "small.ipynb").exists()
+
+
+def test_an_unknown_name_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert notebooks.main(["torchgipe"]) == 2
+    assert "no notebook is called torchgipe: there are torchgpipe, myelin" in capsys.readouterr().err

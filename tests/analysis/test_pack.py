@@ -1,0 +1,110 @@
+"""A sweep's records as one small file that tables can be made of."""
+
+from __future__ import annotations
+
+import json
+import socket
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from analysis import beside, pack, records
+from analysis.packed import LEFT_OUT, document
+from harness.profile import LayerProfile, ModelProfile
+from harness.record import RunRecord
+from harness.trace import Span, Trace
+
+SWEEP = "myelin_fig9-local"
+
+
+def run(folder: Path, number: int, status: Any = "ok", start: int = 0) -> RunRecord:
+    """A run of the sweep with its files: as many losses as its number, and one more."""
+    place = folder / SWEEP / str(number)
+    config = {"out": str(place), "engine": {"name": "gpipe"}, "batch": {"size": 8 * number}}
+    manifest = {"overrides": [f"batch.size={8 * number}", f"out={place}"], "start_time": f"2026-01-0{1 + start}",
+                "command": ["run.py"], "machine": {"host": socket.gethostname(), "cpu": "EPYC"}}  # fmt: skip
+    plan = {"mesh": {"data": 1, "pipeline": 2, "tensor": 1}, "pattern": [1], "predicted": {"step_time_s": 1.0}}
+    record = RunRecord(f"{number}-{status}-{start}", status, "measured", config=config, plan=plan,
+                       metrics={"step_time_s": 0.5 + number}, predicted={"step_time_s": 1.0, "tasks_s": {"0F0": 1.0}},
+                       manifest=manifest, trace="trace.json.gz")  # fmt: skip
+    record.save(place / "record.json")
+    lines = [json.dumps({"step": step, "loss": 1 / (1 + step)}) for step in range(number + 1)]
+    (place / "metrics.jsonl").write_text("\n".join(lines))
+    ModelProfile((LayerProfile(param_bytes=400),)).save(place / "profile.json")
+    spans = tuple(Span(name, 0, "compute", at, at + 1.0) for at, name in enumerate(("0F0", "0F1", "0B0", "0B1")))
+    Trace(spans, ((0.0, 4.0),)).save(place / "trace.json.gz")
+    return record
+
+
+@pytest.fixture
+def packed(tmp_path: Path) -> Path:
+    for number in (1, 2):
+        run(tmp_path / "runs", number)
+    path, count = pack.write(tmp_path / "runs" / SWEEP, tmp_path / "packs")
+    assert (path, count) == (tmp_path / "packs" / f"{SWEEP}.json", 2)
+    return path
+
+
+def test_a_pack_has_all_but_what_it_says_it_leaves_out(tmp_path: Path, packed: Path) -> None:
+    before = {one.id: one for one in records.load([tmp_path / "runs" / SWEEP]).records}
+    for record in records.load([packed]).records:
+        own = before[record.id]
+        assert (record.status, record.source, record.reason) == (own.status, own.source, own.reason)
+        assert record.config == own.config | {"out": f"runs/{SWEEP}/{Path(own.config['out']).name}"}
+        assert record.plan == {"mesh": {"data": 1, "pipeline": 2, "tensor": 1}}
+        assert record.predicted == {"step_time_s": 1.0} and record.trace is None
+        assert record.metrics.items() >= own.metrics.items()
+        assert record.manifest["machine"] == {"host": "host", "cpu": "EPYC"}
+    assert json.loads(packed.read_text())["left_out"] == list(LEFT_OUT)
+
+
+def test_what_tables_need_of_files_is_the_same_from_the_pack(tmp_path: Path, packed: Path) -> None:
+    for found in (records.load([tmp_path / "runs" / SWEEP]), records.load([packed])):
+        assert [beside.losses(one) for one in found.records] == [[1.0, 0.5], [1.0, 0.5, 1 / 3]]
+        assert [beside.parameters(one) for one in found.records] == [100, 100]
+        assert [beside.in_flight(one) for one in found.records] == [2, 2]
+
+
+def test_nothing_of_this_machine_is_in_it(tmp_path: Path, packed: Path) -> None:
+    text = packed.read_text()
+    assert str(tmp_path) not in text and f'"{socket.gethostname()}"' not in text and str(Path.home()) not in text
+    assert text.count('"engine"') == 1, "what all have in common is there once"
+    assert len([line for line in text.splitlines() if line.startswith('    {"')]) == 2, "a record is a line"
+
+
+def test_a_point_that_runs_has_no_more_stays_and_a_newer_one_that_failed_does_not_count(
+    tmp_path: Path, packed: Path
+) -> None:
+    again = tmp_path / "again" / SWEEP
+    run(tmp_path / "again", 2, "error", start=1)
+    run(tmp_path / "again", 3)
+    _, count = pack.write(again, tmp_path / "packs")
+    assert count == 3
+    assert {one.id for one in records.load([packed]).records} == {"1-ok-0", "2-ok-0", "3-ok-0"}
+
+
+def test_the_command_packs_all_scales_of_a_sweep(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(pack.write, "__defaults__", (tmp_path / "packs",))
+    run(Path("runs"), 1)
+    assert pack.main(["myelin_fig9"]) == 0 == pack.main([SWEEP]) == pack.main([])
+    assert capsys.readouterr().out.count("1 records,") == 3
+    assert (tmp_path / "packs" / f"{SWEEP}.json").is_file()
+    assert pack.main(["myelin_fig9", "madpipe_fig6", "nothing"]) == 2
+    told = capsys.readouterr().err
+    assert "madpipe_fig6" in told and "+sweeps=madpipe_fig6" in told and "nothing" in told
+
+
+def test_of_plans_only_what_tables_need_is_kept(tmp_path: Path) -> None:
+    one = run(tmp_path / "runs", 1)
+    plan = {"mesh": {"data": 1}, "stages": [{"device": 0, "first": 0, "last": 3}, {"device": 0, "first": 4, "last": 5}]}
+    predicted = {"period_s": 1.0, "utilization": [0.5]}
+    planned = replace(one, config=one.config | {"mode": "plan"}, plan=plan, predicted=predicted)
+    planned.manifest[beside.ORIGIN] = one.config["out"]
+    found = document(planned)
+    assert found["plan"]["stages"] == [{"device": 0}, {"device": 0}] and found["predicted"] == {"period_s": 1.0}
+    assert one.plan is not None and one.plan["pattern"] == [1], "the record itself stays as it is"
