@@ -58,7 +58,8 @@ def main(page: Page[Results], arguments: Sequence[str]) -> int:
     if missing:
         print(missing)
     if options.write:
-        intro = " ".join(filter(None, (page.intro, missing, page.drawn(results, page.path.parent))))
+        made = " ".join(filter(None, (page.intro, page.drawn(results, page.path.parent))))
+        intro = "\n\n".join(filter(None, (made, missing)))
         files.write_text(page.path, report.markdown(page.title, intro, sections))
         print(f"written to {page.path}")
     return 0

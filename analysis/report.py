@@ -25,8 +25,9 @@ class Section:
 
 
 def not_run(commands: Sequence[str]) -> str:
-    """One line about sweeps that were not run, or not to their end, with the commands that do; empty without any."""
-    return f"Not run yet, and left out: {'; '.join(commands)}" if commands else ""
+    """The commands of sweeps that were not run, or not to their end, one a line; empty without any."""
+    lines = [f"    {command}" for command in commands]
+    return "\n".join(["Not run yet, and left out:", "", *lines]) if commands else ""
 
 
 def show(sections: Sequence[Section], console: Console) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from analysis import command
+from analysis import command, report
 from analysis.report import Section
 from harness.record import RunRecord
 
@@ -56,6 +57,16 @@ def test_a_page_is_written(tmp_path: Path, drawn: str, intro: str, capsys: pytes
     written = (tmp_path / "out" / "page.md").read_text()
     assert written.startswith(f"# Paper\n\n{intro}\n\n## Runs\n") and "| b |" in written
     assert capsys.readouterr().out.endswith(f"written to {tmp_path / 'out' / 'page.md'}\n")
+
+
+def test_commands_of_what_was_not_run_are_code_below_the_introduction(tmp_path: Path) -> None:
+    record(tmp_path / "runs" / "0", "a")
+    lacking = replace(page(tmp_path, "Picture"), missing=lambda names: report.not_run(["run 1   # 2 of 3", "run 2"]))
+    assert command.main(lacking, [str(tmp_path / "runs"), "--write"]) == 0
+    written = (tmp_path / "out" / "page.md").read_text()
+    intro = "# Paper\n\nFrom records. Picture of 1 in out.\n\nNot run yet, and left out:\n\n"
+    assert written.startswith(f"{intro}    run 1   # 2 of 3\n    run 2\n\n## Runs\n")
+    assert report.not_run([]) == ""
 
 
 @pytest.mark.parametrize("content", [None, "{}"])
