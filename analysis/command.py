@@ -64,13 +64,15 @@ def main(page: Page[Results], arguments: Sequence[str]) -> int:
     results = page.results(loaded.records)
     sections, missing = page.sections(results), page.missing(results)
     if options.format:
-        print(report.FORMATS[options.format](page.title, " ".join(filter(None, (page.intro, missing))), sections))
+        intro = "\n\n".join(filter(None, (page.intro, missing)))
+        print(report.FORMATS[options.format](page.title, intro, sections))
     else:
         show(sections, page.width)
         if missing:
             print(missing)
     if options.write:
-        intro = " ".join(filter(None, (page.intro, missing, style.drawn(page.figures, results, page.path.parent))))
+        made = " ".join(filter(None, (page.intro, style.drawn(page.figures, results, page.path.parent))))
+        intro = "\n\n".join(filter(None, (made, missing)))
         files.write_text(page.path, report.markdown(page.title, intro, sections))
         print(f"written to {page.path}", file=sys.stderr)
     return 0

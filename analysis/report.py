@@ -53,8 +53,9 @@ Page = Callable[[str, str, Sequence[Section]], str]
 
 
 def not_run(commands: Sequence[str]) -> str:
-    """One line about sweeps that were not run, or not to their end, with the commands that do; empty without any."""
-    return f"Not run yet, and left out: {'; '.join(commands)}" if commands else ""
+    """The commands of sweeps that were not run, or not to their end, one a line; empty without any."""
+    lines = [f"    {command}" for command in commands]
+    return "\n".join(["Not run yet, and left out:", "", *lines]) if commands else ""
 
 
 def show(sections: Sequence[Section], console: Console) -> None:
@@ -81,14 +82,14 @@ def markdown(title: str, intro: str, sections: Sequence[Section]) -> str:
 
 def latex(title: str, intro: str, sections: Sequence[Section]) -> str:
     r"""A section of LaTeX: tables of the packages booktabs and longtable, their titles as captions."""
-    lines = [rf"\section{{{_latex(title)}}}", "", _latex(intro), ""]
+    lines = [rf"\section{{{_latex(title)}}}", "", *_latex_blocks(intro)]
     for section in sections:
         lines += [
             rf"\begin{{longtable}}{{{''.join(section.aligned('l', 'r'))}}}", rf"\caption{{{_latex(section.title)}}}\\",
             r"\toprule", _latex_line(section.columns), r"\midrule", r"\endhead", *map(_latex_line, section.rows),
             r"\bottomrule", r"\end{longtable}", "",
         ]  # fmt: skip
-        lines += [line for note in section.notes for line in (_latex(note), "")]
+        lines += [line for note in section.notes for line in _latex_blocks(note)]
     return "\n".join(lines)
 
 
@@ -131,4 +132,15 @@ def _html_line(tag: str, cells: Sequence[str], kinds: Sequence[str]) -> str:
 
 
 def _paragraphs(texts: Iterable[str]) -> list[str]:
-    return [f"<p>{markup.escape(text)}</p>" for text in texts if text]
+    """Commands, which are indented, are preformatted."""
+    blocks = (block for text in texts for block in text.split("\n\n") if block)
+    tags = ((block, "pre" if block.startswith(" ") else "p") for block in blocks)
+    return [f"<{tag}>{markup.escape(block)}</{tag}>" for block, tag in tags]
+
+
+def _latex_blocks(text: str) -> list[str]:
+    """Commands, which are indented, are verbatim; an empty line behind each block."""
+    blocks = [block for block in text.split("\n\n") if block]
+    verbatim = (rf"\begin{{verbatim}}{chr(10)}{block}{chr(10)}\end{{verbatim}}" for block in blocks)
+    told = (code if block.startswith(" ") else _latex(block) for block, code in zip(blocks, verbatim, strict=True))
+    return [line for block in told for line in (block, "")]

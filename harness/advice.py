@@ -12,6 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 from harness import check, display, memory, planning, registry
 from harness.cluster import Cluster
 from harness.interfaces import Engine, Planner
+from harness.mends import typed
 from harness.problem import CannotRun
 from harness.profile import ModelProfile
 
@@ -31,12 +32,6 @@ def mend(config: DictConfig, profile: ModelProfile, cluster: Cluster) -> str:
     return typed(changes) or _lack(config, profile, cluster)
 
 
-def typed(changes: Changes) -> str:
-    """As the user would type it."""
-    shown = {True: "true", False: "false"}
-    return " ".join(f"{key}={shown[value] if isinstance(value, bool) else value}" for key, value in changes.items())
-
-
 def changed(config: DictConfig, changes: Changes) -> DictConfig:
     """A copy of the configuration with them."""
     other = copy.deepcopy(config)
@@ -51,7 +46,7 @@ def _fastest(config: DictConfig, profile: ModelProfile, cluster: Cluster) -> Cha
     Of a key that has numbers the first one that fits. Without any that fits: nothing.
     """
     found: dict[float, Changes] = {}
-    for values in ([*_shards(config)], [*_micro_batches(config)], [_recompute(config)], [_placed(config)]):
+    for values in ([*_shards(config)], [*_micro_batches(config)], [recompute(config)], [_placed(config)]):
         for changes in filter(None, values):
             step_s = _step_s(config, profile, cluster, changes)
             if step_s is not None:
@@ -75,21 +70,23 @@ def _ladder(config: DictConfig, engine: Engine, profile: ModelProfile, cluster: 
 
     Recompute and place by memory; offload; with both more shards, smaller micro-batches; more devices; a smaller batch.
     """
-    both, offloaded = _recompute(config) | _placed(config), _offloaded(config)
-    tried = [both, offloaded]
-    both |= offloaded
+    both, offloading = recompute(config) | _placed(config), offload(config)
+    tried = [both, offloading]
+    both |= offloading
     tried += [both, *(both | more for more in (*_shards(config), *_micro_batches(config)))]
     for more in (*_devices(config, engine, profile, cluster), *_batches(config)):
         tried += [more, both | more]
     yield from (changes for number, changes in enumerate(tried) if changes and changes not in tried[:number])
 
 
-def _recompute(config: DictConfig) -> Changes:
+def recompute(config: DictConfig) -> Changes:
+    """All activations again in the backward pass, where the engine can and does not yet."""
     keys = {"checkpoint": "always", "checkpoint_every": "auto"}
     return {f"engine.{key}": value for key, value in keys.items() if _other(config.engine, key, value)}
 
 
-def _offloaded(config: DictConfig) -> Changes:
+def offload(config: DictConfig) -> Changes:
+    """The optimizer's state in the host's memory, where the engine can and does not yet."""
     return {"engine.offload": True} if config.engine.get("offload") is False else {}
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 
 from omegaconf import DictConfig
 
-from harness import devices, display, divisors, registry
+from harness import devices, display, divisors, mends, registry
 from harness.cluster import Cluster
 from harness.interfaces import Capabilities
 from harness.memory import MemoryModel
@@ -27,7 +28,7 @@ def request(config: DictConfig, can: Capabilities, cluster: Cluster | None) -> l
     mesh = [*_degrees(config, can), *(_devices(config, _wanted(config, can), cluster) if cluster else [])]
     return [
         *mesh,
-        *_micro_batches(config, _mended(mesh, "mesh.data", _given(config, "data") or 1)),
+        *_micro_batches(config, mends.mended(mesh, "mesh.data", _given(config, "data") or 1)),
         *_products(config, can),
         *_costs(config),
         *_place(config),
@@ -39,12 +40,6 @@ def request(config: DictConfig, can: Capabilities, cluster: Cluster | None) -> l
 def profiling(config: DictConfig) -> list[Problem]:
     """What is wrong with the request of a profile: its micro-batches, and where its times shall be from."""
     return [*_micro_batches(config, _given(config, "data") or 1), *_costs(config)]
-
-
-def _mended(problems: Sequence[Problem], key: str, value: int) -> int:
-    """What a key will be once these problems are mended."""
-    mends = (problem.mend.partition("=") for problem in problems)
-    return min([value, *(int(number) for name, _, number in mends if name == key and number.isdigit())])
 
 
 def fill(config: DictConfig, can: Capabilities, devices: int) -> None:
@@ -96,18 +91,6 @@ def batch_size(config: DictConfig, profile: ModelProfile) -> int:
     """The batch whose micro-batches are those of the profile."""
     size: int = profile.micro_batch * config.batch.micro_batches * (_given(config, "data") or 1)
     return size
-
-
-def told_once(problems: Sequence[Problem]) -> list[Problem]:
-    """The same problems, each once; of those that mend one key by different numbers, the one with the smallest."""
-    kept: dict[tuple[str, str], Problem] = {}
-    for problem in problems:
-        name, _, number = problem.mend.partition("=")
-        place = (problem.key, name if number.isdigit() else problem.what)
-        former = kept.setdefault(place, problem)
-        if number.isdigit() and int(number) < int(former.mend.partition("=")[2]):
-            kept[place] = problem
-    return list(kept.values())
 
 
 def of_plan(config: DictConfig, plan: Plan, mesh: Mesh, layers: int, cluster: Cluster) -> list[Problem]:
@@ -195,11 +178,34 @@ def _devices(config: DictConfig, mesh: Mesh, cluster: Cluster) -> list[Problem]:
         return []
     if 1 < mesh.pipeline == len(stated(config)) and size <= cluster.devices * mesh.pipeline:
         return [_too_many_stages(config, size // mesh.pipeline, cluster)]
-    degrees = {name: degree for name in ("data", "pipeline", "tensor") if (degree := getattr(mesh, name)) > 1}
-    key = " x ".join(f"mesh.{name} {degree}" for name, degree in degrees.items())
-    largest = max(degrees, key=lambda name: degrees[name])
-    mend = f"mesh.{largest}={max(1, cluster.devices * degrees[largest] // size)}"
+    degrees = {f"mesh.{name}": n for name in ("data", "pipeline", "tensor") if (n := getattr(mesh, name)) > 1}
+    key = " x ".join(f"{name} {degree}" for name, degree in degrees.items())
+    smaller = _smaller(degrees, cluster.devices)
+    mend = mends.typed(smaller) + _more_devices(config, mesh, smaller.get("mesh.data", mesh.data))
     return [Problem(key, f"needs {size} devices, the cluster has {cluster.devices}", mend)]
+
+
+def _smaller(degrees: Mapping[str, int], count: int) -> dict[str, int]:
+    """The degrees that have to be smaller for so many devices, the largest first, each as large as it can be."""
+    kept, found = dict(degrees), {}
+    for name in sorted(degrees, key=lambda name: -degrees[name]):
+        if (size := math.prod(kept.values())) > count:
+            kept[name] = found[name] = max(1, count * kept[name] // size)
+    return found
+
+
+def _more_devices(config: DictConfig, mesh: Mesh, data: int) -> str:
+    """The other way, where devices are threads of this machine: with a batch for all replicas, where a smaller mesh has
+    only `data` of them. There is none where the batch is wrong for these, too."""
+    more = f", or cluster.devices={mesh.size}"
+    if here(config) != "cpu" or (data < mesh.data and _micro_batches(config, data)):
+        return ""
+    return more + _batch_for(config, mesh.data) if data < mesh.data else more
+
+
+def here(config: DictConfig) -> devices.Kind | None:
+    """What the devices are where the cluster is this machine."""
+    return devices.detect(config.cluster.device).kind if config.cluster.name == "local" else None
 
 
 def _too_many_stages(config: DictConfig, each: int, cluster: Cluster) -> Problem:
@@ -208,24 +214,31 @@ def _too_many_stages(config: DictConfig, each: int, cluster: Cluster) -> Problem
     room = cluster.devices // each
     what = f"has {len(balance)} stages{f' of {each} devices' if each > 1 else ''}, the cluster has {cluster.devices}"
     fewer = f"{room} numbers that add up to the model's layers" if room > 1 else f"planner.balance=[{sum(balance)}]"
-    fixed = config.cluster.name == "local" and devices.detect(config.cluster.device).kind != "cpu"
-    more = "" if fixed else f", or cluster.devices={-(-len(balance) * each // cluster.nodes)}"
+    more = "" if here(config) == "cuda" else f", or cluster.devices={-(-len(balance) * each // cluster.nodes)}"
     return Problem(balance_key(balance), f"{what} device{'s' if cluster.devices > 1 else ''}", fewer + more)
 
 
 def _micro_batches(config: DictConfig, data: int) -> list[Problem]:
-    """All micro-batches of all `data` replicas have the same number of samples."""
+    """All micro-batches of all `data` replicas have the same number of samples; those of a stored profile have its
+    own (`harness.profile_check`)."""
     size, count = config.batch.size, config.batch.micro_batches
-    if min(size, data, count) < 1:
-        return []  # out of range, which is told elsewhere
+    if min(size, data, count) < 1 or config.profile:
+        return []  # told elsewhere, as all that is out of range
     if size % data:
-        mend = f"batch.size={-(-size // data) * data}"
+        mend = _batch_for(config, data).strip()
         return [Problem(f"batch.size {size}", f"cannot be shared equally by mesh.data {data}", mend)]
     if (size // data) % count == 0:
         return []
     whole = f"batch.size {size}" if data == 1 else f"batch.size {size} / mesh.data {data}"
     nearest = " or ".join(map(str, divisors.around(size // data, count)))
     return [Problem(f"batch.micro_batches {count}", f"does not divide {whole}", nearest)]
+
+
+def _batch_for(config: DictConfig, data: int) -> str:
+    """What to type for the nearest batch that so many replicas share, in as many micro-batches; "" where it is that."""
+    size, each = config.batch.size, max(1, data * config.batch.micro_batches)
+    nearest = max(1, round(size / each)) * each
+    return "" if nearest == size or config.profile else f" batch.size={nearest}"
 
 
 def _place(config: DictConfig) -> list[Problem]:

@@ -85,5 +85,8 @@ class Config:
     """Seeds weights, data and dropout."""
     profile: str | None = None
     """A stored ModelProfile (JSON), measured or counted, to plan and simulate with instead of profiling."""
+    remeasure: bool = False
+    """Measures this machine and the model's layers anew. Otherwise both are measured once and kept, even if other
+    programs were running then."""
     out: str | None = None
     """The run's folder; runs/<date>/<id> where it is not given."""

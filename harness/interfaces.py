@@ -210,7 +210,7 @@ class Engine(Protocol):
         """What keeps it from executing this plan, beyond what it `refuses`."""
         return []
 
-    def notes(self, plan: Plan, profile: ModelProfile, cluster: Cluster) -> list[Problem]:
+    def notes(self, plan: Plan, profile: ModelProfile, cluster: Cluster, memory: MemoryModel) -> list[Problem]:
         """What the user should know of a plan that is executed all the same: settings that do nothing."""
         return []
 

@@ -56,9 +56,14 @@ def measure(wanted: str = "auto") -> Machine:
     return measuring.measure(devices.detect(wanted))
 
 
-def stored(wanted: str = "auto") -> Machine | None:
-    """What is kept of the devices of kind `wanted`; None where nothing is, or nothing that can be read."""
+def stored(wanted: str = "auto", remeasure: bool = False) -> Machine | None:
+    """What is kept of the devices of kind `wanted`; None where nothing is, or nothing that can be read.
+
+    With `remeasure` only what was measured since this process began.
+    """
     name = devices.detect(wanted).name
+    if not profile_cache.is_there(path(name), remeasure):
+        return None
     try:
         machine = Machine.load(path(name))
     except (OSError, SchemaError, RecursionError):

@@ -18,6 +18,8 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 
 from harness.problem import Problem
 
+ALIKE = 0.5
+"""How alike a choice must be that is offered (`difflib`): as fp16 is to float16."""
 WANTED = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", NoneType: "null"}
 
 
@@ -152,7 +154,7 @@ def _choice_problem(override: Override, options: Callable[[str], list[str]], gro
         return Problem(given, "has its place already", f"{key}={value}")
     if override.value() in known:
         return None
-    near = difflib.get_close_matches(value, known, n=1)
+    near = difflib.get_close_matches(value, known, n=1, cutoff=ALIKE)
     return Problem(given, f"is not one of {', '.join(known)}", f"{key}={near[0]}" if near else "")
 
 

@@ -19,6 +19,7 @@ from harness import (
     devices,
     engine_check,
     machine,
+    mends,
     planning,
     profile_check,
     profiles,
@@ -30,7 +31,7 @@ from harness.clusters import ClusterConfig
 from harness.interfaces import Engine, Planner
 from harness.machine import Machine
 from harness.planning import Draft
-from harness.problem import CannotRun, Problem
+from harness.problem import CannotRun, Problem, noted
 from harness.profile import ModelProfile
 from harness.profiles import Origin, Profiles
 from harness.progress import Progress
@@ -44,13 +45,15 @@ PLAN = "plan.json"
 class Prepared:
     """All that is known before the start.
 
-    `values` and `profile` say where the numbers of the cluster and the profile are from ("made just now").
+    `values` and `profile` say where the numbers of the cluster and the profile are from ("made just now"), `ranks` how
+    many processes train.
     """
 
     draft: Draft
     kind: devices.Kind
     values: str
     profile: str
+    ranks: int
     tracker: Tracker
 
 
@@ -73,13 +76,8 @@ class Ground:
 
 
 def ground(config: DictConfig, overrides: Sequence[str], folder: Path, progress: Progress) -> Ground:
-    """Cluster and profile alone, without a plan; writes `profile.json`, raises as `prepare` does."""
+    """Cluster and profile alone: no engine and no planner has a say. Writes `profile.json`; raises as `prepare`."""
     return _Preparation(config, overrides, folder, progress).ground()
-
-
-def profile_only(config: DictConfig, overrides: Sequence[str], folder: Path, progress: Progress) -> ModelProfile:
-    """What `mode=profile` does: no engine and no planner has a say. Writes `profile.json`; raises as `prepare` does."""
-    return ground(config, overrides, folder, progress).profile
 
 
 class _Preparation:
@@ -87,7 +85,7 @@ class _Preparation:
         self.config, self.overrides, self.folder, self.progress = config, overrides, folder, progress
         self.title = request.title(config, overrides)
         self.profiles = Profiles(config, overrides, folder, progress)
-        self.machine = _stored_machine(profiles.wanted(config))
+        self.machine = _stored_machine(config)
         self.problems: list[Problem] = []
 
     def go(self) -> Prepared:
@@ -109,11 +107,12 @@ class _Preparation:
             self.check_memory(draft, profile)
         self.stop()
         assert draft
-        for note in engine.notes(draft.plan, draft.profile, cluster):
-            self.progress.note(f"note: {note.key}   {note.what}   -> {note.mend}")
+        for note in engine.notes(draft.plan, draft.profile, cluster, draft.memory):
+            self.progress.note(noted(note))
         draft.plan.save(self.folder / PLAN)
         kind = devices.detect(profiles.wanted(config)).kind
-        return Prepared(draft, kind, self.values, self.profiles.found, tracker)
+        ranks = draft.devices if engine.capabilities.ranks else 1
+        return Prepared(draft, kind, self.values, self.profiles.found, ranks, tracker)
 
     def ground(self) -> Ground:
         known = self.collect(self.cluster)
@@ -144,7 +143,7 @@ class _Preparation:
     def stop(self) -> None:
         """Raise all problems so far, if there are any."""
         if self.problems:
-            raise CannotRun(check.told_once(self.problems), self.title)
+            raise CannotRun(mends.told_once(self.problems), self.title)
 
     @property
     def model_given(self) -> bool:
@@ -174,7 +173,10 @@ class _Preparation:
             self.stop()
         here = self.machine.device if self.machine else None
         raw = self.needed(lambda: self.profiles.raw(origin, here))
-        return cluster, self.needed(lambda: self.profiles.priced(raw, cluster))
+        profile = self.needed(lambda: self.profiles.priced(raw, cluster))
+        if doubt := self.profiles.doubt(profile):
+            self.progress.note(noted(doubt))
+        return cluster, profile
 
     def needs_machine(self, origin: Origin) -> bool:
         """A stored profile is simulated without knowing this machine, unless its times shall be this machine's."""
@@ -206,10 +208,10 @@ class _Preparation:
         self.problems += found
 
 
-def _stored_machine(wanted: str) -> Machine | None:
+def _stored_machine(config: DictConfig) -> Machine | None:
     """What is known of this machine; without torch, which it is measured with, nothing is."""
     try:
-        return machine.stored(wanted)
+        return machine.stored(profiles.wanted(config), config.remeasure)
     except PackageNotFoundError:
         return None
 

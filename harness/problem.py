@@ -18,6 +18,11 @@ class Problem:
     mend: str = ""
 
 
+def noted(problem: Problem) -> str:
+    """What is no reason to refuse, and should be known, as a line."""
+    return f"note: {problem.key}   {problem.what}   -> {problem.mend}"
+
+
 class CannotRun(Exception):
     """The run cannot start; carries every `Problem` that was found."""
 

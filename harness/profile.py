@@ -129,7 +129,8 @@ class ModelProfile(Document):
 
     `source` says where the numbers are from: "measured on ...", "counted on ..." (without times), "analytic on ..." or
     "scaled from ..."; `device` whose times they are, where its peaks are known. Matrix products compute in the format
-    `autocast` where it is given, else in `dtype`.
+    `autocast` where it is given, else in `dtype`. `slowed` is by how much other programs slowed down what was measured
+    (`harness.profiling`): 1 where they did not.
     """
 
     SCHEMA: ClassVar[int] = 2
@@ -143,6 +144,7 @@ class ModelProfile(Document):
     source: str = "unknown"
     autocast: str | None = None
     device: Device | None = None
+    slowed: float = 1.0
 
     def __post_init__(self) -> None:
         if not self.layers:
@@ -150,6 +152,7 @@ class ModelProfile(Document):
         if self.micro_batch < 1:
             raise ValueError(f"micro_batch is {self.micro_batch}, must be at least 1")
         _check("input_bytes", self.input_bytes)
+        _check("slowed", self.slowed)
         for skip in self.skips:
             if not 0 <= skip.source < skip.target < len(self.layers):
                 raise ValueError(

@@ -2,6 +2,7 @@
 
 They lie in $REGATTA_CACHE/profiles, else $XDG_CACHE_HOME/regatta/profiles, else ~/.cache/regatta/profiles. The cache
 may be lost or spoilt at any time: whatever cannot be read is measured again.
+With `remeasure=true` nothing is taken from it that is older than this process.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ MEASURING = (
     "malloc.py",
 )  # fmt: skip
 """Modules of harness/ whose edits make a profile out of date; the number of threads stands in the first."""
+BEGUN_S = time.time()
+"""When this process began."""
 
 
 def path(
@@ -70,6 +73,11 @@ def load(path: Path) -> ModelProfile | None:
         return ModelProfile.load(path)
     except (OSError, SchemaError, RecursionError):
         return None
+
+
+def is_there(path: Path, remeasure: bool = False) -> bool:
+    """Whether something is kept at `path`; with `remeasure` only what was stored since this process began."""
+    return os.path.exists(path) and not (remeasure and age_s(path) > time.time() - BEGUN_S)
 
 
 def age_s(path: Path) -> float:

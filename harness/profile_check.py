@@ -31,8 +31,9 @@ def stored(config: DictConfig, profile: ModelProfile, model_given: bool) -> list
     """A profile from a file: is it one of what will run? Planned and simulated can be any."""
     key, dtype = f"profile {config.profile}", config.precision.dtype
     found = of_another_model(config, profile, model_given)
-    if profile.micro_batch != check.micro_batch(config):
-        what = f"is for micro-batches of {profile.micro_batch} samples, this run has {check.micro_batch(config)}"
+    if config.batch.size != check.batch_size(config, profile):
+        count = config.batch.micro_batches * (config.mesh.data or 1)
+        what = f"is for micro-batches of {profile.micro_batch} samples, this run has {config.batch.size / count:g}"
         found.append(Problem(key, what, _as_stored(config, profile)))
     if config.mode == "run" and not model_given:
         what = f"is of {_model(profile)}: without model= it is for planning and simulating"

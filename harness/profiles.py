@@ -29,12 +29,14 @@ TIMES = ("forward_s", "backward_s")
 COUNTED = "meta"
 """The device of counted profiles in the cache: they are the same on every machine."""
 Origin = Literal["file", "measured", "counted"]
+BUSY = 1.2
+"""From so many times a pass's own time on, the machine is taken to have been busy with other things."""
 
 
 class Profiles:
     """The profile of one run; `folder` is the run's, `here` the device that measures.
 
-    `found` says where the profile is from and how old it is, once it is there: "made here 3 min ago, cached".
+    `found` says where the profile is from and how old it is, once it is there: "made here 3 min ago, cached (...)".
     """
 
     found = ""
@@ -52,9 +54,12 @@ class Profiles:
         if origin == "file":
             return self.given()
         place = self.place(origin)
-        profile = profile_cache.load(place)
-        self.found = f"made here {display.age(profile_cache.age_s(place))} ago, cached" if profile else "made just now"
-        if profile is None:
+        profile = profile_cache.load(place) if self.is_there(origin) else None
+        if profile:
+            anew = " (remeasure=true measures anew)" if origin == "measured" else ""
+            self.found = f"made here {display.age(profile_cache.age_s(place))} ago, cached{anew}"
+        else:
+            self.found = "made just now"
             profile = self.made(origin)
             profile_cache.store(place, profile)
         return replace(profile, device=here) if origin == "measured" else profile
@@ -70,7 +75,8 @@ class Profiles:
 
     def is_there(self, origin: Origin) -> bool:
         """Whether no child is needed."""
-        return origin == "file" or self.place(origin).exists()
+        anew = self.config.remeasure and origin == "measured"
+        return origin == "file" or profile_cache.is_there(self.place(origin), anew)
 
     def priced(self, profile: ModelProfile, cluster: Cluster) -> ModelProfile:
         """The profile with the times that `costs` asks for; written to the run's folder."""
@@ -83,6 +89,16 @@ class Profiles:
         found = costs.priced(profile, how, cluster.device, described, given=bool(config.profile))
         found.save(self.folder / PROFILE)
         return found
+
+    def doubt(self, profile: ModelProfile) -> Problem | None:
+        """What to tell of a priced profile whose times were measured while this machine did other things, too."""
+        if profile.slowed < BUSY or not profile.source.startswith(("measured ", "scaled ")):
+            return None
+        file = self.config.profile
+        key = f"profile {file}" if file else f"profile of micro-batches of {profile.micro_batch}"
+        what = f"was measured on a busy machine: passes took {profile.slowed:.2f} times what they computed"
+        mend = "mode=profile remeasure=true where it was made" if file else "remeasure=true"
+        return Problem(key, what, f"{mend}, while nothing else runs")
 
     def check_costs(self, profile: ModelProfile) -> None:
         """Raise `CannotRun` for a file of whose layers neither times nor work are known."""

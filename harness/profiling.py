@@ -30,8 +30,8 @@ def measure(
 ) -> ModelProfile:
     """The profile of `model` for `micro_batch` samples: seconds are medians of `repeats` after a warm-up.
 
-    All else is what `harness.counting` counts, on this device. Raises ValueError for impossible arguments; an error
-    inside a layer says which one it was.
+    All else is what `harness.counting` counts, on this device. `slowed` says whether the machine was busy meanwhile.
+    Raises ValueError for impossible arguments; an error inside a layer says which one it was.
     """
     check_arguments(micro_batch, dtype)
     if repeats < 1:
@@ -50,20 +50,25 @@ def measure(
         replace(layer, forward_s=clock.seconds(index, "forward"), backward_s=clock.seconds(index, "backward"))
         for index, layer in enumerate(profile.layers)
     ]
-    return replace(profile, layers=tuple(layers), source=_source(target))
+    return replace(profile, layers=tuple(layers), source=_source(target), slowed=clock.slowed())
 
 
 class Clock:
-    """Observes passes of a chain: seconds by the host's clock on CPU, by events in the stream on CUDA."""
+    """Observes passes of a chain: seconds by the host's clock on CPU, by events in the stream on CUDA.
+
+    |== layer 0 ==|== layer 1 ... waits for a core ... ==|     the clock's seconds: all;  own seconds: where it computes
+    """
 
     def __init__(self, device: torch.device) -> None:
         self._cuda = device if device.type == "cuda" else None
         self._repeats: list[dict[tuple[int, Phase], Callable[[], float]]] = []
+        self._own_s: list[float] = []
 
     def new_repeat(self) -> None:
         """What follows is another pass. The first one warms up."""
         self._synchronize()
         self._repeats.append({})
+        self._own_s.append(0.0)
 
     @contextmanager
     def __call__(self, index: int, phase: Phase) -> Iterator[None]:
@@ -74,15 +79,26 @@ class Clock:
             end.record(torch.cuda.current_stream(self._cuda))
             self._repeats[-1][index, phase] = lambda: start.elapsed_time(end) / 1e3
         else:
-            start_s = time.perf_counter()
+            own_s, start_s = time.thread_time(), time.perf_counter()
             yield
             duration_s = time.perf_counter() - start_s
+            self._own_s[-1] += time.thread_time() - own_s
             self._repeats[-1][index, phase] = lambda: duration_s
 
     def seconds(self, index: int, phase: Phase) -> float:
         """The median over all passes but the first; 0 for what did not run, as the backward pass of an integer."""
         self._synchronize()
         return statistics.median(r[index, phase]() if (index, phase) in r else 0.0 for r in self._repeats[1:])
+
+    def slowed(self) -> float:
+        """How many times longer the median pass took than the quickest one computed; at least 1, the first left out.
+
+        On CUDA kernels compute as long as they take, so that only passes that differ tell.
+        """
+        self._synchronize()
+        passes = [sum(seconds() for seconds in one.values()) for one in self._repeats[1:]]
+        own = min(passes if self._cuda else self._own_s[1:])
+        return max(1.0, statistics.median(passes) / own) if own else 1.0
 
     def _synchronize(self) -> None:
         if self._cuda:

@@ -153,10 +153,11 @@ class _Run:
 
     def profile(self, progress: Progress) -> None:
         """Leave the model's profile, and say what it holds."""
-        found = preparation.profile_only(self.config, self.overrides, self.folder, progress)
+        ground = preparation.ground(self.config, self.overrides, self.folder, progress)
+        found = ground.profile
         source = "measured" if found.source.startswith("measured") else "simulated"
         self.update(source=source, manifest=self.record.manifest | {"layer_times": found.source})
-        progress.note(profiles.described(found))
+        progress.note(f"{profiles.described(found)}; {ground.origin}")
         progress.note(f"profile: {self.folder / profiles.PROFILE}")
 
     def calibrate(self, progress: Progress) -> None:
@@ -190,7 +191,7 @@ class _Run:
         self.open_tracker(prepared.tracker)
         prepared.draft.simulation.trace.save(self.folder / SIMULATED)
         total = self.config.warmup + self.config.steps
-        progress.phase("starting", "the rank loads torch and builds the model")
+        progress.phase("starting", _starting(prepared.ranks))
         tail = Tail(self.folder / METRICS)
 
         def follow() -> None:
@@ -299,6 +300,10 @@ def _replicas(draft: Draft) -> str:
         f"micro-batch{'es' * (m > 1)} of {size}. Below, a device stands for its likes in all replicas: "
         "the fullest one's memory, the first one's time."
     )
+
+
+def _starting(ranks: int) -> str:
+    return f"{ranks} ranks load torch and build the model" if ranks > 1 else "the rank loads torch and builds the model"
 
 
 def _prediction(prepared: Prepared) -> str:

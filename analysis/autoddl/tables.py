@@ -46,7 +46,7 @@ def sections(results: Results) -> list[Section]:
 
 
 def missing(results: Results) -> str:
-    """One line about the sweeps that were not run, with the commands that do; empty if there are none."""
+    """The commands of the sweeps that were not run; empty if there are none."""
     commands = [f"python run.py -m +sweeps=autoddl_{name}" for name in SWEEPS if not results.was_run(name)]
     return not_run(commands)
 

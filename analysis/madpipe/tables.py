@@ -35,13 +35,12 @@ def sections(results: Results) -> list[Section]:
 
 
 def missing(results: Results) -> str:
-    """One line about the sweeps that were not run, or not to their end, with the commands that do; empty if there are
-    none."""
+    """The commands of the sweeps that were not run, or not to their end; empty if there are none."""
     told = []
     for name in SWEEPS:
         ran, count = results.count(name)
         if ran < count:
-            told.append(f"python run.py -m +sweeps=madpipe_{name} ({count - ran} of {count} points)")
+            told.append(f"python run.py -m +sweeps=madpipe_{name}   # {count - ran} of {count} points")
     return not_run(told)
 
 

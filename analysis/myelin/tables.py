@@ -22,14 +22,14 @@ def sections(results: Results) -> list[Section]:
 
 
 def missing(results: Results) -> str:
-    """One line about what was not run, with the commands that do; empty if there is nothing."""
+    """The commands of what was not run; empty if there is nothing."""
     told = []
     for sweep in SWEEPS:
         for scale in (PAPER, LOCAL):
             ran, count = results.count(sweep, scale)
             if ran < count:
                 points = f"{count - ran} of {count} points"
-                told.append(f"python run.py -m +sweeps=myelin_{sweep} scale={scale} ({points})")
+                told.append(f"python run.py -m +sweeps=myelin_{sweep} scale={scale}   # {points}")
     return not_run(told)
 
 

@@ -40,7 +40,7 @@ def sections(results: Results) -> list[Section]:
 
 
 def missing(results: Results) -> str:
-    """One line about the tables that are left out, with the commands that make them; empty if there are none."""
+    """The commands of the tables that are left out; empty if there are none."""
     tables = [table for table in ROWS if not results.was_run(table) or (table == 3 and not _searched(results))]
     commands = [f"python run.py -m +sweeps=torchgpipe_table{table}" for table in tables]
     if not _small_was_run(results):

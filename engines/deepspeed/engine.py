@@ -96,7 +96,7 @@ class DeepSpeedEngine(Engine):
         what = f"needs parameters in every stage, {len(bare)} of {len(plan.stages)} have none (stage {bare[0]})"
         return [Problem(f"engine.zero {zero}", what, "engine.zero=0, or other stages")]
 
-    def notes(self, plan: Plan, profile: ModelProfile, cluster: Cluster) -> list[Problem]:
+    def notes(self, plan: Plan, profile: ModelProfile, cluster: Cluster, memory: MemoryModel) -> list[Problem]:
         if not self.config.zero or plan.mesh.data > 1:
             return []
         shared = "mesh.data=2" if cluster.devices >= 2 * plan.mesh.size else "mesh.data=2 mesh.pipeline=1"

@@ -64,10 +64,10 @@ class MyelinEngine(Engine):
             found.append(Problem(f"recompute {plan.recompute}", what, "engine.checkpoint_every=auto"))
         return found
 
-    def notes(self, plan: Plan, profile: ModelProfile, cluster: Cluster) -> list[Problem]:
+    def notes(self, plan: Plan, profile: ModelProfile, cluster: Cluster, memory: MemoryModel) -> list[Problem]:
         """Settings that do nothing, and how the paper's formula was read."""
         read = self.config.checkpoint_every == "auto"
-        return [*notes.idle(self.config, plan, profile.dtype), *([notes.readings(plan)] if read else [])]
+        return [*notes.idle(self.config, plan, profile, memory), *([notes.readings(plan)] if read else [])]
 
     def schedule(self, plan: Plan, profile: ModelProfile) -> Schedule:
         config, width = self.config, DTYPE_BYTES[profile.dtype]

@@ -5,17 +5,27 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from engines.myelin.config import Config
-from harness import checkpointing
+from harness import checkpointing, display
+from harness.memory import DTYPE_BYTES, MemoryModel
 from harness.plan import Plan
 from harness.problem import Problem
+from harness.profile import ModelProfile
 
 DRIVEN = "message_driven"
 DEFAULT = Config()
+BUCKETS = 16
+"""So many buckets of a stage's parameters are offered where one holds them all."""
 
 
-def idle(config: Config, plan: Plan, dtype: str) -> list[Problem]:
+def idle(config: Config, plan: Plan, profile: ModelProfile, memory: MemoryModel) -> list[Problem]:
     """Settings that differ from the default ones, and do nothing."""
-    return [*_scheduling(config, plan), *_updating(config, plan, dtype)]
+    most = max(profile.parameter_bytes(stage.first, stage.last) for stage in plan.stages)
+    return [
+        *_scheduling(config, plan),
+        *_updating(config, plan, profile.dtype),
+        *_bucketing(config, plan, most // DTYPE_BYTES[profile.dtype]),
+        *_offloading(config, profile.dtype, most, memory),
+    ]
 
 
 def _scheduling(config: Config, plan: Plan) -> Iterator[Problem]:
@@ -43,6 +53,38 @@ def _updating(config: Config, plan: Plan, dtype: str) -> Iterator[Problem]:
     if config.loss_scale is not None and dtype != "float16":
         what = f"does nothing in {dtype}, only losses of float16 are scaled"
         yield Problem(f"engine.loss_scale {config.loss_scale:g}", what, "precision=fp16")
+
+
+def _bucketing(config: Config, plan: Plan, most: int) -> Iterator[Problem]:
+    """Buckets of more than all `most` parameters of a stage: all of them are summed first, and updated then."""
+    summed = plan.mesh.data > 1 and config.k > 0
+    if config.bsize != DEFAULT.bsize and summed and not config.offload and config.bsize > most > 0:
+        what = f"is more than the {most} parameters of the largest stage: no update overlaps with a sum"
+        yield Problem(f"engine.bsize {config.bsize}", what, f"engine.bsize={_smaller(most)}")
+
+
+def _offloading(config: Config, dtype: str, most: int, memory: MemoryModel) -> Iterator[Problem]:
+    """Buckets on the device that take as much as what they keep off it, or more: of a stage of `most` bytes.
+
+    Buckets have weight and gradient of a parameter beside its optimizer's state, which without offloading are there
+    anyway, except in half precision.
+    """
+    if not (config.offload and most and memory.buckets_bytes):
+        return
+    width, half = DTYPE_BYTES[dtype], dtype in ("bfloat16", "float16")
+    off = round(most * (memory.bucketed - (0 if half else 2)))
+    buckets = min(memory.buckets_bytes, round(most * memory.bucketed))
+    if off > buckets:
+        return
+    kept = f"it keeps {display.size(off)} off the device and puts buckets of {display.size(buckets)} there"
+    what = f"saves no memory: of the largest stage {kept} (engine.bsize {config.bsize})"
+    mend = f"engine.bsize={_smaller(most // width)}" if off else "engine.offload=false"
+    yield Problem("engine.offload true", what, mend)
+
+
+def _smaller(most: int) -> int:
+    """Parameters of a bucket, of which a stage has several."""
+    return max(1, most // BUCKETS)
 
 
 def readings(plan: Plan) -> Problem:

@@ -65,7 +65,7 @@ class PeriodicEngine(Engine):
         broken = _broken(plan, plan.pattern)
         return [*found, *broken] if broken else [*found, *self._too_few(plan, plan.pattern)]
 
-    def notes(self, plan: Plan, profile: ModelProfile, cluster: Cluster) -> list[Problem]:
+    def notes(self, plan: Plan, profile: ModelProfile, cluster: Cluster, memory: MemoryModel) -> list[Problem]:
         """That weights are updated within a step, with gradients one update old: losses are not those of others."""
         every, m = self.update_every(plan), plan.micro_batches
         if every == m:

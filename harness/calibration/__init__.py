@@ -36,7 +36,7 @@ def calibrate(config: DictConfig, folder: Path, progress: Progress) -> Calibrati
     """
     count = ready(config).devices
     (folder / cluster_file.FILE).unlink(missing_ok=True)  # not yet where nothing can be calibrated
-    known = machine.stored(config.cluster.device)
+    known = machine.stored(config.cluster.device, config.remeasure)
     if known is None:
         progress.phase("measuring this machine", "once: peaks, memory, links")
         known = children.measured_machine(folder, TITLE, config.launch.timeout_s, config.cluster.device)

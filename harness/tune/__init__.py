@@ -17,6 +17,7 @@ from omegaconf import DictConfig
 from rich.text import Text
 
 from harness import preparation
+from harness.problem import noted
 from harness.progress import Progress
 from harness.tune import table
 from harness.tune.line import LINES
@@ -41,5 +42,8 @@ def tell(found: Tuned, folder: Path, progress: Progress) -> None:
     """What the run ends with: the candidates that were simulated, and the command of the best one."""
     for part in (table.simulated(found), Text(), *map(Text, table.told(found))):
         progress.console.print(part, soft_wrap=isinstance(part, Text))
+    for note in found.notes:
+        progress.note(noted(note))
+    progress.note(f"layer times {found.ground.profile.source}; profile {found.ground.origin}")
     progress.note(f"candidates  {folder / LINES}")
     progress.note(f"run it: {found.command}")

@@ -16,7 +16,7 @@ from harness.mesh import Mesh
 from harness.problem import CannotRun, Problem
 
 DEGREES = ("tensor", "pipeline", "data")
-OWN = ("mode", "out", "batch.micro_batches", *(f"mesh.{name}" for name in DEGREES))
+OWN = ("mode", "out", "remeasure", "batch.micro_batches", *(f"mesh.{name}" for name in DEGREES))
 """Keys of the command that a tuned run has in its own way."""
 
 
@@ -97,6 +97,7 @@ def meshes(config: DictConfig, can: Capabilities, devices: int) -> Iterator[Mesh
         largest = max(typed, key=lambda name: typed[name])
         below = [n for n in divisors.of(devices) if n < typed[largest] and devices % (taken // typed[largest] * n) == 0]
         mend = f"mesh.{largest}={below[-1]}" if below else f"leave mesh.{largest} out"
+        mend += f", or cluster.devices={-(-devices // taken) * taken}" if check.here(config) == "cpu" else ""
         raise CannotRun([Problem(key, f"does not divide the {devices} devices of the cluster", mend)])
     for degrees in _factors(devices // taken, len(free)) if free else [()]:
         yield Mesh(**given | dict(zip(free, degrees, strict=True)))

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
 from omegaconf import DictConfig
 
 from harness import clusters
-from harness.advice import FACTORS, changed, typed
+from harness.advice import FACTORS, Changes, changed, offload, recompute
 from harness.cluster import Cluster
 from harness.clusters import ClusterConfig
 from harness.display import sizes
+from harness.mends import typed
 from harness.problem import CannotRun, Problem
 from harness.tune.line import Line
 
 Fits = Callable[[DictConfig, Cluster], bool]
-SAVING = {"offload": (False, True), "checkpoint_every": ("never", "auto"), "checkpoint": ("never", "always")}
-"""Keys of engines that save memory: what they may be, and what to try then."""
 
 
 def problems(config: DictConfig, lines: Sequence[Line], fits: Fits) -> list[Problem]:
@@ -59,19 +57,15 @@ def mend(config: DictConfig, fits: Fits) -> str:
     return "a smaller model, or devices with more memory"
 
 
-def _savings(config: DictConfig) -> Iterator[dict[str, Any]]:
-    """What is not yet done to save memory: one by one, then all together."""
-    each = [
-        {f"engine.{key}": wanted}
-        for key, (now, wanted) in SAVING.items()
-        if key in config.engine and config.engine[key] == now
-    ]
-    yield from each
-    if len(each) > 1:
-        yield {key: value for one in each for key, value in one.items()}
+def _savings(config: DictConfig) -> Iterator[Changes]:
+    """What is not yet done to save memory: one by one, then both together."""
+    offloading, recomputing = offload(config), recompute(config)
+    yield from filter(None, (offloading, recomputing))
+    if offloading and recomputing:
+        yield offloading | recomputing
 
 
-def _grown(cluster: Cluster, factor: int) -> tuple[dict[str, Any], Cluster]:
+def _grown(cluster: Cluster, factor: int) -> tuple[Changes, Cluster]:
     """So many times the devices, and how to type it."""
     if cluster.nodes > 1:
         return {"cluster.nodes": cluster.nodes * factor}, replace(cluster, nodes=cluster.nodes * factor)
@@ -79,7 +73,7 @@ def _grown(cluster: Cluster, factor: int) -> tuple[dict[str, Any], Cluster]:
     return {"cluster.devices": each}, replace(cluster, devices_per_node=each)
 
 
-def _tried(config: DictConfig, changes: dict[str, Any], cluster: Cluster, fits: Fits) -> bool:
+def _tried(config: DictConfig, changes: Changes, cluster: Cluster, fits: Fits) -> bool:
     try:
         return fits(changed(config, changes), cluster)
     except (CannotRun, ValueError):

@@ -7,18 +7,20 @@ from typing import Any
 
 from harness.planning import Draft
 from harness.preparation import Ground
+from harness.problem import Problem
 from harness.tune.line import Line
 
 
 @dataclass(frozen=True)
 class Tuned:
-    """All candidates; the best one, its plan, what that rests on, and the command that runs it."""
+    """All candidates; the best one, its plan, what that rests on, the command that runs it, and what to know of it."""
 
     lines: tuple[Line, ...]
     best: Line
     draft: Draft
     ground: Ground
     command: str
+    notes: tuple[Problem, ...]
 
     @property
     def simulated(self) -> list[Line]:

@@ -47,6 +47,7 @@ class Tuner:
         self.stored = profiles.stored(config.profile).micro_batch if config.profile else None
         self.lines: dict[Candidate, Line] = {}
         self.grounds: dict[int, Ground] = {}
+        self.layouts: dict[Candidate, Layout] = {}
         self.best: tuple[Line, Draft] | None = None
 
     def go(self) -> Tuned:
@@ -65,7 +66,8 @@ class Tuner:
         ground = self.grounds[line.candidate.micro_batch]
         ground.profile.save(self.folder / profiles.PROFILE)
         command = line.candidate.command(self.config, self.overrides, self.engine.capabilities)
-        return Tuned(tuple(self.lines.values()), line, draft, ground, command)
+        notes = self.engine.notes(draft.plan, draft.profile, draft.cluster, draft.memory)
+        return Tuned(tuple(self.lines.values()), line, draft, ground, command, tuple(notes))
 
     def gather(self) -> None:
         """All candidates, with what rules some out whatever the model is. Raises `CannotRun` if that is all of them."""
@@ -104,7 +106,7 @@ class Tuner:
         if line.out:
             return line
         try:
-            layout = self.layout(line.candidate)
+            layout = self.layouts[line.candidate] = self.layout(line.candidate)
             seconds, peaks = estimate(self.engine, layout)
         except CannotRun as error:
             return replace(line, out=_told(error.problems))
@@ -148,9 +150,10 @@ class Tuner:
             yield done
 
     def simulation(self, line: Line) -> tuple[Line, Draft | None]:
-        """The line with what the simulator finds; a draft if it fits."""
+        """The line, once judged, with what the simulator finds; a draft if it fits."""
         try:
-            draft = steady.simulated(line.candidate.config(self.config), self.engine, self.layout(line.candidate))
+            layout = self.layouts[line.candidate]
+            draft = steady.simulated(line.candidate.config(self.config), self.engine, layout)
         except CannotRun as error:
             return replace(line, out=_told(error.problems)), None
         found = draft.plan.predicted

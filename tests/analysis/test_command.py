@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from analysis import command, pack
+from analysis import command, pack, report
 from analysis.report import Section
 from analysis.verdict import Verdict
 from harness.record import RunRecord
@@ -64,6 +65,22 @@ def test_a_page_is_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
     written = (tmp_path / "out" / "page.md").read_text()
     assert written.startswith("# Paper\n\nFrom records.\n\n## Runs\n") and "| b |" in written
     assert capsys.readouterr().err.endswith(f"written to {tmp_path / 'out' / 'page.md'}\n")
+
+
+def test_commands_of_what_was_not_run_are_code_below_the_introduction(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record(tmp_path / "runs" / "0", "a")
+    lacking = replace(page(tmp_path), missing=lambda names: report.not_run(["run 1   # 2 of 3", "run 2"]))
+    assert command.main(lacking, [str(tmp_path / "runs"), "--write"]) == 0
+    written = (tmp_path / "out" / "page.md").read_text()
+    intro = "# Paper\n\nFrom records.\n\nNot run yet, and left out:\n\n"
+    assert written.startswith(f"{intro}    run 1   # 2 of 3\n    run 2\n\n## Runs\n")
+    assert report.not_run([]) == ""
+    for form, code in (("html", "<pre>    run 1"), ("latex", "\\begin{verbatim}\n    run 1")):
+        capsys.readouterr()
+        assert command.main(lacking, [str(tmp_path / "runs"), "--format", form]) == 0
+        assert code in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("form", "cell"), [("markdown", "| b |"), ("latex", r"b \\"), ("html", "<tr><td>b</td></tr>")])

@@ -223,7 +223,7 @@ def test_a_few_points_are_no_verdict(run: Path) -> None:
     assert found["MY-2"] == "not run"
     some = [one for one in made if "cluster.nodes=64" not in one.manifest["overrides"]]
     assert said(Results(some))["MY-8"] == "not run"
-    assert "+sweeps=myelin_fig10 scale=paper (3 of 12 points)" in tables.missing(Results(some))
+    assert "    python run.py -m +sweeps=myelin_fig10 scale=paper   # 3 of 12 points\n" in tables.missing(Results(some))
 
 
 def test_formulas_of_the_paper(run: Path) -> None:

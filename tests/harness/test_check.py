@@ -1,3 +1,5 @@
+import itertools
+import re
 from dataclasses import replace
 
 import pytest
@@ -5,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from harness import check, profile_check
+from harness import check, mends, profile_check
 from harness.cluster import Cluster, Device
 from harness.devices import Found
 from harness.interfaces import Capabilities, Setting
@@ -28,7 +30,7 @@ def config(**changes):
             "engine": {"name": "gpipe", "checkpoint": "never"},
             "model": {"name": "unet"},
             "planner": {"name": "balance"},
-            "cluster": {"name": "local"},
+            "cluster": {"name": "local", "device": "cpu"},
             "precision": {"dtype": "float32"},
             "optimizer": {"name": "sgd"},
             "mesh": {"data": None, "pipeline": None, "tensor": None},
@@ -71,7 +73,16 @@ def test_a_cluster_that_is_wrong_itself_does_not_hide_the_rest():
 
 def test_several_degrees_need_their_product():
     found = check.request(config(mesh__data=2, mesh__pipeline=8), EVERYTHING, EIGHT)
-    assert rows(found) == [("mesh.data 2 x mesh.pipeline 8", "needs 16 devices, the cluster has 8", "mesh.pipeline=4")]
+    told = "mesh.data 2 x mesh.pipeline 8", "needs 16 devices, the cluster has 8"
+    assert rows(found) == [(*told, "mesh.pipeline=4, or cluster.devices=16")]
+    described = config(mesh__data=2, mesh__pipeline=8, cluster__name="flat", mode="plan")
+    assert rows(check.request(described, EVERYTHING, EIGHT)) == [(*told, "mesh.pipeline=4")], "it is what it is"
+
+
+def test_more_gpus_than_there_are_cannot_be_had(monkeypatch):
+    monkeypatch.setattr(check.devices, "detect", lambda wanted: Found("cuda", "a GPU", 8, 80))
+    (found,) = check.request(config(mesh__pipeline=16), PIPELINE, EIGHT)
+    assert found.mend == "mesh.pipeline=8"
 
 
 @pytest.mark.parametrize(
@@ -95,15 +106,41 @@ def test_the_mends_of_micro_batches_against_brute_force(size, count):
     assert set(mends) == {*[d for d in divisors if d < count][-1:], *[d for d in divisors if d > count][:1]}
 
 
-def test_replicas_share_the_batch_equally():
-    found = check.request(config(batch__size=15, mesh__data=2), EVERYTHING, EIGHT)
-    assert rows(found) == [("batch.size 15", "cannot be shared equally by mesh.data 2", "batch.size=16")]
+@pytest.mark.parametrize(
+    ("size", "data", "count", "mend"), [(15, 2, 8, 16), (17, 2, 8, 16), (16, 7, 8, 56), (1, 2, 8, 16), (90, 7, 8, 112)]
+)
+def test_replicas_share_the_batch_equally(size, data, count, mend):
+    """In as many micro-batches."""
+    found = check.request(config(batch__size=size, batch__micro_batches=count, mesh__data=data), EVERYTHING, EIGHT)
+    what = f"cannot be shared equally by mesh.data {data}"
+    assert rows(found) == [(f"batch.size {size}", what, f"batch.size={mend}")]
+
+
+def applied(problem: Problem, way: str, mended):
+    """Type one of the ways that a problem offers; a bare number is of the problem's own key."""
+    for word in way.split():
+        key, _, number = word.rpartition("=")
+        OmegaConf.update(mended, key or problem.key.split()[0], int(number))
+
+
+@given(st.integers(1, 60), st.integers(1, 12), *[st.sampled_from([None, 1, 2, 3, 5, 7])] * 3, st.integers(1, 6))
+def test_what_is_offered_together_mends_together(size, count, data, pipeline, tensor, devices):
+    typed = {"batch__size": size, "batch__micro_batches": count, "mesh__data": data, "mesh__pipeline": pipeline,
+             "mesh__tensor": tensor}  # fmt: skip
+    found = check.request(config(**typed), EVERYTHING, Cluster(devices_per_node=devices))
+    ways = [re.split(", or | or ", problem.mend) for problem in found]
+    for chosen in itertools.product(*ways):
+        mended = config(**typed, cluster__devices=devices)
+        for problem, way in zip(found, chosen, strict=True):
+            applied(problem, way, mended)
+        assert check.request(mended, EVERYTHING, Cluster(devices_per_node=mended.cluster.devices)) == [], chosen
 
 
 @pytest.mark.parametrize(
     ("data", "can", "cluster", "mend"),
-    [(2, PIPELINE, EIGHT, "mesh.data=1"), (4, EVERYTHING, Cluster(devices_per_node=2), "mesh.data=2")],
-)
+    [(2, PIPELINE, EIGHT, "mesh.data=1"),
+     (4, EVERYTHING, Cluster(devices_per_node=2), "mesh.data=2, or cluster.devices=4 batch.size=32")],
+)  # fmt: skip
 def test_micro_batches_are_judged_by_the_replicas_that_there_will_be(data, can, cluster, mend):
     """8 divide a batch of 16 for one replica and for two, not for four; 12 divide one of 12 for one replica only."""
     batch = (
@@ -175,14 +212,6 @@ def test_more_stages_than_layers():
     ]
 
 
-@pytest.mark.parametrize("mends", [(8, 5), (5, 8)])
-def test_of_two_mends_of_a_key_the_smaller_is_told(mends):
-    large, small = (Problem("mesh.pipeline 16", f"only {mend}", f"mesh.pipeline={mend}") for mend in mends)
-    other = Problem("mesh.pipeline 16", "is odd", "leave it out")
-    kept = min(large, small, key=lambda problem: problem.mend)
-    assert check.told_once([large, small, other, other]) == [kept, other]
-
-
 def test_an_engine_without_skips():
     found = against(profile_of(skips=(Skip(0, 4, 8, "s"),)), Capabilities(skips=False))
     assert found == [("model unet_2_16_128", "has 1 skips, engine=gpipe takes none", "engine=gpipe")]
@@ -233,6 +262,7 @@ def test_a_profile_for_other_micro_batches_or_another_dtype():
         (512, 2, "batch.micro_batches=128, or batch.size=32"),
         (6, 2, "batch.size=32"),
         (1, None, "batch.size=16"),
+        (17, None, "batch.size=16"),
     ],
 )
 def test_as_many_micro_batches_of_a_profile_as_the_batch_holds(size, data, mend):
@@ -263,7 +293,7 @@ def stated(balance, cluster, devices="cpu", **changes):
     plan = replace(Plan.contiguous(balance), mesh=mesh)
     after = check.of_plan(asked, plan, mesh, sum(balance), cluster)
     assert mesh.pipeline == len(balance), "is not cut down, so that the planner has no other number to name"
-    return rows(check.told_once([*before, *after]))
+    return rows(mends.told_once([*before, *after]))
 
 
 SUM = "numbers that add up to the model's layers"

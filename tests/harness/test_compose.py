@@ -79,6 +79,10 @@ def test_every_choice_composes_and_says_how_to_use_it(path: Path) -> None:
         ("engine=gpip", "engine gpip", f"is not one of {ENGINES}", "engine=gpipe"),
         ("engine=[gpipe]", "engine [gpipe]", f"is not one of {ENGINES}", "engine=gpipe"),
         ("engine=_gpipe", "engine _gpipe", f"is not one of {ENGINES}", "engine=gpipe"),
+        *[
+            (f"precision={name}", f"precision {name}", "is not one of bf16, fp16, fp32, fp64", f"precision={mend}")
+            for name, mend in (("float16", "fp16"), ("float32", "fp32"), ("float64", "fp64"), ("bfloat16", "bf16"))
+        ],
         ("engine=null", "engine null", f"is not one of {ENGINES}", ""),
         ("engine.name=single", "engine.name single", "follows from engine=...", "engine=single"),
         ("batch.sise=3", "batch.sise", "is not a key of batch", "batch.size=..."),

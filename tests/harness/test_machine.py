@@ -1,6 +1,7 @@
 """What is measured of this machine, and what is kept of it."""
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -122,7 +123,10 @@ def test_what_is_stored_is_found_again(cache):
     assert machine.stored() is None
     machine.store(HERE)
     assert machine.stored() == HERE
-    assert [file.parent.name for file in cache.rglob("*.json")] == ["machines"]
+    (file,) = cache.rglob("*.json")
+    assert file.parent.name == "machines" and machine.stored(remeasure=True) == HERE
+    os.utime(file, times=(0, 0))
+    assert machine.stored() == HERE and machine.stored(remeasure=True) is None
 
 
 def test_another_device_torch_or_count_of_cores_is_another_machine(cache, monkeypatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -130,6 +131,15 @@ def test_round_trip(package):
     profile_cache.store(path, PROFILE)
     assert profile_cache.load(path) == PROFILE
     assert [file.name for file in path.parent.iterdir()] == [path.name]
+
+
+def test_what_is_older_than_this_process_is_measured_again_if_that_is_asked_for(package):
+    path = asked(package)
+    assert not profile_cache.is_there(path) and not profile_cache.is_there(path, remeasure=True)
+    profile_cache.store(path, PROFILE)
+    assert profile_cache.is_there(path) and profile_cache.is_there(path, remeasure=True)
+    os.utime(path, times=(0, profile_cache.BEGUN_S - 1))
+    assert profile_cache.is_there(path) and not profile_cache.is_there(path, remeasure=True)
 
 
 @pytest.mark.parametrize(

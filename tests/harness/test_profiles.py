@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -89,7 +90,7 @@ def test_it_is_told_where_a_profile_is_from_and_how_old_it_is(tmp_path: Path) ->
     PROFILE.save(one.place("measured"))
     os.utime(one.place("measured"), times=(0, time.time() - 190))
     one.raw("measured", HERE)
-    assert one.found == "made here 3 min ago, cached"
+    assert one.found == "made here 3 min ago, cached (remeasure=true measures anew)"
     file = tmp_path / "p.json"
     PROFILE.save(file)
     os.utime(file, times=(0, time.time() - 3 * 86400))
@@ -104,7 +105,48 @@ def test_a_profile_that_is_made_now_says_so(tmp_path: Path, monkeypatch: pytest.
     one.raw("measured", HERE)
     assert one.found == "made just now"
     one.raw("measured", HERE)
-    assert one.found == "made here 0 s ago, cached"
+    assert re.fullmatch(r"made here \d+ s ago, cached \(remeasure=true measures anew\)", one.found)
+    one.raw("counted", HERE)
+    one.raw("counted", HERE)
+    assert re.fullmatch(r"made here \d+ s ago, cached", one.found), "counts do not depend on what the machine does"
+
+
+def test_an_old_profile_is_measured_anew_once_in_a_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search and a sweep ask for the same profile several times."""
+    asked: list[str] = []
+
+    def measured(folder: Path, *words: object) -> None:
+        asked.append(str(words[2]))
+        replace(PROFILE, source="measured anew").save(folder / profiles.PROFILE)
+
+    monkeypatch.setattr(profiles.children, "work", measured)
+    one = made(tmp_path, "remeasure=true")
+    for origin in ("measured", "counted"):
+        PROFILE.save(one.place(origin))
+        os.utime(one.place(origin), times=(0, profiles.profile_cache.BEGUN_S - 1))
+    assert one.is_there("counted") and one.raw("counted", HERE) == PROFILE
+    assert not one.is_there("measured")
+    for _ in range(2):
+        assert one.raw("measured", HERE).source == "measured anew"
+    assert asked == ["profile"]
+    assert made(tmp_path).raw("measured", HERE).source == "measured anew", "what was measured is kept"
+
+
+@pytest.mark.parametrize(
+    ("slowed", "typed", "told"),
+    [(1.19, [], []), (1.2, [], ["remeasure=true, while nothing else runs"]), (9.0, ["costs=none"], []),
+     (9.0, ["FILE"], ["mode=profile remeasure=true where it was made, while nothing else runs"])],
+)  # fmt: skip
+def test_times_of_a_busy_machine_are_doubted(tmp_path: Path, slowed: float, typed: list[str], told: list[str]) -> None:
+    file = tmp_path / "p.json"
+    profile = replace(PROFILE, slowed=slowed)
+    profile.save(file)
+    one = made(tmp_path, *(f"profile={file}" if key == "FILE" else key for key in typed))
+    doubt = one.doubt(one.priced(profile, Cluster(device=HERE)))
+    assert ([doubt.mend] if doubt else []) == told
+    if doubt:
+        assert doubt.key == (f"profile {file}" if typed else "profile of micro-batches of 5")
+        assert doubt.what == f"was measured on a busy machine: passes took {slowed:.2f} times what they computed"
 
 
 def test_a_file_that_is_no_profile(tmp_path: Path) -> None:

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.flop_counter import FlopCounterMode
 
-from harness import dropout
+from harness import dropout, profiling
 from harness.chain import Chain
 from harness.counting import Counts
 from harness.profile import ModelProfile, Tied
-from harness.profiling import measure
+from harness.profiling import Clock, measure
 from tests.harness.nets import NETS, Net
 
 FLOAT = 4
@@ -190,6 +190,52 @@ def test_the_median_leaves_out_the_warm_up_and_one_outlier():
     assert layer.forward_s < 0.01
     (layer,) = measure(Net(lambda: nn.Sequential(SlowAtFirst()), (2,)), 1, "float32", "cpu", repeats=2).layers
     assert layer.forward_s > 0.01  # the median of two is their mean: the outlier was really there
+
+
+class Hands:
+    """A clock of which each look is the next of the given pairs: what the thread has computed, what has passed."""
+
+    def __init__(self, *pairs: tuple[float, float]) -> None:
+        self.own = iter([own for own, _ in pairs])
+        self.passed = iter([passed for _, passed in pairs])
+
+    def thread_time(self) -> float:
+        return next(self.own)
+
+    def perf_counter(self) -> float:
+        return next(self.passed)
+
+
+@pytest.mark.parametrize(
+    ("passes", "slowed"),
+    [
+        ([(1, 1), (1, 1), (1, 1)], 1.0),
+        ([(1, 2), (1, 2), (1, 2)], 2.0),  # another program has the core every other moment
+        ([(1, 1), (1.5, 1.5), (1.4, 1.4)], 1.4),  # something else has the memory for a while
+        ([(1, 1), (1, 1), (1, 9)], 1.0),  # once, which the median leaves out
+        ([(2, 1), (2, 1), (2, 1)], 1.0),
+    ],
+)
+def test_what_slows_down_the_measurement(monkeypatch, passes, slowed):
+    """The first pass warms up. Each has two layers, which share its seconds (computed, passed) equally."""
+    clock, looks, own, passed = Clock(torch.device("cpu")), [], 0.0, 0.0
+    for computed, lasted in [(50, 90), *passes]:
+        for _ in range(2):
+            looks.append((own, passed))
+            own, passed = own + computed / 2, passed + lasted / 2
+            looks.append((own, passed))
+    monkeypatch.setattr(profiling, "time", Hands(*looks))
+    for _ in range(1 + len(passes)):
+        clock.new_repeat()
+        for layer in range(2):
+            with clock(layer, "forward"):
+                pass
+    assert clock.slowed() == pytest.approx(slowed)
+
+
+def test_a_pass_that_waits_for_its_core_is_slowed():
+    assert measure(Net(lambda: nn.Sequential(Sleeper()), (2,)), 1, "float32", "cpu", repeats=2).slowed > 2
+    assert measure(Net(lambda: nn.Sequential(nn.Linear(2, 2)), (2,)), 1, "float32", "cpu", repeats=1).slowed >= 1
 
 
 class Witness(nn.Module):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -11,8 +12,10 @@ from pathlib import Path
 import pytest
 
 from harness import devices, machine, runner
+from harness.children import ChildFailed
 from harness.cluster import Cluster, Device, Link
 from harness.compose import compose
+from harness.launch import Outcome
 from harness.machine import Machine
 from harness.overrides import quoted
 from harness.profile import LayerProfile, ModelProfile, Skip
@@ -75,6 +78,38 @@ def test_a_simulated_run_leaves_what_a_real_one_does(tmp_path: Path, file: str) 
     trace = Trace.load(tmp_path / "run" / "trace.json.gz")
     assert trace.window_s == pytest.approx(m["step_time_s"])
     assert record.predicted["step_time_s"] == m["step_time_s"]
+
+
+@pytest.mark.parametrize(
+    ("typed", "told"),
+    [(["engine=gpipe"], "the rank loads torch and builds the model"),
+     (["engine=ddp", "mesh.data=3"], "3 ranks load torch and build the model")],
+)  # fmt: skip
+def test_it_says_how_many_ranks_start(
+    tmp_path: Path, typed: list[str], told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stopped(folder: Path, title: str, timeout_s: float, action: str, **more: object) -> None:
+        if action == "train":
+            raise ChildFailed(Outcome("error", "stopped by the test"))
+
+    monkeypatch.setattr(runner.children, "work", stopped)
+    replace(PROFILE, model="unet").save(tmp_path / "p.json")
+    file = quoted("profile", str(tmp_path / "p.json"))
+    record = run(tmp_path / "run", "model=unet", file, "cluster.device=cpu", "cluster.devices=3", *typed)
+    assert record.reason == "stopped by the test"
+    assert f"starting  {told}\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("slowed", "told"), [(1.0, False), (2.5, True)])
+@pytest.mark.parametrize("mode", ["plan", "simulate", "profile", "tune"])
+def test_times_of_a_busy_machine_are_noted(
+    tmp_path: Path, file: str, mode: str, slowed: float, told: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    replace(PROFILE, slowed=slowed).save(tmp_path / "p.json")
+    run(tmp_path / "run", f"mode={mode}", file, *FLAT)
+    out = capsys.readouterr().out
+    assert ("was measured on a busy machine: passes took 2.50 times what they computed   -> " in out) == told
+    assert re.search(r"p\.json, \d+ s old", out), "how old the profile is"
 
 
 def test_a_real_run_has_the_same_names(tmp_path: Path, file: str) -> None:

@@ -19,7 +19,7 @@ from harness.cluster import Cluster
 from harness.compose import compose
 from harness.engine_check import early
 from harness.interfaces import BatchShape, Model, PlanRequest, Setting
-from harness.memory import named
+from harness.memory import MemoryModel, named
 from harness.plan import Plan
 from harness.planning import draft
 from harness.problem import CannotRun, Problem
@@ -111,9 +111,10 @@ def test_every_way_out_is_offered_and_leads_out(dtype: str, zero: int, data: int
 def test_one_replica_has_nothing_to_shard(zero: int, plan: Plan, devices: int, mend: str) -> None:
     cluster, layers = Cluster(devices_per_node=devices), ModelProfile((LayerProfile(),) * 14)
     told = Problem(f"engine.zero {zero}", "one replica: nothing to shard", mend)
-    assert build(Config(zero=zero)).notes(plan, layers, cluster) == [told]
-    assert build(Config(zero=0)).notes(plan, layers, cluster) == []
-    assert build(Config(zero=zero)).notes(replace(plan, mesh=replace(plan.mesh, data=2)), layers, cluster) == []
+    assert build(Config(zero=zero)).notes(plan, layers, cluster, MemoryModel()) == [told]
+    assert build(Config(zero=0)).notes(plan, layers, cluster, MemoryModel()) == []
+    shared = replace(plan, mesh=replace(plan.mesh, data=2))
+    assert build(Config(zero=zero)).notes(shared, layers, cluster, MemoryModel()) == []
 
 
 def test_zero_2_and_3_have_no_pipeline() -> None:

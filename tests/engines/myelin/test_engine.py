@@ -62,12 +62,13 @@ def test_refuses_stages_in_other_places_and_recomputation_of_whole_stages() -> N
 def test_notes_what_does_nothing(config: Config, grid: tuple[int, int], told: list[tuple[str, str]]) -> None:
     pipeline, data = grid
     plan = replace(Plan.contiguous([2] * pipeline, 4), mesh=Mesh(data=data, pipeline=pipeline))
-    assert [(note.key, note.mend) for note in build(config).notes(plan, layers(plan), FLAT)] == told
+    assert [(note.key, note.mend) for note in build(config).notes(plan, layers(plan), FLAT, MemoryModel())] == told
 
 
 def test_a_loss_scale_of_float16_is_no_note() -> None:
     plan = Plan.contiguous([2, 2], 4)
-    assert build(Config(loss_scale=8.0)).notes(plan, replace(layers(plan), dtype="float16"), FLAT) == []
+    profile = replace(layers(plan), dtype="float16")
+    assert build(Config(loss_scale=8.0)).notes(plan, profile, FLAT, MemoryModel()) == []
 
 
 def layers(plan: Plan) -> ModelProfile:
@@ -79,7 +80,7 @@ def test_notes_both_readings_of_the_paper() -> None:
 
     def told(*stages: int) -> Problem:
         plan = Plan.contiguous(stages, 4)
-        (note,) = build(Config(checkpoint_every="auto")).notes(plan, layers(plan), FLAT)
+        (note,) = build(Config(checkpoint_every="auto")).notes(plan, layers(plan), FLAT, MemoryModel())
         return note
 
     assert told(30, 18).what.startswith(
@@ -91,6 +92,7 @@ def test_notes_both_readings_of_the_paper() -> None:
 
 
 PHI = 1_000_000
+ADAM_NAMED, SGD_NAMED, MOMENTUM_NAMED = OptimizerSpec("adam"), OptimizerSpec("sgd"), OptimizerSpec("sgd", momentum=0.9)
 
 
 def state_bytes(config: Config, dtype: str, optimizer: OptimizerSpec) -> int:
@@ -120,6 +122,47 @@ def state_bytes(config: Config, dtype: str, optimizer: OptimizerSpec) -> int:
 def test_bytes_of_the_model_state(keys: dict[str, int], dtype: str, optimizer: OptimizerSpec, expected: int) -> None:
     """The paper's accounting (section V-B): 20 bytes a parameter, or 4 and 16 x bsize."""
     assert state_bytes(Config(**keys), dtype, optimizer) == expected  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("bsize", "dtype", "optimizer", "mend"),
+    [
+        (16_000_000, "float16", ADAM_NAMED, "engine.bsize=62500"),
+        (PHI, "bfloat16", SGD_NAMED, "engine.bsize=62500"),
+        (PHI - 1, "bfloat16", SGD_NAMED, ""),
+        (PHI // 2, "float32", ADAM_NAMED, "engine.bsize=62500"),
+        (PHI // 2 - 1, "float32", ADAM_NAMED, ""),
+        (PHI // 3 + 1, "float64", MOMENTUM_NAMED, "engine.bsize=62500"),
+        (PHI // 3 - 1, "float64", MOMENTUM_NAMED, ""),
+        (1, "float32", SGD_NAMED, "engine.offload=false"),
+    ],
+)
+def test_notes_an_offloading_that_saves_nothing(bsize: int, dtype: str, optimizer: OptimizerSpec, mend: str) -> None:
+    """Just where the bytes of the state say so; and what is offered for it saves some."""
+    config = Config(offload=True, bsize=bsize)
+    saves = state_bytes(config, dtype, optimizer) < state_bytes(Config(), dtype, optimizer)
+    assert saves == (not mend)
+    told = offloading(config, dtype, optimizer)
+    assert [(note.key, note.mend) for note in told] == [("engine.offload true", mend)] * bool(mend)
+    if mend.startswith("engine.bsize="):
+        assert offloading(replace(config, bsize=int(mend.partition("=")[2])), dtype, optimizer) == []
+
+
+def offloading(config: Config, dtype: str, optimizer: OptimizerSpec) -> list[Problem]:
+    """The notes of two stages, of which the second one has PHI parameters."""
+    width = {"float64": 8, "float32": 4}.get(dtype, 2)
+    profile = ModelProfile((LayerProfile(), LayerProfile("one", param_bytes=PHI * width)), dtype=dtype)
+    plan, engine = Plan.contiguous([1, 1], 4), build(config)
+    memory = engine.memory(named("auto", optimizer.name, optimizer.momentum), plan.mesh, profile)
+    return engine.notes(plan, profile, FLAT, memory)
+
+
+@pytest.mark.parametrize(("bsize", "k", "told"), [(PHI, 4, []), (PHI + 1, 4, ["engine.bsize=62500"])])
+def test_notes_buckets_larger_than_a_stage(bsize: int, k: int, told: list[str]) -> None:
+    plan = replace(Plan.contiguous([1], 4), mesh=Mesh(data=2))
+    profile = ModelProfile((LayerProfile("one", param_bytes=4 * PHI),))
+    notes = build(Config(bsize=bsize, k=k)).notes(plan, profile, FLAT, MemoryModel())
+    assert [(note.key, note.mend) for note in notes] == [(f"engine.bsize {bsize}", mend) for mend in told]
 
 
 @pytest.mark.parametrize("keys", [{}, {"order": "1f1b"}, {"order": "gpipe", "k": 0}, {"offload": True, "bsize": 40}])

@@ -10,7 +10,7 @@ from engines.periodic import versions
 from engines.periodic.config import Config, build, check
 from harness.cluster import Cluster
 from harness.interfaces import BatchShape, PlanRequest, SessionSpec
-from harness.memory import named
+from harness.memory import MemoryModel, named
 from harness.mesh import Mesh
 from harness.op import Op
 from harness.pattern import Placed
@@ -157,9 +157,9 @@ def test_the_weights_are_there_twice() -> None:
 
 
 def test_it_says_how_often_weights_are_updated() -> None:
-    (note,) = build(Config()).notes(FIVE, PROFILE, Cluster(devices_per_node=8))
+    (note,) = build(Config()).notes(FIVE, PROFILE, Cluster(devices_per_node=8), MemoryModel())
     assert note.key == "engine.update_every 4" and note.what.startswith(
         "3 updates a step, of 4 of its 12 micro-batches"
     )
     assert note.mend.startswith("engine.update_every=12")
-    assert build(Config(update_every=12)).notes(FIVE, PROFILE, Cluster(devices_per_node=8)) == []
+    assert build(Config(update_every=12)).notes(FIVE, PROFILE, Cluster(devices_per_node=8), MemoryModel()) == []

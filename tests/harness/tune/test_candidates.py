@@ -69,6 +69,16 @@ def test_a_degree_that_does_not_divide_the_devices() -> None:
     assert problem.mend == "mesh.pipeline=2"
 
 
+@pytest.mark.parametrize(("devices", "typed", "mend"), [(2, 3, "mesh.pipeline=2, or cluster.devices=3"),
+                                                        (4, 3, "mesh.pipeline=2, or cluster.devices=6")])  # fmt: skip
+def test_of_cpu_devices_there_can_be_more(devices: int, typed: int, mend: str) -> None:
+    config = compose(["engine=myelin", "cluster.device=cpu", f"mesh.pipeline={typed}"])
+    engine: Engine = registry.build("engine", config.engine)
+    with pytest.raises(CannotRun) as error:
+        [*meshes(config, engine.capabilities, devices)]
+    assert [problem.mend for problem in error.value.problems] == [mend]
+
+
 def test_the_command_runs_the_candidate() -> None:
     typed = [*FLAT, *MEGATRON, "batch.size=64", "mesh.data=2", "out=a b"]
     config = compose(typed)
@@ -79,7 +89,7 @@ def test_the_command_runs_the_candidate() -> None:
     again = compose(words[2:])
     assert (again.mode, again.batch.micro_batches, again.out) == ("simulate", 8, None)
     assert dict(again.mesh) == {"data": 2, "pipeline": 2, "tensor": 2}
-    local = ["mode=tune", "engine=ddp"]
+    local = ["mode=tune", "engine=ddp", "remeasure=true"]
     words = shlex.split(Candidate(1, Mesh(2), 16).command(compose(local), local, registry.build(
         "engine", compose(local).engine).capabilities))  # fmt: skip
     assert words[2:] == ["engine=ddp", "mesh.data=2", "batch.micro_batches=8"]

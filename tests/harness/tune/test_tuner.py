@@ -19,7 +19,7 @@ from harness.clusters import ClusterConfig
 from harness.compose import compose
 from harness.overrides import quoted
 from harness.plan import Plan
-from harness.planning import Draft
+from harness.planning import Draft, Layout
 from harness.preparation import Ground
 from harness.problem import CannotRun
 from harness.profile import ModelProfile
@@ -105,6 +105,19 @@ def test_what_the_simulator_refuses_gives_way(tmp_path: Path) -> None:
     assert {line.candidate: line.out for line in found.lines}[refused[0]] == "memory: too much"
 
 
+def test_each_candidate_is_planned_once(tmp_path: Path) -> None:
+    planned: list[Candidate] = []
+
+    class Counting(Nets):
+        def layout(self, one: Candidate) -> Layout:
+            planned.append(one)
+            return super().layout(one)
+
+    overrides = ["mode=tune", *FLAT, "engine=myelin", "batch.size=32"]
+    found = Counting(compose(overrides), overrides, tmp_path, Progress()).go()
+    assert len(planned) == len(set(planned)) >= len(found.simulated) == SIMULATED
+
+
 def test_more_memory_brings_larger_micro_batches(tmp_path: Path) -> None:
     wide = tuned(tmp_path, "engine=myelin", "batch.size=64", "cluster.memory_gb=1", size=2 * 10**7)
     narrow = tuned(tmp_path, "engine=myelin", "batch.size=64", "cluster.memory_gb=0.3", size=2 * 10**7)
@@ -181,6 +194,14 @@ def test_nothing_fits_and_what_helps(tmp_path: Path, file: str) -> None:
     more = run(tmp_path / "b", file, "engine=myelin", "cluster.memory_gb=0.12", "batch.size=64", "optimizer.name=adam",
                *mend.split())  # fmt: skip
     assert more.status == "ok", (mend, more.reason)
+
+
+def test_settings_of_the_best_one_that_do_nothing_are_noted(
+    tmp_path: Path, file: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(tmp_path / "run", file, "engine=myelin", "batch.size=64", "mesh.pipeline=2", "engine.order=1f1b",
+        "engine.policy=backward_first")  # fmt: skip
+    assert "note: engine.policy backward_first   does nothing with the fixed order 1f1b" in capsys.readouterr().out
 
 
 def test_it_says_why_nothing_is_possible(tmp_path: Path, file: str) -> None:
