@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import io
 import re
 from collections.abc import Sequence
@@ -13,7 +12,7 @@ from analysis.autoddl.page import PAGE as AUTODDL
 from analysis.command import Page
 from analysis.madpipe.page import PAGE as MADPIPE
 from analysis.myelin.page import PAGE as MYELIN
-from analysis.report import Section, html_section
+from analysis.report import Section, html_section, paragraphs
 from analysis.torchgpipe.page import PAGE as TORCHGPIPE
 from analysis.verdict import Verdict, section
 
@@ -65,7 +64,7 @@ class Missing:
     why: str
 
     def _repr_html_(self) -> str:
-        return f"<p>{html.escape(self.name)} is not there. {html.escape(self.why)}</p>"
+        return "\n".join(paragraphs([f"{self.name} is not there.", self.why]))
 
 
 @dataclass(frozen=True)

@@ -95,7 +95,7 @@ def latex(title: str, intro: str, sections: Sequence[Section]) -> str:
 
 def html(title: str, intro: str, sections: Sequence[Section]) -> str:
     """A fragment of HTML: a heading, and `html_section` of each."""
-    lines = [f"<h1>{markup.escape(title)}</h1>", *_paragraphs([intro])]
+    lines = [f"<h1>{markup.escape(title)}</h1>", *paragraphs([intro])]
     return "\n".join([*lines, *map(html_section, sections), ""])
 
 
@@ -106,9 +106,16 @@ def html_section(section: Section) -> str:
         f"<h2>{markup.escape(section.title)}</h2>", '<div class="table">', "<table>",
         "<thead>", _html_line("th", section.columns, kinds), "</thead>",
         "<tbody>", *(_html_line("td", row, kinds) for row in section.rows), "</tbody>",
-        "</table>", "</div>", *_paragraphs(section.notes),
+        "</table>", "</div>", *paragraphs(section.notes),
     ]  # fmt: skip
     return "\n".join(lines)
+
+
+def paragraphs(texts: Iterable[str]) -> list[str]:
+    """Paragraphs of HTML; commands, which are indented, are preformatted."""
+    blocks = (block for text in texts for block in text.split("\n\n") if block)
+    tags = ((block, "pre" if block.startswith(" ") else "p") for block in blocks)
+    return [f"<{tag}>{markup.escape(block)}</{tag}>" for block, tag in tags]
 
 
 FORMATS: dict[str, Page] = {"markdown": markdown, "latex": latex, "html": html}
@@ -129,13 +136,6 @@ def _latex_line(cells: Sequence[str]) -> str:
 def _html_line(tag: str, cells: Sequence[str], kinds: Sequence[str]) -> str:
     told = (f"<{tag}{kind}>{markup.escape(cell)}</{tag}>" for cell, kind in zip(cells, kinds, strict=True))
     return f"<tr>{''.join(told)}</tr>"
-
-
-def _paragraphs(texts: Iterable[str]) -> list[str]:
-    """Commands, which are indented, are preformatted."""
-    blocks = (block for text in texts for block in text.split("\n\n") if block)
-    tags = ((block, "pre" if block.startswith(" ") else "p") for block in blocks)
-    return [f"<{tag}>{markup.escape(block)}</{tag}>" for block, tag in tags]
 
 
 def _latex_blocks(text: str) -> list[str]:

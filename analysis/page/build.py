@@ -15,7 +15,7 @@ from markupsafe import Markup
 from analysis.page import timelines
 from analysis.papers import Picture, Report
 from analysis.plots import race
-from analysis.report import html_section
+from analysis.report import html_section, paragraphs
 from analysis.traces import Chosen
 from analysis.verdict import SAYS, Verdict
 
@@ -44,7 +44,7 @@ class Paper:
     verdicts: Sequence[Verdict]
     tables: Sequence[Markup]
     figures: Sequence[Figure]
-    notes: Sequence[str]
+    notes: Markup
 
     @property
     def held(self) -> int:
@@ -76,7 +76,8 @@ def page(reports: Mapping[str, Report], rows: Sequence[dict[str, Any]], traces: 
 def _paper(name: str, report: Report) -> Paper:
     tables = [Markup(html_section(section)) for section in report.sections if section.title != report.claims().title]
     figures = [_figure(key, _caption(report.title, key), picture) for key, picture in report.pictures().items()]
-    return Paper(name, report.title, report.verdicts, tables, figures, [*report.told, *filter(None, [report.missing])])
+    notes = Markup("\n".join(paragraphs([*report.told, report.missing])))
+    return Paper(name, report.title, report.verdicts, tables, figures, notes)
 
 
 def _caption(title: str, key: str) -> str:

@@ -33,7 +33,8 @@ def test_tables_are_found_by_the_first_words_of_their_titles(report: Report) -> 
 def test_what_was_not_run_says_so(report: Report) -> None:
     assert report.tables("Table III") == Missing("Table III", "Not run yet: b")
     assert report.picture("not") == Missing("not", "Not run yet: b")
-    assert Missing("<x>", "run it")._repr_html_() == "<p>&lt;x&gt; is not there. run it</p>"
+    told = Missing("<x>", "Not run:\n\n    run it")._repr_html_()
+    assert told == "<p>&lt;x&gt; is not there.</p>\n<p>Not run:</p>\n<pre>    run it</pre>"
 
 
 def test_a_picture_is_a_png_of_its_size(report: Report) -> None:
