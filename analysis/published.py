@@ -1,4 +1,4 @@
-"""What papers print: the numbers in paper_tables/, and their claims in claims/. Both explain their columns there."""
+"""What papers print: the numbers in paper_tables/, and their claims in paper_claims/. Both explain their columns there."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 TABLES = Path(__file__).parent / "paper_tables"
-CLAIMS = Path(__file__).parent / "claims"
+CLAIMS = Path(__file__).parent / "paper_claims"
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ def value(published: Sequence[Number], metric: str, scheme: str, **where: int | 
 
 
 def claims(paper: str) -> list[Claim]:
-    """The claims of claims/PAPER.csv."""
+    """The claims of paper_claims/PAPER.csv."""
     with (CLAIMS / f"{paper}.csv").open(encoding="utf-8", newline="") as opened:
         return [Claim(**row) for row in csv.DictReader(opened)]
 

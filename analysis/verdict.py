@@ -54,7 +54,7 @@ def judged(
     settled: Mapping[str, Sequence[str]],
     reasons: Mapping[str, str],
 ) -> list[Verdict]:
-    """A verdict for each claim of claims/PAPER.csv.
+    """A verdict for each claim of paper_claims/PAPER.csv.
 
     `settled` names the tests that settle a claim, or a part of it; `reasons` say what may keep one from holding.
     """

@@ -1,4 +1,4 @@
-"""Whether each claim of claims/madpipe.csv holds for our figures. One function for each; none bends."""
+"""Whether each claim of paper_claims/madpipe.csv holds for our figures. One function for each; none bends."""
 
 from __future__ import annotations
 
