@@ -6,7 +6,7 @@ import copy
 import functools
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import hydra
@@ -128,6 +128,9 @@ def _composed(choices: tuple[str, ...]) -> DictConfig:
 
 def _unresolved(config: DictConfig) -> list[Problem]:
     """Keys without a value, and ${...} that lead nowhere."""
+    with suppress(OmegaConfBaseException):
+        OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+        return []
     problems = []
     for key in leaves(config):
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import difflib
+import functools
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, is_dataclass
@@ -13,7 +14,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, Quote, QuotedString
 from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, ValueNode
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
 from harness.problem import Problem
@@ -34,6 +35,9 @@ def quoted(key: str, value: str) -> str:
     return f"{key}={QuotedString(value, Quote.single).with_quotes()}"
 
 
+_parser = functools.cache(OverridesParser.create)
+
+
 def parse(
     texts: Sequence[str], options: Callable[[str], list[str]], groups: Iterable[str]
 ) -> tuple[Parsed, list[Problem]]:
@@ -41,7 +45,7 @@ def parse(
     parsed, problems = Parsed([], []), []
     for text in texts:
         try:
-            override = OverridesParser.create().parse_override(text)
+            override = _parser().parse_override(text)
         except (HydraException, ValueError) as error:
             problems.append(Problem(text, f"cannot be read: {first_line(error)}", _repaired(text)))
             continue
@@ -67,7 +71,7 @@ def value_problem(config: DictConfig, override: Override) -> Problem | None:
         keys = ", ".join(leaf for leaf in leaves(config) if leaf.startswith(f"{key}."))
         return Problem(f"{key} {value}", f"is a group of keys: {keys}", f"{keys.partition(',')[0]}=...")
     try:
-        OmegaConf.update(copy.deepcopy(config), key, override.value())
+        _try(config, parent, key, override.value())
         refused = wanted is bool and not isinstance(override.value(), (bool, str))
     except OmegaConfBaseException as error:
         if isinstance(override.value(), dict):
@@ -81,6 +85,15 @@ def value_problem(config: DictConfig, override: Override) -> Problem | None:
         return None
     mend = f"{key}={shown(OmegaConf.select(config, key))}"
     return Problem(f"{key} {value}".strip(), f"is not {described(wanted)}", mend)
+
+
+def _try(config: DictConfig, parent: DictConfig, key: str, value: Any) -> None:
+    """Give a copy the value, of as little as shows whether it is taken."""
+    node: Any = parent._get_node(key.rpartition(".")[2])
+    if isinstance(node, ValueNode):
+        copy.copy(node)._set_value(value)
+    else:
+        OmegaConf.update(copy.deepcopy(config), key, value)
 
 
 def suggestion(key: str, known: Sequence[str]) -> str:

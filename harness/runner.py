@@ -18,6 +18,7 @@ from rich.text import Text
 
 from harness import (
     calibration,
+    checkpoint_files,
     children,
     costs,
     devices,
@@ -31,12 +32,14 @@ from harness import (
     profiles,
     request,
     run_folder,
+    srun,
     timeline,
     tune,
 )
 from harness.children import ChildFailed
 from harness.earlier import Earlier
 from harness.failure import Failure
+from harness.interfaces import Planner
 from harness.launch import Outcome
 from harness.manifest import manifest
 from harness.plan_tables import plan_tables
@@ -45,16 +48,20 @@ from harness.preparation import Prepared
 from harness.problem import CannotRun
 from harness.progress import Progress
 from harness.record import RunRecord
+from harness.resuming import Resumed, SamePlan, Unfinished
 from harness.serial import finite
+from harness.stopping import Stopping
 from harness.tail import Tail
 from harness.trace import Trace
 from harness.trackers import Tracker
 
 CONFIG, RECORD, METRICS, RESULT = "config.yaml", "record.json", "metrics.jsonl", "result.json"
 TRACE, SIMULATED, TIMELINE = "trace.json.gz", "simulated.json.gz", "timeline.png"
-OWN = (CONFIG, RECORD, METRICS, RESULT, TRACE, SIMULATED, TIMELINE, launch.LOG, failure.FILE, children.MACHINE,
-       preparation.PLAN, profiles.PROFILE, pattern_picture.PICTURE, *calibration.OWN, *tune.OWN)  # fmt: skip
-"""The files of a run; a run that is started again in the same folder begins without them."""
+OF_END = (RESULT, TRACE, SIMULATED, TIMELINE, failure.FILE, pattern_picture.PICTURE)
+"""Of how a run ended: one that goes on begins without them."""
+OWN = (CONFIG, RECORD, METRICS, *OF_END, launch.LOG, children.MACHINE, preparation.PLAN, profiles.PROFILE,
+       checkpoint_files.FOLDER, *calibration.OWN, *tune.OWN)  # fmt: skip
+"""The files of a run; a run that begins anew in the same folder begins without them."""
 
 
 def run(config: DictConfig, overrides: Sequence[str]) -> RunRecord:
@@ -74,13 +81,15 @@ class _Run:
         self.record = RunRecord(run_folder.new_id(overrides), "running", source, config=finite(container))
         self.folder = run_folder.make(config.out, self.record.id)
         self.earlier = Earlier(self.folder, OWN, RECORD)
+        self.resumed: Resumed | None = None
+        self.notes: list[str] = []
         self.tracker: Tracker | None = None
 
     def go(self) -> RunRecord:
         """Run to whatever end, and leave record, tracker and terminal in order."""
-        with launch.preemptible() as signals:
+        with launch.preemptible() as self.signals:
             outcome = self.outcome()
-            signals.ignored = True
+            self.signals.ignored = True
             told = self.close(outcome)
         if self.record.status != "ok":
             self.explain(told)
@@ -98,24 +107,36 @@ class _Run:
         except CannotRun as error:
             return Outcome("infeasible", str(error), error.problems)
         except ChildFailed as error:
+            if self.signals.asked:  # Slurm sends a signal to all processes of a job, and ends those of srun
+                return Outcome("preempted", f"ended by {self.signals.asked}: {error.outcome.reason}")
             return error.outcome
         except Exception as error:
             return self.own_failure(error)
 
     def begin(self) -> None:
-        """An empty folder with the configuration and a record that says "running"."""
-        self.earlier.put_aside()
-        seeds = {"seed": self.config.seed}
-        self.update(manifest=manifest(self.overrides, [], seeds, figures.threads(self.config)))
+        """A folder with the configuration, a record that says "running", and what an unfinished run has left."""
+        unfinished = Unfinished(self.folder, CONFIG, preparation.PLAN, RECORD, METRICS)
+        self.resumed = unfinished.resumed(self.config, self.notes.append)
+        if self.resumed:
+            for name in OF_END:
+                (self.folder / name).unlink(missing_ok=True)
+            self.record = replace(self.record, id=self.resumed.record.id)
+        else:
+            self.earlier.put_aside()
+            checkpoint_files.forget(self.folder)
+        found = manifest(self.overrides, [], {"seed": self.config.seed}, figures.threads(self.config))
+        self.update(manifest=found | ({"resumed": self.resumed.steps} if self.resumed else {}))
         files.write_text(self.folder / CONFIG, OmegaConf.to_yaml(self.config, resolve=True))
 
     def work(self) -> Outcome:
         with Progress() as progress:
+            for note in self.notes:
+                progress.note(f"note: {note}")
             own = {"profile": self.profile, "calibrate": self.calibrate, "tune": self.tune}
             if way := own.get(self.config.mode):
                 way(progress)
                 return Outcome("ok")
-            prepared = preparation.prepare(self.config, self.overrides, self.folder, progress)
+            prepared = preparation.prepare(self.config, self.overrides, self.folder, progress, self.plan_before)
             draft = prepared.draft
             used = {
                 "devices": self.names(prepared),
@@ -135,6 +156,10 @@ class _Run:
                 self.tell_plan(progress)
         return Outcome("ok")
 
+    def plan_before(self, planner: Planner) -> Planner:
+        """The run's planner, or for one that goes on its plan."""
+        return SamePlan(self.resumed.plan, planner) if self.resumed and self.resumed.plan else planner
+
     def tell_plan(self, progress: Progress) -> None:
         """What mode=plan ends with: a warning where the layer times need one, where the plan lies, how to draw it."""
         if note := self.record.manifest["simulation"]["note"]:
@@ -148,7 +173,7 @@ class _Run:
         used, cluster = prepared.draft.plan.devices, prepared.draft.cluster
         if self.config.cluster.name != "local":
             return [cluster.device.name] * len(used)
-        names = devices.torch_names(prepared.kind, max(used) + 1)
+        names = devices.torch_names(prepared.kind, max(used) + 1, cluster.devices_per_node)
         return [names[device] for device in used]
 
     def profile(self, progress: Progress) -> None:
@@ -190,18 +215,29 @@ class _Run:
         self.open_tracker(prepared.tracker)
         prepared.draft.simulation.trace.save(self.folder / SIMULATED)
         total = self.config.warmup + self.config.steps
-        progress.phase("starting", "the rank loads torch and builds the model")
-        tail = Tail(self.folder / METRICS)
+        begun = self.resumed.step if self.resumed else 0
+        going_on = f", and goes on {checkpoint_files.after(begun)}" if begun else ""
+        progress.phase("starting", f"the rank loads torch and builds the model{going_on}")
+        tail, done = Tail(self.folder / METRICS), 0
+        stopping = Stopping(self.folder, self.signals, self.config.launch.grace_s, progress.note)
 
         def follow() -> None:
+            nonlocal done
             for line in tail.new():
                 if line["step"] == 0:
                     progress.steps(total)
+                done = line["step"] + 1
                 speed = self.config.batch.size / line["step_time_s"]
-                progress.step(line["step"] + 1, line["loss"], speed)
+                progress.step(done, line["loss"], speed)
                 prepared.tracker.log(line["step"], {**line, "throughput": speed})
+            stopping.look()
 
-        children.work(self.folder, self.title, self.config.launch.timeout_s, "train", follow=follow)
+        step = srun.step(self.config, prepared.draft.plan.mesh, prepared.draft.cluster)
+        with stopping:
+            timeout_s, words = self.config.launch.timeout_s, ("train", str(begun))
+            children.work(self.folder, self.title, timeout_s, *words, follow=follow, step=step)
+        if not (self.folder / RESULT).exists():
+            raise stopping.stopped(done)
         progress.phase("recording")
         result = self.folder / RESULT
         measured = figures.measured(json.loads(result.read_text()), prepared.draft, self.config, prepared.kind)
@@ -248,7 +284,7 @@ class _Run:
 
         A run that cannot run leaves an earlier good one in its folder as it was.
         """
-        kept = outcome.status == "infeasible" and self.earlier.is_good()
+        kept = outcome.status == "infeasible" and not self.resumed and self.earlier.is_good()
         if not kept:
             self.earlier.drop()
         told = self.save_end(outcome)
@@ -287,6 +323,8 @@ class _Run:
             log = self.folder / launch.LOG
             lines = [f"{self.title}: {status}: {self.record.reason}"]
             lines += [f"the ranks' output: {log}"] if log.exists() else []
+            if steps := checkpoint_files.steps(self.folder):
+                lines.append(f"started again with out={self.folder} it goes on {checkpoint_files.after(steps[0])}")
         for line in [*lines, told]:
             if line:
                 console.print(Text(line), soft_wrap=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from harness import launch
-from harness.failure import DISK_FULL
+from harness.failure import DISK_FULL, DISK_FULL_CODE
 from harness.interfaces import Capabilities
 from harness.launch import Outcome, Preempted, call, preemptible, supervise
 
@@ -114,7 +114,7 @@ def test_other_files_are_no_progress(tmp_path):
 
 @pytest.mark.parametrize(
     ("number", "status", "words"),
-    [(signal.SIGKILL, "oom", "memory was full"), (signal.SIGSEGV, "error", "SIGSEGV")],
+    [(signal.SIGKILL, "error", "by hand"), (signal.SIGSEGV, "error", "SIGSEGV")],
 )
 def test_an_end_by_a_signal(tmp_path, number, status, words):
     outcome = supervise([python(f"import os; os.kill(os.getpid(), {int(number)})")], tmp_path, 10)
@@ -165,7 +165,7 @@ def test_problems_that_only_a_rank_finds(tmp_path):
 def test_a_full_disk(tmp_path):
     assert failing(tmp_path, "raise OSError(28, 'No space left on device')") == Outcome("error", DISK_FULL)
     (tmp_path / "error.json").unlink()
-    silent = python(f"raise SystemExit({launch.DISK_FULL_CODE})")
+    silent = python(f"raise SystemExit({DISK_FULL_CODE})")
     assert supervise([silent], tmp_path, 10) == Outcome("error", DISK_FULL)
 
 
