@@ -12,7 +12,7 @@ STAMP := $(VENV)/.set-up
 ARGS ?=
 
 .DEFAULT_GOAL := run
-.PHONY: setup run test lint types bench tables report replay mutants matrix
+.PHONY: setup run test lint types bench tables report replay mutants matrix soak
 
 setup: $(STAMP)
 
@@ -56,3 +56,7 @@ mutants: $(STAMP)
 # Some 400 short runs, two at a time: half an hour.
 matrix: $(STAMP)
 	$(BIN)/python -m tests.matrix
+
+# Sweeps that are killed, preempted and cancelled, here and on an emulated Slurm: an hour. ARGS="4 20": minutes.
+soak: $(STAMP)
+	$(BIN)/python -m tests.soak $(ARGS)

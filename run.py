@@ -72,7 +72,7 @@ def _refuse_many_ranks(environment: Mapping[str, str]) -> None:
         value = environment.get(name, "")
         if value.isdigit() and int(value) > alone:
             what = "says that this is one of several ranks; run.py is the one parent that starts them"
-            raise CannotRun([Problem(f"{name} {value}", what, "python -m harness.rank RUN_DIR")], "run.py")
+            raise CannotRun([Problem(f"{name} {value}", what, "python run.py ... without srun or mpiexec")], "run.py")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What papers print: the numbers in paper_tables/, and their claims in paper_claims/. Both explain their columns there."""
+"""What papers print: their numbers in paper_tables/, their claims in paper_claims/, where the columns are explained."""
 
 from __future__ import annotations
 

@@ -19,9 +19,9 @@ from analysis.wandb_runs import Reading
 from harness.problem import CannotRun, Problem
 from harness.record import RunRecord
 from harness.registry import ROOT
+from harness.run_files import RECORD
 from harness.serial import SchemaError
 
-RECORD = "record.json"
 RESULTS = ("infeasible", "ok")
 """Statuses of runs with a result, the better one last: that nothing fits is a result, too."""
 Key = TypeVar("Key")

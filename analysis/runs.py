@@ -13,9 +13,9 @@ from omegaconf import OmegaConf
 
 from analysis import records
 from analysis.beside import ORIGIN
-from analysis.records import RECORD
 from harness import request
 from harness.record import RunRecord
+from harness.run_files import RECORD
 
 TOLD = ("out", "mode", "engine", "model", "cluster")
 """Keys that a title says anyway; the run's mode is its "measured" or "simulated"."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 from harness import launch, machine
 from harness.launch import Outcome
 from harness.machine import Machine
 from harness.problem import CannotRun
+from harness.srun import Step
 
 MACHINE = "machine.json"
 
@@ -22,15 +24,21 @@ class ChildFailed(Exception):
         super().__init__(outcome.reason)
 
 
-def work(folder: Path, title: str, timeout_s: float, *words: str, follow: Callable[[], None] = lambda: None) -> None:
-    """Have a rank of the run in `folder` do what `words` say ("profile", "2"), to its end.
+def work(
+    folder: Path, title: str, timeout_s: float, *words: str, follow: Callable[[], None] = lambda: None,
+    step: Step | None = None,
+) -> None:  # fmt: skip
+    """Have a rank of the run in `folder` do what `words` say ("profile", "2"), to its end; with a `step` many ranks.
 
     `follow` is called all the time in between. Raises `CannotRun` for problems that only a rank could find,
     `ChildFailed` for all other ends.
     """
     # -P: a module in the user's folder does not hide one of this project
-    command = [sys.executable, "-P", "-m", "harness.rank", str(folder), *words]
-    outcome = launch.supervise([command], folder, timeout_s, follow)
+    command = [sys.executable, "-P", "-m", "harness.rank", str(folder.resolve()), *words]
+    with step.tidy(folder) if step else nullcontext():
+        if step:
+            command = [*step.command(), *command, step.token]
+        outcome = launch.supervise([command], folder, timeout_s, follow, step)
     if outcome.problems:
         raise CannotRun(outcome.problems, title)
     if outcome.status != "ok":

@@ -10,7 +10,8 @@ from typing import Any, cast
 
 from omegaconf import DictConfig
 
-from harness import devices
+from harness import at_hand, devices
+from harness.allocation import Allocation
 from harness.cluster import Cluster, Device, Link
 from harness.devices import Found
 from harness.machine import Machine
@@ -65,10 +66,11 @@ class ClusterConfig:
 
     name: str = "local"
     """local: the devices of this machine. Any other name is a described cluster: planned for, not run on."""
-    nodes: int = 1
-    """Machines of the cluster."""
+    nodes: int | None = None
+    """Machines of the cluster; null: 1, or all nodes of the Slurm job where srun starts the ranks."""
     devices: int | None = None
-    """Devices of each node; null: all GPUs, or one CPU device for each core, that are found here."""
+    """Devices of each node; null: all GPUs, or one CPU device for each core, that are found here (inside of a Slurm job
+    for each CPU that it has here, for each task where srun starts the ranks)."""
     device: str = "auto"
     """cluster=local: auto (GPUs where there are any), cpu or cuda. A described cluster: the device's name."""
     memory_gb: float | None = None
@@ -110,8 +112,10 @@ class ClusterConfig:
 EFFECTIVE_KEYS = tuple(key.name for key in dataclasses.fields(EffectiveConfig))
 
 
-def build(config: ClusterConfig, machine: Machine | None = None) -> Cluster:
+def build(config: ClusterConfig, machine: Machine | None = None, job: Allocation | None = None) -> Cluster:
     """The cluster that `config` describes. Raises `CannotRun` with everything that is wrong with it.
+
+    `job` is the Slurm job on whose nodes the ranks of cluster=local will be, if they are not all here (`harness.srun`).
 
     For cluster=local, `machine` (see `harness.machine`) is what was measured here; it fills in what `config` leaves
     out. Without it links are nominal, and peaks are not known.
@@ -119,11 +123,11 @@ def build(config: ClusterConfig, machine: Machine | None = None) -> Cluster:
     wrong = _impossible(config)
     found = devices.detect(config.device) if is_local(config) and not wrong else None
     if found:
-        wrong += _not_here(config, found)
+        wrong += at_hand.problems(config, found, job)
     if wrong:
         raise CannotRun(wrong, f"cluster={config.name}")
     chosen = _chosen(config)
-    return _local(chosen, found, machine or _nominal(found)) if found else _described(chosen)
+    return _local(chosen, found, machine or _nominal(found), job) if found else _described(chosen)
 
 
 def is_local(config: ClusterConfig) -> bool:
@@ -160,15 +164,15 @@ def _nominal(found: Found) -> Machine:
     return Machine(Device(found.name), link, cores=found.count if found.kind == "cpu" else 0)
 
 
-def _local(config: ClusterConfig, found: Found, machine: Machine) -> Cluster:
-    count = config.devices or found.count
+def _local(config: ClusterConfig, found: Found, machine: Machine, job: Allocation | None) -> Cluster:
+    count, nodes = config.devices or at_hand.count(found, job), config.nodes or (job.nodes if job else 1)
     share = found.memory_bytes // count if found.kind == "cpu" else found.memory_bytes
     intra = _link(config, "", machine.link)
     host = _link(config, "host_", machine.host_link or intra)
     device = _device(config, Device(found.name, share, machine.device.peak_flops, machine.device.memory_bandwidth,
                                     kernel_s=machine.device.kernel_s))  # fmt: skip
     cores = machine.cores if config.cores is None else config.cores
-    return Cluster(_name(config), 1, count, device, intra, _link(config, "node_", intra), host,
+    return Cluster(_name(config), nodes, count, device, intra, _link(config, "node_", intra), host,
                    config.blocking_messages, cores)  # fmt: skip
 
 
@@ -176,7 +180,7 @@ def _described(config: ClusterConfig) -> Cluster:
     assert config.devices
     intra = _link(config, "", Link())
     device = _device(config, Device(config.name if config.device == "auto" else config.device))
-    return Cluster(_name(config), config.nodes, config.devices, device, intra, _link(config, "node_", intra),
+    return Cluster(_name(config), config.nodes or 1, config.devices, device, intra, _link(config, "node_", intra),
                    _link(config, "host_", intra), config.blocking_messages, config.cores or 0.0)  # fmt: skip
 
 
@@ -268,16 +272,3 @@ def _unknown(config: ClusterConfig) -> list[Problem]:
 
 def _problem(wanted: str, key: str, value: object, mend: object) -> Problem:
     return Problem(f"cluster.{key} {value}", f"must be {wanted}", f"cluster.{key}={mend}")
-
-
-def _not_here(config: ClusterConfig, found: Found) -> list[Problem]:
-    """What is asked of this machine that it lacks. CPU devices are threads: more of them than cores is only slow."""
-    wrong = []
-    if config.nodes != 1:
-        key = f"cluster.nodes {config.nodes}"
-        wrong.append(Problem(key, "cluster=local is this machine, 1 node", "cluster.nodes=1"))
-    if found.kind == "cuda" and found.count < (config.devices or 1):
-        key = f"cluster.devices {config.devices}" if config.devices else f"cluster.device {config.device}"
-        mend = f"cluster.devices={found.count}" if found.count else "cluster.device=cpu"
-        wrong.append(Problem(key, f"needs {config.devices or 1} GPUs that torch can use, {found.count} found", mend))
-    return wrong

@@ -42,8 +42,15 @@ class OptimizerConfig:
 
 @dataclass
 class LaunchConfig:
+    ranks: str = "auto"
+    """Who starts an engine's ranks. fork: they are forked here. srun: by one srun command, on all nodes of the Slurm
+    job that this is part of. auto: srun inside of a Slurm job, else fork."""
     timeout_s: float = 300.0
     """A rank that makes no progress for so long is ended, its Python stacks go to the log."""
+    checkpoint_every: int = 0
+    """Steps from one checkpoint to the next; 0: only when the run is preempted (SIGTERM, SIGUSR1, Ctrl-C)."""
+    grace_s: float = 30.0
+    """A run that is preempted is ended after so long, if its step and the checkpoint take longer."""
 
 
 @dataclass

@@ -16,17 +16,20 @@ from harness.interfaces import Engine
 from harness.memory import NAMED
 from harness.precision import AUTOCAST, DTYPES
 from harness.problem import Problem
+from harness.srun import CHOICES
 
 MODES = ("run", "plan", "simulate", "profile", "calibrate", "tune")
 OPTIMIZERS = ("sgd", "adam", "adamw")
 LARGEST_SEED = 2**63 - 1
 AT_LEAST_1 = ("batch.size", "batch.micro_batches", "steps", "mesh.data", "mesh.pipeline", "mesh.tensor")
-AT_LEAST_0 = ("warmup", "seed", "optimizer.momentum", "optimizer.weight_decay")
+AT_LEAST_0 = ("warmup", "seed", "optimizer.momentum", "optimizer.weight_decay", "launch.checkpoint_every",
+              "launch.grace_s")  # fmt: skip
 ABOVE_0 = ("optimizer.lr", "launch.timeout_s")
 NAMES = {
     "mode": MODES,
     "costs": COSTS,
     "memory": ("auto", *NAMED),
+    "launch.ranks": CHOICES,
     "optimizer.name": OPTIMIZERS,
     "precision.dtype": DTYPES,
     "precision.autocast": AUTOCAST,

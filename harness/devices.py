@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 Kind = Literal["cpu", "cuda"]
+GROUPS, OWN_GROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
 
 @dataclass(frozen=True)
@@ -39,9 +40,9 @@ def detect(wanted: str = "auto") -> Found:
     return Found("cpu", cpu_model(), cores(), available_memory_bytes())
 
 
-def torch_names(kind: Kind, count: int) -> tuple[str, ...]:
-    """The torch device of each of the devices 0..count-1. CPU devices are worker threads: all of them are "cpu"."""
-    return tuple("cpu" if kind == "cpu" else f"cuda:{index}" for index in range(count))
+def torch_names(kind: Kind, count: int, per_node: int | None = None) -> tuple[str, ...]:
+    """The torch device of each of the devices 0..count-1, `per_node` on a node. All CPU devices are "cpu"."""
+    return tuple("cpu" if kind == "cpu" else f"cuda:{index % (per_node or count)}" for index in range(count))
 
 
 def cores() -> int:
@@ -69,13 +70,23 @@ def available_memory_bytes() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def _control_group_bytes(root: Path = Path("/sys/fs/cgroup")) -> int:
-    """What the control group of a container still allows; without a limit more than any machine has."""
-    try:
-        limit = (root / "memory.max").read_text().strip()
-        return max(0, int(limit) - int((root / "memory.current").read_text()))
-    except (OSError, ValueError):
-        return 1 << 62
+def control_groups() -> list[Path]:
+    """The folders of this process's control group (version 2) and of all around it: a container, a batch job."""
+    with suppress(OSError):
+        if match := re.search(r"^0::/(.*)$", OWN_GROUP.read_text(), re.MULTILINE):
+            own = GROUPS / match[1]
+            return [own, *(group for group in own.parents if group.is_relative_to(GROUPS))]
+    return []
+
+
+def _control_group_bytes() -> int:
+    """What the control groups still allow; without a limit more than any machine has."""
+    left = [1 << 62]
+    for group in control_groups():
+        with suppress(OSError, ValueError):
+            limit = int((group / "memory.max").read_text())
+            left.append(max(0, limit - int((group / "memory.current").read_text())))
+    return min(left)
 
 
 def torch_has_cuda() -> bool:

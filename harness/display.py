@@ -149,7 +149,7 @@ def _changed(record: RunRecord) -> str:
     if cluster["values"] == "effective":
         given = given or cluster["effective"]["node_bandwidth_gb_s"]
     told = f", with {' '.join(typed)}" if typed else ""
-    if cluster["nodes"] > 1 and not given:
+    if (cluster["nodes"] or 1) > 1 and not given:
         told += "; network port of a node as fast as its links (cluster.node_bandwidth_gb_s is not given)"
     return told
 

@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+from harness import checkpoint_files
 from harness.record import RunRecord
 from harness.serial import SchemaError
 
@@ -34,9 +35,9 @@ class Earlier:
             _move(list(reversed(self.names)), self.folder, self.aside)
 
     def is_good(self) -> bool:
-        """Whether a run that ended well is aside."""
+        """Whether a run is aside that ended well, or that can go on."""
         try:
-            return RunRecord.load(self.aside / self.record).status == "ok"
+            return RunRecord.load(self.aside / self.record).status == "ok" or bool(checkpoint_files.steps(self.aside))
         except (SchemaError, OSError):
             return False
 
@@ -52,7 +53,8 @@ class Earlier:
 
     def _remove(self) -> None:
         for name in self.names:
-            (self.folder / name).unlink(missing_ok=True)
+            path = self.folder / name
+            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
 
 
 def _move(names: Sequence[str], source: Path, target: Path) -> None:

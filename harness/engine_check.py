@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from omegaconf import DictConfig
 
-from harness import check, divisors
+from harness import check, divisors, srun
 from harness.cluster import Cluster
 from harness.interfaces import BatchShape, Engine, PlanRequest
 from harness.mesh import Mesh
@@ -22,7 +22,8 @@ def early(config: DictConfig, engine: Engine, cluster: Cluster | None) -> list[P
     """
     own = refused(config, engine, cluster) if cluster else []
     told = {problem.key for problem in own}
-    return [p for p in check.request(config, engine.capabilities, cluster) if p.key not in told] + own
+    asked = check.request(config, engine.capabilities, cluster) + srun.problems(config, engine.capabilities)
+    return [p for p in asked if p.key not in told] + own
 
 
 def refused(config: DictConfig, engine: Engine, cluster: Cluster) -> list[Problem]:

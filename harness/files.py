@@ -29,3 +29,15 @@ def write_bytes(path: Path, data: bytes) -> None:
 def write_text(path: Path, text: str) -> None:
     """`write_bytes` for UTF-8 text."""
     write_bytes(path, text.encode("utf-8"))
+
+
+def shorten(path: Path, most_bytes: int) -> None:
+    """Cut a file that processes append to, and that has grown beyond `most_bytes`, to half of that.
+
+    What was written last is lost, and a line says so; what comes now is appended behind it.
+    """
+    size = path.stat().st_size
+    if size > most_bytes:
+        os.truncate(path, most_bytes // 2)
+        with path.open("ab") as file:
+            file.write(f"\n[{size - most_bytes // 2} bytes were printed here and are not kept]\n".encode())

@@ -38,9 +38,9 @@ def text() -> str:
     for group in GROUPS:
         parts += [f"{group}=...", "\n".join(_entry(name, what) for name, what in _choices(group))]
         for (owner, name), config in registry.schemas().items():
-            if owner == group and (lines := list(_keys(config, f"{group}."))):
+            if owner == group and (lines := list(keys(config, f"{group}."))):
                 parts.append("\n".join([f"  with {group}={name}" if name != group else "  with any of them", *lines]))
-    return "\n\n".join([*parts, "other keys", "\n".join(_keys(Config, ""))])
+    return "\n\n".join([*parts, "other keys", "\n".join(keys(Config, ""))])
 
 
 def _choices(group: str) -> Iterator[tuple[str, str]]:
@@ -50,15 +50,15 @@ def _choices(group: str) -> Iterator[tuple[str, str]]:
         yield path.stem, next(line.lstrip("# ") for line in lines if not line.startswith("# @"))  # Hydra's header
 
 
-def _keys(config: type, prefix: str) -> Iterator[str]:
-    """An entry for each key below `prefix`. Groups have entries of their own; `name` follows from a group's choice."""
+def keys(config: type, prefix: str) -> Iterator[str]:
+    """An entry for each key below `prefix`. Groups have their own; `name` follows from a group's choice."""
     hints, meanings = get_type_hints(config), _meanings(config)
     hidden = {"defaults"} | ({"name"} if config in registry.schemas().values() else set())
     for field in dataclasses.fields(config):
         hint = hints[field.name]
         default = field.default_factory() if callable(field.default_factory) else field.default
         if dataclasses.is_dataclass(hint):
-            yield from _keys(hint, f"{prefix}{field.name}.")  # type: ignore[arg-type]
+            yield from keys(hint, f"{prefix}{field.name}.")  # type: ignore[arg-type]
         elif default != MISSING and field.name not in hidden:
             kind = "" if hint is str else f" ({described(hint)})"
             yield _entry(f"{prefix}{field.name}={shown(default)}", meanings.get(field.name, "") + kind)

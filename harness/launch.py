@@ -13,25 +13,29 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import IO, TypeVar
+from typing import IO, TYPE_CHECKING, TypeVar
 
-from harness import failure, malloc
-from harness.failure import Failure
+from harness import files, malloc
+from harness.endings import Endings
 from harness.interfaces import Engine, Model, Session, SessionSpec
 from harness.plan import Plan
 from harness.problem import Problem
 from harness.record import Status
+from harness.srun import Step
+
+if TYPE_CHECKING:
+    from harness.meeting import Meeting
 
 T = TypeVar("T")
 ROOT = Path(__file__).resolve().parents[1]
 LOG = "log"
+LOG_BYTES = 256 << 20
+"""A rank that prints without end does not fill the disk."""
 WATCHED = (LOG, "metrics.jsonl")
 """The files in which a rank's progress shows."""
 POLL_S = 0.05
 DUMP_S = 1.0
 """How long a rank that hangs may write its Python stacks."""
-DISK_FULL_CODE = 28
-"""The exit code of a rank that could not write: then `error.json` may be missing too."""
 FORKABLE = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 """With it torch asks for GPUs without starting CUDA, which no process that is forked later could use."""
 GRACE_S = 3.0
@@ -51,10 +55,14 @@ class Preempted(KeyboardInterrupt):
     """The user or the scheduler ended the run; the message names the signal."""
 
 
-def call(engine: Engine, model: Model, plan: Plan, spec: SessionSpec, fn: Callable[[Session], T]) -> T:
+def call(
+    engine: Engine, model: Model, plan: Plan, spec: SessionSpec, fn: Callable[[Session], T],
+    meeting: Meeting | None = None,
+) -> T:  # fmt: skip
     """Open a session of an engine, apply `fn` to it, close it.
 
     An engine of ranks gets one for each device of the mesh: all call `fn`, and what it returns in rank 0 comes back.
+    With a `meeting` this process is itself one of them.
     """
     opened = engine.session(model, plan, spec)
 
@@ -68,7 +76,7 @@ def call(engine: Engine, model: Model, plan: Plan, spec: SessionSpec, fn: Callab
     from harness.rank_session import RankSession
 
     try:
-        return ranks.each(plan.mesh.size, work, spec.devices, engine.capabilities.mpi)
+        return ranks.each(plan.mesh.size, work, spec.devices, engine.capabilities.mpi, meeting)
     except ranks.RankLost as error:
         if isinstance(opened, RankSession) and (where := opened.last_seen(error.rank)):
             error.add_note(where)
@@ -80,19 +88,26 @@ def supervise(
     run_dir: Path,
     timeout_s: float,
     on_progress: Callable[[], None] = lambda: None,
+    step: Step | None = None,
 ) -> Outcome:
     """Run a process for each command until all have ended well, or the first has failed, or none makes progress.
 
     Their output goes to `run_dir/log`; `on_progress` is called all the time in between. Progress is a change of the
     ranks' files. A rank that made none for `timeout_s` gets SIGUSR2 (it writes its Python stacks) and is killed.
-    However this function is left, no process stays behind; if this process dies, the kernel kills them.
+    However this function is left, no process stays behind; if this process dies, the kernel kills them. With a `step`
+    the commands are srun's, and its ranks are on the nodes of the job.
     """
     ranks: list[subprocess.Popen[bytes]] = []
+    endings = Endings(run_dir / LOG, step)
     with (run_dir / LOG).open("ab") as log:
         try:
-            for command in commands:
-                ranks.append(_start(command, log))
-            outcome = _watch(ranks, run_dir, timeout_s, on_progress)
+            while True:
+                for command in commands:
+                    ranks.append(_start(command, log))
+                outcome = _watch(ranks, run_dir, timeout_s, on_progress, endings)
+                if outcome.status == "ok" or not endings.again():
+                    break
+                ranks.clear()
         finally:
             _end(ranks)
     on_progress()
@@ -100,15 +115,25 @@ def supervise(
 
 
 class Signals:
-    """What SIGINT, SIGTERM and SIGHUP do while a run is under way; see `preemptible`."""
+    """What SIGINT, SIGTERM, SIGUSR1 and SIGHUP do while a run is under way; see `preemptible`.
+
+    While `noting` the first one is only noted, its name in `asked`, and so are those behind it: only SIGINT, from a
+    user who will not wait, is raised then.
+    """
 
     def __init__(self) -> None:
-        self.ignored = False
+        self.ignored = self.noting = False
+        self.asked = ""
 
     def handle(self, number: int, frame: FrameType | None) -> None:
-        if not self.ignored:
-            self.ignored = True
-            raise Preempted(f"ended by {signal.Signals(number).name}")
+        name = signal.Signals(number).name
+        if self.ignored:
+            return
+        if self.noting and not (self.asked and number == signal.SIGINT):
+            self.asked = self.asked or name
+            return
+        self.ignored = True
+        raise Preempted(f"ended by {name}")
 
 
 @contextmanager
@@ -121,7 +146,7 @@ def preemptible() -> Iterator[Signals]:
     if threading.current_thread() is not threading.main_thread():
         yield signals
         return
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
     former = {number: signal.signal(number, signals.handle) for number in numbers}
     try:
         yield signals
@@ -146,16 +171,19 @@ def _start(command: Sequence[str], log: IO[bytes]) -> subprocess.Popen[bytes]:
 
 
 def _watch(
-    ranks: Sequence[subprocess.Popen[bytes]], run_dir: Path, timeout_s: float, on_progress: Callable[[], None]
-) -> Outcome:
+    ranks: Sequence[subprocess.Popen[bytes]], run_dir: Path, timeout_s: float, on_progress: Callable[[], None],
+    endings: Endings,
+) -> Outcome:  # fmt: skip
     seen, since = _state(run_dir), time.monotonic()
     while True:
         codes = [rank.poll() for rank in ranks]
         for number, code in enumerate(codes):
             if code:
-                return _failed(number, code, run_dir)
+                told = endings.of(number, code)
+                return Outcome(told.status, told.message, told.problems)
         if all(code == 0 for code in codes):
             return Outcome("ok")
+        files.shorten(run_dir / LOG, LOG_BYTES)
         now = _state(run_dir)
         if now != seen:
             seen, since = now, time.monotonic()
@@ -174,25 +202,6 @@ def _state(run_dir: Path) -> list[tuple[int, int]]:
             found = (run_dir / name).stat()
             state.append((found.st_size, found.st_mtime_ns))
     return state
-
-
-def _failed(number: int, code: int, run_dir: Path) -> Outcome:
-    """What the rank itself said, or what its exit code says."""
-    if (run_dir / failure.FILE).exists():
-        told = Failure.load(run_dir / failure.FILE)
-        return Outcome(told.status, told.message, told.problems)
-    if code == DISK_FULL_CODE:
-        return Outcome("error", failure.DISK_FULL)
-    if code == -signal.SIGKILL:
-        return Outcome("oom", f"rank {number} was killed (signal 9): most likely the machine's memory was full")
-    if code < 0:
-        return Outcome("error", f"rank {number} ended by signal {-code} ({signal.Signals(-code).name})")
-    return Outcome("error", f"rank {number} ended with exit code {code}: {_last_line(run_dir / LOG)}")
-
-
-def _last_line(log: Path) -> str:
-    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-    return lines[-1] if lines else "its log is empty"
 
 
 def _dump(ranks: Sequence[subprocess.Popen[bytes]]) -> None:

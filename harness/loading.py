@@ -22,7 +22,7 @@ SHUTDOWN_S = 2.0
 
 
 class Loader:
-    """The batches of steps 0 to `steps` - 1, each with the seconds that training waited for it. To be used once:
+    """The batches of `steps`, each with the seconds that training waited for it. To be used once:
 
         with Loader(data, size, steps) as batches:
             for batch, waited_s in batches: ...
@@ -32,7 +32,7 @@ class Loader:
     own traceback and a note of the step. Meanwhile a step draws from torch's global random generator: `data` must not.
     """
 
-    def __init__(self, data: Data, size: int, steps: int) -> None:
+    def __init__(self, data: Data, size: int, steps: range) -> None:
         self._data = data
         self._size = size
         self._steps = steps
@@ -53,15 +53,15 @@ class Loader:
         self._thread.join(SHUTDOWN_S)
 
     def _batches(self) -> Iterator[tuple[Batch, float]]:
-        for step in range(self._steps):
+        for step in self._steps:
             began = time.perf_counter()
-            if step == 0:
-                self._wanted.put(0)
+            if step == self._steps[0]:
+                self._wanted.put(step)
             made = self._made.get()
             waited_s = time.perf_counter() - began
             if isinstance(made, BaseException):
                 raise made
-            if step + 1 < self._steps:
+            if step + 1 in self._steps:
                 self._wanted.put(step + 1)
             yield made, waited_s
 

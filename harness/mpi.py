@@ -110,7 +110,7 @@ def wired(count: int) -> Iterator[list[Wires]]:
                     with suppress(OSError):
                         one.close()
                 _end(process)
-                _sweep(since)
+                sweep(since)
 
 
 def _start(count: int, path: str, said: int) -> subprocess.Popen[bytes]:
@@ -161,6 +161,16 @@ def enter(rank: int, wires: Sequence[Wires]) -> Intracomm:
         if one.rank != rank:
             os.close(one.pmi)
     os.environ |= OWN | wires[rank].environment | {"PMI_FD": str(wires[rank].pmi)}
+    return _world(len(wires), "mpiexec")
+
+
+def enter_step(count: int) -> Intracomm:
+    """In a rank that srun has started with --mpi=pmi2: become one of the world of `count`; else as `enter`."""
+    os.environ |= OWN
+    return _world(count, "srun")
+
+
+def _world(count: int, starter: str) -> Intracomm:
     import mpi4py
 
     mpi4py.rc.initialize = False
@@ -168,16 +178,16 @@ def enter(rank: int, wires: Sequence[Wires]) -> Intracomm:
 
     MPI.Init_thread(MPI.THREAD_MULTIPLE)
     world = MPI.COMM_WORLD
-    if world.size != len(wires):
+    if world.size != count:
         name = " ".join(map(str, MPI.get_vendor()))
-        raise NoWorld(f"MPI ({name}) sees a world of {world.size}, mpiexec started {len(wires)} -> {INSTALL}")
+        raise NoWorld(f"MPI ({name}) sees a world of {world.size}, {starter} started {count} -> {INSTALL}")
     world.Barrier()
-    if os.environ.get("MPI_LOCALRANKID", "0") == "0":
+    if os.environ.get("MPI_LOCALRANKID" if starter == "mpiexec" else "SLURM_LOCALID", "0") == "0":
         unname()
     return world
 
 
-def _sweep(since: float) -> None:
+def sweep(since: float) -> None:
     """Remove this user's shared memory made after `since` that no process has: of ranks that died before it was
     nameless."""
     there = [path for path in Path("/dev/shm").glob("*") if str(path).startswith(SHARED)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import difflib
+import functools
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, is_dataclass
@@ -13,7 +14,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, Quote, QuotedString
 from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf, ValueNode
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
 from harness.problem import Problem
@@ -36,6 +37,15 @@ def quoted(key: str, value: str) -> str:
     return f"{key}={QuotedString(value, Quote.single).with_quotes()}"
 
 
+@functools.lru_cache(maxsize=4096)
+def _parsed(text: str) -> Override:
+    """The points of a sweep have most of their overrides in common."""
+    return _parser().parse_override(text)
+
+
+_parser = functools.cache(OverridesParser.create)
+
+
 def parse(
     texts: Sequence[str], options: Callable[[str], list[str]], groups: Iterable[str]
 ) -> tuple[Parsed, list[Problem]]:
@@ -43,7 +53,7 @@ def parse(
     parsed, problems = Parsed([], []), []
     for text in texts:
         try:
-            override = OverridesParser.create().parse_override(text)
+            override = _parsed(text)
         except (HydraException, ValueError) as error:
             problems.append(Problem(text, f"cannot be read: {first_line(error)}", _repaired(text)))
             continue
@@ -69,7 +79,7 @@ def value_problem(config: DictConfig, override: Override) -> Problem | None:
         keys = ", ".join(leaf for leaf in leaves(config) if leaf.startswith(f"{key}."))
         return Problem(f"{key} {value}", f"is a group of keys: {keys}", f"{keys.partition(',')[0]}=...")
     try:
-        OmegaConf.update(copy.deepcopy(config), key, override.value())
+        _try(config, parent, key, override.value())
         refused = wanted is bool and not isinstance(override.value(), (bool, str))
     except OmegaConfBaseException as error:
         if isinstance(override.value(), dict):
@@ -83,6 +93,15 @@ def value_problem(config: DictConfig, override: Override) -> Problem | None:
         return None
     mend = f"{key}={shown(OmegaConf.select(config, key))}"
     return Problem(f"{key} {value}".strip(), f"is not {described(wanted)}", mend)
+
+
+def _try(config: DictConfig, parent: DictConfig, key: str, value: Any) -> None:
+    """Give a copy the value, of as little as shows whether it is taken."""
+    node: Any = parent._get_node(key.rpartition(".")[2])
+    if isinstance(node, ValueNode):
+        copy.copy(node)._set_value(value)
+    else:
+        OmegaConf.update(copy.deepcopy(config), key, value)
 
 
 def suggestion(key: str, known: Sequence[str]) -> str:
@@ -177,9 +196,12 @@ def _of(key: str, missing: str) -> str:
     return f" of {before}" if before else ""
 
 
+_hints = functools.cache(get_type_hints)
+
+
 def _hint(parent: DictConfig, name: str) -> Any:
     kind = OmegaConf.get_type(parent)
-    return get_type_hints(kind).get(name, Any) if kind and is_dataclass(kind) else Any
+    return _hints(kind).get(name, Any) if kind and is_dataclass(kind) else Any
 
 
 def shown(value: Any) -> str:

@@ -25,6 +25,7 @@ from harness import (
     profiles,
     registry,
     request,
+    srun,
 )
 from harness.cluster import Cluster
 from harness.clusters import ClusterConfig
@@ -56,13 +57,26 @@ class Prepared:
     ranks: int
     tracker: Tracker
 
+    def device_names(self, local: bool) -> list[str]:
+        """The devices of the plan, by what they are; `local`: as torch calls them."""
+        used, cluster = self.draft.plan.devices, self.draft.cluster
+        if not local:
+            return [cluster.device.name] * len(used)
+        names = devices.torch_names(self.kind, max(used) + 1, cluster.devices_per_node)
+        return [names[device] for device in used]
 
-def prepare(config: DictConfig, overrides: Sequence[str], folder: Path, progress: Progress) -> Prepared:
+
+def prepare(
+    config: DictConfig, overrides: Sequence[str], folder: Path, progress: Progress,
+    planning_by: Callable[[Planner], Planner] = lambda planner: planner,
+) -> Prepared:  # fmt: skip
     """Profile, plan, check and simulate; writes `profile.json` and `plan.json` into the run's folder.
+
+    `planning_by` may put another planner in the place of the configured one.
 
     Raises `CannotRun` with everything that is wrong, and `ChildFailed` if measuring or profiling fails.
     """
-    return _Preparation(config, overrides, folder, progress).go()
+    return _Preparation(config, overrides, folder, progress).go(planning_by)
 
 
 @dataclass(frozen=True)
@@ -88,11 +102,11 @@ class _Preparation:
         self.machine = _stored_machine(config)
         self.problems: list[Problem] = []
 
-    def go(self) -> Prepared:
+    def go(self, planning_by: Callable[[Planner], Planner]) -> Prepared:
         config = self.config
         known = self.collect(self.cluster)
         engine: Engine = self.needed(lambda: registry.build("engine", config.engine))
-        planner: Planner = self.needed(lambda: registry.build("planner", config.planner))
+        planner: Planner = planning_by(self.needed(lambda: registry.build("planner", config.planner)))
         tracker: Tracker = self.needed(lambda: registry.build("tracker", config.tracker))
         if known:
             check.fill(config, engine.capabilities, known.devices)
@@ -151,7 +165,7 @@ class _Preparation:
 
     def cluster(self) -> Cluster:
         """The cluster, with what is known of this machine."""
-        return clusters.build(ClusterConfig(**self.config.cluster), self.machine)
+        return clusters.build(ClusterConfig(**self.config.cluster), self.machine, srun.job(self.config))
 
     @property
     def values(self) -> str:
@@ -223,7 +237,7 @@ def request_problems(config: DictConfig, overrides: Sequence[str]) -> list[Probl
     """
     profiles.follow(config, overrides)
     found: list[Problem] = []
-    cluster = _possible(lambda: clusters.build(ClusterConfig(**config.cluster)), found)
+    cluster = _possible(lambda: clusters.build(ClusterConfig(**config.cluster), job=srun.job(config)), found)
     if config.mode in ("profile", "calibrate"):
         return found + (_possible(lambda: check.profiling(config), found) or [])
     engine: Engine | None = _possible(lambda: registry.build("engine", config.engine), found)

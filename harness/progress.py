@@ -46,7 +46,7 @@ class Progress:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         quiet = kind is None or issubclass(kind, CannotRun)  # a refusal is no crash, and its reasons are told
-        self._end("" if quiet else "stopped" if kind is KeyboardInterrupt else "failed")
+        self._end("" if quiet else "stopped" if isinstance(error, KeyboardInterrupt) else "failed")
 
     def phase(self, name: str, detail: str = "") -> None:
         """Ends the phase (or the bar) before it and begins this one."""

@@ -1,11 +1,13 @@
 """One rank of a run, started by its parent: `python -m harness.rank RUN_DIR ACTION`, for all that needs torch.
 
-    train             train as planned                       metrics.jsonl, trace.json.gz, result.json
+    train [STEP [TOKEN]]   train as planned, on from STEP    metrics.jsonl, trace.json.gz, result.json
     profile SAMPLES   measure the model on one device        profile.json
     count SAMPLES     count its work without running it      profile.json
     check             is profile.json one of this model?
     machine KIND      measure this machine's devices         machine.json
     calibrate DEVICES time collectives among them            timings.json
+
+With a TOKEN it is one of several that srun has started; it meets the others in the run's folder (`harness.meeting`).
 
 It reads config.yaml, plan.json and profile.json in the run's folder, and writes there what it finds out. It never
 sees Hydra, the tracker or the record: those are the parent's.
@@ -16,8 +18,10 @@ from __future__ import annotations
 import errno
 import faulthandler
 import json
+import os
 import signal
 import sys
+import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -25,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from harness import clusters, devices, display, files, launch, machine, malloc, registry
+from harness import allocation, clusters, devices, display, failure, files, launch, machine, malloc, registry
 from harness.clusters import ClusterConfig
 from harness.failure import Failure
 from harness.interfaces import Model, OptimizerSpec, Session, SessionSpec
@@ -48,20 +52,29 @@ RESULT, PROFILE, MACHINE = "result.json", "profile.json", "machine.json"
 def main(arguments: list[str]) -> None:
     """Do the work; whatever goes wrong is left in `error.json`, and its traceback in the log."""
     faulthandler.register(signal.SIGUSR2, all_threads=True)
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # Slurm may send it to all of a job; the parent knows what to do
+    if allocation.found():  # Slurm sends this one to all processes of a job, first; the parent has the ranks stop
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
     malloc.tune()
     if not arguments:
         sys.exit(f"usage: python -m harness.rank RUN_DIR [{' | '.join(ACTIONS)}]")
     folder, action, *words = Path(arguments[0]), *(arguments[1:] or ["train"])
+    rank = int(os.environ["SLURM_PROCID"]) if action == "train" and len(words) == 2 else None
+    code = 0
     try:
         config = OmegaConf.load(folder / "config.yaml")
         assert isinstance(config, DictConfig)
         ACTIONS[action](folder, config, *words)
     except BaseException as error:
+        code = failure.DISK_FULL_CODE if isinstance(error, OSError) and error.errno == errno.ENOSPC else 1
+        traceback.print_exc()
         with suppress(OSError):
-            Failure.of(error).report(folder)
-        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-            sys.exit(launch.DISK_FULL_CODE)  # error.json may not have fitted either
-        raise
+            Failure.of(error, rank).report(folder)
+    if rank is not None:
+        from harness import joined
+
+        joined.leave(code)
+    sys.exit(code)
 
 
 def profile(folder: Path, config: DictConfig, samples: str) -> None:
@@ -109,16 +122,23 @@ def calibrate(folder: Path, config: DictConfig, count: str) -> None:
     timing.measure(names, config.steps, config.warmup, say).save(folder / TIMINGS)
 
 
-def train(folder: Path, config: DictConfig) -> None:
-    """Train as planned; writes `metrics.jsonl`, `trace.json.gz` and, at the end, `result.json`."""
+def train(folder: Path, config: DictConfig, begun: str = "0", token: str = "") -> None:
+    """Train as planned, from the checkpoint after `begun` steps on; writes `metrics.jsonl` and, if it comes to its end,
+    `trace.json.gz` and `result.json`. With a `token` as one of several ranks, of which rank 0 writes."""
     malloc.tune(ModelProfile.load(folder / PROFILE).largest_bytes)
     say("loading torch")
     import torch
 
     from harness import ranks, training
+    from harness.checkpoint import Checkpoints
+    from harness.meeting import Meeting
 
+    meeting = Meeting(folder, token) if token else None
     plan = Plan.load(folder / "plan.json")
     names = _torch_devices(config, max(plan.mesh.size, *(device + 1 for device in plan.devices)))
+    if meeting and names[0] != "cpu":
+        own = f"cuda:{meeting.local % torch.cuda.device_count()}"  # Slurm may show a rank its own GPU alone
+        names = (own,) * len(names)
     if names[0] == "cpu":
         torch.set_num_threads(1)  # engines take more where they are told to
     model = _model(config)
@@ -126,14 +146,20 @@ def train(folder: Path, config: DictConfig) -> None:
     engine = registry.build("engine", config.engine)
     spec = SessionSpec(names, OptimizerSpec(**config.optimizer), config.precision.dtype, config.precision.autocast,
                        config.seed)  # fmt: skip
-    say(f"building {model.name} on {', '.join(names)}")
+    if not (meeting and meeting.rank):
+        say(f"building {model.name} on {', '.join(names)}")
     loop = training.Loop(config.batch.size, config.steps, config.warmup)
 
-    def work(session: Session) -> tuple[dict[str, Any], Trace]:
+    def work(session: Session) -> tuple[dict[str, Any], Trace] | None:
         reports = ranks.first()
-        return training.train(session, data, loop, folder if reports else None, say if reports else lambda text: None)
+        tell = say if reports else lambda text: None
+        checkpoints = Checkpoints(folder, int(begun), config.launch.checkpoint_every, tell)
+        return training.train(session, data, loop, folder if reports else None, checkpoints, tell)
 
-    metrics, trace = launch.call(engine, model, plan, spec, work)
+    done = launch.call(engine, model, plan, spec, work, meeting)
+    if done is None:
+        return
+    metrics, trace = done
     metrics |= training.use_of_devices(trace, plan.devices)
     metrics |= {"period_s": period_s(trace), "phases_s": phases_s(trace)}
     if model.task == "text":

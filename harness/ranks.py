@@ -20,24 +20,21 @@ import traceback
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
-from datetime import timedelta
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 
-from harness import mpi
+from harness import allocation, group, joined, mpi, oom
+from harness.meeting import Meeting
 from harness.mpi import Wires
 from harness.orphan import PR_SET_PDEATHSIG
 
 T = TypeVar("T")
-Backend = Literal["gloo", "nccl"]
-PATIENCE = timedelta(hours=1)
-"""How long a collective waits; whoever watches the run ends it long before (`launch.timeout_s`)."""
 HINDSIGHT_S = 0.2
 """How long the host looks, when a rank has failed, for another one that had gone before."""
 GRACE_S = 1.0
@@ -50,8 +47,12 @@ class RankLost(Exception):
     rank = 0
 
 
-class RankKilled(RankLost, MemoryError):
-    """A rank was killed from outside, most likely by the kernel for want of memory."""
+class RankKilled(RankLost, RuntimeError):
+    """A rank was killed from outside."""
+
+
+class RankOutOfMemory(RankKilled, MemoryError):
+    """A rank was killed by the kernel for want of memory."""
 
 
 class RankDied(RankLost, RuntimeError):
@@ -76,16 +77,23 @@ def first() -> bool:
     return not dist.is_initialized() or dist.get_rank() == 0
 
 
-def each(count: int, work: Callable[[], T], devices: Sequence[str], with_mpi: bool = False) -> T:
+def each(
+    count: int, work: Callable[[], T], devices: Sequence[str], with_mpi: bool = False, meeting: Meeting | None = None
+) -> T:
     """Do `work` in `count` ranks; what it returned in rank 0. `devices[r]` is the torch device of rank r.
 
     With `with_mpi` they are an MPI world, too (`harness.mpi`). Raises the first error of any rank (with its traceback),
     `RankKilled` or `RankDied` for one that ended without. All ranks have ended when this function is left.
+
+    With a `meeting` none is forked: this process is one of `count` that srun has started (`harness.joined`).
     """
+    if meeting:
+        return joined.work(count, work, devices[meeting.rank], with_mpi, meeting)
     worlds: AbstractContextManager[list[Wires]] = mpi.wired(count) if with_mpi else nullcontext([])
     with tempfile.TemporaryDirectory(prefix="regatta-ranks-") as folder, worlds as wires:
         fork = get_context("fork")
         ranks: list[tuple[BaseProcess, Connection]] = []
+        kills = oom.kills()
         try:
             for rank in range(count):
                 here, there = fork.Pipe(duplex=False)
@@ -97,26 +105,13 @@ def each(count: int, work: Callable[[], T], devices: Sequence[str], with_mpi: bo
                 process.start()
                 there.close()
                 ranks.append((process, here))
-            result: T = _collected(ranks)
+            result: T = _collected(ranks, kills)
             return result
         finally:
             for process, here in ranks:
                 process.kill()
                 process.join()
                 here.close()
-
-
-def join(rank: int, count: int, device: str, folder: Path) -> None:
-    """Make this process a rank of the group that meets in `folder`."""
-    kind = torch.device(device).type
-    backend: Backend = "nccl" if kind == "cuda" else "gloo"
-    local = (torch.device(device).index or 0) if kind == "cuda" else rank
-    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(count), "LOCAL_RANK": str(local)}
-    if kind == "cuda":
-        torch.cuda.set_device(device)
-    else:
-        torch.set_num_threads(1)
-    dist.init_process_group(backend, f"file://{folder / 'group'}", PATIENCE, count, rank)
 
 
 def _rank(
@@ -128,11 +123,12 @@ def _rank(
     A rank that fails tells before its connections break, so that its error comes before those that follow from it.
     """
     _die_with(host)
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in (signal.SIGINT, signal.SIGHUP, *([] if allocation.found() else [signal.SIGTERM])):  # see harness.rank
         signal.signal(number, signal.SIG_DFL)
     code = 0
     try:
-        join(rank, count, device, folder)
+        local = (torch.device(device).index or 0) if device.startswith("cuda") else rank
+        group.join(rank, count, device, local, init_method=f"file://{folder / 'group'}")
         if wires:
             mpi.enter(rank, wires)
         result = work()
@@ -169,8 +165,11 @@ def _packed(error: BaseException) -> bytes:
         return pickle.dumps(_Failed(told, trace))
 
 
-def _collected(ranks: Sequence[tuple[BaseProcess, Connection]]) -> Any:
-    """Wait for all; the first message of a failure, or a rank that ended without one, ends the waiting."""
+def _collected(ranks: Sequence[tuple[BaseProcess, Connection]], kills: int | None) -> Any:
+    """Wait for all; the first message of a failure, or a rank that ended without one, ends the waiting.
+
+    The kernel had killed `kills` processes when they started.
+    """
     open_: dict[Connection, int] = {here: number for number, (_, here) in enumerate(ranks)}
     result = None
     while open_:
@@ -180,11 +179,11 @@ def _collected(ranks: Sequence[tuple[BaseProcess, Connection]]) -> Any:
             try:
                 message = pickle.loads(here.recv_bytes())
             except EOFError:
-                raise _ended(number, ranks[number][0]) from None
+                raise _ended(number, ranks[number][0], kills) from None
             if isinstance(message, _Failed):
                 lost = _silent(open_)
                 if lost is not None:
-                    raise _ended(lost, ranks[lost][0])
+                    raise _ended(lost, ranks[lost][0], kills)
                 raise message.error from _Remote(number, message.trace)
             result = message if number == 0 else result
     ending = {process.sentinel: number for number, (process, _) in enumerate(ranks)}
@@ -194,7 +193,7 @@ def _collected(ranks: Sequence[tuple[BaseProcess, Connection]]) -> Any:
             number = ending.pop(sentinel)
             ranks[number][0].join()
             if ranks[number][0].exitcode:
-                raise _ended(number, ranks[number][0])
+                raise _ended(number, ranks[number][0], kills)
     return result
 
 
@@ -212,13 +211,14 @@ def _silent(open_: dict[Connection, int]) -> int | None:
     return None
 
 
-def _ended(number: int, process: BaseProcess) -> Exception:
+def _ended(number: int, process: BaseProcess, kills: int | None) -> Exception:
     """What the exit of a rank that sent nothing tells."""
     process.join(GRACE_S)
     code = process.exitcode
     error: RankLost
     if code == -signal.SIGKILL:
-        error = RankKilled(f"rank {number} was killed (signal 9): most likely the machine's memory was full")
+        status, told = oom.verdict(f"rank {number}", kills)
+        error = RankOutOfMemory(told) if status == "oom" else RankKilled(told)
     elif code is not None and code < 0:
         error = RankDied(f"rank {number} ended by signal {-code} ({signal.Signals(-code).name})")
     else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -12,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
@@ -28,24 +29,33 @@ UNIT = "samples/s"
 BEST = "*"
 FIGURES = ("throughput", "step_time_s", "peak_memory_bytes", "bubble_fraction", "devices", "period_s")
 """The figures of a point in the file, by their names there."""
+DRAW_S = 0.5
+"""Between two pictures of the live table."""
+HEAD_LINES = 4
+"""Lines of a terminal that are not for points: titles, progress, a line to spare."""
 EXTENT = ("devices", "bubble", "period")
 """Columns that are only there if some point has something to show."""
 
 
 @dataclass
 class Row:
-    """One point: waiting without `began_s`, running without `record`. `before` if an earlier start finished it."""
+    """One point: waiting without `began_s`, running without `record`.
+
+    `before` if an earlier start finished it. `waits` is what it does without either, `log` what a batch system kept.
+    """
 
     point: Point
     began_s: float | None = None
     record: RunRecord | None = None
     before: bool = False
+    waits: str = UNKNOWN
+    log: Path | None = None
 
     @property
     def status(self) -> str:
         """ok (simulated), before"""
         if self.record is None:
-            return "-" if self.began_s is None else f"running {time.monotonic() - self.began_s:.0f} s"
+            return self.waits if self.began_s is None else f"running {time.monotonic() - self.began_s:.0f} s"
         record = self.record
         ended = f"ok ({record.source})" if record.status == "ok" and record.source != "measured" else record.status
         return f"{ended}, before" if self.before else ended
@@ -108,6 +118,8 @@ class Display:
     def __init__(self, rows: Sequence[Row], console: Console | None = None) -> None:
         self.rows = rows
         self.console = console or console_of_sweep()
+        self.began_s = time.monotonic()
+        self._drawn_s = -math.inf
         live = self.console.is_terminal and not self.console.is_dumb_terminal
         self._live = Live(console=self.console, auto_refresh=False, transient=True) if live else None
 
@@ -124,8 +136,28 @@ class Display:
 
     def refresh(self) -> None:
         """Show how things stand; cheap, to be called while a point runs."""
-        if self._live:
-            self._live.update(table(self.rows), refresh=True)
+        now = time.monotonic()
+        if self._live and now - self._drawn_s >= DRAW_S:
+            self._drawn_s = now
+            self._live.update(Group(table(self._window()), Text(self.progress(now))), refresh=True)
+
+    def progress(self, now_s: float) -> str:
+        """3 of 8 points, best 31.4 samples/s (seed=1), about 2 min left"""
+        ended = [row for row in self.rows if row.record]
+        parts = [f"{len(ended)} of {len(self.rows)} points"]
+        leader = next((row for row in ended if row.throughput == best(self.rows) is not None), None)
+        if leader:
+            parts.append(f"best {rate(leader.throughput)} ({leader.point.id})")
+        ran = sum(not row.before for row in ended)
+        left = (now_s - self.began_s) / ran * (len(self.rows) - len(ended)) if ran else 0.0
+        return ", ".join([*parts, f"about {duration(left)} left"] if left else parts)
+
+    def _window(self) -> Sequence[Row]:
+        """As many points as the terminal has room for; the one that runs is among the last of them."""
+        room = max(1, self.console.height - HEAD_LINES)
+        current = next((number for number, row in enumerate(self.rows) if row.record is None), len(self.rows))
+        first = max(0, min(current + 2, len(self.rows)) - room)
+        return self.rows[first : first + room]
 
     def ended(self, row: Row) -> None:
         """One more point has its record."""
@@ -137,6 +169,14 @@ class Display:
             figures = [text for text in row.figures() if text != UNKNOWN]
             parts = [f"[{number}/{len(self.rows)}] {row.point.id}", varied, row.status, *figures]
             self.console.print(Text("  ".join(part for part in parts if part)), soft_wrap=True)
+
+
+def duration(length_s: float) -> str:
+    """45 s, 12 min, 3 h 20 min"""
+    minutes = round(length_s / 60)
+    if minutes < 2:
+        return f"{length_s:.0f} s"
+    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
 
 
 def console_of_sweep() -> Console:
@@ -202,17 +242,22 @@ def close(rows: Sequence[Row], folder: Path, console: Console | None = None) -> 
         console.print(Text(f"{BEST} best throughput"))
     for row in rows:
         if row.record is not None and row.record.status != "ok":
-            lines = row.record.reason.strip().splitlines()[:REASON_LINES]
+            lines = row.record.reason.strip().splitlines()[:REASON_LINES] + ([f"log: {row.log}"] if row.log else [])
             console.print(Text("\n  ".join([f"{row.point.id} {row.record.status}", *lines])), soft_wrap=True)
     console.print(Text(f"{summary(rows)} ({folder})"), soft_wrap=True)
 
 
 def summary(rows: Sequence[Row]) -> str:
     """6 points: 4 ok, 1 oom, 1 not run; 2 of them done before"""
-    states = [row.record.status if row.record else "not run" for row in rows]
+    states = [row.record.status if row.record else _waiting(row) for row in rows]
     counts = ", ".join(f"{states.count(state)} {state}" for state in sorted(set(states), key=lambda s: (s != "ok", s)))
     before = sum(row.before for row in rows)
     return f"{len(rows)} points: {counts}" + (f"; {before} of them done before" if before else "")
+
+
+def _waiting(row: Row) -> str:
+    """Of a state "pending (Priority)" the first word."""
+    return "not run" if row.waits == UNKNOWN else row.waits.partition(" ")[0]
 
 
 def as_csv(rows: Sequence[Row]) -> str:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from harness.checkpoint import Checkpoints
 from harness.interfaces import Data, Session, StepMetrics
 from harness.loading import Loader
 from harness.trace import Trace
@@ -44,14 +45,21 @@ class Line:
 
 
 class LineFile:
-    """A file of JSON lines, each written at once. One that does not fit (a full disk) leaves no part behind."""
+    """A file of JSON lines, each written at once. One that does not fit (a full disk) leaves no part behind.
 
-    def __init__(self, path: Path) -> None:
-        self.handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
-        self.size = 0
+    With `goes_on` the lines that are there stay.
+    """
+
+    def __init__(self, path: Path, goes_on: bool = False) -> None:
+        self.handle = os.open(path, os.O_WRONLY | os.O_CREAT | (os.O_APPEND if goes_on else os.O_TRUNC), 0o644)
+        self.size = os.fstat(self.handle).st_size
 
     def close(self) -> None:
         os.close(self.handle)
+
+    def sync(self) -> None:
+        """Have the lines on the disk."""
+        os.fsync(self.handle)
 
     def write(self, line: Line) -> None:
         data = (json.dumps(vars(line)) + "\n").encode()
@@ -67,33 +75,46 @@ class LineFile:
 
 
 def train(
-    session: Session, data: Data, loop: Loop, folder: Path | None, say: Callable[[str], None] = lambda text: None
-) -> tuple[dict[str, Any], Trace]:
+    session: Session,
+    data: Data,
+    loop: Loop,
+    folder: Path | None,
+    checkpoints: Checkpoints,
+    say: Callable[[str], None] = lambda text: None,
+) -> tuple[dict[str, Any], Trace] | None:
     """Train, with a line for each step in `folder/metrics.jsonl`; the metrics and trace of the measured steps.
 
-    Without a `folder` (in a rank that another one reports for) nothing is written.
+    Without a `folder` (in a rank that another one reports for) nothing is written. It goes on from where `checkpoints`
+    begin, behind the lines that are there; the trace is that of the steps from then on. None where it was asked to stop
+    before the end.
 
     The next batch is made while a step runs; `data_wait_s` is what a step still waited for its own.
     Memory is metered in the last warm-up step, since that costs time; not in the very first one, where optimizers
     have no state yet: it is known for 2 and more. Raises `Diverged` at the first loss that is not finite.
     """
-    lines: list[Line] = []
     last: StepMetrics | None = None
-    peak: list[int] | None = None
-    loader = Loader(data, loop.batch_size, loop.warmup + loop.steps)
+    total = loop.warmup + loop.steps
+    begun, peak = checkpoints.begun, checkpoints.begin(session)
     path = folder / METRICS if folder else Path(os.devnull)
-    with closing(LineFile(path)) as out, loader as batches:
-        for step, (batch, waited) in enumerate(batches):
+    lines = _stored(path) if begun and folder else []
+    with closing(LineFile(path, begun > 0)) as out, Loader(data, loop.batch_size, range(begun, total)) as batches:
+        for step, (batch, waited) in enumerate(batches, begun):
             last = session.step(batch, meter=step == loop.warmup - 1 and step > 0)
             peak = last.peak_memory_bytes or peak
             lines.append(_line(step, loop, last, waited))
             out.write(lines[-1])
             say(f"step {step}: loss {last.loss:.6g}, {last.step_time_s:.4f} s")
+            if step + 1 < total and checkpoints.after(session, step + 1, peak, out.sync):
+                return None
     assert last is not None
     kept = session.trace()
-    gone = loop.warmup + loop.steps - len(kept.steps)  # a long run keeps its last steps only
+    gone = total - len(kept.steps)  # a long run keeps its last steps only
     trace = shifted(kept, max(0, loop.warmup - gone))
     return {**_summary(lines, loop), "peak_memory_bytes": peak, "bytes_sent": last.bytes_sent}, trace
+
+
+def _stored(path: Path) -> list[Line]:
+    return [Line(**json.loads(line)) for line in path.read_text().splitlines()]
 
 
 def _line(step: int, loop: Loop, metrics: StepMetrics, waited: float) -> Line:

@@ -1,0 +1,1 @@
+"""Sweeps as Slurm arrays: `python -m slurm.submit +sweeps=NAME`, then `python -m slurm.status FOLDER`."""

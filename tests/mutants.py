@@ -109,7 +109,7 @@ MUTANTS = (
            "tests/models/test_gpt_forward.py"),
     Mutant("targets that are the inputs", "models/data/text/text.py", "windows[:, 1:]", "windows[:, :-1]",
            "tests/models/data/test_text.py", "next_tokens"),
-    Mutant("a batch that nobody asked for", "harness/loading.py", "if step + 1 < self._steps:", "if self._steps:",
+    Mutant("a batch that nobody asked for", "harness/loading.py", "if step + 1 in self._steps:", "if self._steps:",
            "tests/harness/test_loading.py", "none_beyond_the_last"),
     Mutant("fused attention without FLOPs", "harness/products.py",
            "_aten._scaled_dot_product_flash_attention_for_cpu: Products._attention,", "",

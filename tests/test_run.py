@@ -122,7 +122,7 @@ def test_inside_a_step_of_several_ranks(name: str, value: str, capsys: pytest.Ca
     assert run.main(["--cfg", "job"], {name: value}) == 2
     told = capsys.readouterr()
     assert f"{name} {value}   says that this is one of several ranks" in told.err
-    assert "-> python -m harness.rank RUN_DIR" in told.err
+    assert "-> python run.py ... without srun or mpiexec" in told.err
     assert told.out == ""
 
 

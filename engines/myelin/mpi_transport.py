@@ -20,7 +20,7 @@ from mpi4py import MPI
 from torch import Tensor
 
 from engines.myelin.transport import Channel, Completed, Position, Transport
-from harness.ranks import PATIENCE
+from harness.group import PATIENCE
 
 BUSY_S = 1e-3
 """Between two polls while the rank computes: each takes the interpreter from it for a moment."""

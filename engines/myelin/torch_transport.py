@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from engines.myelin.transport import Channel, Completed, Position, Transport
-from harness.ranks import PATIENCE
+from harness.group import PATIENCE
 
 T = TypeVar("T")
 Job = Callable[[], None] | None

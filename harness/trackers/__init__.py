@@ -29,7 +29,7 @@ class Tracker(Protocol):
         ...
 
     def log(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """The metrics of one step; steps rise."""
+        """The metrics of one step; steps rise, from 0 also in a run that goes on."""
         ...
 
     def finish(self, summary: Mapping[str, Any], images: Mapping[str, Path], status: str) -> None:

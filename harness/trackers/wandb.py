@@ -34,7 +34,11 @@ class Config:
 
 
 class WandbTracker:
-    """One W&B run. Its id is the record's id."""
+    """One W&B run. Its id is the record's id.
+
+    A run that goes on is mirrored from its first step again: offline its newest folder has all of it, online the server
+    leaves out steps that it has.
+    """
 
     def __init__(self, config: Config) -> None:
         self._config = config
@@ -60,6 +64,7 @@ class WandbTracker:
                 self._log_in(wandb)
                 self._run = wandb.init(
                     id=record_id,
+                    resume="allow",
                     name=record_id,
                     project=self._config.project,
                     entity=self._config.entity,

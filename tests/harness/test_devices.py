@@ -30,13 +30,18 @@ def test_a_cpu_has_a_name_and_memory():
     assert 0 < found.memory_bytes <= total
 
 
-def test_a_control_group_limits_the_memory(tmp_path):
-    (tmp_path / "memory.max").write_text("1000\n")
-    (tmp_path / "memory.current").write_text("300\n")
-    assert devices._control_group_bytes(tmp_path) == 700
-    (tmp_path / "memory.max").write_text("max\n")
-    assert devices._control_group_bytes(tmp_path) > 10**18
-    assert devices._control_group_bytes(tmp_path / "absent") > 10**18
+def test_the_narrowest_of_all_control_groups_limits_the_memory(tmp_path, monkeypatch):
+    """A batch job in a container: both have limits, the step of the job has none."""
+    monkeypatch.setattr(devices, "GROUPS", tmp_path)
+    monkeypatch.setattr(devices, "OWN_GROUP", tmp_path / "cgroup")
+    assert devices.control_groups() == [] and devices._control_group_bytes() > 10**18, "version 1, or none"
+    (tmp_path / "cgroup").write_text("4:memory:/elsewhere\n0::/job/step\n")
+    for folder, limit, used in (("job/step", "max", 10), ("job", "1000", 300), (".", "5000", 4000)):
+        (tmp_path / folder).mkdir(parents=True, exist_ok=True)
+        (tmp_path / folder / "memory.max").write_text(f"{limit}\n")
+        (tmp_path / folder / "memory.current").write_text(f"{used}\n")
+    assert devices.control_groups() == [tmp_path / "job" / "step", tmp_path / "job", tmp_path]
+    assert devices._control_group_bytes() == 700
 
 
 @pytest.mark.parametrize(

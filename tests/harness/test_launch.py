@@ -1,3 +1,4 @@
+import itertools
 import json
 import os
 import signal
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from harness import launch
-from harness.failure import DISK_FULL
+from harness.failure import DISK_FULL, DISK_FULL_CODE
 from harness.interfaces import Capabilities
 from harness.launch import Outcome, Preempted, call, preemptible, supervise
 
@@ -107,6 +108,33 @@ def test_a_rank_that_writes_is_not_timed_out(tmp_path):
     assert supervise([python(code)], tmp_path, 1.0) == Outcome("ok")
 
 
+def test_a_rank_that_prints_without_end_fills_no_disk(tmp_path, monkeypatch):
+    monkeypatch.setattr(launch, "LOG_BYTES", 20_000)
+    code = f"""
+import os, time
+largest = 0
+while (size := os.stat({str(tmp_path / "log")!r}).st_size) >= largest:
+    largest = size
+    print("y" * 1000, flush=True)
+    time.sleep(0.001)
+print("the end")
+"""
+    assert supervise([python(code)], tmp_path, 10) == Outcome("ok")
+    log = (tmp_path / "log").read_text()
+    assert "bytes were printed here and are not kept]" in log and log.endswith("the end\n")
+
+
+@pytest.mark.parametrize("day_s", [86400.0, -86400.0])
+def test_a_clock_that_jumps_ends_no_run(tmp_path, monkeypatch, day_s):
+    """A day at each look: neither limits nor files' times go by it."""
+    jumps, now = itertools.count(1), time.time()
+    monkeypatch.setattr(time, "time", lambda: now + day_s * next(jumps))
+    monkeypatch.setattr(time, "time_ns", lambda: int(1e9 * (now + day_s * next(jumps))))
+    log = str(tmp_path / "log")
+    code = f"import os, time\nfor i in range(8): time.sleep(0.2); os.utime({log!r}, (0, 1e9 - {day_s} * i))"
+    assert supervise([python(code)], tmp_path, 1.0) == Outcome("ok")
+
+
 def test_other_files_are_no_progress(tmp_path):
     code = f"import time\nfor _ in range(50): time.sleep(0.1); open({str(tmp_path / 'record.json')!r}, 'a').write('x')"
     assert supervise([python(code)], tmp_path, 0.5).status == "timeout"
@@ -114,7 +142,7 @@ def test_other_files_are_no_progress(tmp_path):
 
 @pytest.mark.parametrize(
     ("number", "status", "words"),
-    [(signal.SIGKILL, "oom", "memory was full"), (signal.SIGSEGV, "error", "SIGSEGV")],
+    [(signal.SIGKILL, "error", "by hand"), (signal.SIGSEGV, "error", "SIGSEGV")],
 )
 def test_an_end_by_a_signal(tmp_path, number, status, words):
     outcome = supervise([python(f"import os; os.kill(os.getpid(), {int(number)})")], tmp_path, 10)
@@ -165,7 +193,7 @@ def test_problems_that_only_a_rank_finds(tmp_path):
 def test_a_full_disk(tmp_path):
     assert failing(tmp_path, "raise OSError(28, 'No space left on device')") == Outcome("error", DISK_FULL)
     (tmp_path / "error.json").unlink()
-    silent = python(f"raise SystemExit({launch.DISK_FULL_CODE})")
+    silent = python(f"raise SystemExit({DISK_FULL_CODE})")
     assert supervise([silent], tmp_path, 10) == Outcome("error", DISK_FULL)
 
 

@@ -38,7 +38,7 @@ def loaders() -> list[threading.Thread]:
 def waits(batch_s: float, step_s: float, steps: int = 6) -> list[float]:
     """How long each step waits where a batch takes `batch_s` and a step `step_s`."""
     waited = []
-    with Loader(Numbered(lambda step: time.sleep(batch_s)), 2, steps) as batches:
+    with Loader(Numbered(lambda step: time.sleep(batch_s)), 2, range(steps)) as batches:
         for _, wait in batches:
             waited.append(wait)
             time.sleep(step_s)
@@ -65,7 +65,7 @@ def test_resident_data_costs_nothing() -> None:
         def batch(self, step: int, size: int) -> Batch:
             return resident
 
-    with Loader(Resident(), 2, 50) as batches:
+    with Loader(Resident(), 2, range(50)) as batches:
         waited = []
         for batch, wait in batches:
             assert batch is resident
@@ -77,7 +77,7 @@ def test_resident_data_costs_nothing() -> None:
 @pytest.mark.parametrize("steps", [1, 2, 5])
 def test_every_batch_in_order_and_none_beyond_the_last(steps: int) -> None:
     data = Numbered()
-    with Loader(data, 3, steps) as batches:
+    with Loader(data, 3, range(steps)) as batches:
         for step, (batch, _) in enumerate(batches):
             assert batch.inputs.tolist() == [step] * 3 and batch.targets.tolist() == [-step] * 3
             time.sleep(0.02)
@@ -94,7 +94,7 @@ def test_an_error_of_the_data_comes_out_with_its_traceback() -> None:
     seen = []
     with (
         pytest.raises(ZeroDivisionError, match="on purpose") as caught,
-        Loader(Numbered(broken_at_2), 1, 5) as batches,
+        Loader(Numbered(broken_at_2), 1, range(5)) as batches,
     ):
         for batch, _ in batches:
             seen.append(batch.inputs.item())
@@ -107,7 +107,7 @@ def test_an_error_of_the_data_comes_out_with_its_traceback() -> None:
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
 def test_the_thread_ends_with_training(error: type[BaseException]) -> None:
     data = Numbered(lambda step: time.sleep(0.05))
-    with pytest.raises(error), Loader(data, 1, 9) as batches:
+    with pytest.raises(error), Loader(data, 1, range(9)) as batches:
         next(batches)
         raise error
     assert not loaders()
@@ -123,7 +123,7 @@ def test_an_interrupt_reaches_training_while_it_waits(monkeypatch: pytest.Monkey
     ctrl_c = threading.Timer(0.1, signal.pthread_kill, (main, signal.SIGINT))
     ctrl_c.start()
     began = time.perf_counter()
-    with pytest.raises(KeyboardInterrupt), Loader(Numbered(lambda step: stuck.wait(20)), 1, 2) as batches:
+    with pytest.raises(KeyboardInterrupt), Loader(Numbered(lambda step: stuck.wait(20)), 1, range(2)) as batches:
         next(batches)
     stuck.set()
     assert time.perf_counter() - began < 5
@@ -133,7 +133,7 @@ def test_a_batch_that_hangs_does_not_hide_an_error(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("harness.loading.SHUTDOWN_S", 0.1)
     stuck = threading.Event()
     data = Numbered(lambda step: stuck.wait(20) if step == 1 else None)
-    with pytest.raises(ValueError), Loader(data, 1, 9) as batches:
+    with pytest.raises(ValueError), Loader(data, 1, range(9)) as batches:
         next(batches)
         raise ValueError
     (thread,) = loaders()
@@ -155,7 +155,7 @@ def test_the_loader_computes_with_one_thread_and_others_keep_theirs() -> None:
     torch.set_num_threads(2)
     try:
         inside: list[int] = []
-        with Loader(Numbered(lambda step: inside.append(torch.get_num_threads())), 1, 3) as batches:
+        with Loader(Numbered(lambda step: inside.append(torch.get_num_threads())), 1, range(3)) as batches:
             assert torch.get_num_threads() == threads_of_a_new_thread() == 2
             for _ in batches:
                 torch.set_num_threads(2)  # an engine that computes with all cores says so in every step

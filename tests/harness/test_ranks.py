@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from harness import ranks
+from harness import oom, ranks
 from harness.launch import ROOT, Preempted
 
 CPUS = ("cpu",) * 4
@@ -165,7 +165,15 @@ def test_a_rank_that_is_killed(number: int) -> None:
     for _ in range(10):
         with pytest.raises(ranks.RankKilled, match=rf"rank {number} was killed \(signal 9\).*memory") as caught:
             ranks.each(2, in_rank(number, lambda: os.kill(os.getpid(), signal.SIGKILL)), CPUS)
-        assert isinstance(caught.value, MemoryError), "a run ends as out of memory"
+        assert not isinstance(caught.value, MemoryError), "the kernel has ended nothing"
+
+
+def test_a_rank_that_the_kernel_has_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    counted = iter((7, 8))
+    monkeypatch.setattr(oom, "kills", lambda: next(counted))
+    with pytest.raises(ranks.RankKilled, match=r"rank 1 was killed .* by the kernel for want of memory: the") as caught:
+        ranks.each(2, in_rank(1, lambda: os.kill(os.getpid(), signal.SIGKILL)), CPUS)
+    assert isinstance(caught.value, MemoryError), "a run ends as out of memory"
 
 
 def test_a_rank_that_ends_by_another_signal() -> None:

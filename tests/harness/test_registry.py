@@ -83,10 +83,10 @@ def test_schemas_and_register_do_without_torch() -> None:
 
 def test_every_key_has_a_meaning_and_a_type() -> None:
     from harness.config import Config
-    from harness.help import _keys
+    from harness.help import keys
 
     for config in [Config, *registry.schemas().values()]:
-        for entry in _keys(config, ""):
+        for entry in keys(config, ""):
             assert len(entry.split()) > 1, f"{config.__module__}: no docstring under {entry}"
 
 

@@ -9,14 +9,16 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from omegaconf import DictConfig
 
-from harness import registry, sweep
+from harness import files, registry, sweep, sweep_lock, sweep_run
 from harness.compose import compose
 from harness.overrides import quoted
 from harness.problem import CannotRun
@@ -182,6 +184,8 @@ def test_the_folder_says_the_scale(
         ("points: [steps=1]", r"sweeps/mine.yaml points\[0\] +must hold a list such as"),
         ("points: [[{steps: 1}]]", r"sweeps/mine.yaml points\[0\] +must hold a list such as"),
         ("points: []", r"sweeps/mine.yaml points +must hold a list of lists"),
+        ("grid: {steps: []}", r"sweeps/mine.yaml grid steps +must hold at least one value"),
+        ("grid: {steps: range(0)}", r"grid steps=range\(0\) +gives no value"),
         ("grid: [steps]", r"sweeps/mine.yaml grid +must hold key: \[values\]"),
         ("points: [[steps]]", r"points\[0\] steps +cannot be read"),
         ("points: [[out=x]]", r"points\[0\] out=x +belongs to the whole sweep"),
@@ -200,6 +204,8 @@ def test_a_file_that_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, t
         ("+sweeps=smoke,smoke", r"is not one of|takes one"),
         ("steps=interval(1,2)", r"steps=interval\(1,2\) +cannot be read"),
         ("steps=[", r"steps=\[ +cannot be read"),
+        ("steps=range(3,3)", r"steps=range\(3,3\) +gives no value, so there is no point +-> steps="),
+        ("engine=glob(nothing*)", r"engine=glob\(nothing\*\) +gives no value"),
     ],
 )
 def test_a_command_line_that_is_wrong(typed: str, message: str) -> None:
@@ -224,7 +230,7 @@ def test_what_a_sweep_ends_with(
     def run_point(row: Row, *_: object) -> None:
         row.record = RunRecord("x", status if "steps=2" in row.point.overrides else "ok", source)
 
-    monkeypatch.setattr(sweep, "run_point", run_point)
+    monkeypatch.setattr(sweep_run, "run_point", run_point)
     assert sweep.main(["steps=1,2", f"out={tmp_path}"]) == code
     stored = csv.DictReader((tmp_path / sweep.POINTS).read_text().splitlines())
     assert [row["status"] for row in stored] == ["ok", status]
@@ -232,7 +238,7 @@ def test_what_a_sweep_ends_with(
 
 def test_a_folder_that_takes_no_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / sweep.POINTS).mkdir()
-    monkeypatch.setattr(sweep, "run_point", lambda *_: None)
+    monkeypatch.setattr(sweep_run, "run_point", lambda *_: None)
     with pytest.raises(CannotRun, match="cannot be written"):
         sweep.main(["steps=1", f"out={tmp_path}"])
 
@@ -255,22 +261,22 @@ def test_a_sweep_and_its_second_start(
     tmp_path: Path, profile: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sweep, "_execute", no_process)
+    monkeypatch.setattr(sweep_run, "_execute", no_process)
     typed = ["mode=plan", "tracker=none", "batch.micro_batches=8,0,7", quoted("profile", str(profile)), "out=here"]
     assert sweep.main([*typed, "batch.size=16"]) == 1, "one point is wrong"
     points = expand([*typed, "batch.size=16"])
     records = [RunRecord.load(tmp_path / "here" / point.id / "record.json") for point in points]
     assert [record.status for record in records] == ["ok", "infeasible", "infeasible"]
     assert "batch.micro_batches 0   must be at least 1" in records[1].reason, "found before anything starts"
-    assert "batch.micro_batches 7   does not divide batch.size 16" in records[2].reason, "found by the run"
+    assert "batch.micro_batches 7   does not divide batch.size 16" in records[2].reason, "by its engine's check"
+    assert [record.source for record in records[1:]] == ["measured", "simulated"], "the first could not even be read"
     assert records[0].manifest["overrides"] == [*points[0].overrides, quoted("out", f"here/{points[0].id}")]
     printed = capsys.readouterr()
     assert "3 points: 1 ok, 2 infeasible (here)" in printed.out
-    consoles = [tmp_path / "here" / point.id / sweep.CONSOLE for point in points]
+    consoles = [tmp_path / "here" / point.id / sweep_run.CONSOLE for point in points]
     assert "predicted: " in consoles[0].read_text()
     assert "predicted: " not in printed.out + printed.err, "what a run prints is in its own file"
-    assert not consoles[1].exists(), "nothing started"
-    assert "does not divide batch.size 16" in consoles[2].read_text()
+    assert not consoles[1].exists() and not consoles[2].exists(), "nothing started"
     assert not list(tmp_path.rglob("hacked"))
     began = (tmp_path / "here" / points[0].id / "record.json").stat().st_mtime_ns
     assert sweep.main([*typed, "batch.micro_batches=8", "batch.size=16"]) == 0
@@ -282,12 +288,12 @@ def test_a_run_that_breaks_in_this_process_is_a_row(tmp_path: Path, monkeypatch:
     def broken(*_: object) -> None:
         raise ZeroDivisionError("of a test")
 
-    monkeypatch.setattr(sweep.runner, "run", broken)
+    monkeypatch.setattr(sweep_run.runner, "run", broken)
     row = Row(Point.of(["mode=plan"]))
-    sweep.run_point(row, tmp_path / "run")
+    sweep_run.run_point(row, tmp_path / "run")
     assert row.record is not None
     assert (row.record.status, row.record.reason) == ("error", "ZeroDivisionError: of a test")
-    assert "Traceback" in (tmp_path / "run" / sweep.CONSOLE).read_text()
+    assert "Traceback" in (tmp_path / "run" / sweep_run.CONSOLE).read_text()
 
 
 STAND_IN = """
@@ -322,7 +328,7 @@ def test_a_run_that_dies_has_a_record(tmp_path: Path, monkeypatch: pytest.Monkey
     stand_in(tmp_path, monkeypatch, code)
     row = Row(Point.of(["steps=1"]))
     RunRecord("x", "oom", reason="of an earlier start").save(tmp_path / "run" / "record.json")
-    sweep.run_point(row, tmp_path / "run")
+    sweep_run.run_point(row, tmp_path / "run")
     stored = json.loads((tmp_path / "run" / "record.json").read_text())
     assert stored["status"] == "error"
     assert stored["manifest"] == ({} if "running" in code else {"overrides": ["steps=1"]}), "what it knew is kept"
@@ -332,11 +338,11 @@ def test_a_run_that_dies_has_a_record(tmp_path: Path, monkeypatch: pytest.Monkey
 INTERRUPTED = """
 import sys
 from pathlib import Path
-from harness import registry, sweep
+from harness import registry, sweep, sweep_lock, sweep_run
 from harness.compose import compose
 registry.ROOT = Path(sys.argv[1])
-sweep.GRACE_S = 1.0
-sys.exit(sweep.main(["steps=1,2", "out=" + sys.argv[2]]))
+sweep_run.GRACE_S = 1.0
+sys.exit(sweep.main(["steps=1,2", "launch.grace_s=0", "out=" + sys.argv[2]]))
 """
 TIDY = """
 record(status='running')
@@ -373,7 +379,7 @@ def test_an_interrupt_ends_the_run_and_shows_the_table(
         assert process.poll() is None, process.communicate()
         time.sleep(0.02)
     process.send_signal(number)
-    output, _ = process.communicate(timeout=20)
+    output, _ = process.communicate()
     assert process.returncode == 130
     assert "2 points: 1 not run, 1 preempted" in output
     assert reason in output
@@ -399,7 +405,7 @@ def test_an_interrupt_ends_a_run_in_this_process(tmp_path: Path) -> None:
         assert process.poll() is None, process.communicate()
         time.sleep(0.02)
     process.send_signal(signal.SIGINT)
-    output, _ = process.communicate(timeout=20)
+    output, _ = process.communicate()
     assert process.returncode == 130, output
     assert "2 points: 1 not run, 1 preempted" in output
     assert "ended by SIGINT" in output
@@ -409,3 +415,98 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(CannotRun, match=r"out .*/file/x +cannot be made a folder: Not a directory"):
         sweep.main(["steps=1", f"out={tmp_path}/file/x"])
+
+
+def test_a_folder_that_nobody_may_write() -> None:
+    with pytest.raises(CannotRun, match=r"out /proc/.* +cannot be made a folder: .* +-> out=DIR"):
+        sweep.main(["steps=1", "out=/proc/sys/sweep"])
+
+
+def test_a_full_disk_ends_the_sweep_with_a_word(tmp_path: Path, profile: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, data: bytes) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(files, "write_bytes", full)
+    typed = ["mode=plan", "tracker=none", quoted("profile", str(profile)), quoted("out", str(tmp_path / "out"))]
+    with pytest.raises(CannotRun, match=r"out .* +cannot be written: .*No space left"):
+        sweep.main(typed)
+    assert not list((tmp_path / "out").rglob("*.json")), "no half of a record"
+
+
+def test_each_point_is_composed_once(tmp_path: Path, profile: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    composed = []
+
+    def counted(overrides: Sequence[str]) -> DictConfig:
+        composed.append(overrides)
+        return compose(overrides)
+
+    monkeypatch.setattr(sweep_run, "compose", counted)
+    typed = ["mode=plan", "tracker=none", "batch.micro_batches=8,4", "seed=1,2", quoted("profile", str(profile))]
+    sweep.main([*typed, f"out={tmp_path / 'out'}"])
+    assert sorted(composed) == sorted(point.overrides for point in expand(typed))
+
+
+COUNTING = """
+folder = Path([a for a in sys.argv if a.startswith("out=")][0][5:-1])
+with (folder / "starts").open("a") as starts:
+    starts.write("x")
+record(status='running')
+time.sleep(0.3)
+record(status='ok')
+"""
+
+
+def test_two_sweeps_share_the_points_of_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = registry.ROOT
+    stand_in(tmp_path, monkeypatch, COUNTING)
+    code = INTERRUPTED.replace("steps=1,2", "steps=range(1,7)")
+    both = [
+        subprocess.Popen([sys.executable, "-c", code, str(tmp_path), str(tmp_path / "out")], cwd=root,
+                         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        for _ in range(2)
+    ]  # fmt: skip
+    outputs = [process.communicate()[0] for process in both]
+    assert [process.returncode for process in both] == [0, 0], outputs
+    assert all("6 points: 6 ok" in output for output in outputs)
+    assert [path.read_text() for path in tmp_path.glob("out/*/starts")] == ["x"] * 6, "none ran twice"
+
+
+def test_a_point_that_another_sweep_runs_is_left_to_it(tmp_path: Path) -> None:
+    with sweep_lock.held(tmp_path), pytest.raises(sweep_lock.Busy, match=f"process {os.getpid()} on"):
+        sweep_run.run_point(Row(Point.of(["mode=plan"])), tmp_path)
+    with sweep_lock.held(tmp_path):
+        pass
+
+
+def test_the_lock_of_a_sweep_that_was_killed_is_free(tmp_path: Path) -> None:
+    code = "import sys, time\nfrom pathlib import Path\nfrom harness import sweep_lock\n"
+    code += "with sweep_lock.held(Path(sys.argv[1])):\n    print('held', flush=True)\n    time.sleep(60)"
+    process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, cwd=registry.ROOT)
+    assert process.stdout and process.stdout.readline() == b"held\n"
+    with pytest.raises(sweep_lock.Busy), sweep_lock.held(tmp_path):
+        pass
+    process.kill()
+    process.communicate()
+    with sweep_lock.held(tmp_path):
+        pass
+
+
+PRINTING = """
+console = Path([a for a in sys.argv if a.startswith("out=")][0][5:-1]) / "console"
+largest = 0
+while (size := console.stat().st_size) >= largest:
+    largest = size
+    print("y" * 1000, flush=True)
+    time.sleep(0.001)
+print("the end")
+"""
+
+
+def test_a_run_that_prints_without_end_fills_no_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stand_in(tmp_path, monkeypatch, PRINTING)  # it ends once it has seen its file shortened
+    monkeypatch.setattr(sweep_run, "CONSOLE_BYTES", 20_000)
+    row = Row(Point.of(["steps=1"]))
+    sweep_run.run_point(row, tmp_path / "run")
+    text = (tmp_path / "run" / sweep_run.CONSOLE).read_text()
+    assert "bytes were printed here and are not kept]" in text
+    assert row.record and row.record.reason.endswith("the end"), "what comes last is kept"

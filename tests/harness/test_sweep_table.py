@@ -11,8 +11,8 @@ from rich.console import Console
 from harness.mesh import Mesh
 from harness.plan import Plan, Stage
 from harness.record import RunRecord
-from harness.sweep_points import expand
-from harness.sweep_table import Row, as_csv, close, differing, summary
+from harness.sweep_points import Point, expand
+from harness.sweep_table import Display, Row, as_csv, close, differing, duration, summary
 
 PLAN = Plan(Mesh(data=2, pipeline=2), (Stage(0, 0, 0), Stage(1, 1, 1), Stage(2, 2, 0))).to_json()
 FIGURES = {"throughput": 1 / 3, "step_time_s": 0.1 + 0.2, "peak_memory_bytes": [1, 1024], "bubble_fraction": 0.25}
@@ -109,3 +109,32 @@ def test_differing_keys_and_summary() -> None:
     rows[0].record, rows[0].before = RunRecord("a", "ok"), True
     rows[1].record = RunRecord("b", "oom")
     assert summary(rows) == "3 points: 1 ok, 1 not run, 1 oom; 1 of them done before"
+
+
+def test_progress_of_a_sweep() -> None:
+    rows = rows_of(RunRecord("x", "ok", metrics={"throughput": 2.0}), RunRecord("x", "ok", metrics={"throughput": 3.0}))
+    rows += [Row(Point.of(["steps=9"])), Row(Point.of(["steps=10"]))]
+    display = Display(rows, Console(file=io.StringIO()))
+    assert (
+        display.progress(display.began_s + 60)
+        == f"2 of 4 points, best 3 samples/s ({rows[1].point.id}), about 60 s left"
+    )
+    rows[0].before = rows[1].before = True
+    assert "left" not in display.progress(display.began_s + 60), "nothing ran yet, so nothing is known"
+
+
+def test_a_long_table_shows_where_the_sweep_is() -> None:
+    rows = [Row(point) for point in expand(["steps=range(1,201)"])]
+    for row in rows[:100]:
+        row.record = RunRecord("x", "ok")
+    rows[100].began_s = 0.0
+    output = io.StringIO()
+    with Display(rows, Console(file=output, force_terminal=True, width=100, height=20)) as display:
+        display.refresh()
+    assert "running" in output.getvalue()
+    assert "100 of 200 points" in output.getvalue()
+
+
+@pytest.mark.parametrize(("length_s", "text"), [(45, "45 s"), (720, "12 min"), (12000, "3 h 20 min")])
+def test_duration(length_s: float, text: str) -> None:
+    assert duration(length_s) == text

@@ -188,7 +188,8 @@ def test_online_gives_up_on_a_server_that_does_not_answer(server: Server, tmp_pa
     code, said, took_s = online(server, tmp_path, WANDB_API_KEY="a" * 40)
     assert len(server.connections) > connected  # so the server above does see what goes to the network
     assert (code, len(said)) == (0, 1)
-    assert "tracker wandb (tracker.mode=online) failed and is left out of this run: Timed out" in said[0]
+    assert "tracker wandb (tracker.mode=online) failed and is left out of this run: " in said[0]
+    assert "deadline exceeded" in said[0] or "Timed out" in said[0]
     assert took_s < 20
 
 

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness.checkpoint import Checkpoints
 from harness.interfaces import StepMetrics
 from harness.trace import Span, Trace
 from harness.training import METRICS, Diverged, Line, LineFile, Loop, percentile, shifted, train, use_of_devices
@@ -44,7 +45,7 @@ class Session:
 
 def test_warm_up_is_left_out_and_metered_at_its_end(tmp_path):
     session = Session()
-    metrics, _ = train(session, Counting(), Loop(8, steps=3, warmup=2), tmp_path)
+    metrics, _ = train(session, Counting(), Loop(8, steps=3, warmup=2), tmp_path, Checkpoints(tmp_path))
     assert [batch for batch, _ in session.seen] == [(step, 8) for step in range(5)]
     assert [meter for _, meter in session.seen] == [False, True, False, False, False]
     assert metrics["step_time_s"] == 4.0
@@ -59,13 +60,13 @@ def test_warm_up_is_left_out_and_metered_at_its_end(tmp_path):
 @pytest.mark.parametrize("warmup", [0, 1])
 def test_without_warm_up_or_in_the_first_step_memory_is_not_known(tmp_path, warmup):
     session = Session()
-    metrics, _ = train(session, Counting(), Loop(8, steps=2, warmup=warmup), tmp_path)
+    metrics, _ = train(session, Counting(), Loop(8, steps=2, warmup=warmup), tmp_path, Checkpoints(tmp_path))
     assert metrics["peak_memory_bytes"] is None
     assert not any(meter for _, meter in session.seen)
 
 
 def test_a_line_for_each_step(tmp_path):
-    train(Session(), Counting(), Loop(8, steps=2, warmup=1), tmp_path)
+    train(Session(), Counting(), Loop(8, steps=2, warmup=1), tmp_path, Checkpoints(tmp_path))
     lines = [json.loads(line) for line in (tmp_path / METRICS).read_text().splitlines()]
     assert [line.pop("data_wait_s") >= 0 for line in lines] == [True] * 3
     assert lines == [
@@ -90,7 +91,7 @@ def test_batches_are_made_while_steps_run(tmp_path):
             time.sleep(0.04)
             return super().step(batch, meter)
 
-    metrics, _ = train(Working(), Slow(), Loop(8, steps=5, warmup=1), tmp_path)
+    metrics, _ = train(Working(), Slow(), Loop(8, steps=5, warmup=1), tmp_path, Checkpoints(tmp_path))
     assert metrics["data_wait_s"] == pytest.approx(0.02, abs=0.015)
     assert made == list(range(6))
     assert not [thread for thread in threading.enumerate() if thread.name == "loader"]
@@ -102,19 +103,19 @@ def test_lines_are_there_while_training_goes_on(tmp_path):
             assert len((tmp_path / METRICS).read_text().splitlines()) == len(self.seen)
             return super().step(batch, meter)
 
-    train(Looking(), Counting(), Loop(8, steps=3, warmup=0), tmp_path)
+    train(Looking(), Counting(), Loop(8, steps=3, warmup=0), tmp_path, Checkpoints(tmp_path))
 
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf])
 def test_a_loss_that_is_no_number_ends_the_run(tmp_path, loss):
     with pytest.raises(Diverged, match=rf"the loss is {loss} at step 2, training diverged -> a smaller optimizer.lr"):
-        train(Session([1.0, 2.0, loss, 1.0]), Counting(), Loop(8, steps=3, warmup=1), tmp_path)
+        train(Session([1.0, 2.0, loss, 1.0]), Counting(), Loop(8, steps=3, warmup=1), tmp_path, Checkpoints(tmp_path))
     assert len((tmp_path / METRICS).read_text().splitlines()) == 2
     assert not [thread for thread in threading.enumerate() if thread.name == "loader"]
 
 
 def test_the_trace_begins_with_the_first_measured_step(tmp_path):
-    _, trace = train(Session(), Counting(), Loop(8, steps=2, warmup=1), tmp_path)
+    _, trace = train(Session(), Counting(), Loop(8, steps=2, warmup=1), tmp_path, Checkpoints(tmp_path))
     #        step 0 (warm-up)     1               2
     #  100 ....... 101     111 ....... 113     123 ....... 126
     assert trace.steps == ((0.0, 2.0), (12.0, 15.0))

@@ -1,0 +1,74 @@
+"""What cluster=local has: the devices of this machine, or those of the nodes of a Slurm job. Every number that is
+refused is told with the variable that it is from."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from harness import allocation
+from harness.allocation import Allocation
+from harness.devices import Found
+from harness.problem import Problem
+
+if TYPE_CHECKING:
+    from harness.clusters import ClusterConfig
+
+
+def count(found: Found, job: Allocation | None) -> int:
+    """Devices of each node where the user does not say: GPUs, tasks of the job, or CPUs that this process has."""
+    if found.kind == "cuda":
+        return found.count
+    here = job or allocation.found()
+    if here is None:
+        return found.count
+    return here.tasks[0] if job else min(found.count, here.cpus or found.count)
+
+
+def problems(config: ClusterConfig, found: Found, job: Allocation | None) -> list[Problem]:
+    """What is asked of the devices that were `found` here, or of the nodes of `job`, and is not there."""
+    wrong = _nodes(config, job)
+    if found.kind == "cuda":
+        wrong += _gpus(config, found)
+    elif job:
+        wrong += _tasks(config, job)
+    return wrong
+
+
+def _nodes(config: ClusterConfig, job: Allocation | None) -> list[Problem]:
+    there, asked = job.nodes if job else 1, config.nodes or 1
+    if asked <= there:
+        return []
+    what, mend = "cluster=local is this machine, 1 node", f"cluster.nodes={there}"
+    if job:
+        what, mend = f"the job has {there} ({allocation.NODES})", f"sbatch --nodes={asked}, or {mend}"
+    elif here := allocation.found():
+        what += f"; the job's {here.nodes} ({allocation.NODES}) are for ranks that srun starts"
+    return [Problem(f"cluster.nodes {asked}", what, mend)]
+
+
+def _tasks(config: ClusterConfig, job: Allocation) -> list[Problem]:
+    """CPU devices of the nodes of a job are its tasks; without a job they are threads, and too many are only slow."""
+    tasks = job.tasks[: config.nodes]
+    fewest, most = min(tasks), max(tasks)
+    if config.devices <= fewest if config.devices else fewest == most:
+        return []
+    each = str(fewest) if fewest == most else f"{fewest} to {most}"
+    what = f"a CPU device is a task of the job, a node has {each} ({allocation.TASKS}={','.join(map(str, tasks))})"
+    shown = "null" if config.devices is None else config.devices
+    mend = f"sbatch --ntasks-per-node={config.devices or most}, or cluster.devices={fewest}"
+    return [Problem(f"cluster.devices {shown}", what, mend)]
+
+
+def _gpus(config: ClusterConfig, found: Found) -> list[Problem]:
+    wanted = config.devices or 1
+    if found.count >= wanted:
+        return []
+    here = f"{found.count} found"
+    if given := os.environ.get(allocation.GPUS):
+        here += f"; the job has {given} on this node ({allocation.GPUS})"
+    elif allocation.found():
+        here += f"; the job has none ({allocation.GPUS} is not set)"
+    key = f"cluster.devices {config.devices}" if config.devices else f"cluster.device {config.device}"
+    mend = f"cluster.devices={found.count}" if found.count else "cluster.device=cpu"
+    return [Problem(key, f"needs {wanted} GPUs that torch can use, {here}", mend)]

@@ -1,0 +1,29 @@
+"""The torch.distributed group of the ranks of a run, however these were started."""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+
+Backend = Literal["gloo", "nccl"]
+PATIENCE = timedelta(hours=1)
+"""How long a collective waits; whoever watches the run ends it long before (`launch.timeout_s`)."""
+
+
+def join(rank: int, count: int, device: str, local: int, **meeting: Any) -> None:
+    """Make this process rank `rank` of the group, number `local` of its node; `meeting` is by what the ranks meet.
+
+    It is handed to torch: a `store`, or an `init_method`.
+    """
+    kind = torch.device(device).type
+    backend: Backend = "nccl" if kind == "cuda" else "gloo"
+    os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(count), "LOCAL_RANK": str(local)}
+    if kind == "cuda":
+        torch.cuda.set_device(device)
+    else:
+        torch.set_num_threads(1)
+    dist.init_process_group(backend, timeout=PATIENCE, world_size=count, rank=rank, **meeting)

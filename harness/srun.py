@@ -1,0 +1,111 @@
+"""Ranks started by Slurm: one `srun` command whose tasks are the ranks, on all nodes of the job. Free of torch.
+
+    batch step: parent --one srun--> node 1: rank 0, rank 1     each: `python -m harness.rank RUN_DIR train STEP TOKEN`
+                                     node 2: rank 2, rank 3
+
+They meet by RUN_DIR/meeting.json (`harness.meeting`). A rank fails by itself, and srun then ends all others.
+"""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from omegaconf import DictConfig
+
+from harness import allocation, mpi, registry
+from harness.allocation import Allocation
+from harness.cluster import Cluster
+from harness.interfaces import Capabilities
+from harness.mesh import Mesh
+from harness.problem import CannotRun, Problem
+
+CHOICES = ("auto", "fork", "srun")
+"""Of `launch.ranks`."""
+MEETING = "meeting.json"
+PATIENCE_S, TRIES = 20, 3
+"""Within which srun must have its nodes, which are the job's own, and how often it is started: a request that comes
+while the controller starts again is never answered, the next one is."""
+ARGUMENTS = (
+    "--overlap",  # a step that is ending on these CPUs does not hold this one up
+    "--overcommit",  # GPUs of a node may be more than its tasks in the job, and each gets a rank
+    f"--immediate={PATIENCE_S}",  # without it a step that cannot begin waits for ever
+    "--distribution=block",  # rank r on node r // devices of a node, as planned
+    "--cpu-bind=none",  # a rank has threads beside the one that computes
+    "--kill-on-bad-exit=1",  # the first rank that fails ends all
+    "--wait=0",  # rank 0 still writes when the others have ended
+    "--export=ALL",  # whatever SLURM_EXPORT_ENV says
+)
+
+
+@dataclass(frozen=True)
+class Step:
+    """The ranks of a run as a step of a Slurm job, `per_node` on a node."""
+
+    mesh: Mesh
+    per_node: int
+    mpi: bool
+    token: str = field(default_factory=lambda: secrets.token_hex(8))
+    """Tells this meeting from one that an earlier run has left behind."""
+
+    def command(self) -> list[str]:
+        """What stands before the command of a rank."""
+        count = self.mesh.size
+        nodes = -(-count // self.per_node)
+        even = [] if count % nodes else [f"--ntasks-per-node={count // nodes}"]
+        way = f"--mpi={'pmi2' if self.mpi else 'none'}"
+        return ["srun", f"--nodes={nodes}", f"--ntasks={count}", *even, way, *ARGUMENTS]
+
+    def stage(self, rank: int) -> int:
+        """The pipeline stage of a rank's device."""
+        return rank % (self.mesh.pipeline * self.mesh.tensor) // self.mesh.tensor
+
+    @contextmanager
+    def tidy(self, run_dir: Path) -> Iterator[None]:
+        """Within it the ranks run; no meeting and no shared memory of dead ranks stays behind on this node."""
+        since = time.time()
+        try:
+            yield
+        finally:
+            (run_dir / MEETING).unlink(missing_ok=True)
+            if self.mpi:
+                mpi.sweep(since)
+
+
+def job(config: DictConfig) -> Allocation | None:
+    """The Slurm job on whose nodes srun will start the ranks; None where they are forked, or are none."""
+    here = allocation.found()
+    if here is None or config.launch.ranks == "fork" or config.mode in ("profile", "calibrate"):
+        return None
+    try:
+        return here if registry.build("engine", config.engine).capabilities.ranks else None
+    except (CannotRun, ValueError):
+        return None  # told elsewhere
+
+
+def step(config: DictConfig, mesh: Mesh, cluster: Cluster) -> Step | None:
+    """How the ranks of a plan are started; None: not by srun."""
+    if job(config) is None:
+        return None
+    capabilities: Capabilities = registry.build("engine", config.engine).capabilities
+    return Step(mesh, cluster.devices_per_node, capabilities.mpi)
+
+
+def problems(config: DictConfig, capabilities: Capabilities) -> list[Problem]:
+    """What keeps srun from starting the ranks, where it shall."""
+    chosen, here = config.launch.ranks, allocation.found()
+    if chosen == "srun" and here is None:
+        what = f"needs a Slurm job, {allocation.JOB} is not set"
+        return [Problem("launch.ranks srun", what, "run.py inside of sbatch or salloc, or launch.ranks=auto")]
+    if chosen == "srun" and not capabilities.ranks:
+        what = f"engine={config.engine.name} is one process, it has no ranks"
+        return [Problem("launch.ranks srun", what, "launch.ranks=auto")]
+    if job(config) and shutil.which("srun") is None:
+        what = f"this is a Slurm job ({allocation.JOB}={here.job if here else ''}), but there is no srun on the PATH"
+        return [Problem(f"launch.ranks {chosen}", what, "launch.ranks=fork, for this node alone")]
+    return []

@@ -1,0 +1,117 @@
+"""A sweep's folder as Slurm's arrays know it: its points by index, and the jobs that were submitted for them.
+
+FOLDER/points.jsonl      a line for each point; an index stays what it is, further points are appended
+FOLDER/slurm/            jobs.jsonl: a line for each array; settings.json and array.sbatch: the last one's; logs
+FOLDER/ID/               the run of a point, as a local sweep has it
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from harness import files, registry
+from harness.problem import CannotRun, Problem
+from harness.sweep_points import Point
+from slurm import client
+from slurm.need import Shape
+from slurm.script import Places, script
+from slurm.settings import TITLE, Settings
+
+POINTS = "points.jsonl"
+OWN = "slurm"
+JOBS, SETTINGS, SCRIPT, LOCK = "jobs.jsonl", "settings.json", "array.sbatch", ".lock"
+
+
+@dataclass(frozen=True)
+class Job:
+    """One array that was submitted, and the indices it has."""
+
+    id: str
+    indices: tuple[int, ...]
+
+
+class Array:
+    """The folder of a sweep; raises CannotRun for one whose name no sbatch file can hold."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder.resolve()
+        if not str(self.folder).isprintable() or "\\" in str(self.folder):
+            what = "has a line break or a backslash in its name, Slurm cannot write a log there"
+            raise CannotRun([Problem(f"out {str(self.folder)!r}", what, "out=DIR")], TITLE)
+        self.own = self.folder / OWN
+
+    @contextmanager
+    def changing(self) -> Iterator[None]:
+        """One submission at a time: a second one waits for sbatch, which has a time limit."""
+        self.own.mkdir(parents=True, exist_ok=True)
+        handle = os.open(self.own / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(handle)
+
+    def points(self) -> list[Point]:
+        """All points, by index."""
+        return [Point(line["id"], tuple(line["overrides"])) for line in _lines(self.folder / POINTS)]
+
+    def add(self, points: Sequence[Point]) -> list[int]:
+        """The indices of these points; those that the folder does not have yet are appended."""
+        known = self.points()
+        indices = {point.id: index for index, point in enumerate(known)}
+        new = [point for point in points if point.id not in indices]
+        if new:
+            lines = ({"id": one.id, "overrides": one.overrides} for one in [*known, *new])
+            files.write_text(self.folder / POINTS, _text(lines))
+            indices |= {point.id: len(known) + number for number, point in enumerate(new)}
+        return [indices[point.id] for point in points]
+
+    def run(self, point: Point) -> Path:
+        """The folder of a point's run."""
+        return self.folder / point.id
+
+    def jobs(self) -> list[Job]:
+        """What was submitted, in that order."""
+        return [Job(line["job"], tuple(line["indices"])) for line in _lines(self.own / JOBS)]
+
+    def log(self, job: str, index: int) -> Path:
+        """What the batch step of a point has printed."""
+        return self.own / f"{job}_{index}.log"
+
+    def settings(self) -> Settings | None:
+        """Those of the last submission."""
+        path = self.own / SETTINGS
+        return Settings.load(path) if path.exists() else None
+
+    def submit(self, indices: Sequence[int], settings: Settings, shape: Shape, grace_s: float) -> str:
+        """Submit these points as one array; returns its job id. Raises CannotRun with what sbatch says.
+
+        An array that cannot be noted down (a full disk) is cancelled: nobody would know of it.
+        """
+        places = Places(self.folder, self.own, Path.cwd(), registry.ROOT, Path(sys.executable))
+        files.write_text(self.own / SCRIPT, script(settings, shape, indices, places, grace_s))
+        settings.save(self.own / SETTINGS)
+        job = client.ask(["sbatch", "--parsable", str(self.own / SCRIPT)]).strip().partition(";")[0]
+        known = [*self.jobs(), Job(job, tuple(indices))]
+        try:
+            files.write_text(self.own / JOBS, _text({"job": one.id, "indices": one.indices} for one in known))
+        except OSError:
+            client.ask(["scancel", job])
+            raise
+        return job
+
+
+def _lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+
+
+def _text(lines: Iterable[dict[str, Any]]) -> str:
+    return "".join(f"{json.dumps(line)}\n" for line in lines)

@@ -1,0 +1,49 @@
+"""What each point needs, and whether it can run at all: all of them before anything is submitted."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+
+from omegaconf import DictConfig
+
+from harness import devices, sweep_run
+from harness.record import RunRecord
+from harness.sweep_points import Point
+from slurm.need import Need, need
+
+CHUNK = 32
+"""Points that one process takes at a time; fewer than two of these are not worth a second process."""
+
+
+@dataclass(frozen=True)
+class Examined:
+    """`refused` is the record of a point that cannot run, which needs nothing; any other may take `grace_s` to stop."""
+
+    need: Need
+    grace_s: float = 0.0
+    refused: RunRecord | None = None
+
+
+def examine(points: Sequence[Point], given: int) -> list[Examined]:
+    """Look at each point, as it will be where a job has `given` devices, or as many as it needs. Uses all cores."""
+    look = partial(_look, given=given)
+    if len(points) < 2 * CHUNK:
+        return list(map(look, points))
+    with ProcessPoolExecutor(devices.cores(), multiprocessing.get_context("fork")) as pool:
+        return list(pool.map(look, points, chunksize=CHUNK))
+
+
+def _look(point: Point, given: int) -> Examined:
+    found = Need(1)
+
+    def there(config: DictConfig) -> int:
+        nonlocal found
+        found = need(config)
+        return max(found.devices, given)
+
+    made = sweep_run.composed(point, there)
+    return Examined(found, refused=made) if isinstance(made, RunRecord) else Examined(found, made.launch.grace_s)

@@ -1,0 +1,81 @@
+"""The file that sbatch gets: readable, and without a word that came from an override (these travel by points.jsonl)."""
+
+from __future__ import annotations
+
+import math
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from slurm.need import Shape
+from slurm.settings import Settings
+
+SPARE_S = 30
+"""The parent of a point is told of its time limit so long before it, and as long as the run may take to stop."""
+
+
+@dataclass(frozen=True)
+class Places:
+    """The sweep's folder, where the logs go, the user's working directory, this project and its Python; absolute."""
+
+    folder: Path
+    logs: Path
+    working: Path
+    root: Path
+    python: Path
+
+
+def script(settings: Settings, shape: Shape, indices: Sequence[int], places: Places, grace_s: float) -> str:
+    """The text of the file: an array of `indices`, each with the nodes and tasks of `shape`, `grace_s` to stop."""
+    options = {
+        "job-name": re.sub(r"[^\w.-]+", "-", places.folder.name),
+        "partition": settings.partition,
+        "account": settings.account,
+        "qos": settings.qos,
+        "constraint": settings.constraint,
+        "array": ranges(indices) + (f"%{settings.parallel}" if settings.parallel else ""),
+        "nodes": str(shape.nodes),
+        "ntasks-per-node": str(shape.tasks),
+        "cpus-per-task": str(settings.cpus),
+        "gpus-per-node": str(settings.gpus) if settings.gpus else None,
+        "mem": settings.mem,
+        "time": settings.time,
+        "signal": f"B:USR1@{SPARE_S + math.ceil(grace_s)}",
+        "output": str(places.logs).replace("%", "%%") + "/%A_%a.log",
+        "open-mode": "append",
+        "chdir": str(places.working),
+        "export": "ALL",
+    }
+    lines = [f"#SBATCH --{key}={_quoted(value)}" for key, value in options.items() if value is not None]
+    python, folder = shlex.quote(str(places.python)), shlex.quote(str(places.folder))
+    return "\n".join([
+        "#!/bin/bash",
+        "# One array for the points of a sweep; written by python -m slurm.submit, which submits it.",
+        *lines,
+        "#SBATCH --requeue",
+        "",
+        "# The batch step is the parent of its point: Slurm's signals reach it, and it starts the ranks.",
+        f"export PYTHONPATH={shlex.quote(str(places.root))}${{PYTHONPATH:+:$PYTHONPATH}}",
+        f'exec {python} -P -m slurm.task {folder} "$SLURM_ARRAY_TASK_ID"',
+        "",
+    ])  # fmt: skip
+
+
+def ranges(indices: Sequence[int]) -> str:
+    """[0, 1, 2, 5, 7, 8] is 0-2,5,7-8"""
+    parts: list[list[int]] = []
+    for index in sorted(indices):
+        if parts and index == parts[-1][-1] + 1:
+            parts[-1][1:] = [index]
+        else:
+            parts.append([index])
+    return ",".join("-".join(map(str, part)) for part in parts)
+
+
+def _quoted(value: str) -> str:
+    """As sbatch reads it: bare where that is safe, else in double quotes."""
+    if re.fullmatch(r"[\w@%+=:,./-]+", value):
+        return value
+    return '"' + re.sub(r'(["\\])', r"\\\1", value) + '"'

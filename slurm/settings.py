@@ -1,0 +1,102 @@
+"""What a user asks Slurm for: the keys `slurm.*`, typed and checked like those of run.py."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from harness.overrides import parse, value_problem
+from harness.problem import CannotRun, Problem
+from harness.serial import Document
+
+PREFIX = "slurm."
+TITLE = "this array"
+TIME = re.compile(r"(?:(?P<days>\d+)-(?P<hours>\d+)(?::(?P<minutes>\d+)(?::(?P<seconds>\d+))?)?"
+                  r"|(?:(?P<h>\d+):)?(?P<m>\d+):(?P<s>\d+)|(?P<only>\d+))")  # fmt: skip
+"""Slurm's ways to write a time: minutes, [hours:]minutes:seconds, days-hours[:minutes[:seconds]]."""
+
+
+@dataclass(frozen=True)
+class Settings(Document):
+    """`slurm.nodes=2 slurm.time=1:00:00`; what is null follows from the points, or is left to Slurm."""
+
+    partition: str | None = None
+    """The partition; Slurm's default one where it is null."""
+    nodes: int | None = None
+    """Nodes of each point; null: as many as the largest point needs."""
+    tasks: int | None = None
+    """Tasks on each node, one for each device; null: as many as the largest point needs, or slurm.gpus."""
+    cpus: int = 1
+    """CPUs of each task."""
+    gpus: int = 0
+    """GPUs on each node."""
+    time: str = "1:00:00"
+    """The longest that one start of a point may take; a minute before that it writes a checkpoint and is requeued."""
+    mem: str | None = None
+    """Memory on each node (4G); null: the partition's default."""
+    parallel: int | None = None
+    """Points that run at once; null: as many as there is room for."""
+    account: str | None = None
+    """Who is charged, where Slurm keeps accounts."""
+    qos: str | None = None
+    """Quality of service, where Slurm has any."""
+    constraint: str | None = None
+    """Features that nodes must have."""
+
+
+def split(overrides: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The overrides of the sweep, and those of `slurm.*`."""
+    own = [text for text in overrides if text.startswith(PREFIX)]
+    return [text for text in overrides if not text.startswith(PREFIX)], own
+
+
+def read(overrides: Sequence[str], former: Settings | None = None) -> Settings:
+    """The settings that `slurm.*` overrides give, on top of `former`. Raises CannotRun with all that is wrong."""
+    config: Any = OmegaConf.create({"slurm": OmegaConf.structured(Settings)})
+    OmegaConf.set_readonly(config.slurm, False)
+    for key, value in vars(former or Settings()).items():
+        config.slurm[key] = value
+    parsed, problems = parse(overrides, lambda group: [], [])
+    for override in parsed.values:
+        if problem := value_problem(config, override):
+            problems.append(problem)
+        else:
+            OmegaConf.update(config, override.key_or_group, override.value())
+    values: Any = OmegaConf.to_container(config.slurm)
+    settings = Settings(**values)
+    if problems := [*problems, *_impossible(settings)]:
+        raise CannotRun(problems, TITLE)
+    return settings
+
+
+def minutes(text: str) -> float | None:
+    """A time as Slurm writes it; None for UNLIMITED and what is none: "1-0" is 1440, "90:00" is 90, "90" too."""
+    found = TIME.fullmatch(text)
+    if not found:
+        return None
+    part = {name: int(value or 0) for name, value in found.groupdict().items()}
+    total = part["days"] * 1440 + (part["hours"] + part["h"]) * 60 + part["minutes"] + part["m"] + part["only"]
+    return total + (part["seconds"] + part["s"]) / 60
+
+
+def _impossible(settings: Settings) -> list[Problem]:
+    found = []
+    least = {"nodes": 1, "tasks": 1, "cpus": 1, "gpus": 0, "parallel": 1}
+    for key, smallest in least.items():
+        value = getattr(settings, key)
+        if value is not None and value < smallest:
+            found.append(Problem(f"slurm.{key} {value}", f"must be at least {smallest}", f"slurm.{key}={smallest}"))
+    if not minutes(settings.time):
+        what = "is no time: minutes, hours:minutes:seconds or days-hours"
+        found.append(Problem(f"slurm.time {settings.time}", what, "slurm.time=1:00:00"))
+    if settings.mem is not None and not re.fullmatch(r"\d+[KMGT]?", settings.mem):
+        found.append(Problem(f"slurm.mem {settings.mem}", "is no size", "slurm.mem=4G"))
+    for key in ("partition", "account", "qos", "constraint"):
+        value = getattr(settings, key)
+        if value is not None and (not value.isprintable() or not value or value.startswith("-")):
+            found.append(Problem(f"slurm.{key} {value!r}", "is no name", f"slurm.{key}=NAME"))
+    return found

@@ -1,0 +1,97 @@
+"""`python -m slurm.task FOLDER INDEX`: what an index of the array does. It is the parent of its point.
+
+The exit code is that of the run, so a point that failed is FAILED for Slurm, too. A point that was stopped for its time
+limit, and has made a new checkpoint, is requeued; a preempted one Slurm requeues itself, a cancelled one stays.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from harness import sweep, sweep_run
+from harness.launch import preemptible
+from harness.problem import CannotRun, Problem
+from harness.record import EXIT_CODES, RunRecord
+from harness.sweep_lock import Busy
+from harness.sweep_table import Row
+from slurm import client
+from slurm.array import Array
+
+LOCK_S = 120.0
+"""How long the run of a lost node may hold its lock: file servers free those of a dead client after a while."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Returns the exit code of the point's run."""
+    folder, index = Path(arguments[0]), int(arguments[1])
+    try:
+        array = Array(folder)
+        with sweep.writing(folder):
+            return run(array, index)
+    except CannotRun as error:
+        print(error, file=sys.stderr)
+        return EXIT_CODES["infeasible"]
+
+
+def run(array: Array, index: int) -> int:
+    """Run the point of this index to its end, whatever that is."""
+    points = array.points()
+    if index >= len(points):
+        what = f"{array.folder} has {len(points)} points"
+        raise CannotRun([Problem(f"index {index}", what, "python -m slurm.status")], "this task")
+    row = Row(points[index])
+    folder = array.run(row.point)
+    before = _checkpoints(folder)
+    with contextlib.suppress(KeyboardInterrupt), preemptible():
+        _run(row, folder)
+    record = row.record
+    if record is None:  # ended from outside before the run could begin
+        print(f"{row.point.id} stopped before it began", flush=True)
+        return EXIT_CODES["preempted"]
+    print(f"{row.point.id} {record.status} {record.reason}".rstrip(), flush=True)
+    if record.status == "preempted":
+        _requeue(record, before, folder)
+    return EXIT_CODES[record.status]
+
+
+def _run(row: Row, folder: Path) -> None:
+    deadline = time.monotonic() + LOCK_S
+    while True:
+        try:
+            return sweep_run.run_point(row, folder, here=True)
+        except Busy as error:
+            if time.monotonic() > deadline:
+                what = f"is run by {error} already"
+                raise CannotRun([Problem(f"point {row.point.id}", what)], "this task") from error
+            time.sleep(1)
+
+
+def _requeue(record: RunRecord, before: set[str], folder: Path) -> None:
+    """Have Slurm start this job again, if it still runs for Slurm and would not do the same once more."""
+    job = os.environ.get("SLURM_JOB_ID")
+    try:
+        if job is None or _job_state(job) != "RUNNING":
+            return  # cancelled, or Slurm requeues it anyway
+        if _checkpoints(folder) <= before:
+            print("not requeued: it made no checkpoint in this time -> slurm.time=", flush=True)
+            return
+        client.ask(["scontrol", "requeue", job])
+    except CannotRun as error:
+        print(error, file=sys.stderr)
+
+
+def _job_state(job: str) -> str:
+    return client.ask(["squeue", "-h", "-t", "all", "-j", job, "-o", "%T"]).strip()
+
+
+def _checkpoints(folder: Path) -> set[str]:
+    return {path.name for path in (folder / "checkpoints").glob("step-*.pt")}
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

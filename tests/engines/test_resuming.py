@@ -1,0 +1,177 @@
+"""A run that is stopped and goes on has the losses of one that was not stopped: exactly, on every engine."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from engines.ddp.config import Config as DDPConfig
+from engines.ddp.config import build as build_ddp
+from engines.fsdp.config import Config as FSDPConfig
+from engines.fsdp.config import build as build_fsdp
+from engines.gpipe.config import Config as GPipeConfig
+from engines.gpipe.config import build as build_gpipe
+from engines.periodic.config import Config as PeriodicConfig
+from engines.periodic.config import build as build_periodic
+from engines.sbp.config import Config as SBPConfig
+from engines.sbp.config import build as build_sbp
+from engines.torch_pipelining.config import Config as PipeliningConfig
+from engines.torch_pipelining.config import build as build_pipelining
+from harness import checkpoint_files, ranks, registry
+from harness.checkpoint import STOP, Checkpoints
+from harness.dropout import Dropout
+from harness.interfaces import Batch, OptimizerSpec, Session
+from harness.launch import call
+from harness.mesh import Mesh
+from harness.plan import Plan
+from harness.training import METRICS, Loop, train
+from planners.blocks import even
+from tests.engines import networks
+from tests.engines.contract import Case
+from tests.engines.deepspeed.cases import case as deepspeed
+from tests.engines.myelin.cases import case as myelin
+from tests.engines.networks import Network
+from tests.engines.periodic.patterns import plan as periodic_plan
+from tests.engines.sbp.plans import planned
+
+STEPS = 6
+MOMENTUM = OptimizerSpec("sgd", lr=0.1, momentum=0.9)
+ADAM = OptimizerSpec("adamw", lr=0.01, weight_decay=0.01)
+
+
+def draws() -> Network:
+    """Batch norm, and dropout of both kinds: keyed by the step, and from torch's own generator."""
+
+    def layers() -> list[nn.Module]:
+        return [
+            nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Dropout(0.2), nn.Linear(8, 8), nn.BatchNorm1d(8),
+            nn.Tanh(), Dropout(0.2), nn.Linear(8, 3),
+        ]  # fmt: skip
+
+    return Network("draws", layers, lambda n: torch.randn(n, 6), lambda n: torch.randn(n, 3), networks._squares)
+
+
+def loud() -> Network:
+    """With gradients that overflow float16 until the loss scale has fallen, for several steps."""
+    network = draws()
+    return Network("loud", lambda: [*network.layers()], lambda n: torch.randn(n, 6), lambda n: torch.randn(n, 3),
+                   lambda output, target: 16 * network.loss(output, target))  # fmt: skip
+
+
+DRAWS = draws()
+
+
+def flat(build: Any, config: Any, stages: int = 1, data: int = 1, mode: str = "never") -> Case:
+    """`DRAWS` on any engine without a planner of its own."""
+    engine = build(config)
+    placement = engine.placement(stages) or tuple(range(stages))
+    plan = Plan.contiguous(even(len(DRAWS.layers()), len(placement)), 2, mode)
+    on = tuple(replace(stage, device=placement[j]) for j, stage in enumerate(plan.stages))
+    return Case(engine, DRAWS, replace(plan, mesh=Mesh(data=data, pipeline=stages), stages=on))
+
+
+def periodic(every: int) -> Case:
+    """Its lanes run at once, so what they would draw from torch's one generator is left out."""
+    network = networks.ALL["norms"]
+    plan = periodic_plan(even(len(network.layers()), 2), 4, [], 0)
+    return Case(build_periodic(PeriodicConfig(update_every=every)), network, plan)
+
+
+def sbp() -> Case:
+    network = networks.ALL["norms"]
+    return Case(build_sbp(SBPConfig()), network, planned(network, 2, 8, "free", 2))
+
+
+def torchgpipe() -> Case:
+    pytest.importorskip("torchgpipe")
+    from engines.torchgpipe.config import Config, build
+
+    return flat(build, Config(), 2, mode="except_last")
+
+
+CASES: dict[str, Callable[[], Case]] = {
+    "single": lambda: flat(build_gpipe, GPipeConfig(), 2).reference,
+    "gpipe": lambda: flat(build_gpipe, GPipeConfig(), 3, mode="except_last"),
+    "gpipe, deferred": lambda: flat(build_gpipe, GPipeConfig(deferred_batch_norm=True), 2),
+    "periodic": lambda: periodic(4),
+    "periodic, two versions": lambda: periodic(1),
+    "sbp": sbp,
+    "myelin, 2 stages": lambda: myelin("norms", 2, 1),
+    "myelin, 2 replicas": lambda: myelin(DRAWS, 1, 2, m=2),
+    "myelin, 2 x 2, offload": lambda: myelin("norms", 2, 2, m=2, offload=True, bsize=100, k=1),
+    "myelin, float16": lambda: replace(myelin(loud(), 1, 2, m=2), dtype="float16"),
+    "deepspeed, pipeline": lambda: replace(deepspeed("norms", 2), dtype="float64"),
+    "deepspeed, ZeRO 0": lambda: deepspeed("norms", 1, 2, zero=0, m=2),
+    "deepspeed, ZeRO 1": lambda: deepspeed("norms", 1, 2, zero=1, m=2),
+    "deepspeed, ZeRO 2": lambda: deepspeed("norms", 1, 2, zero=2, m=2),
+    "deepspeed, ZeRO 3": lambda: deepspeed("norms", 1, 2, zero=3, m=2),
+    "deepspeed, pipelines, ZeRO 1": lambda: deepspeed("norms", 2, 2, zero=1, m=2),
+    "torchgpipe": torchgpipe,
+    "torch_pipelining": lambda: flat(build_pipelining, PipeliningConfig(schedule="1f1b"), 2),
+    "torch_pipelining, zbv": lambda: flat(build_pipelining, PipeliningConfig(schedule="zbv"), 2),
+    "torch_pipelining, replicas": lambda: flat(build_pipelining, PipeliningConfig(schedule="gpipe"), 2, 2),
+    "ddp": lambda: flat(build_ddp, DDPConfig(), 1, 2),
+    "fsdp": lambda: flat(build_fsdp, FSDPConfig(), 1, 2),
+}
+"""By engine. DeepSpeed has float64 in a pipeline alone; elsewhere the same holds for float32, bit by bit."""
+
+
+class Batches:
+    """Batches that are drawn before; with a `stop` file the run is asked to stop while step 1 runs, or 2."""
+
+    def __init__(self, case: Case, stop: Path | None) -> None:
+        self.stop = stop
+        with torch.random.fork_rng():
+            torch.manual_seed(3)
+            self.batches = [case.model.sample(case.samples) for _ in range(STEPS)]
+
+    def batch(self, step: int, size: int) -> Batch:
+        if self.stop and step == 2:
+            self.stop.touch()
+        return self.batches[step]
+
+
+def losses(case: Case, run_dir: Path, stops: bool = False) -> list[float]:
+    """Of all steps in this folder, after one start, which goes on from the checkpoint that is there."""
+    run_dir.mkdir(exist_ok=True)
+    (run_dir / STOP).unlink(missing_ok=True)
+    data = Batches(case, run_dir / STOP if stops else None)
+    begun = next(iter(checkpoint_files.steps(run_dir)), 0)
+
+    def work(session: Session) -> None:
+        lines = run_dir if ranks.first() else None
+        train(session, data, Loop(case.samples, STEPS, 0), lines, Checkpoints(run_dir, begun))
+
+    call(case.engine, case.model, case.plan, case.spec, work)
+    return [json.loads(line)["loss"] for line in (run_dir / METRICS).read_text().splitlines()]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_losses_are_those_of_a_run_that_was_not_stopped(name: str, tmp_path: Path) -> None:
+    check(replace(CASES[name](), optimizer=ADAM), tmp_path)
+
+
+@pytest.mark.parametrize("name", ["single", "gpipe", "periodic, two versions", "myelin, 2 stages", "deepspeed, ZeRO 1"])
+def test_with_momentum(name: str, tmp_path: Path) -> None:
+    check(replace(CASES[name](), optimizer=MOMENTUM), tmp_path)
+
+
+def check(case: Case, tmp_path: Path) -> None:
+    straight = losses(case, tmp_path / "straight")
+    stopped = losses(case, tmp_path / "stopped", stops=True)
+    assert 0 < len(stopped) < STEPS and stopped == straight[: len(stopped)]
+    assert checkpoint_files.steps(tmp_path / "stopped") == [len(stopped)]
+    assert losses(case, tmp_path / "stopped") == straight
+    assert len(set(straight)) == STEPS
+
+
+def test_every_engine_is_here() -> None:
+    engines = {plugin.name for plugin in registry.scan() if plugin.group == "engine"}
+    assert {name.partition(",")[0] for name in CASES} == engines

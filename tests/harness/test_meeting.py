@@ -1,0 +1,57 @@
+"""Where ranks of srun find each other."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from harness import joined, meeting, srun
+from harness.meeting import Meeting, NoMeeting
+from harness.problem import CannotRun
+
+
+@pytest.fixture
+def rank(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """Rank 1 of two, on this machine."""
+    for name, value in (("PROCID", "1"), ("LOCALID", "1"), ("STEP_NUM_TASKS", "2")):
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    monkeypatch.setenv(meeting.PARENT, "127.0.0.1")
+    monkeypatch.setenv(meeting.GLOO, "lo")
+    return monkeypatch
+
+
+def test_the_network_of_an_address(rank: pytest.MonkeyPatch) -> None:
+    assert meeting.address() == "127.0.0.1"
+    assert meeting.interface("127.0.0.1") == "lo"
+    assert meeting.interface("192.0.2.1") is None
+    rank.delenv(meeting.GLOO)
+    rank.setattr(meeting, "LATE_S", 0.1)
+    with pytest.raises(NoMeeting):
+        Meeting(Path("/nowhere"), "x").store()
+    assert os.environ[meeting.GLOO] == "lo"
+
+
+def test_a_meeting_of_an_earlier_run_is_passed_over(rank: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    place = {"token": "old", "address": "127.0.0.1", "port": 1}
+    (tmp_path / srun.MEETING).write_text(json.dumps(place))
+    rank.setattr(meeting, "LATE_S", 0.2)
+    with pytest.raises(NoMeeting, match=r"rank 1 on .* found no rank 0 .* -> out= on a file system that all nodes"):
+        Meeting(tmp_path, "new").store()
+    rank.setattr(meeting, "LATE_S", 30.0)
+    found = []
+    late = threading.Thread(target=lambda: found.append(Meeting(tmp_path, "new").store()))
+    late.start()
+    host = meeting.TCPStore("127.0.0.1", 0, 2, True, wait_for_workers=False)
+    (tmp_path / srun.MEETING).write_text(json.dumps(place | {"token": "new", "port": host.port}))
+    late.join(30)
+    host.set("here", "yes")
+    assert found[0].get("here") == b"yes"
+
+
+def test_another_number_of_ranks_than_planned(rank: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with pytest.raises(CannotRun, match=r"SLURM_STEP_NUM_TASKS 2 +is not the number of ranks of the plan, 4"):
+        joined.work(4, lambda: None, "cpu", False, Meeting(tmp_path, "x"))

@@ -1,0 +1,114 @@
+"""Points, nodes and tasks; and what a partition cannot give."""
+
+from collections.abc import Sequence
+
+import pytest
+
+from harness.compose import compose
+from harness.problem import CannotRun
+from slurm import client, partition
+from slurm.need import Need, Shape, need, shape
+from slurm.partition import Partition, choose, partitions, shortages
+from slurm.settings import Settings
+
+BATCH = Partition("batch", 4, cpus=4, memory_mb=4000, gpus=2, limit="1:00:00", default=True, up=True)
+
+
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [
+        (["engine=single"], Need(1, together=True)),
+        (["engine=gpipe", "mesh.pipeline=3"], Need(3, together=True)),
+        (["engine=gpipe", "cluster.devices=3"], Need(3, together=True)),
+        (["engine=gpipe"], Need(1, together=True, all=True)),
+        (["engine=ddp", "mesh.data=4"], Need(4)),
+        (["engine=myelin", "mesh.data=2", "mesh.pipeline=2", "model=gpt"], Need(4)),
+        (["engine=gpipe", "mesh.pipeline=8", "cluster=p40x8", "mode=simulate"], Need(1)),
+    ],
+)
+def test_need(typed: list[str], expected: Need) -> None:
+    assert need(compose(typed)) == expected
+
+
+@pytest.mark.parametrize(
+    ("needs", "settings", "expected"),
+    [
+        ([Need(1)], Settings(), Shape(1, 1)),
+        ([Need(1), Need(3)], Settings(), Shape(1, 3)),
+        ([Need(6)], Settings(), Shape(2, 3)),
+        ([Need(4)], Settings(nodes=2), Shape(2, 2)),
+        ([Need(4)], Settings(tasks=1), Shape(4, 1)),
+        ([Need(4)], Settings(gpus=2), Shape(2, 2)),
+        ([Need(4)], Settings(cpus=2), Shape(2, 2)),
+        ([Need(4, together=True), Need(4)], Settings(nodes=2), Shape(2, 4)),
+        ([Need(1, all=True)], Settings(nodes=2, tasks=2), Shape(2, 2)),
+    ],
+)
+def test_shape(needs: list[Need], settings: Settings, expected: Shape) -> None:
+    assert shape(needs, settings, BATCH) == expected
+
+
+@pytest.mark.parametrize(
+    ("needs", "settings", "message"),
+    [
+        ([Need(4)], Settings(nodes=1, tasks=2), r"slurm.nodes 1 x slurm.tasks 2 +make 2 devices.* 4 +-> slurm.nodes=2"),
+        ([Need(4, together=True)], Settings(nodes=2, tasks=2), r"slurm.tasks 2 .*4 devices on one node.*slurm.tasks=4"),
+        ([Need(1, all=True)], Settings(), r"slurm.tasks .*take all that a job gets"),
+    ],
+)  # fmt: skip
+def test_a_shape_that_is_too_small(needs: list[Need], settings: Settings, message: str) -> None:
+    with pytest.raises(CannotRun, match=message):
+        shape(needs, settings, BATCH)
+
+
+def test_shortages() -> None:
+    wanted = Settings(cpus=2, gpus=3, time="2:00:00", mem="4G")
+    found = {problem.key: (problem.what, problem.mend) for problem in shortages(wanted, 5, 3, BATCH)}
+    assert found == {
+        "slurm.nodes 5": ("partition batch has 4", "slurm.nodes=4, or smaller points"),
+        "slurm.tasks 3 x slurm.cpus 2": ("needs 6 CPUs on each node, partition batch has 4", "slurm.nodes=8"),
+        "slurm.gpus 3": ("partition batch has 2 on a node", "slurm.gpus=2"),
+        "slurm.time 2:00:00": ("partition batch allows 1:00:00", "slurm.time=1:00:00"),
+        "slurm.mem 4G": ("is 4096 MB, partition batch has 4000 MB on a node", "slurm.mem=4000M"),
+    }
+    assert not shortages(Settings(mem="3G", gpus=2), 4, 4, BATCH)
+
+
+def test_the_partitions_of_sinfo(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = """\
+a*|2|4|4000|gpu:a100:2(S:0-1),fs:1|1:00:00|up
+a*|1|8|2000|(null)|1:00:00|up
+b|1|4+|100|gpu:1|infinite|down
+"""
+    monkeypatch.setattr(client, "ask", lambda command: said)
+    assert partitions() == [
+        Partition("a", 3, 8, 4000, 2, "1:00:00", default=True, up=True),
+        Partition("b", 1, 4, 100, 1, "infinite", default=False, up=False),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "known", "message"),
+    [
+        ("bach", [BATCH], r"slurm.partition bach +is not one of batch +-> slurm.partition=batch"),
+        (None, [Partition("x", 1, 1, 1, 0, "1", False, True)], r"there is no default one, only x"),
+    ],
+)
+def test_a_partition_that_is_not_there(wanted: str | None, known: Sequence[Partition], message: str) -> None:
+    with pytest.raises(CannotRun, match=message):
+        choose(Settings(partition=wanted), known)
+    assert choose(Settings(), [BATCH]) is BATCH
+
+
+def test_no_slurm_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(CannotRun, match=r"sinfo +is not found: this machine has no Slurm +-> python run.py -m"):
+        partition.partitions()
+
+
+def test_a_client_without_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "LIMIT_S", 0.1)
+    with pytest.raises(CannotRun, match=r"sleep +has no answer within 0.1 s"):
+        client.ask(["sleep", "10"])
+    with pytest.raises(CannotRun, match=r"false"):
+        client.ask(["false"])

@@ -1,0 +1,228 @@
+"""Ranks that srun starts on two nodes: every engine computes what it does with forked ranks, and every end is told."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from multiprocessing import get_context
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from harness import devices, files, launch, machine, rank, runner, srun
+from harness.cluster import Device, Link
+from harness.compose import compose
+from harness.launch import Outcome
+from harness.machine import Machine
+from harness.mesh import Mesh
+from harness.srun import Step
+from tests.slurm.emulated import Cluster, wait_for
+
+ROOT = Path(__file__).resolve().parents[2]
+TINY = ["model=mlp", "model.widths=[8,16,16,4]", "batch.size=8", "batch.micro_batches=2",
+        "steps=2", "warmup=1", "optimizer.momentum=0.5", "cluster.device=cpu", "tracker=none"]  # fmt: skip
+ENGINES = {
+    "ddp": ["precision.dtype=float64"],
+    "fsdp": ["precision.dtype=float64"],
+    "deepspeed": ["mesh.pipeline=2", "mesh.data=2"],  # it sums no float64
+    "torch_pipelining": ["precision.dtype=float64", "mesh.pipeline=2", "mesh.data=2"],
+    "sbp": ["precision.dtype=float64", "planner=autoddl"],
+    "myelin": ["precision.dtype=float64", "mesh.pipeline=2", "mesh.data=2"],
+}
+ALWAYS = ("ddp", "myelin")
+"""One that meets by a TCP store, one by PMI-2; the others are part of `make soak`."""
+GROUP = """
+import os, signal, sys, time
+from harness import group, joined, rank
+from harness.meeting import Meeting
+
+def work():
+    import torch, torch.distributed as dist
+    for step in range(1000):
+        if step == 5 and dist.get_rank() == 2:
+            {end}
+        dist.all_reduce(torch.ones(4))
+        time.sleep(0.01)
+
+def train(folder, config, begun, token):
+    joined.work(4, work, "cpu", False, Meeting(folder, token))
+
+rank.ACTIONS["train"] = train
+rank.main(sys.argv[1:])
+"""
+ALONE = """
+import faulthandler, os, signal, sys, time
+faulthandler.register(signal.SIGUSR2, all_threads=True)
+def stuck():
+    time.sleep(300)
+print("here", os.environ["SLURM_PROCID"], flush=True)
+{do}
+stuck()
+"""
+
+
+@pytest.fixture
+def job(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """This process is the batch step of a job with two nodes of two tasks."""
+    said = subprocess.run(
+        ["salloc", "--no-shell", "-N2", "--ntasks-per-node=2"], capture_output=True, text=True, timeout=60, check=True
+    ).stderr
+    number = said.split("allocation ")[1].split()[0]
+    for name, value in (("JOB_ID", number), ("JOB_NUM_NODES", "2"), ("TASKS_PER_NODE", "2(x2)")):
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    yield number
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A cache of this module's own: the tiny model is profiled once, the machine is known."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("REGATTA_CACHE", str(tmp_path_factory.mktemp("cache")))
+        device = Device(devices.cpu_model(), 10**10, {"float64": 1e12}, 1e10, kernel_s=1e-6)
+        machine.store(Machine(device, Link(1e-5, 1e-9), None, 1.8))
+        yield
+
+
+def losses(folder: Path) -> list[float]:
+    return [json.loads(line)["loss"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def forked(of: Path, folder: Path) -> list[float]:
+    """The losses of the same plan with ranks that are forked, by a process that has torch already."""
+    import torch  # noqa: F401
+
+    folder.mkdir()
+    for name in ("config.yaml", "plan.json", "profile.json"):
+        (folder / name).write_bytes((of / name).read_bytes())
+    process = get_context("fork").Process(target=rank.main, args=([str(folder), "train"],))
+    process.start()
+    process.join(120)
+    process.kill()
+    assert process.exitcode == 0
+    return losses(folder)
+
+
+@pytest.mark.parametrize(
+    "engine", [pytest.param(name, marks=[] if name in ALWAYS else pytest.mark.soak) for name in ENGINES]
+)
+def test_every_engine_on_two_nodes(engine: str, job: str, cluster: Cluster, tmp_path: Path) -> None:
+    typed = [*TINY, f"engine={engine}", *ENGINES[engine], f"out={tmp_path / 'srun'}"]
+    record = runner.run(compose(typed), typed)
+    assert record.status == "ok", record.reason
+    assert record.plan and Mesh(**record.plan["mesh"]).size == 4
+    assert losses(tmp_path / "srun") == forked(tmp_path / "srun", tmp_path / "forked"), "to the last bit"
+    left = {path.name for path in (tmp_path / "srun").iterdir()}
+    assert not left & {srun.MEETING, "error.json", "result.json"}
+
+
+def supervised(folder: Path, code: str, timeout_s: float = 60, look: Callable[[], None] = lambda: None) -> Outcome:
+    """Ranks that are this code, as tasks of srun."""
+    (folder / "rank.py").write_text(code)
+    files.write_text(folder / "config.yaml", OmegaConf.to_yaml(OmegaConf.create({"x": 1})))
+    step = Step(Mesh(2, 2), 2, mpi=False)
+    command = [*step.command(), sys.executable, str(folder / "rank.py"), str(folder), "train", "0", step.token]
+    with step.tidy(folder):
+        return launch.supervise([command], folder, timeout_s, look, step)
+
+
+@pytest.mark.parametrize(
+    ("end", "told"),
+    [
+        ("raise ValueError('no luck')", "ValueError: no luck\nin rank 2"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", "rank 2, stage 0, on node2 was killed (signal 9)"),
+    ],
+)
+def test_the_first_rank_that_fails_ends_all_and_is_told(
+    job: str, cluster: Cluster, tmp_path: Path, end: str, told: str
+) -> None:
+    """The others fail too, since they lose their connection to it."""
+    outcome = supervised(tmp_path, GROUP.format(end=end))
+    assert outcome.status == "error" and told in outcome.reason, (tmp_path / "log").read_text()
+    nothing_left(cluster, tmp_path)
+
+
+def test_a_rank_that_hangs_writes_its_stacks(job: str, cluster: Cluster, tmp_path: Path) -> None:
+    def look() -> None:
+        if not here(tmp_path):
+            os.utime(tmp_path / "log")  # that processes start slowly is no hang
+
+    outcome = supervised(tmp_path, ALONE.format(do=""), timeout_s=2, look=look)
+    assert outcome.status == "timeout"
+    assert (tmp_path / "log").read_text().count("in stuck") == 4, "of every rank"
+    nothing_left(cluster, tmp_path)
+
+
+def nothing_left(cluster: Cluster, folder: Path) -> None:
+    wait_for(lambda: not cluster.processes(), "no process of the job", 15)
+    assert not (folder / srun.MEETING).exists()
+
+
+def here(folder: Path) -> bool:
+    """Whether all four ranks run."""
+    log = folder / "log"
+    return log.exists() and log.read_text().count("here") == 4
+
+
+def test_a_request_that_is_never_answered_is_made_again(
+    job: str, cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another step of the job has its CPUs for itself; it ends while the second srun waits."""
+    monkeypatch.setattr(srun, "PATIENCE_S", 1)
+    busy = tuple("--immediate=1" if word.startswith("--immediate") else word for word in srun.ARGUMENTS)
+    monkeypatch.setattr(srun, "ARGUMENTS", tuple(word for word in busy if word[:6] not in ("--over", "--expo")))
+    holder = subprocess.Popen(["srun", f"--jobid={job}", "-N2", "-n4", "--exact", "sleep", "60"])
+    try:
+        wait_for(lambda: cluster.ask("squeue", "-h", "-s", "-j", job).strip(), "the other step")
+
+        def look() -> None:
+            if "busy" in (tmp_path / "log").read_text():
+                holder.terminate()
+
+        assert supervised(tmp_path, ALONE.format(do="sys.exit()"), look=look) == Outcome("ok")
+        assert (tmp_path / "log").read_text().count("here") == 4
+    finally:
+        holder.terminate()
+        holder.wait()
+
+
+@pytest.mark.parametrize(
+    ("command", "status", "words"),
+    [
+        ("scancel {job}.0", "preempted", "Slurm cancelled the ranks"),
+        ("scontrol update nodename=node2 state=DOWN reason=test", "node_lost", "node"),
+    ],
+)
+def test_what_slurm_does_to_the_ranks(
+    job: str, cluster: Cluster, tmp_path: Path, command: str, status: str, words: str
+) -> None:
+    done: list[str] = []
+
+    def look() -> None:
+        if not done and here(tmp_path):
+            done.append(cluster.ask(*command.format(job=job).split()))
+
+    outcome = supervised(tmp_path, ALONE.format(do=""), look=look)
+    assert outcome.status == status and words in outcome.reason, (tmp_path / "log").read_text()
+    nothing_left(cluster, tmp_path)
+
+
+def test_the_ranks_end_with_their_parent(job: str, cluster: Cluster, tmp_path: Path) -> None:
+    """A parent that is killed cannot end them; outside of a batch step Slurm does not either."""
+    code = f"""
+import sys
+sys.path.insert(0, {str(ROOT)!r})
+from pathlib import Path
+from tests.slurm.test_ranks_srun import ALONE, supervised
+supervised(Path({str(tmp_path)!r}), ALONE.format(do=""))
+"""
+    parent = subprocess.Popen([sys.executable, "-c", code])
+    try:
+        wait_for(lambda: here(tmp_path), "the ranks")
+    finally:
+        parent.kill()
+        parent.wait()
+    wait_for(lambda: not cluster.processes(), "no process of the job", 15)

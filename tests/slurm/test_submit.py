@@ -1,0 +1,206 @@
+"""A sweep on the emulated Slurm: submitted, run, told of, submitted again."""
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from harness.overrides import quoted
+from harness.profile import LayerProfile, ModelProfile
+from harness.record import RunRecord
+from harness.sweep_points import expand
+from slurm import array, states, status, submit
+from slurm.array import Array
+from slurm.examined import CHUNK, Examined, examine
+from slurm.need import Need
+from tests.slurm.emulated import Cluster, wait_for
+
+RUN_S = 300.0
+"""A job on a busy machine."""
+
+
+@pytest.fixture
+def profile(tmp_path: Path) -> Path:
+    """A stored profile, in a folder that a shell would stumble over."""
+    layer = LayerProfile("l", forward_s=1e-3, backward_s=2e-3, param_bytes=4, output_bytes=4, saved_bytes=4)
+    path = tmp_path / "it's $(touch hacked); `touch hacked`\n a  b" / "p.json"
+    path.parent.mkdir()
+    ModelProfile((layer,) * 4, model="unet", micro_batch=2, dtype="float32", input_bytes=4, source="a test").save(path)
+    return path
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def long_run(seed: int = 0) -> list[str]:
+    return ["engine=single", "model=mlp", "tracker=none", "steps=1000000", "warmup=0", "batch.size=8", f"seed={seed}"]
+
+
+def states_of(folder: Path) -> list[str]:
+    return [one.state for one in states.survey(Array(folder))[0]]
+
+
+def states_by_index(cluster: Cluster, job: str) -> dict[str, str]:
+    return {name.partition("_")[2]: state for name, state in cluster.jobs().items() if name.startswith(f"{job}_")}
+
+
+def test_points_reach_their_run_as_they_were_typed(
+    cluster: Cluster, tmp_path: Path, profile: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / 'it\'s a "sweep" $(touch hacked) 100%'
+    typed = ["mode=plan", "tracker=none", "batch.micro_batches=8,4,7,0", quoted("profile", str(profile))]
+    given = [*typed, "batch.size=16", quoted("out", str(folder)), "slurm.time=5"]
+    assert submit.main([*given, "slurm.parallel=2"]) == 0
+    told = capsys.readouterr().out
+    assert "4 points: 2 submitted, 2 infeasible" in told
+    assert "batch.micro_batches 7   does not divide batch.size 16" in told
+    points, (job,) = Array(folder).points(), Array(folder).jobs()
+    assert job.indices == (0, 1), "points that cannot run are not submitted"
+    wait_for(cluster.settled, "the array", RUN_S)
+    records = [RunRecord.load(folder / point.id / "record.json") for point in points]
+    logs = [Array(folder).log(job.id, index).read_text() for index in job.indices]
+    # a profile of micro-batches of 2 makes batches of 16 and 8: only one of them was asked for
+    assert [record.status for record in records] == ["ok", "infeasible", "infeasible", "infeasible"], logs
+    assert records[0].manifest["overrides"][:-1] == list(points[0].overrides)
+    assert records[0].manifest["slurm"]["array_job_id"] == job.id
+    assert records[0].manifest["slurm"]["array_task_id"] == "0"
+    assert records[0].manifest["slurm"]["nodes"] == "node1"
+    assert not list(tmp_path.rglob("hacked"))
+    assert states_by_index(cluster, job.id) == {"0": "COMPLETED", "1": "FAILED"}, "Slurm says what the records say"
+    assert submit.main([*given, "batch.micro_batches=8"]) == 0
+    assert "1 points: 0 submitted, 1 done before: nothing to submit" in capsys.readouterr().out
+
+
+@pytest.mark.timeout(900)
+def test_status_and_only(cluster: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Four long runs: one is cancelled, one's parent is killed, one's node is lost; the last never gets a node."""
+    folder = tmp_path / "s"
+    given = [*long_run(), "seed=0,1,2,3", "out=s", "slurm.nodes=1", "slurm.tasks=4", "slurm.time=5"]
+    assert submit.main([*given, "slurm.parallel=3"]) == 0
+    (job,) = Array(folder).jobs()
+    points = Array(folder).points()
+    running = [folder / points[index].id / "metrics.jsonl" for index in range(3)]
+    wait_for(lambda: all(path.exists() for path in running), "three runs", RUN_S)
+    assert states_of(folder) == ["running"] * 3 + ["pending"]
+    assert submit.main(given) == 0
+    assert "4 points: 0 submitted, 4 waiting or running already" in capsys.readouterr().out
+    cluster.ask("scancel", f"{job.id}_3")
+    cluster.ask("scancel", f"{job.id}_0")
+    os.kill(parent_of(cluster, f"{job.id}_1"), signal.SIGKILL)
+    node = cluster.ask("squeue", "-h", "-j", f"{job.id}_2", "-o", "%N").strip()
+    wait_for(lambda: states_of(folder)[:2] == ["preempted", "error"], "two ends", RUN_S)
+    cluster.ask("scontrol", "update", f"nodename={node}", "state=down", "reason=test")
+    wait_for(lambda: states_of(folder)[2] == "pending", "the requeued run", RUN_S)
+    assert states_of(folder) == ["preempted", "error", "pending", "missing"]
+    assert status.main(["s"]) == 0
+    told = capsys.readouterr().out
+    assert "4 points: 1 error, 1 missing, 1 pending, 1 preempted" in told
+    assert f"log: {Array(folder).log(job.id, 1)}" in told
+    assert states_by_index(cluster, job.id)["1"] == "FAILED"
+    cluster.ask("scancel", f"{job.id}_2")
+    wait_for(lambda: states_of(folder)[2] == "preempted", "the cancelled run's end", RUN_S)
+    # what comes back is short: the same points, but Slurm is not asked to run a million steps again
+    shorten(folder, 2)
+    assert status.main(["s", "--only", "missing,error", "slurm.parallel=4"]) == 0
+    assert status.main(["s", "--only", "timeout"]) == 0
+    assert "no point is timeout" in capsys.readouterr().out
+    wait_for(cluster.settled, "the second array", RUN_S)
+    found = states.survey(Array(folder))[0]
+    assert [one.state for one in found] == ["preempted", "ok", "preempted", "ok"], [one.reason for one in found]
+    assert not cluster.processes()
+
+
+def test_a_point_goes_on_after_its_time_limit(cluster: Cluster, tmp_path: Path) -> None:
+    """Two ranks on two nodes. Slurm signals the batch step, as it does before the limit; the point asks for more."""
+    folder = tmp_path / "s"
+    typed = [*long_run(), "engine=ddp", "mesh.data=2", "batch.micro_batches=4", "out=s"]
+    assert submit.main([*typed, "slurm.nodes=2", "slurm.tasks=1", "slurm.time=5"]) == 0
+    (job,), (point,) = Array(folder).jobs(), Array(folder).points()
+    lines = folder / point.id / "metrics.jsonl"
+    wait_for(lambda: lines.exists() and lines.stat().st_size, "a step", RUN_S)
+    cluster.ask("scancel", "--batch", "--signal=USR1", f"{job.id}_0")
+    wait_for(lambda: states_of(folder) == ["pending"], "the requeued run", RUN_S)
+    stopped = RunRecord.load(folder / point.id / "record.json")
+    done = len(lines.read_text().splitlines())
+    assert stopped.status == "preempted" and f"ended by SIGUSR1 after {done} step" in stopped.reason
+    shorten(folder, done + 3)
+    cluster.begin_soon()
+    wait_for(cluster.settled, "the run's end", RUN_S)
+    record = RunRecord.load(folder / point.id / "record.json")
+    assert record.status == "ok", Array(folder).log(job.id, 0).read_text()
+    assert (record.id, record.manifest["resumed"]) == (stopped.id, [done])
+    assert [json.loads(line)["step"] for line in lines.read_text().splitlines()] == list(range(done + 3))
+    assert not cluster.processes()
+
+
+def parent_of(cluster: Cluster, job: str) -> int:
+    """The process of a job that is a slurm.task."""
+    for pid in cluster.processes():
+        environ = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        named = (
+            f"SLURM_ARRAY_JOB_ID={job.partition('_')[0]}".encode(),
+            f"SLURM_ARRAY_TASK_ID={job.partition('_')[2]}".encode(),
+        )
+        if set(named) <= set(environ) and b"slurm.task" in Path(f"/proc/{pid}/cmdline").read_bytes():
+            return pid
+    raise AssertionError(f"{job} has no parent")
+
+
+def shorten(folder: Path, steps: int) -> None:
+    """So many steps instead of a million, in the points' own file; their folders stay."""
+    path = folder / array.POINTS
+    path.write_text(path.read_text().replace("steps=1000000", f"steps={steps}"))
+
+
+def test_a_request_that_cannot_be_met(cluster: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    wrong = [*long_run(), "out=s", "slurm.nodes=9", "slurm.tasks=9", "slurm.time=2:00:00"]
+    assert submit.main(wrong) == 2
+    told = capsys.readouterr().err
+    assert "slurm.nodes 9                  partition batch has 4 " in told
+    assert "slurm.tasks 9 x slurm.cpus 1   needs 9 CPUs" in told
+    assert submit.main([*long_run(), "out=s", "slurm.partition=urgnt"]) == 2
+    assert "-> slurm.partition=urgent" in capsys.readouterr().err
+    assert submit.main([*long_run(), "out=s", "slurm.constraint=nosuch"]) == 2
+    assert "sbatch" in capsys.readouterr().err, "what only sbatch can tell"
+    assert not cluster.jobs() or cluster.settled()
+    assert not Array(tmp_path / "s").jobs()
+
+
+def test_a_thousand_points_are_one_array(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(submit, "examine", lambda points, given: [Examined(Need(1))] * len(points))
+    calls = []
+    asked = array.client.ask
+    monkeypatch.setattr(array.client, "ask", lambda command, *rest: calls.append(command[0]) or asked(command, *rest))
+    cluster.ask("scontrol", "update", "partitionname=batch", "state=down")
+    try:
+        assert submit.main([*long_run(), "seed=range(1000)", "out=s", "slurm.partition=urgent"]) == 0
+    finally:
+        cluster.ask("scontrol", "update", "partitionname=batch", "state=up")
+    assert calls.count("sbatch") == 1
+    assert len(calls) < 5, "and few other questions"
+    lines = [json.loads(line) for line in (tmp_path / "s" / array.POINTS).read_text().splitlines()]
+    assert len({line["id"] for line in lines}) == 1000
+    cluster.ask("scancel", Array(tmp_path / "s").jobs()[0].id)
+
+
+def test_many_points_are_examined_like_few() -> None:
+    points = expand(
+        ["engine=single,ddp", "mesh.data=1,2", "model=mlp", f"seed=range({CHUNK})", "batch.micro_batches=4"]
+    )
+    found = examine(points, given=2)
+    assert len(found) == 4 * CHUNK
+    assert [one.need.devices for one in found[:: 4 * CHUNK // 4]] == [1, 1, 1, 2]
+    refused = [point.values()["engine"] for point, one in zip(points, found, strict=True) if one.refused]
+    assert refused == ["single"] * CHUNK, "it has no replicas"
+
+
+def test_status_of_something_else(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert status.main([str(tmp_path)]) == 2
+    assert "has no points.jsonl" in capsys.readouterr().err
+    (tmp_path / array.POINTS).write_text("")
+    assert status.main([str(tmp_path), "--only", "mising,oom"]) == 2
+    assert "--only mising   is not one of missing" in capsys.readouterr().err
