@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 
 from harness import request
 from harness.record import RunRecord
-from harness.runner import RECORD
+from harness.run_files import RECORD
 from harness.serial import SchemaError
 
 TOLD = ("out", "mode", "engine", "model", "cluster")

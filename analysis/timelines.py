@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from analysis.runs import NoRun, Run, listed, load, titled
-from harness.runner import SIMULATED
+from harness.run_files import SIMULATED
 from harness.timeline import draw_panels
 from harness.trace import Trace
 

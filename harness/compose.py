@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import os
+import pickle
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -50,7 +50,7 @@ def compose(overrides: Sequence[str]) -> DictConfig:
     """
     with session() as loader:
         parsed, problems = parse(overrides, functools.partial(choices, loader), GROUPS)
-        config = copy.deepcopy(_composed(tuple(choice.input_line or "" for choice in parsed.choices)))
+        config: DictConfig = pickle.loads(_composed(tuple(choice.input_line or "" for choice in parsed.choices)))
     wrong = {problem.key.partition(" ")[0] for problem in problems}
     for override in parsed.values:
         if override.key_or_group.partition(".")[0] in wrong:
@@ -114,13 +114,13 @@ def _set_up() -> None:
 
 
 @functools.lru_cache(maxsize=64)
-def _composed(choices: tuple[str, ...]) -> DictConfig:
-    """Every key with its default, for these choices. The points of a sweep share them: copy before a change.
+def _composed(choices: tuple[str, ...]) -> bytes:
+    """Every key with its default, for these choices, pickled: the points of a sweep share them, each has its own copy.
 
     Raises CannotRun where the files in conf/ do not fit together.
     """
     try:
-        return hydra.compose("config", list(choices))
+        return pickle.dumps(hydra.compose("config", list(choices)))
     except (HydraException, OmegaConfBaseException) as error:
         reason = f"{error.__cause__ or error}".partition("\n\n")[0]
         raise CannotRun([Problem(str(CONF), " ".join(reason.split()))]) from error

@@ -35,6 +35,12 @@ def quoted(key: str, value: str) -> str:
     return f"{key}={QuotedString(value, Quote.single).with_quotes()}"
 
 
+@functools.lru_cache(maxsize=4096)
+def _parsed(text: str) -> Override:
+    """The points of a sweep have most of their overrides in common."""
+    return _parser().parse_override(text)
+
+
 _parser = functools.cache(OverridesParser.create)
 
 
@@ -45,7 +51,7 @@ def parse(
     parsed, problems = Parsed([], []), []
     for text in texts:
         try:
-            override = _parser().parse_override(text)
+            override = _parsed(text)
         except (HydraException, ValueError) as error:
             problems.append(Problem(text, f"cannot be read: {first_line(error)}", _repaired(text)))
             continue
@@ -188,9 +194,12 @@ def _of(key: str, missing: str) -> str:
     return f" of {before}" if before else ""
 
 
+_hints = functools.cache(get_type_hints)
+
+
 def _hint(parent: DictConfig, name: str) -> Any:
     kind = OmegaConf.get_type(parent)
-    return get_type_hints(kind).get(name, Any) if kind and is_dataclass(kind) else Any
+    return _hints(kind).get(name, Any) if kind and is_dataclass(kind) else Any
 
 
 def shown(value: Any) -> str:

@@ -54,6 +54,14 @@ class Prepared:
     profile: str
     tracker: Tracker
 
+    def device_names(self, local: bool) -> list[str]:
+        """The devices of the plan, by what they are; `local`: as torch calls them."""
+        used, cluster = self.draft.plan.devices, self.draft.cluster
+        if not local:
+            return [cluster.device.name] * len(used)
+        names = devices.torch_names(self.kind, max(used) + 1, cluster.devices_per_node)
+        return [names[device] for device in used]
+
 
 def prepare(
     config: DictConfig, overrides: Sequence[str], folder: Path, progress: Progress,

@@ -148,7 +148,8 @@ def _module(group: str, node: DictConfig) -> Any:
 
 
 def _config(module: Any, node: DictConfig) -> Any:
-    return OmegaConf.to_object(OmegaConf.merge(_schema(module.Config), node))
+    typed = OmegaConf.get_type(node) is module.Config
+    return OmegaConf.to_object(node if typed else OmegaConf.merge(_schema(module.Config), node))
 
 
 @functools.cache

@@ -20,14 +20,12 @@ from harness import (
     calibration,
     checkpoint_files,
     children,
-    costs,
-    devices,
     display,
-    failure,
     figures,
     files,
     launch,
     pattern_picture,
+    plan_words,
     preparation,
     profiles,
     request,
@@ -43,25 +41,18 @@ from harness.interfaces import Planner
 from harness.launch import Outcome
 from harness.manifest import manifest
 from harness.plan_tables import plan_tables
-from harness.planning import Draft
 from harness.preparation import Prepared
 from harness.problem import CannotRun
 from harness.progress import Progress
 from harness.record import RunRecord
+from harness.record_file import RecordFile
 from harness.resuming import Resumed, SamePlan, Unfinished
+from harness.run_files import CONFIG, METRICS, OF_END, OWN, RECORD, RESULT, SIMULATED, TIMELINE, TRACE
 from harness.serial import finite
 from harness.stopping import Stopping
 from harness.tail import Tail
 from harness.trace import Trace
 from harness.trackers import Tracker
-
-CONFIG, RECORD, METRICS, RESULT = "config.yaml", "record.json", "metrics.jsonl", "result.json"
-TRACE, SIMULATED, TIMELINE = "trace.json.gz", "simulated.json.gz", "timeline.png"
-OF_END = (RESULT, TRACE, SIMULATED, TIMELINE, failure.FILE, pattern_picture.PICTURE)
-"""Of how a run ended: one that goes on begins without them."""
-OWN = (CONFIG, RECORD, METRICS, *OF_END, launch.LOG, children.MACHINE, preparation.PLAN, profiles.PROFILE,
-       checkpoint_files.FOLDER, *calibration.OWN, *tune.OWN)  # fmt: skip
-"""The files of a run; a run that begins anew in the same folder begins without them."""
 
 
 def run(config: DictConfig, overrides: Sequence[str]) -> RunRecord:
@@ -78,12 +69,17 @@ class _Run:
         self.config, self.overrides = config, list(overrides)
         container: Any = OmegaConf.to_container(config, resolve=True)
         source: Any = "measured" if config.mode == "run" else "simulated"
-        self.record = RunRecord(run_folder.new_id(overrides), "running", source, config=finite(container))
-        self.folder = run_folder.make(config.out, self.record.id)
+        record = RunRecord(run_folder.new_id(overrides), "running", source, config=finite(container))
+        self.folder = run_folder.make(config.out, record.id)
+        self.file = RecordFile(self.folder, record)
         self.earlier = Earlier(self.folder, OWN, RECORD)
         self.resumed: Resumed | None = None
         self.notes: list[str] = []
         self.tracker: Tracker | None = None
+
+    @property
+    def record(self) -> RunRecord:
+        return self.file.record
 
     def go(self) -> RunRecord:
         """Run to whatever end, and leave record, tracker and terminal in order."""
@@ -120,12 +116,12 @@ class _Run:
         if self.resumed:
             for name in OF_END:
                 (self.folder / name).unlink(missing_ok=True)
-            self.record = replace(self.record, id=self.resumed.record.id)
+            self.file.record = replace(self.record, id=self.resumed.record.id)
         else:
             self.earlier.put_aside()
             checkpoint_files.forget(self.folder)
         found = manifest(self.overrides, [], {"seed": self.config.seed}, figures.threads(self.config))
-        self.update(manifest=found | ({"resumed": self.resumed.steps} if self.resumed else {}))
+        self.file.update(manifest=found | ({"resumed": self.resumed.steps} if self.resumed else {}))
         files.write_text(self.folder / CONFIG, OmegaConf.to_yaml(self.config, resolve=True))
 
     def work(self) -> Outcome:
@@ -138,18 +134,18 @@ class _Run:
                 return Outcome("ok")
             prepared = preparation.prepare(self.config, self.overrides, self.folder, progress, self.plan_before)
             draft = prepared.draft
-            used = {
-                "devices": self.names(prepared),
+            used = self.record.manifest | {
+                "devices": prepared.device_names(self.config.cluster.name == "local"),
                 "simulation": figures.basis(draft, self.config, prepared.values) | {"profile": prepared.profile},
             }
-            self.update(plan=draft.plan.to_json(), predicted=draft.plan.predicted, manifest=self.record.manifest | used)
+            self.file.update(plan=draft.plan.to_json(), predicted=draft.plan.predicted, manifest=used)
             progress.console.print(plan_tables(draft.plan, draft.profile, self.config.planner.name))
             if draft.plan.mesh.data > 1:
-                progress.note(_replicas(draft))
+                progress.note(plan_words.replicas(draft))
             if self.config.mode == "simulate":
                 self.simulate(prepared, progress)
                 return Outcome("ok")
-            progress.note(_prediction(prepared))
+            progress.note(plan_words.prediction(draft, prepared.profile))
             if self.config.mode == "run":
                 self.train(prepared, progress)
             else:
@@ -168,19 +164,11 @@ class _Run:
         if "tasks_s" in self.record.predicted:
             progress.note(f"picture: python -m harness.pattern_picture {self.folder}")
 
-    def names(self, prepared: Prepared) -> list[str]:
-        """The devices of the plan, by what they are."""
-        used, cluster = prepared.draft.plan.devices, prepared.draft.cluster
-        if self.config.cluster.name != "local":
-            return [cluster.device.name] * len(used)
-        names = devices.torch_names(prepared.kind, max(used) + 1, cluster.devices_per_node)
-        return [names[device] for device in used]
-
     def profile(self, progress: Progress) -> None:
         """Leave the model's profile, and say what it holds."""
         found = preparation.profile_only(self.config, self.overrides, self.folder, progress)
         source = "measured" if found.source.startswith("measured") else "simulated"
-        self.update(source=source, manifest=self.record.manifest | {"layer_times": found.source})
+        self.file.update(source=source, manifest=self.record.manifest | {"layer_times": found.source})
         progress.note(profiles.described(found))
         progress.note(f"profile: {self.folder / profiles.PROFILE}")
 
@@ -188,14 +176,14 @@ class _Run:
         """Leave the machine's links as a cluster file, and tell them."""
         found = calibration.calibrate(self.config, self.folder, progress)
         used = self.record.manifest | {"devices": found.devices}
-        self.update(source="measured", metrics=found.metrics(), manifest=used)
+        self.file.update(source="measured", metrics=found.metrics(), manifest=used)
         calibration.tell(found, self.folder, progress)
 
     def tune(self, progress: Progress) -> None:
         """Leave the fastest mesh that fits, and tell it beside its rivals."""
         found = tune.tune(self.config, self.overrides, self.folder, progress)
         basis = figures.basis(found.draft, self.config, found.ground.values) | {"profile": found.ground.origin}
-        self.update(plan=found.draft.plan.to_json(), predicted=found.draft.plan.predicted, metrics=found.metrics(),
+        self.file.update(plan=found.draft.plan.to_json(), predicted=found.draft.plan.predicted, metrics=found.metrics(),
                     manifest=self.record.manifest | {"simulation": basis})  # fmt: skip
         tune.tell(found, self.folder, progress)
 
@@ -206,7 +194,7 @@ class _Run:
             self.open_tracker(prepared.tracker)
         progress.phase("simulating", f"jitter {self.config.jitter:g}" if self.config.jitter else "")
         done = prepared.draft.disturbed(self.config.jitter, self.config.seed)
-        self.update(metrics=figures.simulated(done, prepared.draft), trace=TRACE)
+        self.file.update(metrics=figures.simulated(done, prepared.draft), trace=TRACE)
         done.trace.save(self.folder / TRACE)
         self.draw([(f"{self.title}, simulated", done.trace)], prepared, progress)
 
@@ -241,7 +229,7 @@ class _Run:
         progress.phase("recording")
         result = self.folder / RESULT
         measured = figures.measured(json.loads(result.read_text()), prepared.draft, self.config, prepared.kind)
-        self.update(metrics=measured, trace=TRACE)
+        self.file.update(metrics=measured, trace=TRACE)
         result.unlink()
         traces = {"last step, measured": Trace.load(self.folder / TRACE), "simulated": prepared.draft.simulation.trace}
         panels = [(f"{self.title}, {what}", trace) for what, trace in traces.items() if trace.spans]
@@ -267,11 +255,6 @@ class _Run:
         calibrates = self.config.mode == "calibrate"
         return calibration.TITLE if calibrates else request.title(self.config, self.overrides)
 
-    def update(self, **changes: Any) -> None:
-        """Change the record, in memory and on disk; numbers that are not finite become null."""
-        self.record = replace(self.record, **finite(changes))
-        self.record.save(self.folder / RECORD)
-
     def own_failure(self, error: Exception) -> Outcome:
         """An error of this process: its traceback goes to the log, where the ranks' lie too."""
         told = Failure.of(error)
@@ -287,33 +270,13 @@ class _Run:
         kept = outcome.status == "infeasible" and not self.resumed and self.earlier.is_good()
         if not kept:
             self.earlier.drop()
-        told = self.save_end(outcome)
+        told = self.file.end(outcome.status, outcome.reason)
         if self.tracker:
             self.tracker.finish(self.record.metrics, {"timeline": self.folder / TIMELINE}, self.record.status)
         if kept:
             self.earlier.put_back()
             told = f"the earlier run in {self.folder} is kept"
         return told
-
-    def save_end(self, outcome: Outcome) -> str:
-        """Write how the run ended; returns why that could not be written, if so."""
-        try:
-            self.update(status=outcome.status, reason=outcome.reason)
-        except OSError as error:
-            return self.close_without_room(Failure.of(error))
-        return ""
-
-    def close_without_room(self, failed: Failure) -> str:
-        """The status is worth more than the copy of the profile, a simulated trace and a picture, which make room."""
-        self.record = replace(self.record, status=failed.status, reason=failed.message)
-        try:
-            spare = [profiles.PROFILE, SIMULATED, TIMELINE, *([TRACE] if self.record.source == "simulated" else [])]
-            for name in spare:
-                (self.folder / name).unlink(missing_ok=True)
-            self.record.save(self.folder / RECORD)
-        except OSError as error:
-            return f"the record could not be written: {error.strerror}: {self.folder / RECORD}"
-        return ""
 
     def explain(self, told: str) -> None:
         """Tell what went wrong on stderr: a table of problems as it is, anything else with where to look further."""
@@ -328,22 +291,3 @@ class _Run:
         for line in [*lines, told]:
             if line:
                 console.print(Text(line), soft_wrap=True)
-
-
-def _replicas(draft: Draft) -> str:
-    data, m, size = draft.plan.mesh.data, draft.plan.micro_batches, draft.profile.micro_batch
-    return (
-        f"{data} replicas of these stages, each with {m * size} of the {draft.samples} samples, in {m} "
-        f"micro-batch{'es' * (m > 1)} of {size}. Below, a device stands for its likes in all replicas: "
-        "the fullest one's memory, the first one's time."
-    )
-
-
-def _prediction(prepared: Prepared) -> str:
-    """The prediction in one line, with where its numbers are from."""
-    draft = prepared.draft
-    step_s = draft.plan.predicted["step_time_s"]
-    speed = display.rate(draft.samples / step_s if step_s else None)
-    told = f"predicted: {display.seconds(step_s)} a step of {draft.samples} samples, {speed}"
-    times = f"layer times {draft.profile.source}" if costs.has_times(draft.profile) else "layers take no time"
-    return f"{told}; {times}; profile {prepared.profile}"

@@ -13,6 +13,8 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 
+from omegaconf import DictConfig
+
 from harness import files, sweep_lock, sweep_run
 from harness.launch import preemptible
 from harness.problem import CannotRun, Problem
@@ -48,15 +50,16 @@ def main(overrides: Sequence[str]) -> int:
 
 def _go_through(rows: Sequence[Row], folder: Path, display: Display) -> None:
     """First those that cannot run, then all others, at last what another sweep was running meanwhile."""
+    configs: dict[str, DictConfig | None] = {}
     for row in rows:
-        _refuse_impossible(row, folder / row.point.id)
+        configs[row.point.id] = _composed(row, folder / row.point.id)
         if row.record:
             display.ended(row)
     elsewhere = []
     for row in rows:
         if row.record is None:
             try:
-                sweep_run.run_point(row, folder / row.point.id, display.refresh)
+                sweep_run.run_point(row, folder / row.point.id, configs.pop(row.point.id), display.refresh)
                 display.ended(row)
             except Busy:
                 row.waits = "elsewhere"
@@ -66,11 +69,16 @@ def _go_through(rows: Sequence[Row], folder: Path, display: Display) -> None:
         display.ended(row)
 
 
-def _refuse_impossible(row: Row, folder: Path) -> None:
-    """Fill in the row's record if the point is done already, or if it cannot run: see `sweep_run.impossible`."""
-    if not sweep_run.done_before(row, folder) and (record := sweep_run.impossible(row.point)):
-        with contextlib.suppress(Busy):
-            sweep_run.refuse(row, folder, record)
+def _composed(row: Row, folder: Path) -> DictConfig | None:
+    """The configuration of a point that is to run; the record of one that is done already, or cannot run."""
+    if sweep_run.done_before(row, folder):
+        return None
+    found = sweep_run.composed(row.point)
+    if not isinstance(found, RunRecord):
+        return found
+    with contextlib.suppress(Busy):
+        sweep_run.refuse(row, folder, found)
+    return None
 
 
 def _wait_for(row: Row, folder: Path, former: RunRecord | None, display: Display) -> None:
@@ -82,7 +90,7 @@ def _wait_for(row: Row, folder: Path, former: RunRecord | None, display: Display
             if found != former and found and found.status not in ("running", "preempted"):
                 row.record = found
             else:
-                sweep_run.run_point(row, folder, display.refresh)
+                sweep_run.run_point(row, folder, waiting=display.refresh)
         except Busy:
             display.refresh()
             time.sleep(sweep_run.POLL_S)

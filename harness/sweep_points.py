@@ -122,12 +122,13 @@ def _file(overrides: Sequence[str], parser: OverridesParser) -> tuple[list[Table
         right = isinstance(point, list) and all(isinstance(item, str) for item in point)
         _expect(right, f"{where} points[{number}]", "a list such as [engine=gpipe, batch.size=16]", point)
     tables = [_table(point, parser, f"{where} points[{number}] ") for number, point in enumerate(points)]
-    product = [text for key, values in grid.items() for text in _spelled(key, values)]
+    product = [text for key, values in grid.items() for text in _spelled(key, values, where)]
     return tables, _table(product, parser, f"{where} grid ", several=True)
 
 
-def _spelled(key: str, values: Any) -> list[str]:
+def _spelled(key: str, values: Any, where: str) -> list[str]:
     """The overrides of one line of a grid: `key: 1,2`, `key: range(4)`, `key: [1, 2]` or `key: 1`."""
+    _expect(values != [], f"{where} grid {key}", "at least one value", values)
     return [f"{key}={_typed(value)}" for value in (values if isinstance(values, list) else [values])]
 
 
@@ -148,6 +149,8 @@ def _table(texts: Sequence[str], parser: OverridesParser, where: str, several: b
             continue
         if where and key in WHOLE:
             problems.append(Problem(f"{where}{text}", "belongs to the whole sweep", f"python run.py -m {text} ..."))
+        if not values:
+            problems.append(Problem(f"{where}{text}", "gives no value, so there is no point", f"{key}=..."))
         new = [f"{key}={value}" if value is not None else key for value in values]
         table[key] = [*(table.get(key, []) if several else []), *new]
     if problems:

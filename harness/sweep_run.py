@@ -26,6 +26,7 @@ from harness.compose import compose
 from harness.overrides import quoted
 from harness.problem import CannotRun
 from harness.record import RunRecord, Status
+from harness.run_files import RECORD
 from harness.serial import SchemaError, finite
 from harness.sweep_points import Point
 from harness.sweep_table import Row
@@ -36,7 +37,6 @@ GRACE_S = 20.0
 CONSOLE = "console"
 """The file in a run's folder that holds what the run printed."""
 CONSOLE_BYTES = 32 << 20
-RECORD = "record.json"
 
 
 def done_before(row: Row, folder: Path) -> bool:
@@ -48,8 +48,8 @@ def done_before(row: Row, folder: Path) -> bool:
     return row.before
 
 
-def impossible(point: Point, devices: Callable[[DictConfig], int | None] = lambda config: None) -> RunRecord | None:
-    """The record of a point that cannot run, as far as that can be told at once: without torch or a measurement.
+def composed(point: Point, devices: Callable[[DictConfig], int | None] = lambda config: None) -> DictConfig | RunRecord:
+    """The configuration of a point; of one that cannot run, as far as that can be told without torch, its record.
 
     `devices` tells what cluster=local will have where a configuration runs; None: what it has here.
     """
@@ -57,12 +57,14 @@ def impossible(point: Point, devices: Callable[[DictConfig], int | None] = lambd
         config = compose(point.overrides)
     except CannotRun as error:
         return _begun(point, "infeasible", str(error))
-    container: Any = OmegaConf.to_container(config, resolve=True)
-    if config.cluster.name == "local" and not config.cluster.devices:
+    typed = config.cluster.devices
+    if config.cluster.name == "local" and not typed:
         config.cluster.devices = devices(config)
     problems = preparation.request_problems(config, point.overrides)
+    config.cluster.devices = typed
     if not problems:
-        return None
+        return config
+    container: Any = OmegaConf.to_container(config, resolve=True)
     reason = str(CannotRun(problems, request.title(config, point.overrides)))
     source: Any = "measured" if config.mode == "run" else "simulated"
     return replace(_begun(point, "infeasible", reason), source=source, config=finite(container))
@@ -78,11 +80,15 @@ def refuse(row: Row, folder: Path, record: RunRecord) -> None:
             record.save(folder / RECORD)
 
 
-def run_point(row: Row, folder: Path, waiting: Callable[[], None] = lambda: None, here: bool = False) -> None:
+def run_point(
+    row: Row, folder: Path, config: DictConfig | None = None, waiting: Callable[[], None] = lambda: None,
+    here: bool = False,
+) -> None:  # fmt: skip
     """Fill in the row's record: from `folder` where the point is done already, by running it otherwise.
 
-    `here`: in this process, as points that only plan or simulate always are. Raises `sweep_lock.Busy`, and
-    KeyboardInterrupt, with the record filled in, if the run was ended from outside.
+    `config` is the point's, if it is composed already. `here`: in this process, as points that only plan or simulate
+    always are. Raises `sweep_lock.Busy`, and KeyboardInterrupt, with the record filled in, if the run was ended from
+    outside.
     """
     if done_before(row, folder):
         return
@@ -91,13 +97,15 @@ def run_point(row: Row, folder: Path, waiting: Callable[[], None] = lambda: None
         row.began_s = time.monotonic()
         if not done_before(row, folder):
             waiting()
-            _run(row, folder, waiting, here, lock)
+            _run(row, folder, config, waiting, here, lock)
 
 
-def _run(row: Row, folder: Path, waiting: Callable[[], None], here: bool, lock: int) -> None:
+def _run(
+    row: Row, folder: Path, config: DictConfig | None, waiting: Callable[[], None], here: bool, lock: int
+) -> None:  # fmt: skip
     earlier = stored(folder)
     try:
-        config = compose(row.point.overrides)
+        config = compose(row.point.overrides) if config is None else config
     except CannotRun as error:
         row.record = finish(None, row.point, folder, "infeasible", str(error))
         return

@@ -11,7 +11,7 @@ import fcntl
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,8 +69,8 @@ class Array:
         indices = {point.id: index for index, point in enumerate(known)}
         new = [point for point in points if point.id not in indices]
         if new:
-            lines = [json.dumps({"id": one.id, "overrides": one.overrides}) for one in [*known, *new]]
-            files.write_text(self.folder / POINTS, "\n".join(lines) + "\n")
+            lines = ({"id": one.id, "overrides": one.overrides} for one in [*known, *new])
+            files.write_text(self.folder / POINTS, _text(lines))
             indices |= {point.id: len(known) + number for number, point in enumerate(new)}
         return [indices[point.id] for point in points]
 
@@ -91,20 +91,27 @@ class Array:
         path = self.own / SETTINGS
         return Settings.load(path) if path.exists() else None
 
-    def submit(self, indices: Sequence[int], settings: Settings, shape: Shape) -> str:
-        """Submit these points as one array; returns its job id. Raises CannotRun with what sbatch says."""
+    def submit(self, indices: Sequence[int], settings: Settings, shape: Shape, grace_s: float) -> str:
+        """Submit these points as one array; returns its job id. Raises CannotRun with what sbatch says.
+
+        An array that cannot be noted down (a full disk) is cancelled: nobody would know of it.
+        """
         places = Places(self.folder, self.own, Path.cwd(), registry.ROOT, Path(sys.executable))
-        files.write_text(self.own / SCRIPT, script(settings, shape, indices, places))
+        files.write_text(self.own / SCRIPT, script(settings, shape, indices, places, grace_s))
         settings.save(self.own / SETTINGS)
         job = client.ask(["sbatch", "--parsable", str(self.own / SCRIPT)]).strip().partition(";")[0]
-        with (self.own / JOBS).open("a", encoding="utf-8") as jobs:
-            jobs.write(json.dumps({"job": job, "indices": list(indices)}) + "\n")
+        known = [*self.jobs(), Job(job, tuple(indices))]
+        try:
+            files.write_text(self.own / JOBS, _text({"job": one.id, "indices": one.indices} for one in known))
+        except OSError:
+            client.ask(["scancel", job])
+            raise
         return job
 
 
 def _lines(path: Path) -> list[dict[str, Any]]:
-    """The whole lines of a file; one that a full disk has cut off is none."""
-    if not path.exists():
-        return []
-    text = path.read_text(encoding="utf-8")
-    return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+
+
+def _text(lines: Iterable[dict[str, Any]]) -> str:
+    return "".join(f"{json.dumps(line)}\n" for line in lines)

@@ -21,9 +21,10 @@ CHUNK = 32
 
 @dataclass(frozen=True)
 class Examined:
-    """`refused` is the record of a point that cannot run, which needs nothing."""
+    """`refused` is the record of a point that cannot run, which needs nothing; any other may take `grace_s` to stop."""
 
     need: Need
+    grace_s: float = 0.0
     refused: RunRecord | None = None
 
 
@@ -44,4 +45,5 @@ def _look(point: Point, given: int) -> Examined:
         found = need(config)
         return max(found.devices, given)
 
-    return Examined(found, refused) if (refused := sweep_run.impossible(point, there)) else Examined(found)
+    made = sweep_run.composed(point, there)
+    return Examined(found, refused=made) if isinstance(made, RunRecord) else Examined(found, made.launch.grace_s)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import shlex
 from collections.abc import Sequence
@@ -11,8 +12,8 @@ from pathlib import Path
 from slurm.need import Shape
 from slurm.settings import Settings
 
-SIGNAL_S = 60
-"""The parent of a point is told so long before the time limit."""
+SPARE_S = 30
+"""The parent of a point is told of its time limit so long before it, and as long as the run may take to stop."""
 
 
 @dataclass(frozen=True)
@@ -26,8 +27,8 @@ class Places:
     python: Path
 
 
-def script(settings: Settings, shape: Shape, indices: Sequence[int], places: Places) -> str:
-    """The text of the file: an array of `indices`, each with the nodes and tasks of `shape`."""
+def script(settings: Settings, shape: Shape, indices: Sequence[int], places: Places, grace_s: float) -> str:
+    """The text of the file: an array of `indices`, each with the nodes and tasks of `shape`, `grace_s` to stop."""
     options = {
         "job-name": re.sub(r"[^\w.-]+", "-", places.folder.name),
         "partition": settings.partition,
@@ -41,7 +42,7 @@ def script(settings: Settings, shape: Shape, indices: Sequence[int], places: Pla
         "gpus-per-node": str(settings.gpus) if settings.gpus else None,
         "mem": settings.mem,
         "time": settings.time,
-        "signal": f"B:USR1@{SIGNAL_S}",
+        "signal": f"B:USR1@{SPARE_S + math.ceil(grace_s)}",
         "output": str(places.logs).replace("%", "%%") + "/%A_%a.log",
         "open-mode": "append",
         "chdir": str(places.working),

@@ -6,6 +6,7 @@ run already are not submitted; one that cannot run is told and recorded instead.
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Sequence
 
@@ -18,9 +19,9 @@ from harness.record import EXIT_CODES, RunRecord
 from harness.sweep_lock import Busy
 from harness.sweep_points import expand
 from harness.sweep_table import Row
-from slurm import need, partition, settings, states
+from slurm import kill_wait, need, partition, settings, states
 from slurm.array import Array
-from slurm.examined import examine
+from slurm.examined import Examined, examine
 from slurm.settings import Settings
 
 REASON_LINES = 8
@@ -50,25 +51,31 @@ def main(arguments: Sequence[str]) -> int:
 def submit(array: Array, indices: Sequence[int], wanted: Settings, known: Sequence[partition.Partition]) -> str:
     """Submit those of the points that have to run; returns what to tell the user. Raises CannotRun."""
     chosen = partition.choose(wanted, known)
-    points = array.points()
-    active = states.active(array)
+    points, active = array.points(), states.active(array)
     rows = {index: Row(points[index]) for index in indices}
-    todo = [i for i, row in rows.items() if i not in active and not sweep_run.done_before(row, array.run(row.point))]
+    found = _to_run(array, {index: row for index, row in rows.items() if index not in active}, wanted)
+    told = _counts(rows, len(found), active)
+    if not found:
+        return f"{told}: nothing to submit ({array.folder})"
+    shape = need.shape([one.need for one in found.values()], wanted, chosen)
+    if problems := partition.shortages(wanted, shape.nodes, shape.tasks, chosen):
+        raise CannotRun(problems, settings.TITLE)
+    grace_s = max(one.grace_s for one in found.values())
+    job = array.submit(list(found), wanted, shape, grace_s)
+    each = f"{shape.nodes} node{'s' * (shape.nodes > 1)} x {shape.tasks} task{'s' * (shape.tasks > 1)} each"
+    lines = [told, f"job {job}, {each}, partition {chosen.name}", kill_wait.note(grace_s)]
+    return "\n".join([*filter(None, lines), f"python -m slurm.status {shlex.quote(str(array.folder))}"])
+
+
+def _to_run(array: Array, rows: dict[int, Row], wanted: Settings) -> dict[int, Examined]:
+    """The points that have to run, by index. Those that cannot get their record, and are told."""
     given = (wanted.nodes or 1) * (wanted.tasks or wanted.gpus or 1)
-    found = dict(zip(todo, examine([points[index] for index in todo], given), strict=True))
+    todo = [index for index, row in rows.items() if not sweep_run.done_before(row, array.run(row.point))]
+    found = dict(zip(todo, examine([rows[index].point for index in todo], given), strict=True))
     for index, one in found.items():
         if one.refused:
             _refuse(array, rows[index], one.refused)
-    missing = [index for index in todo if rows[index].record is None]
-    told = _counts(rows, missing, active)
-    if not missing:
-        return f"{told}: nothing to submit ({array.folder})"
-    shape = need.shape([found[index].need for index in missing], wanted, chosen)
-    if problems := partition.shortages(wanted, shape.nodes, shape.tasks, chosen):
-        raise CannotRun(problems, settings.TITLE)
-    job = array.submit(missing, wanted, shape)
-    each = f"{shape.nodes} node{'s' * (shape.nodes > 1)} x {shape.tasks} task{'s' * (shape.tasks > 1)} each"
-    return f"{told}\njob {job}, {each}, partition {chosen.name}\npython -m slurm.status {array.folder}"
+    return {index: one for index, one in found.items() if rows[index].record is None}
 
 
 def _refuse(array: Array, row: Row, record: RunRecord) -> None:
@@ -82,9 +89,9 @@ def _refuse(array: Array, row: Row, record: RunRecord) -> None:
     Console(file=sys.stdout).print(Text(text), soft_wrap=True)
 
 
-def _counts(rows: dict[int, Row], missing: Sequence[int], active: dict[int, str]) -> str:
+def _counts(rows: dict[int, Row], submitted: int, active: dict[int, str]) -> str:
     """24 points: 20 submitted, 1 infeasible, 2 done before, 1 waits or runs already"""
-    parts = [f"{len(missing)} submitted"]
+    parts = [f"{submitted} submitted"]
     for what, number in (
         ("infeasible", sum(row.record is not None and not row.before for row in rows.values())),
         ("done before", sum(row.before for row in rows.values())),

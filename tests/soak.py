@@ -1,5 +1,6 @@
-"""Two trials by disturbance: `make soak`, an hour; `make soak ARGS="4 20"` is what continuous integration does.
+"""Trials by disturbance: `make soak`, an hour; `make soak ARGS="4 20"` is what continuous integration does.
 
+    every engine           computes on two nodes of an emulated Slurm what it does here (the tests marked soak)
     on an emulated Slurm   24 points over all engines, 2 nodes x 2 ranks each; meanwhile a node is set down, a rank is
                            killed, a job preempted, another one cancelled, the controller started again
     here                   200 points, one in ten killed at a random moment, and twice the sweep itself
@@ -49,6 +50,7 @@ def main(arguments: Sequence[str]) -> int:
     many, few = (int(text) for text in arguments or ("24", "200"))
     assert not emulated.missing(), emulated.missing()
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # so that all is ended then, too
+    subprocess.run([sys.executable, "-m", "pytest", "-q", "-m", "soak", "tests/slurm"], cwd=ROOT, check=True)
     with tempfile.TemporaryDirectory() as folder:
         with emulated.running(Path(folder) / "cluster") as cluster:
             on_slurm(many, Path(folder), cluster)
@@ -89,7 +91,7 @@ def _one_that_trains(run: Path, cluster: Cluster) -> tuple[PointState, str] | No
     while time.monotonic() < deadline:
         if cluster.settled():
             return None
-        _begin_at_once(cluster)
+        cluster.begin_soon()
         lines = cluster.ask("squeue", "-h", "-r", "-t", "RUNNING", "-o", "%F_%K %K").splitlines()
         jobs = {int(index): job for job, index in map(str.split, lines) if index.isdigit()}
         for one in survey(Array(run))[0]:
@@ -138,16 +140,8 @@ def _settle(cluster: Cluster) -> None:
     deadline = time.monotonic() + PATIENCE_S
     while not cluster.settled():
         assert time.monotonic() < deadline, cluster.ask("squeue")
-        _begin_at_once(cluster)
+        cluster.begin_soon()
         time.sleep(1)
-
-
-def _begin_at_once(cluster: Cluster) -> None:
-    """What was requeued would wait for two minutes."""
-    for line in cluster.ask("squeue", "-h", "-r", "-t", "PENDING", "-o", "%i %r").splitlines():
-        job, _, reason = line.partition(" ")
-        if reason == "BeginTime":
-            cluster.ask("scontrol", "update", f"jobid={job}", "StartTime=now", check=False)
 
 
 def here(count: int, folder: Path) -> None:

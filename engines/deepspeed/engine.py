@@ -12,10 +12,9 @@ again instead of whole stages, and half precision needs no ZeRO. With zero=0 it 
 call DeepSpeed: the same with the optimizer in shards, to whose owners gradients go by a reduce-scatter, as in the paper
 and in DeepSpeed then (0.19 sums them for everybody).
 
-With ZeRO the optimizer steps float32 copies of the weights. These are what a state holds, so that it goes on exactly;
-but in float16 the scale of the loss is found anew, and with `offload` DeepSpeed's own Adam goes on with powers of its
-betas that may be a rounding off. With ZeRO a step whose gradients are not finite is skipped, as usual in float16, and
-the log says so.
+With ZeRO the optimizer steps float32 copies of the weights. These are what a state holds, in float16 with the scale of
+the loss, so that it goes on exactly; but with `offload` DeepSpeed's own Adam goes on with powers of its betas that may
+be a rounding off. With ZeRO a step whose gradients are not finite is skipped, as usual in float16, and the log says so.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from engines.deepspeed import library
+from engines.deepspeed import library, scaling
 from engines.deepspeed.config import Config
 from harness.interfaces import Batch, Model, SessionSpec, StepMetrics
 from harness.plan import Plan
@@ -58,5 +58,11 @@ class DeepSpeedSession(RankSession):
     def local_state(self) -> dict[str, Any]:
         return self.state.save()
 
+    def state_dict(self) -> dict[str, Any]:
+        """In float16 with the scale of the loss, too."""
+        found, scale = super().state_dict(), scaling.state(self.engine.optimizer)
+        return found | {"loss_scale": scale} if found and scale else found
+
     def load_local(self, state: dict[str, Any]) -> None:
         self.state.load(state)
+        scaling.load(self.engine.optimizer, state.get("loss_scale"))

@@ -118,7 +118,8 @@ class State:
             }
         if hasattr(self.around, "_lazy_init_hp_params_optimizer_state"):
             self.around._hp_optimizer_states_linked = False
-            self.around._lazy_init_hp_params_optimizer_state()
+            if example:  # else DeepSpeed does it in its first step, when there is something
+                self.around._lazy_init_hp_params_optimizer_state()
 
     def _count(self, steps: Tensor) -> Any:
         """A counter as the optimizer keeps it: DeepSpeed's own Adam an int, torch's a tensor."""

@@ -37,6 +37,14 @@ def test_the_last_two_are_kept(tmp_path: Path) -> None:
     assert [after(step) for step in (1, 2)] == ["after 1 step", "after 2 steps"]
 
 
+def test_the_newest_is_that_of_most_steps_whatever_the_clock_said(tmp_path: Path) -> None:
+    for step in (1, 2):
+        write(tmp_path, step, save)
+        os.utime(place(tmp_path, step), (0, 1e9 - step))
+    write(tmp_path, 3, save)
+    assert steps(tmp_path) == [3, 2]
+
+
 @pytest.mark.parametrize("where", [0.02, 0.5, 0.97])
 def test_a_flipped_byte_is_found(tmp_path: Path, where: float) -> None:
     write(tmp_path, 1, save)

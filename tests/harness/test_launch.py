@@ -1,3 +1,4 @@
+import itertools
 import json
 import os
 import signal
@@ -104,6 +105,33 @@ stuck_rank()
 
 def test_a_rank_that_writes_is_not_timed_out(tmp_path):
     code = f"import time\nfor _ in range(8): time.sleep(0.2); open({str(tmp_path / 'metrics.jsonl')!r}, 'a').write('x')"
+    assert supervise([python(code)], tmp_path, 1.0) == Outcome("ok")
+
+
+def test_a_rank_that_prints_without_end_fills_no_disk(tmp_path, monkeypatch):
+    monkeypatch.setattr(launch, "LOG_BYTES", 20_000)
+    code = f"""
+import os, time
+largest = 0
+while (size := os.stat({str(tmp_path / "log")!r}).st_size) >= largest:
+    largest = size
+    print("y" * 1000, flush=True)
+    time.sleep(0.001)
+print("the end")
+"""
+    assert supervise([python(code)], tmp_path, 10) == Outcome("ok")
+    log = (tmp_path / "log").read_text()
+    assert "bytes were printed here and are not kept]" in log and log.endswith("the end\n")
+
+
+@pytest.mark.parametrize("day_s", [86400.0, -86400.0])
+def test_a_clock_that_jumps_ends_no_run(tmp_path, monkeypatch, day_s):
+    """A day at each look: neither limits nor files' times go by it."""
+    jumps, now = itertools.count(1), time.time()
+    monkeypatch.setattr(time, "time", lambda: now + day_s * next(jumps))
+    monkeypatch.setattr(time, "time_ns", lambda: int(1e9 * (now + day_s * next(jumps))))
+    log = str(tmp_path / "log")
+    code = f"import os, time\nfor i in range(8): time.sleep(0.2); os.utime({log!r}, (0, 1e9 - {day_s} * i))"
     assert supervise([python(code)], tmp_path, 1.0) == Outcome("ok")
 
 

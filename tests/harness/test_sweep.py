@@ -9,14 +9,16 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from omegaconf import DictConfig
 
-from harness import registry, sweep, sweep_lock, sweep_run
+from harness import files, registry, sweep, sweep_lock, sweep_run
 from harness.compose import compose
 from harness.overrides import quoted
 from harness.problem import CannotRun
@@ -182,6 +184,8 @@ def test_the_folder_says_the_scale(
         ("points: [steps=1]", r"sweeps/mine.yaml points\[0\] +must hold a list such as"),
         ("points: [[{steps: 1}]]", r"sweeps/mine.yaml points\[0\] +must hold a list such as"),
         ("points: []", r"sweeps/mine.yaml points +must hold a list of lists"),
+        ("grid: {steps: []}", r"sweeps/mine.yaml grid steps +must hold at least one value"),
+        ("grid: {steps: range(0)}", r"grid steps=range\(0\) +gives no value"),
         ("grid: [steps]", r"sweeps/mine.yaml grid +must hold key: \[values\]"),
         ("points: [[steps]]", r"points\[0\] steps +cannot be read"),
         ("points: [[out=x]]", r"points\[0\] out=x +belongs to the whole sweep"),
@@ -200,6 +204,8 @@ def test_a_file_that_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, t
         ("+sweeps=smoke,smoke", r"is not one of|takes one"),
         ("steps=interval(1,2)", r"steps=interval\(1,2\) +cannot be read"),
         ("steps=[", r"steps=\[ +cannot be read"),
+        ("steps=range(3,3)", r"steps=range\(3,3\) +gives no value, so there is no point +-> steps="),
+        ("engine=glob(nothing*)", r"engine=glob\(nothing\*\) +gives no value"),
     ],
 )
 def test_a_command_line_that_is_wrong(typed: str, message: str) -> None:
@@ -336,7 +342,7 @@ from harness import registry, sweep, sweep_lock, sweep_run
 from harness.compose import compose
 registry.ROOT = Path(sys.argv[1])
 sweep_run.GRACE_S = 1.0
-sys.exit(sweep.main(["steps=1,2", "out=" + sys.argv[2]]))
+sys.exit(sweep.main(["steps=1,2", "launch.grace_s=0", "out=" + sys.argv[2]]))
 """
 TIDY = """
 record(status='running')
@@ -409,6 +415,35 @@ def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(CannotRun, match=r"out .*/file/x +cannot be made a folder: Not a directory"):
         sweep.main(["steps=1", f"out={tmp_path}/file/x"])
+
+
+def test_a_folder_that_nobody_may_write() -> None:
+    with pytest.raises(CannotRun, match=r"out /proc/.* +cannot be made a folder: .* +-> out=DIR"):
+        sweep.main(["steps=1", "out=/proc/sys/sweep"])
+
+
+def test_a_full_disk_ends_the_sweep_with_a_word(tmp_path: Path, profile: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(path: Path, data: bytes) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(files, "write_bytes", full)
+    typed = ["mode=plan", "tracker=none", quoted("profile", str(profile)), quoted("out", str(tmp_path / "out"))]
+    with pytest.raises(CannotRun, match=r"out .* +cannot be written: .*No space left"):
+        sweep.main(typed)
+    assert not list((tmp_path / "out").rglob("*.json")), "no half of a record"
+
+
+def test_each_point_is_composed_once(tmp_path: Path, profile: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    composed = []
+
+    def counted(overrides: Sequence[str]) -> DictConfig:
+        composed.append(overrides)
+        return compose(overrides)
+
+    monkeypatch.setattr(sweep_run, "compose", counted)
+    typed = ["mode=plan", "tracker=none", "batch.micro_batches=8,4", "seed=1,2", quoted("profile", str(profile))]
+    sweep.main([*typed, f"out={tmp_path / 'out'}"])
+    assert sorted(composed) == sorted(point.overrides for point in expand(typed))
 
 
 COUNTING = """

@@ -15,6 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from datetime import datetime, timedelta
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -104,6 +105,19 @@ class Cluster:
     def settled(self) -> bool:
         """No job is left that waits, runs or ends."""
         return not self.ask("squeue", "-h").strip()
+
+    def begin_soon(self) -> None:
+        """As an administrator who does not wait: requeued jobs are held back for two minutes, or until released.
+
+        A node refuses one that comes back within the same second.
+        """
+        columns = "JobArrayID:|,Reason:|,EligibleTime:"
+        for line in self.ask("squeue", "-h", "-r", "-t", "PENDING", "-O", columns).splitlines():
+            job, reason, begin = line.split("|")
+            if reason == "BeginTime" and datetime.fromisoformat(begin) > datetime.now() + timedelta(seconds=10):
+                self.ask("scontrol", "update", f"jobid={job}", "StartTime=now+3", check=False)
+            elif "requeued held" in reason:  # on a busy machine a node may fail to start a job
+                self.ask("scontrol", "release", job, check=False)
 
     def restart_controller(self) -> None:
         """As an administrator does."""

@@ -33,6 +33,8 @@ ENGINES = {
     "sbp": ["precision.dtype=float64", "planner=autoddl"],
     "myelin": ["precision.dtype=float64", "mesh.pipeline=2", "mesh.data=2"],
 }
+ALWAYS = ("ddp", "myelin")
+"""One that meets by a TCP store, one by PMI-2; the others are part of `make soak`."""
 GROUP = """
 import os, signal, sys, time
 from harness import group, joined, rank
@@ -104,7 +106,9 @@ def forked(of: Path, folder: Path) -> list[float]:
     return losses(folder)
 
 
-@pytest.mark.parametrize("engine", ENGINES)
+@pytest.mark.parametrize(
+    "engine", [pytest.param(name, marks=[] if name in ALWAYS else pytest.mark.soak) for name in ENGINES]
+)
 def test_every_engine_on_two_nodes(engine: str, job: str, cluster: Cluster, tmp_path: Path) -> None:
     typed = [*TINY, f"engine={engine}", *ENGINES[engine], f"out={tmp_path / 'srun'}"]
     record = runner.run(compose(typed), typed)

@@ -29,7 +29,7 @@ FULL = Settings(partition="gpu", gpus=4, time="1-0", mem="64G", parallel=8, acco
     ],
 )
 def test_golden(name: str, settings: Settings, shape: Shape, places: Places) -> None:
-    text = script(settings, shape, [0, 1, 2, 3, 9], places)
+    text = script(settings, shape, [0, 1, 2, 3, 9], places, grace_s=30)
     assert text == (GOLDEN / f"{name}.sbatch").read_text()
     subprocess.run(["bash", "-n"], input=text, text=True, check=True)
 

@@ -104,13 +104,36 @@ def test_status_and_only(cluster: Cluster, tmp_path: Path, capsys: pytest.Captur
     cluster.ask("scancel", f"{job.id}_2")
     wait_for(lambda: states_of(folder)[2] == "preempted", "the cancelled run's end", RUN_S)
     # what comes back is short: the same points, but Slurm is not asked to run a million steps again
-    shorten(folder)
-    assert status.main(["s", "--only", "missing,error,preempted", "slurm.parallel=4"]) == 0
+    shorten(folder, 2)
+    assert status.main(["s", "--only", "missing,error", "slurm.parallel=4"]) == 0
     assert status.main(["s", "--only", "timeout"]) == 0
     assert "no point is timeout" in capsys.readouterr().out
     wait_for(cluster.settled, "the second array", RUN_S)
     found = states.survey(Array(folder))[0]
-    assert [one.state for one in found] == ["ok"] * 4, [one.reason for one in found]
+    assert [one.state for one in found] == ["preempted", "ok", "preempted", "ok"], [one.reason for one in found]
+    assert not cluster.processes()
+
+
+def test_a_point_goes_on_after_its_time_limit(cluster: Cluster, tmp_path: Path) -> None:
+    """Two ranks on two nodes. Slurm signals the batch step, as it does before the limit; the point asks for more."""
+    folder = tmp_path / "s"
+    typed = [*long_run(), "engine=ddp", "mesh.data=2", "batch.micro_batches=4", "out=s"]
+    assert submit.main([*typed, "slurm.nodes=2", "slurm.tasks=1", "slurm.time=5"]) == 0
+    (job,), (point,) = Array(folder).jobs(), Array(folder).points()
+    lines = folder / point.id / "metrics.jsonl"
+    wait_for(lambda: lines.exists() and lines.stat().st_size, "a step", RUN_S)
+    cluster.ask("scancel", "--batch", "--signal=USR1", f"{job.id}_0")
+    wait_for(lambda: states_of(folder) == ["pending"], "the requeued run", RUN_S)
+    stopped = RunRecord.load(folder / point.id / "record.json")
+    done = len(lines.read_text().splitlines())
+    assert stopped.status == "preempted" and f"ended by SIGUSR1 after {done} step" in stopped.reason
+    shorten(folder, done + 3)
+    cluster.begin_soon()
+    wait_for(cluster.settled, "the run's end", RUN_S)
+    record = RunRecord.load(folder / point.id / "record.json")
+    assert record.status == "ok", Array(folder).log(job.id, 0).read_text()
+    assert (record.id, record.manifest["resumed"]) == (stopped.id, [done])
+    assert [json.loads(line)["step"] for line in lines.read_text().splitlines()] == list(range(done + 3))
     assert not cluster.processes()
 
 
@@ -127,10 +150,10 @@ def parent_of(cluster: Cluster, job: str) -> int:
     raise AssertionError(f"{job} has no parent")
 
 
-def shorten(folder: Path) -> None:
-    """Two steps instead of a million, in the points' own file; their folders stay."""
+def shorten(folder: Path, steps: int) -> None:
+    """So many steps instead of a million, in the points' own file; their folders stay."""
     path = folder / array.POINTS
-    path.write_text(path.read_text().replace("steps=1000000", "steps=2"))
+    path.write_text(path.read_text().replace("steps=1000000", f"steps={steps}"))
 
 
 def test_a_request_that_cannot_be_met(cluster: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,70 @@
+"""A sweep's folder as Slurm's arrays know it, without Slurm."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from harness import files
+from harness.sweep_points import Point, expand
+from slurm import array, client
+from slurm.array import Array, Job
+from slurm.need import Shape
+from slurm.settings import Settings
+
+POINTS = expand(["seed=0,1,2"])
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What Slurm was asked; it says that the array is job 7."""
+    programs: list[str] = []
+
+    def ask(command: Sequence[str]) -> str:
+        programs.append(command[0])
+        return "7;cluster\n"
+
+    monkeypatch.setattr(client, "ask", ask)
+    return programs
+
+
+def submitted(folder: Path) -> Array:
+    found = Array(folder)
+    with found.changing():
+        found.submit(found.add(POINTS), Settings(nodes=2), Shape(2, 1), 30)
+    return found
+
+
+def test_what_was_submitted_is_known(tmp_path: Path, asked: list[str]) -> None:
+    found = submitted(tmp_path)
+    with found.changing():
+        assert found.add([Point.of(["seed=9"]), *POINTS[1:]]) == [3, 1, 2], "an index stays what it is"
+        found.submit([3], Settings(), Shape(1, 1), 30)
+    assert found.jobs() == [Job("7", (0, 1, 2)), Job("7", (3,))]
+    assert found.settings() == Settings(), "of the last submission"
+    assert asked == ["sbatch", "sbatch"]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"), [(array.JOBS, ["sbatch", "scancel"]), (array.SCRIPT, []), (array.POINTS, [])]
+)
+def test_a_full_disk_leaves_no_job_that_nobody_knows(
+    tmp_path: Path, asked: list[str], monkeypatch: pytest.MonkeyPatch, name: str, expected: list[str]
+) -> None:
+    submitted(tmp_path)
+    asked.clear()
+    write = files.write_bytes
+
+    def write_bytes(path: Path, data: bytes) -> None:
+        if path.name == name:
+            raise OSError(28, "No space left on device")
+        write(path, data)
+
+    monkeypatch.setattr(files, "write_bytes", write_bytes)
+    found = Array(tmp_path)
+    with pytest.raises(OSError, match="No space"), found.changing():
+        found.submit(found.add([*POINTS, Point.of(["seed=3"])]), Settings(), Shape(1, 1), 30)
+    assert asked == expected
+    assert [job.indices for job in found.jobs()] == [(0, 1, 2)]
