@@ -7,10 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from analysis.bench import contestant, engines, picture
+from analysis.bench import contestant, engines
 from analysis.bench.contestant import Entry
 from analysis.bench.engines import Row, contest
 from analysis.bench.race import Times
+from analysis.plots import race as race_picture
 from harness.interfaces import Batch, OptimizerSpec
 from tests.analysis.bench.conftest import CONTESTANTS, HERE, KEYS
 from tests.analysis.bench.stumbling import fails, hangs, is_killed, stumbles
@@ -33,8 +34,9 @@ def test_a_race_has_a_row_for_each_whose_engine_is_there(monkeypatch: pytest.Mon
         assert 0 < low <= row["step"] <= high
         assert row["peak memory"] > 1000
     assert rows[0]["speed / single"] == 1.0
-    drawn = picture.figure(rows).axes[0]
-    assert [text.get_text() for text in drawn.get_yticklabels()] == ["ddp", "gpipe", "single"]
+    drawn = race_picture.figure(rows)
+    assert drawn
+    assert [text.get_text() for text in drawn.axes[0].get_yticklabels()] == ["ddp", "gpipe", "single"]
 
 
 def test_the_figures_of_a_row() -> None:
