@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +14,7 @@ import torch
 from harness import checkpoint_files
 from harness.checkpoint import Checkpoints
 from harness.checkpoint_files import FOLDER, after, forget, pass_over, place, steps, tidy, whole, write
+from tests.full_disk import full_disk
 
 WEIGHTS = torch.arange(20_000.0)
 
@@ -104,20 +103,10 @@ class Session:
         return {"model": {"weight": WEIGHTS}, "optimizer": {}, "step": 2}
 
 
-@pytest.fixture
-def full_disk(monkeypatch: pytest.MonkeyPatch):
-    """No file may grow beyond 50 kB: writing fails as on a full disk, with EFBIG for ENOSPC."""
-    former, ignored = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, former[1]))
-    yield
-    resource.setrlimit(resource.RLIMIT_FSIZE, former)
-    signal.signal(signal.SIGXFSZ, ignored)
-
-
-def test_on_a_full_disk_the_run_goes_on_and_says_so(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_on_a_full_disk_the_run_goes_on_and_says_so(tmp_path: Path) -> None:
     write(tmp_path, 1, save)
-    request.getfixturevalue("full_disk")
     said: list[str] = []
-    assert not Checkpoints(tmp_path, every=2, say=said.append).after(Session(), 2, None, lambda: None)  # type: ignore
+    with full_disk(50_000):
+        assert not Checkpoints(tmp_path, every=2, say=said.append).after(Session(), 2, None, lambda: None)  # type: ignore
     assert names(tmp_path) == {"step-1.pt"}
     assert len(said) == 1 and said[0].startswith("no checkpoint after 2 steps, older ones stay: ")

@@ -1,26 +1,13 @@
 from __future__ import annotations
 
-import resource
 import stat
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 from harness import files
-
-
-@contextmanager
-def full_disk(size: int) -> Iterator[None]:
-    """No file can grow beyond `size` bytes: writing fails half-way, as on a full disk."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+from tests.full_disk import full_disk
 
 
 def test_writes_make_folders_and_replace(tmp_path: Path) -> None:
