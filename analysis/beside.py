@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,9 +36,11 @@ def parameters(record: RunRecord) -> int:
 
 
 def whole(record: RunRecord) -> RunRecord:
-    """The record with those of the values among its metrics whose files are there."""
-    folder = Path(record.manifest[ORIGIN])
-    found = {name: read(folder / file) for name, (file, read) in _VALUES.items() if (folder / file).is_file()}
+    """The record with those of the values among its metrics whose files are there, and whole."""
+    folder, found = Path(record.manifest[ORIGIN]), {}
+    for name, (file, read) in _VALUES.items():
+        with suppress(OSError, EOFError, ValueError):  # not there, or cut off
+            found[name] = read(folder / file)
     return replace(record, metrics=record.metrics | found)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -44,5 +45,5 @@ def unfold(common: Mapping[str, Any], rest: Mapping[str, Any]) -> Document:
 
 
 def _same(value: Any, other: Any) -> bool:
-    """Also of the same type, so that 1, 1.0 and true stay what they are."""
-    return type(value) is type(other) and bool(value == other)
+    """To the letter, so that 1, 1.0 and true stay what they are, in lists, too."""
+    return json.dumps(value, sort_keys=True) == json.dumps(other, sort_keys=True)

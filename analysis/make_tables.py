@@ -10,6 +10,7 @@ and the others go on. What each prints lies in runs/tables/SWEEP.log.
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 import time
@@ -62,12 +63,14 @@ def simulated(full: bool) -> list[Job]:
         sweep("torchgpipe_table1", "paper"),
         sweep("autoddl_fig3"),
         sweep("autoddl_fig7"),
+        sweep("traces", "paper"),
     ]
 
 
 def measured() -> list[Job]:
     """Those in small, on this machine; of the full ones there are committed records in the meantime."""
     return [
+        sweep("traces", "local"),
         *(sweep(f"torchgpipe_table{table}", "local", full=table in (2, 3)) for table in (1, 2, 3, 4)),
         *(sweep(f"myelin_{name}", "local") for name in ("fig5", "fig10", "table2")),
         *(sweep(f"myelin_{name}", "local", full=True) for name in ("fig6", "fig8", "fig11", "table1", "ablation")),
@@ -78,7 +81,11 @@ def measured() -> list[Job]:
     ]
 
 
-PAGES = (Job("notebooks", ("-m", "analysis.notebooks")), Job("report page", ("-m", "analysis.page")))
+PAGES = (
+    Job("chosen traces", ("-m", "analysis.traces")),
+    Job("notebooks", ("-m", "analysis.notebooks")),
+    Job("report page", ("-m", "analysis.page")),
+)
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -109,14 +116,14 @@ def run(jobs: Iterable[Job], at_once: int) -> list[str]:
 def _run(job: Job) -> str:
     """The job's name if it failed, else nothing."""
     log, began_s = LOGS / f"{job.name.replace(' ', '_')}.log", time.monotonic()
+    # it dies with this process, however that ends
+    orphan = [sys.executable, "-S", "-E", str(registry.ROOT / "harness" / "orphan.py"), str(os.getpid())]
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [sys.executable, *job.arguments], cwd=registry.ROOT, stdin=subprocess.DEVNULL, stdout=output, stderr=output
-        )
-        try:
-            code = process.wait()
-        finally:
-            process.terminate()
+            [*orphan, sys.executable, *job.arguments], cwd=registry.ROOT, stdin=subprocess.DEVNULL, stdout=output,
+            stderr=output,
+        )  # fmt: skip
+        code = process.wait()
     how = "ok" if code == 0 else f"ended with {code}, see {log}"
     print(f"{job.name:<28} {display.seconds(time.monotonic() - began_s):>9}   {how}", flush=True)
     return job.name if code else ""

@@ -107,8 +107,8 @@ def point_of(record: RunRecord) -> frozenset[str]:
 
 
 def key_of(overrides: Iterable[str]) -> frozenset[str]:
-    """`point_of` a point's overrides."""
-    return frozenset(text for text in overrides if not text.startswith("out="))
+    """`point_of` a point's overrides; who is told of it does not count."""
+    return frozenset(text for text in overrides if not text.startswith(("out=", "tracker")))
 
 
 def in_folder(folder: Path) -> list[Path]:

@@ -63,7 +63,8 @@ def judged(
         found = judges[claim.id](results) if claim.id in judges else None
         tests = f"exact in {' and '.join(settled[claim.id])}" if claim.id in settled else ""
         if found is None:
-            told.append(Verdict(claim.id, claim.claim, "by tests" if tests else "not run", reason=tests))
+            says = "by tests" if tests and claim.id not in judges else "not run"
+            told.append(Verdict(claim.id, claim.claim, says, reason=tests))
             continue
         why = "" if found.holds else reasons.get(claim.id, "")
         says, reason = "holds" if found.holds else "does not hold", "; ".join(filter(None, (why, tests)))

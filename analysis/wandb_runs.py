@@ -44,8 +44,8 @@ def _online(path: str) -> Iterator[Reading]:
 def _downloaded(run: Any) -> Any:
     """A run's record as JSON, with what its other files tell."""
     with tempfile.TemporaryDirectory() as folder:
-        for name in FILES:
-            run.file(name).download(root=folder, exist_ok=True)
+        for file in run.files(names=list(FILES)):  # a simulated run has no steps
+            file.download(root=folder, exist_ok=True)
         record = RunRecord.load(Path(folder) / RECORD)
         record.manifest[beside.ORIGIN] = folder
         return beside.whole(record).to_json()

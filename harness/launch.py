@@ -105,8 +105,9 @@ def supervise(
                 for command in commands:
                     ranks.append(_start(command, log))
                 outcome = _watch(ranks, run_dir, timeout_s, on_progress, endings)
-                if outcome.status == "ok" or not endings.again():
+                if outcome.status in ("ok", "timeout") or not endings.again():
                     break
+                _end(ranks)
                 ranks.clear()
         finally:
             _end(ranks)

@@ -21,7 +21,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from harness import files, preparation, registry, request, runner, sweep_lock
+from harness import checkpoint_files, files, preparation, registry, request, runner, sweep_lock
 from harness.compose import compose
 from harness.overrides import quoted
 from harness.problem import CannotRun
@@ -51,17 +51,17 @@ def done_before(row: Row, folder: Path) -> bool:
 def composed(point: Point, devices: Callable[[DictConfig], int | None] = lambda config: None) -> DictConfig | RunRecord:
     """The configuration of a point; of one that cannot run, as far as that can be told without torch, its record.
 
-    `devices` tells what cluster=local will have where a configuration runs; None: what it has here.
+    `devices` tells how many devices cluster=local will have where a configuration runs; None: what it has here.
     """
     try:
         config = compose(point.overrides)
     except CannotRun as error:
         return _begun(point, "infeasible", str(error))
-    typed = config.cluster.devices
-    if config.cluster.name == "local" and not typed:
-        config.cluster.devices = devices(config)
+    typed = config.cluster.devices, config.cluster.nodes
+    if config.cluster.name == "local" and (there := devices(config)):
+        config.cluster.devices, config.cluster.nodes = there, None
     problems = preparation.request_problems(config, point.overrides)
-    config.cluster.devices = typed
+    config.cluster.devices, config.cluster.nodes = typed
     if not problems:
         return config
     container: Any = OmegaConf.to_container(config, resolve=True)
@@ -180,9 +180,11 @@ def stored(folder: Path) -> RunRecord | None:
 
 
 def _newer(folder: Path, earlier: RunRecord | None) -> RunRecord | None:
-    """The record, if it is not that of an earlier start."""
+    """The record, if it is not that of an earlier start; of one that can be gone on with it is the same run's."""
     record = stored(folder)
-    return None if record == earlier else record
+    if record is None or record != earlier:
+        return record
+    return replace(record, status="running") if checkpoint_files.steps(folder) else None
 
 
 def finish(record: RunRecord | None, point: Point, folder: Path, status: Status, reason: str) -> RunRecord:

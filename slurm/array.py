@@ -98,10 +98,11 @@ class Array:
         """
         places = Places(self.folder, self.own, Path.cwd(), registry.ROOT, Path(sys.executable))
         files.write_text(self.own / SCRIPT, script(settings, shape, indices, places, grace_s))
-        settings.save(self.own / SETTINGS)
+        former = self.jobs()
         job = client.ask(["sbatch", "--parsable", str(self.own / SCRIPT)]).strip().partition(";")[0]
-        known = [*self.jobs(), Job(job, tuple(indices))]
+        known = [*former, Job(job, tuple(indices))]
         try:
+            settings.save(self.own / SETTINGS)
             files.write_text(self.own / JOBS, _text({"job": one.id, "indices": one.indices} for one in known))
         except OSError:
             client.ask(["scancel", job])

@@ -8,8 +8,6 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 
-from omegaconf import DictConfig
-
 from harness import devices, sweep_run
 from harness.record import RunRecord
 from harness.sweep_points import Point
@@ -38,12 +36,7 @@ def examine(points: Sequence[Point], given: int) -> list[Examined]:
 
 
 def _look(point: Point, given: int) -> Examined:
-    found = Need(1)
-
-    def there(config: DictConfig) -> int:
-        nonlocal found
-        found = need(config)
-        return max(found.devices, given)
-
-    made = sweep_run.composed(point, there)
-    return Examined(found, refused=made) if isinstance(made, RunRecord) else Examined(found, made.launch.grace_s)
+    made = sweep_run.composed(point, lambda config: max(need(config).devices, given))
+    if isinstance(made, RunRecord):
+        return Examined(Need(1), refused=made)
+    return Examined(need(made), made.launch.grace_s)

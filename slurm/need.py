@@ -46,7 +46,8 @@ def need(config: DictConfig) -> Need:
     stages = len(check.stated(config))
     free = bool(given) and not any(given) and not stages and not config.cluster.devices
     product = math.prod(degree or 1 for degree in given)
-    return Need(max(product, stages, config.cluster.devices or 1), not can.ranks, free)
+    typed = (config.cluster.devices or 1) * (config.cluster.nodes or 1)
+    return Need(max(product, stages, typed), not can.ranks, free)
 
 
 def shape(found: Sequence[Need], settings: Settings, partition: Partition) -> Shape:

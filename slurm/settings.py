@@ -35,7 +35,8 @@ class Settings(Document):
     gpus: int = 0
     """GPUs on each node."""
     time: str = "1:00:00"
-    """The longest that one start of a point may take; a minute before that it writes a checkpoint and is requeued."""
+    """The longest that one start of a point may take; half a minute and launch.grace_s before
+    that it writes a checkpoint and is requeued."""
     mem: str | None = None
     """Memory on each node (4G); null: the partition's default."""
     parallel: int | None = None

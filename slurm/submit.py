@@ -19,9 +19,10 @@ from harness.record import EXIT_CODES, RunRecord
 from harness.sweep_lock import Busy
 from harness.sweep_points import expand
 from harness.sweep_table import Row
-from slurm import kill_wait, need, partition, settings, states
+from slurm import need, partition, settings, states
 from slurm.array import Array
 from slurm.examined import Examined, examine
+from slurm.limits import limits
 from slurm.settings import Settings
 
 REASON_LINES = 8
@@ -58,12 +59,13 @@ def submit(array: Array, indices: Sequence[int], wanted: Settings, known: Sequen
     if not found:
         return f"{told}: nothing to submit ({array.folder})"
     shape = need.shape([one.need for one in found.values()], wanted, chosen)
-    if problems := partition.shortages(wanted, shape.nodes, shape.tasks, chosen):
+    grace_s, slurm = max(one.grace_s for one in found.values()), limits()
+    problems = partition.shortages(wanted, shape.nodes, shape.tasks, chosen)
+    if problems := [*problems, *slurm.problems(list(found), wanted, grace_s)]:
         raise CannotRun(problems, settings.TITLE)
-    grace_s = max(one.grace_s for one in found.values())
     job = array.submit(list(found), wanted, shape, grace_s)
     each = f"{shape.nodes} node{'s' * (shape.nodes > 1)} x {shape.tasks} task{'s' * (shape.tasks > 1)} each"
-    lines = [told, f"job {job}, {each}, partition {chosen.name}", kill_wait.note(grace_s)]
+    lines = [told, f"job {job}, {each}, partition {chosen.name}", slurm.note(grace_s)]
     return "\n".join([*filter(None, lines), f"python -m slurm.status {shlex.quote(str(array.folder))}"])
 
 

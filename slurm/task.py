@@ -73,7 +73,7 @@ def _run(row: Row, folder: Path) -> None:
 
 def _requeue(record: RunRecord, before: set[str], folder: Path) -> None:
     """Have Slurm start this job again, if it still runs for Slurm and would not do the same once more."""
-    job = os.environ.get("SLURM_JOB_ID")
+    job = _job()
     try:
         if job is None or _job_state(job) != "RUNNING":
             return  # cancelled, or Slurm requeues it anyway
@@ -83,6 +83,12 @@ def _requeue(record: RunRecord, before: set[str], folder: Path) -> None:
         client.ask(["scontrol", "requeue", job])
     except CannotRun as error:
         print(error, file=sys.stderr)
+
+
+def _job() -> str | None:
+    """12_3: index 3 of array 12. SLURM_JOB_ID does not tell: the last index of an array has the array's own id."""
+    array, index = (os.environ.get(f"SLURM_ARRAY_{name}_ID") for name in ("JOB", "TASK"))
+    return f"{array}_{index}" if array and index else None
 
 
 def _job_state(job: str) -> str:

@@ -10,6 +10,7 @@ After one further start every point has one record, which is ok, and no process 
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import random
@@ -18,6 +19,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -42,6 +44,8 @@ ENGINES = (
     "engine=torchgpipe mesh.pipeline=2",
     "engine=single",
 )
+ENOUGH = 20
+"""Of so many points some are left for every disturbance."""
 FAILED = "missing,oom,infeasible,timeout,preempted,node_lost,error"
 
 
@@ -70,11 +74,8 @@ def on_slurm(count: int, folder: Path, cluster: Cluster) -> None:
     run = folder / "slurm"
     typed = [*TINY, "steps=500", "launch.checkpoint_every=50", f"out={run}", "slurm.nodes=2", "slurm.tasks=2"]
     _call("slurm.submit", "+sweeps=soak", *typed, "slurm.parallel=2", "slurm.time=20", environment=environment)
-    for disturb in (_node_down, _kill_rank, _preempt, _cancel, _restart):
-        disturbed = _one_that_trains(run, cluster)
-        if disturbed is not None:
-            print(f"{disturb.__name__.strip('_')}: point {disturbed[0].index}", flush=True)
-            disturb(cluster, disturbed[1])
+    left_out = _disturb(run, cluster)
+    assert not left_out or count < ENOUGH, f"the sweep ended before {left_out}"
     _settle(cluster)
     print(_call("slurm.status", str(run), environment=environment))
     _call("slurm.status", str(run), "--only", FAILED, environment=environment)
@@ -83,6 +84,29 @@ def on_slurm(count: int, folder: Path, cluster: Cluster) -> None:
     assert len(found) == count
     _all_ok([run / one.point.id for one in found])
     emulated.wait_for(lambda: not cluster.processes(), "no process of a job is left")
+
+
+def _disturb(run: Path, cluster: Cluster) -> list[str]:
+    """All that can happen, each to a point that trains; returns what no point was left for."""
+    left = deque([_node_down, _kill_rank, _preempt, _cancel, _restart])
+    while left and (disturbed := _one_that_trains(run, cluster)):
+        point, job = disturbed
+        print(f"{left[0].__name__.strip('_')}: point {point.index}", flush=True)
+        left[0](cluster, job)
+        if left[0] is _kill_rank and _end_of(run, point.index) == "ok":
+            continue  # it had just ended
+        left.popleft()
+    return [disturb.__name__.strip("_") for disturb in left]
+
+
+def _end_of(run: Path, index: int) -> str:
+    """How a point ends, before the next disturbance hides it."""
+
+    def state() -> str:
+        return survey(Array(run))[0][index].state
+
+    emulated.wait_for(lambda: state() != "running", "the end of a point whose rank was killed")
+    return state()
 
 
 def _one_that_trains(run: Path, cluster: Cluster) -> tuple[PointState, str] | None:
@@ -149,7 +173,7 @@ def here(count: int, folder: Path) -> None:
     run, rng = folder / "here", random.Random(0)
     mark = f"REGATTA_SOAK={os.getpid()}"
     typed = [*TINY, "engine=single", "steps=2", f"seed=range({count})", f"out={run}"]
-    doomed = set(rng.sample(range(count), max(1, count // 10)))
+    doomed, killed = set(rng.sample(range(1, count), max(1, count // 10))), 0
     last = {count // 3, 2 * count // 3}
     for start in itertools.count():
         sweep = subprocess.Popen(
@@ -160,7 +184,7 @@ def here(count: int, folder: Path) -> None:
             victim = sweep.pid if began in last else None
             if began in doomed or victim:
                 time.sleep(rng.uniform(0, 3))
-                _kill(victim or rng.choice([pid for pid in _marked(mark) if pid != sweep.pid] or [0]))
+                killed += _kill(victim or rng.choice([pid for pid in _marked(mark) if pid != sweep.pid] or [0]))
                 doomed.discard(began)
                 last.discard(began)
         code = sweep.wait()
@@ -168,6 +192,7 @@ def here(count: int, folder: Path) -> None:
         assert start < 5, "it never ends well"
         if code == 0:
             break
+    assert killed >= max(1, count // 20), f"{killed} were killed"
     folders = [path for path in run.iterdir() if path.is_dir()]
     assert len(folders) == count
     _all_ok(folders)
@@ -198,12 +223,13 @@ def _marked(mark: str) -> list[int]:
     return found
 
 
-def _kill(pid: int) -> None:
+def _kill(pid: int) -> bool:
+    """Whether there was such a process."""
     if pid:
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            return
+            return True
+    return False
 
 
 def _all_ok(folders: Sequence[Path]) -> None:

@@ -134,7 +134,8 @@ def _fig10(results: Results) -> Section:
     notes = (
         READ_OFF, SIMULATED,
         "Days of training on 300e9 words, percent of 125 TFLOP/s a GPU counting recomputation, by the paper's formulas."
-        " Calibrated: the 12B Myelin point; all others are predictions. Memory as accounted, of 16 GB.",
+        " Calibrated: the 12B Myelin point, and the links of nodes and hosts on the phases of Fig. 6; all others are "
+        "predictions. Memory as accounted, of 16 GB.",
     )  # fmt: skip
     return Section("Fig. 10: weak scaling in the configurations of Table II, batch 16384", columns, tuple(rows), notes,
                    texts=3)  # fmt: skip

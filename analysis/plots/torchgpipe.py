@@ -83,6 +83,8 @@ def fig7(results: Results) -> Figure | None:
     """The timelines of the four rows of Table 1, simulated; from the chosen traces."""
     from harness.timeline import figure
 
+    if not results.was_run(1):
+        return None
     found = traces.load("torchgpipe_table1-paper")
     return figure([(one.title, one.trace) for one in found]) if found else None
 

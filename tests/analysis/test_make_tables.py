@@ -24,7 +24,8 @@ def logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_all_sweeps_of_all_papers_are_run_once_in_full() -> None:
     names = [job.name for job in (*make_tables.simulated(True), *make_tables.measured())]
-    assert sorted(names) == sorted([*(name for page in PAGES.values() for name in page.sweeps), *SWEEPS.values()])
+    papers = [name for page in PAGES.values() for name in page.sweeps]
+    assert sorted(names) == sorted([*papers, *SWEEPS.values(), "traces-local", "traces-paper"])
 
 
 def test_every_table_of_every_paper_is_made_when_there_is_less_time() -> None:

@@ -163,7 +163,7 @@ def test_parameters_are_those_that_are_published() -> None:
 def test_without_records_nothing_is_claimed() -> None:
     told = said([])
     assert list(told) == [claim.id for claim in claims("torchgpipe")] == [f"TG-{n}" for n in range(1, 16)]
-    by_tests = {"TG-5", "TG-13", "TG-14", "TG-15"}
+    by_tests = {"TG-13", "TG-14", "TG-15"}
     assert {id: says for id, says in told.items() if says != "not run"} == dict.fromkeys(
         sorted(by_tests, key=len), "by tests"
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -68,26 +68,33 @@ class File:
 
 @dataclass
 class Run:
-    path: list[str]
-    files: Path
+    """As much as is used of W&B's own."""
 
-    def file(self, name: str) -> File:
-        return File(self.files / name)
+    path: list[str]
+    folder: Path
+
+    def files(self, names: list[str]) -> list[File]:
+        return [File(path) for name in names if (path := self.folder / name).is_file()]
 
 
 def test_runs_of_a_project_on_the_server(tracked: RunRecord, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (files,) = Path(tracked.config["out"]).rglob("offline-run-*/files")
+    simulated = tmp_path / "simulated"
+    simulated.mkdir()
+    replace(tracked, id="simulated").save(simulated / "record.json")
 
     class Api:
         def __init__(self, timeout: int) -> None: ...
 
         def runs(self, path: str) -> list[Run]:
             assert path == "me/regatta"
-            return [Run(["me", "regatta", "id-a"], files), Run(["me", "regatta", "other"], tmp_path)]
+            runs = {"id-a": files, "simulated": simulated, "other": tmp_path / "none"}
+            return [Run(["me", "regatta", name], folder) for name, folder in runs.items()]
 
     monkeypatch.setattr(wandb, "Api", Api)
     loaded = records.load(["wandb:me/regatta"])
-    (found,) = loaded.records
+    found, other = sorted(loaded.records, key=lambda record: record.id == "simulated")
+    assert other.manifest["origin"] == "wandb:me/regatta/simulated", "it has no steps, and no file of them"
     assert found.manifest["origin"] == "wandb:me/regatta/id-a" and beside.losses(found) == LOSSES
     assert (found.status, found.plan, found.config) == (tracked.status, tracked.plan, tracked.config)
     assert [one.place for one in loaded.skipped] == ["wandb:me/regatta/other"]

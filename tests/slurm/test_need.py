@@ -6,7 +6,9 @@ import pytest
 
 from harness.compose import compose
 from harness.problem import CannotRun
+from harness.sweep_points import Point
 from slurm import client, partition
+from slurm.examined import examine
 from slurm.need import Need, Shape, need, shape
 from slurm.partition import Partition, choose, partitions, shortages
 from slurm.settings import Settings
@@ -22,6 +24,7 @@ BATCH = Partition("batch", 4, cpus=4, memory_mb=4000, gpus=2, limit="1:00:00", d
         (["engine=gpipe", "cluster.devices=3"], Need(3, together=True)),
         (["engine=gpipe"], Need(1, together=True, all=True)),
         (["engine=ddp", "mesh.data=4"], Need(4)),
+        (["engine=ddp", "cluster.devices=2", "cluster.nodes=2"], Need(4)),
         (["engine=myelin", "mesh.data=2", "mesh.pipeline=2", "model=gpt"], Need(4)),
         (["engine=gpipe", "mesh.pipeline=8", "cluster=p40x8", "mode=simulate"], Need(1)),
     ],
@@ -112,3 +115,19 @@ def test_a_client_without_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
         client.ask(["sleep", "10"])
     with pytest.raises(CannotRun, match=r"false"):
         client.ask(["false"])
+
+
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [
+        (["engine=ddp", "mesh.data=2", "cluster.devices=2"], Need(2)),
+        (["engine=ddp", "mesh.data=4", "cluster.devices=2"], Need(4)),
+        (["engine=ddp", "mesh.data=4", "cluster.devices=2", "cluster.nodes=2"], Need(4)),
+        (["engine=gpipe", "cluster.devices=3", "model=mlp"], Need(3, together=True)),
+    ],
+)
+def test_examined_where_the_job_will_be(typed: list[str], expected: Need) -> None:
+    """Not as here: this machine is one node, and the user's devices are those of each node of the job."""
+    (found,) = examine([Point("p", (*typed, "batch.size=16", "batch.micro_batches=4", "tracker=none"))], 1)
+    assert found.refused is None, found.refused.reason
+    assert found.need == expected

@@ -52,12 +52,12 @@ def test_points_reach_their_run_as_they_were_typed(
     cluster: Cluster, tmp_path: Path, profile: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / 'it\'s a "sweep" $(touch hacked) 100%'
-    typed = ["mode=plan", "tracker=none", "batch.micro_batches=8,4,7,0", quoted("profile", str(profile))]
+    typed = ["mode=plan", "tracker=none", "batch.micro_batches=8,4,0,-1", quoted("profile", str(profile))]
     given = [*typed, "batch.size=16", quoted("out", str(folder)), "slurm.time=5"]
     assert submit.main([*given, "slurm.parallel=2"]) == 0
     told = capsys.readouterr().out
     assert "4 points: 2 submitted, 2 infeasible" in told
-    assert "batch.micro_batches 7   does not divide batch.size 16" in told
+    assert "batch.micro_batches 0   must be at least 1" in told
     points, (job,) = Array(folder).points(), Array(folder).jobs()
     assert job.indices == (0, 1), "points that cannot run are not submitted"
     wait_for(cluster.settled, "the array", RUN_S)
@@ -115,23 +115,26 @@ def test_status_and_only(cluster: Cluster, tmp_path: Path, capsys: pytest.Captur
 
 
 def test_a_point_goes_on_after_its_time_limit(cluster: Cluster, tmp_path: Path) -> None:
-    """Two ranks on two nodes. Slurm signals the batch step, as it does before the limit; the point asks for more."""
+    """Two ranks on two nodes. Slurm signals the batch step, as it does before the limit; the point asks for more.
+
+    It is the last one of its array, which has the array's own job id.
+    """
     folder = tmp_path / "s"
-    typed = [*long_run(), "engine=ddp", "mesh.data=2", "batch.micro_batches=4", "out=s"]
+    typed = [*long_run()[:-1], "seed=0,1", "engine=ddp", "mesh.data=2", "batch.micro_batches=4", "out=s"]
     assert submit.main([*typed, "slurm.nodes=2", "slurm.tasks=1", "slurm.time=5"]) == 0
-    (job,), (point,) = Array(folder).jobs(), Array(folder).points()
+    (job,), (_, point) = Array(folder).jobs(), Array(folder).points()
     lines = folder / point.id / "metrics.jsonl"
     wait_for(lambda: lines.exists() and lines.stat().st_size, "a step", RUN_S)
-    cluster.ask("scancel", "--batch", "--signal=USR1", f"{job.id}_0")
-    wait_for(lambda: states_of(folder) == ["pending"], "the requeued run", RUN_S)
+    cluster.ask("scancel", "--batch", "--signal=USR1", f"{job.id}_1")
+    wait_for(lambda: states_of(folder) == ["running", "pending"], "the requeued run", RUN_S)
     stopped = RunRecord.load(folder / point.id / "record.json")
     done = len(lines.read_text().splitlines())
     assert stopped.status == "preempted" and f"ended by SIGUSR1 after {done} step" in stopped.reason
     shorten(folder, done + 3)
-    cluster.begin_soon()
-    wait_for(cluster.settled, "the run's end", RUN_S)
+    cluster.ask("scancel", f"{job.id}_0")
+    wait_for(lambda: cluster.begin_soon() or cluster.settled(), "the run's end", RUN_S)
     record = RunRecord.load(folder / point.id / "record.json")
-    assert record.status == "ok", Array(folder).log(job.id, 0).read_text()
+    assert record.status == "ok", Array(folder).log(job.id, 1).read_text()
     assert (record.id, record.manifest["resumed"]) == (stopped.id, [done])
     assert [json.loads(line)["step"] for line in lines.read_text().splitlines()] == list(range(done + 3))
     assert not cluster.processes()
