@@ -88,7 +88,7 @@ def test_a_simulated_run_leaves_what_a_real_one_does(tmp_path: Path, file: str) 
 def test_it_says_how_many_ranks_start(
     tmp_path: Path, typed: list[str], told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def stopped(folder: Path, title: str, timeout_s: float, action: str, **more: object) -> None:
+    def stopped(folder: Path, title: str, timeout_s: float, action: str, *more: object, **named: object) -> None:
         if action == "train":
             raise ChildFailed(Outcome("error", "stopped by the test"))
 

@@ -111,7 +111,7 @@ def test_memory_is_the_same_in_the_first_step_but_for_the_optimizer() -> None:
     ],
 )
 def test_memory_is_what_is_predicted(model: str, keys: dict[str, int], group_mb: float) -> None:
-    """Within a tenth or so: what gloo holds in threads of its own is there a little longer in some steps."""
+    """Within a seventh: what gloo holds in threads of its own is there a little longer in some steps."""
     net = registry.build("model", OmegaConf.create({"name": model, **keys}))
     plan = replace(Plan.contiguous([len(net.layers())], 2), mesh=Mesh(data=2))
     case = Case(build(Config(group_mb=group_mb)), net, plan, "float32", optimizer=OptimizerSpec("sgd", lr=0.01))
@@ -127,7 +127,7 @@ def test_memory_is_what_is_predicted(model: str, keys: dict[str, int], group_mb:
         return max(peak for step in steps for peak in step.peak_memory_bytes or [])
 
     measured = call(case.engine, net, plan, case.spec, fullest)
-    assert done.figures["peak_memory_bytes"] == [pytest.approx(measured, rel=0.12)]
+    assert done.figures["peak_memory_bytes"] == [pytest.approx(measured, rel=0.15)]
 
 
 @pytest.mark.parametrize("model", [*networks.ALL, *zoo.SIZES])
