@@ -1,7 +1,7 @@
 """`python -m slurm.submit +sweeps=NAME [key=value ...] [slurm.key=value ...]`: a sweep as one Slurm array.
 
-Takes the overrides of `python run.py -m`, and the keys of `slurm.settings`. Returns at once. Points that are done, wait or
-run already are not submitted; one that cannot run is told and recorded instead.
+Takes the overrides of `python run.py -m`, and the keys of `slurm.settings`. Returns at once. Points that are done, wait
+or run already are not submitted; one that cannot run is told and recorded instead.
 """
 
 from __future__ import annotations
