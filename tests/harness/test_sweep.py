@@ -510,3 +510,22 @@ def test_a_run_that_prints_without_end_fills_no_disk(tmp_path: Path, monkeypatch
     text = (tmp_path / "run" / sweep_run.CONSOLE).read_text()
     assert "bytes were printed here and are not kept]" in text
     assert row.record and row.record.reason.endswith("the end"), "what comes last is kept"
+
+
+@pytest.mark.parametrize("checkpoint", [True, False])
+def test_a_start_that_ends_at_once_leaves_the_run_that_can_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checkpoint: bool
+) -> None:
+    (point,) = expand(["engine=single", "model=mlp", "tracker=none"])
+    before = RunRecord("mine", "preempted", reason="before", manifest={"resumed": [3]})
+    before.save(tmp_path / "record.json")
+    if checkpoint:
+        (tmp_path / "checkpoints").mkdir()
+        (tmp_path / "checkpoints" / "step-5.pt").touch()
+    (tmp_path / sweep_run.CONSOLE).write_text("killed")
+    monkeypatch.setattr(sweep_run, "_execute", lambda *given: -9)
+    row = Row(point)
+    sweep_run.run_point(row, tmp_path)
+    assert row.record == sweep_run.stored(tmp_path)
+    assert row.record and (row.record.status, row.record.id) == ("error", "mine" if checkpoint else point.id)
+    assert "ended by signal 9" in row.record.reason
