@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from analysis import frame, pack, records, sweeps
 from analysis.papers import Missing, Picture
 from analysis.plots.style import COLOURS, Bars, Source, bars, legend, panels, styled
+from analysis.records import Loaded
 from analysis.report import MISSING, Section
 from harness.display import percent, seconds, size
 from harness.record import RunRecord
@@ -22,27 +23,32 @@ KEYS = ("engine.schedule", "engine.zero")
 """What tells points of one engine apart, beside its planner."""
 
 
-def load(source: Source) -> list[RunRecord]:
-    """The newest records of the sweep, "simulated" or "measured", committed or in runs/."""
+def load(source: Source) -> Loaded:
+    """The records of the sweep, "simulated" or "measured", committed and in runs/."""
     name = SWEEPS[source]
     folder = pack.RUNS / name
-    loaded = records.load([*pack.of_sweeps([name]), *([folder] if folder.is_dir() else [])])
+    return records.load([*pack.of_sweeps([name]), *([folder] if folder.is_dir() else [])])
+
+
+def _newest(loaded: Loaded) -> list[RunRecord]:
     return list(records.newest(loaded.records, records.point_of).values())
 
 
 def section(source: Source) -> Section:
     """A line for each point that was run; one that cannot be says why, in its last cell."""
-    found = load(source)
+    loaded = load(source)
+    found = _newest(loaded)
     rows = tuple(sorted(_row(record, one) for record, one in zip(found, _figures(found), strict=True)))
     cluster = ", ".join(sorted({str(record.config["cluster"]["name"]) for record in found if record.config}))
     notes = () if source == "measured" else ("Predicted / measured: nothing was measured there.",)
-    return Section(f"All schemes, {source} on cluster={cluster}", COLUMNS, rows, notes, texts=3)
+    title = f"All schemes, {source} on cluster={cluster}"
+    return Section(title, COLUMNS, rows, (*notes, *loaded.told()), texts=3)
 
 
 @styled
 def figure(source: Source) -> Figure | None:
     """Throughput of every scheme that runs, a panel for each model."""
-    found = load(source)
+    found = _newest(load(source))
     run = [(record, one) for record, one in zip(found, _figures(found), strict=True) if record.status == "ok"]
     if not run:
         return None

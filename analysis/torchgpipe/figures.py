@@ -6,8 +6,10 @@ import functools
 import re
 import statistics
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
+from analysis import beside
 from analysis.published import Number, numbers, value
 from analysis.torchgpipe.rows import ROWS, Results, Source
 
@@ -69,10 +71,13 @@ def memory(results: Results, table: int, row: str, source: Source) -> float | No
 
 
 def parameters(results: Results, table: int, row: str, source: Source) -> float | None:
-    """Parameters of the U-Net that the row's record has run."""
+    """Parameters of the U-Net that the row's record has run, as its profile has them; None without that."""
     record = results.record(table, row, source)
-    model = record.config["model"] if record else None
-    return float(unet_parameters(model["convs"], model["channels"])) if model else None
+    if record is None or record.status != "ok":
+        return None
+    with suppress(OSError, ValueError):
+        return float(beside.parameters(record))
+    return None
 
 
 def unet_parameters(convs: int, channels: int) -> int:
