@@ -41,8 +41,9 @@ LOCAL = ("-launcher", "fork", "-rmk", "user", "-hosts", "localhost")
 """All ranks are here, whatever a batch system says."""
 FOREIGN = (*NAMES, "SLURM_", "HYDRA_", "MPIEXEC_")
 """What would make mpiexec start them elsewhere, or as a part of another world."""
-OWN = {"UCX_TLS": "self,tcp", "MPIR_CVAR_ASYNC_PROGRESS": "0"}
-"""In ranks: mpich has shared memory of its own; its thread for progress spins."""
+OWN = {"UCX_TLS": "self,tcp", "UCX_TCP_MAX_CONN_RETRIES": "255", "MPIR_CVAR_ASYNC_PROGRESS": "0"}
+"""In ranks: mpich has shared memory of its own; its thread for progress spins; ranks of srun that all connect at
+once on a busy machine need more than 25 tries."""
 SOON_S = 8.0
 """Within which the helpers must have come; it takes hundredths of a second."""
 GRACE_S = 3.0
