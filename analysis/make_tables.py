@@ -10,7 +10,6 @@ and the others go on. What each prints lies in runs/tables/SWEEP.log.
 from __future__ import annotations
 
 import argparse
-import os
 import subprocess
 import sys
 import time
@@ -19,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness import display, registry
+from harness import display, orphan, registry
 
 LOGS = Path("runs") / "tables"
 AT_ONCE = 2
@@ -116,12 +115,10 @@ def run(jobs: Iterable[Job], at_once: int) -> list[str]:
 def _run(job: Job) -> str:
     """The job's name if it failed, else nothing."""
     log, began_s = LOGS / f"{job.name.replace(' ', '_')}.log", time.monotonic()
-    # it dies with this process, however that ends
-    orphan = [sys.executable, "-S", "-E", str(registry.ROOT / "harness" / "orphan.py"), str(os.getpid())]
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [*orphan, sys.executable, *job.arguments], cwd=registry.ROOT, stdin=subprocess.DEVNULL, stdout=output,
-            stderr=output,
+            [*orphan.prefix(), sys.executable, *job.arguments], cwd=registry.ROOT, stdin=subprocess.DEVNULL,
+            stdout=output, stderr=output,
         )  # fmt: skip
         code = process.wait()
     how = "ok" if code == 0 else f"ended with {code}, see {log}"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +14,7 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, TYPE_CHECKING, TypeVar
 
-from harness import files, malloc
+from harness import files, malloc, orphan
 from harness.endings import Endings
 from harness.interfaces import Engine, Model, Session, SessionSpec
 from harness.plan import Plan
@@ -160,9 +159,8 @@ def _start(command: Sequence[str], log: IO[bytes]) -> subprocess.Popen[bytes]:
     """In a process group of its own: Ctrl-C reaches the parent alone, and all that a rank starts ends with it."""
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     settings = {"PYTHONPATH": path, "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1", **FORKABLE}
-    wrapper = [sys.executable, "-S", "-E", str(ROOT / "harness" / "orphan.py"), str(os.getpid())]
     return subprocess.Popen(
-        [*wrapper, *command],
+        [*orphan.prefix(), *command],
         stdin=subprocess.DEVNULL,
         stdout=log,
         stderr=subprocess.STDOUT,

@@ -27,6 +27,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from harness import orphan
 from harness.mpi_helper import NAMES
 from harness.problem import Problem
 
@@ -117,10 +118,10 @@ def wired(count: int) -> Iterator[list[Wires]]:
 def _start(count: int, path: str, said: int) -> subprocess.Popen[bytes]:
     command = [str(mpiexec()), *LOCAL, "-n", str(count), sys.executable, "-S", "-E", str(HERE / "mpi_helper.py"), path]
     own = {name: value for name, value in os.environ.items() if not name.startswith(FOREIGN)}
-    with_parent = [sys.executable, "-S", "-E", str(HERE / "orphan.py"), str(os.getpid())]
     return subprocess.Popen(
-        [*with_parent, *command], stdin=subprocess.DEVNULL, stdout=said, stderr=said, env=own, start_new_session=True
-    )
+        [*orphan.prefix(), *command], stdin=subprocess.DEVNULL, stdout=said, stderr=said, env=own,
+        start_new_session=True,
+    )  # fmt: skip
 
 
 def _arrived(server: socket.socket, count: int, process: subprocess.Popen[bytes], said: Path) -> Iterator[Wires]:

@@ -13,6 +13,11 @@ import sys
 PR_SET_PDEATHSIG = 1
 
 
+def prefix() -> list[str]:
+    """What stands before a command that dies with this process."""
+    return [sys.executable, "-S", "-E", __file__, str(os.getpid())]
+
+
 def main(parent: int, command: list[str]) -> None:
     """Become `command`, unless the parent is gone already."""
     with contextlib.suppress(AttributeError, OSError):

@@ -21,7 +21,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from harness import checkpoint_files, files, preparation, registry, request, runner, sweep_lock
+from harness import checkpoint_files, files, orphan, preparation, registry, request, runner, sweep_lock
 from harness.compose import compose
 from harness.overrides import quoted
 from harness.problem import CannotRun
@@ -141,8 +141,7 @@ def _execute(overrides: Sequence[str], console: Path, waiting: Callable[[], None
 
     It holds `lock`, too: if this process is killed, no other sweep begins before the run has ended.
     """
-    orphan = [sys.executable, "-S", "-E", str(registry.ROOT / "harness" / "orphan.py"), str(os.getpid())]
-    command = [*orphan, sys.executable, str(registry.ROOT / "run.py"), *overrides]
+    command = [*orphan.prefix(), sys.executable, str(registry.ROOT / "run.py"), *overrides]
     console.unlink(missing_ok=True)
     with console.open("ab") as output:
         # in a session of its own: Ctrl-C reaches the sweep alone, which hands it on

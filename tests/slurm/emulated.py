@@ -12,11 +12,12 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime, timedelta
 from pathlib import Path
+
+from harness import orphan
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = ("slurmctld", "slurmd", "munged", "sbatch", "srun")
@@ -165,10 +166,10 @@ class Cluster:
     def _daemon(self, name: str, *arguments: str) -> None:
         program = shutil.which(name.rstrip("0123456789"), path=f"{os.environ['PATH']}:/usr/sbin")
         assert program
-        orphan = [sys.executable, "-S", "-E", str(ROOT / "harness" / "orphan.py"), str(os.getpid())]
         with (self.folder / f"{name}.out").open("ab") as out:
             self._daemons[name] = subprocess.Popen(
-                [*orphan, program, *arguments], env=self.environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out,
+                [*orphan.prefix(), program, *arguments], env=self.environment, stdin=subprocess.DEVNULL, stdout=out,
+                stderr=out,
                 start_new_session=True,
             )  # fmt: skip
 
