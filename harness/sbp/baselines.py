@@ -55,7 +55,7 @@ def _best(routes: list[Route], search: Search, limit: float) -> Route:
 
 def _given(chain: Chain, costs: Costs, ends: Ends, strategies: dict[str, Strategy]) -> Route:
     for item in chain.matmuls:
-        if strategies[item.name] not in costs.strategies(item):
+        if not costs.allows(item, strategies[item.name]):
             raise Infeasible(item.name)
     return Search(chain, costs, ends, strategies).route()
 

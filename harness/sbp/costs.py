@@ -132,9 +132,10 @@ class Costs:
     # -- between which places it stands ---------------------------------------------------------------------------
 
     def strategies(self, item: Matmul) -> list[Strategy]:
-        return [strategy for strategy in self.grid.strategies if self._allowed(item, strategy)]
+        return [strategy for strategy in self.grid.strategies if self.allows(item, strategy)]
 
-    def _allowed(self, item: Matmul, strategy: Strategy) -> bool:
+    def allows(self, item: Matmul, strategy: Strategy) -> bool:
+        """Whether a product can be split so: what it splits divides, and its copies are not too many."""
         p0, p1, p2 = map(self._size, strategy)
         rules = self.rules
         if item.whole and p0 < self._size(self.grid.all):
