@@ -5,7 +5,6 @@ from __future__ import annotations
 import statistics
 from itertools import pairwise
 
-from harness.op import Op
 from harness.trace import Trace
 
 
@@ -15,7 +14,7 @@ def period_s(trace: Trace) -> float | None:
 
     None where no pattern is repeated: there weights are updated at the end of a step, and not after some micro-batch.
     """
-    ops = [Op.parse(span.op) for span in trace.spans]
+    ops = [span.parsed for span in trace.spans]
     if not any(op.kind == "step" and op.micro_batch is not None for op in ops):
         return None
     last = max(op.stage for op in ops)

@@ -28,7 +28,7 @@ def phases_s(trace: Trace) -> dict[str, float] | None:
         return None
     ends: dict[tuple[str, int, int], list[tuple[float, float]]] = defaultdict(list)
     for span in trace.spans:
-        phase = _phase(Op.parse(span.op))
+        phase = _phase(span.parsed)
         if phase:
             ends[phase, span.step, span.device].append((span.start_s, span.end_s))
     found = {phase: [0.0] * len(trace.steps) for phase in PHASES}

@@ -274,7 +274,7 @@ def met(spans: list[Span]) -> list[Span]:
     send   |-- waits --|== sends ==|                 |== sends ==|
     recv               |== receives ==|        |-- waits --|== receives ==|
     """
-    ops = [Op.parse(span.op) for span in spans]
+    ops = [span.parsed for span in spans]
     began = {span.op: span.start_s for span in spans}
     other = {str(sender(op)): str(op) for op in ops if op.kind == "recv"}
     other |= {received: sent for sent, received in other.items()}

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import get_args
 
-from harness.op import Op, Queue
+from harness.op import Queue
 from harness.trace import Lane, Span, Trace
 
 SHOWN_DEVICES = 16
@@ -129,7 +129,7 @@ def _lanes(
 
 
 def _box(span: Span, origin_s: float) -> Box:
-    op = Op.parse(span.op)
+    op = span.parsed
     text = "" if op.micro_batch is None else str(op.micro_batch)
     return Box(op.kind, text, 1e3 * (span.start_s - origin_s), 1e3 * (span.end_s - origin_s), span.op)
 

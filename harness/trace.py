@@ -7,6 +7,7 @@ import json
 from collections import defaultdict, deque
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,8 @@ from harness import files
 from harness.op import COMPUTE, Op
 
 Lane = tuple[int, str]  # (device, queue)
+LEVEL = 6
+"""Of gzip: the highest one takes three times as long for a few per cent."""
 KEPT_STEPS = 100
 """A session keeps the spans of its last steps only, so that a long run does not fill the memory."""
 
@@ -29,6 +32,11 @@ class Span:
     start_s: float
     end_s: float
     step: int = 0
+
+    @cached_property
+    def parsed(self) -> Op:
+        """The op; raises ValueError where the span is of none. Parsed once: many figures ask every span."""
+        return Op.parse(self.op)
 
 
 @dataclass(frozen=True)
@@ -63,7 +71,7 @@ class Trace:
         return _union(
             (s.start_s, s.end_s)
             for s in self.spans
-            if s.device == device and s.queue == "compute" and Op.parse(s.op).kind in COMPUTE
+            if s.device == device and s.queue == "compute" and s.parsed.kind in COMPUTE
         )
 
     def utilization(self, devices: Iterable[int]) -> list[float]:
@@ -73,23 +81,22 @@ class Trace:
 
     def collective_s(self, device: int) -> float:
         """Seconds in which the device took part in collectives, waiting for the others included."""
-        return _union(
-            (s.start_s, s.end_s) for s in self.spans if s.device == device and Op.parse(s.op).kind == "collective"
-        )
+        return _union((s.start_s, s.end_s) for s in self.spans if s.device == device and s.parsed.kind == "collective")
 
     def in_flight(self, device: int) -> int:
         """The most micro-batches that a device has between the begin of their forward and the end of their backward
         task at once. It computes one task at a time: what began before a task has ended when that begins."""
         tasks = (
-            (span.start_s, op.kind)
-            for span in self.spans if span.device == device for op in (Op.parse(span.op),) if op.kind in ("F", "B")
-        )  # fmt: skip
+            (span.start_s, span.parsed.kind)
+            for span in self.spans
+            if span.device == device and span.parsed.kind in ("F", "B")
+        )
         return max(accumulate(1 if kind == "F" else -1 for _, kind in sorted(tasks)), default=0)
 
     def save(self, path: Path) -> None:
         """Write Chrome trace events (open in ui.perfetto.dev or chrome://tracing), gzipped."""
         text = json.dumps({"traceEvents": self._events(), "displayTimeUnit": "ms"})
-        files.write_bytes(path, gzip.compress(text.encode(), mtime=0))
+        files.write_bytes(path, gzip.compress(text.encode(), LEVEL, mtime=0))
 
     def _events(self) -> list[dict[str, Any]]:
         """A process for each device and one for the steps, a thread for each queue; Perfetto reserves the number 0."""

@@ -17,7 +17,6 @@ from engines.single.config import build as build_single
 from harness.cluster import Cluster, Device, Link
 from harness.interfaces import Batch, BatchShape, Engine, Model, PlanRequest, Session, SessionSpec
 from harness.memory import named
-from harness.op import Op
 from harness.plan import Plan
 from harness.profile import ModelProfile
 from harness.profiling import measure
@@ -111,8 +110,7 @@ def two_devices(rounds: int) -> list[Row]:
 def overlap(trace: Trace, kind: str) -> float:
     """The share of device 0's time in such ops during which device 1 is in such an op, too."""
     of: list[list[tuple[float, float]]] = [
-        [(s.start_s, s.end_s) for s in trace.spans if s.device == device and Op.parse(s.op).kind == kind]
-        for device in (0, 1)
+        [(s.start_s, s.end_s) for s in trace.spans if s.device == device and s.parsed.kind == kind] for device in (0, 1)
     ]
     both = sum(max(0.0, min(a[1], b[1]) - max(a[0], b[0])) for a in of[0] for b in of[1])
     return both / sum(end - start for start, end in of[0])

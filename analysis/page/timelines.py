@@ -8,7 +8,6 @@ from itertools import groupby
 from typing import Any
 
 from analysis.traces import Chosen
-from harness.op import Op
 from harness.timeline import STYLES
 from harness.timeline_layout import Box, Panel, lay_out
 
@@ -58,7 +57,7 @@ def data(traces: Sequence[Chosen]) -> dict[str, Any]:
 
 def legend(traces: Sequence[Chosen]) -> list[tuple[str, str]]:
     """Label and colour of each kind of op that there is."""
-    kinds = {Op.parse(span.op).kind for one in traces for span in one.trace.spans}
+    kinds = {span.parsed.kind for one in traces for span in one.trace.spans}
     return [
         (style.label, "var(--optimizer)" if kind == "step" else style.fill)
         for kind, style in STYLES.items()

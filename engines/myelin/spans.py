@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from harness.op import Op
 from harness.schedule.graph import DATA, split_part
 from harness.trace import Span
 
@@ -18,7 +17,7 @@ def joined(spans: Sequence[Span]) -> list[Span]:
     """
     found: dict[str, Span] = {}
     for span in spans:
-        op = Op.parse(span.op)
+        op = span.parsed
         if op.peer is not None:
             other = found.get(span.op, span)
             start_s, end_s = min(span.start_s, other.start_s), max(span.end_s, other.end_s)
@@ -49,7 +48,7 @@ def together(replicas: Sequence[Sequence[Span]]) -> list[Span]:
 
 def _sum(span: Span, replica: int) -> tuple[str, int] | None:
     """What all members of a sum have in common: over replicas the stage, over copies of a parameter the replica."""
-    op = Op.parse(span.op)
+    op = span.parsed
     if op.kind != "collective":
         return None
     return (op.part, op.stage) if split_part(op.part)[1] == DATA else (op.part, replica)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import groupby
 from math import prod
 
@@ -36,6 +37,11 @@ class Matmul:
     whole: bool = False
     tied: str = ""
     conv: bool = False
+
+    @cached_property
+    def nameless(self) -> Matmul:
+        """Equal for products that differ in their names only."""
+        return replace(self, name="")
 
 
 @dataclass(frozen=True)

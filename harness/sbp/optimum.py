@@ -157,7 +157,7 @@ class Search:
         if isinstance(item, Repeated):
             return ("repeated", item.times, *map(self.alike, item.items))
         if isinstance(item, Matmul):
-            return replace(item, name=""), self.given.get(item.name)
+            return item.nameless, self.given.get(item.name)
         return item
 
     def product(self, section: Section) -> Edges:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import TYPE_CHECKING
 
 from harness.op import Op
@@ -47,6 +48,7 @@ def graph(schedule: Schedule, blocking: bool = False) -> Graph:
     return found
 
 
+@cache
 def split_part(part: str) -> tuple[str, str]:
     """(algorithm, communicator) of a collective's `part`, "all_reduce@data/bucket3"."""
     algorithm, _, rest = part.partition("@")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from harness.cluster import Cluster
 from harness.memory import MemoryModel
 from harness.mesh import Mesh
-from harness.op import COMPUTE, Op
+from harness.op import COMPUTE
 from harness.plan import Plan, Stage
 from harness.profile import LayerProfile, ModelProfile
 from harness.schedule import Schedule
@@ -34,7 +34,7 @@ def grid(schedule: Schedule) -> str:
     trace = simulate(schedule, plan, profile, cluster, MemoryModel()).trace
     rows: dict[int, list[tuple[int, int, str]]] = {device: [] for device in plan.devices}
     for span in trace.spans:
-        kind = Op.parse(span.op).kind
+        kind = span.parsed.kind
         if kind in COMPUTE and kind != "step":
             rows[span.device].append((round(span.start_s), round(span.end_s), span.op))
     return _drawn(rows)
