@@ -69,7 +69,7 @@ class Program:
 
     @property
     def end(self) -> Layout:
-        return self.last.goes_on
+        return self.last.goes_on if self.instructions else self.start
 
     @property
     def groups(self) -> set[Digits]:

@@ -19,7 +19,12 @@ from harness.sbp.planned import OUTPUT
 
 
 def program(plan: Plan, chain: Chain, mesh: Mesh) -> Program:
-    """Raises Unrunnable for a plan that is not one for this chain, or whose blocks cannot come together."""
+    """Raises Unrunnable for a plan that is not one for this chain, or whose blocks cannot come together.
+
+    A plan of stages alone says of no product how it is split: each device has all of it.
+    """
+    if mesh.devices == 1 and not plan.strategy:
+        return Program(Layout(), {})
     return _Writer(plan, chain, mesh).write()
 
 

@@ -56,3 +56,17 @@ def test_stages_of_shards_train_like_single(name: str) -> None:
         assert {kind: size for kind, size in sent.items() if kind not in UNPLANNED} == expected
     found = [violations(schedule, trace.only(step)) for step in range(run.steps)]
     assert [] in found, found  # a rank may lose its core between a message and the clock; not in every step
+
+
+def test_stages_alone_need_no_strategies() -> None:
+    """A planner of stages says nothing of products: each device has all of its own."""
+    model = zoo.model("gpt")
+    plan = Plan.contiguous([2, len(model.layers()) - 2], MICRO_BATCHES)
+    run = Run(model, plan, SAMPLES, GENTLE)
+    session = build(Config()).session(model, plan, run.spec(STAGES))
+
+    def work() -> Any:
+        with session as entered:
+            return train(entered, run)
+
+    check_alike(each(STAGES, work, ("cpu",) * STAGES), alone(run), 1e-10)
