@@ -14,6 +14,8 @@ SEARCHES = {
     "random": "random",
 }
 NODES, BATCHES = ("128", "4096"), ("1024", "256", "8192")
+CLAIMED = ("128", "1024")
+"""Nodes and batch of claim AD-6."""
 EVALUATIONS = 16_796
 """A hundredth of all plans on 128 nodes."""
 

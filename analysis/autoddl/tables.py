@@ -21,7 +21,7 @@ from analysis.autoddl.schemes import (
 )
 from analysis.autoddl.verdicts import BILLION, DENSE, verdicts
 from analysis.published import Number, numbers, value
-from analysis.report import MISSING, Section, not_run
+from analysis.report import MISSING, Section
 
 SAVED = {
     "VGG13": ("AutoDDL vs second best (Megatron-like 2d)", "communication_time_saved"),
@@ -43,12 +43,6 @@ def sections(results: Results) -> list[Section]:
     """The tables of which something was run; the last one is that of the claims."""
     found = [make(results) for sweep in SWEEPS if results.was_run(sweep) for make in TABLES[sweep]]
     return [*found, verdict.section(verdicts(results))]
-
-
-def missing(results: Results) -> str:
-    """The commands of the sweeps that were not run; empty if there are none."""
-    commands = [f"python run.py -m +sweeps=autoddl_{name}" for name in SWEEPS if not results.was_run(name)]
-    return not_run(commands)
 
 
 def _fig3(results: Results) -> Section:
@@ -191,7 +185,7 @@ def _compared(results: Results, setting: Setting, paper: str) -> Iterator[tuple[
 
 def _why(rows: Sequence[Row]) -> str:
     """Why no point counts: in the words of the last one."""
-    if not all(row.record for row in rows):
+    if not all(row.ran for row in rows):
         return "not run"
     reasons = " ".join(row.record.reason for row in rows if row.record)
     return "does not fit" if "needs" in reasons else "cannot be split"
@@ -241,8 +235,7 @@ def _table3(results: Results) -> Section:
             rows.append((staged.title, scheme, *own, f"{paper:g} s", f"{stages:g}"))
     title = "Table 3: a step with pipeline stages"
     columns = ("", "scheme", "1 stage", "2 stages", "4 stages", "paper", "its stages")
-    notes = ("Stages that no engine has yet are not run.",) if any(MISSING in row for row in rows) else ()
-    return Section(title, columns, tuple(rows), notes, texts=2)
+    return Section(title, columns, tuple(rows), texts=2)
 
 
 def _seconds(found: float | None) -> str:

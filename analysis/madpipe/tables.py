@@ -10,7 +10,7 @@ from analysis import verdict
 from analysis.madpipe.ratios import Cell, cell
 from analysis.madpipe.rows import CONTIGUOUS, MADPIPE, NETWORKS, PIPEDREAM, PUBLISHED, SWEEPS, Results, Row
 from analysis.madpipe.verdicts import BASELINE, verdicts
-from analysis.report import MISSING, Section, not_run
+from analysis.report import MISSING, Section
 
 MEMORIES = range(3, 17)
 SHOWN = (2, 4, 8)
@@ -32,16 +32,6 @@ def sections(results: Results) -> list[Section]:
         for sweep in SWEEPS if results.count(sweep)[0] for make in makers[sweep]
     ]  # fmt: skip
     return [*tables, verdict.section(verdicts(results))]
-
-
-def missing(results: Results) -> str:
-    """The commands of the sweeps that were not run, or not to their end; empty if there are none."""
-    told = []
-    for name in SWEEPS:
-        ran, count = results.count(name)
-        if ran < count:
-            told.append(f"python run.py -m +sweeps=madpipe_{name}   # {count - ran} of {count} points")
-    return not_run(told)
 
 
 def _of_what_ran(section: Section, ran: int, count: int) -> Section:

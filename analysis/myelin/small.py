@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+
+from analysis import beside
 from analysis.myelin.rows import LOCAL, Results, Row
 from analysis.myelin.verdicts import difference, gpt_title
 from analysis.report import MISSING, Section
@@ -28,18 +31,23 @@ def _losses(own: list[Row], results: Results, title: str) -> Section:
     rows = []
     for row in own:
         first = serial.setdefault(gpt_title(row), row)
-        driven = row["engine"] == "myelin"
+        losses = beside.optional(lambda row: row.losses, row)
+        ends = (f"{len(losses)}", f"{losses[0]:.6f}", f"{losses[-1]:.6f}") if losses else (MISSING,) * 3
+        apart = None if row is first else beside.optional(functools.partial(difference, serial=first), row)
+        held = beside.optional(lambda row: row.in_flight, row) if row["engine"] == "myelin" else None
         rows.append(
-            (gpt_title(row), f"{row.mesh.pipeline} x {row.mesh.data}", row["engine"], f"{len(row.losses)}",
-             f"{row.config['batch']['micro_batches']}", f"{row.losses[0]:.6f}", f"{row.losses[-1]:.6f}",
-             MISSING if row is first else f"{difference(row, first):.1e}",
-             f"{row.in_flight} of {row.mesh.pipeline}" if driven else MISSING)
+            (gpt_title(row), f"{row.mesh.pipeline} x {row.mesh.data}", row["engine"],
+             f"{row.config['batch']['micro_batches']}", *ends, MISSING if apart is None else f"{apart:.1e}",
+             MISSING if held is None else f"{held} of {row.mesh.pipeline}")
         )  # fmt: skip
-    columns = ("model", "G_inter x G_data", "engine", "steps", "micro-batches", "first loss", "last loss",
+    columns = ("model", "G_inter x G_data", "engine", "micro-batches", "steps", "first loss", "last loss",
                "largest relative difference", "in flight, of the limit")  # fmt: skip
+    driven = [row for row in own if row["engine"] == "myelin"]
+    lacking = [*beside.lacking(own, lambda row: row.losses), *beside.lacking(driven, lambda row: row.in_flight)]
     notes = (
         "Measured, float64, English text. A second run on one device, in other micro-batches, shows what rounding "
         "alone does. GPT-2 small itself was not trained: that needs GPUs.",
+        *lacking,
     )
     return Section(f"{title}, measured in small: losses against one device", columns, tuple(rows), notes, texts=3)
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from analysis import verdict
+from analysis import beside, verdict
 from analysis.myelin import ablation, figures, small
 from analysis.myelin.figures import IPDPS, published
-from analysis.myelin.rows import GB, GPUS, LOCAL, MYELIN, PAPER, SWEEPS, Results, Row
+from analysis.myelin.rows import GB, GPUS, LOCAL, MYELIN, Results, Row
 from analysis.myelin.verdicts import verdicts
-from analysis.report import MISSING, Section, not_run
+from analysis.report import MISSING, Section
 
 READ_OFF = "Paper: read off the plots of the published version (IPDPS 2022), whose text has few of the values."
 SIMULATED = "Simulated on Summit as the paper describes it, with links and the one efficiency as its timings imply."
@@ -21,28 +21,23 @@ def sections(results: Results) -> list[Section]:
     return [*found, *ablation.sections(results), *small.sections(results), verdict.section(verdicts(results))]
 
 
-def missing(results: Results) -> str:
-    """The commands of what was not run; empty if there is nothing."""
-    told = []
-    for sweep in SWEEPS:
-        for scale in (PAPER, LOCAL):
-            ran, count = results.count(sweep, scale)
-            if ran < count:
-                points = f"{count - ran} of {count} points"
-                told.append(f"python run.py -m +sweeps=myelin_{sweep} scale={scale}   # {points}")
-    return not_run(told)
-
-
 def _table1(results: Results) -> Section:
-    rows = []
-    for row in results.good("table1") + results.good("table1", LOCAL):
+    own, rows = results.good("table1") + results.good("table1", LOCAL), []
+    for row in own:
         paper = published("myelin_table1_models", "parameters", "", model=f"GPT-like {row.size}")
         model = row.config["model"]
         rows.append((row.size, f"{model['layers']}", f"{model['hidden']}", f"{model['heads']}",
-                     _number(paper, "{:.0f}"), f"{row.parameters / 1e9:.3f}", f"{row.parameters:,}"))  # fmt: skip
+                     _number(paper, "{:.0f}"), *_counted(row)))  # fmt: skip
     columns = ("model", "layers", "hidden", "heads", "paper, 1e9", "counted, 1e9", "counted")
     note = "GPT-2 small is called 110 million in the paper, which no reading of it gives."
-    return Section("Table I: parameters", columns, tuple(rows), (note,))
+    lacking = beside.lacking(own, lambda row: row.parameters)
+    return Section("Table I: parameters", columns, tuple(rows), (note, *lacking))
+
+
+def _counted(row: Row) -> tuple[str, str]:
+    """Parameters in 1e9, and exactly."""
+    count = beside.optional(lambda row: row.parameters, row)
+    return (MISSING, MISSING) if count is None else (f"{count / 1e9:.3f}", f"{count:,}")
 
 
 def _fig5(results: Results) -> Section:

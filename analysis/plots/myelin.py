@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from analysis import losses
+from analysis import beside, losses
 from analysis.myelin import figures
 from analysis.myelin.figures import IPDPS, published
 from analysis.myelin.rows import FRAMEWORKS, GPUS, LOCAL, MYELIN, SIZES, Results, Row
@@ -96,7 +96,7 @@ def fig8(results: Results) -> Figure | None:
 @styled
 def fig9(results: Results) -> Figure | None:
     """Losses of a small GPT on one device and on grids of ranks; below, how far they are apart."""
-    rows = results.good("fig9", LOCAL)
+    rows = [row for row in results.good("fig9", LOCAL) if beside.optional(lambda row: row.losses, row)]
     if not rows:
         return None
     first = [row for row in rows if gpt_title(row) == gpt_title(rows[0])]

@@ -6,7 +6,6 @@ import functools
 import re
 import statistics
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 
 from analysis import beside
@@ -75,9 +74,7 @@ def parameters(results: Results, table: int, row: str, source: Source) -> float 
     record = results.record(table, row, source)
     if record is None or record.status != "ok":
         return None
-    with suppress(OSError, ValueError):
-        return float(beside.parameters(record))
-    return None
+    return beside.optional(beside.parameters, record)
 
 
 def unet_parameters(convs: int, channels: int) -> int:
