@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from analysis.autoddl.rows import Results, Row, fastest
+from analysis.published import printed
 
 SCHEMES = {
     "data parallel": ("data_parallel", ""),
@@ -78,6 +79,11 @@ class Staged:
     model: str
     nodes: int
     title: str
+
+    def published(self, metric: str, scheme: str) -> float:
+        """What the paper's table has."""
+        model = self.title.partition(",")[0]
+        return printed("autoddl_table3_pipeline", metric, scheme=scheme, model=model, devices=self.nodes)
 
     def times(self, results: Results, planner: str) -> dict[int, float | None]:
         """Seconds of a step by number of stages that were run, with the fastest micro-batches; None: nothing fits."""

@@ -8,6 +8,8 @@ from statistics import median
 
 from analysis.autoddl.rows import Results
 
+FILE = "autoddl_fig8_search"
+"""Of what the paper says of Figure 8."""
 SEARCHES = {
     "coordinate_descent": "coordinate descent",
     "metropolis_hastings": "Metropolis-Hastings",

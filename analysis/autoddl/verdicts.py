@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
-from analysis.autoddl import cubes, layer, search
+from analysis.autoddl import cubes, layer, saved, search
 from analysis.autoddl.rows import Results, Row
 from analysis.autoddl.schemes import (
     BASELINES,
@@ -23,6 +23,7 @@ from analysis.autoddl.schemes import (
 )
 from analysis.beside import Lacking
 from analysis.points import Need
+from analysis.published import printed, texts
 from analysis.verdict import Check, Found, Verdict, judged
 from harness.simulate.routes import STEPS
 
@@ -67,7 +68,8 @@ def attention_volumes(results: Results) -> Found:
     right = [volumes[name] for name in layer.FIG3] == [3.75, 2.0, 2.0] and found == [(4, 8, 2), (4, 4, 4)]
     told = ", ".join(f"{name} {volume:g}" for name, volume in volumes.items())
     told += f" x 2^30 elements; found QKV {found[0]}, projection {found[1]}"
-    return Found(right, "Megatron 3.75, AutoDDL 2 x 2^30 elements", told)
+    theirs = ", ".join(f"{name} {layer.published(name):g}" for name in layer.FIG3[:2])
+    return Found(right, f"{theirs} x 2^30 elements", told)
 
 
 def links_are_fitted(results: Results) -> Found:
@@ -92,7 +94,8 @@ def order_of_strategies(results: Results) -> Found:
         f"Kendall's tau {taus[2]:.2f} on 2 processes, {taus[4]:.2f} on 4; of pairs in another order the predictions "
         f"differ by {100 * apart:.0f} % at most"
     )
-    return Found(min(taus.values()) >= 0.8, "equal orders", measured=told)
+    count = printed(layer.RANKING, "strategies_ranked")
+    return Found(min(taus.values()) >= 0.8, f"equal orders of {count:g} strategies", measured=told)
 
 
 def volume_of_cubes(results: Results) -> Found:
@@ -101,7 +104,8 @@ def volume_of_cubes(results: Results) -> Found:
     devices = ", ".join(map(str, cubes.volumes()))
     right = all(abs(found + 2 / 3) < 0.005 for found in (volume, memory))
     told = f"log-log slopes over {devices} devices: memory {memory:.3f}, volume {volume:.3f}"
-    return Found(right, "slopes of -2/3", told)
+    (theirs,) = texts("autoddl_setup_and_text", "asymptotic_cost_autoddl")
+    return Found(right, f"{theirs}: slopes of -2/3", told)
 
 
 def searches(results: Results) -> Found:
@@ -129,7 +133,8 @@ def vgg_on_piz_daint(results: Results) -> Found:
     slower = [one["data parallel"] / one[OURS] for one in seconds]
     right = order and all(before < after for before, after in pairwise(gaps))
     told = f"saved against Megatron-like on 16, 32, 64 nodes {_percents(gaps)}; data parallelism {_list(slower)} times"
-    return Found(right, "3, 8.8, 17.7 %; about 4 times slower", f"{told} slower")
+    times = printed(saved.FILES["fig9"], "slowdown_of_data_parallel_vs_autoddl")
+    return Found(right, f"{_published(VGG)}; about {times:g} times slower", f"{told} slower")
 
 
 def transformers_on_piz_daint(results: Results) -> Found:
@@ -139,26 +144,30 @@ def transformers_on_piz_daint(results: Results) -> Found:
     ratios = [one["SUMMA"] / one["Megatron-like"] if {"SUMMA", "Megatron-like"} <= one.keys() else None
               for one in seconds]  # fmt: skip
     catches = ratios[0] is not None and ratios[1] is not None and ratios[1] < ratios[0]
-    saved = [_saved(one) for one in seconds]
+    shares = _percents([_saved(one) for one in seconds])
     told = (
-        f"saved against the second best on 64, 128, 256 nodes {_percents(saved)}; SUMMA / Megatron-like "
+        f"saved against the second best on 64, 128, 256 nodes {shares}; SUMMA / Megatron-like "
         f"{', '.join('-' if ratio is None else f'{ratio:.2f}' for ratio in ratios)}"
     )
-    return Found(best and beats and catches, "12, 36.1, 31.1 %", told + _lacking(TRANSFORMERS, seconds))
+    right = best and beats and catches
+    return Found(right, _published(TRANSFORMERS), told + _lacking(TRANSFORMERS, seconds))
 
 
 def vgg_on_google_cloud(results: Results) -> Found:
     seconds = _seconds(results, CLOUD_VGG, steps)
     order = all(one[OURS] < one["data parallel"] < one["Megatron-like"] for one in seconds)
-    saved = [1 - one[OURS] / one["data parallel"] for one in seconds]
+    shorter = [1 - one[OURS] / one["data parallel"] for one in seconds]
     talk = _seconds(results, CLOUD_VGG, communication)
     less = [1 - one[OURS] / one["data parallel"] for one in talk]
     worse = [one["Megatron-like"] / one["data parallel"] for one in seconds]
     told = (
-        f"saved against data parallelism {_percents(saved)} of the time, {_percents(less)} of the communication; "
+        f"saved against data parallelism {_percents(shorter)} of the time, {_percents(less)} of the communication; "
         f"Megatron-like takes {_list(worse)} times data parallelism's time"
     )
-    return Found(order and min(saved) > 0.5, "71.5, 63.5 % of the time, 84.7, 77.7 % of the communication", told)
+    theirs = (
+        f"{_published(CLOUD_VGG)} of the time, {_published(CLOUD_VGG, saved.of_communication)} of the communication"
+    )
+    return Found(order and min(shorter) > 0.5, theirs, told)
 
 
 def transformers_on_google_cloud(results: Results) -> Found:
@@ -166,29 +175,31 @@ def transformers_on_google_cloud(results: Results) -> Found:
     if small is None or not {OURS, "Megatron-like", "SUMMA"} <= seconds.keys():
         return Found(False, simulated="does not fit")
     others = {numbers for numbers in small.strategy.values() if any(part > 1 for part in numbers[2:])}
-    saved = 1 - seconds[OURS] / seconds["Megatron-like"]
+    shorter = 1 - seconds[OURS] / seconds["Megatron-like"]
     slower = seconds["SUMMA"] / min(seconds["Megatron-like"], seconds.get("data parallel", float("inf")))
     plain = "data parallelism" if not others else f"p1 or p2 > 1 in some products, as {sorted(others)[0]}"
-    right = not others and 0.02 <= saved <= 0.2 and slower > 3
-    told = f"small: {plain}; large: {100 * saved:.1f} % saved against Megatron, SUMMA {slower:.1f} times slower"
-    return Found(right, "small: data parallelism; large: 10 %, about 10 times", told)
+    right = not others and 0.02 <= shorter <= 0.2 and slower > 3
+    told = f"small: {plain}; large: {100 * shorter:.1f} % saved against Megatron, SUMMA {slower:.1f} times slower"
+    times = printed(saved.FILES["fig10"], "slowdown_of_summa_vs_best_baseline")
+    return Found(right, f"small: data parallelism; large: {_published([LARGE])}, about {times:g} times", told)
 
 
 def with_pipeline_stages(results: Results) -> Found:
-    told, right = [], True
+    told, theirs, printed_stages, right = [], [], [], True
     for row in STAGED:
-        ours, theirs = row.times(results, "autoddl"), row.times(results, "megatron")
-        if not (any(ours.values()) and any(theirs.values())):
+        ours, his = row.times(results, "autoddl"), row.times(results, "megatron")
+        if not (any(ours.values()) and any(his.values())):
             raise Lacking(f"{row.title} does not fit, with any number of stages")
-        best, other = (min((s, n) for n, s in times.items() if s) for times in (ours, theirs))
-        saved = 1 - best[0] / other[0]
-        wanted = 1 if "Wide" in row.title else 2
-        right &= 0.2 <= saved <= 0.5 and best[1] == other[1] == wanted
-        told.append(f"{row.title}: {100 * saved:.1f} % saved, {best[1]} and {other[1]} stages")
-        mine, his = ours[wanted], theirs[wanted]
-        if mine and his:
-            told[-1] += f" ({_percents([1 - mine / his])} with the paper's {wanted})"
-    return Found(right, "37 % saved; 1 stage wide, 2 deep", "; ".join(told))
+        best, other = (min((s, n) for n, s in times.items() if s) for times in (ours, his))
+        shorter, wanted = 1 - best[0] / other[0], row.published("optimal_pipeline_stages", "AutoDDL")
+        theirs.append(1 - row.published("time", "AutoDDL") / row.published("time", "Megatron"))
+        printed_stages.append(f"{wanted:g}")
+        right &= 0.2 <= shorter <= 0.5 and best[1] == other[1] == wanted
+        told.append(f"{row.title}: {100 * shorter:.1f} % saved, {best[1]} and {other[1]} stages")
+        like = [times[int(wanted)] for times in (ours, his)]
+        if like[0] and like[1]:
+            told[-1] += f" ({_percents([1 - like[0] / like[1]])} with the paper's {wanted:g})"
+    return Found(right, f"{_percents(theirs)} saved; {', '.join(printed_stages)} stages", "; ".join(told))
 
 
 def _seconds(results: Results, settings: Sequence[Setting], of: Callable[[Row], float]) -> list[dict[str, float]]:
@@ -242,6 +253,11 @@ def _lacking(settings: Sequence[Setting], seconds: Sequence[dict[str, float]]) -
     found = [f"{name} ({setting.title})" for setting, one in zip(settings, seconds, strict=True)
              for name in (*BASELINES, OURS, MIXED) if name not in one]  # fmt: skip
     return f"; does not fit or divide: {', '.join(found)}" if found else ""
+
+
+def _published(settings: Sequence[Setting], of: Callable[[Setting], float | None] = saved.of_step) -> str:
+    """What the paper says that AutoDDL saves."""
+    return ", ".join("-" if (one := of(setting)) is None else f"{one:g}" for setting in settings) + " %"
 
 
 def _percents(shares: Sequence[float | None]) -> str:

@@ -15,10 +15,10 @@ MIB = 2**20
 
 def sections(results: Results) -> list[Section]:
     """Those of which something was run."""
-    makers = {"fig9": _losses, "fig5": _phases, "fig6": _phases, "fig8": _phases, "fig10": _phases, "fig11": _phases,
-              "ablation": _phases}  # fmt: skip
+    makers = {"fig9": _losses, "table2": _tuned, "fig5": _phases, "fig6": _phases, "fig8": _phases,
+              "fig10": _phases, "fig11": _phases, "ablation": _phases}  # fmt: skip
     titles = {"fig5": "Fig. 5", "fig6": "Fig. 6", "fig8": "Fig. 8", "fig10": "Fig. 10", "fig11": "Fig. 11",
-              "ablation": "Orders and policies", "fig9": "Fig. 9"}  # fmt: skip
+              "ablation": "Orders and policies", "fig9": "Fig. 9", "table2": "Table II"}  # fmt: skip
     return [
         make(results.good(sweep, LOCAL), results, titles[sweep])
         for sweep, make in makers.items() if results.good(sweep, LOCAL)
@@ -50,6 +50,28 @@ def _losses(own: list[Row], results: Results, title: str) -> Section:
         *lacking,
     )
     return Section(f"{title}, measured in small: losses against one device", columns, tuple(rows), notes, texts=3)
+
+
+def _tuned(own: list[Row], results: Results, title: str) -> Section:
+    rows = []
+    for row in own:
+        tuned = row.metrics["tuned"]
+        rows.append((row.framework, configuration(row), f"{tuned['simulated']} of {tuned['candidates']}",
+                     f"{1e3 * row.step_s:.0f}", f"{tuned['closed_form_step_time_s'] / row.step_s:.2f}",
+                     _memory(row)))  # fmt: skip
+    columns = ("framework", "tuned", "candidates", "simulated step, ms", "closed form / simulated",
+               "fullest device, MiB")  # fmt: skip
+    notes = (
+        "Micro-batch / G_intra / G_inter / G_data. Candidates: how many were simulated, of all.",
+        f"For {own[0]['cluster.devices']} ranks of the machine at hand, with layer times measured there; not run.",
+    )
+    return Section(f"{title}, in small: the fastest configurations", columns, tuple(rows), notes, texts=2)
+
+
+def configuration(row: Row) -> str:
+    """What mode=tune has chosen, as Table II has it: micro-batch / G_intra / G_inter / G_data."""
+    ours = row.tuned
+    return " / ".join(map(str, (row.metrics["tuned"]["micro_batch"], ours.tensor, ours.pipeline, ours.data)))
 
 
 def _phases(own: list[Row], results: Results, title: str) -> Section:

@@ -9,6 +9,7 @@ from analysis.beside import Lacking
 from analysis.myelin import figures
 from analysis.myelin.rows import DEEPSPEED, FRAMEWORKS, GB, LOCAL, MEGATRON, MYELIN, PAPER, SIZES, Results, Row
 from analysis.points import Need
+from analysis.published import printed, texts
 from analysis.verdict import Check, Found, Verdict, judged
 from harness.mesh import Mesh
 
@@ -19,7 +20,7 @@ TESTS = {
 }
 """Tests that settle claims, or a part of them."""
 REASONS = {
-    "MY-5": "published are 4.32 / 0.62 = 6.97, as rings have it; in the simulation the sums of a node's six stages do "
+    "MY-5": "published is what rings have; in the simulation the sums of a node's six stages do "
     "not begin together, which helps the short ones of 24 stages more. And 24 stages lose less in the pipelining "
     "phase: what they wait for beside the head, messages and the bubble the paper does not say.",
     "MY-6": "in the simulation a call costs 14 latencies of 10 us beside its bytes, so that many calls cost little; "
@@ -33,7 +34,7 @@ SAME = 1e-9
 """Losses in float64 that differ by this part of them are equal, unless rounding alone parts them further."""
 RING = 7.0
 """(2 * 7/8 * phi / 6) / (2 * 1/2 * phi / 24), what rings over 8 and over 2 replicas send."""
-PEAK_BANDS = {MYELIN: (49, 55), DEEPSPEED: (39, 42), MEGATRON: (21, 41)}
+SCHEMES = (figures.WITHOUT, figures.WITH)
 
 
 def verdicts(results: Results) -> list[Verdict]:
@@ -80,7 +81,10 @@ def batch_time_falls_with_stages(results: Results) -> Found:
     ratio = times[6] / times[24]
     told = ", ".join(f"{times[stages]:.1f}" for stages in sorted(times))
     told += f" s on 6, 12, 24, 48 stages; t(6) / t(24) = {ratio:.2f}"
-    return Found(falls and 0.70 <= ratio <= 0.85, "t(6) / t(24) = 0.78, read off 0.81", told)
+    said = 1 - printed(figures.STAGES, "batch_time_speedup_from_24_to_6") / 100
+    plotted = [printed(figures.IPDPS, "batch_time", case=f"G_inter={stages}") for stages in (6, 24)]
+    theirs = f"t(6) / t(24) = {said:.2f}, read off {plotted[0] / plotted[1]:.2f}"
+    return Found(falls and 0.70 <= ratio <= 0.85, theirs, told)
 
 
 def state_is_a_fifth(results: Results) -> Found:
@@ -92,14 +96,16 @@ def state_is_a_fifth(results: Results) -> Found:
         f"accounted on every stage: {'' if exact else 'NOT '}exactly so; on {offloaded.mesh.pipeline} stages "
         f"{each[0]:g} and {each[1]:.2f} bytes a parameter in all"
     )
-    return Found(exact, "20 bytes a parameter, with offloading 4 and 16 x bsize", told)
+    theirs = "{:g} bytes a parameter, with offloading {:g} and {:g} x bsize".format(*figures.published_bytes())
+    return Found(exact, theirs, told)
 
 
 def memory_falls_four_times(results: Results) -> Found:
     rows = results.good("fig6")
     before, after = (row.total_bytes / GB for row in rows[:2])
     told = f"accounted {before:.0f} -> {after:.0f} GB on 48 GPUs, {before / after:.2f} times"
-    return Found(3.5 <= before / after <= 4.5, "520 -> 130 GB, 3.99 times", told)
+    most, least = (printed(figures.MEMOPT, "total_memory_usage", scheme=scheme) for scheme in SCHEMES)
+    return Found(3.5 <= before / after <= 4.5, f"{most:.0f} -> {least:.0f} GB, {most / least:.2f} times", told)
 
 
 def phases_of_the_optimization(results: Results) -> Found:
@@ -108,9 +114,13 @@ def phases_of_the_optimization(results: Results) -> Found:
     ring = after.phase_s("data_parallel") / before.phase_s("data_parallel")
     shrinks, total = (1 - after.phase_s("pipelining") / before.phase_s("pipelining"), 1 - after.step_s / before.step_s)
     right = abs(ring / RING - 1) <= 0.03 and 0.10 <= total <= 0.20
+    sums, tasks = ([printed(figures.MEMOPT, f"{phase}_phase_time", scheme=scheme) for scheme in SCHEMES]
+                   for phase in ("data_parallel", "pipelining"))  # fmt: skip
+    less = printed(figures.MEMOPT, "absolute_batch_time_improvement")
     return Found(
         right,
-        f"sums over replicas 6.97 times as long (rings {RING:g}), pipelining 26 % shorter, the step 13 %",
+        f"sums over replicas {sums[1] / sums[0]:.2f} times as long (rings {RING:g}), pipelining "
+        f"{100 * (1 - tasks[1] / tasks[0]):.0f} % shorter, the step {less:g} %",
         f"{ring:.2f} times, {100 * shrinks:.0f} %, {100 * total:.1f} %",
     )
 
@@ -128,7 +138,7 @@ def interleaving_has_an_optimum(results: Results) -> Found:
         f"{times[1]:.2f} s with k = 1, {none:.2f} s without overlap; least {times[best]:.2f} s with k = {best}, "
         f"{rises[-1]:.2f} s with k = {ordered[-1]}"
     )
-    return Found(right, "least with k = 2 and 4", told)
+    return Found(right, f"least with k = {' and '.join(texts(figures.CHUNKS, 'optimal_k'))}", told)
 
 
 def the_tuner_takes_eight_replicas(results: Results) -> Found:
@@ -139,7 +149,8 @@ def the_tuner_takes_eight_replicas(results: Results) -> Found:
     told = "; ".join(
         f"{size} {', '.join(f'{name} {_mesh(chosen.get((size, name)))}' for name in FRAMEWORKS)}" for size in SIZES
     )
-    return Found(right, "8 replicas at every size", f"tuned, G_intra x G_inter x G_data: {told}")
+    theirs = ", ".join(dict.fromkeys(texts("myelin_table2_tuning", "G_data", scheme=MYELIN)))
+    return Found(right, f"{theirs} replicas at every size", f"tuned, G_intra x G_inter x G_data: {told}")
 
 
 def _mesh(mesh: Mesh | None) -> str:
@@ -181,13 +192,15 @@ def _tuned_otherwise(results: Results) -> str:
 
 def shares_of_peak(results: Results) -> Found:
     found = by_size(results)
-    printed, told, right = [], [], True
-    for name, (low, high) in PEAK_BANDS.items():
+    theirs, told, right = [], [], True
+    for name in FRAMEWORKS:
+        low, high = (every(map(float, texts(figures.WEAK, f"peak_half_precision_{end}", scheme=name)))
+                     for every, end in ((min, "low"), (max, "high")))  # fmt: skip
         own = [figures.percent_of_peak(found[size][name]) for size in SIZES]
         right &= min(own) <= high and max(own) >= low
-        printed.append(f"{name} {low} to {high} %")
+        theirs.append(f"{name} {low:.0f} to {high:.0f} %")
         told.append(f"{name} {min(own):.1f} to {max(own):.1f} %")
-    return Found(right, "; ".join(printed), f"{'; '.join(told)}; the 12B Myelin point is the calibrated one")
+    return Found(right, "; ".join(theirs), f"{'; '.join(told)}; the 12B Myelin point is the calibrated one")
 
 
 def gains_at_100b(results: Results) -> Found:
@@ -196,7 +209,9 @@ def gains_at_100b(results: Results) -> Found:
     saved = deepspeed - ours
     right = 1.1 <= deepspeed / ours <= 1.35 and 1.8 <= megatron / ours <= 3.0 and 15 <= saved <= 35
     told = f"{deepspeed / ours:.2f} and {megatron / ours:.2f} times, {saved:.1f} days saved"
-    return Found(right, "1.18 and 2.46 times, 22 days saved", told)
+    times = [printed(figures.WEAK, f"speedup_vs_{name}") for name in ("deepspeed", "megatron")]
+    fewer = printed(figures.WEAK, "estimated_training_time_saved_vs_deepspeed", devices=384)
+    return Found(right, f"{times[0]:g} and {times[1]:g} times, {fewer:g} days saved", told)
 
 
 def strong_scaling(results: Results) -> Found:
@@ -209,7 +224,8 @@ def strong_scaling(results: Results) -> Found:
         f"384 GPUs: {gains[0]:.1f} % over DeepSpeed, {gains[1]:.1f} % over Megatron-LM; 8 times the replicas at "
         f"{100 * scaled:.1f} % efficiency"
     )
-    return Found(right and scaled > 0.9, "11.47 % and 18.14 %", told)
+    theirs = [printed(figures.STRONG, f"improvement_of_myelin_over_{name}") for name in ("deepspeed", "megatron")]
+    return Found(right and scaled > 0.9, f"{theirs[0]:g} % and {theirs[1]:g} %", told)
 
 
 def in_flight_within_the_limit(results: Results) -> Found:

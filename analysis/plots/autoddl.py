@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from analysis.autoddl import layer, search
+from analysis.autoddl import layer, saved, search
 from analysis.autoddl.rows import Results
 from analysis.autoddl.schemes import (
     BASELINES,
@@ -37,7 +37,6 @@ from analysis.plots.style import (
     panels,
     styled,
 )
-from analysis.published import numbers, value
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -50,7 +49,6 @@ OF_SEARCH = dict(zip(search.SEARCHES, COLOURS, strict=False))
 PLANS = 100
 """A curve is drawn through so many points."""
 TICKS = (1, 2, 5, 10, 20, 50)
-PRINTED = {"fig9": "autoddl_fig9_piz_daint", "fig10": "autoddl_fig10_google_cloud"}
 SHORT = ("data\nparallel", "Megatron-\nlike", "SUMMA", "AutoDDL", "AutoDDL,\nmixed")
 
 
@@ -61,8 +59,7 @@ def fig3(results: Results) -> Figure | None:
     if not found:
         return None
     figure, axes = panels(1, 1, 6.5, 3.6)
-    printed = numbers("autoddl_fig3")
-    paper = [value(printed, "activation_communication_elements", name) for name in found]
+    paper = [layer.published(name) for name in found]
     ours = [layer.elements(row) / BILLION for row in found.values()]
     bars(axes[0, 0], [*found], [Bars(paper, BLUE, "paper"), Bars(ours, BLUE)])
     axes[0, 0].set(title="AutoDDL, Fig. 3: an attention layer on 64 nodes, planned",
@@ -197,21 +194,12 @@ def _steps(axes: Axes, results: Results, setting: Setting) -> None:
 
 def _mark(axes: Axes, setting: Setting, whole: dict[str, float]) -> None:
     """Where the step of AutoDDL would be, had it saved as much of the second best's as in the paper."""
-    saved = _saved(setting)
+    percent = saved.of_step(setting)
     others = [seconds for scheme, seconds in whole.items() if scheme in BASELINES]
-    if saved is not None and others:
-        place, level = [*SCHEMES].index(OURS), min(others) * (1 - saved / 100)
+    if percent is not None and others:
+        place, level = [*SCHEMES].index(OURS), min(others) * (1 - percent / 100)
         axes.plot([place - 0.45, place + 0.45], [level, level], LOOKS["paper"].dash, color=VERMILLION)
-        axes.set_title(f"{setting.title} (paper: {saved:g} % saved)")
-
-
-def _saved(setting: Setting) -> float | None:
-    """Percent of the second best's step that the paper's AutoDDL saves."""
-    for number in numbers(PRINTED[setting.sweep]) if setting is not SMALL else ():
-        same = number.devices == setting.devices and (number.model == "VGG13") == (setting.model == "vgg13")
-        if number.metric == "end_to_end_saved" and same:
-            return float(number.value)
-    return None
+        axes.set_title(f"{setting.title} (paper: {percent:g} % saved)")
 
 
 FIGURES = {

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from analysis import beside, verdict
-from analysis.published import numbers, value
 from analysis.report import MISSING, Section
 from analysis.torchgpipe import search
 from analysis.torchgpipe.figures import (
@@ -15,6 +14,7 @@ from analysis.torchgpipe.figures import (
     SPEED,
     SPEED_UP,
     gpipe,
+    p40_gib,
     paper,
     small_speed_up,
     small_throughput,
@@ -35,10 +35,9 @@ REMARKS = {
     2: "All throughputs are too high: one efficiency, calibrated on large convolutions, is too good for small kernels. "
     "The work is counted, layer by layer, from the network. GPipe's speed-ups are for TPUs, quoted in the paper.",
     3: LIVE,
-    4: "Calibrated: the P40's efficiency, on Naive-1 (28.500 samples/s), and nothing else: all other figures of "
+    4: "Calibrated: the P40's efficiency, on Naive-1's throughput, and nothing else: all other figures of "
     "these tables are predictions.",
 }
-P40_GIB = value(numbers("torchgpipe_setup_and_text"), "gpu_memory", "") or 0.0
 COLUMNS = ("row", "", "paper", "simulated", "simulated / paper", "measured in small")
 
 
@@ -83,8 +82,8 @@ def _basis(results: Results, table: int) -> Iterator[str]:
             yield "In small the devices share these cores: no speed-up is to be expected there."
     for row, record in simulated.items():
         fullest = max(record.metrics.get("peak_memory_bytes") or [0]) / GIB
-        if fullest > P40_GIB:
-            yield f"{row} takes {fullest:.1f} GiB on its fullest device, the paper's cards have {P40_GIB:g}."
+        if fullest > p40_gib():
+            yield f"{row} takes {fullest:.1f} GiB on its fullest device, the paper's cards have {p40_gib():g}."
 
 
 def _well(results: Results, table: int, source: Source) -> dict[str, RunRecord]:

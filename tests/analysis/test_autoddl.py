@@ -179,7 +179,7 @@ def test_the_volume_of_cubes_has_another_slope_at_the_papers_devices() -> None:
     assert cubes.slope({8: 4.0, 64: 1.0, 512: 0.25}) == pytest.approx(-2 / 3)
     (told,) = [one for one in verdicts(Results([])) if one.id == CUBES]
     assert told.simulated == "log-log slopes over 8, 64, 512, 4096 devices: memory -0.667, volume -0.569"
-    assert told.published == "slopes of -2/3" and "exact in" in told.reason
+    assert told.published == "n^2/p^(2/3): slopes of -2/3" and "exact in" in told.reason
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,7 @@ def like_the_paper(sweep: str, row: Row) -> dict[str, Any]:
         "phases_s": {"pipelining": pipelining, "data_parallel": sums, "optimizer": updates},
         "peak_memory_bytes": stage_bytes * mesh["pipeline"],
         "peaks": [{"contents": contents}] * mesh["pipeline"],
-        "tuned": mesh | {"micro_batch": 8},
+        "tuned": mesh | {"micro_batch": 8, "simulated": 10, "candidates": 20, "closed_form_step_time_s": 1.0},
         "predicted_over_measured": {"step_time_s": 1.0},
     }
 
@@ -252,6 +252,36 @@ def test_each_variant_of_the_ablation_has_its_points(run: Path) -> None:
     orders, mechanisms = ablation.sections(results)
     assert not any("-" in row for row in (*orders.rows, *mechanisms.rows)), "every cell has its points"
     assert ablation.sections(Results([])) == []
+
+
+def test_every_sweep_is_shown(paper: Results) -> None:
+    """At both scales; Table I has both in one table."""
+    told = [section.title for section in tables.sections(paper)]
+    small = [title for title in told if "in small" in title]
+    names = {"table1": "Table I:", "table2": "Table II", "ablation": "What brings what"}
+    for sweep in SWEEPS:
+        name = names.get(sweep, sweep.replace("fig", "Fig. "))
+        assert any(title.startswith(name) for title in set(told) - set(small)), sweep
+        if sweep != "table1":
+            local = {"ablation": "Orders and policies"}.get(sweep, name)
+            assert any(title.startswith(local) for title in small), sweep
+
+
+def test_the_validation_at_the_papers_scale_is_what_it_costs(paper: Results) -> None:
+    by_title = {section.title.partition(":")[0]: section for section in tables.sections(paper)}
+    assert [row[:3] for row in by_title["Fig. 9"].rows] == [("1", "single", "1 x 1"), ("12", "myelin", "2 x 6")]
+    assert "with G_inter = 2. The batch, 96 here" in by_title["Fig. 9"].notes[0]
+
+
+def test_what_was_tuned_for_this_machine(run: Path) -> None:
+    def change(row: Row, metrics: dict[str, Any]) -> dict[str, Any]:
+        tuned = metrics["tuned"] | {"simulated": 10, "candidates": 15, "closed_form_step_time_s": 0.48}
+        return metrics | {"tuned": tuned, "step_time_s": 0.5}
+
+    found = tables.sections(Results(records(run, change, ("table2",))))
+    (small,) = [section for section in found if section.title.startswith("Table II, in small")]
+    assert small.rows[0][:5] == ("Myelin", "8 / 1 / 6 / 8", "10 of 15", "500", "0.96")
+    assert "For 4 ranks of the machine at hand" in small.notes[1]
 
 
 def test_the_page(tmp_path: Path, paper: Results) -> None:

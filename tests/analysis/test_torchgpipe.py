@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 
 from analysis import command
 from analysis.points import points_of
-from analysis.published import claims
+from analysis.published import claims, numbers
 from analysis.torchgpipe import figures, search, tables
 from analysis.torchgpipe.figures import GIB, QUANTITIES, paper
 from analysis.torchgpipe.page import PAGE
@@ -138,7 +138,7 @@ def test_rows_carry_the_published_settings() -> None:
             assert table != 2 or [config["model"][key] for key in ("name", "layers", "channels", "size")] == [
                 "amoebanet", 18, 256, 224
             ]  # fmt: skip
-            for number in figures._numbers(table):
+            for number in numbers(figures.FILES[table]):
                 own = f"n={number.devices} m={number.micro_batches}" if table == 2 else number.scheme
                 if own != name or number.scheme.startswith("GPipe"):
                     continue
