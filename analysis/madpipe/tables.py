@@ -54,8 +54,8 @@ def _fig6(results: Results) -> Section:
             rows.append(_periods(schemes, ("ResNet-50", devices, memory, 12)))
     columns = ("devices", "GB", "PipeDream hopes", "PipeDream", CONTIGUOUS, f"{PUBLISHED}: hopes", PUBLISHED,
                "MadPipe: bound", MADPIPE, "PipeDream / MadPipe")  # fmt: skip
-    notes = (SOURCE, "Periods in ms, links of 12 GB/s; PipeDream with its optimizer's estimate of memory.")
-    return Section("Fig. 6: periods of ResNet-50", columns, tuple(rows), notes, texts=0)
+    notes = (SOURCE, "Links of 12 GB/s; PipeDream with its optimizer's estimate of memory.")
+    return Section("Fig. 6: periods of ResNet-50, in ms", columns, tuple(rows), notes, texts=0)
 
 
 def _periods(

@@ -81,8 +81,8 @@ def _phases(own: list[Row], results: Results, title: str) -> Section:
          _memory(row), f"{row.metrics['predicted_over_measured']['step_time_s']:.2f}")
         for row in own
     )  # fmt: skip
-    columns = ("framework", "keys", "G_intra x G_inter x G_data", "step, ms", "pipelining", "sums", "updates",
-               "fullest device, MiB", "predicted / measured step")  # fmt: skip
+    columns = ("framework", "keys", "G_intra x G_inter x G_data", "step, ms", "pipelining, ms", "sums, ms",
+               "updates, ms", "fullest device, MiB", "predicted / measured step")  # fmt: skip
     return Section(f"{title}, measured in small", columns, rows, (SHARED,), texts=3)
 
 

@@ -99,7 +99,7 @@ def _fig8(results: Results) -> Section:
             (f"{k}" if k else "no overlap", _number(paper, "{:.2f}"), f"{figures.tail_s(row):.2f}",
              f"{row.phase_s('data_parallel'):.2f}", f"{row.phase_s('optimizer'):.2f}")
         )  # fmt: skip
-    columns = ("k", "paper, s", "simulated, s", "of it sums", "of it updates")
+    columns = ("k", "paper, s", "simulated, s", "of it sums, s", "of it updates, s")
     note = (
         f"Paper without overlap: {alone[0]:.2f} s of sums, {alone[1]:.2f} s of updates. With overlap both run at once."
     )

@@ -32,6 +32,7 @@ from analysis.plots.style import (
     Bars,
     bars,
     below,
+    filled,
     legend,
     lined,
     panels,
@@ -48,6 +49,8 @@ WIDTHS = ("25088 x 4096", "4096 x 4096", "4096 x 1000")
 OF_SEARCH = dict(zip(search.SEARCHES, COLOURS, strict=False))
 PLANS = 100
 """A curve is drawn through so many points."""
+CLEAR = {"facecolor": "white", "edgecolor": "none", "pad": 0.8}
+"""Behind a number that a mark may cross."""
 TICKS = (1, 2, 5, 10, 20, 50)
 SHORT = ("data\nparallel", "Megatron-\nlike", "SUMMA", "AutoDDL", "AutoDDL,\nmixed")
 
@@ -160,14 +163,14 @@ def _schemes(results: Results, settings: Sequence[Setting], title: str) -> Figur
     if not any(setting.chosen(results, OURS) for setting in settings):
         return None
     columns = (len(settings) + 1) // 2
-    figure, axes = panels(2, columns, 4.4 * columns, 7)
+    figure, axes = panels(2, columns, 4.4 * columns, 7.4)
     for panel, setting in zip(axes.flat, settings, strict=True):
         _steps(panel, results, setting)
     for row in axes:
         row[0].set_ylabel("step, s")
     figure.suptitle(title)
     below(figure, [
-        lined("communication", ORANGE, "-"), lined("the rest of a step", BLUE, "-"),
+        filled("communication", ORANGE), filled("the rest of a step", BLUE),
         lined("AutoDDL, had it saved as much of the second best's step as in the paper", VERMILLION, "--"),
     ])  # fmt: skip
     return figure
@@ -183,7 +186,7 @@ def _steps(axes: Axes, results: Results, setting: Setting) -> None:
         sent = min(talk[scheme], whole[scheme])
         axes.bar(place, sent, 0.75, color=ORANGE)
         drawn = axes.bar(place, whole[scheme] - sent, 0.75, bottom=sent, color=BLUE)
-        axes.bar_label(drawn, [f"{whole[scheme]:.3g}"], padding=1.5, fontsize=8.5)
+        axes.bar_label(drawn, [f"{whole[scheme]:.3g}"], padding=1.5, fontsize=8.5, zorder=3, bbox=CLEAR)
     axes.set_title(setting.title)
     _mark(axes, setting, whole)
     axes.set_xticks(range(len(SCHEMES)), SHORT)

@@ -79,15 +79,15 @@ def fig8(results: Results) -> Figure | None:
     line(panel, counts, [float("nan") if one is None else one for one in paper], BLUE, "paper")
     line(panel, counts, [times[k] for k in counts], BLUE)
     levels = {"paper": sum(figures.published_tail_s()), "simulated": times.get(0, math.nan)}
-    for (source, level), dash, side in zip(levels.items(), ("--", "-"), (0, -1), strict=True):
+    for (source, level), dash, above in zip(levels.items(), ("--", "-"), (True, False), strict=True):
         panel.axhline(level, color=DARK, linewidth=1, linestyle=dash)
-        panel.annotate(f"no overlap, {source}", (counts[side], level), (0, 3), textcoords="offset points",
-                       ha="right" if side else "left", fontsize=8.5)  # fmt: skip
+        panel.annotate(f"no overlap, {source}", (counts[len(counts) > 1], level), (0, 3 if above else -4), fontsize=8.5,
+                       textcoords="offset points", va="bottom" if above else "top")  # fmt: skip
     panel.set_xscale("log", base=2)
     panel.set_xticks(counts, [str(k) for k in counts])
     panel.set(title="Myelin, Fig. 8: sums and updates, overlapped", xlabel="buckets in a chunk (k)",
               ylabel="behind the pipelining phase, s")  # fmt: skip
-    panel.set_ylim(0, 1.1 * max(*times.values(), levels["paper"]))
+    panel.set_ylim(0, 1.1 * max(*times.values(), levels["paper"], *filter(None, paper)))
     legend(figure, {}, BOTH, lines=True)
     return figure
 

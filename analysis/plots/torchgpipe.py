@@ -99,7 +99,8 @@ def _quantity(axes: Axes, results: Results, table: int, quantity: Quantity, sour
         ]
         if any(value is not None for value in found):
             series.append(Bars(found, BLUE, source))
-    bars(axes, [row.replace("Pipeline-", "Pipeline\n").replace("Naive-", "Naive\n") for row in rows], series)
+    names = [row.replace("Pipeline-", "Pipeline\n").replace("Naive-", "Naive\n") for row in rows]
+    bars(axes, names, series, "{:.2f}" if quantity is SPEED_UP else "{:.3g}")
     axes.set(title=quantity.name, ylabel=UNITS[quantity.name])
 
 
