@@ -81,8 +81,9 @@ def fig8(results: Results) -> Figure | None:
     levels = {"paper": sum(figures.published_tail_s()), "simulated": times.get(0, math.nan)}
     for (source, level), dash, above in zip(levels.items(), ("--", "-"), (True, False), strict=True):
         panel.axhline(level, color=DARK, linewidth=1, linestyle=dash)
-        panel.annotate(f"no overlap, {source}", (counts[above and len(counts) > 1], level), (0, 3 if above else -4), fontsize=8.5,
-                       textcoords="offset points", va="bottom" if above else "top")  # fmt: skip
+        where, offset = (counts[above and len(counts) > 1], level), (0, 3 if above else -4)
+        panel.annotate(f"no overlap, {source}", where, offset, fontsize=8.5, textcoords="offset points",
+                       va="bottom" if above else "top")  # fmt: skip
     panel.set_xscale("log", base=2)
     panel.set_xticks(counts, [str(k) for k in counts])
     panel.set(title="Myelin, Fig. 8: sums and updates, overlapped", xlabel="buckets in a chunk (k)",
