@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from analysis.records import key_of, newest, point_of
+from analysis import sweeps
+from analysis.beside import ORIGIN
+from analysis.records import RESULTS, key_of, newest, point_of
+from analysis.report import not_run
 from harness.record import RunRecord
 from harness.sweep_points import Point, expand
 
@@ -26,6 +29,16 @@ class Row:
     @property
     def ok(self) -> bool:
         return self.record is not None and self.record.status == "ok"
+
+    @property
+    def ran(self) -> bool:
+        """Whether it has a result; that nothing fits is one, too."""
+        return self.record is not None and self.record.status in RESULTS
+
+    @property
+    def place(self) -> str:
+        """Where its record is from."""
+        return str(self._record.manifest[ORIGIN])
 
     @property
     def step_s(self) -> float:
@@ -49,11 +62,27 @@ class Row:
 Kind = TypeVar("Kind", bound=Row)
 
 
-class Points(Generic[Kind]):
-    """The records of the sweeps PAPER_*, by sweep and point, as rows of some kind."""
+@dataclass(frozen=True)
+class Need(Generic[Kind]):
+    """Points that a claim needs, all of them: those of a sweep's scale that `keep` picks.
 
-    def __init__(self, paper: str, kind: type[Kind], records: Iterable[RunRecord]) -> None:
-        self._paper, self._kind = paper, kind
+    They have to have ended well (`ok`), or to have any result.
+    """
+
+    sweep: str
+    scale: str | None = None
+    keep: Callable[[Kind], bool] = lambda row: True
+    ok: bool = True
+
+
+class Points(Generic[Kind]):
+    """The records of the sweeps PAPER_*, by sweep and point, as rows of some kind.
+
+    `folders` name the paper's sweeps as they are called in runs/: PAPER_SWEEP, or PAPER_SWEEP-SCALE.
+    """
+
+    def __init__(self, paper: str, kind: type[Kind], folders: Sequence[str], records: Iterable[RunRecord]) -> None:
+        self._paper, self._kind, self._folders = paper, kind, folders
         self._newest = newest(records, point_of)
 
     def rows(self, sweep: str, keep: Callable[[Kind], bool] = lambda row: True, scale: str | None = None) -> list[Kind]:
@@ -63,7 +92,36 @@ class Points(Generic[Kind]):
         return [row for row in found if keep(row)]
 
     def was_run(self, sweep: str, scale: str | None = None) -> bool:
+        """Whether a point has been run, well or not."""
         return any(row.record for row in self.rows(sweep, scale=scale))
+
+    def count(self, sweep: str, scale: str | None = None) -> tuple[int, int]:
+        """How many points have a result, and how many there are."""
+        rows = self.rows(sweep, scale=scale)
+        return sum(row.ran for row in rows), len(rows)
+
+    def missing(self) -> str:
+        """The commands of all sweeps of which points have no result; empty if there are none."""
+        told = []
+        for folder in self._folders:
+            sweep, _, scale = folder.removeprefix(f"{self._paper}_").partition("-")
+            ran, count = self.count(sweep, scale or None)
+            if ran < count:
+                told.append(f"{sweeps.command(folder)}   # {count - ran} of {count} points")
+        return not_run(told)
+
+    def lacking(self, needs: Iterable[Need[Kind]]) -> str:
+        """Which points are missing, and what makes them; empty if all are there: few points are no verdict."""
+        return "; ".join(filter(None, map(self._lacking, needs)))
+
+    def _lacking(self, need: Need[Kind]) -> str:
+        rows = self.rows(need.sweep, need.keep, need.scale)
+        gone = sum(not row.ran for row in rows)
+        unfit = sum(row.ran and not row.ok for row in rows) if need.ok else 0
+        counts = [f"{gone} of {len(rows)} points were not run"] * bool(gone)
+        counts += [f"{unfit} of {len(rows)} points do not fit"] * bool(unfit)
+        folder = f"{self._paper}_{need.sweep}" + (f"-{need.scale}" if need.scale else "")
+        return f"{' and '.join(counts)}: {sweeps.command(folder)}" if counts else ""
 
 
 @functools.cache

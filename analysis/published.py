@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Sequence
+import functools
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,24 +39,40 @@ class Claim:
     check: str
 
 
-def numbers(file: str) -> list[Number]:
+@functools.cache
+def numbers(file: str) -> tuple[Number, ...]:
     """The numbers of paper_tables/FILE.csv."""
+    return tuple(_read(file))
+
+
+def _read(file: str) -> Iterator[Number]:
     with (TABLES / f"{file}.csv").open(encoding="utf-8", newline="") as opened:
-        return [
-            Number(row["scheme"], _whole(row["devices"]), _whole(row["micro_batches"]), row["metric"],
-                   row["relation"], row["value"], row["unit"], row["source"], row["model"], row["case"],
-                   row["table"])
-            for row in csv.DictReader(opened)
-        ]  # fmt: skip
+        for row in csv.DictReader(opened):
+            yield Number(row["scheme"], _whole(row["devices"]), _whole(row["micro_batches"]), row["metric"],
+                         row["relation"], row["value"], row["unit"], row["source"], row["model"], row["case"],
+                         row["table"])  # fmt: skip
 
 
-def value(published: Sequence[Number], metric: str, scheme: str, **where: int | str) -> float | None:
-    """The number of this metric in a row: of this scheme, and of the `devices`, `model`, `case` ... that are given."""
-    for number in published:
-        same = all(getattr(number, name) == wanted for name, wanted in where.items())
-        if same and (number.metric, number.scheme) == (metric, scheme):
-            return float(number.value)
-    return None
+def texts(file: str, metric: str, **where: int | str) -> list[str]:
+    """All values of this metric, as they are printed; those whose `scheme`, `devices`, `case` ... are as given."""
+    return [
+        number.value
+        for number in numbers(file)
+        if number.metric == metric and all(getattr(number, name) == wanted for name, wanted in where.items())
+    ]
+
+
+def value(file: str, metric: str, **where: int | str) -> float | None:
+    """The first of `texts` as a number; None if there is none."""
+    return next(map(float, texts(file, metric, **where)), None)
+
+
+def printed(file: str, metric: str, **where: int | str) -> float:
+    """`value` of what is known to be printed. Raises KeyError if it is not."""
+    found = value(file, metric, **where)
+    if found is None:
+        raise KeyError(f"paper_tables/{file}.csv   has no {metric} with {where}")
+    return found
 
 
 def claims(paper: str) -> list[Claim]:

@@ -134,7 +134,8 @@ def _latex_line(cells: Sequence[str]) -> str:
 
 
 def _html_line(tag: str, cells: Sequence[str], kinds: Sequence[str]) -> str:
-    told = (f"<{tag}{kind}>{markup.escape(cell)}</{tag}>" for cell, kind in zip(cells, kinds, strict=True))
+    kept = (markup.escape(cell.replace(" %", "\N{NO-BREAK SPACE}%")) for cell in cells)
+    told = (f"<{tag}{kind}>{cell}</{tag}>" for cell, kind in zip(kept, kinds, strict=True))
     return f"<tr>{''.join(told)}</tr>"
 
 

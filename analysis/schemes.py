@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from analysis import frame, pack, records, sweeps
 from analysis.papers import Missing, Picture
-from analysis.plots.style import COLOURS, Bars, Source, bars, legend, panels, styled
+from analysis.plots.style import COLOURS, Source, panels, rows, styled
 from analysis.records import Loaded
 from analysis.report import MISSING, Section
 from harness.display import percent, seconds, size
@@ -38,11 +38,11 @@ def section(source: Source) -> Section:
     """A line for each point that was run; one that cannot be says why, in its last cell."""
     loaded = load(source)
     found = _newest(loaded)
-    rows = tuple(sorted(_row(record, one) for record, one in zip(found, _figures(found), strict=True)))
+    lines = tuple(sorted(_row(record, one) for record, one in zip(found, _figures(found), strict=True)))
     cluster = ", ".join(sorted({str(record.config["cluster"]["name"]) for record in found if record.config}))
     notes = () if source == "measured" else ("Predicted / measured: nothing was measured there.",)
     title = f"All schemes, {source} on cluster={cluster}"
-    return Section(title, COLUMNS, rows, (*notes, *loaded.told()), texts=3)
+    return Section(title, COLUMNS, lines, (*notes, *loaded.told()), texts=3)
 
 
 @styled
@@ -52,16 +52,15 @@ def figure(source: Source) -> Figure | None:
     run = [(record, one) for record, one in zip(found, _figures(found), strict=True) if record.status == "ok"]
     if not run:
         return None
-    models = sorted({one["model"] for _, one in run})
-    drawn, axes = panels(1, len(models), 13, 5.4, sharey=False)
-    for panel, model, colour in zip(axes[0], models, COLOURS, strict=False):
-        speeds = {_scheme(record, one): one["throughput"] for record, one in run if one["model"] == model}
-        names = sorted(speeds, key=lambda name: speeds[name])
-        bars(panel, names, [Bars([speeds[name] for name in names], colour, source)])
-        panel.tick_params(axis="x", rotation=90)
-        panel.set(title=model, ylabel="samples/s")
+    speeds: dict[str, dict[str, float]] = {}
+    for record, one in run:
+        speeds.setdefault(one["model"], {})[_scheme(record, one)] = one["throughput"]
+    drawn, axes = panels(1, len(speeds), 13, 1.4 + 0.27 * max(map(len, speeds.values())))
+    for panel, model, colour in zip(axes[0], sorted(speeds), COLOURS, strict=False):
+        own = dict(sorted(speeds[model].items(), key=lambda one: one[1]))
+        rows(panel, [*own], [*own.values()], colour, source)
+        panel.set(title=model, xlabel="samples/s")
     drawn.suptitle(f"All schemes, {source}")
-    legend(drawn, dict(zip(models, COLOURS, strict=False)))
     return drawn
 
 
@@ -77,7 +76,7 @@ def _figures(found: Sequence[RunRecord]) -> list[dict[str, Any]]:
 
 
 def _scheme(record: RunRecord, one: dict[str, Any]) -> str:
-    return f"{_engine(record)}\n{one['planner']}"
+    return f"{_engine(record)}, {one['planner']}"
 
 
 def _engine(record: RunRecord) -> str:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, Generic, TypeVar
 
+from analysis.beside import Lacking
+from analysis.points import Need, Points
 from analysis.published import claims
 from analysis.report import MISSING, Section
 
-Results = TypeVar("Results")
+Results = TypeVar("Results", bound=Points[Any])
 SAYS = ("holds", "does not hold", "not run", "by tests")
 
 
@@ -27,8 +29,12 @@ class Found:
     measured: str = ""
 
 
-Judge = Callable[[Results], Found | None]
-"""Returns None if what it needs has not been run."""
+@dataclass(frozen=True)
+class Check(Generic[Results]):
+    """How a claim is judged, once all points that it needs are there. `judge` may raise Lacking."""
+
+    judge: Callable[[Results], Found]
+    needs: tuple[Need[Any], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -50,27 +56,38 @@ class Verdict:
 def judged(
     paper: str,
     results: Results,
-    judges: Mapping[str, Judge[Results]],
+    checks: Mapping[str, Check[Results]],
     settled: Mapping[str, Sequence[str]],
     reasons: Mapping[str, str],
 ) -> list[Verdict]:
     """A verdict for each claim of paper_claims/PAPER.csv.
 
-    `settled` names the tests that settle a claim, or a part of it; `reasons` say what may keep one from holding.
+    `settled` names the tests that settle a claim, or a part of it (all of those that have no check); `reasons` say
+    what may keep one from holding.
     """
     told = []
     for claim in claims(paper):
-        found = judges[claim.id](results) if claim.id in judges else None
         tests = f"exact in {' and '.join(settled[claim.id])}" if claim.id in settled else ""
-        if found is None:
-            says = "by tests" if tests and claim.id not in judges else "not run"
-            told.append(Verdict(claim.id, claim.claim, says, reason=tests))
+        if claim.id not in checks:
+            told.append(Verdict(claim.id, claim.claim, "by tests", reason=tests))
+            continue
+        found = _found(checks[claim.id], results)
+        if isinstance(found, str):
+            told.append(Verdict(claim.id, claim.claim, "not run", reason="; ".join(filter(None, (found, tests)))))
             continue
         why = "" if found.holds else reasons.get(claim.id, "")
         says, reason = "holds" if found.holds else "does not hold", "; ".join(filter(None, (why, tests)))
         figures = (found.published, found.simulated, found.measured)
         told.append(Verdict(claim.id, claim.claim, says, *figures, reason))
     return told
+
+
+def _found(check: Check[Results], results: Results) -> Found | str:
+    """What is found, or why nothing is."""
+    try:
+        return results.lacking(check.needs) or check.judge(results)
+    except Lacking as error:
+        return str(error)
 
 
 def section(verdicts: Sequence[Verdict], title: str = "Claims") -> Section:

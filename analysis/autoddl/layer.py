@@ -7,11 +7,19 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from analysis.autoddl.rows import Results, Row
+from analysis.published import value
 
 ATTENTION = ("block_0.attention.qkv", "block_0.attention.projection")
 FIG3 = ("Megatron", "AutoDDL", "found here")
 """What the points of the sweep are, in order."""
 FLOAT_BYTES = 4
+RANKING = "autoddl_fig4_ranking"
+"""The file of what the paper says of Figure 4."""
+
+
+def published(name: str) -> float | None:
+    """What the paper says that a device sends, in 2^30 elements."""
+    return value("autoddl_fig3", "activation_communication_elements", scheme=name)
 
 
 def elements(row: Row) -> float:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from analysis import command
 from analysis.autoddl import tables
-from analysis.autoddl.rows import SWEEPS, Results
+from analysis.autoddl.rows import FOLDERS, Results
 from analysis.autoddl.verdicts import verdicts
 from analysis.plots.autoddl import FIGURES
 from harness import registry
@@ -19,11 +19,11 @@ PAGE = command.Page(
     path=registry.ROOT / "analysis" / "results" / "autoddl.md",
     title="AutoDDL: paper, planned, simulated, measured",
     intro="Made by `python -m analysis.autoddl --write` from the records of sweeps/autoddl_fig3 to autoddl_table3.",
-    sweeps=[f"autoddl_{name}" for name in SWEEPS],
+    sweeps=FOLDERS,
     results=Results,
     sections=tables.sections,
     verdicts=verdicts,
-    missing=tables.missing,
+    missing=Results.missing,
     figures=FIGURES,
     width=170,
 )

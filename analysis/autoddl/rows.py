@@ -10,6 +10,8 @@ from harness.sweep_points import Point
 
 SWEEPS = ("fig3", "table2", "fig4", "fig7", "fig8", "fig9", "fig10", "table3")
 """By their order in the paper."""
+FOLDERS = [f"autoddl_{name}" for name in SWEEPS]
+"""As they are called in runs/."""
 
 
 class Row(points.Row):
@@ -31,7 +33,7 @@ class Results(points.Points[Row]):
     """The records of the paper's sweeps."""
 
     def __init__(self, records: Iterable[RunRecord]) -> None:
-        super().__init__("autoddl", Row, records)
+        super().__init__("autoddl", Row, FOLDERS, records)
 
 
 def largest(rows: Sequence[Row]) -> Row | None:

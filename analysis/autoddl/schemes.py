@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from analysis.autoddl.rows import Results, Row, fastest
+from analysis.published import printed
 
 SCHEMES = {
     "data parallel": ("data_parallel", ""),
@@ -43,15 +44,12 @@ class Setting:
         return fastest(self.rows(results, scheme))
 
     def was_run(self, results: Results, scheme: str) -> bool:
-        return all(row.record for row in self.rows(results, scheme))
+        return all(row.ran for row in self.rows(results, scheme))
 
     def seconds(self, results: Results, of: Callable[[Row], float]) -> dict[str, float]:
         """A figure of each scheme that fits."""
         found = {scheme: self.chosen(results, scheme) for scheme in SCHEMES}
         return {scheme: of(row) for scheme, row in found.items() if row}
-
-    def complete(self, results: Results) -> bool:
-        return all(self.was_run(results, scheme) for scheme in SCHEMES)
 
 
 def steps(row: Row) -> float:
@@ -82,23 +80,23 @@ class Staged:
     nodes: int
     title: str
 
+    def published(self, metric: str, scheme: str) -> float:
+        """What the paper's table has."""
+        model = self.title.partition(",")[0]
+        return printed("autoddl_table3_pipeline", metric, scheme=scheme, model=model, devices=self.nodes)
+
     def times(self, results: Results, planner: str) -> dict[int, float | None]:
-        """Seconds of a step by number of stages, with the fastest micro-batches; None where nothing fits."""
+        """Seconds of a step by number of stages that were run, with the fastest micro-batches; None: nothing fits."""
         found: dict[int, float | None] = {}
         for stages in (1, 2, 4):
             rows = results.rows("table3", lambda row, stages=stages: (
                 row["model"] == self.model and row[NODES] == str(self.nodes)
                 and row["planner"] == planner and row["mesh.pipeline"] == str(stages)
             ))  # type: ignore[misc]  # fmt: skip
-            if supported(rows):
+            if all(row.ran for row in rows):
                 best = fastest(rows)
                 found[stages] = best.step_s if best else None
         return found
-
-
-def supported(rows: Sequence[Row]) -> bool:
-    """Whether all were run, by an engine that has pipeline stages."""
-    return all(row.record and "has no pipeline stages" not in row.record.reason for row in rows)
 
 
 STAGED = tuple(

@@ -8,12 +8,16 @@ from statistics import median
 
 from analysis.autoddl.rows import Results
 
+FILE = "autoddl_fig8_search"
+"""Of what the paper says of Figure 8."""
 SEARCHES = {
     "coordinate_descent": "coordinate descent",
     "metropolis_hastings": "Metropolis-Hastings",
     "random": "random",
 }
 NODES, BATCHES = ("128", "4096"), ("1024", "256", "8192")
+CLAIMED = ("128", "1024")
+"""Nodes and batch of claim AD-6."""
 EVALUATIONS = 16_796
 """A hundredth of all plans on 128 nodes."""
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterator, Sequence
 
 from analysis import verdict
-from analysis.autoddl import layer, methods, search
+from analysis.autoddl import layer, methods, saved, search
 from analysis.autoddl.rows import SWEEPS, Results, Row, largest
 from analysis.autoddl.schemes import (
     CLOUD_VGG,
@@ -20,13 +19,9 @@ from analysis.autoddl.schemes import (
     Setting,
 )
 from analysis.autoddl.verdicts import BILLION, DENSE, verdicts
-from analysis.published import Number, numbers, value
-from analysis.report import MISSING, Section, not_run
+from analysis.published import printed, texts
+from analysis.report import MISSING, Section
 
-SAVED = {
-    "VGG13": ("AutoDDL vs second best (Megatron-like 2d)", "communication_time_saved"),
-    "Transformer": ("AutoDDL vs second best", "communication_saved"),
-}
 COLLECTIVES = {
     "AllReduce": ("all_reduce",),
     "AllGather/ReduceScatter": ("all_gather", "reduce_scatter"),
@@ -45,14 +40,8 @@ def sections(results: Results) -> list[Section]:
     return [*found, verdict.section(verdicts(results))]
 
 
-def missing(results: Results) -> str:
-    """The commands of the sweeps that were not run; empty if there are none."""
-    commands = [f"python run.py -m +sweeps=autoddl_{name}" for name in SWEEPS if not results.was_run(name)]
-    return not_run(commands)
-
-
 def _fig3(results: Results) -> Section:
-    published = {name: value(_numbers("fig3"), "activation_communication_elements", name) for name in layer.FIG3}
+    published = {name: layer.published(name) for name in layer.FIG3}
     rows = []
     for name, row in layer.fig3(results).items():
         own, paper = layer.elements(row) / BILLION, published[name]
@@ -93,7 +82,7 @@ def _costs(results: Results) -> Section:
 
 
 def _cost(scheme: str) -> str:
-    return next(one.value for one in _numbers("table2") if (one.scheme, one.metric) == (scheme, "cost_intended"))
+    return texts("autoddl_table2_collectives", "cost_intended", scheme=scheme)[0]
 
 
 def _table1(results: Results) -> Section:
@@ -127,6 +116,10 @@ def _fig4(results: Results) -> Section:
                          f"{number} -> {order.index(one) + 1}"))  # fmt: skip
         if found:
             notes.append(f"{devices} processes: Kendall's tau {layer.tau(found):.2f}.")
+    count = printed(layer.RANKING, "strategies_ranked")
+    nodes = {place: printed(layer.RANKING, "nodes", case=place) for place in ("Piz Daint", "Google Cloud")}
+    told = " and ".join(f"{number:g} nodes of {place}" for place, number in nodes.items())
+    notes.append(f"The paper: {count:g} strategies, on {told} in the predicted order.")
     notes.append("Measured: what a step spends in collectives, which the processes enter together.")
     notes.append("Predicted with the link of cluster=local, between threads: only its order counts.")
     title = "Fig. 4: eight strategies of a Transformer layer, by predicted communication"
@@ -155,25 +148,33 @@ def _fig8(results: Results) -> Section:
                                  f"{sum(end <= 1 + 1e-9 for end in ends)} of {len(ends)}"))  # fmt: skip
     whole = [(batch, search.exhaustive(results, batch)) for batch in search.BATCHES]
     told = ", ".join(f"{ratio:.9f} (batch {batch})" for batch, ratio in whole if ratio is not None)
-    notes = (f"The best of all 36^4 plans of 128 nodes costs {told} times the proven optimum.",) if told else ()
+    notes = [f"The best of all 36^4 plans of 128 nodes costs {told} times the proven optimum."] if told else []
+    low, high, count = (printed(search.FILE, name) for name in (
+        "heuristic_speedup_over_exhaustive_low", "heuristic_speedup_over_exhaustive_high", "runs"
+    ))  # fmt: skip
+    notes.append(
+        f"The paper has curves of {count:g} runs, and says of the heuristics that they are {low:g} to {high:g} orders "
+        "of magnitude faster than to look at all plans."
+    )
     title = "Fig. 8: communication of the best plan found / proven optimum, median of ten seeds"
     columns = ("nodes", "batch", "search", *(f"after {plans:,}" for plans in at), "worst seed", "optimal")
-    return Section(title, columns, tuple(rows), notes, texts=3)
+    return Section(title, columns, tuple(rows), tuple(notes), texts=3)
 
 
-def _schemes(title: str, settings: Sequence[Setting], saved: Callable[[Setting], str]) -> Callable[[Results], Section]:
+def _schemes(title: str, settings: Sequence[Setting]) -> Callable[[Results], Section]:
     """A table of schemes on some models."""
 
     def make(results: Results) -> Section:
-        figures = ("micro-batches", "communication", "step", "with the largest", "of AutoDDL's step", "paper: saved")
+        figures = ("micro-batches", "communication", "step", "with the largest", "of AutoDDL's step",
+                   "paper saves: communication", "paper saves: step")  # fmt: skip
         columns = ("", "scheme", *figures)
-        rows = tuple(row for setting in settings for row in _compared(results, setting, saved(setting)))
+        rows = tuple(row for setting in settings for row in _compared(results, setting))
         return Section(title, columns, rows, tuple(dict.fromkeys(_basis(results, settings))), texts=2)
 
     return make
 
 
-def _compared(results: Results, setting: Setting, paper: str) -> Iterator[tuple[str, ...]]:
+def _compared(results: Results, setting: Setting) -> Iterator[tuple[str, ...]]:
     """A line for each scheme: the point that counts, and that with the largest micro-batches."""
     ours = setting.chosen(results, OURS)
     for number, scheme in enumerate(SCHEMES):
@@ -181,17 +182,17 @@ def _compared(results: Results, setting: Setting, paper: str) -> Iterator[tuple[
         own, large = setting.chosen(results, scheme), largest(rows)
         title = "" if number else setting.title
         if own is None or large is None:
-            yield title, scheme, MISSING, _why(rows), MISSING, MISSING, MISSING, MISSING
+            yield title, scheme, MISSING, _why(rows), *[MISSING] * 5
             continue
         ratio = f"{own.step_s / ours.step_s:.3f}" if ours else MISSING
         cells = (str(own.micro_batches), _seconds(own.communication_s), _seconds(own.step_s))
         beside = f"{_seconds(large.step_s)} ({large.micro_batches})"
-        yield title, scheme, *cells, beside, ratio, paper if scheme == OURS else MISSING
+        yield title, scheme, *cells, beside, ratio, *(_saved(setting) if scheme == OURS else [MISSING] * 2)
 
 
 def _why(rows: Sequence[Row]) -> str:
     """Why no point counts: in the words of the last one."""
-    if not all(row.record for row in rows):
+    if not all(row.ran for row in rows):
         return "not run"
     reasons = " ".join(row.record.reason for row in rows if row.record)
     return "does not fit" if "needs" in reasons else "cannot be split"
@@ -205,61 +206,36 @@ def _basis(results: Results, settings: Sequence[Setting]) -> Iterator[str]:
                 basis = row.record.manifest.get("simulation", {})
                 port = 1e-9 / basis["cluster"]["node_port"]["beta_s_per_byte"]
                 yield f"Layer times {basis['layer_times']}; {port:g} GB/s for each node."
+    if SMALL in settings:
+        (said,) = texts(saved.FILES["fig10"], "claim", model=saved.MODELS[SMALL.model])
+        yield f"The paper, of {SMALL.title}: {said}."
     yield OVERLAPPING
 
 
-def _piz_daint(setting: Setting) -> str:
-    family = "VGG13" if setting.model == "vgg13" else "Transformer"
-    scheme, talk = SAVED[family]
-    found = [value(_numbers("fig9"), name, scheme, devices=setting.devices) for name in (talk, "end_to_end_saved")]
-    return _told(found)
-
-
-def _google_cloud(setting: Setting) -> str:
-    scheme = "AutoDDL vs second best" if setting.model == "vgg13" else "AutoDDL vs Megatron"
-    if setting is SMALL:
-        return "is data parallel"
-    found = [value(_numbers("fig10"), name, scheme, devices=setting.devices)
-             for name in ("communication_saved", "end_to_end_saved")]  # fmt: skip
-    return _told(found)
-
-
-def _told(found: Sequence[float | None]) -> str:
-    talk, whole = ("-" if one is None else f"{one:g} %" for one in found)
-    return f"{talk} of communication, {whole} of a step"
+def _saved(setting: Setting) -> tuple[str, ...]:
+    """What the paper says that AutoDDL saves of communication, and of a step."""
+    found = (saved.of_communication(setting), saved.of_step(setting))
+    return tuple(MISSING if one is None else f"{one:g} %" for one in found)
 
 
 def _table3(results: Results) -> Section:
     rows = []
     for staged in STAGED:
-        model = staged.title.partition(",")[0]
         for scheme, planner in (("Megatron", "megatron"), ("AutoDDL", "autoddl")):
             times = staged.times(results, planner)
             own = [MISSING if stages not in times else _seconds(times[stages]) for stages in (1, 2, 4)]
-            paper = value(_numbers("table3"), "time", scheme, devices=staged.nodes, model=model)
-            stages = value(_numbers("table3"), "optimal_pipeline_stages", scheme, devices=staged.nodes, model=model)
+            paper, stages = (staged.published(metric, scheme) for metric in ("time", "optimal_pipeline_stages"))
             rows.append((staged.title, scheme, *own, f"{paper:g} s", f"{stages:g}"))
     title = "Table 3: a step with pipeline stages"
-    columns = ("", "scheme", "1 stage", "2 stages", "4 stages", "paper", "its stages")
-    notes = ("Stages that no engine has yet are not run.",) if any(MISSING in row for row in rows) else ()
-    return Section(title, columns, tuple(rows), notes, texts=2)
+    counts = (f"{count} stage{'s' * (count > 1)}, simulated" for count in (1, 2, 4))
+    columns = ("", "scheme", *counts, "paper", "its stages")
+    return Section(title, columns, tuple(rows), texts=2)
 
 
 def _seconds(found: float | None) -> str:
     if found is None:
         return "does not fit"
     return f"{1e3 * found:.1f} ms" if found < 1 else f"{found:.1f} s"
-
-
-@functools.cache
-def _numbers(part: str) -> list[Number]:
-    files = {
-        "table2": "table2_collectives",
-        "fig9": "fig9_piz_daint",
-        "fig10": "fig10_google_cloud",
-        "table3": "table3_pipeline",
-    }
-    return numbers(f"autoddl_{files.get(part, part)}")
 
 
 TABLES: dict[str, tuple[Callable[[Results], Section], ...]] = {
@@ -270,10 +246,10 @@ TABLES: dict[str, tuple[Callable[[Results], Section], ...]] = {
     "fig8": (_fig8,),
     "fig9": (
         _table1,
-        _schemes("Fig. 9: VGG13 on Piz Daint", VGG, _piz_daint),
-        _schemes("Fig. 9: Transformers on Piz Daint", TRANSFORMERS, _piz_daint),
+        _schemes("Fig. 9: VGG13 on Piz Daint", VGG),
+        _schemes("Fig. 9: Transformers on Piz Daint", TRANSFORMERS),
     ),
-    "fig10": (_schemes("Fig. 10: two nodes of Google Cloud", (*CLOUD_VGG, SMALL, LARGE), _google_cloud),),
+    "fig10": (_schemes("Fig. 10: two nodes of Google Cloud", (*CLOUD_VGG, SMALL, LARGE)),),
     "table3": (_table3,),
 }
 """By the sweep that each needs."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from analysis import command
 from analysis.madpipe import tables
-from analysis.madpipe.rows import SWEEPS, Results
+from analysis.madpipe.rows import FOLDERS, Results
 from analysis.madpipe.verdicts import verdicts
 from analysis.plots.madpipe import FIGURES
 from harness import registry
@@ -19,11 +19,11 @@ PAGE = command.Page(
     path=registry.ROOT / "analysis" / "results" / "madpipe.md",
     title="MadPipe: planned",
     intro="Made by `python -m analysis.madpipe --write` from the records of sweeps/madpipe_fig6 to madpipe_fig8.",
-    sweeps=[f"madpipe_{name}" for name in SWEEPS],
+    sweeps=FOLDERS,
     results=Results,
     sections=tables.sections,
     verdicts=verdicts,
-    missing=tables.missing,
+    missing=Results.missing,
     figures=FIGURES,
     width=190,
 )

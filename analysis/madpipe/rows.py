@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 from analysis import points
 from harness.record import RunRecord
 
 SWEEPS = ("fig6", "fig7", "fig8")
+FOLDERS = [f"madpipe_{name}" for name in SWEEPS]
+"""As they are called in runs/."""
 NETWORKS = {
     "resnet50": "ResNet-50",
     "resnet101": "ResNet-101",
@@ -27,11 +29,6 @@ Instance = tuple[str, int, int, int]
 
 class Row(points.Row):
     """One instance: a network on so many devices with so much memory, and one planner."""
-
-    @property
-    def ran(self) -> bool:
-        """That no plan fits is a result, too."""
-        return self.record is not None and self.record.status in ("ok", "infeasible")
 
     @property
     def network(self) -> str:
@@ -90,17 +87,12 @@ class Results(points.Points[Row]):
     """The records of the paper's sweeps."""
 
     def __init__(self, records: Iterable[RunRecord]) -> None:
-        super().__init__("madpipe", Row, records)
+        super().__init__("madpipe", Row, FOLDERS, records)
         self._schemes = {sweep: self._by_scheme(sweep) for sweep in SWEEPS}
 
     def by_scheme(self, sweep: str) -> Schemes:
         """The rows that have been run, of each scheme by instance."""
         return self._schemes[sweep]
-
-    def count(self, sweep: str, keep: Callable[[Row], bool] = lambda row: True) -> tuple[int, int]:
-        """How many points of a sweep have been run, and how many there are."""
-        rows = self.rows(sweep, keep)
-        return sum(row.ran for row in rows), len(rows)
 
     def _by_scheme(self, sweep: str) -> Schemes:
         found: Schemes = {}

@@ -10,7 +10,7 @@ from analysis import verdict
 from analysis.madpipe.ratios import Cell, cell
 from analysis.madpipe.rows import CONTIGUOUS, MADPIPE, NETWORKS, PIPEDREAM, PUBLISHED, SWEEPS, Results, Row
 from analysis.madpipe.verdicts import BASELINE, verdicts
-from analysis.report import MISSING, Section, not_run
+from analysis.report import MISSING, Section
 
 MEMORIES = range(3, 17)
 SHOWN = (2, 4, 8)
@@ -34,16 +34,6 @@ def sections(results: Results) -> list[Section]:
     return [*tables, verdict.section(verdicts(results))]
 
 
-def missing(results: Results) -> str:
-    """The commands of the sweeps that were not run, or not to their end; empty if there are none."""
-    told = []
-    for name in SWEEPS:
-        ran, count = results.count(name)
-        if ran < count:
-            told.append(f"python run.py -m +sweeps=madpipe_{name}   # {count - ran} of {count} points")
-    return not_run(told)
-
-
 def _of_what_ran(section: Section, ran: int, count: int) -> Section:
     """Where points are missing: without the rows and columns that have nothing to show, and with their number."""
     if ran == count:
@@ -64,8 +54,8 @@ def _fig6(results: Results) -> Section:
             rows.append(_periods(schemes, ("ResNet-50", devices, memory, 12)))
     columns = ("devices", "GB", "PipeDream hopes", "PipeDream", CONTIGUOUS, f"{PUBLISHED}: hopes", PUBLISHED,
                "MadPipe: bound", MADPIPE, "PipeDream / MadPipe")  # fmt: skip
-    notes = (SOURCE, "Periods in ms, links of 12 GB/s; PipeDream with its optimizer's estimate of memory.")
-    return Section("Fig. 6: periods of ResNet-50", columns, tuple(rows), notes, texts=0)
+    notes = (SOURCE, "Links of 12 GB/s; PipeDream with its optimizer's estimate of memory.")
+    return Section("Fig. 6: periods of ResNet-50, in ms", columns, tuple(rows), notes, texts=0)
 
 
 def _periods(

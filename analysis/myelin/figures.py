@@ -2,27 +2,24 @@
 
 from __future__ import annotations
 
-import functools
-
 from analysis.myelin.rows import Row
-from analysis.published import Number, numbers, value
+from analysis.published import printed
 
-WORDS = 3e11
-"""Of the training whose time is estimated (Sec. VI-D)."""
 DAY_S = 86400
-PEAK_FLOPS = 125e12
-"""Of a V100 in half precision, as the paper has it."""
+SETUP, MEMORY, MODELS = "myelin_setup", "myelin_memory_model", "myelin_table1_models"
+STAGES, MEMOPT, CHUNKS = "myelin_fig5_ginter", "myelin_fig6_memopt", "myelin_fig8_coarsening"
+VALIDATION, WEAK, STRONG = "myelin_fig9_validation", "myelin_fig10_weak_scaling", "myelin_fig11_strong_scaling"
 IPDPS = "myelin_ipdps_figures"
-BYTES_PLAIN, BYTES_RESIDENT, BYTES_BUCKET = 20, 4, 16
-"""Of the model state for each parameter, plain and with offloading, and of a bucket for each of its parameters."""
+"""The files of what the paper prints; the last one was read off the plots of its published version."""
+WITH, WITHOUT = "with memory optimization", "without memory optimization"
 STATE = ("weights", "gradients", "optimizer")
 WEIGHT_BYTES = 2
 
 
 def days(row: Row) -> float:
     """Estimated training time: 300e9 words, as many a step as its tokens (Sec. VI-D)."""
-    config = row.config
-    return WORDS * row.step_s / (config["batch"]["size"] * config["model"]["sequence"]) / DAY_S
+    config, words = row.config, printed(WEAK, "tokens_for_training_time")
+    return words * row.step_s / (config["batch"]["size"] * config["model"]["sequence"]) / DAY_S
 
 
 def flops(row: Row) -> float:
@@ -34,7 +31,7 @@ def flops(row: Row) -> float:
 
 def percent_of_peak(row: Row) -> float:
     """Of all the devices' peaks, by hardware FLOPs."""
-    return 100 * flops(row) / row.step_s / (PEAK_FLOPS * row.mesh.size)
+    return 100 * flops(row) / row.step_s / (1e12 * printed(SETUP, "gpu_peak_half") * row.mesh.size)
 
 
 def tail_s(row: Row) -> float:
@@ -63,20 +60,22 @@ def state_of_a_parameter(row: Row) -> float:
 
 def state_is_exact(row: Row) -> bool:
     """Whether the state is 20 bytes a parameter on each stage, or with offloading 4 and 16 for each of a bucket's."""
+    plain, resident, bucket = published_bytes()
     if row["engine.offload"] != "true":
-        return all((held, buckets) == (BYTES_PLAIN * phi, 0) for phi, held, buckets in state_bytes(row))
+        return all((held, buckets) == (plain * phi, 0) for phi, held, buckets in state_bytes(row))
     bsize = row.config["engine"]["bsize"]
-    return all(
-        (held, buckets) == (BYTES_RESIDENT * phi, BYTES_BUCKET * min(bsize, phi))
-        for phi, held, buckets in state_bytes(row)
+    return all((held, buckets) == (resident * phi, bucket * min(bsize, phi)) for phi, held, buckets in state_bytes(row))
+
+
+def published_bytes() -> tuple[float, float, float]:
+    """The paper's model state: bytes of each parameter, plain and offloaded, and of each parameter of a bucket."""
+    plain, resident, bucket = (
+        printed(MEMORY, name) for name in ("model_state_total", "optimized_resident", "optimizer_bucket_bytes")
     )
+    return plain, resident, bucket
 
 
-def published(file: str, metric: str, scheme: str, **where: int | str) -> float | None:
-    """A number that is printed, or read off a printed figure."""
-    return value(_numbers(file), metric, scheme, **where)
-
-
-@functools.cache
-def _numbers(file: str) -> list[Number]:
-    return numbers(file)
+def published_tail_s() -> tuple[float, float]:
+    """The paper's sums and updates one after the other (Sec. V-C): the updates take a share of the sums."""
+    sums_s = printed(MEMOPT, "data_parallel_phase_time", scheme=WITH)
+    return sums_s, sums_s / printed(CHUNKS, "all_reduce_time_over_optimizer_time")

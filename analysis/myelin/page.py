@@ -6,11 +6,9 @@ as they are committed, and in runs/.
 
 from __future__ import annotations
 
-import itertools
-
 from analysis import command
 from analysis.myelin import tables
-from analysis.myelin.rows import LOCAL, PAPER, SWEEPS, Results
+from analysis.myelin.rows import FOLDERS, Results
 from analysis.myelin.verdicts import verdicts
 from analysis.plots.myelin import FIGURES
 from harness import registry
@@ -21,11 +19,11 @@ PAGE = command.Page(
     path=registry.ROOT / "analysis" / "results" / "myelin.md",
     title="Myelin: paper, simulated, measured in small",
     intro="Made by `python -m analysis.myelin --write` from the records of sweeps/myelin_*.",
-    sweeps=[f"myelin_{name}-{scale}" for name, scale in itertools.product(SWEEPS, (PAPER, LOCAL))],
+    sweeps=FOLDERS,
     results=Results,
     sections=tables.sections,
     verdicts=verdicts,
-    missing=tables.missing,
+    missing=Results.missing,
     figures=FIGURES,
     width=190,
 )

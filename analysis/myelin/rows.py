@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -13,6 +14,8 @@ from harness.record import RunRecord
 SWEEPS = ("table1", "table2", "fig5", "fig6", "fig8", "fig9", "fig10", "fig11", "ablation")
 PAPER, LOCAL = "paper", "local"
 """Scales: simulated as in the paper, and measured in small."""
+FOLDERS = [f"myelin_{name}-{scale}" for name, scale in itertools.product(SWEEPS, (PAPER, LOCAL))]
+"""The sweeps, as they are called in runs/."""
 MYELIN, DEEPSPEED, MEGATRON = "Myelin", "DeepSpeed", "Megatron-LM"
 FRAMEWORKS = (MYELIN, DEEPSPEED, MEGATRON)
 MODELS = {"gpt_12b": "12B", "gpt_24b": "24B", "gpt_50b": "50B", "gpt_100b": "100B", "gpt_110m": "GPT-2 small"}
@@ -64,7 +67,7 @@ class Row(points.Row):
 
     @property
     def parameters(self) -> int:
-        """Of the whole model, each counted once."""
+        """Of the whole model, each counted once. Raises Lacking, as `losses` and `in_flight` do."""
         return beside.parameters(self._record)
 
     @functools.cached_property
@@ -82,13 +85,8 @@ class Results(points.Points[Row]):
     """The records of the paper's sweeps."""
 
     def __init__(self, records: Iterable[RunRecord]) -> None:
-        super().__init__("myelin", Row, records)
+        super().__init__("myelin", Row, FOLDERS, records)
 
     def good(self, sweep: str, scale: str = PAPER, keep: Callable[[Row], bool] = lambda row: True) -> list[Row]:
         """The points that have been run well, in order."""
         return self.rows(sweep, lambda row: row.ok and keep(row), scale)
-
-    def count(self, sweep: str, scale: str) -> tuple[int, int]:
-        """How many points have a result, and how many there are; that nothing fits is a result, too."""
-        rows = self.rows(sweep, scale=scale)
-        return sum(row.record is not None and row.record.status in ("ok", "infeasible") for row in rows), len(rows)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+
+from analysis import beside
 from analysis.myelin.rows import LOCAL, Results, Row
 from analysis.myelin.verdicts import difference, gpt_title
 from analysis.report import MISSING, Section
@@ -12,10 +15,10 @@ MIB = 2**20
 
 def sections(results: Results) -> list[Section]:
     """Those of which something was run."""
-    makers = {"fig9": _losses, "fig5": _phases, "fig6": _phases, "fig8": _phases, "fig10": _phases, "fig11": _phases,
-              "ablation": _phases}  # fmt: skip
+    makers = {"fig9": _losses, "table2": _tuned, "fig5": _phases, "fig6": _phases, "fig8": _phases,
+              "fig10": _phases, "fig11": _phases, "ablation": _phases}  # fmt: skip
     titles = {"fig5": "Fig. 5", "fig6": "Fig. 6", "fig8": "Fig. 8", "fig10": "Fig. 10", "fig11": "Fig. 11",
-              "ablation": "Orders and policies", "fig9": "Fig. 9"}  # fmt: skip
+              "ablation": "Orders and policies", "fig9": "Fig. 9", "table2": "Table II"}  # fmt: skip
     return [
         make(results.good(sweep, LOCAL), results, titles[sweep])
         for sweep, make in makers.items() if results.good(sweep, LOCAL)
@@ -28,20 +31,47 @@ def _losses(own: list[Row], results: Results, title: str) -> Section:
     rows = []
     for row in own:
         first = serial.setdefault(gpt_title(row), row)
-        driven = row["engine"] == "myelin"
+        losses = beside.optional(lambda row: row.losses, row)
+        ends = (f"{len(losses)}", f"{losses[0]:.6f}", f"{losses[-1]:.6f}") if losses else (MISSING,) * 3
+        apart = None if row is first else beside.optional(functools.partial(difference, serial=first), row)
+        held = beside.optional(lambda row: row.in_flight, row) if row["engine"] == "myelin" else None
         rows.append(
-            (gpt_title(row), f"{row.mesh.pipeline} x {row.mesh.data}", row["engine"], f"{len(row.losses)}",
-             f"{row.config['batch']['micro_batches']}", f"{row.losses[0]:.6f}", f"{row.losses[-1]:.6f}",
-             MISSING if row is first else f"{difference(row, first):.1e}",
-             f"{row.in_flight} of {row.mesh.pipeline}" if driven else MISSING)
+            (gpt_title(row), f"{row.mesh.pipeline} x {row.mesh.data}", row["engine"],
+             f"{row.config['batch']['micro_batches']}", *ends, MISSING if apart is None else f"{apart:.1e}",
+             MISSING if held is None else f"{held} of {row.mesh.pipeline}")
         )  # fmt: skip
-    columns = ("model", "G_inter x G_data", "engine", "steps", "micro-batches", "first loss", "last loss",
+    columns = ("model", "G_inter x G_data", "engine", "micro-batches", "steps", "first loss", "last loss",
                "largest relative difference", "in flight, of the limit")  # fmt: skip
+    driven = [row for row in own if row["engine"] == "myelin"]
+    lacking = [*beside.lacking(own, lambda row: row.losses), *beside.lacking(driven, lambda row: row.in_flight)]
     notes = (
         "Measured, float64, English text. A second run on one device, in other micro-batches, shows what rounding "
         "alone does. GPT-2 small itself was not trained: that needs GPUs.",
+        *lacking,
     )
     return Section(f"{title}, measured in small: losses against one device", columns, tuple(rows), notes, texts=3)
+
+
+def _tuned(own: list[Row], results: Results, title: str) -> Section:
+    rows = []
+    for row in own:
+        tuned = row.metrics["tuned"]
+        rows.append((row.framework, configuration(row), f"{tuned['simulated']} of {tuned['candidates']}",
+                     f"{1e3 * row.step_s:.0f}", f"{tuned['closed_form_step_time_s'] / row.step_s:.2f}",
+                     _memory(row)))  # fmt: skip
+    columns = ("framework", "tuned", "candidates", "simulated step, ms", "closed form / simulated",
+               "fullest device, MiB")  # fmt: skip
+    notes = (
+        "Micro-batch / G_intra / G_inter / G_data. Candidates: how many were simulated, of all.",
+        f"For {own[0]['cluster.devices']} ranks of the machine at hand, with layer times measured there; not run.",
+    )
+    return Section(f"{title}, in small: the fastest configurations", columns, tuple(rows), notes, texts=2)
+
+
+def configuration(row: Row) -> str:
+    """What mode=tune has chosen, as Table II has it: micro-batch / G_intra / G_inter / G_data."""
+    ours = row.tuned
+    return " / ".join(map(str, (row.metrics["tuned"]["micro_batch"], ours.tensor, ours.pipeline, ours.data)))
 
 
 def _phases(own: list[Row], results: Results, title: str) -> Section:
@@ -51,8 +81,8 @@ def _phases(own: list[Row], results: Results, title: str) -> Section:
          _memory(row), f"{row.metrics['predicted_over_measured']['step_time_s']:.2f}")
         for row in own
     )  # fmt: skip
-    columns = ("framework", "keys", "G_intra x G_inter x G_data", "step, ms", "pipelining", "sums", "updates",
-               "fullest device, MiB", "predicted / measured step")  # fmt: skip
+    columns = ("framework", "keys", "G_intra x G_inter x G_data", "step, ms", "pipelining, ms", "sums, ms",
+               "updates, ms", "fullest device, MiB", "predicted / measured step")  # fmt: skip
     return Section(f"{title}, measured in small", columns, rows, (SHARED,), texts=3)
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from analysis import verdict
+from analysis import beside, verdict
 from analysis.myelin import ablation, figures, small
-from analysis.myelin.figures import IPDPS, published
-from analysis.myelin.rows import GB, GPUS, LOCAL, MYELIN, PAPER, SWEEPS, Results, Row
+from analysis.myelin.figures import IPDPS
+from analysis.myelin.rows import GB, GPUS, LOCAL, MYELIN, Results, Row
 from analysis.myelin.verdicts import verdicts
-from analysis.report import MISSING, Section, not_run
+from analysis.published import printed, texts, value
+from analysis.report import MISSING, Section
 
 READ_OFF = "Paper: read off the plots of the published version (IPDPS 2022), whose text has few of the values."
 SIMULATED = "Simulated on Summit as the paper describes it, with links and the one efficiency as its timings imply."
@@ -15,45 +16,44 @@ SIMULATED = "Simulated on Summit as the paper describes it, with links and the o
 
 def sections(results: Results) -> list[Section]:
     """The tables of which something was run; the last one is that of the claims."""
-    makers = {"table1": _table1, "fig5": _fig5, "fig6": _fig6, "fig8": _fig8, "table2": _table2, "fig10": _fig10,
-              "fig11": _fig11}  # fmt: skip
+    makers = {"table1": _table1, "fig5": _fig5, "fig6": _fig6, "fig8": _fig8, "fig9": _fig9, "table2": _table2,
+              "fig10": _fig10, "fig11": _fig11}  # fmt: skip
     found = [make(results) for sweep, make in makers.items() if results.good(sweep)]
     return [*found, *ablation.sections(results), *small.sections(results), verdict.section(verdicts(results))]
 
 
-def missing(results: Results) -> str:
-    """The commands of what was not run; empty if there is nothing."""
-    told = []
-    for sweep in SWEEPS:
-        for scale in (PAPER, LOCAL):
-            ran, count = results.count(sweep, scale)
-            if ran < count:
-                points = f"{count - ran} of {count} points"
-                told.append(f"python run.py -m +sweeps=myelin_{sweep} scale={scale}   # {points}")
-    return not_run(told)
-
-
 def _table1(results: Results) -> Section:
-    rows = []
-    for row in results.good("table1") + results.good("table1", LOCAL):
-        paper = published("myelin_table1_models", "parameters", "", model=f"GPT-like {row.size}")
+    own, rows = results.good("table1") + results.good("table1", LOCAL), []
+    for row in own:
+        small = value(figures.VALIDATION, "parameters", model=row.size)
+        paper = small / 1e3 if small else value(figures.MODELS, "parameters", model=f"GPT-like {row.size}")
         model = row.config["model"]
         rows.append((row.size, f"{model['layers']}", f"{model['hidden']}", f"{model['heads']}",
-                     _number(paper, "{:.0f}"), f"{row.parameters / 1e9:.3f}", f"{row.parameters:,}"))  # fmt: skip
+                     _number(paper, "{:g}"), *_counted(row)))  # fmt: skip
     columns = ("model", "layers", "hidden", "heads", "paper, 1e9", "counted, 1e9", "counted")
-    note = "GPT-2 small is called 110 million in the paper, which no reading of it gives."
-    return Section("Table I: parameters", columns, tuple(rows), (note,))
+    note = "No reading of the paper gives its count of GPT-2 small."
+    lacking = beside.lacking(own, lambda row: row.parameters)
+    return Section("Table I: parameters", columns, tuple(rows), (note, *lacking))
+
+
+def _counted(row: Row) -> tuple[str, str]:
+    """Parameters in 1e9, and exactly."""
+    count = beside.optional(lambda row: row.parameters, row)
+    return (MISSING, MISSING) if count is None else (f"{count / 1e9:.3f}", f"{count:,}")
 
 
 def _fig5(results: Results) -> Section:
     rows = []
     for row in results.good("fig5"):
         ours = row.phase_s("pipelining")
-        paper = published(IPDPS, "batch_time", MYELIN, case=f"G_inter={row.mesh.pipeline}")
+        paper = value(IPDPS, "batch_time", case=f"G_inter={row.mesh.pipeline}")
+        grid = f"G_inter={row.mesh.pipeline} G_data={row.mesh.data} micro_batch_size=1"
+        theirs = value(figures.STAGES, "inter_layer_share_of_batch_time", case=grid)
         ratio, share = ours / paper if paper else None, 100 * ours / row.step_s
         rows.append((f"{row.mesh.pipeline} x {row.mesh.data}", _number(paper, "{:.1f}"), f"{ours:.1f}",
-                     _number(ratio, "{:.2f}"), f"{share:.0f} %"))  # fmt: skip
-    columns = ("G_inter x G_data", "paper, s", "simulated, s", "simulated / paper", "of its whole step")
+                     _number(ratio, "{:.2f}"), _number(theirs, "{:g} %"), f"{share:.0f} %"))  # fmt: skip
+    columns = ("G_inter x G_data", "paper, s", "simulated, s", "simulated / paper", "paper: of its whole step",
+               "simulated: of its whole step")  # fmt: skip
     notes = (READ_OFF, SIMULATED, "Without the data-parallel phase and the optimizer: the pipelining phase alone.")
     return Section("Fig. 5: batch time against G_inter, 12B, batch 2048, micro-batch 1", columns, tuple(rows), notes)
 
@@ -62,24 +62,22 @@ def _fig6(results: Results) -> Section:
     rows: list[tuple[str, ...]] = []
     for row in results.good("fig6"):
         memopt = row["engine.offload"] == "true"
-        scheme = "with memory optimization" if memopt else "without memory optimization"
+        scheme = figures.WITH if memopt else figures.WITHOUT
         grid = f"{row.mesh.pipeline} x {row.mesh.data}"
         name = f"{grid}, {scheme.split()[0]}"
         drawn = not memopt or row.mesh.pipeline == 6
         phases = [
-            ("pipelining", "pipelining_phase_time", "myelin_fig6_memopt"),
-            ("data_parallel", "data_parallel_phase_time", "myelin_fig6_memopt"),
-            ("optimizer", "optimizer_time", IPDPS),
+            ("pipelining", value(figures.MEMOPT, "pipelining_phase_time", scheme=scheme)),
+            ("data_parallel", value(figures.MEMOPT, "data_parallel_phase_time", scheme=scheme)),
+            ("optimizer", value(IPDPS, "optimizer_time", case=scheme)),
         ]
-        for phase, metric, file in phases:
-            paper = (
-                published(file, metric, MYELIN, case=scheme) if file == IPDPS else published(file, metric, scheme)
-            ) if drawn else None  # fmt: skip
-            rows.append((name, f"{phase.replace('_', ' ')}, s", _number(paper, "{:.2f}"), f"{row.phase_s(phase):.2f}"))
+        for phase, paper in phases:
+            told = _number(paper if drawn else None, "{:.2f}")
+            rows.append((name, f"{phase.replace('_', ' ')}, s", told, f"{row.phase_s(phase):.2f}"))
         rows.append((name, "step, s", MISSING, f"{row.step_s:.2f}"))
-        memory = published("myelin_fig6_memopt", "total_memory_usage", scheme) if row.mesh.pipeline == 24 else None
+        memory = value(figures.MEMOPT, "total_memory_usage", scheme=scheme) if row.mesh.pipeline == 24 else None
         rows.append((name, "memory of all devices, GB", _number(memory, "{:.1f}"), f"{row.total_bytes / GB:.1f}"))
-        paper = None if memopt else float(figures.BYTES_PLAIN)
+        paper = None if memopt else figures.published_bytes()[0]
         rows.append(
             (name, "model state, bytes a parameter", _number(paper, "{:g}"), f"{figures.state_of_a_parameter(row):.2f}")
         )
@@ -93,32 +91,49 @@ def _fig6(results: Results) -> Section:
 
 
 def _fig8(results: Results) -> Section:
-    rows = []
+    rows, alone = [], figures.published_tail_s()
     for row in results.good("fig8"):
         k = int(row["engine.k"])
-        paper = published(IPDPS, "allreduce_plus_optimizer_time", MYELIN, case=f"k={k}") if k else 4.32 + 4.32 / 2.5
+        paper = value(IPDPS, "allreduce_plus_optimizer_time", case=f"k={k}") if k else sum(alone)
         rows.append(
             (f"{k}" if k else "no overlap", _number(paper, "{:.2f}"), f"{figures.tail_s(row):.2f}",
              f"{row.phase_s('data_parallel'):.2f}", f"{row.phase_s('optimizer'):.2f}")
         )  # fmt: skip
-    columns = ("k", "paper, s", "simulated, s", "of it sums", "of it updates")
-    note = "Paper without overlap: 4.32 s of sums, and 4.32 / 2.5 s of updates. With overlap both run at once."
+    columns = ("k", "paper, s", "simulated, s", "of it sums, s", "of it updates, s")
+    note = (
+        f"Paper without overlap: {alone[0]:.2f} s of sums, {alone[1]:.2f} s of updates. With overlap both run at once."
+    )
     title = "Fig. 8: sums over replicas and updates in chunks of k buckets"
     return Section(title, columns, tuple(rows), (note, READ_OFF))
+
+
+def _fig9(results: Results) -> Section:
+    rows, own = [], results.good("fig9")
+    for row in own:
+        held = beside.optional(lambda row: row.in_flight, row)
+        rows.append((f"{row.mesh.size}", row["engine"], f"{row.mesh.pipeline} x {row.mesh.data}", f"{row.step_s:.2f}",
+                     f"{max(row.metrics['peak_memory_bytes']) / GB:.1f}", _number(held, "{:g}")))  # fmt: skip
+    (said,), batch = texts(figures.VALIDATION, "claim"), own[0]["batch.size"]
+    columns = ("GPUs", "engine", "G_inter x G_data", "simulated step, s", "fullest device, GB", "in flight")
+    notes = (
+        f"The paper: {said}, with G_inter = {printed(figures.VALIDATION, 'G_inter'):g}. The batch, {batch} here, it "
+        "does not say.",
+        f"{SIMULATED} A simulation has no losses, so this is what the two runs cost; losses were measured in small.",
+        *beside.lacking(own, lambda row: row.in_flight),
+    )
+    return Section("Fig. 9: the two runs of the validation, GPT-2 small", columns, tuple(rows), notes, texts=3)
 
 
 def _table2(results: Results) -> Section:
     rows = []
     for row in results.good("table2"):
-        ours, micro_batch = row.tuned, row.metrics["tuned"]["micro_batch"]
-        printed = [
-            published("myelin_table2_tuning", metric, row.framework, model=f"GPT-like {row.size}")
+        theirs = [
+            value("myelin_table2_tuning", metric, scheme=row.framework, model=f"GPT-like {row.size}")
             if (metric, row.framework) != ("G_intra", MYELIN) else 1.0
             for metric in ("micro_batch_size", "G_intra", "G_inter", "G_data")
         ]  # fmt: skip
-        rows.append((row.size, row.framework, " / ".join(_number(one, "{:.0f}") for one in printed),
-                     " / ".join(map(str, (micro_batch, ours.tensor, ours.pipeline, ours.data))),
-                     f"{row.step_s:.1f}"))  # fmt: skip
+        rows.append((row.size, row.framework, " / ".join(_number(one, "{:.0f}") for one in theirs),
+                     small.configuration(row), f"{row.step_s:.1f}"))  # fmt: skip
     columns = ("model", "framework", "paper", "tuned", "simulated step, s")
     note = "Micro-batch / G_intra / G_inter / G_data. Tuned: the fastest in simulation of those that fit."
     return Section("Table II: the fastest configurations", columns, tuple(rows), (note,), texts=4)
@@ -154,8 +169,8 @@ def _fig11(results: Results) -> Section:
 
 def _speed(row: Row, figure: str, **where: int | str) -> tuple[str, ...]:
     """Step, days and percent of peak: paper and simulated; the fullest device."""
-    days = published(IPDPS, "expected_training_time", row.framework, table=figure, **where)
-    percent = published(IPDPS, "percent_of_peak", row.framework, table=figure, **where)
+    days, percent = (value(IPDPS, metric, scheme=row.framework, table=figure, **where)
+                     for metric in ("expected_training_time", "percent_of_peak"))  # fmt: skip
     fullest = max(row.metrics["peak_memory_bytes"]) / GB
     return (f"{row.step_s:.1f}", _number(days, "{:.1f}"), f"{figures.days(row):.1f}", _number(percent, "{:.1f}"),
             f"{figures.percent_of_peak(row):.1f}", f"{fullest:.1f}")  # fmt: skip

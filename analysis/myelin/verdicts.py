@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
+from analysis.beside import Lacking
 from analysis.myelin import figures
-from analysis.myelin.rows import DEEPSPEED, FRAMEWORKS, GB, LOCAL, MEGATRON, MYELIN, SIZES, Results, Row
-from analysis.verdict import Found, Judge, Verdict, judged
+from analysis.myelin.rows import DEEPSPEED, FRAMEWORKS, GB, LOCAL, MEGATRON, MYELIN, PAPER, SIZES, Results, Row
+from analysis.points import Need
+from analysis.published import printed, texts
+from analysis.verdict import Check, Found, Verdict, judged
 from harness.mesh import Mesh
 
 TESTS = {
@@ -17,7 +20,7 @@ TESTS = {
 }
 """Tests that settle claims, or a part of them."""
 REASONS = {
-    "MY-5": "published are 4.32 / 0.62 = 6.97, as rings have it; in the simulation the sums of a node's six stages do "
+    "MY-5": "published is what rings have; in the simulation the sums of a node's six stages do "
     "not begin together, which helps the short ones of 24 stages more. And 24 stages lose less in the pipelining "
     "phase: what they wait for beside the head, messages and the bubble the paper does not say.",
     "MY-6": "in the simulation a call costs 14 latencies of 10 us beside its bytes, so that many calls cost little; "
@@ -31,7 +34,7 @@ SAME = 1e-9
 """Losses in float64 that differ by this part of them are equal, unless rounding alone parts them further."""
 RING = 7.0
 """(2 * 7/8 * phi / 6) / (2 * 1/2 * phi / 24), what rings over 8 and over 2 replicas send."""
-PEAK_BANDS = {MYELIN: (49, 55), DEEPSPEED: (39, 42), MEGATRON: (21, 41)}
+SCHEMES = (figures.WITHOUT, figures.WITH)
 
 
 def verdicts(results: Results) -> list[Verdict]:
@@ -39,10 +42,8 @@ def verdicts(results: Results) -> list[Verdict]:
     return judged("myelin", results, CLAIMS, TESTS, REASONS)
 
 
-def losses_coincide(results: Results) -> Found | None:
-    rows = _all(results, "fig9", LOCAL)
-    if not rows:
-        return None
+def losses_coincide(results: Results) -> Found:
+    rows = results.good("fig9", LOCAL)
     told, right = [], True
     for model, own in _by_model(rows).items():
         serial, *again = (row for row in own if row["engine"] == "single")
@@ -56,7 +57,9 @@ def losses_coincide(results: Results) -> Found | None:
 
 
 def difference(row: Row, serial: Row) -> float:
-    """The largest relative difference of two runs' losses."""
+    """The largest relative difference of two runs' losses. Raises Lacking where they are not of as many steps."""
+    if len(row.losses) != len(serial.losses):
+        raise Lacking(f"{row.place} has losses of {len(row.losses)} steps, {serial.place} of {len(serial.losses)}")
     return max(abs(a - b) / max(abs(a), abs(b)) for a, b in zip(row.losses, serial.losses, strict=True))
 
 
@@ -71,22 +74,21 @@ def gpt_title(row: Row) -> str:
     return f"GPT ({row.config['model']['layers']}, {row.config['model']['hidden']})"
 
 
-def batch_time_falls_with_stages(results: Results) -> Found | None:
-    rows = _all(results, "fig5")
-    if not rows:
-        return None
+def batch_time_falls_with_stages(results: Results) -> Found:
+    rows = results.good("fig5")
     times = {row.mesh.pipeline: row.phase_s("pipelining") for row in rows}
     falls = all(times[fewer] < times[more] for fewer, more in pairwise(sorted(times)))
     ratio = times[6] / times[24]
     told = ", ".join(f"{times[stages]:.1f}" for stages in sorted(times))
     told += f" s on 6, 12, 24, 48 stages; t(6) / t(24) = {ratio:.2f}"
-    return Found(falls and 0.70 <= ratio <= 0.85, "t(6) / t(24) = 0.78, read off 0.81", told)
+    said = 1 - printed(figures.STAGES, "batch_time_speedup_from_24_to_6") / 100
+    plotted = [printed(figures.IPDPS, "batch_time", case=f"G_inter={stages}") for stages in (6, 24)]
+    theirs = f"t(6) / t(24) = {said:.2f}, read off {plotted[0] / plotted[1]:.2f}"
+    return Found(falls and 0.70 <= ratio <= 0.85, theirs, told)
 
 
-def state_is_a_fifth(results: Results) -> Found | None:
-    rows = _all(results, "fig6")
-    if not rows:
-        return None
+def state_is_a_fifth(results: Results) -> Found:
+    rows = results.good("fig6")
     exact = all(figures.state_is_exact(row) for row in rows)
     plain, offloaded = rows[0], rows[-1]
     each = [figures.state_of_a_parameter(row) for row in (plain, offloaded)]
@@ -94,37 +96,37 @@ def state_is_a_fifth(results: Results) -> Found | None:
         f"accounted on every stage: {'' if exact else 'NOT '}exactly so; on {offloaded.mesh.pipeline} stages "
         f"{each[0]:g} and {each[1]:.2f} bytes a parameter in all"
     )
-    return Found(exact, "20 bytes a parameter, with offloading 4 and 16 x bsize", told)
+    theirs = "{:g} bytes a parameter, with offloading {:g} and {:g} x bsize".format(*figures.published_bytes())
+    return Found(exact, theirs, told)
 
 
-def memory_falls_four_times(results: Results) -> Found | None:
-    rows = _all(results, "fig6")
-    if not rows:
-        return None
+def memory_falls_four_times(results: Results) -> Found:
+    rows = results.good("fig6")
     before, after = (row.total_bytes / GB for row in rows[:2])
     told = f"accounted {before:.0f} -> {after:.0f} GB on 48 GPUs, {before / after:.2f} times"
-    return Found(3.5 <= before / after <= 4.5, "520 -> 130 GB, 3.99 times", told)
+    most, least = (printed(figures.MEMOPT, "total_memory_usage", scheme=scheme) for scheme in SCHEMES)
+    return Found(3.5 <= before / after <= 4.5, f"{most:.0f} -> {least:.0f} GB, {most / least:.2f} times", told)
 
 
-def phases_of_the_optimization(results: Results) -> Found | None:
-    rows = _all(results, "fig6")
-    if not rows:
-        return None
+def phases_of_the_optimization(results: Results) -> Found:
+    rows = results.good("fig6")
     before, after = rows[0], rows[-1]
     ring = after.phase_s("data_parallel") / before.phase_s("data_parallel")
     shrinks, total = (1 - after.phase_s("pipelining") / before.phase_s("pipelining"), 1 - after.step_s / before.step_s)
     right = abs(ring / RING - 1) <= 0.03 and 0.10 <= total <= 0.20
+    sums, tasks = ([printed(figures.MEMOPT, f"{phase}_phase_time", scheme=scheme) for scheme in SCHEMES]
+                   for phase in ("data_parallel", "pipelining"))  # fmt: skip
+    less = printed(figures.MEMOPT, "absolute_batch_time_improvement")
     return Found(
         right,
-        f"sums over replicas 6.97 times as long (rings {RING:g}), pipelining 26 % shorter, the step 13 %",
+        f"sums over replicas {sums[1] / sums[0]:.2f} times as long (rings {RING:g}), pipelining "
+        f"{100 * (1 - tasks[1] / tasks[0]):.0f} % shorter, the step {less:g} %",
         f"{ring:.2f} times, {100 * shrinks:.0f} %, {100 * total:.1f} %",
     )
 
 
-def interleaving_has_an_optimum(results: Results) -> Found | None:
-    rows = _all(results, "fig8")
-    if not rows:
-        return None
+def interleaving_has_an_optimum(results: Results) -> Found:
+    rows = results.good("fig8")
     times = {int(row["engine.k"]): figures.tail_s(row) for row in rows}
     none = times.pop(0)
     ordered = sorted(times)
@@ -136,20 +138,19 @@ def interleaving_has_an_optimum(results: Results) -> Found | None:
         f"{times[1]:.2f} s with k = 1, {none:.2f} s without overlap; least {times[best]:.2f} s with k = {best}, "
         f"{rises[-1]:.2f} s with k = {ordered[-1]}"
     )
-    return Found(right, "least with k = 2 and 4", told)
+    return Found(right, f"least with k = {' and '.join(texts(figures.CHUNKS, 'optimal_k'))}", told)
 
 
-def the_tuner_takes_eight_replicas(results: Results) -> Found | None:
-    rows = _all(results, "table2")
+def the_tuner_takes_eight_replicas(results: Results) -> Found:
+    rows = results.good("table2")
     chosen = {(row.size, row.framework): row.tuned for row in rows}
     pairs = [(size, chosen.get((size, MYELIN)), chosen.get((size, MEGATRON))) for size in SIZES]
-    if not rows or not all(ours and theirs for _, ours, theirs in pairs):
-        return None
     right = all(ours and theirs and ours.data >= 8 and theirs.data < ours.data for _, ours, theirs in pairs)
     told = "; ".join(
         f"{size} {', '.join(f'{name} {_mesh(chosen.get((size, name)))}' for name in FRAMEWORKS)}" for size in SIZES
     )
-    return Found(right, "8 replicas at every size", f"tuned, G_intra x G_inter x G_data: {told}")
+    theirs = ", ".join(dict.fromkeys(texts("myelin_table2_tuning", "G_data", scheme=MYELIN)))
+    return Found(right, f"{theirs} replicas at every size", f"tuned, G_intra x G_inter x G_data: {told}")
 
 
 def _mesh(mesh: Mesh | None) -> str:
@@ -158,16 +159,16 @@ def _mesh(mesh: Mesh | None) -> str:
 
 def by_size(results: Results) -> dict[str, dict[str, Row]]:
     """The rows of Figure 10 by size and framework; none if a point is missing."""
+    if results.lacking(_need("fig10")):
+        return {}
     found: dict[str, dict[str, Row]] = {}
-    for row in _all(results, "fig10"):
+    for row in results.good("fig10"):
         found.setdefault(row.size, {})[row.framework] = row
     return found
 
 
-def in_order(results: Results) -> Found | None:
+def in_order(results: Results) -> Found:
     found = by_size(results)
-    if not found:
-        return None
     told, right = [], True
     for size in SIZES:
         times = [figures.days(found[size][name]) for name in FRAMEWORKS]
@@ -178,7 +179,7 @@ def in_order(results: Results) -> Found | None:
 
 def _tuned_otherwise(results: Results) -> str:
     """Where the configurations that mode=tune finds (Table II) come in another order than the paper's."""
-    steps = {(row.size, row.framework): row.step_s for row in _all(results, "table2")}
+    steps = {(row.size, row.framework): row.step_s for row in results.good("table2")}
     pairs = [(size, steps.get((size, MYELIN)), steps.get((size, DEEPSPEED))) for size in SIZES]
     faster = [f"{size} by {100 * (1 - theirs / ours):.1f} %" for size, ours, theirs in pairs
               if ours and theirs and theirs < ours]  # fmt: skip
@@ -189,34 +190,32 @@ def _tuned_otherwise(results: Results) -> str:
     )
 
 
-def shares_of_peak(results: Results) -> Found | None:
+def shares_of_peak(results: Results) -> Found:
     found = by_size(results)
-    if not found:
-        return None
-    printed, told, right = [], [], True
-    for name, (low, high) in PEAK_BANDS.items():
+    theirs, told, right = [], [], True
+    for name in FRAMEWORKS:
+        low, high = (every(map(float, texts(figures.WEAK, f"peak_half_precision_{end}", scheme=name)))
+                     for every, end in ((min, "low"), (max, "high")))  # fmt: skip
         own = [figures.percent_of_peak(found[size][name]) for size in SIZES]
         right &= min(own) <= high and max(own) >= low
-        printed.append(f"{name} {low} to {high} %")
+        theirs.append(f"{name} {low:.0f} to {high:.0f} %")
         told.append(f"{name} {min(own):.1f} to {max(own):.1f} %")
-    return Found(right, "; ".join(printed), f"{'; '.join(told)}; the 12B Myelin point is the calibrated one")
+    return Found(right, "; ".join(theirs), f"{'; '.join(told)}; the 12B Myelin point is the calibrated one")
 
 
-def gains_at_100b(results: Results) -> Found | None:
+def gains_at_100b(results: Results) -> Found:
     found = by_size(results)
-    if not found:
-        return None
     ours, deepspeed, megatron = (figures.days(found["100B"][name]) for name in FRAMEWORKS)
     saved = deepspeed - ours
     right = 1.1 <= deepspeed / ours <= 1.35 and 1.8 <= megatron / ours <= 3.0 and 15 <= saved <= 35
     told = f"{deepspeed / ours:.2f} and {megatron / ours:.2f} times, {saved:.1f} days saved"
-    return Found(right, "1.18 and 2.46 times, 22 days saved", told)
+    times = [printed(figures.WEAK, f"speedup_vs_{name}") for name in ("deepspeed", "megatron")]
+    fewer = printed(figures.WEAK, "estimated_training_time_saved_vs_deepspeed", devices=384)
+    return Found(right, f"{times[0]:g} and {times[1]:g} times, {fewer:g} days saved", told)
 
 
-def strong_scaling(results: Results) -> Found | None:
-    rows = _all(results, "fig11")
-    if not rows:
-        return None
+def strong_scaling(results: Results) -> Found:
+    rows = results.good("fig11")
     at = {(row.framework, row.mesh.size): figures.days(row) for row in rows}
     gains = [100 * (1 - at[MYELIN, 384] / at[name, 384]) for name in (DEEPSPEED, MEGATRON)]
     scaled = at[MYELIN, 48] / (8 * at[MYELIN, 384])
@@ -225,35 +224,34 @@ def strong_scaling(results: Results) -> Found | None:
         f"384 GPUs: {gains[0]:.1f} % over DeepSpeed, {gains[1]:.1f} % over Megatron-LM; 8 times the replicas at "
         f"{100 * scaled:.1f} % efficiency"
     )
-    return Found(right and scaled > 0.9, "11.47 % and 18.14 %", told)
+    theirs = [printed(figures.STRONG, f"improvement_of_myelin_over_{name}") for name in ("deepspeed", "megatron")]
+    return Found(right and scaled > 0.9, f"{theirs[0]:g} % and {theirs[1]:g} %", told)
 
 
-def in_flight_within_the_limit(results: Results) -> Found | None:
+def in_flight_within_the_limit(results: Results) -> Found:
     told, right = [], True
     for sweep, scale in (("fig10", "paper"), ("fig9", LOCAL)):
-        rows = [row for row in _all(results, sweep, scale) if row["engine"] == "myelin"]
+        rows = results.good(sweep, scale, lambda row: row["engine"] == "myelin")
         right &= all(row.in_flight <= row.mesh.pipeline for row in rows)
         told.append(", ".join(f"{row.in_flight} of {row.mesh.pipeline}" for row in rows))
-    return Found(right, "at most G_inter in flight", *told) if any(told) else None
+    return Found(right, "at most G_inter in flight", *told)
 
 
-CLAIMS: Mapping[str, Judge[Results]] = {
-    "MY-1": losses_coincide,
-    "MY-2": batch_time_falls_with_stages,
-    "MY-3": state_is_a_fifth,
-    "MY-4": memory_falls_four_times,
-    "MY-5": phases_of_the_optimization,
-    "MY-6": interleaving_has_an_optimum,
-    "MY-7": the_tuner_takes_eight_replicas,
-    "MY-8": in_order,
-    "MY-9": shares_of_peak,
-    "MY-10": gains_at_100b,
-    "MY-11": strong_scaling,
-    "MY-12": in_flight_within_the_limit,
+def _need(sweep: str, scale: str = PAPER) -> tuple[Need[Row]]:
+    return (Need(sweep, scale),)
+
+
+CLAIMS: Mapping[str, Check[Results]] = {
+    "MY-1": Check(losses_coincide, _need("fig9", LOCAL)),
+    "MY-2": Check(batch_time_falls_with_stages, _need("fig5")),
+    "MY-3": Check(state_is_a_fifth, _need("fig6")),
+    "MY-4": Check(memory_falls_four_times, _need("fig6")),
+    "MY-5": Check(phases_of_the_optimization, _need("fig6")),
+    "MY-6": Check(interleaving_has_an_optimum, _need("fig8")),
+    "MY-7": Check(the_tuner_takes_eight_replicas, _need("table2")),
+    "MY-8": Check(in_order, _need("fig10")),
+    "MY-9": Check(shares_of_peak, _need("fig10")),
+    "MY-10": Check(gains_at_100b, _need("fig10")),
+    "MY-11": Check(strong_scaling, _need("fig11")),
+    "MY-12": Check(in_flight_within_the_limit, _need("fig10") + _need("fig9", LOCAL)),
 }
-
-
-def _all(results: Results, sweep: str, scale: str = "paper") -> Sequence[Row]:
-    """The rows of a sweep if all have been run well, else none: few points are no verdict."""
-    rows = results.rows(sweep, scale=scale)
-    return rows if all(row.ok for row in rows) else []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -55,9 +56,12 @@ def read(path: Path) -> Any:
 def execute(path: Path) -> Any:
     """The notebook with its outputs; cells run in the checkout. Raises CellExecutionError."""
     from nbclient import NotebookClient
+    from traitlets.config import Config
 
-    notebook = read(path)
-    NotebookClient(notebook, timeout=PATIENCE_S, resources={"metadata": {"path": str(registry.ROOT)}}).execute()
+    notebook, place = read(path), {"metadata": {"path": str(registry.ROOT)}}
+    with tempfile.TemporaryDirectory() as folder:  # of the kernel's sockets, which no other user can open
+        sockets = Config({"KernelManager": {"transport": "ipc", "ip": str(Path(folder) / "kernel")}})
+        NotebookClient(notebook, config=sockets, timeout=PATIENCE_S, resources=place).execute()
     for cell in notebook.cells:
         for key in CLOCKED:
             cell.metadata.pop(key, None)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import jinja2
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from analysis.page import timelines
 from analysis.papers import Picture, Report
@@ -59,6 +60,7 @@ class Paper:
 def page(reports: Mapping[str, Report], rows: Sequence[dict[str, Any]], traces: Sequence[Chosen]) -> str:
     """The whole file; `rows` are those of the race."""
     environment = jinja2.Environment(loader=jinja2.FileSystemLoader(FOLDER), autoescape=True)
+    environment.filters["breakable"] = _breakable
     return environment.get_template(TEMPLATE).render(
         css=_file("page.css"),
         claims_js=_file("claims.js"),
@@ -94,6 +96,11 @@ def _race(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     drawn = race.figure(rows)
     figures = [_figure("race", "The race", Picture.of(drawn))] if drawn else []
     return {"figures": figures, "headline": race.headline(rows)}
+
+
+def _breakable(text: str) -> Markup:
+    """With places where a line may break in the names of tests."""
+    return Markup(re.sub(r"tests/\S+", lambda name: re.sub(r"(::|[/_])", r"\1<wbr>", name[0]), str(escape(text))))
 
 
 def _file(name: str) -> Markup:

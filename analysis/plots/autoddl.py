@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from analysis.autoddl import layer, search
+from analysis.autoddl import layer, saved, search
 from analysis.autoddl.rows import Results
 from analysis.autoddl.schemes import (
     BASELINES,
@@ -32,12 +32,12 @@ from analysis.plots.style import (
     Bars,
     bars,
     below,
+    filled,
     legend,
     lined,
     panels,
     styled,
 )
-from analysis.published import numbers, value
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -49,8 +49,9 @@ WIDTHS = ("25088 x 4096", "4096 x 4096", "4096 x 1000")
 OF_SEARCH = dict(zip(search.SEARCHES, COLOURS, strict=False))
 PLANS = 100
 """A curve is drawn through so many points."""
+CLEAR = {"facecolor": "white", "edgecolor": "none", "pad": 0.8}
+"""Behind a number that a mark may cross."""
 TICKS = (1, 2, 5, 10, 20, 50)
-PRINTED = {"fig9": "autoddl_fig9_piz_daint", "fig10": "autoddl_fig10_google_cloud"}
 SHORT = ("data\nparallel", "Megatron-\nlike", "SUMMA", "AutoDDL", "AutoDDL,\nmixed")
 
 
@@ -61,8 +62,7 @@ def fig3(results: Results) -> Figure | None:
     if not found:
         return None
     figure, axes = panels(1, 1, 6.5, 3.6)
-    printed = numbers("autoddl_fig3")
-    paper = [value(printed, "activation_communication_elements", name) for name in found]
+    paper = [layer.published(name) for name in found]
     ours = [layer.elements(row) / BILLION for row in found.values()]
     bars(axes[0, 0], [*found], [Bars(paper, BLUE, "paper"), Bars(ours, BLUE)])
     axes[0, 0].set(title="AutoDDL, Fig. 3: an attention layer on 64 nodes, planned",
@@ -163,14 +163,14 @@ def _schemes(results: Results, settings: Sequence[Setting], title: str) -> Figur
     if not any(setting.chosen(results, OURS) for setting in settings):
         return None
     columns = (len(settings) + 1) // 2
-    figure, axes = panels(2, columns, 4.4 * columns, 7)
+    figure, axes = panels(2, columns, 4.4 * columns, 7.4)
     for panel, setting in zip(axes.flat, settings, strict=True):
         _steps(panel, results, setting)
     for row in axes:
         row[0].set_ylabel("step, s")
     figure.suptitle(title)
     below(figure, [
-        lined("communication", ORANGE, "-"), lined("the rest of a step", BLUE, "-"),
+        filled("communication", ORANGE), filled("the rest of a step", BLUE),
         lined("AutoDDL, had it saved as much of the second best's step as in the paper", VERMILLION, "--"),
     ])  # fmt: skip
     return figure
@@ -186,7 +186,7 @@ def _steps(axes: Axes, results: Results, setting: Setting) -> None:
         sent = min(talk[scheme], whole[scheme])
         axes.bar(place, sent, 0.75, color=ORANGE)
         drawn = axes.bar(place, whole[scheme] - sent, 0.75, bottom=sent, color=BLUE)
-        axes.bar_label(drawn, [f"{whole[scheme]:.3g}"], padding=1.5, fontsize=8.5)
+        axes.bar_label(drawn, [f"{whole[scheme]:.3g}"], padding=1.5, fontsize=8.5, zorder=3, bbox=CLEAR)
     axes.set_title(setting.title)
     _mark(axes, setting, whole)
     axes.set_xticks(range(len(SCHEMES)), SHORT)
@@ -197,21 +197,12 @@ def _steps(axes: Axes, results: Results, setting: Setting) -> None:
 
 def _mark(axes: Axes, setting: Setting, whole: dict[str, float]) -> None:
     """Where the step of AutoDDL would be, had it saved as much of the second best's as in the paper."""
-    saved = _saved(setting)
+    percent = saved.of_step(setting)
     others = [seconds for scheme, seconds in whole.items() if scheme in BASELINES]
-    if saved is not None and others:
-        place, level = [*SCHEMES].index(OURS), min(others) * (1 - saved / 100)
+    if percent is not None and others:
+        place, level = [*SCHEMES].index(OURS), min(others) * (1 - percent / 100)
         axes.plot([place - 0.45, place + 0.45], [level, level], LOOKS["paper"].dash, color=VERMILLION)
-        axes.set_title(f"{setting.title} (paper: {saved:g} % saved)")
-
-
-def _saved(setting: Setting) -> float | None:
-    """Percent of the second best's step that the paper's AutoDDL saves."""
-    for number in numbers(PRINTED[setting.sweep]) if setting is not SMALL else ():
-        same = number.devices == setting.devices and (number.model == "VGG13") == (setting.model == "vgg13")
-        if number.metric == "end_to_end_saved" and same:
-            return float(number.value)
-    return None
+        axes.set_title(f"{setting.title} (paper: {percent:g} % saved)")
 
 
 FIGURES = {

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from analysis.madpipe.ratios import cell
 from analysis.madpipe.rows import CONTIGUOUS, MADPIPE, NETWORKS, PIPEDREAM, Results, Schemes
 from analysis.madpipe.tables import MEMORIES, SPEEDS
-from analysis.madpipe.verdicts import BASELINE
+from analysis.madpipe.verdicts import BASELINE, least_ratio
 from analysis.plots.style import BLUE, COLOURS, DARK, GREEN, VERMILLION, Dash, below, lined, panels, styled
 
 if TYPE_CHECKING:
@@ -69,13 +69,13 @@ def fig7(results: Results) -> Figure | None:
             known = {memory: ratio for memory, ratio in found.items() if ratio is not None}
             panel.plot([*known], [*known.values()], color=colour, marker=".")
         panel.axhline(1.0, color=DARK, linewidth=0.9)
-        panel.plot([MEMORIES[0], 10], [1.2, 1.2], color=DARK, linestyle="--", linewidth=1.2)
+        panel.plot([MEMORIES[0], 10], [least_ratio()] * 2, color=DARK, linestyle="--", linewidth=1.2)
         panel.set(title=network, xlabel="memory of a device, GB")
         panel.set_xticks(range(4, 17, 4))
     axes[0, 0].set_ylabel("period / MadPipe's")
     figure.suptitle("MadPipe, Fig. 7: ratios of periods, planned")
     handles = [lined(scheme, colour, "-") for scheme, colour in RATIOS.items()]
-    below(figure, [*handles, lined("paper: at least 1.2 below 10 GB", DARK, "--")])
+    below(figure, [*handles, lined(f"paper: at least {least_ratio():g} below 10 GB", DARK, "--")])
     return figure
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from analysis import losses
+from analysis import beside, losses
 from analysis.myelin import figures
-from analysis.myelin.figures import IPDPS, published
-from analysis.myelin.rows import FRAMEWORKS, GPUS, LOCAL, MYELIN, SIZES, Results, Row
+from analysis.myelin.figures import IPDPS, WITH, WITHOUT
+from analysis.myelin.rows import FRAMEWORKS, GPUS, LOCAL, SIZES, Results, Row
 from analysis.myelin.verdicts import by_size, gpt_title
 from analysis.plots.style import BLUE, COLOURS, DARK, Bars, Source, bars, legend, line, panels, styled
+from analysis.published import value
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
 BOTH: tuple[Source, ...] = ("paper", "simulated")
 PHASES = dict(zip(("pipelining", "data_parallel", "optimizer"), COLOURS, strict=False))
 OF_FRAMEWORK = dict(zip(FRAMEWORKS, COLOURS, strict=False))
-NO_OVERLAP_S = 4.32 + 4.32 / 2.5
-"""The paper's sums, and its updates, which take 1 / 2.5 of them."""
 
 
 @styled
@@ -30,7 +29,7 @@ def fig5(results: Results) -> Figure | None:
         return None
     figure, axes = panels(1, 1, 7, 3.8)
     stages = [row.mesh.pipeline for row in rows]
-    paper = [published(IPDPS, "batch_time", MYELIN, case=f"G_inter={count}") for count in stages]
+    paper = [value(IPDPS, "batch_time", case=f"G_inter={count}") for count in stages]
     ours = [row.phase_s("pipelining") for row in rows]
     bars(axes[0, 0], [str(count) for count in stages], [Bars(paper, BLUE, "paper"), Bars(ours, BLUE)])
     axes[0, 0].set(title="Myelin, Fig. 5: 12B on 48 GPUs, batch 2048", xlabel="stages (G_inter)",
@@ -58,13 +57,13 @@ def fig6(results: Results) -> Figure | None:
 
 
 def _optimized(row: Row) -> str:
-    return ("with" if row["engine.offload"] == "true" else "without") + " memory optimization"
+    return WITH if row["engine.offload"] == "true" else WITHOUT
 
 
 def _paper_phase(row: Row, phase: str) -> float | None:
     if phase == "optimizer":
-        return published(IPDPS, "optimizer_time", MYELIN, case=_optimized(row))
-    return published("myelin_fig6_memopt", f"{phase}_phase_time", _optimized(row))
+        return value(IPDPS, "optimizer_time", case=_optimized(row))
+    return value(figures.MEMOPT, f"{phase}_phase_time", scheme=_optimized(row))
 
 
 @styled
@@ -75,20 +74,21 @@ def fig8(results: Results) -> Figure | None:
     if not counts:
         return None
     figure, axes = panels(1, 1, 7, 4)
-    paper = [published(IPDPS, "allreduce_plus_optimizer_time", MYELIN, case=f"k={k}") for k in counts]
+    paper = [value(IPDPS, "allreduce_plus_optimizer_time", case=f"k={k}") for k in counts]
     panel = axes[0, 0]
     line(panel, counts, [float("nan") if one is None else one for one in paper], BLUE, "paper")
     line(panel, counts, [times[k] for k in counts], BLUE)
-    levels = {"paper": NO_OVERLAP_S, "simulated": times.get(0, math.nan)}
-    for (source, level), dash, side in zip(levels.items(), ("--", "-"), (0, -1), strict=True):
+    levels = {"paper": sum(figures.published_tail_s()), "simulated": times.get(0, math.nan)}
+    for (source, level), dash, above in zip(levels.items(), ("--", "-"), (True, False), strict=True):
         panel.axhline(level, color=DARK, linewidth=1, linestyle=dash)
-        panel.annotate(f"no overlap, {source}", (counts[side], level), (0, 3), textcoords="offset points",
-                       ha="right" if side else "left", fontsize=8.5)  # fmt: skip
+        where, offset = (counts[above and len(counts) > 1], level), (0, 3 if above else -4)
+        panel.annotate(f"no overlap, {source}", where, offset, fontsize=8.5, textcoords="offset points",
+                       va="bottom" if above else "top")  # fmt: skip
     panel.set_xscale("log", base=2)
     panel.set_xticks(counts, [str(k) for k in counts])
     panel.set(title="Myelin, Fig. 8: sums and updates, overlapped", xlabel="buckets in a chunk (k)",
               ylabel="behind the pipelining phase, s")  # fmt: skip
-    panel.set_ylim(0, 1.1 * max(*times.values(), NO_OVERLAP_S))
+    panel.set_ylim(0, 1.1 * max(*times.values(), levels["paper"], *filter(None, paper)))
     legend(figure, {}, BOTH, lines=True)
     return figure
 
@@ -96,7 +96,7 @@ def fig8(results: Results) -> Figure | None:
 @styled
 def fig9(results: Results) -> Figure | None:
     """Losses of a small GPT on one device and on grids of ranks; below, how far they are apart."""
-    rows = results.good("fig9", LOCAL)
+    rows = [row for row in results.good("fig9", LOCAL) if beside.optional(lambda row: row.losses, row)]
     if not rows:
         return None
     first = [row for row in rows if gpt_title(row) == gpt_title(rows[0])]
@@ -117,7 +117,7 @@ def fig10(results: Results) -> Figure | None:
     figure, axes = panels(1, 1, 12, 4.2)
     series = []
     for name, colour in OF_FRAMEWORK.items():
-        paper = [published(IPDPS, "expected_training_time", name, table="Fig. 10", model=size) for size in SIZES]
+        paper = [value(IPDPS, "expected_training_time", scheme=name, table="Fig. 10", model=size) for size in SIZES]
         ours = [figures.days(found[size][name]) for size in SIZES]
         series += [Bars(paper, colour, "paper"), Bars(ours, colour)]
     bars(axes[0, 0], [f"{size}, {GPUS[size]} GPUs" for size in SIZES], series, "{:.0f}")
@@ -136,7 +136,7 @@ def fig11(results: Results) -> Figure | None:
     for name, colour in OF_FRAMEWORK.items():
         own = [row for row in rows if row.framework == name]
         gpus = [row.mesh.size for row in own]
-        paper = [published(IPDPS, "expected_training_time", name, table="Fig. 11", devices=count) for count in gpus]
+        paper = [value(IPDPS, "expected_training_time", scheme=name, table="Fig. 11", devices=count) for count in gpus]
         level = [float("nan") if days is None else days * n / 48 for days, n in zip(paper, gpus, strict=True)]
         line(axes[0, 0], gpus, level, colour, "paper")
         line(axes[0, 0], gpus, [figures.days(row) * row.mesh.size / 48 for row in own], colour)

@@ -108,6 +108,14 @@ def bars(axes: Axes, groups: Sequence[str], series: Sequence[Bars], form: str = 
     axes.margins(y=0.12)
 
 
+def rows(axes: Axes, names: Sequence[str], values: Sequence[float], colour: str, source: Source = "simulated") -> None:
+    """A horizontal bar for each name, the first one at the bottom, with its value beside it."""
+    drawn = axes.barh(list(names), list(values), _BARS, edgecolor="white", linewidth=0.5, **_filled(colour, source))
+    axes.bar_label(drawn, [f"{value:.3g}" for value in values], padding=2, fontsize=_LABEL_PT)
+    axes.grid(axis="y", visible=False)
+    axes.margins(x=0.12, y=0.01)
+
+
 def line(axes: Axes, x: Sequence[float], y: Sequence[float], colour: str, source: Source = "simulated") -> None:
     """A line with a mark at each point; where a value is infinite or NaN it has a gap."""
     shown = [value if math.isfinite(value) else math.nan for value in y]
@@ -119,7 +127,7 @@ def legend(figure: Figure, colours: Mapping[str, str], sources: Sequence[Source]
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
-    handles: list[Artist] = [Patch(color=colour, label=name) for name, colour in colours.items()]
+    handles = [filled(name, colour) for name, colour in colours.items()]
     for source in sources:
         if lines:
             handles.append(Line2D([], [], label=source, **_marked(DARK, source)))
@@ -138,8 +146,17 @@ def below(figure: Figure, handles: Sequence[Artist]) -> None:
     """A legend of these handles, below the figure."""
     longest = max((len(str(handle.get_label())) for handle in handles), default=0)
     room = max(1, int(figure.get_figwidth() * _LETTERS_IN / (longest + _HANDLE_LETTERS)))
+    lines = math.ceil(len(handles) / room)
     if handles:
-        figure.legend(handles=list(handles), loc="outside lower center", ncols=min(room, len(handles)), frameon=False)
+        columns = math.ceil(len(handles) / lines)
+        figure.legend(handles=list(handles), loc="outside lower center", ncols=columns, frameon=False)
+
+
+def filled(label: str, colour: str) -> Artist:
+    """A handle for `below`: what bars of a colour mean."""
+    from matplotlib.patches import Patch
+
+    return Patch(color=colour, label=label)
 
 
 def lined(label: str, colour: str, dash: Dash) -> Artist:

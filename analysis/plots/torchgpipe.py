@@ -30,7 +30,7 @@ STAGES, MICRO_BATCHES = (2, 4, 8), (1, 4, 32)
 @styled
 def table1(results: Results) -> Figure | None:
     """Speed, utilization and memory with each component; measured in small where scales can be compared."""
-    if not results.was_run(1):
+    if not results.has_rows(1):
         return None
     figure, axes = panels(1, 3, 13, 3.8)
     _quantity(axes[0, 0], results, 1, SPEED_UP, ("paper", "simulated", "measured"))
@@ -44,7 +44,7 @@ def table1(results: Results) -> Figure | None:
 @styled
 def table2(results: Results) -> Figure | None:
     """Speed-up over n = 2, m = 1 against micro-batches; on the right in small."""
-    if not results.was_run(2):
+    if not results.has_rows(2):
         return None
     figure, axes = panels(1, 2, 11, 3.8)
     colours = dict(zip((*STAGES, 1), COLOURS, strict=False))
@@ -69,7 +69,7 @@ def table2(results: Results) -> Figure | None:
 @styled
 def table4(results: Results) -> Figure | None:
     """Throughput, and speed-up over one device without a pipeline."""
-    if not results.was_run(4):
+    if not results.has_rows(4):
         return None
     figure, axes = panels(1, 2, 12, 3.8)
     _quantity(axes[0, 0], results, 4, SPEED, ("paper", "simulated"))
@@ -83,7 +83,7 @@ def fig7(results: Results) -> Figure | None:
     """The timelines of the four rows of Table 1, simulated; from the chosen traces."""
     from harness.timeline import figure
 
-    if not results.was_run(1):
+    if not results.has_rows(1):
         return None
     found = traces.load("torchgpipe_table1-paper")
     return figure([(one.title, one.trace) for one in found]) if found else None
@@ -99,7 +99,8 @@ def _quantity(axes: Axes, results: Results, table: int, quantity: Quantity, sour
         ]
         if any(value is not None for value in found):
             series.append(Bars(found, BLUE, source))
-    bars(axes, [row.replace("Pipeline-", "Pipeline\n").replace("Naive-", "Naive\n") for row in rows], series)
+    names = [row.replace("Pipeline-", "Pipeline\n").replace("Naive-", "Naive\n") for row in rows]
+    bars(axes, names, series, "{:.2f}" if quantity is SPEED_UP else "{:.3g}")
     axes.set(title=quantity.name, ylabel=UNITS[quantity.name])
 
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import functools
 import re
 import statistics
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 
 from analysis import beside
-from analysis.published import Number, numbers, value
+from analysis.published import printed, value
 from analysis.torchgpipe.rows import ROWS, Results, Source
 
 GIB = 2**30
@@ -75,9 +73,7 @@ def parameters(results: Results, table: int, row: str, source: Source) -> float 
     record = results.record(table, row, source)
     if record is None or record.status != "ok":
         return None
-    with suppress(OSError, ValueError):
-        return float(beside.parameters(record))
-    return None
+    return beside.optional(beside.parameters, record)
 
 
 def unet_parameters(convs: int, channels: int) -> int:
@@ -96,19 +92,19 @@ def paper(table: int, row: str, quantity: str) -> float | None:
     name = NAMES[table].get(quantity, quantity)
     where = [int(number) for number in re.findall(r"\d+", row)] if table == 2 else []
     if where:
-        return value(_numbers(table), name, "torchgpipe", devices=where[0], micro_batches=where[1])
-    return value(_numbers(table), name, row)
+        return value(FILES[table], name, scheme="torchgpipe", devices=where[0], micro_batches=where[1])
+    return value(FILES[table], name, scheme=row)
 
 
-def gpipe(row: str) -> float | None:
+def gpipe(row: str) -> float:
     """GPipe's speed-up on TPUs in a row of Table 2, which the paper quotes."""
     devices, micro_batches = (int(number) for number in re.findall(r"\d+", row))
-    return value(_numbers(2), "relative_speedup", "GPipe [11]", devices=devices, micro_batches=micro_batches)
+    return printed(FILES[2], "relative_speedup", scheme="GPipe [11]", devices=devices, micro_batches=micro_batches)
 
 
-@functools.cache
-def _numbers(table: int) -> list[Number]:
-    return numbers(FILES[table])
+def p40_gib() -> float:
+    """Memory of one of the paper's cards."""
+    return printed("torchgpipe_setup_and_text", "gpu_memory")
 
 
 SPEED = Quantity("throughput", throughput, lambda x: f"{x:.3f} /s")

@@ -6,12 +6,10 @@ as they are committed, and in runs/.
 
 from __future__ import annotations
 
-import itertools
-
 from analysis import command
 from analysis.plots.torchgpipe import FIGURES
 from analysis.torchgpipe import tables
-from analysis.torchgpipe.rows import ROWS, SOURCE, Results
+from analysis.torchgpipe.rows import FOLDERS, Results
 from analysis.torchgpipe.verdicts import verdicts
 from harness import registry
 
@@ -21,10 +19,10 @@ PAGE = command.Page(
     path=registry.ROOT / "analysis" / "results" / "torchgpipe.md",
     title="torchgpipe: paper, simulated, measured",
     intro="Made by `python -m analysis.torchgpipe --write` from the records of sweeps/torchgpipe_table1 to table4.",
-    sweeps=[f"torchgpipe_table{table}-{scale}" for table, scale in itertools.product(ROWS, SOURCE)],
+    sweeps=FOLDERS,
     results=Results,
     sections=tables.sections,
     verdicts=verdicts,
-    missing=tables.missing,
+    missing=Results.missing,
     figures=FIGURES,
 )

@@ -6,18 +6,13 @@ order of the points in sweeps/torchgpipe_tableN.yaml is that of the names here.
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from omegaconf import OmegaConf
-
-from analysis.records import newest
-from harness.compose import compose
+from analysis.points import Points, Row
 from harness.record import RunRecord
-from harness.sweep_points import expand
 
 Source = Literal["simulated", "measured"]
 PIPELINES = ("Naive-1", "Pipeline-1", "Pipeline-2", "Pipeline-4", "Pipeline-8")
@@ -38,8 +33,8 @@ SCALES: dict[int, tuple[str, ...]] = {
 }
 """The scales whose points are the rows of each table."""
 SOURCE: dict[str, Source] = {"paper": "simulated", "local": "measured"}
-DECISIVE = ("engine", "model", "mesh", "planner", "batch", "profile")
-"""The keys that make a record one of a row; cluster, seed, tracker and the like do not."""
+FOLDERS = [f"torchgpipe_table{table}-{scale}" for table, scale in itertools.product(ROWS, SOURCE)]
+"""The sweeps, as they are called in runs/."""
 
 
 @dataclass(frozen=True)
@@ -52,19 +47,19 @@ class Candidate:
     record: RunRecord | None
 
 
-class Results:
+class Results(Points[Row]):
     """The records, by table, row and source."""
 
     def __init__(self, records: Iterable[RunRecord]) -> None:
-        self._newest = newest(records, lambda record: (record.source, decisive(record.config)))
+        super().__init__("torchgpipe", Row, FOLDERS, records)
 
     def record(self, table: int, row: str, source: Source) -> RunRecord | None:
         scale = next((scale for scale in SCALES[table] if SOURCE[scale] == source), None)
         if scale is None:
             return None
-        return self._newest.get((source, points(table, scale)[ROWS[table].index(row)]))
+        return self.rows(f"table{table}", scale=scale)[ROWS[table].index(row)].record
 
-    def was_run(self, table: int) -> bool:
+    def has_rows(self, table: int) -> bool:
         """Whether a row of the table has been run, well or not."""
         return any(self.record(table, row, SOURCE[scale]) for scale in SCALES[table] for row in ROWS[table])
 
@@ -75,40 +70,20 @@ class Results:
 
     def small(self, row: str) -> RunRecord | None:
         """The record of a row of `SMALL`."""
-        return self._newest.get(("measured", points(2, "local")[SMALL.index(row)]))
+        return self.rows("table2", scale="local")[SMALL.index(row)].record
 
     def search(self) -> list[Candidate]:
         """The candidates of Table 3's search, those that have not been run, too."""
-        found = []
-        for config, key in zip(configs(3, "paper"), points(3, "paper"), strict=True):
-            if key in points(3, "paper")[: len(PIPELINES)]:
-                continue  # the paper's own rows
-            pipeline = config["engine"]["name"] != "single"
-            row = f"Pipeline-{config['mesh']['pipeline']}" if pipeline else "Naive-1"
-            model, record = config["model"], self._newest.get(("simulated", key))
-            found.append(Candidate(row, model["convs"], model["channels"], record))
-        return found
+        return [_candidate(row) for row in self.rows("table3", searched, "paper")]
 
 
-def decisive(config: dict[str, Any]) -> str:
-    """What tells a configuration's row: equal texts, equal rows."""
-    return repr(_sorted({key: config.get(key) for key in DECISIVE}))
+def searched(row: Row) -> bool:
+    """Whether a point of Table 3 is one of its search; the paper's own rows have given balances."""
+    return row["planner"] != "given"
 
 
-@functools.cache
-def configs(table: int, scale: str) -> tuple[dict[str, Any], ...]:
-    """The composed configuration of each point of a table's sweep, in order."""
-    points = expand([f"+sweeps=torchgpipe_table{table}", f"scale={scale}"])
-    composed: Any = (OmegaConf.to_container(compose(point.overrides), resolve=True) for point in points)
-    return tuple(composed)
-
-
-@functools.cache
-def points(table: int, scale: str) -> tuple[str, ...]:
-    """`decisive` of each of `configs`."""
-    return tuple(decisive(config) for config in configs(table, scale))
-
-
-def _sorted(value: Any) -> Any:
-    """Dictionaries in one order."""
-    return {key: _sorted(value[key]) for key in sorted(value)} if isinstance(value, dict) else value
+def _candidate(row: Row) -> Candidate:
+    """U-Nets are called unet_B_C; keys may say otherwise."""
+    _, convs, channels = row["model"].split("_")
+    name = "Naive-1" if row["engine"] == "single" else f"Pipeline-{row['mesh.pipeline']}"
+    return Candidate(name, int(row["model.convs"] or convs), int(row["model.channels"] or channels), row.record)

@@ -35,12 +35,6 @@ def largest(results: Results, row: str) -> Fits | None:
     return max(fitting, key=lambda one: one.parameters, default=None)
 
 
-def nothing_fits(results: Results, row: str) -> bool:
-    """Whether all candidates of a row have been run, and none fits."""
-    own = [one for one in results.search() if one.row == row]
-    return all(one.record and one.record.status == "infeasible" for one in own)
-
-
 def outcome(candidate: Candidate) -> str:
     """What came of a candidate, in a few words."""
     record = candidate.record

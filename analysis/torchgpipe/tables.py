@@ -4,11 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from analysis import verdict
-from analysis.published import numbers, value
-from analysis.report import MISSING, Section, not_run
+from analysis import beside, verdict
+from analysis.report import MISSING, Section
 from analysis.torchgpipe import search
-from analysis.torchgpipe.figures import GIB, QUANTITIES, SPEED, SPEED_UP, gpipe, paper, small_speed_up, small_throughput
+from analysis.torchgpipe.figures import (
+    GIB,
+    PARAMETERS,
+    QUANTITIES,
+    SPEED,
+    SPEED_UP,
+    gpipe,
+    p40_gib,
+    paper,
+    small_speed_up,
+    small_throughput,
+)
 from analysis.torchgpipe.rows import PIPELINES, ROWS, SCALES, SMALL, SOURCE, Results, Source
 from analysis.torchgpipe.verdicts import verdicts
 from harness.record import RunRecord
@@ -25,39 +35,22 @@ REMARKS = {
     2: "All throughputs are too high: one efficiency, calibrated on large convolutions, is too good for small kernels. "
     "The work is counted, layer by layer, from the network. GPipe's speed-ups are for TPUs, quoted in the paper.",
     3: LIVE,
-    4: "Calibrated: the P40's efficiency, on Naive-1 (28.500 samples/s), and nothing else: all other figures of "
+    4: "Calibrated: the P40's efficiency, on Naive-1's throughput, and nothing else: all other figures of "
     "these tables are predictions.",
 }
-P40_GIB = value(numbers("torchgpipe_setup_and_text"), "gpu_memory", "") or 0.0
 COLUMNS = ("row", "", "paper", "simulated", "simulated / paper", "measured in small")
 
 
 def sections(results: Results) -> list[Section]:
     """The tables of which something was run; the last one is that of the claims."""
-    found = [_table(results, table) for table in ROWS if results.was_run(table)]
-    small = [_small(results)] if _small_was_run(results) else []
-    return [*found, *small, *([_search(results)] if _searched(results) else []), verdict.section(verdicts(results))]
-
-
-def missing(results: Results) -> str:
-    """The commands of the tables that are left out; empty if there are none."""
-    tables = [table for table in ROWS if not results.was_run(table) or (table == 3 and not _searched(results))]
-    commands = [f"python run.py -m +sweeps=torchgpipe_table{table}" for table in tables]
-    if not _small_was_run(results):
-        commands.append("python run.py -m +sweeps=torchgpipe_table2 scale=local")
-    return not_run(commands)
-
-
-def _searched(results: Results) -> bool:
-    return any(candidate.record for candidate in results.search())
-
-
-def _small_was_run(results: Results) -> bool:
-    return any(results.small(row) for row in SMALL)
+    found = [_table(results, table) for table in ROWS if results.has_rows(table)]
+    small = [_small(results)] if results.was_run("table2", "local") else []
+    search = [_search(results)] if any(candidate.record for candidate in results.search()) else []
+    return [*found, *small, *search, verdict.section(verdicts(results))]
 
 
 def _table(results: Results, table: int) -> Section:
-    notes = [*_basis(results, table), REMARKS[table], *_failed(results, table)]
+    notes = [*_basis(results, table), REMARKS[table], *_failed(results, table), *_lacking(results, table)]
     if table == 2:
         notes.append("GPipe on TPU: " + ", ".join(f"{row}: {gpipe(row):g}" for row in ROWS[2]))
     columns = COLUMNS if "local" in SCALES[table] else COLUMNS[:-1]
@@ -89,8 +82,8 @@ def _basis(results: Results, table: int) -> Iterator[str]:
             yield "In small the devices share these cores: no speed-up is to be expected there."
     for row, record in simulated.items():
         fullest = max(record.metrics.get("peak_memory_bytes") or [0]) / GIB
-        if fullest > P40_GIB:
-            yield f"{row} takes {fullest:.1f} GiB on its fullest device, the paper's cards have {P40_GIB:g}."
+        if fullest > p40_gib():
+            yield f"{row} takes {fullest:.1f} GiB on its fullest device, the paper's cards have {p40_gib():g}."
 
 
 def _well(results: Results, table: int, source: Source) -> dict[str, RunRecord]:
@@ -122,6 +115,14 @@ def _failed(results: Results, table: int) -> Iterator[str]:
             record = results.record(table, row, SOURCE[scale])
             if record and record.status != "ok":
                 yield f"{row}, {SOURCE[scale]}: {_failure(record)}"
+
+
+def _lacking(results: Results, table: int) -> list[str]:
+    """Rows whose profile is not there, of which parameters are counted."""
+    if PARAMETERS not in QUANTITIES[table]:
+        return []
+    records = (record for scale in SCALES[table] for record in _well(results, table, SOURCE[scale]).values())
+    return beside.lacking(records, beside.parameters)
 
 
 def _failure(record: RunRecord) -> str:

@@ -3,25 +3,45 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
 from analysis import claims, pack, published, verdict
+from analysis.beside import Lacking
 from analysis.papers import PAGES
-from analysis.verdict import Found, judged
+from analysis.points import Need, Points, Row
+from analysis.verdict import Check, Found, judged
 
-JUDGES: dict[str, verdict.Judge[bool]] = {
-    "TG-1": lambda right: Found(right, "1", "2", "3"),
-    "TG-5": lambda right: Found(right, simulated="4"),
-    "TG-2": lambda right: None,
+
+class Ran(Points[Row]):
+    """Results of which everything was run; `right`: whether they are as published."""
+
+    def __init__(self, right: bool) -> None:
+        super().__init__("torchgpipe", Row, [], [])
+        self.right = right
+
+    def lacking(self, needs: Iterable[Need[Row]]) -> str:
+        return "; ".join(f"run {need.sweep}" for need in needs)
+
+
+def lacks(results: Ran) -> Found:
+    raise Lacking("losses are not there")
+
+
+CHECKS: dict[str, Check[Ran]] = {
+    "TG-1": Check(lambda results: Found(results.right, "1", "2", "3")),
+    "TG-5": Check(lambda results: Found(results.right, simulated="4")),
+    "TG-2": Check(lambda results: Found(results.right), (Need("table1"), Need("table2"))),
+    "TG-3": Check(lacks),
 }
 TESTS = {"TG-5": ("tests/a.py::b", "tests/c.py::d"), "TG-13": ("tests/a.py::b",), "TG-2": ("tests/a.py::b",)}
 REASONS = {"TG-1": "it was late", "TG-5": "it was late", "TG-2": "never asked"}
 
 
 def found(right: bool) -> dict[str, verdict.Verdict]:
-    return {one.id: one for one in judged("torchgpipe", right, JUDGES, TESTS, REASONS)}
+    return {one.id: one for one in judged("torchgpipe", Ran(right), CHECKS, TESTS, REASONS)}
 
 
 def test_a_verdict_has_the_figures_of_each_source_and_a_reason() -> None:
@@ -30,15 +50,21 @@ def test_a_verdict_has_the_figures_of_each_source_and_a_reason() -> None:
     assert dataclasses.astuple(told["TG-1"])[2:] == ("does not hold", "1", "2", "3", "it was late")
     exact = "exact in tests/a.py::b and tests/c.py::d"
     assert dataclasses.astuple(told["TG-5"])[2:] == ("does not hold", "", "4", "", f"it was late; {exact}")
-    assert dataclasses.astuple(told["TG-2"])[2:] == ("not run", "", "", "", "exact in tests/a.py::b")
     assert dataclasses.astuple(told["TG-13"])[2:] == ("by tests", "", "", "", "exact in tests/a.py::b")
     assert (found(True)["TG-1"].says, found(True)["TG-1"].reason) == ("holds", "")
 
 
+def test_what_was_not_run_says_what_makes_it_or_what_is_lacking() -> None:
+    told = found(True)
+    reason = "run table1; run table2; exact in tests/a.py::b"
+    assert dataclasses.astuple(told["TG-2"])[2:] == ("not run", "", "", "", reason)
+    assert dataclasses.astuple(told["TG-3"])[2:] == ("not run", "", "", "", "losses are not there")
+
+
 def test_the_table_of_claims_tells_each_reason_once() -> None:
-    told = judged("torchgpipe", False, JUDGES | {"TG-5": JUDGES["TG-1"]}, {}, REASONS)
+    told = judged("torchgpipe", Ran(False), CHECKS | {"TG-5": CHECKS["TG-1"]}, {}, REASONS)
     section = verdict.section(told)
-    assert section.notes == ("15 claims: 2 does not hold, 13 not run", "TG-1, TG-5: it was late")
+    assert section.notes[:2] == ("15 claims: 2 does not hold, 2 not run, 11 by tests", "TG-1, TG-5: it was late")
     assert section.rows[0] == ("TG-1", "does not hold", told[0].claim, "1", "2", "3")
     assert section.rows[1][3:] == ("-", "-", "-")
 
@@ -57,6 +83,15 @@ def test_every_claim_of_every_paper_is_told(capsys: pytest.CaptureFixture[str]) 
             ("TG", "MY", "MP", "AD") and ":" not in line.split()[0] and "," not in line.split()[0]]  # fmt: skip
     assert told == [one.id for paper in PAGES for one in published.claims(paper)]
     assert "15 claims: 12 not run, 3 by tests" in lines
+
+
+@pytest.mark.usefixtures("nothing_run")
+@pytest.mark.parametrize("paper", PAGES)
+def test_every_claim_that_was_not_run_names_its_sweep(paper: str) -> None:
+    told = [one for one in PAGES[paper].verdicts(PAGES[paper].results([])) if one.says == "not run"]
+    assert told
+    for one in told:
+        assert f" points were not run: python run.py -m +sweeps={paper}_" in one.reason, one
 
 
 @pytest.mark.usefixtures("nothing_run")

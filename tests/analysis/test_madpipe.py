@@ -87,19 +87,25 @@ def test_a_few_points_are_no_verdict() -> None:
     """All but two points of what a claim needs; those of other claims do not matter."""
     partly = some(lambda row: row["planner"] != "madpipe" or row.memory_gb != 8 or row.devices != 5, ("fig6",))
     found = {one.id: (one.says, one.reason) for one in verdicts(partly)}
-    assert found["MP-3"] == ("not run", "not run: 2 of 144 points of madpipe_fig6")
-    assert found["MP-5"] == ("not run", "not run: 2 of 392 points of madpipe_fig6")
-    assert found["MP-8"] == ("not run", "not run: 170 of 224 points of madpipe_fig8"), (
+    assert found["MP-3"] == ("not run", "2 of 144 points were not run: python run.py -m +sweeps=madpipe_fig6")
+    assert found["MP-5"] == ("not run", "2 of 392 points were not run: python run.py -m +sweeps=madpipe_fig6")
+    assert found["MP-8"] == ("not run", "170 of 224 points were not run: python run.py -m +sweeps=madpipe_fig8"), (
         "the others share points of figure 6"
     )
     without = some(lambda row: row.scheme != CONTIGUOUS and row.memory_gb < 10, ("fig7",))
     assert said(without)["MP-4"] == "holds" and said(without)["MP-9"] == "not run"
 
 
+def test_where_nothing_fits_there_is_no_verdict() -> None:
+    none = Results(replace(one, status="infeasible", predicted={}) for one in records(sweeps=("fig6",)))
+    (told,) = [one for one in verdicts(none) if one.id == "MP-3"]
+    assert (told.says, told.reason) == ("not run", "no plan fits in any of its points")
+
+
 def test_rows_of_what_was_not_run_are_left_out_and_counted() -> None:
     partly = some(lambda row: row.devices == 4 and row.memory_gb in (5, 8) and row.network == "ResNet-50", ("fig6",))
     by_title = {section.title: section for section in tables.sections(partly)}
-    fig6 = by_title["Fig. 6: periods of ResNet-50"]
+    fig6 = by_title["Fig. 6: periods of ResNet-50, in ms"]
     assert [row[:2] for row in fig6.rows] == [("4", "5"), ("4", "8")]
     assert fig6.notes[-1] == "768 of 784 points were not run; 40 rows have none."
     fig7 = by_title["Fig. 7: ratios of periods"]
@@ -107,7 +113,7 @@ def test_rows_of_what_was_not_run_are_left_out_and_counted() -> None:
     assert {row[0] for row in fig7.rows} == {"ResNet-50"} and not any("-" in row for row in fig7.rows)
     fits = next(section for title, section in by_title.items() if title.startswith("Instances"))
     assert fits.rows[0][2:] == ("0 of 2", "0 of 2", "0 of 4")
-    assert "madpipe_fig6   # 768 of 784 points" in tables.missing(partly)
+    assert "madpipe_fig6   # 768 of 784 points" in partly.missing()
 
 
 def test_a_ratio_is_the_mean_over_instances_that_both_can_do(paper: Results) -> None:
@@ -130,8 +136,8 @@ def test_tables_have_every_network_and_scheme(paper: Results) -> None:
     assert {row[0] for row in fig7.rows} == set(NETWORKS.values())
     assert {row[1] for row in fig7.rows} >= {*PIPEDREAM.values(), CONTIGUOUS}
     assert len(by_title["Fig. 8: speed-up over one device"].rows) == 4 * 2 * 4 * 2
-    assert by_title["Fig. 6: periods of ResNet-50"].rows[0][:4] == ("2", "3", "500", "2700")
-    assert tables.missing(paper) == "" and "+sweeps=madpipe_fig7" in tables.missing(Results([]))
+    assert by_title["Fig. 6: periods of ResNet-50, in ms"].rows[0][:4] == ("2", "3", "500", "2700")
+    assert paper.missing() == "" and "+sweeps=madpipe_fig7" in Results([]).missing()
 
 
 def test_the_page(tmp_path: Path) -> None:

@@ -67,7 +67,7 @@ def like_the_paper(sweep: str, row: Row) -> dict[str, Any]:
         "phases_s": {"pipelining": pipelining, "data_parallel": sums, "optimizer": updates},
         "peak_memory_bytes": stage_bytes * mesh["pipeline"],
         "peaks": [{"contents": contents}] * mesh["pipeline"],
-        "tuned": mesh | {"micro_batch": 8},
+        "tuned": mesh | {"micro_batch": 8, "simulated": 10, "candidates": 20, "closed_form_step_time_s": 1.0},
         "predicted_over_measured": {"step_time_s": 1.0},
     }
 
@@ -180,7 +180,7 @@ def test_losses_that_part_and_too_many_in_flight_are_seen(run: Path, tmp_path: P
     (tmp_path / "metrics.jsonl").write_text(text.replace("3.0}", "3.00000001}"))
     tasks = [Span(f"0F{i}", 0, "compute", i, i + 1.0) for i in range(5)] + [Span("0B0", 0, "compute", 5.0, 6.0)]
     Trace(tuple(tasks), ((0.0, 6.0),)).save(tmp_path / "trace.json.gz")
-    made = records(run, sweeps=("fig9",))
+    made = records(run, sweeps=("fig9", "fig10"))
     assert said(Results(made))["MY-1"] == said(Results(made))["MY-12"] == "holds"
     changed = [
         replace(one, manifest=one.manifest | {ORIGIN: str(tmp_path)})
@@ -218,11 +218,12 @@ def test_what_rounding_alone_parts_is_no_fault_of_a_grid(run: Path, tmp_path: Pa
 
 def test_a_few_points_are_no_verdict(run: Path) -> None:
     made = records(run, sweeps=("fig5", "fig10"))
-    found = said(Results(made[1:-1]))
-    assert found["MY-2"] == "not run"
+    found = {one.id: one for one in verdicts(Results(made[1:-1]))}
+    assert found["MY-2"].says == "not run"
+    assert found["MY-2"].reason == ("1 of 4 points were not run: python run.py -m +sweeps=myelin_fig5 scale=paper")
     some = [one for one in made if "cluster.nodes=64" not in one.manifest["overrides"]]
     assert said(Results(some))["MY-8"] == "not run"
-    assert "    python run.py -m +sweeps=myelin_fig10 scale=paper   # 3 of 12 points\n" in tables.missing(Results(some))
+    assert "    python run.py -m +sweeps=myelin_fig10 scale=paper   # 3 of 12 points\n" in Results(some).missing()
 
 
 def test_formulas_of_the_paper(run: Path) -> None:
@@ -253,11 +254,87 @@ def test_each_variant_of_the_ablation_has_its_points(run: Path) -> None:
     assert ablation.sections(Results([])) == []
 
 
+def test_every_sweep_is_shown(paper: Results) -> None:
+    """At both scales; Table I has both in one table."""
+    told = [section.title for section in tables.sections(paper)]
+    small = [title for title in told if "in small" in title]
+    names = {"table1": "Table I:", "table2": "Table II", "ablation": "What brings what"}
+    for sweep in SWEEPS:
+        name = names.get(sweep, sweep.replace("fig", "Fig. "))
+        assert any(title.startswith(name) for title in set(told) - set(small)), sweep
+        if sweep != "table1":
+            local = {"ablation": "Orders and policies"}.get(sweep, name)
+            assert any(title.startswith(local) for title in small), sweep
+
+
+def test_the_validation_at_the_papers_scale_is_what_it_costs(paper: Results) -> None:
+    by_title = {section.title.partition(":")[0]: section for section in tables.sections(paper)}
+    assert [row[:3] for row in by_title["Fig. 9"].rows] == [("1", "single", "1 x 1"), ("12", "myelin", "2 x 6")]
+    assert "with G_inter = 2. The batch, 96 here" in by_title["Fig. 9"].notes[0]
+
+
+def test_what_was_tuned_for_this_machine(run: Path) -> None:
+    def change(row: Row, metrics: dict[str, Any]) -> dict[str, Any]:
+        tuned = metrics["tuned"] | {"simulated": 10, "candidates": 15, "closed_form_step_time_s": 0.48}
+        return metrics | {"tuned": tuned, "step_time_s": 0.5}
+
+    found = tables.sections(Results(records(run, change, ("table2",))))
+    (small,) = [section for section in found if section.title.startswith("Table II, in small")]
+    assert small.rows[0][:5] == ("Myelin", "8 / 1 / 6 / 8", "10 of 15", "500", "0.96")
+    assert "For 4 ranks of the machine at hand" in small.notes[1]
+
+
 def test_the_page(tmp_path: Path, paper: Results) -> None:
     by_title = {section.title.partition(":")[0]: section for section in tables.sections(paper)}
     assert by_title["Fig. 10"].rows[1][4:8] == ("132.5", "135.0", "42.4", "41.6")
     assert by_title["Fig. 11"].rows[0][4] == "113.9" and by_title["Table I"].rows[0][4] == "12"
     assert by_title["Fig. 8"].rows[0][:2] == ("no overlap", "6.05") and by_title["Fig. 8"].rows[1][1] == "6.50"
-    assert tables.missing(paper) == ""
+    assert paper.missing() == ""
     assert command.main(replace(PAGE, path=tmp_path / "myelin.md"), [str(tmp_path), "--write"]) == 0
     assert "MY-12" in (tmp_path / "myelin.md").read_text()
+
+
+@pytest.mark.parametrize("cut", [False, True])
+def test_files_that_are_not_there_or_cut_off_are_named_and_their_cells_empty(
+    run: Path, tmp_path: Path, cut: bool
+) -> None:
+    """Of one grid's run; the page goes on."""
+    if cut:
+        for name in ("metrics.jsonl", "trace.json.gz", "profile.json"):
+            (tmp_path / name).write_bytes((run / name).read_bytes()[:-8])
+
+    def moved(one: RunRecord) -> bool:
+        return "mesh.pipeline=4" in one.manifest["overrides"] or "model=gpt_24b" in one.manifest["overrides"]
+
+    found = Results(
+        replace(one, manifest=one.manifest | {ORIGIN: str(tmp_path)}) if moved(one) else one
+        for one in records(run, sweeps=("fig9", "table1", "fig10"))
+    )
+    by_title = {section.title.partition(":")[0]: section for section in tables.sections(found)}
+    small, counted = by_title["Fig. 9, measured in small"], by_title["Table I"]
+    assert [row[4:] for row in small.rows if row[1] == "4 x 1"] == [("-", "-", "-", "-", "-")]
+    assert not any("-" in row for row in small.rows if row[1] == "2 x 2"), "others have theirs"
+    assert [row[5:] for row in counted.rows if row[0] == "24B"] == [("-", "-")]
+    for section, files in ((small, ("metrics.jsonl", "trace.json.gz")), (counted, ("profile.json",))):
+        told = [note for note in section.notes if note.startswith("Empty for want of 1 file: ")]
+        assert [str(tmp_path / name) in note for name, note in zip(files, told, strict=True)] == [True] * len(files)
+    told_of = {one.id: one for one in verdicts(found)}
+    assert told_of["MY-1"].says == told_of["MY-12"].says == "not run"
+    assert str(tmp_path / "metrics.jsonl") in told_of["MY-1"].reason
+    figure = PAGE.figures["myelin_fig9"](found)
+    assert figure and len(figure.axes[0].get_lines()) == 3, "one run of four has no losses"
+
+
+def test_runs_of_other_lengths_have_no_difference(run: Path, tmp_path: Path) -> None:
+    for name in ("metrics.jsonl", "trace.json.gz"):
+        (tmp_path / name).write_bytes((run / name).read_bytes())
+    (tmp_path / "metrics.jsonl").write_text('{"step": 0, "loss": 3.5}\n')
+    found = Results(
+        replace(one, manifest=one.manifest | {ORIGIN: str(tmp_path)})
+        if "mesh.pipeline=4" in one.manifest["overrides"] else one
+        for one in records(run, sweeps=("fig9",))
+    )  # fmt: skip
+    (told,) = [one for one in verdicts(found) if one.id == "MY-1"]
+    assert (told.says, told.reason.partition(";")[0]) == (
+        "not run", f"{tmp_path} has losses of 1 steps, {run} of 2"
+    )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 
 import nbformat
@@ -37,6 +38,17 @@ def test_it_executes_on_the_committed_records(name: str) -> None:
     assert any("text/html" in data for data in shown)
     if name in PAGES and len(pack.of_sweeps(PAGES[name].sweeps)) == len(PAGES[name].sweeps):
         assert not [data for data in shown if "is not there." in data.get("text/html", "")]
+
+
+def test_a_kernel_says_nothing_and_leaves_no_socket(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path, temporary = tmp_path / "small.py", tmp_path / "t"
+    path.write_text("# %%\n1 + 1\n")
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    notebooks.execute(path)
+    assert capfd.readouterr() == ("", "") and not [*temporary.iterdir()]
 
 
 def test_executing_twice_writes_the_same(tmp_path: Path) -> None:

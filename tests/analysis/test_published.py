@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import csv
+import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from analysis.published import TABLES, numbers, value
+from analysis import papers, published
+from analysis.published import TABLES, printed, texts, value
 
 RELATIONS = {"=", "~", ">", ">=", "up_to", "range_low", "range_high"}
 SOURCES = {"paper-table", "paper-text", "public-figure", "public-repository", "derived"}
@@ -23,7 +26,32 @@ def test_a_cell_of_a_table_is_verbatim_and_nothing_else_is(path: Path) -> None:
 
 
 def test_a_number_is_found_by_its_row() -> None:
-    table = numbers("torchgpipe_table2_amoebanet_speed")
-    assert value(table, "relative_speedup", "torchgpipe", devices=4, micro_batches=32) == 2.71
-    assert value(table, "relative_speedup", "GPipe [11]", devices=4, micro_batches=32) == 1.84
-    assert value(table, "relative_speedup", "torchgpipe", devices=3, micro_batches=32) is None
+    table = "torchgpipe_table2_amoebanet_speed"
+    assert value(table, "relative_speedup", scheme="torchgpipe", devices=4, micro_batches=32) == 2.71
+    assert printed(table, "relative_speedup", scheme="GPipe [11]", devices=4, micro_batches=32) == 1.84
+    assert value(table, "relative_speedup", scheme="torchgpipe", devices=3, micro_batches=32) is None
+    with pytest.raises(KeyError, match="has no relative_speedup with"):
+        printed(table, "relative_speedup", devices=3)
+    assert texts("myelin_fig8_coarsening", "optimal_k") == ["2", "4"]
+
+
+@pytest.fixture
+def anew() -> Iterator[None]:
+    """Files are read anew, and forgotten."""
+    published.numbers.cache_clear()
+    yield
+    published.numbers.cache_clear()
+
+
+@pytest.mark.usefixtures("anew")
+def test_every_file_is_read_by_a_page_or_is_said_not_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    """README.md of the files lists those that are not, with a reason."""
+    read, whole = set(), published._read
+    monkeypatch.setattr(published, "_read", lambda file: read.add(file) or whole(file))  # type: ignore[func-returns-value]
+    for name in papers.PAGES:
+        papers.report(name)
+    told = dict(
+        re.findall(r"^\| (\w+) \| (.{20,}) \|$", (TABLES / "README.md").read_text().split("## Not shown")[1], re.M)
+    )
+    assert read | {*told} == {path.stem for path in TABLES.glob("*.csv")}
+    assert not read & {*told}

@@ -64,3 +64,8 @@ def test_html_says_what_it_was_given() -> None:
 def test_as_a_frame() -> None:
     found = SECTION.frame()
     assert list(found.columns) == ["row", "paper"] and found.to_numpy().tolist() == [["one", "1.0"], ["a|b", "22.0"]]
+
+
+def test_a_percent_sign_stays_beside_its_number() -> None:
+    told = report.html_section(report.Section("Title", ("", "none, 10 %"), (("a", "5 %"),)))
+    assert "none, 10\N{NO-BREAK SPACE}%</th>" in told and "5\N{NO-BREAK SPACE}%</td>" in told

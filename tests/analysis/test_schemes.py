@@ -44,7 +44,7 @@ def test_bars_are_in_order_of_their_speed(runs: Path) -> None:
         ran(runs, name, [f"engine={name}"], speed=speed)
     figure = schemes.figure("measured")
     assert figure
-    assert [bar.get_height() for bar in figure.axes[0].patches] == [1.0, 2.0, 3.0]
+    assert [bar.get_width() for bar in figure.axes[0].patches] == [1.0, 2.0, 3.0]
     assert isinstance(schemes.picture("measured"), Picture)
 
 

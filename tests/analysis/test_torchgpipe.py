@@ -2,27 +2,48 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from omegaconf import OmegaConf
 
 from analysis import command
-from analysis.published import claims
-from analysis.torchgpipe import figures, rows, search, tables
+from analysis.points import points_of
+from analysis.published import claims, numbers
+from analysis.torchgpipe import figures, search, tables
 from analysis.torchgpipe.figures import GIB, QUANTITIES, paper
 from analysis.torchgpipe.page import PAGE
-from analysis.torchgpipe.rows import PIPELINES, ROWS, SCALES, SMALL, SOURCE, Results, configs
-from analysis.torchgpipe.verdicts import RESERVED, TESTS, verdicts
+from analysis.torchgpipe.rows import PIPELINES, ROWS, SCALES, SMALL, SOURCE, Results
+from analysis.torchgpipe.verdicts import CLAIMS, RESERVED, TESTS, verdicts
+from harness.compose import compose
 from harness.record import RunRecord
 from harness.registry import ROOT
 
 
-def record(config: dict[str, Any], **metrics: Any) -> RunRecord:
+@functools.cache
+def configs(table: int, scale: str) -> tuple[dict[str, Any], ...]:
+    """The composed configuration of each point of a table's sweep, in order; `overrides` are the point's."""
+    found = []
+    for point in points_of(f"torchgpipe_table{table}", scale):
+        config: Any = OmegaConf.to_container(compose(point.overrides), resolve=True)
+        found.append(config | {"overrides": list(point.overrides)})
+    return tuple(found)
+
+
+def record(config: dict[str, Any], status: Any = "ok", reason: str = "", **metrics: Any) -> RunRecord:
+    own = {key: value for key, value in config.items() if key != "overrides"}
     source: Any = "measured" if config["mode"] == "run" else "simulated"
-    return RunRecord("x", "ok", source, config=config, metrics=metrics)
+    manifest = {"overrides": config["overrides"], "origin": "runs/x"}
+    return RunRecord("x", status, source, reason, own, metrics=metrics, manifest=manifest)
+
+
+def at(one: RunRecord, table: int, row: str) -> bool:
+    """Whether a record is of this row at the paper's scale."""
+    return one.manifest["overrides"] == configs(table, "paper")[ROWS[table].index(row)]["overrides"]
 
 
 def published() -> list[RunRecord]:
@@ -31,8 +52,8 @@ def published() -> list[RunRecord]:
     for table, names in ROWS.items():
         own = configs(table, "paper")
         for name, config in zip(names, own, strict=False):
-            told = {quantity.name: paper(table, name, quantity.name) for quantity in QUANTITIES[table]}
-            metrics = {
+            told: dict[str, Any] = {quantity.name: paper(table, name, quantity.name) for quantity in QUANTITIES[table]}
+            metrics: dict[str, Any] = {
                 "throughput": told.get("throughput"),
                 "utilization": [told["utilization"] / 100] if told.get("utilization") else None,
                 "peak_memory_bytes": [told["memory"] * GIB / 2] * 2 if told.get("memory") else None,
@@ -47,7 +68,7 @@ def published() -> list[RunRecord]:
                 fits = (config["mesh"]["pipeline"], config["model"]["convs"], config["model"]["channels"]) in (
                     (None, 6, 72), (1, 11, 128), (2, 24, 128), (4, 24, 160), (8, 48, 160)
                 )  # fmt: skip
-                found.append(record(config) if fits else RunRecord("x", "infeasible", "simulated", config=config))
+                found.append(record(config, "ok" if fits else "infeasible"))
     return found
 
 
@@ -59,7 +80,6 @@ def test_each_point_of_a_sweep_is_a_row_of_its_own() -> None:
     for table, scales in SCALES.items():
         for scale in scales:
             own = configs(table, scale)
-            assert len(own) == len(set(rows.points(table, scale))), "no two points are the same row"
             assert len(own) == len(ROWS[table]) or (table, scale) == (3, "paper")
             results = Results([record(config, throughput=number) for number, config in enumerate(own)])
             got = [results.metric(table, row, SOURCE[scale], "throughput") for row in ROWS[table]]
@@ -73,7 +93,6 @@ def small(factors: dict[str, float]) -> list[RunRecord]:
 
 
 def test_the_rows_in_small_are_those_of_their_names() -> None:
-    assert len(set(rows.points(2, "local"))) == len(SMALL) == 6
     for row, config in zip(SMALL, configs(2, "local"), strict=True):
         stages, micro_batches = len(config["planner"]["balance"]), config["batch"]["micro_batches"]
         assert row == f"n={stages} m={micro_batches}"
@@ -86,8 +105,8 @@ def test_the_rows_in_small_are_those_of_their_names() -> None:
 def test_table_2_in_small() -> None:
     records = small({"n=1 m=1": 1.1, "n=2 m=1": 1.0, "n=2 m=4": 1.6, "n=2 m=8": 1.7})
     machine = {"machine": {"cpu": "EPYC", "cores_allowed": 2}}
-    failed = RunRecord("x", "oom", "measured", "rank 0 was\nkilled", config=configs(2, "local")[1])
-    results = Results([*(replace(one, manifest=machine) for one in records), failed])
+    failed = record(configs(2, "local")[1], "oom", "rank 0 was\nkilled")
+    results = Results([*(replace(one, manifest=one.manifest | machine) for one in records), failed])
     section = tables.sections(results)[0]
     assert (section.title.partition(":")[0], section.columns) == ("Table 2 in small", ("row", "throughput", "speed-up"))
     assert section.rows == (
@@ -119,7 +138,7 @@ def test_rows_carry_the_published_settings() -> None:
             assert table != 2 or [config["model"][key] for key in ("name", "layers", "channels", "size")] == [
                 "amoebanet", 18, 256, 224
             ]  # fmt: skip
-            for number in figures._numbers(table):
+            for number in numbers(figures.FILES[table]):
                 own = f"n={number.devices} m={number.micro_batches}" if table == 2 else number.scheme
                 if own != name or number.scheme.startswith("GPipe"):
                     continue
@@ -133,13 +152,25 @@ def test_rows_carry_the_published_settings() -> None:
                     assert config["engine"]["checkpoint"] == number.value
 
 
-def test_other_keys_make_no_other_row_and_the_latest_counts() -> None:
+def with_keys(config: dict[str, Any], *overrides: str) -> dict[str, Any]:
+    """The point with other values, as a command line makes it."""
+    keys = {text.partition("=")[0] for text in overrides}
+    return config | {"overrides": [*(t for t in config["overrides"] if t.partition("=")[0] not in keys), *overrides]}
+
+
+def test_who_is_told_makes_no_other_row_and_the_latest_counts() -> None:
     (config, *_) = configs(1, "paper")
-    later = config | {"seed": 7, "out": "elsewhere", "tracker": {"name": "wandb"}}
+    later = with_keys(config, "out=elsewhere", "tracker=wandb")
     results = Results([record(config, throughput=1.0), record(later, throughput=2.0)])
     assert results.metric(1, "baseline", "simulated", "throughput") == 2.0
-    other = config | {"batch": {"size": 64, "micro_batches": 8}}
-    assert Results([record(other, throughput=1.0)]).record(1, "baseline", "simulated") is None
+
+
+@pytest.mark.parametrize("key", ["cluster=h200", "precision=fp16", "mode=plan", "costs=measured", "batch.size=64"])
+def test_another_cluster_is_another_point(key: str) -> None:
+    """`python run.py -m +sweeps=torchgpipe_table4 cluster=h200` leaves the rows of the P40 alone."""
+    (config, *_) = configs(4, "paper")
+    results = Results([record(config, throughput=28.5), record(with_keys(config, key), throughput=500.0)])
+    assert results.metric(4, "Naive-1", "simulated", "throughput") == 28.5
 
 
 def test_every_published_figure_is_found() -> None:
@@ -165,6 +196,7 @@ def test_without_records_nothing_is_claimed() -> None:
     told = said([])
     assert list(told) == [claim.id for claim in claims("torchgpipe")] == [f"TG-{n}" for n in range(1, 16)]
     by_tests = {"TG-13", "TG-14", "TG-15"}
+    assert {claim.id for claim in claims("torchgpipe")} == {*CLAIMS, *by_tests}
     assert {id: says for id, says in told.items() if says != "not run"} == dict.fromkeys(
         sorted(by_tests, key=len), "by tests"
     )
@@ -207,38 +239,37 @@ def fuller(factor: float) -> Callable[[dict[str, Any]], dict[str, Any]]:
 def test_a_claim_that_does_not_hold_is_told(
     table: int, row: str, change: Callable[[dict[str, Any]], dict[str, Any]], broken: set[str]
 ) -> None:
-    key = rows.points(table, "paper")[ROWS[table].index(row)]
-    records = [
-        record(one.config, **change(one.metrics)) if rows.decisive(one.config) == key else one for one in published()
-    ]
+    records = [replace(one, metrics=change(one.metrics)) if at(one, table, row) else one for one in published()]
     assert {id for id, says in said(records).items() if says == "does not hold"} == broken
 
 
 def test_the_largest_that_fits_must_grow() -> None:
     """Pipeline-8 holds no more than Pipeline-4; a candidate that was not run leaves the question open."""
-    key = {rows.decisive(config): config for config in configs(3, "paper")[5:]}
-    eight = [one for one, config in key.items() if config["mesh"]["pipeline"] == 8]
-    none = [RunRecord("x", "infeasible", "simulated", config=one.config) if rows.decisive(one.config) in eight else one
-            for one in published()]  # fmt: skip
+
+    def like(one: RunRecord, **keys: int) -> bool:
+        """Whether it is a candidate on so many devices, with such a model."""
+        found = one.config.get("mesh", {}) | one.config.get("model", {})
+        return one.config["planner"].get("by") == "memory" and all(found[key] == value for key, value in keys.items())
+
+    def ending(status: Any, records: list[RunRecord], **keys: int) -> list[RunRecord]:
+        return [replace(one, status=status) if like(one, **keys) else one for one in records]
+
+    none = ending("infeasible", published(), pipeline=8)
     assert said(none)["TG-9"] == "does not hold"
-    some = [one for one in published() if rows.decisive(one.config) not in eight[1:]]
+    some = [one for one in published() if not like(one, pipeline=8) or one.status == "ok"]
     assert search.largest(Results(some), "Pipeline-8") is None
     assert said(some)["TG-9"] == "not run"
-    many = [one for one, config in key.items() if config["mesh"]["pipeline"] == 4 and config["model"]["convs"] == 48]
-    four = [record(one.config) if rows.decisive(one.config) in many else one for one in some]
-    four += [RunRecord("x", "infeasible", "simulated", config=key[one]) for one in eight[1:]]
+    four = ending("ok", published(), pipeline=4, convs=48)
     assert said(four)["TG-9"] == "does not hold"  # as large a model on 4 devices as on 8
-    two = [one for one, config in key.items() if config["mesh"]["pipeline"] == 2 and config["model"]["channels"] == 128]
-    fewer = [record(one.config) if rows.decisive(one.config) in two else one for one in published()]
+    fewer = ending("ok", published(), pipeline=2, channels=128)
     assert str(search.largest(Results(fewer), "Pipeline-2")) == "(26, 128) 5.42B"
     assert said(fewer)["TG-9"] == "holds"
 
 
 def test_candidates_say_by_how_much_they_do_not_fit() -> None:
     reason = "cannot run:\n  stage 0   needs 23.0 GiB of 22.0 GiB   -> x\n  stage 1   needs 24.5 GiB of 22.0 GiB"
-    config = configs(3, "paper")[6]
-    (found,) = [one for one in Results([RunRecord("x", "infeasible", "simulated", reason, config=config)]).search()
-                if one.record]  # fmt: skip
+    infeasible = record(configs(3, "paper")[6], "infeasible", reason)
+    (found,) = [one for one in Results([infeasible]).search() if one.record]
     assert (found.row, found.convs, found.channels) == ("Naive-1", 6, 80)
     assert search.outcome(found) == "does not fit: 24.5 GiB of 22.0 GiB"
 
@@ -264,11 +295,13 @@ def test_the_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         in page
     )
     assert "Pipeline-8: the largest candidate that fits is (48, 160) 15.82B; the paper's has 15.82B." in printed
-    assert "left out" not in printed + page
+    assert "# 4 of 4 points" in printed and "scale=paper" not in printed, "but for what is measured nothing is left out"
     assert command.main(page_of, [str(tmp_path / "runs" / "0")]) == 0, "all but one row are missing"
     printed = capsys.readouterr().out
-    sweep = "python run.py -m +sweeps=torchgpipe_table"
-    lines = [f"    {sweep}{table}" for table in ("2", "3", "4", "2 scale=local")]
+    left = ("1 scale=paper   # 3 of 4", "1 scale=local   # 4 of 4", "2 scale=paper   # 9 of 9",
+            "2 scale=local   # 6 of 6", "3 scale=paper   # 24 of 24", "3 scale=local   # 5 of 5",
+            "4 scale=paper   # 5 of 5", "4 scale=local   # 5 of 5")  # fmt: skip
+    lines = [f"    python run.py -m +sweeps=torchgpipe_table{one} points" for one in left]
     assert printed.endswith("\n".join(["\n\nNot run yet, and left out:", "", *lines, ""]))
     assert [line for line in printed.splitlines() if line.startswith(("Table", "Claims"))] == [
         tables.TITLES[1], "Claims"
@@ -278,7 +311,7 @@ def test_the_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_a_row_that_failed_is_named() -> None:
-    failed = RunRecord("x", "oom", "measured", "rank 0 was\nkilled", config=configs(4, "local")[2])
+    failed = record(configs(4, "local")[2], "oom", "rank 0 was\nkilled")
     section = tables.sections(Results([failed]))[0]
     assert "Pipeline-2, measured: oom: rank 0 was killed" in section.notes
     assert section.rows[4] == ("Pipeline-2", "throughput", "35.502 /s", "-", "-", "-")
@@ -289,18 +322,22 @@ def test_only_what_was_run_has_a_table() -> None:
         return [section.title.partition(":")[0] for section in tables.sections(Results(records))]
 
     assert titles([]) == ["Claims"]
-    failed, candidate = RunRecord("x", "oom", "measured", config=configs(3, "local")[0]), record(configs(3, "paper")[5])
+    failed, candidate = record(configs(3, "local")[0], "oom"), record(configs(3, "paper")[5])
     assert titles([failed]) == ["Table 3", "Claims"]
     assert titles(small({"n=2 m=4": 1.0})) == ["Table 2 in small", "Claims"]
     assert titles([candidate]) == ["Table 3, search", "Claims"]
     assert titles([failed, candidate]) == ["Table 3", "Table 3, search", "Claims"]
-    for records in ([failed], [candidate]):
-        assert "torchgpipe_table3" in tables.missing(Results(records)), "one of the two is left out"
-    assert "torchgpipe_table3" not in tables.missing(Results([failed, candidate]))
+    missing = Results([failed, candidate]).missing()
+    assert "torchgpipe_table3 scale=paper   # 23 of 24 points\n" in missing
+    assert "torchgpipe_table3 scale=local   # 5 of 5 points\n" in missing, "what has failed has no result"
+
+
+def on(one: RunRecord, **manifest: Any) -> RunRecord:
+    return replace(one, manifest=one.manifest | manifest)
 
 
 def test_where_devices_share_cores_no_speed_up_is_to_be_expected() -> None:
-    local = replace(record(configs(4, "local")[2], throughput=1.0), manifest={"machine": {"cores_allowed": 2}})
+    local = on(record(configs(4, "local")[2], throughput=1.0), machine={"cores_allowed": 2})
     told = "In small the devices share these cores: no speed-up is to be expected there."
     assert tables.sections(Results([local]))[0].notes[1] == told
     assert told not in tables.sections(Results([record(configs(4, "paper")[2])]))[0].notes, "nothing is measured"
@@ -308,10 +345,10 @@ def test_where_devices_share_cores_no_speed_up_is_to_be_expected() -> None:
 
 def test_the_notes_say_what_figures_rest_on() -> None:
     simulated, local = configs(1, "paper")[0], configs(1, "local")[0]
-    basis = {"simulation": {"cluster": {"name": "p40x8 (effective)"}, "layer_times": "analytic on Tesla P40"}}
+    basis = {"cluster": {"name": "p40x8 (effective)"}, "layer_times": "analytic on Tesla P40"}
     records = [
-        replace(record(simulated, peak_memory_bytes=[GIB, round(22.6 * GIB)]), manifest=basis),
-        replace(record(local, throughput=1.0), manifest={"machine": {"cpu": "EPYC", "cores_allowed": 2}}),
+        on(record(simulated, peak_memory_bytes=[GIB, round(22.6 * GIB)]), simulation=basis),
+        on(record(local, throughput=1.0), machine={"cpu": "EPYC", "cores_allowed": 2}),
     ]
     section = tables.sections(Results(records))[0]
     assert section.notes[:3] == (
@@ -322,9 +359,29 @@ def test_the_notes_say_what_figures_rest_on() -> None:
 
 
 def test_a_claim_that_does_not_hold_has_its_reason() -> None:
-    key = rows.points(3, "paper")[1]
     less = {"peak_memory_bytes": [GIB]}
-    changed = [record(one.config, **(one.metrics | less)) if rows.decisive(one.config) == key else one
-               for one in published()]  # fmt: skip
+    changed = [replace(one, metrics=one.metrics | less) if at(one, 3, "Pipeline-1") else one for one in published()]
     assert not any(note.startswith("TG-10") for note in tables.sections(Results(published()))[-1].notes)
     assert f"TG-10: {RESERVED}" in tables.sections(Results(changed))[-1].notes
+
+
+def test_a_table_of_which_a_part_was_run_says_what_makes_the_rest() -> None:
+    told = {one.id: one for one in verdicts(Results(published()[1:-1]))}
+    (reason,) = {told[f"TG-{n}"].reason for n in range(1, 5)}
+    assert told["TG-1"].says == "not run"
+    assert reason == "1 of 4 points were not run: python run.py -m +sweeps=torchgpipe_table1 scale=paper"
+    assert told["TG-11"].reason == "1 of 5 points were not run: python run.py -m +sweeps=torchgpipe_table4 scale=paper"
+    unfit = [replace(one, status="infeasible") if at(one, 4, "Pipeline-2") else one for one in published()]
+    (told_of,) = [one.reason for one in verdicts(Results(unfit)) if one.id == "TG-12"]
+    assert told_of == "1 of 5 points do not fit: python run.py -m +sweeps=torchgpipe_table4 scale=paper"
+
+
+def test_parameters_without_a_profile_are_an_empty_cell_and_counted() -> None:
+    without = {key: value for key, value in published()[13].metrics.items() if key != "parameters"}
+    records = [replace(one, metrics=without) if at(one, 3, "Naive-1") else one for one in published()]
+    section = next(one for one in tables.sections(Results(records)) if one.title.startswith("Table 3:"))
+    assert section.rows[0] == ("Naive-1", "parameters", "362,157,516", "-", "-", "-")
+    assert section.rows[2][3] == "2,213,834,176"
+    assert section.notes[-1] == "Empty for want of 1 file: runs/x/profile.json is not there -> run it again."
+    (told,) = [one for one in verdicts(Results(records)) if one.id == "TG-9"]
+    assert (told.says, told.reason) == ("not run", "1 of 5 figures are not in the records")

@@ -20,6 +20,7 @@ from harness.trace import Span, Trace
 from tests.analysis.page import browser
 
 WINDOW_MS = 100.0
+TESTED = "it is not, <see> tests/some/test_it.py::test_this_and_that"
 RACE = [
     {"model": "A", "contestant": "single", "step": 2.0, "quartiles": [1.9, 2.1], "speed / single": 1.0},
     {"model": "A", "contestant": "gpipe", "step": 1.0, "quartiles": [0.9, 1.1], "speed / single": 2.0},
@@ -50,7 +51,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     reports = {
         "torchgpipe": report("torchgpipe", [
             Verdict("TG-1", "it is fast </script>", "holds", "2", "2.1"),
-            Verdict("TG-2", "it is small", "does not hold", "1", "3", reason="it is not"),
+            Verdict("TG-2", "it is small", "does not hold", "1", "3", reason=TESTED),
         ]),
         "madpipe": report("madpipe", [Verdict("MP-1", "plans are short", "not run")]),
     }  # fmt: skip
@@ -70,6 +71,43 @@ def test_text_is_no_markup(made: Path) -> None:
     text = made.read_text(encoding="utf-8")
     assert "it is fast &lt;/script&gt;" in text and "<h2>Table 1: &lt;b&gt;</h2>" in text
     assert text.count("</script>") == 3
+
+
+def test_names_of_tests_may_break_between_words(made: Path) -> None:
+    text = made.read_text(encoding="utf-8")
+    assert "&lt;see&gt; tests/<wbr>some/<wbr>test_<wbr>it.py::<wbr>test_<wbr>this_<wbr>and_<wbr>that</td>" in text
+
+
+@chromium
+def test_tables_keep_their_numbers_in_one_line_and_claims_their_columns(made: Path) -> None:
+    """On a phone the tables are scrolled, each by itself."""
+    found = browser.run(
+        made,
+        """
+        const wide = (selector) => [...document.querySelectorAll(selector)].map((cell) => cell.offsetWidth);
+        return {wraps: [...document.querySelectorAll("article td")].map((cell) => getComputedStyle(cell).whiteSpace),
+                claims: wide("#claims th"), scrolled: document.querySelector(".table").scrollWidth};""",
+        width=390,
+    )
+    assert found["errors"] == [] and set(found["wraps"]) == {"nowrap"}
+    assert min(found["claims"]) > 45 and found["claims"][2] > 150 and found["scrolled"] > 390
+
+
+@chromium
+def test_on_paper_there_is_nothing_to_click(made: Path, tmp_path: Path) -> None:
+    """The print's rules, as if they were the screen's."""
+    printed = tmp_path / "printed.html"
+    printed.write_text(made.read_text(encoding="utf-8").replace("@media print", "@media all"), encoding="utf-8")
+    found = browser.run(
+        printed,
+        """
+        const seen = (selector) => [...document.querySelectorAll(selector)].filter((one) => one.offsetHeight).length;
+        const size = (selector) => parseFloat(getComputedStyle(document.querySelector(selector)).fontSize);
+        return {seen: seen("nav, form, button, .choices, .use"), note: size("article p"), table: size("article td"),
+                scrolls: getComputedStyle(document.querySelector(".table")).overflowX};""",
+    )
+    assert found["errors"] == [] and (found["seen"], found["scrolls"]) == (0, "visible")
+    assert found["note"] < 1.2 * found["table"]
 
 
 def test_every_op_of_a_trace_is_there_with_its_times() -> None:

@@ -16,6 +16,7 @@ from analysis.myelin import figures
 from analysis.myelin import rows as myelin_rows
 from analysis.papers import PAGES
 from analysis.plots import autoddl, madpipe, myelin, torchgpipe
+from analysis.points import points_of
 from analysis.torchgpipe import rows as torchgpipe_rows
 from harness.profile import LayerProfile, ModelProfile
 from harness.record import RunRecord
@@ -53,8 +54,11 @@ def simulated(table: int) -> list[RunRecord]:
         {"throughput": number + 1.0, "utilization": [0.5], "peak_memory_bytes": [2**30]}
         for number in range(len(torchgpipe_rows.ROWS[table]))
     ]
-    configs = torchgpipe_rows.configs(table, "paper")
-    return [RunRecord("x", "ok", "simulated", config=c, metrics=m) for c, m in zip(configs, metrics, strict=False)]
+    points = points_of(f"torchgpipe_table{table}", "paper")
+    return [
+        RunRecord("x", "ok", "simulated", metrics=own, manifest={"overrides": list(point.overrides)})
+        for point, own in zip(points, metrics, strict=False)
+    ]
 
 
 def heights(figure: Figure | None, panel: int = 0) -> list[list[float]]:
@@ -110,7 +114,7 @@ def test_torchgpipes_tables_have_the_papers_figures_beside_ours() -> None:
 def test_torchgpipes_figure_7_has_the_four_rows_of_table_1(monkeypatch: pytest.MonkeyPatch) -> None:
     results = torchgpipe_rows.Results([])
     assert torchgpipe.fig7(results) is None
-    monkeypatch.setattr(results, "was_run", lambda table: table == 1)
+    monkeypatch.setattr(results, "has_rows", lambda table: table == 1)
     figure = torchgpipe.fig7(results)
     assert figure
     written = [text.get_text() for text in figure.axes[0].texts]
