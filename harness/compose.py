@@ -21,6 +21,7 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from harness import clusters, config_check, degrees, preparation, registry
 from harness.overrides import leaves, parse, value_problem
+from harness.preparation import Expected
 from harness.problem import CannotRun, Problem
 
 CONF = registry.ROOT / "conf"
@@ -42,8 +43,8 @@ class _Root(SearchPathPlugin):
 _CHOICES: dict[tuple[str, ...], list[str]] = {}
 
 
-def compose(overrides: Sequence[str]) -> DictConfig:
-    """The configuration of one run, with all interpolations resolved.
+def compose(overrides: Sequence[str], expected: Expected | None = None) -> DictConfig:
+    """The configuration of one run, with all interpolations resolved; `expected` is the job that it will run in.
 
     Raises CannotRun with all problems at once: overrides that cannot be read, unknown keys, wrong types, unknown
     choices, numbers that no run can have.
@@ -67,7 +68,7 @@ def compose(overrides: Sequence[str]) -> DictConfig:
     problems += unresolved or config_check.problems(config)
     if problems and readable and not unresolved:
         told = {problem.key for problem in problems}
-        further = preparation.request_problems(config, overrides)
+        further = preparation.request_problems(config, overrides, expected)
         problems += [problem for problem in further if problem.key not in told]
     if problems:
         raise CannotRun(problems, title(overrides))

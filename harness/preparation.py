@@ -12,6 +12,7 @@ from omegaconf import DictConfig
 
 from harness import (
     advice,
+    allocation,
     check,
     children,
     clusters,
@@ -230,12 +231,21 @@ def _stored_machine(config: DictConfig) -> Machine | None:
         return None
 
 
-def request_problems(config: DictConfig, overrides: Sequence[str]) -> list[Problem]:
+Expected = Callable[[DictConfig], allocation.Allocation]
+"""What a configuration will find where it runs: the job that it will be part of."""
+
+
+def request_problems(config: DictConfig, overrides: Sequence[str], expected: Expected | None = None) -> list[Problem]:
     """What cluster and engine have against a configuration in which values may be out of range.
 
     For a user who is told of those anyway: a check that such a value makes impossible is left out.
     """
     profiles.follow(config, overrides)
+    with allocation.expecting(_possible(lambda: expected(config), []) if expected else None):
+        return _against_request(config)
+
+
+def _against_request(config: DictConfig) -> list[Problem]:
     found: list[Problem] = []
     cluster = _possible(lambda: clusters.build(ClusterConfig(**config.cluster), job=srun.job(config)), found)
     if config.mode in ("profile", "calibrate"):

@@ -11,7 +11,8 @@ from functools import partial
 from harness import devices, sweep_run
 from harness.record import RunRecord
 from harness.sweep_points import Point
-from slurm.need import Need, need
+from slurm.need import Need, expected, need
+from slurm.settings import Settings
 
 CHUNK = 32
 """Points that one process takes at a time; fewer than two of these are not worth a second process."""
@@ -26,17 +27,17 @@ class Examined:
     refused: RunRecord | None = None
 
 
-def examine(points: Sequence[Point], given: int) -> list[Examined]:
-    """Look at each point, as it will be where a job has `given` devices, or as many as it needs. Uses all cores."""
-    look = partial(_look, given=given)
+def examine(points: Sequence[Point], settings: Settings) -> list[Examined]:
+    """Look at each point, as it will be in the job that it is to have. Uses all cores."""
+    look = partial(_look, settings=settings)
     if len(points) < 2 * CHUNK:
         return list(map(look, points))
     with ProcessPoolExecutor(devices.cores(), multiprocessing.get_context("fork")) as pool:
         return list(pool.map(look, points, chunksize=CHUNK))
 
 
-def _look(point: Point, given: int) -> Examined:
-    made = sweep_run.composed(point, lambda config: max(need(config).devices, given))
+def _look(point: Point, settings: Settings) -> Examined:
+    made = sweep_run.composed(point, lambda config: expected(need(config, settings), config, settings))
     if isinstance(made, RunRecord):
         return Examined(Need(1), refused=made)
-    return Examined(need(made), made.launch.grace_s)
+    return Examined(need(made, settings), made.launch.grace_s)

@@ -71,9 +71,8 @@ def submit(array: Array, indices: Sequence[int], wanted: Settings, known: Sequen
 
 def _to_run(array: Array, rows: dict[int, Row], wanted: Settings) -> dict[int, Examined]:
     """The points that have to run, by index. Those that cannot get their record, and are told."""
-    given = (wanted.nodes or 1) * (wanted.tasks or wanted.gpus or 1)
     todo = [index for index, row in rows.items() if not sweep_run.done_before(row, array.run(row.point))]
-    found = dict(zip(todo, examine([rows[index].point for index in todo], given), strict=True))
+    found = dict(zip(todo, examine([rows[index].point for index in todo], wanted), strict=True))
     for index, one in found.items():
         if one.refused:
             _refuse(array, rows[index], one.refused)

@@ -15,6 +15,7 @@ from slurm import array, states, status, submit
 from slurm.array import Array
 from slurm.examined import CHUNK, Examined, examine
 from slurm.need import Need
+from slurm.settings import Settings
 from tests.slurm.emulated import Cluster, wait_for
 
 RUN_S = 300.0
@@ -174,7 +175,7 @@ def test_a_request_that_cannot_be_met(cluster: Cluster, tmp_path: Path, capsys: 
 
 
 def test_a_thousand_points_are_one_array(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(submit, "examine", lambda points, given: [Examined(Need(1))] * len(points))
+    monkeypatch.setattr(submit, "examine", lambda points, wanted: [Examined(Need(1))] * len(points))
     calls = []
     asked = array.client.ask
     monkeypatch.setattr(array.client, "ask", lambda command, *rest: calls.append(command[0]) or asked(command, *rest))
@@ -194,7 +195,7 @@ def test_many_points_are_examined_like_few() -> None:
     points = expand(
         ["engine=single,ddp", "mesh.data=1,2", "model=mlp", f"seed=range({CHUNK})", "batch.micro_batches=4"]
     )
-    found = examine(points, given=2)
+    found = examine(points, Settings(tasks=2))
     assert len(found) == 4 * CHUNK
     assert [one.need.devices for one in found[:: 4 * CHUNK // 4]] == [1, 1, 1, 2]
     refused = [point.values()["engine"] for point, one in zip(points, found, strict=True) if one.refused]
