@@ -66,15 +66,23 @@ stuck()
 
 
 @pytest.fixture
-def job(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def job(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> str:
     """This process is the batch step of a job with two nodes of two tasks."""
+    return begin(2, 2, monkeypatch)
+
+
+def begin(nodes: int, tasks: int, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A job with so many tasks on each node, of which this process is the batch step; its number."""
     said = subprocess.run(
-        ["salloc", "--no-shell", "-N2", "--ntasks-per-node=2"], capture_output=True, text=True, timeout=60, check=True
-    ).stderr
+        ["salloc", "--no-shell", f"-N{nodes}", f"--ntasks-per-node={tasks}"], capture_output=True, text=True,
+        timeout=60, check=True,
+    ).stderr  # fmt: skip
     number = said.split("allocation ")[1].split()[0]
-    for name, value in (("JOB_ID", number), ("JOB_NUM_NODES", "2"), ("TASKS_PER_NODE", "2(x2)")):
-        monkeypatch.setenv(f"SLURM_{name}", value)
-    yield number
+    told = {"JOB_ID": number, "JOB_NUM_NODES": nodes, "TASKS_PER_NODE": f"{tasks}(x{nodes})",
+            "NTASKS_PER_NODE": tasks}  # fmt: skip
+    for name, value in told.items():
+        monkeypatch.setenv(f"SLURM_{name}", str(value))
+    return number
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -117,6 +125,25 @@ def test_every_engine_on_two_nodes(engine: str, job: str, cluster: Cluster, tmp_
     assert losses(tmp_path / "srun") == forked(tmp_path / "srun", tmp_path / "forked"), "to the last bit"
     left = {path.name for path in (tmp_path / "srun").iterdir()}
     assert not left & {srun.MEETING, "error.json", "result.json"}
+
+
+@pytest.mark.parametrize(
+    ("tasks", "meshes"),
+    [
+        (4, [(5, 4), (5, 2), (4, 3), (4, 2), (3, 4)]),  # points that are smaller than their array's largest one
+        (1, [(8, 4), (6, 2)]),  # GPUs, of which a node has more than tasks
+    ],
+)
+def test_ranks_lie_as_planned(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, tasks: int, meshes: list[tuple[int, int]]
+) -> None:
+    begin(3, tasks, monkeypatch)
+    for size, per_node in meshes:
+        step = Step(Mesh(size), per_node, mpi=False, crowded=tasks < per_node)
+        command = [*step.command(), "sh", "-c", "echo $SLURM_PROCID $SLURM_NODEID $SLURM_LOCALID"]
+        said = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+        lies = sorted(tuple(map(int, line.split())) for line in said.splitlines())
+        assert lies == [(rank, rank // per_node, rank % per_node) for rank in range(size)], step
 
 
 def supervised(folder: Path, code: str, timeout_s: float = 60, look: Callable[[], None] = lambda: None) -> Outcome:
