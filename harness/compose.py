@@ -27,7 +27,7 @@ from harness.problem import CannotRun, Problem
 CONF = registry.ROOT / "conf"
 TITLE_WIDTH = 100
 FURTHER = "REGATTA_CONFIG_DIR"
-"""The variable with a further folder of choices, which the points of a sweep inherit."""
+"""The variable with a further folder of choices, which the points of a sweep inherit, also those of an array."""
 GROUPS = (*registry.FOLDERS, *registry.SCHEMAS)
 
 
@@ -36,8 +36,8 @@ class _Root(SearchPathPlugin):
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         search_path.append("regatta", f"file://{registry.ROOT}")
-        if further := os.environ.get(FURTHER):
-            search_path.append("further", f"file://{further}")
+        if folder := further():
+            search_path.append("further", f"file://{folder}")
 
 
 _CHOICES: dict[tuple[str, ...], list[str]] = {}
@@ -86,6 +86,11 @@ def search(folder: str) -> None:
     os.environ[FURTHER] = str(Path(folder).resolve())
 
 
+def further() -> str | None:
+    """The folder that `search` has added, here or in a process that has started this one."""
+    return os.environ.get(FURTHER) or None
+
+
 @contextmanager
 def session() -> Iterator[ConfigLoader]:
     """Hydra, ready to compose; yields what knows the groups and their choices."""
@@ -96,7 +101,7 @@ def session() -> Iterator[ConfigLoader]:
 
 def choices(loader: ConfigLoader, group: str) -> list[str]:
     """The choices of a group; names that begin with _ are schemas. Looked up once: the points of a sweep share them."""
-    key = (group, str(registry.ROOT), os.environ.get(FURTHER, ""))
+    key = (group, str(registry.ROOT), further() or "")
     if key not in _CHOICES:
         _CHOICES[key] = [name for name in loader.get_group_options(group) if not name.startswith("_")]
     return _CHOICES[key]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from harness import compose
 from harness.overrides import quoted
 from harness.profile import LayerProfile, ModelProfile
 from harness.record import RunRecord
@@ -74,6 +75,31 @@ def test_points_reach_their_run_as_they_were_typed(
     assert states_by_index(cluster, job.id) == {"0": "COMPLETED", "1": "FAILED"}, "Slurm says what the records say"
     assert submit.main([*given, "batch.micro_batches=8"]) == 0
     assert "1 points: 0 submitted, 1 done before: nothing to submit" in capsys.readouterr().out
+
+
+def test_the_users_own_choices(
+    cluster: Cluster, tmp_path: Path, profile: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They are there when the points are submitted, when they run, and when they are submitted again."""
+    own = {"cluster": "defaults: [flat, _self_]\ndevices: 2\n", "sweeps": "grid: {cluster: mine, seed: '0,1'}\n"}
+    for group, text in own.items():
+        (tmp_path / "own" / group).mkdir(parents=True)
+        (tmp_path / "own" / group / "mine.yaml").write_text(text)
+    monkeypatch.setenv(compose.FURTHER, "")
+    keys = ["mode=plan", "tracker=none", "batch.micro_batches=8", quoted("profile", str(profile)), "slurm.time=5"]
+    assert submit.main(["--config-dir", "no", "+sweeps=mine"]) == 2
+    assert "--config-dir no   is not a folder" in capsys.readouterr().err
+    assert submit.main(["+sweeps=mine", "--config-dir", "own", *keys]) == 0
+    found = Array(tmp_path / "runs" / "mine")
+    for again in (False, True):
+        wait_for(cluster.settled, "the array", RUN_S)
+        assert states_of(found.folder) == ["ok", "ok"], [one.reason for one in states.survey(found)[0]]
+        if not again:
+            (found.run(found.points()[1]) / "record.json").unlink()
+            monkeypatch.setenv(compose.FURTHER, "")  # another shell
+            monkeypatch.setenv("SBATCH_EXPORT", "NONE")  # which counts more than what the file says
+            assert status.main([str(found.folder), "--only", "missing"]) == 0
+    assert "1 points: 1 submitted" in capsys.readouterr().out
 
 
 @pytest.mark.timeout(900)
