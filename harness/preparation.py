@@ -29,7 +29,6 @@ from harness import (
     srun,
 )
 from harness.cluster import Cluster
-from harness.clusters import ClusterConfig
 from harness.interfaces import Engine, Planner
 from harness.machine import Machine
 from harness.planning import Draft
@@ -166,7 +165,7 @@ class _Preparation:
 
     def cluster(self) -> Cluster:
         """The cluster, with what is known of this machine."""
-        return clusters.build(ClusterConfig(**self.config.cluster), self.machine, srun.job(self.config))
+        return clusters.build(clusters.of(self.config.cluster), self.machine, srun.job(self.config))
 
     @property
     def values(self) -> str:
@@ -247,7 +246,7 @@ def request_problems(config: DictConfig, overrides: Sequence[str], expected: Exp
 
 def _against_request(config: DictConfig) -> list[Problem]:
     found: list[Problem] = []
-    cluster = _possible(lambda: clusters.build(ClusterConfig(**config.cluster), job=srun.job(config)), found)
+    cluster = _possible(lambda: clusters.build(clusters.of(config.cluster), job=srun.job(config)), found)
     if config.mode in ("profile", "calibrate"):
         return found + (_possible(lambda: check.profiling(config), found) or [])
     engine: Engine | None = _possible(lambda: registry.build("engine", config.engine), found)

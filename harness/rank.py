@@ -30,7 +30,6 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import DictConfig, OmegaConf
 
 from harness import allocation, clusters, devices, display, failure, files, launch, machine, malloc, registry
-from harness.clusters import ClusterConfig
 from harness.failure import Failure
 from harness.interfaces import Model, OptimizerSpec, Session, SessionSpec
 from harness.memory import DTYPE_BYTES
@@ -234,7 +233,7 @@ def _model(config: DictConfig) -> Any:
 
 
 def _torch_devices(config: DictConfig, count: int) -> tuple[str, ...]:
-    cluster = ClusterConfig(**config.cluster)
+    cluster = clusters.of(config.cluster)
     found = devices.detect(cluster.device if clusters.is_local(cluster) else "auto")
     return devices.torch_names(found.kind, count)
 

@@ -8,7 +8,10 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 
+from omegaconf import DictConfig
+
 from harness import devices, sweep_run
+from harness.allocation import Allocation
 from harness.record import RunRecord
 from harness.sweep_points import Point
 from slurm.need import Need, expected, need
@@ -37,7 +40,13 @@ def examine(points: Sequence[Point], settings: Settings) -> list[Examined]:
 
 
 def _look(point: Point, settings: Settings) -> Examined:
-    made = sweep_run.composed(point, lambda config: expected(need(config, settings), config, settings))
+    needs = []
+
+    def job(config: DictConfig) -> Allocation:
+        needs.append(need(config, settings))
+        return expected(needs[-1], config, settings)
+
+    made = sweep_run.composed(point, job)
     if isinstance(made, RunRecord):
         return Examined(Need(1), refused=made)
-    return Examined(need(made, settings), made.launch.grace_s)
+    return Examined(needs[-1], made.launch.grace_s)
