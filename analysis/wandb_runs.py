@@ -10,8 +10,9 @@ from typing import Any
 
 from analysis import beside
 from harness.record import RunRecord
+from harness.run_files import RECORD
 from harness.serial import SchemaError
-from harness.trackers.wandb import FILES, RECORD
+from harness.trackers.wandb import FILES
 
 PREFIX = "wandb:"
 _TIMEOUT_S = 30

@@ -3,10 +3,9 @@ refused is told with the variable that it is from."""
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
-from harness import allocation
+from harness import allocation, devices
 from harness.allocation import Allocation
 from harness.devices import Found
 from harness.problem import Problem
@@ -64,10 +63,12 @@ def _gpus(config: ClusterConfig, found: Found) -> list[Problem]:
     wanted = config.devices or 1
     if found.count >= wanted:
         return []
-    here = f"{found.count} found"
-    if given := os.environ.get(allocation.GPUS):
-        here += f"; the job has {given} on this node ({allocation.GPUS})"
-    elif allocation.found():
+    here, given = f"{found.count} found", allocation.found()
+    if not (found.count or devices.torch_has_cuda()):
+        here += "; the torch that is installed is not built for CUDA"
+    elif given and given.gpus is not None:
+        here += f"; the job has {given.gpus} on this node ({allocation.GPUS})"
+    elif given:
         here += f"; the job has none ({allocation.GPUS} is not set)"
     key = f"cluster.devices {config.devices}" if config.devices else f"cluster.device {config.device}"
     mend = f"cluster.devices={found.count}" if found.count else "cluster.device=cpu"

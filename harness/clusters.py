@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 
 from harness import at_hand, devices
 from harness.allocation import Allocation
@@ -130,6 +130,12 @@ def build(config: ClusterConfig, machine: Machine | None = None, job: Allocation
     return _local(chosen, found, machine or _nominal(found), job) if found else _described(chosen)
 
 
+def of(group: DictConfig) -> ClusterConfig:
+    """The composed group `cluster`, or one from a run's file, as plain values."""
+    found: Any = OmegaConf.to_object(group)
+    return found if isinstance(found, ClusterConfig) else ClusterConfig(**found)
+
+
 def is_local(config: ClusterConfig) -> bool:
     """Whether the cluster is this machine, so that it can be run on and not only planned for."""
     return config.name == "local"
@@ -154,7 +160,7 @@ def _chosen(config: ClusterConfig) -> ClusterConfig:
 
 def _given(part: object) -> dict[str, float]:
     """The keys of a part of the configuration (its dataclass, a mapping) that are not null."""
-    keys = dict(part) if isinstance(part, Mapping | DictConfig) else vars(part)
+    keys = part if isinstance(part, Mapping) else vars(part)
     return {str(key): value for key, value in keys.items() if value is not None}
 
 

@@ -21,12 +21,13 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from harness import clusters, config_check, degrees, preparation, registry
 from harness.overrides import leaves, parse, value_problem
+from harness.preparation import Expected
 from harness.problem import CannotRun, Problem
 
 CONF = registry.ROOT / "conf"
 TITLE_WIDTH = 100
 FURTHER = "REGATTA_CONFIG_DIR"
-"""The variable with a further folder of choices, which the points of a sweep inherit."""
+"""The variable with a further folder of choices, which the points of a sweep inherit, also those of an array."""
 GROUPS = (*registry.FOLDERS, *registry.SCHEMAS)
 
 
@@ -35,15 +36,15 @@ class _Root(SearchPathPlugin):
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         search_path.append("regatta", f"file://{registry.ROOT}")
-        if further := os.environ.get(FURTHER):
-            search_path.append("further", f"file://{further}")
+        if folder := further():
+            search_path.append("further", f"file://{folder}")
 
 
 _CHOICES: dict[tuple[str, ...], list[str]] = {}
 
 
-def compose(overrides: Sequence[str]) -> DictConfig:
-    """The configuration of one run, with all interpolations resolved.
+def compose(overrides: Sequence[str], expected: Expected | None = None) -> DictConfig:
+    """The configuration of one run, with all interpolations resolved; `expected` is the job that it will run in.
 
     Raises CannotRun with all problems at once: overrides that cannot be read, unknown keys, wrong types, unknown
     choices, numbers that no run can have.
@@ -67,7 +68,7 @@ def compose(overrides: Sequence[str]) -> DictConfig:
     problems += unresolved or config_check.problems(config)
     if problems and readable and not unresolved:
         told = {problem.key for problem in problems}
-        further = preparation.request_problems(config, overrides)
+        further = preparation.request_problems(config, overrides, expected)
         problems += [problem for problem in further if problem.key not in told]
     if problems:
         raise CannotRun(problems, title(overrides))
@@ -85,6 +86,11 @@ def search(folder: str) -> None:
     os.environ[FURTHER] = str(Path(folder).resolve())
 
 
+def further() -> str | None:
+    """The folder that `search` has added, here or in a process that has started this one."""
+    return os.environ.get(FURTHER) or None
+
+
 @contextmanager
 def session() -> Iterator[ConfigLoader]:
     """Hydra, ready to compose; yields what knows the groups and their choices."""
@@ -95,7 +101,7 @@ def session() -> Iterator[ConfigLoader]:
 
 def choices(loader: ConfigLoader, group: str) -> list[str]:
     """The choices of a group; names that begin with _ are schemas. Looked up once: the points of a sweep share them."""
-    key = (group, str(registry.ROOT), os.environ.get(FURTHER, ""))
+    key = (group, str(registry.ROOT), further() or "")
     if key not in _CHOICES:
         _CHOICES[key] = [name for name in loader.get_group_options(group) if not name.startswith("_")]
     return _CHOICES[key]

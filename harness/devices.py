@@ -1,4 +1,4 @@
-"""The devices of this machine, found without importing torch."""
+"""The devices of this machine, found without importing torch; or those of a node that is expected (`allocation`)."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
+
+from harness import allocation
 
 Kind = Literal["cpu", "cuda"]
 GROUPS, OWN_GROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
@@ -37,7 +39,8 @@ def detect(wanted: str = "auto") -> Found:
             return Found("cuda", gpus[0][0], len(gpus), min(memory for _, memory in gpus))
         if wanted == "cuda":
             return Found("cuda", "GPU", 0, 0)
-    return Found("cpu", cpu_model(), cores(), available_memory_bytes())
+    there = allocation.expected()
+    return Found("cpu", cpu_model(), (there.cpus if there else None) or cores(), available_memory_bytes())
 
 
 def torch_names(kind: Kind, count: int, per_node: int | None = None) -> tuple[str, ...]:
@@ -101,7 +104,12 @@ def torch_has_cuda() -> bool:
 
 
 def _gpus() -> list[tuple[str, int]]:
-    """(name, bytes) of each GPU that CUDA_VISIBLE_DEVICES leaves visible, in torch's order."""
+    """(name, bytes) of each GPU that CUDA_VISIBLE_DEVICES leaves visible, in torch's order.
+
+    Of those on a node that is expected nothing is known but their number.
+    """
+    if there := allocation.expected():
+        return [("GPU", 0)] * (there.gpus or 0)
     with suppress(Exception), _nvml() as nvml:
         return [
             (str(nvml.nvmlDeviceGetName(handle)), int(nvml.nvmlDeviceGetMemoryInfo(handle).total))

@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from harness.record import RunRecord
+from harness.run_files import RECORD, TIMELINE
 
 UNKNOWN = "-"
 LOG_WIDTH = 160
@@ -166,7 +167,7 @@ def _figure(key: str, value: Any) -> str:
 
 def files_of(record: RunRecord, folder: Path) -> list[str]:
     """Where the record, the trace and the picture lie: a line for each that is there."""
-    names = {"record": "record.json", "trace": record.trace, "picture": "timeline.png", "log": "log"}
+    names = {"record": RECORD, "trace": record.trace, "picture": TIMELINE, "log": "log"}
     places = {what: Path(folder) / name for what, name in names.items() if name}
     return [f"{what:<8} {_short(place)}" for what, place in places.items() if place.exists()]
 

@@ -20,6 +20,7 @@ from harness.interfaces import Engine, Model, Session, SessionSpec
 from harness.plan import Plan
 from harness.problem import Problem
 from harness.record import Status
+from harness.run_files import METRICS
 from harness.srun import Step
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ ROOT = Path(__file__).resolve().parents[1]
 LOG = "log"
 LOG_BYTES = 256 << 20
 """A rank that prints without end does not fill the disk."""
-WATCHED = (LOG, "metrics.jsonl")
+WATCHED = (LOG, METRICS)
 """The files in which a rank's progress shows."""
 POLL_S = 0.05
 DUMP_S = 1.0

@@ -12,6 +12,7 @@ from omegaconf import DictConfig
 
 from harness import (
     advice,
+    allocation,
     check,
     children,
     clusters,
@@ -28,7 +29,6 @@ from harness import (
     srun,
 )
 from harness.cluster import Cluster
-from harness.clusters import ClusterConfig
 from harness.interfaces import Engine, Planner
 from harness.machine import Machine
 from harness.planning import Draft
@@ -165,7 +165,7 @@ class _Preparation:
 
     def cluster(self) -> Cluster:
         """The cluster, with what is known of this machine."""
-        return clusters.build(ClusterConfig(**self.config.cluster), self.machine, srun.job(self.config))
+        return clusters.build(clusters.of(self.config.cluster), self.machine, srun.job(self.config))
 
     @property
     def values(self) -> str:
@@ -230,14 +230,23 @@ def _stored_machine(config: DictConfig) -> Machine | None:
         return None
 
 
-def request_problems(config: DictConfig, overrides: Sequence[str]) -> list[Problem]:
+Expected = Callable[[DictConfig], allocation.Allocation]
+"""What a configuration will find where it runs: the job that it will be part of."""
+
+
+def request_problems(config: DictConfig, overrides: Sequence[str], expected: Expected | None = None) -> list[Problem]:
     """What cluster and engine have against a configuration in which values may be out of range.
 
     For a user who is told of those anyway: a check that such a value makes impossible is left out.
     """
     profiles.follow(config, overrides)
+    with allocation.expecting(_possible(lambda: expected(config), []) if expected else None):
+        return _against_request(config)
+
+
+def _against_request(config: DictConfig) -> list[Problem]:
     found: list[Problem] = []
-    cluster = _possible(lambda: clusters.build(ClusterConfig(**config.cluster), job=srun.job(config)), found)
+    cluster = _possible(lambda: clusters.build(clusters.of(config.cluster), job=srun.job(config)), found)
     if config.mode in ("profile", "calibrate"):
         return found + (_possible(lambda: check.profiling(config), found) or [])
     engine: Engine | None = _possible(lambda: registry.build("engine", config.engine), found)

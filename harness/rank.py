@@ -30,7 +30,6 @@ from typing import TYPE_CHECKING, Any
 from omegaconf import DictConfig, OmegaConf
 
 from harness import allocation, clusters, devices, display, failure, files, launch, machine, malloc, registry
-from harness.clusters import ClusterConfig
 from harness.failure import Failure
 from harness.interfaces import Model, OptimizerSpec, Session, SessionSpec
 from harness.memory import DTYPE_BYTES
@@ -39,6 +38,7 @@ from harness.phases import phases_s
 from harness.plan import Plan
 from harness.problem import CannotRun, Problem
 from harness.profile import ModelProfile
+from harness.run_files import RESULT, TRACE
 from harness.trace import Trace
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 SLACK = 1.7
 """What a process takes, by what is counted: AmoebaNet-D (18, 256) and (18, 416) on the CPU 1.7 and 1.5 times."""
-RESULT, PROFILE, MACHINE = "result.json", "profile.json", "machine.json"
+PROFILE, MACHINE = "profile.json", "machine.json"
 
 
 def main(arguments: list[str]) -> None:
@@ -164,7 +164,7 @@ def train(folder: Path, config: DictConfig, begun: str = "0", token: str = "") -
     metrics |= {"period_s": period_s(trace), "phases_s": phases_s(trace)}
     if model.task == "text":
         metrics["tokens_per_s"] = metrics["throughput"] * model.input_shape[0]
-    trace.save(folder / "trace.json.gz")
+    trace.save(folder / TRACE)
     files.write_text(folder / RESULT, json.dumps(metrics))
 
 
@@ -234,7 +234,7 @@ def _model(config: DictConfig) -> Any:
 
 
 def _torch_devices(config: DictConfig, count: int) -> tuple[str, ...]:
-    cluster = ClusterConfig(**config.cluster)
+    cluster = clusters.of(config.cluster)
     found = devices.detect(cluster.device if clusters.is_local(cluster) else "auto")
     return devices.torch_names(found.kind, count)
 

@@ -6,9 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from harness import run_files
+from harness import own_files
 from harness.failure import Failure
 from harness.record import RunRecord, Status
+from harness.run_files import RECORD, TRACE
 from harness.serial import finite
 
 
@@ -16,7 +17,7 @@ class RecordFile:
     """`record` is what record.json says, from the first `update` on."""
 
     def __init__(self, folder: Path, record: RunRecord) -> None:
-        self.path, self.record = folder / run_files.RECORD, record
+        self.path, self.record = folder / RECORD, record
 
     def update(self, **changes: Any) -> None:
         """Change the record, here and on disk; numbers that are not finite become null."""
@@ -35,7 +36,7 @@ class RecordFile:
         """The status is worth more than the copy of the profile, a simulated trace and a picture, which make room."""
         self.record = replace(self.record, status=failed.status, reason=failed.message)
         try:
-            for name in (*run_files.SPARE, *([run_files.TRACE] if self.record.source == "simulated" else [])):
+            for name in (*own_files.SPARE, *([TRACE] if self.record.source == "simulated" else [])):
                 (self.path.parent / name).unlink(missing_ok=True)
             self.record.save(self.path)
         except OSError as error:

@@ -1,26 +1,4 @@
-"""The files of a run, by name."""
-
-from __future__ import annotations
-
-from harness import (
-    calibration,
-    checkpoint_files,
-    children,
-    failure,
-    launch,
-    pattern_picture,
-    preparation,
-    profiles,
-    stopping,
-    tune,
-)
+"""The files of a run, by name; free of imports. Others have theirs beside what writes them (`own_files` has all)."""
 
 CONFIG, RECORD, METRICS, RESULT = "config.yaml", "record.json", "metrics.jsonl", "result.json"
 TRACE, SIMULATED, TIMELINE = "trace.json.gz", "simulated.json.gz", "timeline.png"
-OF_END = (RESULT, TRACE, SIMULATED, TIMELINE, failure.FILE, pattern_picture.PICTURE)
-"""Of how a run ended: one that goes on begins without them."""
-OWN = (CONFIG, RECORD, METRICS, *OF_END, launch.LOG, stopping.STOP, children.MACHINE, preparation.PLAN,
-       profiles.PROFILE, checkpoint_files.FOLDER, *calibration.OWN, *tune.OWN)  # fmt: skip
-"""All of them; a run that begins anew in the same folder begins without them."""
-SPARE = (profiles.PROFILE, SIMULATED, TIMELINE)
-"""Copies and pictures, which make room for the record where a disk is full."""

@@ -40,6 +40,7 @@ from harness.failure import Failure
 from harness.interfaces import Planner
 from harness.launch import Outcome
 from harness.manifest import manifest
+from harness.own_files import OF_END, OWN
 from harness.plan_tables import plan_tables
 from harness.preparation import Prepared
 from harness.problem import CannotRun
@@ -47,7 +48,7 @@ from harness.progress import Progress
 from harness.record import RunRecord
 from harness.record_file import RecordFile
 from harness.resuming import Resumed, SamePlan, Unfinished
-from harness.run_files import CONFIG, METRICS, OF_END, OWN, RECORD, RESULT, SIMULATED, TIMELINE, TRACE
+from harness.run_files import CONFIG, METRICS, RECORD, RESULT, SIMULATED, TIMELINE, TRACE
 from harness.serial import finite
 from harness.stopping import Stopping
 from harness.tail import Tail

@@ -35,7 +35,6 @@ ARGUMENTS = (
     "--overlap",  # a step that is ending on these CPUs does not hold this one up
     "--overcommit",  # GPUs of a node may be more than its tasks in the job, and each gets a rank
     f"--immediate={PATIENCE_S}",  # without it a step that cannot begin waits for ever
-    "--distribution=block",  # rank r on node r // devices of a node, as planned
     "--cpu-bind=none",  # a rank has threads beside the one that computes
     "--kill-on-bad-exit=1",  # the first rank that fails ends all
     "--wait=0",  # rank 0 still writes when the others have ended
@@ -45,11 +44,12 @@ ARGUMENTS = (
 
 @dataclass(frozen=True)
 class Step:
-    """The ranks of a run as a step of a Slurm job, `per_node` on a node."""
+    """The ranks of a run as a step of a Slurm job, `per_node` on a node; `crowded`: the job has fewer tasks there."""
 
     mesh: Mesh
     per_node: int
     mpi: bool
+    crowded: bool = False
     token: str = field(default_factory=lambda: secrets.token_hex(8))
     """Tells this meeting from one that an earlier run has left behind."""
 
@@ -57,9 +57,15 @@ class Step:
         """What stands before the command of a rank."""
         count = self.mesh.size
         nodes = -(-count // self.per_node)
-        even = [] if count % nodes else [f"--ntasks-per-node={count // nodes}"]
         way = f"--mpi={'pmi2' if self.mpi else 'none'}"
-        return ["srun", f"--nodes={nodes}", f"--ntasks={count}", *even, way, *ARGUMENTS]
+        return ["srun", f"--nodes={nodes}", f"--ntasks={count}", *self._places(), way, *ARGUMENTS]
+
+    def _places(self) -> list[str]:
+        """Rank r on node r // per_node, as planned. Slurm deals the planes of a crowded job out in another order: there
+        a last node that is not full gets as many ranks as the others, or one less."""
+        if self.mesh.size % self.per_node == 0:
+            return [f"--ntasks-per-node={self.per_node}", "--distribution=block"]
+        return ["--distribution=block" if self.crowded else f"--distribution=plane={self.per_node}"]
 
     def stage(self, rank: int) -> int:
         """The pipeline stage of a rank's device."""
@@ -90,10 +96,12 @@ def job(config: DictConfig) -> Allocation | None:
 
 def step(config: DictConfig, mesh: Mesh, cluster: Cluster) -> Step | None:
     """How the ranks of a plan are started; None: not by srun."""
-    if job(config) is None:
+    here = job(config)
+    if here is None:
         return None
     capabilities: Capabilities = registry.build("engine", config.engine).capabilities
-    return Step(mesh, cluster.devices_per_node, capabilities.mpi)
+    each = cluster.devices_per_node
+    return Step(mesh, each, capabilities.mpi, crowded=min(here.tasks) < each)
 
 
 def problems(config: DictConfig, capabilities: Capabilities) -> list[Problem]:

@@ -33,7 +33,7 @@ ENDED = re.compile(r"Exited with exit code")
 @dataclass(frozen=True)
 class End:
     """What ended a step. `rank` None: no rank did; `by_signal`: that rank could not say anything itself;
-    `killed`: the signal was 9; `begun`: there were ranks at all."""
+    `killed`: the signal was 9; `begun`: there may have been ranks."""
 
     status: Status
     reason: str
@@ -57,7 +57,7 @@ def end(said: str, named: Callable[[int], str], waited_s: float) -> End | None:
     if first := min(tasks + cancelled, key=lambda found: found[0], default=None):
         return first[1]
     if errors := ERROR.findall(said):
-        return _not_begun(errors[-1], waited_s)
+        return _lost(errors[-1]) if last_line(said) else _not_begun(errors[-1], waited_s)
     return None
 
 
@@ -87,6 +87,11 @@ def _cancelled(why: str) -> End:
     if "PREEMPTION" in why:
         return End("preempted", "Slurm gave the nodes to another job")
     return End("preempted", "Slurm cancelled the ranks: by scancel, or at the end of the job")
+
+
+def _lost(error: str) -> End:
+    """The ranks have printed something: they were there, and what they did is not to be done twice."""
+    return End("error", f"srun lost the ranks, which had begun: {error}")
 
 
 def _not_begun(error: str, waited_s: float) -> End:

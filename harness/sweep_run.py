@@ -48,20 +48,16 @@ def done_before(row: Row, folder: Path) -> bool:
     return row.before
 
 
-def composed(point: Point, devices: Callable[[DictConfig], int | None] = lambda config: None) -> DictConfig | RunRecord:
+def composed(point: Point, expected: preparation.Expected | None = None) -> DictConfig | RunRecord:
     """The configuration of a point; of one that cannot run, as far as that can be told without torch, its record.
 
-    `devices` tells how many devices cluster=local will have where a configuration runs; None: what it has here.
+    `expected` tells the job in which a configuration will run; None: it runs here.
     """
     try:
-        config = compose(point.overrides)
+        config = compose(point.overrides, expected)
     except CannotRun as error:
         return _begun(point, "infeasible", str(error))
-    typed = config.cluster.devices, config.cluster.nodes
-    if config.cluster.name == "local" and (there := devices(config)):
-        config.cluster.devices, config.cluster.nodes = there, None
-    problems = preparation.request_problems(config, point.overrides)
-    config.cluster.devices, config.cluster.nodes = typed
+    problems = preparation.request_problems(config, point.overrides, expected)
     if not problems:
         return config
     container: Any = OmegaConf.to_container(config, resolve=True)

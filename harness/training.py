@@ -15,9 +15,8 @@ from typing import Any, Literal
 from harness.checkpoint import Checkpoints
 from harness.interfaces import Data, Session, StepMetrics
 from harness.loading import Loader
+from harness.run_files import METRICS
 from harness.trace import Trace
-
-METRICS = "metrics.jsonl"
 
 
 class Diverged(RuntimeError):

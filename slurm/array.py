@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness import files, registry
+from harness import compose, files, registry
 from harness.problem import CannotRun, Problem
 from harness.sweep_points import Point
 from slurm import client
@@ -32,10 +32,11 @@ JOBS, SETTINGS, SCRIPT, LOCK = "jobs.jsonl", "settings.json", "array.sbatch", ".
 
 @dataclass(frozen=True)
 class Job:
-    """One array that was submitted, and the indices it has."""
+    """One array that was submitted, the indices it has, and the user's own folder of choices (--config-dir)."""
 
     id: str
     indices: tuple[int, ...]
+    config_dir: str | None = None
 
 
 class Array:
@@ -80,7 +81,8 @@ class Array:
 
     def jobs(self) -> list[Job]:
         """What was submitted, in that order."""
-        return [Job(line["job"], tuple(line["indices"])) for line in _lines(self.own / JOBS)]
+        lines = _lines(self.own / JOBS)
+        return [Job(line["job"], tuple(line["indices"]), line.get("config_dir")) for line in lines]
 
     def log(self, job: str, index: int) -> Path:
         """What the batch step of a point has printed."""
@@ -96,14 +98,16 @@ class Array:
 
         An array that cannot be noted down (a full disk) is cancelled: nobody would know of it.
         """
-        places = Places(self.folder, self.own, Path.cwd(), registry.ROOT, Path(sys.executable))
+        further = compose.further()
+        places = Places(self.folder, self.own, Path.cwd(), registry.ROOT, Path(sys.executable), further)
         files.write_text(self.own / SCRIPT, script(settings, shape, indices, places, grace_s))
         former = self.jobs()
         job = client.ask(["sbatch", "--parsable", str(self.own / SCRIPT)]).strip().partition(";")[0]
-        known = [*former, Job(job, tuple(indices))]
+        known = [*former, Job(job, tuple(indices), further)]
+        lines = ({"job": one.id, "indices": one.indices, "config_dir": one.config_dir} for one in known)
         try:
             settings.save(self.own / SETTINGS)
-            files.write_text(self.own / JOBS, _text({"job": one.id, "indices": one.indices} for one in known))
+            files.write_text(self.own / JOBS, _text(lines))
         except OSError:
             client.ask(["scancel", job])
             raise

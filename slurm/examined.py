@@ -8,10 +8,14 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 
+from omegaconf import DictConfig
+
 from harness import devices, sweep_run
+from harness.allocation import Allocation
 from harness.record import RunRecord
 from harness.sweep_points import Point
-from slurm.need import Need, need
+from slurm.need import Need, expected, need
+from slurm.settings import Settings
 
 CHUNK = 32
 """Points that one process takes at a time; fewer than two of these are not worth a second process."""
@@ -26,17 +30,23 @@ class Examined:
     refused: RunRecord | None = None
 
 
-def examine(points: Sequence[Point], given: int) -> list[Examined]:
-    """Look at each point, as it will be where a job has `given` devices, or as many as it needs. Uses all cores."""
-    look = partial(_look, given=given)
+def examine(points: Sequence[Point], settings: Settings) -> list[Examined]:
+    """Look at each point, as it will be in the job that it is to have. Uses all cores."""
+    look = partial(_look, settings=settings)
     if len(points) < 2 * CHUNK:
         return list(map(look, points))
     with ProcessPoolExecutor(devices.cores(), multiprocessing.get_context("fork")) as pool:
         return list(pool.map(look, points, chunksize=CHUNK))
 
 
-def _look(point: Point, given: int) -> Examined:
-    made = sweep_run.composed(point, lambda config: max(need(config).devices, given))
+def _look(point: Point, settings: Settings) -> Examined:
+    needs = []
+
+    def job(config: DictConfig) -> Allocation:
+        needs.append(need(config, settings))
+        return expected(needs[-1], config, settings)
+
+    made = sweep_run.composed(point, job)
     if isinstance(made, RunRecord):
         return Examined(Need(1), refused=made)
-    return Examined(need(made), made.launch.grace_s)
+    return Examined(needs[-1], made.launch.grace_s)

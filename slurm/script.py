@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from harness.compose import FURTHER
 from slurm.need import Shape
 from slurm.settings import Settings
 
@@ -18,13 +19,15 @@ SPARE_S = 30
 
 @dataclass(frozen=True)
 class Places:
-    """The sweep's folder, where the logs go, the user's working directory, this project and its Python; absolute."""
+    """The sweep's folder, where the logs go, the user's working directory, this project and its Python, and the user's
+    own folder of choices, if there is one; absolute."""
 
     folder: Path
     logs: Path
     working: Path
     root: Path
     python: Path
+    config_dir: str | None = None
 
 
 def script(settings: Settings, shape: Shape, indices: Sequence[int], places: Places, grace_s: float) -> str:
@@ -49,6 +52,7 @@ def script(settings: Settings, shape: Shape, indices: Sequence[int], places: Pla
         "export": "ALL",
     }
     lines = [f"#SBATCH --{key}={_quoted(value)}" for key, value in options.items() if value is not None]
+    own = [f"export {FURTHER}={shlex.quote(places.config_dir)}"] if places.config_dir else []
     python, folder = shlex.quote(str(places.python)), shlex.quote(str(places.folder))
     return "\n".join([
         "#!/bin/bash",
@@ -58,6 +62,7 @@ def script(settings: Settings, shape: Shape, indices: Sequence[int], places: Pla
         "",
         "# The batch step is the parent of its point: Slurm's signals reach it, and it starts the ranks.",
         f"export PYTHONPATH={shlex.quote(str(places.root))}${{PYTHONPATH:+:$PYTHONPATH}}",
+        *own,
         f'exec {python} -P -m slurm.task {folder} "$SLURM_ARRAY_TASK_ID"',
         "",
     ])  # fmt: skip

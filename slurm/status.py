@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
-from harness import sweep
+from harness import compose, sweep
 from harness.config_check import closest
 from harness.problem import CannotRun, Problem
 from harness.record import EXIT_CODES, Status
@@ -51,6 +51,7 @@ def show(opened: array.Array) -> int:
 def again(opened: array.Array, wanted: Sequence[str], typed: Sequence[str]) -> str:
     """Submit the points in these states again; returns what to tell the user."""
     chosen = settings.read(typed, opened.settings())
+    _search(opened)
     found, unasked = states.survey(opened)
     if unasked:
         raise CannotRun([Problem("squeue", unasked)], TITLE)
@@ -58,6 +59,13 @@ def again(opened: array.Array, wanted: Sequence[str], typed: Sequence[str]) -> s
     if not indices:
         return f"no point is {' or '.join(wanted)} ({opened.folder})"
     return submit.submit(opened, indices, chosen, partition.partitions())
+
+
+def _search(opened: array.Array) -> None:
+    """Take the choices of the last submission, unless the user's environment names a folder of its own."""
+    jobs = opened.jobs()
+    if jobs and jobs[-1].config_dir and not compose.further():
+        compose.search(jobs[-1].config_dir)
 
 
 def _row(one: states.PointState) -> Row:

@@ -1,11 +1,12 @@
-"""`python -m slurm.submit +sweeps=NAME [key=value ...] [slurm.key=value ...]`: a sweep as one Slurm array.
+"""`python -m slurm.submit [--config-dir DIR] +sweeps=NAME [key=value ...] [slurm.key=value ...]`: a sweep as one array.
 
-Takes the overrides of `python run.py -m`, and the keys of `slurm.settings`. Returns at once. Points that are done, wait
+Takes what `python run.py -m` takes, and the keys of `slurm.settings`. Returns at once. Points that are done, wait
 or run already are not submitted; one that cannot run is told and recorded instead.
 """
 
 from __future__ import annotations
 
+import argparse
 import shlex
 import sys
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.text import Text
 
-from harness import help, sweep, sweep_run
+from harness import compose, help, sweep, sweep_run
 from harness.problem import CannotRun
 from harness.record import EXIT_CODES, RunRecord
 from harness.sweep_lock import Busy
@@ -30,11 +31,14 @@ REASON_LINES = 8
 
 def main(arguments: Sequence[str]) -> int:
     """Returns the exit code; mistakes of the user are printed, all at once, without a traceback."""
-    if {"-h", "--help"} & set(arguments):
+    options = _parser().parse_intermixed_args(arguments)
+    if options.help:
         print("\n".join([str(__doc__), *help.keys(Settings, settings.PREFIX)]))
         return 0
     try:
-        overrides, own = settings.split(arguments)
+        if options.config_dir:
+            compose.search(options.config_dir)
+        overrides, own = settings.split(options.overrides)
         wanted = settings.read(own)
         points = expand(overrides)
         known = partition.partitions()
@@ -71,9 +75,8 @@ def submit(array: Array, indices: Sequence[int], wanted: Settings, known: Sequen
 
 def _to_run(array: Array, rows: dict[int, Row], wanted: Settings) -> dict[int, Examined]:
     """The points that have to run, by index. Those that cannot get their record, and are told."""
-    given = (wanted.nodes or 1) * (wanted.tasks or wanted.gpus or 1)
     todo = [index for index, row in rows.items() if not sweep_run.done_before(row, array.run(row.point))]
-    found = dict(zip(todo, examine([rows[index].point for index in todo], given), strict=True))
+    found = dict(zip(todo, examine([rows[index].point for index in todo], wanted), strict=True))
     for index, one in found.items():
         if one.refused:
             _refuse(array, rows[index], one.refused)
@@ -101,6 +104,14 @@ def _counts(rows: dict[int, Row], submitted: int, active: dict[int, str]) -> str
     ):
         parts += [f"{number} {what}"] if number else []
     return f"{len(rows)} points: {', '.join(parts)}"
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser("python -m slurm.submit", add_help=False, allow_abbrev=False)
+    parser.add_argument("-h", "--help", action="store_true")
+    parser.add_argument("--config-dir", metavar="DIR")
+    parser.add_argument("overrides", nargs="*", metavar="key=value")
+    return parser
 
 
 if __name__ == "__main__":

@@ -69,11 +69,12 @@ def on_slurm(count: int, folder: Path, cluster: Cluster) -> None:
     config = folder / "config" / "sweeps"
     config.mkdir(parents=True)
     (config / "soak.yaml").write_text("points:\n" + "".join(f"  - {point}\n" for point in points))
-    environment = cluster.environment | {"REGATTA_CONFIG_DIR": str(config.parent)}
+    environment = cluster.environment
     os.environ["SLURM_CONF"] = environment["SLURM_CONF"]
     run = folder / "slurm"
     typed = [*TINY, "steps=500", "launch.checkpoint_every=50", f"out={run}", "slurm.nodes=2", "slurm.tasks=2"]
-    _call("slurm.submit", "+sweeps=soak", *typed, "slurm.parallel=2", "slurm.time=20", environment=environment)
+    own = ("--config-dir", str(config.parent))
+    _call("slurm.submit", *own, "+sweeps=soak", *typed, "slurm.parallel=2", "slurm.time=20", environment=environment)
     left_out = _disturb(run, cluster)
     assert not left_out or count < ENOUGH, f"the sweep ended before {left_out}"
     _settle(cluster)

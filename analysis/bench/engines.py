@@ -24,7 +24,6 @@ from analysis.bench.contestant import Contestant, Entry
 from analysis.bench.race import Times, race, speedup
 from analysis.bench.results import BASE
 from harness import check, clusters, devices, machine, planning, ranks, registry
-from harness.clusters import ClusterConfig
 from harness.compose import compose
 from harness.interfaces import Batch, Engine, Model, OptimizerSpec, SessionSpec
 from harness.machine import Machine
@@ -148,7 +147,7 @@ def entry(overrides: Sequence[str], profile: ModelProfile, here: Machine, count:
     config = compose([*overrides, "optimizer.lr=0.01", *([f"cluster.devices={count}"] if found.kind == "cpu" else [])])
     engine: Engine = registry.build("engine", config.engine)
     names = devices.torch_names(found.kind, count)
-    cluster = clusters.build(ClusterConfig(**config.cluster), here)
+    cluster = clusters.build(clusters.of(config.cluster), here)
     check.fill(config, engine.capabilities, count)
     tensor = config.mesh.tensor or 1  # a device's share of a micro-batch is as large as the others' micro-batches
     config.batch.micro_batches //= (config.mesh.data or 1) * min(tensor, config.batch.micro_batches)

@@ -16,7 +16,6 @@ from harness import children, clusters, devices, files, machine
 from harness.calibration import cluster_file, picture, table
 from harness.calibration.result import Calibration, Timings
 from harness.cluster import Cluster
-from harness.clusters import ClusterConfig
 from harness.problem import CannotRun, Problem
 from harness.progress import Progress
 
@@ -45,7 +44,7 @@ def calibrate(config: DictConfig, folder: Path, progress: Progress) -> Calibrati
     found = Calibration.of(Timings.load(folder / TIMINGS))
     found.save(folder / CALIBRATION)
     (folder / TIMINGS).unlink()
-    cluster = clusters.build(ClusterConfig(**config.cluster), known)
+    cluster = clusters.build(clusters.of(config.cluster), known)
     files.write_text(folder / cluster_file.FILE, cluster_file.text(found, cluster, config, folder))
     picture.draw(found, folder / PICTURE, f"{cluster.device.name}, {found.backend}, {found.rounds} rounds")
     return found
@@ -72,7 +71,7 @@ def ready(config: DictConfig) -> Cluster:
         if given[key] is not None
     ]
     try:
-        cluster = clusters.build(ClusterConfig(**given))
+        cluster = clusters.build(clusters.of(given))
     except CannotRun as error:
         raise CannotRun([*error.problems, *wrong], TITLE) from error
     if cluster.devices < 2:

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from harness.problem import CannotRun, Problem
+from harness.run_files import METRICS, RECORD
 from harness.trackers import Guarded, Tracker, none
 
 MODES = ("offline", "online", "disabled")
-RECORD, METRICS = "record.json", "metrics.jsonl"
 FILES = (RECORD, METRICS)
 """Those of the run's files that go to W&B as they are, so that the record can be had from there."""
 _LONGEST_TAG = 64

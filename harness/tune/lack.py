@@ -10,7 +10,6 @@ from omegaconf import DictConfig
 from harness import clusters
 from harness.advice import FACTORS, Changes, changed, offload, recompute
 from harness.cluster import Cluster
-from harness.clusters import ClusterConfig
 from harness.display import sizes
 from harness.mends import typed
 from harness.problem import CannotRun, Problem
@@ -44,7 +43,7 @@ def _none_of(lines: Sequence[Line]) -> str:
 
 def mend(config: DictConfig, fits: Fits) -> str:
     """What to type so that something fits: less memory, else more devices; "" where nothing of that helps."""
-    cluster = clusters.build(ClusterConfig(**config.cluster))
+    cluster = clusters.build(clusters.of(config.cluster))
     for changes in _savings(config):
         if _tried(config, changes, cluster, fits):
             return typed(changes)

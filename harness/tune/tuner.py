@@ -22,7 +22,6 @@ from harness import (
     request,
 )
 from harness.cluster import Cluster
-from harness.clusters import ClusterConfig
 from harness.interfaces import Engine, Planner
 from harness.planning import Draft, Layout
 from harness.preparation import Ground
@@ -71,7 +70,7 @@ class Tuner:
 
     def gather(self) -> None:
         """All candidates, with what rules some out whatever the model is. Raises `CannotRun` if that is all of them."""
-        cluster = clusters.build(ClusterConfig(**self.config.cluster))
+        cluster = clusters.build(clusters.of(self.config.cluster))
         first: list[Problem] = []
         for one in candidates(self.config, self.overrides, self.engine.capabilities, cluster.devices, self.stored):
             out = one.indivisible()

@@ -8,6 +8,7 @@ import pytest
 
 from harness import allocation, at_hand, clusters, devices, preparation, srun
 from harness.allocation import Allocation
+from harness.cluster import Cluster
 from harness.clusters import ClusterConfig
 from harness.compose import compose
 from harness.devices import Found
@@ -116,10 +117,20 @@ def test_srun_where_it_cannot_be(job: Allocation, monkeypatch: pytest.MonkeyPatc
 
 def test_the_command() -> None:
     two = srun.Step(Mesh(data=2, pipeline=2), 2, mpi=True).command()
-    assert two[:5] == ["srun", "--nodes=2", "--ntasks=4", "--ntasks-per-node=2", "--mpi=pmi2"]
+    assert two[:4] == ["srun", "--nodes=2", "--ntasks=4", "--ntasks-per-node=2"]
+    assert two[4:6] == ["--distribution=block", "--mpi=pmi2"]
     assert {"--overlap", "--kill-on-bad-exit=1", "--wait=0", "--immediate=20"} < set(two)
-    assert srun.Step(Mesh(3), 2, mpi=False).command()[:4] == ["srun", "--nodes=2", "--ntasks=3", "--mpi=none"]
-    assert srun.Step(Mesh(2), 4, mpi=False).command()[1:4] == ["--nodes=1", "--ntasks=2", "--ntasks-per-node=2"]
+    assert srun.Step(Mesh(3), 2, mpi=False).command()[:5] == [
+        "srun", "--nodes=2", "--ntasks=3", "--distribution=plane=2", "--mpi=none"
+    ]  # fmt: skip
+    assert "--distribution=block" in srun.Step(Mesh(3), 2, False, crowded=True).command()
+
+
+def test_a_job_with_fewer_tasks_than_gpus_is_crowded(job: Allocation) -> None:
+    config = compose(["engine=ddp", "model=mlp"])
+    for each, crowded in ((2, False), (4, True)):
+        step = srun.step(config, Mesh(4), Cluster(devices_per_node=each))
+        assert step and (step.per_node, step.crowded) == (each, crowded)
 
 
 def test_stages_of_ranks() -> None:

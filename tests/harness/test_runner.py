@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from harness import devices, figures, files, machine, registry, run_files, runner
+from harness import devices, figures, files, machine, own_files, registry, runner
 from harness.cluster import Device, Link
 from harness.compose import compose
 from harness.earlier import Earlier
@@ -25,6 +25,7 @@ from harness.plan import Plan
 from harness.problem import CannotRun
 from harness.profile import ModelProfile
 from harness.record import RunRecord
+from harness.run_files import RECORD
 from harness.schedule import violations
 from harness.trace import Trace
 from harness.trackers import none
@@ -247,7 +248,7 @@ def test_a_run_that_cannot_run_takes_the_place_of_one_that_failed(done, copied):
 
 def test_an_earlier_run_outlives_one_that_was_killed(copied):
     before = contents(copied)
-    earlier = Earlier(copied, run_files.OWN, run_files.RECORD)
+    earlier = Earlier(copied, own_files.OWN, RECORD)
     earlier.put_aside()
     (copied / "record.json").write_text("of the run that was killed")
     typed = [*TINY, "mesh.pipeline=16", f"out={copied}"]
@@ -304,7 +305,7 @@ def test_a_signal_in_the_middle(done, tmp_path):
 
 
 def test_a_second_run_in_a_folder_begins_afresh(done, tmp_path):
-    for name in run_files.OWN:
+    for name in own_files.OWN:
         (tmp_path / name).write_text("old")
     (tmp_path / "notes.txt").write_text("mine")
     assert run(tmp_path, "mode=plan").status == "ok"

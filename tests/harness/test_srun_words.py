@@ -38,6 +38,9 @@ srun: error: node2: task 3: Out Of Memory
 """
 
 
+BUSY = "srun: error: Unable to create step for job 4: Requested nodes are busy\n"
+
+
 @pytest.mark.parametrize(
     ("said", "status", "rank", "words"),
     [
@@ -51,8 +54,7 @@ srun: error: node2: task 3: Out Of Memory
         (NODE, "node_lost", None, "Node failure on node2"),
         (MEMORY, "oom", 3, "rank 3, stage 1, on node2 was killed: the memory of its control group was full"),
         (KILLED.replace("Killed", "Exited with exit code 28"), "error", 1, DISK_FULL),
-        ("srun: error: Unable to create step for job 4: Requested nodes are busy\n", "error", None, "within 60 s"),
-        ("srun: error: Only allocated 2 nodes asked for 3\n", "error", None, "srun started no ranks: Only allocated 2"),
+        (BUSY, "error", None, "srun lost the ranks, which had begun: Unable to create step"),
         ("", "error", None, "srun ended with exit code 143: ValueError: no"),
     ],
 )
@@ -66,6 +68,25 @@ def test_the_first_end_is_the_cause(
         log.write("step 1\nValueError: no\n" + said)
     told = endings.of(0, 143)
     assert (told.status, told.rank) == (status, rank) and words in told.message
+
+
+@pytest.mark.parametrize(
+    ("said", "again", "words"),
+    [
+        (BUSY, [True, True, False], "had no nodes of the job for the ranks within 60 s: Unable to create step"),
+        ("srun: error: Only allocated 2 nodes asked for 3\n", [False], "started no ranks: Only allocated"),
+        ("loading torch\nstep 0: loss 0.7\nsrun: error: Socket timed out on send/recv operation\n", [False],
+         "lost the ranks, which had begun: Socket timed out"),
+    ],
+)  # fmt: skip
+def test_ranks_that_have_begun_are_not_started_again(tmp_path: Path, said: str, again: list[bool], words: str) -> None:
+    (tmp_path / "log").write_text("step 1: of an earlier start, which goes on here\n")
+    endings = Endings(tmp_path / "log", Step(Mesh(2, 2), 2, False))
+    for number, expected in enumerate(again):
+        with (tmp_path / "log").open("a") as log:
+            log.write(said)
+        assert words in endings.of(0, 1).message
+        assert endings.again() == expected, number
 
 
 def test_a_kill_of_the_kernel_on_this_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

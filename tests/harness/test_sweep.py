@@ -1,21 +1,17 @@
-"""A sweep's points, and how they run: here runs that only plan, in this process, and stand-ins for run.py in others."""
+"""How the points of a sweep run: here runs that only plan, in this process, and stand-ins for run.py in others."""
 
 import csv
-import itertools
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
-import yaml
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from omegaconf import DictConfig
 
 from harness import files, registry, sweep, sweep_lock, sweep_run
@@ -24,193 +20,20 @@ from harness.overrides import quoted
 from harness.problem import CannotRun
 from harness.profile import LayerProfile, ModelProfile
 from harness.record import RunRecord, Source, Status
-from harness.sweep_points import Point, expand, scale_of
+from harness.sweep_points import Point, expand
 from harness.sweep_table import Row
-
-LISTS = st.dictionaries(
-    st.sampled_from(["batch.size", "steps", "seed", "engine.threads"]),
-    st.lists(st.integers(1, 99), min_size=1, max_size=3, unique=True),
-    min_size=1,
-)
-
-
-def overrides(*given: str) -> list[tuple[str, ...]]:
-    return [point.overrides for point in expand(given)]
-
-
-@settings(max_examples=20)
-@given(LISTS)
-def test_expand_is_the_product(lists: dict[str, list[int]]) -> None:
-    typed = [f"{key}={','.join(map(str, values))}" for key, values in lists.items()]
-    product = itertools.product(*([f"{key}={value}" for value in values] for key, values in lists.items()))
-    assert overrides(*typed) == list(product)
-
-
-def test_the_ways_to_give_several_values() -> None:
-    assert overrides("batch.size=range(2,8,2)") == [("batch.size=2",), ("batch.size=4",), ("batch.size=6",)]
-    assert overrides("engine=choice(gpipe,single)") == [("engine=gpipe",), ("engine=single",)]
-    assert overrides("precision=glob(fp*)") == [("precision=fp16",), ("precision=fp32",), ("precision=fp64",)], (
-        "schemas are no choices"
-    )
-    assert overrides("a=[1,2]", "b='x,y'") == [("a=[1,2]", "b='x,y'")], "a list and a quoted text are one value"
-
-
-def test_an_id_depends_on_the_content_alone() -> None:
-    (first,), (second,) = expand(["steps=3", "optimizer.lr=1e-3", "out=x"]), expand(["optimizer.lr=0.001", "steps=3"])
-    assert first.id == second.id
-    ids = {point.id for point in expand(["steps=1,2,3", "engine.streams=true,false"])}
-    assert len(ids) == 6
-    assert Point.of(["steps=3"]).id == "f3b4bae199", "a change of ids makes every sweep run again"
-
-
-def test_equal_points_run_once() -> None:
-    assert overrides("steps=3,3,4") == [("steps=3",), ("steps=4",)]
-
-
-def file(root: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
-    (root / "sweeps").mkdir()
-    (root / "sweeps" / "mine.yaml").write_text(text)
-    monkeypatch.setattr(registry, "ROOT", root)
-
-
-@pytest.mark.parametrize("path", sorted((registry.ROOT / "sweeps").glob("*.yaml")), ids=lambda path: path.stem)
-def test_every_sweep_composes_and_says_how_to_use_it(path: Path) -> None:
-    text = path.read_text()
-    comment = text[: next(text.index(key) for key in ("scales:", "points:", "grid:") if key in text)]
-    assert f"python run.py -m +sweeps={path.stem}" in comment
-    for scale in yaml.safe_load(text).get("scales", {"": None}):
-        seen: set[str] = set()  # thousands of points of a product say nothing new
-        for point in expand([f"+sweeps={path.stem}", *([f"scale={scale}"] if scale else [])]):
-            if not seen.issuperset(point.overrides):
-                compose(point.overrides)
-                seen.update(point.overrides)
-
-
-def test_points_grid_and_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    text = """
-        points:
-          - [engine=single, steps=1]
-          - [engine=gpipe, "batch.size=8,16", steps=1]
-        grid:
-          seed: [0, 1]
-          tracker: none
-          warmup: 1,2
-    """
-    file(tmp_path, monkeypatch, text)
-    assert overrides("+sweeps=mine", "warmup=3", "steps=5") == [
-        ("engine=single", "steps=5", "seed=0", "tracker=none", "warmup=3"),
-        ("engine=single", "steps=5", "seed=1", "tracker=none", "warmup=3"),
-        ("engine=gpipe", "batch.size=8", "steps=5", "seed=0", "tracker=none", "warmup=3"),
-        ("engine=gpipe", "batch.size=8", "steps=5", "seed=1", "tracker=none", "warmup=3"),
-        ("engine=gpipe", "batch.size=16", "steps=5", "seed=0", "tracker=none", "warmup=3"),
-        ("engine=gpipe", "batch.size=16", "steps=5", "seed=1", "tracker=none", "warmup=3"),
-    ]
-    assert len(expand(["+sweeps=mine"])) == 2 * 2 + 2 * 2 * 2
-
-
-def test_a_grid_alone_is_a_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file(tmp_path, monkeypatch, "grid: {engine.streams: [true, false], profile: [null, x.json], steps: 'range(1,3)'}")
-    assert overrides("+sweeps=mine")[:3] == [
-        ("engine.streams=true", "profile=null", "steps=1"),
-        ("engine.streams=true", "profile=null", "steps=2"),
-        ("engine.streams=true", "profile=x.json", "steps=1"),
-    ]
-    assert len(overrides("+sweeps=mine")) == 8
-
-
-SCALES = """
-    scales:
-      small:
-        points: [[steps=1], [steps=2]]
-        grid: {tracker: none}
-      large:
-        grid: {steps: [100, 200], tracker: none}
-"""
-
-
-def test_a_scale_of_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file(tmp_path, monkeypatch, SCALES)
-    small = [("steps=1", "tracker=none"), ("steps=2", "tracker=none")]
-    assert overrides("+sweeps=mine") == overrides("+sweeps=mine", "scale=small", "out=x") == small
-    assert overrides("+sweeps=mine", "scale=large", "seed=3") == [
-        ("steps=100", "tracker=none", "seed=3"),
-        ("steps=200", "tracker=none", "seed=3"),
-    ]
-    assert scale_of(["+sweeps=mine"]) == "small"
-    assert scale_of(["+sweeps=mine", "scale=large"]) == "large"
-    assert scale_of(["steps=1,2"]) is None
-
-
-@pytest.mark.parametrize(
-    ("text", "typed", "message"),
-    [
-        (SCALES, "scale=tiny", r"scale=tiny +is not one of small, large +-> scale=small$"),
-        (SCALES, "scale=la", r"scale=la +is not one of small, large +-> scale=large$"),
-        (SCALES, "scale=small,large", r"scale=small,large +gives several values, a sweep takes one"),
-        ("points: [[steps=1]]", "scale=small", r"scale=small +sweeps/mine.yaml has no scales +-> leave scale= out$"),
-        ("{points: [[steps=1]], scales: {a: {}}}", "steps=1", r"sweeps/mine.yaml +must hold points: and grid:, or"),
-        ("scales: [a]", "steps=1", r"sweeps/mine.yaml scales +must hold name: "),
-        ("scales: {a: {pionts: 3}}", "steps=1", r"sweeps/mine.yaml scales.a +must hold points: and grid:"),
-        ("scales: {a: {points: [[scale=b]]}}", "steps=1", r"scales.a points\[0\] scale=b +belongs to the whole sweep"),
-    ],
-)
-def test_a_scale_that_is_wrong(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, typed: str, message: str
-) -> None:
-    file(tmp_path, monkeypatch, text)
-    with pytest.raises(CannotRun, match=message):
-        expand(["+sweeps=mine", typed])
-
-
-def test_a_scale_without_a_file() -> None:
-    with pytest.raises(CannotRun, match=r"scale=paper +a sweep without a file has no scales"):
-        expand(["steps=1,2", "scale=paper"])
 
 
 def test_the_folder_says_the_scale(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file(tmp_path, monkeypatch, "scales: {a: {points: [[steps=0]]}, b: {points: [[steps=-1]]}}")
+    (tmp_path / "sweeps").mkdir()
+    (tmp_path / "sweeps" / "mine.yaml").write_text("scales: {a: {points: [[steps=0]]}, b: {points: [[steps=-1]]}}")
+    monkeypatch.setattr(registry, "ROOT", tmp_path)
     monkeypatch.chdir(tmp_path)
     assert sweep.main(["+sweeps=mine", "scale=b"]) == 1
     assert sweep.main(["+sweeps=mine"]) == 1
     assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["mine-a", "mine-b"]
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("pionts: [[steps=1]]", r"sweeps/mine.yaml +must hold points: and grid:, or scales:"),
-        ("points: [steps=1]", r"sweeps/mine.yaml points\[0\] +must hold a list such as"),
-        ("points: [[{steps: 1}]]", r"sweeps/mine.yaml points\[0\] +must hold a list such as"),
-        ("points: []", r"sweeps/mine.yaml points +must hold a list of lists"),
-        ("grid: {steps: []}", r"sweeps/mine.yaml grid steps +must hold at least one value"),
-        ("grid: {steps: range(0)}", r"grid steps=range\(0\) +gives no value"),
-        ("grid: [steps]", r"sweeps/mine.yaml grid +must hold key: \[values\]"),
-        ("points: [[steps]]", r"points\[0\] steps +cannot be read"),
-        ("points: [[out=x]]", r"points\[0\] out=x +belongs to the whole sweep"),
-    ],
-)
-def test_a_file_that_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, message: str) -> None:
-    file(tmp_path, monkeypatch, text)
-    with pytest.raises(CannotRun, match=message):
-        expand(["+sweeps=mine"])
-
-
-@pytest.mark.parametrize(
-    ("typed", "message"),
-    [
-        ("+sweeps=nowhere", r"\+sweeps=nowhere +is not one of .*smoke"),
-        ("+sweeps=smoke,smoke", r"is not one of|takes one"),
-        ("steps=interval(1,2)", r"steps=interval\(1,2\) +cannot be read"),
-        ("steps=[", r"steps=\[ +cannot be read"),
-        ("steps=range(3,3)", r"steps=range\(3,3\) +gives no value, so there is no point +-> steps="),
-        ("engine=glob(nothing*)", r"engine=glob\(nothing\*\) +gives no value"),
-    ],
-)
-def test_a_command_line_that_is_wrong(typed: str, message: str) -> None:
-    with pytest.raises(CannotRun, match=message):
-        expand([typed])
 
 
 @pytest.mark.parametrize(
@@ -307,8 +130,6 @@ def record(**what):
 
 def stand_in(root: Path, monkeypatch: pytest.MonkeyPatch, code: str) -> None:
     """What the sweep starts in place of run.py."""
-    (root / "harness").mkdir()
-    shutil.copy(registry.ROOT / "harness" / "orphan.py", root / "harness")
     (root / "run.py").write_text(STAND_IN + code)
     monkeypatch.setattr(registry, "ROOT", root)
 
@@ -436,9 +257,9 @@ def test_a_full_disk_ends_the_sweep_with_a_word(tmp_path: Path, profile: Path, m
 def test_each_point_is_composed_once(tmp_path: Path, profile: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     composed = []
 
-    def counted(overrides: Sequence[str]) -> DictConfig:
+    def counted(overrides: Sequence[str], *rest: Any) -> DictConfig:
         composed.append(overrides)
-        return compose(overrides)
+        return compose(overrides, *rest)
 
     monkeypatch.setattr(sweep_run, "compose", counted)
     typed = ["mode=plan", "tracker=none", "batch.micro_batches=8,4", "seed=1,2", quoted("profile", str(profile))]

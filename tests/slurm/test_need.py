@@ -4,11 +4,12 @@ from collections.abc import Sequence
 
 import pytest
 
+from harness import devices
 from harness.compose import compose
 from harness.problem import CannotRun
 from harness.sweep_points import Point
 from slurm import client, partition
-from slurm.examined import examine
+from slurm.examined import Examined, examine
 from slurm.need import Need, Shape, need, shape
 from slurm.partition import Partition, choose, partitions, shortages
 from slurm.settings import Settings
@@ -26,11 +27,26 @@ BATCH = Partition("batch", 4, cpus=4, memory_mb=4000, gpus=2, limit="1:00:00", d
         (["engine=ddp", "mesh.data=4"], Need(4)),
         (["engine=ddp", "cluster.devices=2", "cluster.nodes=2"], Need(4)),
         (["engine=myelin", "mesh.data=2", "mesh.pipeline=2", "model=gpt"], Need(4)),
+        (["engine=ddp", "mesh.data=4", "launch.ranks=fork"], Need(4, together=True)),
         (["engine=gpipe", "mesh.pipeline=8", "cluster=p40x8", "mode=simulate"], Need(1)),
+        (["engine=ddp", "mesh.data=4", "cluster.device=cuda"], Need(4, gpus=True)),
+        (["mode=profile", "cluster.device=cuda"], Need(1, gpus=True)),
     ],
 )
 def test_need(typed: list[str], expected: Need) -> None:
-    assert need(compose(typed)) == expected
+    assert need(compose(typed), Settings()) == expected
+
+
+@pytest.mark.parametrize(
+    ("device", "built", "gpus"), [("auto", True, True), ("auto", False, False), ("cpu", True, False)]
+)
+def test_devices_are_gpus_where_a_node_has_some(
+    monkeypatch: pytest.MonkeyPatch, device: str, built: bool, gpus: bool
+) -> None:
+    monkeypatch.setattr(devices, "torch_has_cuda", lambda: built)
+    config = compose(["engine=ddp", "mesh.data=4", f"cluster.device={device}"])
+    assert need(config, Settings(gpus=2)) == Need(4, gpus=gpus)
+    assert need(config, Settings()) == Need(4)
 
 
 @pytest.mark.parametrize(
@@ -45,6 +61,10 @@ def test_need(typed: list[str], expected: Need) -> None:
         ([Need(4)], Settings(cpus=2), Shape(2, 2)),
         ([Need(4, together=True), Need(4)], Settings(nodes=2), Shape(2, 4)),
         ([Need(1, all=True)], Settings(nodes=2, tasks=2), Shape(2, 2)),
+        ([Need(6, gpus=True)], Settings(gpus=2), Shape(3, 2)),
+        ([Need(6, gpus=True)], Settings(gpus=2, tasks=4), Shape(3, 4)),
+        ([Need(2, gpus=True), Need(6)], Settings(gpus=2, tasks=4), Shape(2, 4)),
+        ([Need(1, all=True, gpus=True)], Settings(gpus=2), Shape(1, 2)),
     ],
 )
 def test_shape(needs: list[Need], settings: Settings, expected: Shape) -> None:
@@ -56,6 +76,11 @@ def test_shape(needs: list[Need], settings: Settings, expected: Shape) -> None:
     [
         ([Need(4)], Settings(nodes=1, tasks=2), r"slurm.nodes 1 x slurm.tasks 2 +make 2 devices.* 4 +-> slurm.nodes=2"),
         ([Need(4, together=True)], Settings(nodes=2, tasks=2), r"slurm.tasks 2 .*4 devices on one node.*slurm.tasks=4"),
+        ([Need(4, True, gpus=True)], Settings(gpus=2), r"slurm.gpus 2 .*4 devices on one node.*slurm.gpus=4"),
+        ([Need(4, gpus=True)], Settings(gpus=1, nodes=2), r"slurm.nodes 2 x slurm.gpus 1 .*-> slurm.nodes=4"),
+        ([Need(4, gpus=True)], Settings(), r"cluster.device cuda +needs GPUs, .*: slurm.gpus 0 +-> slurm.gpus=2"),
+        ([Need(4, gpus=True)], Settings(nodes=4), r"cluster.device cuda .* -> slurm.gpus=1"),
+        ([Need(4, True, gpus=True)], Settings(tasks=4), r"cluster.device cuda .* -> slurm.gpus=4"),
         ([Need(1, all=True)], Settings(), r"slurm.tasks .*take all that a job gets"),
     ],
 )  # fmt: skip
@@ -128,6 +153,61 @@ def test_a_client_without_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_examined_where_the_job_will_be(typed: list[str], expected: Need) -> None:
     """Not as here: this machine is one node, and the user's devices are those of each node of the job."""
-    (found,) = examine([Point("p", (*typed, "batch.size=16", "batch.micro_batches=4", "tracker=none"))], 1)
+    found = examined(typed)
     assert found.refused is None, found.refused.reason
     assert found.need == expected
+
+
+def examined(typed: Sequence[str], wanted: Settings = Settings()) -> Examined:  # noqa: B008
+    (found,) = examine(
+        [Point("p", (*typed, "model=mlp", "batch.size=16", "batch.micro_batches=4", "tracker=none"))], wanted
+    )
+    return found
+
+
+@pytest.mark.parametrize(
+    ("typed", "wanted", "gpus"),
+    [
+        (["engine=ddp", "mesh.data=4", "cluster.device=cuda"], Settings(gpus=4), True),
+        (["engine=ddp", "mesh.data=4", "cluster.device=cuda"], Settings(gpus=2, nodes=2, tasks=1), True),
+        (["engine=ddp", "mesh.data=4", "cluster.device=cuda", "cluster.devices=2"], Settings(gpus=2), True),
+        (["engine=gpipe", "mesh.pipeline=4", "cluster.device=cuda"], Settings(gpus=2), True),  # `shape` tells
+        (["engine=ddp", "mesh.data=4", "cluster.device=cuda"], Settings(), True),  # so it does here
+        (["engine=deepspeed", "engine.zero=1", "mesh.data=2", "precision=fp16"], Settings(gpus=2), True),
+        (["engine=ddp", "mesh.data=4", "launch.ranks=srun"], Settings(), False),
+    ],
+)
+def test_examined_without_the_gpus_that_the_job_will_have(
+    monkeypatch: pytest.MonkeyPatch, typed: list[str], wanted: Settings, gpus: bool
+) -> None:
+    """This machine has none, and is no job; the torch that is installed could use GPUs."""
+    monkeypatch.setattr(devices, "torch_has_cuda", lambda: True)
+    found = examined(typed, wanted)
+    assert found.refused is None, found.refused.reason
+    assert found.need.gpus == gpus
+
+
+@pytest.mark.parametrize(
+    ("typed", "wanted", "message"),
+    [
+        (["engine=deepspeed", "engine.zero=1", "precision=fp16"], Settings(), "precision.dtype float16"),
+        (["engine=ddp", "cluster.device=cuda", "cluster.devices=8"], Settings(gpus=8), "not built for CUDA"),
+        (["engine=ddp", "cluster.device=cuda", "batch.micro_batches=0"], Settings(gpus=8), "not built for CUDA"),
+        (["engine=gpipe", "cluster.nodes=2", "mesh.pipeline=4"], Settings(tasks=4), "cluster.nodes 2"),
+    ],
+)
+def test_refused_as_the_job_will(
+    monkeypatch: pytest.MonkeyPatch, typed: list[str], wanted: Settings, message: str
+) -> None:
+    """Whatever this machine has."""
+    monkeypatch.setattr(devices, "torch_has_cuda", lambda: False)
+    monkeypatch.setenv("SLURM_JOB_ID", "7")  # of another job, in which the user types
+    refused = examined(typed, wanted).refused
+    assert refused and message in refused.reason, refused
+
+
+def test_typed_in_another_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The array will not have that one's single task."""
+    for name, value in (("JOB_ID", "7"), ("JOB_NUM_NODES", "1"), ("TASKS_PER_NODE", "1")):
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    assert examined(["engine=ddp", "mesh.data=4"]).refused is None

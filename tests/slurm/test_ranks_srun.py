@@ -26,8 +26,8 @@ ROOT = Path(__file__).resolve().parents[2]
 TINY = ["model=mlp", "model.widths=[8,16,16,4]", "batch.size=8", "batch.micro_batches=2",
         "steps=2", "warmup=1", "optimizer.momentum=0.5", "cluster.device=cpu", "tracker=none"]  # fmt: skip
 ENGINES = {
-    "ddp": ["precision.dtype=float64"],
-    "fsdp": ["precision.dtype=float64"],
+    "ddp": ["precision.dtype=float64", "batch.size=16"],  # the micro-batches of others, which are profiled
+    "fsdp": ["precision.dtype=float64", "batch.size=16"],
     "deepspeed": ["mesh.pipeline=2", "mesh.data=2"],  # it sums no float64
     "torch_pipelining": ["precision.dtype=float64", "mesh.pipeline=2", "mesh.data=2"],
     "sbp": ["precision.dtype=float64", "planner=autoddl"],
@@ -43,13 +43,13 @@ from harness.meeting import Meeting
 def work():
     import torch, torch.distributed as dist
     for step in range(1000):
-        if step == 5 and dist.get_rank() == 2:
+        if step == 5 and dist.get_rank() == 1:
             {end}
         dist.all_reduce(torch.ones(4))
         time.sleep(0.01)
 
 def train(folder, config, begun, token):
-    joined.work(4, work, "cpu", False, Meeting(folder, token))
+    joined.work(2, work, "cpu", False, Meeting(folder, token))
 
 rank.ACTIONS["train"] = train
 rank.main(sys.argv[1:])
@@ -66,15 +66,23 @@ stuck()
 
 
 @pytest.fixture
-def job(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def job(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> str:
     """This process is the batch step of a job with two nodes of two tasks."""
+    return begin(2, 2, monkeypatch)
+
+
+def begin(nodes: int, tasks: int, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A job with so many tasks on each node, of which this process is the batch step; its number."""
     said = subprocess.run(
-        ["salloc", "--no-shell", "-N2", "--ntasks-per-node=2"], capture_output=True, text=True, timeout=60, check=True
-    ).stderr
+        ["salloc", "--no-shell", f"-N{nodes}", f"--ntasks-per-node={tasks}"], capture_output=True, text=True,
+        timeout=60, check=True,
+    ).stderr  # fmt: skip
     number = said.split("allocation ")[1].split()[0]
-    for name, value in (("JOB_ID", number), ("JOB_NUM_NODES", "2"), ("TASKS_PER_NODE", "2(x2)")):
-        monkeypatch.setenv(f"SLURM_{name}", value)
-    yield number
+    told = {"JOB_ID": number, "JOB_NUM_NODES": nodes, "TASKS_PER_NODE": f"{tasks}(x{nodes})",
+            "NTASKS_PER_NODE": tasks}  # fmt: skip
+    for name, value in told.items():
+        monkeypatch.setenv(f"SLURM_{name}", str(value))
+    return number
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -119,11 +127,32 @@ def test_every_engine_on_two_nodes(engine: str, job: str, cluster: Cluster, tmp_
     assert not left & {srun.MEETING, "error.json", "result.json"}
 
 
-def supervised(folder: Path, code: str, timeout_s: float = 60, look: Callable[[], None] = lambda: None) -> Outcome:
-    """Ranks that are this code, as tasks of srun."""
+@pytest.mark.parametrize(
+    ("tasks", "meshes"),
+    [
+        (4, [(5, 4), (5, 2), (4, 3), (4, 2), (3, 4)]),  # points that are smaller than their array's largest one
+        (1, [(8, 4), (6, 2)]),  # GPUs, of which a node has more than tasks
+    ],
+)
+def test_ranks_lie_as_planned(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, tasks: int, meshes: list[tuple[int, int]]
+) -> None:
+    begin(3, tasks, monkeypatch)
+    for size, per_node in meshes:
+        step = Step(Mesh(size), per_node, mpi=False, crowded=tasks < per_node)
+        command = [*step.command(), "sh", "-c", "echo $SLURM_PROCID $SLURM_NODEID $SLURM_LOCALID"]
+        said = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+        lies = sorted(tuple(map(int, line.split())) for line in said.splitlines())
+        assert lies == [(rank, rank // per_node, rank % per_node) for rank in range(size)], step
+
+
+def supervised(
+    folder: Path, code: str, timeout_s: float = 60, look: Callable[[], None] = lambda: None, per_node: int = 2
+) -> Outcome:
+    """Ranks that are this code, as tasks of srun on two nodes."""
     (folder / "rank.py").write_text(code)
     files.write_text(folder / "config.yaml", OmegaConf.to_yaml(OmegaConf.create({"x": 1})))
-    step = Step(Mesh(2, 2), 2, mpi=False)
+    step = Step(Mesh(2, per_node), per_node, mpi=False)
     command = [*step.command(), sys.executable, str(folder / "rank.py"), str(folder), "train", "0", step.token]
     with step.tidy(folder):
         return launch.supervise([command], folder, timeout_s, look, step)
@@ -132,15 +161,15 @@ def supervised(folder: Path, code: str, timeout_s: float = 60, look: Callable[[]
 @pytest.mark.parametrize(
     ("end", "told"),
     [
-        ("raise ValueError('no luck')", "ValueError: no luck\nin rank 2"),
-        ("os.kill(os.getpid(), signal.SIGKILL)", "rank 2, stage 0, on node2 was killed (signal 9)"),
+        ("raise ValueError('no luck')", "ValueError: no luck\nin rank 1"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", "rank 1, stage 0, on node2 was killed (signal 9)"),
     ],
 )
 def test_the_first_rank_that_fails_ends_all_and_is_told(
     job: str, cluster: Cluster, tmp_path: Path, end: str, told: str
 ) -> None:
-    """The others fail too, since they lose their connection to it."""
-    outcome = supervised(tmp_path, GROUP.format(end=end))
+    """The other one fails too, since it loses its connection."""
+    outcome = supervised(tmp_path, GROUP.format(end=end), per_node=1)
     assert outcome.status == "error" and told in outcome.reason, (tmp_path / "log").read_text()
     nothing_left(cluster, tmp_path)
 
@@ -150,7 +179,7 @@ def test_a_rank_that_hangs_writes_its_stacks(job: str, cluster: Cluster, tmp_pat
         if not here(tmp_path):
             os.utime(tmp_path / "log")  # that processes start slowly is no hang
 
-    outcome = supervised(tmp_path, ALONE.format(do=""), timeout_s=2, look=look)
+    outcome = supervised(tmp_path, ALONE.format(do=""), timeout_s=1, look=look)
     assert outcome.status == "timeout"
     assert (tmp_path / "log").read_text().count("in stuck") == 4, "of every rank"
     nothing_left(cluster, tmp_path)

@@ -15,7 +15,7 @@ GOLDEN = Path(__file__).parent / "golden"
 PLAIN = Places(Path("/data/runs/smoke"), Path("/data/runs/smoke/slurm"), Path("/home/me"), Path("/opt/regatta"),
                Path("/opt/regatta/.venv/bin/python"))  # fmt: skip
 ODD = Places(Path("/it's \"a\" $(touch x); 100%"), Path("/it's \"a\" $(touch x); 100%/slurm"), Path("/a b"),
-             Path("/opt/it's"), Path("/opt/a b/python"))  # fmt: skip
+             Path("/opt/it's"), Path("/opt/a b/python"), "/my $(touch x) conf")  # fmt: skip
 FULL = Settings(partition="gpu", gpus=4, time="1-0", mem="64G", parallel=8, account="us", qos="high",
                 constraint="a100&nvlink")  # fmt: skip
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from harness import compose
 from harness.overrides import quoted
 from harness.profile import LayerProfile, ModelProfile
 from harness.record import RunRecord
@@ -15,6 +16,7 @@ from slurm import array, states, status, submit
 from slurm.array import Array
 from slurm.examined import CHUNK, Examined, examine
 from slurm.need import Need
+from slurm.settings import Settings
 from tests.slurm.emulated import Cluster, wait_for
 
 RUN_S = 300.0
@@ -75,25 +77,52 @@ def test_points_reach_their_run_as_they_were_typed(
     assert "1 points: 0 submitted, 1 done before: nothing to submit" in capsys.readouterr().out
 
 
+def test_the_users_own_choices(
+    cluster: Cluster, tmp_path: Path, profile: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They are there when the points are submitted, when they run, and when they are submitted again."""
+    own = {"cluster": "defaults: [flat, _self_]\ndevices: 2\n", "sweeps": "grid: {cluster: mine}\n"}
+    for group, text in own.items():
+        (tmp_path / "own" / group).mkdir(parents=True)
+        (tmp_path / "own" / group / "mine.yaml").write_text(text)
+    monkeypatch.setenv(compose.FURTHER, "")
+    keys = ["mode=plan", "tracker=none", "batch.micro_batches=8", quoted("profile", str(profile)), "slurm.time=5"]
+    assert submit.main(["--config-dir", "no", "+sweeps=mine"]) == 2
+    assert "--config-dir no   is not a folder" in capsys.readouterr().err
+    assert submit.main(["+sweeps=mine", "--config-dir", "own", *keys]) == 0
+    found = Array(tmp_path / "runs" / "mine")
+    for again in (False, True):
+        wait_for(cluster.settled, "the array", RUN_S)
+        assert states_of(found.folder) == ["ok"], [one.reason for one in states.survey(found)[0]]
+        if not again:
+            (found.run(found.points()[0]) / "record.json").unlink()
+            monkeypatch.setenv(compose.FURTHER, "")  # another shell
+            monkeypatch.setenv("SBATCH_EXPORT", "NONE")  # which counts more than what the file says
+            assert status.main([str(found.folder), "--only", "missing"]) == 0
+    assert "1 points: 1 submitted" in capsys.readouterr().out
+
+
 @pytest.mark.timeout(900)
 def test_status_and_only(cluster: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Four long runs: one is cancelled, one's parent is killed, one's node is lost; the last never gets a node."""
+    """Four long runs: one's parent is killed, one's node is lost, both as soon as they have ranks; one is cancelled
+    once it trains; the last never gets a node."""
     folder = tmp_path / "s"
     given = [*long_run(), "seed=0,1,2,3", "out=s", "slurm.nodes=1", "slurm.tasks=4", "slurm.time=5"]
     assert submit.main([*given, "slurm.parallel=3"]) == 0
     (job,) = Array(folder).jobs()
     points = Array(folder).points()
-    running = [folder / points[index].id / "metrics.jsonl" for index in range(3)]
-    wait_for(lambda: all(path.exists() for path in running), "three runs", RUN_S)
+    runs = [folder / points[index].id for index in range(3)]
+    wait_for(lambda: all((run / "log").exists() for run in runs), "three runs", RUN_S)
     assert states_of(folder) == ["running"] * 3 + ["pending"]
     assert submit.main(given) == 0
     assert "4 points: 0 submitted, 4 waiting or running already" in capsys.readouterr().out
     cluster.ask("scancel", f"{job.id}_3")
-    cluster.ask("scancel", f"{job.id}_0")
     os.kill(parent_of(cluster, f"{job.id}_1"), signal.SIGKILL)
     node = cluster.ask("squeue", "-h", "-j", f"{job.id}_2", "-o", "%N").strip()
-    wait_for(lambda: states_of(folder)[:2] == ["preempted", "error"], "two ends", RUN_S)
     cluster.ask("scontrol", "update", f"nodename={node}", "state=down", "reason=test")
+    wait_for(lambda: (runs[0] / "metrics.jsonl").exists(), "a step", RUN_S)
+    cluster.ask("scancel", f"{job.id}_0")
+    wait_for(lambda: states_of(folder)[:2] == ["preempted", "error"], "two ends", RUN_S)
     wait_for(lambda: states_of(folder)[2] == "pending", "the requeued run", RUN_S)
     assert states_of(folder) == ["preempted", "error", "pending", "missing"]
     assert status.main(["s"]) == 0
@@ -105,12 +134,12 @@ def test_status_and_only(cluster: Cluster, tmp_path: Path, capsys: pytest.Captur
     wait_for(lambda: states_of(folder)[2] == "preempted", "the cancelled run's end", RUN_S)
     # what comes back is short: the same points, but Slurm is not asked to run a million steps again
     shorten(folder, 2)
-    assert status.main(["s", "--only", "missing,error", "slurm.parallel=4"]) == 0
+    assert status.main(["s", "--only", "error,node_lost", "slurm.parallel=4"]) == 0
     assert status.main(["s", "--only", "timeout"]) == 0
     assert "no point is timeout" in capsys.readouterr().out
     wait_for(cluster.settled, "the second array", RUN_S)
     found = states.survey(Array(folder))[0]
-    assert [one.state for one in found] == ["preempted", "ok", "preempted", "ok"], [one.reason for one in found]
+    assert [one.state for one in found] == ["preempted", "ok", "preempted", "missing"], [one.reason for one in found]
     assert not cluster.processes()
 
 
@@ -174,7 +203,7 @@ def test_a_request_that_cannot_be_met(cluster: Cluster, tmp_path: Path, capsys: 
 
 
 def test_a_thousand_points_are_one_array(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(submit, "examine", lambda points, given: [Examined(Need(1))] * len(points))
+    monkeypatch.setattr(submit, "examine", lambda points, wanted: [Examined(Need(1))] * len(points))
     calls = []
     asked = array.client.ask
     monkeypatch.setattr(array.client, "ask", lambda command, *rest: calls.append(command[0]) or asked(command, *rest))
@@ -194,7 +223,7 @@ def test_many_points_are_examined_like_few() -> None:
     points = expand(
         ["engine=single,ddp", "mesh.data=1,2", "model=mlp", f"seed=range({CHUNK})", "batch.micro_batches=4"]
     )
-    found = examine(points, given=2)
+    found = examine(points, Settings(tasks=2))
     assert len(found) == 4 * CHUNK
     assert [one.need.devices for one in found[:: 4 * CHUNK // 4]] == [1, 1, 1, 2]
     refused = [point.values()["engine"] for point, one in zip(points, found, strict=True) if one.refused]
