@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import shutil
 import signal
 import socket
@@ -27,6 +28,8 @@ CPUS = 4
 CLIENT_S = 30.0
 """A client of Slurm that has no answer by then will have none."""
 START_S = 30.0
+SAID = 1000
+"""So many characters of what each daemon has said last are told where they do not start."""
 
 CONF = """\
 ClusterName=emulated
@@ -83,7 +86,12 @@ class Cluster:
         self._daemon("slurmctld", "-D", "-c")
         for number in range(1, NODES + 1):
             self._daemon(f"slurmd{number}", "-D", "-N", f"node{number}")
-        wait_for(lambda: self.ask("sinfo", "-h", "-o", "%T %D", check=False).strip() == f"idle {NODES}", "four nodes")
+        idle = f"idle {NODES}"
+        try:
+            wait_for(lambda: self.ask("sinfo", "-h", "-o", "%T %D", check=False).strip() == idle, "four nodes")
+        except AssertionError as error:
+            said = [f"{path.name}: {path.read_text()[-SAID:]}" for path in sorted(self.folder.glob("*.out"))]
+            raise AssertionError("\n".join([str(error), *said])) from None
 
     def ask(self, *command: str, check: bool = True) -> str:
         """What a client of Slurm prints; on a busy machine, or while the controller starts, it may take some tries."""
@@ -231,14 +239,14 @@ def _user() -> str:
 
 
 def _free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()
+    """Below those of outgoing connections: any program could have one of these before its daemon does."""
+    lowest = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    found: set[int] = set()
+    while len(found) < count:
+        with contextlib.suppress(OSError), socket.socket() as one:
+            one.bind(("127.0.0.1", random.SystemRandom().randrange(10_000, max(lowest, 20_000))))
+            found.add(one.getsockname()[1])
+    return list(found)
 
 
 def _end(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
