@@ -157,12 +157,17 @@ class SessionSpec:
 
 @dataclass(frozen=True)
 class StepMetrics:
-    """One step. `peak_memory_bytes` has an entry for each device, or is None where this step was not metered."""
+    """One step. `peak_memory_bytes` has an entry for each device, or is None where this step was not metered.
+
+    `skipped` says why the optimizer left the step out, as it does of gradients that are no numbers, and the mend
+    ("what -> mend"); it is "" of any other step.
+    """
 
     loss: float
     step_time_s: float
     bytes_sent: dict[str, int] = field(default_factory=dict)
     peak_memory_bytes: list[int] | None = None
+    skipped: str = ""
 
 
 class Session(Protocol):

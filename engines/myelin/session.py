@@ -99,7 +99,7 @@ class MyelinSession(RankSession):
             run(self._agenda(), self.transport, self._take, self._run)
             if self.ties.own:
                 self.sent[self.ties.sums] += self.ties.sum_gradients(self.now, self.note)
-            summed = self.updates.finish()
+            summed, self.skipped = self.updates.finish(), self.updates.skipped
             if self.plan.mesh.data > 1:
                 self.sent["all_reduce"] += summed
             self.transport.finish()

@@ -67,6 +67,17 @@ class Updates:
         """What the loss is multiplied by: 1 but in float16."""
         return self.scaling.value if self.scaling else 1.0
 
+    @property
+    def skipped(self) -> str:
+        """Why the last step was no update, and the mend; "" if it was one."""
+        if not (self.scaling and self.scaling.told):
+            return ""
+        fixed = self.scaling.fixed is not None
+        return self.scaling.told + (
+            ", which is fixed -> engine.loss_scale=null, which finds one" if fixed
+            else f", now it is {self.scale:g} -> more steps, a smaller engine.loss_scale, or precision=bf16"
+        )  # fmt: skip
+
     def begin(self) -> None:
         """A step begins."""
         self.flat.begin()
@@ -138,15 +149,11 @@ class Updates:
     def _judge(self, skipped: bool) -> None:
         if self.scaling is None:
             return
-        before = self.scaling.value
         self.scaling.judge(skipped)
         if skipped and ranks.first():
-            now = f"now it is {self.scaling.value:g}" if self.scaling.value != before else "it is fixed"
-            print(
-                f"gradients overflow float16 at a loss scale of {before:g} ({now}): no update on any rank, "
-                f"{self.scaling.skipped} skipped so far",
-                flush=True,
-            )
+            now = f"now it is {self.scale:g}" if self.scaling.fixed is None else "it is fixed"
+            so_far = f"{self.scaling.skipped} skipped so far"
+            print(f"{self.scaling.told} ({now}): no update on any rank, {so_far}", flush=True)
 
     def held(self) -> list[Tensor]:
         """Tensors that the device holds between steps."""

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 from engines.myelin.scaling import LEAST, PATIENCE, START, LossScale, overflows
-from harness.interfaces import OptimizerSpec
+from harness.interfaces import OptimizerSpec, Session
+from harness.launch import call
+from tests.engines.myelin.cases import case
 from tests.engines.myelin.updating import (
     ADAMW,
     ELEMENTS,
@@ -158,7 +162,7 @@ def test_a_scale_goes_on_where_a_state_has_it() -> None:
 
 def test_a_scale_that_cannot_fall_ends_the_training() -> None:
     scale = LossScale()
-    with pytest.raises(FloatingPointError, match=r"not finite in float16 at a loss scale of 1, .*-> precision=bf16"):
+    with pytest.raises(FloatingPointError, match=r"overflow float16 at a loss scale of 1, .*-> precision=bf16"):
         for _ in range(30):
             scale.judge(True)
     assert (scale.value, scale.skipped) == (LEAST, 17)
@@ -181,11 +185,24 @@ def test_an_overflow_skips_the_step(value: float, offload: bool, capfd: pytest.C
         assert_same(stepper.updates.state(), state)
         assert_same({name: p.detach() for name, p in stepper.named.items()}, rounded)
         assert stepper.updates.scale == START / 2**skipped
+        before = f"{2 * stepper.updates.scale:g}"
+        assert stepper.updates.skipped.startswith(f"gradients overflow float16 at a loss scale of {before}, now it is ")
     said = capfd.readouterr().out.splitlines()
     told = "gradients overflow float16 at a loss scale of {} (now it is {}): no update on any rank, {} skipped so far"
     assert said == [told.format(65536, 32768, 1), told.format(32768, 16384, 2)]
     stepper.step(good)
     assert int(stepper.updates.state()["last"]["step"]) == 2
+    assert stepper.updates.skipped == ""
+
+
+def test_a_scale_that_is_fixed_too_large_says_what_to_do() -> None:
+    one = replace(case("tied", 2, m=2, loss_scale=1e30), dtype="float16")
+
+    def work(session: Session) -> str:
+        return session.step(one.model.sample(one.samples)).skipped
+
+    told = "gradients overflow float16 at a loss scale of 1e+30, which is fixed -> engine.loss_scale=null"
+    assert call(one.engine, one.model, one.plan, one.spec, work).startswith(told)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
