@@ -216,7 +216,8 @@ class Engine(Protocol):
         return []
 
     def notes(self, plan: Plan, profile: ModelProfile, cluster: Cluster, memory: MemoryModel) -> list[Problem]:
-        """What the user should know of a plan that is executed all the same: settings that do nothing."""
+        """What the user should know of a plan that is executed all the same: settings that do nothing. The profile is
+        that of the model, without what `layers` makes of it."""
         return []
 
     def schedule(self, plan: Plan, profile: ModelProfile) -> Schedule: ...

@@ -66,9 +66,13 @@ class MyelinEngine(Engine):
         return found
 
     def notes(self, plan: Plan, profile: ModelProfile, cluster: Cluster, memory: MemoryModel) -> list[Problem]:
-        """Settings that do nothing, and how the paper's formula was read."""
+        """Settings that do nothing, or only cost time, and how the paper's formula was read."""
         read = self.config.checkpoint_every == "auto"
-        return [*notes.idle(self.config, plan, profile, memory), *([notes.readings(plan)] if read else [])]
+        return [
+            *notes.idle(self.config, plan, profile, memory),
+            *([notes.readings(plan)] if read else []),
+            *notes.wasted(self.config, plan, profile),
+        ]
 
     def schedule(self, plan: Plan, profile: ModelProfile) -> Schedule:
         config, width = self.config, DTYPE_BYTES[profile.dtype]
