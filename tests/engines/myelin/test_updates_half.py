@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from engines.myelin.scaling import LEAST, PATIENCE, START, LossScale, overflows
 from harness.interfaces import OptimizerSpec, Session
 from harness.launch import call
+from harness.meter import Meter
 from tests.engines.myelin.cases import case
 from tests.engines.myelin.updating import (
     ADAMW,
@@ -96,10 +97,7 @@ def test_bytes_of_the_model_state(dtype: str, optimizer: OptimizerSpec, kept: in
     """20 bytes a parameter with Adam; offloaded 4, and 16 for each parameter of a bucket (Myelin, section V-B)."""
 
     def device_bytes(**config: object) -> int:
-        stepper = Stepper(parameters(dtype), optimizer, dtype, **config)
-        stepper.step(gradients(0, dtype))
-        storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage() for tensor in stepper.updates.held()}
-        return sum(storage.nbytes() for storage in storages.values())
+        return bytes_after_a_step(dtype, optimizer, 4 + kept, **config)
 
     assert device_bytes() == (12 + kept) * ELEMENTS
     for bsize in (1, 2, 15, ELEMENTS):
@@ -108,11 +106,21 @@ def test_bytes_of_the_model_state(dtype: str, optimizer: OptimizerSpec, kept: in
 
 
 def test_bytes_in_float32() -> None:
-    def device_bytes(**config: object) -> int:
-        return sum(tensor.nbytes for tensor in Stepper(parameters(), ADAMW, **config).updates.held())
+    assert bytes_after_a_step("float32", ADAMW, 12) == 16 * ELEMENTS
+    assert bytes_after_a_step("float32", ADAMW, 12, offload=True, bsize=10) == 8 * ELEMENTS + 160
 
-    assert device_bytes() == 16 * ELEMENTS
-    assert device_bytes(offload=True, bsize=10) == 8 * ELEMENTS + 160
+
+def bytes_after_a_step(dtype: str, optimizer: OptimizerSpec, host: int, offload: bool = False, **config: object) -> int:
+    """What the updates have allocated and still hold, which is what they say they do; of each parameter so many bytes
+    lie on the `host` when they are offloaded, which here is the same memory."""
+    named, wanted, meter = parameters(dtype), gradients(0, dtype), Meter()
+    with meter:
+        stepper = Stepper(named, optimizer, dtype, offload=offload, **config)
+        stepper.step(wanted)
+    device = meter.live_bytes - (host * ELEMENTS if offload else 0)
+    storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage() for tensor in stepper.updates.held()}
+    assert sum(storage.nbytes() for storage in storages.values()) == device
+    return device
 
 
 # -- the scale of the loss ---------------------------------------------------------------------------------------------
