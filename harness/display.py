@@ -80,6 +80,8 @@ def _whole_rows(record: RunRecord) -> Iterator[tuple[str, str, str, str]]:
     for key, (name, text) in _ALONE.items():
         if m.get(key) is not None:
             yield name, text(m[key]), "", ""
+    if m.get("skipped_steps"):
+        yield "steps without an update", str(m["skipped_steps"]), "", ""
     hardware = m.get("hardware_percent_of_peak")
     if hardware and hardware != m.get("percent_of_peak"):
         yield "  and with recomputation", percent(hardware / 100), "", ""

@@ -23,6 +23,7 @@ def join(rank: int, count: int, device: str, local: int, **meeting: Any) -> None
     backend: Backend = "nccl" if kind == "cuda" else "gloo"
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(count), "LOCAL_RANK": str(local)}
     if kind == "cuda":
+        os.environ["CUDA_MODULE_LOADING"] = "EAGER"  # a kernel that is loaded late waits for NCCL's, which wait for it
         torch.cuda.set_device(device)
     else:
         torch.set_num_threads(1)

@@ -157,12 +157,17 @@ class SessionSpec:
 
 @dataclass(frozen=True)
 class StepMetrics:
-    """One step. `peak_memory_bytes` has an entry for each device, or is None where this step was not metered."""
+    """One step. `peak_memory_bytes` has an entry for each device, or is None where this step was not metered.
+
+    `skipped` says why the optimizer left the step out, as it does of gradients that are no numbers, and the mend
+    ("what -> mend"); it is "" of any other step.
+    """
 
     loss: float
     step_time_s: float
     bytes_sent: dict[str, int] = field(default_factory=dict)
     peak_memory_bytes: list[int] | None = None
+    skipped: str = ""
 
 
 class Session(Protocol):
@@ -211,7 +216,8 @@ class Engine(Protocol):
         return []
 
     def notes(self, plan: Plan, profile: ModelProfile, cluster: Cluster, memory: MemoryModel) -> list[Problem]:
-        """What the user should know of a plan that is executed all the same: settings that do nothing."""
+        """What the user should know of a plan that is executed all the same: settings that do nothing. The profile is
+        that of the model, without what `layers` makes of it."""
         return []
 
     def schedule(self, plan: Plan, profile: ModelProfile) -> Schedule: ...

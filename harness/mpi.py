@@ -5,8 +5,9 @@
       |<---------------------------------------'
       '--fork--> rank 0 with the wires of helper 0, rank 1 with those of helper 1, ...    MPI_Init finds its world
 
-Shared memory of the world is nameless as soon as all ranks have it: whatever happens later, no file stays behind. So
-no rank finalizes MPI, which would wait for ranks that are no more. Only ranks import mpi4py.
+Shared memory of the world is nameless as soon as all ranks have it, the socket is one of Linux's abstract ones and what
+mpiexec says goes into a file without a name: whatever happens later, no file stays behind. So no rank finalizes MPI,
+which would wait for ranks that are no more. Only ranks import mpi4py.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import os
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -97,26 +99,24 @@ def wired(count: int) -> Iterator[list[Wires]]:
 
     Raises NoWorld where mpiexec does not start them.
     """
-    with tempfile.TemporaryDirectory(prefix="regatta-mpi-") as folder:
-        path = str(Path(folder) / "helpers")
-        with socket.socket(socket.AF_UNIX) as server, (Path(folder) / "said").open("wb") as said:
-            server.bind(path)
-            server.listen(count)
-            since, found = time.time(), list[Wires]()
-            process = _start(count, path, said.fileno())
-            try:
-                found += _arrived(server, count, process, Path(said.name))
-                yield sorted(found, key=lambda one: one.rank)
-            finally:
-                for one in found:
-                    with suppress(OSError):
-                        one.close()
-                _end(process)
-                sweep(since)
+    with socket.socket(socket.AF_UNIX) as server, tempfile.TemporaryFile() as said:
+        server.bind("")  # the kernel finds a name
+        server.listen(count)
+        since, found = time.time(), list[Wires]()
+        process = _start(count, server.getsockname()[1:].decode(), said.fileno())
+        try:
+            found += _arrived(server, count, process, said.fileno())
+            yield sorted(found, key=lambda one: one.rank)
+        finally:
+            for one in found:
+                with suppress(OSError):
+                    one.close()
+            _end(process)
+            sweep(since)
 
 
-def _start(count: int, path: str, said: int) -> subprocess.Popen[bytes]:
-    command = [str(mpiexec()), *LOCAL, "-n", str(count), sys.executable, "-S", "-E", str(HERE / "mpi_helper.py"), path]
+def _start(count: int, name: str, said: int) -> subprocess.Popen[bytes]:
+    command = [str(mpiexec()), *LOCAL, "-n", str(count), sys.executable, "-S", "-E", str(HERE / "mpi_helper.py"), name]
     own = {name: value for name, value in os.environ.items() if not name.startswith(FOREIGN)}
     return subprocess.Popen(
         [*orphan.prefix(), *command], stdin=subprocess.DEVNULL, stdout=said, stderr=said, env=own,
@@ -124,18 +124,18 @@ def _start(count: int, path: str, said: int) -> subprocess.Popen[bytes]:
     )  # fmt: skip
 
 
-def _arrived(server: socket.socket, count: int, process: subprocess.Popen[bytes], said: Path) -> Iterator[Wires]:
-    """The helpers' wires, as they come."""
+def _arrived(server: socket.socket, count: int, process: subprocess.Popen[bytes], said: int) -> Iterator[Wires]:
+    """The helpers' wires, as they come. Others than this user's processes are sent away: a name has no owner."""
     deadline = time.monotonic() + SOON_S
     server.settimeout(0.05)
     for number in range(count):
         helper = None
         while helper is None:
             try:
-                helper, _ = server.accept()
+                helper = _own(server.accept()[0])
             except TimeoutError:
                 if process.poll() is not None or time.monotonic() > deadline:
-                    words = said.read_text(errors="replace").strip().splitlines()
+                    words = os.pread(said, 1 << 16, 0).decode(errors="replace").strip().splitlines()
                     why = words[-1] if words else f"{number} of {count} had come after {SOON_S:g} s"
                     raise NoWorld(f"{mpiexec()} started no {count} ranks: {why} -> {INSTALL}") from None
         helper.settimeout(SOON_S)
@@ -143,6 +143,15 @@ def _arrived(server: socket.socket, count: int, process: subprocess.Popen[bytes]
         if not wires:
             raise NoWorld(f"{mpiexec()} is of another MPI than mpich, which mpi4py is for here -> {INSTALL}")
         yield Wires(json.loads(message), wires[0], helper)
+
+
+def _own(helper: socket.socket) -> socket.socket | None:
+    """The connection, if it is one of this user's."""
+    _, user, _ = struct.unpack("3i", helper.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
+    if user == os.getuid():
+        return helper
+    helper.close()
+    return None
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

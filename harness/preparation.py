@@ -121,7 +121,7 @@ class _Preparation:
             self.check_memory(draft, profile)
         self.stop()
         assert draft
-        for note in engine.notes(draft.plan, draft.profile, cluster, draft.memory):
+        for note in engine.notes(draft.plan, profile, cluster, draft.memory):
             self.progress.note(noted(note))
         draft.plan.save(self.folder / PLAN)
         kind = devices.detect(profiles.wanted(config)).kind

@@ -52,7 +52,8 @@ class Report:
 class RankSession:
     """A session in one of several ranks. An engine says how to `build`, `train`, keep and load its part.
 
-    In `train` it notes what it ran (`note`) and what it sent (`sent`).
+    In `train` it notes what it ran (`note`) and what it sent (`sent`), and why nothing was updated (`skipped`), which
+    is the same in all ranks.
     """
 
     def __init__(self, model: Model, plan: Plan, spec: SessionSpec) -> None:
@@ -60,6 +61,7 @@ class RankSession:
         self.steps = 0
         self.noted: list[tuple[Op, Mark, Mark, float, float]] = []
         self.sent: Counter[str] = Counter()
+        self.skipped = ""
         self.recording = Recording()
         self._board = mmap(-1, LINE * plan.mesh.size)  # the host's and all ranks'
 
@@ -136,7 +138,7 @@ class RankSession:
     def step(self, batch: Batch, meter: bool = False) -> StepMetrics:
         share = converted(self.share(batch), self.spec.dtype)
         counter = DeviceMemory(self.device, [*self.held(), *self._needed(share)]) if meter else None
-        self.noted, self.sent = [], Counter()
+        self.noted, self.sent, self.skipped = [], Counter(), ""
         with intra_op_threads(1) if self.device.type == "cpu" else nullcontext():
             dist.barrier()
             start, first = self._settled(), self.now()
@@ -228,7 +230,8 @@ class RankSession:
                 for device in self.plan.devices
             ]
         seconds = max(report.end_s - report.start_s for report in reports)
-        return StepMetrics(sum(report.loss for report in reports), seconds, dict(sorted(sent.items())), peaks)
+        loss = sum(report.loss for report in reports)
+        return StepMetrics(loss, seconds, dict(sorted(sent.items())), peaks, self.skipped)
 
     def state_dict(self) -> dict[str, Any]:
         """In rank 0 the state of the whole model, in others nothing."""

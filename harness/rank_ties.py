@@ -4,8 +4,9 @@ r"""Parameters that layers on several devices share, in an engine of ranks: ever
                                                  all_reduce --<                 over the ranks of one replica
     device 3   head.weight        gradient g3 --/              \--> g0 + g3
 
-The copies begin alike and get the same gradient, so the same optimizer keeps them alike. `harness.schedule.ties` puts
-the same sums into schedules.
+The copies begin alike and get the same gradient, so the same optimizer keeps them alike. With replicas that takes the
+sums over these first, or one sum over the copies in all replicas: sums of floats depend on their order, and a ring's on
+where in a buffer a number lies. `harness.schedule.ties` puts the same sums into schedules.
 """
 
 from __future__ import annotations
@@ -27,13 +28,10 @@ from harness.schedule.graph import TIED
 from harness.schedule.ties import Tie, plan_ties
 from harness.skip import named_layers
 
-SUMS = f"all_reduce@{TIED}"
-"""Under which name the bytes of the sums are counted."""
-
 
 @dataclass(frozen=True)
 class SharedCopy:
-    """A rank's copy of a shared parameter; `group` are the ranks of its replica that have one, too."""
+    """A rank's copy of a shared parameter; `group` are the ranks whose copies are summed with it."""
 
     tie: Tie
     parameter: nn.Parameter
@@ -62,24 +60,27 @@ class SharedCopy:
 
 
 class RankTies:
-    """The copies of this rank (`own`), in the order of the layers.
+    """The copies of this rank (`own`), in the order of the layers: summed over those of one replica, or over all with
+    the `communicator` "copies". The bytes of the sums are counted under the name `sums`.
 
     Every rank makes it, at the same point and from the layers of all stages: it opens process groups. Ranks are those
     of `harness.rank_session`; of shards those with the same number meet. Raises ValueError for a buffer that two
     devices would share.
     """
 
-    def __init__(self, layers: nn.Sequential, plan: Plan, rank: int) -> None:
+    def __init__(self, layers: nn.Sequential, plan: Plan, rank: int, communicator: str = TIED) -> None:
         _check_buffers(layers, plan)
-        tensor = plan.mesh.tensor
+        self.sums = f"all_reduce@{communicator}"
+        tensor, replicas = plan.mesh.tensor, range(plan.mesh.data)
+        together = [[one] for one in replicas] if communicator == TIED else [list(replicas)]
         width = plan.mesh.pipeline * tensor
         parameters = dict(layers.named_parameters())
         groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
         self.own: list[SharedCopy] = []
-        for tie in _ties(layers, plan):
+        for tie in _ties(layers, plan, communicator):
             homes = {plan.stages[stage].device: stage for stage in tie.stages}
-            for replica, shard in product(range(plan.mesh.data), range(tensor)):
-                ranks = tuple(replica * width + device * tensor + shard for device in homes)
+            for those, shard in product(together, range(tensor)):
+                ranks = tuple(replica * width + device * tensor + shard for replica in those for device in homes)
                 if ranks not in groups:
                     groups[ranks] = dist.new_group(list(ranks))
                 if rank in ranks:
@@ -87,9 +88,10 @@ class RankTies:
                     self.own.append(SharedCopy(tie, parameters[tie.name], groups[ranks], home))
 
     def sum_gradients(self, now: Callable[[], Mark], note: Callable[[Op, Mark, Mark], None]) -> int:
-        """After the backward pass, and after the sums over replicas; the bytes of this rank's copies.
+        """After the backward pass; the bytes of this rank's copies.
 
-        `now` and `note` are those of the `RankSession`. Collective over the ranks of a replica.
+        Where copies of one replica are summed, after the sums over replicas; else instead of these. `now` and `note`
+        are those of the `RankSession`. Collective over the ranks of each group.
         """
         total = 0
         for copy in self.own:
@@ -103,12 +105,12 @@ class RankTies:
         return [(copy.parameter, copy.group) for copy in self.own]
 
 
-def _ties(layers: nn.Sequential, plan: Plan) -> list[Tie]:
+def _ties(layers: nn.Sequential, plan: Plan, communicator: str) -> list[Tie]:
     """What layers on different devices share."""
     shared = counting.ties(layers)
     tied = [shared.get(name, ()) for name, _ in named_layers(layers)]
     profiles = [LayerProfile(param_bytes=sum(one.bytes for one in own), tied=own) for own in tied]
-    return plan_ties(plan, ModelProfile(tuple(profiles)))
+    return plan_ties(plan, ModelProfile(tuple(profiles)), communicator)
 
 
 def _check_buffers(layers: nn.Sequential, plan: Plan) -> None:

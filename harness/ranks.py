@@ -14,7 +14,6 @@ import os
 import pickle
 import signal
 import sys
-import tempfile
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -23,7 +22,6 @@ from dataclasses import dataclass
 from multiprocessing import get_context
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -83,14 +81,15 @@ def each(
     """Do `work` in `count` ranks; what it returned in rank 0. `devices[r]` is the torch device of rank r.
 
     With `with_mpi` they are an MPI world, too (`harness.mpi`). Raises the first error of any rank (with its traceback),
-    `RankKilled` or `RankDied` for one that ended without. All ranks have ended when this function is left.
+    `RankKilled` or `RankDied` for one that ended without. All ranks have ended when this function is left. They meet by
+    a file that has no name, so that none stays behind, however this process ends.
 
     With a `meeting` none is forked: this process is one of `count` that srun has started (`harness.joined`).
     """
     if meeting:
         return joined.work(count, work, devices[meeting.rank], with_mpi, meeting)
     worlds: AbstractContextManager[list[Wires]] = mpi.wired(count) if with_mpi else nullcontext([])
-    with tempfile.TemporaryDirectory(prefix="regatta-ranks-") as folder, worlds as wires:
+    with worlds as wires, open(os.memfd_create("group"), "rb") as meet:
         fork = get_context("fork")
         ranks: list[tuple[BaseProcess, Connection]] = []
         kills = oom.kills()
@@ -99,7 +98,7 @@ def each(
                 here, there = fork.Pipe(duplex=False)
                 process: BaseProcess = fork.Process(
                     target=_rank,
-                    args=(rank, count, work, devices[rank], Path(folder), there, os.getpid(), wires),
+                    args=(rank, count, work, devices[rank], meet.fileno(), there, os.getpid(), wires),
                     daemon=True,
                 )
                 process.start()
@@ -115,7 +114,7 @@ def each(
 
 
 def _rank(
-    rank: int, count: int, work: Callable[[], Any], device: str, folder: Path, there: Connection, host: int,
+    rank: int, count: int, work: Callable[[], Any], device: str, meet: int, there: Connection, host: int,
     wires: Sequence[Wires],
 ) -> None:  # fmt: skip
     """The life of a rank: it sends what `work` returned, or how it failed, and is gone.
@@ -128,7 +127,7 @@ def _rank(
     code = 0
     try:
         local = (torch.device(device).index or 0) if device.startswith("cuda") else rank
-        group.join(rank, count, device, local, init_method=f"file://{folder / 'group'}")
+        group.join(rank, count, device, local, init_method=f"file:///proc/self/fd/{meet}")
         if wires:
             mpi.enter(rank, wires)
         result = work()

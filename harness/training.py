@@ -23,6 +23,10 @@ class Diverged(RuntimeError):
     """The loss is no number any more."""
 
 
+class NeverUpdated(RuntimeError):
+    """The optimizer left out every step."""
+
+
 @dataclass(frozen=True)
 class Loop:
     """How long to train, and on how many samples a step."""
@@ -34,13 +38,14 @@ class Loop:
 
 @dataclass(frozen=True)
 class Line:
-    """A step in `metrics.jsonl`. `step` counts from 0, warm-up included."""
+    """A step in `metrics.jsonl`. `step` counts from 0, warm-up included; one that is `skipped` updated nothing."""
 
     step: int
     phase: Literal["warmup", "measured"]
     loss: float
     step_time_s: float
     data_wait_s: float
+    skipped: bool = False
 
 
 class LineFile:
@@ -89,7 +94,8 @@ def train(
 
     The next batch is made while a step runs; `data_wait_s` is what a step still waited for its own.
     Memory is metered in the last warm-up step, since that costs time; not in the very first one, where optimizers
-    have no state yet: it is known for 2 and more. Raises `Diverged` at the first loss that is not finite.
+    have no state yet: it is known for 2 and more. Raises `Diverged` at the first loss that is not finite, and
+    `NeverUpdated` at the end, if the optimizer has left out every step.
     """
     last: StepMetrics | None = None
     total = loop.warmup + loop.steps
@@ -106,6 +112,8 @@ def train(
             if step + 1 < total and checkpoints.after(session, step + 1, peak, out.sync):
                 return None
     assert last is not None
+    if last.skipped and all(line.skipped for line in lines):
+        raise NeverUpdated(f"none of {len(lines)} steps updated a weight: {last.skipped}")
     kept = session.trace()
     gone = total - len(kept.steps)  # a long run keeps its last steps only
     trace = shifted(kept, max(0, loop.warmup - gone))
@@ -121,7 +129,7 @@ def _line(step: int, loop: Loop, metrics: StepMetrics, waited: float) -> Line:
         what = f"the loss is {metrics.loss} at step {step}, training diverged"
         raise Diverged(f"{what} -> a smaller optimizer.lr")
     phase: Literal["warmup", "measured"] = "warmup" if step < loop.warmup else "measured"
-    return Line(step, phase, float(metrics.loss), metrics.step_time_s, waited)
+    return Line(step, phase, float(metrics.loss), metrics.step_time_s, waited, bool(metrics.skipped))
 
 
 def _summary(lines: Sequence[Line], loop: Loop) -> dict[str, Any]:
@@ -134,6 +142,7 @@ def _summary(lines: Sequence[Line], loop: Loop) -> dict[str, Any]:
         "throughput": loop.batch_size / median,
         "loss": lines[-1].loss,
         "first_loss": lines[0].loss,
+        "skipped_steps": sum(line.skipped for line in lines),
         "data_wait_s": statistics.median(line.data_wait_s for line in measured),
     }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -31,16 +32,18 @@ class DeepSpeedSession(RankSession):
         self.library = library.load(config.zero)
 
     def step(self, batch: Batch, meter: bool = False) -> StepMetrics:
-        """As ever, with a line in the log where DeepSpeed trained without a step of its optimizer.
+        """As ever, with a word, and a line in the log, where DeepSpeed trained without a step of its optimizer.
 
         It does so with gradients that are not finite: in float16 until it has found a scale for the loss, the first
         steps, too. Such a step counts as one of the session (data and dropout go on), not as one of the optimizer.
         """
         metrics = super().step(batch, meter)
-        if self.rank == 0 and not self.engine.was_step_applied():
-            skipped = f"{self.engine.skipped_steps} skipped so far"
-            print(f"step {self.steps - 1}: gradients not finite, DeepSpeed skips the optimizer; {skipped}", flush=True)
-        return metrics
+        if self.engine.was_step_applied():
+            return metrics
+        why = "gradients not finite, DeepSpeed skips the optimizer"
+        if self.rank == 0:
+            print(f"step {self.steps - 1}: {why}; {self.engine.skipped_steps} skipped so far", flush=True)
+        return replace(metrics, skipped=f"{why} -> more steps, or precision=bf16")
 
     def own(self, stage: StageModule) -> None:
         """Take the stage that this rank trains."""

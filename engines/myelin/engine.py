@@ -30,6 +30,7 @@ from harness.plan import Plan
 from harness.problem import Problem
 from harness.profile import ModelProfile
 from harness.schedule import Schedule
+from harness.schedule.graph import COPIES
 from harness.schedule.hops import plan_hops
 from harness.schedule.myelin import Order, chunks_of, myelin
 from harness.schedule.rule import RuleName
@@ -65,13 +66,19 @@ class MyelinEngine(Engine):
         return found
 
     def notes(self, plan: Plan, profile: ModelProfile, cluster: Cluster, memory: MemoryModel) -> list[Problem]:
-        """Settings that do nothing, and how the paper's formula was read."""
+        """Settings that do nothing, or only cost time, and how the paper's formula was read."""
         read = self.config.checkpoint_every == "auto"
-        return [*notes.idle(self.config, plan, profile, memory), *([notes.readings(plan)] if read else [])]
+        return [
+            *notes.idle(self.config, plan, profile, memory),
+            *([notes.readings(plan)] if read else []),
+            *notes.wasted(self.config, plan, profile),
+        ]
 
     def schedule(self, plan: Plan, profile: ModelProfile) -> Schedule:
         config, width = self.config, DTYPE_BYTES[profile.dtype]
+        ties = plan_ties(plan, profile, COPIES)
         sizes = [profile.parameter_bytes_of(range(stage.first, stage.last + 1)) // width for stage in plan.stages]
+        tied = [sum(tie.bytes for tie in ties if j in tie.stages) // width for j in range(len(sizes))]
         return myelin(
             plan.micro_batches,
             [stage.device for stage in plan.stages],
@@ -79,9 +86,12 @@ class MyelinEngine(Engine):
             cast(Order, config.order),
             cast(RuleName, config.policy),
             config.pipeline_limit,
-            plan_ties(plan, profile),
+            ties,
             plan.mesh.data,
-            [chunks_of(elements, width, config.bsize, config.k, config.offload) for elements in sizes],
+            [
+                chunks_of(elements, width, config.bsize, config.k, config.offload, shared)
+                for elements, shared in zip(sizes, tied, strict=True)
+            ],
             config.k > 0,
         )
 

@@ -10,6 +10,7 @@ from harness.memory import DTYPE_BYTES, MemoryModel
 from harness.plan import Plan
 from harness.problem import Problem
 from harness.profile import ModelProfile
+from harness.simulate.ledger import working_bytes
 
 DRIVEN = "message_driven"
 DEFAULT = Config()
@@ -99,6 +100,47 @@ def readings(plan: Plan) -> Problem:
     alike = len(set(other)) == 1
     mend = f"engine.checkpoint_every={other[0]} for that one" if alike else "planner=uniform for stages alike"
     return Problem("engine.checkpoint_every auto", what, mend)
+
+
+def wasted(config: Config, plan: Plan, profile: ModelProfile) -> list[Problem]:
+    """Stages that compute layers again and keep no less for it, as many small segments do, whose inputs are kept."""
+    every, layers = config.checkpoint_every, len(profile.layers)
+    again = [bool(checkpointing.segments(stage, every, layers)) for stage in plan.stages]
+    plain, held = (_held(config, plan, profile, one) for one in ("never", every))
+    found = [j for j, one in enumerate(again) if one and held[j] >= plain[j] > 0]
+    if not found:
+        return []
+    most = max(found, key=lambda j: held[j])
+    own = plan.stages[most].layers
+    what = (
+        f"saves no memory on stage {', '.join(map(str, found))}, and computes layers again: with a checkpoint every "
+        f"{checkpointing.distance(every, own, layers)} of the {own} layers of stage {most} its tasks keep "
+        f"{display.size(held[most])}, without any {display.size(plain[most])}"
+    )
+    steps = [str(step) for step in range(1, max(stage.layers for stage in plan.stages) + 1)]
+    best = min(steps, key=lambda step: max(_held(config, plan, profile, step)))
+    saves = all(_held(config, plan, profile, best)[j] < plain[j] for j in found)
+    return [Problem(f"engine.checkpoint_every {every}", what, f"engine.checkpoint_every={best if saves else 'never'}")]
+
+
+def _held(config: Config, plan: Plan, profile: ModelProfile, every: str) -> list[int]:
+    """What the tasks of each stage keep at most: what waits for its backward pass, and what one of these works with."""
+    kept = checkpointing.checkpointed(profile, plan, every)
+    return [
+        _flying(config, plan, j) * round(kept.sum("saved_bytes", stage.first, stage.last))
+        + working_bytes(kept, stage.first, stage.last)
+        for j, stage in enumerate(plan.stages)
+    ]
+
+
+def _flying(config: Config, plan: Plan, j: int) -> int:
+    """Micro-batches of a stage that wait for their backward pass, at most."""
+    m, stages = plan.micro_batches, len(plan.stages)
+    if config.order == "gpipe":
+        return m
+    if config.order == DRIVEN and j < stages - 1:
+        return min(m, config.pipeline_limit or stages)
+    return min(m, stages - j)
 
 
 def _listed(numbers: Sequence[int]) -> str:

@@ -11,12 +11,16 @@ PATIENCE = 2000
 
 
 class LossScale:
-    """Halved at an overflow, doubled after `PATIENCE` steps without one; or `fixed`."""
+    """Halved at an overflow, doubled after `PATIENCE` steps without one; or `fixed`.
+
+    `told` says of a step that was `skipped` at what scale it overflowed, and is "" behind any other.
+    """
 
     def __init__(self, fixed: float | None = None) -> None:
         self.fixed = fixed
         self.value = START if fixed is None else fixed
         self.good = self.skipped = 0
+        self.told = ""
 
     def state(self) -> dict[str, float]:
         """What a state has of it."""
@@ -30,6 +34,7 @@ class LossScale:
 
     def judge(self, overflow: bool) -> None:
         """A step has ended. Raises FloatingPointError where the scale cannot fall any further."""
+        self.told = ""
         if not overflow:
             self.good += 1
             if self.good % PATIENCE == 0 and self.fixed is None:
@@ -37,11 +42,11 @@ class LossScale:
             return
         self.good = 0
         self.skipped += 1
+        self.told = f"gradients overflow float16 at a loss scale of {self.value:g}"
         if self.fixed is None:
             if self.value / 2 < LEAST:
                 raise FloatingPointError(
-                    f"gradients are not finite in float16 at a loss scale of {self.value:g}, which falls to "
-                    f"{LEAST:g} at most -> precision=bf16, or a smaller optimizer.lr"
+                    f"{self.told}, which falls to {LEAST:g} at most -> precision=bf16, or a smaller optimizer.lr"
                 )
             self.value /= 2
 

@@ -23,8 +23,9 @@ from harness.plan import Plan
 from harness.profile import LayerProfile, ModelProfile, Skip
 from harness.rank_passes import Passes
 from harness.rank_session import RankSession
-from harness.rank_ties import SUMS, RankTies
+from harness.rank_ties import RankTies
 from harness.schedule import LaneOps, Schedule
+from harness.schedule.graph import COPIES
 from harness.schedule.hops import plan_hops
 from harness.simulate.assembly import sent_kind
 from harness.skip import layer_skips, named_layers
@@ -51,9 +52,10 @@ class MyelinSession(RankSession):
         self.stage = self._stage(layers).to(self.device)
         self.stage.autocast = self.autocast_dtype
         self.parameters = self.named(self.stage)
-        self.ties = RankTies(layers, plan, self.rank)
+        self.ties = RankTies(layers, plan, self.rank, COPIES)
+        tied = {copy.tie.name for copy in self.ties.own}
         group = self._replicas()
-        self.updates = Updates(self.parameters, self.spec, self.config, self.place, group, self.now, self.note)
+        self.updates = Updates(self.parameters, tied, self.spec, self.config, self.place, group, self.now, self.note)
         self.order = self.schedule(plan, profile)
         channels = [Channel(hop.source, hop.target, hop.part) for hop in plan_hops(plan, profile, portals=True)]
         channels += [channel.back for channel in channels]
@@ -96,8 +98,8 @@ class MyelinSession(RankSession):
             self.transport.begin({channel: self._order_of(channel) for channel in self.transport.into})
             run(self._agenda(), self.transport, self._take, self._run)
             if self.ties.own:
-                self.sent[SUMS] += self.ties.sum_gradients(self.now, self.note)
-            summed = self.updates.finish()
+                self.sent[self.ties.sums] += self.ties.sum_gradients(self.now, self.note)
+            summed, self.skipped = self.updates.finish(), self.updates.skipped
             if self.plan.mesh.data > 1:
                 self.sent["all_reduce"] += summed
             self.transport.finish()

@@ -32,23 +32,23 @@ def together(replicas: Sequence[Sequence[Span]]) -> list[Span]:
     replica 0   |-- waits --|== 0collective:all_reduce@data/chunk0 ==|
     replica 1               |== 0collective:all_reduce@data/chunk0 ==|
     """
-    began: dict[tuple[str, int], float] = {}
-    for replica, spans in enumerate(replicas):
+    began: dict[tuple[str, int | None], float] = {}
+    for spans in replicas:
         for span in spans:
-            sum_ = _sum(span, replica)
+            sum_ = _sum(span)
             if sum_ is not None:
                 began[sum_] = max(span.start_s, began.get(sum_, span.start_s))
 
     def trimmed(span: Span) -> Span:
-        sum_ = _sum(span, 0)
+        sum_ = _sum(span)
         return span if sum_ is None else replace(span, start_s=min(began[sum_], span.end_s))
 
     return [trimmed(span) for span in replicas[0]]
 
 
-def _sum(span: Span, replica: int) -> tuple[str, int] | None:
-    """What all members of a sum have in common: over replicas the stage, over copies of a parameter the replica."""
+def _sum(span: Span) -> tuple[str, int | None] | None:
+    """What all members of a sum have in common: its name, and over replicas the stage."""
     op = span.parsed
     if op.kind != "collective":
         return None
-    return (op.part, op.stage) if split_part(op.part)[1] == DATA else (op.part, replica)
+    return op.part, op.stage if split_part(op.part)[1] == DATA else None

@@ -28,7 +28,8 @@ class Sum:
 
 
 class Sums:
-    """All sums of one step. `queue` is what a trace says they run in."""
+    """All sums of one step, of `chunks` of the gradients that replicas share; what of a chunk lies behind these is left
+    alone. `queue` is what a trace says they run in."""
 
     def __init__(
         self, gradients: Tensor, chunks: Sequence[Chunk], group: dist.ProcessGroup, stage: int, queue: Queue,
@@ -37,7 +38,8 @@ class Sums:
         self.now = now
         self.last = now()
         self.beside = torch.cuda.Stream(gradients.device) if gradients.device.type == "cuda" else None
-        self.sums = [self._started(gradients[one.start : one.stop], one.part, group, stage, queue) for one in chunks]
+        parts = [(one.part, gradients[one.start : one.stop]) for one in chunks if one.start < len(gradients)]
+        self.sums = [self._started(part, name, group, stage, queue) for name, part in parts]
 
     def _started(self, part: Tensor, name: str, group: dist.ProcessGroup, stage: int, queue: Queue) -> Sum:
         op = Op(stage, "collective", None, f"all_reduce@data/{name}", bytes=part.nbytes, queue=queue)

@@ -8,7 +8,7 @@ finish  chunk 0   |= all_reduce =|= step =|
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -38,16 +38,19 @@ class Updates:
 
     In float16 and bfloat16 the parameters have float32 copies, which are what the optimizer updates, and what a state
     holds; gradients are summed in half precision. `group` are the ranks that have the same stage (None: only this
-    one); `note` and `now` are those of the `RankSession`. Raises ValueError for a parameter of another dtype than the
-    others.
+    one). The gradients of `tied` parameters are sums over all their copies already when `finish` begins: these lie
+    behind all others, out of reach of the chunks' sums. `note` and `now` are those of the `RankSession`. Raises
+    ValueError for a parameter of another dtype than the others.
     """
 
     def __init__(
-        self, parameters: dict[str, nn.Parameter], spec: SessionSpec, config: Config, stage: int,
+        self, parameters: dict[str, nn.Parameter], tied: Collection[str], spec: SessionSpec, config: Config, stage: int,
         group: dist.ProcessGroup | None, now: Callable[[], Mark], note: Callable[[Op, Mark, Mark], None],
     ) -> None:  # fmt: skip
         self.stage, self.group, self.now, self.note = stage, group, now, note
-        self.flat = Flat(parameters, getattr(torch, spec.dtype))
+        ordered = {name: parameters[name] for name in sorted(parameters, key=lambda name: name in tied)}
+        self.flat = Flat(ordered, getattr(torch, spec.dtype))
+        self.own = self.flat.size - sum(parameters[name].numel() for name in tied)  # elements to sum over replicas
         self.chunks = chunks(self.flat.size, config.bsize, config.k)
         self.queue: Queue = "network" if config.k else "compute"
         self.optimizer = Optimizer(spec.optimizer)
@@ -63,6 +66,17 @@ class Updates:
     def scale(self) -> float:
         """What the loss is multiplied by: 1 but in float16."""
         return self.scaling.value if self.scaling else 1.0
+
+    @property
+    def skipped(self) -> str:
+        """Why the last step was no update, and the mend; "" if it was one."""
+        if not (self.scaling and self.scaling.told):
+            return ""
+        fixed = self.scaling.fixed is not None
+        return self.scaling.told + (
+            ", which is fixed -> engine.loss_scale=null, which finds one" if fixed
+            else f", now it is {self.scale:g} -> more steps, a smaller engine.loss_scale, or precision=bf16"
+        )  # fmt: skip
 
     def begin(self) -> None:
         """A step begins."""
@@ -81,20 +95,22 @@ class Updates:
         asked = self._largest(there, self.group) if self.group and self.chunks else None
         sums = None
         if self.group:
-            sums = Sums(self.flat.gradients, self.chunks, self.group, self.stage, self.queue, self.now)
+            sums = Sums(self.flat.gradients[: self.own], self.chunks, self.group, self.stage, self.queue, self.now)
         skipped = overflow()
         if asked:
             asked.wait()
         self._update(sums, [bool(one) for one in there.tolist()], skipped)
         self._judge(skipped)
-        return self.flat.gradients.nbytes if self.group else 0
+        return self.flat.gradients[: self.own].nbytes if self.group else 0
 
     def _overflow(self) -> Callable[[], bool]:
         """Asks all ranks at once; the answer is the same in all of them."""
         if self.scaling is None:
             return lambda: False
         replicas = dist.get_world_size(self.group) if self.group else 1
-        flag = torch.tensor(overflows(self.flat.gradients, replicas), dtype=torch.uint8, device=self.flat.device)
+        own, tied = self.flat.gradients[: self.own], self.flat.gradients[self.own :]
+        found = overflows(own, replicas) or overflows(tied, 1)
+        flag = torch.tensor(found, dtype=torch.uint8, device=self.flat.device)
         asked = self._largest(flag, None) if dist.is_initialized() else None
 
         def answer() -> bool:
@@ -114,7 +130,7 @@ class Updates:
         summed = sums.done() if sums else None
         self.store.begin()
         for chunk in self.chunks:
-            if summed:
+            if summed and chunk.start < self.own:
                 self.note(*next(summed))
             self.store.update(chunk, runs, self.scale)
         if not skipped:
@@ -133,15 +149,11 @@ class Updates:
     def _judge(self, skipped: bool) -> None:
         if self.scaling is None:
             return
-        before = self.scaling.value
         self.scaling.judge(skipped)
         if skipped and ranks.first():
-            now = f"now it is {self.scaling.value:g}" if self.scaling.value != before else "it is fixed"
-            print(
-                f"gradients overflow float16 at a loss scale of {before:g} ({now}): no update on any rank, "
-                f"{self.scaling.skipped} skipped so far",
-                flush=True,
-            )
+            now = f"now it is {self.scale:g}" if self.scaling.fixed is None else "it is fixed"
+            so_far = f"{self.scaling.skipped} skipped so far"
+            print(f"{self.scaling.told} ({now}): no update on any rank, {so_far}", flush=True)
 
     def held(self) -> list[Tensor]:
         """Tensors that the device holds between steps."""

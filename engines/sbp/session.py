@@ -28,7 +28,7 @@ from harness.plan import Plan
 from harness.profile import ModelProfile
 from harness.rank_passes import Passes
 from harness.rank_session import Mark, RankSession
-from harness.rank_ties import SUMS, RankTies
+from harness.rank_ties import RankTies
 from harness.sbp.chain import chain_of
 from harness.sbp.planned import OUTPUT, grid_of_plan
 from harness.schedule import Schedule
@@ -130,7 +130,7 @@ class SBPSession(RankSession):
         began = self.now()
         self.gradients.finish()
         self._note(None, began, self.now())
-        self.sent[SUMS] += self.ties.sum_gradients(self.now, self.note)
+        self.sent[self.ties.sums] += self.ties.sum_gradients(self.now, self.note)
 
     def _run(self, op: Op, size: int) -> None:
         began = self.now()

@@ -22,7 +22,7 @@ from harness.interfaces import Batch, Model, SessionSpec
 from harness.op import Op
 from harness.plan import Plan
 from harness.rank_session import RankSession
-from harness.rank_ties import SUMS, RankTies
+from harness.rank_ties import RankTies
 from harness.schedule.zero import over_replicas
 from harness.stage_module import stage_modules
 from harness.training_state import (
@@ -89,7 +89,7 @@ class TorchPipeliningSession(RankSession):
             self.schedule.step(*inputs, return_outputs=False)
         self._sum_over_replicas()
         if self.ties.own:
-            self.sent[SUMS] += self.ties.sum_gradients(self.now, self.note)
+            self.sent[self.ties.sums] += self.ties.sum_gradients(self.now, self.note)
         self._step()
         return float(sum(loss.detach() for loss in losses))
 

@@ -19,8 +19,10 @@ DATA = "data"
 """The communicator of the replicas of a device."""
 TIED = "tied"
 """The communicator of the devices of one pipeline that keep a copy of the same parameter."""
+COPIES = "copies"
+"""The communicator of all devices that keep a copy of the same parameter, those of all replicas at once."""
 REDUCING = {
-    (algorithm, communicator) for algorithm in ("all_reduce", "reduce_scatter") for communicator in (DATA, TIED)
+    (algorithm, communicator) for algorithm in ("all_reduce", "reduce_scatter") for communicator in (DATA, TIED, COPIES)
 }
 """Collectives that sum gradients."""
 
@@ -191,8 +193,9 @@ class _Edges:
 
         Other collectives wait for their turn only. One with a micro-batch waits for the gradients of that one, else for
         those of all. A step with a micro-batch waits for the gradients up to that one, and for the step before. A queue
-        in a fixed order may have copies before replicas, as DeepSpeed does: the sum is the same. Those of chunks come
-        behind those over copies (`harness.schedule.chunks`).
+        in a fixed order may have copies before replicas, as DeepSpeed does: the sum is the same but for its rounding.
+        Those of chunks come behind those over copies (`harness.schedule.chunks`), and leave out what these sum over
+        all replicas.
         """
         gradients: dict[tuple[int, int | None], list[int]] = defaultdict(list)
         over_replicas: dict[int, list[int]] = defaultdict(list)
@@ -205,7 +208,7 @@ class _Edges:
                 gradients[op.stage, op.micro_batch].append(node)
                 gradients[op.stage, None].append(node)
             elif op.kind == "collective" and split_part(op.part) in REDUCING:
-                if split_part(op.part)[1] == TIED:
+                if split_part(op.part)[1] != DATA:
                     ties.add(node)
                 elif not chunks.takes(node):
                     over_replicas[op.stage].append(node)

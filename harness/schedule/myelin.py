@@ -25,26 +25,40 @@ ORDERS: tuple[Order, ...] = get_args(Order)
 @dataclass(frozen=True)
 class Chunk:
     """Parameters of a stage that are summed and updated together: their bytes, and for each bucket that visits the
-    device those of its halves (no bucket where the optimizer's state stays there)."""
+    device those of its halves (no bucket where the optimizer's state stays there). Of the bytes `tied` are those of
+    parameters that have been summed before, over all copies."""
 
     bytes: int
     buckets: tuple[tuple[int, ...], ...] = ()
+    tied: int = 0
+
+    @property
+    def summed(self) -> bool:
+        """Whether there is anything left to sum over replicas."""
+        return self.tied < self.bytes or not self.bytes
 
 
-def chunks_of(elements: int, width: int, bsize: int, k: int, offload: bool = False) -> tuple[Chunk, ...]:
+def chunks_of(elements: int, width: int, bsize: int, k: int, offload: bool = False, tied: int = 0) -> tuple[Chunk, ...]:
     """The chunks of a stage with so many parameters of `width` bytes: k buckets of `bsize` parameters each.
 
     |= bucket0 =|= bucket1 =|= bucket2 =|= bucket3 =|= b4 =|      k = 2: three chunks, the last one is shorter
     |======== chunk0 =======|======== chunk1 =======|chunk2|
 
     With k = 0 one chunk has them all; without parameters there is none. Only with `offload` buckets visit the device,
-    in two halves; the first one may have a parameter more, and a bucket of one parameter has no second one.
+    in two halves; the first one may have a parameter more, and a bucket of one parameter has no second one. The last
+    `tied` parameters have copies on other devices.
     """
     buckets = [min(bsize, elements - start) for start in range(0, elements, bsize)]
     each = k or max(1, len(buckets))
     groups = [buckets[first : first + each] for first in range(0, len(buckets), each)]
     halves = [tuple(tuple(half * width for half in (n - n // 2, n // 2) if half) for n in group) for group in groups]
-    return tuple(Chunk(sum(group) * width, own if offload else ()) for group, own in zip(groups, halves, strict=True))
+    starts = range(0, elements, each * bsize)
+    found = []
+    for start, group, own in zip(starts, groups, halves, strict=True):
+        stop = start + sum(group)
+        shared = max(0, stop - max(start, elements - tied))
+        found.append(Chunk((stop - start) * width, own if offload else (), shared * width))
+    return tuple(found)
 
 
 def myelin(
@@ -77,10 +91,11 @@ def myelin(
 
     The end of a step, of each stage with its `chunks[j]` (`chunks_of`; by default one without bytes):
 
-    compute    all B |all_reduce@tied/...|              |step:chunk0|             |step:chunk1|
-    network                              |sum of chunk0 |sum of chunk1|sum of chunk2|
+    compute    all B |all_reduce@copies/...|              |step:chunk0|             |step:chunk1|
+    network                                |sum of chunk0 |sum of chunk1|sum of chunk2|
 
-    The sums over `replicas` stand in the network's queue, so that they overlap with the updates; without `overlap` in
+    Parameters of `ties` are summed once, over their copies in all replicas; chunks leave them out. The sums over
+    `replicas` stand in the network's queue, so that they overlap with the updates; without `overlap` in
     the compute queue, all before the first update. Each half (a, b) of a bucket that visits the device comes in the
     queue "copy in", is updated by a step of its own, and goes in the queue "copy out":
 
@@ -130,7 +145,9 @@ def _end(j: int, chunks: Sequence[Chunk], replicas: int, overlap: bool) -> Itera
     """Sums over replicas, steps and copies of a stage, in each queue in the order in which they are issued."""
     queue: Queue = "network" if overlap else "compute"
     for c, chunk in enumerate(chunks if replicas > 1 else ()):
-        yield Op(j, "collective", None, f"all_reduce@{DATA}/chunk{c}", bytes=chunk.bytes, queue=queue)
+        if chunk.summed:
+            size = chunk.bytes - chunk.tied
+            yield Op(j, "collective", None, f"all_reduce@{DATA}/chunk{c}", bytes=size, queue=queue)
     number = 0
     for c, chunk in enumerate(chunks):
         if not chunk.buckets:

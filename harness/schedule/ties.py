@@ -18,19 +18,23 @@ from harness.schedule.graph import TIED
 
 @dataclass(frozen=True)
 class Tie:
-    """A parameter that each of `stages` keeps a copy of: the first stage that needs it on each device."""
+    """A parameter that each of `stages` keeps a copy of: the first stage that needs it on each device.
+
+    With the `communicator` "tied" the copies of one replica are summed, with "copies" those of all replicas at once.
+    """
 
     name: str
     stages: tuple[int, ...]
     bytes: int
+    communicator: str = TIED
 
     @property
     def part(self) -> str:
         """The collective's, as an op names it."""
-        return f"all_reduce@{TIED}/{self.name}"
+        return f"all_reduce@{self.communicator}/{self.name}"
 
 
-def plan_ties(plan: Plan, profile: ModelProfile) -> list[Tie]:
+def plan_ties(plan: Plan, profile: ModelProfile, communicator: str = TIED) -> list[Tie]:
     """What layers on different devices share, in the order of the layers; stages on one device share a copy."""
     sizes = {tied.name: tied.bytes for layer in profile.layers for tied in layer.tied}
     found = []
@@ -39,7 +43,7 @@ def plan_ties(plan: Plan, profile: ModelProfile) -> list[Tie]:
         for number in stages:
             home.setdefault(plan.stages[number].device, number)
         if len(home) > 1:
-            found.append(Tie(name, tuple(home.values()), sizes[name]))
+            found.append(Tie(name, tuple(home.values()), sizes[name], communicator))
     return found
 
 

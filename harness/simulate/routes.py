@@ -14,7 +14,7 @@ from itertools import pairwise
 from harness.cluster import Cluster, Link
 from harness.op import Op
 from harness.schedule import Schedule
-from harness.schedule.graph import DATA, split_part
+from harness.schedule.graph import COPIES, DATA, split_part
 from harness.simulate.flows import Flow, Resource
 
 STEPS = {"all_reduce": 2, "reduce_scatter": 1, "all_gather": 1, "all_to_all": 1}
@@ -79,7 +79,8 @@ class Routes:
         return _through_ports(self.cluster.node_port, self.cluster.node_port.alpha_s, size, uses, channel)
 
     def collective(self, op: Op, members: list[int]) -> Route:
-        """A ring over `members`, devices of the first replica. Raises ValueError for an unknown algorithm.
+        """A ring over `members`, devices of the first replica, or over theirs in all replicas. Raises ValueError for an
+        unknown algorithm.
 
         member 0 -> member 1 -> ... -> member g-1 -> member 0
         """
@@ -87,8 +88,9 @@ class Routes:
         if algorithm not in STEPS:
             raise ValueError(f"{op}: {algorithm!r} is no collective -> one of {', '.join(STEPS)}, as all_reduce@data")
         first = [device * self.tensor for device in sorted(members)]
-        if communicator == DATA:
-            ring, alike = [first[0] + shift for shift in self._shifts()[:: self.tensor]], list(range(self.tensor))
+        if communicator in (DATA, COPIES):
+            replicas, alike = self._shifts()[:: self.tensor], list(range(self.tensor))
+            ring = [shift + device for shift in replicas for device in first]
         else:
             ring, alike = first, self._shifts()
         g, rounds = len(ring), STEPS[algorithm]

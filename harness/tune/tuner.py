@@ -65,7 +65,7 @@ class Tuner:
         ground = self.grounds[line.candidate.micro_batch]
         ground.profile.save(self.folder / profiles.PROFILE)
         command = line.candidate.command(self.config, self.overrides, self.engine.capabilities)
-        notes = self.engine.notes(draft.plan, draft.profile, draft.cluster, draft.memory)
+        notes = self.engine.notes(draft.plan, ground.profile, draft.cluster, draft.memory)
         return Tuned(tuple(self.lines.values()), line, draft, ground, command, tuple(notes))
 
     def gather(self) -> None:

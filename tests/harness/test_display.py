@@ -268,6 +268,12 @@ def test_summary_is_one_line() -> None:
     assert line(failed, Path("runs/x")) == "- -: oom, stage 1 [gpipe]: no memory (runs/x)"
 
 
+def test_steps_without_an_update_have_a_row_where_there_are_some() -> None:
+    some, none = (replace(record(), metrics=record().metrics | {"skipped_steps": count}) for count in (3, 0))
+    assert ["steps without an update", "3"] in rows(some)
+    assert rows(none) == rows(record()), "nor has a record that does not know"
+
+
 def test_files_that_are_there_are_listed(tmp_path: Path) -> None:
     assert files_of(record(), tmp_path) == []
     for name in ("record.json", "trace.json.gz", "timeline.png"):

@@ -121,6 +121,15 @@ def test_another_mpis_mpiexec_is_told(says: str, monkeypatch: pytest.MonkeyPatch
         ranks.each(2, passed_round, ("cpu",) * 2, with_mpi=True)
 
 
+def test_what_another_user_says_is_not_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here all helpers seem to be another user's."""
+    user = os.getuid()
+    monkeypatch.setattr(mpi, "SOON_S", 1.0)
+    monkeypatch.setattr(mpi.os, "getuid", lambda: user + 1)
+    with pytest.raises(mpi.NoWorld, match="started no 2 ranks"):
+        ranks.each(2, passed_round, ("cpu",) * 2, with_mpi=True)
+
+
 def test_inside_of_a_batch_job_ranks_start_here(monkeypatch: pytest.MonkeyPatch) -> None:
     job = {"JOB_ID": "1", "JOBID": "1", "NNODES": "2", "NODELIST": "node[1-2]", "JOB_NODELIST": "node[1-2]"}
     for name, value in job.items():

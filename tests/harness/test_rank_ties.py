@@ -15,18 +15,21 @@ from harness.mesh import Mesh
 from harness.op import Op
 from harness.plan import Plan
 from harness.rank_ties import RankTies
+from harness.schedule.graph import COPIES, TIED
 from tests.engines import networks
 
 # layers of "tied": 0 embedding, 1 and 5 the same linear layer, 7 the head with the embedding's weight
 SPLIT = replace(Plan.contiguous([4, 4], 2), mesh=Mesh(data=2, pipeline=2))
 
 
-def summed(layers: nn.Sequential, plan: Plan, missing: tuple[int, ...] = ()) -> list[dict[str, Any]]:
+def summed(
+    layers: nn.Sequential, plan: Plan, missing: tuple[int, ...] = (), communicator: str = TIED
+) -> list[dict[str, Any]]:
     """What each rank has after the sum; the gradient of every parameter on rank r is r + 1, or missing."""
 
     def work() -> list[dict[str, Any]]:
         rank = dist.get_rank()
-        ties = RankTies(layers, plan, rank)
+        ties = RankTies(layers, plan, rank, communicator)
         for parameter in layers.parameters():
             if parameter.requires_grad and rank not in missing:
                 parameter.grad = torch.full_like(parameter, rank + 1.0)
@@ -56,6 +59,13 @@ def test_copies_get_the_sum_over_their_replica() -> None:
     for rank, stage in zip(found, (0, 1, 0, 1), strict=True):
         expected = [f"{stage}collective:all_reduce@tied/{name}" for name in names]
         assert rank["ops"] == list(zip(expected, sizes, strict=True))
+
+
+def test_copies_get_the_sum_over_all_replicas_at_once() -> None:
+    found = summed(networks.tied().layers(), SPLIT, missing=(3,), communicator=COPIES)
+    assert [rank["sums"]["0.weight"] for rank in found] == [6.0] * 4
+    assert [rank["members"] for rank in found] == [[[0, 1, 2, 3]] * 3] * 4
+    assert found[1]["ops"][0] == ("1collective:all_reduce@copies/0.weight", 11 * 8 * 4)
 
 
 def test_a_copy_without_a_gradient_adds_nothing() -> None:

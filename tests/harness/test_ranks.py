@@ -228,12 +228,13 @@ def work():
     os.write(1, f"{os.getpid()}\\n".encode())
     time.sleep(60)
 
-ranks.each(2, work, ("cpu", "cpu"))
+ranks.each(2, work, ("cpu", "cpu"), with_mpi=True)
 """
 
 
-def test_ranks_of_a_host_that_is_killed_end() -> None:
-    host = subprocess.Popen([sys.executable, "-c", HOST], stdout=subprocess.PIPE, text=True, cwd=ROOT)
+def test_ranks_of_a_host_that_is_killed_end_and_leave_nothing(tmp_path: Path) -> None:
+    places = os.environ | {"TMPDIR": str(tmp_path)}
+    host = subprocess.Popen([sys.executable, "-c", HOST], stdout=subprocess.PIPE, text=True, cwd=ROOT, env=places)
     assert host.stdout
     pids = [int(host.stdout.readline()) for _ in range(2)]
     assert all(map(there, pids))
@@ -244,6 +245,7 @@ def test_ranks_of_a_host_that_is_killed_end() -> None:
     while any(map(there, pids)) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert not any(map(there, pids))
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_rank_whose_host_is_gone_before_it_begins_ends() -> None:

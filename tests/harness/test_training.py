@@ -12,7 +12,18 @@ from hypothesis import strategies as st
 from harness.checkpoint import Checkpoints
 from harness.interfaces import StepMetrics
 from harness.trace import Span, Trace
-from harness.training import METRICS, Diverged, Line, LineFile, Loop, percentile, shifted, train, use_of_devices
+from harness.training import (
+    METRICS,
+    Diverged,
+    Line,
+    LineFile,
+    Loop,
+    NeverUpdated,
+    percentile,
+    shifted,
+    train,
+    use_of_devices,
+)
 
 
 class Counting:
@@ -25,8 +36,8 @@ class Counting:
 class Session:
     """A session whose step k takes k + 1 seconds, on a clock that began at 100."""
 
-    def __init__(self, losses: list[float] | None = None) -> None:
-        self.losses = losses
+    def __init__(self, losses: list[float] | None = None, skips: tuple[int, ...] = ()) -> None:
+        self.losses, self.skips = losses, skips
         self.seen: list[tuple] = []
         self.steps: list[tuple[float, float]] = []
 
@@ -36,7 +47,8 @@ class Session:
         start = self.steps[-1][1] + 10 if self.steps else 100.0
         self.steps.append((start, start + k + 1))
         loss = self.losses[k] if self.losses else 1 / (k + 1)
-        return StepMetrics(loss, k + 1.0, {"activations": 7}, [11, 12] if meter else None)
+        skipped = "too large -> less" if k in self.skips else ""
+        return StepMetrics(loss, k + 1.0, {"activations": 7}, [11, 12] if meter else None, skipped)
 
     def trace(self) -> Trace:
         spans = [Span("0F0", 0, "compute", start, (start + end) / 2, k) for k, (start, end) in enumerate(self.steps)]
@@ -66,14 +78,22 @@ def test_without_warm_up_or_in_the_first_step_memory_is_not_known(tmp_path, warm
 
 
 def test_a_line_for_each_step(tmp_path):
-    train(Session(), Counting(), Loop(8, steps=2, warmup=1), tmp_path, Checkpoints(tmp_path))
+    train(Session(skips=(1,)), Counting(), Loop(8, steps=2, warmup=1), tmp_path, Checkpoints(tmp_path))
     lines = [json.loads(line) for line in (tmp_path / METRICS).read_text().splitlines()]
     assert [line.pop("data_wait_s") >= 0 for line in lines] == [True] * 3
     assert lines == [
-        {"step": 0, "phase": "warmup", "loss": 1.0, "step_time_s": 1.0},
-        {"step": 1, "phase": "measured", "loss": 1 / 2, "step_time_s": 2.0},
-        {"step": 2, "phase": "measured", "loss": 1 / 3, "step_time_s": 3.0},
+        {"step": 0, "phase": "warmup", "loss": 1.0, "step_time_s": 1.0, "skipped": False},
+        {"step": 1, "phase": "measured", "loss": 1 / 2, "step_time_s": 2.0, "skipped": True},
+        {"step": 2, "phase": "measured", "loss": 1 / 3, "step_time_s": 3.0, "skipped": False},
     ]
+
+
+def test_steps_that_the_optimizer_left_out_are_counted(tmp_path):
+    loop, checkpoints = Loop(8, steps=3, warmup=1), Checkpoints(tmp_path)
+    assert train(Session(skips=(0, 3)), Counting(), loop, tmp_path, checkpoints)[0]["skipped_steps"] == 2
+    assert train(Session(), Counting(), loop, tmp_path, checkpoints)[0]["skipped_steps"] == 0
+    with pytest.raises(NeverUpdated, match=r"^none of 4 steps updated a weight: too large -> less$"):
+        train(Session(skips=(0, 1, 2, 3)), Counting(), loop, tmp_path, checkpoints)
 
 
 def test_batches_are_made_while_steps_run(tmp_path):

@@ -36,7 +36,9 @@ def test_a_skipped_step_is_none_of_the_optimizer(
             weight.register_hook(lambda gradient: gradient * factor[session.steps])
         states = [session.state_dict()]
         for _ in factor:
-            session.step(one.model.sample(one.samples))
+            told = session.step(one.model.sample(one.samples)).skipped
+            assert bool(told) == (factor[session.steps - 1] != 1.0)
+            assert told.startswith(SAID if told else "")
             states.append(session.state_dict())
         return states
 

@@ -91,6 +91,38 @@ def test_notes_both_readings_of_the_paper() -> None:
     assert told(24, 24).mend.startswith("engine.checkpoint_every=4 ")
 
 
+@pytest.mark.parametrize(
+    ("every", "own", "mend"),
+    [
+        ("auto", 13, "engine.checkpoint_every=5"),
+        ("1", 12, "engine.checkpoint_every=4"),
+        ("auto", 12, ""),
+        ("2", 13, ""),
+    ],
+)
+def test_notes_checkpoints_that_save_nothing(every: str, own: int, mend: str) -> None:
+    """13 has no other divisor near sqrt(26): each layer keeps its input, which is all that it would save anyway."""
+    plan = Plan.contiguous([own, 26 - own], 8)
+    layer = LayerProfile(forward_s=1.0, output_bytes=2**20, saved_bytes=2**20)
+    profile = ModelProfile((layer,) * 26, input_bytes=2**20)
+    found = build(Config(checkpoint_every=every)).notes(plan, profile, FLAT, MemoryModel())
+    told = [note for note in found if "saves no memory" in note.what]
+    assert [note.mend for note in told] == [mend] * bool(mend)
+    assert all(note.key == f"engine.checkpoint_every {every}" for note in told)
+    assert all("every 1 of the 1" in note.what and "on stage 0, 1," in note.what for note in told)
+    large = replace(profile, layers=(replace(layer, saved_bytes=10 * 2**20),) * 26)
+    found = build(Config(checkpoint_every=every)).notes(plan, large, FLAT, MemoryModel())
+    assert not any("saves no memory" in note.what for note in found), "blocks that save much are worth it"
+
+
+def test_notes_offer_no_checkpoints_where_no_number_saves() -> None:
+    """Layers that save nothing: the inputs of any segments come on top."""
+    plan = Plan.contiguous([4, 4], 8)
+    profile = ModelProfile((LayerProfile(output_bytes=10),) * 8, input_bytes=10)
+    (note,) = build(Config(checkpoint_every="2")).notes(plan, profile, FLAT, MemoryModel())
+    assert note.mend == "engine.checkpoint_every=never"
+
+
 PHI = 1_000_000
 ADAM_NAMED, SGD_NAMED, MOMENTUM_NAMED = OptimizerSpec("adam"), OptimizerSpec("sgd"), OptimizerSpec("sgd", momentum=0.9)
 

@@ -79,14 +79,14 @@ def test_both_ends_of_a_message_are_one_span() -> None:
 
 
 def test_sums_begin_when_all_are_there() -> None:
-    """Over replicas each stage's own, over copies of a parameter those of one replica."""
+    """Over replicas each stage's own, over copies of a parameter those of all stages and replicas."""
     data, tied, task = (
         "collective:all_reduce@data/chunk0",
-        "collective:all_reduce@tied/w",
+        "collective:all_reduce@copies/w",
         Span("0F0", 0, "compute", 1, 2),
     )
     first = [task, Span(f"0{data}", 0, "network", 3, 9), Span(f"1{data}", 1, "network", 4, 9),
-             Span(f"0{tied}", 0, "compute", 2, 3), Span(f"1{tied}", 1, "compute", 2.5, 2.75)]  # fmt: skip
+             Span(f"0{tied}", 0, "compute", 2, 7), Span(f"1{tied}", 1, "compute", 2.5, 6.75)]  # fmt: skip
     second = [replace(task, start_s=0), Span(f"0{data}", 0, "network", 7, 9), Span(f"1{data}", 1, "network", 2, 9),
               Span(f"0{tied}", 0, "compute", 6, 7), Span(f"1{tied}", 1, "compute", 6, 7)]  # fmt: skip
     found = {span.op: (span.start_s, span.end_s) for span in together([first, second])}
@@ -94,8 +94,8 @@ def test_sums_begin_when_all_are_there() -> None:
         "0F0": (1, 2),
         f"0{data}": (7, 9),
         f"1{data}": (4, 9),
-        f"0{tied}": (2.5, 3),
-        f"1{tied}": (2.5, 2.75),
+        f"0{tied}": (6, 7),
+        f"1{tied}": (6, 6.75),
     }
 
 

@@ -92,6 +92,26 @@ def test_what_is_sent_comes(kind: str) -> None:
     assert len(sent) == 4 * M
 
 
+def test_every_channel_of_torch_is_used_before_receives_are_posted() -> None:
+    """NCCL connects two ranks at their first message."""
+
+    def run() -> list[list[str]]:
+        from engines.myelin import torch_transport
+
+        rank, used = dist.get_rank(), list[str]()
+        send, recv = dist.send, dist.recv
+        torch_transport.dist.send = lambda *to: (used.append("send"), send(*to))
+        torch_transport.dist.recv = lambda *of: (used.append("recv"), recv(*of))
+        position = Position(rank, rank, 2, 1)
+        transport = torch_transport.TorchTransport(position, CHANNELS, M, torch.device("cpu"))
+        transport.close()
+        found: list[list[str]] = [[], []]
+        dist.all_gather_object(found, used)
+        return found
+
+    assert ranks.each(2, run, ("cpu",) * 2) == [["send", "send", "recv", "recv"], ["recv", "recv", "send", "send"]]
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_forms_travel_once_for_each_size(kind: str) -> None:
     coming = [Coming(0, 2), Coming(1, 2), Coming(2, 1), Coming(3, 2)]

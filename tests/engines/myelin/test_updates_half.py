@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor, nn
 
 from engines.myelin.scaling import LEAST, PATIENCE, START, LossScale, overflows
-from harness.interfaces import OptimizerSpec
+from harness.interfaces import OptimizerSpec, Session
+from harness.launch import call
+from harness.meter import Meter
+from tests.engines.myelin.cases import case
 from tests.engines.myelin.updating import (
     ADAMW,
     ELEMENTS,
@@ -92,10 +97,7 @@ def test_bytes_of_the_model_state(dtype: str, optimizer: OptimizerSpec, kept: in
     """20 bytes a parameter with Adam; offloaded 4, and 16 for each parameter of a bucket (Myelin, section V-B)."""
 
     def device_bytes(**config: object) -> int:
-        stepper = Stepper(parameters(dtype), optimizer, dtype, **config)
-        stepper.step(gradients(0, dtype))
-        storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage() for tensor in stepper.updates.held()}
-        return sum(storage.nbytes() for storage in storages.values())
+        return bytes_after_a_step(dtype, optimizer, 4 + kept, **config)
 
     assert device_bytes() == (12 + kept) * ELEMENTS
     for bsize in (1, 2, 15, ELEMENTS):
@@ -104,11 +106,21 @@ def test_bytes_of_the_model_state(dtype: str, optimizer: OptimizerSpec, kept: in
 
 
 def test_bytes_in_float32() -> None:
-    def device_bytes(**config: object) -> int:
-        return sum(tensor.nbytes for tensor in Stepper(parameters(), ADAMW, **config).updates.held())
+    assert bytes_after_a_step("float32", ADAMW, 12) == 16 * ELEMENTS
+    assert bytes_after_a_step("float32", ADAMW, 12, offload=True, bsize=10) == 8 * ELEMENTS + 160
 
-    assert device_bytes() == 16 * ELEMENTS
-    assert device_bytes(offload=True, bsize=10) == 8 * ELEMENTS + 160
+
+def bytes_after_a_step(dtype: str, optimizer: OptimizerSpec, host: int, offload: bool = False, **config: object) -> int:
+    """What the updates have allocated and still hold, which is what they say they do; of each parameter so many bytes
+    lie on the `host` when they are offloaded, which here is the same memory."""
+    named, wanted, meter = parameters(dtype), gradients(0, dtype), Meter()
+    with meter:
+        stepper = Stepper(named, optimizer, dtype, offload=offload, **config)
+        stepper.step(wanted)
+    device = meter.live_bytes - (host * ELEMENTS if offload else 0)
+    storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage() for tensor in stepper.updates.held()}
+    assert sum(storage.nbytes() for storage in storages.values()) == device
+    return device
 
 
 # -- the scale of the loss ---------------------------------------------------------------------------------------------
@@ -158,7 +170,7 @@ def test_a_scale_goes_on_where_a_state_has_it() -> None:
 
 def test_a_scale_that_cannot_fall_ends_the_training() -> None:
     scale = LossScale()
-    with pytest.raises(FloatingPointError, match=r"not finite in float16 at a loss scale of 1, .*-> precision=bf16"):
+    with pytest.raises(FloatingPointError, match=r"overflow float16 at a loss scale of 1, .*-> precision=bf16"):
         for _ in range(30):
             scale.judge(True)
     assert (scale.value, scale.skipped) == (LEAST, 17)
@@ -181,11 +193,24 @@ def test_an_overflow_skips_the_step(value: float, offload: bool, capfd: pytest.C
         assert_same(stepper.updates.state(), state)
         assert_same({name: p.detach() for name, p in stepper.named.items()}, rounded)
         assert stepper.updates.scale == START / 2**skipped
+        before = f"{2 * stepper.updates.scale:g}"
+        assert stepper.updates.skipped.startswith(f"gradients overflow float16 at a loss scale of {before}, now it is ")
     said = capfd.readouterr().out.splitlines()
     told = "gradients overflow float16 at a loss scale of {} (now it is {}): no update on any rank, {} skipped so far"
     assert said == [told.format(65536, 32768, 1), told.format(32768, 16384, 2)]
     stepper.step(good)
     assert int(stepper.updates.state()["last"]["step"]) == 2
+    assert stepper.updates.skipped == ""
+
+
+def test_a_scale_that_is_fixed_too_large_says_what_to_do() -> None:
+    one = replace(case("tied", 2, m=2, loss_scale=1e30), dtype="float16")
+
+    def work(session: Session) -> str:
+        return session.step(one.model.sample(one.samples)).skipped
+
+    told = "gradients overflow float16 at a loss scale of 1e+30, which is fixed -> engine.loss_scale=null"
+    assert call(one.engine, one.model, one.plan, one.spec, work).startswith(told)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])

@@ -64,7 +64,7 @@ class Stepper:
     ) -> None:  # fmt: skip
         self.named, self.noted = named, list[tuple[Op, float, float]]()
         spec = SessionSpec(("cpu",), optimizer, dtype)
-        self.updates = Updates(named, spec, Config(**config), 2, group, time.perf_counter, self.note)
+        self.updates = Updates(named, (), spec, Config(**config), 2, group, time.perf_counter, self.note)
 
     def note(self, op: Op, start: Any, end: Any) -> None:
         self.noted.append((op, start, end))

@@ -18,6 +18,7 @@ from harness.plan import Plan
 from harness.profile import LayerProfile, ModelProfile
 from harness.schedule import Schedule, violations
 from harness.schedule.faults import faults
+from harness.schedule.graph import COPIES
 from harness.schedule.hops import Hop
 from harness.schedule.myelin import ORDERS, Chunk, chunks_of, myelin
 from harness.schedule.rule import RULES
@@ -86,7 +87,7 @@ def test_every_schedule_runs_and_keeps_the_limit(
     work_s: list[float],
 ) -> None:  # fmt: skip
     hops = chain(n) + ([Hop(0, n - 1, "up", 5)] if skip and n > 2 else [])
-    ties = [Tie("w", (0, n - 1), 4)] if tied and n > 1 else []
+    ties = [Tie("w", (0, n - 1), 4, COPIES)] if tied and n > 1 else []
     chunks = [chunks_of(elements, 4, bsize, k, offload)] * n
     schedule = myelin(m, range(n), hops, ties=ties, chunks=chunks, **mix)
     assert faults(schedule, Plan.contiguous([1] * n, m)) == []
@@ -172,6 +173,19 @@ def test_chunks(elements: int, k: int) -> None:
     assert [replace(chunk, buckets=()) for chunk in chunks] == list(chunks_of(elements, 2, 4, k))
 
 
+@pytest.mark.parametrize(("tied", "sums"), [(0, [8, 8, 4]), (3, [8, 6, 0]), (2, [8, 8, 0]), (10, [0, 0, 0])])
+def test_chunks_leave_out_what_is_summed_over_copies(tied: int, sums: list[int]) -> None:
+    """Ten parameters of 2 bytes in chunks of four; one of which nothing is left to sum is only updated."""
+    chunks = chunks_of(10, 2, 4, 1, tied=tied)
+    schedule = myelin(1, [0], [], replicas=2, chunks=[chunks])
+    ops = [op for one in schedule.lanes for op in one.ops]
+    bytes_of = {op.part: op.bytes for op in ops if op.kind == "collective"}
+    assert [bytes_of.get(f"all_reduce@data/chunk{c}", 0) for c in range(3)] == sums
+    assert len(bytes_of) == sum(size > 0 for size in sums)
+    assert [op.bytes for op in ops if op.kind == "step"] == [8, 8, 4]
+    assert faults(schedule, Plan.contiguous([1], 1)) == []
+
+
 def test_the_names_at_the_end_of_a_step() -> None:
     text = myelin(1, [0], [], replicas=2, chunks=[chunks_of(9, 4, 4, 2, offload=True)]).text()
     assert [line.split("  ")[-1].strip() for line in text.splitlines()] == [
@@ -241,12 +255,13 @@ def test_smaller_chunks_hide_more_and_calls_cost() -> None:
 
 
 def test_sums_over_copies_come_first() -> None:
-    ties = [Tie("w", (0, 1), 20)]
+    ties = [Tie("w", (0, 1), 20, COPIES)]
     chunks = [chunks_of(40, 1, 20, 1)] * 2
     cluster = replace(TWO, devices_per_node=4)
     spans = times(run(myelin(1, range(2), chain(2), ties=ties, replicas=2, chunks=chunks), 1, cluster))
-    tied = spans["0collective:all_reduce@tied/w"]
-    assert tied == spans["1collective:all_reduce@tied/w"]
+    tied = spans["0collective:all_reduce@copies/w"]
+    assert tied == spans["1collective:all_reduce@copies/w"]
+    assert tied[1] - tied[0] == pytest.approx(2 * 3 / 4 * 20 / 20), "a ring of both stages in both replicas"
     for stage in range(2):
         assert spans[f"{stage}collective:all_reduce@data/chunk0"][0] == tied[1] >= spans["0B0"][1]
 
