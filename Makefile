@@ -53,7 +53,7 @@ replay: $(STAMP)
 mutants: $(STAMP)
 	$(BIN)/python -m tests.mutants $(ARGS)
 
-# Some 400 short runs, two at a time: half an hour.
+# Some 670 short runs, two at a time: an hour.
 matrix: $(STAMP)
 	$(BIN)/python -m tests.matrix
 

@@ -1,4 +1,4 @@
-"""What runs with what, each cell a run of one step: `make matrix` writes docs/matrix.md, in about half an hour.
+"""What runs with what, each cell a run of one step: `make matrix` writes docs/matrix.md, in about an hour.
 
     engines, as they are          x models                 x meshes   with planner=balance (periodic: contiguous)
     engines, with another setting x three unlike models    x meshes   with planner=balance
