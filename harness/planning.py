@@ -79,22 +79,22 @@ def draft(config: DictConfig, engine: Engine, planner: Planner, profile: ModelPr
 
     Raises `CannotRun` where there is no plan, where the engine refuses it, or its schedule cannot be executed.
     """
-    return drafted(config, engine, laid_out(config, engine, planner, profile, cluster))
+    try:
+        return drafted(config, engine, laid_out(config, engine, planner, profile, cluster))
+    except NoPlan as error:
+        raise CannotRun([error.problem]) from error
 
 
 def laid_out(
     config: DictConfig, engine: Engine, planner: Planner, profile: ModelProfile, cluster: Cluster
 ) -> Layout:  # fmt: skip
-    """Plan, without simulating. Raises `CannotRun` where there is no plan, or the engine refuses it."""
+    """Plan, without simulating. Raises `NoPlan` where there is none, `CannotRun` where the engine refuses it."""
     if engine.capabilities.in_turn and cluster.cores:
         cluster = replace(cluster, cores=1.0)
     wanted = mesh(config, engine, profile, cluster)
     model = memory_model(config, engine, wanted, profile)
     request = engine_check.plan_request(config, engine, wanted)
-    try:
-        plan = planner.plan(profile, cluster, model, request)
-    except NoPlan as error:
-        raise CannotRun([error.problem]) from error
+    plan = planner.plan(profile, cluster, model, request)
     refused = check.of_plan(config, plan, wanted, len(profile.layers), cluster)
     refused = refused or [*engine.refuses(request, profile.dtype, cluster),
                           *engine.check(plan, profile, cluster, model)]  # fmt: skip

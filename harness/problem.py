@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 
 @dataclass(frozen=True)
@@ -33,11 +34,21 @@ class CannotRun(Exception):
 
 
 class NoPlan(Exception):
-    """A planner found no plan; carries the `Problem` that names what binds."""
+    """A planner found no plan; names what binds. A `mend` that takes long to find may be a function: who only asks
+    whether there is a plan does not wait for it."""
 
-    def __init__(self, key: str, what: str, mend: str = "") -> None:
-        self.problem = Problem(key, what, mend)
-        super().__init__(f"{key}: {what}" + (f" -> {mend}" if mend else ""))
+    def __init__(self, key: str, what: str, mend: str | Callable[[], str] = "") -> None:
+        super().__init__(key, what)
+        self.key, self.what, self._mend = key, what, mend
+
+    @cached_property
+    def problem(self) -> Problem:
+        """The same, with what to type."""
+        return Problem(self.key, self.what, self._mend if isinstance(self._mend, str) else self._mend())
+
+    def __str__(self) -> str:
+        mend = self.problem.mend
+        return f"{self.key}: {self.what}" + (f" -> {mend}" if mend else "")
 
 
 def table(problems: Sequence[Problem], title: str) -> str:

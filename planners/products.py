@@ -208,14 +208,23 @@ def none(
 ) -> NoPlan:
     """Too little memory (devices have `most`), or what cannot be split; with what was tried and works."""
     if isinstance(error, TooLarge):
+        least = error.least
+
+        def smaller() -> str:
+            mends = [*_more_micro_batches(found, request, works), "more devices"]
+            if memory_gb is not None and least <= most:
+                mends[:0] = [f"planner.memory_gb={least / GB * 1.001:.4g}"]
+            return ", or ".join(mends[:2])
+
         key = "a device's memory" if memory_gb is None else f"planner.memory_gb {memory_gb:g}"
-        mends = [*_more_micro_batches(found, request, works), "more devices"]
-        if memory_gb is not None and error.least <= most:
-            mends[:0] = [f"planner.memory_gb={error.least / GB * 1.001:.4g}"]
-        return NoPlan(key, _needs(error, found), ", or ".join(mends[:2]))
-    mends = [*_fewer_micro_batches(found, request, works), *_larger_batch(found, request, works),
-             *_fewer_devices(found, request, works)]  # fmt: skip
-    return NoPlan(f"mesh.tensor {request.tensor}", _unsplit(found, error), ", or ".join(mends[:2]))
+        return NoPlan(key, _needs(error, found), smaller)
+
+    def divisible() -> str:
+        mends = [*_fewer_micro_batches(found, request, works), *_larger_batch(found, request, works),
+                 *_fewer_devices(found, request, works)]  # fmt: skip
+        return ", or ".join(mends[:2])
+
+    return NoPlan(f"mesh.tensor {request.tensor}", _unsplit(found, error), divisible)
 
 
 def _needs(error: TooLarge, found: Products) -> str:

@@ -25,7 +25,7 @@ from harness.cluster import Cluster
 from harness.interfaces import Engine, Planner
 from harness.planning import Draft, Layout
 from harness.preparation import Ground
-from harness.problem import CannotRun, Problem
+from harness.problem import CannotRun, NoPlan, Problem
 from harness.progress import Progress
 from harness.tune import lack, room, steady
 from harness.tune.candidates import Candidate, candidates
@@ -109,6 +109,8 @@ class Tuner:
             seconds, peaks = estimate(self.engine, layout)
         except CannotRun as error:
             return replace(line, out=_told(error.problems))
+        except NoPlan as error:
+            return replace(line, out=f"{error.key} {error.what}")
         except ValueError as error:
             return replace(line, out=str(error))
         out = _full(check.of_memory(layout.plan, peaks, layout.cluster, layout.memory))
@@ -125,7 +127,7 @@ class Tuner:
         return replace(line, out=out, closed_form_memory_bytes=least, memory_limit_bytes=there)
 
     def layout(self, one: Candidate) -> Layout:
-        """Its plan. Raises `CannotRun` as a run of it would."""
+        """Its plan. Raises `CannotRun` and `NoPlan` where a run of it would end so."""
         config, ground = one.config(self.config), self.grounds[one.micro_batch]
         given = request.given(self.overrides, "model")
         found = profile_check.against_profile(config, self.engine.capabilities, ground.profile, given)

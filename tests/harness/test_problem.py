@@ -29,3 +29,16 @@ def test_no_plan_names_what_binds() -> None:
     assert error.problem == Problem("mesh.pipeline 16", "needs at least 16 layers, the model has 5", "mesh.pipeline=5")
     assert str(error) == "mesh.pipeline 16: needs at least 16 layers, the model has 5 -> mesh.pipeline=5"
     assert str(NoPlan("planner.by x", "is unknown")) == "planner.by x: is unknown"
+
+
+def test_a_mend_that_takes_long_is_looked_for_when_it_is_asked_for() -> None:
+    asked: list[str] = []
+
+    def mend() -> str:
+        asked.append("mend")
+        return "fewer stages"
+
+    error = NoPlan("mesh.pipeline 16", "is more than the 8 layers", mend)
+    assert (error.key, error.what, asked) == ("mesh.pipeline 16", "is more than the 8 layers", [])
+    assert str(error) == "mesh.pipeline 16: is more than the 8 layers -> fewer stages"
+    assert error.problem.mend == "fewer stages" and asked == ["mend"]
