@@ -63,7 +63,7 @@ def expected(one: Need, config: DictConfig, settings: Settings) -> Allocation:
     typed = config.cluster.devices or given
     nodes = settings.nodes or config.cluster.nodes or (1 if one.together else -(-one.devices // typed))
     each = max(given, one.devices if one.together else -(-one.devices // nodes))
-    return Allocation("", (each,) * nodes, each * settings.cpus, each if one.gpus else 0)
+    return Allocation("", (each,) * nodes, each if one.gpus else 0)
 
 
 def shape(found: Sequence[Need], settings: Settings, partition: Partition) -> Shape:
