@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import hydra
+import yaml
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.global_hydra import GlobalHydra
@@ -125,11 +126,21 @@ def _composed(choices: tuple[str, ...]) -> bytes:
 
     Raises CannotRun where the files in conf/ do not fit together.
     """
+    return pickle.dumps(read("config", choices, str(CONF)))
+
+
+def read(name: str, choices: Sequence[str], where: str) -> DictConfig:
+    """What Hydra makes of a file and its choices. Raises CannotRun with what is wrong in `where`, or with the file and
+    the line that cannot be read."""
     try:
-        return pickle.dumps(hydra.compose("config", list(choices)))
-    except (HydraException, OmegaConfBaseException) as error:
+        return hydra.compose(name, list(choices))
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        place = f"{mark.name}, line {mark.line + 1}" if mark else where
+        raise CannotRun([Problem(place, f"cannot be read: {error.problem}")]) from error
+    except (HydraException, OmegaConfBaseException, yaml.YAMLError, UnicodeDecodeError) as error:
         reason = f"{error.__cause__ or error}".partition("\n\n")[0]
-        raise CannotRun([Problem(str(CONF), " ".join(reason.split()))]) from error
+        raise CannotRun([Problem(where, " ".join(reason.split()))]) from error
 
 
 def _unresolved(config: DictConfig) -> list[Problem]:

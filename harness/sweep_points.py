@@ -9,13 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import hydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, ValueType
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
 
-from harness.compose import choices, session
+from harness.compose import choices, read, session
 from harness.config_check import closest
 from harness.overrides import first_line
 from harness.problem import CannotRun, Problem
@@ -105,8 +104,8 @@ def _content(stem: str | None, parser: OverridesParser) -> tuple[str, dict[Any, 
     if stem not in known:
         what = f"is not one of {', '.join(known)}"
         raise CannotRun([Problem(f"+sweeps={stem}", what, f"+sweeps={closest(stem, known)}" if known else "")], SWEEP)
-    content: Any = OmegaConf.to_container(hydra.compose(f"sweeps/{stem}").sweeps)
     where = f"sweeps/{stem}.yaml"
+    content: Any = OmegaConf.to_container(read(f"sweeps/{stem}", [], where).sweeps)
     _expect(isinstance(content, dict), where, "points: and grid:, or scales:", content)
     return where, content
 
