@@ -21,7 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from harness import clusters, config_check, degrees, preparation, registry
-from harness.overrides import leaves, parse, value_problem
+from harness.overrides import Parsed, leaves, parse, value_problem
 from harness.preparation import Expected
 from harness.problem import CannotRun, Problem
 
@@ -50,18 +50,7 @@ def compose(overrides: Sequence[str], expected: Expected | None = None) -> DictC
     Raises CannotRun with all problems at once: overrides that cannot be read, unknown keys, wrong types, unknown
     choices, numbers that no run can have.
     """
-    with session() as loader:
-        parsed, problems = parse(overrides, functools.partial(choices, loader), GROUPS)
-        config: DictConfig = pickle.loads(_composed(tuple(choice.input_line or "" for choice in parsed.choices)))
-    wrong = {problem.key.partition(" ")[0] for problem in problems}
-    for override in parsed.values:
-        if override.key_or_group.partition(".")[0] in wrong:
-            continue  # a key of a choice that does not exist
-        problem = value_problem(config, override)
-        if problem:
-            problems.append(problem)
-        else:
-            OmegaConf.update(config, override.key_or_group, override.value())
+    config, parsed, problems = _taken(overrides)
     clusters.let_typed_win(config.cluster, [override.key_or_group for override in parsed.values])
     problems += degrees.follow(config)
     readable = not problems
@@ -75,6 +64,31 @@ def compose(overrides: Sequence[str], expected: Expected | None = None) -> DictC
         raise CannotRun(problems, title(overrides))
     OmegaConf.resolve(config)
     return config
+
+
+def mistyped(overrides: Sequence[str]) -> list[Problem]:
+    """What no configuration takes of the overrides: unknown keys and choices, wrong types, what cannot be read."""
+    try:
+        return _taken(overrides)[2]
+    except CannotRun as error:
+        return list(error.problems)
+
+
+def _taken(overrides: Sequence[str]) -> tuple[DictConfig, Parsed, list[Problem]]:
+    """The configuration with all that can be taken of the overrides, and what is wrong with the others."""
+    with session() as loader:
+        parsed, problems = parse(overrides, functools.partial(choices, loader), GROUPS)
+        config: DictConfig = pickle.loads(_composed(tuple(choice.input_line or "" for choice in parsed.choices)))
+    wrong = {problem.key.partition(" ")[0] for problem in problems}
+    for override in parsed.values:
+        if override.key_or_group.partition(".")[0] in wrong:
+            continue  # a key of a choice that does not exist
+        problem = value_problem(config, override)
+        if problem:
+            problems.append(problem)
+        else:
+            OmegaConf.update(config, override.key_or_group, override.value())
+    return config, parsed, problems
 
 
 def search(folder: str) -> None:

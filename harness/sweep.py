@@ -20,7 +20,7 @@ from harness.launch import preemptible
 from harness.problem import CannotRun, Problem
 from harness.record import EXIT_CODES, RunRecord
 from harness.sweep_lock import Busy
-from harness.sweep_points import expand, scale_of, value_of
+from harness.sweep_points import expand, refuse_mistyped, scale_of, value_of
 from harness.sweep_table import Display, Row, as_csv, close
 
 POINTS = "points.csv"
@@ -31,9 +31,12 @@ def main(overrides: Sequence[str]) -> int:
     """`python run.py -m ...`: run every point, print the closing table and keep it as `POINTS`.
 
     Returns 0 if every point has a result: it is ok, or was only simulated or planned and is infeasible. Else 1, and 130
-    if the sweep was interrupted. Raises CannotRun if no point can be read, or the sweep's folder cannot be written.
+    if the sweep was interrupted. Raises CannotRun if all points are mistyped alike, or cannot be read, or the sweep's
+    folder cannot be written.
     """
-    rows = [Row(point) for point in expand(overrides)]
+    points = expand(overrides)
+    refuse_mistyped(points)
+    rows = [Row(point) for point in points]
     folder = folder_of(overrides)
     interrupted = False
     with writing(folder):

@@ -14,7 +14,7 @@ from hydra.core.override_parser.types import Override, ValueType
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
 
-from harness.compose import choices, read, session
+from harness.compose import choices, mistyped, read, session
 from harness.config_check import closest
 from harness.overrides import first_line
 from harness.problem import CannotRun, Problem
@@ -60,6 +60,18 @@ def expand(overrides: Sequence[str]) -> list[Point]:
         tables = [point | grid | own for point in points]
     lists = itertools.chain.from_iterable(itertools.product(*table.values()) for table in tables)
     return list({point.id: point for point in map(Point.of, lists)}.values())
+
+
+def refuse_mistyped(points: Sequence[Point]) -> None:
+    """Raises CannotRun with what is mistyped in the same words in every point, and so in the sweep."""
+    alike: list[Problem] = mistyped(points[0].overrides) if points else []
+    for point in points[1:]:
+        if not alike:
+            return
+        here = mistyped(point.overrides)
+        alike = [problem for problem in alike if problem in here]
+    if alike:
+        raise CannotRun(alike, SWEEP)
 
 
 def value_of(overrides: Sequence[str], key: str) -> str | None:

@@ -18,7 +18,7 @@ from harness import compose, help, sweep, sweep_run
 from harness.problem import CannotRun
 from harness.record import EXIT_CODES, RunRecord
 from harness.sweep_lock import Busy
-from harness.sweep_points import expand
+from harness.sweep_points import expand, refuse_mistyped
 from harness.sweep_table import Row
 from slurm import need, partition, settings, states
 from slurm.array import Array
@@ -41,6 +41,7 @@ def main(arguments: Sequence[str]) -> int:
         overrides, own = settings.split(options.overrides)
         wanted = settings.read(own)
         points = expand(overrides)
+        refuse_mistyped(points)
         known = partition.partitions()
         folder = sweep.folder_of(overrides)
         array = Array(folder)

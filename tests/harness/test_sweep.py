@@ -20,7 +20,7 @@ from harness.overrides import quoted
 from harness.problem import CannotRun
 from harness.profile import LayerProfile, ModelProfile
 from harness.record import RunRecord, Source, Status
-from harness.sweep_points import Point, expand
+from harness.sweep_points import Point, expand, refuse_mistyped
 from harness.sweep_table import Row
 
 
@@ -34,6 +34,26 @@ def test_the_folder_says_the_scale(
     assert sweep.main(["+sweeps=mine", "scale=b"]) == 1
     assert sweep.main(["+sweeps=mine"]) == 1
     assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["mine-a", "mine-b"]
+
+
+@pytest.mark.parametrize(
+    ("typed", "told"),
+    [
+        (["batch.mirco_batches=2,4"], r"batch.mirco_batches +is not a key of batch +-> batch.micro_batches=..."),
+        (["batch.size=many", "seed=1,2"], r"batch.size many +is not a whole number"),
+        (["engine=gpip", "seed=1,2"], r"engine gpip +is not one of"),
+    ],
+)
+def test_what_is_mistyped_in_all_points_leaves_nothing(tmp_path: Path, typed: list[str], told: str) -> None:
+    with pytest.raises(CannotRun, match=told) as caught:
+        sweep.main([*typed, f"out={tmp_path / 'out'}"])
+    assert len(caught.value.problems) == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_is_mistyped_in_some_points_is_theirs() -> None:
+    refuse_mistyped(expand(["engine=gpipe,single", "engine.portals=true"]))
+    refuse_mistyped(expand(["batch.size=a,b"]))
 
 
 @pytest.mark.parametrize(
