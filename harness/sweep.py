@@ -19,6 +19,7 @@ from harness import files, sweep_lock, sweep_run
 from harness.launch import preemptible
 from harness.problem import CannotRun, Problem
 from harness.record import EXIT_CODES, RunRecord
+from harness.run_files import RECORD
 from harness.sweep_lock import Busy
 from harness.sweep_points import expand, refuse_mistyped, scale_of, value_of
 from harness.sweep_table import Display, Row, as_csv, close
@@ -45,16 +46,23 @@ def main(overrides: Sequence[str]) -> int:
                 _go_through(rows, folder, display)
         except KeyboardInterrupt:
             interrupted = True
+    show(rows, folder)
+    return EXIT_CODES["preempted"] if interrupted else 0 if all(_has_result(row) for row in rows) else 1
+
+
+def show(rows: Sequence[Row], folder: Path) -> None:
+    """Print the closing table and keep it as `POINTS`; raises CannotRun if it cannot be written."""
     close(rows, folder)
     with writing(folder):
         files.write_text(folder / POINTS, as_csv(rows))
-    return EXIT_CODES["preempted"] if interrupted else 0 if all(_has_result(row) for row in rows) else 1
 
 
 def _go_through(rows: Sequence[Row], folder: Path, display: Display) -> None:
     """First those that cannot run, then all others, at last what another sweep was running meanwhile."""
     configs: dict[str, DictConfig | None] = {}
     for row in rows:
+        if sweep_run.unreadable(folder / row.point.id):
+            display.note(f"{row.point.id} has a {RECORD} that cannot be read, it is run again")
         configs[row.point.id] = _composed(row, folder / row.point.id)
         if row.record:
             display.ended(row)

@@ -174,6 +174,11 @@ def stored(folder: Path) -> RunRecord | None:
         return None
 
 
+def unreadable(folder: Path) -> bool:
+    """Whether a run's folder has a record that nobody can read; the point is run again."""
+    return stored(folder) is None and (folder / RECORD).exists()
+
+
 def _newer(folder: Path, earlier: RunRecord | None) -> RunRecord | None:
     """The record, if it is not that of an earlier start; of one that can be gone on with it is the same run's."""
     record = stored(folder)

@@ -13,6 +13,7 @@ from pathlib import Path
 from harness import sweep_lock, sweep_run
 from harness.problem import CannotRun
 from harness.record import RunRecord, Status
+from harness.run_files import RECORD
 from harness.sweep_points import Point
 from slurm import client
 from slurm.array import Array
@@ -103,6 +104,8 @@ def _state(array: Array, index: int, point: Point, queue: dict[int, Queued] | No
         return PointState(index, point, known.state.lower(), reason)
     if record is None:
         why = f"{ENDS[known.state][1]} (job {known.job}_{index})" if known else "never ran"
+        if sweep_run.unreadable(array.run(point)):
+            why = f"its {RECORD} cannot be read"
         return PointState(index, point, MISSING, why)
     if record.status == "running" and queue is not None:
         record = _ended(array, index, point, known)

@@ -16,7 +16,7 @@ from harness import compose, sweep
 from harness.config_check import closest
 from harness.problem import CannotRun, Problem
 from harness.record import EXIT_CODES, Status
-from harness.sweep_table import Row, close
+from harness.sweep_table import Row
 from slurm import array, partition, settings, states, submit
 
 STATES = (states.MISSING, *(status for status in get_args(Status) if status not in ("running", "ok")))
@@ -40,9 +40,10 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def show(opened: array.Array) -> int:
-    """The table of a sweep, why points failed and where their logs are, and how many are in each state."""
+    """The table of a sweep, kept as points.csv, too, why points failed and where their logs are, and how many are in
+    each state."""
     found, unasked = states.survey(opened)
-    close([_row(one) for one in found], opened.folder)
+    sweep.show([_row(one) for one in found], opened.folder)
     if unasked:
         print(f"Slurm could not be asked: {unasked}. This is what the records say.")
     return 0

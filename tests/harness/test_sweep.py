@@ -127,6 +127,22 @@ def test_a_sweep_and_its_second_start(
     assert "1 points: 1 ok; 1 of them done before (here)" in capsys.readouterr().out
 
 
+def test_a_record_that_cannot_be_read_is_told_and_made_again(
+    tmp_path: Path, profile: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    typed = ["mode=plan", "tracker=none", "batch.micro_batches=8", quoted("profile", str(profile)), f"out={tmp_path}"]
+    (point,) = expand(typed)
+    record = tmp_path / point.id / "record.json"
+    record.parent.mkdir()
+    record.write_text('{"id": "x", "sta')
+    assert sweep.main(typed) == 0
+    told = f"{point.id} has a record.json that cannot be read, it is run again"
+    assert told in capsys.readouterr().out
+    assert RunRecord.load(record).status == "ok"
+    assert sweep.main(typed) == 0
+    assert told not in capsys.readouterr().out
+
+
 def test_a_run_that_breaks_in_this_process_is_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> None:
         raise ZeroDivisionError("of a test")
