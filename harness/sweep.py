@@ -39,6 +39,7 @@ def main(overrides: Sequence[str]) -> int:
     refuse_mistyped(points)
     rows = [Row(point) for point in points]
     folder = folder_of(overrides)
+    make(folder)
     interrupted = False
     with writing(folder):
         try:
@@ -125,13 +126,16 @@ def _has_result(row: Row) -> bool:
 
 
 def folder_of(overrides: Sequence[str]) -> Path:
-    """The sweep's folder, made: out=DIR, or runs/NAME or runs/NAME-SCALE of its file, or runs/DATE."""
+    """The sweep's folder: out=DIR, or runs/NAME or runs/NAME-SCALE of its file, or runs/DATE."""
     name = value_of(overrides, "+sweeps") or datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
     scale = scale_of(overrides)
-    folder = Path(value_of(overrides, "out") or Path("runs") / (f"{name}-{scale}" if scale else name))
+    return Path(value_of(overrides, "out") or Path("runs") / (f"{name}-{scale}" if scale else name))
+
+
+def make(folder: Path) -> None:
+    """Make the sweep's folder, if it is not there. Raises CannotRun."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         problem = Problem(f"out {folder}", f"cannot be made a folder: {error.strerror}", "out=DIR")
         raise CannotRun([problem], "this sweep") from error
-    return folder

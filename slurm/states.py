@@ -85,6 +85,8 @@ def _queue(array: Array) -> dict[int, Queued]:
     """What Slurm remembers of this folder's jobs: all that wait or run, and those that ended some minutes ago."""
     order = [job.id for job in array.jobs()]
     found: dict[int, Queued] = {}
+    if not order:
+        return found
     for line in client.ask(["squeue", "-h", "-r", "-t", "all", "--me", "-o", "%F|%K|%T|%r"]).splitlines():
         job, index, state, reason = line.split("|", 3)
         if job in order and index.isdigit():

@@ -31,8 +31,7 @@ def main(arguments: Sequence[str]) -> int:
         with sweep.writing(opened.folder):
             if options.only is None:
                 return show(opened)
-            with opened.changing():
-                print(again(opened, _states(options.only), options.settings))
+            print(again(opened, _states(options.only), options.settings))
     except CannotRun as error:
         print(error, file=sys.stderr)
         return EXIT_CODES["infeasible"]
@@ -59,7 +58,8 @@ def again(opened: array.Array, wanted: Sequence[str], typed: Sequence[str]) -> s
     indices = states.chosen(found, wanted)
     if not indices:
         return f"no point is {' or '.join(wanted)} ({opened.folder})"
-    return submit.submit(opened, indices, chosen, partition.partitions())
+    points = opened.points()
+    return submit.submit(opened, [points[index] for index in indices], chosen, partition.partitions())
 
 
 def _search(opened: array.Array) -> None:
