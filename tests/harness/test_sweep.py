@@ -202,11 +202,13 @@ sweep_run.GRACE_S = 1.0
 sys.exit(sweep.main(["steps=1,2", "launch.grace_s=0", "out=" + sys.argv[2]]))
 """
 TIDY = """
+def ended(number, frame):
+    record(status='preempted', reason=f'as it should be by {signal.Signals(number).name}')
+    sys.exit(130)
+for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, ended)
 record(status='running')
-try:
-    time.sleep(60)
-except KeyboardInterrupt:
-    record(status='preempted', reason='as it should be')
+time.sleep(60)
 """
 DEAF = """
 signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -218,8 +220,8 @@ time.sleep(60)
 @pytest.mark.parametrize(
     ("code", "reason", "number"),
     [
-        pytest.param(TIDY, "as it should be", signal.SIGINT, id="tidy, SIGINT"),
-        pytest.param(TIDY, "as it should be", signal.SIGTERM, id="tidy, SIGTERM"),
+        pytest.param(TIDY, "as it should be by SIGINT", signal.SIGINT, id="tidy, SIGINT"),
+        pytest.param(TIDY, "as it should be by SIGTERM", signal.SIGTERM, id="tidy, SIGTERM"),
         pytest.param(DEAF, "ended with its sweep", signal.SIGINT, id="deaf, SIGINT"),
     ],
 )
