@@ -239,6 +239,15 @@ def test_many_points_are_examined_like_few() -> None:
     assert refused == ["single"] * CHUNK, "it has no replicas"
 
 
+def test_one_process_has_as_many_devices_as_it_was_judged_by(cluster: Cluster, tmp_path: Path) -> None:
+    """The nodes have four CPUs for Slurm, and this machine's cores."""
+    typed = ["engine=gpipe", "mesh.pipeline=4", "model=mlp", "mode=run", "tracker=none", "steps=2", "warmup=0"]
+    assert submit.main([*typed, "batch.size=8", "batch.micro_batches=2", "out=s", "slurm.time=5"]) == 0
+    wait_for(cluster.settled, "the array", RUN_S)
+    found = states.survey(Array(tmp_path / "s"))[0]
+    assert [one.state for one in found] == ["ok"], found[0].reason
+
+
 @pytest.mark.parametrize(
     ("typed", "told"),
     [(["-m", *long_run()], "leave -m out"), (["batch.mirco_batches=2,4"], "batch.micro_batches=...")],
