@@ -13,16 +13,15 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 
 JOB, NODES, TASKS = "SLURM_JOB_ID", "SLURM_JOB_NUM_NODES", "SLURM_TASKS_PER_NODE"
-CPUS, GPUS = "SLURM_CPUS_ON_NODE", "SLURM_GPUS_ON_NODE"
+GPUS = "SLURM_GPUS_ON_NODE"
 
 
 @dataclass(frozen=True)
 class Allocation:
-    """Of one job: the tasks of each node, in order, and the CPUs and GPUs of this one (None: not known)."""
+    """Of one job: the tasks of each node, in order, and the GPUs of this one (None: not known)."""
 
     job: str
     tasks: tuple[int, ...]
-    cpus: int | None = None
     gpus: int | None = None
 
     @property
@@ -56,8 +55,8 @@ def found(environment: Mapping[str, str] = os.environ) -> Allocation | None:
     if not job:
         return None
     tasks = counts(environment.get(TASKS, "")) or (1,) * int(environment.get(NODES, 1))
-    cpus, gpus = (int(text) if text.isdigit() else None for text in map(environment.get, (CPUS, GPUS), ("", "")))
-    return Allocation(job, tasks, cpus, gpus)
+    gpus = environment.get(GPUS, "")
+    return Allocation(job, tasks, int(gpus) if gpus.isdigit() else None)
 
 
 def counts(text: str) -> tuple[int, ...]:

@@ -15,13 +15,20 @@ if TYPE_CHECKING:
 
 
 def count(found: Found, job: Allocation | None) -> int:
-    """Devices of each node where the user does not say: GPUs, tasks of the job, or CPUs that this process has."""
-    if found.kind == "cuda":
-        return found.count
-    here = job or allocation.found()
-    if here is None:
-        return found.count
-    return here.tasks[0] if job else min(found.count, here.cpus or found.count)
+    """Devices of each node where the user does not say: GPUs, tasks of a job, or CPUs that this process has.
+
+    In a job they are its tasks for an engine of one process, too (`job` is None): `slurm.submit` judges by these.
+    """
+    here = None if found.kind == "cuda" else job or allocation.found()
+    return here.tasks[0] if here else found.count
+
+
+def origin(config: ClusterConfig) -> str:
+    """The variable that says how many CPU devices a node has, " (SLURM_TASKS_PER_NODE=2)"; "" where none does."""
+    here = allocation.found()
+    if not here or config.name != "local" or config.devices or devices.detect(config.device).kind == "cuda":
+        return ""
+    return f" ({_variable(here)})"
 
 
 def problems(config: ClusterConfig, found: Found, job: Allocation | None) -> list[Problem]:
@@ -53,7 +60,7 @@ def _tasks(config: ClusterConfig, job: Allocation) -> list[Problem]:
     if config.devices <= fewest if config.devices else fewest == most:
         return []
     each = str(fewest) if fewest == most else f"{fewest} to {most}"
-    what = f"a CPU device is a task of the job, a node has {each} ({allocation.TASKS}={','.join(map(str, tasks))})"
+    what = f"a CPU device is a task of the job, a node has {each} ({_variable(job)})"
     shown = "null" if config.devices is None else config.devices
     mend = f"sbatch --ntasks-per-node={config.devices or most}, or cluster.devices={fewest}"
     return [Problem(f"cluster.devices {shown}", what, mend)]
@@ -73,3 +80,7 @@ def _gpus(config: ClusterConfig, found: Found) -> list[Problem]:
     key = f"cluster.devices {config.devices}" if config.devices else f"cluster.device {config.device}"
     mend = f"cluster.devices={found.count}" if found.count else "cluster.device=cpu"
     return [Problem(key, f"needs {wanted} GPUs that torch can use, {here}", mend)]
+
+
+def _variable(job: Allocation) -> str:
+    return f"{allocation.TASKS}={','.join(map(str, job.tasks))}"

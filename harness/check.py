@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from omegaconf import DictConfig
 
-from harness import devices, display, divisors, mends, registry
+from harness import at_hand, devices, display, divisors, mends, registry
 from harness.cluster import Cluster
 from harness.interfaces import Capabilities
 from harness.memory import MemoryModel
@@ -181,8 +181,9 @@ def _devices(config: DictConfig, mesh: Mesh, cluster: Cluster) -> list[Problem]:
     degrees = {f"mesh.{name}": n for name in ("data", "pipeline", "tensor") if (n := getattr(mesh, name)) > 1}
     key = " x ".join(f"{name} {degree}" for name, degree in degrees.items())
     smaller = _smaller(degrees, cluster.devices)
-    mend = mends.typed(smaller) + _more_devices(config, mesh, smaller.get("mesh.data", mesh.data))
-    return [Problem(key, f"needs {size} devices, the cluster has {cluster.devices}", mend)]
+    mend = mends.typed(smaller) + _more_devices(config, mesh, smaller.get("mesh.data", mesh.data), cluster.nodes)
+    what = f"needs {size} devices, the cluster has {cluster.devices}{at_hand.origin(config.cluster)}"
+    return [Problem(key, what, mend)]
 
 
 def _smaller(degrees: Mapping[str, int], count: int) -> dict[str, int]:
@@ -194,10 +195,12 @@ def _smaller(degrees: Mapping[str, int], count: int) -> dict[str, int]:
     return found
 
 
-def _more_devices(config: DictConfig, mesh: Mesh, data: int) -> str:
-    """The other way, where devices are threads of this machine: with a batch for all replicas, where a smaller mesh has
-    only `data` of them. There is none where the batch is wrong for these, too."""
+def _more_devices(config: DictConfig, mesh: Mesh, data: int, nodes: int) -> str:
+    """The other way, where devices are threads of this machine, or tasks of a job on `nodes`: with a batch for all
+    replicas, where a smaller mesh has only `data` of them. There is none where the batch is wrong for these, too."""
     more = f", or cluster.devices={mesh.size}"
+    if at_hand.origin(config.cluster):
+        more = f", or sbatch --ntasks-per-node={-(-mesh.size // nodes)}"
     if here(config) != "cpu" or (data < mesh.data and _micro_batches(config, data)):
         return ""
     return more + _batch_for(config, mesh.data) if data < mesh.data else more

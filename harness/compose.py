@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import hydra
+import yaml
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.global_hydra import GlobalHydra
@@ -20,7 +21,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from harness import clusters, config_check, degrees, preparation, registry
-from harness.overrides import leaves, parse, value_problem
+from harness.overrides import Parsed, leaves, parse, value_problem
 from harness.preparation import Expected
 from harness.problem import CannotRun, Problem
 
@@ -49,18 +50,7 @@ def compose(overrides: Sequence[str], expected: Expected | None = None) -> DictC
     Raises CannotRun with all problems at once: overrides that cannot be read, unknown keys, wrong types, unknown
     choices, numbers that no run can have.
     """
-    with session() as loader:
-        parsed, problems = parse(overrides, functools.partial(choices, loader), GROUPS)
-        config: DictConfig = pickle.loads(_composed(tuple(choice.input_line or "" for choice in parsed.choices)))
-    wrong = {problem.key.partition(" ")[0] for problem in problems}
-    for override in parsed.values:
-        if override.key_or_group.partition(".")[0] in wrong:
-            continue  # a key of a choice that does not exist
-        problem = value_problem(config, override)
-        if problem:
-            problems.append(problem)
-        else:
-            OmegaConf.update(config, override.key_or_group, override.value())
+    config, parsed, problems = _taken(overrides)
     clusters.let_typed_win(config.cluster, [override.key_or_group for override in parsed.values])
     problems += degrees.follow(config)
     readable = not problems
@@ -74,6 +64,31 @@ def compose(overrides: Sequence[str], expected: Expected | None = None) -> DictC
         raise CannotRun(problems, title(overrides))
     OmegaConf.resolve(config)
     return config
+
+
+def mistyped(overrides: Sequence[str]) -> list[Problem]:
+    """What no configuration takes of the overrides: unknown keys and choices, wrong types, what cannot be read."""
+    try:
+        return _taken(overrides)[2]
+    except CannotRun as error:
+        return list(error.problems)
+
+
+def _taken(overrides: Sequence[str]) -> tuple[DictConfig, Parsed, list[Problem]]:
+    """The configuration with all that can be taken of the overrides, and what is wrong with the others."""
+    with session() as loader:
+        parsed, problems = parse(overrides, functools.partial(choices, loader), GROUPS)
+        config: DictConfig = pickle.loads(_composed(tuple(choice.input_line or "" for choice in parsed.choices)))
+    wrong = {problem.key.partition(" ")[0] for problem in problems}
+    for override in parsed.values:
+        if override.key_or_group.partition(".")[0] in wrong:
+            continue  # a key of a choice that does not exist
+        problem = value_problem(config, override)
+        if problem:
+            problems.append(problem)
+        else:
+            OmegaConf.update(config, override.key_or_group, override.value())
+    return config, parsed, problems
 
 
 def search(folder: str) -> None:
@@ -125,11 +140,21 @@ def _composed(choices: tuple[str, ...]) -> bytes:
 
     Raises CannotRun where the files in conf/ do not fit together.
     """
+    return pickle.dumps(read("config", choices, str(CONF)))
+
+
+def read(name: str, choices: Sequence[str], where: str) -> DictConfig:
+    """What Hydra makes of a file and its choices. Raises CannotRun with what is wrong in `where`, or with the file and
+    the line that cannot be read."""
     try:
-        return pickle.dumps(hydra.compose("config", list(choices)))
-    except (HydraException, OmegaConfBaseException) as error:
+        return hydra.compose(name, list(choices))
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        place = f"{mark.name}, line {mark.line + 1}" if mark else where
+        raise CannotRun([Problem(place, f"cannot be read: {error.problem}")]) from error
+    except (HydraException, OmegaConfBaseException, yaml.YAMLError, UnicodeDecodeError) as error:
         reason = f"{error.__cause__ or error}".partition("\n\n")[0]
-        raise CannotRun([Problem(str(CONF), " ".join(reason.split()))]) from error
+        raise CannotRun([Problem(where, " ".join(reason.split()))]) from error
 
 
 def _unresolved(config: DictConfig) -> list[Problem]:

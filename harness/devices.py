@@ -39,8 +39,7 @@ def detect(wanted: str = "auto") -> Found:
             return Found("cuda", gpus[0][0], len(gpus), min(memory for _, memory in gpus))
         if wanted == "cuda":
             return Found("cuda", "GPU", 0, 0)
-    there = allocation.expected()
-    return Found("cpu", cpu_model(), (there.cpus if there else None) or cores(), available_memory_bytes())
+    return Found("cpu", cpu_model(), cores(), available_memory_bytes())
 
 
 def torch_names(kind: Kind, count: int, per_node: int | None = None) -> tuple[str, ...]:

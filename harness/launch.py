@@ -52,7 +52,11 @@ class Outcome:
 
 
 class Preempted(KeyboardInterrupt):
-    """The user or the scheduler ended the run; the message names the signal."""
+    """The user or the scheduler ended the run; the message names the signal, `number` is it."""
+
+    def __init__(self, message: str, number: int = signal.SIGINT) -> None:
+        super().__init__(message)
+        self.number = number
 
 
 def call(
@@ -134,7 +138,7 @@ class Signals:
             self.asked = self.asked or name
             return
         self.ignored = True
-        raise Preempted(f"ended by {name}")
+        raise Preempted(f"ended by {name}", number)
 
 
 @contextmanager

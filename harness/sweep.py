@@ -19,8 +19,9 @@ from harness import files, sweep_lock, sweep_run
 from harness.launch import preemptible
 from harness.problem import CannotRun, Problem
 from harness.record import EXIT_CODES, RunRecord
+from harness.run_files import RECORD
 from harness.sweep_lock import Busy
-from harness.sweep_points import expand, scale_of, value_of
+from harness.sweep_points import expand, refuse_mistyped, scale_of, value_of
 from harness.sweep_table import Display, Row, as_csv, close
 
 POINTS = "points.csv"
@@ -31,10 +32,14 @@ def main(overrides: Sequence[str]) -> int:
     """`python run.py -m ...`: run every point, print the closing table and keep it as `POINTS`.
 
     Returns 0 if every point has a result: it is ok, or was only simulated or planned and is infeasible. Else 1, and 130
-    if the sweep was interrupted. Raises CannotRun if no point can be read, or the sweep's folder cannot be written.
+    if the sweep was interrupted. Raises CannotRun if all points are mistyped alike, or cannot be read, or the sweep's
+    folder cannot be written.
     """
-    rows = [Row(point) for point in expand(overrides)]
+    points = expand(overrides)
+    refuse_mistyped(points)
+    rows = [Row(point) for point in points]
     folder = folder_of(overrides)
+    make(folder)
     interrupted = False
     with writing(folder):
         try:
@@ -42,16 +47,23 @@ def main(overrides: Sequence[str]) -> int:
                 _go_through(rows, folder, display)
         except KeyboardInterrupt:
             interrupted = True
+    show(rows, folder)
+    return EXIT_CODES["preempted"] if interrupted else 0 if all(_has_result(row) for row in rows) else 1
+
+
+def show(rows: Sequence[Row], folder: Path) -> None:
+    """Print the closing table and keep it as `POINTS`; raises CannotRun if it cannot be written."""
     close(rows, folder)
     with writing(folder):
         files.write_text(folder / POINTS, as_csv(rows))
-    return EXIT_CODES["preempted"] if interrupted else 0 if all(_has_result(row) for row in rows) else 1
 
 
 def _go_through(rows: Sequence[Row], folder: Path, display: Display) -> None:
     """First those that cannot run, then all others, at last what another sweep was running meanwhile."""
     configs: dict[str, DictConfig | None] = {}
     for row in rows:
+        if sweep_run.unreadable(folder / row.point.id):
+            display.note(f"{row.point.id} has a {RECORD} that cannot be read, it is run again")
         configs[row.point.id] = _composed(row, folder / row.point.id)
         if row.record:
             display.ended(row)
@@ -114,13 +126,16 @@ def _has_result(row: Row) -> bool:
 
 
 def folder_of(overrides: Sequence[str]) -> Path:
-    """The sweep's folder, made: out=DIR, or runs/NAME or runs/NAME-SCALE of its file, or runs/DATE."""
+    """The sweep's folder: out=DIR, or runs/NAME or runs/NAME-SCALE of its file, or runs/DATE."""
     name = value_of(overrides, "+sweeps") or datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
     scale = scale_of(overrides)
-    folder = Path(value_of(overrides, "out") or Path("runs") / (f"{name}-{scale}" if scale else name))
+    return Path(value_of(overrides, "out") or Path("runs") / (f"{name}-{scale}" if scale else name))
+
+
+def make(folder: Path) -> None:
+    """Make the sweep's folder, if it is not there. Raises CannotRun."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         problem = Problem(f"out {folder}", f"cannot be made a folder: {error.strerror}", "out=DIR")
         raise CannotRun([problem], "this sweep") from error
-    return folder

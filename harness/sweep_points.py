@@ -9,13 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import hydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, ValueType
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
 
-from harness.compose import choices, session
+from harness.compose import choices, mistyped, read, session
 from harness.config_check import closest
 from harness.overrides import first_line
 from harness.problem import CannotRun, Problem
@@ -63,6 +62,18 @@ def expand(overrides: Sequence[str]) -> list[Point]:
     return list({point.id: point for point in map(Point.of, lists)}.values())
 
 
+def refuse_mistyped(points: Sequence[Point]) -> None:
+    """Raises CannotRun with what is mistyped in the same words in every point, and so in the sweep."""
+    alike: list[Problem] = mistyped(points[0].overrides) if points else []
+    for point in points[1:]:
+        if not alike:
+            return
+        here = mistyped(point.overrides)
+        alike = [problem for problem in alike if problem in here]
+    if alike:
+        raise CannotRun(alike, SWEEP)
+
+
 def value_of(overrides: Sequence[str], key: str) -> str | None:
     """The value of a key that belongs to the whole sweep, such as `+sweeps` or `out`; None where it is not given."""
     found = [parsed for parsed in map(_read, overrides) if parsed.get_key_element() == key]
@@ -105,8 +116,8 @@ def _content(stem: str | None, parser: OverridesParser) -> tuple[str, dict[Any, 
     if stem not in known:
         what = f"is not one of {', '.join(known)}"
         raise CannotRun([Problem(f"+sweeps={stem}", what, f"+sweeps={closest(stem, known)}" if known else "")], SWEEP)
-    content: Any = OmegaConf.to_container(hydra.compose(f"sweeps/{stem}").sweeps)
     where = f"sweeps/{stem}.yaml"
+    content: Any = OmegaConf.to_container(read(f"sweeps/{stem}", [], where).sweeps)
     _expect(isinstance(content, dict), where, "points: and grid:, or scales:", content)
     return where, content
 

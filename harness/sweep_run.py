@@ -23,6 +23,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from harness import checkpoint_files, files, orphan, preparation, registry, request, runner, sweep_lock
 from harness.compose import compose
+from harness.launch import Preempted
 from harness.overrides import quoted
 from harness.problem import CannotRun
 from harness.record import RunRecord, Status
@@ -145,20 +146,25 @@ def _execute(overrides: Sequence[str], console: Path, waiting: Callable[[], None
             command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
             pass_fds=[lock],
         )  # fmt: skip
+        number: int = signal.SIGINT
         try:
             while process.poll() is None:
                 waiting()
                 files.shorten(console, CONSOLE_BYTES)
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(POLL_S)
+        except Preempted as error:
+            number = error.number
+            raise
         finally:
-            _end(process, grace_s)
+            _end(process, grace_s, number)
     return process.returncode
 
 
-def _end(process: subprocess.Popen[bytes], grace_s: float) -> None:
+def _end(process: subprocess.Popen[bytes], grace_s: float, number: int) -> None:
+    """Hand on the signal that has ended the sweep, so that the run's record names it."""
     if process.poll() is None:
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(GRACE_S + grace_s)
     with contextlib.suppress(ProcessLookupError):
@@ -172,6 +178,11 @@ def stored(folder: Path) -> RunRecord | None:
         return RunRecord.load(folder / RECORD)
     except (FileNotFoundError, SchemaError, UnicodeDecodeError):
         return None
+
+
+def unreadable(folder: Path) -> bool:
+    """Whether a run's folder has a record that nobody can read; the point is run again."""
+    return stored(folder) is None and (folder / RECORD).exists()
 
 
 def _newer(folder: Path, earlier: RunRecord | None) -> RunRecord | None:

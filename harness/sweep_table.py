@@ -27,6 +27,7 @@ REASON_LINES = 8
 LOG_WIDTH = 160
 UNIT = "samples/s"
 BEST = "*"
+PREDICTED = "~"
 FIGURES = ("throughput", "step_time_s", "peak_memory_bytes", "bubble_fraction", "devices", "period_s")
 """The figures of a point in the file, by their names there."""
 DRAW_S = 0.5
@@ -97,7 +98,7 @@ class Row:
 
     def _shown(self, name: str, text: Callable[[float | None], str]) -> str:
         value, predicted = self._figure(name)
-        return f"~{text(value)}" if predicted else text(value)
+        return f"{PREDICTED}{text(value)}" if predicted else text(value)
 
     def _figure(self, name: str) -> tuple[float | None, bool]:
         """A figure of the record (the largest, where it has one for each device), and whether it was only predicted."""
@@ -158,6 +159,10 @@ class Display:
         current = next((number for number, row in enumerate(self.rows) if row.record is None), len(self.rows))
         first = max(0, min(current + 2, len(self.rows)) - room)
         return self.rows[first : first + room]
+
+    def note(self, text: str) -> None:
+        """A line that stays, above the live table."""
+        self.console.print(Text(f"note: {text}"), soft_wrap=True)
 
     def ended(self, row: Row) -> None:
         """One more point has its record."""
@@ -240,6 +245,8 @@ def close(rows: Sequence[Row], folder: Path, console: Console | None = None) -> 
     console.print(table(rows))
     if best(rows) is not None:
         console.print(Text(f"{BEST} best throughput"))
+    if any(text.startswith(PREDICTED) for row in rows for text in (*row.figures(), *row.extent())):
+        console.print(Text(f"{PREDICTED} predicted"))
     for row in rows:
         if row.record is not None and row.record.status != "ok":
             lines = row.record.reason.strip().splitlines()[:REASON_LINES] + ([f"log: {row.log}"] if row.log else [])
@@ -268,6 +275,6 @@ def as_csv(rows: Sequence[Row]) -> str:
     writer.writerow(["id", *keys, "status", "source", *FIGURES])
     for row in rows:
         values, numbers = row.point.values(), row.numbers()
-        ended = (row.record.status, row.record.source) if row.record else ("not run", "")
+        ended = (row.record.status, row.record.source) if row.record else (_waiting(row), "")
         writer.writerow([row.point.id, *(values.get(key, "") for key in keys), *ended, *(numbers[n] for n in FIGURES)])
     return text.getvalue()

@@ -8,6 +8,7 @@ FOLDER/ID/               the run of a point, as a local sweep has it
 from __future__ import annotations
 
 import fcntl
+import itertools
 import json
 import os
 import sys
@@ -66,14 +67,18 @@ class Array:
 
     def add(self, points: Sequence[Point]) -> list[int]:
         """The indices of these points; those that the folder does not have yet are appended."""
-        known = self.points()
-        indices = {point.id: index for index, point in enumerate(known)}
-        new = [point for point in points if point.id not in indices]
+        found, known = self.indices(points), self.points()
+        new = [point for index, point in zip(found, points, strict=True) if index >= len(known)]
         if new:
             lines = ({"id": one.id, "overrides": one.overrides} for one in [*known, *new])
             files.write_text(self.folder / POINTS, _text(lines))
-            indices |= {point.id: len(known) + number for number, point in enumerate(new)}
-        return [indices[point.id] for point in points]
+        return found
+
+    def indices(self, points: Sequence[Point]) -> list[int]:
+        """The indices that these points, each other than the others, have, or will have once they are added."""
+        known = {point.id: index for index, point in enumerate(self.points())}
+        further = itertools.count(len(known))
+        return [known[point.id] if point.id in known else next(further) for point in points]
 
     def run(self, point: Point) -> Path:
         """The folder of a point's run."""

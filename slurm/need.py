@@ -18,13 +18,14 @@ from slurm.settings import TITLE, Settings
 
 @dataclass(frozen=True)
 class Need:
-    """Devices of a point. `together`: on one node, as one process holds or forks them. `all`: it takes what there is.
-    `gpus`: they are GPUs, and not tasks."""
+    """Devices of a point. `together`: on one node, as one process holds them, or (`forked`) forks a rank for each.
+    `all`: it takes what there is. `gpus`: they are GPUs, and not tasks."""
 
     devices: int
     together: bool = False
     all: bool = False
     gpus: bool = False
+    forked: bool = False
 
 
 @dataclass(frozen=True)
@@ -47,8 +48,8 @@ def need(config: DictConfig, settings: Settings) -> Need:
     free = bool(given) and not any(given) and not stages and not config.cluster.devices
     product = math.prod(degree or 1 for degree in given)
     typed = (config.cluster.devices or 1) * (config.cluster.nodes or 1)
-    together = not can.ranks or config.launch.ranks == "fork"
-    return Need(max(product, stages, typed), together, free, gpus)
+    forked = can.ranks and config.launch.ranks == "fork"
+    return Need(max(product, stages, typed), not can.ranks or forked, free, gpus, forked)
 
 
 def _on_gpus(config: DictConfig, settings: Settings) -> bool:
@@ -63,13 +64,14 @@ def expected(one: Need, config: DictConfig, settings: Settings) -> Allocation:
     typed = config.cluster.devices or given
     nodes = settings.nodes or config.cluster.nodes or (1 if one.together else -(-one.devices // typed))
     each = max(given, one.devices if one.together else -(-one.devices // nodes))
-    return Allocation("", (each,) * nodes, each * settings.cpus, each if one.gpus else 0)
+    return Allocation("", (each,) * nodes, each if one.gpus else 0)
 
 
 def shape(found: Sequence[Need], settings: Settings, partition: Partition) -> Shape:
     """Nodes and tasks for the largest of the needs; what the user gives counts. Raises CannotRun if that is too few."""
     on_gpus, on_cpus = [one for one in found if one.gpus], [one for one in found if not one.gpus]
-    if problems := [*_no_gpus(on_gpus, settings, partition), *_no_end(on_cpus, settings)]:
+    problems = [*_no_gpus(on_gpus, settings, partition), *_no_end(on_cpus, settings)]
+    if problems := [*problems, *_no_such_node(on_gpus, on_cpus, settings, partition)]:
         raise CannotRun(problems, TITLE)
     room = settings.tasks or settings.gpus or max(1, partition.cpus // settings.cpus)
     nodes = settings.nodes or max(-(-_largest(on_gpus) // max(1, settings.gpus)), -(-_largest(on_cpus) // room))
@@ -101,6 +103,26 @@ def _no_end(found: Sequence[Need], settings: Settings) -> list[Problem]:
         return []
     what = "points without mesh.* or cluster.devices take all that a job gets, and that is not given"
     return [Problem("slurm.tasks", what, "slurm.nodes=2 slurm.tasks=2, or mesh.*=...")]
+
+
+def _no_such_node(
+    on_gpus: Sequence[Need], on_cpus: Sequence[Need], settings: Settings, partition: Partition
+) -> list[Problem]:  # fmt: skip
+    """Points of one node that are larger than any; a partition without GPUs, or with fewer CPUs than one task has, is
+    told of elsewhere."""
+    tasks = partition.cpus // settings.cpus
+    found = []
+    for needs, room, key, has in (
+        (on_gpus, partition.gpus, "slurm.gpus {}", f"{partition.gpus} GPUs"),
+        (on_cpus, tasks, f"slurm.tasks {{}} x slurm.cpus {settings.cpus}", f"{partition.cpus} CPUs"),
+    ):
+        largest = max((one for one in needs if one.together), key=lambda one: one.devices, default=None)
+        if largest and largest.devices > room > 0:
+            who = "launch.ranks=fork keeps" if largest.forked else "an engine of one process holds"
+            what = f"{who} all {largest.devices} devices on one node, partition {partition.name} has {has} on a node"
+            mend = "launch.ranks=auto" if largest.forked else f"mesh.pipeline={room}, or an engine of ranks"
+            found.append(Problem(key.format(largest.devices), what, mend))
+    return found
 
 
 def _too_few(found: Sequence[Need], nodes: int, key: str, each: int) -> list[Problem]:

@@ -69,8 +69,7 @@ def shortages(settings: Settings, nodes: int, tasks: int, partition: Partition) 
         found.append(Problem(f"slurm.nodes {nodes}", what, f"slurm.nodes={partition.nodes}, or smaller points"))
     if tasks * settings.cpus > partition.cpus:
         what = f"needs {tasks * settings.cpus} CPUs on each node, {where} has {partition.cpus}"
-        tried = -(-nodes * tasks // max(1, partition.cpus // settings.cpus))
-        mend = f"slurm.nodes={tried}" if settings.cpus <= partition.cpus else f"slurm.cpus={partition.cpus}"
+        mend = _fewer_tasks(nodes * tasks, settings, partition.cpus // settings.cpus) or f"slurm.cpus={partition.cpus}"
         found.append(Problem(f"slurm.tasks {tasks} x slurm.cpus {settings.cpus}", what, mend))
     if settings.gpus > partition.gpus:
         what = f"{where} has {partition.gpus} on a node"
@@ -83,6 +82,13 @@ def shortages(settings: Settings, nodes: int, tasks: int, partition: Partition) 
         what = f"is {megabytes:.0f} MB, {where} has {partition.memory_mb} MB on a node"
         found.append(Problem(f"slurm.mem {settings.mem}", what, f"slurm.mem={partition.memory_mb}M"))
     return found
+
+
+def _fewer_tasks(tasks: int, settings: Settings, room: int) -> str:
+    """What to type for all `tasks` where a node has `room` for some; more nodes do not help where tasks are given."""
+    if not room:
+        return ""
+    return f"slurm.tasks={room}" if settings.tasks else f"slurm.nodes={-(-tasks // room)}"
 
 
 def _megabytes(text: str) -> float:

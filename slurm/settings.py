@@ -40,7 +40,7 @@ class Settings(Document):
     mem: str | None = None
     """Memory on each node (4G); null: the partition's default."""
     parallel: int | None = None
-    """Points that run at once; null: as many as there is room for."""
+    """Points of this array that run at once, whatever runs of others; null: as many as there is room for."""
     account: str | None = None
     """Who is charged, where Slurm keeps accounts."""
     qos: str | None = None

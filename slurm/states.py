@@ -13,6 +13,7 @@ from pathlib import Path
 from harness import sweep_lock, sweep_run
 from harness.problem import CannotRun
 from harness.record import RunRecord, Status
+from harness.run_files import RECORD
 from harness.sweep_points import Point
 from slurm import client
 from slurm.array import Array
@@ -84,6 +85,8 @@ def _queue(array: Array) -> dict[int, Queued]:
     """What Slurm remembers of this folder's jobs: all that wait or run, and those that ended some minutes ago."""
     order = [job.id for job in array.jobs()]
     found: dict[int, Queued] = {}
+    if not order:
+        return found
     for line in client.ask(["squeue", "-h", "-r", "-t", "all", "--me", "-o", "%F|%K|%T|%r"]).splitlines():
         job, index, state, reason = line.split("|", 3)
         if job in order and index.isdigit():
@@ -103,6 +106,8 @@ def _state(array: Array, index: int, point: Point, queue: dict[int, Queued] | No
         return PointState(index, point, known.state.lower(), reason)
     if record is None:
         why = f"{ENDS[known.state][1]} (job {known.job}_{index})" if known else "never ran"
+        if sweep_run.unreadable(array.run(point)):
+            why = f"its {RECORD} cannot be read"
         return PointState(index, point, MISSING, why)
     if record.status == "running" and queue is not None:
         record = _ended(array, index, point, known)

@@ -16,7 +16,7 @@ from harness import compose, sweep
 from harness.config_check import closest
 from harness.problem import CannotRun, Problem
 from harness.record import EXIT_CODES, Status
-from harness.sweep_table import Row, close
+from harness.sweep_table import Row
 from slurm import array, partition, settings, states, submit
 
 STATES = (states.MISSING, *(status for status in get_args(Status) if status not in ("running", "ok")))
@@ -31,8 +31,7 @@ def main(arguments: Sequence[str]) -> int:
         with sweep.writing(opened.folder):
             if options.only is None:
                 return show(opened)
-            with opened.changing():
-                print(again(opened, _states(options.only), options.settings))
+            print(again(opened, _states(options.only), options.settings))
     except CannotRun as error:
         print(error, file=sys.stderr)
         return EXIT_CODES["infeasible"]
@@ -40,9 +39,10 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def show(opened: array.Array) -> int:
-    """The table of a sweep, why points failed and where their logs are, and how many are in each state."""
+    """The table of a sweep, kept as points.csv, too, why points failed and where their logs are, and how many are in
+    each state."""
     found, unasked = states.survey(opened)
-    close([_row(one) for one in found], opened.folder)
+    sweep.show([_row(one) for one in found], opened.folder)
     if unasked:
         print(f"Slurm could not be asked: {unasked}. This is what the records say.")
     return 0
@@ -58,7 +58,8 @@ def again(opened: array.Array, wanted: Sequence[str], typed: Sequence[str]) -> s
     indices = states.chosen(found, wanted)
     if not indices:
         return f"no point is {' or '.join(wanted)} ({opened.folder})"
-    return submit.submit(opened, indices, chosen, partition.partitions())
+    points = opened.points()
+    return submit.submit(opened, [points[index] for index in indices], chosen, partition.partitions())
 
 
 def _search(opened: array.Array) -> None:

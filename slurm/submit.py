@@ -10,20 +10,22 @@ import argparse
 import shlex
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from rich.console import Console
 from rich.text import Text
 
 from harness import compose, help, sweep, sweep_run
-from harness.problem import CannotRun
+from harness.problem import CannotRun, Problem
 from harness.record import EXIT_CODES, RunRecord
 from harness.sweep_lock import Busy
-from harness.sweep_points import expand
+from harness.sweep_points import Point, expand, refuse_mistyped
 from harness.sweep_table import Row
 from slurm import need, partition, settings, states
 from slurm.array import Array
 from slurm.examined import Examined, examine
 from slurm.limits import limits
+from slurm.need import Shape
 from slurm.settings import Settings
 
 REASON_LINES = 8
@@ -36,16 +38,18 @@ def main(arguments: Sequence[str]) -> int:
         print("\n".join([str(__doc__), *help.keys(Settings, settings.PREFIX)]))
         return 0
     try:
+        if options.multirun:
+            raise CannotRun([Problem("-m", "is run.py's, what is submitted here is a sweep anyway", "leave -m out")])
         if options.config_dir:
             compose.search(options.config_dir)
         overrides, own = settings.split(options.overrides)
         wanted = settings.read(own)
         points = expand(overrides)
+        refuse_mistyped(points)
         known = partition.partitions()
-        folder = sweep.folder_of(overrides)
-        array = Array(folder)
-        with sweep.writing(folder), array.changing():
-            told = submit(array, array.add(points), wanted, known)
+        array = Array(sweep.folder_of(overrides))
+        with sweep.writing(array.folder):
+            told = submit(array, points, wanted, known)
     except CannotRun as error:
         print(error, file=sys.stderr)
         return EXIT_CODES["infeasible"]
@@ -53,34 +57,87 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def submit(array: Array, indices: Sequence[int], wanted: Settings, known: Sequence[partition.Partition]) -> str:
-    """Submit those of the points that have to run; returns what to tell the user. Raises CannotRun."""
+def submit(array: Array, points: Sequence[Point], wanted: Settings, known: Sequence[partition.Partition]) -> str:
+    """Submit those of the points that have to run; returns what to tell the user.
+
+    Raises CannotRun; before all checks but sbatch's own are passed nothing is written.
+    """
     chosen = partition.choose(wanted, known)
-    points, active = array.points(), states.active(array)
-    rows = {index: Row(points[index]) for index in indices}
-    found = _to_run(array, {index: row for index, row in rows.items() if index not in active}, wanted)
-    told = _counts(rows, len(found), active)
-    if not found:
-        return f"{told}: nothing to submit ({array.folder})"
-    shape = need.shape([one.need for one in found.values()], wanted, chosen)
-    grace_s, slurm = max(one.grace_s for one in found.values()), limits()
-    problems = partition.shortages(wanted, shape.nodes, shape.tasks, chosen)
-    if problems := [*problems, *slurm.problems(list(found), wanted, grace_s)]:
+    if problems := partition.shortages(wanted, wanted.nodes or 1, wanted.tasks or 1, chosen):
         raise CannotRun(problems, settings.TITLE)
-    job = array.submit(list(found), wanted, shape, grace_s)
+    examined = _examined(array, points, wanted)
+    places = dict(zip(points, array.indices(points), strict=True))
+    able = {places[point]: one for point, one in examined.items() if not one.refused}
+    asked = _request(able, wanted, chosen)
+    sweep.make(array.folder)
+    with array.changing():
+        indices, active = array.add(points), states.active(array)
+        rows = {index: Row(point) for index, point in zip(indices, points, strict=True)}
+        found = [index for index, row in rows.items() if index not in active and _has_to_run(array, row, examined)]
+        told = [_counts(rows, len(found), active), *_notes(wanted, len(active))]
+        if not found or not asked:
+            return "\n".join([f"{told[0]}: nothing to submit ({array.folder})", *told[1:]])
+        job = array.submit(found, wanted, asked.shape, asked.grace_s)
+    shape = asked.shape
     each = f"{shape.nodes} node{'s' * (shape.nodes > 1)} x {shape.tasks} task{'s' * (shape.tasks > 1)} each"
-    lines = [told, f"job {job}, {each}, partition {chosen.name}", slurm.note(grace_s)]
-    return "\n".join([*filter(None, lines), f"python -m slurm.status {shlex.quote(str(array.folder))}"])
+    told[1:1] = [f"job {job}, {each}, partition {chosen.name}"]
+    return "\n".join([*told, *asked.notes, f"python -m slurm.status {shlex.quote(str(array.folder))}"])
 
 
-def _to_run(array: Array, rows: dict[int, Row], wanted: Settings) -> dict[int, Examined]:
-    """The points that have to run, by index. Those that cannot get their record, and are told."""
-    todo = [index for index, row in rows.items() if not sweep_run.done_before(row, array.run(row.point))]
-    found = dict(zip(todo, examine([rows[index].point for index in todo], wanted), strict=True))
-    for index, one in found.items():
-        if one.refused:
-            _refuse(array, rows[index], one.refused)
-    return {index: one for index, one in found.items() if rows[index].record is None}
+@dataclass(frozen=True)
+class Request:
+    """What an array asks for, for the largest of its points; `notes` are for the user."""
+
+    shape: Shape
+    grace_s: float
+    notes: tuple[str, ...]
+
+
+def _examined(array: Array, points: Sequence[Point], wanted: Settings) -> dict[Point, Examined]:
+    """What is found of the points that are not done, do not wait and do not run."""
+    active = states.active(array)
+    todo = [
+        point
+        for index, point in zip(array.indices(points), points, strict=True)
+        if index not in active and not sweep_run.done_before(Row(point), array.run(point))
+    ]
+    return dict(zip(todo, examine(todo, wanted), strict=True))
+
+
+def _request(able: dict[int, Examined], wanted: Settings, chosen: partition.Partition) -> Request | None:
+    """What the points that can run, by index, ask for; None if there are none. Raises CannotRun if they cannot have
+    it."""
+    if not able:
+        return None
+    shape = need.shape([one.need for one in able.values()], wanted, chosen)
+    grace_s, slurm = max(one.grace_s for one in able.values()), limits()
+    problems = partition.shortages(wanted, shape.nodes, shape.tasks, chosen)
+    if problems := [*problems, *slurm.problems(list(able), wanted, grace_s)]:
+        raise CannotRun(problems, settings.TITLE)
+    return Request(shape, grace_s, tuple(filter(None, [slurm.note(grace_s)])))
+
+
+def _has_to_run(array: Array, row: Row, examined: dict[Point, Examined]) -> bool:
+    """Whether a point has to run; one that cannot gets its record, and is told. One that was not examined, as it was
+    done or active a moment ago, is left as it is."""
+    one = examined.get(row.point)
+    if sweep_run.done_before(row, array.run(row.point)) or one is None:
+        return False
+    if one.refused:
+        _refuse(array, row, one.refused)
+    return one.refused is None
+
+
+def _notes(wanted: Settings, active: int) -> list[str]:
+    """What of the settings holds for this array alone, where `active` points of the folder wait or run already."""
+    if not active:
+        return []
+    found = ["note: points that wait or run already keep the settings that they were submitted with"]
+    if wanted.parallel:
+        found.append(
+            f"note: slurm.parallel={wanted.parallel} is for this array; {active} points of others wait or run beside it"
+        )
+    return found
 
 
 def _refuse(array: Array, row: Row, record: RunRecord) -> None:
@@ -109,6 +166,7 @@ def _counts(rows: dict[int, Row], submitted: int, active: dict[int, str]) -> str
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("python -m slurm.submit", add_help=False, allow_abbrev=False)
     parser.add_argument("-h", "--help", action="store_true")
+    parser.add_argument("-m", "--multirun", action="store_true")
     parser.add_argument("--config-dir", metavar="DIR")
     parser.add_argument("overrides", nargs="*", metavar="key=value")
     return parser

@@ -15,7 +15,7 @@ from harness.devices import Found
 from harness.mesh import Mesh
 from harness.problem import CannotRun
 
-JOB = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2", "SLURM_TASKS_PER_NODE": "2(x2)", "SLURM_CPUS_ON_NODE": "3"}
+JOB = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2", "SLURM_TASKS_PER_NODE": "2(x2)"}
 CPU, GPU = Found("cpu", "x", 8, 8 << 30), Found("cuda", "y", 4, 1 << 30)
 
 
@@ -36,7 +36,7 @@ def test_numbers_as_slurm_writes_them(text: str, tasks: tuple[int, ...]) -> None
 
 
 def test_the_job() -> None:
-    assert allocation.found(JOB) == Allocation("7", (2, 2), 3)
+    assert allocation.found(JOB) == Allocation("7", (2, 2))
     assert allocation.found({"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "3"}) == Allocation("7", (1, 1, 1))
     assert allocation.found({"HOME": "/"}) is None
 
@@ -46,10 +46,10 @@ def shape(config: ClusterConfig, given: Allocation | None) -> tuple[int, int]:
     return cluster.nodes, cluster.devices_per_node
 
 
-def test_devices_are_tasks_on_all_nodes_or_this_nodes_cpus(job: Allocation) -> None:
+def test_devices_are_tasks_on_all_nodes_or_on_this_one(job: Allocation) -> None:
     assert shape(ClusterConfig(), job) == (2, 2)
     assert shape(ClusterConfig(nodes=1), job) == (1, 2)
-    assert shape(ClusterConfig(), None) == (1, 3), "SLURM_CPUS_ON_NODE, of eight cores"
+    assert shape(ClusterConfig(), None) == (1, 2), "of an engine of one process, too"
     assert shape(ClusterConfig(devices=5), None) == (1, 5), "threads"
 
 
@@ -78,6 +78,29 @@ def test_more_than_the_job_has(job: Allocation, monkeypatch: pytest.MonkeyPatch)
     assert "the job has none (SLURM_GPUS_ON_NODE is not set)" in problem(ClusterConfig(devices=8), job, GPU)[1]
     monkeypatch.setenv("SLURM_GPUS_ON_NODE", "4")
     assert "4 found; the job has 4 on this node (SLURM_GPUS_ON_NODE)" in problem(ClusterConfig(devices=8), job, GPU)[1]
+
+
+@pytest.mark.parametrize(
+    ("tasks", "engine", "what", "mend"),
+    [
+        ("4", "engine=gpipe", None, None),
+        ("2", "engine=gpipe", "has 2 (SLURM_TASKS_PER_NODE=2)", "mesh.pipeline=2, or sbatch --ntasks-per-node=4"),
+        (
+            "1(x2)",
+            "engine=myelin",
+            "has 2 (SLURM_TASKS_PER_NODE=1,1)",
+            "mesh.pipeline=2, or sbatch --ntasks-per-node=2",
+        ),
+    ],
+)
+def test_a_pipeline_takes_the_tasks_of_a_node_with_fewer_cores(
+    job: Allocation, monkeypatch: pytest.MonkeyPatch, tasks: str, engine: str, what: str | None, mend: str | None
+) -> None:
+    monkeypatch.setattr(devices, "detect", lambda wanted="auto": Found("cpu", "x", 2, 8 << 30))
+    monkeypatch.setenv("SLURM_TASKS_PER_NODE", tasks)
+    typed = [engine, "model=mlp", "mesh.pipeline=4"]
+    found = preparation.request_problems(compose(typed), typed)
+    assert [(one.what, one.mend) for one in found] == ([(f"needs 4 devices, the cluster {what}", mend)] if what else [])
 
 
 @pytest.mark.parametrize(

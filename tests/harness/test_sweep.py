@@ -20,7 +20,7 @@ from harness.overrides import quoted
 from harness.problem import CannotRun
 from harness.profile import LayerProfile, ModelProfile
 from harness.record import RunRecord, Source, Status
-from harness.sweep_points import Point, expand
+from harness.sweep_points import Point, expand, refuse_mistyped
 from harness.sweep_table import Row
 
 
@@ -34,6 +34,26 @@ def test_the_folder_says_the_scale(
     assert sweep.main(["+sweeps=mine", "scale=b"]) == 1
     assert sweep.main(["+sweeps=mine"]) == 1
     assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["mine-a", "mine-b"]
+
+
+@pytest.mark.parametrize(
+    ("typed", "told"),
+    [
+        (["batch.mirco_batches=2,4"], r"batch.mirco_batches +is not a key of batch +-> batch.micro_batches=..."),
+        (["batch.size=many", "seed=1,2"], r"batch.size many +is not a whole number"),
+        (["engine=gpip", "seed=1,2"], r"engine gpip +is not one of"),
+    ],
+)
+def test_what_is_mistyped_in_all_points_leaves_nothing(tmp_path: Path, typed: list[str], told: str) -> None:
+    with pytest.raises(CannotRun, match=told) as caught:
+        sweep.main([*typed, f"out={tmp_path / 'out'}"])
+    assert len(caught.value.problems) == 1
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_is_mistyped_in_some_points_is_theirs() -> None:
+    refuse_mistyped(expand(["engine=gpipe,single", "engine.portals=true"]))
+    refuse_mistyped(expand(["batch.size=a,b"]))
 
 
 @pytest.mark.parametrize(
@@ -107,6 +127,22 @@ def test_a_sweep_and_its_second_start(
     assert "1 points: 1 ok; 1 of them done before (here)" in capsys.readouterr().out
 
 
+def test_a_record_that_cannot_be_read_is_told_and_made_again(
+    tmp_path: Path, profile: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    typed = ["mode=plan", "tracker=none", "batch.micro_batches=8", quoted("profile", str(profile)), f"out={tmp_path}"]
+    (point,) = expand(typed)
+    record = tmp_path / point.id / "record.json"
+    record.parent.mkdir()
+    record.write_text('{"id": "x", "sta')
+    assert sweep.main(typed) == 0
+    told = f"{point.id} has a record.json that cannot be read, it is run again"
+    assert told in capsys.readouterr().out
+    assert RunRecord.load(record).status == "ok"
+    assert sweep.main(typed) == 0
+    assert told not in capsys.readouterr().out
+
+
 def test_a_run_that_breaks_in_this_process_is_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> None:
         raise ZeroDivisionError("of a test")
@@ -166,11 +202,13 @@ sweep_run.GRACE_S = 1.0
 sys.exit(sweep.main(["steps=1,2", "launch.grace_s=0", "out=" + sys.argv[2]]))
 """
 TIDY = """
+def ended(number, frame):
+    record(status='preempted', reason=f'as it should be by {signal.Signals(number).name}')
+    sys.exit(130)
+for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, ended)
 record(status='running')
-try:
-    time.sleep(60)
-except KeyboardInterrupt:
-    record(status='preempted', reason='as it should be')
+time.sleep(60)
 """
 DEAF = """
 signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -182,8 +220,8 @@ time.sleep(60)
 @pytest.mark.parametrize(
     ("code", "reason", "number"),
     [
-        pytest.param(TIDY, "as it should be", signal.SIGINT, id="tidy, SIGINT"),
-        pytest.param(TIDY, "as it should be", signal.SIGTERM, id="tidy, SIGTERM"),
+        pytest.param(TIDY, "as it should be by SIGINT", signal.SIGINT, id="tidy, SIGINT"),
+        pytest.param(TIDY, "as it should be by SIGTERM", signal.SIGTERM, id="tidy, SIGTERM"),
         pytest.param(DEAF, "ended with its sweep", signal.SIGINT, id="deaf, SIGINT"),
     ],
 )

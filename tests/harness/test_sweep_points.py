@@ -187,3 +187,28 @@ def test_a_file_that_is_wrong(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, t
 def test_a_command_line_that_is_wrong(typed: str, message: str) -> None:
     with pytest.raises(CannotRun, match=message):
         expand([typed])
+
+
+@pytest.mark.parametrize(
+    ("text", "place", "what"),
+    [
+        (
+            b"points:\n  - [engine=single\ngrid: {}\n",
+            "PATH, line 3",
+            "cannot be read: expected ',' or ']', but got ':'",
+        ),
+        (b"grid: {steps: 1}\ngrid: {seed: 1}\n", "PATH, line 2", "cannot be read: found duplicate key grid"),
+        (b'grid: "\xff"', "sweeps/mine.yaml", "invalid start byte"),
+        (b'grid: "\x01"', "sweeps/mine.yaml", "special characters are not allowed"),
+    ],
+)
+def test_a_file_that_is_no_yaml(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: bytes, place: str, what: str
+) -> None:
+    file(tmp_path, monkeypatch, "")
+    path = tmp_path / "sweeps" / "mine.yaml"
+    path.write_bytes(text)
+    with pytest.raises(CannotRun) as caught:
+        expand(["+sweeps=mine"])
+    (problem,) = caught.value.problems
+    assert problem.key == place.replace("PATH", str(path)) and what in problem.what, problem

@@ -45,6 +45,8 @@ def test_a_simulated_point_says_so_in_the_table() -> None:
         ["ok, before", "0.3333 *", "300.0 ms", "1.0 KiB", "-", "25 %"],
         ["infeasible", "-", "-", "-", "-", "-"],
     ]
+    assert lines[4:6] == [["* best throughput"], ["~ predicted"]]
+    assert ["~ predicted"] not in shown(rows_of(simulated)), "only where there is one"
     assert shown(rows_of(does_not_fit, None))[0] == names[:6], "devices and bubble are not known of any"
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from harness import files
+from harness.record import RunRecord
 from harness.sweep_points import Point, expand
-from slurm import array, client
+from slurm import array, client, status
 from slurm.array import Array, Job
 from slurm.need import Shape
 from slurm.settings import Settings
@@ -35,6 +37,23 @@ def submitted(folder: Path) -> Array:
     with found.changing():
         found.submit(found.add(POINTS), Settings(nodes=2), Shape(2, 1), 30)
     return found
+
+
+def test_the_status_of_a_folder_is_kept_as_a_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One point waits, one has a record that cannot be read, one is done."""
+    monkeypatch.setattr(client, "ask", lambda command: "7|0|PENDING|Priority\n" if command[0] == "squeue" else "7\n")
+    found = submitted(tmp_path)
+    found.run(POINTS[1]).mkdir()
+    (found.run(POINTS[1]) / "record.json").write_text('{"id": "x", "sta')
+    RunRecord("x", "ok").save(found.run(POINTS[2]) / "record.json")
+    assert status.main([str(tmp_path)]) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert "missing (its record.json cannot be read)" in told
+    assert "3 points: 1 ok, 1 missing, 1 pending" in told
+    rows = list(csv.DictReader((tmp_path / "points.csv").read_text().splitlines()))
+    assert [(row["seed"], row["status"]) for row in rows] == [("0", "pending"), ("1", "missing"), ("2", "ok")]
 
 
 def test_what_was_submitted_is_known(tmp_path: Path, asked: list[str]) -> None:

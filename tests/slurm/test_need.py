@@ -27,7 +27,7 @@ BATCH = Partition("batch", 4, cpus=4, memory_mb=4000, gpus=2, limit="1:00:00", d
         (["engine=ddp", "mesh.data=4"], Need(4)),
         (["engine=ddp", "cluster.devices=2", "cluster.nodes=2"], Need(4)),
         (["engine=myelin", "mesh.data=2", "mesh.pipeline=2", "model=gpt"], Need(4)),
-        (["engine=ddp", "mesh.data=4", "launch.ranks=fork"], Need(4, together=True)),
+        (["engine=ddp", "mesh.data=4", "launch.ranks=fork"], Need(4, together=True, forked=True)),
         (["engine=gpipe", "mesh.pipeline=8", "cluster=p40x8", "mode=simulate"], Need(1)),
         (["engine=ddp", "mesh.data=4", "cluster.device=cuda"], Need(4, gpus=True)),
         (["mode=profile", "cluster.device=cuda"], Need(1, gpus=True)),
@@ -76,11 +76,16 @@ def test_shape(needs: list[Need], settings: Settings, expected: Shape) -> None:
     [
         ([Need(4)], Settings(nodes=1, tasks=2), r"slurm.nodes 1 x slurm.tasks 2 +make 2 devices.* 4 +-> slurm.nodes=2"),
         ([Need(4, together=True)], Settings(nodes=2, tasks=2), r"slurm.tasks 2 .*4 devices on one node.*slurm.tasks=4"),
-        ([Need(4, True, gpus=True)], Settings(gpus=2), r"slurm.gpus 2 .*4 devices on one node.*slurm.gpus=4"),
+        ([Need(2, True, gpus=True)], Settings(gpus=1), r"slurm.gpus 1 .*2 devices on one node.*slurm.gpus=2"),
         ([Need(4, gpus=True)], Settings(gpus=1, nodes=2), r"slurm.nodes 2 x slurm.gpus 1 .*-> slurm.nodes=4"),
         ([Need(4, gpus=True)], Settings(), r"cluster.device cuda +needs GPUs, .*: slurm.gpus 0 +-> slurm.gpus=2"),
         ([Need(4, gpus=True)], Settings(nodes=4), r"cluster.device cuda .* -> slurm.gpus=1"),
-        ([Need(4, True, gpus=True)], Settings(tasks=4), r"cluster.device cuda .* -> slurm.gpus=4"),
+        ([Need(2, True, gpus=True)], Settings(tasks=4), r"cluster.device cuda .* -> slurm.gpus=2"),
+        ([Need(8, True), Need(9)], Settings(), r"slurm.tasks 8 x slurm.cpus 1 +an engine of one process holds all 8 "
+         r"devices on one node, partition batch has 4 CPUs on a node +-> mesh.pipeline=4, or an engine of ranks"),
+        ([Need(8, True)], Settings(nodes=4, cpus=2), r"slurm.tasks 8 x slurm.cpus 2 .* -> mesh.pipeline=2, or "),
+        ([Need(8, True, forked=True)], Settings(), r"launch.ranks=fork keeps all 8 .* -> launch.ranks=auto"),
+        ([Need(8, True, gpus=True)], Settings(gpus=2), r"slurm.gpus 8 .* has 2 GPUs .* -> mesh.pipeline=2, or "),
         ([Need(1, all=True)], Settings(), r"slurm.tasks .*take all that a job gets"),
     ],
 )  # fmt: skip
@@ -100,6 +105,8 @@ def test_shortages() -> None:
         "slurm.mem 4G": ("is 4096 MB, partition batch has 4000 MB on a node", "slurm.mem=4000M"),
     }
     assert not shortages(Settings(mem="3G", gpus=2), 4, 4, BATCH)
+    assert [problem.mend for problem in shortages(Settings(tasks=8), 1, 8, BATCH)] == ["slurm.tasks=4"]
+    assert [problem.mend for problem in shortages(Settings(cpus=5), 1, 1, BATCH)] == ["slurm.cpus=4"]
 
 
 def test_the_partitions_of_sinfo(monkeypatch: pytest.MonkeyPatch) -> None:

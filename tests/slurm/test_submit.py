@@ -114,8 +114,14 @@ def test_status_and_only(cluster: Cluster, tmp_path: Path, capsys: pytest.Captur
     runs = [folder / points[index].id for index in range(3)]
     wait_for(lambda: all((run / "log").exists() for run in runs), "three runs", RUN_S)
     assert states_of(folder) == ["running"] * 3 + ["pending"]
-    assert submit.main(given) == 0
-    assert "4 points: 0 submitted, 4 waiting or running already" in capsys.readouterr().out
+    capsys.readouterr()
+    assert submit.main([*given, "slurm.parallel=2"]) == 0
+    told = capsys.readouterr().out
+    assert "4 points: 0 submitted, 4 waiting or running already" in told
+    assert "note: points that wait or run already keep the settings" in told
+    assert "slurm.parallel=2 is for this array; 4 points of others wait or run beside it" in told
+    assert submit.main([*given, "slurm.mem=9T"]) == 2
+    assert "slurm.mem 9T" in capsys.readouterr().err, "though no point would have it"
     cluster.ask("scancel", f"{job.id}_3")
     os.kill(parent_of(cluster, f"{job.id}_1"), signal.SIGKILL)
     node = cluster.ask("squeue", "-h", "-j", f"{job.id}_2", "-o", "%N").strip()
@@ -196,6 +202,9 @@ def test_a_request_that_cannot_be_met(cluster: Cluster, tmp_path: Path, capsys: 
     assert "slurm.tasks 9 x slurm.cpus 1   needs 9 CPUs" in told
     assert submit.main([*long_run(), "out=s", "slurm.partition=urgnt"]) == 2
     assert "-> slurm.partition=urgent" in capsys.readouterr().err
+    assert submit.main(["engine=gpipe", "mesh.pipeline=8", "model=mlp", "out=s"]) == 2
+    assert "all 8 devices on one node, partition batch has 4 CPUs on a node" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir()), "nothing is written before the checks"
     assert submit.main([*long_run(), "out=s", "slurm.constraint=nosuch"]) == 2
     assert "sbatch" in capsys.readouterr().err, "what only sbatch can tell"
     assert not cluster.jobs() or cluster.settled()
@@ -228,6 +237,26 @@ def test_many_points_are_examined_like_few() -> None:
     assert [one.need.devices for one in found[:: 4 * CHUNK // 4]] == [1, 1, 1, 2]
     refused = [point.values()["engine"] for point, one in zip(points, found, strict=True) if one.refused]
     assert refused == ["single"] * CHUNK, "it has no replicas"
+
+
+def test_one_process_has_as_many_devices_as_it_was_judged_by(cluster: Cluster, tmp_path: Path) -> None:
+    """The nodes have four CPUs for Slurm, and this machine's cores."""
+    typed = ["engine=gpipe", "mesh.pipeline=4", "model=mlp", "mode=run", "tracker=none", "steps=2", "warmup=0"]
+    assert submit.main([*typed, "batch.size=8", "batch.micro_batches=2", "out=s", "slurm.time=5"]) == 0
+    wait_for(cluster.settled, "the array", RUN_S)
+    found = states.survey(Array(tmp_path / "s"))[0]
+    assert [one.state for one in found] == ["ok"], found[0].reason
+
+
+@pytest.mark.parametrize(
+    ("typed", "told"),
+    [(["-m", *long_run()], "leave -m out"), (["batch.mirco_batches=2,4"], "batch.micro_batches=...")],
+)
+def test_mistyped(tmp_path: Path, capsys: pytest.CaptureFixture[str], typed: list[str], told: str) -> None:
+    assert submit.main([*typed, "out=s"]) == 2
+    error = capsys.readouterr().err
+    assert told in error and error.count("\n") == 2
+    assert not list(tmp_path.iterdir())
 
 
 def test_status_of_something_else(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
