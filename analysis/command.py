@@ -82,9 +82,14 @@ def main(page: Page[Results], arguments: Sequence[str]) -> int:
 
 
 def show(sections: Sequence[report.Section], width: int) -> None:
-    """Print the sections on the terminal; where there is none, `width` letters wide."""
+    """Print the sections on the terminal; where there is none, `width` letters wide, without spaces at the ends."""
     console = Console()
-    report.show(sections, console if console.is_terminal else Console(width=width))
+    if console.is_terminal:
+        report.show(sections, console)
+        return
+    with (plain := Console(width=width)).capture() as captured:
+        report.show(sections, plain)
+    print("\n".join(line.rstrip() for line in captured.get().split("\n")), end="")
 
 
 def add_format(parser: argparse.ArgumentParser) -> None:
