@@ -43,6 +43,10 @@ class Loaded:
     counts: dict[str, int]
     skipped: tuple[Skipped, ...]
 
+    def __repr__(self) -> str:
+        """Loaded(2 records: 2 from runs/mine; skipped 0)"""
+        return f"Loaded({self.told()[0]}; skipped {len(self.skipped)})"
+
     def told(self) -> list[str]:
         """Lines for the user: sources, what was skipped, and points with several records."""
         lines = [f"{len(self.records)} records" + (f": {', '.join(self._sources())}" if self.records else "")]
