@@ -15,7 +15,7 @@ from analysis.papers import PAGES
 
 TITLE = "The papers' claims"
 INTRO = "What each paper says, what is simulated or planned at its scale, what was measured, and whether it holds."
-WIDTH = 190
+WIDTH = 100
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from rich.console import Console
 
-from analysis import pack, records, report
+from analysis import pack, records, report, sweeps
 from analysis.plots import style
 from analysis.verdict import Verdict
 from harness import files
@@ -53,7 +53,7 @@ class Page(Generic[Results]):
 
 
 def main(page: Page[Results], arguments: Sequence[str]) -> int:
-    """Returns 2 for sources that are not there, else 0."""
+    """Returns 2 for sources that are not there or have no records, else 0."""
     options = _parser(page).parse_args(arguments)
     try:
         loaded = page.load(options.sources)
@@ -61,6 +61,9 @@ def main(page: Page[Results], arguments: Sequence[str]) -> int:
         print(error, file=sys.stderr)
         return 2
     print("\n".join(loaded.told()), file=sys.stderr)
+    if options.sources and not loaded.records:
+        print("\n".join(["the records of this paper are made by", *_commands(page)]), file=sys.stderr)
+        return 2
     results = page.results(loaded.records)
     sections, missing = page.sections(results), page.missing(results)
     if options.format:
@@ -79,14 +82,23 @@ def main(page: Page[Results], arguments: Sequence[str]) -> int:
 
 
 def show(sections: Sequence[report.Section], width: int) -> None:
-    """Print the sections on the terminal; where there is none, `width` letters wide."""
+    """Print the sections on the terminal; where there is none, `width` letters wide, without spaces at the ends."""
     console = Console()
-    report.show(sections, console if console.is_terminal else Console(width=width))
+    if console.is_terminal:
+        report.show(sections, console)
+        return
+    with (plain := Console(width=width)).capture() as captured:
+        report.show(sections, plain)
+    print("\n".join(line.rstrip() for line in captured.get().split("\n")), end="")
 
 
 def add_format(parser: argparse.ArgumentParser) -> None:
     """`--format`, as all commands that print tables have it."""
     parser.add_argument("--format", choices=report.FORMATS, help="print it in this format, in place of plain text")
+
+
+def _commands(page: Page[Results]) -> list[str]:
+    return [f"    {made}" for name in page.sweeps if (made := sweeps.command(name))]
 
 
 def _parser(page: Page[Results]) -> argparse.ArgumentParser:

@@ -1,18 +1,23 @@
 """Records as tidy pandas frames: one row a run, or one a device of a run.
 
 What was measured, simulated and planned stands in the same columns; `source` tells which, so no figure goes without it.
+Each key that a record's overrides give (optimizer.lr, engine.checkpoint) is a column of all rows, with the value that
+the run's configuration has, overridden or not; None where it has no such key. A key whose name another column has is
+"chosen.KEY" (chosen.data); those of `GROUPS` have their columns anyway.
 """
 
 from __future__ import annotations
 
+import json
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
 
 import pandas
 
 from analysis.beside import ORIGIN
+from analysis.records import key_of
 from harness.mesh import Mesh
 from harness.record import RunRecord
 
@@ -22,7 +27,9 @@ SETTINGS = ("data", "pipeline", "tensor", "devices", "batch", "micro_batches", "
 FIGURES = ("throughput", "step_time_s", "utilization", "bubble", "peak_memory_bytes")
 PREDICTED = ("predicted_step_time_s", "predicted_peak_memory_bytes", "predicted_over_measured")
 COLUMNS = (*POINT, *SETTINGS, *FIGURES, *PREDICTED)
-"""Before bytes_KIND, one column for each kind that was sent, `time` (of the start, UTC) and `origin`."""
+"""Before the keys that were given, bytes_KIND, one column for each kind that was sent, and `LAST`."""
+LAST = ("time", ORIGIN)
+"""When the run started (UTC), and where its record is from."""
 BY_DEVICE = ("utilization", "peak_memory_bytes")
 PLANNED, MEASURED = "planned", "measured"
 SOURCES = {"plan": PLANNED, "run": MEASURED, "calibrate": MEASURED}
@@ -31,28 +38,61 @@ SOURCES = {"plan": PLANNED, "run": MEASURED, "calibrate": MEASURED}
 
 def runs(records: Iterable[RunRecord]) -> pandas.DataFrame:
     """One row a run. Utilization is the mean over devices, memory that of the fullest one."""
-    rows = [_row(record) for record in records]
+    records = list(records)
+    keys = _given(records)
+    rows = [_row(record) | _values(record, keys) for record in records]
     kinds = sorted({key for row in rows for key in row if key.startswith("bytes_")})
-    found = pandas.DataFrame(rows, columns=[*COLUMNS, *kinds, "time", ORIGIN])
+    found = pandas.DataFrame(rows, columns=[*COLUMNS, *keys.values(), *kinds, *LAST])
     found = found.astype(dict.fromkeys((*FIGURES, *PREDICTED, *kinds), float))
     return found.assign(time=pandas.to_datetime(found["time"], utc=True, errors="coerce", format="ISO8601"))
 
 
 def devices(records: Iterable[RunRecord]) -> pandas.DataFrame:
     """One row a device of a run, with what tells the run."""
-    rows = []
+    records = list(records)
+    keys, rows = _given(records), []
     for record in records:
-        run, predicted = _point(record), _listed(record.predicted, "peak_memory_bytes")
+        run, predicted = _point(record) | _values(record, keys), _listed(record.predicted, "peak_memory_bytes")
         columns = [_listed(_metrics(record), name) for name in BY_DEVICE]
         for number in range(max(map(len, (*columns, predicted)))):
             figures = zip((*BY_DEVICE, PREDICTED[1]), (*columns, predicted), strict=True)
             rows.append(run | {"device": number} | {name: _at(column, number) for name, column in figures})
-    return pandas.DataFrame(rows, columns=[*POINT, "device", *BY_DEVICE, PREDICTED[1]])
+    return pandas.DataFrame(rows, columns=[*POINT, *keys.values(), "device", *BY_DEVICE, PREDICTED[1]])
 
 
 def source(record: RunRecord) -> str:
     """measured, simulated or planned."""
     return SOURCES.get(record.config.get("mode", ""), record.source)
+
+
+def _given(records: Sequence[RunRecord]) -> dict[str, str]:
+    """The keys that any record's overrides give, in order of appearance, each with its column's name."""
+    texts = dict.fromkeys(text for record in records for text in record.manifest.get("overrides", []))
+    told = key_of(texts)
+    keys = dict.fromkeys(text.lstrip("+").partition("=")[0] for text in texts if text in told and text[0] != "~")
+    taken = {*COLUMNS, *LAST}
+    return {key: f"chosen.{key}" if key in taken else key for key in keys if key not in GROUPS}
+
+
+def _values(record: RunRecord, keys: Mapping[str, str]) -> dict[str, Any]:
+    """By column what the record has for each key."""
+    overrides = _overrides(record)
+    return {column: _value(record, key, overrides.get(key)) for key, column in keys.items()}
+
+
+def _value(record: RunRecord, key: str, given: str | None) -> Any:
+    """A number, a truth value or a text: a list as JSON, of a group what was chosen."""
+    found: Any = record.config
+    for part in key.split("."):
+        found = found.get(part) if isinstance(found, dict) else None
+    if isinstance(found, dict):
+        return given or found.get("name")
+    return json.dumps(found) if isinstance(found, list) else given if found is None else found
+
+
+def _overrides(record: RunRecord) -> dict[str, str]:
+    pairs = (text.partition("=") for text in record.manifest.get("overrides", []))
+    return {key.lstrip("+"): value for key, _, value in pairs}
 
 
 def _row(record: RunRecord) -> dict[str, Any]:
@@ -68,14 +108,14 @@ def _row(record: RunRecord) -> dict[str, Any]:
         | {"predicted_peak_memory_bytes": _of(max, predicted, "peak_memory_bytes")}
         | {"predicted_over_measured": (metrics.get("predicted_over_measured") or {}).get("step_time_s")}
         | {f"bytes_{kind}": size for kind, size in sent.items()}
-        | {"time": record.manifest.get("start_time"), ORIGIN: record.manifest.get(ORIGIN)}
+        | dict(zip(LAST, (record.manifest.get("start_time"), record.manifest.get(ORIGIN)), strict=True))
     )
 
 
 def _point(record: RunRecord) -> dict[str, Any]:
     """What tells a run: its sweep and point by its folder, and what was chosen of each group."""
     folder = PurePath(record.config.get("out") or record.manifest.get(ORIGIN, ""))
-    overrides = dict(text.partition("=")[::2] for text in record.manifest.get("overrides", []))
+    overrides = _overrides(record)
     chosen = {group: overrides.get(group) or _name(record, group) for group in GROUPS}
     own = (folder.parent.name, folder.name, record.id, record.status, source(record), *chosen.values())
     return dict(zip(POINT, own, strict=True))

@@ -8,7 +8,7 @@
                 +---------------- step
 
 A sweep's folder stands for all its points, in the order in which they began. Steps count from 0, warm-up included; what
-only some runs have is not compared.
+only some runs have is not compared. A run without losses, such as an infeasible one, is skipped and told.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from analysis import beside
 from analysis.plots import style
-from analysis.runs import listed, load, titled
+from analysis.runs import NoRun, Run, listed, load, titled
 from harness.training import METRICS
 
 if TYPE_CHECKING:
@@ -61,32 +61,47 @@ def main(arguments: Sequence[str]) -> int:
                         help="a horizontal line; may be given several times")  # fmt: skip
     options = parser.parse_args(arguments)
     try:
-        found = curves(options.folders, options.titles)
+        found, skipped = curves(options.folders, options.titles)
         draw(found, options.out, options.levels)
     except (ValueError, OSError) as error:
         print(error, file=sys.stderr)
         return 2
+    for line in skipped:
+        print(f"skipped {line}", file=sys.stderr)
     print("\n".join([*report(found), f"{options.out}: {len(found)} runs"]))
     return 0
 
 
-def curves(folders: Sequence[Path], titles: Sequence[str] | None = None) -> list[Curve]:
-    """The curves of all runs; `titles` are those of the runs, in order.
+def curves(folders: Sequence[Path], titles: Sequence[str] | None = None) -> tuple[list[Curve], list[str]]:
+    """The curves of all runs with losses, and a line for each run without; `titles` are those of the curves, in order.
 
-    Raises ValueError with a line for each folder and each run without losses, and where `titles` are not as many as
-    the runs.
+    Raises ValueError with a line for each folder without runs, where no run has losses, and where `titles` are not as
+    many as the curves.
     """
-    runs, losses, missing = [], [], []
+    runs, losses, skipped, missing = [], [], [], []
     for folder in folders:
         try:
-            for run in load(folder):
+            found = load(folder)
+        except NoRun as error:
+            missing.append(str(error))
+            continue
+        for run in found:
+            try:
                 losses.append(beside.of_steps(run.folder / METRICS))
                 runs.append(run)
-        except ValueError as error:
-            missing.append(str(error))
-    if missing:
-        raise ValueError("\n".join(missing))
-    return [Curve(*pair) for pair in zip(titled(runs, titles), losses, strict=True)]
+            except beside.Lacking as error:
+                skipped.append(_without(run, error))
+    if missing or not runs:
+        raise ValueError("\n".join([*skipped, *missing]))
+    return [Curve(*pair) for pair in zip(titled(runs, titles), losses, strict=True)], skipped
+
+
+def _without(run: Run, error: beside.Lacking) -> str:
+    """Why a run has no losses: how it ended, or what is wrong with its file."""
+    if run.record.status == "ok":
+        return str(error)
+    why, *_ = run.record.reason.strip().splitlines() or [""]
+    return f"{run.folder}   ended as {run.record.status}" + (f": {why}" if why else "")
 
 
 def report(curves: Sequence[Curve]) -> list[str]:

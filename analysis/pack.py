@@ -1,7 +1,8 @@
-"""`python -m analysis.pack [SWEEP...]`: the records of sweeps in runs/, each as one small file to commit.
+"""`python -m analysis.pack [SWEEP...]`: records of sweeps, each as a small file in analysis/results/records to commit.
 
-That is analysis/results/records/SWEEP.json, or SWEEP-SCALE.json (`analysis.packed`). A point that it has already, and
-runs/ has not, stays. Without names all sweeps in runs/ are packed; SWEEP stands for all its scales.
+The file is SWEEP.json, or SWEEP-SCALE.json (`analysis.packed`). A point that it has already, and the sweep's folder has
+not, stays. SWEEP is a folder, or the name of one in runs/; a name stands for all its scales. Without any all sweeps of
+sweeps/ that are in runs/ are packed.
 """
 
 from __future__ import annotations
@@ -24,14 +25,16 @@ RUNS = Path("runs")
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Returns 2 for sweeps of which there are no runs, else 0."""
+    """Returns 2 for sweeps of which there are no records, else 0."""
     parser = argparse.ArgumentParser("python -m analysis.pack", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("sweeps", nargs="*", metavar="SWEEP")
+    parser.add_argument(
+        "sweeps", nargs="*", metavar="SWEEP", help=f"a folder, or a name in {RUNS}; by default all there"
+    )
     try:
         folders = _folders(parser.parse_args(arguments).sweeps)
         for folder in folders:
             path, count = write(folder)
-            print(f"{path}   {count} records, {path.stat().st_size / 1024:.1f} KiB")
+            print(f"written to {path}   {count} records, {path.stat().st_size / 1024:.1f} KiB")
     except CannotRun as error:
         print(error, file=sys.stderr)
         return 2
@@ -56,14 +59,25 @@ def write(folder: Path, packs: Path = PACKS) -> tuple[Path, int]:
 
 
 def _folders(names: Sequence[str]) -> list[Path]:
-    """Raises CannotRun for all names without a folder in runs/, at once."""
-    there = sorted(folder for folder in RUNS.glob("*") if folder.is_dir() and sweeps.command(folder.name))
-    found = [folder for folder in there if not names or {folder.name, folder.name.partition("-")[0]} & {*names}]
-    known = {name for folder in found for name in (folder.name, folder.name.partition("-")[0])}
-    gone = [Problem(name, f"has no folder in {RUNS}", sweeps.command(name)) for name in names if name not in known]
+    """Raises CannotRun for all names without records, at once."""
+    there = sorted(folder for folder in RUNS.glob("*") if records.in_folder(folder))
+    if not names:
+        return [folder for folder in there if sweeps.command(folder.name)]
+    found = {name: [folder for folder in there if _is_called(folder, name)] or _at(name) for name in names}
+    what = f"is no folder with records, and no name of one in {RUNS}"
+    gone = [Problem(name, what, sweeps.command(Path(name).name)) for name in names if not found[name]]
     if gone:
         raise CannotRun(gone, "analysis.pack")
-    return found
+    return list(dict.fromkeys(folder for own in found.values() for folder in own))
+
+
+def _is_called(folder: Path, name: str) -> bool:
+    """By its own name, or by its sweep's."""
+    return folder.name == name or (folder.name.partition("-")[0] == name and sweeps.command(folder.name) != "")
+
+
+def _at(name: str) -> list[Path]:
+    return [Path(name)] if records.in_folder(Path(name)) else []
 
 
 def _place(document: Document) -> list[tuple[str, str]]:

@@ -43,6 +43,10 @@ class Loaded:
     counts: dict[str, int]
     skipped: tuple[Skipped, ...]
 
+    def __repr__(self) -> str:
+        """Loaded(2 records: 2 from runs/mine; skipped 0)"""
+        return f"Loaded({self.told()[0]}; skipped {len(self.skipped)})"
+
     def told(self) -> list[str]:
         """Lines for the user: sources, what was skipped, and points with several records."""
         lines = [f"{len(self.records)} records" + (f": {', '.join(self._sources())}" if self.records else "")]
@@ -72,7 +76,7 @@ def load(sources: Iterable[Path | str]) -> Loaded:
     first one counts. Raises CannotRun for files and folders that are not there, all at once.
     """
     named = [str(source) for source in sources]
-    gone = [Problem(name, "is not there", sweeps.command(Path(name).stem)) for name in named if not _is_there(name)]
+    gone = [Problem(name, *why) for name in named if (why := _gone(name))]
     if gone:
         raise CannotRun(gone, "this analysis")
     found: list[RunRecord] = []
@@ -124,9 +128,14 @@ def _age(record: RunRecord) -> tuple[str, str]:
     return record.manifest.get("start_time", ""), record.id
 
 
-def _is_there(name: str) -> bool:
+def _gone(name: str) -> tuple[str, str] | None:
+    """What is wrong with a source that is not there, and what makes it."""
     path = Path(name)
-    return name.startswith(wandb_runs.PREFIX) or path.is_dir() or (path.suffix == ".json" and path.is_file())
+    if name.startswith(wandb_runs.PREFIX):
+        place = name.removeprefix(wandb_runs.PREFIX)
+        return None if wandb_runs.can_be(place) else ("is no folder", "wandb:FOLDER, or wandb:ENTITY/PROJECT")
+    there = path.is_dir() or (path.suffix == ".json" and path.is_file())
+    return None if there else ("is not there", sweeps.command(path.stem))
 
 
 def _of_source(name: str) -> tuple[list[RunRecord], list[Skipped]]:

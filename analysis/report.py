@@ -81,8 +81,8 @@ def markdown(title: str, intro: str, sections: Sequence[Section]) -> str:
 
 
 def latex(title: str, intro: str, sections: Sequence[Section]) -> str:
-    r"""A section of LaTeX: tables of the packages booktabs and longtable, their titles as captions."""
-    lines = [rf"\section{{{_latex(title)}}}", "", *_latex_blocks(intro)]
+    r"""A section of LaTeX: tables with their titles as captions; its first line says which packages they need."""
+    lines = [r"% \usepackage{longtable,booktabs}", rf"\section{{{_latex(title)}}}", "", *_latex_blocks(intro)]
     for section in sections:
         lines += [
             rf"\begin{{longtable}}{{{''.join(section.aligned('l', 'r'))}}}", rf"\caption{{{_latex(section.title)}}}\\",

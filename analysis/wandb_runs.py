@@ -20,6 +20,11 @@ Reading = tuple[str, Callable[[], Any]]
 """Where a record is, and what reads its JSON."""
 
 
+def can_be(place: str) -> bool:
+    """Whether it is a folder that is there, or reads like ENTITY/PROJECT."""
+    return Path(place).is_dir() or not (place.startswith(("/", ".", "~")) or place.count("/") > 1)
+
+
 def readings(place: str) -> Iterator[Reading]:
     """The runs in or below a folder, or those of ENTITY/PROJECT. Raises SchemaError where neither can be reached."""
     yield from _offline(Path(place)) if Path(place).is_dir() else _online(place)

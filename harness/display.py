@@ -174,6 +174,13 @@ def files_of(record: RunRecord, folder: Path) -> list[str]:
     return [f"{what:<8} {_short(place)}" for what, place in places.items() if place.exists()]
 
 
+def ending(record: RunRecord) -> str:
+    """How it ended; what is ok without having been run says so: ok (simulated), ok (planned)."""
+    if record.status != "ok" or record.source == "measured":
+        return record.status
+    return "ok (planned)" if record.config.get("mode") == "plan" else f"ok ({record.source})"
+
+
 def summary_line(record: RunRecord, folder: Path) -> str:
     """The run in one line: who, how it ended, how fast, where it lies."""
     who = " ".join(_name(record.config.get(group)) for group in ("engine", "model"))
@@ -187,7 +194,7 @@ def summary_line(record: RunRecord, folder: Path) -> str:
         peaks = [peak for peak in m.get("peak_memory_bytes") or [] if peak is not None]
         loss = f"loss {number(m.get('first_loss'))} -> {number(m.get('loss'))}"
         parts = [
-            "ok" if record.source == "measured" else f"ok ({record.source})",
+            ending(record),
             rate(m.get("throughput")),
             f"{seconds(m.get('step_time_s'))} a step",
             *([loss] if record.source == "measured" else []),

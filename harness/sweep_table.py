@@ -18,7 +18,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from harness.display import UNKNOWN, percent, rate, seconds, size
+from harness.display import UNKNOWN, ending, percent, rate, seconds, size
 from harness.plan import Plan
 from harness.record import RunRecord
 from harness.sweep_points import Point
@@ -57,8 +57,7 @@ class Row:
         """ok (simulated), before"""
         if self.record is None:
             return self.waits if self.began_s is None else f"running {time.monotonic() - self.began_s:.0f} s"
-        record = self.record
-        ended = f"ok ({record.source})" if record.status == "ok" and record.source != "measured" else record.status
+        ended = ending(self.record)
         return f"{ended}, before" if self.before else ended
 
     def figures(self) -> tuple[str, str, str]:

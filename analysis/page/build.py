@@ -53,8 +53,17 @@ class Paper:
         return sum(one.says in ("holds", "by tests") for one in self.verdicts)
 
     @property
+    def tested(self) -> int:
+        return sum(one.says == "by tests" for one in self.verdicts)
+
+    @property
     def open(self) -> int:
         return sum(one.says == "not run" for one in self.verdicts)
+
+    def why(self, verdict: Verdict) -> str:
+        """Its reason, or the first claim that has the same."""
+        first = next(one for one in self.verdicts if one.reason == verdict.reason)
+        return verdict.reason if first == verdict or not verdict.reason else f"as for {first.id}"
 
 
 def page(reports: Mapping[str, Report], rows: Sequence[dict[str, Any]], traces: Sequence[Chosen]) -> str:

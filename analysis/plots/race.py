@@ -23,6 +23,7 @@ PALE = "#BBBBBB"
 def figure(rows: Sequence[dict[str, Any]]) -> Figure | None:
     """A panel for each model; a bar for each contestant that finished, with the quartiles of its step time.
 
+    In the place of a bar it says "refused" where the engine does not take the model, "failed" where it ended early.
     None where no row has a speed.
     """
     timed = [row for row in rows if SPEED in row]
@@ -34,6 +35,8 @@ def figure(rows: Sequence[dict[str, Any]]) -> Figure | None:
     for panel, model in zip(axes[0], models, strict=True):
         for row in (row for row in timed if row["model"] == model):
             _bar(panel, row, names.index(row["contestant"]))
+        for row in (row for row in rows if row["model"] == model and SPEED not in row and row["contestant"] in names):
+            panel.text(0.03, names.index(row["contestant"]), _why_not(row), va="center", fontsize=8, color=DARK)
         panel.axvline(1.0, color="black", linewidth=0.8, linestyle=":")
         panel.set(title=model, xlabel=SPEED, xlim=(0, 1.25 * max(row[SPEED] for row in timed)))
         panel.grid(axis="y", visible=False)
@@ -61,6 +64,10 @@ def _bar(axes: Axes, row: dict[str, Any], place: int) -> None:
     axes.barh(place, speed, color=_colour(row["contestant"]), height=0.7)
     axes.plot([slow, fast], [place, place], color=DARK, linewidth=1)
     axes.text(max(speed, fast) + 0.03, place, f"{speed:.2f}", va="center", fontsize=8)
+
+
+def _why_not(row: dict[str, Any]) -> str:
+    return "failed" if row.get("note", "").startswith("failed") else "refused"
 
 
 def _colour(contestant: str) -> str:

@@ -96,6 +96,20 @@ def test_sources_that_are_not_there(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert str(tmp_path / "gone") in told.err and not told.out
 
 
+def test_a_folder_without_records_says_what_makes_them_and_prints_no_table(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "empty").mkdir()
+    paper = replace(page(tmp_path), sweeps=["torchgpipe_table1-paper", "madpipe_fig6"])
+    assert command.main(paper, [str(tmp_path / "empty"), "--write"]) == 2
+    told = capsys.readouterr()
+    assert not told.out and not (tmp_path / "out").exists()
+    assert told.err.splitlines() == [
+        "0 records", "skipped 1:", f"  {tmp_path / 'empty'}   has no records", "the records of this paper are made by",
+        "    python run.py -m +sweeps=torchgpipe_table1 scale=paper", "    python run.py -m +sweeps=madpipe_fig6",
+    ]  # fmt: skip
+
+
 def test_what_is_no_record_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     record(tmp_path / "good", "b")
     (tmp_path / "bad").mkdir()

@@ -65,6 +65,36 @@ def test_a_profile_has_a_model_of_its_own() -> None:
     assert frame.runs([stored]).loc[0, "model"] == "mine"
 
 
+def test_each_key_that_is_given_is_a_column_of_all_rows() -> None:
+    """Values are those of the configuration, also where a run has another's key only by default."""
+    config = record().config | {"optimizer": {"lr": 0.1}, "data": {"name": "synthetic"}, "seed": None}
+    text = config | {
+        "optimizer": {"lr": 0.01},
+        "data": {"name": "text"},
+        "engine": {"name": "gpipe", "balance": [1, 2]},
+    }
+    given = [
+        "optimizer.lr=1e-2",
+        "data=text",
+        "engine=gpipe",
+        "engine.balance=[1,2]",
+        "out=x",
+        "tracker=none",
+        "+mine=a",
+    ]
+    runs = [record(0, config=config, manifest={"overrides": ["precision=fp32"]}),
+            record(1, config=text, manifest={"overrides": [*given, "~seed"]})]  # fmt: skip
+    found = frame.runs(runs)
+    keys = ["chosen.precision", "optimizer.lr", "chosen.data", "engine.balance", "mine"]
+    assert list(found.columns) == [*frame.COLUMNS, *keys, "bytes_activations", "bytes_skips", "time", "origin"]
+    assert found["optimizer.lr"].tolist() == [0.1, 0.01] and found["data"].tolist() == [2, 2]
+    assert found["chosen.data"].tolist() == ["synthetic", "text"]
+    assert found["chosen.precision"].tolist() == ["fp32", "fp32"] and found["precision"].tolist() == ["float32"] * 2
+    assert pandas.isna(found.loc[0, ["engine.balance", "mine"]]).all()
+    assert found.loc[1, ["engine.balance", "mine"]].tolist() == ["[1, 2]", "a"]
+    assert frame.devices(runs).groupby("optimizer.lr").size().tolist() == [2, 2]
+
+
 def test_a_row_a_device() -> None:
     found = frame.devices([record()])
     assert found["device"].tolist() == [0, 1] and found["utilization"].tolist() == [0.5, 0.75]

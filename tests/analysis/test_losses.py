@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -41,7 +42,8 @@ def sweep(tmp_path: Path) -> Path:
 
 def test_a_sweep_stands_for_its_points_in_the_order_in_which_they_began(sweep: Path, tmp_path: Path) -> None:
     alone = ran(tmp_path / "alone", [*GPIPE, "precision=fp64", "engine.checkpoint=never"], [3.0])
-    assert losses.curves([alone, sweep]) == [
+    found, skipped = losses.curves([alone, sweep])
+    assert not skipped and found == [
         Curve("engine=gpipe model=unet precision=fp64", (3.0,)),
         Curve("engine=single model=unet precision=fp64", (4.0, 2.0, 1.0)),
         Curve("engine=single model=unet precision=fp32", (4.0, 2.5, 1.0)),
@@ -91,7 +93,7 @@ def test_one_run_has_nothing_to_be_compared_with(sweep: Path, capsys: pytest.Cap
     out = sweep / "losses.png"
     assert losses.main([str(sweep / "b"), "--out", str(out), "--level", "unigram entropy=3.26"]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 3
-    assert len(losses.figure(losses.curves([sweep / "b"])).axes) == 1
+    assert len(losses.figure(losses.curves([sweep / "b"])[0]).axes) == 1
 
 
 def test_runs_without_any_difference_can_be_drawn(tmp_path: Path) -> None:
@@ -116,6 +118,28 @@ def test_everything_that_is_missing_is_told_at_once(
     ]
     assert found[3][0] == str(tmp_path / "nowhere") and len(found) == 4
     assert not (tmp_path / "x.png").exists()
+
+
+def test_a_run_without_losses_is_skipped_with_a_line_that_says_why(
+    sweep: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is an error only where no run is left."""
+    ran(sweep / "c", GPIPE, [])
+    (sweep / "c" / "metrics.jsonl").unlink()
+    record = RunRecord.load(sweep / "c" / "record.json")
+    replace(record, status="infeasible", reason="no plan fits\nmore").save(sweep / "c" / "record.json")
+    ran(sweep / "d", GPIPE, [])
+    (sweep / "d" / "metrics.jsonl").unlink()
+    assert losses.main([str(sweep), "--out", str(tmp_path / "x.png")]) == 0
+    told = capsys.readouterr()
+    assert told.err.splitlines() == [
+        f"skipped {sweep / 'c'}   ended as infeasible: no plan fits",
+        f"skipped {sweep / 'd' / 'metrics.jsonl'}   is not there   -> a run with mode=run",
+    ]
+    assert told.out.splitlines()[-1] == f"{tmp_path / 'x.png'}: 2 runs"
+    assert losses.main([str(sweep / "c"), "--out", str(tmp_path / "y.png")]) == 2
+    assert capsys.readouterr().err == f"{sweep / 'c'}   ended as infeasible: no plan fits\n"
+    assert not (tmp_path / "y.png").exists()
 
 
 def test_titles_are_as_many_as_the_runs(sweep: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import socket
 from dataclasses import replace
 from pathlib import Path
@@ -97,6 +98,29 @@ def test_the_command_packs_all_scales_of_a_sweep(
     assert pack.main(["myelin_fig9", "madpipe_fig6", "nothing"]) == 2
     told = capsys.readouterr().err
     assert "madpipe_fig6" in told and "+sweeps=madpipe_fig6" in told and "nothing" in told
+
+
+def test_a_sweep_of_one_s_own_is_packed_by_its_path_or_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(pack.write, "__defaults__", (tmp_path / "packs",))
+    run(Path("made"), 1)
+    for place in (Path("runs") / "mine", Path("elsewhere") / "yours"):
+        shutil.copytree(Path("made") / SWEEP, place)
+    (tmp_path / "runs" / "empty").mkdir()
+    assert pack.main([]) == 0 and not capsys.readouterr().out, "by default only sweeps of sweeps/"
+    assert pack.main(["runs/mine/", "mine", str(tmp_path / "elsewhere" / "yours")]) == 0
+    assert [line.split("   ")[0] for line in capsys.readouterr().out.splitlines()] == [
+        f"written to {tmp_path / 'packs' / name}.json" for name in ("mine", "yours")
+    ]
+    assert len(records.load([tmp_path / "packs" / "yours.json"]).records) == 1
+    assert pack.main(["runs/mine", "runs/empty", "runs/gone"]) == 2
+    told = capsys.readouterr().err
+    assert "runs/empty" in told and "runs/gone" in told and "runs/mine" not in told
+    with pytest.raises(SystemExit):
+        pack.main(["--help"])
+    assert "analysis/results/records" in capsys.readouterr().out
 
 
 def test_of_plans_only_what_tables_need_is_kept(tmp_path: Path) -> None:

@@ -102,6 +102,13 @@ def test_runs_without_overrides_are_points_of_their_own(tmp_path: Path) -> None:
     assert len(records.newest(loaded, records.point_of)) == 2
 
 
+def test_a_notebook_shows_no_whole_records(tmp_path: Path) -> None:
+    for name in "ab":
+        save(tmp_path / name, name)
+    (tmp_path / "b" / "record.json").write_text("{}")
+    assert repr(records.load([tmp_path])) == f"Loaded(1 records: 1 from {tmp_path}; skipped 1)"
+
+
 def test_the_same_run_in_a_pack_and_in_its_folder_counts_once(tmp_path: Path) -> None:
     save(tmp_path / "runs" / "a", "a")
     (loaded,) = records.load([tmp_path / "runs"]).records

@@ -29,7 +29,7 @@ def test_as_markdown() -> None:
 
 def test_as_latex_with_booktabs() -> None:
     assert report.latex("Page", "Made by hand.", [SECTION]) == (
-        "\\section{Page}\n\nMade by hand.\n\n"
+        "% \\usepackage{longtable,booktabs}\n\\section{Page}\n\nMade by hand.\n\n"
         "\\begin{longtable}{lr}\n\\caption{A title}\\\\\n\\toprule\nrow & paper \\\\\n\\midrule\n\\endhead\n"
         "one & 1.0 \\\\\na\\textbar{}b & 22.0 \\\\\n\\bottomrule\n\\end{longtable}\n\nA note.\n"
     )

@@ -12,6 +12,7 @@ import pytest
 import wandb
 
 from analysis import beside, records
+from harness.problem import CannotRun
 from harness.record import RunRecord
 from harness.trackers import wandb as tracking
 
@@ -112,3 +113,10 @@ def test_where_wandb_cannot_be_reached_local_records_go_on(tmp_path: Path, monke
         "skipped 1:",
         "  wandb:me/regatta   W&B cannot be reached: no route to host   -> wandb login, or a folder: wandb:FOLDER",
     ]
+
+
+@pytest.mark.parametrize("place", ["/nonexistent", "./gone", "~/gone", "runs/mine/gone"])
+def test_what_can_be_no_project_is_no_folder(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wandb, "Api", None)
+    with pytest.raises(CannotRun, match=f"wandb:{place}   is no folder   -> wandb:FOLDER"):
+        records.load([f"wandb:{place}"])

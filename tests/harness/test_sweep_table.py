@@ -30,9 +30,9 @@ def rows_of(*records: RunRecord | None, typed: str = "steps=range(1,9)") -> list
     return [Row(point, record=record) for point, record in zip(expand([typed]), records, strict=False)]
 
 
-def test_a_simulated_point_says_so_in_the_table() -> None:
+def test_a_simulated_or_planned_point_says_so_in_the_table() -> None:
     simulated = RunRecord("x", "ok", "simulated", metrics=FIGURES, plan=PLAN)
-    planned = RunRecord("x", "ok", "simulated", predicted=PREDICTED)
+    planned = RunRecord("x", "ok", "simulated", config={"mode": "plan"}, predicted=PREDICTED)
     does_not_fit = RunRecord("x", "infeasible", "simulated")
     rows = rows_of(simulated, planned, RunRecord("x", "ok", metrics=FIGURES), does_not_fit)
     rows[2].before = True
@@ -41,7 +41,7 @@ def test_a_simulated_point_says_so_in_the_table() -> None:
     assert title == names
     assert [line[2:] for line in lines[:4]] == [
         ["ok (simulated)", "0.3333 *", "300.0 ms", "1.0 KiB", "4", "25 %"],
-        ["ok (simulated)", "-", "~300.0 ms", "~1.0 KiB", "-", "~25 %"],
+        ["ok (planned)", "-", "~300.0 ms", "~1.0 KiB", "-", "~25 %"],
         ["ok, before", "0.3333 *", "300.0 ms", "1.0 KiB", "-", "25 %"],
         ["infeasible", "-", "-", "-", "-", "-"],
     ]
@@ -87,7 +87,7 @@ def test_a_path_is_shown_by_its_last_part_where_that_is_enough(values: str, cell
 
 def test_the_table_as_csv_holds_everything_in_full() -> None:
     simulated = RunRecord("x", "ok", "simulated", metrics=FIGURES, plan=PLAN)
-    planned = RunRecord("x", "ok", "simulated", predicted=PREDICTED)
+    planned = RunRecord("x", "ok", "simulated", config={"mode": "plan"}, predicted=PREDICTED)
     measured = RunRecord("x", "oom", predicted=PREDICTED, plan=PLAN, metrics={"peak_memory_bytes": [None, 7]})
     typed = "profile='a/1.json','a/2.json',c,d"
     text = as_csv(rows_of(simulated, planned, measured, None, typed=typed))

@@ -52,6 +52,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "torchgpipe": report("torchgpipe", [
             Verdict("TG-1", "it is fast </script>", "holds", "2", "2.1"),
             Verdict("TG-2", "it is small", "does not hold", "1", "3", reason=TESTED),
+            Verdict("TG-3", "it is old", "does not hold", "1", "3", reason=TESTED),
+            Verdict("TG-4", "it is exact", "by tests"),
         ]),
         "madpipe": report("madpipe", [Verdict("MP-1", "plans are short", "not run")]),
     }  # fmt: skip
@@ -76,6 +78,20 @@ def test_text_is_no_markup(made: Path) -> None:
 def test_names_of_tests_may_break_between_words(made: Path) -> None:
     text = made.read_text(encoding="utf-8")
     assert "&lt;see&gt; tests/<wbr>some/<wbr>test_<wbr>it.py::<wbr>test_<wbr>this_<wbr>and_<wbr>that</td>" in text
+
+
+def test_a_reason_of_several_claims_is_told_once(made: Path) -> None:
+    text = made.read_text(encoding="utf-8")
+    assert text.count("it is not, ") == 1 and text.count("<td>as for TG-2</td>") == 1
+
+
+@chromium
+@pytest.mark.parametrize("width", [500, 1280])
+def test_no_verdict_overprints_its_neighbour(made: Path, width: int) -> None:
+    script = """return {over: [...document.querySelectorAll("#claims td:nth-child(-n+2)")]
+        .filter((cell) => cell.scrollWidth > cell.clientWidth).map((cell) => cell.innerText)};"""
+    found = browser.run(made, script, width=width)
+    assert found["errors"] == [] and found["over"] == []
 
 
 @chromium
@@ -133,7 +149,7 @@ def test_it_opens_without_an_error_and_tells_how_many_claims_hold(made: Path) ->
                 images: [...document.images].every((one) => one.naturalWidth > 0)};""",
     )
     assert found["errors"] == []
-    assert found["cards"][0].split("\n") == ["1 of 2", "claims of torchgpipe hold"]
+    assert found["cards"][0].split("\n") == ["2 of 4", "claims of torchgpipe hold (1 by tests)"]
     assert found["cards"][1].split("\n") == ["0 of 1", "claims of madpipe hold; 1 not run"]
     assert found["cards"][2].startswith("1.25 x") and "torchgpipe" in found["cards"][2]
     assert found["images"] and found["wide"] <= 1280
@@ -154,8 +170,9 @@ def test_claims_are_filtered_by_paper_verdict_and_words(made: Path) -> None:
         return {steps, told: form.querySelector("output").innerText};""",
     )
     assert found["errors"] == []
-    assert found["steps"] == [["TG-1", "TG-2", "MP-1"], ["TG-1", "TG-2"], ["TG-2"], [], ["TG-1"]]
-    assert found["told"] == "1 of 3 claims"
+    ours = ["TG-1", "TG-2", "TG-3", "TG-4"]
+    assert found["steps"] == [[*ours, "MP-1"], ours, ["TG-2", "TG-3"], [], ["TG-1"]]
+    assert found["told"] == "1 of 5 claims"
 
 
 POINT = """

@@ -14,6 +14,7 @@ ROWS = [
     {"model": "A", "contestant": "other", "note": "failed in round 1: it ended with exit code 1"},
     {"model": "B", "contestant": "single", "step": 2.0, "quartiles": [2.0, 2.0], "speed / single": 1.0},
     {"model": "B", "contestant": "other", "step": 4.0, "quartiles": [4.0, 4.0], "speed / single": 0.5},
+    {"model": "B", "contestant": "gpipe", "note": "mesh.pipeline 2 is more than 1"},
     {"model": "B", "contestant": "never", "note": "refused"},
     {"model": "C", "contestant": "gpipe", "step": 4.0, "quartiles": [4.0, 4.0]},
 ]
@@ -29,7 +30,11 @@ def test_a_panel_for_each_model_and_a_bar_for_each_that_finished() -> None:
         {names[round(bar.get_y() + bar.get_height() / 2)]: bar.get_width() for bar in axes.patches} for axes in panels
     ]
     assert bars == [{"single": 1.0, "gpipe": 2.0}, {"single": 1.0, "other": 0.5}]
-    assert [[text.get_text() for text in axes.texts] for axes in panels] == [["1.00", "2.00"], ["1.00", "0.50"]]
+    assert [[text.get_text() for text in axes.texts] for axes in panels] == [
+        ["1.00", "2.00", "failed"], ["1.00", "0.50", "refused"]
+    ]  # fmt: skip
+    places = [axes.texts[2].get_position()[1] for axes in panels]
+    assert [names[round(place)] for place in places] == ["other", "gpipe"]
     assert all(axes.get_xlim()[1] > 2.0 for axes in panels)
 
 
