@@ -141,6 +141,7 @@ def test_tables_have_every_network_and_scheme(paper: Results) -> None:
 
 
 def test_the_page(tmp_path: Path) -> None:
+    RunRecord("of another sweep", "ok", "simulated").save(tmp_path / "runs" / "record.json")
     assert command.main(replace(PAGE, path=tmp_path / "madpipe.md"), [str(tmp_path), "--write"]) == 0
     assert "MP-9" in (tmp_path / "madpipe.md").read_text()
 

@@ -309,6 +309,7 @@ def test_the_page(tmp_path: Path, paper: Results) -> None:
     assert by_title["Fig. 11"].rows[0][4] == "113.9" and by_title["Table I"].rows[0][4] == "12"
     assert by_title["Fig. 8"].rows[0][:2] == ("no overlap", "6.05") and by_title["Fig. 8"].rows[1][1] == "6.50"
     assert paper.missing() == ""
+    RunRecord("of another sweep", "ok", "simulated").save(tmp_path / "runs" / "record.json")
     assert command.main(replace(PAGE, path=tmp_path / "myelin.md"), [str(tmp_path), "--write"]) == 0
     assert "MY-12" in (tmp_path / "myelin.md").read_text()
 
