@@ -86,11 +86,15 @@ def test_a_point_that_runs_has_no_more_stays_and_a_newer_one_that_failed_does_no
     assert {one.id for one in records.load([packed]).records} == {"1-ok-0", "2-ok-0", "3-ok-0"}
 
 
-def test_the_command_packs_all_scales_of_a_sweep(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command works in a folder of its own, and writes its packs there."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(pack.write, "__defaults__", (tmp_path / "packs",))
+
+
+@pytest.mark.usefixtures("here")
+def test_the_command_packs_all_scales_of_a_sweep(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run(Path("runs"), 1)
     assert pack.main(["myelin_fig9"]) == 0 == pack.main([SWEEP]) == pack.main([])
     assert capsys.readouterr().out.count("1 records,") == 3
@@ -100,11 +104,10 @@ def test_the_command_packs_all_scales_of_a_sweep(
     assert "madpipe_fig6" in told and "+sweeps=madpipe_fig6" in told and "nothing" in told
 
 
+@pytest.mark.usefixtures("here")
 def test_a_sweep_of_one_s_own_is_packed_by_its_path_or_its_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(pack.write, "__defaults__", (tmp_path / "packs",))
     run(Path("made"), 1)
     for place in (Path("runs") / "mine", Path("elsewhere") / "yours"):
         shutil.copytree(Path("made") / SWEEP, place)
