@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -55,14 +56,19 @@ class Run:
 
 
 def load(folder: Path) -> list[Run]:
-    """The run in `folder`, or all runs of the sweep in it, the oldest first."""
+    """The run in `folder`, or all runs of the sweep in it, the oldest first.
+
+    Damaged records of a sweep are told on stderr; raises `NoRun` where no other is left.
+    """
     if not records.in_folder(folder):
         what = "is neither a run's nor a sweep's: it has no" if folder.is_dir() else "is no folder with a"
         raise NoRun(f"{folder}   {what} {RECORD}   -> the folder that run.py names, such as runs/NAME")
     loaded = records.load([folder])
-    if loaded.skipped:
+    if not loaded.records:
         told = "; ".join(f"{one.place}: {one.why}" for one in loaded.skipped)
-        raise NoRun(f"{folder}   holds a record that cannot be read: {told}")
+        raise NoRun(f"{folder}   holds no record that can be read: {told}")
+    for one in loaded.skipped:
+        print(f"skipped {one.place}   {one.why}", file=sys.stderr)
     return [Run(Path(record.manifest[ORIGIN]), record) for record in loaded.records]
 
 

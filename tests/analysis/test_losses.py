@@ -120,6 +120,17 @@ def test_everything_that_is_missing_is_told_at_once(
     assert not (tmp_path / "x.png").exists()
 
 
+def test_a_damaged_record_of_a_sweep_is_skipped_and_named(
+    sweep: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ran(sweep / "c", GPIPE, [])
+    (sweep / "c" / "record.json").write_text('{"schema": 1, "sta')
+    assert losses.main([str(sweep), "--out", str(tmp_path / "x.png")]) == 0
+    told = capsys.readouterr()
+    assert told.err.startswith(f"skipped {sweep / 'c'}   cannot be read: ")
+    assert told.out.splitlines()[-1] == f"{tmp_path / 'x.png'}: 2 runs"
+
+
 def test_a_run_without_losses_is_skipped_with_a_line_that_says_why(
     sweep: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
