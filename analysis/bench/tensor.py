@@ -1,4 +1,4 @@
-"""What the sbp engine costs the host, and what two devices that split a wide MLP gain."""
+"""What the sbp engine costs the host, and what two devices that split wide MLPs gain."""
 
 from __future__ import annotations
 
@@ -32,18 +32,20 @@ Row = dict[str, Any]
 WIDTH, SAMPLES = 64, 16
 CALLS = 300
 """Forward and backward passes of a round."""
-WIDE = ("model=mlp", "model.widths=[2048,2048,2048,2048]", "batch.size=512", "batch.micro_batches=1")
+WIDTHS = (2048, 4096)
+"""Of the MLPs. What is sent grows with the width, what is computed with its square."""
+WIDE = ("model=mlp", "batch.size=512", "batch.micro_batches=1")
 SPLIT = ("engine=sbp", "planner=autoddl", "mesh.tensor=2")
 PLAIN, BOTH = "nn.Linear", "2 x single at once"
 
 
 def sbp(rounds: int) -> list[Row]:
-    """A planned Linear against a plain one, without collectives; a wide MLP on two CPU devices against one.
+    """A planned Linear against a plain one, without collectives; wide MLPs on two CPU devices against one.
 
     Two runs at once show what two of this machine's cores give together.
     """
     torch.set_num_threads(1)  # so that the processes that are forked inherit no pool of threads
-    return [*linear(1, rounds), *linear(2, rounds), *wide(rounds)]
+    return [*linear(1, rounds), *linear(2, rounds), *(row for width in WIDTHS for row in wide(width, rounds))]
 
 
 def linear(count_: int, rounds: int) -> list[Row]:
@@ -81,22 +83,23 @@ def _split_by_samples(model: Model, count_: int) -> Plan:
     return planner.plan(count(model, SAMPLES * count_, "float32"), cluster, MemoryModel(), request)
 
 
-def wide(rounds: int) -> list[Row]:
+def wide(width: int, rounds: int) -> list[Row]:
     """Contestants in processes of their own, in turns."""
+    keys = (*WIDE, f"model.widths={[width] * 4}")
     here = machine.stored() or engines.apart(machine.measure, devices.torch_names("cpu", 1)[0])
-    profile = engines.profiled(WIDE)
+    profile = engines.profiled(keys)
     entries = {
-        BASE: engines.entry([*WIDE, f"engine={BASE}"], profile, here),
-        "sbp": engines.entry([*WIDE, *SPLIT], profile, here),
+        BASE: engines.entry([*keys, f"engine={BASE}"], profile, here),
+        "sbp": engines.entry([*keys, *SPLIT], profile, here),
     }
-    model: Model = registry.build("model", compose([*WIDE, f"engine={BASE}"]).model)
+    model: Model = registry.build("model", compose([*keys, f"engine={BASE}"]).model)
     batch = model.sample(profile.micro_batch)
     with ExitStack() as stack:
         one, two, split = (stack.enter_context(Contestant(entries[name], batch)) for name in (BASE, BASE, "sbp"))
         contestants = {BASE: one.step, "sbp": split.step, BOTH: lambda: at_once([one.step, two.step])}
         times = race(contestants, rounds)
     strategies = sorted({"x".join(map(str, numbers)) for numbers in entries["sbp"].plan.strategy.values()})
-    rows = [_row(f"wide MLP, {name}", taken) | {f"speed / {BASE}": speedup(times, name, BASE)}
+    rows = [_row(f"MLP, {width} wide, {name}", taken) | {f"speed / {BASE}": speedup(times, name, BASE)}
             for name, taken in times.items()]  # fmt: skip
     rows[1]["strategies"] = " ".join(strategies)
     rows[1]["of both cores"] = statistics.median(

@@ -16,7 +16,8 @@ from torch.autograd import Function
 from engines.sbp.instruction import Exchange
 from engines.sbp.layout import Digits, Dim, Mesh
 from engines.sbp.way import Way, column, way
-from harness.collectives import all_gather, all_to_all, reduce_scatter
+from harness.collectives import all_to_all
+from harness.direct import all_gather, reduce_scatter
 from harness.simulate.routes import STEPS
 from harness.tally import Tally
 

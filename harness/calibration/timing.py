@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from harness import collectives, ranks
+from harness import collectives, direct, ranks
 from harness.calibration.result import Timings
 from harness.sbp.fit import Timing
 from harness.simulate.routes import STEPS
@@ -110,8 +110,8 @@ def _collective(name: str, whole: Tensor, other: Tensor, members: int) -> Callab
     share = other[: len(other) // members]
     return {
         "all_reduce": lambda: dist.all_reduce(whole),
-        "reduce_scatter": lambda: collectives.reduce_scatter(share, whole),
-        "all_gather": lambda: collectives.all_gather(whole, share),
+        "reduce_scatter": lambda: direct.reduce_scatter(share, whole),
+        "all_gather": lambda: direct.all_gather(whole, share),
         "all_to_all": lambda: collectives.all_to_all(other, whole),
     }[name]
 

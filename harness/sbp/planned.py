@@ -22,7 +22,7 @@ OUTPUT = "output"
 """The name of the model's output among the layouts."""
 EXCHANGED = 3
 """Times that a buffer is there while it is gathered or its parts are summed: as it was made, in the order of those that
-get its parts, and once more inside gloo."""
+get its parts, and once more as it comes from others."""
 PHASES = ("forward", "backward", "weights")
 """Of what is sent: in every micro-batch twice, and once in a step."""
 

@@ -16,13 +16,11 @@ def test_a_planned_linear_costs_the_host_little(ranks: int) -> None:
 
 
 def test_a_wide_mlp_has_a_row_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        tensor, "WIDE", ("model=mlp", "model.widths=[64,64,64]", "batch.size=16", "batch.micro_batches=1")
-    )
+    monkeypatch.setattr(tensor, "WIDE", ("model=mlp", "batch.size=16", "batch.micro_batches=1"))
     monkeypatch.setattr(tensor.machine, "stored", lambda: HERE)
-    rows = tensor.wide(3)
+    rows = tensor.wide(64, 3)
     assert [row["contestant"] for row in rows] == [
-        "wide MLP, single", "wide MLP, sbp", "wide MLP, 2 x single at once"
+        "MLP, 64 wide, single", "MLP, 64 wide, sbp", "MLP, 64 wide, 2 x single at once"
     ]  # fmt: skip
     assert rows[0]["speed / single"] == 1.0
     for row in rows:
