@@ -41,7 +41,10 @@ class Entry:
 
 
 class Contestant:
-    """Does a step when it is told to. `failed` says when and why it has failed; empty: it has not."""
+    """Does two steps when it is told to, of which the second is timed.
+
+    `failed` says when and why it has failed; empty: it has not.
+    """
 
     def __init__(self, entry: Entry, batch: Batch) -> None:
         fork = get_context("fork")
@@ -64,7 +67,7 @@ class Contestant:
             self._end()
 
     def step(self) -> float:
-        """Seconds of a step; NaN if it fails, or has failed. The first step is the warm-up, round 1 is the next."""
+        """Seconds of a step; NaN if it fails, or has failed. The first turn is the warm-up, round 1 is the next."""
         answer = self._ask("step", f"in round {self.steps}" if self.steps else "in its warm-up")
         self.steps += 1
         return answer[0] if answer else math.nan
@@ -109,6 +112,7 @@ def _serve(entry: Entry, batch: Batch, bench: Connection, pipe: Connection) -> N
         if reports:
             pipe.send((0.0, None))
         while command := _told(pipe, reports):
+            session.step(batch)  # what it works on is in the caches again, as in training
             metrics = session.step(batch, meter=command == "meter")
             if reports:
                 pipe.send((metrics.step_time_s, metrics.peak_memory_bytes))

@@ -22,11 +22,14 @@ MODELS = {
     "U-Net": ("model=unet", "model.convs=2", "model.channels=32", "model.size=64", "batch.size=8"),
     "GPT": ("model=gpt", "model.hidden=256", "model.sequence=128", "batch.size=16"),
 }
+ONE = "myelin, one rank"
 CONTESTANTS = {
     BASE: ("engine=single",),
     "gpipe": ("engine=gpipe", "engine.checkpoint=never"),
     "deepspeed, pipeline": ("engine=deepspeed",),
     "myelin": ("engine=myelin",),
+    ONE: ("engine=myelin",),
+    "myelin, limit 3": ("engine=myelin", "engine.pipeline_limit=3"),
     "myelin, 1F1B's order": ("engine=myelin", "engine.order=1f1b"),
     "myelin, over gloo": ("engine=myelin", "engine.transport=torch"),
 }
@@ -56,7 +59,10 @@ def messages(rounds: int) -> list[Row]:
 def speeds(name: str, keys: Sequence[str], here: Machine, rounds: int) -> list[Row]:
     """All contestants in turns, each in a process of its own."""
     profile = engines.profiled(keys)
-    entries = {title: engines.entry([*keys, *own], profile, here) for title, own in CONTESTANTS.items()}
+    entries = {
+        title: engines.entry([*keys, *own], profile, here, 1 if title == ONE else engines.DEVICES)
+        for title, own in CONTESTANTS.items()
+    }
     model: Model = registry.build("model", compose([*keys, f"engine={BASE}"]).model)
     batch = model.sample(profile.micro_batch * entries[BASE].plan.micro_batches)
     with ExitStack() as stack:
@@ -67,7 +73,7 @@ def speeds(name: str, keys: Sequence[str], here: Machine, rounds: int) -> list[R
             rounds,
         )
     return [_row(name, title, taken) | {
-        f"speed / {other}": speedup(times, title, other) for other in (BASE, "gpipe")
+        f"speed / {other}": speedup(times, title, other) for other in (BASE, ONE, "gpipe")
     } for title, taken in times.items()]  # fmt: skip
 
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import statistics
-import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 
@@ -37,15 +36,11 @@ def race(contestants: Mapping[str, Callable[[], float]], rounds: int, warmup: in
     return {name: Times(tuple(taken)) for name, taken in times.items()}
 
 
-def at_once(runs: Sequence[Callable[[], object]]) -> float:
+def at_once(runs: Sequence[Callable[[], float]]) -> float:
     """Seconds for each where all of them run at the same time: what the cores give at best."""
-    threads = [threading.Thread(target=run) for run in runs]
-    start = time.perf_counter()
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return (time.perf_counter() - start) / len(runs)
+    with ThreadPoolExecutor(len(runs)) as pool:
+        taken = list(pool.map(lambda run: run(), runs))
+    return statistics.mean(taken) / len(runs)
 
 
 def speedup(times: Mapping[str, Times], name: str, base: str) -> float:

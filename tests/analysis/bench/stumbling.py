@@ -1,4 +1,4 @@
-"""Engines that go wrong in a given step, and what of their processes is left."""
+"""Engines that go wrong in a given turn, and what of their processes is left."""
 
 from __future__ import annotations
 
@@ -17,9 +17,12 @@ from analysis.bench.contestant import Entry
 from harness.interfaces import Batch, Model, Session, SessionSpec, StepMetrics
 from harness.plan import Plan
 
+STEPS = 2
+"""Of a turn."""
+
 
 class Stumbling:
-    """An engine like `engine`, whose sessions do `what` in their step `at` (0 is the warm-up), in the last rank."""
+    """An engine like `engine`, whose sessions do `what` in turn `at` (0 is the warm-up), in the timed step of the last rank."""
 
     def __init__(self, engine: Any, what: Callable[[], object], at: int) -> None:
         self.engine, self.what, self.at = engine, what, at
@@ -40,7 +43,7 @@ class _Session:
 
     def step(self, batch: Batch, meter: bool = False) -> StepMetrics:
         last = not dist.is_initialized() or dist.get_rank() == dist.get_world_size() - 1
-        if self.steps == self.owner.at and last:
+        if self.steps == STEPS * self.owner.at + STEPS - 1 and last:
             self.owner.what()
         self.steps += 1
         return self.session.step(batch, meter)

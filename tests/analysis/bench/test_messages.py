@@ -11,16 +11,20 @@ from tests.analysis.bench.conftest import HERE
 def test_every_contestant_has_a_row_and_so_has_every_prediction(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(messages, "MODELS", {"MLP": ("model=mlp", "batch.size=8")})
     monkeypatch.setattr(messages.machine, "stored", lambda: HERE)
-    monkeypatch.setattr(
-        messages, "CONTESTANTS", {name: messages.CONTESTANTS[name] for name in ("single", "gpipe", "myelin")}
-    )
+    names = ("single", "gpipe", "myelin", messages.ONE)
+    monkeypatch.setattr(messages, "CONTESTANTS", {name: messages.CONTESTANTS[name] for name in names})
     rows = {row["contestant"]: row for row in messages.messages(2)}
     assert list(rows) == [
-        "single", "gpipe", "myelin", messages.BOTH,
+        *names, messages.BOTH,
         *(f"myelin, 2 ranks, {m} micro-batches" for m in messages.MICRO_BATCHES),
         "myelin, 4 ranks, 8 micro-batches", "median absolute error, 2 ranks",
     ]  # fmt: skip
-    assert rows["single"]["speed / single"] == rows["gpipe"]["speed / gpipe"] == 1.0
+    assert (
+        rows["single"]["speed / single"]
+        == rows["gpipe"]["speed / gpipe"]
+        == rows[messages.ONE]["speed / myelin, one rank"]
+        == 1.0
+    )
     two = [rows[f"myelin, 2 ranks, {m} micro-batches"] for m in messages.MICRO_BATCHES]
     for row in two:
         assert row["predicted / measured"] == row["predicted"] / row["step"] > 0
