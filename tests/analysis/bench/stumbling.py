@@ -22,7 +22,7 @@ STEPS = 2
 
 
 class Stumbling:
-    """An engine like `engine`, whose sessions do `what` in turn `at` (0 is the warm-up), in the timed step of the last rank."""
+    """An engine like `engine`, whose sessions do `what` in turn `at` (0 is the warm-up), in the last rank."""
 
     def __init__(self, engine: Any, what: Callable[[], object], at: int) -> None:
         self.engine, self.what, self.at = engine, what, at
