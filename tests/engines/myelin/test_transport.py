@@ -42,6 +42,10 @@ def between(kind: str, work: Callable[[Transport], T]) -> list[T]:
     return ranks.each(2, run, ("cpu",) * 2, with_mpi=kind == "mpi")
 
 
+def test_ranks_that_share_memory_are_rarely_interrupted() -> None:
+    assert between("mpi", lambda transport: transport._pause_s) == [1e-2, 1e-2]  # type: ignore[attr-defined]
+
+
 def sample(i: int, samples: int) -> list[Tensor]:
     """A tuple of unlike tensors; one is not contiguous, one is large enough that MPI waits for the other side."""
     torch.manual_seed(i)
