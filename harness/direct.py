@@ -3,9 +3,9 @@
     reduce_scatter, rank 0 of 3   part 1 --> rank 1, part 2 --> rank 2;  its share: the sum of all parts 0
     all_gather, rank 0 of 3       its share --> rank 1, rank 2;          theirs <--
 
-torch's reduce-scatter on gloo is an all-reduce inside, and sends twice the bytes that it has to; its all-gather sends as
-many as this one. With 4 MiB on two ranks these take 0.4 and 0.6 of the time. Shares are summed in the order of ranks, on
-every rank.
+torch's reduce-scatter on gloo is an all-reduce inside and sends twice the bytes that it has to; its all-gather sends
+as many as this one. With 4 MiB on two ranks these take 0.4 and 0.6 of the time. Shares are summed in the order of
+ranks, on every rank.
 """
 
 from __future__ import annotations

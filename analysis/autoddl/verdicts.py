@@ -43,7 +43,7 @@ REASONS = {
     "AD-2": "the collectives of processes on one machine are no rings over equal links: each by itself has an alpha "
     "and a beta that fit, all together have not.",
     "AD-3": "strategies whose predictions are a tenth apart change places from run to run (taus of 0.71 to 0.86 in "
-    "four): the processes share two cores. One pair is 39 % apart and takes the same time: the one splits two layers "
+    "three): the processes share two cores. One pair is 39 % apart and takes the same time: the one splits two layers "
     "over pairs of processes, the other over all four.",
     "AD-5": "a collective over k = p^(1/3) devices sends (k - 1) / k of its buffer, 1/2 of it on 8 devices and 15/16 "
     "on 4096. Memory and buffers are multiples of n^2 / p^(2/3), so the volume is Theta(n^2 / p^(2/3)) as the paper "
