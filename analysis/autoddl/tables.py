@@ -121,7 +121,9 @@ def _fig4(results: Results) -> Section:
     told = " and ".join(f"{number:g} nodes of {place}" for place, number in nodes.items())
     notes.append(f"The paper: {count:g} strategies, on {told} in the predicted order.")
     notes.append("Measured: what a step spends in collectives, which the processes enter together.")
-    notes.append("Predicted with one alpha and beta, as fitted to this machine's collectives (Table 2).")
+    link, *_ = results.rows("fig4")
+    told = f"{1e6 * float(link['cluster.alpha_s']):g} us and {link['cluster.bandwidth_gb_s']} GB/s"
+    notes.append(f"Predicted with {told} for all collectives, as the sweep says (Table 2 fits them).")
     title = "Fig. 4: eight strategies of a Transformer layer, by predicted communication"
     columns = ("processes", "strategies", "predicted", "measured", "place")
     return Section(title, columns, tuple(rows), tuple(notes), texts=2)

@@ -24,7 +24,7 @@ from harness.plan import Plan
 from harness.profile import ModelProfile
 
 PATIENCE_S = 60.0
-"""How long a contestant may take for a step, or to begin."""
+"""How long a contestant may take for a turn, or to begin."""
 Answer = tuple[float, list[int] | None]
 """Seconds of a step, and the most bytes that each device held in it, where that was asked for."""
 
@@ -50,7 +50,7 @@ class Contestant:
         fork = get_context("fork")
         self.pipe, self.there = fork.Pipe()
         self.process = fork.Process(target=_serve, args=(entry, batch, self.pipe, self.there))
-        self.steps = 0
+        self.turns = 0
         self.failed = ""
 
     def __enter__(self) -> Contestant:
@@ -68,8 +68,8 @@ class Contestant:
 
     def step(self) -> float:
         """Seconds of a step; NaN if it fails, or has failed. The first turn is the warm-up, round 1 is the next."""
-        answer = self._ask("step", f"in round {self.steps}" if self.steps else "in its warm-up")
-        self.steps += 1
+        answer = self._ask("step", f"in round {self.turns}" if self.turns else "in its warm-up")
+        self.turns += 1
         return answer[0] if answer else math.nan
 
     def peak_bytes(self) -> list[int] | None:
