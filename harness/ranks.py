@@ -10,6 +10,7 @@ The first rank that fails ends all; its error is the host's. No rank outlives th
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import pickle
 import signal
@@ -93,6 +94,8 @@ def each(
         fork = get_context("fork")
         ranks: list[tuple[BaseProcess, Connection]] = []
         kills = oom.kills()
+        frozen = gc.get_freeze_count()
+        gc.freeze()  # else a rank's first collection copies every page of what it has from here
         try:
             for rank in range(count):
                 here, there = fork.Pipe(duplex=False)
@@ -107,6 +110,8 @@ def each(
             result: T = _collected(ranks, kills)
             return result
         finally:
+            if not frozen:
+                gc.unfreeze()
             for process, here in ranks:
                 process.kill()
                 process.join()

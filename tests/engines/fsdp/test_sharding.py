@@ -95,9 +95,10 @@ def test_shards_take_less_memory_the_more_is_freed() -> None:
 
 
 def test_memory_is_the_same_in_the_first_step_but_for_the_optimizer() -> None:
-    """Then the gathered weights are allocated, later resized."""
+    """Then the gathered weights are allocated, later resized. gloo's threads may hold a buffer in any of the steps."""
     case = replace(wide(), optimizer=OptimizerSpec("sgd", lr=0.01))
-    assert peak(case, 0) == pytest.approx(peak(case, 2), rel=0.02)
+    first, third = (min(peak(case, step) for _ in range(3)) for step in (0, 2))
+    assert first == pytest.approx(third, rel=0.02)
 
 
 @pytest.mark.usefixtures("no_workspaces")
