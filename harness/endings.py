@@ -31,7 +31,7 @@ class Endings:
         return told or self._of_code(f"rank {number}", code)
 
     def again(self) -> bool:
-        """Whether srun has started nothing, and should be tried once more: ranks repeat no step."""
+        """Whether no rank has begun, and srun should be tried once more: ranks repeat no step."""
         self.tries -= 1
         end = self._end() if self.tries > 0 else None
         if end is None or end.begun:

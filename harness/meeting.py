@@ -37,7 +37,7 @@ class NoMeeting(RuntimeError):
 
 @dataclass(frozen=True)
 class Meeting:
-    """The place of one step of Slurm in the run's folder; `token` is the parent's."""
+    """The place of one step of Slurm in the run's folder; `token` is the parent's, who may start several steps."""
 
     folder: Path
     token: str
@@ -55,6 +55,10 @@ class Meeting:
     def count(self) -> int:
         return int(os.environ["SLURM_STEP_NUM_TASKS"])
 
+    @property
+    def _key(self) -> str:
+        return f"{self.token}.{os.environ['SLURM_STEP_ID']}"
+
     def store(self) -> TCPStore:
         """The store that all ranks have; `torch.distributed` gets gloo's network from it, too. Raises NoMeeting."""
         here = address()
@@ -63,19 +67,19 @@ class Meeting:
         late = timedelta(seconds=LATE_S)
         if self.rank == 0:
             store = TCPStore(here, 0, self.count, True, late, wait_for_workers=False)
-            place = {"token": self.token, "address": here, "port": store.port}
+            place = {"token": self._key, "address": here, "port": store.port}
             files.write_text(self.folder / srun.MEETING, json.dumps(place))
             return store
         there, port = self._place()
         return TCPStore(there, port, self.count, False, late)
 
     def _place(self) -> tuple[str, int]:
-        """What rank 0 has written; an older meeting has another token."""
+        """What rank 0 has written; an older meeting has another key."""
         path, deadline = self.folder / srun.MEETING, time.monotonic() + LATE_S
         while time.monotonic() < deadline:
             with suppress(OSError, ValueError):
                 place = json.loads(path.read_text())
-                if place["token"] == self.token:
+                if place["token"] == self._key:
                     return place["address"], place["port"]
             time.sleep(LOOK_S)
         node = os.environ.get("SLURMD_NODENAME", "?")

@@ -30,7 +30,7 @@ CHOICES = ("auto", "fork", "srun")
 MEETING = "meeting.json"
 PATIENCE_S, TRIES = 20, 3
 """Within which srun must have its nodes, which are the job's own, and how often it is started: a request that comes
-while the controller starts again is never answered, the next one is."""
+while the controller starts again is never answered, the next one is, and MPI may not come up at once (`srun_words`)."""
 ARGUMENTS = (
     "--overlap",  # a step that is ending on these CPUs does not hold this one up
     "--overcommit",  # GPUs of a node may be more than its tasks in the job, and each gets a rank

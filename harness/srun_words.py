@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from harness.record import Status
 
@@ -28,12 +28,15 @@ ERROR = re.compile(r"^srun: error: (?P<what>.+)$", re.MULTILINE)
 NO_NODES = "Unable to (create step|allocate|contact)|Requested nodes are busy|(Socket|Connection) timed out"
 DISK_FULL = re.compile(r"Exited with exit code 28$")
 ENDED = re.compile(r"Exited with exit code")
+NO_ADDRESSES = "MPIDI_UCX_comm_addr_exchange"
+"""Where mpich gives up in MPI_Init if the addresses of the others have not come whole, which is rare, and gone the next
+time: https://github.com/pmodels/mpich/issues/7417."""
 
 
 @dataclass(frozen=True)
 class End:
     """What ended a step. `rank` None: no rank did; `by_signal`: that rank could not say anything itself;
-    `killed`: the signal was 9; `begun`: there may have been ranks."""
+    `killed`: the signal was 9; `begun`: ranks may have taken a step."""
 
     status: Status
     reason: str
@@ -55,7 +58,7 @@ def end(said: str, named: Callable[[int], str], waited_s: float) -> End | None:
         return End("node_lost", f"{lost['what']}: the job lost a node")
     cancelled = [(match.start(), _cancelled(match["why"].strip())) for match in CANCELLED.finditer(said)]
     if first := min(tasks + cancelled, key=lambda found: found[0], default=None):
-        return first[1]
+        return replace(first[1], begun=NO_ADDRESSES not in said)
     if errors := ERROR.findall(said):
         return _lost(errors[-1]) if last_line(said) else _not_begun(errors[-1], waited_s)
     return None

@@ -77,6 +77,9 @@ def test_the_first_end_is_the_cause(
         ("srun: error: Only allocated 2 nodes asked for 3\n", [False], "started no ranks: Only allocated"),
         ("loading torch\nstep 0: loss 0.7\nsrun: error: Socket timed out on send/recv operation\n", [False],
          "lost the ranks, which had begun: Socket timed out"),
+        ("MPIDI_UCX_comm_addr_exchange(159).....:  Invalid parameter\n" + RAISED, [True, True, False],
+         "rank 1, stage 1, on node1 ended with exit code 1: MPIDI_UCX_comm_addr_exchange(159)"),
+        (RAISED, [False], "rank 1, stage 1, on node1 ended with exit code 1"),
     ],
 )  # fmt: skip
 def test_ranks_that_have_begun_are_not_started_again(tmp_path: Path, said: str, again: list[bool], words: str) -> None:

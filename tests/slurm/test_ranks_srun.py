@@ -42,7 +42,7 @@ from harness.meeting import Meeting
 
 def work():
     import torch, torch.distributed as dist
-    for step in range(1000):
+    for step in range(100):
         if step == 5 and dist.get_rank() == 1:
             {end}
         dist.all_reduce(torch.ones(4))
@@ -171,6 +171,16 @@ def test_the_first_rank_that_fails_ends_all_and_is_told(
     """The other one fails too, since it loses its connection."""
     outcome = supervised(tmp_path, GROUP.format(end=end), per_node=1)
     assert outcome.status == "error" and told in outcome.reason, (tmp_path / "log").read_text()
+    nothing_left(cluster, tmp_path)
+
+
+def test_a_world_that_did_not_come_up_is_tried_again(job: str, cluster: Cluster, tmp_path: Path) -> None:
+    """Its ranks had met; those of the next step meet anew."""
+    end = "os.environ['SLURM_STEP_ID'] == '0' and (print('MPIDI_UCX_comm_addr_exchange', flush=True), os._exit(15))"
+    outcome = supervised(tmp_path, GROUP.format(end=end), per_node=1)
+    said = (tmp_path / "log").read_text()
+    assert outcome == Outcome("ok"), said
+    assert said.count("MPIDI_UCX_comm_addr_exchange") == 1
     nothing_left(cluster, tmp_path)
 
 
