@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import nbformat
 import pytest
@@ -31,10 +34,17 @@ def test_every_cell_was_executed_without_an_error(name: str) -> None:
     assert not [output for cell in code for output in cell.outputs if output.output_type == "error"]
 
 
+@pytest.fixture(scope="module")
+def executed() -> Iterator[dict[str, Future[Any]]]:
+    """All notebooks, two at a time."""
+    with ThreadPoolExecutor(2) as pool:
+        yield {name: pool.submit(notebooks.execute, FOLDER / f"{name}.py") for name in notebooks.NAMES}
+
+
 @pytest.mark.parametrize("name", notebooks.NAMES)
-def test_it_executes_on_the_committed_records(name: str) -> None:
-    executed = notebooks.execute(FOLDER / f"{name}.py")
-    shown = [output.data for cell in executed.cells for output in cell.get("outputs", ()) if "data" in output]
+def test_it_executes_on_the_committed_records(executed: dict[str, Future[Any]], name: str) -> None:
+    cells = executed[name].result().cells
+    shown = [output.data for cell in cells for output in cell.get("outputs", ()) if "data" in output]
     assert any("text/html" in data for data in shown)
     if name in PAGES and len(pack.of_sweeps(PAGES[name].sweeps)) == len(PAGES[name].sweeps):
         assert not [data for data in shown if "is not there." in data.get("text/html", "")]
