@@ -94,7 +94,6 @@ def each(
         fork = get_context("fork")
         ranks: list[tuple[BaseProcess, Connection]] = []
         kills = oom.kills()
-        frozen = gc.get_freeze_count()
         gc.freeze()  # else a rank's first collection copies every page of what it has from here
         try:
             for rank in range(count):
@@ -110,8 +109,7 @@ def each(
             result: T = _collected(ranks, kills)
             return result
         finally:
-            if not frozen:
-                gc.unfreeze()
+            gc.unfreeze()
             for process, here in ranks:
                 process.kill()
                 process.join()

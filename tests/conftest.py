@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import signal
 from pathlib import Path
@@ -20,13 +19,6 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # what a shell starts in 
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _skipped: list[str] = []
-
-
-@pytest.fixture(autouse=True, scope="module")
-def frozen() -> None:
-    """Collections of a file's tests, and of the ranks that they fork, leave alone what the files before have left."""
-    gc.collect()
-    gc.freeze()
 
 
 @pytest.fixture
