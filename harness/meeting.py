@@ -67,7 +67,7 @@ class Meeting:
         late = timedelta(seconds=LATE_S)
         if self.rank == 0:
             store = TCPStore(here, 0, self.count, True, late, wait_for_workers=False)
-            place = {"token": self._key, "address": here, "port": store.port}
+            place = {"key": self._key, "address": here, "port": store.port}
             files.write_text(self.folder / srun.MEETING, json.dumps(place))
             return store
         there, port = self._place()
@@ -79,7 +79,7 @@ class Meeting:
         while time.monotonic() < deadline:
             with suppress(OSError, ValueError):
                 place = json.loads(path.read_text())
-                if place["token"] == self._key:
+                if place["key"] == self._key:
                     return place["address"], place["port"]
             time.sleep(LOOK_S)
         node = os.environ.get("SLURMD_NODENAME", "?")

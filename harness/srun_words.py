@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from harness.record import Status
 
@@ -58,7 +58,7 @@ def end(said: str, named: Callable[[int], str], waited_s: float) -> End | None:
         return End("node_lost", f"{lost['what']}: the job lost a node")
     cancelled = [(match.start(), _cancelled(match["why"].strip())) for match in CANCELLED.finditer(said)]
     if first := min(tasks + cancelled, key=lambda found: found[0], default=None):
-        return replace(first[1], begun=NO_ADDRESSES not in said)
+        return first[1]
     if errors := ERROR.findall(said):
         return _lost(errors[-1]) if last_line(said) else _not_begun(errors[-1], waited_s)
     return None
@@ -80,7 +80,8 @@ def _of_task(match: re.Match[str], named: Callable[[int], str]) -> End:
         what = "was killed (signal 9), and Slurm tells of no lack of memory: by hand, or by that node's kernel"
         return End("error", f"{who} {what}", rank, True, killed=True)
     if ENDED.search(how):
-        return End("error", f"{who} ended with {how.removeprefix('Exited with ')}", rank)
+        begun = NO_ADDRESSES not in match.string
+        return End("error", f"{who} ended with {how.removeprefix('Exited with ')}", rank, begun=begun)
     return End("error", f"{who} ended by a signal: {how}", rank, True)
 
 

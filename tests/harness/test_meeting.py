@@ -37,7 +37,7 @@ def test_the_network_of_an_address(rank: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("old", ["old.7", "new.6"], ids=["an earlier run", "an earlier step of this run"])
 def test_an_earlier_meeting_is_passed_over(rank: pytest.MonkeyPatch, tmp_path: Path, old: str) -> None:
-    place = {"token": old, "address": "127.0.0.1", "port": 1}
+    place = {"key": old, "address": "127.0.0.1", "port": 1}
     (tmp_path / srun.MEETING).write_text(json.dumps(place))
     rank.setattr(meeting, "LATE_S", 0.2)
     with pytest.raises(NoMeeting, match=r"rank 1 on .* found no rank 0 .* -> out= on a file system that all nodes"):
@@ -47,7 +47,7 @@ def test_an_earlier_meeting_is_passed_over(rank: pytest.MonkeyPatch, tmp_path: P
     late = threading.Thread(target=lambda: found.append(Meeting(tmp_path, "new").store()))
     late.start()
     host = meeting.TCPStore("127.0.0.1", 0, 2, True, wait_for_workers=False)
-    (tmp_path / srun.MEETING).write_text(json.dumps(place | {"token": "new.7", "port": host.port}))
+    (tmp_path / srun.MEETING).write_text(json.dumps(place | {"key": "new.7", "port": host.port}))
     late.join(30)
     host.set("here", "yes")
     assert found[0].get("here") == b"yes"

@@ -80,6 +80,7 @@ def test_the_first_end_is_the_cause(
         ("MPIDI_UCX_comm_addr_exchange(159).....:  Invalid parameter\n" + RAISED, [True, True, False],
          "rank 1, stage 1, on node1 ended with exit code 1: MPIDI_UCX_comm_addr_exchange(159)"),
         (RAISED, [False], "rank 1, stage 1, on node1 ended with exit code 1"),
+        ("MPIDI_UCX_comm_addr_exchange\n" + CANCELLED.format(why=" DUE TO TIME LIMIT"), [False], "Slurm's time limit"),
     ],
 )  # fmt: skip
 def test_ranks_that_have_begun_are_not_started_again(tmp_path: Path, said: str, again: list[bool], words: str) -> None:

@@ -357,7 +357,8 @@ while (size := console.stat().st_size) >= largest:
     largest = size
     print("y" * 1000, flush=True)
     time.sleep(0.001)
-time.sleep(0.5)  # it is cut, but the line that says so may still have to be written
+while "are not kept" not in console.read_text():
+    time.sleep(0.001)
 print("the end")
 """
 
