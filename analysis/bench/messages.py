@@ -19,9 +19,12 @@ from harness.interfaces import Model
 from harness.machine import Machine
 
 MODELS = {
-    "U-Net": ("model=unet", "model.convs=2", "model.channels=32", "model.size=64", "batch.size=8"),
-    "GPT": ("model=gpt", "model.hidden=256", "model.sequence=128", "batch.size=16"),
+    "U-Net (2, 32)": ("model=unet", "model.convs=2", "model.channels=32", "model.size=64", "batch.size=8"),
+    "U-Net (2, 48)": ("model=unet", "model.convs=2", "model.channels=48", "model.size=64", "batch.size=8"),
+    "GPT, width 256": ("model=gpt", "model.hidden=256", "model.sequence=128", "batch.size=16"),
+    "GPT, width 512": ("model=gpt", "model.hidden=512", "model.sequence=128", "batch.size=16"),
 }
+"""Twice: computing grows with the square of the width, what is sent with the width."""
 ONE = "myelin, one rank"
 CONTESTANTS = {
     BASE: ("engine=single",),
