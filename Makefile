@@ -26,8 +26,17 @@ $(STAMP): pyproject.toml constraints.txt
 run: $(STAMP)
 	$(BIN)/python run.py $(ARGS)
 
+# Tests that start no processes, or next to none, run two at a time; all others alone, because they have ranks and waits.
+TWO_AT_A_TIME := tests/analysis/plots tests/harness/sbp tests/harness/schedule tests/harness/simulate tests/harness/tune \
+    tests/models tests/planners
+
 test: $(STAMP)
+ifeq ($(ARGS),)
+	@set -x; $(BIN)/python -m pytest -n 2 --dist worksteal $(TWO_AT_A_TIME); first=$$?; \
+	$(BIN)/python -m pytest $(addprefix --ignore=,$(TWO_AT_A_TIME)); exit $$((first | $$?))
+else
 	$(BIN)/python -m pytest $(ARGS)
+endif
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

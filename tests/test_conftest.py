@@ -21,21 +21,22 @@ MODULE = "import pytest\npytest.importorskip('no_such_module')\n"
 
 
 @pytest.mark.parametrize(
-    ("text", "ci", "code"),
+    ("text", "ci", "workers", "code"),
     [
-        pytest.param(SKIPPED, "true", 1, id="test"),
-        pytest.param(MODULE, "true", 1, id="module"),
-        pytest.param(SKIPPED, "", 0, id="not in CI"),
-        pytest.param(ALLOWED, "true", 0, id="gpu"),
+        pytest.param(SKIPPED, "true", 0, 1, id="test"),
+        pytest.param(MODULE, "true", 0, 1, id="module"),
+        pytest.param(SKIPPED, "", 0, 0, id="not in CI"),
+        pytest.param(ALLOWED, "true", 0, 0, id="gpu"),
+        pytest.param(SKIPPED, "true", 2, 1, id="test of a worker"),
     ],
 )
-def test_skips(tmp_path: Path, text: str, ci: str, code: int) -> None:
+def test_skips(tmp_path: Path, text: str, ci: str, workers: int, code: int) -> None:
     shutil.copy(HERE / "conftest.py", tmp_path)
     (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = gpu: needs one\n")
     (tmp_path / "test_it.py").write_text(text)
     (tmp_path / "test_other.py").write_text("def test_c(): pass\n")
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "."],
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"-n{workers}", "."],
         cwd=tmp_path, env=os.environ | {"CI": ci}, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == code, done.stdout
