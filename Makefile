@@ -28,7 +28,7 @@ run: $(STAMP)
 
 # Tests that start no processes, or next to none, run two at a time; all others alone, because they have ranks and waits.
 TWO_AT_A_TIME := tests/analysis/plots tests/harness/sbp tests/harness/schedule tests/harness/simulate tests/harness/tune \
-    tests/models tests/planners
+    tests/harness/test_compose.py tests/harness/test_sweep_points.py tests/harness/test_timeline.py tests/models tests/planners
 
 test: $(STAMP)
 ifeq ($(ARGS),)
