@@ -26,13 +26,13 @@ $(STAMP): pyproject.toml constraints.txt
 run: $(STAMP)
 	$(BIN)/python run.py $(ARGS)
 
-# Tests that start no processes, or next to none, run two at a time; all others alone, because they have ranks and waits.
+# Tests that start no processes, or next to none, run two at a time; the others have ranks, and time limits: one by one.
 TWO_AT_A_TIME := tests/analysis/plots tests/harness/sbp tests/harness/schedule tests/harness/simulate tests/harness/tune \
     tests/harness/test_compose.py tests/harness/test_sweep_points.py tests/harness/test_timeline.py tests/models tests/planners
 
 test: $(STAMP)
 ifeq ($(ARGS),)
-	@set -x; $(BIN)/python -m pytest -n 2 --dist worksteal $(TWO_AT_A_TIME); first=$$?; \
+	@set -x; OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal $(TWO_AT_A_TIME); first=$$?; \
 	$(BIN)/python -m pytest $(addprefix --ignore=,$(TWO_AT_A_TIME)); exit $$((first | $$?))
 else
 	$(BIN)/python -m pytest $(ARGS)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from harness.sbp.limit import TooLarge
@@ -44,6 +44,7 @@ def test_what_is_found_fits_and_is_refused_only_where_the_smallest_does_not(opti
 
 
 @given(options, st.integers(2, 80), st.integers(0, 40))
+@example([(9.0, 1.0, 0.0), (5.0, 10.0, 0.0), (1.0, 20.0, 0.0)], 20, 5)  # the smallest is not the cheapest
 def test_with_the_same_needs_beside_it_is_the_cheapest_that_fits(options: Options, there: int, beside: int) -> None:
     options = [(seconds, held, beside) for seconds, held, _ in options]
     fits = [seconds for seconds, held, _ in options if held + beside <= there]

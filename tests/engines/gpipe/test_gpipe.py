@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import gc
+import os
+import signal
 import threading
 import time
 
@@ -281,13 +283,7 @@ def test_an_interrupt_leaves_no_work_behind() -> None:
     layers = nn.Sequential(nn.Linear(2, 2), Sleep(), nn.Linear(2, 2), Sleep())
     split = pipe(layers, [2, 2], chunks=16)
 
-    def interrupt() -> None:
-        time.sleep(0.05)
-        import _thread
-
-        _thread.interrupt_main()
-
-    threading.Thread(target=interrupt).start()
+    threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)).start()
     with pytest.raises(KeyboardInterrupt):
         split(torch.randn(16, 2))
         time.sleep(5)
