@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from harness.config_check import closest
 from harness.schedule.myelin import ORDERS
 from harness.schedule.rule import RULES
 
@@ -53,7 +54,8 @@ def check(config: Config) -> None:
     for key, known in (("order", ORDERS), ("policy", POLICIES), ("transport", TRANSPORTS)):
         value = getattr(config, key)
         if value not in known:
-            wrong.append(f"engine.{key} {value}   is none of {', '.join(known)}   -> engine.{key}={known[0]}")
+            meant = closest(value, known)
+            wrong.append(f"engine.{key} {value}   is none of {', '.join(known)}   -> engine.{key}={meant}")
     every = config.checkpoint_every
     if every not in ("never", "auto") and not (every.isdecimal() and 0 < int(every) < LARGEST):
         wrong.append(f"engine.checkpoint_every {every}   is neither never, auto nor a number of layers   "
@@ -62,7 +64,8 @@ def check(config: Config) -> None:
         value = getattr(config, key)
         if value is not None and not least <= value < LARGEST:
             what = f"is not at least {least}" if value < least else f"is more than {LARGEST - 1}"
-            wrong.append(f"engine.{key} {value}   {what}   -> engine.{key}={max(least, 4)}")
+            usual = getattr(Config(), key) or "null"
+            wrong.append(f"engine.{key} {value}   {what}   -> engine.{key}={usual}")
     if config.loss_scale is not None and not 0 < config.loss_scale < float("inf"):
         wrong.append(f"engine.loss_scale {config.loss_scale:g}   is not positive   -> engine.loss_scale=null")
     if wrong:

@@ -28,16 +28,18 @@ def problems(config: DictConfig, lines: Sequence[Line], fits: Fits) -> list[Prob
     needs, there = sizes(least.needs_bytes or 0, least.memory_limit_bytes or 0)
     one = least.candidate
     where = f"mesh.tensor={one.mesh.tensor} mesh.pipeline={one.mesh.pipeline} mesh.data={one.mesh.data}"
-    what = f"fits: at least {needs} of {there} are needed, by {where} with micro-batches of {one.micro_batch}"
-    return [Problem(_none_of(lines), what, mend(config, fits))]
+    fit = "does not fit" if len(lines) == 1 else "fits"
+    what = f"{fit}: at least {needs} of {there} are needed, by {where} with micro-batches of {one.micro_batch}"
+    return [Problem(_all(lines), what, mend(config, fits))]
 
 
 def indivisible(lines: Sequence[Line]) -> list[Problem]:
     """Each reason once."""
-    return [Problem(_none_of(lines), f"is possible: {why}") for why in dict.fromkeys(line.out for line in lines)]
+    possible = "is not possible" if len(lines) == 1 else "is possible"
+    return [Problem(_all(lines), f"{possible}: {why}") for why in dict.fromkeys(line.out for line in lines)]
 
 
-def _none_of(lines: Sequence[Line]) -> str:
+def _all(lines: Sequence[Line]) -> str:
     return "the only candidate" if len(lines) == 1 else f"none of {len(lines)} candidates"
 
 
