@@ -93,7 +93,7 @@ def test_shards_take_less_memory_the_more_is_freed() -> None:
     found.append(peak(replace(case, engine=build_ddp(DDPConfig()))))
     assert found == sorted(found)
     assert len(set(found)) == 5
-    assert found[0] < 0.7 * found[-1]
+    assert found[0] < 0.65 * found[-1]
 
 
 def test_memory_is_the_same_in_the_first_step_but_for_the_optimizer() -> None:
