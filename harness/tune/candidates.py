@@ -27,20 +27,23 @@ class Candidate:
     micro_batch: int
     mesh: Mesh
     batch: int
+    given: int | None = None
+    """`batch.micro_batches` of the user, which stays."""
 
     @property
     def micro_batches(self) -> int:
         """Of each replica, rounded down where they do not divide."""
-        return max(1, self.batch // (self.mesh.data * self.micro_batch))
+        return self.given or max(1, self.batch // (self.mesh.data * self.micro_batch))
 
-    def indivisible(self) -> str:
-        """Why the batch cannot be cut so; "" where it can."""
-        data, size = self.mesh.data, self.micro_batch
-        if self.batch % data:
-            return f"batch.size {self.batch} cannot be shared equally by mesh.data {data}"
-        if self.batch // data % size:
-            return f"micro-batches of {size} do not divide batch.size {self.batch} / mesh.data {data}"
-        return ""
+    def uneven(self) -> list[Problem]:
+        """A batch that cannot be cut so. Where `given` does not divide it, a run of the candidate says so."""
+        each = self.mesh.data * self.micro_batch
+        if self.given or self.batch % each == 0:
+            return []
+        parts = [f"mesh.data {self.mesh.data}"] * (self.mesh.data > 1)
+        parts += [f"micro-batches of {self.micro_batch}"] * (self.micro_batch > 1)
+        nearest = max(1, round(self.batch / each)) * each
+        return [Problem(f"batch.size {self.batch}", f"is no multiple of {' x '.join(parts)}", f"batch.size={nearest}")]
 
     def config(self, config: DictConfig) -> DictConfig:
         """The configuration of a run of this candidate."""
@@ -74,15 +77,16 @@ def candidates(
     `stored`: the micro-batch of the user's profile, which is kept. Raises `CannotRun` where no mesh has all devices.
     """
     batch = config.batch.size
+    given = config.batch.micro_batches if request.given(overrides, "batch.micro_batches") else None
     found = []
     for mesh in meshes(config, can, devices):
         if stored:
             sizes = [stored]
-        elif request.given(overrides, "batch.micro_batches"):
-            sizes = [max(1, batch // (mesh.data * config.batch.micro_batches))]
+        elif given:
+            sizes = [max(1, batch // (mesh.data * given))]
         else:
             sizes = [size for size in divisors.of(batch) if size.bit_count() == 1]
-        found += [Candidate(size, mesh, batch) for size in sizes]
+        found += [Candidate(size, mesh, batch, given) for size in sizes]
     return sorted(found, key=lambda one: (one.micro_batch, one.mesh.tensor, one.mesh.pipeline))
 
 

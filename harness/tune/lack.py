@@ -22,25 +22,24 @@ def problems(config: DictConfig, lines: Sequence[Line], fits: Fits) -> list[Prob
     """Of candidates that are all out."""
     full = [line for line in lines if line.full and line.needs_bytes]
     if not full:
-        return indivisible(lines)
+        return impossible(lines)
     planned = [line for line in full if line.closed_form_step_time_s is not None]
     least = min(planned or full, key=lambda line: line.needs_bytes or 0)
     needs, there = sizes(least.needs_bytes or 0, least.memory_limit_bytes or 0)
     one = least.candidate
     where = f"mesh.tensor={one.mesh.tensor} mesh.pipeline={one.mesh.pipeline} mesh.data={one.mesh.data}"
-    fit = "does not fit" if len(lines) == 1 else "fits"
-    what = f"{fit}: at least {needs} of {there} are needed, by {where} with micro-batches of {one.micro_batch}"
-    return [Problem(_all(lines), what, mend(config, fits))]
+    what = f"at least {needs} of {there} are needed, by {where} with micro-batches of {one.micro_batch}"
+    only = len(lines) == 1
+    key, fits_not = ("the only candidate", "does not fit") if only else (f"none of {len(lines)} candidates", "fits")
+    return [Problem(key, f"{fits_not}: {what}", mend(config, fits))]
 
 
-def indivisible(lines: Sequence[Line]) -> list[Problem]:
-    """Each reason once."""
-    possible = "is not possible" if len(lines) == 1 else "is possible"
-    return [Problem(_all(lines), f"{possible}: {why}") for why in dict.fromkeys(line.out for line in lines)]
-
-
-def _all(lines: Sequence[Line]) -> str:
-    return "the only candidate" if len(lines) == 1 else f"none of {len(lines)} candidates"
+def impossible(lines: Sequence[Line]) -> list[Problem]:
+    """What speaks against the candidate that is nearest to a possible one: of as many problems the fewest replicas."""
+    nearest = min(lines, key=lambda line: (len(line.problems), line.candidate.mesh.data, line.candidate.micro_batch))
+    first, *rest = nearest.problems
+    others = f"; none of the {len(lines)} candidates is possible" if len(lines) > 1 else ""
+    return [replace(first, what=first.what + others), *rest]
 
 
 def mend(config: DictConfig, fits: Fits) -> str:

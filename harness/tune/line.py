@@ -7,11 +7,12 @@ import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from harness.problem import Problem
 from harness.tune.candidates import Candidate
 
 LINES = "tune.csv"
-FULL = "memory: "
-"""What the reason begins with where a device has not the memory."""
+FULL = "memory:"
+"""What the key of a problem begins with where a device has not the memory."""
 TITLES = (
     "micro_batch", "micro_batches", "mesh.tensor", "mesh.pipeline", "mesh.data", "out", "closed_form_memory_bytes",
     "simulated_memory_bytes", "memory_limit_bytes", "closed_form_step_time_s", "simulated_step_time_s",
@@ -20,19 +21,24 @@ TITLES = (
 
 @dataclass(frozen=True)
 class Line:
-    """`out` says why a candidate is out; "" for one that is not. Memory is that of the fullest device, in bytes.
+    """`problems` say why a candidate is out. Memory is that of the fullest device, in bytes.
 
     None is what nobody has computed: only the best by closed form are simulated. Where the state of training alone is
     too large, memory in closed form is no more than that, and there is no time.
     """
 
     candidate: Candidate
-    out: str = ""
+    problems: tuple[Problem, ...] = ()
     closed_form_memory_bytes: int | None = None
     simulated_memory_bytes: int | None = None
     memory_limit_bytes: int | None = None
     closed_form_step_time_s: float | None = None
     simulated_step_time_s: float | None = None
+
+    @property
+    def out(self) -> str:
+        """The first reason why it is out; "" where it is not."""
+        return f"{self.problems[0].key} {self.problems[0].what}" if self.problems else ""
 
     @property
     def full(self) -> bool:

@@ -43,7 +43,7 @@ class Tuner:
         self.title = request.title(config, overrides)
         self.engine: Engine = registry.build("engine", config.engine)
         self.planner: Planner = registry.build("planner", config.planner)
-        self.stored = profiles.stored(config.profile).micro_batch if config.profile else None
+        self.stored = profiles.stored(config.profile) if config.profile else None
         self.lines: dict[Candidate, Line] = {}
         self.grounds: dict[int, Ground] = {}
         self.layouts: dict[Candidate, Layout] = {}
@@ -71,14 +71,22 @@ class Tuner:
     def gather(self) -> None:
         """All candidates, with what rules some out whatever the model is. Raises `CannotRun` if that is all of them."""
         cluster = clusters.build(clusters.of(self.config.cluster))
-        first: list[Problem] = []
-        for one in candidates(self.config, self.overrides, self.engine.capabilities, cluster.devices, self.stored):
-            out = one.indivisible()
-            found = [] if out else engine_check.early(one.config(self.config), self.engine, cluster)
-            self.lines[one] = Line(one, out or _told(found))
-            first = first or found
+        self.lines = {one: Line(one, self.against(one, self.config, cluster)) for one in self.all(self.config, cluster)}
         if all(line.out for line in self.lines.values()):
-            raise CannotRun(first or lack.indivisible([*self.lines.values()]), self.title)
+            raise CannotRun(lack.impossible([*self.lines.values()]), self.title)
+
+    def all(self, config: DictConfig, cluster: Cluster) -> list[Candidate]:
+        """What there is to choose from on a cluster."""
+        size = self.stored.micro_batch if self.stored else None
+        return candidates(config, self.overrides, self.engine.capabilities, cluster.devices, size)
+
+    def against(self, one: Candidate, config: DictConfig, cluster: Cluster) -> tuple[Problem, ...]:
+        """What rules a candidate out whatever the model's layers take."""
+        own, uneven = one.config(config), one.uneven()
+        found = engine_check.early(own, self.engine, cluster)
+        if self.stored and not uneven:
+            found += profile_check.stored(own, self.stored, request.given(self.overrides, "model"))
+        return (*uneven, *(problem for problem in found if not (uneven and problem.key.startswith("batch."))))
 
     def judge(self) -> None:
         """All candidates in closed form, smaller micro-batches first: where none fits, no larger one does."""
@@ -87,8 +95,8 @@ class Tuner:
         for size in dict.fromkeys(one.micro_batch for one, line in self.lines.items() if not line.out):
             own = [line for line in self.lines.values() if line.candidate.micro_batch == size and not line.out]
             if full:
-                what = f"{FULL}micro-batches of {full} need too much already"
-                judged = [replace(line, out=what) for line in own]
+                larger = Problem(FULL, f"micro-batches of {full} need too much already")
+                judged = [replace(line, problems=(larger,)) for line in own]
             else:
                 self.grounds[size] = self.ground(own[0].candidate)
                 judged = [self.judged(line) for line in own]
@@ -108,13 +116,14 @@ class Tuner:
             layout = self.layouts[line.candidate] = self.layout(line.candidate)
             seconds, peaks = estimate(self.engine, layout)
         except CannotRun as error:
-            return replace(line, out=_told(error.problems))
+            return replace(line, problems=error.problems)
         except NoPlan as error:
-            return replace(line, out=f"{error.key} {error.what}")
+            return replace(line, problems=(Problem(error.key, error.what),))
         except ValueError as error:
-            return replace(line, out=str(error))
-        out = _full(check.of_memory(layout.plan, peaks, layout.cluster, layout.memory))
-        return replace(line, out=out, closed_form_memory_bytes=max(peaks), closed_form_step_time_s=seconds)
+            what, _, mend = str(error).partition(" -> ")
+            return replace(line, problems=(Problem("the mesh", what, mend),))
+        found = _full(check.of_memory(layout.plan, peaks, layout.cluster, layout.memory))
+        return replace(line, problems=found, closed_form_memory_bytes=max(peaks), closed_form_step_time_s=seconds)
 
     def with_state(self, line: Line) -> Line:
         """With what the state of training needs alone; where that is too much, no plan has to be made."""
@@ -123,8 +132,9 @@ class Tuner:
         least = room.share(memory, ground.profile, one.mesh)
         there = ground.cluster.device.memory_bytes - memory.reserve_bytes
         needs = "{} of {}".format(*display.sizes(least, there))
-        out = f"{FULL}weights, gradients and optimizer alone need {needs}" if least > there else ""
-        return replace(line, out=out, closed_form_memory_bytes=least, memory_limit_bytes=there)
+        alone = Problem(FULL, f"weights, gradients and optimizer alone need {needs}")
+        found = (alone,) if least > there else ()
+        return replace(line, problems=found, closed_form_memory_bytes=least, memory_limit_bytes=there)
 
     def layout(self, one: Candidate) -> Layout:
         """Its plan. Raises `CannotRun` and `NoPlan` where a run of it would end so."""
@@ -156,22 +166,20 @@ class Tuner:
             layout = self.layouts[line.candidate]
             draft = steady.simulated(line.candidate.config(self.config), self.engine, layout)
         except CannotRun as error:
-            return replace(line, out=_told(error.problems)), None
+            return replace(line, problems=error.problems), None
         found = draft.plan.predicted
-        peaks = found["peak_memory_bytes"]
-        out = _full(check.of_memory(draft.plan, peaks, draft.cluster, draft.memory))
-        line = replace(line, out=out, simulated_memory_bytes=max(peaks), simulated_step_time_s=found["step_time_s"])
-        return line, None if out else draft
+        peaks, seconds = found["peak_memory_bytes"], found["step_time_s"]
+        full = _full(check.of_memory(draft.plan, peaks, draft.cluster, draft.memory))
+        line = replace(line, problems=full, simulated_memory_bytes=max(peaks), simulated_step_time_s=seconds)
+        return line, None if full else draft
 
     def fits(self, config: DictConfig, cluster: Cluster) -> bool:
         """Whether any candidate of the smallest micro-batch fits with another configuration on another cluster."""
         other = Tuner(config, self.overrides, self.folder, self.progress)
         size = min(self.grounds)
         other.grounds = {size: replace(self.grounds[size], cluster=cluster)}
-        for one in candidates(config, self.overrides, other.engine.capabilities, cluster.devices, self.stored):
-            if one.micro_batch != size or one.indivisible():
-                continue
-            if engine_check.early(one.config(config), other.engine, cluster):
+        for one in other.all(config, cluster):
+            if one.micro_batch != size or other.against(one, config, cluster):
                 continue
             line = other.judged(Line(one))
             if not line.out and not other.simulation(line)[0].out:
@@ -184,10 +192,6 @@ def _seconds(line: Line) -> float:
     return line.simulated_step_time_s
 
 
-def _told(problems: Sequence[Problem]) -> str:
-    """The first of them, in a line."""
-    return f"{problems[0].key} {problems[0].what}" if problems else ""
-
-
-def _full(problems: Sequence[Problem]) -> str:
-    return f"{FULL}{_told(problems)}" if problems else ""
+def _full(problems: Sequence[Problem]) -> tuple[Problem, ...]:
+    """Problems of memory, said to be such."""
+    return tuple(replace(problem, key=f"{FULL} {problem.key}") for problem in problems)

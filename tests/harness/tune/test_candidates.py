@@ -10,7 +10,7 @@ from harness import registry
 from harness.compose import compose
 from harness.interfaces import Engine
 from harness.mesh import Mesh
-from harness.problem import CannotRun
+from harness.problem import CannotRun, Problem
 from harness.tune.candidates import Candidate, candidates, meshes
 
 FLAT = ["mode=tune", "cluster=flat"]
@@ -43,11 +43,15 @@ def test_all_meshes_of_all_devices() -> None:
 def test_micro_batches_are_powers_of_two_that_divide_the_batch() -> None:
     own = {one.micro_batch for one in found("engine=myelin", "batch.size=48")}
     assert own == {1, 2, 4, 8, 16}
-    out = {(one.micro_batch, one.mesh.data): one.indivisible() for one in found("engine=myelin", "batch.size=48")}
-    assert out[2, 8] == "" and out[4, 4] == ""
-    assert out[4, 8] == "micro-batches of 4 do not divide batch.size 48 / mesh.data 8"
-    shared = {one.mesh.data: one.indivisible() for one in found("engine=myelin", "batch.size=4")}
-    assert shared[8] == "batch.size 4 cannot be shared equally by mesh.data 8"
+    out = {(one.micro_batch, one.mesh.data): one.uneven() for one in found("engine=myelin", "batch.size=48")}
+    assert out[2, 8] == [] and out[4, 4] == []
+    assert out[4, 8] == [
+        Problem("batch.size 48", "is no multiple of mesh.data 8 x micro-batches of 4", "batch.size=64")
+    ]
+    assert out[16, 1] == [] and out[16, 2][0].what == "is no multiple of mesh.data 2 x micro-batches of 16"
+    shared = {(one.micro_batch, one.mesh.data): one.uneven() for one in found("engine=myelin", "batch.size=4")}
+    assert shared[1, 8] == [Problem("batch.size 4", "is no multiple of mesh.data 8", "batch.size=8")]
+    assert found("engine=single", "batch.size=7")[0].uneven() == []
 
 
 def test_what_is_given_stays() -> None:
@@ -58,6 +62,8 @@ def test_what_is_given_stays() -> None:
     fixed = found("engine=myelin", "batch.size=64", "batch.micro_batches=4")
     assert {(one.mesh.data, one.micro_batch) for one in fixed} == {(8, 2), (4, 4), (2, 8), (1, 16)}
     assert all(one.micro_batches == 4 for one in fixed)
+    assert {one.micro_batches for one in found("engine=myelin", "batch.size=64", "batch.micro_batches=5")} == {5}
+    assert {one.micro_batches for one in found("engine=myelin", "batch.micro_batches=300", stored=3)} == {300}
     assert {one.micro_batch for one in found("engine=myelin", stored=3)} == {3}
 
 

@@ -21,7 +21,7 @@ from harness.overrides import quoted
 from harness.plan import Plan
 from harness.planning import Draft, Layout
 from harness.preparation import Ground
-from harness.problem import CannotRun
+from harness.problem import CannotRun, Problem
 from harness.profile import ModelProfile
 from harness.progress import Progress
 from harness.record import RunRecord
@@ -71,7 +71,7 @@ def test_the_choice_is_the_best_by_simulation(
     bench, simulated = Bench(*FLAT, *engine, "batch.size=32"), {}
     bench.cluster = clusters.build(ClusterConfig(**bench.config.cluster))
     for line in found.lines:
-        if line.candidate.indivisible():
+        if line.candidate.uneven():
             continue
         try:
             draft = bench.draft(line.candidate, net(forward_s, line.candidate.micro_batch, size))
@@ -93,7 +93,7 @@ def test_what_the_simulator_refuses_gives_way(tmp_path: Path) -> None:
         def simulation(self, line: Line) -> tuple[Line, Draft | None]:
             if len(refused) < 3:
                 refused.append(line.candidate)
-                return replace(line, out="memory: too much"), None
+                return replace(line, problems=(Problem("memory:", "too much"),)), None
             return super().simulation(line)
 
     overrides = ["mode=tune", *FLAT, "engine=myelin", "batch.size=32"]
@@ -206,10 +206,46 @@ def test_settings_of_the_best_one_that_do_nothing_are_noted(
 
 def test_it_says_why_nothing_is_possible(tmp_path: Path, file: str) -> None:
     record = run(tmp_path / "a", file, "engine=myelin", "batch.size=7")
-    assert record.status == "infeasible" and "micro-batches of 2 do not divide batch.size 7" in record.reason
+    assert record.status == "infeasible"
+    assert record.reason.endswith(
+        "batch.size 7   is no multiple of micro-batches of 2; none of the 4 candidates is possible   -> batch.size=8"
+    )
     refused = run(tmp_path / "b", file, "engine=myelin", "precision=fp64", "optimizer.name=adam", "engine=ddp",
                   "mesh.pipeline=2")  # fmt: skip
     assert refused.status == "infeasible" and "mesh.pipeline 2" in refused.reason
+
+
+@pytest.mark.parametrize(
+    ("typed", "why", "mends"),
+    [
+        ("engine=ddp batch.size=64 batch.micro_batches=5", "batch.micro_batches 5", ["4", "8"]),
+        ("engine=myelin batch.micro_batches=3", "batch.micro_batches 3", ["4", "2"]),
+        ("engine=myelin batch.micro_batches=300", "batch.micro_batches 300", ["16"]),
+        ("engine=ddp batch.size=15", "batch.size 15", ["batch.size=16"]),
+        ("engine=ddp batch.size=15 batch.micro_batches=5", "batch.size 15", ["batch.size=40"]),
+        ("engine=myelin mesh.pipeline=16 cluster.nodes=4", "mesh.pipeline 16", ["mesh.pipeline=8"]),
+        ("engine=deepspeed engine.zero=3 batch.size=3", "batch.size 3", ["batch.size=8"]),
+    ],
+)
+def test_what_is_not_possible_has_a_mend_that_is(typed: str, why: str, mends: list[str], tmp_path: Path) -> None:
+    """The user's own key and value; what is offered is searched with, and stays what was given."""
+    with pytest.raises(CannotRun) as error:
+        tuned(tmp_path, *typed.split())
+    problem = error.value.problems[0]
+    assert (problem.key, problem.mend) == (why, " or ".join(mends))
+    for mend in mends:
+        changed = mend if "=" in mend else f"{why.split()[0]}={mend}"
+        found = tuned(tmp_path, *typed.split(), changed)
+        if "micro_batches=" in typed:
+            given = int((changed if "micro_batches=" in changed else typed).rpartition("micro_batches=")[2])
+            assert {line.candidate.micro_batches for line in found.lines} == {given}
+
+
+def test_the_number_of_micro_batches_and_a_profile_must_agree(tmp_path: Path, file: str) -> None:
+    record = run(tmp_path / "a", file, "engine=ddp", "batch.size=64", "batch.micro_batches=8")
+    assert record.status == "infeasible"
+    assert "is for micro-batches of 2 samples, this run has 1   -> batch.micro_batches=4, or" in record.reason
+    assert run(tmp_path / "b", file, "engine=ddp", "batch.size=64", "batch.micro_batches=4").status == "ok"
 
 
 def test_the_sweep_of_table_2(tmp_path: Path) -> None:
