@@ -35,9 +35,17 @@ def problems(config: DictConfig, lines: Sequence[Line], fits: Fits) -> list[Prob
 
 
 def impossible(lines: Sequence[Line]) -> list[Problem]:
-    """What speaks against the candidate that is nearest to a possible one: of as many problems the fewest replicas."""
-    nearest = min(lines, key=lambda line: (len(line.problems), line.candidate.mesh.data, line.candidate.micro_batch))
-    first, *rest = nearest.problems
+    """What speaks against the candidate that is nearest to a possible one.
+
+    Among as many problems that is the one of the fewest shards, then replicas, then samples in a micro-batch: more of
+    these ask more of model and batch.
+    """
+
+    def far(line: Line) -> tuple[int, ...]:
+        one = line.candidate
+        return len(line.problems), one.mesh.tensor, one.mesh.data, one.micro_batch
+
+    first, *rest = min(lines, key=far).problems
     others = f"; none of the {len(lines)} candidates is possible" if len(lines) > 1 else ""
     return [replace(first, what=first.what + others), *rest]
 
