@@ -6,7 +6,7 @@ What it cannot do:
   however many stages there are, so forward tasks run one after the other. The backward pass is autograd's, which runs
   in the calling thread for everything on the CPU. So a step takes as long as on one device, which is what is
   predicted (`in_turn=True`). On GPUs, for which it was made, stages overlap.
-* It leaves no trace (`trace=False`), and on CPU devices what each of them holds cannot be told apart
+* Its trace has whole steps, no tasks (`trace=False`), and on CPU devices what each of them holds cannot be told apart
   (`memory_meter=False`); on GPUs the allocator tells it.
 * Stages share no parameters: it refuses them on any devices. Layers of one stage may.
 * A batch that the micro-batches do not divide is cut by `torch.chunk`, which may give fewer micro-batches.

@@ -15,6 +15,9 @@ from harness.profile import ModelProfile
 from harness.schedule.graph import Graph
 
 Seconds = dict[str, list[float]]
+KERNELS = 12
+"""Of an update: Adam's ten (the decay, two moments with two each, the root, its correction, eps, the quotient, the
+counter), and what widens gradients and narrows weights."""
 
 
 class Costs:
@@ -40,11 +43,12 @@ class Costs:
         return self.update_s(self.profile.parameter_bytes(self.plan.stages[stage].first, self.plan.stages[stage].last))
 
     def update_s(self, size: int) -> float:
-        """Seconds of the optimizer on `size` bytes of parameters."""
+        """Seconds of the optimizer on `size` bytes of parameters: its kernels, and the bytes that they touch."""
         memory, device = self.memory, self.cluster.device
         bandwidth = device.memory_bandwidth * device.efficiency
         touched = 2 * memory.weights + memory.gradients + 2 * (memory.optimizer + memory.offloaded)
-        return size * touched / bandwidth if bandwidth else 0.0
+        launched = KERNELS * device.kernel_s if size else 0.0
+        return launched + (size * touched / bandwidth if bandwidth else 0.0)
 
     def bucket_s(self, size: int) -> float:
         """Seconds of what comes from the host's memory, or goes there, for `size` bytes of parameters."""

@@ -12,6 +12,7 @@ from harness.profile import LayerProfile, ModelProfile, Skip
 from harness.schedule import LaneOps, Schedule, violations
 from harness.schedule.gpipe import gpipe
 from harness.schedule.hops import plan_hops
+from harness.schedule.myelin import chunks_of, myelin
 from harness.simulate import Deadlock, simulate
 
 MEMORY = MemoryModel()
@@ -130,6 +131,19 @@ def test_the_optimizer_costs_bytes_touched_over_memory_bandwidth():
     adam = MemoryModel("adam_fp32", optimizer=2.0)
     assert simulate(schedule, plan, profile, slow, adam).figures["step_time_s"] == 2 + 7
     assert simulate(schedule, plan, profile, cluster(1), adam).figures["step_time_s"] == 2
+
+
+def test_each_update_launches_its_kernels():
+    """A part of a stage costs as many as all of it: small buckets pay for it. Without parameters there is nothing."""
+    profile = chain([1], [1], param_bytes=100)
+    plan = Plan.contiguous((1,), 1)
+    launching = cluster(1, memory_bandwidth=100.0, kernel_s=0.25)
+    for size, buckets in ((100, 1), (50, 2), (10, 10)):
+        schedule = myelin(1, [0], (), chunks=[chunks_of(100, 1, size, 1)])
+        step_s = simulate(schedule, plan, profile, launching, MEMORY).figures["step_time_s"]
+        assert step_s == pytest.approx(2 + 3 + buckets * 12 * 0.25)
+    bare = chain([1], [1])
+    assert simulate(gpipe(1, [0], (), "never"), plan, bare, launching, MEMORY).figures["step_time_s"] == 2
 
 
 def test_the_peak_memory_comes_from_the_ledger():
