@@ -20,6 +20,7 @@ DEEPSPEED = "tests/engines/test_deepspeed.py"
 GPIPE = "tests/engines/gpipe/test_gpipe.py"
 RESOURCES = "tests/harness/simulate/test_resources.py"
 SBP, MYELIN = "tests/engines/sbp", "tests/engines/myelin"
+TUNE = "tests/harness/tune"
 BRUTE_FORCE = "tests/harness/simulate/test_against_brute_force.py"
 
 
@@ -333,6 +334,15 @@ MUTANTS = (
     Mutant("buckets in one piece", "harness/schedule/myelin.py",
            "for half in (n - n // 2, n // 2) if half", "for half in (n,)",
            f"{MYELIN}/test_updates.py"),
+    Mutant("a search that counts given micro-batches anew", "harness/tune/candidates.py",
+           "return self.given or max(1,", "return max(1,",
+           f"{TUNE}/test_candidates.py"),
+    Mutant("a search that refuses in the words of the farthest candidate", "harness/tune/lack.py",
+           "min(lines, key=far)", "max(lines, key=far)",
+           f"{TUNE}/test_tuner.py", "has_a_mend_that_is"),
+    Mutant("an update whose kernels start for free", "harness/simulate/costs.py",
+           "KERNELS * device.kernel_s if size else 0.0", "0.0",
+           "tests/harness/simulate/test_simulate.py"),
 )  # fmt: skip
 
 
