@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from omegaconf import DictConfig
 
-from harness import clusters
+from harness import clusters, request
 from harness.advice import FACTORS, Changes, changed, offload, recompute
 from harness.cluster import Cluster
 from harness.display import sizes
@@ -18,11 +18,11 @@ from harness.tune.line import Line
 Fits = Callable[[DictConfig, Cluster], bool]
 
 
-def problems(config: DictConfig, lines: Sequence[Line], fits: Fits) -> list[Problem]:
+def problems(config: DictConfig, overrides: Sequence[str], lines: Sequence[Line], fits: Fits) -> list[Problem]:
     """Of candidates that are all out."""
     full = [line for line in lines if line.full and line.needs_bytes]
     if not full:
-        return impossible(lines)
+        return impossible(overrides, lines)
     planned = [line for line in full if line.closed_form_step_time_s is not None]
     least = min(planned or full, key=lambda line: line.needs_bytes or 0)
     needs, there = sizes(least.needs_bytes or 0, least.memory_limit_bytes or 0)
@@ -34,16 +34,17 @@ def problems(config: DictConfig, lines: Sequence[Line], fits: Fits) -> list[Prob
     return [Problem(key, f"{fits_not}: {what}", mend(config, fits))]
 
 
-def impossible(lines: Sequence[Line]) -> list[Problem]:
+def impossible(overrides: Sequence[str], lines: Sequence[Line]) -> list[Problem]:
     """What speaks against the candidate that is nearest to a possible one.
 
-    Among as many problems that is the one of the fewest shards, then replicas, then samples in a micro-batch: more of
-    these ask more of model and batch.
+    That is one with problems of what the user gave, not of what the search chose. Among as many it is the one of the
+    fewest shards, then replicas, then samples in a micro-batch: more of these ask more of model and batch.
     """
 
     def far(line: Line) -> tuple[int, ...]:
-        one = line.candidate
-        return len(line.problems), one.mesh.tensor, one.mesh.data, one.micro_batch
+        one, keys = line.candidate, [problem.key.partition(" ")[0] for problem in line.problems]
+        chosen = sum(not request.given(overrides, key) for key in keys)
+        return chosen, len(keys), one.mesh.tensor, one.mesh.data, one.micro_batch
 
     first, *rest = min(lines, key=far).problems
     others = f"; none of the {len(lines)} candidates is possible" if len(lines) > 1 else ""

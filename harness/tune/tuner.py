@@ -56,11 +56,14 @@ class Tuner:
             self.judge()
             for line in self.simulated():
                 self.lines[line.candidate] = line
+        except CannotRun as error:
+            raise CannotRun(error.problems, self.title) from error
         finally:
             if self.lines:
                 files.write_text(self.folder / LINES, as_csv([*self.lines.values()]))
         if not self.best:
-            raise CannotRun(lack.problems(self.config, [*self.lines.values()], self.fits), self.title)
+            found = lack.problems(self.config, self.overrides, [*self.lines.values()], self.fits)
+            raise CannotRun(found, self.title)
         line, draft = self.best
         ground = self.grounds[line.candidate.micro_batch]
         ground.profile.save(self.folder / profiles.PROFILE)
@@ -73,7 +76,7 @@ class Tuner:
         cluster = clusters.build(clusters.of(self.config.cluster))
         self.lines = {one: Line(one, self.against(one, self.config, cluster)) for one in self.all(self.config, cluster)}
         if all(line.out for line in self.lines.values()):
-            raise CannotRun(lack.impossible([*self.lines.values()]), self.title)
+            raise CannotRun(lack.impossible(self.overrides, [*self.lines.values()]))
 
     def all(self, config: DictConfig, cluster: Cluster) -> list[Candidate]:
         """What there is to choose from on a cluster."""

@@ -225,6 +225,8 @@ def test_it_says_why_nothing_is_possible(tmp_path: Path, file: str) -> None:
         ("engine=ddp batch.size=15 batch.micro_batches=5", "batch.size 15", ["batch.size=40"]),
         ("engine=myelin mesh.pipeline=16 cluster.nodes=4", "mesh.pipeline 16", ["mesh.pipeline=8"]),
         ("engine=deepspeed engine.zero=3 batch.size=3", "batch.size 3", ["batch.size=8"]),
+        ("engine=myelin batch.size=60 cluster.devices=32", "batch.size 60", ["batch.size=64"]),
+        ("engine=myelin mesh.pipeline=3", "mesh.pipeline 3", ["mesh.pipeline=2"]),
     ],
 )
 def test_what_is_not_possible_has_a_mend_that_is(typed: str, why: str, mends: list[str], tmp_path: Path) -> None:
@@ -232,6 +234,7 @@ def test_what_is_not_possible_has_a_mend_that_is(typed: str, why: str, mends: li
     with pytest.raises(CannotRun) as error:
         tuned(tmp_path, *typed.split())
     problem = error.value.problems[0]
+    assert str(error.value).startswith(f"{typed.split()[0]} model=unet cluster=flat cannot run:")
     assert (problem.key, problem.mend) == (why, " or ".join(mends))
     for mend in mends:
         changed = mend if "=" in mend else f"{why.split()[0]}={mend}"
