@@ -38,13 +38,13 @@ def impossible(overrides: Sequence[str], lines: Sequence[Line]) -> list[Problem]
     """What speaks against the candidate that is nearest to a possible one.
 
     That is one with problems of what the user gave, not of what the search chose. Among as many it is the one of the
-    fewest shards, then replicas, then samples in a micro-batch: more of these ask more of model and batch.
+    fewest shards, then samples in a micro-batch, then replicas: more of these ask more of model and batch.
     """
 
     def far(line: Line) -> tuple[int, ...]:
         one, keys = line.candidate, [problem.key.partition(" ")[0] for problem in line.problems]
         chosen = sum(not request.given(overrides, key) for key in keys)
-        return chosen, len(keys), one.mesh.tensor, one.mesh.data, one.micro_batch
+        return chosen, len(keys), one.mesh.tensor, one.micro_batch, one.mesh.data
 
     first, *rest = min(lines, key=far).problems
     others = f"; none of the {len(lines)} candidates is possible" if len(lines) > 1 else ""
