@@ -254,7 +254,7 @@ def _place(config: DictConfig) -> list[Problem]:
 def _products(config: DictConfig, can: Capabilities) -> list[Problem]:
     """A planner of matrix products needs an engine that splits them; some of what it plans is for planning only."""
     planner = config.planner.name
-    if not getattr(registry.schemas().get(("planner", planner)), "splits_products", False):
+    if not registry.splits_products(planner):
         return []
     if not has(config, can, "tensor"):
         what = f"splits matrix products, {_engine(config, can, 'tensor')} has no tensor shards"

@@ -54,10 +54,13 @@ def _astride(mesh: Mesh, cluster: Cluster) -> list[Problem]:
 
 def unsplit(plan: Plan, engine: str) -> list[Problem]:
     """A plan without traffic is none for tensor parallelism."""
-    if plan.mesh.tensor == 1 or plan.traffic:
-        return []
-    what = f"gets a plan that says of no product how {plan.mesh.tensor} devices split it"
-    return [Problem(f"engine {engine}", what, "planner=autoddl, megatron or data_parallel")]
+    return [] if plan.mesh.tensor == 1 or plan.traffic else [no_split(plan.mesh.tensor, engine)]
+
+
+def no_split(shards: int, engine: str) -> Problem:
+    """Of a planner that splits no matrix products."""
+    what = f"gets a plan that says of no product how {shards} devices split it"
+    return Problem(f"engine {engine}", what, "planner=autoddl, megatron or data_parallel")
 
 
 def plan_request(config: DictConfig, engine: Engine, mesh: Mesh) -> PlanRequest:

@@ -19,6 +19,8 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 
 from harness.problem import Problem
 
+SHORT = 3
+"""Letters of a key that is cut short, at least."""
 ALIKE = 0.5
 """How alike a choice must be that is offered (`difflib`): as fp16 is to float16."""
 WANTED = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", NoneType: "null"}
@@ -107,10 +109,13 @@ def _try(config: DictConfig, parent: DictConfig, key: str, value: Any) -> None:
 def suggestion(key: str, known: Sequence[str]) -> str:
     """The known key that was probably meant, ready to type; or where all keys are listed.
 
-    The last part counts most (model.chanels, micro_batches); of several keys that end alike, the most similar one.
+    The last part counts most (model.chanels, micro_batches), and may be cut short (mesh.pipe); of several keys that end
+    alike, the most similar one.
     """
     lasts = {name: name.rpartition(".")[2] for name in known}
-    near = difflib.get_close_matches(key.rpartition(".")[2], lasts.values(), n=1, cutoff=0.75)
+    last = key.rpartition(".")[2]
+    near = difflib.get_close_matches(last, lasts.values(), n=1, cutoff=0.75)
+    near = near or [one for one in lasts.values() if len(last) >= SHORT and one.startswith(last)]
     alike = [name for name, last in lasts.items() if last in near]
     best = difflib.get_close_matches(key, alike, n=1, cutoff=0)
     return f"{best[0]}=..." if best else "python run.py --help lists every key"

@@ -157,7 +157,7 @@ def timeless(config: DictConfig, cluster: Cluster) -> bool:
     """Whether layers take no time: if the user says so, or where a planner asks for none and no peaks are known."""
     if config.costs != "auto":
         return bool(config.costs == "none")
-    asks = not getattr(registry.schemas()["planner", config.planner.name], "splits_products", False)
+    asks = not registry.splits_products(config.planner.name)
     return not (asks or config.mode != "plan" or config.cluster.name == "local" or cluster.device.peak_flops)
 
 

@@ -74,6 +74,11 @@ def schemas() -> dict[tuple[str, str], type]:
     return found
 
 
+def splits_products(planner: str) -> bool:
+    """Whether a planner says how devices split matrix products."""
+    return getattr(schemas().get(("planner", planner)), "splits_products", False)
+
+
 def build(group: str, node: DictConfig, *extra: Any) -> Any:
     """Build the plug-in `node.name` from its part of the configuration: what its `build(config, *extra)` returns.
 

@@ -93,18 +93,18 @@ def of_engines() -> Iterable[Choice]:
 
 
 def of_planners() -> Iterable[Choice]:
-    others = [name for name in names("planner") if f"planner={name}" not in PLANNED and not splits_products(name)]
+    others = [
+        name for name in names("planner") if f"planner={name}" not in PLANNED and not registry.splits_products(name)
+    ]
     for name, mesh, model in itertools.product(others, CUT, names("model")):
         yield f"planner={name}", *EXECUTED, f"model={model}", *mesh
 
 
 def of_products() -> Iterable[Choice]:
-    for name, mesh, model in itertools.product(filter(splits_products, names("planner")), SHARDS, names("model")):
+    for name, mesh, model in itertools.product(
+        filter(registry.splits_products, names("planner")), SHARDS, names("model")
+    ):
         yield f"planner={name}", *SHARDING, f"model={model}", *mesh
-
-
-def splits_products(planner: str) -> bool:
-    return getattr(registry.schemas()["planner", planner], "splits_products", False)
 
 
 def run(cell: Choice) -> End:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
@@ -16,6 +17,10 @@ from harness.problem import CannotRun, Problem
 from harness.tune.line import Line
 
 Fits = Callable[[DictConfig, Cluster], bool]
+MEMORY = "cluster.memory_gb"
+ROOM = (1.0, 1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0)
+"""So many times what the closed form asks for is tried."""
+NONE = "a smaller model, or devices with more memory"
 
 
 def problems(config: DictConfig, overrides: Sequence[str], lines: Sequence[Line], fits: Fits) -> list[Problem]:
@@ -25,25 +30,31 @@ def problems(config: DictConfig, overrides: Sequence[str], lines: Sequence[Line]
         return impossible(overrides, lines)
     planned = [line for line in full if line.closed_form_step_time_s is not None]
     least = min(planned or full, key=lambda line: line.needs_bytes or 0)
-    needs, there = sizes(least.needs_bytes or 0, least.memory_limit_bytes or 0)
-    one = least.candidate
+    needs_bytes, there_bytes = least.needs_bytes or 0, least.memory_limit_bytes or 0
+    needs, there = sizes(needs_bytes, there_bytes)
+    one, why = least.candidate, least.out
+    if needs_bytes > there_bytes:  # of more than its state a planner may have said how much it is
+        why = f"at least {needs} of {there} are needed"
     where = f"mesh.tensor={one.mesh.tensor} mesh.pipeline={one.mesh.pipeline} mesh.data={one.mesh.data}"
-    what = f"at least {needs} of {there} are needed, by {where} with micro-batches of {one.micro_batch}"
+    what = f"{why}, by {where} with micro-batches of {one.micro_batch}"
     only = len(lines) == 1
     key, fits_not = ("the only candidate", "does not fit") if only else (f"none of {len(lines)} candidates", "fits")
-    return [Problem(key, f"{fits_not}: {what}", mend(config, fits))]
+    ways = [helps(config, fits)]
+    if request.given(overrides, MEMORY):
+        ways.append(_roomier(config, needs_bytes, there_bytes, fits))
+    return [Problem(key, f"{fits_not}: {what}", ", or ".join(filter(None, ways)) or NONE)]
 
 
 def impossible(overrides: Sequence[str], lines: Sequence[Line]) -> list[Problem]:
     """What speaks against the candidate that is nearest to a possible one.
 
-    That is one with problems of what the user gave, not of what the search chose. Among as many it is the one of the
-    fewest shards, then samples in a micro-batch, then replicas: more of these ask more of model and batch.
+    That is one with problems of what the user gave, not of a mesh that the search chose. Among as many it is that of
+    the fewest shards, then samples in a micro-batch, then replicas: more of these ask more of model and batch.
     """
 
     def far(line: Line) -> tuple[int, ...]:
         one, keys = line.candidate, [problem.key.partition(" ")[0] for problem in line.problems]
-        chosen = sum(not request.given(overrides, key) for key in keys)
+        chosen = sum(key.startswith("mesh.") and not request.given(overrides, key) for key in keys)
         return chosen, len(keys), one.mesh.tensor, one.micro_batch, one.mesh.data
 
     first, *rest = min(lines, key=far).problems
@@ -51,7 +62,7 @@ def impossible(overrides: Sequence[str], lines: Sequence[Line]) -> list[Problem]
     return [replace(first, what=first.what + others), *rest]
 
 
-def mend(config: DictConfig, fits: Fits) -> str:
+def helps(config: DictConfig, fits: Fits) -> str:
     """What to type so that something fits: less memory, else more devices; "" where nothing of that helps."""
     cluster = clusters.build(clusters.of(config.cluster))
     for changes in _savings(config):
@@ -63,7 +74,25 @@ def mend(config: DictConfig, fits: Fits) -> str:
         for changes in ({}, most):
             if _tried(config, changes, grown, fits):
                 return typed(key | changes)
-    return "a smaller model, or devices with more memory"
+    return ""
+
+
+def _roomier(config: DictConfig, needs_bytes: int, there_bytes: int, fits: Fits) -> str:
+    """Memory of the devices that is enough, which the closed form alone does not tell."""
+    cluster = clusters.build(clusters.of(config.cluster))
+    reserve = cluster.device.memory_bytes - there_bytes
+    for factor in ROOM:
+        enough_gb = _rounded_up((needs_bytes * factor + reserve) / clusters.GB)
+        device = replace(cluster.device, memory_bytes=round(enough_gb * clusters.GB))
+        if _tried(config, {}, replace(cluster, device=device), fits):
+            return typed({MEMORY: f"{enough_gb:g}"})
+    return ""
+
+
+def _rounded_up(number: float) -> float:
+    """To two digits."""
+    unit = 10.0 ** (math.floor(math.log10(number)) - 1)
+    return math.ceil(number / unit) * unit
 
 
 def _savings(config: DictConfig) -> Iterator[Changes]:

@@ -26,6 +26,7 @@ from harness.interfaces import Engine, Planner
 from harness.planning import Draft, Layout
 from harness.preparation import Ground
 from harness.problem import CannotRun, NoPlan, Problem
+from harness.profile import ModelProfile
 from harness.progress import Progress
 from harness.tune import lack, room, steady
 from harness.tune.candidates import Candidate, candidates
@@ -62,7 +63,8 @@ class Tuner:
             if self.lines:
                 files.write_text(self.folder / LINES, as_csv([*self.lines.values()]))
         if not self.best:
-            found = lack.problems(self.config, self.overrides, [*self.lines.values()], self.fits)
+            lines = [self.with_layers(line) for line in self.lines.values()]
+            found = lack.problems(self.config, self.overrides, lines, self.fits)
             raise CannotRun(found, self.title)
         line, draft = self.best
         ground = self.grounds[line.candidate.micro_batch]
@@ -87,9 +89,13 @@ class Tuner:
         """What rules a candidate out whatever the model's layers take."""
         own, uneven = one.config(config), one.uneven()
         found = engine_check.early(own, self.engine, cluster)
-        if self.stored and not uneven:
+        if one.mesh.tensor > 1 and not registry.splits_products(config.planner.name):
+            found.append(engine_check.no_split(one.mesh.tensor, config.engine.name))
+        if uneven:  # then its micro-batches are rounded
+            return tuple(problem for problem in found if not problem.key.startswith("batch.")) or tuple(uneven)
+        if self.stored:
             found += profile_check.stored(own, self.stored, request.given(self.overrides, "model"))
-        return (*uneven, *(problem for problem in found if not (uneven and problem.key.startswith("batch."))))
+        return tuple(found)
 
     def judge(self) -> None:
         """All candidates in closed form, smaller micro-batches first: where none fits, no larger one does."""
@@ -139,12 +145,21 @@ class Tuner:
         found = (alone,) if least > there else ()
         return replace(line, problems=found, closed_form_memory_bytes=least, memory_limit_bytes=there)
 
+    def with_layers(self, line: Line) -> Line:
+        """With what the model's layers say of a candidate that was out before they were known."""
+        told = {problem.key for problem in line.problems}
+        found = self.against_layers(line.candidate, next(iter(self.grounds.values())).profile)
+        return replace(line, problems=(*line.problems, *(problem for problem in found if problem.key not in told)))
+
+    def against_layers(self, one: Candidate, profile: ModelProfile) -> list[Problem]:
+        """What rules a candidate out now that the model is known."""
+        config, given = one.config(self.config), request.given(self.overrides, "model")
+        return profile_check.against_profile(config, self.engine.capabilities, profile, given)
+
     def layout(self, one: Candidate) -> Layout:
         """Its plan. Raises `CannotRun` and `NoPlan` where a run of it would end so."""
         config, ground = one.config(self.config), self.grounds[one.micro_batch]
-        given = request.given(self.overrides, "model")
-        found = profile_check.against_profile(config, self.engine.capabilities, ground.profile, given)
-        if found:
+        if found := self.against_layers(one, ground.profile):
             raise CannotRun(found)
         return planning.laid_out(config, self.engine, self.planner, ground.profile, ground.cluster)
 

@@ -209,6 +209,12 @@ def test_a_key_without_one_letter_is_found(key: str, data: st.DataObject) -> Non
     assert found.rpartition(".")[2] == key.rpartition(".")[2]
 
 
+def test_a_key_that_is_cut_short_is_found() -> None:
+    assert suggestion("mesh.pipe", KEYS) == "mesh.pipeline=..."
+    assert suggestion("batch.micro", KEYS) == "batch.micro_batches=..."
+    assert suggestion("mesh.zz", KEYS) == suggestion("mesh.o", KEYS) == "python run.py --help lists every key"
+
+
 def test_types_in_words() -> None:
     assert described(int | None) == "a whole number or null"
     assert described(list[float]) == "a list, each a number"

@@ -190,10 +190,12 @@ def test_nothing_fits_and_what_helps(tmp_path: Path, file: str) -> None:
     )
     assert record.status == "infeasible"
     assert re.search(r"none of 4 candidates +fits: at least [\d.]+ MiB of 114.4 MiB are needed, by", record.reason)
-    mend = record.reason.rpartition("-> ")[2]
-    more = run(tmp_path / "b", file, "engine=myelin", "cluster.memory_gb=0.12", "batch.size=64", "optimizer.name=adam",
-               *mend.split())  # fmt: skip
-    assert more.status == "ok", (mend, more.reason)
+    mends = record.reason.rpartition("-> ")[2].split(", or ")
+    assert len(mends) == 2 and mends[1].startswith("cluster.memory_gb=0.")
+    for mend in mends:
+        more = run(tmp_path / "b", file, "engine=myelin", "cluster.memory_gb=0.12", "batch.size=64",
+                   "optimizer.name=adam", *mend.split())  # fmt: skip
+        assert more.status == "ok", (mend, more.reason)
 
 
 def test_settings_of_the_best_one_that_do_nothing_are_noted(
@@ -225,6 +227,8 @@ def test_it_says_why_nothing_is_possible(tmp_path: Path, file: str) -> None:
         ("engine=ddp batch.size=15 batch.micro_batches=5", "batch.size 15", ["batch.size=40"]),
         ("engine=myelin mesh.pipeline=16 cluster.nodes=4", "mesh.pipeline 16", ["mesh.pipeline=8"]),
         ("engine=deepspeed engine.zero=3 batch.size=3", "batch.size 3", ["batch.size=8"]),
+        ("engine=myelin cluster.nodes=5 cluster.devices=20", "batch.size 16", ["batch.size=20"]),
+        ("engine=ddp cluster.nodes=1 cluster.devices=2 mesh.data=3", "mesh.data 3", ["mesh.data=2"]),
         ("engine=myelin batch.size=60 cluster.devices=32", "batch.size 60", ["batch.size=64"]),
         ("engine=myelin mesh.pipeline=3", "mesh.pipeline 3", ["mesh.pipeline=2"]),
     ],
@@ -242,6 +246,27 @@ def test_what_is_not_possible_has_a_mend_that_is(typed: str, why: str, mends: li
         if "micro_batches=" in typed:
             given = int((changed if "micro_batches=" in changed else typed).rpartition("micro_batches=")[2])
             assert {line.candidate.micro_batches for line in found.lines} == {given}
+
+
+def test_without_a_planner_that_splits_products_there_are_no_shards(tmp_path: Path) -> None:
+    found = tuned(tmp_path, "engine=deepspeed", "cluster.memory_gb=0.05", size=10**6)
+    assert {line.candidate.mesh.tensor for line in found.lines if not line.out} == {1}
+    out = [line for line in found.lines if line.candidate.mesh.tensor > 1]
+    assert out and all("how 2 devices" in line.out for line in out if line.candidate.mesh.tensor == 2)
+    assert all(line.closed_form_memory_bytes is None for line in out), "what cannot be planned needs nothing"
+
+
+@pytest.mark.parametrize("memory_gb", [0.01, 0.03])
+@pytest.mark.parametrize("planner", ["balance", "madpipe", "deepspeed"])
+def test_memory_that_the_user_gave_is_mended(planner: str, memory_gb: float, tmp_path: Path, file: str) -> None:
+    typed = [file, "engine=myelin", f"planner={planner}", f"cluster.memory_gb={memory_gb}", "batch.size=64"]
+    record = run(tmp_path / "a", *typed)
+    needs, there = map(float, re.findall(r"([\d.]+) MiB", record.reason)[:2])
+    assert needs > there == pytest.approx(memory_gb * 1e9 / 2**20, abs=0.06), record.reason
+    mend = record.reason.rpartition("cluster.memory_gb=")[2]
+    assert float(mend) > memory_gb
+    again = run(tmp_path / "b", *typed, f"cluster.memory_gb={mend}")
+    assert again.status == "ok", again.reason
 
 
 def test_the_number_of_micro_batches_and_a_profile_must_agree(tmp_path: Path, file: str) -> None:
