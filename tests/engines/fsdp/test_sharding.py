@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from dataclasses import replace
 from typing import Any
 
@@ -35,7 +36,7 @@ from tests.harness.test_meter import allocator_peak_bytes
 
 
 def peak(case: Case, meter_after: int = 2) -> int:
-    """The least of three sessions: gloo's threads may hold a buffer in any step."""
+    """The median of five sessions: in some gloo's threads hold a buffer longer, in some a shorter time."""
 
     def metered(session: Any) -> list[int]:
         for _ in range(meter_after):
@@ -43,7 +44,7 @@ def peak(case: Case, meter_after: int = 2) -> int:
         found: list[int] = session.step(case.model.sample(case.samples), meter=True).peak_memory_bytes
         return found
 
-    return min(call(case.engine, case.model, case.plan, case.spec, metered)[0] for _ in range(3))
+    return statistics.median(call(case.engine, case.model, case.plan, case.spec, metered)[0] for _ in range(5))
 
 
 def wide() -> Case:
@@ -63,7 +64,8 @@ def wide() -> Case:
 def test_memory_is_what_the_allocator_gave(reshard: bool, reduce_each: bool) -> None:
     """Shards, and what a step allocates, gathered weights included, which torch resizes unseen: 6 % of it all.
 
-    gloo allocates in threads of its own: its buffers, 1 % of it, may be seen or not.
+    gloo allocates in threads of its own: its buffers, 1 % of it, may be seen or not. On a busy machine it frees several
+    late, which only adds: what the allocator gave is the least of three sessions.
     """
     engine = build(Config(group_mb=0, reshard_after_forward=reshard, reduce_each=reduce_each))
     case = replace(wide(), engine=engine, samples=1024)
@@ -79,8 +81,9 @@ def test_memory_is_what_the_allocator_gave(reshard: bool, reduce_each: bool) -> 
         resident = sum(storage.nbytes() for storage in held.values())
         return metered, resident + allocator_peak_bytes(lambda: session.train(share, 1024))
 
-    metered, allocated = call(case.engine, case.model, case.plan, case.spec, peaks)
-    assert metered == [pytest.approx(allocated, rel=0.045)]
+    found = [call(case.engine, case.model, case.plan, case.spec, peaks) for _ in range(3)]
+    allocated = min(least for _, least in found)
+    assert statistics.median(metered for metered, _ in found) == [pytest.approx(allocated, rel=0.045)]
 
 
 def test_shards_take_less_memory_the_more_is_freed() -> None:
