@@ -57,9 +57,11 @@ def impossible(overrides: Sequence[str], lines: Sequence[Line]) -> list[Problem]
         chosen = sum(key.startswith("mesh.") and not request.given(overrides, key) for key in keys)
         return chosen, len(keys), one.mesh.tensor, one.micro_batch, one.mesh.data
 
-    first, *rest = min(lines, key=far).problems
+    nearest = min(lines, key=far)
+    first, *rest = nearest.problems
+    mend = nearest.no_plan.problem.mend if nearest.no_plan else first.mend
     others = f"; none of the {len(lines)} candidates is possible" if len(lines) > 1 else ""
-    return [replace(first, what=first.what + others), *rest]
+    return [Problem(first.key, first.what + others, mend), *rest]
 
 
 def helps(config: DictConfig, fits: Fits) -> str:

@@ -7,7 +7,7 @@ import io
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from harness.problem import Problem
+from harness.problem import NoPlan, Problem
 from harness.tune.candidates import Candidate
 
 LINES = "tune.csv"
@@ -34,6 +34,8 @@ class Line:
     memory_limit_bytes: int | None = None
     closed_form_step_time_s: float | None = None
     simulated_step_time_s: float | None = None
+    no_plan: NoPlan | None = None
+    """Of a planner, whose mend nobody has computed yet."""
 
     @property
     def out(self) -> str:

@@ -127,7 +127,7 @@ class Tuner:
         except CannotRun as error:
             return replace(line, problems=error.problems)
         except NoPlan as error:
-            return replace(line, problems=(Problem(error.key, error.what),))
+            return replace(line, problems=(Problem(error.key, error.what),), no_plan=error)
         except ValueError as error:
             what, _, mend = str(error).partition(" -> ")
             return replace(line, problems=(Problem("the mesh", what, mend),))

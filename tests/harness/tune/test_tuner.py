@@ -17,14 +17,16 @@ from hypothesis import strategies as st
 from harness import clusters, runner
 from harness.clusters import ClusterConfig
 from harness.compose import compose
+from harness.mesh import Mesh
 from harness.overrides import quoted
 from harness.plan import Plan
 from harness.planning import Draft, Layout
 from harness.preparation import Ground
-from harness.problem import CannotRun, Problem
+from harness.problem import CannotRun, NoPlan, Problem
 from harness.profile import ModelProfile
 from harness.progress import Progress
 from harness.record import RunRecord
+from harness.tune import lack
 from harness.tune.candidates import Candidate
 from harness.tune.line import TITLES, Line
 from harness.tune.result import Tuned
@@ -246,6 +248,23 @@ def test_what_is_not_possible_has_a_mend_that_is(typed: str, why: str, mends: li
         if "micro_batches=" in typed:
             given = int((changed if "micro_batches=" in changed else typed).rpartition("micro_batches=")[2])
             assert {line.candidate.micro_batches for line in found.lines} == {given}
+
+
+def test_a_planner_is_asked_for_the_mend_of_the_nearest_candidate_alone() -> None:
+    asked = []
+
+    def refused(shards: int) -> Line:
+        def mend() -> str:
+            asked.append(shards)
+            return f"mesh.tensor={shards // 2}"
+
+        error = NoPlan(f"mesh.tensor {shards}", "cannot split it", mend)
+        return Line(Candidate(1, Mesh(tensor=shards), 8), (Problem(error.key, error.what),), no_plan=error)
+
+    (problem,) = lack.impossible([], [refused(4), refused(2)])
+    what = "cannot split it; none of the 2 candidates is possible"
+    assert problem == Problem("mesh.tensor 2", what, "mesh.tensor=1")
+    assert asked == [2]
 
 
 def test_without_a_planner_that_splits_products_there_are_no_shards(tmp_path: Path) -> None:
