@@ -14,8 +14,8 @@ from harness.simulate.ledger import working_bytes
 
 DRIVEN = "message_driven"
 DEFAULT = Config()
-BUCKETS = 16
-"""So many buckets of a stage's parameters are offered where one holds them all."""
+BUCKETS, CHUNKS = 16, 4
+"""So many buckets, or chunks, of a stage's parameters are offered where one holds them all."""
 
 
 def idle(config: Config, plan: Plan, profile: ModelProfile, memory: MemoryModel) -> list[Problem]:
@@ -57,11 +57,17 @@ def _updating(config: Config, plan: Plan, dtype: str) -> Iterator[Problem]:
 
 
 def _bucketing(config: Config, plan: Plan, most: int) -> Iterator[Problem]:
-    """Buckets of more than all `most` parameters of a stage: all of them are summed first, and updated then."""
-    summed = plan.mesh.data > 1 and config.k > 0
-    if config.bsize != DEFAULT.bsize and summed and not config.offload and config.bsize > most > 0:
-        what = f"is more than the {most} parameters of the largest stage: no update overlaps with a sum"
-        yield Problem(f"engine.bsize {config.bsize}", what, f"engine.bsize={_smaller(most)}")
+    """A chunk that has all `most` parameters of a stage: they are summed first, and updated then, as with k = 0."""
+    k, bsize = config.k or DEFAULT.k, config.bsize
+    if plan.mesh.data == 1 or not k < most <= k * bsize:
+        return
+    held = f"{k} bucket{'s' * (k > 1)} of engine.bsize {bsize} hold{'s' * (k == 1)} the {most} parameters"
+    what = f"{held} of the largest stage: no update overlaps with a sum"
+    mend = f"engine.bsize={max(1, most // (k * CHUNKS))}"
+    if config.k != DEFAULT.k:
+        yield Problem(f"engine.k {config.k}", f"does nothing: {what}", mend)
+    elif bsize != DEFAULT.bsize and not config.offload:
+        yield Problem(f"engine.bsize {bsize}", f"is too much: {what}", mend)
 
 
 def _offloading(config: Config, dtype: str, most: int, memory: MemoryModel) -> Iterator[Problem]:

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from engines.myelin.config import Config, build
+from engines.myelin.notes import CHUNKS
 from harness.cluster import Cluster
 from harness.interfaces import OptimizerSpec, Session
 from harness.launch import call
@@ -17,6 +18,7 @@ from harness.plan import Plan, Stage
 from harness.problem import Problem
 from harness.profile import LayerProfile, ModelProfile
 from harness.schedule.faults import faults
+from harness.schedule.myelin import chunks_of
 from tests.engines.contract import Case
 from tests.engines.myelin.cases import case, schedule_of
 
@@ -189,12 +191,32 @@ def offloading(config: Config, dtype: str, optimizer: OptimizerSpec) -> list[Pro
     return engine.notes(plan, profile, FLAT, memory)
 
 
-@pytest.mark.parametrize(("bsize", "k", "told"), [(PHI, 4, []), (PHI + 1, 4, ["engine.bsize=62500"])])
-def test_notes_buckets_larger_than_a_stage(bsize: int, k: int, told: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("keys", "told"),
+    [
+        ({}, []),
+        ({"bsize": PHI // 4 - 1}, []),
+        ({"bsize": PHI // 4}, [("engine.bsize 250000", "engine.bsize=62500")]),
+        ({"bsize": PHI // 4, "offload": True}, []),
+        ({"k": 1}, [("engine.k 1", "engine.bsize=250000")]),
+        ({"k": 5, "bsize": PHI // 5 - 1}, []),
+        ({"k": 5, "bsize": PHI // 5, "offload": True}, [("engine.k 5", "engine.bsize=50000")]),
+        ({"k": 0}, [("engine.k 0", "engine.bsize=62500")]),
+        ({"k": 0, "bsize": PHI // 4 - 1, "offload": True}, []),
+        ({"k": PHI}, []),
+    ],
+)
+def test_notes_chunks_that_hold_a_stage(keys: dict[str, int], told: list[tuple[str, str]]) -> None:
+    """Where the schedule has a single chunk; and of what is offered it has several."""
     plan = replace(Plan.contiguous([1], 4), mesh=Mesh(data=2))
     profile = ModelProfile((LayerProfile("one", param_bytes=4 * PHI),))
-    notes = build(Config(bsize=bsize, k=k)).notes(plan, profile, FLAT, MemoryModel())
-    assert [(note.key, note.mend) for note in notes] == [(f"engine.bsize {bsize}", mend) for mend in told]
+    config = replace(Config(), **keys)
+    notes = build(config).notes(plan, profile, FLAT, MemoryModel())
+    assert [(note.key, note.mend) for note in notes] == told
+    for note in notes:
+        mended = int(note.mend.partition("=")[2])
+        chunks = [len(chunks_of(PHI, 4, bsize, config.k or 4)) for bsize in (config.bsize, mended)]
+        assert chunks == [1, CHUNKS]
 
 
 @pytest.mark.parametrize("keys", [{}, {"order": "1f1b"}, {"order": "gpipe", "k": 0}, {"offload": True, "bsize": 40}])
