@@ -6,8 +6,9 @@
       '--fork--> rank 0 with the wires of helper 0, rank 1 with those of helper 1, ...    MPI_Init finds its world
 
 Shared memory of the world is nameless as soon as all ranks have it, the socket is one of Linux's abstract ones and what
-mpiexec says goes into a file without a name: whatever happens later, no file stays behind. So no rank finalizes MPI,
-which would wait for ranks that are no more. Only ranks import mpi4py.
+mpiexec says goes into a file without a name: whatever happens later, no file stays behind; what a world leaves that is
+killed with its host before that, the next one sweeps. So no rank finalizes MPI, which would wait for ranks that are no
+more. Only ranks import mpi4py.
 """
 
 from __future__ import annotations
@@ -51,6 +52,8 @@ SOON_S = 8.0
 """Within which the helpers must have come; it takes hundredths of a second."""
 GRACE_S = 3.0
 """Within which mpiexec ends when its helpers have."""
+OLD_S = 60.0
+"""After which each rank of a world has its shared memory, or never will."""
 
 
 class NoWorld(RuntimeError):
@@ -199,8 +202,11 @@ def _world(count: int, starter: str) -> Intracomm:
 
 
 def sweep(since: float) -> None:
-    """Remove this user's shared memory made after `since` that no process has: of ranks that died before it was
-    nameless."""
+    """Remove this user's shared memory that no process has: of ranks that died before it was nameless.
+
+    It was made after `since`, by those just ended, or is older than any start takes: a world that was killed with its
+    host, which could not remove it.
+    """
     there = [path for path in Path("/dev/shm").glob("*") if str(path).startswith(SHARED)]
     if not there:
         return
@@ -209,7 +215,8 @@ def sweep(since: float) -> None:
     for path in there:
         with suppress(OSError):
             made = path.stat()
-            if str(path) not in held and made.st_uid == os.getuid() and made.st_ctime >= since - 1:
+            begins = since - 1 > made.st_ctime > time.time() - OLD_S
+            if str(path) not in held and made.st_uid == os.getuid() and not begins:
                 path.unlink()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import signal
 import sys
@@ -98,6 +99,23 @@ def test_a_rank_that_ends_before_the_world_is_there(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(mpi, "unname", in_rank)
     with pytest.raises(ValueError, match="before"):
         ranks.each(2, passed_round, ("cpu",) * 2, with_mpi=True)
+
+
+def test_what_a_killed_host_left_is_swept_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not while it may belong to a world that begins, and never what a process has."""
+    left, held = (Path(f"/dev/shm/mpich_test_{os.getpid()}_{name}") for name in ("left", "held"))
+    for path in (left, held):
+        path.write_bytes(b"0")
+    try:
+        with held.open("r+b") as file, mmap.mmap(file.fileno(), 1):
+            mpi.sweep(time.time() + SOON_S)
+            assert left.exists()
+            monkeypatch.setattr(mpi, "OLD_S", -1.0)
+            mpi.sweep(time.time() + SOON_S)
+            assert (left.exists(), held.exists()) == (False, True)
+    finally:
+        for path in (left, held):
+            path.unlink(missing_ok=True)
 
 
 def test_mpiexec_that_starts_nothing_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
