@@ -26,8 +26,9 @@ BUSY_S, FAR_S = 1e-2, 1e-3
 """Between two polls while the rank computes, where all ranks share memory and where they do not. Each takes the
 interpreter from the rank for a moment: one every millisecond costs 5 % of a step. In shared memory the receiver gets a
 message whole, whatever its sender does; through a network it moves in pieces, one with each poll."""
-IDLE_S = 2e-4
-"""Between two polls while it waits."""
+IDLE_S, IDLE_SHARE = (1e-6, 2e-4), 1 / 8
+"""Between two polls while it waits: such a share of what it has waited already, within these bounds. So a message is
+noticed late by a small part of a wait, and a long wait costs a tenth of a core."""
 GONE_S = 1.0
 """Within which the thread ends."""
 
@@ -107,13 +108,15 @@ class MPITransport(Transport):
 
     def _until(self, true: Callable[[], bool], what: str) -> None:
         """Poll in this thread, which has nothing else to do; the other one rests."""
-        deadline = time.monotonic() + PATIENCE.total_seconds()
+        began = time.monotonic()
+        least, most = IDLE_S
         self._computing.clear()
         while not true():
-            time.sleep(IDLE_S)
-            self._progress()
-            if time.monotonic() > deadline:
+            waited = time.monotonic() - began
+            if waited > PATIENCE.total_seconds():
                 raise TimeoutError(f"stage {self.position.stage} has waited {PATIENCE} for {what}")
+            time.sleep(min(max(waited * IDLE_SHARE, least), most))
+            self._progress()
         self._computing.set()
 
     def _progress(self) -> None:
