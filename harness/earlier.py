@@ -41,6 +41,13 @@ class Earlier:
         except (SchemaError, OSError):
             return False
 
+    def has_trained(self) -> bool:
+        """Whether that run is one of mode=run: what other modes leave is soon there again, its steps are not."""
+        try:
+            return self.is_good() and RunRecord.load(self.aside / self.record).config.get("mode") == "run"
+        except (SchemaError, OSError):
+            return False
+
     def put_back(self) -> None:
         """The earlier run in place of the new one."""
         self._remove()

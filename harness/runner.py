@@ -43,7 +43,7 @@ from harness.manifest import manifest
 from harness.own_files import OF_END, OWN
 from harness.plan_tables import plan_tables
 from harness.preparation import Prepared
-from harness.problem import CannotRun
+from harness.problem import CannotRun, Problem
 from harness.progress import Progress
 from harness.record import RunRecord
 from harness.record_file import RecordFile
@@ -124,6 +124,10 @@ class _Run:
         found = manifest(self.overrides, [], {"seed": self.config.seed}, figures.threads(self.config))
         self.file.update(manifest=found | ({"resumed": self.resumed.steps} if self.resumed else {}))
         files.write_text(self.folder / CONFIG, OmegaConf.to_yaml(self.config, resolve=True))
+        mode = self.config.mode
+        if mode != "run" and self.earlier.has_trained():
+            what = f"holds a run that has trained, which mode={mode} would take the place of"
+            raise CannotRun([Problem(f"out {self.config.out}", what, f"out={self.config.out}-{mode}")], self.title)
 
     def work(self) -> Outcome:
         with Progress() as progress:

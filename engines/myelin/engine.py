@@ -69,7 +69,7 @@ class MyelinEngine(Engine):
         """Settings that do nothing, or only cost time, and how the paper's formula was read."""
         read = self.config.checkpoint_every == "auto"
         return [
-            *notes.idle(self.config, plan, profile, memory),
+            *notes.idle(self.config, plan, profile, cluster, memory),
             *([notes.readings(plan)] if read else []),
             *notes.wasted(self.config, plan, profile),
         ]

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from engines.myelin.config import Config
 from harness import checkpointing, display
+from harness.cluster import Cluster
 from harness.memory import DTYPE_BYTES, MemoryModel
 from harness.plan import Plan
 from harness.problem import Problem
@@ -18,18 +19,24 @@ BUCKETS, CHUNKS = 16, 4
 """So many buckets, or chunks, of a stage's parameters are offered where one holds them all."""
 
 
-def idle(config: Config, plan: Plan, profile: ModelProfile, memory: MemoryModel) -> list[Problem]:
+def idle(config: Config, plan: Plan, profile: ModelProfile, cluster: Cluster, memory: MemoryModel) -> list[Problem]:
     """Settings that differ from the default ones, and do nothing."""
     most = max(profile.parameter_bytes(stage.first, stage.last) for stage in plan.stages)
     return [
-        *_scheduling(config, plan),
-        *_updating(config, plan, profile.dtype),
+        *_scheduling(config, plan, _two("pipeline", plan, cluster)),
+        *_updating(config, plan, profile.dtype, _two("data", plan, cluster)),
         *_bucketing(config, plan, most // DTYPE_BYTES[profile.dtype]),
         *_offloading(config, profile.dtype, most, memory),
     ]
 
 
-def _scheduling(config: Config, plan: Plan) -> Iterator[Problem]:
+def _two(degree: str, plan: Plan, cluster: Cluster) -> str:
+    """What to type for two of what the mesh has one of: with more devices, where there are too few."""
+    needed = 2 * plan.mesh.size
+    return f"mesh.{degree}=2" + (f" cluster.devices={needed}" if needed > cluster.devices else "")
+
+
+def _scheduling(config: Config, plan: Plan, stages: str) -> Iterator[Problem]:
     m, limit, policy = plan.micro_batches, config.pipeline_limit, config.policy
     given = [f"engine.pipeline_limit {limit}"] if limit is not None else []
     given += [f"engine.policy {policy}"] if policy != DEFAULT.policy else []
@@ -37,16 +44,16 @@ def _scheduling(config: Config, plan: Plan) -> Iterator[Problem]:
         does_nothing, mend = f"does nothing with the fixed order {config.order}", f"engine.order={DRIVEN}"
         yield from (Problem(key, does_nothing, mend) for key in given)
     elif len(plan.stages) == 1:
-        yield from (Problem(key, "does nothing in a pipeline of 1 stage", "mesh.pipeline=2") for key in given)
+        yield from (Problem(key, "does nothing in a pipeline of 1 stage", stages) for key in given)
     elif limit is not None and limit > m:
         what = f"is more than the {m} micro-batches of a step"
         yield Problem(f"engine.pipeline_limit {limit}", what, f"engine.pipeline_limit={m}")
 
 
-def _updating(config: Config, plan: Plan, dtype: str) -> Iterator[Problem]:
+def _updating(config: Config, plan: Plan, dtype: str, replicas: str) -> Iterator[Problem]:
     k, bsize, summed = config.k, config.bsize, plan.mesh.data > 1
     if k != DEFAULT.k and not summed:
-        yield Problem(f"engine.k {k}", "does nothing with 1 replica: no gradients are summed", "mesh.data=2")
+        yield Problem(f"engine.k {k}", "does nothing with 1 replica: no gradients are summed", replicas)
     if bsize != DEFAULT.bsize and not config.offload and not (summed and k):
         why = "all gradients are summed at once (engine.k 0)" if summed else "no gradients are summed (1 replica)"
         what = f"does nothing: no optimizer's state visits the device (engine.offload false), and {why}"
@@ -65,7 +72,8 @@ def _bucketing(config: Config, plan: Plan, most: int) -> Iterator[Problem]:
     what = f"{held} of the largest stage: no update overlaps with a sum"
     mend = f"engine.bsize={max(1, most // (k * CHUNKS))}"
     if config.k != DEFAULT.k:
-        yield Problem(f"engine.k {config.k}", f"does nothing: {what}", mend)
+        does = "does nothing" if config.k else f"does what engine.k {k} does here"
+        yield Problem(f"engine.k {config.k}", f"{does}: {what}", mend)
     elif bsize != DEFAULT.bsize and not config.offload:
         yield Problem(f"engine.bsize {bsize}", f"is too much: {what}", mend)
 

@@ -240,6 +240,21 @@ def test_a_run_that_cannot_run_keeps_an_earlier_good_one(copied, capsys):
     assert capsys.readouterr().err.splitlines()[-1] == f"the earlier run in {copied} is kept"
 
 
+@pytest.mark.parametrize("mode", ["plan", "simulate", "tune", "profile", "calibrate"])
+def test_no_other_mode_takes_the_place_of_a_run_that_has_trained(mode, copied, capsys):
+    before = contents(copied)
+    typed = [*TINY, f"mode={mode}", f"out={copied}"]
+    assert runner.run(compose(typed), typed).status == "infeasible"
+    assert contents(copied) == before
+    assert f"-> out={copied}-{mode}" in " ".join(capsys.readouterr().err.split())
+
+
+def test_another_mode_takes_the_place_of_a_run_without_a_step(done, copied):
+    replace(RunRecord.load(copied / "record.json"), status="error").save(copied / "record.json")
+    assert run(copied, "mode=plan").status == "ok"
+    assert run(copied, "mode=simulate").status == "ok"
+
+
 def test_a_run_that_cannot_run_takes_the_place_of_one_that_failed(done, copied):
     replace(RunRecord.load(copied / "record.json"), status="error").save(copied / "record.json")
     assert run(copied, "mesh.pipeline=16").status == "infeasible"

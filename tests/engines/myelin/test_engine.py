@@ -67,6 +67,18 @@ def test_notes_what_does_nothing(config: Config, grid: tuple[int, int], told: li
     assert [(note.key, note.mend) for note in build(config).notes(plan, layers(plan), FLAT, MemoryModel())] == told
 
 
+def test_notes_ask_for_the_devices_that_they_need() -> None:
+    told = {
+        (2, 1): (Config(k=2), "mesh.data=2 cluster.devices=4"),
+        (1, 2): (Config(policy="alternate"), "mesh.pipeline=2 cluster.devices=4"),
+        (1, 1): (Config(k=2), "mesh.data=2"),
+    }
+    for (pipeline, data), (config, mend) in told.items():
+        plan = replace(Plan.contiguous([2] * pipeline, 4), mesh=Mesh(data=data, pipeline=pipeline))
+        (note,) = build(config).notes(plan, layers(plan), Cluster(devices_per_node=2), MemoryModel())
+        assert note.mend == mend
+
+
 def test_a_loss_scale_of_float16_is_no_note() -> None:
     plan = Plan.contiguous([2, 2], 4)
     profile = replace(layers(plan), dtype="float16")
