@@ -27,8 +27,9 @@ run: $(STAMP)
 	$(BIN)/python run.py $(ARGS)
 
 # Tests that start no processes, or next to none, run two at a time; the others have ranks, and time limits: one by one.
-TWO_AT_A_TIME := tests/analysis/plots tests/harness/sbp tests/harness/schedule tests/harness/simulate tests/harness/tune \
-    tests/harness/test_compose.py tests/harness/test_sweep_points.py tests/harness/test_timeline.py tests/models tests/planners
+TWO_AT_A_TIME := tests/analysis/plots tests/harness/cli tests/harness/core tests/harness/planning/tune tests/harness/sbp \
+    tests/harness/schedule tests/harness/simulate tests/harness/report tests/harness/sweep/test_points.py tests/models \
+    tests/planners
 
 test: $(STAMP)
 ifeq ($(ARGS),)
@@ -41,6 +42,8 @@ endif
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports --no-cache
+	$(BIN)/codespell
 
 types: $(STAMP)
 	$(BIN)/mypy
@@ -48,7 +51,7 @@ types: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python -m analysis.bench $(ARGS)
 
-# All sweeps behind the papers' tables, the notebooks and the report page: 20 minutes on two cores; FULL=1 for all points.
+# All sweeps of the papers' tables, the notebooks and the report page: 20 minutes on two cores; FULL=1 for all points.
 tables: $(STAMP)
 	$(BIN)/python -m analysis.make_tables $(if $(FULL),--full)
 

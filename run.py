@@ -7,11 +7,12 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 
-from harness.problem import CannotRun, Problem
-from harness.record import EXIT_CODES
+from harness.core.problem import CannotRun, Problem
+from harness.core.record import EXIT_CODES
 
 ALONE = {"SLURM_STEP_NUM_TASKS": 1, "SLURM_PROCID": 0, "PMI_SIZE": 1, "OMPI_COMM_WORLD_SIZE": 1, "WORLD_SIZE": 1}
-"""What srun, mpiexec and torchrun tell a process that is alone; SLURM_NTASKS is the whole job's, also in its parent."""
+"""What srun, mpiexec and torchrun set for a process that is alone; SLURM_NTASKS is the whole job's, also in its
+parent."""
 
 
 def main(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) -> int:
@@ -19,7 +20,30 @@ def main(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) 
     options = _parser().parse_intermixed_args(arguments)
     try:
         _refuse_many_ranks(environment)
-        return _dispatch(options)
+        if options.config_dir:  # imports are where they are needed: each command needs little of the others
+            from harness.cli.compose import search
+
+            search(options.config_dir)
+        if options.help:
+            from harness.cli import help
+
+            print(help.text())
+            return 0
+        if options.multirun:
+            from harness.sweep import local
+
+            return local.main(options.overrides)
+        from harness.cli.compose import compose
+
+        config = compose(options.overrides)
+        if options.cfg:
+            from omegaconf import OmegaConf
+
+            print(OmegaConf.to_yaml(config), end="")
+            return 0
+        from harness.run import runner
+
+        return EXIT_CODES[runner.run(config, options.overrides).status]
     except CannotRun as error:
         print(error, file=sys.stderr)
         return EXIT_CODES["infeasible"]
@@ -27,40 +51,12 @@ def main(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) 
         return EXIT_CODES["preempted"]
 
 
-def _dispatch(options: argparse.Namespace) -> int:
-    # imported here: each way needs little of the others
-    if options.config_dir:
-        from harness.compose import search
-
-        search(options.config_dir)
-    if options.help:
-        from harness import help
-
-        print(help.text())
-        return 0
-    if options.multirun:
-        from harness import sweep
-
-        return sweep.main(options.overrides)
-    from harness.compose import compose
-
-    config = compose(options.overrides)
-    if options.cfg:
-        from omegaconf import OmegaConf
-
-        print(OmegaConf.to_yaml(config), end="")
-        return 0
-    from harness import runner
-
-    return EXIT_CODES[runner.run(config, options.overrides).status]
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("run.py", add_help=False, allow_abbrev=False)
-    ways = parser.add_mutually_exclusive_group()
-    ways.add_argument("-h", "--help", action="store_true")
-    ways.add_argument("-m", "--multirun", action="store_true")
-    ways.add_argument("-c", "--cfg", choices=["job"])
+    modes = parser.add_mutually_exclusive_group()
+    modes.add_argument("-h", "--help", action="store_true")
+    modes.add_argument("-m", "--multirun", action="store_true")
+    modes.add_argument("-c", "--cfg", choices=["job"])
     parser.add_argument("--config-dir", metavar="DIR")
     parser.add_argument("overrides", nargs="*", metavar="key=value")
     return parser
@@ -71,8 +67,9 @@ def _refuse_many_ranks(environment: Mapping[str, str]) -> None:
     for name, alone in ALONE.items():
         value = environment.get(name, "")
         if value.isdigit() and int(value) > alone:
-            what = "says that this is one of several ranks; run.py is the one parent that starts them"
-            raise CannotRun([Problem(f"{name} {value}", what, "python run.py ... without srun or mpiexec")], "run.py")
+            message = "says that this is one of several ranks; run.py is the one parent that starts them"
+            hint = "python run.py ... without srun or mpiexec"
+            raise CannotRun([Problem(name, value, message, hint=hint)], "run.py")
 
 
 if __name__ == "__main__":

@@ -10,8 +10,8 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 
-from analysis import command, report, verdict
-from analysis.papers import PAGES
+from analysis import claim_check, paper_cli, report
+from analysis.paper_pages import PAGES
 
 TITLE = "The papers' claims"
 INTRO = "What each paper says, what is simulated or planned at its scale, what was measured, and whether it holds."
@@ -22,13 +22,13 @@ def main(arguments: Sequence[str]) -> int:
     """Returns 0; what does not hold is no error."""
     parser = argparse.ArgumentParser("python -m analysis.claims", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("papers", nargs="*", choices=[*PAGES, []], metavar="PAPER", help=", ".join(PAGES))
-    command.add_format(parser)
+    paper_cli.add_format(parser)
     options = parser.parse_args(arguments)
     sections = [section(paper) for paper in options.papers or PAGES]
     if options.format:
         print(report.FORMATS[options.format](TITLE, INTRO, sections))
     else:
-        command.show(sections, WIDTH)
+        paper_cli.show(sections, WIDTH)
     return 0
 
 
@@ -36,9 +36,9 @@ def section(paper: str) -> report.Section:
     """The verdicts on a paper's claims, and what of its sweeps was not run."""
     page = PAGES[paper]
     loaded = page.load()
-    print("\n".join(f"{paper}: {line}" for line in loaded.told()), file=sys.stderr)
+    print("\n".join(f"{paper}: {line}" for line in loaded.messages()), file=sys.stderr)
     results = page.results(loaded.records)
-    found = verdict.section(page.verdicts(results), paper)
+    found = claim_check.section(page.verdicts(results), paper)
     return replace(found, notes=(*found.notes, *filter(None, [page.missing(results)])))
 
 

@@ -7,8 +7,8 @@
     difference  |  _____-----~~~     of each other run from the first one, |a - b| / max(|a|, |b|), logarithmic
                 +---------------- step
 
-A sweep's folder stands for all its points, in the order in which they began. Steps count from 0, warm-up included; what
-only some runs have is not compared. A run without losses, such as an infeasible one, is skipped and told.
+A sweep's folder means all its points, in the order in which they started. Steps count from 0, warm-up included; what
+only some runs have is not compared. A run without losses, such as an infeasible one, is skipped and named.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from analysis import beside
+from analysis import run_artifacts
 from analysis.plots import style
-from analysis.runs import NoRun, Run, listed, load, titled
-from harness.training import METRICS
+from analysis.run_folders import NoRun, Run, listed, load, titled
+from harness.worker.training_loop import METRICS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -57,18 +57,25 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("folders", nargs="+", type=Path, metavar="RUN_DIR")
     parser.add_argument("--out", required=True, type=Path, metavar="FILE.png")
     parser.add_argument("--titles", type=listed, metavar='"A,B"', help="one for each run, in place of what differs")
-    parser.add_argument("--level", type=_level, action="append", default=[], metavar="NAME=VALUE", dest="levels",
-                        help="a horizontal line; may be given several times")  # fmt: skip
+    parser.add_argument(
+        "--level",
+        type=_level,
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        dest="levels",
+        help="a horizontal line; may be given several times",
+    )
     options = parser.parse_args(arguments)
     try:
-        found, skipped = curves(options.folders, options.titles)
-        draw(found, options.out, options.levels)
+        all_curves, skipped = curves(options.folders, options.titles)
+        draw(all_curves, options.out, options.levels)
     except (ValueError, OSError) as error:
         print(error, file=sys.stderr)
         return 2
     for line in skipped:
         print(f"skipped {line}", file=sys.stderr)
-    print("\n".join([*report(found), f"{options.out}: {len(found)} runs"]))
+    print("\n".join([*report(all_curves), f"{options.out}: {len(all_curves)} runs"]))
     return 0
 
 
@@ -81,22 +88,22 @@ def curves(folders: Sequence[Path], titles: Sequence[str] | None = None) -> tupl
     runs, losses, skipped, missing = [], [], [], []
     for folder in folders:
         try:
-            found = load(folder)
+            of_folder = load(folder)
         except NoRun as error:
             missing.append(str(error))
             continue
-        for run in found:
+        for run in of_folder:
             try:
-                losses.append(beside.of_steps(run.folder / METRICS))
+                losses.append(run_artifacts.of_steps(run.folder / METRICS))
                 runs.append(run)
-            except beside.Lacking as error:
+            except run_artifacts.MissingData as error:
                 skipped.append(_without(run, error))
     if missing or not runs:
         raise ValueError("\n".join([*skipped, *missing]))
     return [Curve(*pair) for pair in zip(titled(runs, titles), losses, strict=True)], skipped
 
 
-def _without(run: Run, error: beside.Lacking) -> str:
+def _without(run: Run, error: run_artifacts.MissingData) -> str:
     """Why a run has no losses: how it ended, or what is wrong with its file."""
     if run.record.status == "ok":
         return str(error)
@@ -140,11 +147,18 @@ def _draw_losses(axes: Axes, curves: Sequence[Curve], levels: Sequence[tuple[str
         axes.plot(curve.losses, label=curve.title, **_style(number, len(curves)))
     for name, value in levels:
         axes.axhline(value, color="black", linewidth=1.2, linestyle="--")
-        axes.annotate(f"{name} {value:g}", (1, value), (-4, 4), xycoords=axes.get_yaxis_transform(),
-                      textcoords="offset points", ha="right", parse_math=False)  # fmt: skip
+        axes.annotate(
+            f"{name} {value:g}",
+            (1, value),
+            (-4, 4),
+            xycoords=axes.get_yaxis_transform(),
+            textcoords="offset points",
+            ha="right",
+            parse_math=False,
+        )
     axes.set_ylabel("loss")
     axes.margins(x=0.01)
-    style.told_apart(axes)
+    style.distinguished(axes)
 
 
 def _draw_differences(axes: Axes, curves: Sequence[Curve]) -> None:

@@ -1,10 +1,10 @@
-"""`make tables`: the sweeps behind all tables and figures, then the notebooks and the report page.
+"""`make tables`: the sweeps of all tables and figures, then the notebooks and the report page.
 
     make tables            at most 20 minutes on two cores
     make tables FULL=1     all of MadPipe's instances, and the long runs; what has ended well is not run again
 
-Sweeps that plan or simulate go two at a time, those that measure alone, one after the other. One that fails is told,
-and the others go on. What each prints lies in runs/tables/SWEEP.log.
+Sweeps that plan or simulate go two at a time, those that measure alone, one after the other. A failure is reported,
+and the others continue. The output of each is in runs/tables/SWEEP.log.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness import display, orphan, registry
+from harness.config import registry
+from harness.core import units
+from harness.launch import die_with_parent
 
 LOGS = Path("runs") / "tables"
 AT_ONCE = 2
@@ -26,7 +28,7 @@ AT_ONCE = 2
 
 @dataclass(frozen=True)
 class Job:
-    """A command whose end is told under `name`; `full`: only where there is time for all."""
+    """A command whose end is reported under `name`; `full`: only if there is time for all."""
 
     name: str
     arguments: tuple[str, ...]
@@ -67,7 +69,7 @@ def simulated(full: bool) -> list[Job]:
 
 
 def measured() -> list[Job]:
-    """Those in small, on this machine; of the full ones there are committed records in the meantime."""
+    """Those of scale=local, on this machine; the full ones have committed records, too."""
     return [
         sweep("traces", "local"),
         *(sweep(f"torchgpipe_table{table}", "local", full=table in (2, 3)) for table in (1, 2, 3, 4)),
@@ -81,14 +83,14 @@ def measured() -> list[Job]:
 
 
 PAGES = (
-    Job("chosen traces", ("-m", "analysis.traces")),
+    Job("chosen traces", ("-m", "analysis.torchgpipe.traces")),
     Job("notebooks", ("-m", "analysis.notebooks")),
     Job("report page", ("-m", "analysis.page")),
 )
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Returns 1 if a job failed, which is told, else 0."""
+    """Returns 1 if a job failed, and says which, else 0."""
     parser = argparse.ArgumentParser("python -m analysis.make_tables", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--full", action="store_true", help="all of MadPipe's instances, and the long runs")
     full = parser.parse_args(arguments).full
@@ -96,7 +98,7 @@ def main(arguments: Sequence[str]) -> int:
     began_s = time.monotonic()
     failed = [*run(chosen(simulated(full), full), AT_ONCE), *run(chosen(measured(), full), 1), *run(PAGES, 1)]
     ended = f"failed: {', '.join(failed)}" if failed else "all ok"
-    print(f"{display.age(time.monotonic() - began_s)} in all; {ended}")
+    print(f"{units.age(time.monotonic() - began_s)} in all; {ended}")
     return 1 if failed else 0
 
 
@@ -106,7 +108,7 @@ def chosen(jobs: Iterable[Job], full: bool) -> list[Job]:
 
 
 def run(jobs: Iterable[Job], at_once: int) -> list[str]:
-    """Run the jobs, so many at a time, and tell the end of each; returns the names of those that failed."""
+    """Run the jobs, so many at a time, and print the end of each; returns the names of those that failed."""
     with ThreadPoolExecutor(at_once) as pool:
         ended = list(pool.map(_run, jobs))
     return [name for name in ended if name]
@@ -117,12 +119,15 @@ def _run(job: Job) -> str:
     log, began_s = LOGS / f"{job.name.replace(' ', '_')}.log", time.monotonic()
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [*orphan.prefix(), sys.executable, *job.arguments], cwd=registry.ROOT, stdin=subprocess.DEVNULL,
-            stdout=output, stderr=output,
-        )  # fmt: skip
+            [*die_with_parent.prefix(), sys.executable, *job.arguments],
+            cwd=registry.ROOT,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+        )
         code = process.wait()
     how = "ok" if code == 0 else f"ended with {code}, see {log}"
-    print(f"{job.name:<28} {display.seconds(time.monotonic() - began_s):>9}   {how}", flush=True)
+    print(f"{job.name:<28} {units.seconds(time.monotonic() - began_s):>9}   {how}", flush=True)
     return job.name if code else ""
 
 

@@ -1,35 +1,39 @@
-"""Records of runs: from folders, from committed packs and from Weights & Biases, through one function.
+"""Records of runs: from folders, from committed archives and from Weights & Biases, through one function.
 
-    load(["runs/gpt_text", "analysis/results/records/madpipe_fig6.json", "wandb:runs/gpt_text", "wandb:me/regatta"])
+    load(["runs/gpt_text", "analysis/results/records/madpipe_fig6.jsonl.gz", "wandb:runs/gpt_text", "wandb:me/regatta"])
 
-A loaded record's `manifest` says where it is from: "origin" is the folder of its files, the pack, or the W&B run.
+The `manifest` of a loaded record names its source: "origin" is the folder of its files, the archive, or the W&B run.
 """
 
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from analysis import packed, sweeps, wandb_runs
-from analysis.beside import ORIGIN
-from analysis.wandb_runs import Reading
-from harness.problem import CannotRun, Problem
-from harness.record import RunRecord
-from harness.registry import ROOT
-from harness.run_files import RECORD
-from harness.serial import SchemaError
+from analysis import record_archive, run_artifacts
+from analysis.record_archive import Reading
+from analysis.run_artifacts import ORIGIN
+from harness.config.registry import ROOT
+from harness.core.problem import Problem, refuse
+from harness.core.record import RunRecord
+from harness.core.run_files import RECORD
+from harness.core.serialization import SchemaError
+from harness.trackers.wandb import FILES
 
 RESULTS = ("infeasible", "ok")
 """Statuses of runs with a result, the better one last: that nothing fits is a result, too."""
+WANDB = "wandb:"
+_WANDB_TIMEOUT_S = 30
 Key = TypeVar("Key")
 
 
 @dataclass(frozen=True)
 class Skipped:
-    """What is no record of today's schema, and why."""
+    """A place without a record of today's schema, and why."""
 
     place: str
     why: str
@@ -37,7 +41,7 @@ class Skipped:
 
 @dataclass(frozen=True)
 class Loaded:
-    """The records, the oldest first, how many are from where, and what was skipped."""
+    """The records, the oldest first, how many each source has, and what was skipped."""
 
     records: tuple[RunRecord, ...]
     counts: dict[str, int]
@@ -45,9 +49,9 @@ class Loaded:
 
     def __repr__(self) -> str:
         """Loaded(2 records: 2 from runs/mine; skipped 0)"""
-        return f"Loaded({self.told()[0]}; skipped {len(self.skipped)})"
+        return f"Loaded({self.messages()[0]}; skipped {len(self.skipped)})"
 
-    def told(self) -> list[str]:
+    def messages(self) -> list[str]:
         """Lines for the user: sources, what was skipped, and points with several records."""
         lines = [f"{len(self.records)} records" + (f": {', '.join(self._sources())}" if self.records else "")]
         if self.skipped:
@@ -59,7 +63,7 @@ class Loaded:
         return lines
 
     def _sources(self) -> Iterator[str]:
-        """How many are from where: from a source, or from several in one folder."""
+        """How many records a source has, or several sources in one folder."""
         groups: dict[str, list[str]] = {}
         for source in filter(self.counts.get, self.counts):
             groups.setdefault(str(Path(source).parent), []).append(source)
@@ -70,26 +74,25 @@ class Loaded:
 
 
 def load(sources: Iterable[Path | str]) -> Loaded:
-    """The records in folders and right below them, in packs (*.json), and of W&B (wandb:FOLDER, wandb:ENTITY/PROJECT).
+    """The records in folders and right below them, in archives (*.jsonl.gz), and of W&B (wandb:FOLDER,
+    wandb:ENTITY/PROJECT).
 
-    What is no record is skipped, and so is W&B where it cannot be reached. Of a run that is in several sources the
-    first one counts. Raises CannotRun for files and folders that are not there, all at once.
+    A file that is no record is skipped, and so is W&B if it cannot be reached. A run that is in several sources counts
+    in the first one. Raises CannotRun for all files and folders that do not exist, at once.
     """
-    named = [str(source) for source in sources]
-    gone = [Problem(name, *why) for name in named if (why := _gone(name))]
-    if gone:
-        raise CannotRun(gone, "this analysis")
-    found: list[RunRecord] = []
+    names = [str(source) for source in sources]
+    refuse([problem for name in names if (problem := _missing(name))], "this analysis")
+    loaded: list[RunRecord] = []
     counts: dict[str, int] = {}
     skipped: list[Skipped] = []
-    for name in named:
-        records, without = _of_source(name)
-        known = {record.id for record in found}
+    for name in names:
+        records, skipped_here = _of_source(name)
+        known = {record.id for record in loaded}
         new = [record for record in records if record.id not in known]
         counts[name] = len(new)
-        found += new
-        skipped += without
-    return Loaded(tuple(sorted(found, key=_age)), counts, tuple(skipped))
+        loaded += new
+        skipped += skipped_here
+    return Loaded(tuple(sorted(loaded, key=_age)), counts, tuple(skipped))
 
 
 def newest(records: Iterable[RunRecord], key: Callable[[RunRecord], Key]) -> dict[Key, RunRecord]:
@@ -97,22 +100,33 @@ def newest(records: Iterable[RunRecord], key: Callable[[RunRecord], Key]) -> dic
 
     `records` are in order, the oldest first.
     """
-    found: dict[Key, RunRecord] = {}
+    newest_of: dict[Key, RunRecord] = {}
     for record in records:
-        own = key(record)
-        if own not in found or _rank(record) >= _rank(found[own]):
-            found[own] = record
-    return found
+        of_key = newest_of.get(key(record))
+        if of_key is None or _rank(record) >= _rank(of_key):
+            newest_of[key(record)] = record
+    return newest_of
 
 
 def point_of(record: RunRecord) -> frozenset[str]:
-    """What tells a point: its overrides, but for where its files lie; a run without any is a point of its own."""
+    """What identifies a point: its overrides without the place of its files; a run without any is its own point."""
     return key_of(record.manifest.get("overrides", [])) or frozenset([record.id])
 
 
 def key_of(overrides: Iterable[str]) -> frozenset[str]:
-    """`point_of` a point's overrides; who is told of it does not count."""
+    """`point_of` a point's overrides; its tracker does not count."""
     return frozenset(text for text in overrides if not text.startswith(("out=", "tracker")))
+
+
+def sweep_command(name: str) -> str:
+    """The command that makes the records of a sweep; empty for a name that is no sweep's.
+
+    `name` is SWEEP, or SWEEP-SCALE where sweeps/SWEEP.yaml has scales: a folder in runs/, or an archive.
+    """
+    sweep, _, scale = name.partition(".")[0].partition("-")
+    if not (ROOT / "sweeps" / f"{sweep}.yaml").is_file():
+        return ""
+    return f"python run.py -m +sweeps={sweep}" + (f" scale={scale}" if scale else "")
 
 
 def in_folder(folder: Path) -> list[Path]:
@@ -128,14 +142,17 @@ def _age(record: RunRecord) -> tuple[str, str]:
     return record.manifest.get("start_time", ""), record.id
 
 
-def _gone(name: str) -> tuple[str, str] | None:
-    """What is wrong with a source that is not there, and what makes it."""
+def _missing(name: str) -> Problem | None:
+    """The problem with a source that does not exist, and a hint at what makes it."""
     path = Path(name)
-    if name.startswith(wandb_runs.PREFIX):
-        place = name.removeprefix(wandb_runs.PREFIX)
-        return None if wandb_runs.can_be(place) else ("is no folder", "wandb:FOLDER, or wandb:ENTITY/PROJECT")
-    there = path.is_dir() or (path.suffix == ".json" and path.is_file())
-    return None if there else ("is not there", sweeps.command(path.stem))
+    if name.startswith(WANDB):
+        place = name.removeprefix(WANDB)
+        may_be_project = not (place.startswith(("/", ".", "~")) or place.count("/") > 1)
+        exists = Path(place).is_dir() or may_be_project
+        hint = "wandb:FOLDER, or wandb:ENTITY/PROJECT"
+        return None if exists else Problem(name, None, "is no folder", hint=hint)
+    exists = path.is_dir() or record_archive.is_archive(path)
+    return None if exists else Problem(name, None, "does not exist", hint=sweep_command(path.name))
 
 
 def _of_source(name: str) -> tuple[list[RunRecord], list[Skipped]]:
@@ -150,23 +167,53 @@ def _of_source(name: str) -> tuple[list[RunRecord], list[Skipped]]:
     except SchemaError as error:
         skipped.append(Skipped(name, str(error)))
     if not records and not skipped:
-        command = sweeps.command(Path(name).stem)
+        command = sweep_command(Path(name).name)
         skipped.append(Skipped(name, "has no records" + (f"   -> {command}" if command else "")))
     return records, skipped
 
 
 def _readings(name: str) -> Iterator[Reading]:
-    if name.startswith(wandb_runs.PREFIX):
-        yield from wandb_runs.readings(name.removeprefix(wandb_runs.PREFIX))
+    if name.startswith(WANDB):
+        place = name.removeprefix(WANDB)
+        yield from _wandb_offline(Path(place)) if Path(place).is_dir() else _wandb_online(place)
     elif Path(name).is_dir():
         for path in in_folder(Path(name)):
             yield str(path.parent), lambda path=path: json.loads(path.read_bytes())  # type: ignore[misc]
     else:
-        yield from packed.readings(Path(name))
+        yield from record_archive.readings(Path(name))
+
+
+def _wandb_offline(folder: Path) -> Iterator[Reading]:
+    """The runs in or below a folder that `harness.trackers.wandb` has written."""
+    for files in sorted(folder.rglob("*run-*/files")):
+        yield str(files), lambda path=files / RECORD: json.loads(path.read_bytes())  # type: ignore[misc]
+
+
+def _wandb_online(project: str) -> Iterator[Reading]:
+    """The runs of ENTITY/PROJECT. Raises SchemaError if W&B cannot be reached."""
+    import wandb
+
+    try:
+        runs = list(wandb.Api(timeout=_WANDB_TIMEOUT_S).runs(project))
+    except Exception as error:
+        message = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise SchemaError(f"W&B cannot be reached: {message}   -> wandb login, or a folder: {WANDB}FOLDER") from error
+    for run in runs:
+        yield WANDB + "/".join(run.path), lambda run=run: _wandb_downloaded(run)  # type: ignore[misc]
+
+
+def _wandb_downloaded(run: Any) -> Any:
+    """A run's record as JSON, with what tables need of its other files."""
+    with tempfile.TemporaryDirectory() as folder:
+        for file in run.files(names=list(FILES)):  # a simulated run has no steps
+            file.download(root=folder, exist_ok=True)
+        record = RunRecord.load(Path(folder) / RECORD)
+        record.manifest[ORIGIN] = folder
+        return run_artifacts.whole(record).to_json()
 
 
 def _record(place: str, read: Callable[[], Any]) -> RunRecord:
-    """Raises SchemaError for what is none."""
+    """Raises SchemaError for anything else."""
     try:
         record = RunRecord.from_json(read())
     except SchemaError:

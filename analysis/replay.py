@@ -23,15 +23,16 @@ from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 from rich.table import Table
 
-from harness import memory, registry
-from harness.cluster import Cluster
-from harness.plan import Plan
-from harness.profile import ModelProfile
-from harness.record import RunRecord
+from harness.config import registry
+from harness.core import memory_model
+from harness.core.cluster import Cluster
+from harness.core.model_profile import ModelProfile
+from harness.core.plan import Plan
+from harness.core.record import RunRecord
+from harness.core.serialization import SchemaError
+from harness.core.trace import Trace
 from harness.schedule import Schedule
-from harness.serial import SchemaError
 from harness.simulate import simulate
-from harness.trace import Trace
 
 ROOT = Path(__file__).resolve().parents[1]
 TOLERANCE = 0.03
@@ -53,12 +54,12 @@ RUNS = (
 
 def ratios(trace: Trace, schedule: Schedule, plan: Plan, profile: ModelProfile) -> list[float]:
     """Replayed / measured time of each step of a trace."""
-    found = []
+    quotients = []
     for number, (start_s, end_s) in enumerate(trace.steps):
         durations = {span.op: span.end_s - span.start_s for span in trace.only(number).spans}
-        done = simulate(schedule, plan, profile, Cluster(), memory.named("sgd_fp32"), durations=durations)
-        found.append(done.figures["step_time_s"] / (end_s - start_s))
-    return found
+        done = simulate(schedule, plan, profile, Cluster(), memory_model.named("sgd_fp32"), durations=durations)
+        quotients.append(done.figures["step_time_s"] / (end_s - start_s))
+    return quotients
 
 
 class NoRun(ValueError):
@@ -89,10 +90,12 @@ def table(rows: Sequence[tuple[str, list[float]]]) -> Table:
     shown.add_column("run")
     for title in ("steps", "replayed / measured", "smallest", "largest", ""):
         shown.add_column(title, justify="right")
-    for name, found in rows:
-        median = statistics.median(found)
+    for name, of_steps in rows:
+        median = statistics.median(of_steps)
         verdict = "ok" if abs(median - 1) <= TOLERANCE else f"off by more than {TOLERANCE:.0%}"
-        shown.add_row(name, str(len(found)), f"{median:.4f}", f"{min(found):.4f}", f"{max(found):.4f}", verdict)
+        shown.add_row(
+            name, str(len(of_steps)), f"{median:.4f}", f"{min(of_steps):.4f}", f"{max(of_steps):.4f}", verdict
+        )
     return shown
 
 
@@ -129,7 +132,7 @@ def main(arguments: Sequence[str]) -> int:
         print(error, file=sys.stderr)
         return 2
     Console(width=120).print(table(rows))
-    return 0 if all(abs(statistics.median(found) - 1) <= TOLERANCE for _, found in rows) else 1
+    return 0 if all(abs(statistics.median(of_steps) - 1) <= TOLERANCE for _, of_steps in rows) else 1
 
 
 if __name__ == "__main__":

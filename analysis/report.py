@@ -16,9 +16,14 @@ if TYPE_CHECKING:
 
 MISSING = "-"
 _LATEX = {
-    "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "<": r"\textless{}",
-    ">": r"\textgreater{}", "|": r"\textbar{}", **{letter: f"\\{letter}" for letter in "&%$#_{}"},
-}  # fmt: skip
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+    **{letter: f"\\{letter}" for letter in "&%$#_{}"},
+}
 _SPECIAL = str.maketrans(_LATEX)
 
 
@@ -85,10 +90,17 @@ def latex(title: str, intro: str, sections: Sequence[Section]) -> str:
     lines = [r"% \usepackage{longtable,booktabs}", rf"\section{{{_latex(title)}}}", "", *_latex_blocks(intro)]
     for section in sections:
         lines += [
-            rf"\begin{{longtable}}{{{''.join(section.aligned('l', 'r'))}}}", rf"\caption{{{_latex(section.title)}}}\\",
-            r"\toprule", _latex_line(section.columns), r"\midrule", r"\endhead", *map(_latex_line, section.rows),
-            r"\bottomrule", r"\end{longtable}", "",
-        ]  # fmt: skip
+            rf"\begin{{longtable}}{{{''.join(section.aligned('l', 'r'))}}}",
+            rf"\caption{{{_latex(section.title)}}}\\",
+            r"\toprule",
+            _latex_line(section.columns),
+            r"\midrule",
+            r"\endhead",
+            *map(_latex_line, section.rows),
+            r"\bottomrule",
+            r"\end{longtable}",
+            "",
+        ]
         lines += [line for note in section.notes for line in _latex_blocks(note)]
     return "\n".join(lines)
 
@@ -103,11 +115,19 @@ def html_section(section: Section) -> str:
     """A heading, a table whose cells of numbers have the class "number", and paragraphs."""
     kinds = section.aligned("", ' class="number"')
     lines = [
-        f"<h2>{markup.escape(section.title)}</h2>", '<div class="table">', "<table>",
-        "<thead>", _html_line("th", section.columns, kinds), "</thead>",
-        "<tbody>", *(_html_line("td", row, kinds) for row in section.rows), "</tbody>",
-        "</table>", "</div>", *paragraphs(section.notes),
-    ]  # fmt: skip
+        f"<h2>{markup.escape(section.title)}</h2>",
+        '<div class="table">',
+        "<table>",
+        "<thead>",
+        _html_line("th", section.columns, kinds),
+        "</thead>",
+        "<tbody>",
+        *(_html_line("td", row, kinds) for row in section.rows),
+        "</tbody>",
+        "</table>",
+        "</div>",
+        *paragraphs(section.notes),
+    ]
     return "\n".join(lines)
 
 
@@ -135,13 +155,13 @@ def _latex_line(cells: Sequence[str]) -> str:
 
 def _html_line(tag: str, cells: Sequence[str], kinds: Sequence[str]) -> str:
     kept = (markup.escape(cell.replace(" %", "\N{NO-BREAK SPACE}%")) for cell in cells)
-    told = (f"<{tag}{kind}>{cell}</{tag}>" for cell, kind in zip(kept, kinds, strict=True))
-    return f"<tr>{''.join(told)}</tr>"
+    tagged = (f"<{tag}{kind}>{cell}</{tag}>" for cell, kind in zip(kept, kinds, strict=True))
+    return f"<tr>{''.join(tagged)}</tr>"
 
 
 def _latex_blocks(text: str) -> list[str]:
-    """Commands, which are indented, are verbatim; an empty line behind each block."""
+    """Commands, which are indented, are verbatim; an empty line after each block."""
     blocks = [block for block in text.split("\n\n") if block]
     verbatim = (rf"\begin{{verbatim}}{chr(10)}{block}{chr(10)}\end{{verbatim}}" for block in blocks)
-    told = (code if block.startswith(" ") else _latex(block) for block, code in zip(blocks, verbatim, strict=True))
-    return [line for block in told for line in (block, "")]
+    texts = (code if block.startswith(" ") else _latex(block) for block, code in zip(blocks, verbatim, strict=True))
+    return [line for block in texts for line in (block, "")]

@@ -2,8 +2,8 @@
 
     python -m analysis.timelines RUN_DIR [RUN_DIR ...] --out FILE.png [--step K] [--titles "A,B"]
 
-A sweep's folder stands for all its points, in the order in which they began. A measured run that has its simulation
-beside it gets a second panel. So torchgpipe's Figure 7, what each component adds (section 4.1), is
+A sweep's folder means all its points, in the order in which they started. A measured run with a simulated trace gets a
+second panel. So torchgpipe's Figure 7, what each component adds (section 4.1), is
 
     python run.py -m +sweeps=torchgpipe_table1 scale=paper
     python -m analysis.timelines runs/torchgpipe_table1-paper --out docs/figure7.png \\
@@ -19,10 +19,10 @@ import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from analysis.runs import NoRun, Run, listed, load, titled
-from harness.run_files import SIMULATED
-from harness.timeline import draw_panels
-from harness.trace import Trace
+from analysis.run_folders import NoRun, Run, listed, load, titled
+from harness.core.run_files import SIMULATED
+from harness.core.trace import Trace
+from harness.report.timeline_plot import draw_panels
 
 
 class NoTrace(NoRun):
@@ -53,17 +53,17 @@ def panels(
     """(title, trace of one step) of every run; `titles` are those of the runs, in order.
 
     Raises `NoTrace` for all folders that have none, at once, and ValueError where `titles` are not as many as the runs.
-    A sweep's points without a trace are told on stderr, as long as others have one.
+    A sweep's points without a trace are printed on stderr if others have one.
     """
-    found = _found(folders, step)
-    runs = list({id(run): run for run, _, _ in found}.values())
+    traces = _traces_of_folders(folders, step)
+    runs = list({id(run): run for run, _, _ in traces}.values())
     of_run = dict(zip(map(id, runs), titled(runs, titles), strict=True))
-    return [(f"{of_run[id(run)]}, {source}", trace) for run, source, trace in found]
+    return [(f"{of_run[id(run)]}, {source}", trace) for run, source, trace in traces]
 
 
-def _found(folders: Sequence[Path], step: int | None) -> list[tuple[Run, str, Trace]]:
+def _traces_of_folders(folders: Sequence[Path], step: int | None) -> list[tuple[Run, str, Trace]]:
     """The traces of all runs, with their sources."""
-    found: list[tuple[Run, str, Trace]] = []
+    traced: list[tuple[Run, str, Trace]] = []
     missing: list[str] = []
     for folder in folders:
         try:
@@ -76,25 +76,25 @@ def _found(folders: Sequence[Path], step: int | None) -> list[tuple[Run, str, Tr
             print("\n".join(f"left out: {line}" for line in without), file=sys.stderr)
         else:
             missing += without
-        found += of_folder
+        traced += of_folder
     if missing:
         raise NoTrace("\n".join(missing))
-    return found
+    return traced
 
 
 def _traces(runs: Sequence[Run], step: int | None) -> tuple[list[tuple[Run, str, Trace]], list[str]]:
     """The traces of all runs, and a line for each run that has none."""
-    found, missing = [], []
+    traced, missing = [], []
     for run in runs:
         try:
-            found += [(run, source, trace) for source, trace in _of_run(run, step)]
+            traced += [(run, source, trace) for source, trace in _of_run(run, step)]
         except NoTrace as error:
             missing.append(str(error))
-    return found, missing
+    return traced, missing
 
 
 def _of_run(run: Run, step: int | None) -> Iterator[tuple[str, Trace]]:
-    """("measured", its trace) and, where it is there, ("simulated", that of its prediction)."""
+    """("measured", its trace) and, if it exists, ("simulated", that of its prediction)."""
     record = run.record
     if record.trace is None:
         why = textwrap.shorten(f"status {record.status} {record.reason}", 160)
@@ -109,7 +109,7 @@ def _load(path: Path, step: int | None) -> Trace:
     try:
         trace = Trace.load(path)
     except FileNotFoundError:
-        raise NoTrace(f"{path}   is not there   -> run it again") from None
+        raise NoTrace(f"{path}   does not exist   -> run it again") from None
     except (OSError, EOFError, ValueError, KeyError, TypeError, zlib.error) as error:
         raise NoTrace(f"{path}   cannot be read: {error}   -> run it again") from error
     steps = sorted({span.step for span in trace.spans})

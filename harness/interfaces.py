@@ -1,23 +1,25 @@
-"""The common interface: what a model, a data set, a planner and an engine must offer to take part.
+"""The interfaces of models, data sets, planners and engines. docs/extending.md shows a complete one of each.
 
+The sessions of engines have two base classes: `harness.runtime.local_session.LocalSession` where one process drives all
+devices, and `harness.runtime.distributed_session.DistributedSession` where each device has a process of its own.
 Importing this module does not import torch.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
-from harness.cluster import Cluster
-from harness.memory import MemoryModel
-from harness.mesh import Mesh
-from harness.plan import Plan
-from harness.problem import Problem
-from harness.profile import ModelProfile
+from harness.core.cluster import Cluster
+from harness.core.memory_model import MemoryModel
+from harness.core.model_profile import ModelProfile
+from harness.core.plan import Mesh, Plan
+from harness.core.problem import Fix, Problem
+from harness.core.trace import Trace
 from harness.schedule import Schedule
-from harness.trace import Trace
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -56,7 +58,7 @@ class Model(Protocol):
 
 
 class Data(Protocol):
-    """A source of batches: `batch(step, size)` is a pure function, so a run can go on from any step.
+    """A source of batches: `batch(step, size)` is a pure function, so a run can continue from any step.
 
     It is called in a thread of its own while an earlier step runs: it must not draw from torch's global generator.
     """
@@ -74,7 +76,7 @@ class BatchShape:
 
 @dataclass(frozen=True)
 class PlanRequest:
-    """What a planner is asked beside profile and cluster: degrees of the mesh that are given, batch, checkpointing.
+    """What a planner is asked for, in addition to profile and cluster: the mesh, the batch, activation checkpointing.
 
     `placement[j]` is the device of stage j, for engines that have several stages on a device; without it there are
     `pipeline` stages, stage j on device j.
@@ -95,27 +97,21 @@ class PlanRequest:
 
 class Planner(Protocol):
     def plan(self, profile: ModelProfile, cluster: Cluster, memory: MemoryModel, request: PlanRequest) -> Plan:
-        """Raises `harness.problem.NoPlan`, naming what binds, where no plan exists."""
+        """Raises `harness.core.problem.NoPlan`, naming what binds, where no plan exists."""
         ...
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What the user has set of the engine ("engine.zero=2"), and what to set instead ("engine.zero=1")."""
+    """What the user has given ({"engine.zero": 2}), and what to set instead ({"engine.zero": 1})."""
 
-    typed: str
-    instead: str
+    given: Fix
+    instead: Fix
 
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What an engine can do; the contract tests print what they exclude.
-
-    `ranks`: it runs as a process for each device of the mesh (`harness.ranks`), not as one for all; `mpi`: these are an
-    MPI world, too. `in_turn`: its CPU devices compute one at a time. Of `dtypes` and `optimizers` the first is the one
-    to fall back on. `elsewhere` names degrees that it has only on described clusters, as many as are asked for.
-    `because` has, by the name of a field here, the setting that keeps the engine from what it could do otherwise.
-    """
+    """What an engine can do. Of `dtypes` and `optimizers` the first is the one to fall back on."""
 
     dtypes: tuple[str, ...] = ("float32", "float64", "bfloat16")
     optimizers: tuple[str, ...] = ("sgd", "adam", "adamw")
@@ -127,11 +123,16 @@ class Capabilities:
     dropout: bool = True
     trace: bool = True
     memory_meter: bool = True
-    ranks: bool = False
+    multi_process: bool = False
+    """It runs as a process for each device of the mesh (`harness.launch.forked_ranks`), not as one for all."""
     mpi: bool = False
-    in_turn: bool = False
-    elsewhere: tuple[str, ...] = ()
-    because: Mapping[str, Setting] = field(default_factory=dict)
+    """These processes form an MPI world, too."""
+    serial_cpu_devices: bool = False
+    """CPU devices compute one at a time."""
+    simulated_only: tuple[str, ...] = ()
+    """Mesh dimensions that are planned and simulated, on any number of devices, and never run."""
+    disabled_by: Mapping[str, Setting] = field(default_factory=dict)
+    """By the name of a field above: the setting that keeps the engine from what it could do otherwise."""
 
 
 @dataclass(frozen=True)
@@ -146,7 +147,7 @@ class OptimizerSpec:
 
 @dataclass(frozen=True)
 class SessionSpec:
-    """What a session needs beside model and plan. `devices[d]` is the torch device of the plan's device d."""
+    """What a session needs in addition to model and plan. `devices[d]` is the torch device of the plan's device d."""
 
     devices: tuple[str, ...]
     optimizer: OptimizerSpec = OptimizerSpec()
@@ -159,21 +160,22 @@ class SessionSpec:
 class StepMetrics:
     """One step. `peak_memory_bytes` has an entry for each device, or is None where this step was not metered.
 
-    `skipped` says why the optimizer left the step out, as it does of gradients that are no numbers, and the mend
-    ("what -> mend"); it is "" of any other step.
+    `skipped` says why the optimizer left the step out, as it does for gradients that are not finite; None for any
+    other step.
     """
 
     loss: float
     step_time_s: float
     bytes_sent: dict[str, int] = field(default_factory=dict)
     peak_memory_bytes: list[int] | None = None
-    skipped: str = ""
+    skipped: Problem | None = None
 
 
 class Session(Protocol):
-    """A model in training. On every rank of an engine; its methods are collective, results complete on rank 0.
+    """A model in training. An engine of several processes has one in each rank: its methods are collective, and
+    results are complete on rank 0.
 
-    All that takes long, or a group of ranks, begins with its context: it is made before ranks are forked.
+    It is made before ranks are forked. What takes long, or needs a group of ranks, is done when its context is entered.
     """
 
     def step(self, batch: Batch, meter: bool = False) -> StepMetrics:
@@ -181,58 +183,67 @@ class Session(Protocol):
         ...
 
     def state_dict(self) -> dict[str, Any]:
-        """{"model": ..., "optimizer": {name: {...}}, "step": steps done}, with the keys of the unsplit Sequential.
+        """Return {"model": ..., "optimizer": {name: {...}}, "step": steps done}, with the keys of the whole Sequential.
 
-        Where losses are scaled, "loss_scale" says what else has to go on: an engine that knows it not leaves it alone.
+        An engine that scales its losses adds "loss_scale", which others ignore.
         """
         ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
 
     def trace(self) -> Trace:
-        """The last steps, at most `harness.trace.KEPT_STEPS` of them."""
+        """The last steps, at most `harness.core.trace.KEPT_STEPS` of them."""
         ...
 
 
-class Engine(Protocol):
+class Engine(ABC):
     """Executes plans. Built from its own config; building and checking must not import torch.
 
-    An engine that inherits from it refuses nothing, has one stage on each device, and takes layers and the optimizer's
-    memory as they are, unless it says otherwise.
+    An engine says which order of operations it follows (`schedule`) and how it trains (`session`). By default it
+    accepts every plan, has one stage on each device, and changes neither layers nor the optimizer's memory.
     """
 
-    capabilities: Capabilities
+    capabilities = Capabilities()
 
     def refuses(self, request: PlanRequest, dtype: str, cluster: Cluster) -> list[Problem]:
-        """What keeps it from any plan that was asked for so: all that can be told without a profile.
+        """Return the problems that keep the engine from any plan for this request, as far as they need no profile.
 
-        `dtype` is that of the weights ("float32"). It is asked before the model is profiled, and again of the mesh that
-        is planned for.
+        `dtype` is that of the weights ("float32"). Called before the model is profiled, and again for the mesh of the
+        plan.
         """
         return []
 
     def check(self, plan: Plan, profile: ModelProfile, cluster: Cluster, memory: MemoryModel) -> list[Problem]:
-        """What keeps it from executing this plan, beyond what it `refuses`."""
+        """Return the problems that keep the engine from executing this plan, other than those of `refuses`."""
         return []
 
     def notes(self, plan: Plan, profile: ModelProfile, cluster: Cluster, memory: MemoryModel) -> list[Problem]:
-        """What the user should know of a plan that is executed all the same: settings that do nothing. The profile is
-        that of the model, without what `layers` makes of it."""
+        """Return warnings about a plan that is executed all the same, for example settings without effect.
+
+        `profile` is that of the model, before `layers` changes it.
+        """
         return []
 
-    def schedule(self, plan: Plan, profile: ModelProfile) -> Schedule: ...
+    @abstractmethod
+    def schedule(self, plan: Plan, profile: ModelProfile) -> Schedule:
+        """Return the operations of a step, for the simulator and the trace; `harness.schedule.builders` has the usual
+        schedules."""
 
     def placement(self, pipeline: int) -> tuple[int, ...]:
-        """The device of each stage on `pipeline` devices; empty: one stage for each, in order."""
+        """Return the device of each stage on `pipeline` devices; empty: one stage on each, in order."""
         return ()
 
     def memory(self, model: MemoryModel, mesh: Mesh, profile: ModelProfile) -> MemoryModel:
-        """What the engine makes of the optimizer's memory model: state that it shards, copies that it keeps."""
+        """Return the memory model of the optimizer, changed by what the engine shards or copies."""
         return model
 
     def layers(self, plan: Plan, profile: ModelProfile) -> ModelProfile:
-        """What the engine makes of the layers that the plan was made for: times and bytes of what it recomputes inside
-        a backward pass. It is asked after the plan is made; schedule and simulator see this profile."""
+        """Return the profile, changed by what the engine recomputes inside a backward pass.
+
+        Called after the plan is made; schedule and simulator use the result.
+        """
         return profile
 
-    def session(self, model: Model, plan: Plan, spec: SessionSpec) -> AbstractContextManager[Session]: ...
+    @abstractmethod
+    def session(self, model: Model, plan: Plan, spec: SessionSpec) -> AbstractContextManager[Session]:
+        """Return a session that trains the model as planned, on devices of this machine."""

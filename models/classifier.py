@@ -10,7 +10,7 @@ from harness.interfaces import Batch
 
 
 class Classifier:
-    """Tells which of `classes` a sample of `input_shape` belongs to: logits (n, classes), targets (n,) of int64.
+    """Assigns a sample of `input_shape` to one of `classes`: logits (n, classes), targets (n,) of int64.
 
     Implements `harness.interfaces.Model` but for `layers`.
     """

@@ -1,16 +1,17 @@
-"""Consecutive stages whose largest cost is least: of time, of memory or of parameters."""
+"""The planner `balance`: consecutive stages that minimize the largest time, memory or parameters of a stage."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from harness.cluster import Cluster
+from harness.core.cluster import Cluster
+from harness.core.memory_model import MemoryModel
+from harness.core.model_profile import ModelProfile
+from harness.core.plan import Plan
+from harness.core.problem import Problem, refuse
+from harness.core.value_checks import one_of
 from harness.interfaces import PlanRequest
-from harness.memory import MemoryModel
-from harness.plan import Plan
-from harness.problem import CannotRun, Problem
-from harness.profile import ModelProfile
-from planners import blocks, stage_costs, stages
+from planners import block_partition, pipeline, stage_costs
 
 BY = ("time", "memory", "parameters")
 METHODS = ("exact", "barany_grinberg")
@@ -29,26 +30,27 @@ class Config:
 
 
 class Balance:
-    """`exact` sees copies and skips. `barany_grinberg` cuts the layers' own costs, as torchgpipe did."""
+    """`exact` counts copies and skips. `barany_grinberg` balances the layers' own costs, as torchgpipe did."""
 
     def __init__(self, config: Config) -> None:
         self.config = config
 
     def plan(self, profile: ModelProfile, cluster: Cluster, memory: MemoryModel, request: PlanRequest) -> Plan:
-        """`predicted` holds `stage_cost`, in the unit of `planner.by`, and `balance`, its mean / its maximum.
+        """Returns a plan; `predicted` holds `stage_cost`, in the unit of `planner.by`, and `balance`, its mean / its
+        maximum.
 
         Raises NoPlan for more stages than layers, and by time for a profile without times.
         """
-        stages.check_request(profile, request)
+        pipeline.check_request(profile, request)
         costs = self._costs(profile, cluster, memory, request)
         if self.config.method == "exact":
-            sizes = blocks.exact(costs.stages, stage_costs.sent_bytes(profile))
+            sizes = block_partition.exact(costs.stages, stage_costs.sent_bytes(profile))
         else:
-            sizes = blocks.barany_grinberg(costs.layers, len(request.devices))
-        stage_cost = costs.of(sizes)
+            sizes = block_partition.barany_grinberg(costs.layers, len(request.devices))
+        stage_cost = costs.for_sizes(sizes)
         largest = max(stage_cost)
         balance = sum(stage_cost) / len(stage_cost) / largest if largest else 1.0
-        return stages.to_plan(sizes, request, {"stage_cost": stage_cost, "balance": balance})
+        return pipeline.to_plan(sizes, request, {"stage_cost": stage_cost, "balance": balance})
 
     def _costs(
         self, profile: ModelProfile, cluster: Cluster, memory: MemoryModel, request: PlanRequest
@@ -61,24 +63,11 @@ class Balance:
 
 
 def build(config: Config) -> Balance:
-    """The planner; raises CannotRun that names every key whose value is unknown."""
-    problems = _problems(config)
-    if problems:
-        raise CannotRun(problems, "planner=balance")
+    """Returns the planner; raises CannotRun, which names every key with an unknown value."""
+    refuse(check(config), "planner=balance")
     return Balance(config)
 
 
-def check(config: Config) -> None:
-    """Raise ValueError with a line for each key whose value is unknown."""
-    problems = _problems(config)
-    if problems:
-        raise ValueError("\n".join(f"{p.key}   {p.what}   -> {p.mend}" for p in problems))
-
-
-def _problems(config: Config) -> list[Problem]:
-    choices = (("planner.by", config.by, BY), ("planner.method", config.method, METHODS))
-    return [
-        Problem(f"{key} {value}", f"is none of {', '.join(known)}", f"{key}={known[0]}")
-        for key, value, known in choices
-        if value not in known
-    ]
+def check(config: Config) -> list[Problem]:
+    """Checks the values of the keys."""
+    return one_of("planner.by", config.by, BY) + one_of("planner.method", config.method, METHODS)

@@ -1,18 +1,20 @@
-"""The best consecutive stages under a memory limit, with the schedule 1F1B* (MadPipe, section 4.1)."""
+"""The planner `contiguous`: the best consecutive stages under a memory limit, with 1F1B* (MadPipe, section 4.1)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from harness.cluster import Cluster
+from harness.core.cluster import Cluster
+from harness.core.memory_model import MemoryModel
+from harness.core.model_profile import ModelProfile
+from harness.core.plan import Plan
+from harness.core.problem import Problem, refuse
+from harness.core.value_checks import one_of
 from harness.interfaces import PlanRequest
-from harness.memory import MemoryModel
-from harness.plan import Plan
-from harness.profile import ModelProfile
-from planners.periodic import plans
-from planners.periodic.chain import Chain
-from planners.periodic.contiguous import best, least_memory
-from planners.periodic.groups import timing
+from planners.periodic import timing_to_plan
+from planners.periodic.contiguous_partition import best, least_memory
+from planners.periodic.layer_ticks import Chain
+from planners.periodic.one_f_one_b_star import timing
 
 
 @dataclass
@@ -26,36 +28,35 @@ class Config:
 
 
 class Contiguous:
-    """One stage for each device, fewer where that is as fast. No partition has a shorter period in memory."""
+    """One stage for each device, fewer where that is as fast. No partition that fits has a shorter period."""
 
     def __init__(self, config: Config) -> None:
         self.duplex = config.duplex
 
     def plan(self, profile: ModelProfile, cluster: Cluster, memory: MemoryModel, request: PlanRequest) -> Plan:
-        """`predicted` is that of `plans.to_plan`.
+        """Returns a plan; `predicted` is that of `timing_to_plan.to_plan`.
 
-        Raises NoPlan for more devices than layers, for a profile without times, and where no partition fits: it says
+        Raises NoPlan for more devices than layers, for a profile without times, and where no partition fits; it names
         the smallest memory that works.
         """
-        chain = plans.requested(profile, cluster, memory, request, self.duplex)
+        chain = timing_to_plan.requested_chain(profile, cluster, memory, request, self.duplex)
 
-        def made(some: Chain) -> Plan:
-            found = best(some, request.pipeline)
-            if found is None:
-                raise plans.none_fits(some, least_memory(some, request.pipeline), cluster, request)
-            period, of_devices = found
-            return plans.to_plan(timing(some, of_devices, period), request, {})
+        def make(limited: Chain) -> Plan:
+            partition = best(limited, request.pipeline)
+            if partition is None:
+                raise timing_to_plan.memory_error(limited, least_memory(limited, request.pipeline), cluster, request)
+            period, stages = partition
+            return timing_to_plan.to_plan(timing(limited, stages, period), request, {})
 
-        return plans.fitting(chain, made, profile, cluster, memory)
+        return timing_to_plan.plan_that_fits(chain, make, profile, cluster, memory)
 
 
 def build(config: Config) -> Contiguous:
-    """The planner; raises ValueError as `check` does."""
-    check(config)
+    """Returns the planner; raises `CannotRun` with what `check` finds."""
+    refuse(check(config), "planner=contiguous")
     return Contiguous(config)
 
 
-def check(config: Config) -> None:
-    """Raise ValueError with a line for each value that no run can have."""
-    if wrong := plans.wrong_duplex(config.duplex):
-        raise ValueError("\n".join(wrong))
+def check(config: Config) -> list[Problem]:
+    """Checks the values of the keys."""
+    return one_of("planner.duplex", config.duplex, timing_to_plan.DUPLEXES)

@@ -1,20 +1,23 @@
-"""Every product split by samples alone: (P, 1, 1). What AutoDDL and Megatron are compared with."""
+"""The planner `data_parallel`: every matmul is split by samples alone, (P, 1, 1). A baseline of AutoDDL and
+Megatron."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import ClassVar, cast
 
-from harness.cluster import Cluster
+from harness.core.cluster import Cluster
+from harness.core.memory_model import MemoryModel
+from harness.core.model_profile import ModelProfile
+from harness.core.plan import Plan
+from harness.core.problem import Problem, refuse
+from harness.core.value_checks import one_of
 from harness.interfaces import PlanRequest
-from harness.memory import MemoryModel
-from harness.plan import Plan
-from harness.profile import ModelProfile
 from harness.sbp import baselines
-from harness.sbp.costs import Rules
-from harness.sbp.optimum import Ends, Route
-from planners import products
-from planners.products import Products
+from harness.sbp.shortest_path import Ends, Route
+from harness.sbp.strategy_costs import Rules
+from planners import tensor_parallel
+from planners.tensor_parallel import SplitProblem
 
 
 @dataclass
@@ -30,27 +33,28 @@ class Config:
 
 
 class DataParallel:
-    """Weights are whole everywhere; only their gradients are sent."""
+    """Every device has all weights; only their gradients are all-reduced."""
 
     def __init__(self, config: Config) -> None:
         self.ends = cast(Ends, config.ends)
 
     def plan(self, profile: ModelProfile, cluster: Cluster, memory: MemoryModel, request: PlanRequest) -> Plan:
-        """`predicted` holds `communication_s` of a step. Raises NoPlan where the samples do not divide, or it is too
-        large."""
-        return products.planned(profile, cluster, memory, request, Rules(), self._route, self.ends)
+        """Returns a plan; `predicted` holds `communication_s` of a step.
 
-    def _route(self, found: Products) -> Route:
-        return baselines.data_parallel(found.chain, found.costs, self.ends, found.limit)
+        Raises NoPlan where the samples do not divide, or the model does not fit.
+        """
+        return tensor_parallel.plan_matmuls(profile, cluster, memory, request, Rules(), self._route, self.ends)
+
+    def _route(self, problem: SplitProblem) -> Route:
+        return baselines.data_parallel(problem.chain, problem.costs, self.ends, problem.limit)
 
 
 def build(config: Config) -> DataParallel:
-    """The planner; raises ValueError as `check` does."""
-    check(config)
+    """Returns the planner; raises `CannotRun` with what `check` finds."""
+    refuse(check(config), "planner=data_parallel")
     return DataParallel(config)
 
 
-def check(config: Config) -> None:
-    """Raise ValueError for a value that no run can have."""
-    if config.ends not in products.ENDS:
-        raise ValueError(f"planner.ends {config.ends}   is none of {', '.join(products.ENDS)}   -> planner.ends=free")
+def check(config: Config) -> list[Problem]:
+    """Checks the values of the keys."""
+    return one_of("planner.ends", config.ends, tensor_parallel.ENDS, "free")

@@ -1,4 +1,5 @@
-"""DeepSpeed's own cut of a model into stages (deepspeed.runtime.utils, version 0.19), for any engine."""
+"""The planner `deepspeed`: DeepSpeed's partition into stages (deepspeed.runtime.utils, version 0.19), for any
+engine."""
 
 from __future__ import annotations
 
@@ -7,13 +8,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from harness.cluster import Cluster
+from harness.core.cluster import Cluster
+from harness.core.memory_model import MemoryModel
+from harness.core.model_profile import ModelProfile
+from harness.core.plan import Plan
+from harness.core.problem import Problem, refuse
+from harness.core.value_checks import one_of
 from harness.interfaces import PlanRequest
-from harness.memory import MemoryModel
-from harness.plan import Plan
-from harness.problem import CannotRun, Problem
-from harness.profile import ModelProfile
-from planners import blocks, stage_costs, stages
+from planners import block_partition, pipeline, stage_costs
 
 BY = ("parameters", "uniform")
 
@@ -25,51 +27,53 @@ class Config:
     name: str = "deepspeed"
     """The planner."""
     by: str = "parameters"
-    """What is cut evenly: parameters, DeepSpeed's default, or uniform: the number of layers."""
+    """What is balanced: parameters, DeepSpeed's default, or uniform: the number of layers."""
 
 
 class DeepSpeed:
-    """`PipelineModule(partition_method=...)`; it sees neither time nor copies nor skips."""
+    """`PipelineModule(partition_method=...)`; it ignores time, copies and skips."""
 
     def __init__(self, config: Config) -> None:
         self.config = config
 
     def plan(self, profile: ModelProfile, cluster: Cluster, memory: MemoryModel, request: PlanRequest) -> Plan:
-        """`predicted` by parameters: `stage_cost`, the bytes of each stage, and `balance`, their mean / their maximum.
+        """Returns a plan; `predicted` by parameters: `stage_cost`, the bytes of each stage, and `balance`, their mean /
+        their maximum.
 
         Raises NoPlan for more stages than layers.
         """
-        stages.check_request(profile, request)
+        pipeline.check_request(profile, request)
         count = len(request.devices)
         if self.config.by == "uniform":
-            return stages.to_plan(blocks.even(len(profile.layers), count), request, {})
-        sizes = closest([layer.param_bytes for layer in profile.layers], count)
-        stage_cost = stage_costs.by_parameters(profile, request).of(sizes)
+            return pipeline.to_plan(block_partition.even(len(profile.layers), count), request, {})
+        sizes = partition_balanced([layer.param_bytes for layer in profile.layers], count)
+        stage_cost = stage_costs.by_parameters(profile, request).for_sizes(sizes)
         largest = max(stage_cost)
         balance = sum(stage_cost) / len(stage_cost) / largest if largest else 1.0
-        return stages.to_plan(sizes, request, {"stage_cost": stage_cost, "balance": balance})
+        return pipeline.to_plan(sizes, request, {"stage_cost": stage_cost, "balance": balance})
 
 
-def closest(weights: Sequence[float], parts: int) -> list[int]:
-    """Sizes of consecutive, non-empty parts whose largest and smallest sum should be close (`partition_balanced`).
+def partition_balanced(weights: Sequence[float], parts: int) -> list[int]:
+    """Returns sizes of consecutive, non-empty parts with a close largest and smallest sum (as DeepSpeed's
+    `partition_balanced`).
 
     weights   0 ....... cut ....... end ...
-              <- part parts -><-part->             best way to each cut + the part behind it
+              <- part parts -><-part->             best partial partition up to each cut + the part after it
 
-    For each end only one way is kept, the one with the least difference so far, and of equals the one with the last
-    cut. A way that is worse so far may end better, so this finds neither the least difference nor the least maximum in
-    every case, and it is not meant to: it is what DeepSpeed does.
+    For each end only one partial partition is kept, the one with the least difference so far, and of equals the one
+    with the last cut. A worse one may end better, so this finds neither the least difference nor the least maximum in
+    every case, exactly as DeepSpeed.
     """
     reach = np.concatenate(([0.0], np.cumsum(weights)))
     largest, smallest = np.full_like(reach, np.inf), np.full_like(reach, np.inf)
-    largest[0] = 0.0  # the only way to cut nothing into no parts
+    largest[0] = 0.0  # no elements in no parts
     cuts = []
     for part in range(1, parts + 1):
         next_largest, next_smallest = np.full_like(reach, np.inf), np.full_like(reach, np.inf)
         cut = np.zeros(len(reach), dtype=np.int64)
         for end in range(part, len(reach)):
-            own = reach[end] - reach[:end]
-            most, least = np.maximum(largest[:end], own), np.minimum(smallest[:end], own)
+            part_sum = reach[end] - reach[:end]
+            most, least = np.maximum(largest[:end], part_sum), np.minimum(smallest[:end], part_sum)
             best = end - 1 - int(np.argmin((most - least)[::-1]))
             cut[end], next_largest[end], next_smallest[end] = best, most[best], least[best]
         largest, smallest = next_largest, next_smallest
@@ -78,7 +82,7 @@ def closest(weights: Sequence[float], parts: int) -> list[int]:
 
 
 def _sizes(cuts: Sequence[np.ndarray], end: int) -> list[int]:
-    """Follow the cuts from the last part to the first."""
+    """Follows the cuts from the last part to the first."""
     sizes = []
     for cut in reversed(cuts):
         sizes.append(end - int(cut[end]))
@@ -87,19 +91,11 @@ def _sizes(cuts: Sequence[np.ndarray], end: int) -> list[int]:
 
 
 def build(config: Config) -> DeepSpeed:
-    """The planner; raises CannotRun for an unknown `planner.by`."""
-    if problem := _problem(config):
-        raise CannotRun([problem], "planner=deepspeed")
+    """Returns the planner; raises CannotRun for an unknown `planner.by`."""
+    refuse(check(config), "planner=deepspeed")
     return DeepSpeed(config)
 
 
-def check(config: Config) -> None:
-    """Raise ValueError with a line for an unknown `planner.by`."""
-    if p := _problem(config):
-        raise ValueError(f"{p.key}   {p.what}   -> {p.mend}")
-
-
-def _problem(config: Config) -> Problem | None:
-    if config.by in BY:
-        return None
-    return Problem(f"planner.by {config.by}", f"is none of {', '.join(BY)}", f"planner.by={BY[0]}")
+def check(config: Config) -> list[Problem]:
+    """Checks the values of the keys."""
+    return one_of("planner.by", config.by, BY)

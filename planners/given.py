@@ -1,4 +1,4 @@
-"""Numbers of layers as the user gives them: torchgpipe's `balance`."""
+"""The planner `given`: numbers of layers that the user specifies, torchgpipe's `balance`."""
 
 from __future__ import annotations
 
@@ -6,14 +6,13 @@ from dataclasses import dataclass, field
 
 from omegaconf import OmegaConf
 
-from harness.check import balance_key
-from harness.cluster import Cluster
+from harness.core.cluster import Cluster
+from harness.core.memory_model import MemoryModel
+from harness.core.model_profile import ModelProfile
+from harness.core.plan import Plan
+from harness.core.problem import NoPlan, Problem, refuse
 from harness.interfaces import PlanRequest
-from harness.memory import MemoryModel
-from harness.plan import Plan
-from harness.problem import CannotRun, NoPlan, Problem
-from harness.profile import ModelProfile
-from planners import stages
+from planners import pipeline
 
 EXAMPLE = "numbers of layers, as planner.balance=[3,2] for a model of 5 layers"
 OmegaConf.register_new_resolver("stages_of", lambda balance: len(balance) or None, replace=True)
@@ -36,39 +35,34 @@ class Given:
         self.balance = balance
 
     def plan(self, profile: ModelProfile, cluster: Cluster, memory: MemoryModel, request: PlanRequest) -> Plan:
-        """Raises NoPlan where the layers are not those of the model, or the stages not those of the mesh."""
-        layers, stated = len(profile.layers), sum(self.balance)
-        stages_there = len(request.devices)
-        if len(self.balance) != stages_there:
-            what = f"has {len(self.balance)} stages, the engine has {stages_there} on mesh.pipeline {request.pipeline}"
-            raise NoPlan(balance_key(self.balance), what, f"as many numbers as stages: {stages_there}")
-        if stated != layers:
-            what = f"places {stated} layers, the model has {layers}"
-            raise NoPlan(balance_key(self.balance), what, f"numbers that add up to {layers}, or planner=balance")
-        stages.check_request(profile, request)
-        return stages.to_plan(self.balance, request, {})
+        """Returns a plan. Raises NoPlan where the layers are not those of the model, or the stages not those of the
+        mesh."""
+        layers, given_layers = len(profile.layers), sum(self.balance)
+        stages = len(request.devices)
+        if len(self.balance) != stages:
+            needed = f"the engine has {stages} on mesh.pipeline {request.pipeline}"
+            message, hint = f"has {len(self.balance)} stages, {needed}", f"as many numbers as stages: {stages}"
+            raise NoPlan(Problem("planner.balance", self.balance, message, hint=hint))
+        if given_layers != layers:
+            message, hint = f"places {given_layers} layers, the model has {layers}", f"numbers that add up to {layers}"
+            raise NoPlan(Problem("planner.balance", self.balance, message, ({"planner": "balance"},), hint))
+        pipeline.check_request(profile, request)
+        return pipeline.to_plan(self.balance, request, {})
 
 
 def build(config: Config) -> Given:
-    """The planner; raises CannotRun for a balance that fits no model."""
-    if problem := _problem(config.balance):
-        raise CannotRun([problem], "planner=given")
+    """Returns the planner; raises CannotRun for a balance that fits no model."""
+    refuse(check(config), "planner=given")
     return Given(list(config.balance))
 
 
-def check(config: Config) -> None:
-    """Raise ValueError with a line for a balance that fits no model."""
-    if p := _problem(config.balance):
-        raise ValueError(f"{p.key}   {p.what}   -> {p.mend}")
-
-
-def _problem(balance: list[int]) -> Problem | None:
-    if not balance:
-        return Problem(balance_key(balance), "has 0 stages, needs at least 1", EXAMPLE)
-    for stage, layers in enumerate(balance):
-        if layers < 1:
-            rest = [number for number in balance if number > 0]
-            what = f"gives stage {stage} {layers} layers, needs at least 1"
-            mend = balance_key(rest).replace(" ", "=") if rest else EXAMPLE
-            return Problem(balance_key(balance), what, mend)
-    return None
+def check(config: Config) -> list[Problem]:
+    """Checks the values of the keys."""
+    balance = list(config.balance)
+    empty = next((stage for stage, layers in enumerate(balance) if layers < 1), None)
+    if balance and empty is None:
+        return []
+    rest = [layers for layers in balance if layers > 0]
+    message = "has 0 stages" if empty is None else f"gives stage {empty} {balance[empty]} layers"
+    fixes = ({"planner.balance": rest},) if rest else ()
+    return [Problem("planner.balance", balance, f"{message}, needs at least 1", fixes, "" if rest else EXAMPLE)]

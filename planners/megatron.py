@@ -1,8 +1,8 @@
-"""Megatron-LM's tensor parallelism: products in pairs on a mesh d x m, by columns (d, m, 1), then by rows (d, 1, m).
+"""The planner `megatron`: Megatron-LM's tensor parallelism, matmuls in pairs on a mesh d x m (DP x TP).
 
-The best mesh is taken (`planner.dimensions=2`), or all devices split weights (1). Convolutions are data parallel. Where
-nodes have several devices, m of one node split weights. With one dimension a vocabulary need not divide, which
-Megatron-LM pads.
+The first matmul of a pair is split by columns (d, m, 1), the second by rows (d, 1, m). The planner takes the best mesh
+(`planner.dimensions=2`), or all devices split weights (1). Convolutions are data parallel. Where nodes have several
+devices, m devices of one node split weights. With one dimension a vocabulary need not divide: Megatron-LM pads it.
 """
 
 from __future__ import annotations
@@ -10,16 +10,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, cast
 
-from harness.cluster import Cluster
+from harness.core.cluster import Cluster
+from harness.core.memory_model import MemoryModel
+from harness.core.model_profile import ModelProfile
+from harness.core.plan import Plan
+from harness.core.problem import Problem, refuse
+from harness.core.value_checks import one_of
 from harness.interfaces import PlanRequest
-from harness.memory import MemoryModel
-from harness.plan import Plan
-from harness.profile import ModelProfile
 from harness.sbp import baselines
-from harness.sbp.costs import Rules
-from harness.sbp.optimum import Ends, Route
-from planners import products
-from planners.products import Products
+from harness.sbp.shortest_path import Ends, Route
+from harness.sbp.strategy_costs import Rules
+from planners import tensor_parallel
+from planners.tensor_parallel import SplitProblem
 
 
 @dataclass
@@ -42,25 +44,21 @@ class Megatron:
         self.rules = Rules(padded=not self.two)
 
     def plan(self, profile: ModelProfile, cluster: Cluster, memory: MemoryModel, request: PlanRequest) -> Plan:
-        """`predicted` holds `communication_s` of a step. Raises NoPlan where no mesh divides all products, or fits."""
-        return products.planned(profile, cluster, memory, request, self.rules, self._route, self.ends)
+        """Returns a plan; `predicted` holds `communication_s` of a step. Raises NoPlan if no mesh divides all matmuls,
+        or fits."""
+        return tensor_parallel.plan_matmuls(profile, cluster, memory, request, self.rules, self._route, self.ends)
 
-    def _route(self, found: Products) -> Route:
-        return baselines.megatron(found.chain, found.costs, self.ends, self.two, found.limit)
+    def _route(self, problem: SplitProblem) -> Route:
+        return baselines.megatron(problem.chain, problem.costs, self.ends, self.two, problem.limit)
 
 
 def build(config: Config) -> Megatron:
-    """The planner; raises ValueError as `check` does."""
-    check(config)
+    """Returns the planner; raises `CannotRun` with what `check` finds."""
+    refuse(check(config), "planner=megatron")
     return Megatron(config)
 
 
-def check(config: Config) -> None:
-    """Raise ValueError with a line for each value that no run can have."""
-    wrong = []
-    if config.dimensions not in (1, 2):
-        wrong.append(f"planner.dimensions {config.dimensions}   is none of 1, 2   -> planner.dimensions=2")
-    if config.ends not in products.ENDS:
-        wrong.append(f"planner.ends {config.ends}   is none of {', '.join(products.ENDS)}   -> planner.ends=free")
-    if wrong:
-        raise ValueError("\n".join(wrong))
+def check(config: Config) -> list[Problem]:
+    """Checks the values of the keys."""
+    dimensions = one_of("planner.dimensions", config.dimensions, (1, 2), 2)
+    return dimensions + one_of("planner.ends", config.ends, tensor_parallel.ENDS, "free")

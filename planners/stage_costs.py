@@ -1,4 +1,4 @@
-"""What each possible stage would cost: in seconds, in bytes of memory, or in bytes of parameters.
+"""The cost of each possible stage: in seconds, in bytes of memory, or in bytes of parameters.
 
 A table over stages is n x n for a model of n layers: `table[first, last]` belongs to the stage that holds the layers
 `first`..`last`. In a table of costs the impossible stages, `first` > `last`, cost infinity.
@@ -11,13 +11,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from harness.cluster import Cluster, Link
+from harness.core.cluster import Cluster, Link
+from harness.core.memory_model import MemoryModel
+from harness.core.model_profile import ModelProfile
+from harness.core.problem import NoPlan, Problem
 from harness.interfaces import PlanRequest
-from harness.memory import MemoryModel
-from harness.problem import NoPlan
-from harness.profile import ModelProfile
-from harness.schedule.gpipe import recomputed
-from planners.blocks import Matrix, Vector
+from harness.schedule.builders.gpipe import recomputed
+from planners.block_partition import Matrix, Vector
 
 
 @dataclass(frozen=True)
@@ -27,15 +27,15 @@ class StageCosts:
     layers: Vector
     stages: tuple[Matrix, ...]
 
-    def of(self, sizes: Sequence[int]) -> list[float]:
-        """The cost of each stage, if stage k holds `sizes[k]` layers."""
+    def for_sizes(self, sizes: Sequence[int]) -> list[float]:
+        """Returns the cost of each stage, if stage k holds `sizes[k]` layers."""
         lasts = np.cumsum(sizes) - 1
         spans = zip(lasts - np.array(sizes) + 1, lasts, strict=True)
         return [float(table[first, last]) for table, (first, last) in zip(self.stages, spans, strict=True)]
 
 
 def by_time(profile: ModelProfile, cluster: Cluster, request: PlanRequest) -> StageCosts:
-    """Seconds for one micro-batch: the longer of computing and of receiving, which run side by side.
+    """Returns seconds for one micro-batch: the maximum of computing and receiving, which overlap.
 
     Computing is forward, backward, and forward again for the share of the micro-batches that is recomputed. Stage k
     receives from the devices of all stages before it. Raises NoPlan for a profile without times.
@@ -43,25 +43,25 @@ def by_time(profile: ModelProfile, cluster: Cluster, request: PlanRequest) -> St
     share = _recomputed(request) / request.batch.micro_batches
     seconds = np.array([layer.forward_s * (1 + share) + layer.backward_s for layer in profile.layers])
     if not seconds.any():
-        what = f"needs layer times, the profile of {profile.model or 'the model'} ({profile.source}) has none"
-        raise NoPlan("planner.by time", what, "planner.by=parameters")
+        message = f"needs layer times, the profile of {profile.model or 'the model'} ({profile.source}) has none"
+        raise NoPlan(Problem("planner.by", "time", message, ({"planner.by": "parameters"},)))
     computing = _sums(seconds)
     stages = [computing]
-    known: dict[tuple[Link, frozenset[Link]], Matrix] = {}
+    receiving: dict[tuple[Link, frozenset[Link]], Matrix] = {}
     for j, device in enumerate(request.devices[1:], start=1):
         links = [cluster.link(source, device) for source in request.devices[:j]]
         key = (links[-1], frozenset(links))
-        if key not in known:
-            known[key] = np.maximum(computing, _receiving(profile, *key))
-        stages.append(known[key])
+        if key not in receiving:
+            receiving[key] = np.maximum(computing, _receiving(profile, *key))
+        stages.append(receiving[key])
     return StageCosts(seconds, tuple(stages))
 
 
 def by_memory(profile: ModelProfile, memory: MemoryModel, request: PlanRequest) -> StageCosts:
-    """Bytes of model state and activations when the forward passes of all micro-batches are done.
+    """Returns bytes of model state and activations after the forward passes of all micro-batches.
 
-    Each micro-batch keeps what entered the stage, its input and the skips. One that is not recomputed keeps all that
-    autograd saves too; so does at least one, if only while it is recomputed (torchgpipe, section 2.1). Where the
+    Each micro-batch keeps what entered the stage, its input and the skips. One that is not recomputed also keeps all
+    that autograd saves; at least one does so, if only while it is recomputed (torchgpipe, section 2.1). Where the
     memory model counts only the inputs of layers, just a recomputed micro-batch keeps what entered.
     """
     waiting = _recomputed(request)
@@ -82,33 +82,33 @@ def by_memory(profile: ModelProfile, memory: MemoryModel, request: PlanRequest) 
 
 
 def by_parameters(profile: ModelProfile, request: PlanRequest) -> StageCosts:
-    """Bytes of parameters."""
+    """Returns bytes of parameters."""
     layers = np.array([layer.param_bytes for layer in profile.layers], dtype=np.float64)
     return StageCosts(layers, (_sums(layers) - _shared(profile),) * len(request.devices))
 
 
 def sent_bytes(profile: ModelProfile) -> Matrix:
-    """Bytes of one micro-batch that are sent to each stage: its boundary, and each skip once (portals)."""
+    """Returns bytes of one micro-batch that are sent to each stage: its boundary, and each skip once (portals)."""
     return _entering(profile, float, float)
 
 
 def _recomputed(request: PlanRequest) -> int:
-    """Number of micro-batches that are recomputed."""
+    """Returns the number of micro-batches that are recomputed."""
     micro_batches = request.batch.micro_batches
     return sum(recomputed(i, micro_batches, request.recompute) for i in range(micro_batches))
 
 
 def _sums(values: Vector) -> Matrix:
-    """The table of sums over the layers of a stage."""
+    """Returns the table of sums over the layers of a stage."""
     prefix = np.concatenate(([0.0], np.cumsum(values)))
     impossible = np.tri(len(values), k=-1, dtype=bool)
     return np.where(impossible, np.inf, prefix[None, 1:] - prefix[:-1, None])
 
 
 def _shared(profile: ModelProfile) -> Matrix:
-    """The table of bytes of parameters that a stage's layers share, and that it therefore holds but once."""
+    """Returns the table of bytes of tied weights that the sums over a stage's layers count more than once."""
     table = np.zeros((len(profile.layers), len(profile.layers)))
-    last: dict[str, int] = {}  # the layer before that has the parameter
+    last: dict[str, int] = {}  # the previous layer that has the parameter
     for number, layer in enumerate(profile.layers):
         for tied in layer.tied:
             if tied.name in last:
@@ -118,21 +118,21 @@ def _shared(profile: ModelProfile) -> Matrix:
 
 
 def _receiving(profile: ModelProfile, nearest: Link, links: frozenset[Link]) -> Matrix:
-    """Seconds in which a stage's inputs arrive: a message for the boundary, and one for each skip.
+    """Returns the seconds in which a stage's inputs arrive: a message for the boundary, and one for each skip.
 
     The boundary comes over the `nearest` link. A skip may come from any stage before, so it is charged the slowest of
-    the `links`; they differ only where stages lie on several nodes.
+    the `links`; they differ only where stages are on several nodes.
     """
     return _entering(profile, lambda size: _seconds(nearest, size), lambda size: max(_seconds(k, size) for k in links))
 
 
 def _seconds(link: Link, size: int) -> float:
-    """Time of a message. Its gradient goes the other way: at the same time, or after it on a half duplex link."""
+    """Returns seconds of a message. Its gradient is sent back at the same time, or after it on a half duplex link."""
     return link.seconds(size) * (2 if link.duplex == "half" else 1)
 
 
 def _entering(profile: ModelProfile, boundary: Callable[[int], float], skip: Callable[[int], float]) -> Matrix:
-    """The table of what enters a stage from the stages before it; the model's own input is left out.
+    """Returns the table of what enters a stage from the stages before it; the model's own input is left out.
 
     0 ... source | first ... target ... last | ...        a skip enters if source < first <= target <= last
     """

@@ -1,18 +1,19 @@
-"""SUMMA on the best mesh r x c: inputs go along rows, weights along columns (a cost model, as in AutoDDL's figures)."""
+"""The planner `summa`: SUMMA on the best mesh r x c, inputs go along rows, weights along columns (a cost model, as in
+AutoDDL's figures)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from harness.cluster import Cluster
+from harness.core.cluster import Cluster
+from harness.core.memory_model import MemoryModel
+from harness.core.model_profile import ModelProfile
+from harness.core.plan import Plan, Traffic
 from harness.interfaces import PlanRequest
-from harness.memory import MemoryModel
-from harness.plan import Plan, Traffic
-from harness.profile import ModelProfile
 from harness.sbp import baselines
-from harness.sbp.costs import Rules
-from planners import products, stages
+from harness.sbp.strategy_costs import Rules
+from planners import pipeline, tensor_parallel
 
 SHARES = {"forward": 1 / 3, "backward": 2 / 3}
 
@@ -28,13 +29,14 @@ class Config:
 
 
 class Summa:
-    """It splits no product as a strategy says, so that no engine runs it."""
+    """A cost model only: SUMMA does not split matmuls by a strategy, so no engine runs it."""
 
     def plan(self, profile: ModelProfile, cluster: Cluster, memory: MemoryModel, request: PlanRequest) -> Plan:
-        """`predicted` holds `communication_s` of a step and the mesh. Raises NoPlan as all planners of products do."""
-        found = products.products(profile, cluster, memory, request, Rules())
-        best = baselines.summa(found.chain, found.costs)
-        size, m = found.costs.grid.size, request.batch.micro_batches
+        """Returns a plan; `predicted` holds `communication_s` of a step and the mesh. Raises NoPlan as `split_problem`
+        does."""
+        problem = tensor_parallel.split_problem(profile, cluster, memory, request, Rules())
+        best = baselines.summa(problem.chain, problem.costs)
+        size, m = problem.costs.grid.size, request.batch.micro_batches
         traffic = tuple(
             Traffic("all_gather", phase, share * best.seconds / m, round(share * best.bytes / m))
             for phase, share in SHARES.items()
@@ -42,14 +44,14 @@ class Summa:
         predicted = {
             "communication_s": best.seconds,
             "communication_by_phase_s": {phase: share * best.seconds for phase, share in SHARES.items()},
-            "held_bytes": round(found.evenly),
+            "held_bytes": round(problem.evenly),
             "summa_mesh": [size(best.rows), size(best.columns)],
-            "baselines": products.compared(found, "free"),
+            "baselines": tensor_parallel.compare_baselines(problem, "free"),
         }
-        plan = stages.to_plan([len(profile.layers)], request, predicted)
+        plan = pipeline.to_plan([len(profile.layers)], request, predicted)
         return replace(plan, traffic=(traffic,))
 
 
 def build(config: Config) -> Summa:
-    """The planner."""
+    """Returns the planner."""
     return Summa()

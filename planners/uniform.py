@@ -1,16 +1,16 @@
-"""Equal numbers of layers for every stage."""
+"""The planner `uniform`: equal numbers of layers for every stage."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from harness.cluster import Cluster
+from harness.core.cluster import Cluster
+from harness.core.memory_model import MemoryModel
+from harness.core.model_profile import ModelProfile
+from harness.core.plan import Plan
 from harness.interfaces import PlanRequest
-from harness.memory import MemoryModel
-from harness.plan import Plan
-from harness.profile import ModelProfile
-from planners import stages
-from planners.blocks import even
+from planners import pipeline
+from planners.block_partition import even
 
 
 @dataclass
@@ -25,11 +25,11 @@ class Uniform:
     """Stage j gets n // p of the n layers, the first n % p stages one more."""
 
     def plan(self, profile: ModelProfile, cluster: Cluster, memory: MemoryModel, request: PlanRequest) -> Plan:
-        """Raises NoPlan for more stages than layers."""
-        stages.check_request(profile, request)
-        return stages.to_plan(even(len(profile.layers), len(request.devices)), request, {})
+        """Returns a plan. Raises NoPlan for more stages than layers."""
+        pipeline.check_request(profile, request)
+        return pipeline.to_plan(even(len(profile.layers), len(request.devices)), request, {})
 
 
 def build(config: Config) -> Uniform:
-    """The planner."""
+    """Returns the planner."""
     return Uniform()

@@ -18,11 +18,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness import compose, files, registry
-from harness.problem import CannotRun, Problem
-from harness.sweep_points import Point
-from slurm import client
-from slurm.need import Shape
+from harness.cli import compose
+from harness.config import registry
+from harness.core import files
+from harness.core.problem import CannotRun, Problem
+from harness.sweep.points import Point
+from slurm import commands
+from slurm.resources import Shape
 from slurm.script import Places, script
 from slurm.settings import TITLE, Settings
 
@@ -46,8 +48,8 @@ class Array:
     def __init__(self, folder: Path) -> None:
         self.folder = folder.resolve()
         if not str(self.folder).isprintable() or "\\" in str(self.folder):
-            what = "has a line break or a backslash in its name, Slurm cannot write a log there"
-            raise CannotRun([Problem(f"out {str(self.folder)!r}", what, "out=DIR")], TITLE)
+            message = "has a line break or a backslash in its name, Slurm cannot write a log there"
+            raise CannotRun([Problem("out", repr(str(self.folder)), message, hint="out=DIR")], TITLE)
         self.own = self.folder / OWN
 
     @contextmanager
@@ -67,15 +69,15 @@ class Array:
 
     def add(self, points: Sequence[Point]) -> list[int]:
         """The indices of these points; those that the folder does not have yet are appended."""
-        found, known = self.indices(points), self.points()
-        new = [point for index, point in zip(found, points, strict=True) if index >= len(known)]
+        indices, known = self.indices(points), self.points()
+        new = [point for index, point in zip(indices, points, strict=True) if index >= len(known)]
         if new:
             lines = ({"id": one.id, "overrides": one.overrides} for one in [*known, *new])
             files.write_text(self.folder / POINTS, _text(lines))
-        return found
+        return indices
 
     def indices(self, points: Sequence[Point]) -> list[int]:
-        """The indices that these points, each other than the others, have, or will have once they are added."""
+        """The indices that these different points have, or will have once they are added."""
         known = {point.id: index for index, point in enumerate(self.points())}
         further = itertools.count(len(known))
         return [known[point.id] if point.id in known else next(further) for point in points]
@@ -99,22 +101,22 @@ class Array:
         return Settings.load(path) if path.exists() else None
 
     def submit(self, indices: Sequence[int], settings: Settings, shape: Shape, grace_s: float) -> str:
-        """Submit these points as one array; returns its job id. Raises CannotRun with what sbatch says.
+        """Submit these points as one array; returns its job id. Raises CannotRun with the message of sbatch.
 
-        An array that cannot be noted down (a full disk) is cancelled: nobody would know of it.
+        An array that cannot be recorded (a full disk) is cancelled: nobody would know of it.
         """
         further = compose.further()
         places = Places(self.folder, self.own, Path.cwd(), registry.ROOT, Path(sys.executable), further)
         files.write_text(self.own / SCRIPT, script(settings, shape, indices, places, grace_s))
         former = self.jobs()
-        job = client.ask(["sbatch", "--parsable", str(self.own / SCRIPT)]).strip().partition(";")[0]
+        job = commands.ask(["sbatch", "--parsable", str(self.own / SCRIPT)]).strip().partition(";")[0]
         known = [*former, Job(job, tuple(indices), further)]
         lines = ({"job": one.id, "indices": one.indices, "config_dir": one.config_dir} for one in known)
         try:
             settings.save(self.own / SETTINGS)
             files.write_text(self.own / JOBS, _text(lines))
         except OSError:
-            client.ask(["scancel", job])
+            commands.ask(["scancel", job])
             raise
         return job
 

@@ -1,13 +1,13 @@
-"""The partitions that Slurm has, and what of a request they cannot give."""
+"""The partitions of Slurm, and which part of a request they cannot satisfy."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from harness.config_check import closest
-from harness.problem import CannotRun, Problem
-from slurm import client
+from harness.core.problem import CannotRun, Fix, Problem
+from harness.core.value_checks import closest
+from slurm import commands
 from slurm.settings import TITLE, Settings, minutes
 
 FORMAT = "%P|%D|%c|%m|%G|%l|%a"
@@ -29,19 +29,33 @@ class Partition:
 
 
 def partitions() -> list[Partition]:
-    """All that this user may see, as `sinfo` tells. Raises CannotRun without Slurm."""
-    found: dict[str, Partition] = {}
-    for line in client.ask(["sinfo", "-h", "-e", "-o", FORMAT]).splitlines():
+    """All that this user may see, from `sinfo`. Raises CannotRun without Slurm."""
+    by_name: dict[str, Partition] = {}
+    for line in commands.ask(["sinfo", "-h", "-e", "-o", FORMAT]).splitlines():
         name, nodes, cpus, memory, gres, limit, state = (part.strip() for part in line.split("|"))
-        one = Partition(name.rstrip("*"), int(nodes), _number(cpus), _number(memory), _gpus(gres), limit,
-                        name.endswith("*"), state == "up")  # fmt: skip
-        former = found.setdefault(one.name, one)
-        if former is not one:  # nodes that are not alike
-            found[one.name] = Partition(
-                one.name, former.nodes + one.nodes, max(former.cpus, one.cpus), max(former.memory_mb, one.memory_mb),
-                max(former.gpus, one.gpus), limit, one.default, one.up,
-            )  # fmt: skip
-    return list(found.values())
+        one = Partition(
+            name.rstrip("*"),
+            int(nodes),
+            _number(cpus),
+            _number(memory),
+            _gpus(gres),
+            limit,
+            name.endswith("*"),
+            state == "up",
+        )
+        former = by_name.setdefault(one.name, one)
+        if former is not one:  # different nodes
+            by_name[one.name] = Partition(
+                one.name,
+                former.nodes + one.nodes,
+                max(former.cpus, one.cpus),
+                max(former.memory_mb, one.memory_mb),
+                max(former.gpus, one.gpus),
+                limit,
+                one.default,
+                one.up,
+            )
+    return list(by_name.values())
 
 
 def choose(settings: Settings, known: Sequence[Partition]) -> Partition:
@@ -51,11 +65,12 @@ def choose(settings: Settings, known: Sequence[Partition]) -> Partition:
         if one.name == settings.partition or (settings.partition is None and one.default):
             return one
     if settings.partition is None:
-        problem = Problem("slurm.partition", f"there is no default one, only {', '.join(names)}", "slurm.partition=...")
+        message = f"must be given: there is no default one, only {', '.join(names)}"
+        fixes = tuple({"slurm.partition": name} for name in names)
     else:
-        mend = f"slurm.partition={closest(settings.partition, names)}" if names else ""
-        problem = Problem(f"slurm.partition {settings.partition}", f"is not one of {', '.join(names)}", mend)
-    raise CannotRun([problem], TITLE)
+        message = f"is not one of {', '.join(names)}"
+        fixes = ({"slurm.partition": closest(settings.partition, names)},) if names else ()
+    raise CannotRun([Problem("slurm.partition", settings.partition, message, fixes)], TITLE)
 
 
 def shortages(settings: Settings, nodes: int, tasks: int, partition: Partition) -> list[Problem]:
@@ -63,32 +78,34 @@ def shortages(settings: Settings, nodes: int, tasks: int, partition: Partition) 
     where = f"partition {partition.name}"
     found = []
     if not partition.up:
-        found.append(Problem(f"slurm.partition {partition.name}", "is down", "slurm.partition=..., see sinfo"))
+        found.append(Problem("slurm.partition", partition.name, "is down", hint="slurm.partition=..., see sinfo"))
     if nodes > partition.nodes:
-        what = f"{where} has {partition.nodes}"
-        found.append(Problem(f"slurm.nodes {nodes}", what, f"slurm.nodes={partition.nodes}, or smaller points"))
+        fix: Fix = {"slurm.nodes": partition.nodes}
+        message = f"is too many, {where} has {partition.nodes}"
+        found.append(Problem("slurm.nodes", nodes, message, (fix,), "smaller points"))
     if tasks * settings.cpus > partition.cpus:
-        what = f"needs {tasks * settings.cpus} CPUs on each node, {where} has {partition.cpus}"
-        mend = _fewer_tasks(nodes * tasks, settings, partition.cpus // settings.cpus) or f"slurm.cpus={partition.cpus}"
-        found.append(Problem(f"slurm.tasks {tasks} x slurm.cpus {settings.cpus}", what, mend))
+        needs = f"needs {tasks * settings.cpus} CPUs on each node"
+        message = f"x slurm.cpus {settings.cpus} {needs}, {where} has {partition.cpus}"
+        fix = _fewer_tasks(nodes * tasks, settings, partition.cpus // settings.cpus) or {"slurm.cpus": partition.cpus}
+        found.append(Problem("slurm.tasks", tasks, message, (fix,)))
     if settings.gpus > partition.gpus:
-        what = f"{where} has {partition.gpus} on a node"
-        found.append(Problem(f"slurm.gpus {settings.gpus}", what, f"slurm.gpus={partition.gpus}"))
+        message = f"is too many, {where} has {partition.gpus} on a node"
+        found.append(Problem("slurm.gpus", settings.gpus, message, ({"slurm.gpus": partition.gpus},)))
     wanted, limit = minutes(settings.time), minutes(partition.limit)
     if wanted and limit and wanted > limit:
-        what = f"{where} allows {partition.limit}"
-        found.append(Problem(f"slurm.time {settings.time}", what, f"slurm.time={partition.limit}"))
+        message = f"is too long, {where} allows {partition.limit}"
+        found.append(Problem("slurm.time", settings.time, message, ({"slurm.time": partition.limit},)))
     if settings.mem and (megabytes := _megabytes(settings.mem)) > partition.memory_mb:
-        what = f"is {megabytes:.0f} MB, {where} has {partition.memory_mb} MB on a node"
-        found.append(Problem(f"slurm.mem {settings.mem}", what, f"slurm.mem={partition.memory_mb}M"))
+        message = f"is {megabytes:.0f} MB, {where} has {partition.memory_mb} MB on a node"
+        found.append(Problem("slurm.mem", settings.mem, message, ({"slurm.mem": f"{partition.memory_mb}M"},)))
     return found
 
 
-def _fewer_tasks(tasks: int, settings: Settings, room: int) -> str:
-    """What to type for all `tasks` where a node has `room` for some; more nodes do not help where tasks are given."""
+def _fewer_tasks(tasks: int, settings: Settings, room: int) -> Fix:
+    """A fix for all `tasks` where a node has `room` for some; more nodes do not help where tasks are given."""
     if not room:
-        return ""
-    return f"slurm.tasks={room}" if settings.tasks else f"slurm.nodes={-(-tasks // room)}"
+        return {}
+    return {"slurm.tasks": room} if settings.tasks else {"slurm.nodes": -(-tasks // room)}
 
 
 def _megabytes(text: str) -> float:
@@ -96,7 +113,7 @@ def _megabytes(text: str) -> float:
 
 
 def _number(text: str) -> int:
-    """4 of "4+": of nodes that are not alike the smallest, which sinfo -e does not mix up."""
+    """4 of "4+": the smallest of different nodes, which sinfo -e lists apart."""
     return int("".join(filter(str.isdigit, text)) or 0)
 
 

@@ -1,4 +1,4 @@
-"""The file that sbatch gets: readable, and without a word that came from an override (these travel by points.jsonl)."""
+"""The file for sbatch: readable, and without any text of an override (points.jsonl has these)."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.compose import FURTHER
-from slurm.need import Shape
+from harness.cli.compose import FURTHER
+from slurm.resources import Shape
 from slurm.settings import Settings
 
 SPARE_S = 30
-"""The parent of a point is told of its time limit so long before it, and as long as the run may take to stop."""
+"""Slurm signals the parent of a point so long before its time limit, in addition to the time that a run has to stop."""
 
 
 @dataclass(frozen=True)
@@ -54,18 +54,20 @@ def script(settings: Settings, shape: Shape, indices: Sequence[int], places: Pla
     lines = [f"#SBATCH --{key}={_quoted(value)}" for key, value in options.items() if value is not None]
     own = [f"export {FURTHER}={shlex.quote(places.config_dir)}"] if places.config_dir else []
     python, folder = shlex.quote(str(places.python)), shlex.quote(str(places.folder))
-    return "\n".join([
-        "#!/bin/bash",
-        "# One array for the points of a sweep; written by python -m slurm.submit, which submits it.",
-        *lines,
-        "#SBATCH --requeue",
-        "",
-        "# The batch step is the parent of its point: Slurm's signals reach it, and it starts the ranks.",
-        f"export PYTHONPATH={shlex.quote(str(places.root))}${{PYTHONPATH:+:$PYTHONPATH}}",
-        *own,
-        f'exec {python} -P -m slurm.task {folder} "$SLURM_ARRAY_TASK_ID"',
-        "",
-    ])  # fmt: skip
+    return "\n".join(
+        [
+            "#!/bin/bash",
+            "# One array for the points of a sweep; written by python -m slurm.submit, which submits it.",
+            *lines,
+            "#SBATCH --requeue",
+            "",
+            "# The batch step is the parent of its point: Slurm's signals reach it, and it starts the ranks.",
+            f"export PYTHONPATH={shlex.quote(str(places.root))}${{PYTHONPATH:+:$PYTHONPATH}}",
+            *own,
+            f'exec {python} -P -m slurm.task {folder} "$SLURM_ARRAY_TASK_ID"',
+            "",
+        ]
+    )
 
 
 def ranges(indices: Sequence[int]) -> str:

@@ -9,15 +9,18 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from harness.overrides import parse, value_problem
-from harness.problem import CannotRun, Problem
-from harness.serial import Document
+from harness.config.overrides import parse, value_problem
+from harness.core.problem import Problem, refuse
+from harness.core.serialization import Document
+from harness.core.value_checks import at_least
 
 PREFIX = "slurm."
 TITLE = "this array"
-TIME = re.compile(r"(?:(?P<days>\d+)-(?P<hours>\d+)(?::(?P<minutes>\d+)(?::(?P<seconds>\d+))?)?"
-                  r"|(?:(?P<h>\d+):)?(?P<m>\d+):(?P<s>\d+)|(?P<only>\d+))")  # fmt: skip
-"""Slurm's ways to write a time: minutes, [hours:]minutes:seconds, days-hours[:minutes[:seconds]]."""
+TIME = re.compile(
+    r"(?:(?P<days>\d+)-(?P<hours>\d+)(?::(?P<minutes>\d+)(?::(?P<seconds>\d+))?)?"
+    r"|(?:(?P<h>\d+):)?(?P<m>\d+):(?P<s>\d+)|(?P<only>\d+))"
+)
+"""Slurm's formats of a time: minutes, [hours:]minutes:seconds, days-hours[:minutes[:seconds]]."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,7 @@ class Settings(Document):
     mem: str | None = None
     """Memory on each node (4G); null: the partition's default."""
     parallel: int | None = None
-    """Points of this array that run at once, whatever runs of others; null: as many as there is room for."""
+    """Points of this array that run at once, without those of other arrays; null: as many as there is room for."""
     account: str | None = None
     """Who is charged, where Slurm keeps accounts."""
     qos: str | None = None
@@ -69,35 +72,33 @@ def read(overrides: Sequence[str], former: Settings | None = None) -> Settings:
             OmegaConf.update(config, override.key_or_group, override.value())
     values: Any = OmegaConf.to_container(config.slurm)
     settings = Settings(**values)
-    if problems := [*problems, *_impossible(settings)]:
-        raise CannotRun(problems, TITLE)
+    refuse([*problems, *_impossible(settings)], TITLE)
     return settings
 
 
 def minutes(text: str) -> float | None:
-    """A time as Slurm writes it; None for UNLIMITED and what is none: "1-0" is 1440, "90:00" is 90, "90" too."""
-    found = TIME.fullmatch(text)
-    if not found:
+    """The minutes of a time as Slurm writes it: "1-0" is 1440, "90:00" and "90" are 90.
+
+    None for UNLIMITED and for text that is no time.
+    """
+    match = TIME.fullmatch(text)
+    if not match:
         return None
-    part = {name: int(value or 0) for name, value in found.groupdict().items()}
+    part = {name: int(value or 0) for name, value in match.groupdict().items()}
     total = part["days"] * 1440 + (part["hours"] + part["h"]) * 60 + part["minutes"] + part["m"] + part["only"]
     return total + (part["seconds"] + part["s"]) / 60
 
 
 def _impossible(settings: Settings) -> list[Problem]:
-    found = []
-    least = {"nodes": 1, "tasks": 1, "cpus": 1, "gpus": 0, "parallel": 1}
-    for key, smallest in least.items():
-        value = getattr(settings, key)
-        if value is not None and value < smallest:
-            found.append(Problem(f"slurm.{key} {value}", f"must be at least {smallest}", f"slurm.{key}={smallest}"))
+    smallest = {"nodes": 1, "tasks": 1, "cpus": 1, "gpus": 0, "parallel": 1}
+    found = [one for key, least in smallest.items() for one in at_least(f"slurm.{key}", getattr(settings, key), least)]
     if not minutes(settings.time):
-        what = "is no time: minutes, hours:minutes:seconds or days-hours"
-        found.append(Problem(f"slurm.time {settings.time}", what, "slurm.time=1:00:00"))
+        message = "is no time: minutes, hours:minutes:seconds or days-hours"
+        found.append(Problem("slurm.time", settings.time, message, ({"slurm.time": "1:00:00"},)))
     if settings.mem is not None and not re.fullmatch(r"\d+[KMGT]?", settings.mem):
-        found.append(Problem(f"slurm.mem {settings.mem}", "is no size", "slurm.mem=4G"))
+        found.append(Problem("slurm.mem", settings.mem, "is no size", ({"slurm.mem": "4G"},)))
     for key in ("partition", "account", "qos", "constraint"):
         value = getattr(settings, key)
         if value is not None and (not value.isprintable() or not value or value.startswith("-")):
-            found.append(Problem(f"slurm.{key} {value!r}", "is no name", f"slurm.{key}=NAME"))
+            found.append(Problem(f"slurm.{key}", repr(value), "is no name", hint=f"slurm.{key}=NAME"))
     return found

@@ -1,4 +1,4 @@
-"""`python -m slurm.status FOLDER [--only STATES [slurm.key=value ...]]`: how the points of a sweep stand, by state.
+"""`python -m slurm.status FOLDER [--only STATES [slurm.key=value ...]]`: the state of each point of a sweep.
 
 With `--only missing,oom` the points in these states are submitted again, as one array with the settings of the last
 one and those that are given. Returns at once.
@@ -12,14 +12,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
-from harness import compose, sweep
-from harness.config_check import closest
-from harness.problem import CannotRun, Problem
-from harness.record import EXIT_CODES, Status
-from harness.sweep_table import Row
-from slurm import array, partition, settings, states, submit
+from harness.cli import compose
+from harness.core.problem import CannotRun, Problem, refuse
+from harness.core.record import EXIT_CODES, Status
+from harness.core.value_checks import closest
+from harness.sweep import local
+from harness.sweep.live_table import Row
+from slurm import array, partition, point_states, settings, submit
 
-STATES = (states.MISSING, *(status for status in get_args(Status) if status not in ("running", "ok")))
+STATES = (point_states.MISSING, *(status for status in get_args(Status) if status not in ("running", "ok")))
 TITLE = "this status"
 
 
@@ -28,7 +29,7 @@ def main(arguments: Sequence[str]) -> int:
     options = _parser().parse_intermixed_args(arguments)
     try:
         opened = _open(Path(options.folder))
-        with sweep.writing(opened.folder):
+        with local.writing(opened.folder):
             if options.only is None:
                 return show(opened)
             print(again(opened, _states(options.only), options.settings))
@@ -41,21 +42,21 @@ def main(arguments: Sequence[str]) -> int:
 def show(opened: array.Array) -> int:
     """The table of a sweep, kept as points.csv, too, why points failed and where their logs are, and how many are in
     each state."""
-    found, unasked = states.survey(opened)
-    sweep.show([_row(one) for one in found], opened.folder)
+    states, unasked = point_states.survey(opened)
+    local.show([_row(one) for one in states], opened.folder)
     if unasked:
         print(f"Slurm could not be asked: {unasked}. This is what the records say.")
     return 0
 
 
 def again(opened: array.Array, wanted: Sequence[str], typed: Sequence[str]) -> str:
-    """Submit the points in these states again; returns what to tell the user."""
+    """Submit the points in these states again; returns a message for the user."""
     chosen = settings.read(typed, opened.settings())
     _search(opened)
-    found, unasked = states.survey(opened)
+    states, unasked = point_states.survey(opened)
     if unasked:
-        raise CannotRun([Problem("squeue", unasked)], TITLE)
-    indices = states.chosen(found, wanted)
+        raise CannotRun([Problem("squeue", None, unasked)], TITLE)
+    indices = point_states.chosen(states, wanted)
     if not indices:
         return f"no point is {' or '.join(wanted)} ({opened.folder})"
     points = opened.points()
@@ -69,7 +70,7 @@ def _search(opened: array.Array) -> None:
         compose.search(jobs[-1].config_dir)
 
 
-def _row(one: states.PointState) -> Row:
+def _row(one: point_states.PointState) -> Row:
     row = Row(one.point, record=one.record, waits=f"{one.state} ({one.reason})" if one.reason else one.state)
     row.log = one.log
     return row
@@ -77,20 +78,16 @@ def _row(one: states.PointState) -> Row:
 
 def _open(folder: Path) -> array.Array:
     if not (folder / array.POINTS).exists():
-        what = f"has no {array.POINTS}: it is no folder of python -m slurm.submit"
-        raise CannotRun([Problem(str(folder), what, "the folder that slurm.submit has told")], TITLE)
+        message = f"has no {array.POINTS}: it is no folder of python -m slurm.submit"
+        raise CannotRun([Problem(str(folder), None, message, hint="the folder that slurm.submit has printed")], TITLE)
     return array.Array(folder)
 
 
 def _states(text: str) -> list[str]:
     wanted = text.split(",")
-    problems = [
-        Problem(f"--only {name}", f"is not one of {', '.join(STATES)}", f"--only {closest(name, list(STATES))}")
-        for name in wanted
-        if name not in STATES
-    ]
-    if problems:
-        raise CannotRun(problems, TITLE)
+    message = f"is not one of {', '.join(STATES)}"
+    unknown = {name: closest(name, list(STATES)) for name in wanted if name not in STATES}
+    refuse([Problem("--only", name, message, hint=f"--only {near}") for name, near in unknown.items()], TITLE)
     return wanted
 
 

@@ -1,7 +1,7 @@
 """`python -m slurm.submit [--config-dir DIR] +sweeps=NAME [key=value ...] [slurm.key=value ...]`: a sweep as one array.
 
 Takes what `python run.py -m` takes, and the keys of `slurm.settings`. Returns at once. Points that are done, wait
-or run already are not submitted; one that cannot run is told and recorded instead.
+or run already are not submitted; one that cannot run is reported and recorded instead.
 """
 
 from __future__ import annotations
@@ -15,17 +15,18 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.text import Text
 
-from harness import compose, help, sweep, sweep_run
-from harness.problem import CannotRun, Problem
-from harness.record import EXIT_CODES, RunRecord
-from harness.sweep_lock import Busy
-from harness.sweep_points import Point, expand, refuse_mistyped
-from harness.sweep_table import Row
-from slurm import need, partition, settings, states
+from harness.cli import compose, help
+from harness.core.problem import CannotRun, Problem, refuse
+from harness.core.record import EXIT_CODES, RunRecord
+from harness.sweep import local, run_point
+from harness.sweep.live_table import Row
+from harness.sweep.points import Point, expand, refuse_mistyped
+from harness.sweep.run_point import Busy
+from slurm import partition, point_states, resources, settings
 from slurm.array import Array
-from slurm.examined import Examined, examine
+from slurm.feasibility import Examined, examine
 from slurm.limits import limits
-from slurm.need import Shape
+from slurm.resources import Shape
 from slurm.settings import Settings
 
 REASON_LINES = 8
@@ -39,7 +40,8 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     try:
         if options.multirun:
-            raise CannotRun([Problem("-m", "is run.py's, what is submitted here is a sweep anyway", "leave -m out")])
+            message = "is run.py's, what is submitted here is a sweep anyway"
+            raise CannotRun([Problem("-m", None, message, hint="leave -m out")])
         if options.config_dir:
             compose.search(options.config_dir)
         overrides, own = settings.split(options.overrides)
@@ -47,41 +49,40 @@ def main(arguments: Sequence[str]) -> int:
         points = expand(overrides)
         refuse_mistyped(points)
         known = partition.partitions()
-        array = Array(sweep.folder_of(overrides))
-        with sweep.writing(array.folder):
-            told = submit(array, points, wanted, known)
+        array = Array(local.folder_of(overrides))
+        with local.writing(array.folder):
+            message = submit(array, points, wanted, known)
     except CannotRun as error:
         print(error, file=sys.stderr)
         return EXIT_CODES["infeasible"]
-    print(told)
+    print(message)
     return 0
 
 
 def submit(array: Array, points: Sequence[Point], wanted: Settings, known: Sequence[partition.Partition]) -> str:
-    """Submit those of the points that have to run; returns what to tell the user.
+    """Submit those of the points that have to run; returns a message for the user.
 
     Raises CannotRun; before all checks but sbatch's own are passed nothing is written.
     """
     chosen = partition.choose(wanted, known)
-    if problems := partition.shortages(wanted, wanted.nodes or 1, wanted.tasks or 1, chosen):
-        raise CannotRun(problems, settings.TITLE)
+    refuse(partition.shortages(wanted, wanted.nodes or 1, wanted.tasks or 1, chosen), settings.TITLE)
     examined = _examined(array, points, wanted)
     places = dict(zip(points, array.indices(points), strict=True))
     able = {places[point]: one for point, one in examined.items() if not one.refused}
     asked = _request(able, wanted, chosen)
-    sweep.make(array.folder)
+    local.make(array.folder)
     with array.changing():
-        indices, active = array.add(points), states.active(array)
+        indices, active = array.add(points), point_states.active(array)
         rows = {index: Row(point) for index, point in zip(indices, points, strict=True)}
-        found = [index for index, row in rows.items() if index not in active and _has_to_run(array, row, examined)]
-        told = [_counts(rows, len(found), active), *_notes(wanted, len(active))]
-        if not found or not asked:
-            return "\n".join([f"{told[0]}: nothing to submit ({array.folder})", *told[1:]])
-        job = array.submit(found, wanted, asked.shape, asked.grace_s)
+        to_run = [index for index, row in rows.items() if index not in active and _has_to_run(array, row, examined)]
+        lines = [_counts(rows, len(to_run), active), *_notes(wanted, len(active))]
+        if not to_run or not asked:
+            return "\n".join([f"{lines[0]}: nothing to submit ({array.folder})", *lines[1:]])
+        job = array.submit(to_run, wanted, asked.shape, asked.grace_s)
     shape = asked.shape
     each = f"{shape.nodes} node{'s' * (shape.nodes > 1)} x {shape.tasks} task{'s' * (shape.tasks > 1)} each"
-    told[1:1] = [f"job {job}, {each}, partition {chosen.name}"]
-    return "\n".join([*told, *asked.notes, f"python -m slurm.status {shlex.quote(str(array.folder))}"])
+    lines[1:1] = [f"job {job}, {each}, partition {chosen.name}"]
+    return "\n".join([*lines, *asked.notes, f"python -m slurm.status {shlex.quote(str(array.folder))}"])
 
 
 @dataclass(frozen=True)
@@ -94,12 +95,12 @@ class Request:
 
 
 def _examined(array: Array, points: Sequence[Point], wanted: Settings) -> dict[Point, Examined]:
-    """What is found of the points that are not done, do not wait and do not run."""
-    active = states.active(array)
+    """The needs and refusals of the points that are not done, do not wait and do not run."""
+    active = point_states.active(array)
     todo = [
         point
         for index, point in zip(array.indices(points), points, strict=True)
-        if index not in active and not sweep_run.done_before(Row(point), array.run(point))
+        if index not in active and not run_point.done_before(Row(point), array.run(point))
     ]
     return dict(zip(todo, examine(todo, wanted), strict=True))
 
@@ -109,19 +110,18 @@ def _request(able: dict[int, Examined], wanted: Settings, chosen: partition.Part
     it."""
     if not able:
         return None
-    shape = need.shape([one.need for one in able.values()], wanted, chosen)
+    shape = resources.shape([one.need for one in able.values()], wanted, chosen)
     grace_s, slurm = max(one.grace_s for one in able.values()), limits()
     problems = partition.shortages(wanted, shape.nodes, shape.tasks, chosen)
-    if problems := [*problems, *slurm.problems(list(able), wanted, grace_s)]:
-        raise CannotRun(problems, settings.TITLE)
+    refuse([*problems, *slurm.problems(list(able), wanted, grace_s)], settings.TITLE)
     return Request(shape, grace_s, tuple(filter(None, [slurm.note(grace_s)])))
 
 
 def _has_to_run(array: Array, row: Row, examined: dict[Point, Examined]) -> bool:
-    """Whether a point has to run; one that cannot gets its record, and is told. One that was not examined, as it was
-    done or active a moment ago, is left as it is."""
+    """Whether a point has to run. A point that cannot run gets its record, and is reported. One that was not examined
+    because it was done or active a moment ago is left as it is."""
     one = examined.get(row.point)
-    if sweep_run.done_before(row, array.run(row.point)) or one is None:
+    if run_point.done_before(row, array.run(row.point)) or one is None:
         return False
     if one.refused:
         _refuse(array, row, one.refused)
@@ -129,21 +129,21 @@ def _has_to_run(array: Array, row: Row, examined: dict[Point, Examined]) -> bool
 
 
 def _notes(wanted: Settings, active: int) -> list[str]:
-    """What of the settings holds for this array alone, where `active` points of the folder wait or run already."""
+    """Which settings hold for this array only, if `active` points of the folder wait or run already."""
     if not active:
         return []
-    found = ["note: points that wait or run already keep the settings that they were submitted with"]
+    notes = ["note: points that wait or run already keep the settings that they were submitted with"]
     if wanted.parallel:
-        found.append(
-            f"note: slurm.parallel={wanted.parallel} is for this array; {active} points of others wait or run beside it"
+        notes.append(
+            f"note: slurm.parallel={wanted.parallel} is for this array; {active} points of others wait or run, too"
         )
-    return found
+    return notes
 
 
 def _refuse(array: Array, row: Row, record: RunRecord) -> None:
-    """Record that a point cannot run, and tell why."""
+    """Record that a point cannot run, and print why."""
     try:
-        sweep_run.refuse(row, array.run(row.point), record)
+        run_point.refuse(row, array.run(row.point), record)
     except Busy:
         row.record = record
     lines = record.reason.strip().splitlines()[:REASON_LINES]

@@ -1,4 +1,4 @@
-"""`python -m slurm.task FOLDER INDEX`: what an index of the array does. It is the parent of its point.
+"""`python -m slurm.task FOLDER INDEX` runs the point of one index of the array, as its parent process.
 
 The exit code is that of the run, so a point that failed is FAILED for Slurm, too. A point that was stopped for its time
 limit, and has made a new checkpoint, is requeued; a preempted one Slurm requeues itself, a cancelled one stays.
@@ -13,13 +13,13 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from harness import sweep, sweep_run
-from harness.launch import preemptible
-from harness.problem import CannotRun, Problem
-from harness.record import EXIT_CODES, RunRecord
-from harness.sweep_lock import Busy
-from harness.sweep_table import Row
-from slurm import client
+from harness.core.problem import CannotRun, Problem
+from harness.core.record import EXIT_CODES, RunRecord
+from harness.launch.signals import preemptible
+from harness.sweep import local, run_point
+from harness.sweep.live_table import Row
+from harness.sweep.run_point import Busy
+from slurm import commands
 from slurm.array import Array
 
 LOCK_S = 120.0
@@ -31,7 +31,7 @@ def main(arguments: Sequence[str]) -> int:
     folder, index = Path(arguments[0]), int(arguments[1])
     try:
         array = Array(folder)
-        with sweep.writing(folder):
+        with local.writing(folder):
             return run(array, index)
     except CannotRun as error:
         print(error, file=sys.stderr)
@@ -39,11 +39,11 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def run(array: Array, index: int) -> int:
-    """Run the point of this index to its end, whatever that is."""
+    """Run the point of this index to its end, with any status."""
     points = array.points()
     if index >= len(points):
-        what = f"{array.folder} has {len(points)} points"
-        raise CannotRun([Problem(f"index {index}", what, "python -m slurm.status")], "this task")
+        message = f"is no point, {array.folder} has {len(points)}"
+        raise CannotRun([Problem("index", index, message, hint="python -m slurm.status")], "this task")
     row = Row(points[index])
     folder = array.run(row.point)
     before = _checkpoints(folder)
@@ -63,11 +63,10 @@ def _run(row: Row, folder: Path) -> None:
     deadline = time.monotonic() + LOCK_S
     while True:
         try:
-            return sweep_run.run_point(row, folder, here=True)
+            return run_point.run_point(row, folder, here=True)
         except Busy as error:
             if time.monotonic() > deadline:
-                what = f"is run by {error} already"
-                raise CannotRun([Problem(f"point {row.point.id}", what)], "this task") from error
+                raise CannotRun([Problem("point", row.point.id, f"is run by {error} already")], "this task") from error
             time.sleep(1)
 
 
@@ -80,19 +79,19 @@ def _requeue(record: RunRecord, before: set[str], folder: Path) -> None:
         if _checkpoints(folder) <= before:
             print("not requeued: it made no checkpoint in this time -> slurm.time=", flush=True)
             return
-        client.ask(["scontrol", "requeue", job])
+        commands.ask(["scontrol", "requeue", job])
     except CannotRun as error:
         print(error, file=sys.stderr)
 
 
 def _job() -> str | None:
-    """12_3: index 3 of array 12. SLURM_JOB_ID does not tell: the last index of an array has the array's own id."""
+    """12_3: index 3 of array 12. SLURM_JOB_ID is not enough: the last index of an array has the array's own id."""
     array, index = (os.environ.get(f"SLURM_ARRAY_{name}_ID") for name in ("JOB", "TASK"))
     return f"{array}_{index}" if array and index else None
 
 
 def _job_state(job: str) -> str:
-    return client.ask(["squeue", "-h", "-t", "all", "-j", job, "-o", "%T"]).strip()
+    return commands.ask(["squeue", "-h", "-t", "all", "-j", job, "-o", "%T"]).strip()
 
 
 def _checkpoints(folder: Path) -> set[str]:

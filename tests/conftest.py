@@ -24,9 +24,9 @@ _skipped: list[str] = []
 @pytest.fixture
 def no_workspaces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Meters count no workspaces inside kernels: no prediction has them, and each type of CPU has its own."""
-    from harness import meter
+    from harness.runtime import memory_meter
 
-    monkeypatch.setattr(meter, "_with_peak", lambda call: (call(), 0))
+    monkeypatch.setattr(memory_meter, "_with_peak", lambda call: (call(), 0))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

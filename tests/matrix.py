@@ -1,7 +1,7 @@
 """What runs with what, each cell a run of one step: `make matrix` writes docs/matrix.md, in about an hour.
 
     engines, as they are          x models                 x meshes   with planner=balance (periodic: contiguous)
-    engines, with another setting x three unlike models    x meshes   with planner=balance
+    engines, with another setting x three different models    x meshes   with planner=balance
     planners of stages            x models                 x stages   with engine=gpipe
     planners of products          x models                 x shards   with engine=sbp
 
@@ -20,10 +20,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from engines.deepspeed.config import STAGES
-from engines.torch_pipelining.config import SCHEDULES
-from harness import files, registry
-from harness.record import EXIT_CODES
+from engines.deepspeed.engine import STAGES
+from engines.torch_pipelining.engine import SCHEDULES
+from harness.config import registry
+from harness.core import files
+from harness.core.record import EXIT_CODES
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "matrix.md"
@@ -51,7 +52,7 @@ SETTINGS = {
     "torch_pipelining": [f"engine.schedule={name}" for name in SCHEDULES[1:]],
 }
 """What else an engine runs; the first of these is its default."""
-UNLIKE = ("amoebanet", "gpt", "unet")
+DIFFERENT = ("amoebanet", "gpt", "unet")
 """Pairs of tensors, tied weights, skips: what an engine may stumble over."""
 NEED_MORE = ("given", "strategies")
 """Planners that run nothing without further keys of the user's."""
@@ -88,7 +89,7 @@ def of_engines() -> Iterable[Choice]:
         planned = PATTERNED if name == "periodic" else PLANNED
         yield f"engine={name}", *planned, f"model={model}", *mesh
     for name, settings in SETTINGS.items():
-        for setting, mesh, model in itertools.product(settings, MESHES, UNLIKE):
+        for setting, mesh, model in itertools.product(settings, MESHES, DIFFERENT):
             yield f"engine={name} {setting}", *PLANNED, f"model={model}", *mesh
 
 
@@ -121,7 +122,7 @@ def run(cell: Choice) -> End:
 
 
 def end(code: int, printed: str) -> End:
-    """What a run's output means: refusals are lines "key   what   -> mend" under one that ends in "cannot run:".
+    """What a run's output means: refusals are lines "key   message   -> fix" under one that ends in "cannot run:".
 
     Any other failure is the line "...: STATUS: reason".
     """
@@ -132,8 +133,8 @@ def end(code: int, printed: str) -> End:
     if code == EXIT_CODES["infeasible"] and heads:
         key, *rest = re.split(" {3,}", lines[heads[0] + 1])
         return End("infeasible", f"{key}: {' '.join(rest)}" if rest else key)
-    told = [line for line in lines if any(f": {status}: " in line for status in EXIT_CODES)]
-    return End(f"exit code {code}", [*lines[-1:], *told][-1])
+    ends = [line for line in lines if any(f": {status}: " in line for status in EXIT_CODES)]
+    return End(f"exit code {code}", [*lines[-1:], *ends][-1])
 
 
 def page(engines: Mapping[Choice, End], planners: Mapping[Choice, End], products: Mapping[Choice, End]) -> str:
@@ -142,9 +143,9 @@ def page(engines: Mapping[Choice, End], planners: Mapping[Choice, End], products
     lines = [
         "# What runs with what", "",
         "Made by `make matrix`: each cell was run for one step on four CPU devices, with small presets. Models whose",
-        "cells are alike share a row. A number stands for a refusal, which the notes have with its mend.", "",
+        "cells are equal share a row. A number is a refusal; the notes have its reason and its fix.", "",
         "With `planner=balance`, `periodic` with `planner=contiguous`, since it runs patterns alone; engines with",
-        "another setting than their own on three models that are unlike:", "",
+        "another setting than their own on three different models:", "",
         *table(engines, MESHES, notes), "",
         "The other planners of stages, with `engine=gpipe`:", "",
         *table(planners, CUT, notes), "",
@@ -157,7 +158,7 @@ def page(engines: Mapping[Choice, End], planners: Mapping[Choice, End], products
 
 
 def table(cells: Mapping[Choice, End], meshes: Sequence[Choice], notes: list[str]) -> list[str]:
-    """A row for each choice and the models that end alike with it; adds what they said to `notes`."""
+    """A row for each choice and the models that end in the same way; adds what they said to `notes`."""
     rows: dict[tuple[str, tuple[str, ...]], list[str]] = {}
     for first, second, model in sorted(dict.fromkeys(key[:3] for key in cells)):
         ends = tuple(_short(cells[first, second, model, *mesh], notes) for mesh in meshes)

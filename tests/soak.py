@@ -23,9 +23,9 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from harness.record import RunRecord
+from harness.core.record import RunRecord
 from slurm.array import Array
-from slurm.states import PointState, survey
+from slurm.point_states import PointState, survey
 from tests.slurm import emulated
 from tests.slurm.emulated import Cluster
 
@@ -143,7 +143,7 @@ def _kill_rank(cluster: Cluster, job: str) -> None:
             command = Path(f"/proc/{pid}/cmdline").read_bytes()
         except OSError:
             continue
-        if mark <= environ and b"harness.rank" in command and b"srun" not in command:
+        if mark <= environ and b"harness.worker" in command and b"srun" not in command:
             os.kill(pid, signal.SIGKILL)
             return
 
@@ -170,7 +170,7 @@ def _settle(cluster: Cluster) -> None:
 
 
 def here(count: int, folder: Path) -> None:
-    """A local sweep; its runs, and twice it itself, are killed while it goes on."""
+    """A local sweep; its runs, and twice it itself, are killed while it continues."""
     run, rng = folder / "here", random.Random(0)
     mark = f"REGATTA_SOAK={os.getpid()}"
     typed = [*TINY, "engine=single", "steps=2", f"seed=range({count})", f"out={run}"]
@@ -234,7 +234,7 @@ def _kill(pid: int) -> bool:
 
 
 def _all_ok(folders: Sequence[Path]) -> None:
-    """One whole record in each, which is ok; nothing half-written beside it."""
+    """One whole record in each, which is ok; nothing half-written next to it."""
     for folder in folders:
         record = RunRecord.load(folder / "record.json")
         assert record.status == "ok", f"{folder.name}: {record.status} {record.reason}"

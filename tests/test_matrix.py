@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from harness import registry
+from harness.config import registry
 from tests import matrix
 from tests.matrix import CUT, End
 
@@ -41,7 +41,7 @@ def test_how_a_run_ended(code: int, printed: str, ended: End) -> None:
     assert ended.broken == (ended.status not in ("ok", "infeasible"))
 
 
-def test_models_that_end_alike_share_a_row_and_equal_words_a_note() -> None:
+def test_models_that_end_the_same_way_share_a_row_and_equal_words_a_note() -> None:
     no = End("infeasible", "mesh.pipeline 2: none -> mesh.pipeline=1")
     by_model = {"gpt": (End("ok"), no), "mlp": (End("ok"), no), "unet": (no, End("exit code 1", "x: error: y"))}
     cells = {

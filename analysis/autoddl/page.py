@@ -1,4 +1,4 @@
-"""`python -m analysis.autoddl [SOURCE...]`: the paper's figures beside ours, and its claims.
+"""`python -m analysis.autoddl [SOURCE...]`: the paper's figures next to ours, and its claims.
 
 The records are those of the sweeps autoddl_fig3 to autoddl_table3:
 as they are committed, and in runs/.
@@ -6,14 +6,14 @@ as they are committed, and in runs/.
 
 from __future__ import annotations
 
-from analysis import command
+from analysis import paper_cli
 from analysis.autoddl import tables
-from analysis.autoddl.rows import FOLDERS, Results
-from analysis.autoddl.verdicts import verdicts
-from analysis.plots.autoddl import FIGURES
-from harness import registry
+from analysis.autoddl.claim_checks import verdicts
+from analysis.autoddl.plots import FIGURES
+from analysis.autoddl.sweep_results import FOLDERS, Results
+from harness.config import registry
 
-PAGE = command.Page(
+PAGE = paper_cli.Page(
     module="analysis.autoddl",
     about=__doc__ or "",
     path=registry.ROOT / "analysis" / "results" / "autoddl.md",

@@ -4,22 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from analysis import verdict
-from analysis.autoddl import layer, methods, saved, search
-from analysis.autoddl.rows import SWEEPS, Results, Row, largest
-from analysis.autoddl.schemes import (
-    CLOUD_VGG,
-    LARGE,
-    OURS,
-    SCHEMES,
-    SMALL,
-    STAGED,
-    TRANSFORMERS,
-    VGG,
-    Setting,
-)
-from analysis.autoddl.verdicts import BILLION, DENSE, verdicts
-from analysis.published import printed, texts
+from analysis import claim_check
+from analysis.autoddl import fig3_fig4, fig8, savings, table1
+from analysis.autoddl.claim_checks import BILLION, DENSE, verdicts
+from analysis.autoddl.fig9_fig10 import CLOUD_VGG, LARGE, OURS, SCHEMES, SMALL, STAGED, TRANSFORMERS, VGG, Setting
+from analysis.autoddl.sweep_results import SWEEPS, Results, Row, largest
+from analysis.paper_data import printed, texts
 from analysis.report import MISSING, Section
 
 COLLECTIVES = {
@@ -29,24 +19,30 @@ COLLECTIVES = {
 }
 """Ours, by the names of the paper's Table 2."""
 OVERLAPPING = (
-    "Simulated: no communication is hidden behind computing, so that its shares are upper bounds. Each scheme has its "
-    "fastest micro-batches; beside them stand the largest that fit, with their number."
+    "Simulated: no communication overlaps with computing, so that its shares are upper bounds. Each scheme has its "
+    "fastest micro-batches; the next column has the largest that fit, with their number."
 )
 
 
 def sections(results: Results) -> list[Section]:
     """The tables of which something was run; the last one is that of the claims."""
     found = [make(results) for sweep in SWEEPS if results.was_run(sweep) for make in TABLES[sweep]]
-    return [*found, verdict.section(verdicts(results))]
+    return [*found, claim_check.section(verdicts(results))]
 
 
 def _fig3(results: Results) -> Section:
-    published = {name: layer.published(name) for name in layer.FIG3}
+    published = {name: fig3_fig4.published(name) for name in fig3_fig4.FIG3}
     rows = []
-    for name, row in layer.fig3(results).items():
-        own, paper = layer.elements(row) / BILLION, published[name]
-        rows.append((name, *(str(row.strategy[product]) for product in layer.ATTENTION),
-                     MISSING if paper is None else f"{paper:g}", f"{own:g}"))  # fmt: skip
+    for name, row in fig3_fig4.fig3(results).items():
+        own, paper = fig3_fig4.elements(row) / BILLION, published[name]
+        rows.append(
+            (
+                name,
+                *(str(row.strategy[product]) for product in fig3_fig4.ATTENTION),
+                MISSING if paper is None else f"{paper:g}",
+                f"{own:g}",
+            )
+        )
     title = "Fig. 3: elements of a device in the forward pass of an attention layer, 64 nodes, in 2^30"
     notes = (
         "Both strategies of the paper by hand, and what planner=autoddl finds with weights on four nodes each "
@@ -87,11 +83,18 @@ def _cost(scheme: str) -> str:
 
 def _table1(results: Results) -> Section:
     rows = []
-    for method, told in methods.published().items():
-        scheme = methods.SCHEMES.get(method)
-        rows.append((method, *told, *(_checked(results, scheme) if scheme else (MISSING, MISSING))))
-    columns = ("method", "models", "asymptotically optimal", "search cost", "adaptation", "fits here",
-               "communication / AutoDDL's")  # fmt: skip
+    for method, values in table1.published().items():
+        scheme = table1.SCHEMES.get(method)
+        rows.append((method, *values, *(_checked(results, scheme) if scheme else (MISSING, MISSING))))
+    columns = (
+        "method",
+        "models",
+        "asymptotically optimal",
+        "search cost",
+        "adaptation",
+        "fits here",
+        "communication / AutoDDL's",
+    )
     notes = (
         "The first five columns are the paper's. Fits here: of the settings of Figures 9 and 10. Methods that this "
         "project has not cannot be checked; nor can the ease of adaptation.",
@@ -102,28 +105,35 @@ def _table1(results: Results) -> Section:
 
 def _checked(results: Results, scheme: str) -> tuple[str, str]:
     """In how many settings a scheme fits, and what it sends."""
-    (fitting, ran), sent = methods.fits(results, scheme), methods.sends(results, scheme)
+    (fitting, ran), sent = table1.fits(results, scheme), table1.sends(results, scheme)
     return f"{fitting} of {ran}", f"{sent[0]:.2f} to {sent[1]:.2f}" if sent else MISSING
 
 
 def _fig4(results: Results) -> Section:
     rows, notes = [], []
     for devices in (2, 4):
-        found = layer.fig4(results, devices)
-        order = sorted(found, key=lambda one: one.measured_s)
-        for number, one in enumerate(found, start=1):
-            rows.append((str(devices), one.title, f"{1e3 * one.predicted_s:.2f} ms", f"{1e3 * one.measured_s:.1f} ms",
-                         f"{number} -> {order.index(one) + 1}"))  # fmt: skip
-        if found:
-            notes.append(f"{devices} processes: Kendall's tau {layer.tau(found):.2f}.")
-    count = printed(layer.RANKING, "strategies_ranked")
-    nodes = {place: printed(layer.RANKING, "nodes", case=place) for place in ("Piz Daint", "Google Cloud")}
-    told = " and ".join(f"{number:g} nodes of {place}" for place, number in nodes.items())
-    notes.append(f"The paper: {count:g} strategies, on {told} in the predicted order.")
+        ranked = fig3_fig4.fig4(results, devices)
+        order = sorted(ranked, key=lambda one: one.measured_s)
+        for number, one in enumerate(ranked, start=1):
+            rows.append(
+                (
+                    str(devices),
+                    one.title,
+                    f"{1e3 * one.predicted_s:.2f} ms",
+                    f"{1e3 * one.measured_s:.1f} ms",
+                    f"{number} -> {order.index(one) + 1}",
+                )
+            )
+        if ranked:
+            notes.append(f"{devices} processes: Kendall's tau {fig3_fig4.tau(ranked):.2f}.")
+    count = printed(fig3_fig4.RANKING, "strategies_ranked")
+    nodes = {place: printed(fig3_fig4.RANKING, "nodes", case=place) for place in ("Piz Daint", "Google Cloud")}
+    text = " and ".join(f"{number:g} nodes of {place}" for place, number in nodes.items())
+    notes.append(f"The paper: {count:g} strategies, on {text} in the predicted order.")
     notes.append("Measured: what a step spends in collectives, which the processes enter together.")
     link, *_ = results.rows("fig4")
-    told = f"{1e6 * float(link['cluster.alpha_s']):g} us and {link['cluster.bandwidth_gb_s']} GB/s"
-    notes.append(f"Predicted with {told} for all collectives, as the sweep says (Table 2 fits them).")
+    text = f"{1e6 * float(link['cluster.alpha_s']):g} us and {link['cluster.bandwidth_gb_s']} GB/s"
+    notes.append(f"Predicted with {text} for all collectives, as the sweep says (Table 2 fits them).")
     title = "Fig. 4: eight strategies of a Transformer layer, by predicted communication"
     columns = ("processes", "strategies", "predicted", "measured", "place")
     return Section(title, columns, tuple(rows), tuple(notes), texts=2)
@@ -133,27 +143,41 @@ def _fig7(results: Results) -> Section:
     run = (row for row in results.rows("fig7") if row.ok)
     rows = [(row["planner.paths"], *(str(row.strategy[name]) for name in DENSE)) for row in run]
     title = "Fig. 7: (p0, p1, p2) of VGG13's dense layers on 32 nodes, batch 256"
-    return Section(title, ("planner.paths", "25088 x 4096", "4096 x 4096", "4096 x 1000"), tuple(rows),
-                   ("The paper: no weight is replicated, p0 = 1.",), texts=4)  # fmt: skip
+    return Section(
+        title,
+        ("planner.paths", "25088 x 4096", "4096 x 4096", "4096 x 1000"),
+        tuple(rows),
+        ("The paper: no weight is replicated, p0 = 1.",),
+        texts=4,
+    )
 
 
 def _fig8(results: Results) -> Section:
-    rows, at = [], (100, 1000, search.EVALUATIONS)
-    for nodes in search.NODES:
-        for batch in search.BATCHES:
-            for name, title in search.SEARCHES.items():
-                found = search.curves(results, nodes, batch, name)
-                if found:
-                    ends = [curve.at(search.EVALUATIONS) for curve in found]
-                    medians = (f"{search.middle(found, plans):.3f}" for plans in at)
-                    rows.append((nodes, batch, title, *medians, f"{max(ends):.3f}",
-                                 f"{sum(end <= 1 + 1e-9 for end in ends)} of {len(ends)}"))  # fmt: skip
-    whole = [(batch, search.exhaustive(results, batch)) for batch in search.BATCHES]
-    told = ", ".join(f"{ratio:.9f} (batch {batch})" for batch, ratio in whole if ratio is not None)
-    notes = [f"The best of all 36^4 plans of 128 nodes costs {told} times the proven optimum."] if told else []
-    low, high, count = (printed(search.FILE, name) for name in (
-        "heuristic_speedup_over_exhaustive_low", "heuristic_speedup_over_exhaustive_high", "runs"
-    ))  # fmt: skip
+    rows, at = [], (100, 1000, fig8.EVALUATIONS)
+    for nodes in fig8.NODES:
+        for batch in fig8.BATCHES:
+            for name, title in fig8.SEARCHES.items():
+                of_search = fig8.curves(results, nodes, batch, name)
+                if of_search:
+                    ends = [curve.at(fig8.EVALUATIONS) for curve in of_search]
+                    medians = (f"{fig8.middle(of_search, plans):.3f}" for plans in at)
+                    rows.append(
+                        (
+                            nodes,
+                            batch,
+                            title,
+                            *medians,
+                            f"{max(ends):.3f}",
+                            f"{sum(end <= 1 + 1e-9 for end in ends)} of {len(ends)}",
+                        )
+                    )
+    whole = [(batch, fig8.exhaustive(results, batch)) for batch in fig8.BATCHES]
+    text = ", ".join(f"{ratio:.9f} (batch {batch})" for batch, ratio in whole if ratio is not None)
+    notes = [f"The best of all 36^4 plans of 128 nodes costs {text} times the proven optimum."] if text else []
+    low, high, count = (
+        printed(fig8.FILE, name)
+        for name in ("heuristic_speedup_over_exhaustive_low", "heuristic_speedup_over_exhaustive_high", "runs")
+    )
     notes.append(
         f"The paper has curves of {count:g} runs, and says of the heuristics that they are {low:g} to {high:g} orders "
         "of magnitude faster than to look at all plans."
@@ -167,8 +191,15 @@ def _schemes(title: str, settings: Sequence[Setting]) -> Callable[[Results], Sec
     """A table of schemes on some models."""
 
     def make(results: Results) -> Section:
-        figures = ("micro-batches", "communication", "step", "with the largest", "of AutoDDL's step",
-                   "paper saves: communication", "paper saves: step")  # fmt: skip
+        figures = (
+            "micro-batches",
+            "communication",
+            "step",
+            "with the largest",
+            "of AutoDDL's step",
+            "paper saves: communication",
+            "paper saves: step",
+        )
         columns = ("", "scheme", *figures)
         rows = tuple(row for setting in settings for row in _compared(results, setting))
         return Section(title, columns, rows, tuple(dict.fromkeys(_basis(results, settings))), texts=2)
@@ -188,8 +219,8 @@ def _compared(results: Results, setting: Setting) -> Iterator[tuple[str, ...]]:
             continue
         ratio = f"{own.step_s / ours.step_s:.3f}" if ours else MISSING
         cells = (str(own.micro_batches), _seconds(own.communication_s), _seconds(own.step_s))
-        beside = f"{_seconds(large.step_s)} ({large.micro_batches})"
-        yield title, scheme, *cells, beside, ratio, *(_saved(setting) if scheme == OURS else [MISSING] * 2)
+        largest_step = f"{_seconds(large.step_s)} ({large.micro_batches})"
+        yield title, scheme, *cells, largest_step, ratio, *(_saved(setting) if scheme == OURS else [MISSING] * 2)
 
 
 def _why(rows: Sequence[Row]) -> str:
@@ -209,15 +240,15 @@ def _basis(results: Results, settings: Sequence[Setting]) -> Iterator[str]:
                 port = 1e-9 / basis["cluster"]["node_port"]["beta_s_per_byte"]
                 yield f"Layer times {basis['layer_times']}; {port:g} GB/s for each node."
     if SMALL in settings:
-        (said,) = texts(saved.FILES["fig10"], "claim", model=saved.MODELS[SMALL.model])
+        (said,) = texts(savings.FILES["fig10"], "claim", model=savings.MODELS[SMALL.model])
         yield f"The paper, of {SMALL.title}: {said}."
     yield OVERLAPPING
 
 
 def _saved(setting: Setting) -> tuple[str, ...]:
     """What the paper says that AutoDDL saves of communication, and of a step."""
-    found = (saved.of_communication(setting), saved.of_step(setting))
-    return tuple(MISSING if one is None else f"{one:g} %" for one in found)
+    shares = (savings.of_communication(setting), savings.of_step(setting))
+    return tuple(MISSING if one is None else f"{one:g} %" for one in shares)
 
 
 def _table3(results: Results) -> Section:
@@ -234,10 +265,10 @@ def _table3(results: Results) -> Section:
     return Section(title, columns, tuple(rows), texts=2)
 
 
-def _seconds(found: float | None) -> str:
-    if found is None:
+def _seconds(seconds: float | None) -> str:
+    if seconds is None:
         return "does not fit"
-    return f"{1e3 * found:.1f} ms" if found < 1 else f"{found:.1f} s"
+    return f"{1e3 * seconds:.1f} ms" if seconds < 1 else f"{seconds:.1f} s"
 
 
 TABLES: dict[str, tuple[Callable[[Results], Section], ...]] = {

@@ -1,1 +1,1 @@
-"""Benchmarks: ratios within one run, contestants in turns, medians with their spread (`make bench`)."""
+"""Benchmarks: ratios within one run, interleaved rounds, medians with their spread (`make bench`)."""

@@ -15,16 +15,18 @@ from rich.console import Console
 from rich.table import Table
 
 from analysis.bench import results
-from harness import display, launch, malloc
-from harness.cluster import Cluster, Link
-from harness.manifest import manifest
-from harness.memory import MemoryModel
-from harness.plan import Plan
-from harness.profile import LayerProfile, ModelProfile
+from harness.core import units
+from harness.core.cluster import Cluster, Link
+from harness.core.memory_model import MemoryModel
+from harness.core.model_profile import LayerProfile, ModelProfile
+from harness.core.plan import Plan
+from harness.host import malloc
+from harness.launch import supervisor
+from harness.run.manifest import manifest
 from harness.schedule import Schedule
-from harness.schedule.gpipe import gpipe
-from harness.schedule.hops import plan_hops
-from harness.schedule.one_f_one_b import one_f_one_b
+from harness.schedule.builders.gpipe import gpipe
+from harness.schedule.builders.one_f_one_b import one_f_one_b
+from harness.schedule.transfers import plan_transfers
 from harness.simulate import simulate
 
 PICTURE = results.ROOT / "docs" / "race.png"
@@ -50,11 +52,11 @@ def simulator(rounds: int) -> list[dict[str, Any]]:
     """48 stages, 1,024 micro-batches: a schedule is made and simulated in one process; messages are ops, too."""
     profile = ModelProfile((LayerProfile("layer", 1e-3, 2e-3, output_bytes=10**6, saved_bytes=10**6),) * 48)
     plan = Plan.contiguous([1] * 48, 1024)
-    hops = plan_hops(plan, profile, portals=True)
+    transfers = plan_transfers(plan, profile, portals=True)
     cluster = Cluster(devices_per_node=48, intra=Link(1e-6, 1 / 12e9))
     makers: dict[str, Callable[[], Schedule]] = {
-        "gpipe": lambda: gpipe(1024, range(48), hops, "never"),
-        "one_f_one_b": lambda: one_f_one_b(1024, range(48), hops),
+        "gpipe": lambda: gpipe(1024, range(48), transfers, "never"),
+        "one_f_one_b": lambda: one_f_one_b(1024, range(48), transfers),
     }
     rows = []
     for name, make in makers.items():
@@ -64,42 +66,49 @@ def simulator(rounds: int) -> list[dict[str, Any]]:
             schedule = make()
             simulate(schedule, plan, profile, cluster, MemoryModel())
             taken.append(time.perf_counter() - start)
-        median, ops = statistics.median(taken), sum(len(lane.ops) for lane in schedule.lanes)
-        rows.append({"contestant": name, "step": median, "quartiles": [min(taken), max(taken)], "ops": ops,
-                     "ops a second": round(ops / median)})  # fmt: skip
+        median, ops = statistics.median(taken), sum(len(queue.ops) for queue in schedule.queues)
+        rows.append(
+            {
+                "contestant": name,
+                "step": median,
+                "quartiles": [min(taken), max(taken)],
+                "ops": ops,
+                "ops a second": round(ops / median),
+            }
+        )
     return rows
 
 
 def main(names: list[str]) -> int:
     malloc.tune()
-    os.environ |= launch.FORKABLE
-    from analysis.bench import engines, messages, pipeline, tensor
+    os.environ |= supervisor.FORKABLE
+    from analysis.bench import engines, gpipe, myelin, race_plot, sbp
     from analysis.bench.prediction import prediction
-    from analysis.plots import race, style
+    from analysis.plots import style
 
     benches = {
-        "two_devices": pipeline.two_devices,
-        "one_device": pipeline.one_device,
-        "checkpointing": pipeline.checkpointing,
-        "components": pipeline.components,
+        "two_devices": gpipe.two_devices,
+        "one_device": gpipe.one_device,
+        "checkpointing": gpipe.checkpointing,
+        "components": gpipe.components,
         "planning": planning,
         "prediction": prediction,
         "simulator": simulator,
-        "sbp": tensor.sbp,
-        "messages": messages.messages,
+        "sbp": sbp.sbp,
+        "messages": myelin.messages,
         "race": engines.all_engines,
     }
     unknown = sorted(set(names) - set(benches))
     if unknown:
         print(f"no benchmark is called {', '.join(unknown)}: there are {', '.join(benches)}", file=sys.stderr)
         return 2
-    found = results.load()
+    all_results = results.load()
     for name in names or benches:
         rows = benches[name](int(os.environ.get("ROUNDS", ROUNDS)))
         show(name, (benches[name].__doc__ or "").strip().splitlines()[0], rows)
-        found[name] = {"rows": rows, "manifest": manifest([], ["cpu"], {}, 1)}
-        results.save(found)
-        if name == "race" and (picture := race.figure(rows)):
+        all_results[name] = {"rows": rows, "manifest": manifest([], ["cpu"], {}, 1)}
+        results.save(all_results)
+        if name == "race" and (picture := race_plot.figure(rows)):
             style.write(picture, PICTURE)
     return 0
 
@@ -109,7 +118,10 @@ def show(name: str, title: str, rows: list[dict[str, Any]]) -> None:
     columns = list(dict.fromkeys(key for row in rows for key in row))
     table = Table(title=f"{name}: {title}", title_justify="left")
     for column in columns:
-        table.add_column(column, justify="left" if column == "contestant" else "right")
+        if column == "contestant":
+            table.add_column("entry", justify="left")
+        else:
+            table.add_column(column, justify="right")
     for row in rows:
         table.add_row(*(cell(column, row.get(column)) for column in columns))
     Console(width=max(120, Console().width)).print(table)
@@ -119,11 +131,11 @@ def cell(column: str, value: Any) -> str:
     if value is None:
         return ""
     if column in ("step", "predicted"):
-        return display.seconds(value)
+        return units.seconds(value)
     if column == "quartiles":
-        return " - ".join(map(display.seconds, value))
+        return " - ".join(map(units.seconds, value))
     if column in ("peak memory", "bytes sent"):
-        return display.size(value)
+        return units.size(value)
     return f"{value:.3f}" if isinstance(value, float) else str(value)
 
 

@@ -1,14 +1,13 @@
-"""The race of all engines: one model, one batch, two devices, in turns.
+"""The benchmark of all engines: one model, one batch, two devices, interleaved rounds.
 
-Every contestant lives in a process of its own, engines of ranks with a rank for each device; it computes only when it
-is its turn.
+Every entry has its own process, engines of ranks with a rank for each device; it computes only in its turn.
 
     bench --"step"--> single             |== step ==|
           --"step"--> gpipe                         |== step ==|
           --"step"--> deepspeed rank 0                         |== step ==|
                                 rank 1                         |== step ==|
 
-Who fails takes no further part, which its row says; the others race on.
+An entry that fails is left out from then on, and its row says so; the others continue.
 """
 
 from __future__ import annotations
@@ -20,16 +19,21 @@ from typing import Any, TypeVar
 
 import torch
 
-from analysis.bench.contestant import Contestant, Entry
-from analysis.bench.race import Times, race, speedup
 from analysis.bench.results import BASE
-from harness import check, clusters, devices, machine, planning, ranks, registry
-from harness.compose import compose
+from analysis.bench.round_robin import Times, run_interleaved, speedup
+from analysis.bench.worker import Entry, EntryProcess
+from harness.checks import mesh, request
+from harness.cli.compose import compose
+from harness.config import cluster_config, registry
+from harness.core.model_profile import ModelProfile
+from harness.core.problem import CannotRun, refuse
+from harness.host import devices, machine
+from harness.host.machine import Machine
 from harness.interfaces import Batch, Engine, Model, OptimizerSpec, SessionSpec
-from harness.machine import Machine
-from harness.problem import CannotRun
-from harness.profile import ModelProfile
-from harness.profiling import measure
+from harness.launch import forked_ranks
+from harness.measure import benchmark_machine
+from harness.measure.profile_model import measure
+from harness.planning import draft as planning_draft
 
 T = TypeVar("T")
 Row = dict[str, Any]
@@ -45,8 +49,8 @@ ON_GPUS = {
     "GPT": ("model=gpt_110m", "batch.size=32", "batch.micro_batches=8"),
     "AmoebaNet-D": ("model=amoebanet_18_208", "batch.size=32", "batch.micro_batches=8"),
 }
-"""The same race on a machine with GPUs."""
-CONTESTANTS = {
+"""The same benchmark on a machine with GPUs."""
+ENTRIES = {
     BASE: ("engine=single",),
     "single, all threads": ("engine=single", "engine.threads=0"),
     "gpipe": ("engine=gpipe", "engine.checkpoint=never"),
@@ -64,53 +68,53 @@ CONTESTANTS = {
     "deepspeed, ZeRO 2": ("engine=deepspeed", "engine.zero=2"),
     "deepspeed, ZeRO 3": ("engine=deepspeed", "engine.zero=3"),
 }
-"""By what the table calls them. Those whose engine is not there are left out."""
+"""By their names in the table. Entries of engines that do not exist are left out."""
 
 
 def all_engines(rounds: int) -> list[Row]:
-    """U-Net, GPT and AmoebaNet-D on two devices over all engines that take them, in turns; `single` is one device.
+    """U-Net, GPT and AmoebaNet-D on two devices over all engines that take them, interleaved; `single` is one device.
 
     A device has as many samples of a micro-batch everywhere: engines that share it, or the batch, have fewer of them.
     No checkpointing.
     """
     torch.set_num_threads(1)  # so that the processes that are forked inherit no pool of threads
-    found = devices.detect()
-    here = machine.stored() or apart(machine.measure, devices.torch_names(found.kind, 1)[0])
-    models = MODELS if found.kind == "cpu" else ON_GPUS
+    detected = devices.detect()
+    here = machine.stored() or apart(benchmark_machine.measure, devices.torch_names(detected.kind, 1)[0])
+    models = MODELS if detected.kind == "cpu" else ON_GPUS
     return [row for name, keys in models.items() for row in of_model(name, keys, here, rounds)]
 
 
 def of_model(name: str, keys: Sequence[str], here: Machine, rounds: int) -> list[Row]:
-    """The race of one model: `name` is what the rows call it, `keys` choose model and batch."""
+    """The benchmark of one model: `name` is its name in the rows, `keys` choose model and batch."""
     entries, refused = entered(keys, here)
     config = compose([*keys, f"engine={BASE}"])
     torch.manual_seed(0)
     model: Model = registry.build("model", config.model)
-    rows = contest(name, entries, model.sample(config.batch.size), rounds)
+    rows = run_entries(name, entries, model.sample(config.batch.size), rounds)
     return rows + [{"model": name, "contestant": title, "note": why} for title, why in refused.items()]
 
 
 def entered(keys: Sequence[str], here: Machine) -> tuple[dict[str, Entry], dict[str, str]]:
-    """The contestants whose engines are there: those that can run, and why the others cannot."""
-    there = {plugin.name for plugin in registry.scan() if plugin.group == "engine"}
+    """The entries whose engines exist: those that can run, and why the others cannot."""
+    engines = {plugin.name for plugin in registry.scan() if plugin.group == "engine"}
     entries: dict[str, Entry] = {}
     refused: dict[str, str] = {}
     profile = profiled(keys)
-    for title, own in CONTESTANTS.items():
-        if own[0].partition("=")[2] not in there:
+    for title, choices in ENTRIES.items():
+        if choices[0].partition("=")[2] not in engines:
             continue
         try:
-            entries[title] = entry([*keys, *own], profile, here)
+            entries[title] = entry([*keys, *choices], profile, here)
         except CannotRun as error:
-            refused[title] = "; ".join(f"{problem.key} {problem.what}" for problem in error.problems)
+            refused[title] = "; ".join(problem.statement for problem in error.problems)
     return entries, refused
 
 
-def contest(model: str, entries: Mapping[str, Entry], batch: Batch, rounds: int) -> list[Row]:
-    """One row for each contestant; of those that failed it says when and why."""
+def run_entries(model: str, entries: Mapping[str, Entry], batch: Batch, rounds: int) -> list[Row]:
+    """One row for each entry; the row of an entry that failed says when and why."""
     with ExitStack() as stack:
-        all_ = {title: stack.enter_context(Contestant(entry, batch)) for title, entry in entries.items()}
-        times = race({title: one.step for title, one in all_.items()}, rounds)
+        all_ = {title: stack.enter_context(EntryProcess(entry, batch)) for title, entry in entries.items()}
+        times = run_interleaved({title: one.step for title, one in all_.items()}, rounds)
         peaks = {title: one.peak_bytes() for title, one in all_.items()}
     finished = {title: taken for title, taken in times.items() if not math.isnan(sum(taken.rounds_s))}
     return [_row(model, title, finished, peaks[title], one.failed) for title, one in all_.items()]
@@ -137,23 +141,24 @@ def profiled(keys: Sequence[str]) -> ModelProfile:
 
 
 def apart(work: Callable[[], T], device: str) -> T:
-    """In a process of its own: what is forked from this one later finds neither threads nor CUDA in use."""
-    return ranks.each(1, work, [device])
+    """Run `work` in its own process, so that later forks of this one find neither threads nor CUDA in use."""
+    return forked_ranks.run_on_ranks(1, work, [device])
 
 
 def entry(overrides: Sequence[str], profile: ModelProfile, here: Machine, count: int = DEVICES) -> Entry:
-    """Planned for `count` devices as the front door plans. Raises CannotRun for what the engine refuses."""
-    found = devices.detect()
-    config = compose([*overrides, "optimizer.lr=0.01", *([f"cluster.devices={count}"] if found.kind == "cpu" else [])])
+    """Plan for `count` devices as run.py does. Raises CannotRun for what the engine refuses."""
+    detected = devices.detect()
+    config = compose(
+        [*overrides, "optimizer.lr=0.01", *([f"cluster.devices={count}"] if detected.kind == "cpu" else [])]
+    )
     engine: Engine = registry.build("engine", config.engine)
-    names = devices.torch_names(found.kind, count)
-    cluster = clusters.build(clusters.of(config.cluster), here)
-    check.fill(config, engine.capabilities, count)
+    names = devices.torch_names(detected.kind, count)
+    cluster = cluster_config.build(cluster_config.of(config.cluster), here)
+    mesh.fill(config, engine.capabilities, count)
     tensor = config.mesh.tensor or 1  # a device's share of a micro-batch is as large as the others' micro-batches
     config.batch.micro_batches //= (config.mesh.data or 1) * min(tensor, config.batch.micro_batches)
-    profile = profile.of_samples(check.micro_batch(config))
-    if problems := check.request(config, engine.capabilities, cluster):
-        raise CannotRun(problems)
-    draft = planning.draft(config, engine, registry.build("planner", config.planner), profile, cluster)
+    profile = profile.for_samples(mesh.micro_batch(config))
+    refuse(request.request(config, engine.capabilities, cluster))
+    draft = planning_draft.draft(config, engine, registry.build("planner", config.planner), profile, cluster)
     spec = SessionSpec(names, OptimizerSpec(**config.optimizer), seed=config.seed)
     return Entry(engine, registry.build("model", config.model), draft.plan, spec, profile)

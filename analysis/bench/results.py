@@ -1,4 +1,4 @@
-"""What `make bench` has found: the rows of each benchmark, in analysis/results/bench.json."""
+"""The results of `make bench`: the rows of each benchmark, in analysis/results/bench.json."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import json
 from pathlib import Path
 from typing import Any
 
-from harness import files
+from harness.core import files
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "analysis" / "results" / "bench.json"
 BASE = "single"
-"""The contestant that all others are told against."""
+"""The entry to which all others are compared. Rows have the names of entries under the key "contestant"."""
 
 
 def load() -> dict[str, Any]:
     """By benchmark its "rows" and "manifest"; empty before the first one."""
-    found: dict[str, Any] = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
-    return found
+    results: dict[str, Any] = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
+    return results
 
 
 def save(results: dict[str, Any]) -> None:

@@ -1,1 +1,1 @@
-"""MadPipe (pipelines under a memory limit): its figures beside ours, and its claims."""
+"""MadPipe (pipelines under a memory limit): its figures next to ours, and its claims."""

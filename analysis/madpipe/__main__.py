@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 
-from analysis import command
+from analysis import paper_cli
 from analysis.madpipe.page import PAGE
 
 if __name__ == "__main__":
-    sys.exit(command.main(PAGE, sys.argv[1:]))
+    sys.exit(paper_cli.main(PAGE, sys.argv[1:]))

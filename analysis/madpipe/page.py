@@ -1,4 +1,4 @@
-"""`python -m analysis.madpipe [SOURCE...]`: the paper's figures beside ours, and its claims.
+"""`python -m analysis.madpipe [SOURCE...]`: the paper's figures next to ours, and its claims.
 
 The records are those of the sweeps madpipe_fig6 to madpipe_fig8:
 as they are committed, and in runs/.
@@ -6,14 +6,14 @@ as they are committed, and in runs/.
 
 from __future__ import annotations
 
-from analysis import command
+from analysis import paper_cli
 from analysis.madpipe import tables
-from analysis.madpipe.rows import FOLDERS, Results
-from analysis.madpipe.verdicts import verdicts
-from analysis.plots.madpipe import FIGURES
-from harness import registry
+from analysis.madpipe.claim_checks import verdicts
+from analysis.madpipe.plots import FIGURES
+from analysis.madpipe.sweep_results import FOLDERS, Results
+from harness.config import registry
 
-PAGE = command.Page(
+PAGE = paper_cli.Page(
     module="analysis.madpipe",
     about=__doc__ or "",
     path=registry.ROOT / "analysis" / "results" / "madpipe.md",

@@ -6,10 +6,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from analysis import verdict
-from analysis.madpipe.ratios import Cell, cell
-from analysis.madpipe.rows import CONTIGUOUS, MADPIPE, NETWORKS, PIPEDREAM, PUBLISHED, SWEEPS, Results, Row
-from analysis.madpipe.verdicts import BASELINE, verdicts
+from analysis import claim_check
+from analysis.madpipe.claim_checks import BASELINE, verdicts
+from analysis.madpipe.fig7 import Cell, cell
+from analysis.madpipe.sweep_results import CONTIGUOUS, MADPIPE, NETWORKS, PIPEDREAM, PUBLISHED, SWEEPS, Results, Row
 from analysis.report import MISSING, Section
 
 MEMORIES = range(3, 17)
@@ -29,9 +29,11 @@ def sections(results: Results) -> list[Section]:
     makers = {"fig6": (_fig6,), "fig7": (_fig7, _fits), "fig8": (_fig8,)}
     tables = [
         _of_what_ran(make(results), *results.count(sweep))
-        for sweep in SWEEPS if results.count(sweep)[0] for make in makers[sweep]
-    ]  # fmt: skip
-    return [*tables, verdict.section(verdicts(results))]
+        for sweep in SWEEPS
+        if results.count(sweep)[0]
+        for make in makers[sweep]
+    ]
+    return [*tables, claim_check.section(verdicts(results))]
 
 
 def _of_what_ran(section: Section, ran: int, count: int) -> Section:
@@ -43,8 +45,12 @@ def _of_what_ran(section: Section, ran: int, count: int) -> Section:
     kept = [k for k in range(len(section.columns)) if k < names or any(row[k] != MISSING for row in rows)]
     left_out = len(section.rows) - len(rows)
     note = f"{count - ran} of {count} points were not run" + (f"; {left_out} rows have none." if left_out else ".")
-    return replace(section, columns=tuple(section.columns[k] for k in kept),
-                   rows=tuple(tuple(row[k] for k in kept) for row in rows), notes=(*section.notes, note))  # fmt: skip
+    return replace(
+        section,
+        columns=tuple(section.columns[k] for k in kept),
+        rows=tuple(tuple(row[k] for k in kept) for row in rows),
+        notes=(*section.notes, note),
+    )
 
 
 def _fig6(results: Results) -> Section:
@@ -52,8 +58,18 @@ def _fig6(results: Results) -> Section:
     for devices in SHOWN:
         for memory in MEMORIES:
             rows.append(_periods(schemes, ("ResNet-50", devices, memory, 12)))
-    columns = ("devices", "GB", "PipeDream hopes", "PipeDream", CONTIGUOUS, f"{PUBLISHED}: hopes", PUBLISHED,
-               "MadPipe: bound", MADPIPE, "PipeDream / MadPipe")  # fmt: skip
+    columns = (
+        "devices",
+        "GB",
+        "PipeDream hopes",
+        "PipeDream",
+        CONTIGUOUS,
+        f"{PUBLISHED}: hopes",
+        PUBLISHED,
+        "MadPipe: bound",
+        MADPIPE,
+        "PipeDream / MadPipe",
+    )
     notes = (SOURCE, "Links of 12 GB/s; PipeDream with its optimizer's estimate of memory.")
     return Section("Fig. 6: periods of ResNet-50, in ms", columns, tuple(rows), notes, texts=0)
 
@@ -68,9 +84,17 @@ def _periods(
     both = dream is not None and ours is not None and dream.ok and ours.ok
     ratio = f"{dream.period_s / ours.period_s:.2f}" if both and dream and ours else MISSING
     return (
-        str(one[1]), str(one[2]), _ms(dream, "first_phase_s"), _ms(dream), _ms(row(CONTIGUOUS)),
-        _ms(paper, "first_phase_s"), _ms(paper), _ms(ours, "first_phase_s"), _ms(ours), ratio,
-    )  # fmt: skip
+        str(one[1]),
+        str(one[2]),
+        _ms(dream, "first_phase_s"),
+        _ms(dream),
+        _ms(row(CONTIGUOUS)),
+        _ms(paper, "first_phase_s"),
+        _ms(paper),
+        _ms(ours, "first_phase_s"),
+        _ms(ours),
+        ratio,
+    )
 
 
 def _ms(row: Row | None, field: str = "period_s") -> str:
@@ -122,8 +146,8 @@ def _fig8(results: Results) -> Section:
         for bandwidth in (12, 24):
             for memory in SPEEDS:
                 for scheme in (BASELINE, MADPIPE):
-                    found = [schemes.get(scheme, {}).get((network, p, memory, bandwidth)) for p in range(2, 9)]
-                    rows.append((network, f"{bandwidth} GB/s, {memory} GB", scheme, *map(_speedup, found)))
+                    rows_of_scheme = [schemes.get(scheme, {}).get((network, p, memory, bandwidth)) for p in range(2, 9)]
+                    rows.append((network, f"{bandwidth} GB/s, {memory} GB", scheme, *map(_speedup, rows_of_scheme)))
     columns = ("network", "links, memory", "scheme", *(f"P = {devices}" for devices in range(2, 9)))
     return Section("Fig. 8: speed-up over one device", columns, tuple(rows), (SOURCE,), texts=3)
 

@@ -1,1 +1,1 @@
-"""Myelin (published later as AxoNN): its tables and figures beside ours, its claims, and what each mechanism brings."""
+"""Myelin (published later as AxoNN): its tables and figures next to ours, its claims, and what each part gains."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from analysis.myelin.rows import Results, Row
+from analysis.myelin.sweep_results import Results, Row
 from analysis.report import MISSING, Section
 
 IMBALANCES = ("none", "the head's", "a slow stage")
@@ -54,17 +54,26 @@ def variant_s(results: Results, variant: str, imbalance: str, jitter: str) -> fl
 
     def own(row: Row) -> bool:
         same = all(row[key] == value for key, value in wanted.items())
-        return same and _stages(row) == STAGES and row["batch.size"] == "1024" and row["jitter"] == jitter and (
-            _imbalance(row) == imbalance
-        )  # fmt: skip
+        return (
+            same
+            and _stages(row) == STAGES
+            and row["batch.size"] == "1024"
+            and row["jitter"] == jitter
+            and (_imbalance(row) == imbalance)
+        )
 
     return _only(results, own, lambda row: row.phase_s("pipelining"))
 
 
 def mechanism_s(results: Results, one: Mechanism, order: str, blocking: bool) -> float | None:
     """Seconds of a step."""
-    wanted = {"engine.order": order, "cluster.blocking_messages": str(blocking).lower(),
-              "engine.offload": str(one.offload).lower(), "engine.k": str(one.k), "batch.size": "2048"}  # fmt: skip
+    wanted = {
+        "engine.order": order,
+        "cluster.blocking_messages": str(blocking).lower(),
+        "engine.offload": str(one.offload).lower(),
+        "engine.k": str(one.k),
+        "batch.size": "2048",
+    }
     return _only(
         results,
         lambda row: _stages(row) == one.stages and all(row[key] == value for key, value in wanted.items()),
@@ -113,8 +122,8 @@ def _orders(results: Results) -> Section:
     notes = (
         "Simulated: 12B on 48 GPUs, 12 stages and 4 replicas, batch 1024, micro-batch 1. Columns: imbalance, spread "
         "of the times of tasks. First line: seconds; others: by how much the phase is longer (+) or shorter (-).",
-        "Imbalances: none (a head that costs nothing), the output head's on the last stage (0.7 blocks beside 4), "
-        "a stage of 6 blocks in the middle. The limit is 12 if none is named.",
+        "Imbalances: none (a head that costs nothing), the output head's on the last stage (0.7 blocks in addition to "
+        "4), a stage of 6 blocks in the middle. The limit is 12 if none is named.",
         "With blocking messages both ends wait for a message, and compute nothing while it travels.",
     )
     return Section("What brings what: order, policy, limit and blocking messages", columns, tuple(rows), notes)
@@ -130,8 +139,7 @@ def _mechanisms(results: Results) -> Section:
             before = mechanism_s(results, MECHANISMS[number - 1], *case) if number else own
             cells.append(_seconds(own, before))
         rows.append((one.title, *cells))
-    columns = ("step", *(f"{order.replace('_', '-')}{', blocking' if blocking else ''}"
-                         for order, blocking in cases))  # fmt: skip
+    columns = ("step", *(f"{order.replace('_', '-')}{', blocking' if blocking else ''}" for order, blocking in cases))
     notes = (
         "Simulated: 12B on 48 GPUs, batch 2048, micro-batch 1; seconds of a step, and the change from the line above.",
     )

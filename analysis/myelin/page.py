@@ -1,4 +1,4 @@
-"""`python -m analysis.myelin [SOURCE...]`: the paper's figures beside ours, and its claims.
+"""`python -m analysis.myelin [SOURCE...]`: the paper's figures next to ours, and its claims.
 
 The records are those of the sweeps myelin_*, at both scales:
 as they are committed, and in runs/.
@@ -6,14 +6,14 @@ as they are committed, and in runs/.
 
 from __future__ import annotations
 
-from analysis import command
+from analysis import paper_cli
 from analysis.myelin import tables
-from analysis.myelin.rows import FOLDERS, Results
-from analysis.myelin.verdicts import verdicts
-from analysis.plots.myelin import FIGURES
-from harness import registry
+from analysis.myelin.claim_checks import verdicts
+from analysis.myelin.plots import FIGURES
+from analysis.myelin.sweep_results import FOLDERS, Results
+from harness.config import registry
 
-PAGE = command.Page(
+PAGE = paper_cli.Page(
     module="analysis.myelin",
     about=__doc__ or "",
     path=registry.ROOT / "analysis" / "results" / "myelin.md",

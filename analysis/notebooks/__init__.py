@@ -1,1 +1,1 @@
-"""Notebooks: one for each paper, and one that compares all schemes; text (jupytext) with the executed .ipynb beside."""
+"""Notebooks: one for each paper, and one that compares all schemes; text (jupytext) with the executed .ipynb."""

@@ -1,4 +1,4 @@
-"""`python -m analysis.notebooks [NAME...]`: execute the notebooks, and write each .ipynb beside its .py."""
+"""`python -m analysis.notebooks [NAME...]`: execute the notebooks, and write each .ipynb next to its .py."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from harness import files, registry
+from harness.config import registry
+from harness.core import files
 
 FOLDER = Path(__file__).parent
 NAMES = ("torchgpipe", "myelin", "madpipe", "autoddl", "schemes")
@@ -19,7 +20,7 @@ CLOCKED = ("execution", "executionInfo")
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Returns 1 if a notebook failed, which is told, else 0."""
+    """Returns 1 if a notebook failed, and says which, else 0."""
     parser = argparse.ArgumentParser("python -m analysis.notebooks", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(NAMES)}; all by default")
     names = parser.parse_args(arguments).names or NAMES

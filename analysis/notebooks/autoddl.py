@@ -14,10 +14,10 @@
 # collectives and orders measured in small.
 
 # %%
-from analysis import papers
+from analysis import paper_pages
 
-autoddl = papers.report("autoddl")
-print("\n".join(autoddl.told))
+autoddl = paper_pages.report("autoddl")
+print("\n".join(autoddl.messages))
 
 # %% [markdown]
 # ## Methods
@@ -37,7 +37,7 @@ autoddl.tables("Fig. 3")
 autoddl.picture("autoddl_fig3")
 
 # %% [markdown]
-# ## Do formulas tell how long collectives take?
+# ## Do formulas predict how long collectives take?
 
 # %%
 autoddl.tables("Table 2")

@@ -14,10 +14,10 @@
 # of memory that may be wrong.
 
 # %%
-from analysis import papers
+from analysis import paper_pages
 
-madpipe = papers.report("madpipe")
-print("\n".join(madpipe.told))
+madpipe = paper_pages.report("madpipe")
+print("\n".join(madpipe.messages))
 
 # %% [markdown]
 # ## Periods of ResNet-50 against memory

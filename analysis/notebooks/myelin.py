@@ -9,15 +9,15 @@
 # %% [markdown]
 # # Myelin
 #
-# A pipeline whose stages run whatever has arrived, with replicas, an optimizer whose state lies on the host, and sums
-# that overlap with updates (published later as AxoNN). The paper's scale is Summit: 8 to 64 nodes of six V100; Regatta
-# simulates it, and measures the same mechanisms in small.
+# A pipeline whose stages run the tasks whose messages have arrived, with replicas, an optimizer whose state is on the
+# host, and all-reduces that overlap with updates (published later as AxoNN). The paper's scale is Summit: 8 to 64
+# nodes of six V100; Regatta simulates it, and measures the same mechanisms in small.
 
 # %%
-from analysis import papers
+from analysis import paper_pages
 
-myelin = papers.report("myelin")
-print("\n".join(myelin.told))
+myelin = paper_pages.report("myelin")
+print("\n".join(myelin.messages))
 
 # %% [markdown]
 # ## The models

@@ -13,7 +13,7 @@
 # batches and metrics everywhere (sweeps/schemes.yaml).
 
 # %%
-from analysis import schemes
+from analysis import scheme_comparison
 
 # %% [markdown]
 # ## Simulated
@@ -22,19 +22,19 @@ from analysis import schemes
 # with many small messages.
 
 # %%
-schemes.section("simulated")
+scheme_comparison.section("simulated")
 
 # %%
-schemes.picture("simulated")
+scheme_comparison.picture("simulated")
 
 # %% [markdown]
 # ## Measured
 #
-# A small U-Net and a small GPT on two CPU devices of the machine at hand, which share its cores. Predicted / measured
+# A small U-Net and a small GPT on two CPU devices of the local machine, which share its cores. Predicted / measured
 # says how far the simulator is to be trusted here.
 
 # %%
-schemes.section("measured")
+scheme_comparison.section("measured")
 
 # %%
-schemes.picture("measured")
+scheme_comparison.picture("measured")

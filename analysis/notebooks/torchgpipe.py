@@ -15,10 +15,10 @@
 # `runs/`.
 
 # %%
-from analysis import papers
+from analysis import paper_pages
 
-torchgpipe = papers.report("torchgpipe")
-print("\n".join(torchgpipe.told))
+torchgpipe = paper_pages.report("torchgpipe")
+print("\n".join(torchgpipe.messages))
 
 # %% [markdown]
 # ## What each component adds

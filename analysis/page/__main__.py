@@ -7,10 +7,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from analysis import papers, traces
+from analysis import paper_pages
 from analysis.bench import results
 from analysis.page.build import page
-from harness import display, files, registry
+from analysis.torchgpipe import traces
+from harness.config import registry
+from harness.core import files, units
 
 OUT = registry.ROOT / "build" / "report.html"
 
@@ -20,12 +22,12 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser("python -m analysis.page", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--out", type=Path, default=OUT, metavar="FILE.html")
     out = parser.parse_args(arguments).out
-    reports = {name: papers.report(name) for name in papers.PAGES}
+    reports = {name: paper_pages.report(name) for name in paper_pages.PAGES}
     chosen = [trace for sweep in traces.TITLES for trace in traces.load(sweep)]
     rows = results.load().get("race", {}).get("rows", [])
     text = page(reports, rows, chosen)
     files.write_text(out, text)
-    print(f"{out}: {display.size(len(text.encode()))}")
+    print(f"{out}: {units.size(len(text.encode()))}")
     return 0
 
 

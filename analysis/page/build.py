@@ -13,12 +13,12 @@ from typing import Any
 import jinja2
 from markupsafe import Markup, escape
 
+from analysis.bench import race_plot
+from analysis.claim_check import SAYS, Verdict
 from analysis.page import timelines
-from analysis.papers import Picture, Report
-from analysis.plots import race
+from analysis.paper_pages import Picture, Report
 from analysis.report import html_section, paragraphs
-from analysis.traces import Chosen
-from analysis.verdict import SAYS, Verdict
+from analysis.torchgpipe.traces import Chosen
 
 FOLDER = Path(__file__).parent
 TEMPLATE = "page.html"
@@ -87,7 +87,7 @@ def page(reports: Mapping[str, Report], rows: Sequence[dict[str, Any]], traces: 
 def _paper(name: str, report: Report) -> Paper:
     tables = [Markup(html_section(section)) for section in report.sections if section.title != report.claims().title]
     figures = [_figure(key, _caption(report.title, key), picture) for key, picture in report.pictures().items()]
-    notes = Markup("\n".join(paragraphs([*report.told, report.missing])))
+    notes = Markup("\n".join(paragraphs([*report.messages, report.missing])))
     return Paper(name, report.title, report.verdicts, tables, figures, notes)
 
 
@@ -102,9 +102,9 @@ def _figure(name: str, caption: str, picture: Picture) -> Figure:
 
 
 def _race(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    drawn = race.figure(rows)
+    drawn = race_plot.figure(rows)
     figures = [_figure("race", "The race", Picture.of(drawn))] if drawn else []
-    return {"figures": figures, "headline": race.headline(rows)}
+    return {"figures": figures, "headline": race_plot.headline(rows)}
 
 
 def _breakable(text: str) -> Markup:

@@ -1,5 +1,5 @@
 "use strict";
-// Timelines of traces on one axis: wheel zooms, drag pans, hover and N / P tell an op.
+// Timelines of traces on one axis: wheel zooms, drag pans, hover and N / P show an op.
 // Data: {colours: {kind: [label, colour]}, traces: [{title, group, lines, length, lanes: [{device, queue, height, rows}]}]};
 // a row is a list of [kind, text, start, end, op], times in ms from the step's start.
 (() => {
@@ -11,7 +11,7 @@
   const pen = canvas.getContext("2d");
   const TITLE = 20, AXIS = 24, GAP = 16, DEVICE_GAP = 6, LANE_GAP = 2;
   const view = { start: 0, end: 1 };
-  let shown = [], rows = [], told = null, left = 120, width = 800;
+  let shown = [], rows = [], marked = null, left = 120, width = 800;
 
   const longest = () => Math.max(...shown.map((trace) => trace.length), 1e-6);
   const x = (ms) => left + ((ms - view.start) / (view.end - view.start)) * (width - left);
@@ -123,7 +123,7 @@
       const from = x(start), wide = Math.max(x(end) - from, 1);
       pen.fillStyle = fill(kind);
       pen.fillRect(from, row.top + 1, wide > 3 ? wide - 0.6 : wide, row.height - 2);
-      if (box === told) {
+      if (box === marked) {
         pen.strokeStyle = css("--ink");
         pen.lineWidth = 2;
         pen.strokeRect(from + 1, row.top + 2, Math.max(wide - 2, 1), row.height - 4);
@@ -145,8 +145,8 @@
     return box ? { row, box } : null;
   }
 
-  function tell(found) {
-    told = found && found.box;
+  function mark(found) {
+    marked = found && found.box;
     tip.hidden = !found;
     if (found) {
       const { row, box } = found, [kind, , start, end, op] = box;
@@ -160,7 +160,7 @@
 
   function neighbour(step) {
     const all = rows.flatMap((row) => row.boxes.map((box) => ({ row, box })));
-    const number = all.findIndex((one) => one.box === told) + step;
+    const number = all.findIndex((one) => one.box === marked) + step;
     const found = all[Math.min(Math.max(number, 0), all.length - 1)];
     if (!found) return;
     const { box } = found;
@@ -168,7 +168,7 @@
       const half = (view.end - view.start) / 2, middle = (box[2] + box[3]) / 2;
       look(middle - half, middle + half);
     }
-    tell(found);
+    mark(found);
   }
 
   const pan = (share) => look(view.start + share * (view.end - view.start), view.end + share * (view.end - view.start));
@@ -177,7 +177,7 @@
   const acts = {
     ArrowLeft: () => pan(-0.2), ArrowRight: () => pan(0.2), ArrowUp: () => zoom(0.7, middle()), ArrowDown: () => zoom(1.4, middle()),
     "+": () => zoom(0.7, middle()), "-": () => zoom(1.4, middle()), Home: reset, n: () => neighbour(1), p: () => neighbour(-1),
-    Escape: () => tell(null),
+    Escape: () => mark(null),
   };
 
   canvas.addEventListener("keydown", (event) => {
@@ -192,11 +192,11 @@
   canvas.addEventListener("pointerdown", (event) => { held = { x: event.offsetX, start: view.start, end: view.end }; });
   window.addEventListener("pointerup", () => { held = null; });
   canvas.addEventListener("pointermove", (event) => {
-    if (!held) return tell(find(event.offsetX, event.offsetY));
+    if (!held) return mark(find(event.offsetX, event.offsetY));
     const by = ((held.x - event.offsetX) / (width - left)) * (held.end - held.start);
     look(held.start + by, held.end + by);
   });
-  canvas.addEventListener("pointerleave", () => tell(null));
+  canvas.addEventListener("pointerleave", () => mark(null));
   canvas.addEventListener("dblclick", reset);
   root.querySelectorAll("[data-act]").forEach((button) => button.addEventListener("click", acts[button.dataset.act]));
   choices.addEventListener("change", choose);
@@ -207,7 +207,7 @@
   function choose() {
     const on = [...choices.querySelectorAll("input:checked")].map((box) => Number(box.value));
     shown = on.map((number) => data.traces[number]);
-    told = null;
+    marked = null;
     tip.hidden = true;
     reset();
   }

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from analysis.traces import Chosen
-from harness.timeline import STYLES
-from harness.timeline_layout import Box, Panel, lay_out
+from analysis.torchgpipe.traces import Chosen
+from harness.report.timeline_layout import Box, Panel, lay_out
+from harness.report.timeline_plot import STYLES
 
 TITLES = {
     "traces-local": "Small runs on this machine, each above its simulation",

@@ -1,6 +1,6 @@
 """How every picture looks: one palette, one look for each source of a value, one legend; PNG and PDF.
 
-Colour says whose a value is (a scheme, a framework, a phase). Where it comes from is told by the look: what a paper
+Colour shows whose a value is (a scheme, a framework, a phase). The look shows its source: what a paper
 prints is pale and hatched, its lines are dashed; simulated and planned is full, lines are solid; measured is dotted.
 """
 
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
-from harness import files
+from harness.core import files
 
 if TYPE_CHECKING:
     import numpy as np
@@ -29,7 +29,7 @@ Drawn = TypeVar("Drawn")
 Results = TypeVar("Results")
 
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442")
-"""Okabe and Ito's palette, which colour-blind readers can tell apart; the first one is ours."""
+"""Okabe and Ito's palette, which colour-blind readers can distinguish; the first one is ours."""
 BLUE, ORANGE, GREEN, PURPLE, SKY, VERMILLION, YELLOW = COLOURS
 GREY, DARK = "#999999", "#444444"
 DPI = 100
@@ -73,9 +73,18 @@ def styled(draw: Callable[Given, Drawn]) -> Callable[Given, Drawn]:
         import seaborn
 
         theme = seaborn.axes_style("whitegrid", {"axes.spines.top": False, "axes.spines.right": False})
-        sizes = {"font.size": 10, "axes.titlesize": 10.5, "axes.labelsize": 10, "legend.fontsize": 9.5,
-                 "xtick.labelsize": 9, "ytick.labelsize": 9, "hatch.linewidth": 0.6, "grid.linewidth": 0.6,
-                 "lines.linewidth": 1.7, "lines.markersize": 4.5}  # fmt: skip
+        sizes = {
+            "font.size": 10,
+            "axes.titlesize": 10.5,
+            "axes.labelsize": 10,
+            "legend.fontsize": 9.5,
+            "xtick.labelsize": 9,
+            "ytick.labelsize": 9,
+            "hatch.linewidth": 0.6,
+            "grid.linewidth": 0.6,
+            "lines.linewidth": 1.7,
+            "lines.markersize": 4.5,
+        }
         with matplotlib.rc_context(theme | sizes):
             return draw(*arguments, **named)
 
@@ -101,15 +110,15 @@ def bars(axes: Axes, groups: Sequence[str], series: Sequence[Bars], form: str = 
         places = [group + (number - (len(series) - 1) / 2) * width for group in range(len(groups))]
         heights = [math.nan if value is None else value for value in one.values]
         drawn = axes.bar(places, heights, width, edgecolor="white", linewidth=0.5, **_filled(one.colour, one.source))
-        told = ["" if value is None else form.format(value) for value in one.values]
-        axes.bar_label(drawn, told, padding=1.5, fontsize=_LABEL_PT)
+        labels = ["" if value is None else form.format(value) for value in one.values]
+        axes.bar_label(drawn, labels, padding=1.5, fontsize=_LABEL_PT)
     axes.set_xticks(range(len(groups)), list(groups))
     axes.grid(axis="x", visible=False)
     axes.margins(y=0.12)
 
 
 def rows(axes: Axes, names: Sequence[str], values: Sequence[float], colour: str, source: Source = "simulated") -> None:
-    """A horizontal bar for each name, the first one at the bottom, with its value beside it."""
+    """A horizontal bar for each name, the first one at the bottom, with its value next to it."""
     drawn = axes.barh(list(names), list(values), _BARS, edgecolor="white", linewidth=0.5, **_filled(colour, source))
     axes.bar_label(drawn, [f"{value:.3g}" for value in values], padding=2, fontsize=_LABEL_PT)
     axes.grid(axis="y", visible=False)
@@ -136,7 +145,7 @@ def legend(figure: Figure, colours: Mapping[str, str], sources: Sequence[Source]
     below(figure, handles)
 
 
-def told_apart(axes: Axes) -> None:
+def distinguished(axes: Axes) -> None:
     """A legend inside of a panel whose lines have users' own titles, in which "$" is no formula."""
     for text in axes.legend(frameon=False).get_texts():
         text.set_parse_math(False)

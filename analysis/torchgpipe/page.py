@@ -1,4 +1,4 @@
-"""`python -m analysis.torchgpipe [SOURCE...]`: the paper's tables beside ours, and its claims.
+"""`python -m analysis.torchgpipe [SOURCE...]`: the paper's tables next to ours, and its claims.
 
 The records are those of the sweeps torchgpipe_table1 to torchgpipe_table4, at both scales:
 as they are committed, and in runs/.
@@ -6,14 +6,14 @@ as they are committed, and in runs/.
 
 from __future__ import annotations
 
-from analysis import command
-from analysis.plots.torchgpipe import FIGURES
+from analysis import paper_cli
 from analysis.torchgpipe import tables
-from analysis.torchgpipe.rows import FOLDERS, Results
-from analysis.torchgpipe.verdicts import verdicts
-from harness import registry
+from analysis.torchgpipe.claim_checks import verdicts
+from analysis.torchgpipe.plots import FIGURES
+from analysis.torchgpipe.sweep_results import FOLDERS, Results
+from harness.config import registry
 
-PAGE = command.Page(
+PAGE = paper_cli.Page(
     module="analysis.torchgpipe",
     about=__doc__ or "",
     path=registry.ROOT / "analysis" / "results" / "torchgpipe.md",

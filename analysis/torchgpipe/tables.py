@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from analysis import beside, verdict
+from analysis import claim_check, run_artifacts
 from analysis.report import MISSING, Section
-from analysis.torchgpipe import search
-from analysis.torchgpipe.figures import (
+from analysis.torchgpipe import table3
+from analysis.torchgpipe.claim_checks import verdicts
+from analysis.torchgpipe.quantities import (
     GIB,
     PARAMETERS,
     QUANTITIES,
@@ -19,9 +20,8 @@ from analysis.torchgpipe.figures import (
     small_speed_up,
     small_throughput,
 )
-from analysis.torchgpipe.rows import PIPELINES, ROWS, SCALES, SMALL, SOURCE, Results, Source
-from analysis.torchgpipe.verdicts import verdicts
-from harness.record import RunRecord
+from analysis.torchgpipe.sweep_results import PIPELINES, ROWS, SCALES, SMALL, SOURCE, Results, Source
+from harness.core.record import RunRecord
 
 TITLES = {
     1: "Table 1: what each component adds, U-Net (5, 64) in four stages",
@@ -46,11 +46,11 @@ def sections(results: Results) -> list[Section]:
     found = [_table(results, table) for table in ROWS if results.has_rows(table)]
     small = [_small(results)] if results.was_run("table2", "local") else []
     search = [_search(results)] if any(candidate.record for candidate in results.search()) else []
-    return [*found, *small, *search, verdict.section(verdicts(results))]
+    return [*found, *small, *search, claim_check.section(verdicts(results))]
 
 
 def _table(results: Results, table: int) -> Section:
-    notes = [*_basis(results, table), REMARKS[table], *_failed(results, table), *_lacking(results, table)]
+    notes = [*_basis(results, table), REMARKS[table], *_failed(results, table), *_missing_profiles(results, table)]
     if table == 2:
         notes.append("GPipe on TPU: " + ", ".join(f"{row}: {gpipe(row):g}" for row in ROWS[2]))
     columns = COLUMNS if "local" in SCALES[table] else COLUMNS[:-1]
@@ -66,8 +66,8 @@ def _rows(results: Results, table: int) -> Iterator[tuple[str, ...]]:
             ours = quantity.of(results, table, row, "simulated")
             ratio = f"{ours / published:.2f}" if ours and published else MISSING
             cells = (published, ours, quantity.of(results, table, row, "measured"))
-            told = [MISSING if cell is None else quantity.text(cell) for cell in cells]
-            yield "" if number else row, quantity.name, told[0], told[1], ratio, told[2]
+            texts = [MISSING if cell is None else quantity.text(cell) for cell in cells]
+            yield "" if number else row, quantity.name, texts[0], texts[1], ratio, texts[2]
 
 
 def _basis(results: Results, table: int) -> Iterator[str]:
@@ -117,12 +117,12 @@ def _failed(results: Results, table: int) -> Iterator[str]:
                 yield f"{row}, {SOURCE[scale]}: {_failure(record)}"
 
 
-def _lacking(results: Results, table: int) -> list[str]:
-    """Rows whose profile is not there, of which parameters are counted."""
+def _missing_profiles(results: Results, table: int) -> list[str]:
+    """Rows without a profile, from which parameters are counted."""
     if PARAMETERS not in QUANTITIES[table]:
         return []
     records = (record for scale in SCALES[table] for record in _well(results, table, SOURCE[scale]).values())
-    return beside.lacking(records, beside.parameters)
+    return run_artifacts.missing_files(records, run_artifacts.parameters)
 
 
 def _failure(record: RunRecord) -> str:
@@ -153,18 +153,22 @@ def _small(results: Results) -> Section:
 
 
 def _search(results: Results) -> Section:
-    """Every candidate, and the largest that fits for each number of devices beside the paper's."""
+    """Every candidate, and the largest that fits for each number of devices, with the paper's."""
     rows = [
-        (one.row, f"({one.convs}, {one.channels})", search.billions(search.unet_parameters(one.convs, one.channels)),
-         search.outcome(one))
+        (
+            one.row,
+            f"({one.convs}, {one.channels})",
+            table3.billions(table3.unet_parameters(one.convs, one.channels)),
+            table3.outcome(one),
+        )
         for one in results.search()
-    ]  # fmt: skip
+    ]
     notes = []
     for row in PIPELINES:
-        found, published = search.largest(results, row), paper(3, row, "parameters")
-        ours = str(found) if found else "not known"
+        largest_row, published = table3.largest(results, row), paper(3, row, "parameters")
+        ours = str(largest_row) if largest_row else "not known"
         notes.append(
-            f"{row}: the largest candidate that fits is {ours}; the paper's has {search.billions(int(published or 0))}."
+            f"{row}: the largest candidate that fits is {ours}; the paper's has {table3.billions(int(published or 0))}."
         )
     title = "Table 3, search: the largest U-Net (B, C) that fits, stages by planner.by=memory"
     return Section(title, ("row", "(B, C)", "parameters", "outcome"), tuple(rows), tuple(notes), texts=4)

@@ -1,30 +1,48 @@
 """The ddp engine: torch.nn.parallel.DistributedDataParallel over all devices.
 
 Gradients are accumulated over a replica's micro-batches and summed once, in buckets, while the last backward pass goes
-on. The schedule has them behind that pass: a prediction is too slow by as much as really overlaps.
+on. The schedule has them after that pass: a prediction is too slow by as much as really overlaps.
 """
 
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 
-from engines.ddp.config import Config
+from harness.core.model_profile import ModelProfile
+from harness.core.plan import Plan
+from harness.core.problem import Problem
+from harness.core.value_checks import above_0
 from harness.interfaces import Capabilities, Engine, Model, Session, SessionSpec
-from harness.plan import Plan
-from harness.profile import ModelProfile
 from harness.schedule import Schedule
-from harness.schedule.zero import data_parallel
+from harness.schedule.builders.data_parallel import data_parallel
+
+
+@dataclass
+class Config:
+    name: str = "ddp"
+    """The engine."""
+    bucket_mb: float = 25.0
+    """Gradients are summed in buckets of so many MiB, while the backward pass continues."""
+
+
+def check(config: Config) -> list[Problem]:
+    """Values that no run can have."""
+    return above_0("engine.bucket_mb", config.bucket_mb, 25)
+
+
+def build(config: Config) -> DDPEngine:
+    return DDPEngine(config)
 
 
 class DDPEngine(Engine):
-    capabilities = Capabilities(pipeline=False, data=True, ranks=True)
+    capabilities = Capabilities(pipeline=False, data=True, multi_process=True)
 
     def __init__(self, config: Config) -> None:
         self.config = config
 
     def schedule(self, plan: Plan, profile: ModelProfile) -> Schedule:
-        size = profile.parameter_bytes(0, len(profile.layers) - 1)
-        return data_parallel(plan.micro_batches, size, plan.mesh.data, "all_reduce", plan.recompute)
+        return data_parallel(plan.micro_batches, profile.parameter_bytes(), plan.mesh.data, recompute=plan.recompute)
 
     def session(self, model: Model, plan: Plan, spec: SessionSpec) -> AbstractContextManager[Session]:
         from engines.ddp.session import DDPSession

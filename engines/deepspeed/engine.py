@@ -4,7 +4,7 @@ With several stages its `PipelineModule` over the plan's stages, with or without
 through every stage as further tensors. With one stage its plain engine, with ZeRO 0 to 3. Nothing is clipped, no op is
 compiled but for `offload`. DeepSpeed makes a backward pass for each tensor of a tuple; here one does for all. It trains
 in float64 only in a pipeline without replicas, in bfloat16 and float16 only with ZeRO (float32 copies of the weights).
-ZeRO's collectives run inside the passes; trace and schedule have them as blocks before and behind.
+ZeRO's collectives run inside the passes; trace and schedule have them as blocks before and after.
 
 On described clusters it is the Megatron-LM of papers, too, which is planned and simulated only: a stage's devices split
 its products (mesh.tensor, planner=megatron planner.dimensions=1), `checkpoint=always` then computes layer by layer
@@ -13,31 +13,87 @@ call DeepSpeed: the same with the optimizer in shards, to whose owners gradients
 and in DeepSpeed then (0.19 sums them for everybody).
 
 With ZeRO the optimizer steps float32 copies of the weights. These are what a state holds, in float16 with the scale of
-the loss, so that it goes on exactly; but with `offload` DeepSpeed's own Adam goes on with powers of its betas that may
-be a rounding off. With ZeRO a step whose gradients are not finite is skipped, as usual in float16, and the log says so.
+the loss, so that it continues exactly; but with `offload` DeepSpeed's own Adam continues with powers of its betas that
+may be a rounding off. With ZeRO a step whose gradients are not finite is skipped, as usual in float16, and the log
+says so.
 """
 
 from __future__ import annotations
 
+import os
+import shutil
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
 
-from engines.deepspeed.config import BUCKET, Config
-from harness import checkpointing
-from harness.cluster import Cluster
-from harness.engine_check import unsplit
+from engines.deepspeed.bucket import BUCKET
+from harness.checks.engine_support import unsplit
+from harness.checks.values import not_installed
+from harness.core import activation_checkpointing
+from harness.core.cluster import Cluster
+from harness.core.memory_model import DTYPE_BYTES, MemoryModel
+from harness.core.model_profile import ModelProfile
+from harness.core.plan import Mesh, Plan
+from harness.core.problem import Fix, Problem
+from harness.core.value_checks import one_of
 from harness.interfaces import Capabilities, Engine, Model, PlanRequest, Session, SessionSpec, Setting
-from harness.memory import DTYPE_BYTES, MemoryModel
-from harness.mesh import Mesh
-from harness.plan import Plan
-from harness.problem import Problem
-from harness.profile import ModelProfile
 from harness.schedule import Schedule
-from harness.schedule.deepspeed import deepspeed
-from harness.schedule.hops import plan_hops
-from harness.schedule.tensor import with_traffic
-from harness.schedule.ties import plan_ties
-from harness.schedule.zero import SHARDINGS, Reduction, data_parallel
+from harness.schedule.builders.data_parallel import SHARDINGS, Reduction, data_parallel
+from harness.schedule.builders.deepspeed import deepspeed
+from harness.schedule.builders.tensor_parallel import with_traffic
+from harness.schedule.tied_weight_ops import plan_ties
+from harness.schedule.transfers import plan_transfers
+
+VERSION = "0.19"
+"""What is fixed in DeepSpeed is fixed in its insides, which other versions may have elsewhere."""
+STAGES = (0, 1, 2, 3)
+CHECKPOINT = ("never", "always")
+
+
+@dataclass
+class Config:
+    name: str = "deepspeed"
+    """The engine."""
+    zero: int = 0
+    """What lies in shards over the replicas: 0 nothing, 1 optimizer state, 2 gradients too, 3 weights too. 2 and 3 have
+    no pipeline; 0 in half precision is Megatron-LM, for described clusters only."""
+    checkpoint: str = "never"
+    """Which micro-batches are recomputed in the backward pass: never or always. Stages are recomputed whole, but where
+    their products are split (mesh.tensor, described clusters only) layer by layer."""
+    offload: bool = False
+    """ZeRO-Offload: optimizer state and step on the CPU (zero 1 to 3, adam or adamw). It compiles DeepSpeed's cpu_adam,
+    once, which takes minutes: on a busy machine with launch.timeout_s=1800."""
+
+
+def check(config: Config) -> list[Problem]:
+    """Values that no run can have."""
+    found = not_installed("deepspeed", "deepspeed", "pip install 'deepspeed>=0.19,<0.20'", VERSION)
+    found += one_of("engine.zero", config.zero, STAGES, min(max(config.zero, 0), 3))
+    found += one_of("engine.checkpoint", config.checkpoint, CHECKPOINT, "always")
+    if config.offload and config.zero == 0:
+        message = "needs the optimizer's state in shards, engine.zero is 0"
+        found.append(Problem("engine.offload", True, message, ({"engine.zero": 1}, {"engine.offload": False})))
+    if config.offload and (missing := _missing_tools()):
+        message = f"compiles cpu_adam, and there is no {' and no '.join(missing)}"
+        commands = " and ".join(missing.values())
+        found.append(Problem("engine.offload", True, message, ({"engine.offload": False},), commands))
+    return found
+
+
+def _missing_tools() -> dict[str, str]:
+    """What torch compiles with and this machine lacks, each with the command that installs it."""
+    compiler = (os.environ.get("CXX") or "c++").split()[0]
+    missing = {}
+    if shutil.which(compiler) is None:
+        missing[f"C++ compiler ({compiler})"] = "apt-get install g++"
+    if shutil.which("ninja") is None and find_spec("ninja") is None:
+        missing["ninja"] = "pip install ninja"
+    return missing
+
+
+def build(config: Config) -> DeepSpeedEngine:
+    return DeepSpeedEngine(config)
+
 
 HERE = "local"
 """The cluster that things run on."""
@@ -54,53 +110,61 @@ class DeepSpeedEngine(Engine):
     def __init__(self, config: Config) -> None:
         self.config = config
         self.capabilities = Capabilities(
-            dtypes=("float32", "float64", "bfloat16", "float16"), pipeline=config.zero < 2, data=True, ranks=True,
-            tensor=True, elsewhere=("tensor",),
+            dtypes=("float32", "float64", "bfloat16", "float16"),
+            pipeline=config.zero < 2,
+            data=True,
+            multi_process=True,
+            tensor=True,
+            simulated_only=("tensor",),
             optimizers=("adamw", "adam") if config.offload else Capabilities.optimizers,
-            because={
-                "tensor": Setting("cluster=local", "mode=simulate cluster=summit"),
-                "pipeline": Setting(f"engine.zero={config.zero}", "engine.zero=1"),
-                "optimizers": Setting("engine.offload=true", "engine.offload=false"),
+            disabled_by={
+                "tensor": Setting({"cluster": "local"}, {"mode": "simulate", "cluster": "summit"}),
+                "pipeline": Setting({"engine.zero": config.zero}, {"engine.zero": 1}),
+                "optimizers": Setting({"engine.offload": True}, {"engine.offload": False}),
             },
-        )  # fmt: skip
+        )
 
     def refuses(self, request: PlanRequest, dtype: str, cluster: Cluster) -> list[Problem]:
-        found, key = [], f"precision.dtype {dtype}"
+        found, key = [], "precision.dtype"
         zero, data = self.config.zero, request.data
         if dtype == "float64" and (data > 1 or zero):
-            what = "DeepSpeed sums no gradients in float64, and keeps shards in float32"
-            whole = [*(["engine.zero=0"] if zero else []), *(["mesh.data=1"] if data > 1 else [])]
-            found.append(Problem(key, what, f"precision=fp32, or {' '.join(whole)}"))
+            message = "is not supported with ZeRO or replicas: DeepSpeed all-reduces in float32 and keeps shards in it"
+            whole: Fix = ({"engine.zero": 0} if zero else {}) | ({"mesh.data": 1} if data > 1 else {})
+            found.append(Problem(key, dtype, message, ({key: "float32"}, whole)))
         if dtype == "float16" and cluster.cores:
-            found.append(Problem(key, "DeepSpeed trains in it on GPUs only", f"precision={'bf16' if zero else 'fp32'}"))
+            other = "bfloat16" if zero else "float32"
+            found.append(Problem(key, dtype, "needs GPUs in DeepSpeed, these devices are CPUs", ({key: other},)))
         elif dtype in HALF and zero == 0 and cluster.name == HERE:
-            what = "needs the float32 copy of the weights that ZeRO keeps, engine.zero is 0"
-            found.append(Problem(key, what, "engine.zero=1"))
+            message = "needs the float32 copy of the weights that ZeRO keeps, engine.zero is 0"
+            found.append(Problem(key, dtype, message, ({"engine.zero": 1},)))
         if self.config.offload and request.pipeline > 1:
-            what = f"works without pipeline stages, there are {request.pipeline}"
-            found.append(Problem("engine.offload true", what, "mesh.pipeline=1"))
+            message = f"needs 1 pipeline stage, there are {request.pipeline}"
+            found.append(Problem("engine.offload", True, message, ({"mesh.pipeline": 1},)))
         return found
 
     def check(self, plan: Plan, profile: ModelProfile, cluster: Cluster, memory: MemoryModel) -> list[Problem]:
         zero = self.config.zero
-        if found := unsplit(plan, "deepspeed"):
+        if found := unsplit(plan, "deepspeed", profile):
             return found
         if len(plan.stages) > len(plan.devices):
             devices = ", ".join(str(stage.device) for stage in plan.stages)
-            what = f"has several stages on a device ({devices}), DeepSpeed one on each"
-            return [Problem("the plan", what, "planner=contiguous, or engine=gpipe")]
+            message = f"places several stages on a device ({devices}), DeepSpeed has one on each"
+            return [Problem("planner", None, message, ({"planner": "contiguous"}, {"engine": "gpipe"}))]
         bare = [j for j, stage in enumerate(plan.stages) if not profile.parameter_bytes(stage.first, stage.last)]
         if not zero or not 0 < len(bare) < len(plan.stages):
             return []
-        what = f"needs parameters in every stage, {len(bare)} of {len(plan.stages)} have none (stage {bare[0]})"
-        return [Problem(f"engine.zero {zero}", what, "engine.zero=0, or other stages")]
+        message = f"needs parameters in every stage, {len(bare)} of {len(plan.stages)} have none (stage {bare[0]})"
+        return [Problem("engine.zero", zero, message, ({"engine.zero": 0},), "other stages")]
 
     def notes(self, plan: Plan, profile: ModelProfile, cluster: Cluster, memory: MemoryModel) -> list[Problem]:
         if not self.config.zero or plan.mesh.data > 1:
             return []
-        shared = "mesh.data=2" if cluster.devices >= 2 * plan.mesh.size else "mesh.data=2 mesh.pipeline=1"
-        mend = shared if cluster.devices > 1 else "cluster.devices=2 mesh.data=2"
-        return [Problem(f"engine.zero {self.config.zero}", "one replica: nothing to shard", mend)]
+        fix: Fix = {"mesh.data": 2}
+        if cluster.devices == 1:
+            fix |= {"cluster.devices": 2}
+        elif cluster.devices < 2 * plan.mesh.size:
+            fix |= {"mesh.pipeline": 1}
+        return [Problem("engine.zero", self.config.zero, "has nothing to shard, there is 1 replica", (fix,))]
 
     def schedule(self, plan: Plan, profile: ModelProfile) -> Schedule:
         return with_traffic(self._without_traffic(plan, profile), plan)
@@ -113,26 +177,29 @@ class DeepSpeedEngine(Engine):
         if len(plan.stages) == 1:
             return data_parallel(m, sizes[0], data, SHARDINGS[zero], recompute, reduction, reshard=False)
         order = {skip.name: number for number, skip in enumerate(profile.skips, start=1)}  # "" comes first
-        hops = sorted(plan_hops(plan, profile, portals=False), key=lambda hop: (hop.target, order.get(hop.part, 0)))
+        transfers = sorted(
+            plan_transfers(plan, profile, portals=False),
+            key=lambda transfer: (transfer.target, order.get(transfer.part, 0)),
+        )
         ties = plan_ties(plan, profile)
         devices = [stage.device for stage in plan.stages]
-        return deepspeed(m, devices, hops, recompute, ties, data, sizes, 1 if zero else 0, reduction)
+        return deepspeed(m, devices, transfers, recompute, ties, data, sizes, 1 if zero else 0, reduction)
 
     def layers(self, plan: Plan, profile: ModelProfile) -> ModelProfile:
-        return checkpointing.checkpointed(profile, plan, "1") if _by_layer(plan) else profile
+        return activation_checkpointing.checkpointed(profile, plan, "1") if _by_layer(plan) else profile
 
     def memory(self, model: MemoryModel, mesh: Mesh, profile: ModelProfile) -> MemoryModel:
         """As DeepSpeed allocates it, in multiples of the weights. Whatever lies in shards has a copy in float32.
 
         While gradients are summed a bucket holds them again; with ZeRO 1 and 2 there are two of them then, one from the
-        backward pass on. With ZeRO 2 and 3 no more gradients are there at once than a bucket holds, beside the shard;
+        backward pass on. With ZeRO 2 and 3 no more gradients are there at once than a bucket holds, next to the shard;
         of ZeRO 3 `LIVE` weights, in between, of which `GATHERED` lie in the buffer that they arrive in, too. What is
         offloaded lies in the host's memory. Without ZeRO half precision keeps weights and gradients in float32, too
         (Megatron-LM).
         """
         model = replace(model, messages="copied" if mesh.pipeline > 1 else "passing")
         zero, data, width = self.config.zero, mesh.data, DTYPE_BYTES[profile.dtype]
-        elements = profile.parameter_bytes(0, len(profile.layers) - 1) / width / (mesh.pipeline * mesh.tensor)
+        elements = profile.parameter_bytes() / width / (mesh.pipeline * mesh.tensor)
         bucket = min(1.0, BUCKET / elements) if elements and (data > 1 or zero) else 0.0
         if zero == 0 and profile.dtype in HALF:
             model = replace(model, optimizer=(2 + model.optimizer) * DTYPE_BYTES["float32"] / width)
@@ -150,10 +217,10 @@ class DeepSpeedEngine(Engine):
 
     def session(self, model: Model, plan: Plan, spec: SessionSpec) -> AbstractContextManager[Session]:
         if len(plan.stages) == 1:
-            from engines.deepspeed.replica import ReplicaSession
+            from engines.deepspeed.replica_session import ReplicaSession
 
             return ReplicaSession(model, plan, spec, self.config)
-        from engines.deepspeed.pipeline import PipelineSession
+        from engines.deepspeed.pipeline_session import PipelineSession
 
         return PipelineSession(model, plan, spec, self.config)
 

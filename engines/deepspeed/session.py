@@ -7,43 +7,46 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from engines.deepspeed import library, scaling
-from engines.deepspeed.config import Config
+from engines.deepspeed import load_deepspeed, loss_scale
+from harness.core.plan import Plan
+from harness.core.problem import Problem
 from harness.interfaces import Batch, Model, SessionSpec, StepMetrics
-from harness.plan import Plan
-from harness.rank_session import Mark, RankSession
-from harness.stage_module import StageModule
+from harness.runtime.distributed_session import DistributedSession
+from harness.runtime.session import TimePoint
+from harness.runtime.stage_module import StageModule
 
 if TYPE_CHECKING:
-    from engines.deepspeed.state import State
+    from engines.deepspeed.engine import Config
+    from engines.deepspeed.state_dict import State
 
 
-class DeepSpeedSession(RankSession):
+class DeepSpeedSession(DistributedSession):
     """A rank with one stage. `forward_end` is when its last forward pass, or recomputation, ended."""
 
     engine: Any
     stage: StageModule
     state: State
-    forward_end: Mark
+    forward_end: TimePoint
 
     def __init__(self, model: Model, plan: Plan, spec: SessionSpec, config: Config) -> None:
         super().__init__(model, plan, spec)
         self.config = config
-        self.library = library.load(config.zero)
+        self.library = load_deepspeed.load(config.zero)
 
     def step(self, batch: Batch, meter: bool = False) -> StepMetrics:
         """As ever, with a word, and a line in the log, where DeepSpeed trained without a step of its optimizer.
 
         It does so with gradients that are not finite: in float16 until it has found a scale for the loss, the first
-        steps, too. Such a step counts as one of the session (data and dropout go on), not as one of the optimizer.
+        steps, too. Such a step counts as one of the session (data and dropout continue), not as one of the optimizer.
         """
         metrics = super().step(batch, meter)
         if self.engine.was_step_applied():
             return metrics
-        why = "gradients not finite, DeepSpeed skips the optimizer"
+        why = "gradients are not finite, DeepSpeed skips the optimizer"
         if self.rank == 0:
             print(f"step {self.steps - 1}: {why}; {self.engine.skipped_steps} skipped so far", flush=True)
-        return replace(metrics, skipped=f"{why} -> more steps, or precision=bf16")
+        bfloat16 = {"precision.dtype": "bfloat16"}
+        return replace(metrics, skipped=Problem("precision.dtype", self.spec.dtype, why, (bfloat16,), "more steps"))
 
     def own(self, stage: StageModule) -> None:
         """Take the stage that this rank trains."""
@@ -55,7 +58,7 @@ class DeepSpeedSession(RankSession):
     def _forward_ends(self, *_: Any) -> None:
         self.forward_end = self.now()
 
-    def held(self) -> list[Tensor]:
+    def held_tensors(self) -> list[Tensor]:
         return self.state.held()
 
     def local_state(self) -> dict[str, Any]:
@@ -63,9 +66,9 @@ class DeepSpeedSession(RankSession):
 
     def state_dict(self) -> dict[str, Any]:
         """In float16 with the scale of the loss, too."""
-        found, scale = super().state_dict(), scaling.state(self.engine.optimizer)
+        found, scale = super().state_dict(), loss_scale.state(self.engine.optimizer)
         return found | {"loss_scale": scale} if found and scale else found
 
-    def load_local(self, state: dict[str, Any]) -> None:
+    def load_local_state(self, state: dict[str, Any]) -> None:
         self.state.load(state)
-        scaling.load(self.engine.optimizer, state.get("loss_scale"))
+        loss_scale.load(self.engine.optimizer, state.get("loss_scale"))

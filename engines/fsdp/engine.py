@@ -8,12 +8,12 @@ begins and kept until the backward pass has ended, as torch does by default. All
 last one. In mixed precision weights are gathered and gradients summed in the dtype of the weights, as autocast has it
 in every other engine.
 
-The schedule, and the trace, have all that a pass gathers as one block before it and all that it reduces as one behind
+The schedule, and the trace, have all that a pass gathers as one block before it and all that it reduces as one after
 it, since a schedule's tasks are whole stages. On gloo a collective blocks, so the length of a block is what its
 collectives took in all, waiting for other ranks included. On CUDA they overlap with layers: the blocks are all but
 empty, what cannot overlap is inside the passes, and a prediction is too slow by what does.
 
-Beside its shards a device holds the root's weights and those of a group: twice while they are copied out of the buffer
+Next to its shards a device holds the root's weights and those of a group: twice while they are copied out of the buffer
 that they have arrived in, a third time on their way through gloo, or as gradients on their way out. The memory model
 has that for the largest group, at the fullest moment of the pass: 0.9 to 1.1 of what is measured on two CPU devices,
 0.8 to 1.1 on four. It is too much where that group's turn is far from that moment (1.2: gpt's blocks in one group, and
@@ -24,32 +24,60 @@ bytes.
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from engines.fsdp.config import Config
-from engines.fsdp.groups import groups, own_bytes
+from engines.fsdp.layer_groups import groups, own_bytes
+from harness.core.memory_model import MemoryModel
+from harness.core.model_profile import ModelProfile
+from harness.core.op import Op
+from harness.core.plan import Mesh, Plan
+from harness.core.problem import Problem
+from harness.core.value_checks import at_least
 from harness.interfaces import Capabilities, Engine, Model, Session, SessionSpec
-from harness.memory import MemoryModel
-from harness.mesh import Mesh
-from harness.op import Op
-from harness.plan import Plan
-from harness.profile import ModelProfile
 from harness.schedule import Schedule
-from harness.schedule.zero import data_parallel
+from harness.schedule.builders.data_parallel import data_parallel
+
+
+@dataclass
+class Config:
+    name: str = "fsdp"
+    """The engine."""
+    group_mb: float = 0.25
+    """Neighbouring layers are gathered together, up to so many MiB of weights, which are whole at a time; 0: each layer
+    alone."""
+    reshard_after_forward: bool = True
+    """Free gathered weights after a layer's forward pass and gather them again for its backward pass (ZeRO-3). False
+    keeps them in between: less to send, more memory."""
+    reduce_each: bool = True
+    """Sum the gradients of each micro-batch into their shards, as torch does by default. False sums those of all at
+    once, whole until then: less to send, more memory."""
+
+
+def check(config: Config) -> list[Problem]:
+    """Values that no run can have."""
+    return at_least("engine.group_mb", config.group_mb, 0, fix=0.25)
+
+
+def build(config: Config) -> FSDPEngine:
+    return FSDPEngine(config)
 
 
 class FSDPEngine(Engine):
-    capabilities = Capabilities(pipeline=False, data=True, ranks=True)
+    capabilities = Capabilities(pipeline=False, data=True, multi_process=True)
 
     def __init__(self, config: Config) -> None:
         self.config = config
 
     def schedule(self, plan: Plan, profile: ModelProfile) -> Schedule:
-        size, grouped = profile.parameter_bytes(0, len(profile.layers) - 1), sum(own_bytes(profile))
+        size, grouped = profile.parameter_bytes(), sum(own_bytes(profile))
         whole = data_parallel(
-            plan.micro_batches, size, plan.mesh.data, "zero3", plan.recompute,
+            plan.micro_batches,
+            size,
+            plan.mesh.data,
+            "zero3",
+            plan.recompute,
             reshard=self.config.reshard_after_forward,
-        )  # fmt: skip
+        )
         last = plan.micro_batches - 1
 
         def adapted(op: Op) -> Op:
@@ -58,12 +86,14 @@ class FSDPEngine(Engine):
         def left_out(op: Op) -> bool:
             return op.part.startswith("reduce_scatter") and op.micro_batch != last and not self.config.reduce_each
 
-        lanes = [replace(lane, ops=tuple(adapted(op) for op in lane.ops if not left_out(op))) for lane in whole.lanes]
-        return replace(whole, lanes=tuple(lanes))
+        queues = [
+            replace(queue, ops=tuple(adapted(op) for op in queue.ops if not left_out(op))) for queue in whole.queues
+        ]
+        return replace(whole, queues=tuple(queues))
 
     def memory(self, model: MemoryModel, mesh: Mesh, profile: ModelProfile) -> MemoryModel:
         """Shards; and whole, all counted with the weights, what the root has and three times the largest group."""
-        size, own = profile.parameter_bytes(0, len(profile.layers) - 1), own_bytes(profile)
+        size, own = profile.parameter_bytes(), own_bytes(profile)
         largest = max((sum(own[number] for number in group) for group in groups(own, self.config)), default=0)
         gathered = size - sum(own) + 2 * largest if self.config.reshard_after_forward else size
         shard = 1 / mesh.data

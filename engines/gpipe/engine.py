@@ -3,15 +3,42 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 
-from engines.gpipe.config import Config
+from harness.core.model_profile import ModelProfile
+from harness.core.plan import Plan
+from harness.core.problem import Problem
+from harness.core.value_checks import one_of
 from harness.interfaces import Capabilities, Engine, Model, Session, SessionSpec
-from harness.plan import Plan
-from harness.profile import ModelProfile
 from harness.schedule import Schedule
-from harness.schedule.gpipe import gpipe
-from harness.schedule.hops import plan_hops
-from harness.schedule.ties import plan_ties, with_ties
+from harness.schedule.builders.gpipe import RECOMPUTE, gpipe
+from harness.schedule.tied_weight_ops import plan_ties, with_ties
+from harness.schedule.transfers import plan_transfers
+
+
+@dataclass
+class Config:
+    name: str = "gpipe"
+    """The engine."""
+    checkpoint: str = "except_last"
+    """Which micro-batches are recomputed in the backward pass: always, except_last or never."""
+    dependency: bool = True
+    """Fork and join fix the order of the backward pass; without them autograd chooses."""
+    streams: bool = True
+    """Copies have queues of their own; without them a copy occupies the compute queues of both devices."""
+    portals: bool = True
+    """A skip goes straight to the stage that pops it; without portals it is copied through every stage in between."""
+    deferred_batch_norm: bool = False
+    """Batch norm gathers its running statistics over the whole mini-batch, not for each micro-batch."""
+
+
+def check(config: Config) -> list[Problem]:
+    """Values that no run can have."""
+    return one_of("engine.checkpoint", config.checkpoint, RECOMPUTE, "except_last")
+
+
+def build(config: Config) -> GPipeEngine:
+    return GPipeEngine(config)
 
 
 class GPipeEngine(Engine):
@@ -24,7 +51,7 @@ class GPipeEngine(Engine):
         schedule = gpipe(
             plan.micro_batches,
             [stage.device for stage in plan.stages],
-            plan_hops(plan, profile, self.config.portals),
+            plan_transfers(plan, profile, self.config.portals),
             plan.recompute,
             self.config.dependency,
             self.config.streams,

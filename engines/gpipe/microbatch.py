@@ -30,7 +30,7 @@ def check_value(value: object, what: str) -> None:
 def scatter(value: Value, chunks: int) -> list[Value]:
     """At most `chunks` micro-batches along dimension 0, the first ones larger by one where it does not divide.
 
-    Unlike `torch.chunk` it yields exactly min(chunks, samples) of them.
+    Different `torch.chunk` it yields exactly min(chunks, samples) of them.
     """
     tensors = tensors_of(value)
     samples = {t.size(0) if t.dim() else 0 for t in tensors}

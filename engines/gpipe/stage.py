@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from engines.gpipe.microbatch import Parts, check_value, mapped, tensors_of
-from harness import batchnorm, dropout, skip
-from harness.marks import mark
+from harness.nn import batchnorm, dropout, skip
+from harness.runtime.autograd import on_backward
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Surroundings:
 class Stage:
     """Layers of one stage. `layer` is the name of the layer at work, for messages (one thread runs a stage).
 
-    With `marking` the backward pass tells its layer, too. That takes a Python call for each layer, in threads that
+    With `marking` the backward pass says its layer, too. That takes a Python call for each layer, in threads that
     otherwise need no interpreter: 3 to 5 % of a step on two CPU devices.
     """
 
@@ -88,7 +88,7 @@ class Stage:
                 self.layer = name
                 value = layer(value)
                 if self.marking:
-                    mark(value, partial(setattr, self, "layer", name))
+                    on_backward(value, partial(setattr, self, "layer", name))
             leaving = dict(skips)
         check_value(value, f"the output of layer {self.layer!r}")
         return {"": value, **leaving}

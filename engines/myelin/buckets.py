@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from harness.schedule.chunks import HALVES
-from harness.schedule.myelin import chunks_of
+from harness.schedule.builders.myelin import split_into_chunks
+from harness.schedule.optimizer_chunks import HALVES
 
 
 @dataclass(frozen=True)
@@ -43,9 +43,9 @@ class Chunk:
 
 
 def chunks(elements: int, bsize: int, k: int) -> list[Chunk]:
-    """Chunks of k buckets (0: all in one) of `bsize` elements, cut as the schedule's (`chunks_of`)."""
+    """Chunks of k buckets (0: all in one) of `bsize` elements, cut as the schedule's (`split_into_chunks`)."""
     found, start, number = [], 0, 0
-    for c, chunk in enumerate(chunks_of(elements, 1, bsize, k, offload=True)):
+    for c, chunk in enumerate(split_into_chunks(elements, 1, bsize, k, offload=True)):
         halves = []
         for bucket in chunk.buckets:
             for place, size in enumerate(bucket):

@@ -16,25 +16,84 @@ What it cannot do:
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from dataclasses import replace
-from typing import cast
+from dataclasses import dataclass, replace
+from typing import ClassVar, cast
 
-from engines.myelin import notes
-from engines.myelin.config import Config
-from harness import checkpointing, mpi
-from harness.cluster import Cluster
+from engines.myelin import config_warnings
+from harness.core import activation_checkpointing
+from harness.core.cluster import Cluster
+from harness.core.memory_model import DTYPE_BYTES, MemoryModel
+from harness.core.model_profile import ModelProfile
+from harness.core.plan import Mesh, Plan
+from harness.core.problem import Problem
+from harness.core.value_checks import one_of
 from harness.interfaces import Capabilities, Engine, Model, PlanRequest, Session, SessionSpec
-from harness.memory import DTYPE_BYTES, MemoryModel
-from harness.mesh import Mesh
-from harness.plan import Plan
-from harness.problem import Problem
-from harness.profile import ModelProfile
+from harness.launch import mpi
 from harness.schedule import Schedule
-from harness.schedule.graph import COPIES
-from harness.schedule.hops import plan_hops
-from harness.schedule.myelin import Order, chunks_of, myelin
-from harness.schedule.rule import RuleName
-from harness.schedule.ties import plan_ties
+from harness.schedule.builders.myelin import ORDERS, Order, myelin, split_into_chunks
+from harness.schedule.dependency_graph import COPIES
+from harness.schedule.policy import RULES, RuleName
+from harness.schedule.tied_weight_ops import plan_ties
+from harness.schedule.transfers import plan_transfers
+
+TRANSPORTS = ("mpi", "torch")
+POLICIES = tuple(rule for rule in RULES if rule != "in_order")
+LARGEST = 2**40
+
+
+@dataclass
+class Config:
+    DEGREES: ClassVar[dict[str, str]] = {"g_inter": "pipeline", "g_data": "data"}
+
+    name: str = "myelin"
+    """The engine."""
+    g_inter: int | None = None
+    """The paper's name of mesh.pipeline."""
+    g_data: int | None = None
+    """The paper's name of mesh.data."""
+    order: str = "message_driven"
+    """Which task runs next. message_driven: one whose message has arrived (Algorithms 1 and 2); 1f1b, gpipe: a fixed
+    order, over the same transport."""
+    policy: str = "fifo"
+    """Which one where several are ready: fifo, forward_first, backward_first or alternate."""
+    pipeline_limit: int | None = None
+    """Micro-batches that are in the pipeline at once, at most; as many as stages where it is not given."""
+    transport: str = "mpi"
+    """What carries messages between stages: mpi, or torch (torch.distributed)."""
+    checkpoint_every: str = "never"
+    """Layers from one checkpoint of activations to the next: never, a number, or auto (the paper's rule)."""
+    offload: bool = False
+    """Float32 weights and the optimizer's state live in the host's memory, and visit the device in buckets."""
+    bsize: int = 16_000_000
+    """Parameters of a bucket."""
+    k: int = 4
+    """Buckets of a chunk: its gradients are summed while the chunk before is optimized. 0: one after the other."""
+    loss_scale: float | None = None
+    """Of float16; found by trial where it is not given."""
+
+
+def check(config: Config) -> list[Problem]:
+    """Values that no run can have."""
+    known = {"order": ORDERS, "policy": POLICIES, "transport": TRANSPORTS}
+    found = [one for key, values in known.items() for one in one_of(f"engine.{key}", getattr(config, key), values)]
+    every = config.checkpoint_every
+    if every not in ("never", "auto") and not (every.isdecimal() and 0 < int(every) < LARGEST):
+        message = "is neither never, auto nor a number of layers"
+        found.append(Problem("engine.checkpoint_every", every, message, ({"engine.checkpoint_every": "auto"},)))
+    for key, least in (("pipeline_limit", 1), ("bsize", 1), ("k", 0)):
+        value, default = getattr(config, key), getattr(Config(), key)
+        if value is not None and not least <= value < LARGEST:
+            message = f"must be from {least} to {LARGEST - 1}"
+            found.append(Problem(f"engine.{key}", value, message, ({f"engine.{key}": default},)))
+    if config.loss_scale is not None and not 0 < config.loss_scale < float("inf"):
+        message = "must be above 0 and finite"
+        found.append(Problem("engine.loss_scale", config.loss_scale, message, ({"engine.loss_scale": None},)))
+    return found
+
+
+def build(config: Config) -> MyelinEngine:
+    return MyelinEngine(config)
+
 
 DTYPES = ("float32", "float64", "bfloat16", "float16")
 HERE = "local"
@@ -45,12 +104,12 @@ STATE = {"float64": 8}
 class MyelinEngine(Engine):
     def __init__(self, config: Config) -> None:
         self.config = config
-        self.capabilities = Capabilities(dtypes=DTYPES, data=True, ranks=True, mpi=config.transport == "mpi")
+        self.capabilities = Capabilities(dtypes=DTYPES, data=True, multi_process=True, mpi=config.transport == "mpi")
 
     def refuses(self, request: PlanRequest, dtype: str, cluster: Cluster) -> list[Problem]:
         """What cannot start here; planned for and simulated on described clusters it needs no MPI."""
         here = self.capabilities.mpi and cluster.name == HERE
-        return mpi.problems("engine.transport mpi", "engine.transport=torch") if here else []
+        return mpi.problems("engine.transport", "mpi", instead="torch") if here else []
 
     def check(self, plan: Plan, profile: ModelProfile, cluster: Cluster, memory: MemoryModel) -> list[Problem]:
         """Stages in other places than one on each device; a plan that says itself what is recomputed."""
@@ -58,20 +117,20 @@ class MyelinEngine(Engine):
         wanted = list(range(plan.mesh.pipeline))
         found = []
         if devices != wanted:
-            what = f"has its stages on devices {_listed(devices)}, engine=myelin on {_listed(wanted)}"
-            found.append(Problem("the plan", what, "planner=balance, or planner=contiguous"))
+            message = f"places its stages on devices {_listed(devices)}, engine=myelin on {_listed(wanted)}"
+            found.append(Problem("planner", None, message, ({"planner": "balance"}, {"planner": "contiguous"})))
         if plan.recompute != "never":
-            what = "asks for recomputation of whole stages, engine=myelin has segments of them"
-            found.append(Problem(f"recompute {plan.recompute}", what, "engine.checkpoint_every=auto"))
+            message = f"asks to recompute {plan.recompute} whole stages, engine=myelin recomputes segments of them"
+            found.append(Problem("planner", None, message, ({"engine.checkpoint_every": "auto"},)))
         return found
 
     def notes(self, plan: Plan, profile: ModelProfile, cluster: Cluster, memory: MemoryModel) -> list[Problem]:
         """Settings that do nothing, or only cost time, and how the paper's formula was read."""
         read = self.config.checkpoint_every == "auto"
         return [
-            *notes.idle(self.config, plan, profile, cluster, memory),
-            *([notes.readings(plan)] if read else []),
-            *notes.wasted(self.config, plan, profile),
+            *config_warnings.idle(self.config, plan, profile, cluster, memory),
+            *([config_warnings.interpretations(plan)] if read else []),
+            *config_warnings.wasted(self.config, plan, profile),
         ]
 
     def schedule(self, plan: Plan, profile: ModelProfile) -> Schedule:
@@ -82,14 +141,14 @@ class MyelinEngine(Engine):
         return myelin(
             plan.micro_batches,
             [stage.device for stage in plan.stages],
-            plan_hops(plan, profile, portals=True),
+            plan_transfers(plan, profile, portals=True),
             cast(Order, config.order),
             cast(RuleName, config.policy),
             config.pipeline_limit,
             ties,
             plan.mesh.data,
             [
-                chunks_of(elements, width, config.bsize, config.k, config.offload, shared)
+                split_into_chunks(elements, width, config.bsize, config.k, config.offload, shared)
                 for elements, shared in zip(sizes, tied, strict=True)
             ],
             config.k > 0,
@@ -103,12 +162,17 @@ class MyelinEngine(Engine):
         state, half = STATE.get(profile.dtype, 4), profile.dtype in ("float16", "bfloat16")
         if self.config.offload:
             each = state * (2 + moments)
-            return replace(model, optimizer=0.0, offloaded=state * (1 + moments) / width, bucketed=each / width,
-                           buckets_bytes=round(self.config.bsize * each))  # fmt: skip
+            return replace(
+                model,
+                optimizer=0.0,
+                offloaded=state * (1 + moments) / width,
+                bucketed=each / width,
+                buckets_bytes=round(self.config.bsize * each),
+            )
         return replace(model, optimizer=state * (2 + moments) / width) if half else model
 
     def layers(self, plan: Plan, profile: ModelProfile) -> ModelProfile:
-        return checkpointing.checkpointed(profile, plan, self.config.checkpoint_every)
+        return activation_checkpointing.checkpointed(profile, plan, self.config.checkpoint_every)
 
     def session(self, model: Model, plan: Plan, spec: SessionSpec) -> AbstractContextManager[Session]:
         from engines.myelin.session import MyelinSession

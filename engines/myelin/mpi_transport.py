@@ -20,7 +20,7 @@ from mpi4py import MPI
 from torch import Tensor
 
 from engines.myelin.transport import Channel, Completed, Position, Transport
-from harness.group import PATIENCE
+from harness.launch.process_group import PATIENCE
 
 BUSY_S, FAR_S = 1e-2, 1e-3
 """Between two polls while the rank computes, where all ranks share memory and where they do not. Each takes the
@@ -45,7 +45,8 @@ class _Transfer:
 
 
 class MPITransport(Transport):
-    """On the world of `harness.mpi`, whose ranks are those of the group. Tensors of a GPU pass through the host."""
+    """On the world of `harness.launch.mpi`, whose ranks are those of the group. Tensors of a GPU pass through the
+    host."""
 
     def __init__(
         self, position: Position, channels: Sequence[Channel], micro_batches: int, device: torch.device

@@ -1,4 +1,5 @@
-"""torch's optimizers on slices of flat buffers: element by element they do what `harness.training_state` makes."""
+"""torch's optimizers on slices of flat buffers: element by element they do what `harness.runtime.training_state`
+makes."""
 
 from __future__ import annotations
 
@@ -53,13 +54,33 @@ class Optimizer:
         if not self.counts:
             momenta: list[Tensor | None] = [*rows] or [None]
             sgd(
-                [weights], [gradients], momenta, foreach=False, weight_decay=spec.weight_decay, momentum=spec.momentum,
-                lr=spec.lr, dampening=0.0, nesterov=False, maximize=False,
-            )  # fmt: skip
+                [weights],
+                [gradients],
+                momenta,
+                foreach=False,
+                weight_decay=spec.weight_decay,
+                momentum=spec.momentum,
+                lr=spec.lr,
+                dampening=0.0,
+                nesterov=False,
+                maximize=False,
+            )
             return
         first, second = rows
         adam(
-            [weights], [gradients], [first], [second], [], [torch.tensor(float(done))], foreach=False,
-            decoupled_weight_decay=spec.name == "adamw", amsgrad=False, beta1=BETAS[0], beta2=BETAS[1], lr=spec.lr,
-            weight_decay=spec.weight_decay, eps=EPS, maximize=False,
-        )  # fmt: skip
+            [weights],
+            [gradients],
+            [first],
+            [second],
+            [],
+            [torch.tensor(float(done))],
+            foreach=False,
+            decoupled_weight_decay=spec.name == "adamw",
+            amsgrad=False,
+            beta1=BETAS[0],
+            beta2=BETAS[1],
+            lr=spec.lr,
+            weight_decay=spec.weight_decay,
+            eps=EPS,
+            maximize=False,
+        )

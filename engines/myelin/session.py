@@ -3,43 +3,49 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
-from engines.myelin.config import Config
-from engines.myelin.loop import Agenda, run
-from engines.myelin.segments import SegmentedStage
-from engines.myelin.spans import joined, together
+from engines.myelin.activation_checkpointing import SegmentedStage
+from engines.myelin.merge_spans import joined, together
+from engines.myelin.optimizer_step import OptimizerStep
+from engines.myelin.scheduler import ReadyTasks, run
 from engines.myelin.transport import Arrival, Channel, Coming, Position, Transport
-from engines.myelin.updates import Updates
-from harness.checkpointing import segments
-from harness.counting import ties
+from harness.core.activation_checkpointing import segments
+from harness.core.model_profile import LayerProfile, ModelProfile, Skip
+from harness.core.op import Op
+from harness.core.plan import Plan
+from harness.core.trace import Span
 from harness.interfaces import Batch, Model, SessionSpec
-from harness.op import Op
-from harness.plan import Plan
-from harness.profile import LayerProfile, ModelProfile, Skip
-from harness.rank_passes import Passes
-from harness.rank_session import RankSession
-from harness.rank_ties import RankTies
-from harness.schedule import LaneOps, Schedule
-from harness.schedule.graph import COPIES
-from harness.schedule.hops import plan_hops
-from harness.simulate.assembly import sent_kind
-from harness.skip import layer_skips, named_layers
-from harness.trace import Span
-from harness.training_state import model_state
+from harness.nn.skip import layer_skips, named_layers
+from harness.nn.tied import ties
+from harness.runtime.distributed_session import DistributedSession
+from harness.runtime.stage_passes import StagePasses
+from harness.runtime.training_state import model_state, split_batch
+from harness.schedule import QueueOps, Schedule
+from harness.schedule.dependency_graph import COPIES
+from harness.schedule.transfers import plan_transfers
+from harness.simulate.lowering import sent_kind
+
+if TYPE_CHECKING:
+    from engines.myelin.engine import Config
 
 HALF = ("float16", "bfloat16")
 
 
-class MyelinSession(RankSession):
+class MyelinSession(DistributedSession):
+    stage: SegmentedStage
+
     def __init__(
-        self, model: Model, plan: Plan, spec: SessionSpec, config: Config,
+        self,
+        model: Model,
+        plan: Plan,
+        spec: SessionSpec,
+        config: Config,
         schedule: Callable[[Plan, ModelProfile], Schedule],
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(model, plan, spec)
         self.config, self.schedule = config, schedule
 
@@ -48,73 +54,78 @@ class MyelinSession(RankSession):
 
     def build(self, layers: nn.Sequential) -> None:
         plan, profile = self.plan, _profile(layers, self.spec.dtype)
-        self.last = self.place == len(plan.stages) - 1
+        self.last = self.pipeline_rank == len(plan.stages) - 1
         self.stage = self._stage(layers).to(self.device)
         self.stage.autocast = self.autocast_dtype
-        self.parameters = self.named(self.stage)
-        self.ties = RankTies(layers, plan, self.rank, COPIES)
-        tied = {copy.tie.name for copy in self.ties.own}
-        group = self._replicas()
-        self.updates = Updates(self.parameters, tied, self.spec, self.config, self.place, group, self.now, self.note)
+        self.parameters = self.named_parameters()
+        self.tie_weights(layers, COPIES)
+        tied = {copy.tie.name for copy in self.tied.copies}
+        group = self.replica_group()
+        self.updates = OptimizerStep(
+            self.parameters, tied, self.spec, self.config, self.pipeline_rank, group, self.now, self.record
+        )
         self.order = self.schedule(plan, profile)
-        channels = [Channel(hop.source, hop.target, hop.part) for hop in plan_hops(plan, profile, portals=True)]
+        channels = [
+            Channel(transfer.source, transfer.target, transfer.part)
+            for transfer in plan_transfers(plan, profile, portals=True)
+        ]
         channels += [channel.back for channel in channels]
-        self.out = [channel for channel in channels if channel.source == self.place]
+        self.out = [channel for channel in channels if channel.source == self.pipeline_rank]
         self.transport = self._transport(channels)
 
     def _stage(self, layers: nn.Sequential) -> SegmentedStage:
         """This rank's layers; skips between others do not pass through it."""
-        named, stage = named_layers(layers), self.plan.stages[self.place]
+        named, stage = named_layers(layers), self.plan.stages[self.pipeline_rank]
         own = range(stage.first, stage.last + 1)
         skips = [one for one in layer_skips(named) if one.source in own or one.target in own]
         spans = segments(stage, self.config.checkpoint_every, len(named))
-        return SegmentedStage(self.place, named[stage.first : stage.last + 1], stage.first, skips, spans)
-
-    def _replicas(self) -> dist.ProcessGroup | None:
-        """The ranks with this stage; every rank opens the groups of all stages."""
-        width, data = self.width, self.plan.mesh.data
-        groups = [dist.new_group([r * width + j for r in range(data)]) for j in range(width)] if data > 1 else []
-        return groups[self.place] if groups else None
+        return SegmentedStage(self.pipeline_rank, named[stage.first : stage.last + 1], stage.first, skips, spans)
 
     def _transport(self, channels: Sequence[Channel]) -> Transport:
-        position = Position(self.rank, self.place, self.width, self.plan.mesh.data)
+        position = Position(self.rank, self.pipeline_rank, self.ranks_per_replica, self.plan.mesh.data)
         if self.config.transport == "mpi":
             from engines.myelin.mpi_transport import MPITransport
 
-            return MPITransport(position, channels, self.micro_batches, self.device)
+            return MPITransport(position, channels, self.plan.micro_batches, self.device)
         from engines.myelin.torch_transport import TorchTransport
 
-        return TorchTransport(position, channels, self.micro_batches, self.device)
+        return TorchTransport(position, channels, self.plan.micro_batches, self.device)
 
     # -- a step -------------------------------------------------------------------------------------------------------
 
-    def train(self, batch: Batch, size: int) -> float:
-        with self.at("between the passes of a step"):
-            self.size, self.passes = size, Passes(self.stage)
-            self.batches = dict(enumerate(self.pairs(batch)))
-            self.coming = {i: Coming(i, len(inputs)) for i, (inputs, _) in self.batches.items()}
+    def train_step(self, batch: Batch, batch_size: int) -> float:
+        with self.phase("between the passes of a step"):
+            self.batch_size, self.passes = batch_size, StagePasses(self.stage)
+            self.batches = dict(enumerate(split_batch(batch, self.plan.micro_batches)))
+            self.coming = {i: Coming(i, len(part)) for i, part in self.batches.items()}
             self.total = torch.zeros((), dtype=torch.float64, device=self.device)
             self.updates.begin()
             self.transport.begin({channel: self._order_of(channel) for channel in self.transport.into})
-            run(self._agenda(), self.transport, self._take, self._run)
-            if self.ties.own:
-                self.sent[self.ties.sums] += self.ties.sum_gradients(self.now, self.note)
+            run(self._ready_tasks(), self.transport, self._take, self._run)
+            self.sum_tied_gradients()
             summed, self.skipped = self.updates.finish(), self.updates.skipped
             if self.plan.mesh.data > 1:
-                self.sent["all_reduce"] += summed
+                self.bytes_sent["all_reduce"] += summed
             self.transport.finish()
         return float(self.total)
 
-    def _lane(self, stage: int) -> LaneOps:
-        return next(lane for lane in self.order.lanes if (lane.device, lane.queue) == (stage, "compute"))
+    def _lane(self, stage: int) -> QueueOps:
+        return next(queue for queue in self.order.queues if (queue.device, queue.name) == (stage, "compute"))
 
     def _tasks(self, stage: int) -> list[Op]:
         return [op for op in self._lane(stage).ops if op.kind in ("F", "B")]
 
-    def _agenda(self) -> Agenda:
+    def _ready_tasks(self) -> ReadyTasks:
         into = sum(channel.forward for channel in self.transport.into)
         back = len(self.transport.into) - into
-        return Agenda(self.place, self._tasks(self.place), into, back, self._lane(self.place).rule, self.order.limit)
+        return ReadyTasks(
+            self.pipeline_rank,
+            self._tasks(self.pipeline_rank),
+            into,
+            back,
+            self._lane(self.pipeline_rank).rule,
+            self.order.limit,
+        )
 
     def _order_of(self, channel: Channel) -> list[Coming]:
         """What comes in on a channel, in the order in which its sender runs it."""
@@ -124,36 +135,36 @@ class MyelinSession(RankSession):
     def _take(self, arrival: Arrival) -> None:
         channel, i = arrival.channel, arrival.micro_batch
         self.passes.arrived(i, channel.part, arrival.tensors, channel.forward)
-        self.note(channel.op(i), arrival.at_s, arrival.at_s)
+        self.record(channel.op(i), arrival.at_s, arrival.at_s)
 
     def _run(self, op: Op) -> None:
         """A pass, and the messages that it makes."""
         i = op.micro_batch or 0
         phase = "forward" if op.forward else "backward"
-        with self.at(f"in the {phase} pass of micro-batch {self.number(i)}"):
+        with self.phase(f"in the {phase} pass of micro-batch {self.global_micro_batch(i)}"):
             began = self.now()
             if op.forward:
                 self._forward(i)
             else:
                 self._backward(i)
-            self.note(op, began, self.now())
+            self.record(op, began, self.now())
             for channel in self.out:
                 if channel.forward == op.forward:
                     self._send(channel, i)
 
     def _forward(self, i: int) -> None:
-        self.stage.at(self.spec.seed, self.steps, self.number(i))
-        self.passes.forward(i, self.batches[i][0].to(self.device) if self.place == 0 else None)
+        self.use_micro_batch(i)
+        self.passes.forward(i, self.batches[i].inputs.to(self.device) if self.pipeline_rank == 0 else None)
 
     def _backward(self, i: int) -> None:
-        _, targets = self.batches.pop(i)
+        targets = self.batches.pop(i).targets
         if not self.last:
             self.passes.backward(i, None)
             return
         output = self.passes.outputs[i][""][0]
         if self.spec.dtype in HALF:
             output = output.float()  # sums over samples and the scale go beyond the numbers of float16
-        loss = self.model.loss(output, targets.to(self.device)) / self.size
+        loss = self.model.loss(output, targets.to(self.device)) / self.batch_size
         del output
         self.total += loss.detach()
         self.passes.backward(i, loss * self.updates.scale)
@@ -163,22 +174,22 @@ class MyelinSession(RankSession):
         began = self.now()
         size = self.transport.send(channel, self.coming[i], tensors)
         op = channel.op(i, size)
-        self.note(op, began, began)
-        self.sent[sent_kind(op, self.plan.devices) or ""] += size
+        self.record(op, began, began)
+        self.bytes_sent[sent_kind(op, self.plan.devices) or ""] += size
 
-    def merged(self, replicas: Sequence[list[Span]]) -> list[Span]:
+    def merge_spans(self, replicas: Sequence[list[Span]]) -> list[Span]:
         """Messages from when they were sent, as one rank saw, to when they had arrived, as the other did."""
         return joined(together(replicas))
 
     # -- state --------------------------------------------------------------------------------------------------------
 
-    def held(self) -> list[Tensor]:
+    def held_tensors(self) -> list[Tensor]:
         return [*self.stage.buffers(), *self.updates.held()]
 
     def local_state(self) -> dict[str, Any]:
         weights, model = self.updates.weights(), model_state(self.stage)
         for name, parameter in self.stage.named_parameters(remove_duplicate=False):
-            model[name] = weights[self.first_names[parameter]]
+            model[name] = weights[self.parameter_names[parameter]]
         return {"model": model, "optimizer": self.updates.state()}
 
     def state_dict(self) -> dict[str, Any]:
@@ -186,7 +197,7 @@ class MyelinSession(RankSession):
         found, scaling = super().state_dict(), self.updates.scaling
         return found | {"loss_scale": scaling.state()} if found and scaling else found
 
-    def load_local(self, state: dict[str, Any]) -> None:
+    def load_local_state(self, state: dict[str, Any]) -> None:
         self.stage.load_state_dict({name: state["model"][name] for name in self.stage.state_dict()})
         self.updates.load(state["model"], state["optimizer"], state.get("loss_scale"))
 

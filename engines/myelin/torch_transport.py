@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from engines.myelin.transport import Channel, Completed, Position, Transport
-from harness.group import PATIENCE
+from harness.launch.process_group import PATIENCE
 
 T = TypeVar("T")
 Job = Callable[[], None] | None
@@ -104,7 +104,7 @@ class TorchTransport(Transport):
         return torch.cuda.current_stream(self.device).record_event() if self.device.type == "cuda" else None
 
     def _after(self, point: torch.cuda.Event | None) -> None:
-        """The stream of this thread's channel goes on from there."""
+        """The stream of this thread's channel continues from there."""
         if point:
             torch.cuda.current_stream(self.device).wait_event(point)
 

@@ -8,7 +8,8 @@
 A channel's micro-batches come in the order in which its sender runs them, which is that of the schedule: forward and
 backward tasks each stay in line, whatever the policy.
 
-Targets are no messages: every rank makes the whole batch (`harness.rank_session`), so the last stage has its own.
+Targets are no messages: every rank makes the whole batch (`harness.runtime.distributed_session`), so the last stage
+has its own.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from harness.op import Op
+from harness.core.op import Op
 
 AHEAD = 1
 """Receives that are posted on each channel before their messages come: each has its buffer all the time."""
@@ -104,7 +105,7 @@ class Transport(ABC):
         self.micro_batches = micro_batches
         self.numbers = {channel: number for number, channel in enumerate(channels)}
         self.into = [channel for channel in channels if channel.target == position.stage]
-        self._told: dict[tuple[Channel, int], Form] = {}
+        self._reported: dict[tuple[Channel, int], Form] = {}
         self._known: dict[tuple[Channel, int], Form] = {}
         self._coming: dict[Channel, deque[Coming]] = {}
         self._posted: dict[Channel, dict[int, list[Tensor]]] = {}
@@ -126,12 +127,14 @@ class Transport(ABC):
         Raises ValueError where their form is another one than before, for the same number of samples.
         """
         form = tuple((tensor.dtype, tuple(tensor.shape)) for tensor in tensors)
-        known = self._told.setdefault((channel, what.samples), form)
+        known = self._reported.setdefault((channel, what.samples), form)
         if known is form:
             self._send(channel, what.micro_batch, [_header(form).to(self.device)])
         elif known != form:
-            raise ValueError(f"{channel.op(what.micro_batch)} has {what.samples} samples and the form {form}, "
-                             f"an earlier message of as many had {known} -> inputs of one shape")  # fmt: skip
+            raise ValueError(
+                f"{channel.op(what.micro_batch)} has {what.samples} samples and the form {form}, "
+                f"an earlier message of as many had {known} -> inputs of one shape"
+            )
         self._send(channel, what.micro_batch, [tensor.contiguous() for tensor in tensors])
         return sum(tensor.nbytes for tensor in tensors)
 
@@ -209,8 +212,10 @@ def _header(form: Form) -> Tensor:
     for dtype, shape in form:
         numbers += [DTYPES.index(dtype), len(shape), *shape]
     if len(numbers) > HEADER:
-        raise ValueError(f"{len(form)} tensors go from stage to stage at once, which need a header of {len(numbers)} "
-                         f"numbers, there are {HEADER} -> fewer tensors in a layer's output")  # fmt: skip
+        raise ValueError(
+            f"{len(form)} tensors go from stage to stage at once, which need a header of {len(numbers)} "
+            f"numbers, there are {HEADER} -> fewer tensors in a layer's output"
+        )
     return torch.tensor(numbers + [0] * (HEADER - len(numbers)))
 
 

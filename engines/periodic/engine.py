@@ -4,9 +4,9 @@
     device 0   0F0     0F1 0B0 0F2 0B1 0F3 0B2     0B3        each device keeps to the order of the pattern, and
     device 1     1F0 1B0 1F1 1B1 1F2 1B2 1F3 1B3              starts a task as soon as what it waits for is there
 
-The weights change while micro-batches are under way: `engines.periodic.versions` tells who sees which. Between two
-updates nothing waits. A step is `batch.micro_batches` micro-batches, so the pipeline drains at the end of each: a run
-comes near to the pattern's period with many micro-batches in a step.
+The weights change while micro-batches are under way: `engines.periodic.weight_versions` says who sees which. Between
+two updates nothing waits. A step is `batch.micro_batches` micro-batches, so the pipeline drains at the end of each: a
+run comes near to the pattern's period with many micro-batches in a step.
 
 What it cannot do:
 
@@ -21,26 +21,49 @@ from __future__ import annotations
 
 from collections import Counter
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from engines.periodic import versions
-from engines.periodic.config import Config
-from harness import divisors
-from harness.cluster import Cluster
+from engines.periodic import weight_versions
+from harness.core import divisors
+from harness.core.cluster import Cluster
+from harness.core.memory_model import MemoryModel
+from harness.core.model_profile import ModelProfile
+from harness.core.op import Kind, Op
+from harness.core.pattern import Pattern
+from harness.core.plan import Mesh, Plan
+from harness.core.problem import CannotRun, Fix, Problem, refuse
 from harness.interfaces import Capabilities, Engine, Model, PlanRequest, Session, SessionSpec
-from harness.memory import MemoryModel
-from harness.mesh import Mesh
-from harness.op import Kind, Op
-from harness.pattern import Pattern
-from harness.plan import Plan
-from harness.problem import CannotRun, Problem
-from harness.profile import ModelProfile
 from harness.schedule import Schedule
-from harness.schedule.graph import MESSAGES
-from harness.schedule.hops import Hop
-from harness.schedule.ties import stages_of_tied
+from harness.schedule.dependency_graph import MESSAGES
+from harness.schedule.tied_weight_ops import tied_stages
+from harness.schedule.transfers import Transfer
 
-PLANNERS = "planner=madpipe, planner=contiguous or planner=pipedream"
+
+@dataclass
+class Config:
+    """`engines.periodic.weight_versions` says which weights a micro-batch sees."""
+
+    name: str = "periodic"
+    """The engine."""
+    update_every: int | None = None
+    """Micro-batches for each update of the weights; null takes the fewest that two versions of the weights allow. With
+    as many as batch.micro_batches there is one update a step, as in engine=single."""
+
+
+def check(config: Config) -> list[Problem]:
+    """Values that no run can have."""
+    if config.update_every is None or config.update_every >= 1:
+        return []
+    fix = {"engine.update_every": None}
+    return [Problem("engine.update_every", config.update_every, "must be at least 1, or null", (fix,))]
+
+
+def build(config: Config) -> PeriodicEngine:
+    return PeriodicEngine(config)
+
+
+PLANNERS: tuple[Fix, ...] = tuple({"planner": name} for name in ("madpipe", "contiguous", "pipedream"))
+"""The planners of periodic pipelines."""
 
 
 class PeriodicEngine(Engine):
@@ -54,9 +77,8 @@ class PeriodicEngine(Engine):
         every, m = self.config.update_every, request.batch.micro_batches
         if every is None or m % every == 0:
             return []
-        nearest = divisors.around(m, every)
-        mend = " or ".join(f"engine.update_every={number}" for number in nearest)
-        return [Problem(f"engine.update_every {every}", f"does not divide batch.micro_batches {m}", mend)]
+        fixes = tuple({"engine.update_every": number} for number in divisors.nearest_divisors(m, every))
+        return [Problem("engine.update_every", every, f"does not divide batch.micro_batches {m}", fixes)]
 
     def check(self, plan: Plan, profile: ModelProfile, cluster: Cluster, memory: MemoryModel) -> list[Problem]:
         if plan.pattern is None:
@@ -70,20 +92,19 @@ class PeriodicEngine(Engine):
         every, m = self.update_every(plan), plan.micro_batches
         if every == m:
             return []
-        what = f"{m // every} updates a step, of {every} of its {m} micro-batches each, with gradients one update old"
-        return [
-            Problem(f"engine.update_every {every}", what, f"engine.update_every={m} for one update, as other engines")
-        ]
+        each = f"{every} of its {m} micro-batches each"
+        message = f"makes {m // every} updates a step, of {each}, with gradients one update old; other engines make one"
+        return [Problem("engine.update_every", every, message, ({"engine.update_every": m},))]
 
     def schedule(self, plan: Plan, profile: ModelProfile) -> Schedule:
         """Raises CannotRun for a plan without a pattern. What crosses a cut, skips included, is one message."""
         if plan.pattern is None:
             raise CannotRun([_without_pattern()])
-        hops = tuple(
-            Hop(number, number + 1, "", profile.crossing_bytes(stage.first))
+        transfers = tuple(
+            Transfer(number, number + 1, "", profile.crossing_bytes(stage.first))
             for number, stage in enumerate(plan.stages[1:])
         )
-        return versions.schedule(plan, plan.pattern, plan.micro_batches, self.update_every(plan), hops)
+        return weight_versions.schedule(plan, plan.pattern, plan.micro_batches, self.update_every(plan), transfers)
 
     def update_every(self, plan: Plan) -> int:
         """Micro-batches for each update; raises CannotRun for a plan without a pattern."""
@@ -92,18 +113,17 @@ class PeriodicEngine(Engine):
         if plan.pattern is None:
             raise CannotRun([_without_pattern()])
         m = plan.micro_batches
-        return versions.allowed(versions.schedule(plan, plan.pattern, m, m), m)[0]
+        return weight_versions.allowed(weight_versions.schedule(plan, plan.pattern, m, m), m)[0]
 
     def memory(self, model: MemoryModel, mesh: Mesh, profile: ModelProfile) -> MemoryModel:
-        return replace(model, versions=versions.VERSIONS)
+        return replace(model, versions=weight_versions.VERSIONS)
 
     def session(self, model: Model, plan: Plan, spec: SessionSpec) -> AbstractContextManager[Session]:
         from engines.periodic.session import PeriodicSession
 
         if plan.pattern is None:
             raise CannotRun([_without_pattern()])
-        if refused := self._too_few(plan, plan.pattern):
-            raise CannotRun(refused)
+        refuse(self._too_few(plan, plan.pattern))
         return PeriodicSession(model, plan, plan.pattern, spec, self.update_every(plan))
 
     def _too_few(self, plan: Plan, pattern: Pattern) -> list[Problem]:
@@ -111,24 +131,25 @@ class PeriodicEngine(Engine):
         every, m = self.config.update_every, plan.micro_batches
         if every is None or m % every:
             return []
-        order = versions.schedule(plan, pattern, m, m)
-        if versions.allows(order, m, every):
+        order = weight_versions.schedule(plan, pattern, m, m)
+        if weight_versions.allows(order, m, every):
             return []
-        counts = versions.stored(order)
+        counts = weight_versions.stored(order)
         most = max(counts)
-        what = f"lets stage {counts.index(most)} store {every + 1} micro-batches with 2 versions, it stores {most}"
-        mend = next(number for number in versions.allowed(order, m) if number > every)
-        return [Problem(f"engine.update_every {every}", what, f"engine.update_every={mend}")]
+        message = f"lets stage {counts.index(most)} store {every + 1} micro-batches with 2 versions, it stores {most}"
+        fix = {"engine.update_every": next(number for number in weight_versions.allowed(order, m) if number > every)}
+        return [Problem("engine.update_every", every, message, (fix,))]
 
 
 def _without_pattern() -> Problem:
-    return Problem("planner", "gives no pattern, engine=periodic repeats one", PLANNERS)
+    return Problem("planner", None, "gives no pattern, engine=periodic repeats one", PLANNERS)
 
 
 def _recomputed(plan: Plan) -> list[Problem]:
     if plan.recompute == "never":
         return []
-    return [Problem(f"recompute {plan.recompute}", "asks for recomputation, engine=periodic has none", "engine=gpipe")]
+    message = f"asks to recompute {plan.recompute}, engine=periodic does not recompute"
+    return [Problem("planner", None, message, ({"engine": "gpipe"},))]
 
 
 def _broken(plan: Plan, pattern: Pattern) -> list[Problem]:
@@ -141,6 +162,7 @@ def _broken(plan: Plan, pattern: Pattern) -> list[Problem]:
     return [
         Problem(
             "planner",
+            None,
             f"gives a pattern with {tasks[task]} x {Op(*task[:2])} on device {task[2]}, its plan needs {wanted[task]}",
             PLANNERS,
         )
@@ -150,9 +172,14 @@ def _broken(plan: Plan, pattern: Pattern) -> list[Problem]:
 
 def _tied(plan: Plan, profile: ModelProfile) -> list[Problem]:
     """Parameters that stages share, whatever devices the stages are on."""
-    key, mend = f"mesh.pipeline {plan.mesh.pipeline}", "engine=gpipe, or mesh.pipeline=1"
+    tied = {name: stages for name, stages in tied_stages(plan, profile).items() if len(stages) > 1}
+    fixes: tuple[Fix, ...] = ({"engine": "gpipe"}, {"mesh.pipeline": 1})
     return [
-        Problem(key, f"puts {name} into stages {' and '.join(map(str, stages))}, engine=periodic takes it in 1", mend)
-        for name, stages in stages_of_tied(plan, profile).items()
-        if len(stages) > 1
+        Problem(
+            "mesh.pipeline",
+            plan.mesh.pipeline,
+            f"puts {name} into stages {' and '.join(map(str, stages))}, engine=periodic takes it in 1",
+            fixes,
+        )
+        for name, stages in tied.items()
     ]

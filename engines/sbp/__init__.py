@@ -1,1 +1,1 @@
-"""Tensor parallelism layer by layer: every matrix product split as the plan says (AutoDDL)."""
+"""Tensor parallelism layer by layer: every matmul split as the plan says (AutoDDL)."""

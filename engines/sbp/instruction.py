@@ -1,6 +1,6 @@
 """What one device does at each product of a chain, and the collectives around it. Free of torch.
 
-arrives --before--> enters --gather--> (rows p0, columns p2) --product--> --scatter--> leaves --after--> goes on
+arrives --before--> enters --gather--> (rows p0, columns p2) --product--> --scatter--> leaves --after--> continues
          all-to-all         all-gather                       partial sums  reduce-scatter      all-to-all
 """
 
@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from engines.sbp.layout import Digits, Dim, Layout, Mesh
-from harness.sbp.chain import Matmul
+from engines.sbp.block_layout import Digits, Dim, Layout, Mesh
+from harness.sbp.matmul_chain import Matmul
 
 
 class Unrunnable(ValueError):

@@ -1,6 +1,6 @@
 """From a plan to what each device does at each product: strategies, with a concrete digit of the mesh for each factor.
 
-Digits of one kind stand in a row; those in front split rows. A product undoes the last of them (the part of p1 that
+Digits of one kind stand in a row; those in front split rows. A matmul undoes the last of them (the part of p1 that
 splits rows), or adds the next ones (the part of p2 that becomes rows), so that a residual branch comes back to the
 blocks that it began with. Free of torch.
 """
@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
+from engines.sbp.block_layout import Digits, Dim, Layout, Mesh
 from engines.sbp.instruction import Exchange, Instruction, Program, Unrunnable
-from engines.sbp.layout import Digits, Dim, Layout, Mesh
-from harness.plan import Plan
-from harness.sbp.chain import Attention, Chain, Item, Matmul, Residual
-from harness.sbp.grid import Degree, minus, plus
-from harness.sbp.planned import OUTPUT
+from harness.core.plan import Plan
+from harness.sbp.device_grid import Degree, minus, plus
+from harness.sbp.matmul_chain import Attention, Chain, Item, Matmul, Residual
+from harness.sbp.route_to_plan import OUTPUT
 
 
 def program(plan: Plan, chain: Chain, mesh: Mesh) -> Program:
@@ -61,10 +61,10 @@ class _Writer:
         return grid.degree(nodes, local)
 
     def _layouts(self, item: Matmul) -> list[Degree | None]:
-        told = self.plan.layouts.get(item.name)
-        if told is None:
+        reported = self.plan.layouts.get(item.name)
+        if reported is None:
             raise Unrunnable(f"the plan says nothing of {item.name}")
-        return [self._degree(numbers) if numbers else None for numbers in told]
+        return [self._degree(numbers) if numbers else None for numbers in reported]
 
     def _front(self, degree: Degree) -> Digits:
         """The digits that split rows where so many do."""
@@ -186,7 +186,9 @@ class _Writer:
         if tied:
             kept, cut = tuple(sorted(tied.outputs.split)), tuple(sorted(tied.inputs.split))
             if (self.mesh.count(cut), self.mesh.count(kept)) != (p1, p2):
-                raise Unrunnable(f"{item.name} splits its weight unlike {tied.item.name}, whose weight it is")
+                raise Unrunnable(
+                    f"{item.name} splits its weight in another way than {tied.item.name}, whose weight it is"
+                )
             return cut, kept
         enters = self._layouts(item)[0]
         rows = p0 if enters is None or item.look_up else enters  # with what is undone of them
@@ -218,7 +220,7 @@ class _Writer:
             places.append(self._layouts(following[1])[0])
         whole = [place for place in places if place is not None and self._whole(place, attention)]
         if not whole:
-            raise Unrunnable(f"{attention.heads} heads are not whole anywhere behind {instruction.item.name}")
+            raise Unrunnable(f"{attention.heads} heads are not whole anywhere after {instruction.item.name}")
         after = self._moved(self.at, whole[0])
         self.at = after.after if after else self.at
         return replace(instruction, after=after, goes_on=self.at, heads=attention.heads)
@@ -239,4 +241,4 @@ class _Writer:
         if self._rows() != leaves or self.at.rows.split & self.at.columns.split:
             raise Unrunnable(f"{item.name} comes to lie elsewhere than the plan says")
         if target and not self.at.like(target):
-            raise Unrunnable(f"what comes out of {item.name} lies unlike what it is added to")
+            raise Unrunnable(f"what comes out of {item.name} has another layout than what it is added to")

@@ -4,88 +4,93 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from engines.sbp.agreement import agreed
-from engines.sbp.config import Config
-from engines.sbp.exchange import Exchanger, Groups
-from engines.sbp.gradients import Gradients
-from engines.sbp.layout import Dim, Mesh
-from engines.sbp.loss import SplitClasses, split_loss
-from engines.sbp.modules import mine
-from engines.sbp.neighbours import Neighbours
+from engines.sbp.block_collectives import BlockCollectives, Groups
+from engines.sbp.block_layout import Dim, Mesh
+from engines.sbp.gradient_sync import GradientSync
 from engines.sbp.program import program
-from engines.sbp.shards import Shard
-from engines.sbp.split import Splitter
-from harness.counting import count
+from engines.sbp.same_plan import check_same_plan
+from engines.sbp.shard_model import ModelSharder
+from engines.sbp.sharded_cross_entropy import SplitClasses, split_loss
+from engines.sbp.sharded_layers import mine
+from engines.sbp.sharded_state import Shard
+from engines.sbp.stage_p2p import StageP2P
+from harness.core.model_profile import ModelProfile
+from harness.core.op import Op
+from harness.core.plan import Plan
 from harness.interfaces import Batch, Model, SessionSpec
-from harness.op import Op
-from harness.plan import Plan
-from harness.profile import ModelProfile
-from harness.rank_passes import Passes
-from harness.rank_session import Mark, RankSession
-from harness.rank_ties import RankTies
-from harness.sbp.chain import chain_of
-from harness.sbp.planned import OUTPUT, grid_of_plan
-from harness.schedule import Schedule
-from harness.schedule.graph import REDUCING, split_part
-from harness.schedule.tensor import PHASES, told
-from harness.simulate.assembly import sent_kind
-from harness.stage_module import stage_modules
-from harness.tally import Tally
-from harness.training_state import (
+from harness.measure.count_model import count
+from harness.runtime.collectives import CollectiveCounter
+from harness.runtime.distributed_session import DistributedSession
+from harness.runtime.session import TimePoint
+from harness.runtime.stage_module import StageModule
+from harness.runtime.stage_passes import StagePasses
+from harness.runtime.training_state import (
     load_optimizer_state,
     make_optimizer,
-    model_state,
-    optimizer_state,
-    optimizer_tensors,
 )
+from harness.sbp.matmul_chain import chain_from_profile
+from harness.sbp.route_to_plan import OUTPUT, grid_from_plan
+from harness.schedule import Schedule
+from harness.schedule.builders.tensor_parallel import PHASES, traffic_op
+from harness.schedule.dependency_graph import REDUCING, split_part
+from harness.simulate.lowering import sent_kind
+
+if TYPE_CHECKING:
+    from engines.sbp.engine import Config
 
 SAMPLES = 2
 """Of the micro-batch on the meta device that shows in which order modules run."""
 
 
-class SBPSession(RankSession):
+class SBPSession(DistributedSession):
+    stage: StageModule
+
     def __init__(
-        self, model: Model, plan: Plan, spec: SessionSpec, config: Config,
+        self,
+        model: Model,
+        plan: Plan,
+        spec: SessionSpec,
+        config: Config,
         schedule: Callable[[Plan, ModelProfile], Schedule],
-    ) -> None:  # fmt: skip
+    ) -> None:
         super().__init__(model, plan, spec)
         self.config = config
         self.ran: list[str] = []
         profile = count(model, SAMPLES, spec.dtype, spec.autocast, self.ran.append)
-        self.lanes = schedule(plan, profile).by_lane()
-        self.mesh = Mesh(grid_of_plan(plan))
-        self.program = program(plan, chain_of(profile), self.mesh)
+        self.queues = schedule(plan, profile).by_queue()
+        self.mesh = Mesh(grid_from_plan(plan))
+        self.program = program(plan, chain_from_profile(profile), self.mesh)
 
     def build(self, layers: nn.Sequential) -> None:
-        agreed(self.plan)
-        self.tally = Tally()
-        groups = Groups(self.mesh, self.rank - self.shard, self.shard)
-        self.by = Exchanger(self.mesh, groups, self.tally, self.config.aligned)
-        splitter = Splitter(layers, self.program, self.by)
+        check_same_plan(self.plan)
+        self.counter = CollectiveCounter()
+        groups = Groups(self.mesh, self.rank - self.tensor_rank, self.tensor_rank)
+        self.by = BlockCollectives(self.mesh, groups, self.counter, self.config.aligned)
+        splitter = ModelSharder(layers, self.program, self.by)
         splitter.split(self.ran)
         self.shards: dict[str, Shard] = splitter.shards
         layers.to(self.device)
         ranks = dist.get_world_size()
         digits = self.program.groups | splitter.norms | ({self.classes} if self.classes else set())
         groups.make("activations", digits, ranks)
-        groups.make("gradients", Gradients.wanted(self.shards), ranks)
-        self.first_names = {parameter: name for name, parameter in layers.named_parameters()}
+        groups.make("gradients", GradientSync.wanted(self.shards), ranks)
+        self.parameter_names = {parameter: name for name, parameter in layers.named_parameters()}
         every = layers.named_parameters(remove_duplicate=False)
-        self.shared = {name: self.first_names[parameter] for name, parameter in every}
-        self.stage = stage_modules(layers, self.plan, [self.place])[0].to(self.device)
-        self.parameters = self.named(self.stage)
-        self.gradients = Gradients(self.parameters, self.shards, self.mesh, groups, self.tally, self.config)
-        self.ties = RankTies(layers, self.plan, self.rank)
+        self.shared = {name: self.parameter_names[parameter] for name, parameter in every}
+        self.stage = self.own_stage(layers)
+        self.parameters = self.named_parameters()
+        self.gradients = GradientSync(self.parameters, self.shards, self.mesh, groups, self.counter, self.config)
+        self.tie_weights(layers)
         self.optimizer = make_optimizer(self.parameters.values(), self.spec.optimizer)
         self.split = self._split_classes()
-        self.ops, self.behind = _parted(self.lanes[self.place, "compute"])
-        self.neighbours = Neighbours(self.rank, self.place, self.plan.mesh.tensor, self.device)
+        self.ops, self.ops_after_sums = _parted(self.queues[self.pipeline_rank, "compute"])
+        self.neighbours = StageP2P(self.rank, self.pipeline_rank, self.plan.mesh.tensor, self.device)
 
     @property
     def classes(self) -> tuple[int, ...]:
@@ -103,26 +108,25 @@ class SBPSession(RankSession):
     def _rows(self, tensor: Tensor, dim: Dim) -> Tensor:
         if not dim.split:
             return tensor
-        parts = tensor.tensor_split(self.micro_batches)
+        parts = tensor.tensor_split(self.plan.micro_batches)
         return torch.cat([one.index_select(0, mine(dim, len(one), self.by, one.device)) for one in parts])
 
     def entering(self, batch: Batch) -> Iterator[tuple[Tensor, Tensor]]:
         """The inputs and the targets of each micro-batch."""
         wanted = OUTPUT in self.plan.layouts and batch.inputs.is_floating_point()
-        for inputs, targets in self.pairs(batch):
-            inputs = inputs.to(self.device)
+        for inputs, targets in self.micro_batches(batch):
             # the gradient of the input is a part of what is planned
-            yield inputs.requires_grad_() if wanted else inputs, targets.to(self.device)
+            yield inputs.requires_grad_() if wanted else inputs, targets
 
-    def train(self, batch: Batch, size: int) -> float:
+    def train_step(self, batch: Batch, batch_size: int) -> float:
         self.optimizer.zero_grad(set_to_none=True)
-        self.passes = Passes(self.stage)
+        self.passes = StagePasses(self.stage)
         self.batches, self.total = dict(enumerate(self.entering(batch))), 0.0
         for op in self.ops:
-            self._run(op, size)
+            self._run(op, batch_size)
         self._sum_gradients()
-        for op in self.behind:
-            self._run(op, size)
+        for op in self.ops_after_sums:
+            self._run(op, batch_size)
         return self.total
 
     def _sum_gradients(self) -> None:
@@ -130,24 +134,24 @@ class SBPSession(RankSession):
         began = self.now()
         self.gradients.finish()
         self._note(None, began, self.now())
-        self.sent[self.ties.sums] += self.ties.sum_gradients(self.now, self.note)
+        self.sum_tied_gradients()
 
-    def _run(self, op: Op, size: int) -> None:
+    def _run(self, op: Op, batch_size: int) -> None:
         began = self.now()
         if op.kind == "F":
             self._forward(op)
         elif op.kind == "B":
-            self._backward(op, size)
+            self._backward(op, batch_size)
         elif op.kind == "step":
             self.optimizer.step()
         else:
             sent, kind = self._message(op), sent_kind(op, self.plan.devices)
             if kind:
-                self.sent[kind] += sent
+                self.bytes_sent[kind] += sent
         if op.kind in ("F", "B"):
             self._note(op, began, self.now())
         else:
-            self.note(op, began, self.now())
+            self.record(op, began, self.now())
 
     def _message(self, op: Op) -> int:
         """A send or a receive; the bytes that were sent."""
@@ -160,23 +164,23 @@ class SBPSession(RankSession):
     def _forward(self, op: Op) -> None:
         assert op.micro_batch is not None
         i = op.micro_batch
-        self.stage.at(self.spec.seed, self.steps, self.number(i))
-        with self.autocast():
-            self.passes.forward(i, self.batches[i][0] if self.place == 0 else None)
+        self.use_micro_batch(i)
+        self.passes.forward(i, self.batches[i][0] if self.pipeline_rank == 0 else None)
 
-    def _backward(self, op: Op, size: int) -> None:
+    def _backward(self, op: Op, batch_size: int) -> None:
         assert op.micro_batch is not None
         i = op.micro_batch
-        self.gradients.last = i == self.micro_batches - 1
+        self.gradients.last = i == self.plan.micro_batches - 1
         _, targets = self.batches.pop(i)
-        if self.place < len(self.plan.stages) - 1:
+        if self.pipeline_rank < len(self.plan.stages) - 1:
             self.passes.backward(i, None)
             return
         output = self.passes.outputs[i][""][0]
-        loss = split_loss(self.model.loss, output, targets, self.split) / size
+        loss = split_loss(self.model.loss, output, targets, self.split) / batch_size
         del output
         self.passes.backward(i, loss)
-        shown = all(self.mesh.place(self.shard)[digit] == 0 for digit in self.classes)  # one of those with this loss
+        # one of the devices with this loss reports it
+        shown = all(self.mesh.place(self.tensor_rank)[digit] == 0 for digit in self.classes)
         self.total += float(loss.detach()) if shown else 0.0
 
     def _split_classes(self) -> SplitClasses | None:
@@ -186,30 +190,24 @@ class SBPSession(RankSession):
         total = self.program.last.item.outputs
         return SplitClasses(mine(self.program.end.columns, total, self.by, self.device), total, self.classes, self.by)
 
-    def _note(self, op: Op | None, start: Mark, end: Mark) -> None:
-        """A pass, and behind it a block for each algorithm of its collectives, as long as it held up this rank."""
-        seconds, sizes = self.tally.take()
-        self.sent += Counter(sizes)
+    def _note(self, op: Op | None, start: TimePoint, end: TimePoint) -> None:
+        """A pass, and after it a block for each algorithm of its collectives, as long as it held up this rank."""
+        seconds, sizes = self.counter.take()
+        self.bytes_sent += Counter(sizes)
         phases, i = (PHASES[op.kind], op.micro_batch) if op else (("weights",), None)
-        mine = self.plan.traffic[self.place] if self.plan.traffic else ()
-        ops = [told(self.place, one, i) for one in mine if one.phase in phases]
-        timed = isinstance(start, float) and isinstance(end, float)  # on a GPU they run beside the layers
+        mine = self.plan.traffic[self.pipeline_rank] if self.plan.traffic else ()
+        ops = [traffic_op(self.pipeline_rank, traffic, i) for traffic in mine if traffic.phase in phases]
+        timed = isinstance(start, float) and isinstance(end, float)  # on a GPU they overlap with the layers
         held = [seconds[one.part.partition("/")[0]] if timed else 0.0 for one in ops]
         at = end - sum(held) if isinstance(end, float) else end
         if op is not None:
-            self.note(op, start, at)
+            self.record(op, start, at)
         for one, length in zip(ops, held, strict=True):
             following = at + length if isinstance(at, float) else at
-            self.note(one, at, following)
+            self.record(one, at, following)
             at = following
 
-    def held(self) -> list[Tensor]:
-        return [*self.stage.parameters(), *self.stage.buffers(), *optimizer_tensors([self.optimizer])]
-
     # -- one state for all engines ------------------------------------------------------------------------------------
-
-    def local_state(self) -> dict[str, Any]:
-        return {"model": model_state(self.stage), "optimizer": optimizer_state(self.parameters, [self.optimizer])}
 
     def state_dict(self) -> dict[str, Any]:
         """Shards are put together in rank 0."""
@@ -217,9 +215,9 @@ class SBPSession(RankSession):
         dist.gather_object(self.local_state(), states)
         if states is None:
             return {}
-        model = {name: self._whole(name, [state["model"].get(name) for state in states]) for name in self.names}
+        model = {name: self._whole(name, [state["model"].get(name) for state in states]) for name in self.state_names}
         optimizer: dict[str, Any] = {}
-        for name in self.first_names.values():
+        for name in self.parameter_names.values():
             kept = [state["optimizer"].get(name) for state in states]
             keys: dict[str, Any] = next((one for one in kept if one is not None), {})
             if keys:
@@ -240,10 +238,10 @@ class SBPSession(RankSession):
         fits = shard is not None and isinstance(value, Tensor) and value.dim() == len(shard.shape)
         return shard if cut and fits else None
 
-    def load_local(self, state: dict[str, Any]) -> None:
+    def load_local_state(self, state: dict[str, Any]) -> None:
         def mine_of(name: str, value: Any) -> Any:
             shard = self._shard(name, value)
-            return shard.of(value, self.mesh, self.shard) if shard else value
+            return shard.of(value, self.mesh, self.tensor_rank) if shard else value
 
         own = self.stage.state_dict().keys()
         self.stage.load_state_dict({name: mine_of(name, state["model"][name]) for name in own})
@@ -255,10 +253,12 @@ class SBPSession(RankSession):
 
 
 def _parted(ops: Sequence[Op]) -> tuple[list[Op], list[Op]]:
-    """Passes and messages before the sums of gradients, and what comes behind these; collectives are told by passes."""
+    """Splits ops into passes and messages before the all-reduce of gradients, and those after; passes trace
+    collectives."""
     sums = next(
-        number for number, op in enumerate(ops)
+        number
+        for number, op in enumerate(ops)
         if op.kind == "step" or (op.kind == "collective" and split_part(op.part) in REDUCING)
-    )  # fmt: skip
+    )
     first, then = ([op for op in some if op.kind != "collective"] for some in (ops[:sums], ops[sums:]))
     return first, then

@@ -7,16 +7,40 @@ it can be their oracle.
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 
-from engines.single.config import Config
-from harness.cluster import Cluster
+from harness.core.cluster import Cluster
+from harness.core.memory_model import MemoryModel
+from harness.core.model_profile import ModelProfile
+from harness.core.plan import Plan
+from harness.core.problem import Problem
+from harness.core.value_checks import at_least, one_of
 from harness.interfaces import Capabilities, Engine, Model, Session, SessionSpec
-from harness.memory import MemoryModel
-from harness.plan import Plan
-from harness.problem import Problem
-from harness.profile import ModelProfile
 from harness.schedule import Schedule
-from harness.schedule.single import single
+from harness.schedule.builders.gpipe import RECOMPUTE
+from harness.schedule.builders.single import single
+
+
+@dataclass
+class Config:
+    name: str = "single"
+    """The engine."""
+    checkpoint: str = "never"
+    """Which micro-batches are recomputed in the backward pass: always, except_last or never."""
+    deferred_batch_norm: bool = False
+    """Batch norm gathers its running statistics over the whole mini-batch, not for each micro-batch."""
+    threads: int = 1
+    """Intra-op threads on a CPU device; 0 takes one for each core."""
+
+
+def check(config: Config) -> list[Problem]:
+    """Values that no run can have."""
+    checkpoint = one_of("engine.checkpoint", config.checkpoint, RECOMPUTE, "never")
+    return [*checkpoint, *at_least("engine.threads", config.threads, 0, fix=1, why="0 is for all cores")]
+
+
+def build(config: Config) -> SingleEngine:
+    return SingleEngine(config)
 
 
 class SingleEngine(Engine):
@@ -28,7 +52,7 @@ class SingleEngine(Engine):
     def check(self, plan: Plan, profile: ModelProfile, cluster: Cluster, memory: MemoryModel) -> list[Problem]:
         if len(plan.stages) == 1:
             return []
-        return [Problem(f"mesh.pipeline {len(plan.stages)}", "engine=single has 1 stage", "mesh.pipeline=1")]
+        return [Problem("mesh.pipeline", len(plan.stages), "engine=single has 1 stage", ({"mesh.pipeline": 1},))]
 
     def schedule(self, plan: Plan, profile: ModelProfile) -> Schedule:
         return single(plan.micro_batches, plan.recompute)

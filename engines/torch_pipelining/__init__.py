@@ -1,1 +1,1 @@
-"""torch.distributed.pipelining as a peer behind the common interface."""
+"""torch.distributed.pipelining as a peer after the common interface."""

@@ -11,13 +11,14 @@ What it cannot do:
 
 * No skips but through every stage in between, as further tensors of a tuple: each of them sends and receives them.
 * It recomputes nothing, and takes no micro-batches of different sizes. (ScheduleInterleaved1F1B takes some numbers of
-  them that are no multiple of the devices; `harness.schedule.interleaved`, which predicts it, has none for these.)
+  them that are no multiple of the devices; `harness.schedule.builders.interleaved`, which predicts it, has none for
+  these.)
 * Buffers for all messages of a step stay there from the first step on, for every micro-batch.
 * 1f1b sends a gradient when it receives the next activation, and waits for both; in the schedule messages leave as soon
   as they are there, so a prediction may be too fast.
 * Shapes are found on fake tensors, so a layer may not look at values to decide what to do.
 * In zbv's first stage the half of the backward pass for the inputs is empty, and the other half is all of it.
-* Its messages run beside the tasks, unseen: a trace has tasks and collectives only.
+* Its messages run next to the tasks, unseen: a trace has tasks and collectives only.
 
 Replicas (`mesh.data`) are this engine's: after the pass the gradients of each stage are summed, all in one buffer.
 """
@@ -25,47 +26,84 @@ Replicas (`mesh.data`) are this engine's: after the pass the gradients of each s
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from engines.torch_pipelining.config import Config
-from harness import divisors
-from harness.cluster import Cluster
+from harness.core import divisors
+from harness.core.cluster import Cluster
+from harness.core.memory_model import MemoryModel
+from harness.core.model_profile import ModelProfile
+from harness.core.plan import Mesh, Plan
+from harness.core.problem import LEAVE_OUT, Fix, Problem
+from harness.core.value_checks import one_of
 from harness.interfaces import Capabilities, Engine, Model, PlanRequest, Session, SessionSpec
-from harness.memory import MemoryModel
-from harness.mesh import Mesh
-from harness.plan import Plan
-from harness.problem import Problem
-from harness.profile import ModelProfile
 from harness.schedule import Schedule
-from harness.schedule.fill_drain import fill_drain
-from harness.schedule.hops import plan_hops
-from harness.schedule.interleaved import interleaved
-from harness.schedule.one_f_one_b import one_f_one_b
-from harness.schedule.ties import plan_ties, with_ties
-from harness.schedule.zero import over_replicas
-from harness.schedule.zero_bubble import zbv
+from harness.schedule.builders.data_parallel import over_replicas
+from harness.schedule.builders.fill_drain import fill_drain
+from harness.schedule.builders.interleaved import interleaved
+from harness.schedule.builders.one_f_one_b import one_f_one_b
+from harness.schedule.builders.zero_bubble import zbv
+from harness.schedule.tied_weight_ops import plan_ties, with_ties
+from harness.schedule.transfers import plan_transfers
+
+SCHEDULES = ("gpipe", "1f1b", "interleaved1f1b", "zbv")
+CHUNKS = 2
+
+
+@dataclass
+class Config:
+    """`engines.torch_pipelining.engine` says what each schedule asks for, and what the library cannot do."""
+
+    name: str = "torch_pipelining"
+    """The engine."""
+    schedule: str = "gpipe"
+    """The order of tasks: gpipe (ScheduleGPipe), 1f1b (Schedule1F1B), interleaved1f1b (ScheduleInterleaved1F1B, several
+    stages on each device) or zbv (ScheduleZBVZeroBubble, two stages on each device)."""
+    chunks: int = CHUNKS
+    """How many stages each device has with schedule=interleaved1f1b; zbv has two, the others have one."""
+
+
+def check(config: Config) -> list[Problem]:
+    """Values that no run can have."""
+    found = one_of("engine.schedule", config.schedule, SCHEDULES)
+    message, fixes = "", tuple[Fix, ...]()
+    stages = {"gpipe": 1, "1f1b": 1, "zbv": 2}.get(config.schedule)
+    if config.schedule == "interleaved1f1b" and config.chunks < 2:
+        message = "must be at least 2 with engine.schedule=interleaved1f1b"
+        fixes = ({"engine.chunks": 2}, {"engine.schedule": "1f1b", "engine.chunks": LEAVE_OUT})
+    elif stages and config.chunks not in (stages, CHUNKS):
+        message = f"is not the number of stages on a device, engine.schedule={config.schedule} has {stages}"
+        fixes = ({"engine.chunks": LEAVE_OUT},)
+        fixes += ({"engine.schedule": "interleaved1f1b"},) if config.chunks >= 2 else ()
+    return [*found, Problem("engine.chunks", config.chunks, message, fixes)] if message else found
+
+
+def build(config: Config) -> TorchPipeliningEngine:
+    return TorchPipeliningEngine(config)
 
 
 class TorchPipeliningEngine(Engine):
-    capabilities = Capabilities(data=True, ranks=True)
+    capabilities = Capabilities(data=True, multi_process=True)
 
     def __init__(self, config: Config) -> None:
         self.config = config
 
     def refuses(self, request: PlanRequest, dtype: str, cluster: Cluster) -> list[Problem]:
-        """Numbers of micro-batches; the mend is one that shares the batch equally, where there is one."""
+        """Numbers of micro-batches; the first fix is one that divides the batch, where there is one."""
         m, n = request.batch.micro_batches, request.pipeline
-        shares = divisors.of(max(1, request.batch.size // request.data))
+        shares = divisors.list_divisors(max(1, request.batch.size // request.data))
         if self.config.schedule == "1f1b" and m < n:
-            what = f"is less than the {n} stages, which engine.schedule=1f1b needs"
+            message = f"is less than the {n} stages, which engine.schedule=1f1b needs"
             right = [count for count in shares if count >= n][:1]
         elif self.config.schedule == "interleaved1f1b" and m % n:
-            what = f"is no multiple of the {n} devices of the pipeline"
+            message = f"is no multiple of the {n} devices of the pipeline"
             right = sorted((count for count in shares if count % n == 0), key=lambda count: abs(count - m))[:1]
         else:
             return []
-        mends = [*(f"batch.micro_batches={count}" for count in right), "engine.schedule=gpipe"]
-        return [Problem(f"batch.micro_batches {m}", what, ", or ".join(mends))]
+        other: Fix = {"engine.schedule": "gpipe"}
+        if m not in shares:  # then the number is wrong for any schedule
+            other["batch.micro_batches"] = divisors.nearest_divisors(shares[-1], m)[0]
+        fixes: list[Fix] = [*({"batch.micro_batches": count} for count in right), other]
+        return [Problem("batch.micro_batches", m, message, tuple(fixes))]
 
     def check(self, plan: Plan, profile: ModelProfile, cluster: Cluster, memory: MemoryModel) -> list[Problem]:
         return [*self._misplaced(plan), *_recomputed(plan)]
@@ -73,15 +111,15 @@ class TorchPipeliningEngine(Engine):
     def schedule(self, plan: Plan, profile: ModelProfile) -> Schedule:
         m, n = plan.micro_batches, plan.mesh.pipeline
         devices = [stage.device for stage in plan.stages]
-        hops = plan_hops(plan, profile, portals=False)
+        transfers = plan_transfers(plan, profile, portals=False)
         if self.config.schedule == "gpipe":
-            found = fill_drain(m, devices, hops)
+            found = fill_drain(m, devices, transfers)
         elif self.config.schedule == "1f1b":
-            found = one_f_one_b(m, devices, hops)
+            found = one_f_one_b(m, devices, transfers)
         elif self.config.schedule == "interleaved1f1b":
-            found = interleaved(m, n, self.config.chunks, hops)
+            found = interleaved(m, n, self.config.chunks, transfers)
         else:
-            found = zbv(m, n, hops)
+            found = zbv(m, n, transfers)
         return with_ties(_with_replicas(found, plan, profile), plan_ties(plan, profile), "compute")
 
     def memory(self, model: MemoryModel, mesh: Mesh, profile: ModelProfile) -> MemoryModel:
@@ -106,15 +144,15 @@ class TorchPipeliningEngine(Engine):
         if devices == wanted:
             return []
         asked = f"engine.schedule={self.config.schedule} on {_listed(wanted)}"
-        what = f"has its stages on devices {_listed(devices)}, {asked}"
-        return [Problem("the plan", what, "planner=balance, or planner=contiguous")]
+        message = f"places its stages on devices {_listed(devices)}, {asked}"
+        return [Problem("planner", None, message, ({"planner": "balance"}, {"planner": "contiguous"}))]
 
 
 def _recomputed(plan: Plan) -> list[Problem]:
     if plan.recompute == "never":
         return []
-    what = "asks for recomputation, engine=torch_pipelining has none"
-    return [Problem(f"recompute {plan.recompute}", what, "engine=gpipe")]
+    message = f"asks to recompute {plan.recompute}, engine=torch_pipelining does not recompute"
+    return [Problem("planner", None, message, ({"engine": "gpipe"},))]
 
 
 def _listed(devices: tuple[int, ...]) -> str:
@@ -128,15 +166,15 @@ def _with_replicas(schedule: Schedule, plan: Plan, profile: ModelProfile) -> Sch
     """
     if plan.mesh.data == 1:
         return schedule
-    lanes = []
-    for lane in schedule.lanes:
-        if lane.queue == "compute":
-            tasks = tuple(op for op in lane.ops if op.kind != "step")
-            steps = lane.ops[len(tasks) :]
+    queues = []
+    for queue in schedule.queues:
+        if queue.name == "compute":
+            tasks = tuple(op for op in queue.ops if op.kind != "step")
+            steps = queue.ops[len(tasks) :]
             sums = (over_replicas(op.stage, "all_reduce", _own_bytes(plan, profile, op.stage)) for op in steps)
-            lane = replace(lane, ops=(*tasks, *sums, *steps))
-        lanes.append(lane)
-    return replace(schedule, lanes=tuple(lanes), replicas=plan.mesh.data)
+            queue = replace(queue, ops=(*tasks, *sums, *steps))
+        queues.append(queue)
+    return replace(schedule, queues=tuple(queues), replicas=plan.mesh.data)
 
 
 def _own_bytes(plan: Plan, profile: ModelProfile, number: int) -> int:

@@ -1,1 +1,1 @@
-"""The PyPI package torchgpipe 0.0.7 as a peer behind the common interface."""
+"""The PyPI package torchgpipe 0.0.7 as a peer after the common interface."""

@@ -1,9 +1,9 @@
-"""What AutoDDL is compared with: data parallelism, Megatron-LM's two dimensions, and SUMMA (section 5.1).
+"""Baselines of AutoDDL: data parallelism, Megatron-LM's two dimensions, and SUMMA (section 5.1).
 
-data parallel   every product (P, 1, 1)
-Megatron        a mesh d x m, products in pairs: columns (d, m, 1), then rows (d, 1, m); the best mesh. Convolutions are
+data parallel   every matmul (P, 1, 1)
+Megatron        a mesh d x m, matmuls in pairs: columns (d, m, 1), then rows (d, 1, m); the best mesh. Convolutions are
                 data parallel; m devices are of one node where nodes have several
-SUMMA           every product on a mesh r x c: inputs go along rows, weights along columns
+SUMMA           every matmul on a mesh r x c: inputs go along rows, weights along columns
 """
 
 from __future__ import annotations
@@ -11,28 +11,32 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from harness.sbp.chain import Chain, Matmul, Residual
-from harness.sbp.costs import INFINITE, Costs
-from harness.sbp.grid import Degree, Strategy, below, minus
-from harness.sbp.limit import TooLarge, held
-from harness.sbp.optimum import Ends, Infeasible, Move, Route, Search
+from harness.sbp.device_grid import Degree, Strategy, below, minus
+from harness.sbp.matmul_chain import Chain, Matmul, Residual
+from harness.sbp.memory_limit import TooLarge, held
+from harness.sbp.shortest_path import Ends, Infeasible, Move, Route, Search
+from harness.sbp.strategy_costs import INFINITE, Costs
 
 
 def data_parallel(chain: Chain, costs: Costs, ends: Ends, limit: float = INFINITE) -> Route:
-    """Raises Infeasible where the samples do not divide, TooLarge where a device holds more than `limit` bytes."""
+    """Returns the route of data parallelism: every matmul has the strategy (P, 1, 1).
+
+    Raises Infeasible where the samples do not divide, TooLarge where a device holds more than `limit` bytes."""
     alone = Strategy(costs.grid.all, costs.grid.none, costs.grid.none)
     route = _given(chain, costs, ends, dict.fromkeys((item.name for item in chain.matmuls), alone))
     return _best([route], Search(chain, costs, ends), limit)
 
 
 def megatron(chain: Chain, costs: Costs, ends: Ends, two: bool = True, limit: float = INFINITE) -> Route:
-    """The best mesh that holds at most `limit` bytes on a device; with `two` False all devices cut weights.
+    """Returns Megatron-LM's route on the best mesh that holds at most `limit` bytes on a device.
 
-    What cannot be cut is data parallel, and so are convolutions. The embedding is cut by words, as its head. Where
-    nodes have several devices, those of a node cut weights, and gradients are summed across. Raises Infeasible where no
-    mesh divides all products, TooLarge where none fits.
+    With `two` False all devices split weights (tensor parallel size P); else the mesh is data x tensor parallel sizes.
+
+    Matmuls that cannot be split are data parallel, and so are convolutions. The embedding is split by words, as its
+    head. Where nodes have several devices, those of a node split weights, and gradients are all-reduced across nodes.
+    Raises Infeasible where no mesh divides all matmuls, TooLarge where none fits.
     """
-    found, grid = [], costs.grid
+    routes, grid = [], costs.grid
     inside = grid.degree(1, grid.local) if grid.local > 1 else grid.all
     for model in below(inside) if two else [grid.all]:
         try:
@@ -40,10 +44,10 @@ def megatron(chain: Chain, costs: Costs, ends: Ends, two: bool = True, limit: fl
         except Infeasible:
             continue
         if not any(isinstance(step, Move) for step in route.steps[1:-1]):  # heads that do not divide
-            found.append(route)
-    if not found:
-        raise Infeasible("no mesh of Megatron's divides all products")
-    return _best(found, Search(chain, costs, ends), limit)
+            routes.append(route)
+    if not routes:
+        raise Infeasible("no mesh of Megatron's divides all matmuls")
+    return _best(routes, Search(chain, costs, ends), limit)
 
 
 def _best(routes: list[Route], search: Search, limit: float) -> Route:
@@ -56,7 +60,7 @@ def _best(routes: list[Route], search: Search, limit: float) -> Route:
 def _given(chain: Chain, costs: Costs, ends: Ends, strategies: dict[str, Strategy]) -> Route:
     for item in chain.matmuls:
         if not costs.allows(item, strategies[item.name]):
-            raise Infeasible(item.name)
+            raise Infeasible(item.name, item.name)
     return Search(chain, costs, ends, strategies).route()
 
 
@@ -64,20 +68,20 @@ def _pairs(chain: Chain, costs: Costs, model: Degree) -> dict[str, Strategy]:
     grid = costs.grid
     data = minus(grid.all, model)
     columns, rows = Strategy(data, model, grid.none), Strategy(data, grid.none, model)
-    found: dict[str, Strategy] = {}
+    strategies: dict[str, Strategy] = {}
     for items in _branches(chain):
         second = False
         for item in items:
             if item.whole or item.conv:
-                found[item.name] = Strategy(grid.all, grid.none, grid.none)
+                strategies[item.name] = Strategy(grid.all, grid.none, grid.none)
                 continue
-            found[item.name] = rows if second or item.look_up else columns
+            strategies[item.name] = rows if second or item.look_up else columns
             second = not (second or item.look_up)
-    return found
+    return strategies
 
 
 def _branches(chain: Chain) -> Iterator[list[Matmul]]:
-    """Products whose pairs begin together: those of each branch, and those between branches."""
+    """Yields rows whose pairs begin together: the matmuls of each branch, and those between branches."""
     row: list[Matmul] = []
     for item in chain.items:
         if isinstance(item, Residual):
@@ -91,7 +95,8 @@ def _branches(chain: Chain) -> Iterator[list[Matmul]]:
 
 @dataclass(frozen=True)
 class Summa:
-    """The best mesh of SUMMA, its seconds of communication of one training step, and what a device receives."""
+    """The best mesh of SUMMA, its seconds of communication of one training step, and the bytes that a device
+    receives."""
 
     rows: Degree
     columns: Degree
@@ -100,9 +105,10 @@ class Summa:
 
 
 def summa(chain: Chain, costs: Costs) -> Summa:
-    """Forward each device receives |input| / rows + |weight| / columns, backward twice that, for every micro-batch."""
+    """Returns the best mesh: forward each device receives |input| / rows + |weight| / columns, backward twice that, for
+    every micro-batch."""
     meshes = ((rows, minus(costs.grid.all, rows)) for rows in below(costs.grid.all))
-    return min((_on_mesh(chain, costs, *mesh) for mesh in meshes), key=lambda found: found.seconds)
+    return min((_on_mesh(chain, costs, *mesh) for mesh in meshes), key=lambda mesh: mesh.seconds)
 
 
 def _on_mesh(chain: Chain, costs: Costs, rows: Degree, columns: Degree) -> Summa:
@@ -112,7 +118,7 @@ def _on_mesh(chain: Chain, costs: Costs, rows: Degree, columns: Degree) -> Summa
         weights = item.weight_bytes / size(columns)
         for over, amount in ((columns, inputs), (rows, weights)):
             if size(over) > 1:
-                share = amount * size(over) / (size(over) - 1)  # all that is received, none of it there before
+                share = amount * size(over) / (size(over) - 1)  # all of it is received
                 seconds += 3 * costs.micro_batches * costs.collectives.seconds("all_gather", over, share)
                 received += 3 * costs.micro_batches * amount
     return Summa(rows, columns, seconds, received)

@@ -1,17 +1,17 @@
-"""What a search finds: the strategies of a chain's products, where tensors lie between them, and the moves."""
+"""A route, the result of a search: strategies of a chain's matmuls, layouts of tensors between them, and moves."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from harness.sbp.chain import Matmul
-from harness.sbp.costs import Place
-from harness.sbp.grid import Strategy
+from harness.sbp.device_grid import Strategy
+from harness.sbp.matmul_chain import Matmul
+from harness.sbp.strategy_costs import Place
 
 
 class Step(NamedTuple):
-    """A product, its strategy, and where its input and its output lie. A `free` input is there already."""
+    """A matmul, its strategy, and the layouts of its input and its output. A `free` input needs no communication."""
 
     item: Matmul
     strategy: Strategy
@@ -22,7 +22,7 @@ class Step(NamedTuple):
 
 
 class Move(NamedTuple):
-    """An all-to-all of a tensor of a micro-batch; `past` a branch, at whose end it happens."""
+    """An all-to-all of a tensor of a micro-batch; with `past`, of the tensor that bypasses a branch, at its end."""
 
     elements: float
     source: Place
@@ -35,7 +35,7 @@ Steps = list[Step | Move]
 
 @dataclass(frozen=True)
 class Route:
-    """All that happens, in order, and the seconds of communication of one training step."""
+    """All steps, in order, and the seconds of communication of one training step."""
 
     steps: tuple[Step | Move, ...]
     seconds: float
@@ -46,4 +46,8 @@ class Route:
 
 
 class Infeasible(ValueError):
-    """No strategy is allowed; says for which product."""
+    """No strategy is allowed; `products` are the names of the matmuls that allow none together, where that is known."""
+
+    def __init__(self, message: str, *products: str) -> None:
+        super().__init__(message)
+        self.products = products

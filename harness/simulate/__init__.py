@@ -1,10 +1,10 @@
-"""The simulator: executes a schedule on a described cluster; yields the trace and the figures that a real run gives.
+"""The simulator: executes a schedule on a simulated cluster, and returns the trace and metrics of a real run.
 
     device 0 compute   0F0 0F1          0B1    0B0
     device 0 -> 1         0>1 0>1                        a message occupies its link, not the devices
     device 1 compute        1F0 1F1 1B1    1B0           1B1 waits for 1F1, 0B1 for 1B1
 
-It is deterministic, and free of torch.
+It is deterministic, and does not import torch.
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from harness.cluster import Cluster
-from harness.memory import MemoryModel
-from harness.op import COMPUTE
-from harness.plan import Plan
-from harness.profile import ModelProfile
+from harness.core.cluster import Cluster
+from harness.core.memory_model import MemoryModel
+from harness.core.model_profile import ModelProfile
+from harness.core.op import COMPUTE
+from harness.core.plan import Plan
+from harness.core.trace import Span, Trace
 from harness.schedule import Schedule
-from harness.simulate.assembly import Assembly, sent_kind
-from harness.simulate.costs import Costs
-from harness.simulate.execution import Execution
-from harness.simulate.ledger import Peak, peaks
-from harness.trace import Span, Trace
+from harness.simulate.event_loop import Execution
+from harness.simulate.lowering import LoweredSchedule, sent_kind
+from harness.simulate.memory_timeline import Peak, peaks
+from harness.simulate.op_durations import TaskCosts
 
-__all__ = ["Deadlock", "Peak", "Simulation", "assembled", "simulate"]
+__all__ = ["Deadlock", "Peak", "Simulation", "lower", "simulate"]
 
 
 class Deadlock(RuntimeError):
-    """A schedule that cannot go on: the message names, for each queue, which op waits for what."""
+    """A schedule that cannot end: the message names, for each queue, which op waits for what."""
 
 
 @dataclass
 class Simulation:
-    """One simulated step, from 0. `peaks` in the order of `plan.devices`.
+    """One simulated step, which starts at 0 s. `peaks` are in the order of `plan.devices`.
 
     `figures`: `step_time_s`; for each of `plan.devices` `peak_memory_bytes` and `utilization`; `bubble_fraction`;
     `bytes_sent` by kind (activations, gradients, skips, skip_gradients, and collectives by their algorithm: the buffers
@@ -54,11 +54,11 @@ class Simulation:
 
     @cached_property
     def trace(self) -> Trace:
-        """The step as an engine would have recorded it; made when it is asked for."""
+        """The step as an engine would have recorded it, made on first use."""
         spans = tuple(
-            Span(str(op), lane.device, lane.queue, self.start_s[node], self.end_s[node])
-            for lane, nodes in zip(self.schedule.lanes, self.nodes, strict=True)
-            for op, node in zip(lane.ops, nodes, strict=True)
+            Span(str(op), queue.device, queue.name, self.start_s[node], self.end_s[node])
+            for queue, nodes in zip(self.schedule.queues, self.nodes, strict=True)
+            for op, node in zip(queue.ops, nodes, strict=True)
         )
         return Trace(spans, ((0.0, self.figures["step_time_s"]),))
 
@@ -73,11 +73,11 @@ def simulate(
     seed: int = 0,
     durations: Mapping[str, float] | None = None,
 ) -> Simulation:
-    """Execute one step of `schedule`.
+    """Executes one step of `schedule`.
 
     `jitter` is the relative spread of each op's time, drawn from `seed`. With `durations` (seconds by an op's notation)
-    these are taken instead of all costs, and links are free: it is how a measured trace is replayed. Raises `Deadlock`
-    where the schedule cannot end, ValueError where it is none (an op twice, or missing).
+    these replace all costs, and links are free: this replays a measured trace. Raises `Deadlock` where the schedule
+    cannot end, ValueError where it is not valid (an op twice, or missing).
     """
     with _no_collection():
         return _simulated(schedule, plan, profile, cluster, memory, jitter, seed, durations)
@@ -85,7 +85,8 @@ def simulate(
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """None of the very many small objects is garbage: to look for cycles in them would take half of the time."""
+    """Pauses garbage collection: none of the many small objects is garbage, and the search would take half of the
+    time."""
     collecting = gc.isenabled()
     gc.disable()
     try:
@@ -96,52 +97,62 @@ def _no_collection() -> Iterator[None]:
 
 
 def _simulated(
-    schedule: Schedule, plan: Plan, profile: ModelProfile, cluster: Cluster, memory: MemoryModel, jitter: float,
-    seed: int, durations: Mapping[str, float] | None,
-) -> Simulation:  # fmt: skip
-    assembly = assembled(schedule, plan, profile, cluster, memory, durations)
+    schedule: Schedule,
+    plan: Plan,
+    profile: ModelProfile,
+    cluster: Cluster,
+    memory: MemoryModel,
+    jitter: float,
+    seed: int,
+    durations: Mapping[str, float] | None,
+) -> Simulation:
+    lowered = lower(schedule, plan, profile, cluster, memory, durations)
     if jitter:
-        assembly.disturb(jitter, seed)
-    done = Execution(assembly.work, assembly.graph.ops).run()
+        lowered.disturb(jitter, seed)
+    done = Execution(lowered.work, lowered.graph.ops).run()
     if min(done.end_s) < 0:
-        raise Deadlock("the schedule cannot go on:\n" + "\n".join(assembly.stuck(done.end_s)))
-    filled = peaks(assembly.graph, done.start_s, done.end_s, schedule, plan, profile, memory)
-    figures = _figures(assembly, done, plan) | {"peak_memory_bytes": [peak.bytes for peak in filled]}
-    return Simulation(schedule, assembly.graph.lanes, done.start_s, done.end_s, figures, filled)
+        raise Deadlock("the schedule cannot continue:\n" + "\n".join(lowered.stuck(done.end_s)))
+    filled = peaks(lowered.graph, done.start_s, done.end_s, schedule, plan, profile, memory)
+    figures = _figures(lowered, done, plan) | {"peak_memory_bytes": [peak.bytes for peak in filled]}
+    return Simulation(schedule, lowered.graph.queues, done.start_s, done.end_s, figures, filled)
 
 
-def assembled(
-    schedule: Schedule, plan: Plan, profile: ModelProfile, cluster: Cluster, memory: MemoryModel,
+def lower(
+    schedule: Schedule,
+    plan: Plan,
+    profile: ModelProfile,
+    cluster: Cluster,
+    memory: MemoryModel,
     durations: Mapping[str, float] | None = None,
-) -> Assembly:  # fmt: skip
-    """The work of a step, with what each part of it takes. Raises ValueError for a schedule that is none."""
-    halved = any(op.kind == "W" for lane in schedule.lanes for op in lane.ops)
-    return Assembly(schedule, cluster, Costs(plan, profile, cluster, memory, halved), durations)
+) -> LoweredSchedule:
+    """Lowers a step to nodes with durations and resources. Raises ValueError for an invalid schedule."""
+    halved = any(op.kind == "W" for queue in schedule.queues for op in queue.ops)
+    return LoweredSchedule(schedule, cluster, TaskCosts(plan, profile, cluster, memory, halved), durations)
 
 
-def _figures(assembly: Assembly, done: Execution, plan: Plan) -> dict[str, Any]:
+def _figures(lowered: LoweredSchedule, done: Execution, plan: Plan) -> dict[str, Any]:
     step_time_s = max(done.end_s)
     busy_s = dict.fromkeys(plan.devices, 0.0)
-    for lane, nodes in assembly.lanes():
-        if lane.queue == "compute":
+    for queue, nodes in lowered.queues():
+        if queue.name == "compute":
             spans = (
-                done.end_s[n] - done.start_s[n] for op, n in zip(lane.ops, nodes, strict=True) if op.kind in COMPUTE
+                done.end_s[n] - done.start_s[n] for op, n in zip(queue.ops, nodes, strict=True) if op.kind in COMPUTE
             )
-            busy_s[lane.device] += sum(spans)
+            busy_s[queue.device] += sum(spans)
     utilization = [busy_s[device] / step_time_s if step_time_s else 0.0 for device in plan.devices]
     return {
         "step_time_s": step_time_s,
         "utilization": utilization,
         "bubble_fraction": 1 - sum(utilization) / len(utilization),
-        "bytes_sent": _bytes_sent(assembly),
+        "bytes_sent": _bytes_sent(lowered),
     }
 
 
-def _bytes_sent(assembly: Assembly) -> dict[str, int]:
+def _bytes_sent(lowered: LoweredSchedule) -> dict[str, int]:
     sent: dict[str, int] = defaultdict(int)
-    for node, op in enumerate(assembly.graph.ops):
-        kind = sent_kind(op, assembly.schedule.devices)
+    for node, op in enumerate(lowered.graph.ops):
+        kind = sent_kind(op, lowered.schedule.devices)
         if kind is not None:
-            alike = assembly.schedule.replicas * assembly.schedule.tensor
-            sent[kind] += op.bytes * len(assembly.members.get(node, (0,))) * alike
+            copies = lowered.schedule.replicas * lowered.schedule.tensor
+            sent[kind] += op.bytes * len(lowered.members.get(node, (0,))) * copies
     return dict(sorted(sent.items()))

@@ -1,4 +1,4 @@
-"""What an op occupies beside its queues: links of its own, and shares of ports and cores.
+"""What an op occupies in addition to its queues: exclusive links, and shares of node ports.
 
 device 0 --link--> device 1 |port|--------|port| device 2 --link--> device 3
 node 0                                                              node 1
@@ -11,11 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
-from harness.cluster import Cluster, Link
-from harness.op import Op
+from harness.core.cluster import Cluster, Link
+from harness.core.op import Op
+from harness.core.problem import CannotRun, Problem
 from harness.schedule import Schedule
-from harness.schedule.graph import COPIES, DATA, split_part
-from harness.simulate.flows import Flow, Resource
+from harness.schedule.dependency_graph import COPIES, DATA, split_part
+from harness.simulate.fair_sharing import Flow, Resource
 
 STEPS = {"all_reduce": 2, "reduce_scatter": 1, "all_gather": 1, "all_to_all": 1}
 """Times that a collective sends (members - 1) / members of its buffer to the neighbour, in members - 1 messages."""
@@ -23,7 +24,7 @@ STEPS = {"all_reduce": 2, "reduce_scatter": 1, "all_gather": 1, "all_to_all": 1}
 
 @dataclass(frozen=True)
 class Route:
-    """An op holds all of `links` alone for `seconds`; then, where there is a `flow`, for as long as that takes."""
+    """An op holds all of `links` exclusively for `seconds`, and then until its `flow`, if any, has ended."""
 
     seconds: float
     links: tuple[Resource, ...] = ()
@@ -36,35 +37,33 @@ class Routes:
     def __init__(self, schedule: Schedule, cluster: Cluster) -> None:
         self.schedule, self.cluster = schedule, cluster
         self.pipeline, self.tensor = max(schedule.devices) + 1, schedule.tensor
-        self.known: dict[tuple[int, int, int], Route] = {}
+        self.routes: dict[tuple[int, int, int], Route] = {}
         self._check_replicas()
 
     def _check_replicas(self) -> None:
-        """One replica stands for all: there must be devices for them, and all must lie alike on the nodes."""
-        replicas, each, there = self.schedule.replicas, self.pipeline * self.tensor, self.cluster.devices
-        if replicas * each > there:
-            raise ValueError(
-                f"{replicas} replicas of {each} devices need {replicas * each}, the cluster has {there} devices "
-                f"-> at most {there // each} replicas"
-            )
+        """Checks that one replica can represent all: there are enough devices, and all are placed on nodes in the same
+        way."""
+        replicas, each, available = self.schedule.replicas, self.pipeline * self.tensor, self.cluster.devices
+        if replicas * each > available:
+            message = f"x {each} devices of a replica need {replicas * each}, the cluster has {available} devices"
+            raise CannotRun([Problem("mesh.data", replicas, message, ({"mesh.data": max(1, available // each)},))])
         node = self.cluster.devices_per_node
         if replicas > 1 and each % node and node % each:
-            raise ValueError(
-                f"{replicas} replicas of {each} devices lie unlike on nodes of {node} devices, some across two nodes "
-                f"-> a number of devices that divides {node}, or a multiple of it"
-            )
+            message = f"x {each} devices of a replica: on nodes of {node} devices some replicas would span two nodes"
+            hint = f"replicas of a number of devices that divides {node}, or of a multiple of it"
+            raise CannotRun([Problem("mesh.data", replicas, message, hint=hint)])
 
     def message(self, op: Op) -> Route:
-        """A copy, or a send with its receive. Without a peer it goes to the host's memory or comes from there."""
-        here = self.schedule.devices[op.stage]
+        """Returns the route of a copy, or of a send with its receive; without a peer, to or from the host's memory."""
+        own_device = self.schedule.devices[op.stage]
         if op.peer is None:
             return Route(self.cluster.host_link.seconds(op.bytes))
-        there = self.schedule.devices[op.peer]
-        source, target = (here, there) if op.kind == "send" else (there, here)
+        peer_device = self.schedule.devices[op.peer]
+        source, target = (own_device, peer_device) if op.kind == "send" else (peer_device, own_device)
         key = (source * self.tensor, target * self.tensor, op.bytes)
-        route = self.known.get(key)
+        route = self.routes.get(key)
         if route is None:
-            route = self.known[key] = self._between(*key)
+            route = self.routes[key] = self._between(*key)
         return route
 
     def _between(self, source: int, target: int, size: int) -> Route:
@@ -75,24 +74,27 @@ class Routes:
         pairs = [(source + shift, target + shift) for shift in self._shifts()]
         ports = _crossings(self.cluster, pairs)
         uses = {port: ports[port] for port in _ports(self.cluster, source, target)}
-        channel = (_name(self.cluster.node_port, source, target),)  # one pair's messages arrive in turn
+        channel = (_name(self.cluster.node_port, source, target),)  # messages of one pair arrive one after the other
         return _through_ports(self.cluster.node_port, self.cluster.node_port.alpha_s, size, uses, channel)
 
     def collective(self, op: Op, members: list[int]) -> Route:
-        """A ring over `members`, devices of the first replica, or over theirs in all replicas. Raises ValueError for an
-        unknown algorithm.
+        """Returns the route of a ring over `members`, devices of the first replica, or over these in all replicas.
+
+        Raises ValueError for an unknown algorithm.
 
         member 0 -> member 1 -> ... -> member g-1 -> member 0
         """
         algorithm, communicator = split_part(op.part)
         if algorithm not in STEPS:
-            raise ValueError(f"{op}: {algorithm!r} is no collective -> one of {', '.join(STEPS)}, as all_reduce@data")
+            raise ValueError(
+                f"{op}: {algorithm!r} is not a collective -> one of {', '.join(STEPS)}, as all_reduce@data"
+            )
         first = [device * self.tensor for device in sorted(members)]
         if communicator in (DATA, COPIES):
-            replicas, alike = self._shifts()[:: self.tensor], list(range(self.tensor))
+            replicas, offsets = self._shifts()[:: self.tensor], list(range(self.tensor))
             ring = [shift + device for shift in replicas for device in first]
         else:
-            ring, alike = first, self._shifts()
+            ring, offsets = first, self._shifts()
         g, rounds = len(ring), STEPS[algorithm]
         if g == 1:
             return Route(0.0)
@@ -106,37 +108,41 @@ class Routes:
                 messages * self.cluster.intra.alpha_s + both * sent * self.cluster.intra.beta_s_per_byte, links
             )
         crossing = [edge for edge in edges if edge not in inside]
-        ports = _crossings(self.cluster, [(a + shift, b + shift) for a, b in crossing for shift in alike])
+        ports = _crossings(self.cluster, [(a + shift, b + shift) for a, b in crossing for shift in offsets])
         uses = {port: ports[port] for a, b in crossing for port in _ports(self.cluster, a, b)}
         alpha_s = max([self.cluster.node_port.alpha_s] + [self.cluster.intra.alpha_s] * bool(inside))
         beta = self.cluster.intra.beta_s_per_byte if inside else 0.0
         return _through_ports(self.cluster.node_port, messages * alpha_s, sent, uses, links, beta)
 
     def _shifts(self) -> list[int]:
-        """How far the devices that do the same lie behind the first ones."""
-        return self.schedule.alike(0)
+        """Returns the offsets of the devices that run the same ops as the first replica's first shards."""
+        return self.schedule.counterparts(0)
 
 
 def _name(link: Link, source: int, target: int) -> Resource:
-    """One link for each direction, or one for both."""
+    """Names the link: one for each direction, or one for both."""
     return ("link", frozenset((source, target))) if link.duplex == "half" else ("link", source, target)
 
 
 def _ports(cluster: Cluster, source: int, target: int) -> tuple[Resource, Resource]:
-    """The port out of the source's node, and the one into the target's."""
+    """Names the port out of the source's node, and the one into the target's."""
     both = cluster.node_port.duplex == "half"
     return ("port" if both else "out", cluster.node(source)), ("port" if both else "in", cluster.node(target))
 
 
 def _crossings(cluster: Cluster, pairs: list[tuple[int, int]]) -> Counter[Resource]:
-    """How many of the transfers cross each port. Replicas are alike, so they are under way at the same time."""
+    """Counts the transfers that cross each port. Replicas run the same ops, so their transfers run at the same time."""
     return Counter(port for source, target in pairs for port in _ports(cluster, source, target))
 
 
 def _through_ports(
-    port: Link, alpha_s: float, size: float, uses: Mapping[Resource, float], links: tuple[Resource, ...] = (),
+    port: Link,
+    alpha_s: float,
+    size: float,
+    uses: Mapping[Resource, float],
+    links: tuple[Resource, ...] = (),
     beta: float = 0.0,
-) -> Route:  # fmt: skip
+) -> Route:
     if port.beta_s_per_byte == 0:
         return Route(alpha_s + size * beta, links)
     return Route(alpha_s, links, Flow(size, 1 / max(beta, port.beta_s_per_byte), uses))

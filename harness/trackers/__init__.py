@@ -29,7 +29,7 @@ class Tracker(Protocol):
         ...
 
     def log(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """The metrics of one step; steps rise, from 0 also in a run that goes on."""
+        """The metrics of one step; steps rise, from 0 also in a run that resumes."""
         ...
 
     def finish(self, summary: Mapping[str, Any], images: Mapping[str, Path], status: str) -> None:
@@ -38,7 +38,7 @@ class Tracker(Protocol):
 
 
 class Guarded:
-    """A tracker whose first failure is a warning; after it the tracker is left alone and the run goes on."""
+    """A tracker whose first failure is a warning; after it the tracker is left alone and the run continues."""
 
     def __init__(self, name: str, tracker: Tracker) -> None:
         self._name = name

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harness.problem import CannotRun, Problem
-from harness.run_files import METRICS, RECORD
+from harness.core.problem import Problem, refuse
+from harness.core.run_files import METRICS, RECORD
+from harness.core.value_checks import above_0, one_of
 from harness.trackers import Guarded, Tracker, none
 
 MODES = ("offline", "online", "disabled")
@@ -36,7 +37,7 @@ class Config:
 class WandbTracker:
     """One W&B run. Its id is the record's id.
 
-    A run that goes on is mirrored from its first step again: offline its newest folder has all of it, online the server
+    A run that resumes is mirrored from its first step again: offline its newest folder has all of it, online the server
     leaves out steps that it has.
     """
 
@@ -143,8 +144,10 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 @contextmanager
 def _environment(folder: Path) -> Iterator[None]:
     """Within it W&B is silent, keeps every file below `folder` (not in the home directory), reports no errors home."""
-    places = {name: str(folder / "wandb" / place) for name, place in
-              (("WANDB_DATA_DIR", "data"), ("WANDB_CACHE_DIR", "cache"), ("WANDB_CONFIG_DIR", "config"))}  # fmt: skip
+    places = {
+        name: str(folder / "wandb" / place)
+        for name, place in (("WANDB_DATA_DIR", "data"), ("WANDB_CACHE_DIR", "cache"), ("WANDB_CONFIG_DIR", "config"))
+    }
     changes = {"WANDB_DIR": str(folder), "WANDB_ERROR_REPORTING": "false", "WANDB_SILENT": "true", **places}
     before = {name: os.environ.get(name) for name in changes}
     os.environ.update(changes)
@@ -160,26 +163,13 @@ def _environment(folder: Path) -> Iterator[None]:
 
 def build(config: Config) -> Tracker:
     """Raises `CannotRun` for a mode or a time limit that is none."""
-    problems = _problems(config)
-    if problems:
-        raise CannotRun(problems, "tracker=wandb")
+    refuse(check(config), "tracker=wandb")
     if config.mode == "disabled":
         return none.build(none.Config())
     return Guarded(f"wandb (tracker.mode={config.mode})", WandbTracker(config))
 
 
-def check(config: Config) -> None:
-    """Raise ValueError with a line for each value that no run can have."""
-    problems = _problems(config)
-    if problems:
-        raise ValueError("\n".join(f"{p.key}   {p.what}   -> {p.mend}" for p in problems))
-
-
-def _problems(config: Config) -> list[Problem]:
-    problems = []
-    if config.mode not in MODES:
-        known = ", ".join(MODES)
-        problems.append(Problem(f"tracker.mode {config.mode}", f"is none of {known}", "tracker.mode=offline"))
-    if not config.timeout_s > 0:
-        problems.append(Problem(f"tracker.timeout_s {config.timeout_s:g}", "must be above 0", "tracker.timeout_s=30"))
-    return problems
+def check(config: Config) -> list[Problem]:
+    """Values that no run can have."""
+    mode = one_of("tracker.mode", config.mode, MODES, "offline")
+    return [*mode, *above_0("tracker.timeout_s", config.timeout_s, 30)]

@@ -24,6 +24,7 @@ from itertools import chain
 
 from torch import Tensor, nn
 
+from harness.core.problem import refuse
 from models.amoebanet.cell import NORMAL, REDUCTION, Cell, Kind
 from models.amoebanet.config import GROUPS, SHRINK, Config, check
 from models.amoebanet.operations import convolution
@@ -35,12 +36,12 @@ RGB = 3
 class AmoebaNet(Classifier):
     """Classifies (n, 3, size, size) images: logits (n, classes).
 
-    `name` says which one it is, as in "amoebanet_18_256_224" for L=18, D=256 and 224 pixels. Raises ValueError that
+    `name` says which one it is, as in "amoebanet_18_256_224" for L=18, D=256 and 224 pixels. Raises `CannotRun` that
     names each key of `config` whose number is impossible.
     """
 
     def __init__(self, config: Config) -> None:
-        check(config)
+        refuse(check(config), "model=amoebanet")
         self.config = config
         name = f"amoebanet_{config.layers}_{config.channels}_{config.size}"
         super().__init__(name, (RGB, config.size, config.size), config.classes)
@@ -79,5 +80,11 @@ def _kinds(length: int) -> Iterator[tuple[str, Kind]]:
     """The cells by name, with groups of `length` normal ones."""
     normal = [[(f"cell{number}_normal{k}", NORMAL) for k in range(1, length + 1)] for number in (1, 3, 5)]
     first = [("stem2", REDUCTION), ("stem3", REDUCTION)]
-    yield from chain(first, normal[0], [("cell2_reduction", REDUCTION)], normal[1], [("cell4_reduction", REDUCTION)],
-                     normal[2])  # fmt: skip
+    yield from chain(
+        first, normal[0], [("cell2_reduction", REDUCTION)], normal[1], [("cell4_reduction", REDUCTION)], normal[2]
+    )
+
+
+def build(config: Config) -> AmoebaNet:
+    """The model; raises `CannotRun` that names each key whose number is impossible."""
+    return AmoebaNet(config)

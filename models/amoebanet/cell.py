@@ -75,14 +75,14 @@ REDUCTION = Kind(
 class Cell(nn.Module):
     """(s1, s2) -> (joined states, s1); a single tensor, before the first cell, is both s1 and s2.
 
-    `channels` is c; s1 has `last` channels, s2 has `earlier`. Behind a reduction cell s2 has twice the side of s1.
+    `channels` is c; s1 has `last` channels, s2 has `earlier`. After a reduction cell s2 has twice the side of s1.
     """
 
-    def __init__(self, kind: Kind, channels: int, last: int, earlier: int, behind_reduction: bool) -> None:
+    def __init__(self, kind: Kind, channels: int, last: int, earlier: int, after_reduction: bool) -> None:
         super().__init__()
         self.kind = kind
         self.state_0 = nn.Sequential(*convolution(last, channels))
-        self.state_1 = _matching(earlier, channels, behind_reduction)
+        self.state_1 = _matching(earlier, channels, after_reduction)
         self.operations = nn.ModuleList(
             make(channels, kind.stride if state < 2 else 1) for sum_ in kind.sums for make, state in sum_
         )
@@ -96,8 +96,8 @@ class Cell(nn.Module):
         return torch.cat([states[state] for state in self.kind.joined], dim=1), s1
 
 
-def _matching(inside: int, channels: int, behind_reduction: bool) -> nn.Module:
+def _matching(inside: int, channels: int, after_reduction: bool) -> nn.Module:
     """Brings s2 to `channels` channels and the side of s1, with parameters only where it has others."""
-    if behind_reduction:
+    if after_reduction:
         return FactorizedReduction(inside, channels)
     return nn.Identity() if inside == channels else nn.Sequential(*convolution(inside, channels))

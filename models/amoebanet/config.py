@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from models.limits import at_least
-
-if TYPE_CHECKING:
-    from models.amoebanet.amoebanet import AmoebaNet
+from harness.core.problem import Problem
+from models.config_ranges import at_least
 
 SHRINK = 32
 """The last cells see 1/32 of the image's side: the stem and the reduction cells halve it five times."""
@@ -36,31 +33,23 @@ class Config:
     """Classes of images; the papers have 1000."""
 
 
-def build(config: Config) -> AmoebaNet:
-    """The model; raises ValueError that names each key whose number is impossible."""
-    from models.amoebanet.amoebanet import AmoebaNet
-
-    return AmoebaNet(config)
-
-
-def check(config: Config) -> None:
-    """Raise ValueError with a line, `key   what   -> mend`, for each impossible number."""
+def check(config: Config) -> list[Problem]:
+    """Numbers that no model can have."""
     groups = f"there are {GROUPS} groups of normal cells, all of one length"
     narrowest = f"the first cell has half of it, its bottlenecks a quarter of that, {config.channels / 8:g}"
     side = f"five halvings leave {config.size / SHRINK:g} pixels a side, there must be whole ones, at least 2"
-    wrong = [
+    return [
         *_multiple("layers", config.layers, GROUPS, GROUPS, groups),
         *_multiple("channels", config.channels, 2 * BOTTLENECK, 2 * BOTTLENECK, narrowest),
         *_multiple("size", config.size, SHRINK, 2 * SHRINK, side),
         *at_least(config, "classes", 2),
     ]
-    if wrong:
-        raise ValueError("\n".join(wrong))
 
 
-def _multiple(key: str, number: int, factor: int, least: int, why: str) -> list[str]:
-    """A line if `number` is no multiple of `factor`, or below `least`; the mend is the next that is right."""
+def _multiple(key: str, number: int, factor: int, least: int, why: str) -> list[Problem]:
+    """A problem if `number` is no multiple of `factor`, or below `least`; the fix is the next that is right."""
     if number >= least and number % factor == 0:
         return []
     right = max(least, -(-number // factor) * factor)
-    return [f"model.{key} {number}   must be a multiple of {factor}, at least {least}: {why}   -> model.{key}={right}"]
+    message = f"must be a multiple of {factor}, at least {least}: {why}"
+    return [Problem(f"model.{key}", number, message, ({f"model.{key}": right},))]

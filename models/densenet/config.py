@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
-from models.limits import at_least, each_at_least_1
-
-if TYPE_CHECKING:
-    from models.densenet.densenet import DenseNet
+from harness.core.problem import Problem
+from models.config_ranges import at_least, each_at_least_1
 
 TASK = "classification"
 """What it is trained for."""
@@ -30,22 +27,14 @@ class Config:
     """What an image may show; 1000 in the papers."""
 
 
-def build(config: Config) -> DenseNet:
-    """The model; raises ValueError that names each key whose number is impossible."""
-    from models.densenet.densenet import DenseNet
-
-    return DenseNet(config)
-
-
-def check(config: Config) -> None:
-    """Raise ValueError with a line, `key   what   -> mend`, for each impossible number."""
+def check(config: Config) -> list[Problem]:
+    """Numbers that no model can have."""
     blocks, wrong = each_at_least_1(config, "blocks", "block")
     halvings = len(blocks) + 1
     smallest = 2 ** (halvings + 1) - 3  # ceil(size / 4) >= 2^blocks: only the stem rounds up
     left = -(-max(config.size, 0) // 4) >> (halvings - 2)
     why = f"{halvings} halvings leave {left} x {left} pixels, batch norm needs 2 x 2"
     wrong += at_least(config, "growth", 1)
-    wrong += at_least(config, "size", smallest, why, mend=smallest)
+    wrong += at_least(config, "size", smallest, why, fix=smallest)
     wrong += at_least(config, "classes", 2)
-    if wrong:
-        raise ValueError("\n".join(wrong))
+    return wrong

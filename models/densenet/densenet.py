@@ -17,6 +17,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
+from harness.core.problem import refuse
 from models.classifier import Classifier
 from models.densenet.config import Config, check
 
@@ -24,14 +25,14 @@ Named = Iterator[tuple[str, nn.Module]]
 
 
 class DenseNet(Classifier):
-    """Tells what (n, 3, size, size) images show: logits, (n, classes).
+    """Classifies (n, 3, size, size) images: logits, (n, classes).
 
     `name` says which one it is, as in "densenet_6_12_24_16_32_224_1000" for DenseNet-121 on 224 pixels with 1000
-    classes. Raises ValueError that names each key of `config` whose number is impossible.
+    classes. Raises `CannotRun` that names each key of `config` whose number is impossible.
     """
 
     def __init__(self, config: Config) -> None:
-        check(config)
+        refuse(check(config), "model=densenet")
         self.config = config
         sizes = [*config.blocks, config.growth, config.size, config.classes]
         super().__init__("_".join(["densenet", *map(str, sizes)]), (3, config.size, config.size), config.classes)
@@ -42,7 +43,7 @@ class DenseNet(Classifier):
 
 
 class DenseLayer(nn.Module):
-    """(n, inside, h, w) -> (n, inside + growth, h, w): the input first, what is new behind it."""
+    """(n, inside, h, w) -> (n, inside + growth, h, w): the input first, then what is new."""
 
     def __init__(self, inside: int, growth: int) -> None:
         super().__init__()
@@ -81,3 +82,8 @@ def _transition(width: int) -> nn.Sequential:
 
 def _normalized(width: int) -> list[nn.Module]:
     return [nn.BatchNorm2d(width), nn.ReLU()]
+
+
+def build(config: Config) -> DenseNet:
+    """The model; raises `CannotRun` that names each key whose number is impossible."""
+    return DenseNet(config)

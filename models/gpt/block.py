@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from harness.dropout import Dropout
-from harness.residual import Sum
+from harness.nn.dropout import Dropout
+from harness.nn.skip import Sum
 
 DEVIATION = 0.02
 """Standard deviation of all weights at the beginning (GPT-2); biases are 0."""

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from models.limits import at_least, probability
-
-if TYPE_CHECKING:
-    from models.gpt.gpt import GPT
+from harness.core.problem import Problem
+from models.config_ranges import at_least, probability
 
 SIZES = ("layers", "hidden", "heads", "sequence", "vocabulary")
 
@@ -25,7 +22,7 @@ class Config:
     layers: int = 4
     """Transformer layers; the chain has four more."""
     hidden: int = 64
-    """Width of the vector that stands for a token."""
+    """Width of a token's embedding."""
     heads: int = 4
     """Attention heads; they divide hidden."""
     sequence: int = 64
@@ -40,23 +37,15 @@ class Config:
     """The same for attention's probabilities. Above 0 they are stored whole, which takes much more memory."""
 
 
-def build(config: Config) -> GPT:
-    """The model; raises ValueError that names each key whose number is impossible."""
-    from models.gpt.gpt import GPT
-
-    return GPT(config)
-
-
-def check(config: Config) -> None:
-    """Raise ValueError with a line, `key   what   -> mend`, for each impossible number."""
-    wrong = [line for key in SIZES for line in at_least(config, key, 2 if key == "vocabulary" else 1)]
+def check(config: Config) -> list[Problem]:
+    """Numbers that no model can have."""
+    wrong = [one for key in SIZES for one in at_least(config, key, 2 if key == "vocabulary" else 1)]
     if config.hidden >= 1 and config.heads >= 1 and config.hidden % config.heads:
-        mends = " or ".join(f"model.heads={heads}" for heads in _nearest(config.heads, config.hidden))
-        wrong.append(f"model.heads {config.heads}   does not divide model.hidden {config.hidden}   -> {mends}")
+        fixes = tuple({"model.heads": heads} for heads in _nearest(config.heads, config.hidden))
+        wrong.append(Problem("model.heads", config.heads, f"does not divide model.hidden {config.hidden}", fixes))
     for key in ("dropout", "attention_dropout"):
-        wrong += probability(config, key, mend=0.1)
-    if wrong:
-        raise ValueError("\n".join(wrong))
+        wrong += probability(config, key, fix=0.1)
+    return wrong
 
 
 def _nearest(number: int, whole: int) -> list[int]:

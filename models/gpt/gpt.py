@@ -17,24 +17,25 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from harness.dropout import Dropout
+from harness.core.problem import refuse
 from harness.interfaces import Batch
+from harness.nn.dropout import Dropout
 from models.gpt.block import Block, normal
 from models.gpt.config import SIZES, TASK, Config, check
 
 
 class GPT:
-    """Tells for each token of (n, sequence) which one comes next: logits (n, sequence, vocabulary).
+    """Predicts the next token for each of (n, sequence): logits (n, sequence, vocabulary).
 
     Implements `harness.interfaces.Model`. `name` says which one it is, as in "gpt_48_4512_24_512_51200" for its
-    layers, hidden width, heads, sequence and vocabulary, with "_untied" behind it where the head has a weight of its
-    own. Raises ValueError that names each key of `config` whose number is impossible.
+    layers, hidden width, heads, sequence and vocabulary, with "_untied" at the end where the head has a weight of its
+    own. Raises `CannotRun` that names each key of `config` whose number is impossible.
     """
 
     task = TASK
 
     def __init__(self, config: Config) -> None:
-        check(config)
+        refuse(check(config), "model=gpt")
         self.config = config
         sizes = "_".join(str(getattr(config, key)) for key in SIZES)
         self.name = f"gpt_{sizes}" if config.tied else f"gpt_{sizes}_untied"
@@ -89,3 +90,8 @@ def _layers(config: Config) -> Iterator[tuple[str, nn.Module]]:
         yield f"block_{i}", Block(c.hidden, c.heads, c.layers, c.dropout, c.attention_dropout)
     yield "norm", nn.LayerNorm(c.hidden)
     yield "head", Head(embedding.weight if c.tied else nn.Parameter(normal(torch.empty(c.vocabulary, c.hidden))))
+
+
+def build(config: Config) -> GPT:
+    """The model; raises `CannotRun` that names each key whose number is impossible."""
+    return GPT(config)

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from models.limits import at_least, probability
-
-if TYPE_CHECKING:
-    from models.inception.inception import Inception
+from harness.core.problem import Problem
+from models.config_ranges import at_least, probability
 
 DIVISORS = (1, 2, 4, 8, 16)
 SMALLEST = 107
@@ -33,28 +30,18 @@ class Config:
     """Probability that an input of the last layer is zeroed in training."""
 
 
-def build(config: Config) -> Inception:
-    """The model; raises ValueError that names each key whose number is impossible."""
-    from models.inception.inception import Inception
-
-    return Inception(config)
-
-
-def check(config: Config) -> None:
-    """Raise ValueError with a line, `key   what   -> mend`, for each impossible number."""
+def check(config: Config) -> list[Problem]:
+    """Numbers that no model can have."""
     wrong = []
     if config.divisor not in DIVISORS:
-        wrong.append(
-            f"model.divisor {config.divisor}   is not one of {', '.join(map(str, DIVISORS))}: "
-            "all widths are multiples of 16   -> model.divisor=8"
-        )
+        message = f"is not one of {', '.join(map(str, DIVISORS))}: all widths are multiples of 16"
+        wrong.append(Problem("model.divisor", config.divisor, message, ({"model.divisor": 8},)))
     left = side(config.size)
     why = f"{left} x {left} pixels are left at the end, batch norm needs 2 x 2"
-    wrong += at_least(config, "size", SMALLEST, why, mend=SMALLEST)
+    wrong += at_least(config, "size", SMALLEST, why, fix=SMALLEST)
     wrong += at_least(config, "classes", 2)
-    wrong += probability(config, "dropout", mend=0.5)
-    if wrong:
-        raise ValueError("\n".join(wrong))
+    wrong += probability(config, "dropout", fix=0.5)
+    return wrong
 
 
 def side(size: int) -> int:

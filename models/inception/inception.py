@@ -3,8 +3,8 @@
     stem                             5b 5c 5d    6a    6b 6c 6d 6e    7a    7b 7c    head
     299 > 149 > 147 > 73 > 71 > 35  ---35---  > 17  -----17-----  >  8  ---8---  > 1      side of a 299 pixel image
 
-A block is a number of branches that read the same input; their outputs, one behind the other in the channels, are its
-output. Every convolution has a batch norm and a ReLU behind it. In the tables below (out, height, width) is such a
+A block is a number of branches that read the same input; their outputs, concatenated along the channels, are its
+output. Every convolution is followed by a batch norm and a ReLU. In the tables below (out, height, width) is such a
 convolution; it keeps the side but for the last one of a branch in 6a and 7a, which halves it and takes the rim away.
 
 Weights begin as torch's layers do; the batch norms set the scale.
@@ -18,7 +18,8 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
-from harness.dropout import Dropout
+from harness.core.problem import refuse
+from harness.nn.dropout import Dropout
 from models.classifier import Classifier
 from models.inception.config import Config, check
 
@@ -27,14 +28,14 @@ Named = Iterator[tuple[str, nn.Module]]
 
 
 class Inception(Classifier):
-    """Tells what (n, 3, size, size) images show: logits, (n, classes).
+    """Classifies (n, 3, size, size) images: logits, (n, classes).
 
     `name` says which one it is, as in "inception_1_299_1000" for the undivided network on 299 pixels with 1000
-    classes. Raises ValueError that names each key of `config` whose number is impossible.
+    classes. Raises `CannotRun` that names each key of `config` whose number is impossible.
     """
 
     def __init__(self, config: Config) -> None:
-        check(config)
+        refuse(check(config), "model=inception")
         self.config = config
         name = f"inception_{config.divisor}_{config.size}_{config.classes}"
         super().__init__(name, (3, config.size, config.size), config.classes)
@@ -45,7 +46,7 @@ class Inception(Classifier):
 
 
 class Branches(nn.Module):
-    """Runs every branch on the same input and puts their outputs one behind the other, in the channels."""
+    """Runs every branch on the same input and concatenates their outputs along the channels."""
 
     def __init__(self, *branches: nn.Module) -> None:
         super().__init__()
@@ -116,7 +117,7 @@ class _Builder:
         )
 
     def _forked(self) -> nn.Module:
-        """7b, 7c: two of the branches end in 1 x 3 beside 3 x 1."""
+        """7b, 7c: two of the branches end in 1 x 3 and 3 x 1 side by side."""
         return self._block(
             self._branch([(320, 1, 1)]),
             self._fork([(384, 1, 1)]),
@@ -155,3 +156,8 @@ class _Builder:
 def _convolution(inside: int, out: int, kernel: tuple[int, int], stride: int, padding: tuple[int, int]) -> nn.Module:
     convolution = nn.Conv2d(inside, out, kernel, stride, padding, bias=False)
     return nn.Sequential(convolution, nn.BatchNorm2d(out, eps=0.001), nn.ReLU())
+
+
+def build(config: Config) -> Inception:
+    """The model; raises `CannotRun` that names each key whose number is impossible."""
+    return Inception(config)

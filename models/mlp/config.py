@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from models.mlp.mlp import MLP
+from harness.core.problem import Problem
 
 TASK = "classification"
 """What it is trained for."""
@@ -22,22 +20,15 @@ class Config:
     """Numbers of a sample, widths of the layers within, classes."""
 
 
-def build(config: Config) -> MLP:
-    """The model; raises ValueError that names each key whose number is impossible."""
-    from models.mlp.mlp import MLP
-
-    return MLP(config)
-
-
-def check(config: Config) -> None:
-    """Raise ValueError with a line, `key   what   -> mend`, for each impossible number."""
+def check(config: Config) -> list[Problem]:
+    """Numbers that no model can have."""
     widths = config.widths
     if len(widths) < 2:
-        what = f"has {len(widths)}, needs at least 2: the numbers of a sample and the classes"
+        message = f"has {len(widths)}, needs at least 2: the numbers of a sample and the classes"
     elif min(widths) < 1:
-        what = f"holds {min(widths)}, each must be at least 1"
+        message = f"holds {min(widths)}, each must be at least 1"
     elif widths[-1] < 2:
-        what = f"ends with {widths[-1]} classes, must be at least 2"
+        message = f"ends with {widths[-1]} classes, must be at least 2"
     else:
-        return
-    raise ValueError(f"model.widths {widths}   {what}   -> model.widths=[64,128,128,10]")
+        return []
+    return [Problem("model.widths", list(widths), message, ({"model.widths": [64, 128, 128, 10]},))]

@@ -13,19 +13,20 @@ from itertools import pairwise
 
 from torch import nn
 
+from harness.core.problem import refuse
 from models.classifier import Classifier
 from models.mlp.config import Config, check
 
 
 class MLP(Classifier):
-    """Tells which class (n, widths[0]) numbers belong to: logits, (n, widths[-1]).
+    """Classifies (n, widths[0]) numbers: logits, (n, widths[-1]).
 
-    `name` says which one it is, as in "mlp_64_128_128_10". Raises ValueError that names each key of `config` whose
+    `name` says which one it is, as in "mlp_64_128_128_10". Raises `CannotRun` that names each key of `config` whose
     number is impossible.
     """
 
     def __init__(self, config: Config) -> None:
-        check(config)
+        refuse(check(config), "model=mlp")
         self.config = config
         super().__init__("_".join(["mlp", *map(str, config.widths)]), (config.widths[0],), config.widths[-1])
 
@@ -39,3 +40,8 @@ def _layers(config: Config) -> Iterator[tuple[str, nn.Module]]:
         if index:
             yield f"relu_{index - 1}", nn.ReLU()
         yield f"linear_{index}", nn.Linear(inside, out, bias=False)
+
+
+def build(config: Config) -> MLP:
+    """The model; raises `CannotRun` that names each key whose number is impossible."""
+    return MLP(config)

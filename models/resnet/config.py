@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
-from models.limits import at_least, each_at_least_1
-
-if TYPE_CHECKING:
-    from models.resnet.resnet import ResNet
+from harness.core.problem import Problem
+from harness.core.value_checks import one_of
+from models.config_ranges import at_least, each_at_least_1
 
 CUTS = ("block", "layer")
 
@@ -34,24 +32,14 @@ class Config:
     """What one layer of the chain is: block (a whole bottleneck) or layer (an elementary layer, with skips)."""
 
 
-def build(config: Config) -> ResNet:
-    """The model; raises ValueError that names each key whose value is impossible."""
-    from models.resnet.resnet import ResNet
-
-    return ResNet(config)
-
-
-def check(config: Config) -> None:
-    """Raise ValueError with a line, `key   what   -> mend`, for each impossible value."""
+def check(config: Config) -> list[Problem]:
+    """Numbers that no model can have."""
     blocks, wrong = each_at_least_1(config, "blocks", "stage")
     halvings = len(blocks) + 1
     smallest = 2**halvings + 1
     left = -(-max(config.size, 0) // 2**halvings)
     why = f"{halvings} halvings leave {left} x {left} pixels, batch norm needs 2 x 2"
     wrong += at_least(config, "channels", 1)
-    wrong += at_least(config, "size", smallest, why, mend=smallest)
+    wrong += at_least(config, "size", smallest, why, fix=smallest)
     wrong += at_least(config, "classes", 2)
-    if config.cut not in CUTS:
-        wrong.append(f"model.cut {config.cut}   is not one of {', '.join(CUTS)}   -> model.cut=block")
-    if wrong:
-        raise ValueError("\n".join(wrong))
+    return wrong + one_of("model.cut", config.cut, CUTS, "block")

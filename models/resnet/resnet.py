@@ -20,7 +20,8 @@ from typing import NamedTuple
 
 from torch import Tensor, nn
 
-from harness.skip import Skippable, Stash
+from harness.core.problem import refuse
+from harness.nn.skip import Skippable, Stash
 from models.classifier import Classifier
 from models.resnet.config import Config, check
 
@@ -29,14 +30,14 @@ EXPANSION = 4
 
 
 class ResNet(Classifier):
-    """Tells what (n, 3, size, size) images show: logits, (n, classes).
+    """Classifies (n, 3, size, size) images: logits, (n, classes).
 
     `name` says which one it is, as in "resnet_3_4_6_3_64_224_1000" for ResNet-50 on 224 pixels with 1000 classes;
     "_layers" is added with cut=layer. Raises ValueError that names each key of `config` whose value is impossible.
     """
 
     def __init__(self, config: Config) -> None:
-        check(config)
+        refuse(check(config), "model=resnet")
         self.config = config
         sizes = [*config.blocks, config.channels, config.size, config.classes]
         name = "_".join(["resnet", *map(str, sizes), *["layers"] * (config.cut == "layer")])
@@ -104,3 +105,8 @@ def _bottleneck(name: str, width: int, inner: int, stride: int) -> OrderedDict[s
 
 def _conv(inside: int, out: int, kernel: int, stride: int = 1) -> nn.Conv2d:
     return nn.Conv2d(inside, out, kernel, stride, padding=kernel // 2, bias=False)
+
+
+def build(config: Config) -> ResNet:
+    """The model; raises `CannotRun` that names each key whose number is impossible."""
+    return ResNet(config)

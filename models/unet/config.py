@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from models.limits import at_least, probability
-
-if TYPE_CHECKING:
-    from models.unet.unet import UNet
+from harness.core.problem import Problem
+from models.config_ranges import at_least, probability
 
 DEPTH = 5
 """Encoders, and decoders: each encoder halves the side of the image."""
@@ -32,25 +29,15 @@ class Config:
     """Probability that a convolution's output channel is zeroed in training."""
 
 
-def build(config: Config) -> UNet:
-    """The model; raises ValueError that names each key whose number is impossible."""
-    from models.unet.unet import UNet
-
-    return UNet(config)
-
-
-def check(config: Config) -> None:
-    """Raise ValueError with a line, `key   what   -> mend`, for each impossible number."""
+def check(config: Config) -> list[Problem]:
+    """Numbers that no model can have."""
     smallest, left = 2 * 2**DEPTH, config.size >> DEPTH
-    wrong = at_least(config, "convs", 1, mend=1)
+    wrong = at_least(config, "convs", 1, fix=1)
     if config.channels < 2 or config.channels % 2:
         even = max(2, config.channels + config.channels % 2)
-        wrong.append(
-            f"model.channels {config.channels}   must be an even number of at least 2, "
-            f"the last cell has half of it   -> model.channels={even}"
-        )
+        message = "must be an even number of at least 2, the last cell has half of it"
+        wrong.append(Problem("model.channels", config.channels, message, ({"model.channels": even},)))
     why = f"{DEPTH} poolings leave {left} x {left} pixels, instance norm needs 2 x 2"
-    wrong += at_least(config, "size", smallest, why, mend=smallest)
-    wrong += probability(config, "dropout", mend=0.1)
-    if wrong:
-        raise ValueError("\n".join(wrong))
+    wrong += at_least(config, "size", smallest, why, fix=smallest)
+    wrong += probability(config, "dropout", fix=0.1)
+    return wrong

@@ -23,9 +23,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from harness.dropout import Dropout
+from harness.core.problem import refuse
 from harness.interfaces import Batch
-from harness.skip import Skippable, Stash
+from harness.nn.dropout import Dropout
+from harness.nn.skip import Skippable, Stash
 from models.unet.config import DEPTH, TASK, Config, check
 
 Named = Iterator[tuple[str, nn.Module]]
@@ -35,14 +36,14 @@ class UNet:
     """Segments (n, 3, size, size) images: one logit for each pixel, (n, 1, size, size).
 
     Implements `harness.interfaces.Model`. `name` says which one it is, as in "unet_5_64_192" for B=5, C=64 and
-    192 pixels. Raises ValueError that names each key of `config` whose number is impossible.
+    192 pixels. Raises `CannotRun` that names each key of `config` whose number is impossible.
     """
 
     task = TASK
     classes = 0
 
     def __init__(self, config: Config) -> None:
-        check(config)
+        refuse(check(config), "model=unet")
         self.config = config
         self.name = f"unet_{config.convs}_{config.channels}_{config.size}"
         self.input_shape: tuple[int, ...] = (3, config.size, config.size)
@@ -62,7 +63,7 @@ class UNet:
 
 
 class PopConcatenate(Skippable):
-    """(n, c, h, w) -> (n, c + d, H, W): pads with zeros to the skip's (n, d, H, W), puts the skip behind."""
+    """(n, c, h, w) -> (n, c + d, H, W): pads with zeros to the skip's (n, d, H, W), appends the skip."""
 
     def __init__(self, name: str) -> None:
         super().__init__()
@@ -100,3 +101,8 @@ def _cell(name: str, inside: int, middle: int, out: int, convs: int, dropout: fl
         yield f"{name}_{k}_dropout", Dropout(dropout, channels=True)
         yield f"{name}_{k}_norm", nn.InstanceNorm2d(after)
         yield f"{name}_{k}_relu", nn.LeakyReLU(0.01)
+
+
+def build(config: Config) -> UNet:
+    """The model; raises `CannotRun` that names each key whose number is impossible."""
+    return UNet(config)

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
-from models.limits import at_least, each_at_least_1, probability
-
-if TYPE_CHECKING:
-    from models.vgg.vgg import VGG
+from harness.core.problem import Problem
+from models.config_ranges import at_least, each_at_least_1, probability
 
 TASK = "classification"
 """What it is trained for."""
@@ -32,21 +29,13 @@ class Config:
     """Probability that an output of the inner dense layers is zeroed in training."""
 
 
-def build(config: Config) -> VGG:
-    """The model; raises ValueError that names each key whose number is impossible."""
-    from models.vgg.vgg import VGG
-
-    return VGG(config)
-
-
-def check(config: Config) -> None:
-    """Raise ValueError with a line, `key   what   -> mend`, for each impossible number."""
+def check(config: Config) -> list[Problem]:
+    """Numbers that no model can have."""
     channels, wrong = each_at_least_1(config, "channels", "stage")
     stages = len(channels)
     left = max(config.size, 0) >> stages
     wrong += at_least(config, "dense", 1)
-    wrong += at_least(config, "size", 2**stages, f"{stages} poolings leave {left} x {left} pixels", mend=2**stages)
+    wrong += at_least(config, "size", 2**stages, f"{stages} poolings leave {left} x {left} pixels", fix=2**stages)
     wrong += at_least(config, "classes", 2)
-    wrong += probability(config, "dropout", mend=0.5)
-    if wrong:
-        raise ValueError("\n".join(wrong))
+    wrong += probability(config, "dropout", fix=0.5)
+    return wrong

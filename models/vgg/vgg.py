@@ -16,7 +16,8 @@ from collections.abc import Iterator
 
 from torch import nn
 
-from harness.dropout import Dropout
+from harness.core.problem import refuse
+from harness.nn.dropout import Dropout
 from models.classifier import Classifier
 from models.vgg.config import Config, check
 
@@ -27,20 +28,21 @@ Named = Iterator[tuple[str, nn.Module]]
 
 
 class VGG(Classifier):
-    """Tells what (n, 3, size, size) images show: logits, (n, classes).
+    """Classifies (n, 3, size, size) images: logits, (n, classes).
 
     `name` says which one it is, as in "vgg_64_128_256_512_512_4096_224_1000" for VGG13 on 224 pixels with 1000
-    classes. Raises ValueError that names each key of `config` whose number is impossible.
+    classes. Raises `CannotRun` that names each key of `config` whose number is impossible.
     """
 
     def __init__(self, config: Config) -> None:
-        check(config)
+        refuse(check(config), "model=vgg")
         self.config = config
         sizes = [*config.channels, config.dense, config.size, config.classes]
         super().__init__("_".join(["vgg", *map(str, sizes)]), (3, config.size, config.size), config.classes)
 
     def layers(self) -> nn.Sequential:
-        """Five layers for each stage, the average, and seven of the classifier; each tells its kind in its name."""
+        """Five layers for each stage, the average, and seven of the classifier; the name of each starts with its
+        kind."""
         layers = nn.Sequential(OrderedDict(_layers(self.config)))
         layers.apply(_initialize)
         return layers
@@ -82,3 +84,8 @@ def _initialize(layer: nn.Module) -> None:
         nn.init.normal_(layer.weight, std=0.01)
     if isinstance(layer, nn.Conv2d | nn.Linear) and layer.bias is not None:
         nn.init.zeros_(layer.bias)
+
+
+def build(config: Config) -> VGG:
+    """The model; raises `CannotRun` that names each key whose number is impossible."""
+    return VGG(config)

@@ -1,1 +1,1 @@
-"""AutoDDL: a strategy for each matrix product (harness.sbp), found exactly or by the searches of the paper."""
+"""AutoDDL: a strategy for each matmul (harness.sbp), found exactly or by the searches of the paper."""

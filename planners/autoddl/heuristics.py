@@ -1,9 +1,9 @@
-"""The searches of the AutoDDL paper (section 4.6), with a count of evaluated plans, against which the exact one stands.
+"""The searches of the AutoDDL paper (section 4.6), with a count of evaluated plans; the exact search is the reference.
 
 exhaustive            every plan, in blocks
 random                uniform plans
-metropolis_hastings   one layer changes at a time; worse plans are taken with probability exp(-beta (new - old))
-coordinate_descent    the best strategy of one layer, the others given, until nothing changes; again elsewhere
+metropolis_hastings   one layer changes at a time; worse plans are accepted with probability exp(-beta (new - old))
+coordinate_descent    the best strategy of one layer, the others fixed, until nothing changes; then from another start
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from typing import Any
 
 import numpy as np
 
-from harness.sbp.chain import Matmul
-from harness.sbp.grid import Strategy
-from harness.sbp.optimum import Infeasible, Route, Search
+from harness.sbp.device_grid import Strategy
+from harness.sbp.matmul_chain import Matmul
+from harness.sbp.shortest_path import Infeasible, Route, Search
 
 BLOCK = 1 << 20
-"""Plans that are evaluated at once, at most."""
+"""The most plans that are evaluated at once."""
 COLDNESS = 20.0
 """Metropolis-Hastings' beta, in units of 1 / the seconds of its first plan."""
 Plan = tuple[int, ...]
-"""The number of each product's strategy."""
+"""The index of each matmul's strategy."""
 
 
 @dataclass
-class Found:
+class SearchResult:
     """The best plan; `history` has (plans evaluated, seconds of the best so far) for every improvement."""
 
     route: Route
@@ -37,8 +37,8 @@ class Found:
 
 
 @dataclass
-class Tally:
-    """Counts evaluations, keeps the best."""
+class EvaluationCounter:
+    """Counts evaluations and keeps the best plan."""
 
     limit: int
     evaluations: int = 0
@@ -47,7 +47,7 @@ class Tally:
     history: list[tuple[int, float]] = field(default_factory=list)
 
     def count(self, plan: Plan, seconds: float, plans: int = 1) -> None:
-        """`plans` were evaluated, of which this one is the best."""
+        """Adds `plans` evaluations, of which this one is the best."""
         self.evaluations += plans
         if seconds < self.seconds:
             self.best, self.seconds = plan, seconds
@@ -61,47 +61,49 @@ class Tally:
 class Space:
     """All plans of a chain, and what they cost.
 
-    In a row of products without branches a plan costs a number for each product and one for each pair of neighbours.
+    In a row of matmuls without branches the cost of a plan is a sum over matmuls and pairs of neighbours.
     """
 
     def __init__(self, search: Search) -> None:
         self.search = search
         self.strategies = [search.strategies(item) for item in search.matmuls]
-        for item, own in zip(search.matmuls, self.strategies, strict=True):
-            if not own:
-                raise Infeasible(item.name)
+        for item, strategies in zip(search.matmuls, self.strategies, strict=True):
+            if not strategies:
+                raise Infeasible(item.name, item.name)
         self.row = all(isinstance(item, Matmul) for item in search.chain.items) and not search.ties()
         if self.row:
             self.own, self.pairs = self._tables()
 
     @property
     def sizes(self) -> list[int]:
-        return [len(own) for own in self.strategies]
+        return [len(strategies) for strategies in self.strategies]
 
     def seconds(self, plan: Plan) -> float:
-        """Of one plan; infinite for one that cannot be."""
+        """Returns the seconds of one plan; infinite for an impossible one."""
         if self.row:
             pairs = sum(table[a, b] for table, a, b in zip(self.pairs, plan, plan[1:], strict=False))
-            return float(sum(own[a] for own, a in zip(self.own, plan, strict=True)) + pairs)
+            return float(sum(costs[a] for costs, a in zip(self.own, plan, strict=True)) + pairs)
         try:
             return self.route(plan).seconds
         except Infeasible:
             return float("inf")
 
     def around(self, plan: Plan, k: int) -> np.ndarray:
-        """Of all plans that differ from this one in product k only, up to what they have in common."""
+        """Returns the seconds of all plans that differ from this one in matmul k only, up to a common constant."""
         if not self.row:
             return np.array([self.seconds((*plan[:k], s, *plan[k + 1 :])) for s in range(len(self.strategies[k]))])
-        found: np.ndarray = self.own[k].copy()
+        seconds: np.ndarray = self.own[k].copy()
         if k:
-            found += self.pairs[k - 1][plan[k - 1]]
+            seconds += self.pairs[k - 1][plan[k - 1]]
         if k + 1 < len(plan):
-            found += self.pairs[k][:, plan[k + 1]]
-        return found
+            seconds += self.pairs[k][:, plan[k + 1]]
+        return seconds
 
     def route(self, plan: Plan) -> Route:
         names = [item.name for item in self.search.matmuls]
-        chosen: dict[str, Strategy] = {n: own[s] for n, own, s in zip(names, self.strategies, plan, strict=True)}
+        chosen: dict[str, Strategy] = {
+            n: strategies[s] for n, strategies, s in zip(names, self.strategies, plan, strict=True)
+        }
         return Search(self.search.chain, self.search.costs, self.search.ends, chosen).route()
 
     def _tables(self) -> tuple[list[np.ndarray], list[np.ndarray]]:
@@ -109,35 +111,35 @@ class Space:
         number = {place: i for i, place in enumerate(costs.places)}
         enters: list[np.ndarray] = []
         leaves: list[np.ndarray] = []
-        own: list[np.ndarray] = []
+        costs_of: list[np.ndarray] = []
         for k, (item, strategies) in enumerate(zip(search.matmuls, self.strategies, strict=True)):
             free = k == 0 and search.ends == "free"
-            own.append(np.array([costs.product(item, strategy, free) for strategy in strategies]))
-            for sides, found in ((costs.comes_from, enters), (costs.goes_to, leaves)):
+            costs_of.append(np.array([costs.matmul_seconds(item, strategy, free) for strategy in strategies]))
+            for sides, tables in ((costs.comes_from, enters), (costs.goes_to, leaves)):
                 where = np.full((len(strategies), len(number)), np.inf)
                 for s, strategy in enumerate(strategies):
                     where[s, [number[place] for place, _ in sides(item, strategy)]] = 0.0
-                found.append(where)
-        own[0] += (enters[0] + search.start().seconds).min(1)
-        own[-1] += (leaves[-1] + search.end().seconds[:, 0]).min(1)
+                tables.append(where)
+        costs_of[0] += (enters[0] + search.start().seconds).min(1)
+        costs_of[-1] += (leaves[-1] + search.end().seconds[:, 0]).min(1)
         pairs = []
         for k, item in enumerate(search.matmuls[1:], start=1):
             moved = _through(leaves[k - 1], costs.moving(item.input_elements))
             pairs.append(_through(moved, enters[k].T))
-        return own, pairs
+        return costs_of, pairs
 
 
 def _through(left: np.ndarray, right: np.ndarray) -> np.ndarray:
-    """The shortest ways by two matrices of ways."""
+    """Returns the shortest paths through two matrices of paths."""
     result: np.ndarray = (left[:, :, None] + right[None, :, :]).min(1)
     return result
 
 
-def exhaustive(space: Space, tally: Tally, draw: np.random.Generator) -> None:
-    """Every plan, the last products' in one block where they are a row."""
+def exhaustive(space: Space, counter: EvaluationCounter, draw: np.random.Generator) -> None:
+    """Evaluates every plan, the last matmuls in one block where they are a row."""
     if not space.row:
         for plan in np.ndindex(*space.sizes):
-            tally.count(plan, space.seconds(plan))
+            counter.count(plan, space.seconds(plan))
         return
     inner = len(space.sizes)
     while inner > 0 and np.prod(space.sizes[inner - 1 :], dtype=float) <= BLOCK:
@@ -151,11 +153,11 @@ def exhaustive(space: Space, tally: Tally, draw: np.random.Generator) -> None:
         costs = fixed + block + join.reshape(join.shape + (1,) * (block.ndim - join.ndim))
         at = int(costs.argmin())
         best = tuple(int(s) for s in np.unravel_index(at, costs.shape)) if costs.ndim else ()
-        tally.count((*outer, *best), float(costs.flat[at]), costs.size)
+        counter.count((*outer, *best), float(costs.flat[at]), costs.size)
 
 
 def _sums(space: Space, first: int) -> np.ndarray:
-    """What the products from `first` on cost, for all their plans."""
+    """Returns the cost of the matmuls from `first` on, for all their plans."""
     dims = len(space.sizes) - first
     total = np.zeros(space.sizes[first:])
     for k in range(dims):
@@ -168,39 +170,39 @@ def _sums(space: Space, first: int) -> np.ndarray:
     return total
 
 
-def random(space: Space, tally: Tally, draw: np.random.Generator) -> None:
-    """Uniform plans."""
-    while not tally.spent:
+def random(space: Space, counter: EvaluationCounter, draw: np.random.Generator) -> None:
+    """Evaluates uniformly random plans."""
+    while not counter.spent:
         plan = tuple(int(draw.integers(size)) for size in space.sizes)
-        tally.count(plan, space.seconds(plan))
+        counter.count(plan, space.seconds(plan))
 
 
-def metropolis_hastings(space: Space, tally: Tally, draw: np.random.Generator) -> None:
-    """A chain of plans whose probability falls with their seconds, one layer changed at a time."""
+def metropolis_hastings(space: Space, counter: EvaluationCounter, draw: np.random.Generator) -> None:
+    """Samples plans whose probability falls with their seconds, changing one layer at a time."""
     plan = tuple(int(draw.integers(size)) for size in space.sizes)
     at = space.seconds(plan)
-    tally.count(plan, at)
+    counter.count(plan, at)
     beta = COLDNESS / at if 0 < at < float("inf") else COLDNESS
-    while not tally.spent:
+    while not counter.spent:
         k = int(draw.integers(len(plan)))
         other = (*plan[:k], int(draw.integers(space.sizes[k])), *plan[k + 1 :])
         seconds = space.seconds(other)
-        tally.count(other, seconds)
+        counter.count(other, seconds)
         if seconds <= at or draw.random() < np.exp(-beta * (seconds - at)):
             plan, at = other, seconds
 
 
-def coordinate_descent(space: Space, tally: Tally, draw: np.random.Generator) -> None:
-    """Sweeps over the layers to a fixed point, again from another start until the evaluations are spent."""
-    while not tally.spent:
+def coordinate_descent(space: Space, counter: EvaluationCounter, draw: np.random.Generator) -> None:
+    """Sweeps over the layers to a fixed point, then from another start, until the evaluations are spent."""
+    while not counter.spent:
         plan = tuple(int(draw.integers(size)) for size in space.sizes)
-        for better in _descended(space, plan, tally):
+        for better in _descend(space, plan, counter):
             plan = better
 
 
-def _descended(space: Space, plan: Plan, tally: Tally) -> Iterator[Plan]:
+def _descend(space: Space, plan: Plan, counter: EvaluationCounter) -> Iterator[Plan]:
     changed = True
-    while changed and not tally.spent:
+    while changed and not counter.spent:
         changed = False
         for k in range(len(plan)):
             costs = space.around(plan, k)
@@ -208,10 +210,10 @@ def _descended(space: Space, plan: Plan, tally: Tally) -> Iterator[Plan]:
             if costs[best] < costs[plan[k]]:
                 plan, changed = (*plan[:k], best, *plan[k + 1 :]), True
                 yield plan
-            tally.count(plan, space.seconds(plan), len(costs))
+            counter.count(plan, space.seconds(plan), len(costs))
 
 
-SEARCHES: dict[str, Callable[[Space, Tally, np.random.Generator], Any]] = {
+SEARCHES: dict[str, Callable[[Space, EvaluationCounter, np.random.Generator], Any]] = {
     "exhaustive": exhaustive,
     "random": random,
     "metropolis_hastings": metropolis_hastings,
@@ -219,10 +221,10 @@ SEARCHES: dict[str, Callable[[Space, Tally, np.random.Generator], Any]] = {
 }
 
 
-def find(search: Search, name: str, evaluations: int, seed: int) -> Found:
-    """The best plan that the search of that name comes to. Raises Infeasible where it finds none."""
-    space, tally = Space(search), Tally(evaluations)
-    SEARCHES[name](space, tally, np.random.default_rng(seed))
-    if not tally.best:
-        raise Infeasible(f"none of {tally.evaluations} plans can be: {search.matmuls[0].name}")
-    return Found(space.route(tally.best), tally.evaluations, tally.history)
+def find(search: Search, name: str, evaluations: int, seed: int) -> SearchResult:
+    """Returns the best plan of the named search. Raises Infeasible if it finds none."""
+    space, counter = Space(search), EvaluationCounter(evaluations)
+    SEARCHES[name](space, counter, np.random.default_rng(seed))
+    if not counter.best:
+        raise Infeasible(f"none of {counter.evaluations} plans is possible: {search.matmuls[0].name}")
+    return SearchResult(space.route(counter.best), counter.evaluations, counter.history)

@@ -1,24 +1,89 @@
-"""The planner: chain and costs in, the best strategies out."""
+"""The planner `autoddl`: the cheapest strategies of a chain of matmuls."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import prod
-from typing import cast
+from typing import TYPE_CHECKING, ClassVar, cast, get_args
 
-from harness.cluster import Cluster
+from harness.core.cluster import Cluster
+from harness.core.memory_model import MemoryModel
+from harness.core.model_profile import ModelProfile
+from harness.core.plan import Plan
+from harness.core.problem import NoPlan, Problem, refuse
+from harness.core.value_checks import above_0, at_least, one_of
 from harness.interfaces import PlanRequest
-from harness.memory import MemoryModel
-from harness.plan import Plan
-from harness.problem import NoPlan
-from harness.profile import ModelProfile
-from harness.sbp.costs import Paths, Rules, Splits
-from harness.sbp.limit import within
-from harness.sbp.optimum import Ends, Route, Search
-from planners import products
-from planners.autoddl.config import LARGEST, Config
-from planners.autoddl.heuristics import Found, find
-from planners.products import Products
+from harness.sbp.memory_limit import cheapest_within
+from harness.sbp.shortest_path import Ends, Route, Search
+from harness.sbp.strategy_costs import Paths, Rules, Splits
+from planners import tensor_parallel
+from planners.tensor_parallel import SplitProblem
+
+if TYPE_CHECKING:
+    from planners.autoddl.heuristics import SearchResult
+
+SEARCHES = ("exact", "exhaustive", "random", "metropolis_hastings", "coordinate_descent")
+DRAWING = SEARCHES[2:]
+"""The searches that draw random plans."""
+LARGEST = 10**7
+"""The most plans that an exhaustive search evaluates."""
+
+
+@dataclass
+class Config:
+    splits_products: ClassVar[bool] = True  # and asks for no layer times
+
+    name: str = "autoddl"
+    """The planner."""
+    search: str = "exact"
+    """exact: the proven optimum; exhaustive, random, metropolis_hastings or coordinate_descent: those of the paper."""
+    paths: str = "mixed"
+    """Between matmuls. mixed: all-to-all only over the devices that change sides; paper: over all, as in its costs."""
+    ends: str = "free"
+    """free: the input has the layout of its layer and needs no gradient, the output keeps its layout; batch_split: both
+    are split by samples alone, and have gradients."""
+    splits: str = "even"
+    """even: only what divides; power_of_two: and p1, p2 powers of two; any: parts may differ (planning only)."""
+    repeat: bool = False
+    """Whether repeated layers get the same split, as in the paper."""
+    max_replicas: int | None = None
+    """The largest p0, the paper's limit of memory; null: none."""
+    memory_gb: float | None = None
+    """GB (1e9 bytes) that a device has for everything that the memory timeline counts; null: its memory. For
+    search=exact."""
+    evaluations: int = 10_000
+    """Plans that random, metropolis_hastings and coordinate_descent evaluate."""
+    seed: int = 0
+    """The seed of these three."""
+
+
+def build(config: Config) -> AutoDDL:
+    """Returns the planner; raises `CannotRun` with what `check` finds."""
+    refuse(check(config), "planner=autoddl")
+    return AutoDDL(config)
+
+
+def check(config: Config) -> list[Problem]:
+    """Checks the values of the keys."""
+    choices = {"search": SEARCHES, "paths": get_args(Paths), "ends": get_args(Ends), "splits": get_args(Splits)}
+    problems = [
+        problem for key, values in choices.items() for problem in one_of(f"planner.{key}", getattr(config, key), values)
+    ]
+    for key, least in (("max_replicas", 1), ("evaluations", 1), ("seed", 0)):
+        problems += at_least(f"planner.{key}", getattr(config, key), least)
+    return [*problems, *above_0("planner.memory_gb", config.memory_gb, 16), *_unused(config)]
+
+
+def _unused(config: Config) -> list[Problem]:
+    """Returns problems for keys that are set but not used by the search."""
+    problems, unset = [], Config()
+    for searches, keys in ((("exact",), ("memory_gb", "repeat")), (DRAWING, ("evaluations", "seed"))):
+        for key in keys if config.search in SEARCHES and config.search not in searches else ():
+            value, default = getattr(config, key), getattr(unset, key)
+            if value != default:
+                message = f"is for planner.search={' or '.join(searches)}, planner.search is {config.search}"
+                problems.append(Problem(f"planner.{key}", value, message, ({f"planner.{key}": default},)))
+    return problems
 
 
 class AutoDDL:
@@ -27,35 +92,47 @@ class AutoDDL:
         self.ends = cast(Ends, config.ends)
 
     def plan(self, profile: ModelProfile, cluster: Cluster, memory: MemoryModel, request: PlanRequest) -> Plan:
-        """`predicted` holds `communication_s` of a step (also by phase and product), what a device holds, and what a
-        search of the paper has looked at.
+        """Returns a plan; `predicted` holds `communication_s` of a step (also by phase and matmul), what a device
+        holds, and what a search of the paper has evaluated.
 
         Raises NoPlan where nothing divides, or nothing fits.
         """
-        config, looked = self.config, list[Found]()
+        config = self.config
+        results: list[SearchResult] = []
         rules = Rules(cast(Paths, config.paths), cast(Splits, config.splits), config.max_replicas)
 
-        def search(products: Products) -> Route:
-            looked.append(self._searched(products.search(self.ends)))
-            return looked[-1].route
+        def search(products: SplitProblem) -> Route:
+            results.append(self._searched(products.search(self.ends)))
+            return results[-1].route
 
         exact = config.search == "exact"
-        plan = products.planned(profile, cluster, memory, request, rules, self._exact if exact else search, self.ends,
-                                config.memory_gb, self._exact)  # fmt: skip
+        plan = tensor_parallel.plan_matmuls(
+            profile,
+            cluster,
+            memory,
+            request,
+            rules,
+            self._exact if exact else search,
+            self.ends,
+            config.memory_gb,
+            self._exact,
+        )
         if exact:
             return plan
-        told = {"evaluations": looked[-1].evaluations, "history": looked[-1].history}
-        return replace(plan, predicted=plan.predicted | told)
+        searched = {"evaluations": results[-1].evaluations, "history": results[-1].history}
+        return replace(plan, predicted=plan.predicted | searched)
 
-    def _exact(self, found: Products) -> Route:
-        return within(found.search(self.ends, repeat=self.config.repeat), found.limit)
+    def _exact(self, problem: SplitProblem) -> Route:
+        return cheapest_within(problem.search(self.ends, repeat=self.config.repeat), problem.limit)
 
-    def _searched(self, search: Search) -> Found:
-        """By a search of the paper. Of an exhaustive one all plans count."""
+    def _searched(self, search: Search) -> SearchResult:
+        """Runs a search of the paper. An exhaustive one evaluates all plans."""
+        from planners.autoddl.heuristics import find
+
         config, evaluations = self.config, self.config.evaluations
         if config.search == "exhaustive":
             evaluations = prod(len(search.strategies(item)) for item in search.matmuls)
             if evaluations > LARGEST:
-                what = f"would look at {evaluations:.3g} plans, at most {LARGEST:.0e} take minutes"
-                raise NoPlan("planner.search exhaustive", what, "planner.search=exact")
+                message = f"would evaluate {evaluations:.3g} plans, at most {LARGEST:.0e} take minutes"
+                raise NoPlan(Problem("planner.search", "exhaustive", message, ({"planner.search": "exact"},)))
         return find(search, config.search, evaluations, config.seed)

@@ -1,22 +1,65 @@
-"""The planner `madpipe`: stages under a memory limit, several on a device where that helps, and a valid pattern."""
+"""The planner `madpipe`: stages under a memory limit, several on a device where that helps, and a periodic schedule."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from fractions import Fraction
+from typing import TYPE_CHECKING
 
-from harness.cluster import Cluster
+from harness.core.cluster import Cluster
+from harness.core.memory_model import MemoryModel
+from harness.core.model_profile import ModelProfile
+from harness.core.plan import Plan
+from harness.core.problem import Fix, NoPlan, Problem, refuse
+from harness.core.value_checks import above_0, at_least, one_of
 from harness.interfaces import PlanRequest
-from harness.memory import MemoryModel
-from harness.plan import Plan
-from harness.problem import NoPlan
-from harness.profile import ModelProfile
-from planners.madpipe.config import Config
-from planners.madpipe.search import SMALL, Found, least_period, search
-from planners.periodic import plans
-from planners.periodic.chain import Chain
+from planners.periodic import timing_to_plan
+from planners.periodic.layer_ticks import Chain
+from planners.periodic.timing_to_plan import DUPLEXES
 
-EXACT = "planner.allocation=exact"
+if TYPE_CHECKING:
+    from planners.madpipe.search import SearchResult
+
+PHASES = ("exact", "published")
+
+
+@dataclass
+class Config:
+    name: str = "madpipe"
+    """The planner."""
+    allocation: str = "exact"
+    """exact: fixed point without grids, and the best consecutive stages; published: the paper's Algorithm 1 alone."""
+    iterations: int = 10
+    """Of Algorithm 1 (K in the paper), for planner.allocation=published."""
+    atomic: bool = True
+    """Whether layers of a stage run as one block; false also lets them run apart, up to 40 layers, 12 on a device."""
+    reassign: bool = True
+    """Whether stages may change devices after the integer program."""
+    limit_s: float = 8.0
+    """Seconds for the integer programs together; then the best plan so far counts. The paper has 60."""
+    duplex: str = "half"
+    """cluster: as its links; half: a link is busy one way at a time, as in the paper; full: both ways at once."""
+
+
+def build(config: Config) -> MadPipe:
+    """Returns the planner; raises `CannotRun` with the problems of `check`."""
+    refuse(check(config), "planner=madpipe")
+    return MadPipe(config)
+
+
+def check(config: Config) -> list[Problem]:
+    """Values that no run can have."""
+    problems = one_of("planner.duplex", config.duplex, DUPLEXES) + one_of(
+        "planner.allocation", config.allocation, PHASES
+    )
+    if config.allocation == "published" and not config.atomic:
+        message = "is for planner.allocation=exact, planner.allocation is published"
+        problems.append(Problem("planner.atomic", False, message, ({"planner.atomic": True},)))
+    problems += at_least("planner.iterations", config.iterations, 1, fix=10)
+    return problems + above_0("planner.limit_s", config.limit_s, 8)
+
+
+EXACT: Fix = {"planner.allocation": "exact"}
 
 
 class MadPipe:
@@ -26,42 +69,52 @@ class MadPipe:
         self.config = config
 
     def plan(self, profile: ModelProfile, cluster: Cluster, memory: MemoryModel, request: PlanRequest) -> Plan:
-        """`predicted` is that of `plans.to_plan`, and in seconds: `first_phase_s`, `contiguous_s` (the best consecutive
-        stages; None where nothing fits, or none were looked for), `least_s` (no whole stages with one device that has
-        several are faster), `least_of_any_s` (nothing is), and `finished`.
+        """Returns a plan. `predicted` is that of `timing_to_plan.to_plan`, and in seconds: `first_phase_s`,
+        `contiguous_s` (the best consecutive stages; None where nothing fits, or where they were not searched),
+        `least_s` (the lower bound for whole stages with one special device), `least_of_any_s` (the lower bound for any
+        schedule), and `finished`.
 
         Raises NoPlan for more devices than layers, for a profile without times, and where nothing fits.
         """
-        chain = plans.requested(profile, cluster, memory, request, self.config.duplex)
-        if not self.config.atomic and chain.layers > SMALL:
-            what = f"is for at most {SMALL} layers, the model has {chain.layers}"
-            raise NoPlan("planner.atomic false", what, "planner.atomic=true")
-        return plans.fitting(chain, lambda some: self._made(some, cluster, request), profile, cluster, memory)
+        from planners.madpipe.search import SMALL
 
-    def _made(self, chain: Chain, cluster: Cluster, request: PlanRequest) -> Plan:
-        found = search(chain, request.pipeline, self.config)
-        if isinstance(found, int):
-            raise self._none(chain, found, cluster, request)
-        if not plans.alike(cluster):  # what the slowest link allows is no bound where others are faster
-            found = replace(found, least=None)
-        return plans.to_plan(found.timing, request, _told(chain, found, request.pipeline))
+        chain = timing_to_plan.requested_chain(profile, cluster, memory, request, self.config.duplex)
+        if not self.config.atomic and chain.layers > SMALL:
+            message = f"is for at most {SMALL} layers, the model has {chain.layers}"
+            raise NoPlan(Problem("planner.atomic", False, message, ({"planner.atomic": True},)))
+        return timing_to_plan.plan_that_fits(
+            chain, lambda limited: self._make(limited, cluster, request), profile, cluster, memory
+        )
+
+    def _make(self, chain: Chain, cluster: Cluster, request: PlanRequest) -> Plan:
+        from planners.madpipe.search import search
+
+        result = search(chain, request.pipeline, self.config)
+        if isinstance(result, int):
+            raise self._none(chain, result, cluster, request)
+        if not timing_to_plan.equal_links(cluster):  # a bound for the slowest link is none where others are faster
+            result = replace(result, least=None)
+        return timing_to_plan.to_plan(result.timing, request, _predicted(chain, result, request.pipeline))
 
     def _none(self, chain: Chain, needed: int, cluster: Cluster, request: PlanRequest) -> NoPlan:
         published = self.config.allocation == "published"
         if published and needed <= chain.memory:
-            return NoPlan("planner.allocation published", "found no plan, though there is one", EXACT)
-        refused = plans.none_fits(chain, needed, cluster, request, plans.FOUND).problem
-        return NoPlan(refused.key, refused.what, f"{refused.mend} {EXACT}" if published else refused.mend)
+            message = "found no plan, though there is one"
+            return NoPlan(Problem("planner.allocation", "published", message, (EXACT,)))
+        refused = timing_to_plan.memory_error(chain, needed, cluster, request, timing_to_plan.FOUND).problem
+        return NoPlan(replace(refused, fixes=tuple(fix | (EXACT if published else {}) for fix in refused.fixes)))
 
 
-def _told(chain: Chain, found: Found, devices: int) -> dict[str, object]:
+def _predicted(chain: Chain, result: SearchResult, devices: int) -> dict[str, object]:
+    from planners.madpipe.search import least_period
+
     def seconds(ticks: Fraction | None) -> float | None:
         return None if ticks is None else chain.seconds(float(ticks))
 
     return {
-        "first_phase_s": seconds(found.first_phase),
-        "contiguous_s": seconds(found.contiguous),
-        "least_s": seconds(found.least),
+        "first_phase_s": seconds(result.first_phase),
+        "contiguous_s": seconds(result.contiguous),
+        "least_s": seconds(result.least),
         "least_of_any_s": seconds(least_period(chain, devices)),
-        "finished": found.finished,
+        "finished": result.finished,
     }

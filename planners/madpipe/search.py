@@ -1,4 +1,4 @@
-"""Both phases of MadPipe: allocations whose loads and memory allow a period, then when their tasks start."""
+"""Both phases of MadPipe: allocations whose loads and memory allow a period, then the start times of their tasks."""
 
 from __future__ import annotations
 
@@ -9,38 +9,40 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from typing import TYPE_CHECKING
 
-from harness.plan import Stage
-from planners.madpipe.config import Config
-from planners.madpipe.published import algorithm_1
-from planners.periodic import contiguous, groups
+from harness.core.plan import Stage
+from planners.madpipe.paper_algorithm import algorithm_1
+from planners.periodic import contiguous_partition, one_f_one_b_star
 from planners.periodic.bounds import lower_bound
-from planners.periodic.chain import Chain
-from planners.periodic.fixed_point import fixed_point, stages_of
-from planners.periodic.labels import Search
-from planners.periodic.packing import packed
-from planners.periodic.program import layers_apart, solve
-from planners.periodic.reassign import improved
-from planners.periodic.timing import Timing
+from planners.periodic.label_search import Search
+from planners.periodic.layer_ticks import Chain
+from planners.periodic.milp import layers_apart, solve
+from planners.periodic.min_memory import pack_layers
+from planners.periodic.min_period import fixed_point, stages_from_runs
+from planners.periodic.reassign_devices import improve
+from planners.periodic.task_times import Timing
+
+if TYPE_CHECKING:
+    from planners.madpipe.planner import Config
 
 Allocation = tuple[Stage, ...]
 HIGHER = (Fraction(1, 16), Fraction(1, 4), Fraction(1, 2))
-"""Where, between the bound and the best period so far, further allocations are looked for."""
+"""Where, between the bound and the best period so far, the search looks for further allocations."""
 TIGHTER = (0.97, 0.94, 0.9, 0.85, 0.8)
-"""Of a device's memory."""
+"""Shares of a device's memory that are tried."""
 SAME = Fraction(1, 10**9)
-"""Ticks are rounded: periods that differ by a smaller part are equal. Then consecutive stages have fewer messages."""
+"""Relative difference below which periods are equal (ticks are rounded). Then consecutive stages are preferred."""
 SMALL, SMALL_DEVICE = 40, 12
 """Layers of a chain, and of a device, up to which they may run apart: more are too many for the integer program."""
 
 
 @dataclass(frozen=True)
-class Found:
-    """The best plan, and in ticks: the period of the first phase, of the best contiguous plan, and `least`, which no
-    plan of whole stages beats with one device that has several (None for the published search, which proves nothing,
-    and where only more such devices are enough).
+class SearchResult:
+    """The best plan, and in ticks: the period of the first phase, that of the best contiguous plan, and `least`.
 
-    `finished`: the second phase had time enough.
+    `least` is a lower bound for plans of whole stages with one special device (None for the published search, which
+    proves nothing, and where only more special devices are enough). `finished`: the second phase had enough time.
     """
 
     timing: Timing
@@ -50,48 +52,49 @@ class Found:
     finished: bool
 
 
-def search(chain: Chain, devices: int, config: Config) -> Found | int:
-    """The best plan that is found; if there is none, the fewest bytes of a device for which one is known.
+def search(chain: Chain, devices: int, config: Config) -> SearchResult | int:
+    """Returns the best plan that is found; if there is none, the fewest bytes of a device for which one is known.
 
-    These are as many as `chain.memory`, or fewer, only if `planner.allocation` is why none was found.
+    These are within `chain.memory` only if `planner.allocation` is the reason that none was found.
     """
     if config.allocation == "published":
-        return _published(chain, devices, config) or packed(chain, devices, config.limit_s)[0]
-    return _Exact(chain, devices, config).found()
+        return _published(chain, devices, config) or pack_layers(chain, devices, config.limit_s)[0]
+    return _Exact(chain, devices, config).run()
 
 
 def least_period(chain: Chain, devices: int) -> Fraction:
-    """No schedule whatever has a shorter period, in ticks: layers on any devices, in any order, as blocks or apart.
+    """Returns a lower bound of the period of any schedule, in ticks: layers on any devices, in any order, in blocks or
+    not.
 
     Devices share the work evenly at best; one layer is a task of one device. A layer stores a micro-batch at least
-    as long as it and all layers behind it run, which is as many periods as it stores micro-batches: no device has room
-    for more than so many; and together devices hold, on average, all states and activations.
+    as long as it and all layers after it run, which is as many periods as it stores micro-batches, limited by the
+    device's memory; and together devices hold, on average, all states and activations.
     """
     rest = [chain.loads[-1] - before for before in chain.loads[:-1]]
-    found = [Fraction(chain.loads[-1], devices), Fraction(max(chain.work))]
-    for own, size, state in zip(rest, chain.stored, chain.state, strict=True):
+    bounds = [Fraction(chain.loads[-1], devices), Fraction(max(chain.work))]
+    for load, size, state in zip(rest, chain.stored, chain.state, strict=True):
         if size and chain.memory - state >= size:
-            found.append(Fraction(own, (chain.memory - state) // size))
-    room = devices * chain.memory - (chain.states[-1] - chain.again([range(chain.layers)]))
-    if room > 0:
-        found.append(Fraction(sum(own * size for own, size in zip(rest, chain.stored, strict=True)), room))
-    return max(found)
+            bounds.append(Fraction(load, (chain.memory - state) // size))
+    free = devices * chain.memory - (chain.states[-1] - chain.counted_twice([range(chain.layers)]))
+    if free > 0:
+        bounds.append(Fraction(sum(load * size for load, size in zip(rest, chain.stored, strict=True)), free))
+    return max(bounds)
 
 
-def _published(chain: Chain, devices: int, config: Config) -> Found | None:
-    """The paper's two phases and nothing else."""
+def _published(chain: Chain, devices: int, config: Config) -> SearchResult | None:
+    """Runs the paper's two phases and nothing else."""
     bound = algorithm_1(chain, devices, iterations=config.iterations)
     if bound is None:
         return None
     solved = solve(chain, bound.stages, config.limit_s)
     if solved.timing is None:
         return None
-    return Found(solved.timing, Fraction(bound.period), None, None, solved.finished)
+    return SearchResult(solved.timing, Fraction(bound.period), None, None, solved.finished)
 
 
 class _Exact:
-    """The best contiguous plan, or a better one: of the allocation with the least period in the first phase, or one
-    that has a longer one there but a schedule that is shorter than all before."""
+    """Finds the best contiguous plan, or a better one: of the allocation with the least period in the first phase, or
+    of one with a longer period there but a shorter schedule."""
 
     def __init__(self, chain: Chain, devices: int, config: Config) -> None:
         self.chain, self.devices, self.config = chain, devices, config
@@ -100,17 +103,17 @@ class _Exact:
         self.earlier: list[Timing] = []
         self.finished = True
 
-    def found(self) -> Found | int:
-        consecutive = contiguous.best(self.chain, self.devices)
+    def run(self) -> SearchResult | int:
+        consecutive = contiguous_partition.best(self.chain, self.devices)
         if consecutive is not None:
             period, stages = consecutive
-            self._keep(groups.timing(self.chain, stages, period))
+            self._keep(one_f_one_b_star.timing(self.chain, stages, period))
         bound = fixed_point(self.chain, self.devices, consecutive[0] if consecutive else None)
         if bound is not None:
             for stages in self._allocations(bound.period, bound.stages):
                 self._try(stages)
         if self.best is None:
-            needed, stages = packed(self.chain, self.devices, self._left_s() / 2)
+            needed, stages = pack_layers(self.chain, self.devices, self._left_s() / 2)
             if needed > self.chain.memory:
                 return needed
             self._try(stages)
@@ -125,39 +128,39 @@ class _Exact:
         if consecutive is not None and self.best.period > consecutive[0] * (1 - SAME):
             self.best = self.earlier[0]
         least = first - (self.chain.duplex == "full") if bound else None  # there it is rounded up to a tick
-        return Found(self.best, first, whole, least, self.finished)
+        return SearchResult(self.best, first, whole, least, self.finished)
 
     def _allocations(self, period: int, stages: Allocation) -> Iterator[Allocation]:
-        """Those worth a try, the most promising first, each once."""
+        """Yields the allocations to try, the most promising first, each once."""
         seen: set[Allocation] = set()
-        for one in itertools.chain((stages,), self._tighter(), self._longer(period)):
+        for allocation in itertools.chain((stages,), self._tighter(), self._longer(period)):
             if self.best is not None and self.best.period <= period:
                 return
             if self.best is not None and self._left_s() <= 0:
                 self.finished = False
                 return
-            if one not in seen:
-                seen.add(one)
-                yield one
+            if allocation not in seen:
+                seen.add(allocation)
+                yield allocation
 
     def _tighter(self) -> Iterator[Allocation]:
-        """Those of devices with less memory: they leave room for what the first phase does not see."""
+        """Yields allocations for devices with less memory: they leave room for what the first phase does not count."""
         for share in TIGHTER:
             upper = None if self.best is None else math.ceil(self.best.period)
             smaller = replace(self.chain, memory=int(self.chain.memory * share))
             bound = fixed_point(smaller, self.devices, upper)
             if bound is None or (self.best is not None and bound.period >= self.best.period):
-                return  # with still less memory it is no shorter
+                return  # with even less memory the period is no shorter
             yield bound.stages
 
     def _longer(self, period: int) -> Iterator[Allocation]:
-        """Those that need not be as fast as the first one."""
+        """Yields allocations for longer periods than the first one."""
         search = Search(self.chain, self.devices)
         for share in HIGHER:
             if self.best is not None and self.best.period > period:
                 runs = search.at(period + int((self.best.period - period) * share)).allocation()
                 if runs is not None:
-                    yield stages_of(runs)
+                    yield stages_from_runs(runs)
 
     def _try(self, stages: Allocation) -> None:
         below = None if self.best is None else self.best.period
@@ -167,7 +170,7 @@ class _Exact:
             self._keep(solved.timing)
 
     def _keep(self, timing: Timing) -> None:
-        """The best so far; those before it may lead further when stages change devices."""
+        """Keeps the best so far; earlier ones may lead further when stages change devices."""
         self.best = timing
         self.earlier.append(timing)
 
@@ -175,13 +178,14 @@ class _Exact:
         for timing in reversed(self.earlier):
             if self.best is None or self.best.period <= goal:
                 return
-            better, enough = improved(self.chain, timing, self.devices, self._left_s())
+            better, enough = improve(self.chain, timing, self.devices, self._left_s())
             self.finished &= enough
             if better.period < self.best.period:
                 self.best = better
 
     def _apart(self, stages: Allocation) -> None:
-        """Layers of the best stages, and of those of the first phase, one by one; then also on other devices."""
+        """Tries the layers of the best stages, and of those of the first phase, as separate stages; then on other
+        devices."""
         for whole in dict.fromkeys((*([self.best.stages] if self.best else []), stages)):
             layers = layers_apart(whole)
             if max(Counter(layer.device for layer in layers).values()) > SMALL_DEVICE:
@@ -190,7 +194,7 @@ class _Exact:
             self.finished &= solved.finished
             timing = solved.timing
             if timing is not None and self.config.reassign:
-                timing, enough = improved(self.chain, timing, self.devices, self._left_s())
+                timing, enough = improve(self.chain, timing, self.devices, self._left_s())
                 self.finished &= enough
             if timing is not None and (self.best is None or timing.period < self.best.period):
                 self.best = timing

@@ -1,1 +1,1 @@
-"""What planners of periodic pipelines share: chains, allocations, when each task starts (MadPipe, section 4)."""
+"""The parts of planners of periodic pipelines: chains, allocations, task times (MadPipe, section 4)."""

@@ -1,22 +1,22 @@
-"""A quick periodic schedule of any allocation: tasks are placed one by one, from the end of the network outwards."""
+"""A greedy periodic schedule of any allocation: places tasks one by one, from the end of the network outwards."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from fractions import Fraction
 
-from harness.plan import Stage
-from planners.periodic.bounds import lower_bound, one_by_one
-from planners.periodic.chain import Chain
-from planners.periodic.retiming import laps_of, retimed
-from planners.periodic.timing import Resource, Task, Timing, path
+from harness.core.plan import Stage
+from planners.periodic.bounds import lower_bound, sequential
+from planners.periodic.layer_ticks import Chain
+from planners.periodic.retiming import laps_from_starts, retime
+from planners.periodic.task_times import Resource, Task, Timing, path
 
 ROUNDS = 12
-"""So often the interval of periods is halved."""
+"""Bisection steps of the period."""
 
 
 def quick(chain: Chain, stages: Sequence[Stage]) -> Timing | None:
-    """A valid timing, good but not always the best; None if the devices have no room for one micro-batch.
+    """Returns a valid timing, good but not always the best; None if the devices have no memory for one micro-batch.
 
     For one stage on each device and no shared link it is 1F1B*: a backward task, or a forward task, waits exactly where
     a new group begins.
@@ -24,14 +24,14 @@ def quick(chain: Chain, stages: Sequence[Stage]) -> Timing | None:
     least = lower_bound(chain, stages)
     if least is None:
         return None
-    best = one_by_one(chain, stages)
+    best = sequential(chain, stages)
     low, high = -(-least.numerator // least.denominator), int(best.period)
     period = low
     for _ in range(ROUNDS):
-        found = min(_tries(chain, stages, period), key=lambda timing: timing.period, default=None)
-        if found is not None:
+        timing = min(_candidates(chain, stages, period), key=lambda timing: timing.period, default=None)
+        if timing is not None:
             high = period
-            best = min(best, found, key=lambda timing: timing.period)
+            best = min(best, timing, key=lambda timing: timing.period)
         else:
             low = period + 1
         high = min(high, int(best.period))
@@ -41,30 +41,32 @@ def quick(chain: Chain, stages: Sequence[Stage]) -> Timing | None:
     return best
 
 
-def _tries(chain: Chain, stages: Sequence[Stage], period: int) -> list[Timing]:
-    """What fits into memory of the schedules for this period, at the smallest period of their orders."""
+def _candidates(chain: Chain, stages: Sequence[Stage], period: int) -> list[Timing]:
+    """Returns the schedules for this period that fit into memory, at the smallest period of their orders."""
     tasks = path(chain, stages)
-    found = []
+    timings = []
     for forward_first in (False, True):
-        starts = _placed(tasks, period, forward_first)
+        starts = _place_tasks(tasks, period, forward_first)
         if starts is None:
             continue
         timing = Timing(chain, tuple(stages), Fraction(period), tuple(Fraction(start) for start in starts))
         if max(timing.memory().values()) <= chain.memory:
-            sooner = retimed(chain, stages, laps_of(tasks, starts, period))
-            fits = sooner is not None and max(sooner.memory().values()) <= chain.memory  # tasks without time may not
-            found.append(sooner if sooner is not None and fits else timing)
-    return found
+            sooner = retime(chain, stages, laps_from_starts(tasks, starts, period))
+            fits = (
+                sooner is not None and max(sooner.memory().values()) <= chain.memory
+            )  # tasks that take no time may not fit
+            timings.append(sooner if sooner is not None and fits else timing)
+    return timings
 
 
-def _placed(tasks: Sequence[Task], period: int, forward_first: bool) -> list[int] | None:
-    """Starts: forward tasks as late as they can, backward tasks as early, from the middle of the path outwards.
+def _place_tasks(tasks: Sequence[Task], period: int, forward_first: bool) -> list[int] | None:
+    """Returns starts: forward tasks as late as possible, backward tasks as early, from the middle of the path outwards.
 
         F0 -> sent1 -> F1 ->|-> B1 -> returned1 -> B0
                       <--- 0 1 --->                        the order of placing; `forward_first` has 0 and 1
                  <--- 2         3 --->                     of each pair exchanged
 
-    None if a task finds no place. For a chain with a period in whole ticks.
+    None if a task has no free time. For a chain with a period in whole ticks.
     """
     half = len(tasks) // 2
     busy: dict[Resource, list[tuple[int, int]]] = {task.resource: [] for task in tasks}
@@ -74,10 +76,10 @@ def _placed(tasks: Sequence[Task], period: int, forward_first: bool) -> list[int
         pair = ((half - 1 - step, True), (half + step, False))
         for place, backwards in pair if forward_first else pair[::-1]:
             task = tasks[place]
-            if backwards:  # time is turned round: what ends at e begins at -e
-                turned = [(-end, -start) for start, end in busy[task.resource]]
-                found = _free(turned, -first, task.ticks, period)
-                start = None if found is None else -found - task.ticks
+            if backwards:  # time is reversed: what ends at e begins at -e
+                reversed_busy = [(-end, -start) for start, end in busy[task.resource]]
+                free_start = _free(reversed_busy, -first, task.ticks, period)
+                start = None if free_start is None else -free_start - task.ticks
             else:
                 start = _free(busy[task.resource], last, task.ticks, period)
             if start is None:
@@ -89,7 +91,7 @@ def _placed(tasks: Sequence[Task], period: int, forward_first: bool) -> list[int
 
 
 def _free(busy: Sequence[tuple[int, int]], earliest: int, ticks: int, period: int) -> int | None:
-    """The earliest start at which a task of so many ticks runs into none of the busy times, repeated every period."""
+    """Returns the earliest start at which a task of `ticks` overlaps no busy time, repeated every period."""
     blocks = sorted(((start - earliest) % period, end - start) for start, end in busy)
     if not blocks:
         return earliest if ticks <= period else None

@@ -1,8 +1,8 @@
-"""The smallest period of given orders, and the starts at it, exactly.
+"""The smallest period of given task orders, and the starts at it, exactly.
 
 **Laps.** Let tasks i < j of the path share a resource. Within one period each runs once, alone, so between the starts
-of i and j for the same micro-batch lies a whole number of periods, the `laps` K of the pair, and a rest: i runs first,
-and j ends before i starts again.
+of i and j for the same micro-batch there is a whole number of periods, the `laps` K of the pair, and a rest: i runs
+first, and j ends before i starts again.
 
     K T + d_i  <=  t_j - t_i  <=  (K + 1) T - d_j
 
@@ -11,8 +11,8 @@ and j ends before i starts again.
 
 Laps are orders and shifts in one: with t = x T + h T, 0 <= x < 1, K is h_j - h_i if i comes first within the period
 (x_i < x_j), else h_j - h_i - 1. Laps say everything that is discrete: which of two tasks is first, and also how many
-micro-batches a stage stores when a task starts (`planners.periodic.program`). So if they are kept, memory stays as it
-is (but for two tasks that both take no time: at one instant they have two numbers of laps; whoever asks looks at memory
+micro-batches a stage stores when a task starts (`planners.periodic.milp`). So if they are kept, memory does not
+change (except for two tasks that both take no time: at one instant they have two numbers of laps; callers check memory
 again). Shifts alone need not be kept: moving all tasks together by part of a period changes shifts, not laps.
 
 **The smallest period.** All that is left are differences, t_j - t_i >= d - k T: a graph over the tasks. At a period T
@@ -28,35 +28,36 @@ from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from itertools import combinations, pairwise
 
-from harness.plan import Stage
-from planners.periodic.chain import Chain
-from planners.periodic.timing import Task, Timing, path
+from harness.core.plan import Stage
+from planners.periodic.layer_ticks import Chain
+from planners.periodic.task_times import Task, Timing, path
 
 Laps = Mapping[tuple[int, int], int]
-"""Of each pair (i, j), i < j, of places in the path that share a resource: whole periods from i to j."""
+"""For each pair (i, j), i < j, of positions in the path that share a resource: whole periods from i to j."""
 
 Edge = tuple[int, int, int, int]
 """(i, j, d, k): t_j - t_i >= d - k T."""
 
 
 def sharing(tasks: Sequence[Task]) -> list[list[int]]:
-    """The places in the path of the tasks of each resource, in order."""
-    found: dict[tuple[int, ...], list[int]] = {}
+    """Returns the positions in the path of the tasks of each resource, in order."""
+    positions_of: dict[tuple[int, ...], list[int]] = {}
     for place, task in enumerate(tasks):
-        found.setdefault(task.resource, []).append(place)
-    return list(found.values())
+        positions_of.setdefault(task.resource, []).append(place)
+    return list(positions_of.values())
 
 
-def laps_of(tasks: Sequence[Task], starts: Sequence[Fraction | int], period: Fraction | int) -> Laps:
-    """The laps of starts that are valid at this period."""
+def laps_from_starts(tasks: Sequence[Task], starts: Sequence[Fraction | int], period: Fraction | int) -> Laps:
+    """Returns the laps of starts that are valid at this period."""
     pairs = [pair for places in sharing(tasks) for pair in combinations(places, 2)]
     return {(i, j): int((starts[j] - starts[i] - tasks[i].ticks) // period) for i, j in pairs}
 
 
-def retimed(chain: Chain, stages: Sequence[Stage], laps: Laps) -> Timing | None:
-    """The timing with these laps whose period is smallest, each task as early as it can; None if there is none.
+def retime(chain: Chain, stages: Sequence[Stage], laps: Laps) -> Timing | None:
+    """Returns the timing with these laps and the smallest period, each task as early as possible; None if there is
+    none.
 
-    Its memory is not looked at: it is at most what `laps` say.
+    Memory is not checked: it is at most what `laps` imply.
     """
     tasks = path(chain, stages)
     edges = _edges(tasks, laps)
@@ -74,7 +75,7 @@ def retimed(chain: Chain, stages: Sequence[Stage], laps: Laps) -> Timing | None:
 
 
 def _edges(tasks: Sequence[Task], laps: Laps) -> list[Edge]:
-    """What must hold between the starts of tasks; one task alone on its resource needs nothing."""
+    """Returns the constraints between the starts of tasks; a task alone on its resource has none."""
     edges = [(i, j, tasks[i].ticks, 0) for i, j in pairwise(range(len(tasks)))]
     for (i, j), periods in laps.items():
         edges.append((i, j, tasks[i].ticks, -periods))
@@ -83,9 +84,10 @@ def _edges(tasks: Sequence[Task], laps: Laps) -> list[Edge]:
 
 
 def _longest(nodes: int, edges: Sequence[tuple[int, int, int]]) -> tuple[list[int], list[int]]:
-    """Lengths of the longest paths from node 0, and no cycle; or the numbers of the edges of a positive cycle.
+    """Returns the lengths of the longest paths from node 0, and no cycle; or the indices of the edges of a positive
+    cycle.
 
-    Bellman and Ford's algorithm; every node can be reached.
+    Bellman-Ford; every node can be reached.
     """
     unreached = -1 - sum(abs(weight) for _, _, weight in edges)
     lengths = [0] + [unreached * nodes] * (nodes - 1)
@@ -103,12 +105,12 @@ def _longest(nodes: int, edges: Sequence[tuple[int, int, int]]) -> tuple[list[in
 
 
 def _cycle(node: int, last: Sequence[int], edges: Sequence[tuple[int, int, int]]) -> list[int]:
-    """The edges of the cycle that one runs into from a node that changed in the last round, backwards."""
+    """Returns the edges of the cycle that precedes a node that changed in the last round, backwards."""
     for _ in range(len(last)):
         node = edges[last[node]][0]
-    found, here = [], node
+    cycle, current = [], node
     while True:
-        found.append(last[here])
-        here = edges[last[here]][0]
-        if here == node:
-            return found
+        cycle.append(last[current])
+        current = edges[last[current]][0]
+        if current == node:
+            return cycle

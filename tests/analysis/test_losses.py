@@ -14,8 +14,8 @@ from PIL import Image
 
 from analysis import losses
 from analysis.losses import Curve
-from harness.compose import compose
-from harness.record import RunRecord
+from harness.cli.compose import compose
+from harness.core.record import RunRecord
 
 GPIPE = ["engine=gpipe", "model=unet"]
 
@@ -40,7 +40,7 @@ def sweep(tmp_path: Path) -> Path:
     return tmp_path / "sweep"
 
 
-def test_a_sweep_stands_for_its_points_in_the_order_in_which_they_began(sweep: Path, tmp_path: Path) -> None:
+def test_a_sweep_means_its_points_in_the_order_in_which_they_began(sweep: Path, tmp_path: Path) -> None:
     alone = ran(tmp_path / "alone", [*GPIPE, "precision=fp64", "engine.checkpoint=never"], [3.0])
     found, skipped = losses.curves([alone, sweep])
     assert not skipped and found == [
@@ -74,7 +74,7 @@ def test_command_prints_the_largest_difference_from_the_first(
 
 
 def test_what_the_picture_shows() -> None:
-    """Equal curves lie one on the other: the later is the narrower. Where there is no difference, there is a gap."""
+    """Of equal curves the later one is the narrower. Where there is no difference, there is a gap."""
     curves = [Curve("$first", (4.0, 2.0, 1.0)), Curve("second", (4.0, 2.5, 1.0)), Curve("third", (4.0, 2.0))]
     above, below = losses.figure(curves, [("entropy", 3.26), ("other", 0.5)]).axes
     lines = above.get_lines()
@@ -102,21 +102,21 @@ def test_runs_without_any_difference_can_be_drawn(tmp_path: Path) -> None:
     assert (tmp_path / "x.png").exists()
 
 
-def test_everything_that_is_missing_is_told_at_once(
+def test_everything_that_is_missing_is_reported_at_once(
     sweep: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     simulated, broken, empty = (ran(tmp_path / name, GPIPE, []) for name in ("simulated", "broken", "empty"))
     (simulated / "metrics.jsonl").unlink()
     (broken / "metrics.jsonl").write_text('{"loss": 1}\n{"los')
-    folders = [sweep, simulated, broken, empty, tmp_path / "nowhere"]
+    folders = [sweep, simulated, broken, empty, tmp_path / "missing"]
     assert losses.main([*map(str, folders), "--out", str(tmp_path / "x.png")]) == 2
     found = [line.split("   ") for line in capsys.readouterr().err.splitlines()]
     assert [(line[0], line[1].split(":")[0], line[-1]) for line in found[:3]] == [
-        (str(simulated / "metrics.jsonl"), "is not there", "-> a run with mode=run"),
+        (str(simulated / "metrics.jsonl"), "does not exist", "-> a run with mode=run"),
         (str(broken / "metrics.jsonl"), "cannot be read", "-> run it again"),
         (str(empty / "metrics.jsonl"), "has 0 steps", "-> run it again"),
     ]
-    assert found[3][0] == str(tmp_path / "nowhere") and len(found) == 4
+    assert found[3][0] == str(tmp_path / "missing") and len(found) == 4
     assert not (tmp_path / "x.png").exists()
 
 
@@ -126,9 +126,9 @@ def test_a_damaged_record_of_a_sweep_is_skipped_and_named(
     ran(sweep / "c", GPIPE, [])
     (sweep / "c" / "record.json").write_text('{"schema": 1, "sta')
     assert losses.main([str(sweep), "--out", str(tmp_path / "x.png")]) == 0
-    told = capsys.readouterr()
-    assert told.err.startswith(f"skipped {sweep / 'c'}   cannot be read: ")
-    assert told.out.splitlines()[-1] == f"{tmp_path / 'x.png'}: 2 runs"
+    printed = capsys.readouterr()
+    assert printed.err.startswith(f"skipped {sweep / 'c'}   cannot be read: ")
+    assert printed.out.splitlines()[-1] == f"{tmp_path / 'x.png'}: 2 runs"
 
 
 def test_a_run_without_losses_is_skipped_with_a_line_that_says_why(
@@ -142,12 +142,12 @@ def test_a_run_without_losses_is_skipped_with_a_line_that_says_why(
     ran(sweep / "d", GPIPE, [])
     (sweep / "d" / "metrics.jsonl").unlink()
     assert losses.main([str(sweep), "--out", str(tmp_path / "x.png")]) == 0
-    told = capsys.readouterr()
-    assert told.err.splitlines() == [
+    printed = capsys.readouterr()
+    assert printed.err.splitlines() == [
         f"skipped {sweep / 'c'}   ended as infeasible: no plan fits",
-        f"skipped {sweep / 'd' / 'metrics.jsonl'}   is not there   -> a run with mode=run",
+        f"skipped {sweep / 'd' / 'metrics.jsonl'}   does not exist   -> a run with mode=run",
     ]
-    assert told.out.splitlines()[-1] == f"{tmp_path / 'x.png'}: 2 runs"
+    assert printed.out.splitlines()[-1] == f"{tmp_path / 'x.png'}: 2 runs"
     assert losses.main([str(sweep / "c"), "--out", str(tmp_path / "y.png")]) == 2
     assert capsys.readouterr().err == f"{sweep / 'c'}   ended as infeasible: no plan fits\n"
     assert not (tmp_path / "y.png").exists()

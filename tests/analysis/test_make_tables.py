@@ -1,4 +1,4 @@
-"""Which sweeps `make tables` runs, how many at a time, and that it goes on after a failure."""
+"""Which sweeps `make tables` runs, how many at a time, and that it continues after a failure."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from analysis import make_tables, sweeps
+from analysis import make_tables, records
 from analysis.autoddl.page import PAGE as AUTODDL
 from analysis.make_tables import Job
-from analysis.papers import PAGES
-from analysis.schemes import SWEEPS
+from analysis.paper_pages import PAGES
+from analysis.scheme_comparison import SWEEPS
 
 SLEEPS = "import time; time.sleep(0.5)"
 
@@ -37,7 +37,7 @@ def test_every_table_of_every_paper_is_made_when_there_is_less_time() -> None:
 
 
 def test_less_of_madpipe_are_points_of_the_whole_grid() -> None:
-    from harness.sweep_points import expand
+    from harness.sweep.points import expand
 
     for name in ("madpipe_fig6", "madpipe_fig8"):
         (few,) = (job for job in make_tables.simulated(False) if job.name == name)
@@ -47,10 +47,10 @@ def test_less_of_madpipe_are_points_of_the_whole_grid() -> None:
 
 def test_commands_are_those_that_make_the_folders_of_these_names() -> None:
     for job in (*make_tables.simulated(True), *make_tables.measured()):
-        assert f"python {' '.join(job.arguments)}" == sweeps.command(job.name)
+        assert f"python {' '.join(job.arguments)}" == records.sweep_command(job.name)
 
 
-def test_it_goes_on_after_a_failure_and_tells(logs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_continues_after_a_failure_and_reports_it(logs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     jobs = [Job("bad", ("-c", "print('why'); raise SystemExit(3)")), Job("good", ("-c", "print('done')"))]
     assert make_tables.run(jobs, 1) == ["bad"]
     first, second = capsys.readouterr().out.splitlines()
@@ -74,5 +74,5 @@ def test_what_failed_is_the_exit_code(monkeypatch: pytest.MonkeyPatch, capsys: p
     monkeypatch.setattr(make_tables, "measured", lambda: [Job("long", ("-c", ""), full=True)])
     monkeypatch.setattr(make_tables, "PAGES", (Job("page", ("-c", "")),))
     assert make_tables.main([]) == 1
-    told = capsys.readouterr().out
-    assert "long" not in told and told.splitlines()[-1].endswith("failed: bad")
+    printed = capsys.readouterr().out
+    assert "long" not in printed and printed.splitlines()[-1].endswith("failed: bad")

@@ -13,7 +13,7 @@ import pytest
 
 from analysis import pack
 from analysis.notebooks import __main__ as notebooks
-from analysis.papers import PAGES
+from analysis.paper_pages import PAGES
 
 FOLDER = notebooks.FOLDER
 
@@ -47,7 +47,7 @@ def test_it_executes_on_the_committed_records(executed: dict[str, Future[Any]], 
     shown = [output.data for cell in cells for output in cell.get("outputs", ()) if "data" in output]
     assert any("text/html" in data for data in shown)
     if name in PAGES and len(pack.of_sweeps(PAGES[name].sweeps)) == len(PAGES[name].sweeps):
-        assert not [data for data in shown if "is not there." in data.get("text/html", "")]
+        assert not [data for data in shown if "has not been run." in data.get("text/html", "")]
 
 
 def test_a_kernel_says_nothing_and_leaves_no_socket(

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import gzip
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from analysis import packed, records
-from harness.problem import CannotRun
-from harness.record import RunRecord, Status
+from analysis import record_archive, records
+from harness.core.problem import CannotRun
+from harness.core.record import RunRecord, Status
 
 
 def save(folder: Path, name: str, status: Status = "ok", start: int = 0, *overrides: str) -> RunRecord:
@@ -30,15 +31,16 @@ def test_records_of_folders_the_oldest_first(tmp_path: Path) -> None:
     loaded = records.load([tmp_path / "alone", tmp_path / "sweep", tmp_path / "sweep"])
     assert ids(loaded) == ["sweep/b", "sweep/a", "alone"] and not loaded.skipped
     assert loaded.records[0].manifest["origin"] == str(tmp_path / "sweep" / "b")
-    assert records.load([]).told() == ["0 records"]
+    assert records.load([]).messages() == ["0 records"]
 
 
-def test_sources_that_are_not_there_are_told_at_once_with_what_makes_them(tmp_path: Path) -> None:
-    gone = [tmp_path / "torchgpipe_table1-paper", tmp_path / "gone.json"]
+def test_all_missing_sources_are_reported_at_once_with_what_makes_them(tmp_path: Path) -> None:
+    missing = [tmp_path / f"torchgpipe_table1-paper{suffix}" for suffix in ("", ".jsonl.gz")]
+    missing += [tmp_path / "none.jsonl.gz", tmp_path / "none.json"]
     with pytest.raises(CannotRun) as refused:
-        records.load(gone)
-    told = str(refused.value)
-    assert "python run.py -m +sweeps=torchgpipe_table1 scale=paper" in told and "gone.json" in told
+        records.load(missing)
+    assert [problem.key for problem in refused.value.problems] == [str(path) for path in missing]
+    assert str(refused.value).count("python run.py -m +sweeps=torchgpipe_table1 scale=paper") == 2
 
 
 @pytest.mark.parametrize(
@@ -61,7 +63,7 @@ def test_what_is_no_record_is_skipped_counted_and_named(tmp_path: Path, content:
     assert ids(loaded) == ["good"]
     (skipped,) = loaded.skipped
     assert skipped.place == str(tmp_path / "bad") and why in skipped.why
-    assert loaded.told()[1:] == ["skipped 1:", f"  {skipped.place}   {skipped.why}"]
+    assert loaded.messages()[1:] == ["skipped 1:", f"  {skipped.place}   {skipped.why}"]
 
 
 def test_a_folder_without_records_says_which_sweep_makes_them(tmp_path: Path) -> None:
@@ -70,23 +72,28 @@ def test_a_folder_without_records_says_which_sweep_makes_them(tmp_path: Path) ->
     assert skipped.why == "has no records   -> python run.py -m +sweeps=madpipe_fig6"
 
 
-def test_a_file_that_is_no_pack_is_skipped(tmp_path: Path) -> None:
-    for number, content in enumerate(('{"common": {}', "{}", "[]")):
-        (tmp_path / f"{number}.json").write_text(content)
-    loaded = records.load([*tmp_path.glob("*.json")])
-    assert [one.why.startswith("is no pack") for one in loaded.skipped] == [True] * 3
+@pytest.mark.parametrize("suffix", [".json", ".jsonl.gz"])
+def test_a_file_that_is_no_archive_is_skipped(tmp_path: Path, suffix: str) -> None:
+    whole = record_archive.as_bytes([{"id": "a"}])
+    contents = [b'{"common": {}', b"{}", b"[]", b'{"common": {}, "groups": [[]]}', whole[:-9], whole[:9] + b"x"]
+    for number, content in enumerate(contents):
+        (tmp_path / f"{number}{suffix}").write_bytes(content)
+    loaded = records.load([*tmp_path.glob(f"*{suffix}")])
+    assert [one.why.startswith("is no archive of records") for one in loaded.skipped] == [True] * len(contents)
+    assert all(one.why.endswith(f"-> python -m analysis.pack {Path(one.place).name[0]}") for one in loaded.skipped)
 
 
-def test_a_pack_s_broken_record_leaves_the_others(tmp_path: Path) -> None:
+def test_the_other_records_of_an_archive_with_a_broken_record_are_read(tmp_path: Path) -> None:
     good = [{"id": name, "status": "ok", "manifest": {}, "config": {}} for name in "ab"]
-    path = tmp_path / "sweep.json"
-    path.write_text(packed.as_text([*good, {"id": "c", "status": "fine", "manifest": {}, "config": {}}]))
+    path = tmp_path / "sweep.jsonl.gz"
+    broken = {"id": "c", "status": "fine", "manifest": {}, "config": {}}
+    path.write_bytes(record_archive.as_bytes([broken, *good]) + gzip.compress(b'{"id": "d"'))
     loaded = records.load([path])
     assert ids(loaded) == ["a", "b"] and loaded.records[1].manifest["origin"] == f"{path} record 3"
-    assert [one.place for one in loaded.skipped] == [f"{path} record 1"]
+    assert [one.place for one in loaded.skipped] == [f"{path} record {number}" for number in (1, 4)]
 
 
-def test_of_a_point_s_records_the_newest_ok_one_counts_and_that_is_said(tmp_path: Path) -> None:
+def test_of_a_point_s_records_the_newest_ok_one_counts_and_a_message_says_so(tmp_path: Path) -> None:
     ends = {"old": "ok", "new": "ok", "failed": "oom", "other": "error", "later": "infeasible", "last": "error"}
     for start, (name, status) in enumerate(ends.items()):
         engine = "gpipe" if name in ("old", "new", "failed") else "single"
@@ -94,7 +101,7 @@ def test_of_a_point_s_records_the_newest_ok_one_counts_and_that_is_said(tmp_path
     loaded = records.load([tmp_path])
     newest = records.newest(loaded.records, records.point_of)
     assert {record.id for record in newest.values()} == {"new", "later"}
-    assert loaded.told()[-1] == "of points with several records the newest ok one counts; records that do not: 4"
+    assert loaded.messages()[-1] == "of points with several records the newest ok one counts; records that do not: 4"
 
 
 def test_runs_without_overrides_are_points_of_their_own(tmp_path: Path) -> None:
@@ -109,9 +116,10 @@ def test_a_notebook_shows_no_whole_records(tmp_path: Path) -> None:
     assert repr(records.load([tmp_path])) == f"Loaded(1 records: 1 from {tmp_path}; skipped 1)"
 
 
-def test_the_same_run_in_a_pack_and_in_its_folder_counts_once(tmp_path: Path) -> None:
+def test_a_run_in_an_archive_and_in_its_folder_counts_once(tmp_path: Path) -> None:
     save(tmp_path / "runs" / "a", "a")
     (loaded,) = records.load([tmp_path / "runs"]).records
-    (tmp_path / "sweep.json").write_text(packed.as_text([packed.document(loaded)]))
-    loaded = records.load([tmp_path / "sweep.json", tmp_path / "runs"])
-    assert ids(loaded) == ["a"] and loaded.told() == [f"1 records: 1 from {tmp_path / 'sweep.json'}"]
+    archive = tmp_path / "sweep.jsonl.gz"
+    archive.write_bytes(record_archive.as_bytes([record_archive.document(loaded)]))
+    both = records.load([archive, tmp_path / "runs"])
+    assert ids(both) == ["a"] and both.messages() == [f"1 records: 1 from {archive}"]

@@ -8,10 +8,10 @@ import pytest
 from omegaconf import OmegaConf
 
 from analysis import replay
-from harness.plan import Plan
-from harness.profile import LayerProfile, ModelProfile
-from harness.record import RunRecord, Source
-from harness.trace import Span, Trace
+from harness.core.model_profile import LayerProfile, ModelProfile
+from harness.core.plan import Plan
+from harness.core.record import RunRecord, Source
+from harness.core.trace import Span, Trace
 
 TASKS = ("0F0", "0B0", "0F1", "0B1", "0step")
 
@@ -38,13 +38,13 @@ def test_a_step_may_be_three_percent_off(
     assert capsys.readouterr().out.rstrip().endswith(verdict)
 
 
-def test_what_is_no_measured_run_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_no_measured_run_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     simulated, failed = ran(tmp_path / "a", 5, "simulated"), ran(tmp_path / "b", 5, trace=None)
     broken, partial = ran(tmp_path / "c", 5), ran(tmp_path / "d", 5)
     (broken / "plan.json").write_text("{")
     (partial / "trace.json.gz").unlink()
     for folder, complaint in (
-        (tmp_path / "nowhere", "holds no run: "),
+        (tmp_path / "missing", "holds no run: "),
         (tmp_path, "holds no run: "),
         (simulated, "is of a run that left no measured trace (simulated, ok)   -> "),
         (failed, "is of a run that left no measured trace (measured, ok)   -> "),

@@ -52,11 +52,11 @@ def test_as_html() -> None:
 
 
 def test_html_says_what_it_was_given() -> None:
-    told: list[str] = []
+    shown: list[str] = []
     parser = HTMLParser()
-    parser.handle_data = told.append  # type: ignore[method-assign]
+    parser.handle_data = shown.append  # type: ignore[method-assign]
     parser.feed(report.html("1 < 2", "in & out", [HARD]))
-    assert [text for text in told if text.strip()] == [
+    assert [text for text in shown if text.strip()] == [
         "1 < 2", "in & out", HARD.title, *HARD.columns, *HARD.rows[0], *HARD.notes
     ]  # fmt: skip
 
@@ -66,6 +66,6 @@ def test_as_a_frame() -> None:
     assert list(found.columns) == ["row", "paper"] and found.to_numpy().tolist() == [["one", "1.0"], ["a|b", "22.0"]]
 
 
-def test_a_percent_sign_stays_beside_its_number() -> None:
-    told = report.html_section(report.Section("Title", ("", "none, 10 %"), (("a", "5 %"),)))
-    assert "none, 10\N{NO-BREAK SPACE}%</th>" in told and "5\N{NO-BREAK SPACE}%</td>" in told
+def test_a_percent_sign_stays_next_to_its_number() -> None:
+    shown = report.html_section(report.Section("Title", ("", "none, 10 %"), (("a", "5 %"),)))
+    assert "none, 10\N{NO-BREAK SPACE}%</th>" in shown and "5\N{NO-BREAK SPACE}%</td>" in shown

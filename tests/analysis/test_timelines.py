@@ -10,9 +10,9 @@ from omegaconf import OmegaConf
 from PIL import Image
 
 from analysis import timelines
-from harness.compose import compose
-from harness.record import RunRecord, Source
-from harness.trace import Span, Trace
+from harness.cli.compose import compose
+from harness.core.record import RunRecord, Source
+from harness.core.trace import Span, Trace
 
 GPIPE = ["engine=gpipe", "model=unet"]
 
@@ -58,7 +58,7 @@ def ablation(tmp_path: Path) -> Path:
 ROWS = ("dependency", "streams", "portals")
 
 
-def test_a_sweep_stands_for_its_points_in_the_order_in_which_they_began(ablation: Path) -> None:
+def test_a_sweep_means_its_points_in_the_order_in_which_they_began(ablation: Path) -> None:
     panels = timelines.panels([ablation])
     assert [title for title, _ in panels] == [
         "engine=gpipe model=unet dependency=false streams=false portals=false, simulated",
@@ -94,7 +94,7 @@ def test_titles_of_one_s_own(ablation: Path, tmp_path: Path, capsys: pytest.Capt
     assert timelines.main([*command, "c,a,d,b"]) == 0
 
 
-def test_a_simulated_run_has_one_step_only_and_shows_it_beside_any_other(tmp_path: Path) -> None:
+def test_a_simulated_run_has_one_step_only_and_shows_it_next_to_any_other(tmp_path: Path) -> None:
     folders = [ran(tmp_path / "a", GPIPE, "measured", lengths=[3.0, 2.0, 1.0]), ran(tmp_path / "b", GPIPE)]
     assert [trace.window_s for _, trace in timelines.panels(folders, 1)] == pytest.approx([2.0, 1.0])
 
@@ -119,7 +119,7 @@ def test_the_model_is_what_the_user_chose(tmp_path: Path) -> None:
     assert titles == ["engine=gpipe model=unet_5_64, simulated", "engine=gpipe model=unet_6_72, simulated"]
 
 
-def test_runs_that_differ_in_nothing_are_told_apart_by_their_folders(tmp_path: Path) -> None:
+def test_runs_that_differ_in_nothing_are_distinguished_by_their_folders(tmp_path: Path) -> None:
     folders = [ran(tmp_path / name, GPIPE) for name in ("first", "second")]
     titles = [title for title, _ in timelines.panels(folders)]
     assert titles == [f"engine=gpipe model=unet ({name}), simulated" for name in ("first", "second")]
@@ -133,16 +133,16 @@ def test_command_writes_the_picture(ablation: Path, tmp_path: Path, capsys: pyte
     assert capsys.readouterr().out.strip() == f"{out}: 4 timelines"
 
 
-def test_points_without_a_trace_are_left_out_and_told(ablation: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_points_without_a_trace_are_left_out_and_named(ablation: Path, capsys: pytest.CaptureFixture[str]) -> None:
     without_trace(ablation / "e", "stage 3 needs 27.1 GiB of 22.0\nand more")
     assert len(timelines.panels([ablation])) == 4
-    told = capsys.readouterr().err
-    assert told.startswith(
+    printed = capsys.readouterr().err
+    assert printed.startswith(
         f"left out: {ablation / 'e'}   has no trace (status infeasible stage 3 needs 27.1 GiB of 22.0"
     )
 
 
-def test_everything_that_is_missing_is_told_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_everything_that_is_missing_is_reported_at_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     good = ran(tmp_path / "good", GPIPE)
     planned = without_trace(tmp_path / "planned", "no devices")
     damaged, lost = ran(tmp_path / "damaged", GPIPE), ran(tmp_path / "lost", GPIPE)
@@ -152,16 +152,16 @@ def test_everything_that_is_missing_is_told_at_once(tmp_path: Path, capsys: pyte
     for folder in (broken, empty):
         folder.mkdir()
     (broken / "record.json").write_text("{")
-    folders = [good, planned, damaged, lost, broken, empty, tmp_path / "nowhere"]
+    folders = [good, planned, damaged, lost, broken, empty, tmp_path / "missing"]
     assert timelines.main([*map(str, folders), "--out", str(tmp_path / "x.png")]) == 2
     lines = capsys.readouterr().err.splitlines()
     assert [line.split("   ")[:2] for line in lines] == [
         [str(planned), "has no trace (status infeasible no devices)"],
         [str(damaged / "trace.json.gz"), lines[1].split("   ")[1]],
-        [str(lost / "trace.json.gz"), "is not there"],
+        [str(lost / "trace.json.gz"), "does not exist"],
         [str(broken), lines[3].split("   ")[1]],
         [str(empty), "is neither a run's nor a sweep's: it has no record.json"],
-        [str(tmp_path / "nowhere"), "is no folder with a record.json"],
+        [str(tmp_path / "missing"), "is no folder with a record.json"],
     ]
     assert "cannot be read" in lines[1]
     assert "cannot be read" in lines[3]

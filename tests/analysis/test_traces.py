@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from analysis import traces
-from harness.record import RunRecord
-from harness.trace import Span, Trace
+from analysis.torchgpipe import traces
+from harness.core.record import RunRecord
+from harness.core.trace import Span, Trace
 
 
 @pytest.fixture
@@ -32,14 +32,14 @@ def test_the_last_step_is_taken_and_begins_at_0(sweep: Path) -> None:
     assert json.loads((traces.TRACES / "traces-local" / "index.json").read_text())[0]["file"] == "0.trace.json.gz"
 
 
-def test_sweeps_that_were_not_run_are_told(
+def test_sweeps_that_were_not_run_are_reported(
     sweep: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(traces, "RUNS", sweep.parent)
     assert traces.main([]) == 2
-    told = capsys.readouterr()
-    assert told.out.splitlines() == [f"{traces.TRACES / 'traces-local'}: 1 traces"]
-    assert [line.split("   ")[0] for line in told.err.splitlines() if line.startswith(str(sweep.parent))] == [
+    printed = capsys.readouterr()
+    assert printed.out.splitlines() == [f"{traces.TRACES / 'traces-local'}: 1 traces"]
+    assert [line.split("   ")[0] for line in printed.err.splitlines() if line.startswith(str(sweep.parent))] == [
         str(sweep.parent / name) for name in ("traces-paper", "torchgpipe_table1-paper")
     ]
 

@@ -12,16 +12,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from engines.single.config import Config as SingleConfig
-from engines.single.config import build as build_single
-from harness.cluster import Cluster
-from harness.counting import ties
+from engines.single.engine import Config as SingleConfig
+from engines.single.engine import build as build_single
+from harness.core.cluster import Cluster
+from harness.core.model_profile import LayerProfile, ModelProfile, Skip
+from harness.core.plan import Plan
 from harness.interfaces import Batch, BatchShape, Engine, Model, OptimizerSpec, PlanRequest, Session, SessionSpec
-from harness.launch import call
-from harness.plan import Plan
-from harness.profile import LayerProfile, ModelProfile, Skip
-from harness.schedule import violations
-from harness.skip import layer_skips, named_layers
+from harness.nn.skip import layer_skips, named_layers
+from harness.nn.tied import ties
+from tests.support.sessions import run_session
+from tests.support.violations import violations
 
 TOLERANCE = {"float64": 1e-11, "float32": 2e-5}
 MOVED = {"float64": 1e-9, "float32": 2e-5}
@@ -82,7 +82,7 @@ def run(case: Case, steps: int = STEPS, start: dict[str, Any] | None = None) -> 
             states.append(session.state_dict())
         return Outcome(losses, states)
 
-    return call(case.engine, model, case.plan, case.spec, train)
+    return run_session(case.engine, model, case.plan, case.spec, train)
 
 
 def check_training(case: Case) -> None:
@@ -126,7 +126,7 @@ def check_statistics(case: Case) -> None:
 
 
 def check_state_moves(case: Case) -> None:
-    """A state dict written here goes on there, and the other way round, optimizer state included."""
+    """A state dict written here continues there, and the other way round, optimizer state included."""
     adam = replace(case, optimizer=OptimizerSpec("adamw", lr=0.01, weight_decay=0.01))
     straight, tolerance = run(adam.reference, steps=4), MOVED[case.dtype]
     for first, second in ((adam, adam.reference), (adam.reference, adam)):
@@ -150,7 +150,7 @@ def _resume(case: Case, state: dict[str, Any], skip: int, steps: int) -> Outcome
         losses = [session.step(batch).loss for batch in batches]
         return Outcome(losses, [session.state_dict()])
 
-    return call(case.engine, case.model, case.plan, case.spec, train)
+    return run_session(case.engine, case.model, case.plan, case.spec, train)
 
 
 def check_trace(case: Case, queues: tuple[str, ...] = ()) -> None:
@@ -167,25 +167,25 @@ def check_trace(case: Case, queues: tuple[str, ...] = ()) -> None:
         return session.trace()
 
     schedule = case.engine.schedule(case.plan, profile_of(case.model))
-    lanes = tuple(lane for lane in schedule.lanes if not queues or lane.queue in queues)
+    compared = tuple(queue for queue in schedule.queues if not queues or queue.name in queues)
     found: list[str] = []
-    for _ in range(3 if case.engine.capabilities.ranks else 1):
-        measured = call(case.engine, case.model, case.plan, case.spec, trace)
-        found = violations(replace(schedule, lanes=lanes), measured.only(1))
+    for _ in range(3 if case.engine.capabilities.multi_process else 1):
+        measured = run_session(case.engine, case.model, case.plan, case.spec, trace)
+        found = violations(replace(schedule, queues=compared), measured.only(1))
         if not found:
             break
     assert not found, found
 
 
 def check_crash(case: Case, layer: int) -> None:
-    """An error in any layer reaches the caller first, with its place; the process can go on."""
+    """An error in any layer reaches the caller first, with its place; the process can continue."""
 
     def train(session: Session) -> None:
         session.step(case.model.sample(case.samples))
 
     crashing = _Crashing(case.model, layer)
     try:
-        call(case.engine, crashing, case.plan, case.spec, train)
+        run_session(case.engine, crashing, case.plan, case.spec, train)
     except ZeroDivisionError as error:
         assert str(error) == "on purpose"
         if len(case.plan.stages) > 1:
@@ -193,7 +193,7 @@ def check_crash(case: Case, layer: int) -> None:
             assert any(f"stage {stage}" in note for note in error.__notes__), error.__notes__
     else:
         raise AssertionError("the error was lost")
-    call(case.engine, case.model, case.plan, case.spec, train)
+    run_session(case.engine, case.model, case.plan, case.spec, train)
 
 
 def check_accepts(case: Case) -> None:
@@ -218,7 +218,7 @@ def profile_of(model: Model) -> ModelProfile:
 
 
 def _memory() -> Any:
-    from harness.memory import named
+    from harness.core.memory_model import named
 
     return named("sgd_fp32")
 

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from harness.dropout import Dropout
 from harness.interfaces import Batch
-from harness.skip import Skippable, Stash
+from harness.nn.dropout import Dropout
+from harness.nn.skip import Skippable, Stash
 
 
 class Network:

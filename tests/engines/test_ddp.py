@@ -10,22 +10,21 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from engines.ddp import config as ddp_config
-from engines.ddp.config import Config, build
+from engines.ddp import engine as ddp_config
+from engines.ddp.engine import Config, build
 from engines.ddp.session import DDPSession
-from harness.cluster import Cluster
-from harness.counting import count
+from harness.core.cluster import Cluster
+from harness.core.memory_model import named
+from harness.core.plan import Mesh, Plan
 from harness.interfaces import Model, OptimizerSpec
-from harness.launch import call
-from harness.memory import named
-from harness.mesh import Mesh
-from harness.plan import Plan
+from harness.measure.count_model import count
+from harness.runtime.training_state import cast_batch
 from harness.simulate import simulate
-from harness.training_state import converted
 from tests.engines import contract, networks, zoo
 from tests.engines.contract import Case, gentle
 from tests.engines.networks import Network
-from tests.harness.test_meter import allocator_peak_bytes
+from tests.harness.runtime.test_memory_meter import allocator_peak_bytes
+from tests.support.sessions import run_session
 
 MODELS: dict[str, Model] = {**networks.ALL, **{name: zoo.model(name) for name in ("unet", "amoebanet", "gpt")}}
 SMALL = 1e-4
@@ -78,7 +77,7 @@ def test_a_replica_follows_its_own_samples() -> None:
         dist.all_gather(found, own)
         return [float(mean[0]) for mean in found]
 
-    assert call(norm.engine, net, norm.plan, norm.spec, means) == pytest.approx([0.0, 1 - 0.9**2])
+    assert run_session(norm.engine, net, norm.plan, norm.spec, means) == pytest.approx([0.0, 1 - 0.9**2])
 
 
 @pytest.mark.parametrize("model", ["pairs", "tokens", "shared", "tied", "gpt"])
@@ -112,15 +111,15 @@ def test_sends_what_the_simulator_says(data: int, micro_batches: int, bucket_mb:
     profile = count(gpt.model, 12 // (data * micro_batches), "float32")
     schedule = gpt.engine.schedule(gpt.plan, profile)
     done = simulate(schedule, gpt.plan, profile, Cluster(devices_per_node=data), named("sgd_fp32"))
-    first, second = call(gpt.engine, gpt.model, gpt.plan, gpt.spec, send)
+    first, second = run_session(gpt.engine, gpt.model, gpt.plan, gpt.spec, send)
     assert first == second == done.figures["bytes_sent"]
-    whole = profile.parameter_bytes(0, len(profile.layers) - 1)
+    whole = profile.parameter_bytes()
     assert first == ({"all_reduce": data * whole} if data > 1 else {})
 
 
 @pytest.mark.parametrize("micro_batches", [1, 3])
 def test_memory_is_what_the_allocator_gave(micro_batches: int) -> None:
-    """Weights, their buckets and what a step allocates. The buckets are the gradients, none are kept beside them."""
+    """Weights, their buckets and what a step allocates. The buckets are the gradients, none are kept next to them."""
 
     def layers() -> list[nn.Module]:
         return [layer for _ in range(8) for layer in (nn.Linear(64, 64), nn.Tanh())]
@@ -134,13 +133,15 @@ def test_memory_is_what_the_allocator_gave(micro_batches: int) -> None:
         for _ in range(3):
             metered = session.step(batch, meter=True).peak_memory_bytes
         assert metered
-        share = converted(session.share(batch), "float32")
-        held = {t.untyped_storage()._cdata: t.untyped_storage() for t in [*session.held(), *vars(share).values()]}
+        share = cast_batch(session.share(batch), "float32")
+        held = {
+            t.untyped_storage()._cdata: t.untyped_storage() for t in [*session.held_tensors(), *vars(share).values()]
+        }
         resident = sum(storage.nbytes() for storage in held.values())
         gradients = sum(p.grad.nbytes for p in session.stage.parameters() if p.grad is not None)
-        return metered[0], resident, allocator_peak_bytes(lambda: session.train(share, 12)), gradients
+        return metered[0], resident, allocator_peak_bytes(lambda: session.train_step(share, 12)), gradients
 
-    metered, resident, allocated, gradients = call(wide.engine, net, plan, wide.spec, peaks)
+    metered, resident, allocated, gradients = run_session(wide.engine, net, plan, wide.spec, peaks)
     assert metered == pytest.approx(resident + allocated, rel=0.005)
     assert resident > 4 * gradients, "weights, gradients and two moments"
     assert allocated < 0.5 * gradients
@@ -148,6 +149,6 @@ def test_memory_is_what_the_allocator_gave(micro_batches: int) -> None:
 
 @pytest.mark.parametrize("bucket_mb", [0.0, -1.0, float("nan")])
 def test_a_bucket_must_hold_something(bucket_mb: float) -> None:
-    ddp_config.check(Config())
-    with pytest.raises(ValueError, match=r"engine\.bucket_mb \S+   must be above 0   -> engine\.bucket_mb=25"):
-        ddp_config.check(Config(bucket_mb=bucket_mb))
+    assert ddp_config.check(Config()) == []
+    (found,) = ddp_config.check(Config(bucket_mb=bucket_mb))
+    assert found.key == "engine.bucket_mb" and found.fixes == ({"engine.bucket_mb": 25},)

@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 import torch
 
+from harness.core.plan import Plan
 from harness.interfaces import Session
-from harness.launch import call
-from harness.plan import Plan
 from tests.engines import contract
 from tests.engines.contract import Case
 from tests.engines.deepspeed.cases import GENTLE, MODELS, case
+from tests.support.sessions import run_session
 
 CLOSE = 1e-6
 """What DeepSpeed must agree to in float32, losses and parameters of three steps."""
@@ -62,7 +62,7 @@ def test_autocast(stages: int) -> None:
             torch.manual_seed(3)
             return [session.step(one.model.sample(8)).loss for _ in range(2)]
 
-        return call(one.engine, one.model, one.plan, spec, train)
+        return run_session(one.engine, one.model, one.plan, spec, train)
 
     found = losses(cast)
     assert found == pytest.approx(losses(cast.reference), rel=1e-6)
@@ -145,7 +145,7 @@ def test_a_crash_in_any_rank_reaches_the_caller(zero: int, stages: int, data: in
 
 
 def test_one_backward_pass_for_all_tensors_of_a_message() -> None:
-    """DeepSpeed calls backward for each; `engines.deepspeed.module.OnePass` makes one pass of them."""
+    """DeepSpeed calls backward for each; `engines.deepspeed.pipeline_module.OnePass` makes one pass of them."""
     passes = call_counting(case("skips", stages=2))
     assert passes == 4, "as many as micro-batches"
 
@@ -160,4 +160,4 @@ def call_counting(case: Case) -> int:
         session.step(case.model.sample(case.samples))
         return len(seen)
 
-    return call(case.engine, case.model, case.plan, case.spec, count)
+    return run_session(case.engine, case.model, case.plan, case.spec, count)

@@ -10,22 +10,21 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from engines.fsdp import config as fsdp_config
-from engines.fsdp.config import Config, build
+from engines.fsdp import engine as fsdp_config
+from engines.fsdp.engine import Config, build
 from engines.fsdp.session import FSDPSession
-from harness.cluster import Cluster
-from harness.counting import count
+from harness.core.cluster import Cluster
+from harness.core.memory_model import MemoryModel, named
+from harness.core.model_profile import LayerProfile, ModelProfile, Tied
+from harness.core.plan import Mesh, Plan
+from harness.core.trace import Trace
 from harness.interfaces import Model
-from harness.launch import call
-from harness.memory import MemoryModel, named
-from harness.mesh import Mesh
-from harness.plan import Plan
-from harness.profile import LayerProfile, ModelProfile, Tied
+from harness.measure.count_model import count
 from harness.simulate import simulate
-from harness.trace import Trace
 from tests.engines import contract, networks, zoo
 from tests.engines.contract import Case, gentle
 from tests.engines.networks import Network
+from tests.support.sessions import run_session
 
 
 class Widen(nn.Module):
@@ -181,7 +180,7 @@ def test_collectives_take_their_time() -> None:
             session.step(gpt.model.sample(12))
         return session.trace()
 
-    traced = call(gpt.engine, gpt.model, gpt.plan, gpt.spec, trace).only(1)
+    traced = run_session(gpt.engine, gpt.model, gpt.plan, gpt.spec, trace).only(1)
     seconds: Counter[str] = Counter()
     for span in traced.spans:
         assert span.end_s > span.start_s, span
@@ -203,7 +202,7 @@ def test_sends_what_the_simulator_says(options: dict[str, Any]) -> None:
     even = Case(build(Config(**options)), net, plan, "float32", samples=12)
     profile = count(net, 2, "float32")
     done = simulate(even.engine.schedule(plan, profile), plan, profile, Cluster(devices_per_node=2), named("sgd_fp32"))
-    sent = call(even.engine, net, plan, even.spec, lambda session: session.step(net.sample(12)).bytes_sent)
+    sent = run_session(even.engine, net, plan, even.spec, lambda session: session.step(net.sample(12)).bytes_sent)
     assert sent == done.figures["bytes_sent"]
     assert sent.keys() == {"all_gather", "reduce_scatter"}
 
@@ -227,6 +226,6 @@ def test_the_memory_model_has_the_shards(options: dict[str, Any], weights: float
 
 @pytest.mark.parametrize("group_mb", [-1.0, float("nan")])
 def test_a_group_cannot_hold_less_than_nothing(group_mb: float) -> None:
-    fsdp_config.check(Config(group_mb=0))
-    with pytest.raises(ValueError, match=r"engine\.group_mb \S+   must be at least 0   -> engine\.group_mb=0.25"):
-        fsdp_config.check(Config(group_mb=group_mb))
+    assert fsdp_config.check(Config(group_mb=0)) == []
+    (found,) = fsdp_config.check(Config(group_mb=group_mb))
+    assert found.key == "engine.group_mb" and found.fixes == ({"engine.group_mb": 0.25},)

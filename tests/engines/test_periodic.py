@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 import torch
 
-from engines.gpipe.config import Config as GPipeConfig
-from engines.gpipe.config import build as build_gpipe
-from engines.periodic.config import Config
-from engines.periodic.config import build as build_periodic
+from engines.gpipe.engine import Config as GPipeConfig
+from engines.gpipe.engine import build as build_gpipe
+from engines.periodic.engine import Config
+from engines.periodic.engine import build as build_periodic
 from harness.interfaces import Model, OptimizerSpec
-from planners.blocks import even
+from planners.block_partition import even
 from tests.engines import contract, networks, zoo
 from tests.engines.contract import Case, gentle
 from tests.engines.periodic.patterns import plan

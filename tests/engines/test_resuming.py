@@ -1,4 +1,4 @@
-"""A run that is stopped and goes on has the losses of one that was not stopped: exactly, on every engine."""
+"""A run that is stopped and continues has the losses of one that was not stopped: exactly, on every engine."""
 
 from __future__ import annotations
 
@@ -12,34 +12,35 @@ import pytest
 import torch
 from torch import nn
 
-from engines.ddp.config import Config as DDPConfig
-from engines.ddp.config import build as build_ddp
-from engines.fsdp.config import Config as FSDPConfig
-from engines.fsdp.config import build as build_fsdp
-from engines.gpipe.config import Config as GPipeConfig
-from engines.gpipe.config import build as build_gpipe
-from engines.periodic.config import Config as PeriodicConfig
-from engines.periodic.config import build as build_periodic
-from engines.sbp.config import Config as SBPConfig
-from engines.sbp.config import build as build_sbp
-from engines.torch_pipelining.config import Config as PipeliningConfig
-from engines.torch_pipelining.config import build as build_pipelining
-from harness import checkpoint_files, ranks, registry
-from harness.checkpoint import STOP, Checkpoints
-from harness.dropout import Dropout
+from engines.ddp.engine import Config as DDPConfig
+from engines.ddp.engine import build as build_ddp
+from engines.fsdp.engine import Config as FSDPConfig
+from engines.fsdp.engine import build as build_fsdp
+from engines.gpipe.engine import Config as GPipeConfig
+from engines.gpipe.engine import build as build_gpipe
+from engines.periodic.engine import Config as PeriodicConfig
+from engines.periodic.engine import build as build_periodic
+from engines.sbp.engine import Config as SBPConfig
+from engines.sbp.engine import build as build_sbp
+from engines.torch_pipelining.engine import Config as PipeliningConfig
+from engines.torch_pipelining.engine import build as build_pipelining
+from harness.config import registry
+from harness.core.plan import Mesh, Plan
+from harness.core.run_files import STOP
 from harness.interfaces import Batch, OptimizerSpec, Session
-from harness.launch import call
-from harness.mesh import Mesh
-from harness.plan import Plan
-from harness.training import METRICS, Loop, train
-from planners.blocks import even
+from harness.nn.dropout import Dropout
+from harness.run import checkpoint_files
+from harness.worker.checkpoints import Checkpoints
+from harness.worker.training_loop import METRICS, Loop, train_steps
+from planners.block_partition import even
 from tests.engines import networks
 from tests.engines.contract import Case
 from tests.engines.deepspeed.cases import case as deepspeed
 from tests.engines.myelin.cases import case as myelin
 from tests.engines.networks import Network
 from tests.engines.periodic.patterns import plan as periodic_plan
-from tests.engines.sbp.plans import planned
+from tests.support.sbp_plans import planned
+from tests.support.sessions import run_session
 
 STEPS = 6
 MOMENTUM = OptimizerSpec("sgd", lr=0.1, momentum=0.9)
@@ -91,7 +92,7 @@ def sbp() -> Case:
 
 def torchgpipe() -> Case:
     pytest.importorskip("torchgpipe")
-    from engines.torchgpipe.config import Config, build
+    from engines.torchgpipe.engine import Config, build
 
     return flat(build, Config(), 2, mode="except_last")
 
@@ -139,17 +140,16 @@ class Batches:
 
 
 def losses(case: Case, run_dir: Path, stops: bool = False) -> list[float]:
-    """Of all steps in this folder, after one start, which goes on from the checkpoint that is there."""
+    """Of all steps in this folder, after one start, which continues from the checkpoint that is there."""
     run_dir.mkdir(exist_ok=True)
     (run_dir / STOP).unlink(missing_ok=True)
     data = Batches(case, run_dir / STOP if stops else None)
-    begun = next(iter(checkpoint_files.steps(run_dir)), 0)
+    start = next(iter(checkpoint_files.steps(run_dir)), 0)
 
     def work(session: Session) -> None:
-        lines = run_dir if ranks.first() else None
-        train(session, data, Loop(case.samples, STEPS, 0), lines, Checkpoints(run_dir, begun))
+        train_steps(session, data, Loop(case.samples, STEPS, 0), run_dir, Checkpoints(run_dir, start))
 
-    call(case.engine, case.model, case.plan, case.spec, work)
+    run_session(case.engine, case.model, case.plan, case.spec, work)
     return [json.loads(line)["loss"] for line in (run_dir / METRICS).read_text().splitlines()]
 
 

@@ -12,30 +12,30 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from engines.sbp.agreement import Disagreement
-from engines.sbp.config import Config, build
+from engines.sbp.engine import Config, build
+from engines.sbp.same_plan import Disagreement
 from engines.sbp.session import SBPSession
-from harness.counting import count
+from harness.core.memory_model import MemoryModel, named
+from harness.core.plan import Mesh, Plan
 from harness.interfaces import Model, OptimizerSpec, Session
-from harness.launch import call
-from harness.memory import MemoryModel, named
-from harness.mesh import Mesh
-from harness.plan import Plan
-from harness.ranks import RankKilled, each
-from harness.sbp.chain import chain_of
-from harness.sbp.grid import Grid
-from harness.sbp.optimum import Ends
-from harness.sbp.planned import of_device
+from harness.launch.forked_ranks import RankKilled, run_on_ranks
+from harness.measure.count_model import count
+from harness.sbp.device_grid import Grid
+from harness.sbp.matmul_chain import chain_from_profile
+from harness.sbp.route_to_plan import device_share
+from harness.sbp.shortest_path import Ends
 from harness.simulate import simulate
 from models.gpt.config import Config as GPTConfig
-from models.gpt.config import build as build_gpt
+from models.gpt.gpt import build as build_gpt
 from models.mlp.config import Config as MLPConfig
-from models.mlp.config import build as build_mlp
+from models.mlp.mlp import build as build_mlp
 from models.vgg.config import Config as VGGConfig
-from models.vgg.config import build as build_vgg
+from models.vgg.vgg import build as build_vgg
 from tests.engines import contract, networks, zoo
 from tests.engines.contract import Case, gentle
-from tests.engines.sbp.plans import flat, planned, with_strategies
+from tests.problems import Row, rows
+from tests.support.sbp_plans import flat, planned, with_strategies
+from tests.support.sessions import run_session
 
 MODELS: dict[str, Model] = {**networks.ALL, **{name: zoo.model(name) for name in ("gpt", "mlp", "vgg", "amoebanet")}}
 ENDS: dict[int, Ends] = {1: "free", 2: "batch_split"}
@@ -66,7 +66,7 @@ TRACED = [("norms", 2, 1), ("gpt", 2, 2), ("mlp", 4, 2), ("amoebanet", 2, 1)]
 
 @pytest.mark.parametrize(("model", "devices", "m"), TRACED)
 def test_runs_its_schedule(model: str, devices: int, m: int) -> None:
-    """Collectives are blocks behind the passes, as long as they held up the rank."""
+    """Collectives are blocks after the passes, as long as they held up the rank."""
     contract.check_trace(case(model, devices, m))
 
 
@@ -78,10 +78,10 @@ def test_a_crash_reaches_the_caller(layer: int) -> None:
 # -- what is refused ------------------------------------------------------------------------------------------------
 
 
-def refused(plan: Plan, model: Model, samples: int) -> list[tuple[str, str, str]]:
+def refused(plan: Plan, model: Model, samples: int) -> list[Row]:
     here = replace(flat(8), name="local")
     found = build(Config()).check(plan, count(model, samples, "float64"), here, MemoryModel())
-    return [(problem.key, problem.what, problem.mend) for problem in found]
+    return rows(found)
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -92,19 +92,18 @@ def test_accepts_what_it_is_tested_with(model: str) -> None:
 
 def test_a_plan_without_strategies() -> None:
     plan = replace(Plan.contiguous([len(MODELS["mlp"].layers())]), mesh=Mesh(tensor=2))
-    said = "gets a plan that says of no product how 2 devices split it"
-    assert refused(plan, MODELS["mlp"], 8) == [("engine sbp", said, "planner=autoddl, megatron or data_parallel")]
+    planners = ["planner=autoddl", "planner=megatron", "planner=data_parallel"]
+    assert refused(plan, MODELS["mlp"], 8) == [("engine", "sbp", planners)]
 
 
 def test_samples_that_do_not_divide() -> None:
     model = build_mlp(MLPConfig(widths=[4, 4, 2, 4, 2, 4]))
     profile, grid = count(model, 4, "float64"), Grid(1, 8)
     numbers = [(4, 2, 1), (4, 1, 2), (4, 1, 2), (2, 2, 2), (2, 4, 1)]
-    names = [item.name for item in chain_of(profile).matmuls]
+    names = [item.name for item in chain_from_profile(profile).matmuls]
     given = {name: grid.strategy(some) for name, some in zip(names, numbers, strict=True)}
     plan = with_strategies(profile, flat(8), given, "free")
-    said = "4 samples of linear_3 do not divide by 8"
-    assert refused(plan, model, 4) == [("mesh.tensor 8", said, "batch.size=8, or mesh.tensor=2")]
+    assert refused(plan, model, 4) == [("mesh.tensor", 8, ["batch.size=8", "mesh.tensor=2"])]
 
 
 # -- ranks that fail ------------------------------------------------------------------------------------------------
@@ -125,7 +124,7 @@ def failing(what: Callable[[SBPSession], object], rank: int) -> None:
             last.register_hook(lambda _: what(session))
         session.step(batch)
 
-    call(four.engine, four.model, four.plan, four.spec, train)
+    run_session(four.engine, four.model, four.plan, four.spec, train)
 
 
 @pytest.mark.parametrize("rank", [0, 3])
@@ -150,7 +149,7 @@ def test_an_error_in_the_middle_of_collectives_comes_first(rank: int) -> None:
 
 
 def test_ranks_that_disagree_on_the_plan() -> None:
-    """They would wait for each other in unlike collectives: all are told, before the first one."""
+    """They would wait for each other in different collectives: all are reported, before the first one."""
     model, engine, spec = MODELS["mlp"], build(Config()), case("mlp").spec
     profile, grid = count(model, 8, "float64"), Grid(1, 2)
     plans = [with_strategies(profile, flat(2), {"linear_1": grid.strategy(some)}, "free")
@@ -163,7 +162,7 @@ def test_ranks_that_disagree_on_the_plan() -> None:
 
     said = r"strategy of linear_1 is \(1, 2, 1\) in rank 0, \(1, 1, 2\) in rank 1 -> start all of them with the same"
     with pytest.raises(Disagreement, match=said):
-        each(2, work, spec.devices)
+        run_on_ranks(2, work, spec.devices)
 
 
 # -- memory -----------------------------------------------------------------------------------------------------------
@@ -184,10 +183,10 @@ def peaks(model: Model, plan: Plan, samples: int) -> tuple[int, int]:
 
     profile = count(model, samples // plan.micro_batches, "float32")
     layers = tuple(replace(layer, forward_s=1e-3, backward_s=2e-3) for layer in profile.layers)
-    share = of_device(replace(profile, layers=layers), plan, chain_of(profile))
+    share = device_share(replace(profile, layers=layers), plan, chain_from_profile(profile))
     schedule = engine.schedule(plan, share)
     simulated = simulate(schedule, plan, share, flat(plan.mesh.tensor), named("adam_fp32"))
-    return simulated.figures["peak_memory_bytes"][0], call(engine, model, plan, sized.spec, metered)
+    return simulated.figures["peak_memory_bytes"][0], run_session(engine, model, plan, sized.spec, metered)
 
 
 @pytest.mark.parametrize(

@@ -10,24 +10,26 @@ from pathlib import Path
 
 import pytest
 
+from tests.problems import row, rows
+
 pytest.importorskip("torchgpipe")
 
 import torch
 
-from engines.torchgpipe import config as torchgpipe_config
-from engines.torchgpipe.config import Config, build
-from harness.cluster import Cluster
+from engines.torchgpipe import engine as torchgpipe_config
+from engines.torchgpipe.engine import Config, build
+from harness.core.cluster import Cluster
+from harness.core.memory_model import named
+from harness.core.plan import Plan, Stage
+from harness.core.problem import Problem
+from harness.core.trace import Trace
 from harness.interfaces import Capabilities, Model, OptimizerSpec, Session
-from harness.launch import call
-from harness.memory import named
-from harness.plan import Plan, Stage
-from harness.problem import Problem
-from harness.schedule.gpipe import gpipe
-from harness.schedule.hops import plan_hops
-from harness.trace import Trace
-from planners.blocks import even
+from harness.schedule.builders.gpipe import gpipe
+from harness.schedule.transfers import plan_transfers
+from planners.block_partition import even
 from tests.engines import contract, networks, zoo
 from tests.engines.contract import Case, gentle
+from tests.support.sessions import run_session
 
 MODELS: dict[str, Model] = {**networks.ALL, **{name: zoo.model(name) for name in zoo.SIZES}}
 MODES = ("never", "except_last", "always")
@@ -60,14 +62,14 @@ def test_what_it_cannot_do() -> None:
     can, all_of_it = build(Config()).capabilities, Capabilities()
     lacks = {f.name: own for f in fields(can) if (own := getattr(can, f.name)) != getattr(all_of_it, f.name)}
     print("torchgpipe differs from what an engine can do:", lacks)
-    assert lacks == {"trace": False, "memory_meter": False, "in_turn": True}
-    assert not (can.data or can.tensor or can.ranks)
+    assert lacks == {"trace": False, "memory_meter": False, "serial_cpu_devices": True}
+    assert not (can.data or can.tensor or can.multi_process)
 
 
 def test_it_refuses_exactly_the_models_whose_stages_share_parameters() -> None:
     for stages in (1, 2, 3):
         found = {model: problems for model in MODELS if (problems := refused(case(model, stages)))}
-        print(f"in {stages} stages it refuses", {model: problems[0].what for model, problems in found.items()})
+        print(f"in {stages} stages it refuses", {model: problems[0].message for model, problems in found.items()})
         assert found.keys() == (TIED if stages > 1 else set())
 
 
@@ -88,11 +90,11 @@ def test_the_plan_says_what_is_recomputed(mode: str, calls: int) -> None:
     one, counted = case("tokens", 2, mode), Counter[str]()
 
     def train(session: Session) -> None:
-        for name, layer in session.layers.named_children():  # type: ignore[attr-defined]
+        for name, layer in session.stage.named_children():  # type: ignore[attr-defined]
             layer.register_forward_pre_hook(lambda layer, inputs, name=name: counted.update([name]))
         session.step(one.model.sample(8))
 
-    call(one.engine, one.model, one.plan, one.spec, train)
+    run_session(one.engine, one.model, one.plan, one.spec, train)
     assert counted == {str(number): calls for number in range(6)}
 
 
@@ -111,7 +113,7 @@ def test_autocast_holds_in_its_threads() -> None:
     losses = []
     for one in (case("norms", 2, "always"), case("norms").reference):
         spec = replace(one.spec, dtype="float32", autocast="bfloat16", optimizer=OptimizerSpec("sgd", lr=0.1))
-        losses.append(call(one.engine, one.model, one.plan, spec, lambda session, one=one: steps(session, one)))
+        losses.append(run_session(one.engine, one.model, one.plan, spec, lambda session, one=one: steps(session, one)))
     assert losses[0] == pytest.approx(losses[1], rel=1e-3)
 
 
@@ -156,7 +158,7 @@ def test_a_session_goes_on_after_a_crash() -> None:
         return [*losses, session.step(batch).loss]
 
     crashed, straight = (
-        call(one.engine, one.model, one.plan, one.spec, lambda session, crash=crash: train(session, crash))
+        run_session(one.engine, one.model, one.plan, one.spec, lambda session, crash=crash: train(session, crash))
         for crash in (True, False)
     )
     assert crashed == straight
@@ -189,14 +191,8 @@ def test_parameters_that_stages_share_are_refused_on_any_devices() -> None:
     together = replace(one.plan, stages=tuple(replace(stage, device=0) for stage in one.plan.stages))
     for plan in (one.plan, together):
         found = refused(replace(one, plan=plan))
-        assert found == [
-            Problem(
-                "mesh.pipeline 2",
-                f"puts {name} into stages 0 and 1, engine=torchgpipe takes it in 1 stage",
-                "mesh.pipeline=1, or engine=gpipe",
-            )
-            for name in ("0.weight", "1.weight", "1.bias")
-        ]
+        assert rows(found) == [("mesh.pipeline", 2, ["mesh.pipeline=1", "engine=gpipe"])] * 3
+        assert [problem.message.split()[1] for problem in found] == ["0.weight", "1.weight", "1.bias"]
         with pytest.raises(ValueError, match="duplicate parameters in distinct children"):
             one.engine.session(one.model, plan, one.spec)
 
@@ -204,7 +200,7 @@ def test_parameters_that_stages_share_are_refused_on_any_devices() -> None:
 def test_its_schedule_is_that_of_gpipe() -> None:
     one = case("skips", 3, "except_last")
     profile = contract.profile_of(one.model)
-    want = gpipe(4, [0, 1, 2], plan_hops(one.plan, profile, portals=True), "except_last")
+    want = gpipe(4, [0, 1, 2], plan_transfers(one.plan, profile, portals=True), "except_last")
     assert one.engine.schedule(one.plan, profile) == want
 
 
@@ -216,7 +212,7 @@ def test_a_trace_has_steps_and_no_spans() -> None:
         assert all(step.peak_memory_bytes is None for step in metrics)
         return session.trace()
 
-    trace = call(one.engine, one.model, one.plan, one.spec, train)
+    trace = run_session(one.engine, one.model, one.plan, one.spec, train)
     assert (len(trace.steps), trace.spans) == (2, ())
 
 
@@ -233,16 +229,13 @@ def test_on_a_gpu(mode: str) -> None:
         assert all(step.peak_memory_bytes and min(step.peak_memory_bytes) > 0 for step in metrics)
         return [step.loss for step in metrics]
 
-    losses = call(one.engine, one.model, one.plan, spec, train)
+    losses = run_session(one.engine, one.model, one.plan, spec, train)
     assert losses == pytest.approx(contract.run(one).losses, rel=1e-9)
 
 
-def test_wrong_values_are_told_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    torchgpipe_config.check(Config())
+def test_wrong_values_are_reported_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert torchgpipe_config.check(Config()) == []
     monkeypatch.setitem(sys.modules, "torchgpipe", None)  # what Python takes for "not there"
-    with pytest.raises(ValueError) as caught:
-        torchgpipe_config.check(Config(checkpoint="some"))
-    assert str(caught.value).splitlines() == [
-        "engine torchgpipe   is not installed   -> pip install -e .[peers]",
-        "engine.checkpoint some   is none of always, except_last, never   -> engine.checkpoint=except_last",
-    ]
+    missing, unknown = torchgpipe_config.check(Config(checkpoint="some"))
+    assert (missing.key, missing.value, missing.hint) == ("engine", "torchgpipe", "pip install -e .[peers]")
+    assert row(unknown) == ("engine.checkpoint", "some", ["engine.checkpoint=except_last"])

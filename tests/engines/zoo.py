@@ -1,4 +1,4 @@
-"""Every model of the zoo, as small as it goes: what all engines must train alike."""
+"""Every model of the zoo, as small as it goes: what all engines must train equal."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from harness import registry
+from harness.config import registry
 from harness.interfaces import Model
 
 SIZES: dict[str, tuple[str, dict[str, Any]]] = {

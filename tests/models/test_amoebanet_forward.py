@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from models.amoebanet.config import Config, build
+from models.amoebanet.amoebanet import build
+from models.amoebanet.config import Config
 from models.amoebanet.operations import FactorizedReduction, average_3x3, max_2x2, max_3x3
 
 Pair = tuple[int, int]

@@ -17,8 +17,10 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from harness.counting import count
-from harness.profile import ModelProfile
+from harness.core.model_profile import ModelProfile
+from harness.core.problem import CannotRun
+from harness.measure.count_model import count
+from tests.problems import refused, replaced
 
 ROOT = Path(__file__).parents[2]
 FLOAT = 4
@@ -57,34 +59,32 @@ PROFILES = {
     "vgg13_224": ("vgg13", 11.308, None),
 }
 
-# the smallest of each that may be built: its keys, and the next smaller size with what is wrong with it
-SMALLEST: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+# the smallest of each that may be built: its keys, and the next smaller size with its fix
+SMALLEST: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, list[Any]]]] = {
     "resnet": (
         {"channels": 1, "size": 33},
         {"size": 32},
-        "model.size 32   must be at least 33: 5 halvings leave 1 x 1 pixels, batch norm needs 2 x 2   -> model.size=33",
+        {"model.size": [33]},
     ),
     "densenet": (
         {"growth": 1, "size": 61},
         {"size": 60},
-        "model.size 60   must be at least 61: 5 halvings leave 1 x 1 pixels, batch norm needs 2 x 2   -> model.size=61",
+        {"model.size": [61]},
     ),
     "inception": (
         {"divisor": 16, "size": 107},
         {"size": 106},
-        "model.size 106   must be at least 107: 1 x 1 pixels are left at the end, batch norm needs 2 x 2   "
-        "-> model.size=107",
+        {"model.size": [107]},
     ),
     "vgg": (
         {"channels": [1] * 5, "dense": 1, "size": 32},
         {"size": 31},
-        "model.size 31   must be at least 32: 5 poolings leave 0 x 0 pixels   -> model.size=32",
+        {"model.size": [32]},
     ),
     "mlp": (
         {"widths": [1, 2]},
         {"widths": [2]},
-        "model.widths [2]   has 1, needs at least 2: the numbers of a sample and the classes   "
-        "-> model.widths=[64,128,128,10]",
+        {"model.widths": [[64, 128, 128, 10]]},
     ),
 }
 
@@ -99,8 +99,8 @@ def one_thread() -> Iterator[None]:
 
 
 def build(network: str, keys: dict[str, Any]) -> Any:
-    module = importlib.import_module(f"models.{network}.config")
-    return module.build(module.Config(**keys))
+    config = importlib.import_module(f"models.{network}.config").Config(**keys)
+    return importlib.import_module(f"models.{network}.{network}").build(config)
 
 
 def preset(name: str) -> Any:
@@ -187,77 +187,46 @@ def test_the_smallest_trains_on_a_single_sample(network: str, dtype: torch.dtype
 
 @pytest.mark.parametrize("network", NETWORKS)
 def test_what_is_just_too_small(network: str) -> None:
-    _, keys, message = SMALLEST[network]
-    with pytest.raises(ValueError) as caught:
+    _, keys, right = SMALLEST[network]
+    with pytest.raises(CannotRun) as caught:
         build(network, keys)
-    assert str(caught.value) == message
+    assert replaced(refused(caught)) == right
 
 
 @pytest.mark.parametrize(
-    ("network", "keys", "lines"),
+    ("network", "keys", "right"),
     [
         (
             "resnet",
             {"blocks": [3, 0], "channels": 0, "size": -7, "classes": 1, "cut": "stage"},
-            [
-                "model.blocks [3,0]   must be one number of at least 1 for each stage   -> model.blocks=[3,1]",
-                "model.channels 0   must be at least 1   -> model.channels=16",
-                "model.size -7   must be at least 9: 3 halvings leave 0 x 0 pixels, batch norm needs 2 x 2   "
-                "-> model.size=9",
-                "model.classes 1   must be at least 2   -> model.classes=10",
-                "model.cut stage   is not one of block, layer   -> model.cut=block",
-            ],
+            {"blocks": [3, 1], "channels": 16, "size": 9, "classes": 10, "cut": "block"},
         ),
         (
             "densenet",
             {"blocks": [], "growth": 0, "size": 16, "classes": 0},
-            [
-                "model.blocks []   must be one number of at least 1 for each block   -> model.blocks=[6,12,24,16]",
-                "model.growth 0   must be at least 1   -> model.growth=8",
-                "model.size 16   must be at least 61: 5 halvings leave 0 x 0 pixels, batch norm needs 2 x 2   "
-                "-> model.size=61",
-                "model.classes 0   must be at least 2   -> model.classes=10",
-            ],
+            {"blocks": [6, 12, 24, 16], "growth": 8, "size": 61, "classes": 10},
         ),
         (
             "inception",
             {"divisor": 3, "size": 75, "classes": 1, "dropout": 1.0},
-            [
-                "model.divisor 3   is not one of 1, 2, 4, 8, 16: all widths are multiples of 16   -> model.divisor=8",
-                "model.size 75   must be at least 107: 1 x 1 pixels are left at the end, batch norm needs 2 x 2   "
-                "-> model.size=107",
-                "model.classes 1   must be at least 2   -> model.classes=10",
-                "model.dropout 1.0   must be at least 0 and below 1   -> model.dropout=0.5",
-            ],
+            {"divisor": 8, "size": 107, "classes": 10, "dropout": 0.5},
         ),
         (
             "vgg",
             {"channels": [8, -1, 8], "dense": 0, "size": 7, "classes": 1, "dropout": -0.1},
-            [
-                "model.channels [8,-1,8]   must be one number of at least 1 for each stage   -> model.channels=[8,1,8]",
-                "model.dense 0   must be at least 1   -> model.dense=256",
-                "model.size 7   must be at least 8: 3 poolings leave 0 x 0 pixels   -> model.size=8",
-                "model.classes 1   must be at least 2   -> model.classes=10",
-                "model.dropout -0.1   must be at least 0 and below 1   -> model.dropout=0.5",
-            ],
+            {"channels": [8, 1, 8], "dense": 256, "size": 8, "classes": 10, "dropout": 0.5},
         ),
-        (
-            "mlp",
-            {"widths": [64, 0, 10]},
-            ["model.widths [64, 0, 10]   holds 0, each must be at least 1   -> model.widths=[64,128,128,10]"],
-        ),
-        (
-            "mlp",
-            {"widths": [64, 1]},
-            ["model.widths [64, 1]   ends with 1 classes, must be at least 2   -> model.widths=[64,128,128,10]"],
-        ),
+        ("mlp", {"widths": [64, 0, 10]}, {"widths": [64, 128, 128, 10]}),
+        ("mlp", {"widths": [64, 1]}, {"widths": [64, 128, 128, 10]}),
     ],
     ids=["resnet", "densenet", "inception", "vgg", "mlp", "mlp of one class"],
 )
-def test_impossible_values_are_named_all_at_once(network: str, keys: dict[str, Any], lines: list[str]) -> None:
-    with pytest.raises(ValueError) as caught:
+def test_impossible_values_are_named_all_at_once(network: str, keys: dict[str, Any], right: dict[str, Any]) -> None:
+    with pytest.raises(CannotRun) as caught:
         build(network, keys)
-    assert str(caught.value).splitlines() == lines
+    found = refused(caught)
+    assert {problem.key: problem.value for problem in found} == {f"model.{key}": value for key, value in keys.items()}
+    assert replaced(found) == {f"model.{key}": [value] for key, value in right.items()}
 
 
 def test_configs_do_not_import_torch() -> None:

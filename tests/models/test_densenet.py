@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import avg_pool2d, batch_norm, conv2d, linear, max_pool2d, relu
 
-from models.densenet.config import Config, build
+from models.densenet.config import Config
+from models.densenet.densenet import build
 
 
 def by_hand(x: Tensor, w: Iterator[Tensor]) -> Tensor:

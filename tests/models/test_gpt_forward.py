@@ -7,9 +7,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from harness.dropout import Dropout, keyed, number
+from harness.nn.dropout import Dropout, keyed, number
 from models.gpt.block import attend
-from models.gpt.config import Config, build
+from models.gpt.config import Config
+from models.gpt.gpt import build
 
 SMALL = Config(layers=2, hidden=12, heads=3, sequence=5, vocabulary=7)
 

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import avg_pool2d, batch_norm, conv2d, linear, max_pool2d, relu
 
-from harness.dropout import Dropout, keyed, number
-from models.inception.config import Config, build, side
+from harness.nn.dropout import Dropout, keyed, number
+from models.inception.config import Config, side
+from models.inception.inception import build
 
 Weights = Iterator[Tensor]
 

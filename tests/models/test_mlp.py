@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from models.mlp.config import Config, build
+from models.mlp.config import Config
+from models.mlp.mlp import build
 
 
 def test_output_equals_that_written_by_hand() -> None:

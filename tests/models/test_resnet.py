@@ -8,8 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import batch_norm, conv2d, linear, max_pool2d, relu
 
-from harness.skip import layer_skips, named_layers
-from models.resnet.config import Config, build
+from harness.nn.skip import layer_skips, named_layers
+from models.resnet.config import Config
+from models.resnet.resnet import build
 
 SMALL = {"blocks": [2, 1, 2], "channels": 3, "size": 17, "classes": 5}
 
@@ -73,7 +74,7 @@ def test_a_state_dict_differs_in_the_prefix_alone() -> None:
 
 
 def test_each_bottleneck_of_the_flat_sequence_has_a_skip() -> None:
-    """In ResNet-101 the first of 33 bottlenecks begins behind 4 layers; each has 11."""
+    """In ResNet-101 the first of 33 bottlenecks begins after 4 layers; each has 11."""
     with torch.device("meta"):
         layers = named_layers(build(Config(blocks=[3, 4, 23, 3], channels=64, size=224, cut="layer")).layers())
     skips = [(skip.source, skip.target) for skip in layer_skips(layers)]

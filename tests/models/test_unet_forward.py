@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from harness.dropout import Dropout, keyed, number
-from harness.skip import carried
-from models.unet.config import Config, build
-from models.unet.unet import PopConcatenate, Stash
+from harness.nn.dropout import Dropout, keyed, number
+from harness.nn.skip import carried
+from models.unet.config import Config
+from models.unet.unet import PopConcatenate, Stash, build
 
 
 def by_hand(x: Tensor, parameters: Sequence[Tensor], convs: int) -> Tensor:
@@ -82,7 +82,7 @@ def test_a_stashed_tensor_is_not_overwritten() -> None:
         assert all(torch.equal(skips[name], seen[name]) for name in skips)
 
 
-def test_pop_pads_with_zeros_and_puts_the_skip_behind() -> None:
+def test_pop_pads_with_zeros_and_puts_the_skip_after() -> None:
     below = torch.tensor([[1.0, 2.0], [3.0, 4.0]])[None, None]
     skip = torch.full((1, 1, 3, 3), 9.0)
     with carried({"skip_0": skip}) as left:

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d, conv2d, linear, max_pool2d, relu
 
-from harness.dropout import Dropout
-from models.vgg.config import Config, build
+from harness.nn.dropout import Dropout
+from models.vgg.config import Config
+from models.vgg.vgg import build
 
 SMALL = {"channels": [4, 8, 8], "dense": 6, "size": 57, "classes": 5}
 

@@ -18,13 +18,14 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from harness import dropout, registry
-from harness.chain import Chain
-from harness.counting import count, counted
+from harness.config import registry
+from harness.core.model_profile import ModelProfile
 from harness.interfaces import Model
-from harness.profile import ModelProfile
-from harness.training_state import intra_op_threads
-from tests.quick import within_s
+from harness.measure.count_model import count, counted
+from harness.measure.layer_chain import Chain
+from harness.nn import dropout
+from harness.runtime.training_state import intra_op_threads
+from tests.support.quick import within_s
 
 ROOT = Path(__file__).parents[2]
 SAMPLES = 2

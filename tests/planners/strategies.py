@@ -8,7 +8,7 @@ from itertools import combinations, pairwise
 
 from hypothesis import strategies as st
 
-from harness.profile import LayerProfile, ModelProfile, Skip, Tied
+from harness.core.model_profile import LayerProfile, ModelProfile, Skip, Tied
 
 SIZES = st.integers(0, 20)
 TIMES = st.integers(1, 20).map(float)

@@ -9,16 +9,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from harness import registry
-from harness.cluster import Cluster, Link
+from harness.config import registry
+from harness.core.cluster import Cluster, Link
+from harness.core.memory_model import MemoryModel
+from harness.core.model_profile import LayerProfile, ModelProfile, Skip
+from harness.core.plan import Plan
+from harness.core.problem import CannotRun, NoPlan
 from harness.interfaces import BatchShape, PlanRequest
-from harness.memory import MemoryModel
-from harness.plan import Plan
-from harness.problem import CannotRun, NoPlan
-from harness.profile import LayerProfile, ModelProfile, Skip
 from planners import balance, stage_costs
 from planners.balance import BY, METHODS, Config
 from tests.planners.strategies import cuttings, profiles
+from tests.problems import refused, row, rows
 
 ROOT = Path(__file__).parents[2]
 CLUSTER = Cluster(devices_per_node=8, intra=Link(0.0, 1.0))
@@ -58,7 +59,7 @@ def test_a_skip_too_large_for_its_link_is_not_cut() -> None:
     assert found.balance in {(1, 3), (3, 1)}
     heuristic = plan(chain([1, 1, 1, 1], [0] * 4, (skip,)), 2, Config(method="barany_grinberg"))
     assert heuristic.balance == (2, 2)
-    assert heuristic.predicted["stage_cost"] == [6, 99]  # it does not look at skips, but their cost is told
+    assert heuristic.predicted["stage_cost"] == [6, 99]  # it does not look at skips, but their cost is reported
 
 
 def test_equal_times_go_to_the_plan_that_sends_less() -> None:
@@ -91,7 +92,7 @@ def test_exact_is_the_least_maximum_and_never_worse_than_the_heuristic(
         "memory": lambda: stage_costs.by_memory(profile, MemoryModel(), request),
         "parameters": lambda: stage_costs.by_parameters(profile, request),
     }[by]()
-    best = min(max(costs.of(sizes)) for sizes in cuttings(len(profile.layers), stages))
+    best = min(max(costs.for_sizes(sizes)) for sizes in cuttings(len(profile.layers), stages))
     assert max(exact.predicted["stage_cost"]) == pytest.approx(best)
     assert max(heuristic.predicted["stage_cost"]) >= best * (1 - 1e-9)
     assert len(exact.stages) == len(heuristic.stages) == stages
@@ -109,10 +110,9 @@ def test_unknown_choices_are_named_both_at_once() -> None:
     config = Config(by="speed", method="magic")
     with pytest.raises(CannotRun) as caught:
         balance.build(config)
-    assert str(caught.value).splitlines() == [
-        "planner=balance cannot run:",
-        "  planner.by speed       is none of time, memory, parameters   -> planner.by=time",
-        "  planner.method magic   is none of exact, barany_grinberg     -> planner.method=exact",
+    assert rows(refused(caught)) == [
+        ("planner.by", "speed", ["planner.by=time"]),
+        ("planner.method", "magic", ["planner.method=exact"]),
     ]
     assert registry.problems("planner", OmegaConf.structured(config)) == list(caught.value.problems)
 
@@ -120,7 +120,7 @@ def test_unknown_choices_are_named_both_at_once() -> None:
 def test_more_stages_than_layers_are_refused() -> None:
     with pytest.raises(NoPlan) as caught:
         plan(chain([1, 1, 1], [0, 0, 0]), 16)
-    assert str(caught.value) == "mesh.pipeline 16: needs at least 16 layers, the model has 3 -> mesh.pipeline=3"
+    assert row(caught.value.problem) == ("mesh.pipeline", 16, ["mesh.pipeline=3"])
 
 
 @pytest.mark.parametrize("name", ["uniform", "balance"])

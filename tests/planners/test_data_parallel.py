@@ -2,12 +2,13 @@ from __future__ import annotations
 
 import pytest
 
-from harness.problem import NoPlan
+from harness.core.problem import CannotRun, NoPlan
 from planners.data_parallel import Config, build, check
 from planners.megatron import Config as Megatron
 from planners.megatron import build as megatron
 from tests.harness.sbp.nets import dense, transformer
-from tests.planners.products_cases import ADAM, cluster, request
+from tests.planners.tensor_parallel_cases import ADAM, cluster, request
+from tests.problems import refused, row, rows
 
 
 def plan(profile, devices: int = 8, memory_bytes: int = 10**12, **config):
@@ -42,21 +43,22 @@ def test_ends_are_split_by_samples_anyway():
 
 
 def test_values_that_no_run_can_have():
-    with pytest.raises(ValueError, match=r"^planner.ends open   is none of free, batch_split   -> planner.ends=free$"):
+    with pytest.raises(CannotRun) as caught:
         build(Config(ends="open"))
-    check(Config(ends="batch_split"))
+    assert rows(refused(caught)) == [("planner.ends", "open", ["planner.ends=free"])]
+    assert check(Config(ends="batch_split")) == []
 
 
 def test_samples_that_do_not_divide():
     with pytest.raises(NoPlan) as caught:
         plan(dense((64, 128, 32), 12))
     found = caught.value.problem
-    assert (found.key, found.what) == ("mesh.tensor 8", "cannot split linear_0 (12 samples in a micro-batch, 64 x 128)")
-    assert found.mend == "batch.size=16, or mesh.tensor=4"
+    assert row(found) == ("mesh.tensor", 8, ["batch.size=16", "mesh.tensor=4"])
+    assert "linear_0 (12 samples in a micro-batch, 64 x 128)" in found.message
 
 
 def test_weights_that_do_not_fit():
     with pytest.raises(NoPlan) as caught:
         plan(dense((64, 128, 32)), memory_bytes=100_000)
-    assert caught.value.problem.key == "a device's memory"
-    assert "there are 97.7 KiB" in caught.value.problem.what
+    assert caught.value.problem.key == "cluster.memory_gb"
+    assert "97.7 KiB" in caught.value.problem.message

@@ -7,19 +7,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.cluster import Cluster, Link
+from harness.core.cluster import Cluster, Link
+from harness.core.memory_model import NAMED, MemoryModel
+from harness.core.model_profile import LayerProfile, ModelProfile, Skip
+from harness.core.plan import Plan
+from harness.core.problem import NoPlan
 from harness.interfaces import BatchShape, PlanRequest
-from harness.memory import NAMED, MemoryModel
-from harness.plan import Plan
-from harness.problem import NoPlan
-from harness.profile import LayerProfile, ModelProfile, Skip
-from harness.schedule.gpipe import gpipe
-from harness.schedule.hops import plan_hops
+from harness.schedule.builders.gpipe import gpipe
+from harness.schedule.transfers import plan_transfers
 from harness.simulate import simulate
 from planners import stage_costs
+from planners.pipeline import to_plan
 from planners.stage_costs import StageCosts
-from planners.stages import to_plan
 from tests.planners.strategies import cuttings, profiles
+from tests.problems import row
 
 MODES = st.sampled_from(["never", "except_last", "always"])
 
@@ -42,8 +43,8 @@ def flat(devices: int, link: Link) -> Cluster:
 def test_bytes_sent_are_those_of_the_schedule_with_portals(case: tuple[ModelProfile, PlanRequest, Plan]) -> None:
     profile, request, plan = case
     table = stage_costs.sent_bytes(profile)
-    sent = StageCosts(np.zeros(len(profile.layers)), (table,) * request.pipeline).of(plan.balance)
-    assert sum(sent) == sum(hop.bytes for hop in plan_hops(plan, profile, portals=True))
+    sent = StageCosts(np.zeros(len(profile.layers)), (table,) * request.pipeline).for_sizes(plan.balance)
+    assert sum(sent) == sum(transfer.bytes for transfer in plan_transfers(plan, profile, portals=True))
 
 
 @given(cases(), st.sampled_from(["full", "half"]))
@@ -54,15 +55,15 @@ def test_time_is_the_longer_of_computing_and_receiving(
     link = Link(0.5, 2.0, duplex)  # type: ignore[arg-type]
     micro_batches = request.batch.micro_batches
     recomputed = {"never": 0, "always": micro_batches, "except_last": micro_batches - 1}[request.recompute]
-    hops = plan_hops(plan, profile, portals=True)
+    transfers = plan_transfers(plan, profile, portals=True)
     expected = []
     for number, stage in enumerate(plan.stages):
         forward = profile.sum("forward_s", stage.first, stage.last)
         computing = forward + profile.sum("backward_s", stage.first, stage.last) + forward * recomputed / micro_batches
-        receiving = sum(link.seconds(hop.bytes) for hop in hops if hop.target == number)
+        receiving = sum(link.seconds(transfer.bytes) for transfer in transfers if transfer.target == number)
         expected.append(max(computing, receiving * (2 if duplex == "half" else 1)))
     costs = stage_costs.by_time(profile, flat(request.pipeline, link), request)
-    assert costs.of(plan.balance) == pytest.approx(expected)
+    assert costs.for_sizes(plan.balance) == pytest.approx(expected)
 
 
 @given(cases(), st.integers(1, 3))
@@ -72,9 +73,9 @@ def test_across_nodes_a_skip_is_charged_at_least_its_own_link(
     profile, request, plan = case
     cluster = Cluster(nodes=9, devices_per_node=devices_per_node, intra=Link(0, 1), node_port=Link(3, 5))
     arriving = [0.0] * request.pipeline
-    for hop in plan_hops(plan, profile, portals=True):
-        arriving[hop.target] += cluster.link(hop.source, hop.target).seconds(hop.bytes)
-    costs = stage_costs.by_time(profile, cluster, request).of(plan.balance)
+    for transfer in plan_transfers(plan, profile, portals=True):
+        arriving[transfer.target] += cluster.link(transfer.source, transfer.target).seconds(transfer.bytes)
+    costs = stage_costs.by_time(profile, cluster, request).for_sizes(plan.balance)
     assert all(cost >= least for cost, least in zip(costs, arriving, strict=True))
 
 
@@ -82,7 +83,7 @@ def test_a_boundary_across_nodes_is_charged_the_port() -> None:
     layers = tuple(LayerProfile(f"layer_{i}", 1.0, 2.0, output_bytes=10) for i in range(4))
     cluster = Cluster(nodes=2, devices_per_node=2, intra=Link(0, 1), node_port=Link(5, 2))
     costs = stage_costs.by_time(ModelProfile(layers), cluster, PlanRequest(BatchShape(4, 4), 4))
-    assert costs.of([1, 1, 1, 1]) == [3, 10, 25, 10]
+    assert costs.for_sizes([1, 1, 1, 1]) == [3, 10, 25, 10]
 
 
 def test_a_skip_that_may_cross_nodes_is_charged_the_slowest_link() -> None:
@@ -92,7 +93,7 @@ def test_a_skip_that_may_cross_nodes_is_charged_the_slowest_link() -> None:
     request = PlanRequest(BatchShape(4, 4), 4)
     for source in (0, 1):
         profile = ModelProfile(layers, skips=(Skip(source, 3, 100),))
-        assert stage_costs.by_time(profile, cluster, request).of([1, 1, 1, 1]) == [3, 10, 25, 10 + 205]
+        assert stage_costs.by_time(profile, cluster, request).for_sizes([1, 1, 1, 1]) == [3, 10, 25, 10 + 205]
 
 
 @given(cases(), st.sampled_from(sorted(NAMED.values(), key=lambda model: model.name)))
@@ -110,7 +111,7 @@ def test_memory_follows_the_memory_model(case: tuple[ModelProfile, PlanRequest, 
             own_input = min(profile.boundary_bytes(stage.first), profile.layers[stage.first].saved_bytes)
             activations += (micro_batches - recomputed) * entered - whole * own_input
         expected.append(memory.state_bytes(*span) + activations)
-    assert stage_costs.by_memory(profile, memory, request).of(plan.balance) == expected
+    assert stage_costs.by_memory(profile, memory, request).for_sizes(plan.balance) == expected
 
 
 @given(cases(), st.sampled_from(sorted(NAMED.values(), key=lambda model: model.name)))
@@ -119,10 +120,10 @@ def test_the_executed_schedule_needs_that_memory_at_least(
 ) -> None:
     """The prediction adds what comes and goes: gradients, and the model's output."""
     profile, request, plan = case
-    hops = plan_hops(plan, profile, portals=True)
-    schedule = gpipe(request.batch.micro_batches, range(request.pipeline), hops, request.recompute)
+    transfers = plan_transfers(plan, profile, portals=True)
+    schedule = gpipe(request.batch.micro_batches, range(request.pipeline), transfers, request.recompute)
     figures = simulate(schedule, plan, profile, flat(request.pipeline, Link()), memory).figures
-    costs = stage_costs.by_memory(profile, memory, request).of(plan.balance)
+    costs = stage_costs.by_memory(profile, memory, request).for_sizes(plan.balance)
     assert all(cost <= peak for cost, peak in zip(costs, figures["peak_memory_bytes"], strict=True))
 
 
@@ -130,7 +131,7 @@ def test_the_executed_schedule_needs_that_memory_at_least(
 def test_parameters_are_the_bytes_of_the_profile(case: tuple[ModelProfile, PlanRequest, Plan]) -> None:
     profile, request, plan = case
     expected = [profile.parameter_bytes(stage.first, stage.last) for stage in plan.stages]
-    assert stage_costs.by_parameters(profile, request).of(plan.balance) == expected
+    assert stage_costs.by_parameters(profile, request).for_sizes(plan.balance) == expected
 
 
 @given(cases())
@@ -143,7 +144,7 @@ def test_the_layers_own_costs_add_up_where_nothing_enters(case: tuple[ModelProfi
         stage_costs.by_memory(alone, MemoryModel(), one),
         stage_costs.by_parameters(alone, one),
     ):
-        assert costs.of([len(alone.layers)]) == pytest.approx([costs.layers.sum()])
+        assert costs.for_sizes([len(alone.layers)]) == pytest.approx([costs.layers.sum()])
 
 
 def test_skips_stay_until_the_backward_pass() -> None:
@@ -156,14 +157,12 @@ def test_skips_stay_until_the_backward_pass() -> None:
         "always": [3 * 7 + 100, 3 * 10 + 100, 3 * 1010 + 1100],  # one more checkpoint has turned into all of its task
     }.items():
         request = PlanRequest(BatchShape(4, 4), 3, recompute=mode)
-        assert stage_costs.by_memory(profile, MemoryModel(), request).of([1, 1, 1]) == expected
+        assert stage_costs.by_memory(profile, MemoryModel(), request).for_sizes([1, 1, 1]) == expected
 
 
 def test_a_profile_without_times_is_named() -> None:
     profile = ModelProfile((LayerProfile("a", param_bytes=4),), "tiny", source="counted by hand")
     with pytest.raises(NoPlan) as caught:
         stage_costs.by_time(profile, Cluster(), PlanRequest(BatchShape(1, 1), 1))
-    problem = caught.value.problem
-    assert problem.key == "planner.by time"
-    assert problem.what == "needs layer times, the profile of tiny (counted by hand) has none"
-    assert problem.mend == "planner.by=parameters"
+    assert row(caught.value.problem) == ("planner.by", "time", ["planner.by=parameters"])
+    assert "tiny (counted by hand)" in caught.value.problem.message

@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import pytest
 
-from harness.mesh import Mesh
+from harness.core.plan import Mesh
 from planners.summa import Config, build
 from tests.harness.sbp.nets import dense
-from tests.planners.products_cases import ADAM, cluster, request
+from tests.planners.tensor_parallel_cases import ADAM, cluster, request
 
 
 @pytest.mark.parametrize("micro_batches", [1, 3])

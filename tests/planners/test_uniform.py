@@ -2,14 +2,14 @@ from __future__ import annotations
 
 import pytest
 
-from harness.cluster import Cluster
+from harness.core.cluster import Cluster
+from harness.core.memory_model import MemoryModel
+from harness.core.model_profile import LayerProfile, ModelProfile
+from harness.core.plan import Mesh, Plan, Stage
+from harness.core.problem import NoPlan
 from harness.interfaces import BatchShape, PlanRequest
-from harness.memory import MemoryModel
-from harness.mesh import Mesh
-from harness.plan import Plan, Stage
-from harness.problem import NoPlan
-from harness.profile import LayerProfile, ModelProfile
 from planners import uniform
+from tests.problems import Row, row
 
 
 def plan(layers: int, request: PlanRequest) -> Plan:
@@ -27,15 +27,12 @@ def test_equal_numbers_of_layers_the_first_stages_get_the_remainder() -> None:
 @pytest.mark.parametrize(
     ("stages", "micro_batches", "problem"),
     [
-        (16, 4, ("mesh.pipeline 16", "needs at least 16 layers, the model has 5", "mesh.pipeline=5")),
-        (0, 4, ("mesh.pipeline 0", "must be at least 1", "mesh.pipeline=1")),
-        (2, 0, ("batch.micro_batches 0", "must be at least 1", "batch.micro_batches=1")),
+        (16, 4, ("mesh.pipeline", 16, ["mesh.pipeline=5"])),
+        (0, 4, ("mesh.pipeline", 0, ["mesh.pipeline=1"])),
+        (2, 0, ("batch.micro_batches", 0, ["batch.micro_batches=1"])),
     ],
 )
-def test_impossible_requests_are_refused_in_the_users_keys(
-    stages: int, micro_batches: int, problem: tuple[str, str, str]
-) -> None:
+def test_impossible_requests_are_refused_in_the_users_keys(stages: int, micro_batches: int, problem: Row) -> None:
     with pytest.raises(NoPlan) as caught:
         plan(5, PlanRequest(BatchShape(4, micro_batches), stages))
-    found = caught.value.problem
-    assert (found.key, found.what, found.mend) == problem
+    assert row(caught.value.problem) == problem

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from harness import orphan
+from harness.launch import die_with_parent
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = ("slurmctld", "slurmd", "munged", "sbatch", "srun")
@@ -29,7 +29,7 @@ CLIENT_S = 30.0
 """A client of Slurm that has no answer by then will have none."""
 START_S = 30.0
 SAID = 1000
-"""So many characters of what each daemon has said last are told where they do not start."""
+"""How many of the last characters of each daemon's output are printed if they do not start."""
 
 CONF = """\
 ClusterName=emulated
@@ -161,7 +161,7 @@ class Cluster:
                 os.kill(pid, signal.SIGKILL)
 
     def stop(self) -> None:
-        """End all jobs, all daemons, and what these leave: one for each step goes on without them."""
+        """End all jobs, all daemons, and what these leave: one for each step continues without them."""
         try:
             self.clear()
         finally:
@@ -176,8 +176,8 @@ class Cluster:
         assert program
         with (self.folder / f"{name}.out").open("ab") as out:
             self._daemons[name] = subprocess.Popen(
-                [*orphan.prefix(), program, *arguments], env=self.environment, stdin=subprocess.DEVNULL, stdout=out,
-                stderr=out,
+                [*die_with_parent.prefix(), program, *arguments], env=self.environment, stdin=subprocess.DEVNULL,
+                stdout=out, stderr=out,
                 start_new_session=True,
             )  # fmt: skip
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from harness import files
-from harness.record import RunRecord
-from harness.sweep_points import Point, expand
-from slurm import array, client, status
+from harness.core import files
+from harness.core.record import RunRecord
+from harness.sweep.points import Point, expand
+from slurm import array, commands, status
 from slurm.array import Array, Job
-from slurm.need import Shape
+from slurm.resources import Shape
 from slurm.settings import Settings
 
 POINTS = expand(["seed=0,1,2"])
@@ -28,41 +28,41 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         programs.append(command[0])
         return "7;cluster\n"
 
-    monkeypatch.setattr(client, "ask", ask)
+    monkeypatch.setattr(commands, "ask", ask)
     return programs
 
 
 def submitted(folder: Path) -> Array:
-    found = Array(folder)
-    with found.changing():
-        found.submit(found.add(POINTS), Settings(nodes=2), Shape(2, 1), 30)
-    return found
+    opened = Array(folder)
+    with opened.changing():
+        opened.submit(opened.add(POINTS), Settings(nodes=2), Shape(2, 1), 30)
+    return opened
 
 
 def test_the_status_of_a_folder_is_kept_as_a_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """One point waits, one has a record that cannot be read, one is done."""
-    monkeypatch.setattr(client, "ask", lambda command: "7|0|PENDING|Priority\n" if command[0] == "squeue" else "7\n")
-    found = submitted(tmp_path)
-    found.run(POINTS[1]).mkdir()
-    (found.run(POINTS[1]) / "record.json").write_text('{"id": "x", "sta')
-    RunRecord("x", "ok").save(found.run(POINTS[2]) / "record.json")
+    monkeypatch.setattr(commands, "ask", lambda command: "7|0|PENDING|Priority\n" if command[0] == "squeue" else "7\n")
+    opened = submitted(tmp_path)
+    opened.run(POINTS[1]).mkdir()
+    (opened.run(POINTS[1]) / "record.json").write_text('{"id": "x", "sta')
+    RunRecord("x", "ok").save(opened.run(POINTS[2]) / "record.json")
     assert status.main([str(tmp_path)]) == 0
-    told = " ".join(capsys.readouterr().out.split())
-    assert "missing (its record.json cannot be read)" in told
-    assert "3 points: 1 ok, 1 missing, 1 pending" in told
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "missing (its record.json cannot be read)" in printed
+    assert "3 points: 1 ok, 1 missing, 1 pending" in printed
     rows = list(csv.DictReader((tmp_path / "points.csv").read_text().splitlines()))
     assert [(row["seed"], row["status"]) for row in rows] == [("0", "pending"), ("1", "missing"), ("2", "ok")]
 
 
 def test_what_was_submitted_is_known(tmp_path: Path, asked: list[str]) -> None:
-    found = submitted(tmp_path)
-    with found.changing():
-        assert found.add([Point.of(["seed=9"]), *POINTS[1:]]) == [3, 1, 2], "an index stays what it is"
-        found.submit([3], Settings(), Shape(1, 1), 30)
-    assert found.jobs() == [Job("7", (0, 1, 2)), Job("7", (3,))]
-    assert found.settings() == Settings(), "of the last submission"
+    opened = submitted(tmp_path)
+    with opened.changing():
+        assert opened.add([Point.of(["seed=9"]), *POINTS[1:]]) == [3, 1, 2], "an index stays what it is"
+        opened.submit([3], Settings(), Shape(1, 1), 30)
+    assert opened.jobs() == [Job("7", (0, 1, 2)), Job("7", (3,))]
+    assert opened.settings() == Settings(), "of the last submission"
     assert asked == ["sbatch", "sbatch"]
 
 
@@ -82,8 +82,8 @@ def test_a_full_disk_leaves_no_job_that_nobody_knows(
         write(path, data)
 
     monkeypatch.setattr(files, "write_bytes", write_bytes)
-    found = Array(tmp_path)
-    with pytest.raises(OSError, match="No space"), found.changing():
-        found.submit(found.add([*POINTS, Point.of(["seed=3"])]), Settings(), Shape(1, 1), 30)
+    opened = Array(tmp_path)
+    with pytest.raises(OSError, match="No space"), opened.changing():
+        opened.submit(opened.add([*POINTS, Point.of(["seed=3"])]), Settings(), Shape(1, 1), 30)
     assert asked == expected
-    assert [job.indices for job in found.jobs()] == [(0, 1, 2)]
+    assert [job.indices for job in opened.jobs()] == [(0, 1, 2)]

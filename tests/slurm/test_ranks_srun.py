@@ -1,4 +1,4 @@
-"""Ranks that srun starts on two nodes: every engine computes what it does with forked ranks, and every end is told."""
+"""Ranks that srun starts on two nodes: every engine computes the same as with forked ranks, every end is reported."""
 
 from __future__ import annotations
 
@@ -13,13 +13,18 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from harness import devices, files, launch, machine, rank, runner, srun
-from harness.cluster import Device, Link
-from harness.compose import compose
-from harness.launch import Outcome
-from harness.machine import Machine
-from harness.mesh import Mesh
-from harness.srun import Step
+from harness.cli.compose import compose
+from harness.core import files
+from harness.core.cluster import Device, Link
+from harness.core.plan import Mesh
+from harness.core.run_files import MEETING
+from harness.host import devices, machine
+from harness.host.machine import Machine
+from harness.launch import slurm_step, supervisor
+from harness.launch.slurm_step import Step
+from harness.launch.supervisor import Outcome
+from harness.run import runner
+from harness.worker import __main__
 from tests.slurm.emulated import Cluster, wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -37,8 +42,9 @@ ALWAYS = ("ddp", "myelin")
 """One that meets by a TCP store, one by PMI-2; the others are part of `make soak`."""
 GROUP = """
 import os, signal, sys, time
-from harness import group, joined, rank
-from harness.meeting import Meeting
+from harness.launch import slurm_ranks
+from harness.launch.slurm_ranks import Meeting
+from harness.worker import __main__ as worker
 
 def work():
     import torch, torch.distributed as dist
@@ -49,10 +55,10 @@ def work():
         time.sleep(0.01)
 
 def train(folder, config, begun, token):
-    joined.work(2, work, "cpu", False, Meeting(folder, token))
+    slurm_ranks.run_in_step(2, work, "cpu", False, Meeting(folder, token))
 
-rank.ACTIONS["train"] = train
-rank.main(sys.argv[1:])
+worker.ACTIONS["train"] = train
+worker.run_action(sys.argv[1:])
 """
 ALONE = """
 import faulthandler, os, signal, sys, time
@@ -78,9 +84,9 @@ def begin(nodes: int, tasks: int, monkeypatch: pytest.MonkeyPatch) -> str:
         timeout=60, check=True,
     ).stderr  # fmt: skip
     number = said.split("allocation ")[1].split()[0]
-    told = {"JOB_ID": number, "JOB_NUM_NODES": nodes, "TASKS_PER_NODE": f"{tasks}(x{nodes})",
+    environment = {"JOB_ID": number, "JOB_NUM_NODES": nodes, "TASKS_PER_NODE": f"{tasks}(x{nodes})",
             "NTASKS_PER_NODE": tasks}  # fmt: skip
-    for name, value in told.items():
+    for name, value in environment.items():
         monkeypatch.setenv(f"SLURM_{name}", str(value))
     return number
 
@@ -106,7 +112,7 @@ def forked(of: Path, folder: Path) -> list[float]:
     folder.mkdir()
     for name in ("config.yaml", "plan.json", "profile.json"):
         (folder / name).write_bytes((of / name).read_bytes())
-    process = get_context("fork").Process(target=rank.main, args=([str(folder), "train"],))
+    process = get_context("fork").Process(target=__main__.run_action, args=([str(folder), "train"],))
     process.start()
     process.join(120)
     process.kill()
@@ -124,7 +130,7 @@ def test_every_engine_on_two_nodes(engine: str, job: str, cluster: Cluster, tmp_
     assert record.plan and Mesh(**record.plan["mesh"]).size == 4
     assert losses(tmp_path / "srun") == forked(tmp_path / "srun", tmp_path / "forked"), "to the last bit"
     left = {path.name for path in (tmp_path / "srun").iterdir()}
-    assert not left & {srun.MEETING, "error.json", "result.json"}
+    assert not left & {MEETING, "error.json", "result.json"}
 
 
 @pytest.mark.parametrize(
@@ -142,8 +148,8 @@ def test_ranks_lie_as_planned(
         step = Step(Mesh(size), per_node, mpi=False, crowded=tasks < per_node)
         command = [*step.command(), "sh", "-c", "echo $SLURM_PROCID $SLURM_NODEID $SLURM_LOCALID"]
         said = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
-        lies = sorted(tuple(map(int, line.split())) for line in said.splitlines())
-        assert lies == [(rank, rank // per_node, rank % per_node) for rank in range(size)], step
+        places = sorted(tuple(map(int, line.split())) for line in said.splitlines())
+        assert places == [(rank, rank // per_node, rank % per_node) for rank in range(size)], step
 
 
 def supervised(
@@ -154,28 +160,28 @@ def supervised(
     files.write_text(folder / "config.yaml", OmegaConf.to_yaml(OmegaConf.create({"x": 1})))
     step = Step(Mesh(2, per_node), per_node, mpi=False)
     command = [*step.command(), sys.executable, str(folder / "rank.py"), str(folder), "train", "0", step.token]
-    with step.tidy(folder):
-        return launch.supervise([command], folder, timeout_s, look, step)
+    with step.cleaning_up(folder):
+        return supervisor.supervise(command, folder, timeout_s, look, step)
 
 
 @pytest.mark.parametrize(
-    ("end", "told"),
+    ("end", "reason"),
     [
         ("raise ValueError('no luck')", "ValueError: no luck\nin rank 1"),
         ("os.kill(os.getpid(), signal.SIGKILL)", "rank 1, stage 0, on node2 was killed (signal 9)"),
     ],
 )
-def test_the_first_rank_that_fails_ends_all_and_is_told(
-    job: str, cluster: Cluster, tmp_path: Path, end: str, told: str
+def test_the_first_rank_that_fails_ends_all_and_is_reported(
+    job: str, cluster: Cluster, tmp_path: Path, end: str, reason: str
 ) -> None:
     """The other one fails too, since it loses its connection."""
     outcome = supervised(tmp_path, GROUP.format(end=end), per_node=1)
-    assert outcome.status == "error" and told in outcome.reason, (tmp_path / "log").read_text()
+    assert outcome.status == "error" and reason in outcome.reason, (tmp_path / "log").read_text()
     nothing_left(cluster, tmp_path)
 
 
 def test_a_world_that_did_not_come_up_is_tried_again(job: str, cluster: Cluster, tmp_path: Path) -> None:
-    """Its ranks had met; those of the next step meet anew."""
+    """Its ranks had met; those of the next step meet again."""
     end = "os.environ['SLURM_STEP_ID'] == '0' and (print('MPIDI_UCX_comm_addr_exchange', flush=True), os._exit(15))"
     outcome = supervised(tmp_path, GROUP.format(end=end), per_node=1)
     said = (tmp_path / "log").read_text()
@@ -197,7 +203,7 @@ def test_a_rank_that_hangs_writes_its_stacks(job: str, cluster: Cluster, tmp_pat
 
 def nothing_left(cluster: Cluster, folder: Path) -> None:
     wait_for(lambda: not cluster.processes(), "no process of the job", 15)
-    assert not (folder / srun.MEETING).exists()
+    assert not (folder / MEETING).exists()
 
 
 def here(folder: Path) -> bool:
@@ -210,9 +216,9 @@ def test_a_request_that_is_never_answered_is_made_again(
     job: str, cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another step of the job has its CPUs for itself; it ends while the second srun waits."""
-    monkeypatch.setattr(srun, "PATIENCE_S", 1)
-    busy = tuple("--immediate=1" if word.startswith("--immediate") else word for word in srun.ARGUMENTS)
-    monkeypatch.setattr(srun, "ARGUMENTS", tuple(word for word in busy if word[:6] not in ("--over", "--expo")))
+    monkeypatch.setattr(slurm_step, "PATIENCE_S", 1)
+    busy = tuple("--immediate=1" if word.startswith("--immediate") else word for word in slurm_step.ARGUMENTS)
+    monkeypatch.setattr(slurm_step, "ARGUMENTS", tuple(word for word in busy if word[:6] not in ("--over", "--expo")))
     holder = subprocess.Popen(["srun", f"--jobid={job}", "-N2", "-n4", "--exact", "sleep", "60"])
     try:
         wait_for(lambda: cluster.ask("squeue", "-h", "-s", "-j", job).strip(), "the other step")

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from harness.problem import CannotRun
+from harness.core.problem import CannotRun
 from slurm.array import Array
-from slurm.need import Shape
+from slurm.resources import Shape
 from slurm.script import Places, ranges, script
 from slurm.settings import Settings
 

@@ -1,4 +1,4 @@
-"""A sweep on the emulated Slurm: submitted, run, told of, submitted again."""
+"""A sweep on the emulated Slurm: submitted, run, reported, submitted again."""
 
 import json
 import os
@@ -7,15 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from harness import compose
-from harness.overrides import quoted
-from harness.profile import LayerProfile, ModelProfile
-from harness.record import RunRecord
-from harness.sweep_points import expand
-from slurm import array, states, status, submit
+from harness.cli import compose
+from harness.config.overrides import quoted
+from harness.core.model_profile import LayerProfile, ModelProfile
+from harness.core.record import RunRecord
+from harness.sweep.points import expand
+from slurm import array, point_states, status, submit
 from slurm.array import Array
-from slurm.examined import CHUNK, Examined, examine
-from slurm.need import Need
+from slurm.feasibility import CHUNK, Examined, examine
+from slurm.resources import Need
 from slurm.settings import Settings
 from tests.slurm.emulated import Cluster, wait_for
 
@@ -43,7 +43,7 @@ def long_run(seed: int = 0) -> list[str]:
 
 
 def states_of(folder: Path) -> list[str]:
-    return [one.state for one in states.survey(Array(folder))[0]]
+    return [one.state for one in point_states.survey(Array(folder))[0]]
 
 
 def states_by_index(cluster: Cluster, job: str) -> dict[str, str]:
@@ -57,9 +57,9 @@ def test_points_reach_their_run_as_they_were_typed(
     typed = ["mode=plan", "tracker=none", "batch.micro_batches=8,4,0,-1", quoted("profile", str(profile))]
     given = [*typed, "batch.size=16", quoted("out", str(folder)), "slurm.time=5"]
     assert submit.main([*given, "slurm.parallel=2"]) == 0
-    told = capsys.readouterr().out
-    assert "4 points: 2 submitted, 2 infeasible" in told
-    assert "batch.micro_batches 0   must be at least 1" in told
+    printed = capsys.readouterr().out
+    assert "4 points: 2 submitted, 2 infeasible" in printed
+    assert "batch.micro_batches 0   must be at least 1" in printed
     points, (job,) = Array(folder).points(), Array(folder).jobs()
     assert job.indices == (0, 1), "points that cannot run are not submitted"
     wait_for(cluster.settled, "the array", RUN_S)
@@ -93,7 +93,7 @@ def test_the_users_own_choices(
     found = Array(tmp_path / "runs" / "mine")
     for again in (False, True):
         wait_for(cluster.settled, "the array", RUN_S)
-        assert states_of(found.folder) == ["ok"], [one.reason for one in states.survey(found)[0]]
+        assert states_of(found.folder) == ["ok"], [one.reason for one in point_states.survey(found)[0]]
         if not again:
             (found.run(found.points()[0]) / "record.json").unlink()
             monkeypatch.setenv(compose.FURTHER, "")  # another shell
@@ -116,10 +116,10 @@ def test_status_and_only(cluster: Cluster, tmp_path: Path, capsys: pytest.Captur
     assert states_of(folder) == ["running"] * 3 + ["pending"]
     capsys.readouterr()
     assert submit.main([*given, "slurm.parallel=2"]) == 0
-    told = capsys.readouterr().out
-    assert "4 points: 0 submitted, 4 waiting or running already" in told
-    assert "note: points that wait or run already keep the settings" in told
-    assert "slurm.parallel=2 is for this array; 4 points of others wait or run beside it" in told
+    printed = capsys.readouterr().out
+    assert "4 points: 0 submitted, 4 waiting or running already" in printed
+    assert "note: points that wait or run already keep the settings" in printed
+    assert "slurm.parallel=2 is for this array; 4 points of others wait or run, too" in printed
     assert submit.main([*given, "slurm.mem=9T"]) == 2
     assert "slurm.mem 9T" in capsys.readouterr().err, "though no point would have it"
     cluster.ask("scancel", f"{job.id}_3")
@@ -132,9 +132,9 @@ def test_status_and_only(cluster: Cluster, tmp_path: Path, capsys: pytest.Captur
     wait_for(lambda: states_of(folder)[2] == "pending", "the requeued run", RUN_S)
     assert states_of(folder) == ["preempted", "error", "pending", "missing"]
     assert status.main(["s"]) == 0
-    told = capsys.readouterr().out
-    assert "4 points: 1 error, 1 missing, 1 pending, 1 preempted" in told
-    assert f"log: {Array(folder).log(job.id, 1)}" in told
+    printed = capsys.readouterr().out
+    assert "4 points: 1 error, 1 missing, 1 pending, 1 preempted" in printed
+    assert f"log: {Array(folder).log(job.id, 1)}" in printed
     assert states_by_index(cluster, job.id)["1"] == "FAILED"
     cluster.ask("scancel", f"{job.id}_2")
     wait_for(lambda: states_of(folder)[2] == "preempted", "the cancelled run's end", RUN_S)
@@ -144,7 +144,7 @@ def test_status_and_only(cluster: Cluster, tmp_path: Path, capsys: pytest.Captur
     assert status.main(["s", "--only", "timeout"]) == 0
     assert "no point is timeout" in capsys.readouterr().out
     wait_for(cluster.settled, "the second array", RUN_S)
-    found = states.survey(Array(folder))[0]
+    found = point_states.survey(Array(folder))[0]
     assert [one.state for one in found] == ["preempted", "ok", "preempted", "missing"], [one.reason for one in found]
     assert not cluster.processes()
 
@@ -197,16 +197,16 @@ def shorten(folder: Path, steps: int) -> None:
 def test_a_request_that_cannot_be_met(cluster: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     wrong = [*long_run(), "out=s", "slurm.nodes=9", "slurm.tasks=9", "slurm.time=2:00:00"]
     assert submit.main(wrong) == 2
-    told = capsys.readouterr().err
-    assert "slurm.nodes 9                  partition batch has 4 " in told
-    assert "slurm.tasks 9 x slurm.cpus 1   needs 9 CPUs" in told
+    printed = capsys.readouterr().err
+    assert "slurm.nodes 9                  partition batch has 4 " in printed
+    assert "slurm.tasks 9 x slurm.cpus 1   needs 9 CPUs" in printed
     assert submit.main([*long_run(), "out=s", "slurm.partition=urgnt"]) == 2
     assert "-> slurm.partition=urgent" in capsys.readouterr().err
     assert submit.main(["engine=gpipe", "mesh.pipeline=8", "model=mlp", "out=s"]) == 2
     assert "all 8 devices on one node, partition batch has 4 CPUs on a node" in capsys.readouterr().err
     assert not list(tmp_path.iterdir()), "nothing is written before the checks"
     assert submit.main([*long_run(), "out=s", "slurm.constraint=nosuch"]) == 2
-    assert "sbatch" in capsys.readouterr().err, "what only sbatch can tell"
+    assert "sbatch" in capsys.readouterr().err, "which only sbatch knows"
     assert not cluster.jobs() or cluster.settled()
     assert not Array(tmp_path / "s").jobs()
 
@@ -214,8 +214,8 @@ def test_a_request_that_cannot_be_met(cluster: Cluster, tmp_path: Path, capsys: 
 def test_a_thousand_points_are_one_array(cluster: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(submit, "examine", lambda points, wanted: [Examined(Need(1))] * len(points))
     calls = []
-    asked = array.client.ask
-    monkeypatch.setattr(array.client, "ask", lambda command, *rest: calls.append(command[0]) or asked(command, *rest))
+    asked = array.commands.ask
+    monkeypatch.setattr(array.commands, "ask", lambda command, *rest: calls.append(command[0]) or asked(command, *rest))
     cluster.ask("scontrol", "update", "partitionname=batch", "state=down")
     try:
         assert submit.main([*long_run(), "seed=range(1000)", "out=s", "slurm.partition=urgent"]) == 0
@@ -244,18 +244,18 @@ def test_one_process_has_as_many_devices_as_it_was_judged_by(cluster: Cluster, t
     typed = ["engine=gpipe", "mesh.pipeline=4", "model=mlp", "mode=run", "tracker=none", "steps=2", "warmup=0"]
     assert submit.main([*typed, "batch.size=8", "batch.micro_batches=2", "out=s", "slurm.time=5"]) == 0
     wait_for(cluster.settled, "the array", RUN_S)
-    found = states.survey(Array(tmp_path / "s"))[0]
+    found = point_states.survey(Array(tmp_path / "s"))[0]
     assert [one.state for one in found] == ["ok"], found[0].reason
 
 
 @pytest.mark.parametrize(
-    ("typed", "told"),
+    ("typed", "printed"),
     [(["-m", *long_run()], "leave -m out"), (["batch.mirco_batches=2,4"], "batch.micro_batches=...")],
 )
-def test_mistyped(tmp_path: Path, capsys: pytest.CaptureFixture[str], typed: list[str], told: str) -> None:
+def test_mistyped(tmp_path: Path, capsys: pytest.CaptureFixture[str], typed: list[str], printed: str) -> None:
     assert submit.main([*typed, "out=s"]) == 2
     error = capsys.readouterr().err
-    assert told in error and error.count("\n") == 2
+    assert printed in error and error.count("\n") == 2
     assert not list(tmp_path.iterdir())
 
 

@@ -13,17 +13,17 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from models.data.images.left_out import LeftOut
+from models.data.images.image_pool import Pool
 from models.data.images.listing import classes, classes_problem
 from models.data.images.picture import resized
-from models.data.images.pool import Pool
+from models.data.images.skipped_files import LeftOut
 
 
 def read(folder: str, channels: int, height: int, width: int) -> Pool:
     """Every readable image of each class at `height` x `width`, in colours (3 channels) or grey (1).
 
-    Warns of images that are left out because they are broken. Raises `harness.problem.CannotRun` if there is no such
-    folder, it has less than two classes, or one of them without an image that can be used.
+    Warns of images that are left out because they are broken. Raises `harness.core.problem.CannotRun` if there is no
+    such folder, it has less than two classes, or one of them without an image that can be used.
     """
     found = classes(folder)
     count = sum(map(len, found.values()))

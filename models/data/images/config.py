@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from harness.core.problem import CannotRun, Problem, refuse
 from harness.interfaces import Model
-from harness.problem import CannotRun, Problem
 from models.data.images import listing
 
 if TYPE_CHECKING:
-    from models.data.images.images import Images
-    from models.data.images.pool import Pool
+    from models.data.images.image_pool import Pool
 
 GREY, RGB = 1, 3
 DIGITS = 10
@@ -26,50 +25,41 @@ class Config:
     name: str = "images"
     """The data set: models/data/images."""
     folder: str | None = None
-    """Your images, with NAME_mask.png beside NAME.png or a folder for each class. Null: handwritten digits."""
+    """Your images, with NAME_mask.png next to NAME.png or a folder for each class. Null: handwritten digits."""
 
 
-def build(config: Config, model: Model, seed: int) -> Images:
-    """Read or draw all images once. Raises `harness.problem.CannotRun` where model or folder don't fit."""
-    if wrong := _task(model.task, model.name):
-        raise CannotRun(wrong)
-    if wrong := [*_shape(model), *_classes(config, model)]:
-        raise CannotRun(wrong)
-    from models.data.images.images import Images
-
-    pool = _masked(config, model, seed) if model.task == "segmentation" else _classified(config, model)
-    return Images(pool, model.input_shape, seed)
+def load_pool(config: Config, model: Model, seed: int) -> Pool:
+    """Read or draw all images once. Raises `harness.core.problem.CannotRun` where model or folder don't fit."""
+    refuse(_task(model.task, model.name))
+    refuse([*_shape(model), *_classes(config, model)])
+    return _masked(config, model, seed) if model.task == "segmentation" else _classified(config, model)
 
 
-def check(config: Config) -> None:
-    """Raise ValueError, as `key   what   -> mend`, if the folder does not exist or holds no image."""
-    if config.folder is None:
-        return
+def check(config: Config) -> list[Problem]:
+    """A folder that does not exist or holds no image."""
     try:
-        listing.check(config.folder)
+        if config.folder is not None:
+            listing.check(config.folder)
     except CannotRun as error:
-        lines = [f"{problem.key}   {problem.what}   -> {problem.mend}" for problem in error.problems]
-        raise ValueError("\n".join(lines)) from error
+        return list(error.problems)
+    return []
 
 
-def suits(config: Config, task: str, model: Any) -> None:
-    """Raise ValueError, as `check` does, if the model that these keys describe is not for images, or for fewer classes
-    than there are."""
-    wrong = _task(task, model.name)
+def check_model(config: Config, task: str, model: Any) -> list[Problem]:
+    """A model, described by its keys, that is not for images, or for fewer classes than there are."""
     try:
         if task == "classification" and hasattr(model, "classes"):
-            wrong = _too_few(config, model.classes, f"model.classes={_there(config)}")
+            return _too_few(config, model.classes)
     except CannotRun as error:  # what the folder lacks for classes
-        wrong = list(error.problems)
-    if wrong:
-        raise ValueError("\n".join(f"{problem.key}   {problem.what}   -> {problem.mend}" for problem in wrong))
+        return list(error.problems)
+    return _task(task, model.name)
 
 
 def _task(task: str, model: str) -> list[Problem]:
     if task in ("segmentation", "classification"):
         return []
-    what = f"is for segmentation and classification, {model} does {task}"
-    return [Problem("data images", what, "data=text, or data=synthetic")]
+    message = f"is for segmentation and classification, {model} does {task}"
+    return [Problem("data", "images", message, ({"data": "text"}, {"data": "synthetic"}))]
 
 
 def _shape(model: Model) -> list[Problem]:
@@ -78,32 +68,34 @@ def _shape(model: Model) -> list[Problem]:
     if len(shape) == 3 and shape[0] == RGB:
         return []
     if len(shape) > 1 or model.task != "classification":
-        what = f"takes samples of {' x '.join(map(str, shape))}, images are {RGB} x height x width"
-        return [Problem(f"model {model.name}", what, "data=synthetic")]
+        message = f"takes samples of {' x '.join(map(str, shape))}, images are {RGB} x height x width"
+        return [Problem("model", model.name, message, ({"data": "synthetic"},))]
     side = _side(model)
     if side**2 == shape[0]:
         return []
-    what = f"takes {shape[0]} numbers, an image of {side} x {side} has {side**2}"
-    return [Problem(f"model {model.name}", what, f"model.widths=[{side**2},...], or data=synthetic")]
+    message = f"takes {shape[0]} numbers, an image of {side} x {side} has {side**2}"
+    return [Problem("model", model.name, message, ({"data": "synthetic"},), f"model.widths=[{side**2},...]")]
 
 
 def _classes(config: Config, model: Model) -> list[Problem]:
-    """A classifier must be able to tell as many classes apart as there are."""
+    """A classifier must have at least as many outputs as there are classes."""
     if model.task != "classification":
         return []
-    there = _there(config)
-    mend = f"model.classes={there}" if len(model.input_shape) > 1 else f"model.widths=[...,{there}]"
-    return _too_few(config, model.classes, mend)
+    wrong = _too_few(config, model.classes)
+    if len(model.input_shape) > 1:
+        return wrong
+    return [replace(one, fixes=(), hint=f"model.widths=[...,{_there(config)}]") for one in wrong]
 
 
 def _there(config: Config) -> int:
     return DIGITS if config.folder is None else len(listing.classes(config.folder))
 
 
-def _too_few(config: Config, classes: int, mend: str) -> list[Problem]:
+def _too_few(config: Config, classes: int) -> list[Problem]:
     there = _there(config)
     who = "the digits have" if config.folder is None else f"data.folder {config.folder} has"
-    return [] if there <= classes else [Problem(f"model.classes {classes}", f"{who} {there} classes", mend)]
+    message = f"is too few, {who} {there} classes"
+    return [] if there <= classes else [Problem("model.classes", classes, message, ({"model.classes": there},))]
 
 
 def _side(model: Model) -> int:
@@ -112,11 +104,11 @@ def _side(model: Model) -> int:
 
 
 def _masked(config: Config, model: Model, seed: int) -> Pool:
-    from models.data.images import folder, scenes
+    from models.data.images import digits_on_photos, folder
 
     _, height, width = model.input_shape
     if config.folder is None:
-        return scenes.draw(height, width, seed)
+        return digits_on_photos.draw(height, width, seed)
     return folder.read(config.folder, height, width)
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from models.data.images.pool import Pool
+from models.data.images.image_pool import Pool
 
 BRIGHTEST = 16
 

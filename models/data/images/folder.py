@@ -15,17 +15,17 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from models.data.images.left_out import LeftOut
+from models.data.images.image_pool import Pool
 from models.data.images.listing import find, problem
 from models.data.images.picture import opened, resized
-from models.data.images.pool import Pool
+from models.data.images.skipped_files import LeftOut
 
 
 def read(folder: str, height: int, width: int) -> Pool:
     """Every readable image of `folder` at `height` x `width`.
 
     Warns of images that are left out: broken ones, and those without a mask in a folder that has masks. Raises
-    `harness.problem.CannotRun` if there is no such folder, no image in it, or none that can be used.
+    `harness.core.problem.CannotRun` if there is no such folder, no image in it, or none that can be used.
     """
     files = find(folder)
     masked = any(files.values())

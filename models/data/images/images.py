@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from harness.interfaces import Batch
-from models.data.epochs import Walk, generator
-from models.data.images.pool import Pool
+from harness.interfaces import Batch, Model
+from models.data.images.config import Config, load_pool
+from models.data.images.image_pool import Pool
+from models.data.shuffled_epochs import Walk, generator
 
 
 class Images:
@@ -40,3 +41,8 @@ class Images:
         if len(self._shape) == 1:
             return images.flatten(1)
         return images.expand(-1, self._shape[0], -1, -1)
+
+
+def build(config: Config, model: Model, seed: int) -> Images:
+    """Raises `harness.core.problem.CannotRun` where the model does not fit."""
+    return Images(load_pool(config, model, seed), model.input_shape, seed)

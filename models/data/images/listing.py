@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from harness.problem import CannotRun, Problem
+from harness.core.problem import CannotRun, Fix, Problem
 
 FORMATS = {
     "PNG": (".png",),
@@ -27,9 +27,9 @@ NAMED = 5
 
 
 def find(folder: str) -> dict[Path, Path | None]:
-    """The images of `folder` by name, each with its mask: NAME_mask.png beside NAME.png, of any format.
+    """The images of `folder` by name, each with its mask: NAME_mask.png next to NAME.png, of any format.
 
-    A name that ends in _mask but belongs to no other image is an image. Raises `harness.problem.CannotRun` if
+    A name that ends in _mask but belongs to no other image is an image. Raises `harness.core.problem.CannotRun` if
     there is no such folder, it cannot be read, or there is no image in it.
     """
     files = _images(folder, _root(folder))
@@ -44,8 +44,8 @@ def find(folder: str) -> dict[Path, Path | None]:
 def classes(folder: str) -> dict[str, list[Path]]:
     """The images of each folder in `folder`, by its name; hidden folders are no classes.
 
-    Raises `harness.problem.CannotRun` if there is no such folder, it cannot be read, it has less than two classes, or
-    one of them has no image.
+    Raises `harness.core.problem.CannotRun` if there is no such folder, it cannot be read, it has less than two
+    classes, or one of them has no image.
     """
     found = {path.name: _images(folder, path) for path in _folders(folder)}
     if len(found) < LEAST_CLASSES:
@@ -59,22 +59,22 @@ def classes(folder: str) -> dict[str, list[Path]]:
 
 
 def check(folder: str) -> None:
-    """Raise `harness.problem.CannotRun` where neither `find` nor `classes` has anything to find."""
+    """Raise `harness.core.problem.CannotRun` where neither `find` nor `classes` has anything to find."""
     if _folders(folder) and not _images(folder, _root(folder)):
         classes(folder)
     else:
         find(folder)
 
 
-def problem(folder: str, what: str, needed: str = "images") -> CannotRun:
-    """What is wrong with `folder`, with what to type instead."""
-    mend = f"data.folder=DIR with {needed}, or data.folder=null"
-    return CannotRun([Problem(f"data.folder {folder or repr('')}", what, mend)])
+def problem(folder: str, message: str, needed: str = "images") -> CannotRun:
+    """What is wrong with `folder`."""
+    fix: Fix = {"data.folder": None}
+    return CannotRun([Problem("data.folder", folder, message, (fix,), f"data.folder=DIR with {needed}")])
 
 
-def classes_problem(folder: str, what: str) -> CannotRun:
+def classes_problem(folder: str, message: str) -> CannotRun:
     """What is wrong with the classes in `folder`."""
-    return problem(folder, what, "a folder of images for each class")
+    return problem(folder, message, "a folder of images for each class")
 
 
 def _root(folder: str) -> Path:

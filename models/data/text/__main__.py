@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from harness.problem import CannotRun
+from harness.core.problem import CannotRun, refuse
 from models.data.text.config import TOKENS, Config, check
 from models.data.text.source import TOPICS
 
@@ -25,9 +25,9 @@ def main(arguments: Sequence[str]) -> int:
         return 2
     config = Config(file=files[0] if files else None, tokens=kinds[0] if kinds else "bytes")
     try:
-        check(config)
+        refuse(check(config), "this text")
         _show(config)
-    except (ValueError, CannotRun) as error:
+    except CannotRun as error:
         print(error, file=sys.stderr)
         return 2
     return 0

@@ -40,7 +40,7 @@ def read(file: str | None, tokens: str) -> Corpus:
     A word is what white space separates; the end of each line, of the last one too, is the token <eos>. Words are
     numbered by falling frequency, those that are equally frequent in the order of their first appearance.
 
-    100 million words take about 30 s and 1 GB. Raises `harness.problem.CannotRun` for a file that cannot be used.
+    100 million words take about 30 s and 1 GB. Raises `harness.core.problem.CannotRun` for a file that cannot be used.
     """
     return _words(file) if tokens == "words" else _bytes(file)
 
@@ -64,14 +64,14 @@ def _words(file: str | None) -> Corpus:
 
 def _split(file: str | None) -> Iterator[list[str]]:
     """The words of the text, a block at a time."""
-    begun = ""  # the last word of a block may go on in the next one
+    partial = ""  # the last word of a block may continue in the next one
     last = "\n"
     for text in source.decoded(file):
-        words = (begun + text).replace("\n", f" {END_OF_LINE} ").split()
+        words = (partial + text).replace("\n", f" {END_OF_LINE} ").split()
         last = text[-1:] or last
-        begun = words.pop() if words and not last.isspace() else ""
+        partial = words.pop() if words and not last.isspace() else ""
         yield words
-    yield [begun] * bool(begun) + [END_OF_LINE] * (last != "\n")
+    yield [partial] * bool(partial) + [END_OF_LINE] * (last != "\n")
 
 
 def _counts(tokens: NDArray[np.uint8] | NDArray[np.int32], vocabulary: int) -> NDArray[np.int64]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 
-from harness.problem import CannotRun, Problem
+from harness.core.problem import CannotRun, Problem
 
 BLOCK_BYTES = 1 << 20
 """How much of a file is read at once."""
@@ -18,7 +18,7 @@ TOPICS = "pydoc_data.topics"
 def blocks(file: str | None) -> Iterator[bytes]:
     """The bytes of `file`; of null, all topics of Python's own help in the order of their names.
 
-    Raises `harness.problem.CannotRun` if there is no such file, it cannot be read, or it is empty.
+    Raises `harness.core.problem.CannotRun` if there is no such file, it cannot be read, or it is empty.
     """
     if file is None:
         yield _topics().encode()
@@ -40,7 +40,8 @@ def blocks(file: str | None) -> Iterator[bytes]:
 
 
 def decoded(file: str | None) -> Iterator[str]:
-    """The same as text. Raises `harness.problem.CannotRun` where it is not UTF-8, too, naming the first wrong byte."""
+    """The same as text. Raises `harness.core.problem.CannotRun` where it is not UTF-8, too, naming the first wrong
+    byte."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     read = 0
     for block in chain(blocks(file), [b""]):
@@ -49,19 +50,14 @@ def decoded(file: str | None) -> Iterator[str]:
             text = decoder.decode(block, final=not block)
         except UnicodeDecodeError as error:
             wrong = f"byte {begin + error.start} is 0x{error.object[error.start]:02x} ({error.reason})"
-            raise problem(file, f"is not UTF-8: {wrong}", "a file in UTF-8, by iconv -t utf-8") from error
+            raise problem(file, f"is not UTF-8: {wrong}", "iconv -t utf-8 makes a file in UTF-8") from error
         yield text
         read += len(block)
 
 
-def problem(file: str | None, what: str, mend: str = "data.file=FILE with a text, or data.file=null") -> CannotRun:
-    """What is wrong with `file`, with what to type instead."""
-    return CannotRun([Problem(key(file), what, mend)])
-
-
-def key(file: str | None) -> str:
-    """The key as the user typed it."""
-    return f"data.file {'null' if file is None else file or repr('')}"
+def problem(file: str | None, message: str, hint: str = "data.file=FILE with a text") -> CannotRun:
+    """What is wrong with `file`."""
+    return CannotRun([Problem("data.file", file, message, ({"data.file": None},), hint)])
 
 
 def _topics() -> str:

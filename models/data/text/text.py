@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from harness.interfaces import Batch
-from models.data.epochs import Walk
+from harness.interfaces import Batch, Model
+from models.data.shuffled_epochs import Walk
+from models.data.text.config import Config, load_corpus
 from models.data.text.corpus import Corpus
 
 
@@ -32,3 +33,8 @@ class Text:
         """Inputs and targets, both (size, length) of int64."""
         windows = self.windows[self._walk.chosen(step * size, size)].long()
         return Batch(windows[:, :-1].contiguous(), windows[:, 1:].contiguous())
+
+
+def build(config: Config, model: Model, seed: int) -> Text:
+    """Raises `harness.core.problem.CannotRun` where the model does not fit."""
+    return Text(load_corpus(config, model), model.input_shape[0], seed)

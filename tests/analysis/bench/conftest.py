@@ -1,4 +1,4 @@
-"""For the tests of the race: what runs on two devices of a machine that need not be measured."""
+"""For the tests of the benchmark: what runs on two devices of a machine that need not be measured."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import pytest
 import torch
 
 from analysis.bench import engines
-from analysis.bench.contestant import Entry
-from harness.cluster import Device, Link
+from analysis.bench.worker import Entry
+from harness.core.cluster import Device, Link
+from harness.host.machine import Machine
 from harness.interfaces import Batch
-from harness.machine import Machine
 from tests.analysis.bench.stumbling import nothing_left
 
 KEYS = ("model=mlp", "batch.size=8", "batch.micro_batches=4")
 HERE = Machine(Device("cpu", 8 * 10**9, {"float32": 1e10}, 1e10, 1e-6), Link(1e-5, 1e-9), cores=2.0)
-CONTESTANTS = {
+ENTRIES = {
     "single": ("engine=single",),
     "gpipe": ("engine=gpipe", "engine.checkpoint=never"),
     "ddp": ("engine=ddp",),
@@ -29,7 +29,7 @@ CONTESTANTS = {
 def entered() -> tuple[dict[str, Entry], dict[str, str]]:
     """Those that can run, and why the others cannot."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engines, "CONTESTANTS", CONTESTANTS)
+        patch.setattr(engines, "ENTRIES", ENTRIES)
         return engines.entered(KEYS, HERE)
 
 
@@ -45,7 +45,7 @@ def batch(entries: dict[str, Entry]) -> Batch:
 
 @pytest.fixture(autouse=True)
 def tidy() -> Iterator[None]:
-    """One intra-op thread, since these tests fork; and no process stays behind."""
+    """One intra-op thread, since these tests fork; and no process is left."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     with nothing_left():

@@ -13,9 +13,9 @@ from typing import Any
 
 import torch.distributed as dist
 
-from analysis.bench.contestant import Entry
+from analysis.bench.worker import Entry
+from harness.core.plan import Plan
 from harness.interfaces import Batch, Model, Session, SessionSpec, StepMetrics
-from harness.plan import Plan
 
 STEPS = 2
 """Of a turn."""
@@ -80,7 +80,7 @@ def alive() -> set[int]:
 
 @contextmanager
 def nothing_left(within_s: float = 5.0) -> Iterator[None]:
-    """Whatever was started in this context has ended, soon behind it."""
+    """Everything that was started in this context has ended, soon after it."""
     before = alive()
     yield
     deadline = time.monotonic() + within_s

@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from analysis.bench import contestant, engines
-from analysis.bench.contestant import Entry
-from analysis.bench.engines import Row, contest
-from analysis.bench.race import Times
-from analysis.plots import race as race_picture
+from analysis.bench import engines, worker
+from analysis.bench import race_plot as race_picture
+from analysis.bench.engines import Row, run_entries
+from analysis.bench.round_robin import Times
+from analysis.bench.worker import Entry
 from harness.interfaces import Batch, OptimizerSpec
-from tests.analysis.bench.conftest import CONTESTANTS, HERE, KEYS
+from tests.analysis.bench.conftest import ENTRIES, HERE, KEYS
 from tests.analysis.bench.stumbling import fails, hangs, is_killed, stumbles
 
 
@@ -24,7 +24,7 @@ def noted(rows: list[Row]) -> dict[str, str]:
 
 
 def test_a_race_has_a_row_for_each_whose_engine_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(engines, "CONTESTANTS", CONTESTANTS)
+    monkeypatch.setattr(engines, "ENTRIES", ENTRIES)
     rows = engines.of_model("tiny", KEYS, HERE, rounds=3)
     assert [row["contestant"] for row in rows] == ["single", "gpipe", "ddp", "zbv"]
     assert noted(rows) == {"zbv": "mesh.pipeline 4 needs 4 devices, the cluster has 2"}
@@ -59,7 +59,7 @@ def test_what_each_runs(entries: dict[str, Entry]) -> None:
 
 def test_one_that_fails_to_begin_is_a_row(entries: dict[str, Entry], batch: Batch) -> None:
     wrong = replace(entries["ddp"], spec=replace(entries["ddp"].spec, optimizer=OptimizerSpec("nix")))
-    rows = contest("tiny", {"wrong": wrong, "single": entries["single"]}, batch, rounds=2)
+    rows = run_entries("tiny", {"wrong": wrong, "single": entries["single"]}, batch, rounds=2)
     assert noted(rows) == {"wrong": "failed to begin: KeyError: 'nix'"}
 
 
@@ -69,13 +69,13 @@ def test_one_that_fails_to_begin_is_a_row(entries: dict[str, Entry], batch: Batc
 def test_one_that_fails_in_the_middle_ends_for_itself(
     entries: dict[str, Entry], batch: Batch, title: str, at: int, when: str
 ) -> None:
-    rows = contest("tiny", entries | {title: stumbles(entries[title], fails, at)}, batch, rounds=2)
+    rows = run_entries("tiny", entries | {title: stumbles(entries[title], fails, at)}, batch, rounds=2)
     assert noted(rows) == {title: f"failed {when}: ArithmeticError: nothing adds up"}
     assert all(("speed / single" in row) == (title != "single") for row in rows if row["contestant"] != title)
 
 
 def test_one_that_fails_when_its_memory_is_counted_keeps_its_times(entries: dict[str, Entry], batch: Batch) -> None:
-    (row,) = contest("tiny", {"single": stumbles(entries["single"], fails, 3)}, batch, rounds=2)
+    (row,) = run_entries("tiny", {"single": stumbles(entries["single"], fails, 3)}, batch, rounds=2)
     assert row["note"] == "failed in the step that counts memory: ArithmeticError: nothing adds up"
     assert row["step"] > 0 and row["speed / single"] == 1.0 and "peak memory" not in row
 
@@ -88,17 +88,17 @@ def test_one_that_says_nothing_ends_for_itself(
     entries: dict[str, Entry], batch: Batch, monkeypatch: pytest.MonkeyPatch,
     what: Callable[[], None], patience_s: float, why: str,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(contestant, "PATIENCE_S", patience_s)
+    monkeypatch.setattr(worker, "PATIENCE_S", patience_s)
     mute = {"mute": stumbles(entries["gpipe"], what, at=1)}
-    assert noted(contest("tiny", mute | entries, batch, rounds=2)) == {"mute": f"failed in round 1: {why}"}
+    assert noted(run_entries("tiny", mute | entries, batch, rounds=2)) == {"mute": f"failed in round 1: {why}"}
 
 
 def test_a_rank_that_hangs_or_is_killed_ends_its_contestant(
     entries: dict[str, Entry], batch: Batch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(contestant, "PATIENCE_S", 5.0)
+    monkeypatch.setattr(worker, "PATIENCE_S", 5.0)
     several = {"hangs": stumbles(entries["ddp"], hangs, 1), "killed": stumbles(entries["ddp"], is_killed, 2)}
-    notes = noted(contest("tiny", several | entries, batch, rounds=2))
+    notes = noted(run_entries("tiny", several | entries, batch, rounds=2))
     assert notes.pop("hangs") == "failed in round 1: no answer in 5 s"
     assert notes.pop("killed").startswith("failed in round 2: RankKilled: rank 1 was killed (signal 9)")
     assert not notes

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from analysis.bench import race_plot
+from analysis.claim_check import Verdict
 from analysis.page import timelines
 from analysis.page.build import page
-from analysis.papers import PAGES, Report
-from analysis.plots import race
+from analysis.paper_pages import PAGES, Report
 from analysis.report import Section
-from analysis.traces import Chosen
-from analysis.verdict import Verdict
-from harness.trace import Span, Trace
+from analysis.torchgpipe.traces import Chosen
+from harness.core.trace import Span, Trace
 from tests.analysis.page import browser
 
 WINDOW_MS = 100.0
@@ -42,7 +42,7 @@ def trace() -> Trace:
 
 def report(name: str, verdicts: list[Verdict]) -> Report:
     tables = [Section("Table 1: <b>", ("row", "a & b"), (("x", "1"),), ("a note",))]
-    paper = replace(PAGES[name], figures={f"{name}_table1": race.figure, f"{name}_fig2": lambda results: None})
+    paper = replace(PAGES[name], figures={f"{name}_table1": race_plot.figure, f"{name}_fig2": lambda results: None})
     return Report(name, ["no records"], tables, verdicts, "Not run yet: fig2", RACE, paper)
 
 
@@ -80,7 +80,7 @@ def test_names_of_tests_may_break_between_words(made: Path) -> None:
     assert "&lt;see&gt; tests/<wbr>some/<wbr>test_<wbr>it.py::<wbr>test_<wbr>this_<wbr>and_<wbr>that</td>" in text
 
 
-def test_a_reason_of_several_claims_is_told_once(made: Path) -> None:
+def test_a_reason_of_several_claims_is_shown_once(made: Path) -> None:
     text = made.read_text(encoding="utf-8")
     assert text.count("it is not, ") == 1 and text.count("<td>as for TG-2</td>") == 1
 
@@ -140,7 +140,7 @@ def test_every_op_of_a_trace_is_there_with_its_times() -> None:
 
 
 @chromium
-def test_it_opens_without_an_error_and_tells_how_many_claims_hold(made: Path) -> None:
+def test_it_opens_without_an_error_and_shows_how_many_claims_hold(made: Path) -> None:
     found = browser.run(
         made,
         """
@@ -167,12 +167,12 @@ def test_claims_are_filtered_by_paper_verdict_and_words(made: Path) -> None:
         const steps = [shown()];
         const values = [["paper", "torchgpipe"], ["verdict", "does not hold"], ["words", "FAST"], ["verdict", ""]];
         for (const [name, value] of values) { set(name, value); steps.push(shown()); }
-        return {steps, told: form.querySelector("output").innerText};""",
+        return {steps, count: form.querySelector("output").innerText};""",
     )
     assert found["errors"] == []
     ours = ["TG-1", "TG-2", "TG-3", "TG-4"]
     assert found["steps"] == [[*ours, "MP-1"], ours, ["TG-2", "TG-3"], [], ["TG-1"]]
-    assert found["told"] == "1 of 5 claims"
+    assert found["count"] == "1 of 5 claims"
 
 
 POINT = """
@@ -207,18 +207,18 @@ def test_the_timeline_draws_what_is_chosen(made: Path) -> None:
 
 
 @chromium
-def test_hovering_tells_the_op_its_device_and_its_times(made: Path) -> None:
+def test_hovering_shows_the_op_its_device_and_its_times(made: Path) -> None:
     found = browser.run(
         made,
         POINT
         + """
         fire(PointerEvent, "pointermove", 20, 60);
-        const told = tip.innerText, hidden = tip.hidden;
+        const text = tip.innerText, hidden = tip.hidden;
         fire(PointerEvent, "pointermove", 45, 60);
-        return {told, hidden, between: tip.hidden};""",
+        return {text, hidden, between: tip.hidden};""",
     )
     assert found["errors"] == []
-    assert " ".join(found["told"].split()) == "0F0 forward, device 0 compute, from 0.0 us for 40.00 ms"
+    assert " ".join(found["text"].split()) == "0F0 forward, device 0 compute, from 0.0 us for 40.00 ms"
     assert (found["hidden"], found["between"]) == (False, True)
 
 
@@ -260,13 +260,13 @@ def test_the_keyboard_does_all_that_the_mouse_does(made: Path) -> None:
             return look();
         };
         const views = ["ArrowUp", "ArrowRight", "Home"].map(press);
-        const told = ["n", "n", "p"].map((key) => { press(key); return tip.innerText.split(" ")[0]; });
-        return {views, told, focused: document.activeElement === canvas};""",
+        const ops = ["n", "n", "p"].map((key) => { press(key); return tip.innerText.split(" ")[0]; });
+        return {views, ops, focused: document.activeElement === canvas};""",
     )
     assert found["errors"] == [] and found["focused"]
     assert found["views"][0] == pytest.approx([15, 85]) and found["views"][1] == pytest.approx([29, 99])
     assert found["views"][2] == pytest.approx([0, WINDOW_MS])
-    assert found["told"] == ["0F0", "1F0", "0F0"]
+    assert found["ops"] == ["0F0", "1F0", "0F0"]
 
 
 @chromium
@@ -276,7 +276,7 @@ def test_it_fits_a_phone(made: Path) -> None:
 
 
 @chromium
-def test_light_and_dark_are_told_apart(made: Path, tmp_path: Path) -> None:
+def test_light_and_dark_differ(made: Path, tmp_path: Path) -> None:
     grounds = []
     for dark in (False, True):
         browser.screenshot(made, tmp_path / f"{dark}.png", dark=dark)

@@ -1,4 +1,4 @@
-"""No text of a picture lies on another one, or is cut: all pictures of the committed records."""
+"""No text of a picture overlaps another one, or is cut: all pictures of the committed records."""
 
 from __future__ import annotations
 
@@ -12,16 +12,15 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
-from analysis import papers, schemes
-from analysis.bench import results
-from analysis.plots import race
+from analysis import paper_pages, scheme_comparison
+from analysis.bench import race_plot, results
 from analysis.plots.style import panels
 
 TOUCHING_PX = 2.0
 
 
 def overlaps(figure: Figure) -> list[tuple[str, ...]]:
-    """Texts that lie on one another, and those beyond the figure's edges."""
+    """Texts that overlap, and those beyond the figure's edges."""
     canvas: Any = figure.canvas
     canvas.draw()
     boxes = [(text.get_text(), text.get_window_extent(canvas.get_renderer())) for text in _drawn(figure)]
@@ -30,7 +29,7 @@ def overlaps(figure: Figure) -> list[tuple[str, ...]]:
 
 
 def _drawn(figure: Figure) -> Iterator[Text]:
-    """But for the labels of ticks that lie beyond their axis, which are not drawn."""
+    """But for the labels of ticks beyond their axis, which are not drawn."""
     ticks = {id(label): axes for axes in figure.axes for label in _labels(axes)}
     for text in figure.findobj(Text):
         assert isinstance(text, Text)
@@ -70,9 +69,9 @@ def test_overlaps_are_found() -> None:
     assert overlaps(figure) == [("one",)]
 
 
-@pytest.mark.parametrize("paper", papers.PAGES)
+@pytest.mark.parametrize("paper", paper_pages.PAGES)
 def test_of_papers(paper: str) -> None:
-    report = papers.report(paper)
+    report = paper_pages.report(paper)
     drawn = {name: draw(report.results) for name, draw in report.page.figures.items()}
     assert all(drawn.values())
     assert {name: found for name, figure in drawn.items() if figure and (found := overlaps(figure))} == {}
@@ -80,10 +79,10 @@ def test_of_papers(paper: str) -> None:
 
 @pytest.mark.parametrize("source", ["simulated", "measured"])
 def test_of_all_schemes(source: Any) -> None:
-    figure = schemes.figure(source)
+    figure = scheme_comparison.figure(source)
     assert figure and overlaps(figure) == []
 
 
 def test_of_the_race() -> None:
-    figure = race.figure(results.load()["race"]["rows"])
+    figure = race_plot.figure(results.load()["race"]["rows"])
     assert figure and overlaps(figure) == []

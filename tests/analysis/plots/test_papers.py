@@ -10,17 +10,20 @@ from typing import Any
 import pytest
 from matplotlib.figure import Figure
 
-from analysis.autoddl import rows as autoddl_rows
-from analysis.madpipe import rows as madpipe_rows
-from analysis.myelin import figures
-from analysis.myelin import rows as myelin_rows
-from analysis.papers import PAGES
-from analysis.plots import autoddl, madpipe, myelin, torchgpipe
-from analysis.points import points_of
-from analysis.torchgpipe import rows as torchgpipe_rows
-from harness.profile import LayerProfile, ModelProfile
-from harness.record import RunRecord
-from tests.analysis import test_autoddl, test_madpipe, test_myelin
+from analysis.autoddl import plots
+from analysis.autoddl import sweep_results as autoddl_rows
+from analysis.madpipe import plots as madpipe_plots
+from analysis.madpipe import sweep_results as madpipe_rows
+from analysis.match_records import points_of
+from analysis.myelin import plots as myelin_plots
+from analysis.myelin import quantities
+from analysis.myelin import sweep_results as myelin_rows
+from analysis.paper_pages import PAGES
+from analysis.torchgpipe import plots as torchgpipe_plots
+from analysis.torchgpipe import sweep_results as torchgpipe_rows
+from harness.core.model_profile import LayerProfile, ModelProfile
+from harness.core.record import RunRecord
+from tests.analysis.papers import test_autoddl, test_madpipe, test_myelin
 
 FIGURES: dict[str, tuple[str, ...]] = {
     "torchgpipe": ("table1", "table2", "table4", "fig7"),
@@ -78,11 +81,11 @@ def test_all_figures_of_the_papers_are_there() -> None:
     }
 
 
-@pytest.mark.parametrize("figures", [myelin.FIGURES, madpipe.FIGURES, autoddl.FIGURES])
+@pytest.mark.parametrize("figures", [myelin_plots.FIGURES, madpipe_plots.FIGURES, plots.FIGURES])
 def test_nothing_is_drawn_of_what_was_not_run(figures: Mapping[str, Callable[[Any], Figure | None]]) -> None:
     results: Any = {
-        id(myelin.FIGURES): myelin_rows.Results, id(madpipe.FIGURES): madpipe_rows.Results,
-        id(autoddl.FIGURES): autoddl_rows.Results,
+        id(myelin_plots.FIGURES): myelin_rows.Results, id(madpipe_plots.FIGURES): madpipe_rows.Results,
+        id(plots.FIGURES): autoddl_rows.Results,
     }[id(figures)]([])  # fmt: skip
     assert {name: draw(results) for name, draw in figures.items()} == dict.fromkeys(figures)
 
@@ -92,8 +95,8 @@ def test_every_axis_says_what_it_has_and_there_is_one_legend(
 ) -> None:
     drawn = {
         name: draw(results)
-        for figures, results in ((myelin.FIGURES, of_myelin), (madpipe.FIGURES, of_madpipe),
-                                 (autoddl.FIGURES, of_autoddl))
+        for figures, results in ((myelin_plots.FIGURES, of_myelin), (madpipe_plots.FIGURES, of_madpipe),
+                                 (plots.FIGURES, of_autoddl))
         for name, draw in figures.items()  # type: ignore[attr-defined]
     }  # fmt: skip
     for name, figure in drawn.items():
@@ -102,20 +105,20 @@ def test_every_axis_says_what_it_has_and_there_is_one_legend(
         assert len(figure.legends) + sum(axes.get_legend() is not None for axes in figure.axes) == 1, name
 
 
-def test_torchgpipes_tables_have_the_papers_figures_beside_ours() -> None:
+def test_torchgpipes_tables_have_the_papers_figures_next_to_ours() -> None:
     results = torchgpipe_rows.Results([*simulated(1), *simulated(4)])
-    assert heights(torchgpipe.table1(results))[1] == [1.0, 2.0, 3.0, 4.0]
-    assert heights(torchgpipe.table1(results))[0] == [1.0, 1.347, 1.8, 1.907]
-    paper, ours = heights(torchgpipe.table4(results))
+    assert heights(torchgpipe_plots.table1(results))[1] == [1.0, 2.0, 3.0, 4.0]
+    assert heights(torchgpipe_plots.table1(results))[0] == [1.0, 1.347, 1.8, 1.907]
+    paper, ours = heights(torchgpipe_plots.table4(results))
     assert paper[0] == 28.5 and ours == [1.0, 2.0, 3.0, 4.0, 5.0]
-    assert torchgpipe.table2(results) is None
+    assert torchgpipe_plots.table2(results) is None
 
 
 def test_torchgpipes_figure_7_has_the_four_rows_of_table_1(monkeypatch: pytest.MonkeyPatch) -> None:
     results = torchgpipe_rows.Results([])
-    assert torchgpipe.fig7(results) is None
+    assert torchgpipe_plots.fig7(results) is None
     monkeypatch.setattr(results, "has_rows", lambda table: table == 1)
-    figure = torchgpipe.fig7(results)
+    figure = torchgpipe_plots.fig7(results)
     assert figure
     written = [text.get_text() for text in figure.axes[0].texts]
     assert [row for row in torchgpipe_rows.ROWS[1] if f"{row}, simulated" in written] == [*torchgpipe_rows.ROWS[1]]
@@ -123,28 +126,28 @@ def test_torchgpipes_figure_7_has_the_four_rows_of_table_1(monkeypatch: pytest.M
 
 def test_myelins_figures_have_what_the_records_say(of_myelin: myelin_rows.Results) -> None:
     phases = [row.phase_s("pipelining") for row in of_myelin.good("fig5")]
-    assert heights(myelin.fig5(of_myelin))[1] == phases
-    days = [figures.days(row) for row in of_myelin.good("fig10") if row.framework == myelin_rows.DEEPSPEED]
-    assert heights(myelin.fig10(of_myelin))[3] == days
-    tails = [figures.tail_s(row) for row in of_myelin.good("fig8") if row["engine.k"] != "0"]
-    assert lines(myelin.fig8(of_myelin))[1] == pytest.approx(tails)
-    assert lines(myelin.fig9(of_myelin))[0] == [3.5, 3.0]
+    assert heights(myelin_plots.fig5(of_myelin))[1] == phases
+    days = [quantities.days(row) for row in of_myelin.good("fig10") if row.framework == myelin_rows.DEEPSPEED]
+    assert heights(myelin_plots.fig10(of_myelin))[3] == days
+    tails = [quantities.tail_s(row) for row in of_myelin.good("fig8") if row["engine.k"] != "0"]
+    assert lines(myelin_plots.fig8(of_myelin))[1] == pytest.approx(tails)
+    assert lines(myelin_plots.fig9(of_myelin))[0] == [3.5, 3.0]
 
 
 def test_madpipes_ratios_are_means_and_where_nothing_fits_is_a_gap(of_madpipe: madpipe_rows.Results) -> None:
-    contiguous, *pipedream = lines(madpipe.fig7(of_madpipe))[:5]
+    contiguous, *pipedream = lines(madpipe_plots.fig7(of_madpipe))[:5]
     assert contiguous == pytest.approx([1.3 / 1.2] * 14)
     assert all(own == pytest.approx([1.5] * 14) for own in pipedream)
-    assert not any(math.isnan(period) for period in lines(madpipe.fig6(of_madpipe))[0])
+    assert not any(math.isnan(period) for period in lines(madpipe_plots.fig6(of_madpipe))[0])
 
 
 def test_autoddls_searches_are_medians_above_the_optimum(of_autoddl: autoddl_rows.Results) -> None:
-    descent, chain, drawn, optimum = lines(autoddl.fig8(of_autoddl))
+    descent, chain, drawn, optimum = lines(plots.fig8(of_autoddl))
     assert (descent[-1], chain[-1], drawn[-1]) == (1.0, 1.05, 1.3) and set(optimum) == {1.0}
 
 
 def test_autoddls_schemes_are_steps_with_the_papers_saving_marked(of_autoddl: autoddl_rows.Results) -> None:
-    figure = autoddl.fig9(of_autoddl)
+    figure = plots.fig9(of_autoddl)
     assert figure
     first = figure.axes[0]
     tops = [bars[0].get_y() + bars[0].get_height() for bars in first.containers[1::2]]
@@ -156,5 +159,5 @@ def test_autoddls_schemes_are_steps_with_the_papers_saving_marked(of_autoddl: au
 def test_pictures_are_written(of_autoddl: autoddl_rows.Results, tmp_path: Path) -> None:
     from analysis.plots.style import save
 
-    assert save({"autoddl_fig3": autoddl.fig3}, of_autoddl, tmp_path) == ["autoddl_fig3"]
+    assert save({"autoddl_fig3": plots.fig3}, of_autoddl, tmp_path) == ["autoddl_fig3"]
     assert (tmp_path / "autoddl_fig3.png").stat().st_size > 5_000

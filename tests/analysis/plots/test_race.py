@@ -6,7 +6,8 @@ from pathlib import Path
 
 from PIL import Image
 
-from analysis.plots import race, style
+from analysis.bench import race_plot
+from analysis.plots import style
 
 ROWS = [
     {"model": "A", "contestant": "single", "step": 2.0, "quartiles": [1.0, 4.0], "speed / single": 1.0},
@@ -22,7 +23,7 @@ ROWS = [
 
 
 def test_a_panel_for_each_model_and_a_bar_for_each_that_finished() -> None:
-    panels = race.figure(ROWS).axes
+    panels = race_plot.figure(ROWS).axes
     assert [axes.get_title() for axes in panels] == ["A", "B"]
     names = [text.get_text() for text in panels[0].get_yticklabels()]
     assert names == ["other", "gpipe", "single"]
@@ -39,20 +40,20 @@ def test_a_panel_for_each_model_and_a_bar_for_each_that_finished() -> None:
 
 
 def test_black_lines_are_the_quartiles_as_speeds() -> None:
-    lines = race.figure(ROWS).axes[0].get_lines()
+    lines = race_plot.figure(ROWS).axes[0].get_lines()
     assert [list(line.get_xdata()) for line in lines] == [[0.5, 2.0], [1.6, 2.5], [1.0, 1.0]]
     assert [list(line.get_ydata()) for line in lines[:2]] == [[2, 2], [1, 1]]
 
 
-def test_colours_tell_ours_from_one_device_and_from_other_libraries() -> None:
-    first, second = race.figure(ROWS).axes
+def test_colours_distinguish_ours_from_one_device_and_from_other_libraries() -> None:
+    first, second = race_plot.figure(ROWS).axes
     colours = [tuple(bar.get_facecolor()) for bar in (*first.patches, *second.patches)]
     assert colours[0] == colours[2]
     assert len(set(colours)) == 3
 
 
 def test_it_is_written_as_a_png(tmp_path: Path) -> None:
-    drawn = race.figure(ROWS)
+    drawn = race_plot.figure(ROWS)
     assert drawn
     style.write(drawn, tmp_path / "race.png")
     with Image.open(tmp_path / "race.png") as image:
@@ -61,7 +62,7 @@ def test_it_is_written_as_a_png(tmp_path: Path) -> None:
 
 
 def test_nothing_is_drawn_of_rows_without_a_speed() -> None:
-    assert race.figure(ROWS[-1:]) is None
+    assert race_plot.figure(ROWS[-1:]) is None
 
 
 def test_the_headline_holds_gpipe_against_the_fastest_other_pipeline() -> None:
@@ -69,7 +70,7 @@ def test_the_headline_holds_gpipe_against_the_fastest_other_pipeline() -> None:
         {"model": "A", "contestant": name, "speed / single": speed}
         for name, speed in (("gpipe", 1.5), ("torchgpipe", 1.0), ("deepspeed, pipeline", 1.2), ("ddp", 9.0))
     ]
-    assert race.headline(rows) == [
+    assert race_plot.headline(rows) == [
         {"figure": "1.25 x", "text": "gpipe's speed on A / that of deepspeed, pipeline, the fastest other pipeline"}
     ]
-    assert race.headline(rows[:1]) == []
+    assert race_plot.headline(rows[:1]) == []

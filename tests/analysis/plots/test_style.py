@@ -25,7 +25,7 @@ def drawn() -> Figure:
     return figure
 
 
-def test_sources_are_told_apart_by_their_look_and_share_their_colour() -> None:
+def test_sources_differ_in_their_look_and_share_their_colour() -> None:
     bars, lines = drawn().axes
     looks = [(bar.get_hatch(), bar.get_alpha()) for bar in bars.patches[::2]]
     assert len({*looks}) == 3
@@ -34,7 +34,7 @@ def test_sources_are_told_apart_by_their_look_and_share_their_colour() -> None:
     assert {to_hex(line.get_color()) for line in lines.get_lines()} == {BLUE.lower()}
 
 
-def test_bars_stand_side_by_side_with_their_values_above() -> None:
+def test_bars_are_side_by_side_with_their_values_above() -> None:
     bars = drawn().axes[0]
     centres = [bar.get_x() + bar.get_width() / 2 for bar in bars.patches]
     assert [round(one - centres[2], 6) for one in centres] == [-0.28, 0.72, 0.0, 1.0, 0.28, 1.28]

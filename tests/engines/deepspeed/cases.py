@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from engines.deepspeed.config import Config, build
+from engines.deepspeed.engine import Config, build
+from harness.core.plan import Mesh, Plan
 from harness.interfaces import Model, OptimizerSpec
-from harness.mesh import Mesh
-from harness.plan import Plan
-from planners.blocks import even
+from planners.block_partition import even
 from tests.engines import networks, zoo
 from tests.engines.contract import Case
 

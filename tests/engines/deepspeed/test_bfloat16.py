@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from harness.interfaces import OptimizerSpec, Session
-from harness.launch import call
 from tests.engines import contract
 from tests.engines.contract import Case, Outcome
 from tests.engines.deepspeed.cases import SHARDED, case
+from tests.support.sessions import run_session
 
 ADAMW = OptimizerSpec("adamw", lr=0.001, weight_decay=0.01)
 UNIT = 2.0**-8
@@ -69,7 +69,7 @@ def test_a_state_moves_between_all_of_them_unchanged() -> None:
             return session.state_dict()
 
         other = short("tied", zero, stages, data, ADAMW)
-        assert differences(call(other.engine, other.model, other.plan, other.spec, load), written) == []
+        assert differences(run_session(other.engine, other.model, other.plan, other.spec, load), written) == []
 
 
 def differences(mine: dict[str, Any], theirs: dict[str, Any]) -> list[str]:
@@ -103,5 +103,5 @@ def test_small_steps_add_up() -> None:
         losses = [session.step(batch).loss for _ in range(40)]
         return losses[0] - losses[-1]
 
-    gains = [call(one.engine, one.model, one.plan, one.spec, gain) for one in (tiny, tiny.reference)]
+    gains = [run_session(one.engine, one.model, one.plan, one.spec, gain) for one in (tiny, tiny.reference)]
     assert gains[0] > 0 == gains[1]

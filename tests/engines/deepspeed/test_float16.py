@@ -10,11 +10,11 @@ import torch
 from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
 
 from harness.interfaces import OptimizerSpec, Session
-from harness.launch import call
 from tests.engines import contract
 from tests.engines.contract import Case
 from tests.engines.deepspeed.cases import SHARDED, case
 from tests.engines.networks import Network
+from tests.support.sessions import run_session
 
 ADAMW = OptimizerSpec("adamw", lr=0.001, weight_decay=0.01)
 FIRST = {"value": 2.0**16, "good": 0.0, "hysteresis": 2.0}
@@ -63,4 +63,4 @@ def test_a_scale_of_another_engine() -> None:
         return found
 
     taken = {"value": 8.0, "good": 5.0, "hysteresis": 2.0}
-    assert call(one.engine, one.model, one.plan, one.spec, load) == [taken, taken]
+    assert run_session(one.engine, one.model, one.plan, one.spec, load) == [taken, taken]

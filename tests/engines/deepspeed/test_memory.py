@@ -7,17 +7,18 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from engines.deepspeed.config import Config, build
-from harness import counting, registry
-from harness.cluster import Cluster
+from engines.deepspeed.engine import Config, build
+from harness.config import registry
+from harness.core.cluster import Cluster
+from harness.core.memory_model import MemoryModel, named
+from harness.core.model_profile import LayerProfile, ModelProfile
+from harness.core.plan import Mesh
 from harness.interfaces import Session
-from harness.launch import call
-from harness.memory import MemoryModel, named
-from harness.mesh import Mesh
-from harness.profile import LayerProfile, ModelProfile
+from harness.measure import count_model
 from harness.simulate import simulate
 from tests.engines.deepspeed import cases
 from tests.engines.deepspeed.cases import case
+from tests.support.sessions import run_session
 
 NETS: dict[str, dict[str, Any]] = {
     "unet": {"convs": 1, "channels": 8, "size": 64},
@@ -47,8 +48,8 @@ def test_predicted_and_counted_memory(
         session.step(one.model.sample(one.samples))
         return session.step(one.model.sample(one.samples), meter=True).peak_memory_bytes
 
-    counted = call(one.engine, one.model, one.plan, one.spec, train)
-    profile = counting.count(one.model, one.samples // (4 * data), one.dtype)
+    counted = run_session(one.engine, one.model, one.plan, one.spec, train)
+    profile = count_model.count(one.model, one.samples // (4 * data), one.dtype)
     schedule = one.engine.schedule(one.plan, profile)
     memory = one.engine.memory(named("sgd_momentum_fp32"), one.plan.mesh, profile)
     seconds = dict.fromkeys(map(str, schedule.ops()), 1.0)

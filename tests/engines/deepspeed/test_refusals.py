@@ -12,44 +12,37 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from engines.deepspeed import compiling
-from engines.deepspeed.config import Config, build, check
-from harness import registry
-from harness.cluster import Cluster
-from harness.compose import compose
-from harness.engine_check import early
+from engines.deepspeed import jit_build
+from engines.deepspeed.engine import Config, build, check
+from harness.checks.engine_support import early
+from harness.cli.compose import compose
+from harness.config import registry
+from harness.core.cluster import Cluster
+from harness.core.memory_model import MemoryModel, named
+from harness.core.model_profile import LayerProfile, ModelProfile
+from harness.core.plan import Plan
+from harness.core.problem import CannotRun, Problem
 from harness.interfaces import BatchShape, Model, PlanRequest, Setting
-from harness.memory import MemoryModel, named
-from harness.plan import Plan
-from harness.planning import draft
-from harness.problem import CannotRun, Problem
-from harness.profile import LayerProfile, ModelProfile
+from harness.planning.draft import draft
 from tests.engines import contract
 from tests.engines.contract import Case
 from tests.engines.deepspeed.cases import case
+from tests.problems import Row, row, rows
 
-
-def lines(config: Config) -> list[str]:
-    """What `check` says."""
-    try:
-        check(config)
-    except ValueError as error:
-        return str(error).splitlines()
-    return []
+INSTALL = "pip install 'deepspeed>=0.19,<0.20'"
 
 
 @pytest.mark.parametrize(
-    ("config", "line"),
+    ("config", "found"),
     [
-        (Config(zero=4), "engine.zero 4   is none of 0, 1, 2, 3   -> engine.zero=3"),
-        (Config(checkpoint="NEVER"), "engine.checkpoint NEVER   is none of never, always   -> engine.checkpoint=never"),
-        (Config(checkpoint="except_last"),
-         "engine.checkpoint except_last   is none of never, always   -> engine.checkpoint=always"),
-        (Config(offload=True), "engine.offload true   needs state in shards, engine.zero is 0   -> engine.zero=1"),
+        (Config(zero=4), ("engine.zero", 4, ["engine.zero=3"])),
+        (Config(checkpoint="NEVER"), ("engine.checkpoint", "NEVER", ["engine.checkpoint=never"])),
+        (Config(checkpoint="except_last"), ("engine.checkpoint", "except_last", ["engine.checkpoint=always"])),
+        (Config(offload=True), ("engine.offload", True, ["engine.zero=1", "engine.offload=false"])),
     ],
-)  # fmt: skip
-def test_values_that_no_run_can_have(config: Config, line: str) -> None:
-    assert line in lines(config)
+)
+def test_values_that_no_run_can_have(config: Config, found: Row) -> None:
+    assert found in rows(check(config))
 
 
 def problems(case: Case, dtype: str = "float32", **keys: object) -> Sequence[str]:
@@ -70,48 +63,46 @@ def counted(model: Model) -> ModelProfile:
 def test_number_formats_that_deepspeed_cannot_train() -> None:
     assert problems(case("skips")) == []
     assert problems(case("skips"), "float64") == []
-    assert problems(case("skips", data=2), "float64") == ["precision.dtype float64"]
-    assert problems(case("skips"), "bfloat16") == ["precision.dtype bfloat16"]
+    assert problems(case("skips", data=2), "float64") == ["precision.dtype"]
+    assert problems(case("skips"), "bfloat16") == ["precision.dtype"]
     assert problems(case("skips"), "bfloat16", zero=1) == []
     assert problems(case("skips"), "float16", zero=1) == [], "on GPUs"
 
 
 @pytest.mark.parametrize(
-    ("dtype", "zero", "data", "mend"),
+    ("dtype", "zero", "data", "right"),
     [
-        ("float64", 1, 1, "precision=fp32, or engine.zero=0"),
-        ("float64", 0, 2, "precision=fp32, or mesh.data=1"),
-        ("float64", 3, 2, "precision=fp32, or engine.zero=0 mesh.data=1"),
-        ("bfloat16", 0, 1, "engine.zero=1"),
-        ("float16", 0, 1, "precision=fp32"),
-        ("float16", 1, 2, "precision=bf16"),
+        ("float64", 1, 1, ["precision.dtype=float32", "engine.zero=0"]),
+        ("float64", 0, 2, ["precision.dtype=float32", "mesh.data=1"]),
+        ("float64", 3, 2, ["precision.dtype=float32", "engine.zero=0 mesh.data=1"]),
+        ("bfloat16", 0, 1, ["engine.zero=1"]),
+        ("float16", 0, 1, ["precision.dtype=float32"]),
+        ("float16", 1, 2, ["precision.dtype=bfloat16"]),
     ],
 )
-def test_every_way_out_is_offered_and_leads_out(dtype: str, zero: int, data: int, mend: str) -> None:
+def test_every_fix_is_offered_and_works(dtype: str, zero: int, data: int, right: list[str]) -> None:
     cpus = Cluster("local", 1, 2, cores=2.0)
     (problem,) = build(Config(zero=zero)).refuses(PlanRequest(BatchShape(8, 4), 1, data), dtype, cpus)
-    assert (problem.key, problem.mend) == (f"precision.dtype {dtype}", mend)
-    for way in mend.split(", or "):
-        typed = dict(word.split("=") for word in way.split())
-        dtype_then = {"fp32": "float32", "bf16": "bfloat16"}.get(typed.get("precision", ""), dtype)
-        engine = build(Config(zero=int(typed.get("engine.zero", zero))))
-        request = PlanRequest(BatchShape(8, 4), 1, int(typed.get("mesh.data", data)))
-        assert engine.refuses(request, dtype_then, cpus) == [], way
+    assert row(problem) == ("precision.dtype", dtype, right)
+    for fix in problem.fixes:
+        engine = build(Config(zero=fix.get("engine.zero", zero)))
+        request = PlanRequest(BatchShape(8, 4), 1, fix.get("mesh.data", data))
+        assert engine.refuses(request, fix.get("precision.dtype", dtype), cpus) == [], fix
 
 
 @pytest.mark.parametrize(
-    ("zero", "plan", "devices", "mend"),
+    ("zero", "plan", "devices", "fix"),
     [
         (1, Plan.contiguous([7, 7], 4), 2, "mesh.data=2 mesh.pipeline=1"),
         (1, Plan.contiguous([7, 7], 4), 4, "mesh.data=2"),
         (3, Plan.contiguous([14], 4), 2, "mesh.data=2"),
-        (3, Plan.contiguous([14], 4), 1, "cluster.devices=2 mesh.data=2"),
+        (3, Plan.contiguous([14], 4), 1, "mesh.data=2 cluster.devices=2"),
     ],
 )
-def test_one_replica_has_nothing_to_shard(zero: int, plan: Plan, devices: int, mend: str) -> None:
+def test_one_replica_has_nothing_to_shard(zero: int, plan: Plan, devices: int, fix: str) -> None:
     cluster, layers = Cluster(devices_per_node=devices), ModelProfile((LayerProfile(),) * 14)
-    told = Problem(f"engine.zero {zero}", "one replica: nothing to shard", mend)
-    assert build(Config(zero=zero)).notes(plan, layers, cluster, MemoryModel()) == [told]
+    found = build(Config(zero=zero)).notes(plan, layers, cluster, MemoryModel())
+    assert rows(found) == [("engine.zero", zero, [fix])]
     assert build(Config(zero=0)).notes(plan, layers, cluster, MemoryModel()) == []
     shared = replace(plan, mesh=replace(plan.mesh, data=2))
     assert build(Config(zero=zero)).notes(shared, layers, cluster, MemoryModel()) == []
@@ -120,7 +111,7 @@ def test_one_replica_has_nothing_to_shard(zero: int, plan: Plan, devices: int, m
 def test_zero_2_and_3_have_no_pipeline() -> None:
     can = build(Config(zero=2)).capabilities
     assert (can.pipeline, can.data) == (False, True)
-    assert can.because["pipeline"] == Setting("engine.zero=2", "engine.zero=1")
+    assert can.disabled_by["pipeline"] == Setting({"engine.zero": 2}, {"engine.zero": 1})
     assert build(Config(zero=1)).capabilities.pipeline
 
 
@@ -129,7 +120,7 @@ def test_zero_needs_parameters_in_every_stage() -> None:
     bare = case("skips")
     bare = replace(bare, plan=Plan.contiguous([1, 13], 4))
     assert problems(bare) == []
-    assert problems(bare, zero=1) == ["engine.zero 1"]
+    assert problems(bare, zero=1) == ["engine.zero"]
 
 
 # versions
@@ -146,21 +137,21 @@ def installed(folder: Path, version: str) -> str:
 @pytest.mark.parametrize("version", ["0.18.9", "0.20.0", "0.190.1", "1.0.19"])
 def test_another_version(version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(installed(tmp_path, version))
-    what = f"needs deepspeed 0.19, there is {version}   -> pip install 'deepspeed>=0.19,<0.20'"
-    assert lines(Config()) == [f"engine deepspeed   {what}"]
-    found = registry.problems("engine", OmegaConf.structured(Config()))
-    assert [problem.key for problem in found] == ["engine deepspeed"]
+    (found,) = check(Config())
+    assert (found.key, found.value, found.hint) == ("engine", "deepspeed", INSTALL) and version in found.message
+    assert registry.problems("engine", OmegaConf.structured(Config())) == [found]
 
 
 @pytest.mark.parametrize("version", ["0.19", "0.19.0", "0.19.12", "0.19.8+unknown"])
 def test_the_version_that_it_is_made_for(version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(installed(tmp_path, version))
-    assert lines(Config()) == []
+    assert check(Config()) == []
 
 
 def test_nothing_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     without_packages(monkeypatch)
-    assert lines(Config()) == ["engine deepspeed   is not installed   -> pip install 'deepspeed>=0.19,<0.20'"]
+    (found,) = check(Config())
+    assert (found.key, found.value, found.hint) == ("engine", "deepspeed", INSTALL)
 
 
 def without_packages(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -185,52 +176,51 @@ def tools(folder: Path, monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
 OFFLOAD = Config(zero=1, offload=True)
 
 
+def missing() -> list[str]:
+    """What the compilation of the offloading lacks, as commands that install it."""
+    found = [problem for problem in check(OFFLOAD) if problem.key == "engine.offload"]
+    assert rows(found) == [("engine.offload", True, ["engine.offload=false"])] * len(found)
+    return [problem.hint for problem in found]
+
+
 def test_offloading_needs_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tools(tmp_path, monkeypatch, "ninja")
-    assert lines(Config(zero=1)) == [], "only if it is asked for"
-    assert lines(OFFLOAD) == [
-        "engine.offload true   compiles cpu_adam, and there is no C++ compiler (c++)   "
-        "-> apt-get install g++, or engine.offload=false"
-    ]
+    assert check(Config(zero=1)) == [], "only if it is asked for"
+    assert missing() == ["apt-get install g++"]
 
 
 def test_another_compiler_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """torch takes that of CXX."""
     tools(tmp_path, monkeypatch, "ninja", "clang++")
     monkeypatch.setenv("CXX", "clang++ -O2")
-    assert lines(OFFLOAD) == []
+    assert check(OFFLOAD) == []
     monkeypatch.setenv("CXX", "icpx")
-    assert "there is no C++ compiler (icpx)" in lines(OFFLOAD)[0]
+    assert "there is no C++ compiler (icpx)" in check(OFFLOAD)[0].message
 
 
 def test_offloading_needs_ninja(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As a command, or in Python's packages."""
     tools(tmp_path, monkeypatch, "c++")
-    assert lines(OFFLOAD) == []
+    assert check(OFFLOAD) == []
     without_packages(monkeypatch)
-    assert lines(OFFLOAD)[1:] == [
-        "engine.offload true   compiles cpu_adam, and there is no ninja   -> pip install ninja, or engine.offload=false"
-    ]
+    assert missing() == ["pip install ninja"]
     tools(tmp_path, monkeypatch, "ninja")
-    assert lines(OFFLOAD)[1:] == []
+    assert missing() == []
 
 
 def test_both_tools_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tools(tmp_path, monkeypatch)
     without_packages(monkeypatch)
-    assert lines(OFFLOAD)[1:] == [
-        "engine.offload true   compiles cpu_adam, and there is no C++ compiler (c++) and no ninja   "
-        "-> apt-get install g++ and pip install ninja, or engine.offload=false"
-    ]
+    assert missing() == ["apt-get install g++ and pip install ninja"]
 
 
 def test_torch_gets_the_ninja_of_the_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     """It looks for a command, which an environment that is not activated does not have."""
     monkeypatch.setenv("PATH", "")
-    compiling.find_ninja()
+    jit_build.find_ninja()
     assert shutil.which("ninja")
     there = os.environ["PATH"]
-    compiling.find_ninja()
+    jit_build.find_ninja()
     assert os.environ["PATH"] == there
 
 
@@ -241,10 +231,8 @@ def asked(*overrides: str) -> list[Problem]:
 
 
 def test_offloading_takes_an_adam() -> None:
-    what = "engine=deepspeed with engine.offload=true takes adamw, adam"
-    mend = "optimizer.name=adamw, or engine.offload=false"
-    assert asked("memory=auto") == [Problem("optimizer.name sgd", what, mend)]
-    assert [p.mend for p in asked("memory=adam_mixed")] == [mend], "whatever memory is counted with"
+    found = [("optimizer.name", "sgd", ["optimizer.name=adamw", "engine.offload=false"])]
+    assert rows(asked("memory=auto")) == rows(asked("memory=adam_mixed")) == found, "however memory is counted"
     for name in ("adam", "adamw"):
         assert asked("memory=sgd_fp32", f"optimizer.name={name}") == []
     assert asked("engine.offload=false") == []
@@ -252,8 +240,8 @@ def test_offloading_takes_an_adam() -> None:
 
 def test_offloading_has_no_stages_whatever_the_model() -> None:
     """The pipeline that follows from two devices has two stages, also before the layers are known."""
-    (problem,) = asked("mesh.pipeline=null", "optimizer.name=adamw")
-    assert (problem.key, problem.mend) == ("engine.offload true", "mesh.pipeline=1")
+    found = asked("mesh.pipeline=null", "optimizer.name=adamw")
+    assert rows(found) == [("engine.offload", True, ["mesh.pipeline=1"])]
 
 
 def planned(*overrides: str) -> list[Problem]:
@@ -269,6 +257,6 @@ def planned(*overrides: str) -> list[Problem]:
 
 
 def test_offloading_has_no_stages() -> None:
-    wrong = [Problem("engine.offload true", "works without pipeline stages, there are 2", "mesh.pipeline=1")]
-    assert planned("mesh.pipeline=2", "optimizer.name=adamw", "memory=sgd_fp32") == wrong
+    found = planned("mesh.pipeline=2", "optimizer.name=adamw", "memory=sgd_fp32")
+    assert rows(found) == [("engine.offload", True, ["mesh.pipeline=1"])]
     assert planned("mesh.pipeline=1", "mesh.data=2", "optimizer.name=adamw", "memory=sgd_fp32") == []

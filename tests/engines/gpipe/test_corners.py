@@ -14,11 +14,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from engines.gpipe.gpipe import GPipe
-from harness.dropout import Dropout
-from harness.op import Op
-from harness.skip import Stash
-from harness.workers import Job, Lane, Run
+from engines.gpipe.gpipe_module import GPipe
+from harness.core.op import Op
+from harness.nn.dropout import Dropout
+from harness.nn.skip import Stash
+from harness.runtime.cpu_streams import Job, Lane, Run
 from tests.engines.networks import Recall
 
 
@@ -108,7 +108,7 @@ def test_an_interrupt_in_the_backward_pass_ends_the_work() -> None:
         time.sleep(5)
     split.zero_grad()
     time.sleep(1)  # the backward pass takes 0.8 s
-    assert all(p.grad is None for p in split.parameters()), "nothing is written after the interrupt was told"
+    assert all(p.grad is None for p in split.parameters()), "nothing is written after the interrupt was reported"
 
 
 def test_an_input_gradient_of_some_micro_batches_only() -> None:

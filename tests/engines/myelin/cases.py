@@ -5,18 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from engines.myelin.config import Config, build
-from engines.myelin.engine import MyelinEngine
-from harness.counting import count
+from engines.myelin.engine import Config, MyelinEngine, build
+from harness.core.plan import Mesh, Plan
+from harness.core.trace import Trace
 from harness.interfaces import Model, Session
-from harness.launch import call
-from harness.mesh import Mesh
-from harness.plan import Plan
+from harness.measure.count_model import count
 from harness.schedule import Schedule
-from harness.trace import Trace
-from planners.blocks import even
+from planners.block_partition import even
 from tests.engines import networks, zoo
 from tests.engines.contract import Case, gentle
+from tests.support.sessions import run_session
 
 
 def case(model: str | Model, pipeline: int = 2, data: int = 1, m: int = 4, **keys: Any) -> Case:
@@ -42,4 +40,4 @@ def trace_of(one: Case) -> Trace:
             session.step(one.model.sample(one.samples))
         return session.trace()
 
-    return call(one.engine, one.model, one.plan, one.spec, work).only(1)
+    return run_session(one.engine, one.model, one.plan, one.spec, work).only(1)

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from engines.myelin.config import POLICIES
+from engines.myelin.engine import POLICIES
 from harness.interfaces import OptimizerSpec
-from harness.schedule.myelin import ORDERS
+from harness.schedule.builders.myelin import ORDERS
 from tests.engines import contract, networks
 from tests.engines.myelin.cases import case
 from tests.engines.networks import Network

@@ -1,4 +1,4 @@
-"""What the myelin engine accepts, refuses and tells; its memory; half precision."""
+"""What the myelin engine accepts, refuses and says; its memory; half precision."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from dataclasses import replace
 import pytest
 import torch
 
-from engines.myelin.config import Config, build
-from engines.myelin.notes import CHUNKS
-from harness.cluster import Cluster
+from engines.myelin.config_warnings import CHUNKS
+from engines.myelin.engine import Config, build
+from harness.core.cluster import Cluster
+from harness.core.memory_model import MemoryModel, named
+from harness.core.model_profile import LayerProfile, ModelProfile
+from harness.core.plan import Mesh, Plan, Stage
+from harness.core.problem import Problem
 from harness.interfaces import OptimizerSpec, Session
-from harness.launch import call
-from harness.memory import MemoryModel, named
-from harness.mesh import Mesh
-from harness.plan import Plan, Stage
-from harness.problem import Problem
-from harness.profile import LayerProfile, ModelProfile
-from harness.schedule.faults import faults
-from harness.schedule.myelin import chunks_of
+from harness.schedule.builders.myelin import split_into_chunks
+from harness.schedule.validate import validation_errors
 from tests.engines.contract import Case
 from tests.engines.myelin.cases import case, schedule_of
+from tests.problems import Row, fixes, row, rows
+from tests.support.sessions import run_session
 
 FLAT = Cluster(devices_per_node=8)
 
@@ -34,49 +34,58 @@ def test_refuses_stages_in_other_places_and_recomputation_of_whole_stages() -> N
     plan = Plan(Mesh(pipeline=2), stages, 2, "always")
     profile = ModelProfile(tuple(LayerProfile(str(number)) for number in range(3)))
     moved, again = build(Config()).check(plan, profile, FLAT, MemoryModel())
-    assert (moved.key, moved.what) == ("the plan", "has its stages on devices 0, 1, 0, engine=myelin on 0, 1")
-    assert (again.key, again.mend) == ("recompute always", "engine.checkpoint_every=auto")
+    assert row(moved) == ("planner", None, ["planner=balance", "planner=contiguous"])
+    assert "devices 0, 1, 0" in moved.message
+    assert row(again) == ("planner", None, ["engine.checkpoint_every=auto"])
 
 
 @pytest.mark.parametrize(
-    ("config", "grid", "told"),
+    ("config", "grid", "found"),
     [
         (Config(), (2, 1), []),
         (Config(pipeline_limit=4), (2, 1), []),
-        (Config(pipeline_limit=5), (2, 1), [("engine.pipeline_limit 5", "engine.pipeline_limit=4")]),
-        (Config(pipeline_limit=2), (1, 1), [("engine.pipeline_limit 2", "mesh.pipeline=2")]),
-        (Config(order="1f1b", pipeline_limit=2), (2, 1), [("engine.pipeline_limit 2", "engine.order=message_driven")]),
+        (Config(pipeline_limit=5), (2, 1), [("engine.pipeline_limit", 5, ["engine.pipeline_limit=4"])]),
+        (Config(pipeline_limit=2), (1, 1), [("engine.pipeline_limit", 2, ["mesh.pipeline=2"])]),
+        (
+            Config(order="1f1b", pipeline_limit=2),
+            (2, 1),
+            [("engine.pipeline_limit", 2, ["engine.order=message_driven"])],
+        ),
         (
             Config(order="gpipe", policy="alternate"),
             (2, 1),
-            [("engine.policy alternate", "engine.order=message_driven")],
+            [("engine.policy", "alternate", ["engine.order=message_driven"])],
         ),
         (Config(policy="alternate"), (2, 1), []),
-        (Config(policy="alternate"), (1, 1), [("engine.policy alternate", "mesh.pipeline=2")]),
+        (Config(policy="alternate"), (1, 1), [("engine.policy", "alternate", ["mesh.pipeline=2"])]),
         (Config(k=2, bsize=9), (1, 2), []),
-        (Config(k=2, bsize=9), (2, 1), [("engine.k 2", "mesh.data=2"), ("engine.bsize 9", "engine.offload=true")]),
-        (Config(k=0, bsize=9), (1, 2), [("engine.bsize 9", "engine.offload=true")]),
+        (
+            Config(k=2, bsize=9),
+            (2, 1),
+            [("engine.k", 2, ["mesh.data=2"]), ("engine.bsize", 9, ["engine.offload=true"])],
+        ),
+        (Config(k=0, bsize=9), (1, 2), [("engine.bsize", 9, ["engine.offload=true"])]),
         (Config(k=0, bsize=9, offload=True), (1, 2), []),
         (Config(bsize=9, offload=True), (2, 1), []),
-        (Config(loss_scale=8.0), (2, 1), [("engine.loss_scale 8", "precision=fp16")]),
+        (Config(loss_scale=8.0), (2, 1), [("engine.loss_scale", 8, ["precision.dtype=float16"])]),
     ],
 )
-def test_notes_what_does_nothing(config: Config, grid: tuple[int, int], told: list[tuple[str, str]]) -> None:
+def test_notes_what_does_nothing(config: Config, grid: tuple[int, int], found: list[Row]) -> None:
     pipeline, data = grid
     plan = replace(Plan.contiguous([2] * pipeline, 4), mesh=Mesh(data=data, pipeline=pipeline))
-    assert [(note.key, note.mend) for note in build(config).notes(plan, layers(plan), FLAT, MemoryModel())] == told
+    assert rows(build(config).notes(plan, layers(plan), FLAT, MemoryModel())) == found
 
 
 def test_notes_ask_for_the_devices_that_they_need() -> None:
-    told = {
+    expected = {
         (2, 1): (Config(k=2), "mesh.data=2 cluster.devices=4"),
         (1, 2): (Config(policy="alternate"), "mesh.pipeline=2 cluster.devices=4"),
         (1, 1): (Config(k=2), "mesh.data=2"),
     }
-    for (pipeline, data), (config, mend) in told.items():
+    for (pipeline, data), (config, fix) in expected.items():
         plan = replace(Plan.contiguous([2] * pipeline, 4), mesh=Mesh(data=data, pipeline=pipeline))
         (note,) = build(config).notes(plan, layers(plan), Cluster(devices_per_node=2), MemoryModel())
-        assert note.mend == mend
+        assert fixes(note) == [fix]
 
 
 def test_a_loss_scale_of_float16_is_no_note() -> None:
@@ -92,21 +101,20 @@ def layers(plan: Plan) -> ModelProfile:
 def test_notes_both_readings_of_the_paper() -> None:
     """48 layers in stages of 30 and 18: the divisors of these nearest to sqrt(48) and to sqrt(48 / 2)."""
 
-    def told(*stages: int) -> Problem:
+    def readings(*stages: int) -> Problem:
         plan = Plan.contiguous(stages, 4)
         (note,) = build(Config(checkpoint_every="auto")).notes(plan, layers(plan), FLAT, MemoryModel())
         return note
 
-    assert told(30, 18).what.startswith(
-        "is every 6 layers of the stages, the factors nearest to 6.93, where G (N/(G ac) + 1)"
-    )
-    assert told(30, 18).what.endswith("as printed, G (N/(G ac) + 1 + ac), nearest to 4.9: 5, 6")
-    assert told(30, 18).mend.startswith("planner=uniform"), "no one number is right for both stages"
-    assert told(24, 24).mend.startswith("engine.checkpoint_every=4 ")
+    uneven = readings(30, 18)
+    assert "every 6 layers" in uneven.message and "nearest to 6.93, where G (N/(G ac) + 1)" in uneven.message
+    assert uneven.message.endswith("as printed, G (N/(G ac) + 1 + ac), nearest to 4.9: 5, 6")
+    assert fixes(uneven) == ["planner=uniform"], "no one number is right for both stages"
+    assert fixes(readings(24, 24)) == ["engine.checkpoint_every=4"]
 
 
 @pytest.mark.parametrize(
-    ("every", "own", "mend"),
+    ("every", "own", "fix"),
     [
         ("auto", 13, "engine.checkpoint_every=5"),
         ("1", 12, "engine.checkpoint_every=4"),
@@ -114,19 +122,18 @@ def test_notes_both_readings_of_the_paper() -> None:
         ("2", 13, ""),
     ],
 )
-def test_notes_checkpoints_that_save_nothing(every: str, own: int, mend: str) -> None:
+def test_notes_checkpoints_that_save_nothing(every: str, own: int, fix: str) -> None:
     """13 has no other divisor near sqrt(26): each layer keeps its input, which is all that it would save anyway."""
     plan = Plan.contiguous([own, 26 - own], 8)
     layer = LayerProfile(forward_s=1.0, output_bytes=2**20, saved_bytes=2**20)
     profile = ModelProfile((layer,) * 26, input_bytes=2**20)
     found = build(Config(checkpoint_every=every)).notes(plan, profile, FLAT, MemoryModel())
-    told = [note for note in found if "saves no memory" in note.what]
-    assert [note.mend for note in told] == [mend] * bool(mend)
-    assert all(note.key == f"engine.checkpoint_every {every}" for note in told)
-    assert all("every 1 of the 1" in note.what and "on stage 0, 1," in note.what for note in told)
+    wasted = [note for note in found if "saves no memory" in note.message]
+    assert rows(wasted) == [("engine.checkpoint_every", every, [fix])] * bool(fix)
+    assert all("every 1 of the 1" in note.message and "on stage 0, 1," in note.message for note in wasted)
     large = replace(profile, layers=(replace(layer, saved_bytes=10 * 2**20),) * 26)
     found = build(Config(checkpoint_every=every)).notes(plan, large, FLAT, MemoryModel())
-    assert not any("saves no memory" in note.what for note in found), "blocks that save much are worth it"
+    assert not any("saves no memory" in note.message for note in found), "blocks that save much are worth it"
 
 
 def test_notes_offer_no_checkpoints_where_no_number_saves() -> None:
@@ -134,7 +141,7 @@ def test_notes_offer_no_checkpoints_where_no_number_saves() -> None:
     plan = Plan.contiguous([4, 4], 8)
     profile = ModelProfile((LayerProfile(output_bytes=10),) * 8, input_bytes=10)
     (note,) = build(Config(checkpoint_every="2")).notes(plan, profile, FLAT, MemoryModel())
-    assert note.mend == "engine.checkpoint_every=never"
+    assert fixes(note) == ["engine.checkpoint_every=never"]
 
 
 PHI = 1_000_000
@@ -171,7 +178,7 @@ def test_bytes_of_the_model_state(keys: dict[str, int], dtype: str, optimizer: O
 
 
 @pytest.mark.parametrize(
-    ("bsize", "dtype", "optimizer", "mend"),
+    ("bsize", "dtype", "optimizer", "fix"),
     [
         (16_000_000, "float16", ADAM_NAMED, "engine.bsize=62500"),
         (PHI, "bfloat16", SGD_NAMED, "engine.bsize=62500"),
@@ -183,15 +190,15 @@ def test_bytes_of_the_model_state(keys: dict[str, int], dtype: str, optimizer: O
         (1, "float32", SGD_NAMED, "engine.offload=false"),
     ],
 )
-def test_notes_an_offloading_that_saves_nothing(bsize: int, dtype: str, optimizer: OptimizerSpec, mend: str) -> None:
+def test_notes_an_offloading_that_saves_nothing(bsize: int, dtype: str, optimizer: OptimizerSpec, fix: str) -> None:
     """Just where the bytes of the state say so; and what is offered for it saves some."""
     config = Config(offload=True, bsize=bsize)
     saves = state_bytes(config, dtype, optimizer) < state_bytes(Config(), dtype, optimizer)
-    assert saves == (not mend)
-    told = offloading(config, dtype, optimizer)
-    assert [(note.key, note.mend) for note in told] == [("engine.offload true", mend)] * bool(mend)
-    if mend.startswith("engine.bsize="):
-        assert offloading(replace(config, bsize=int(mend.partition("=")[2])), dtype, optimizer) == []
+    assert saves == (not fix)
+    notes = offloading(config, dtype, optimizer)
+    assert rows(notes) == [("engine.offload", True, [fix])] * bool(fix)
+    if notes and "engine.bsize" in notes[0].fixes[0]:
+        assert offloading(replace(config, bsize=notes[0].fixes[0]["engine.bsize"]), dtype, optimizer) == []
 
 
 def offloading(config: Config, dtype: str, optimizer: OptimizerSpec) -> list[Problem]:
@@ -204,37 +211,37 @@ def offloading(config: Config, dtype: str, optimizer: OptimizerSpec) -> list[Pro
 
 
 @pytest.mark.parametrize(
-    ("keys", "told"),
+    ("keys", "found"),
     [
         ({}, []),
         ({"bsize": PHI // 4 - 1}, []),
-        ({"bsize": PHI // 4}, [("engine.bsize 250000", "engine.bsize=62500")]),
+        ({"bsize": PHI // 4}, [("engine.bsize", 250000, ["engine.bsize=62500"])]),
         ({"bsize": PHI // 4, "offload": True}, []),
-        ({"k": 1}, [("engine.k 1", "engine.bsize=250000")]),
+        ({"k": 1}, [("engine.k", 1, ["engine.bsize=250000"])]),
         ({"k": 5, "bsize": PHI // 5 - 1}, []),
-        ({"k": 5, "bsize": PHI // 5, "offload": True}, [("engine.k 5", "engine.bsize=50000")]),
-        ({"k": 0}, [("engine.k 0", "engine.bsize=62500")]),
+        ({"k": 5, "bsize": PHI // 5, "offload": True}, [("engine.k", 5, ["engine.bsize=50000"])]),
+        ({"k": 0}, [("engine.k", 0, ["engine.bsize=62500"])]),
         ({"k": 0, "bsize": PHI // 4 - 1, "offload": True}, []),
         ({"k": PHI}, []),
     ],
 )
-def test_notes_chunks_that_hold_a_stage(keys: dict[str, int], told: list[tuple[str, str]]) -> None:
+def test_notes_chunks_that_hold_a_stage(keys: dict[str, int], found: list[Row]) -> None:
     """Where the schedule has a single chunk; and of what is offered it has several."""
     plan = replace(Plan.contiguous([1], 4), mesh=Mesh(data=2))
     profile = ModelProfile((LayerProfile("one", param_bytes=4 * PHI),))
     config = replace(Config(), **keys)
     notes = build(config).notes(plan, profile, FLAT, MemoryModel())
-    assert [(note.key, note.mend) for note in notes] == told
+    assert rows(notes) == found
     for note in notes:
-        mended = int(note.mend.partition("=")[2])
-        chunks = [len(chunks_of(PHI, 4, bsize, config.k or 4)) for bsize in (config.bsize, mended)]
+        smaller = note.fixes[0]["engine.bsize"]
+        chunks = [len(split_into_chunks(PHI, 4, bsize, config.k or 4)) for bsize in (config.bsize, smaller)]
         assert chunks == [1, CHUNKS]
 
 
 @pytest.mark.parametrize("keys", [{}, {"order": "1f1b"}, {"order": "gpipe", "k": 0}, {"offload": True, "bsize": 40}])
 def test_schedules_are_sound(keys: dict[str, str]) -> None:
     one = case("tied", 3, 2, m=2, **keys)
-    assert faults(schedule_of(one), one.plan) == []
+    assert validation_errors(schedule_of(one), one.plan) == []
 
 
 ADAM = OptimizerSpec("adamw", lr=0.01)
@@ -254,7 +261,7 @@ def test_half_precision_follows_float32(dtype: str, optimizer: OptimizerSpec, ke
             found = [session.step(batch).loss for _ in range(6)]
             return found, {value.dtype for value in session.state_dict().get("model", {}).values()}
 
-        return call(one.engine, one.model, one.plan, one.spec, work)
+        return run_session(one.engine, one.model, one.plan, one.spec, work)
 
     one = replace(case("gpt", 2, 2, m=2, **keys), optimizer=optimizer)
     got, dtypes = losses(replace(one, dtype=dtype))
@@ -273,7 +280,7 @@ def test_autocast() -> None:
             batch = one.model.sample(8)
             return [session.step(batch).loss for _ in range(3)]
 
-        return call(one.engine, one.model, one.plan, spec, work)
+        return run_session(one.engine, one.model, one.plan, spec, work)
 
     one = replace(case("tokens", 2, m=2, checkpoint_every="1"), dtype="float32")
     torch.testing.assert_close(losses(one), losses(one.reference), rtol=1e-3, atol=1e-3)

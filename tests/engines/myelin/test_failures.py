@@ -1,4 +1,4 @@
-"""Ranks that raise or are killed in the middle of a step: all end soon, the first error is told, nothing stays."""
+"""Ranks that raise or are killed in the middle of a step: all end soon, the first error is reported, nothing stays."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ import torch.distributed as dist
 from torch import Tensor
 
 from engines.myelin.session import MyelinSession
-from harness.launch import call
-from harness.ranks import RankKilled
+from harness.launch.forked_ranks import RankKilled
 from tests.engines import networks
 from tests.engines.myelin.cases import case
 from tests.engines.networks import Network
-from tests.harness.test_ranks import children
+from tests.harness.launch.test_forked_ranks import children
+from tests.support.sessions import run_session
 
 SOON_S = 10.0
 M = 4
 
 
-def left_behind() -> set[str]:
+def left_over() -> set[str]:
     return {name for name in os.listdir("/dev/shm") if name.startswith(("mpich", "ucx", "torch_"))}
 
 
 @pytest.fixture(autouse=True)
 def nothing_stays() -> Any:
-    files, processes, began = left_behind(), children(), time.monotonic()
+    files, processes, began = left_over(), children(), time.monotonic()
     yield
-    assert left_behind() <= files
+    assert left_over() <= files
     assert children() <= processes
     assert time.monotonic() - began < SOON_S
 
@@ -60,7 +60,7 @@ def failing(transport: str, rank: int, at: int, forward: bool, what: Callable[[]
                 layer.register_forward_hook(lambda module, inputs, out: hooked(out, passing))
         session.step(batch)
 
-    call(one.engine, one.model, one.plan, one.spec, train)
+    run_session(one.engine, one.model, one.plan, one.spec, train)
 
 
 def hooked(out: Any, hook: Callable[[Tensor], None]) -> None:
@@ -101,7 +101,7 @@ def test_an_error_at_the_end_of_a_step() -> None:
         session.step(one.model.sample(8))
 
     with pytest.raises(ArithmeticError) as caught:
-        call(one.engine, one.model, one.plan, one.spec, train)
+        run_session(one.engine, one.model, one.plan, one.spec, train)
     assert caught.value.__notes__ == ["in rank 1, stage 1, between the passes of a step"]
 
 
@@ -126,7 +126,7 @@ def test_an_error_outside_of_a_step_says_where(part: str, where: str) -> None:
         session.load_state_dict(states[0])
 
     with pytest.raises(ArithmeticError) as caught:
-        call(one.engine, one.model, one.plan, one.spec, train)
+        run_session(one.engine, one.model, one.plan, one.spec, train)
     assert caught.value.__notes__ == [f"in rank 1, stage 1, {where}"]
 
 
@@ -140,7 +140,7 @@ def test_an_error_before_the_first_step_says_where() -> None:
     pairs = networks.pairs()
     one = case(Unbuildable("none", pairs._layers, pairs._inputs, pairs._targets, pairs._loss), 2, m=2)
     with pytest.raises(ArithmeticError) as caught:
-        call(one.engine, one.model, one.plan, one.spec, lambda session: None)
+        run_session(one.engine, one.model, one.plan, one.spec, lambda session: None)
     assert caught.value.__notes__ == ["in rank 1, stage 1, while the session is built"]
 
 
@@ -160,4 +160,4 @@ def test_waiting_ranks_do_not_spin() -> None:
         dist.all_gather_object(shares, own)
         return shares[1]
 
-    assert call(one.engine, one.model, one.plan, one.spec, train) < 0.3
+    assert run_session(one.engine, one.model, one.plan, one.spec, train) < 0.3

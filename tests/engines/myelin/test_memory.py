@@ -6,16 +6,16 @@ import pytest
 import torch
 from torch import nn
 
-from harness.counting import count
+from harness.core.memory_model import named
+from harness.core.trace import Trace
 from harness.interfaces import Session
-from harness.launch import call
-from harness.memory import named
-from harness.schedule.graph import graph
-from harness.simulate.ledger import peaks
-from harness.trace import Trace
+from harness.measure.count_model import count
+from harness.schedule.dependency_graph import build_graph
+from harness.simulate.memory_timeline import peaks
 from tests.engines import networks
 from tests.engines.myelin.cases import case, schedule_of
 from tests.engines.networks import Network
+from tests.support.sessions import run_session
 
 
 def wide() -> Network:
@@ -41,10 +41,10 @@ def test_a_pipeline_of_four_holds_what_is_counted() -> None:
         assert measured[1]
         return measured[1], session.trace().only(1)
 
-    measured, trace = call(one.engine, one.model, one.plan, one.spec, work)
+    measured, trace = run_session(one.engine, one.model, one.plan, one.spec, work)
     schedule, profile = schedule_of(one), count(one.model, one.samples, one.dtype)
     memory = one.engine.memory(named("sgd_fp32"), one.plan.mesh, profile)
-    moments, ops = {span.op: span for span in trace.spans}, graph(schedule)
+    moments, ops = {span.op: span for span in trace.spans}, build_graph(schedule)
     began, ended = ([getattr(moments[str(op)], key) for op in ops.ops] for key in ("start_s", "end_s"))
     counted = peaks(ops, began, ended, schedule, one.plan, profile, memory)
     ratios = [peak.bytes / size for peak, size in zip(counted, measured, strict=True)]

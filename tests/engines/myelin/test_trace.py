@@ -9,19 +9,19 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from engines.myelin.config import POLICIES
+from engines.myelin.engine import POLICIES
+from engines.myelin.merge_spans import joined, together
 from engines.myelin.session import MyelinSession
-from engines.myelin.spans import joined, together
-from harness.cluster import Cluster
-from harness.counting import count
+from harness.core.cluster import Cluster
+from harness.core.memory_model import named
+from harness.core.trace import Span, Trace
 from harness.interfaces import Session
-from harness.launch import call
-from harness.memory import named
-from harness.schedule import violations
+from harness.measure.count_model import count
 from harness.simulate import simulate
-from harness.trace import Span, Trace
 from tests.engines.contract import Case
 from tests.engines.myelin.cases import case, schedule_of, trace_of
+from tests.support.sessions import run_session
+from tests.support.violations import violations
 
 TRACED = [
     ("skips", 4, 1, {"transport": "mpi"}), ("skips", 3, 1, {"policy": "backward_first", "pipeline_limit": 2}),
@@ -68,7 +68,7 @@ def test_sends_what_is_predicted(model: str, data: int) -> None:
     planned = schedule_of(one)
     seconds = dict.fromkeys(map(str, planned.ops()), 1.0)
     found = simulate(planned, one.plan, profile, Cluster(devices_per_node=6), named("sgd_fp32"), durations=seconds)
-    assert call(one.engine, one.model, one.plan, one.spec, work) == found.figures["bytes_sent"]
+    assert run_session(one.engine, one.model, one.plan, one.spec, work) == found.figures["bytes_sent"]
 
 
 def test_both_ends_of_a_message_are_one_span() -> None:
@@ -115,11 +115,11 @@ def test_a_replica_that_comes_late_is_waited_for_outside_of_its_sums() -> None:
 
         session.updates.finish = late  # type: ignore[method-assign]
         session.step(one.model.sample(8))
-        told: list[Any] = [None, None]
-        dist.all_gather_object(told, came[0])
-        return session.trace(), told[1]
+        reported: list[Any] = [None, None]
+        dist.all_gather_object(reported, came[0])
+        return session.trace(), reported[1]
 
-    trace, came_s = call(one.engine, one.model, one.plan, one.spec, work)
+    trace, came_s = run_session(one.engine, one.model, one.plan, one.spec, work)
     (summed,) = [span for span in trace.spans if "all_reduce" in span.op]
     assert came_s <= summed.start_s <= summed.end_s
 

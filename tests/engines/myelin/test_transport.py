@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from engines.myelin.transport import HEADER, Channel, Coming, Position, Transport, _form, _header
-from harness import ranks
+from harness.launch import forked_ranks
 
 T = TypeVar("T")
 DATA = Channel(0, 1)
@@ -39,7 +39,7 @@ def between(kind: str, work: Callable[[Transport], T]) -> list[T]:
             transport.close()
         return found
 
-    return ranks.each(2, run, ("cpu",) * 2, with_mpi=kind == "mpi")
+    return forked_ranks.run_on_ranks(2, run, ("cpu",) * 2, with_mpi=kind == "mpi")
 
 
 def test_ranks_that_share_memory_are_rarely_interrupted() -> None:
@@ -47,7 +47,7 @@ def test_ranks_that_share_memory_are_rarely_interrupted() -> None:
 
 
 def sample(i: int, samples: int) -> list[Tensor]:
-    """A tuple of unlike tensors; one is not contiguous, one is large enough that MPI waits for the other side."""
+    """A tuple of different tensors; one is not contiguous, one is large enough that MPI waits for the other side."""
     torch.manual_seed(i)
     return [
         torch.randn(samples, 3).to(torch.bfloat16), torch.randn(samples, 4, 5, dtype=torch.float64).transpose(1, 2),
@@ -113,7 +113,10 @@ def test_every_channel_of_torch_is_used_before_receives_are_posted() -> None:
         dist.all_gather_object(found, used)
         return found
 
-    assert ranks.each(2, run, ("cpu",) * 2) == [["send", "send", "recv", "recv"], ["recv", "recv", "send", "send"]]
+    assert forked_ranks.run_on_ranks(2, run, ("cpu",) * 2) == [
+        ["send", "send", "recv", "recv"],
+        ["recv", "recv", "send", "send"],
+    ]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -1,4 +1,4 @@
-"""Steps of `engines.myelin.updates.Updates`, and the same steps of torch's optimizer, on gradients that are given."""
+"""Steps of `engines.myelin.optimizer_step`, and the same steps of torch's optimizer, on given gradients."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from engines.myelin.config import Config
-from engines.myelin.updates import Updates
+from engines.myelin.engine import Config
+from engines.myelin.optimizer_step import OptimizerStep
+from harness.core.op import Op
 from harness.interfaces import OptimizerSpec, SessionSpec
-from harness.op import Op
-from harness.training_state import make_optimizer, optimizer_state
+from harness.runtime.training_state import make_optimizer, optimizer_state
 
 SHAPES = {
     "embedding": (11, 5),
@@ -64,7 +64,7 @@ class Stepper:
     ) -> None:  # fmt: skip
         self.named, self.noted = named, list[tuple[Op, float, float]]()
         spec = SessionSpec(("cpu",), optimizer, dtype)
-        self.updates = Updates(named, (), spec, Config(**config), 2, group, time.perf_counter, self.note)
+        self.updates = OptimizerStep(named, (), spec, Config(**config), 2, group, time.perf_counter, self.note)
 
     def note(self, op: Op, start: Any, end: Any) -> None:
         self.noted.append((op, start, end))

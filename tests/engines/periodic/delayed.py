@@ -7,15 +7,15 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from harness import dropout
 from harness.interfaces import Batch, Model, SessionSpec
-from harness.training_state import initial_layers
+from harness.nn import dropout
+from harness.runtime.training_state import initial_layers
 
 Named = dict[str, Tensor]
 
 
 @dataclass
-class Told:
+class Reported:
     """Losses of the steps, the gradient of each update, and the state after each step."""
 
     losses: list[float] = field(default_factory=list)
@@ -23,12 +23,12 @@ class Told:
     states: list[Named] = field(default_factory=list)
 
 
-def train(model: Model, spec: SessionSpec, batches: list[Batch], micro_batches: int, every: int) -> Told:
+def train(model: Model, spec: SessionSpec, batches: list[Batch], micro_batches: int, every: int) -> Reported:
     """Every step: groups of `every` micro-batches, group k with the weights after max(k - 1, 0) updates."""
     layers = initial_layers(model, spec)
     newest = {name: nn.Parameter(p.detach().clone(), p.requires_grad) for name, p in layers.named_parameters()}
     optimizer = _optimizer(list(newest.values()), spec)
-    told = Told()
+    reported = Reported()
     for step, batch in enumerate(batches):
         versions = [{name: p.detach().clone() for name, p in newest.items()}]
         pairs = list(
@@ -49,12 +49,14 @@ def train(model: Model, spec: SessionSpec, batches: list[Batch], micro_batches: 
                 loss += share.item() * samples / len(batch)
             for name, p in layers.named_parameters():
                 newest[name].grad = p.grad
-            told.gradients.append({n: p.grad.clone() for n, p in newest.items() if p.grad is not None})
+            reported.gradients.append({n: p.grad.clone() for n, p in newest.items() if p.grad is not None})
             optimizer.step()
             versions.append({name: p.detach().clone() for name, p in newest.items()})
-        told.losses.append(loss)
-        told.states.append({name: versions[-1].get(name, value).clone() for name, value in layers.state_dict().items()})
-    return told
+        reported.losses.append(loss)
+        reported.states.append(
+            {name: versions[-1].get(name, value).clone() for name, value in layers.state_dict().items()}
+        )
+    return reported
 
 
 def _own(tensor: Tensor, spec: SessionSpec) -> Tensor:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from harness.mesh import Mesh
-from harness.op import Op
-from harness.pattern import Pattern, Placed
-from harness.plan import Plan, Stage
+from harness.core.op import Op
+from harness.core.pattern import Pattern, Placed
+from harness.core.plan import Mesh, Plan, Stage
 
 FORWARD, BACKWARD = 1, 2
 

@@ -1,4 +1,4 @@
-"""The period that is measured beside that of the pattern: python -m tests.engines.periodic.period
+"""The period that is measured next to that of the pattern: python -m tests.engines.periodic.period
 
 Two CPU devices; the plan is the best contiguous one for a profile that was measured just before. The machine must have
 two cores free, or both numbers mean little.
@@ -12,19 +12,20 @@ from collections import defaultdict
 import torch
 from omegaconf import OmegaConf
 
-from engines.periodic.config import Config, build
-from engines.periodic.engine import PeriodicEngine
-from harness import malloc, memory, profiling, registry
-from harness.cluster import Cluster, Device, Link
+from engines.periodic.engine import Config, PeriodicEngine, build
+from harness.config import registry
+from harness.core import memory_model
+from harness.core.cluster import Cluster, Device, Link
+from harness.core.model_profile import ModelProfile
+from harness.core.op import Op
+from harness.core.plan import Mesh, Plan
+from harness.core.trace import Trace
+from harness.host import malloc
 from harness.interfaces import Model, SessionSpec
-from harness.mesh import Mesh
-from harness.op import Op
-from harness.period import period_s
-from harness.plan import Plan
-from harness.profile import ModelProfile
-from harness.trace import Trace
-from planners.periodic import contiguous, groups
-from planners.periodic.chain import chain_of
+from harness.measure import profile_model
+from harness.run.metrics import period_s
+from planners.periodic import contiguous_partition, one_f_one_b_star
+from planners.periodic.layer_ticks import chain_from_profile
 
 MODELS = {
     "unet": {"convs": 2, "channels": 16, "size": 64},
@@ -37,11 +38,11 @@ MICRO_BATCH, MICRO_BATCHES, EVERY = 4, 32, (None, 8)
 def planned(profile: ModelProfile, devices: int, micro_batches: int) -> Plan:
     """1F1B* of the best contiguous partition, memory and links without limits."""
     cluster = Cluster(devices_per_node=devices, device=Device(memory_bytes=2**40), intra=Link(beta_s_per_byte=1e-10))
-    chain = chain_of(profile, cluster, memory.named("madpipe_paper"))
-    found = contiguous.best(chain, devices)
+    chain = chain_from_profile(profile, cluster, memory_model.named("madpipe_paper"))
+    found = contiguous_partition.best(chain, devices)
     assert found is not None
     period, stages = found
-    pattern = groups.timing(chain, stages, period).pattern()
+    pattern = one_f_one_b_star.timing(chain, stages, period).pattern()
     return Plan(Mesh(pipeline=devices), stages, micro_batches, pattern=pattern)
 
 
@@ -73,7 +74,7 @@ def main() -> None:
     for name, keys in MODELS.items():
         model: Model = registry.build("model", OmegaConf.create({"name": name, **keys}))
         for every in EVERY:
-            plan = planned(profiling.measure(model, MICRO_BATCH, "float32", "cpu"), 2, MICRO_BATCHES)
+            plan = planned(profile_model.measure(model, MICRO_BATCH, "float32", "cpu"), 2, MICRO_BATCHES)
             engine = build(Config(update_every=every))
             trace = ran(engine, model, plan)
             assert plan.pattern is not None

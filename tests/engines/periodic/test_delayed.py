@@ -7,18 +7,17 @@ from dataclasses import replace
 import pytest
 import torch
 
-from engines.periodic.config import Config
-from engines.periodic.engine import PeriodicEngine
-from engines.periodic.stage import Stage
+from engines.periodic.engine import Config, PeriodicEngine
+from engines.periodic.two_version_stage import TwoVersionStage
+from harness.core.plan import Plan
 from harness.interfaces import OptimizerSpec, SessionSpec
-from harness.launch import call
-from harness.plan import Plan
-from harness.schedule import violations
-from harness.training_state import intra_op_threads
+from harness.runtime.training_state import intra_op_threads
 from tests.engines import networks
 from tests.engines.contract import profile_of
 from tests.engines.periodic import delayed
 from tests.engines.periodic.patterns import plan
+from tests.support.sessions import run_session
+from tests.support.violations import violations
 
 MOMENTUM = OptimizerSpec("sgd", lr=0.05, momentum=0.9, weight_decay=0.01)
 ADAM = OptimizerSpec("adam", lr=0.01)
@@ -40,10 +39,10 @@ def trained(model: networks.Network, chosen: Plan, every: int, spec: SessionSpec
     batches = [model.sample(samples) for _ in range(STEPS)]
     with intra_op_threads(1):  # as a lane has: with more, kernels may add up in another order
         want = delayed.train(model, spec, batches, chosen.micro_batches, every)
-    got = delayed.Told()
+    got = delayed.Reported()
     gradients: list[tuple[int, delayed.Named]] = []  # with the number of their stage
 
-    def note(stage: Stage) -> None:
+    def note(stage: TwoVersionStage) -> None:
         gradients.append((stage.number, {n: p.grad.clone() for n, p in stage.own.items() if p.grad is not None}))
 
     with PeriodicEngine(Config(update_every=every)).session(model, chosen, spec) as session:
@@ -115,4 +114,4 @@ def test_the_trace_is_that_of_the_schedule(name: str, every: int) -> None:
             session.step(model.sample(16))
         return session.trace()
 
-    assert violations(schedule, call(engine, model, chosen, SPEC, trace).only(1)) == []
+    assert violations(schedule, run_session(engine, model, chosen, SPEC, trace).only(1)) == []

@@ -6,20 +6,20 @@ from dataclasses import replace
 
 import pytest
 
-from engines.periodic import versions
-from engines.periodic.config import Config, build, check
-from harness.cluster import Cluster
+from engines.periodic import weight_versions
+from engines.periodic.engine import Config, build, check
+from harness.core.cluster import Cluster
+from harness.core.memory_model import MemoryModel, named
+from harness.core.model_profile import LayerProfile, ModelProfile, Skip, Tied
+from harness.core.op import Op
+from harness.core.pattern import Placed
+from harness.core.plan import Mesh, Plan
+from harness.core.problem import CannotRun, Problem
 from harness.interfaces import BatchShape, PlanRequest, SessionSpec
-from harness.memory import MemoryModel, named
-from harness.mesh import Mesh
-from harness.op import Op
-from harness.pattern import Placed
-from harness.plan import Plan
-from harness.problem import CannotRun, Problem
-from harness.profile import LayerProfile, ModelProfile, Skip, Tied
-from harness.schedule.faults import faults
+from harness.schedule.validate import validation_errors
 from tests.engines import networks
 from tests.engines.periodic.patterns import plan
+from tests.problems import refused, row, rows
 
 PROFILE = ModelProfile(tuple(LayerProfile(f"{n}", output_bytes=10 + n, param_bytes=100) for n in range(6)))
 FIVE = plan([1, 1, 1, 1, 2], 12)
@@ -32,9 +32,9 @@ def problems(chosen: Plan, every: int | None = None, profile: ModelProfile = PRO
 
 def test_the_fewest_micro_batches_that_two_versions_allow() -> None:
     engine = build(Config())
-    order = versions.schedule(FIVE, FIVE.pattern, 12, 12)
-    assert versions.stored(order) == [5, 4, 3, 2, 1]
-    assert versions.allowed(order, 12) == [4, 6, 12]
+    order = weight_versions.schedule(FIVE, FIVE.pattern, 12, 12)
+    assert weight_versions.stored(order) == [5, 4, 3, 2, 1]
+    assert weight_versions.allowed(order, 12) == [4, 6, 12]
     assert engine.update_every(FIVE) == 4
     assert [op.micro_batch for op in engine.schedule(FIVE, PROFILE).ops() if str(op).startswith("0step")] == [3, 7, 11]
     assert build(Config()).update_every(plan([6], 12)) == 1
@@ -42,33 +42,33 @@ def test_the_fewest_micro_batches_that_two_versions_allow() -> None:
 
 def test_two_groups_of_a_step_need_no_more_than_two_versions() -> None:
     """Whatever is under way: both begin with the step's first weights."""
-    assert versions.allowed(versions.schedule(FIVE, FIVE.pattern, 4, 4), 4) == [2, 4]
+    assert weight_versions.allowed(weight_versions.schedule(FIVE, FIVE.pattern, 4, 4), 4) == [2, 4]
 
 
 def test_a_stage_that_stores_one_more_than_a_group_is_allowed() -> None:
     for slack in range(4):
         chosen = plan([1, 1, 1, 1, 2], 24, slack=slack)
-        order = versions.schedule(chosen, chosen.pattern, 24, 24)
-        fits = [every for every in (1, 2, 3, 4, 6, 8) if every + 1 >= max(versions.stored(order))]
-        assert set(fits) <= set(versions.allowed(order, 24)), slack
-        assert min(versions.allowed(order, 24)) + 1 >= min(13, max(versions.stored(order))), slack
+        order = weight_versions.schedule(chosen, chosen.pattern, 24, 24)
+        fits = [every for every in (1, 2, 3, 4, 6, 8) if every + 1 >= max(weight_versions.stored(order))]
+        assert set(fits) <= set(weight_versions.allowed(order, 24)), slack
+        assert min(weight_versions.allowed(order, 24)) + 1 >= min(13, max(weight_versions.stored(order))), slack
 
 
-def test_updates_too_often_are_refused_with_both_numbers_and_a_mend() -> None:
-    what = "lets stage 0 store 4 micro-batches with 2 versions, it stores 5"
-    assert problems(FIVE, 3) == [Problem("engine.update_every 3", what, "engine.update_every=4")]
-    with pytest.raises(CannotRun, match="lets stage 0 store 4"):
+def test_updates_too_often_are_refused_with_both_numbers_and_a_fix() -> None:
+    assert rows(problems(FIVE, 3)) == [("engine.update_every", 3, ["engine.update_every=4"])]
+    assert {"4", "5"} <= set(problems(FIVE, 3)[0].message.split())
+    with pytest.raises(CannotRun) as caught:
         build(Config(update_every=3)).session(networks.tokens(), FIVE, SessionSpec(("cpu",) * 5))
+    assert refused(caught) == problems(FIVE, 3)
     assert [problems(FIVE, every) for every in (4, 6, 12, None)] == [[]] * 4
 
 
-@pytest.mark.parametrize(("every", "mends"), [(5, "6"), (8, "6"), (24, "12")])
-def test_updates_that_do_not_share_the_micro_batches(every: int, mends: str) -> None:
+@pytest.mark.parametrize(("every", "right"), [(5, 6), (8, 6), (24, 12)])
+def test_updates_that_do_not_share_the_micro_batches(every: int, right: int) -> None:
     request = PlanRequest(BatchShape(24, 12), pipeline=2)
     [problem] = build(Config(update_every=every)).refuses(request, "float32", Cluster(devices_per_node=2))
-    assert problem.key == f"engine.update_every {every}"
-    assert problem.what == "does not divide batch.micro_batches 12"
-    assert problem.mend.startswith(f"engine.update_every={mends}")
+    assert (problem.key, problem.value) == ("engine.update_every", every)
+    assert problem.fixes[0] == {"engine.update_every": right} and "batch.micro_batches 12" in problem.message
 
 
 @pytest.mark.parametrize("every", [None, 1, 4, 12])
@@ -79,24 +79,21 @@ def test_updates_that_share_the_micro_batches(every: int | None) -> None:
 
 @pytest.mark.parametrize("every", [0, -2])
 def test_a_number_of_micro_batches_is_at_least_one(every: int) -> None:
-    with pytest.raises(ValueError, match=rf"engine\.update_every {every}   must be at least 1, or null   -> engine"):
-        check(Config(update_every=every))
-    check(Config(update_every=1))
-    check(Config())
+    assert rows(check(Config(update_every=every))) == [("engine.update_every", every, ["engine.update_every=null"])]
+    assert check(Config(update_every=1)) == check(Config()) == []
 
 
 def test_a_plan_without_a_pattern() -> None:
     engine, chosen = build(Config()), Plan.contiguous([3, 3], 4)
-    [problem] = problems(chosen)
-    assert problem.what == "gives no pattern, engine=periodic repeats one"
-    assert problem.mend == "planner=madpipe, planner=contiguous or planner=pipedream"
+    assert rows(problems(chosen)) == [
+        ("planner", None, ["planner=madpipe", "planner=contiguous", "planner=pipedream"]),
+    ]
     with pytest.raises(CannotRun, match="gives no pattern"):
         engine.schedule(chosen, PROFILE)
 
 
 def test_recomputation_and_replicas() -> None:
-    [problem] = problems(replace(plan([3, 3], 4), recompute="always"))
-    assert (problem.key, problem.mend) == ("recompute always", "engine=gpipe")
+    assert rows(problems(replace(plan([3, 3], 4), recompute="always"))) == [("planner", None, ["engine=gpipe"])]
     assert not build(Config()).capabilities.data
 
 
@@ -104,9 +101,8 @@ def test_a_parameter_of_two_stages() -> None:
     tied = (Tied("0.weight", 100),)
     layers = tuple(replace(layer, tied=tied) if n in (0, 5) else layer for n, layer in enumerate(PROFILE.layers))
     [problem] = problems(plan([2, 2, 2], 4, [0, 1, 0]), profile=ModelProfile(layers))
-    assert problem.key == "mesh.pipeline 2"
-    assert problem.what == "puts 0.weight into stages 0 and 2, engine=periodic takes it in 1"
-    assert problem.mend == "engine=gpipe, or mesh.pipeline=1"
+    assert row(problem) == ("mesh.pipeline", 2, ["engine=gpipe", "mesh.pipeline=1"])
+    assert "0.weight" in problem.message and "stages 0 and 2" in problem.message
     assert problems(plan([6], 4), profile=ModelProfile(layers)) == []
 
 
@@ -118,7 +114,7 @@ def test_patterns_that_are_not_those_of_the_plan() -> None:
     twice = replace(good, pattern=replace(good.pattern, ops=(*ops, ops[0])))
     away = replace(good, pattern=replace(good.pattern, ops=(replace(ops[0], device=1), *ops[1:])))
     weights = replace(good, pattern=replace(good.pattern, ops=(*ops, Placed(Op(1, "W", 0), 1, 0, 9))))
-    assert [problems(wrong)[0].what for wrong in (without, twice, away, weights)] == [
+    assert [problems(wrong)[0].message for wrong in (without, twice, away, weights)] == [
         "gives a pattern with 0 x 0B on device 0, its plan needs 1",
         "gives a pattern with 2 x 0F on device 0, its plan needs 1",
         "gives a pattern with 1 x 0F on device 1, its plan needs 0",
@@ -127,14 +123,14 @@ def test_patterns_that_are_not_those_of_the_plan() -> None:
 
 
 def test_a_pattern_that_can_never_run_does_not_wait_for_ever() -> None:
-    """1F before 1B before 0F of a micro-batch: told before anything waits."""
+    """1F before 1B before 0F of a micro-batch: reported before anything waits."""
     model, good = networks.tokens(), plan([3, 3], 4)
     assert good.pattern is not None
     late = tuple(replace(p, shift=p.shift + 5) if str(p.op) == "0F0" else p for p in good.pattern.ops)
     bad = replace(good, pattern=replace(good.pattern, ops=late))
     with (
         build(Config()).session(model, bad, SessionSpec(("cpu", "cpu"))) as session,
-        pytest.raises(ValueError, match="waits for itself"),
+        pytest.raises(CannotRun, match="waits for itself"),
     ):
         session.step(model.sample(8))
 
@@ -148,7 +144,7 @@ def test_one_message_crosses_a_cut_with_all_skips() -> None:
     chosen = plan([2, 2, 2], 4, [0, 0, 1])
     schedule = build(Config()).schedule(chosen, profile)
     assert {op.stage for op in schedule.ops() if op.kind == "copy"} == {1, 2}
-    assert faults(schedule, chosen) == []
+    assert validation_errors(schedule, chosen) == []
 
 
 def test_the_weights_are_there_twice() -> None:
@@ -158,8 +154,6 @@ def test_the_weights_are_there_twice() -> None:
 
 def test_it_says_how_often_weights_are_updated() -> None:
     (note,) = build(Config()).notes(FIVE, PROFILE, Cluster(devices_per_node=8), MemoryModel())
-    assert note.key == "engine.update_every 4" and note.what.startswith(
-        "3 updates a step, of 4 of its 12 micro-batches"
-    )
-    assert note.mend.startswith("engine.update_every=12")
+    assert row(note) == ("engine.update_every", 4, ["engine.update_every=12"])
+    assert "3 updates a step, of 4 of its 12 micro-batches" in note.message
     assert build(Config(update_every=12)).notes(FIVE, PROFILE, Cluster(devices_per_node=8), MemoryModel()) == []

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from engines.periodic.config import Config, build
+from engines.periodic.engine import Config, build
 from harness.interfaces import Batch, OptimizerSpec, SessionSpec
 from tests.engines.networks import Network
 from tests.engines.periodic.patterns import plan

@@ -11,18 +11,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from engines.periodic.config import Config, build
+from engines.periodic.engine import Config, build
+from harness.core.plan import Mesh, Plan, Stage
 from harness.interfaces import SessionSpec
-from harness.mesh import Mesh
-from harness.period import period_s
-from harness.plan import Plan, Stage
-from planners.periodic import groups
-from planners.periodic.chain import Chain
+from harness.run.metrics import period_s
+from planners.periodic import one_f_one_b_star
+from planners.periodic.layer_ticks import Chain
 from tests.engines.networks import Network
 from tests.engines.periodic import patterns
 
 UNIT_S = 0.03
-"""Beside it a task has half a millisecond of its own, and some more where others use the machine."""
+"""Next to it a task has half a millisecond of its own, and some more where others use the machine."""
 MICRO_BATCHES, STEPS = 10, 4
 WITHIN = 0.15
 
@@ -89,6 +88,6 @@ def test_a_timing_of_1f1b() -> None:
     cuts, nothing = (0,) * 5, (0,) * 4
     chain = Chain(tuple(forward), tuple(backward), nothing, nothing, cuts, cuts, cuts, memory=1, tick_s=UNIT_S)
     stages = (Stage(0, 1, 0), Stage(2, 3, 1))
-    pattern = groups.timing(chain, stages, 7).pattern()
+    pattern = one_f_one_b_star.timing(chain, stages, 7).pattern()
     chosen = Plan(Mesh(pipeline=2), stages, MICRO_BATCHES, pattern=pattern)
     assert measured_s(network(forward, backward), chosen, 7 * UNIT_S) == pytest.approx(7 * UNIT_S, rel=WITHIN)

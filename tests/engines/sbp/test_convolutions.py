@@ -6,13 +6,13 @@ from itertools import pairwise, product
 
 from torch import nn
 
-from harness.counting import count
-from harness.sbp.chain import chain_of
-from harness.sbp.grid import Grid
-from harness.sbp.optimum import Ends
+from harness.measure.count_model import count
+from harness.sbp.device_grid import Grid
+from harness.sbp.matmul_chain import chain_from_profile
+from harness.sbp.shortest_path import Ends
 from models.classifier import Classifier
-from tests.engines.sbp.plans import costs_of, flat, with_strategies
-from tests.engines.sbp.runs import Run, check
+from tests.support.sbp_plans import costs_of, flat, with_strategies
+from tests.support.sbp_runs import Run, check
 
 SAMPLES = 4
 ENDS: tuple[Ends, ...] = ("free", "batch_split")
@@ -36,10 +36,10 @@ class Strided(Classifier):
 
 
 def test_every_strategy_of_strided_and_unpadded_ones() -> None:
-    """Each of them beside each of its neighbour's; all are legal."""
+    """Each of them next to each of its neighbour's; all are legal."""
     model, strategies = Strided(), Grid(1, 2).strategies
     profiles = {m: count(model, SAMPLES // m, "float64") for m in (1, 2)}
-    matmuls, costs = chain_of(profiles[2]).matmuls, costs_of(profiles[2], flat(2), 2)
+    matmuls, costs = chain_from_profile(profiles[2]).matmuls, costs_of(profiles[2], flat(2), 2)
     assert all(costs.strategies(item) == strategies for item in matmuls)
     plans = []
     for number, pair in enumerate(product(strategies, strategies)):

@@ -1,4 +1,4 @@
-"""torch's DTensor as an oracle: the same blocks behind the same redistributions, the same product."""
+"""torch's DTensor as an oracle: the same blocks after the same redistributions, the same product."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 
-from engines.sbp.exchange import Exchanger
+from engines.sbp.block_collectives import BlockCollectives
+from engines.sbp.block_layout import Layout, Mesh
 from engines.sbp.instruction import Exchange
-from engines.sbp.layout import Layout, Mesh
-from engines.sbp.modules import Product
 from engines.sbp.program import program
-from harness.counting import count
-from harness.plan import Plan
-from harness.profile import ModelProfile
-from harness.sbp.chain import chain_of
-from harness.sbp.grid import Grid
+from engines.sbp.sharded_layers import Product
+from harness.core.model_profile import ModelProfile
+from harness.core.plan import Plan
+from harness.measure.count_model import count
+from harness.sbp.device_grid import Grid
+from harness.sbp.matmul_chain import chain_from_profile
 from tests.engines import networks
 from tests.engines.networks import Network
-from tests.engines.sbp.blocks import block, on
-from tests.engines.sbp.plans import flat, with_strategies
+from tests.support.sbp_blocks import block, on
+from tests.support.sbp_plans import flat, with_strategies
 
 MESH = Mesh(Grid(1, 4))
 WHOLE = (8, 12)
@@ -62,7 +62,7 @@ def exchange_of(before: Sequence[Placement], after: Sequence[Placement]) -> Exch
 def test_redistributions_give_the_same_blocks() -> None:
     whole = torch.arange(96.0, dtype=torch.float64).view(WHOLE)
 
-    def run(by: Exchanger) -> list[tuple[Tensor, Tensor]]:
+    def run(by: BlockCollectives) -> list[tuple[Tensor, Tensor]]:
         mesh, found = init_device_mesh("cpu", (2, 2)), []
         for before, after in MOVES:
             # of partial sums each device has another share: so much of the whole that they add up to it
@@ -72,8 +72,8 @@ def test_redistributions_give_the_same_blocks() -> None:
             found.append((by(mine, exchange_of(before, after)), theirs))
         return found
 
-    for told in on(MESH, run):
-        for (mine, theirs), (before, after) in zip(told, MOVES, strict=True):
+    for reported in on(MESH, run):
+        for (mine, theirs), (before, after) in zip(reported, MOVES, strict=True):
             torch.testing.assert_close(mine, theirs, msg=lambda text, w=(before, after): f"{w}: {text}")
 
 
@@ -92,23 +92,23 @@ def test_a_product_under_every_strategy(numbers: tuple[int, int, int]) -> None:
     dice = torch.Generator().manual_seed(random.Random(str(numbers)).randrange(1000))
     x, weight, back = (torch.randn(size, generator=dice, dtype=torch.float64) for size in ((8, 12), (8, 12), (8, 8)))
 
-    def run(by: Exchanger) -> list[list[Tensor]]:
-        told = program(plan, chain_of(profile), MESH).instructions["0"]
+    def run(by: BlockCollectives) -> list[list[Tensor]]:
+        reported = program(plan, chain_from_profile(profile), MESH).instructions["0"]
         rank = by.groups.rank
-        begins = told.before.before if told.before else told.arrives
+        begins = reported.before.before if reported.before else reported.arrives
         own = block(x, begins, MESH, rank).requires_grad_()
-        shard = weight[torch.from_numpy(told.outputs.mine(8, MESH, rank).copy())]
-        shard = shard[:, torch.from_numpy(told.inputs.mine(12, MESH, rank).copy())]
-        product = Product(nn.Linear(12, 8, bias=False), told, by, nn.Parameter(shard), None, 0)
+        shard = weight[torch.from_numpy(reported.outputs.mine(8, MESH, rank).copy())]
+        shard = shard[:, torch.from_numpy(reported.inputs.mine(12, MESH, rank).copy())]
+        product = Product(nn.Linear(12, 8, bias=False), reported, by, nn.Parameter(shard), None, 0)
         y = product(own)
-        (y * block(back, told.goes_on, MESH, rank)).sum().backward()
+        (y * block(back, reported.goes_on, MESH, rank)).sum().backward()
         assert own.grad is not None and product.weight.grad is not None
-        mine = [y.detach(), own.grad, by.sum(product.weight.grad, told.replicas)]
-        cuts = dict.fromkeys(told.outputs.split, 1) | dict.fromkeys(told.inputs.split, 2)
+        mine = [y.detach(), own.grad, by.sum(product.weight.grad, reported.replicas)]
+        cuts = dict.fromkeys(reported.outputs.split, 1) | dict.fromkeys(reported.inputs.split, 2)
         theirs = by_dtensor(x, weight, back, [cuts.get(digit, 0) for digit in MESH.all])
-        like = [block(theirs[0], told.goes_on, MESH, rank), block(theirs[1], begins, MESH, rank)]
-        of_weight = theirs[2][torch.from_numpy(told.outputs.mine(8, MESH, rank).copy())]
-        like.append(of_weight[:, torch.from_numpy(told.inputs.mine(12, MESH, rank).copy())])
+        like = [block(theirs[0], reported.goes_on, MESH, rank), block(theirs[1], begins, MESH, rank)]
+        of_weight = theirs[2][torch.from_numpy(reported.outputs.mine(8, MESH, rank).copy())]
+        like.append(of_weight[:, torch.from_numpy(reported.inputs.mine(12, MESH, rank).copy())])
         return [mine, like]
 
     for mine, like in on(MESH, run):

@@ -1,4 +1,4 @@
-"""Optima that the engine refuses, because blocks of them do not divide: each mend, fed back, is accepted."""
+"""Optima that the engine refuses, because blocks of them do not divide: each fix, fed back, is accepted."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from dataclasses import replace
 
 import pytest
 
-from engines.sbp.config import Config, build
+from engines.sbp.engine import Config, build
+from harness.core.memory_model import MemoryModel
+from harness.core.model_profile import ModelProfile
+from harness.core.problem import Problem
 from harness.interfaces import BatchShape, PlanRequest
-from harness.memory import MemoryModel
-from harness.problem import Problem
-from harness.profile import ModelProfile
-from harness.sbp.optimum import Ends
-from planners.autoddl.config import Config as AutoDDL
-from planners.autoddl.config import build as autoddl
+from harness.sbp.shortest_path import Ends
+from planners.autoddl.planner import Config as AutoDDL
+from planners.autoddl.planner import build as autoddl
 from planners.data_parallel import Config as DataParallel
 from planners.data_parallel import build as data_parallel
-from tests.engines.sbp.plans import flat
 from tests.harness.sbp.nets import dense, transformer
+from tests.support.sbp_plans import flat
 
 CASES: dict[str, tuple[ModelProfile, int, Ends, float]] = {
     "rows": (dense((24, 12, 48, 96), 24), 18, "free", 1e-4),
@@ -40,13 +40,12 @@ def problems(
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_every_mend_works(name: str) -> None:
+def test_every_fix_works(name: str) -> None:
     profile, devices, ends, alpha_s = CASES[name]
     (problem,) = problems(profile, devices, ends, alpha_s)
-    assert problem.key == f"mesh.tensor {devices}" and "do not divide by" in problem.what
-    for mend in problem.mend.split(", or "):
-        keys = dict(key.split("=") for key in mend.split())
-        assert keys and keys.keys() <= {"planner", "batch.size", "mesh.tensor"}
-        other = profile.of_samples(int(keys.get("batch.size", profile.micro_batch)))
-        shards = int(keys.get("mesh.tensor", devices))
-        assert problems(other, shards, ends, alpha_s, keys.get("planner", "autoddl")) == [], mend
+    assert (problem.key, problem.value) == ("mesh.tensor", devices) and "do not divide by" in problem.message
+    assert problem.fixes
+    for fix in problem.fixes:
+        assert fix and fix.keys() <= {"planner", "batch.size", "mesh.tensor"}
+        other = profile.for_samples(fix.get("batch.size", profile.micro_batch))
+        assert problems(other, fix.get("mesh.tensor", devices), ends, alpha_s, fix.get("planner", "autoddl")) == [], fix

@@ -7,19 +7,20 @@ from itertools import islice
 
 import pytest
 
-from engines.sbp.layout import Dim, Mesh
+from engines.sbp.block_layout import Dim, Mesh
 from engines.sbp.program import program
-from harness.counting import count
+from harness.core.model_profile import ModelProfile
+from harness.core.plan import Plan
 from harness.interfaces import Model
-from harness.plan import Plan
-from harness.profile import ModelProfile
-from harness.sbp.chain import chain_of
-from harness.sbp.grid import Grid
-from harness.sbp.optimum import Ends
-from harness.sbp.planned import grid_of_plan
-from models.gpt.config import Config, build
-from tests.engines.sbp.plans import drawn, flat, planned, with_strategies
-from tests.engines.sbp.runs import ADAM, SGD, Run, check
+from harness.measure.count_model import count
+from harness.sbp.device_grid import Grid
+from harness.sbp.matmul_chain import chain_from_profile
+from harness.sbp.route_to_plan import grid_from_plan
+from harness.sbp.shortest_path import Ends
+from models.gpt.config import Config
+from models.gpt.gpt import build
+from tests.support.sbp_plans import drawn, flat, planned, with_strategies
+from tests.support.sbp_runs import ADAM, SGD, Run, check
 
 ENDS: tuple[Ends, ...] = ("free", "batch_split")
 LATENCIES_S = (1e-4, 1e-8)
@@ -67,7 +68,7 @@ def test_strategies_at_random(nodes: int, devices: int, plans: int) -> None:
 
 def strided(plan: Plan, profile: ModelProfile) -> bool:
     """Whether something that goes past a branch is moved into rows that are split otherwise than in a row."""
-    found = program(plan, chain_of(profile), Mesh(grid_of_plan(plan))).instructions.values()
+    found = program(plan, chain_from_profile(profile), Mesh(grid_from_plan(plan))).instructions.values()
     rows = [one.past.after.rows for one in found if one.past]
     return any(not row.like(Dim(tuple(axis for axis in row.axes if axis in row.split), row.split)) for row in rows)
 

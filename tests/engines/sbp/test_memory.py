@@ -9,21 +9,21 @@ from typing import Any
 
 import pytest
 
-from engines.sbp.config import Config, build
-from harness.counting import count
+from engines.sbp.engine import Config, build
+from harness.core.memory_model import named
+from harness.core.plan import Plan
 from harness.interfaces import Model, SessionSpec
-from harness.memory import named
-from harness.plan import Plan
-from harness.ranks import each
-from harness.sbp.chain import chain_of
-from harness.sbp.grid import Grid
-from harness.sbp.planned import of_device
+from harness.launch.forked_ranks import run_on_ranks
+from harness.measure.count_model import count
+from harness.sbp.device_grid import Grid
+from harness.sbp.matmul_chain import chain_from_profile
+from harness.sbp.route_to_plan import device_share
 from harness.simulate import simulate
 from models.mlp.config import Config as MLPConfig
-from models.mlp.config import build as build_mlp
+from models.mlp.mlp import build as build_mlp
 from models.vgg.config import Config as VGGConfig
-from models.vgg.config import build as build_vgg
-from tests.engines.sbp.plans import flat, planned, with_strategies
+from models.vgg.vgg import build as build_vgg
+from tests.support.sbp_plans import flat, planned, with_strategies
 
 ENGINE = build(Config())
 MLP = build_mlp(MLPConfig(widths=[128] * 5))
@@ -34,7 +34,7 @@ SAMPLES = 16
 def simulated(model: Model, plan: Plan, samples: int) -> int:
     profile = count(model, samples // plan.micro_batches, "float32")
     timed = replace(profile, layers=tuple(replace(one, forward_s=1e-3, backward_s=2e-3) for one in profile.layers))
-    share = of_device(timed, plan, chain_of(profile))
+    share = device_share(timed, plan, chain_from_profile(profile))
     found = simulate(ENGINE.schedule(plan, share), plan, share, flat(plan.mesh.tensor), named("sgd_fp32"))
     bytes_: int = found.figures["peak_memory_bytes"][0]
     return bytes_
@@ -51,7 +51,7 @@ def metered(model: Model, plan: Plan, samples: int) -> int:
             found: int = entered.step(batch, meter=True).peak_memory_bytes[0]
             return found
 
-    return each(len(devices), work, devices)
+    return run_on_ranks(len(devices), work, devices)
 
 
 @pytest.mark.parametrize(("devices", "m", "alpha_s"), [(2, 1, 1e-4), (4, 1, 1e-9), (4, 2, 1e-4)])
@@ -62,7 +62,7 @@ def test_as_the_planner_splits_it(devices: int, m: int, alpha_s: float) -> None:
 
 def by_numbers(numbers: Sequence[tuple[int, int, int]], samples: int) -> Plan:
     profile, devices = count(MLP, samples, "float32"), numbers[0][0] * numbers[0][1] * numbers[0][2]
-    names = [item.name for item in chain_of(profile).matmuls]
+    names = [item.name for item in chain_from_profile(profile).matmuls]
     given = {name: Grid(1, devices).strategy(one) for name, one in zip(names, numbers, strict=True)}
     return with_strategies(profile, flat(devices), given, "free")
 
@@ -87,9 +87,9 @@ def test_a_device_has_its_part_of_the_batch(m: int) -> None:
         with session as entered:
             batch = VGG.sample(SAMPLES)
             mine = entered.share(batch)
-            half = [part.chunk(2)[entered.shard] for part in batch.inputs.chunk(m)]
+            half = [part.chunk(2)[entered.tensor_rank] for part in batch.inputs.chunk(m)]
             return mine.inputs.untyped_storage().nbytes() == batch.inputs.nbytes // 2 and all(
                 own.equal(want) for own, want in zip(mine.inputs.chunk(m), half, strict=True)
             )
 
-    assert each(2, work, ("cpu", "cpu"))
+    assert run_on_ranks(2, work, ("cpu", "cpu"))

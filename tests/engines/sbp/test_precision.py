@@ -10,12 +10,12 @@ from torch import Tensor
 
 from harness.interfaces import OptimizerSpec
 from models.gpt.config import Config as GPTConfig
-from models.gpt.config import build as build_gpt
+from models.gpt.gpt import build as build_gpt
 from models.mlp.config import Config as MLPConfig
-from models.mlp.config import build as build_mlp
+from models.mlp.mlp import build as build_mlp
 from tests.engines import zoo
-from tests.engines.sbp.plans import planned
-from tests.engines.sbp.runs import Outcome, Run, alone, check, check_sent, in_ranks
+from tests.support.sbp_plans import planned
+from tests.support.sbp_runs import Outcome, Run, alone, check, check_sent, in_ranks
 
 PLAIN = OptimizerSpec("sgd", lr=0.02, momentum=0.9)
 UNIT = 2.0**-8

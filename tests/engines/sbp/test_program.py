@@ -10,21 +10,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engines.sbp.block_layout import Layout, Mesh
 from engines.sbp.instruction import Instruction, Program, Unrunnable, undivided
-from engines.sbp.layout import Layout, Mesh
 from engines.sbp.program import program
-from harness.counting import count
-from harness.plan import Plan
-from harness.profile import ModelProfile
-from harness.sbp.chain import Attention, Chain, Matmul, Residual, chain_of
-from harness.sbp.grid import Grid
-from harness.sbp.optimum import Ends
-from harness.sbp.planned import OUTPUT, grid_of_plan
+from harness.core.model_profile import ModelProfile
+from harness.core.plan import Plan
+from harness.measure.count_model import count
+from harness.sbp.device_grid import Grid
+from harness.sbp.matmul_chain import Attention, Chain, Matmul, Residual, chain_from_profile
+from harness.sbp.route_to_plan import OUTPUT, grid_from_plan
+from harness.sbp.shortest_path import Ends
 from models.gpt.config import Config as GPTConfig
-from models.gpt.config import build as build_gpt
+from models.gpt.gpt import build as build_gpt
 from models.mlp.config import Config as MLPConfig
-from models.mlp.config import build as build_mlp
-from tests.engines.sbp.plans import drawn, flat, with_strategies
+from models.mlp.mlp import build as build_mlp
+from tests.support.sbp_plans import drawn, flat, with_strategies
 
 ENDS: tuple[Ends, ...] = ("free", "batch_split")
 
@@ -39,7 +39,7 @@ def profile(name: str) -> ModelProfile:
 
 
 def written(plan: Plan, chain: Chain) -> tuple[Program, Mesh]:
-    mesh = Mesh(grid_of_plan(plan))
+    mesh = Mesh(grid_from_plan(plan))
     return program(plan, chain, mesh), mesh
 
 
@@ -110,7 +110,7 @@ def check_chain(found: Program, chain: Chain) -> None:
             if last.past:
                 assert last.past.before.like(past)
                 past = last.past.after
-            assert past.like(at), "what is added lies alike"
+            assert past.like(at), "what is added lies equal"
         if last and last.on:
             assert last.on.before == at
             at = last.on.after
@@ -126,7 +126,7 @@ def test_blocks_go_from_hand_to_hand(name: str, devices: int, ends: Ends, seed: 
     if name != "mlp":
         share = min(share, 0.6)
     plan = drawn(profile(name), devices, ends, 1, random.Random(seed), share)
-    chain = chain_of(profile(name))
+    chain = chain_from_profile(profile(name))
     found, mesh = written(plan, chain)
     assert list(found.instructions) == [item.name for item in chain.matmuls]
     for one in found.instructions.values():
@@ -154,7 +154,7 @@ def exchanges(found: Program) -> list:  # type: ignore[type-arg]
 def test_one_weight_is_split_once(devices: int, seed: int) -> None:
     """The head's columns are the embedding's rows: the same block of the one weight that both have."""
     plan = drawn(profile("gpt"), devices, "free", 1, random.Random(seed), 0.4)
-    found, mesh = written(plan, chain_of(profile("gpt")))
+    found, mesh = written(plan, chain_from_profile(profile("gpt")))
     first, last = found.instructions["embedding"], found.instructions["head"]
     for rank in range(devices):
         for mine, theirs, size in ((first.inputs, last.outputs, 48), (first.outputs, last.inputs, 48)):
@@ -166,7 +166,7 @@ def test_one_weight_is_split_once(devices: int, seed: int) -> None:
 
 def of_mlp(numbers: tuple[int, int, int] = (2, 2, 2)) -> tuple[Plan, Chain]:
     found = profile("mlp")
-    chain = chain_of(found)
+    chain = chain_from_profile(found)
     strategy = Grid(1, 8).strategy(numbers)
     return with_strategies(found, flat(8), {item.name: strategy for item in chain.matmuls}, "free"), chain
 
@@ -188,14 +188,14 @@ def test_a_place_that_the_strategy_does_not_lead_to() -> None:
 
 
 def test_heads_that_are_nowhere_whole() -> None:
-    """Two heads on eight devices: behind qkv features are split by 8, and so they are before the projection."""
+    """Two heads on eight devices: after qkv features are split by 8, and so they are before the projection."""
     found = profile("gpt, untied")
     all_columns = Grid(1, 8).strategy((1, 8, 1))
     names = ("block_0.attention.qkv", "block_0.attention.projection")
     plan = with_strategies(found, flat(8), dict.fromkeys(names, all_columns), "free")
-    chain = chain_of(found)
+    chain = chain_from_profile(found)
     written(plan, chain)
-    with pytest.raises(Unrunnable, match=r"2 heads are not whole anywhere behind block_0\.attention\.qkv"):
+    with pytest.raises(Unrunnable, match=r"2 heads are not whole anywhere after block_0\.attention\.qkv"):
         written(plan, Chain(tuple(map(two_heads, chain.items)), chain.element_bytes))
 
 
@@ -205,14 +205,14 @@ def two_heads(item: object) -> object:
     return replace(item, heads=2) if isinstance(item, Attention) else item
 
 
-def test_one_weight_that_two_products_split_unlike() -> None:
+def test_one_weight_that_two_products_split_differently() -> None:
     """Turned, (2, 4, 1) is (2, 1, 4)."""
     found = profile("gpt")
     plan = drawn(found, 8, "free", 1, random.Random(1), 0.3)
     plan = replace(plan, strategy={**plan.strategy, "embedding": (2, 4, 1), "head": (2, 4, 1)},
                    layouts={**plan.layouts, "embedding": ((), (2,)), "head": ((2,), (2,))})  # fmt: skip
-    with pytest.raises(Unrunnable, match="head splits its weight unlike embedding, whose weight it is"):
-        written(plan, chain_of(found))
+    with pytest.raises(Unrunnable, match="head splits its weight in another way than embedding, whose weight it is"):
+        written(plan, chain_from_profile(found))
 
 
 @pytest.mark.parametrize(
@@ -220,7 +220,7 @@ def test_one_weight_that_two_products_split_unlike() -> None:
     [
         (((), (4,), (2,)), "the model begins with a branch whose input lies elsewhere"),
         (((), (4,)), "the model begins with a branch whose input lies elsewhere"),
-        (((), (4,), (1,)), r"what comes out of a\.b lies unlike what it is added to"),
+        (((), (4,), (1,)), r"what comes out of a\.b has another layout than what it is added to"),
     ],
 )
 def test_a_branch_at_the_head_of_a_model(layouts: tuple[tuple[int, ...], ...], said: str) -> None:
@@ -234,8 +234,8 @@ def test_a_branch_at_the_head_of_a_model(layouts: tuple[tuple[int, ...], ...], s
 def test_samples_that_do_not_divide_by_all_that_once_split_them() -> None:
     """4 samples in 4 parts everywhere; but some are split by digits 0 and 1, then by 0 and 2: in axes of 8."""
     found = count(build_mlp(MLPConfig(widths=[4, 4, 2, 4, 2, 4])), 4, "float32")
-    chain, grid = chain_of(found), Grid(1, 8)
+    chain, grid = chain_from_profile(found), Grid(1, 8)
     numbers = [(4, 2, 1), (4, 1, 2), (4, 1, 2), (2, 2, 2), (2, 4, 1)]
     given = {item.name: grid.strategy(some) for item, some in zip(chain.matmuls, numbers, strict=True)}
-    told, mesh = written(with_strategies(found, flat(8), given, "free"), chain)
-    assert undivided(told, mesh) == [f"4 samples of linear_{n} do not divide by 8" for n in (3, 4)]
+    reported, mesh = written(with_strategies(found, flat(8), given, "free"), chain)
+    assert undivided(reported, mesh) == [f"4 samples of linear_{n} do not divide by 8" for n in (3, 4)]

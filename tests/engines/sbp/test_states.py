@@ -1,4 +1,4 @@
-"""A state goes on: saved by sbp and loaded by `single`, the other way round, and into other strategies."""
+"""A state continues: saved by sbp and loaded by `single`, the other way round, and into other strategies."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
-from engines.single.config import Config as SingleConfig
-from engines.single.config import build as build_single
-from harness.counting import count
-from harness.plan import Plan
-from models.gpt.config import Config, build
-from tests.engines.sbp.plans import drawn, planned
-from tests.engines.sbp.runs import ADAM, SGD, Outcome, Run, alone, check_alike, in_ranks
+from engines.single.engine import Config as SingleConfig
+from engines.single.engine import build as build_single
+from harness.core.plan import Plan
+from harness.measure.count_model import count
+from models.gpt.config import Config
+from models.gpt.gpt import build
+from tests.support.sbp_plans import drawn, planned
+from tests.support.sbp_runs import ADAM, SGD, Outcome, Run, alone, check_equal, in_ranks
 
 GPT = build(Config(layers=2, hidden=32, heads=4, sequence=4, vocabulary=16, dropout=0.2))
 """With one weight at both ends."""
@@ -56,11 +57,11 @@ def straight() -> dict[str, Outcome]:
 
 
 def test_a_state_is_that_of_the_unsplit_model(halfway: dict[str, dict[str, Any]]) -> None:
-    """Keys, shapes, and the values that `single` has: nothing in it tells of strategies."""
+    """Keys, shapes, and the values that `single` has: nothing in it names strategies."""
     for run in runs():
         want = alone(replace(run, steps=HALF))
         got = Outcome(want.losses, [], halfway[str(run)])
-        check_alike(got, want, 1e-10)
+        check_equal(got, want, 1e-10)
         assert list(got.state["optimizer"]) == list(want.state["optimizer"])
         assert got.state["step"] == HALF
         for name, value in want.state["model"].items():
@@ -73,7 +74,7 @@ def test_the_same_strategy_goes_on_bit_for_bit(
     for run, got in zip(runs(), in_ranks(runs(), from_state(halfway)), strict=True):
         want = straight[str(run)]
         assert got.losses == want.losses[HALF:]
-        check_alike(got, Outcome(got.losses, [], want.state), 0.0)
+        check_equal(got, Outcome(got.losses, [], want.state), 0.0)
 
 
 def test_single_goes_on_from_it(halfway: dict[str, dict[str, Any]]) -> None:
@@ -82,14 +83,14 @@ def test_single_goes_on_from_it(halfway: dict[str, dict[str, Any]]) -> None:
         with build_single(SingleConfig()).session(GPT, whole, run.spec(1)) as session:
             got = go_on(session, run, halfway[str(run)])
         want = alone(run)
-        check_alike(got, Outcome(want.losses[HALF:], [], want.state), 1e-10)
+        check_equal(got, Outcome(want.losses[HALF:], [], want.state), 1e-10)
 
 
 def test_it_goes_on_from_single(straight: dict[str, Outcome]) -> None:
     states = {str(run): alone(replace(run, steps=HALF)).state for run in runs()}
     for run, got in zip(runs(), in_ranks(runs(), from_state(states)), strict=True):
         want = straight[str(run)]
-        check_alike(got, Outcome(want.losses[HALF:], [], want.state), 1e-10)
+        check_equal(got, Outcome(want.losses[HALF:], [], want.state), 1e-10)
 
 
 def test_another_strategy_goes_on_from_it(halfway: dict[str, dict[str, Any]], straight: dict[str, Outcome]) -> None:
@@ -97,7 +98,7 @@ def test_another_strategy_goes_on_from_it(halfway: dict[str, dict[str, Any]], st
     swapped = {str(run): halfway[str(replace(run, plan=mine[n ^ 1].plan))] for n, run in enumerate(mine)}
     for run, got in zip(mine, in_ranks(mine, from_state(swapped)), strict=True):
         want = straight[str(run)]
-        check_alike(got, Outcome(want.losses[HALF:], [], want.state), 1e-10)
+        check_equal(got, Outcome(want.losses[HALF:], [], want.state), 1e-10)
 
 
 def test_a_rank_has_its_part_alone() -> None:

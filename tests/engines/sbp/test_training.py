@@ -6,15 +6,16 @@ import random
 
 import pytest
 
-from harness.counting import count
-from harness.plan import Plan
-from harness.profile import ModelProfile
-from harness.sbp.chain import chain_of
-from harness.sbp.grid import Grid
-from harness.sbp.optimum import Ends
-from models.mlp.config import Config, build
-from tests.engines.sbp.plans import drawn, flat, with_strategies
-from tests.engines.sbp.runs import ADAM, SGD, Run, check
+from harness.core.model_profile import ModelProfile
+from harness.core.plan import Plan
+from harness.measure.count_model import count
+from harness.sbp.device_grid import Grid
+from harness.sbp.matmul_chain import chain_from_profile
+from harness.sbp.shortest_path import Ends
+from models.mlp.config import Config
+from models.mlp.mlp import build
+from tests.support.sbp_plans import drawn, flat, with_strategies
+from tests.support.sbp_runs import ADAM, SGD, Run, check
 
 MLP = build(Config(widths=[24, 48, 24, 48]))
 SAMPLES = 48
@@ -30,14 +31,14 @@ def run(plan: Plan, number: int) -> Run:
 
 
 def test_every_strategy_on_eight_ranks_in_every_layer() -> None:
-    """The ten of each layer, once beside others and once alike in all layers."""
+    """The ten of each layer, once next to others and once equal in all layers."""
     profile = profiles()
-    names = [item.name for item in chain_of(profile[1]).matmuls]
+    names = [item.name for item in chain_from_profile(profile[1]).matmuls]
     strategies = Grid(1, 8).strategies
     assert (len(names), len(strategies)) == (3, 10)
     given = [dict.fromkeys(names, strategy) for strategy in strategies]
-    unlike = [(k, (3 * k + 1) % 10, (7 * k + 2) % 10) for k in range(10)]
-    given += [{name: strategies[k] for name, k in zip(names, ks, strict=True)} for ks in unlike]
+    different = [(k, (3 * k + 1) % 10, (7 * k + 2) % 10) for k in range(10)]
+    given += [{name: strategies[k] for name, k in zip(names, ks, strict=True)} for ks in different]
     plans = []
     for number, some in enumerate(given):
         m = 1 + number // 2 % 2
@@ -49,7 +50,7 @@ def test_every_strategy_on_eight_ranks_in_every_layer() -> None:
 
 @pytest.mark.parametrize(("devices", "plans"), [(2, 3), (3, 3), (4, 6), (6, 6), (8, 6)])
 def test_strategies_at_random(devices: int, plans: int) -> None:
-    """A product may have any strategy beside any other."""
+    """A matmul may have any strategy next to any other."""
     dice, profile = random.Random(devices), profiles()
     runs = []
     for number in range(plans):
@@ -62,7 +63,7 @@ def test_strategies_at_random(devices: int, plans: int) -> None:
 def test_nodes_of_several_devices(nodes: int) -> None:
     """A factor may lie across nodes, inside of them, or both; its digits are of two kinds."""
     dice, profile, cluster = random.Random(nodes), profiles()[1], flat(8, nodes=nodes)
-    names = [item.name for item in chain_of(profile).matmuls]
+    names = [item.name for item in chain_from_profile(profile).matmuls]
     strategies = Grid(nodes, 8 // nodes).strategies
     given = [{name: dice.choice(strategies) for name in names} for _ in range(4)]
     plans = [with_strategies(profile, cluster, one, ENDS[n % 2]) for n, one in enumerate(given)]

@@ -6,8 +6,8 @@ import pytest
 
 from harness.interfaces import OptimizerSpec
 from tests.engines import zoo
-from tests.engines.sbp.plans import planned
-from tests.engines.sbp.runs import GENTLE, Run, check
+from tests.support.sbp_plans import planned
+from tests.support.sbp_runs import GENTLE, Run, check
 
 SAMPLES = 8
 CHAINS = ("unet",), ("amoebanet",), ("gpt", "gpt with dropout, untied", "mlp", "vgg"), (

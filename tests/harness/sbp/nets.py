@@ -1,4 +1,4 @@
-"""Profiles of networks with matrix products, by hand: what counting the models gives. Clusters for them."""
+"""Profiles of networks with matmuls, by hand: what counting the models gives. Clusters for them."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from itertools import pairwise
 
 from hypothesis import strategies as st
 
-from harness.cluster import Cluster, Link
-from harness.profile import LayerProfile, ModelProfile, Product, Tied
+from harness.core.cluster import Cluster, Link
+from harness.core.model_profile import LayerProfile, ModelProfile, Product, Tied
 
 FLOAT = 4
 

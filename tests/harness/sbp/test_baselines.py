@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from harness.cluster import Cluster, Link
+from harness.core.cluster import Cluster, Link
 from harness.sbp.baselines import data_parallel, megatron, summa
-from harness.sbp.chain import Attention, Chain, Matmul, Residual
-from harness.sbp.collectives import Collectives
-from harness.sbp.costs import Costs, Rules
-from harness.sbp.grid import Grid
-from harness.sbp.limit import TooLarge, held
-from harness.sbp.optimum import Infeasible, Search
+from harness.sbp.collective_costs import Collectives
+from harness.sbp.device_grid import Grid
+from harness.sbp.matmul_chain import Attention, Chain, Matmul, Residual
+from harness.sbp.memory_limit import TooLarge, held
+from harness.sbp.shortest_path import Infeasible, Search
+from harness.sbp.strategy_costs import Costs, Rules
 from tests.harness.sbp.volumes import sent
 
 BETA, SAMPLES, TOKENS, HIDDEN = 1e-10, 64, 128, 512
@@ -59,8 +59,8 @@ def test_megatrons_all_reduces_of_a_block():
         "down": (2, 1, 4),
     }
     all_reduce = 2 * 3 / 4 * ELEMENTS * 4 / 2
-    told = sent(route, found)
-    activations = sum(size for kind, size in told.items() if "weights" not in kind)
+    sent_bytes = sent(route, found)
+    activations = sum(size for kind, size in sent_bytes.items() if "weights" not in kind)
     assert activations == pytest.approx(4 * all_reduce)
 
 

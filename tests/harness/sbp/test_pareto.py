@@ -1,4 +1,4 @@
-"""What is undominated against a comparison of all with all; pairs of equal keys against two loops."""
+"""What is pareto_optimal against a comparison of all with all; pairs of equal keys against two loops."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.sbp.pareto import SLOTS, matches, ranks, undominated
+from harness.sbp.pareto import SLOTS, matches, pareto_optimal, ranks
 
 BITS = 20
 
 
 def kept(group: np.ndarray, seconds: np.ndarray, bytes_: np.ndarray) -> list[tuple[int, int, int]]:
-    found = undominated((group << BITS) + bytes_, seconds, BITS)
+    found = pareto_optimal((group << BITS) + bytes_, seconds, BITS)
     return [(int(group[k]), int(bytes_[k]), int(seconds[k])) for k in found]
 
 

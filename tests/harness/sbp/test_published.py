@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from harness.cluster import Cluster, Link
-from harness.sbp.chain import Attention, Chain, Matmul
-from harness.sbp.collectives import Collectives
-from harness.sbp.costs import Costs, Rules
-from harness.sbp.grid import Grid
-from harness.sbp.optimum import Search
-from harness.sbp.planned import per_product
+from harness.core.cluster import Cluster, Link
+from harness.sbp.collective_costs import Collectives
+from harness.sbp.device_grid import Grid
+from harness.sbp.matmul_chain import Attention, Chain, Matmul
+from harness.sbp.route_to_plan import matmul_figures
+from harness.sbp.shortest_path import Search
+from harness.sbp.strategy_costs import Costs, Rules
 from tests.harness.sbp.volumes import sent
 
 
@@ -46,9 +46,9 @@ def test_figure_3_volumes(qkv, projection, billions, paths):
     found = costs(64, paths)
     given = {"before": (4, 16, 1), "qkv": qkv, "projection": projection}
     given = {name: found.grid.strategy(numbers) for name, numbers in given.items()}
-    told = sent(Search(Chain(LAYER, 4), found, "free", given).route(), found)
-    assert sum(size for kind, size in told.items() if kind.endswith("forward")) / 4 == billions * 2**30
-    assert not any("all_to_all" in kind for kind in told)
+    sent_bytes = sent(Search(Chain(LAYER, 4), found, "free", given).route(), found)
+    assert sum(size for kind, size in sent_bytes.items() if kind.endswith("forward")) / 4 == billions * 2**30
+    assert not any("all_to_all" in kind for kind in sent_bytes)
 
 
 @pytest.mark.parametrize("paths", ["mixed", "paper"])
@@ -59,8 +59,8 @@ def test_figure_3_is_the_least_volume_with_weights_on_4_nodes_each(paths):
     for qkv in four:
         for projection in four:
             given = {"before": found.grid.strategy((4, 16, 1)), "qkv": qkv, "projection": projection}
-            told = sent(Search(Chain(LAYER, 4), found, "free", given).route(), found)
-            best[found.grid.numbers(qkv), found.grid.numbers(projection)] = sum(told.values())
+            sent_bytes = sent(Search(Chain(LAYER, 4), found, "free", given).route(), found)
+            best[found.grid.numbers(qkv), found.grid.numbers(projection)] = sum(sent_bytes.values())
     least = min(best.values())
     assert [pair for pair, size in best.items() if size == least] == [((4, 8, 2), (4, 4, 4))]
 
@@ -84,10 +84,10 @@ SQUARES = Chain(tuple(dense(str(number), WIDTH, WIDTH, WIDTH) for number in rang
 
 
 def per_square(p: int, *cycle: tuple[int, int, int]) -> tuple[float, float]:
-    """Bytes that a device sends and holds for two n x n products of n rows in the middle of a chain."""
+    """Bytes that a device sends and holds for two n x n matmuls of n rows in the middle of a chain."""
     found = costs(p)
     given = {str(number): found.grid.strategy(cycle[number % len(cycle)]) for number in range(5)}
-    own = per_product(Search(SQUARES, found, "free", given).route(), found)
+    own = matmul_figures(Search(SQUARES, found, "free", given).route(), found)
     return (
         sum(sum(own[name]["bytes"].values()) for name in ("1", "2")), own["1"]["held_bytes"] + own["2"]["held_bytes"]
     )  # fmt: skip

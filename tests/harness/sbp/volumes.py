@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from harness.sbp.costs import Costs
+from harness.sbp.collective_volume import messages
 from harness.sbp.route import Route
-from harness.sbp.traffic import messages
+from harness.sbp.strategy_costs import Costs
 
 ROUNDS = {"all_reduce": 2, "reduce_scatter": 1, "all_gather": 1, "all_to_all": 1}
 

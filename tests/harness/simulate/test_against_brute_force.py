@@ -5,15 +5,16 @@ from __future__ import annotations
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from harness.cluster import Cluster, Link
-from harness.memory import MemoryModel
-from harness.plan import Plan
-from harness.profile import LayerProfile, ModelProfile, Skip
-from harness.schedule import Schedule, violations
-from harness.schedule.gpipe import gpipe
-from harness.schedule.hops import plan_hops
-from harness.schedule.one_f_one_b import one_f_one_b
+from harness.core.cluster import Cluster, Link
+from harness.core.memory_model import MemoryModel
+from harness.core.model_profile import LayerProfile, ModelProfile, Skip
+from harness.core.plan import Plan
+from harness.schedule import Schedule
+from harness.schedule.builders.gpipe import gpipe
+from harness.schedule.builders.one_f_one_b import one_f_one_b
+from harness.schedule.transfers import plan_transfers
 from harness.simulate import simulate
+from tests.support.violations import violations
 
 UNIT = 0.25
 """All durations are multiples of it, so that sums are exact."""
@@ -23,9 +24,9 @@ def brute_force(schedule: Schedule, forward: list[int], backward: list[int], lat
     """When each op ends. A message takes `latency` on the link of its pair and direction, first come first served."""
     cost = {"F": forward, "R": forward, "B": backward, "step": [0] * len(forward)}
     before, homes = schedule.dependencies(), {op: [] for op in schedule.ops()}
-    for lane in schedule.lanes:
-        for op in lane.ops:
-            homes[op].append(lane)
+    for queue in schedule.queues:
+        for op in queue.ops:
+            homes[op].append(queue)
     done: dict = {}
     running: dict = {}
     waiting: list = []
@@ -43,8 +44,8 @@ def brute_force(schedule: Schedule, forward: list[int], backward: list[int], lat
                 if op in done or op in running or op in waiting or not before[op] <= done.keys():
                     continue
                 turn = all(
-                    lane.queue == "network" or all(earlier in done for earlier in lane.ops[: lane.ops.index(op)])
-                    for lane in homes[op]
+                    queue.name == "network" or all(earlier in done for earlier in queue.ops[: queue.ops.index(op)])
+                    for queue in homes[op]
                 )
                 if turn:
                     waiting.append(op)
@@ -83,11 +84,11 @@ def test_every_op_ends_when_the_slow_simulation_says(times, m, latency, name, re
     )
     skips = (Skip(0, n - 1, 1, "long"),) if n > 2 and long_skip else ()
     profile, plan = ModelProfile(layers, skips=skips), Plan.contiguous([1] * n, m)
-    hops = plan_hops(plan, profile, portals)
+    transfers = plan_transfers(plan, profile, portals)
     if name == "gpipe":
-        schedule = gpipe(m, range(n), hops, recompute, barrier, streams)
+        schedule = gpipe(m, range(n), transfers, recompute, barrier, streams)
     else:
-        schedule = one_f_one_b(m, list(range(n)), hops, recompute)
+        schedule = one_f_one_b(m, list(range(n)), transfers, recompute)
     done = simulate(schedule, plan, profile, Cluster("t", 1, n, intra=Link(0, latency * UNIT)), MemoryModel())
     assert {span.op: span.end_s for span in done.trace.spans} == brute_force(schedule, forward, backward, latency)
     assert violations(schedule, done.trace) == []

@@ -9,19 +9,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.cluster import Cluster, Device, Link
-from harness.memory import MemoryModel
-from harness.mesh import Mesh
-from harness.op import Op
-from harness.pattern import Pattern
-from harness.plan import Plan, Stage
-from harness.profile import LayerProfile, ModelProfile
-from harness.schedule import violations
-from harness.schedule.faults import faults
-from harness.schedule.periodic import unrolled
-from harness.schedule.validity import replayed
+from harness.core.cluster import Cluster, Device, Link
+from harness.core.memory_model import MemoryModel
+from harness.core.model_profile import LayerProfile, ModelProfile
+from harness.core.op import Op
+from harness.core.pattern import Pattern
+from harness.core.plan import Mesh, Plan, Stage
+from harness.schedule.builders.periodic import unrolled
+from harness.schedule.pattern_validity import replay_pattern
+from harness.schedule.validate import validation_errors
 from harness.simulate import Deadlock, Simulation, simulate
-from tests.harness.patterns import Chain, pattern_of, patterns
+from tests.support.patterns import Chain, pattern_of, patterns
+from tests.support.violations import violations
 
 M, FROM, TO = 90, 40, 70
 """Micro-batches of a run, and those between which it is measured: far from both of its ends."""
@@ -29,15 +28,15 @@ CROSSED = Chain((0, 1, 0), (1, 1, 3), (1, 2, 2), (0, 1, 4))
 """The first device has the last stage, too; messages take 10 slots of a period, the first device's tasks 7."""
 
 
-def run(chain: Chain, pattern: Pattern, speed: float = 1.0, in_line: bool = True, m: int = M) -> Simulation:
+def run(chain: Chain, pattern: Pattern, speed: float = 1.0, message_order: bool = True, m: int = M) -> Simulation:
     """On links that take a slot for each byte, or `speed` times fewer."""
     layers = (LayerProfile(forward_s=f, backward_s=b) for f, b in zip(chain.forward, chain.backward, strict=True))
     plan = Plan(Mesh(), tuple(Stage(j, j, device) for j, device in enumerate(chain.devices)), m)
     cluster = Cluster(devices_per_node=max(chain.devices) + 1, intra=Link(0, 1 / speed, chain.duplex))
     schedule = unrolled(pattern, m, chain.devices, [])
-    if not in_line:
-        schedule = replace(schedule, in_line=())
-    assert faults(schedule, plan) == []
+    if not message_order:
+        schedule = replace(schedule, message_order=())
+    assert validation_errors(schedule, plan) == []
     return simulate(schedule, plan, ModelProfile(tuple(layers)), cluster, MemoryModel())
 
 
@@ -72,14 +71,14 @@ def test_a_pattern_keeps_its_period_and_its_order_on_links_that_are_as_fast_or_f
     assert reached >= busiest * (1 - 1e-6)  # so where the pattern wastes nothing, it is the pattern's
     assert violations(done.schedule, done.trace, 1e-9) == []
     planned = sorted(
-        (r for r in replayed(pattern, chain.durations()).ran if len(r.place) == 1), key=lambda r: r.start_s
+        (r for r in replay_pattern(pattern, chain.durations()).ran if len(r.place) == 1), key=lambda r: r.start_s
     )
     for device in set(chain.devices):
-        lane = [span.op for span in done.trace.lanes()[device, "compute"] if "step" not in span.op]
+        queue = [span.op for span in done.trace.queues()[device, "compute"] if "step" not in span.op]
         order = [r.op for r in planned if r.place == (device,)]
-        until = min(len(order) // 2, len(lane) // 2)  # before either comes to its end
-        assert lane[:until] == list(map(str, order[:until]))
-        for stage, count in stored(list(map(Op.parse, lane))).items():
+        until = min(len(order) // 2, len(queue) // 2)  # before either comes to its end
+        assert queue[:until] == list(map(str, order[:until]))
+        for stage, count in stored(list(map(Op.parse, queue))).items():
             assert count <= stored(order)[stage]
 
 
@@ -88,16 +87,16 @@ def test_without_its_order_on_the_link_a_pattern_may_take_longer() -> None:
     pattern = pattern_of(CROSSED, [0] * 12)
     assert pattern.period_s == 10
     assert period_s(run(CROSSED, pattern)) == pytest.approx(10, rel=1e-6)
-    assert period_s(run(CROSSED, pattern, in_line=False)) == pytest.approx(14, rel=1e-6)
+    assert period_s(run(CROSSED, pattern, message_order=False)) == pytest.approx(14, rel=1e-6)
 
 
 def test_who_is_not_in_line_says_for_whom_it_waits() -> None:
     pattern = pattern_of(CROSSED, [0] * 12)
     schedule = unrolled(pattern, 2, CROSSED.devices, [])
-    turned = replace(schedule, in_line=(tuple(reversed(schedule.in_line[0])),))
+    turned = replace(schedule, message_order=(tuple(reversed(schedule.message_order[0])),))
     plan = Plan(Mesh(), tuple(Stage(j, j, device) for j, device in enumerate(CROSSED.devices)), 2)
     profile = ModelProfile((LayerProfile(forward_s=1, backward_s=1),) * 3)
-    with pytest.raises(Deadlock, match=r"1copy0<0 waits for 2copy0<1, which is before it in line"):
+    with pytest.raises(Deadlock, match=r"1copy0<0 waits for 2copy0<1, which is before it in `message_order`"):
         simulate(turned, plan, profile, Cluster(devices_per_node=2, intra=Link(0, 1, "half")), MemoryModel())
 
 

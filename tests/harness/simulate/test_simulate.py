@@ -4,16 +4,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.cluster import Cluster, Device, Link
-from harness.memory import MemoryModel
-from harness.op import Op
-from harness.plan import Plan, Stage
-from harness.profile import LayerProfile, ModelProfile, Skip
-from harness.schedule import LaneOps, Schedule, violations
-from harness.schedule.gpipe import gpipe
-from harness.schedule.hops import plan_hops
-from harness.schedule.myelin import chunks_of, myelin
+from harness.core.cluster import Cluster, Device, Link
+from harness.core.memory_model import MemoryModel
+from harness.core.model_profile import LayerProfile, ModelProfile, Skip
+from harness.core.op import Op
+from harness.core.plan import Plan, Stage
+from harness.schedule import QueueOps, Schedule
+from harness.schedule.builders.gpipe import gpipe
+from harness.schedule.builders.myelin import myelin, split_into_chunks
+from harness.schedule.transfers import plan_transfers
 from harness.simulate import Deadlock, simulate
+from tests.support.violations import violations
 
 MEMORY = MemoryModel()
 FREE = Link()
@@ -34,7 +35,7 @@ def pipeline(profile: ModelProfile, micro_batches: int, recompute: str = "never"
     plan = Plan.contiguous((1,) * len(profile.layers), micro_batches, recompute)
     portals = options.pop("portals", True)
     devices = [stage.device for stage in plan.stages]
-    return plan, gpipe(micro_batches, devices, plan_hops(plan, profile, portals), recompute, **options)
+    return plan, gpipe(micro_batches, devices, plan_transfers(plan, profile, portals), recompute, **options)
 
 
 @given(m=st.integers(1, 9), n=st.integers(1, 6), forward=st.integers(1, 8), backward=st.integers(1, 16))
@@ -93,9 +94,9 @@ def test_copies_overlap_computation_only_with_streams():
         done = simulate(schedule, plan, profile, cluster(2, link), MEMORY)
         figures, trace = done.figures, done.trace
         times[streams], busy[streams] = figures["step_time_s"], figures["utilization"]
-        lanes = {(span.device, span.queue) for span in trace.spans if "copy" in span.op}
-        assert lanes == {(0, "copy in"), (1, "copy in")} if streams else {(0, "compute"), (1, "compute")}
-    # with: fill 2 + 1, then 4 tasks of 2; backward the same. without: each micro-batch's copy lies in both lanes
+        queues = {(span.device, span.queue) for span in trace.spans if "copy" in span.op}
+        assert queues == {(0, "copy in"), (1, "copy in")} if streams else {(0, "compute"), (1, "compute")}
+    # with: fill 2 + 1, then 4 tasks of 2; backward the same. without: each micro-batch's copy is in both queues
     assert times == {True: 2 * (2 + 1 + 4 * 2), False: 2 * (2 + 4 * (1 + 2))}
     assert busy[True] == pytest.approx([16 / 22] * 2)
 
@@ -110,14 +111,14 @@ def test_without_portals_a_skip_is_copied_through_every_stage():
         figures, trace = done.figures, done.trace
         assert sum(":long" in span.op for span in trace.spans) == 2 * copies
         times[portals] = figures["step_time_s"]
-    assert times[False] == 6 + 2 * (2 + 2)  # each hop of 2 s delays the next stage
-    assert times[True] < times[False]  # at least in part behind stage 1
+    assert times[False] == 6 + 2 * (2 + 2)  # each transfer of 2 s delays the next stage
+    assert times[True] < times[False]  # at least in part after stage 1
 
 
 def test_two_stages_on_one_device_share_its_lane():
     profile = chain([1, 1, 1], [2, 2, 2])
     plan = Plan(Plan.contiguous((1, 1, 1)).mesh, (Stage(0, 0, 0), Stage(1, 1, 1), Stage(2, 2, 0)), 1)
-    schedule = gpipe(1, [0, 1, 0], plan_hops(plan, profile, True), "never")
+    schedule = gpipe(1, [0, 1, 0], plan_transfers(plan, profile, True), "never")
     figures = simulate(schedule, plan, profile, cluster(2), MEMORY).figures
     assert figures["step_time_s"] == 9
     assert figures["utilization"] == pytest.approx([6 / 9, 3 / 9])
@@ -139,7 +140,7 @@ def test_each_update_launches_its_kernels():
     plan = Plan.contiguous((1,), 1)
     launching = cluster(1, memory_bandwidth=100.0, kernel_s=0.25)
     for size, buckets in ((100, 1), (50, 2), (10, 10)):
-        schedule = myelin(1, [0], (), chunks=[chunks_of(100, 1, size, 1)])
+        schedule = myelin(1, [0], (), chunks=[split_into_chunks(100, 1, size, 1)])
         step_s = simulate(schedule, plan, profile, launching, MEMORY).figures["step_time_s"]
         assert step_s == pytest.approx(2 + 3 + buckets * 12 * 0.25)
     bare = chain([1], [1])
@@ -154,13 +155,13 @@ def test_the_peak_memory_comes_from_the_ledger():
 
 
 def test_a_schedule_that_cannot_go_on_names_who_waits_for_what():
-    lanes = (
-        LaneOps(0, "compute", (Op(0, "F", 0), Op(0, "B", 0))),
-        LaneOps(1, "compute", (Op(1, "B", 0), Op(1, "F", 0))),
+    queues = (
+        QueueOps(0, "compute", (Op(0, "F", 0), Op(0, "B", 0))),
+        QueueOps(1, "compute", (Op(1, "B", 0), Op(1, "F", 0))),
     )
     profile = chain([1, 1], [1, 1])
     with pytest.raises(Deadlock) as caught:
-        simulate(Schedule(lanes, (0, 1)), Plan.contiguous((1, 1)), profile, cluster(2), MEMORY)
+        simulate(Schedule(queues, (0, 1)), Plan.contiguous((1, 1)), profile, cluster(2), MEMORY)
     assert str(caught.value).splitlines()[1:] == [
         "  device 0 compute: 0B0 waits for 1B0",
         "  device 1 compute: 1B0 waits for 1F0",
@@ -169,10 +170,10 @@ def test_a_schedule_that_cannot_go_on_names_who_waits_for_what():
 
 def test_two_lanes_that_wait_for_each_other_are_a_deadlock():
     a, b = Op(1, "copy", 0, peer=0), Op(1, "copy", 1, peer=0)
-    lanes = (LaneOps(0, "compute", (a, b)), LaneOps(1, "compute", (b, a)))
+    queues = (QueueOps(0, "compute", (a, b)), QueueOps(1, "compute", (b, a)))
     profile = chain([1, 1], [1, 1])
     with pytest.raises(Deadlock, match="1copy0<0 waits for its turn in device 1 compute, which is at 1copy1<0"):
-        simulate(Schedule(lanes, (0, 1)), Plan.contiguous((1, 1)), profile, cluster(2), MEMORY)
+        simulate(Schedule(queues, (0, 1)), Plan.contiguous((1, 1)), profile, cluster(2), MEMORY)
 
 
 @given(
@@ -187,15 +188,15 @@ def test_two_lanes_that_wait_for_each_other_are_a_deadlock():
     st.booleans(),
 )
 def test_the_time_is_the_longest_path(times, micro_batches, recompute, streams, dependency):
-    """Against the longest path through the graph of dependencies and lane orders, by fixed-point iteration."""
+    """Against the longest path through the graph of dependencies and queue orders, by fixed-point iteration."""
     profile = chain(*times, output_bytes=1)
     plan, schedule = pipeline(profile, micro_batches, recompute, streams=streams, dependency=dependency)
     done = simulate(schedule, plan, profile, cluster(len(times[0]), Link(0, 1.0)), MEMORY)
     figures, trace = done.figures, done.trace
     cost = {"F": times[0], "R": times[0], "B": times[1], "copy": [1] * 9, "step": [0] * 9}
     before = schedule.dependencies()
-    for lane in schedule.lanes:
-        for earlier, later in zip(lane.ops, lane.ops[1:], strict=False):
+    for queue in schedule.queues:
+        for earlier, later in zip(queue.ops, queue.ops[1:], strict=False):
             before[later] = before[later] | {earlier}
     end = dict.fromkeys(before, 0.0)
     for _ in before:

@@ -12,9 +12,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from harness.problem import CannotRun, Problem
+from harness.core.problem import CannotRun, Problem
 from models.data.text import source
 from models.data.text.corpus import Corpus, read
+from tests.problems import fixes
 
 
 def words_of(path: Path, text: str) -> Corpus:
@@ -26,7 +27,7 @@ def problem(file: str | Path, tokens: str) -> Problem:
     with pytest.raises(CannotRun) as caught:
         read(str(file), tokens)
     (found,) = caught.value.problems
-    assert found.key == f"data.file {str(file) or repr('')}"
+    assert (found.key, found.value) == ("data.file", str(file))
     return found
 
 
@@ -97,16 +98,16 @@ def test_the_default_is_english_that_every_python_has() -> None:
 @pytest.mark.parametrize("tokens", ["bytes", "words"])
 def test_texts_that_cannot_be_used(tmp_path: Path, tokens: str) -> None:
     missing = problem(tmp_path / "none", tokens)
-    assert missing.what == "does not exist"
-    assert missing.mend == "data.file=FILE with a text, or data.file=null"
-    assert problem("", tokens).what == "does not exist"
-    assert problem(tmp_path, tokens).what == "is a folder"
+    assert missing.message == "does not exist"
+    assert fixes(missing) == ["data.file=null"] and missing.hint == "data.file=FILE with a text"
+    assert problem("", tokens).message == "does not exist"
+    assert problem(tmp_path, tokens).message == "is a folder"
     (tmp_path / "empty").touch()
-    assert problem(tmp_path / "empty", tokens).what == "is empty: 0 bytes"
-    assert problem(tmp_path / "empty" / "x", tokens).what in ("does not exist", "cannot be read: Not a directory")
-    assert problem("x" * 300, tokens).what == "cannot be read: File name too long"
+    assert problem(tmp_path / "empty", tokens).message == "is empty: 0 bytes"
+    assert problem(tmp_path / "empty" / "x", tokens).message in ("does not exist", "cannot be read: Not a directory")
+    assert problem("x" * 300, tokens).message == "cannot be read: File name too long"
     os.mkfifo(tmp_path / "pipe")
-    assert problem(tmp_path / "pipe", tokens).what == "is no regular file"
+    assert problem(tmp_path / "pipe", tokens).message == "is no regular file"
 
 
 @pytest.mark.parametrize("block", [1, 2, 7, 1 << 20])
@@ -120,6 +121,6 @@ def test_the_first_byte_that_is_not_utf_8(tmp_path: Path, monkeypatch: pytest.Mo
     ):
         (tmp_path / "t").write_bytes(data)
         found = problem(tmp_path / "t", "words")
-        assert found.what == f"is not UTF-8: {wrong}"
-        assert found.mend == "a file in UTF-8, by iconv -t utf-8"
+        assert found.message == f"is not UTF-8: {wrong}"
+        assert fixes(found) == ["data.file=null"] and "iconv" in found.hint
         assert len(read(str(tmp_path / "t"), "bytes")) == len(data)

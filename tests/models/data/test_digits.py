@@ -11,9 +11,11 @@ import pytest
 import torch
 from sklearn.datasets import load_digits
 
-from harness.problem import CannotRun
+from harness.core.problem import CannotRun, advice
 from models.classifier import Classifier
-from models.data.images.config import Config, build
+from models.data.images.config import Config
+from models.data.images.images import build
+from tests.problems import keys, refused
 
 
 def classifier(*shape: int, classes: int = 10) -> Any:
@@ -57,19 +59,19 @@ def test_the_pool_has_one_channel_whatever_the_model_takes() -> None:
 
 
 def test_more_classes_than_the_model_knows() -> None:
-    for shape, mend in (((3, 8, 8), "model.classes=10"), ((64,), "model.widths=[...,10]")):
+    for shape, reported in (((3, 8, 8), "model.classes=10"), ((64,), "model.widths=[...,10]")):
         with pytest.raises(CannotRun) as caught:
             build(Config(), classifier(*shape, classes=7), seed=0)
         (problem,) = caught.value.problems
-        assert (problem.key, problem.what) == ("model.classes 7", "the digits have 10 classes")
-        assert problem.mend == mend
+        assert (problem.key, problem.value) == ("model.classes", 7) and "10 classes" in problem.message
+        assert advice(problem) == reported
     build(Config(), classifier(3, 8, 8, classes=1000), seed=0)
 
 
-def test_shape_and_classes_are_told_at_once() -> None:
+def test_shape_and_classes_are_reported_at_once() -> None:
     with pytest.raises(CannotRun) as caught:
         build(Config(), classifier(60, classes=5), seed=0)
-    assert [problem.key for problem in caught.value.problems] == ["model small", "model.classes 5"]
+    assert keys(refused(caught)) == ["model", "model.classes"]
 
 
 @pytest.mark.usefixtures("one_thread")

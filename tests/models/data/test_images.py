@@ -8,12 +8,13 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from harness.problem import CannotRun
-from models.data.images.config import Config, build
-from models.data.images.images import Images
-from models.data.images.pool import Pool
+from harness.core.problem import CannotRun
+from models.data.images.config import Config
+from models.data.images.image_pool import Pool
+from models.data.images.images import Images, build
 from models.unet.config import Config as UNetConfig
-from models.unet.config import build as unet
+from models.unet.unet import build as unet
+from tests.problems import Row, row
 
 MODEL = unet(UNetConfig(convs=1, channels=16, size=64))
 
@@ -117,27 +118,21 @@ def test_the_loss_falls(data: Images) -> None:
 
 
 @pytest.mark.parametrize(
-    ("task", "shape", "what", "mend"),
+    ("task", "shape", "found", "hint"),
     [
-        ("text", (16,), "is for segmentation and classification, small does text", "data=text, or data=synthetic"),
-        ("segmentation", (1, 8, 8), "takes samples of 1 x 8 x 8, images are 3 x height x width", "data=synthetic"),
-        ("segmentation", (64,), "takes samples of 64, images are 3 x height x width", "data=synthetic"),
-        ("classification", (3, 8), "takes samples of 3 x 8, images are 3 x height x width", "data=synthetic"),
-        (
-            "classification",
-            (60,),
-            "takes 60 numbers, an image of 8 x 8 has 64",
-            "model.widths=[64,...], or data=synthetic",
-        ),
+        ("text", (16,), ("data", "images", ["data=text", "data=synthetic"]), ""),
+        ("segmentation", (1, 8, 8), ("model", "small", ["data=synthetic"]), ""),
+        ("segmentation", (64,), ("model", "small", ["data=synthetic"]), ""),
+        ("classification", (3, 8), ("model", "small", ["data=synthetic"]), ""),
+        ("classification", (60,), ("model", "small", ["data=synthetic"]), "model.widths=[64,...]"),
     ],
 )
-def test_models_that_take_no_images(task: str, shape: tuple[int, ...], what: str, mend: str) -> None:
+def test_models_that_take_no_images(task: str, shape: tuple[int, ...], found: Row, hint: str) -> None:
     model = SimpleNamespace(name="small", task=task, input_shape=shape, classes=10)
     with pytest.raises(CannotRun) as caught:
         build(Config(), model, seed=0)
     (problem,) = caught.value.problems
-    assert (problem.what, problem.mend) == (what, mend)
-    assert problem.key == ("data images" if task == "text" else "model small")
+    assert (row(problem), problem.hint) == (found, hint)
 
 
 def test_conf() -> None:

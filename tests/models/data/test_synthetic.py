@@ -7,7 +7,7 @@ from omegaconf import OmegaConf
 
 from models.data.synthetic import Config, build
 from models.unet.config import Config as UNetConfig
-from models.unet.config import build as unet
+from models.unet.unet import build as unet
 
 MODEL = unet(UNetConfig(size=64))
 

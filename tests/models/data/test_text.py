@@ -13,11 +13,12 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from harness.problem import CannotRun
+from harness.core.problem import CannotRun, Problem, advice
 from models.data.text.__main__ import main
-from models.data.text.config import Config, build, check
+from models.data.text.config import Config, check
 from models.data.text.corpus import Corpus
-from models.data.text.text import Text
+from models.data.text.text import Text, build
+from tests.problems import keys, refused, row, rows
 
 ROOT = Path(__file__).parents[3]
 
@@ -32,11 +33,11 @@ def counting(tokens: int, length: int, seed: int = 0) -> Text:
     return Text(Corpus(np.arange(tokens, dtype=np.int32), tokens), length, seed)
 
 
-def problem(config: Config, taker: Any) -> tuple[str, str, str]:
+def problem(config: Config, taker: Any) -> Problem:
     with pytest.raises(CannotRun) as caught:
         build(config, taker, seed=0)
     (found,) = caught.value.problems
-    return found.key, found.what, found.mend
+    return found
 
 
 def test_targets_are_the_next_tokens() -> None:
@@ -89,59 +90,49 @@ def test_a_text_of_ones_own(tmp_path: Path) -> None:
 
 
 def test_a_vocabulary_that_is_too_small(tmp_path: Path) -> None:
-    key = "model.vocabulary 255"
-    assert problem(Config(), model(16, 255)) == (key, "bytes need 256", "model.vocabulary=256")
+    assert row(problem(Config(), model(16, 255))) == ("model.vocabulary", 255, ["model.vocabulary=256"])
     (tmp_path / "t").write_text("a b c " * 100)
     config = Config(file=str(tmp_path / "t"), tokens="words")
-    assert problem(config, model(16, 3)) == (
-        "model.vocabulary 3",
-        f"the words of {tmp_path / 't'} need 4",
-        "model.vocabulary=4",
-    )
+    assert row(problem(config, model(16, 3))) == ("model.vocabulary", 3, ["model.vocabulary=4"])
     build(config, model(16, 4), seed=0)
 
 
 def test_less_than_a_window(tmp_path: Path) -> None:
     (tmp_path / "t").write_text("a" * 16)
     config = Config(file=str(tmp_path / "t"))
-    what = "has 16 bytes, a sample of gpt_small takes 17: 16 and the next one"
-    assert problem(config, model(16)) == (f"data.file {tmp_path / 't'}", what, "a longer text, or model.sequence=15")
+    found = problem(config, model(16))
+    assert row(found) == ("data.file", str(tmp_path / "t"), ["model.sequence=15"])
+    assert {"16", "17:"} <= set(found.message.split())
     assert len(build(config, model(15), seed=0).windows) == 1
     (tmp_path / "t").write_text("a")
-    assert problem(config, model(16))[2] == "a longer text"
+    assert advice(problem(config, model(16))) == "a longer text"
     with pytest.raises(ValueError, match="16 tokens are less than a window of 17"):
         counting(16, 16)
 
 
-def test_vocabulary_and_length_are_told_at_once(tmp_path: Path) -> None:
+def test_vocabulary_and_length_are_reported_at_once(tmp_path: Path) -> None:
     (tmp_path / "t").write_text("a")
     with pytest.raises(CannotRun) as caught:
         build(Config(file=str(tmp_path / "t")), model(16, 9), seed=0)
-    assert [found.key for found in caught.value.problems] == ["model.vocabulary 9", f"data.file {tmp_path / 't'}"]
+    assert keys(refused(caught)) == ["model.vocabulary", "data.file"]
 
 
 def test_models_and_tokens_that_are_not_for_text() -> None:
-    what = "is for text, gpt_small does classification"
-    assert problem(Config(), model(task="classification")) == ("data text", what, "data=synthetic, or model=gpt")
-    unknown = ("data.tokens letters", "is not one of bytes, words", "data.tokens=bytes")
-    assert problem(Config(tokens="letters"), model()) == unknown
+    found = problem(Config(), model(task="classification"))
+    assert row(found) == ("data", "text", ["data=synthetic", "model=gpt"])
+    assert row(problem(Config(tokens="letters"), model())) == ("data.tokens", "letters", ["data.tokens=bytes"])
 
 
-def test_check_tells_all_that_needs_no_model(tmp_path: Path) -> None:
-    check(Config())
-    check(Config(tokens="words"))
-    with pytest.raises(ValueError) as caught:
-        check(Config(file="/none", tokens="letters"))
-    assert str(caught.value).splitlines() == [
-        "data.tokens letters   is not one of bytes, words   -> data.tokens=bytes",
-        "data.file /none   does not exist   -> data.file=FILE with a text, or data.file=null",
+def test_check_reports_all_that_needs_no_model(tmp_path: Path) -> None:
+    assert check(Config()) == check(Config(tokens="words")) == []
+    assert rows(check(Config(file="/none", tokens="letters"))) == [
+        ("data.tokens", "letters", ["data.tokens=bytes"]),
+        ("data.file", "/none", ["data.file=null"]),
     ]
     (tmp_path / "t").write_bytes(b"a \xff")
     for tokens in ("bytes", "words"):
-        with pytest.raises(
-            ValueError, match=r"is not UTF-8: byte 2 is 0xff \(invalid start byte\)   -> a file in UTF-8"
-        ):
-            check(Config(file=str(tmp_path / "t"), tokens=tokens))
+        (found,) = check(Config(file=str(tmp_path / "t"), tokens=tokens))
+        assert found.key == "data.file" and "byte 2 is 0xff" in found.message
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -157,8 +148,8 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "pydoc_data.topics\n" in capsys.readouterr().out
     for wrong in (["a", "b"], ["--help"], ["tokens=words", "tokens=bytes"], ["/none"], ["tokens=letters"]):
         assert main(wrong) == 2
-        told = capsys.readouterr()
-        assert told.err and not told.out
+        reported = capsys.readouterr()
+        assert reported.err and not reported.out
 
 
 def test_config_and_check_do_not_import_torch() -> None:

@@ -6,13 +6,13 @@ from itertools import pairwise
 
 import pytest
 
-from harness.cluster import Cluster, Link
-from harness.sbp.chain import Attention, Chain, Matmul, Residual
-from harness.sbp.collectives import Collectives
-from harness.sbp.costs import Costs, Rules
-from harness.sbp.grid import Grid
-from harness.sbp.optimum import Search
-from planners.autoddl.heuristics import SEARCHES, Found, find
+from harness.core.cluster import Cluster, Link
+from harness.sbp.collective_costs import Collectives
+from harness.sbp.device_grid import Grid
+from harness.sbp.matmul_chain import Attention, Chain, Matmul, Residual
+from harness.sbp.shortest_path import Search
+from harness.sbp.strategy_costs import Costs, Rules
+from planners.autoddl.heuristics import SEARCHES, SearchResult, find
 
 WIDTHS = (32768, 16384, 4096, 2048, 512)
 
@@ -66,7 +66,7 @@ def test_figure_8_at_a_hundredth_of_all_plans_and_less(p, plans):
 
 @pytest.mark.parametrize("name", [name for name in SEARCHES if name != "exhaustive"])
 def test_a_search_is_as_its_seed_and_keeps_to_its_evaluations(name):
-    def once(seed: int) -> Found:
+    def once(seed: int) -> SearchResult:
         return find(search(32), name, 500, seed)
 
     first, again, other = once(1), once(1), once(2)

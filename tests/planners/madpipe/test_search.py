@@ -8,14 +8,14 @@ from dataclasses import replace
 
 import pytest
 
-from planners.madpipe.config import Config
-from planners.madpipe.search import SAME, Found, least_period, search
-from planners.periodic.chain import Chain
-from planners.periodic.contiguous import best
-from planners.periodic.packing import needs
-from planners.periodic.reassign import joined
+from planners.madpipe.planner import Config
+from planners.madpipe.search import SAME, SearchResult, least_period, search
+from planners.periodic.contiguous_partition import best
+from planners.periodic.layer_ticks import Chain
+from planners.periodic.min_memory import needed_bytes
+from planners.periodic.reassign_devices import join_adjacent
+from tests.planners.periodic.brute_force import allocations, check, optimum
 from tests.planners.periodic.contiguous_cases import chain
-from tests.planners.periodic.oracle import allocations, check, optimum
 
 OPTIONS = Config()
 
@@ -47,7 +47,7 @@ def test_never_below_the_optimum_and_near_it(atomic: bool) -> None:
         if true is None:
             assert isinstance(found, int) and best(some, devices) is None
             continue
-        assert isinstance(found, Found), f"seed {seed}: no plan where one has a period of {true.period}"
+        assert isinstance(found, SearchResult), f"seed {seed}: no plan where one has a period of {true.period}"
         check(found.timing)
         assert least_period(some, devices) <= true.period <= found.timing.period
         ratios.append(float(found.timing.period / true.period))
@@ -59,7 +59,7 @@ def test_whole_stages_are_never_below_their_bound() -> None:
     for seed in range(60, 100):
         some, devices = drawn(seed)
         found, whole = search(some, devices, OPTIONS), best(some, devices)
-        if isinstance(found, Found) and whole is not None:
+        if isinstance(found, SearchResult) and whole is not None:
             assert found.contiguous == whole[0] and found.timing.period <= whole[0]
             special = [stage.device for stage in found.timing.stages]
             if sum(special.count(device) > 1 for device in set(special)) <= 1 and found.least is not None:
@@ -81,28 +81,28 @@ def test_tasks_without_time_are_no_hole_in_memory() -> None:
             assert isinstance(found, int) or max(found.timing.memory().values()) <= some.memory
 
 
-def test_time_that_was_short_is_told() -> None:
+def test_time_that_was_short_is_reported() -> None:
     some = drawn(7)[0]
     hurried = [search(drawn(seed)[0], 3, Config(limit_s=1e-9)) for seed in range(40)]
-    unfinished = [found for found in hurried if isinstance(found, Found) and not found.finished]
+    unfinished = [found for found in hurried if isinstance(found, SearchResult) and not found.finished]
     assert unfinished and all(found.least is None or found.timing.period > found.least for found in unfinished)
     patient = search(some, 2, OPTIONS)
-    assert isinstance(patient, Found) and patient.finished
+    assert isinstance(patient, SearchResult) and patient.finished
 
 
 def test_layers_apart_can_beat_every_schedule_of_whole_stages() -> None:
-    """Layers 0 and 3 on a device, 1 and 2 on the other; tests/planners/periodic/test_program.py has it solved."""
+    """Layers 0 and 3 on a device, 1 and 2 on the other; tests/planners/periodic/test_milp.py has it solved."""
     ticks, cut = (3, 3, 2, 2), (0, 1, 0, 0, 0)
     some = Chain(ticks, tuple(2 * t for t in ticks), (0,) * 4, (2, 2, 2, 3), cut, cut, (0,) * 5, 7)
     whole, apart = (search(some, 2, Config(atomic=atomic)) for atomic in (True, False))
-    assert isinstance(whole, Found) and isinstance(apart, Found)
+    assert isinstance(whole, SearchResult) and isinstance(apart, SearchResult)
     assert apart.timing.period == 15 and whole.timing.period >= 20
 
 
 def test_the_published_search_stands_alone() -> None:
     some = chain([(2, 2), (3, 3), (2, 2), (3, 3)], memory=12)
     found = search(some, 3, Config(allocation="published"))
-    assert isinstance(found, Found) and found.contiguous is None and found.least is None
+    assert isinstance(found, SearchResult) and found.contiguous is None and found.least is None
     check(found.timing)
 
 
@@ -111,7 +111,7 @@ def test_time_that_is_up_still_gives_the_best_consecutive_stages() -> None:
         some, devices = drawn(seed)
         whole, found = best(some, devices), search(some, devices, Config(limit_s=1e-9))
         if whole is not None:
-            assert isinstance(found, Found) and found.timing.period <= whole[0]
+            assert isinstance(found, SearchResult) and found.timing.period <= whole[0]
 
 
 @pytest.mark.parametrize("atomic", [True, False])
@@ -120,9 +120,9 @@ def test_there_is_a_plan_in_the_least_memory_of_any_allocation(atomic: bool) -> 
     several = 0
     for seed in (*range(30), 130, 141, 251, 252, 297):
         some, devices = drawn(seed)
-        least = min(needs(some, tuple(joined(layers))) for layers in allocations(some.layers, devices))
+        least = min(needed_bytes(some, tuple(join_adjacent(layers))) for layers in allocations(some.layers, devices))
         found = search(replace(some, memory=least), devices, Config(atomic=atomic))
-        assert isinstance(found, Found), f"seed {seed}: no plan with {least} bytes"
+        assert isinstance(found, SearchResult), f"seed {seed}: no plan with {least} bytes"
         check(found.timing)
         assert search(replace(some, memory=least - 1), devices, Config(atomic=atomic)) == least
         several += found.least is None
@@ -134,7 +134,7 @@ def test_of_equal_periods_consecutive_stages_are_taken() -> None:
     half = 2**40
     some = chain([(half, half - 1), (half, half), (1, 0)])
     found = search(some, 2, OPTIONS)
-    assert isinstance(found, Found) and found.contiguous is not None and found.least is not None
+    assert isinstance(found, SearchResult) and found.contiguous is not None and found.least is not None
     assert found.least < found.contiguous < found.least * (1 + SAME)
     assert found.timing.period == found.contiguous
     assert [stage.device for stage in found.timing.stages] == [0, 1]

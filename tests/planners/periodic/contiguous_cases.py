@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from harness.cluster import Duplex
-from harness.plan import Stage
-from planners.periodic.chain import Chain, Shared
+from harness.core.cluster import Duplex
+from harness.core.plan import Stage
+from planners.periodic.layer_ticks import Chain, Shared
 from tests.planners.strategies import cuttings
 
 

@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
-from harness.plan import Stage
-from planners.periodic.chain import Chain
-from planners.periodic.retiming import Laps, laps_of, retimed, sharing
-from planners.periodic.timing import Task, path
-from tests.planners.periodic.oracle import chains, check
+from harness.core.plan import Stage
+from planners.periodic.layer_ticks import Chain
+from planners.periodic.retiming import Laps, laps_from_starts, retime, sharing
+from planners.periodic.task_times import Task, path
+from tests.planners.periodic.brute_force import chains, check
 
 NOTHING = (0, 0, 0)
 TWO = Chain((1, 1), (2, 2), (0, 0), (1, 1), NOTHING, NOTHING, NOTHING, 100)
@@ -26,7 +26,7 @@ def test_orders_that_wait_for_nobody_reach_the_load_of_the_busiest_device() -> N
     device 0   F0 .  . B0 B0 | F0       F0 at 0, B0 at 4 = 1 period and 1 tick later
     device 1   .  F1 B1 B1
     """
-    found = retimed(TWO, APART, {(0, 5): 1, (1, 4): 0, (2, 3): 0})
+    found = retime(TWO, APART, {(0, 5): 1, (1, 4): 0, (2, 3): 0})
     assert found is not None
     check(found)
     assert found.period == 3
@@ -35,7 +35,7 @@ def test_orders_that_wait_for_nobody_reach_the_load_of_the_busiest_device() -> N
 
 
 def test_fewer_laps_take_a_longer_period() -> None:
-    found = retimed(TWO, APART, {(0, 5): 0, (1, 4): 0, (2, 3): 0})
+    found = retime(TWO, APART, {(0, 5): 0, (1, 4): 0, (2, 3): 0})
     assert found is not None
     assert (found.period, found.activations()) == (6, (1, 1))
 
@@ -46,14 +46,14 @@ def test_a_period_can_be_a_fraction() -> None:
     chain = Chain((1, 2, 3, 3), (3, 3, 2, 1), nothing, (1,) * 4, (0, 1, 1, 0, 0), (0, 2, 2, 1, 0), (0,) * 5, 4)
     stages = tuple(Stage(layer, layer, device) for layer, device in enumerate((1, 2, 0, 1)))
     own = {(0, 6): 1, (0, 7): 1, (0, 13): 3, (6, 7): 0, (6, 13): 1, (7, 13): 1}
-    found = retimed(chain, stages, own | {(1, 12): 2, (2, 11): 2, (3, 10): 1, (4, 9): 1, (5, 8): 0})
+    found = retime(chain, stages, own | {(1, 12): 2, (2, 11): 2, (3, 10): 1, (4, 9): 1, (5, 8): 0})
     assert found is not None
     check(found)
     assert found.period == Fraction(17, 2)
 
 
 def test_laps_that_no_period_allows_have_no_timing() -> None:
-    assert retimed(TWO, APART, {(0, 5): -1, (1, 4): 0, (2, 3): 0}) is None
+    assert retime(TWO, APART, {(0, 5): -1, (1, 4): 0, (2, 3): 0}) is None
 
 
 @st.composite
@@ -67,7 +67,7 @@ def orders(draw: st.DrawFn) -> tuple[Chain, tuple[Stage, ...], Laps]:
     for task in tasks:  # one after another, but each with so many periods between
         starts.append(free + period * draw(st.integers(0, 2)))
         free = starts[-1] + task.ticks
-    return chain, stages, laps_of(tasks, starts, period)
+    return chain, stages, laps_from_starts(tasks, starts, period)
 
 
 def fastest(tasks: tuple[Task, ...], laps: Laps) -> float:
@@ -95,10 +95,10 @@ def fastest(tasks: tuple[Task, ...], laps: Laps) -> float:
 @given(orders())
 def test_the_period_is_the_smallest_of_its_orders(order: tuple[Chain, tuple[Stage, ...], Laps]) -> None:
     chain, stages, laps = order
-    found = retimed(chain, stages, laps)
+    found = retime(chain, stages, laps)
     assert found is not None
     assert 1 / float(found.period) == pytest.approx(fastest(found.tasks, laps), rel=1e-6)
-    assert laps_of(found.tasks, found.starts, found.period).keys() == laps.keys()
+    assert laps_from_starts(found.tasks, found.starts, found.period).keys() == laps.keys()
     for (one, two), periods in laps.items():
         rest = found.starts[two] - found.starts[one] - periods * found.period
         assert found.tasks[one].ticks <= rest <= found.period - found.tasks[two].ticks

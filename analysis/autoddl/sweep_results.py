@@ -1,0 +1,51 @@
+"""The points of the sweeps autoddl_fig3 to autoddl_table3, with their records."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from analysis import match_records
+from harness.core.record import RunRecord
+from harness.sweep.points import Point
+
+SWEEPS = ("fig3", "table2", "fig4", "fig7", "fig8", "fig9", "fig10", "table3")
+"""By their order in the paper."""
+FOLDERS = [f"autoddl_{name}" for name in SWEEPS]
+"""As they are called in runs/."""
+
+
+class Row(match_records.Row):
+    @property
+    def micro_batches(self) -> int:
+        return int(self["batch.micro_batches"] or 1)
+
+    @property
+    def communication_s(self) -> float:
+        return float(self.predicted["communication_s"])
+
+    @property
+    def strategy(self) -> dict[str, tuple[int, ...]]:
+        """(p0, p1, p2) of each product; on several nodes of several devices pairs of them, one after the other."""
+        return {name: tuple(numbers) for name, numbers in self.plan["strategy"].items()}
+
+
+class Results(match_records.Points[Row]):
+    """The records of the paper's sweeps."""
+
+    def __init__(self, records: Iterable[RunRecord]) -> None:
+        super().__init__("autoddl", Row, FOLDERS, records)
+
+
+def largest(rows: Sequence[Row]) -> Row | None:
+    """Of rows that differ in their micro-batches that with the largest ones that fit."""
+    return min((row for row in rows if row.ok), key=lambda row: row.micro_batches, default=None)
+
+
+def fastest(rows: Sequence[Row]) -> Row | None:
+    """Of rows that fit that with the shortest step."""
+    return min((row for row in rows if row.ok), key=lambda row: row.step_s, default=None)
+
+
+def sweep_points(sweep: str) -> tuple[Point, ...]:
+    """The points of one of `SWEEPS`."""
+    return match_records.points_of(f"autoddl_{sweep}")

@@ -1,0 +1,33 @@
+"""Figure 7: how much longer other plans' periods are than MadPipe's, over all devices and links."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from analysis.madpipe.sweep_results import MADPIPE, Results, mean
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One network with one memory: the geometric mean of period / MadPipe's over instances that both can do, and how
+    many instances only one of them can."""
+
+    ratio: float | None
+    both: int
+    only_madpipe: int
+    only_other: int
+
+
+def cell(results: Results, network: str, memory_gb: int, scheme: str, first_phase: bool = False) -> Cell:
+    """`first_phase`: of the period that the first phase of `scheme` aims at, against MadPipe's schedule."""
+    schemes = results.by_scheme("fig7")
+    ours, theirs = schemes.get(MADPIPE, {}), schemes.get(scheme, {})
+    wanted = [one for one in ours if one in theirs and (one[0], one[2]) == (network, memory_gb)]
+    both = [one for one in wanted if ours[one].ok and theirs[one].ok]
+    ratios = [(theirs[one].first_phase_s if first_phase else theirs[one].period_s) / ours[one].period_s for one in both]
+    return Cell(
+        mean(ratios) if ratios else None,
+        len(both),
+        sum(ours[one].ok and not theirs[one].ok for one in wanted),
+        sum(theirs[one].ok and not ours[one].ok for one in wanted),
+    )

@@ -1,0 +1,100 @@
+"""Planned periods against the memory of a device, of any sweep over cluster.memory_gb:
+
+python -m analysis.madpipe.period_vs_memory SWEEP_DIR --out FILE.png
+
+ms  | \\__                  a curve for each planner, number of devices, ... of the sweep
+    |    \\____             where no plan fits a curve has no point
+    +----------- GB
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from analysis import run_folders
+from analysis.plots import style
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+MEMORY = "cluster.memory_gb"
+UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"))
+_SIZE_IN = (9.0, 5.0)
+Curve = dict[float, float]
+"""Periods in seconds by GB; infinite where no plan fits."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Returns 0, or 2 where nothing could be drawn; says why on stderr."""
+    parser = argparse.ArgumentParser(
+        "python -m analysis.madpipe.period_vs_memory", description=(__doc__ or "").split("\n")[0]
+    )
+    parser.add_argument("folder", type=Path, metavar="SWEEP_DIR")
+    parser.add_argument("--out", required=True, type=Path, metavar="FILE.png")
+    options = parser.parse_args(arguments)
+    try:
+        all_curves = curves(options.folder)
+        draw(all_curves, options.out)
+    except (ValueError, OSError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    for title, curve in all_curves.items():
+        fits = [memory for memory, period_s in curve.items() if math.isfinite(period_s)]
+        print(f"{title}: {len(fits)} of {len(curve)} points have a plan" + (f", from {min(fits):g} GB" if fits else ""))
+    print(f"written to {options.out}")
+    return 0
+
+
+def curves(folder: Path) -> dict[str, Curve]:
+    """The curves of a sweep by the keys in which they differ, each in order of memory. Points that failed have none.
+
+    Raises ValueError for a folder without a sweep over the memory of devices, or whose plans have no period.
+    """
+    points = [
+        run for run in run_folders.load(folder) if run.record.status in ("ok", "infeasible") and MEMORY in run.values
+    ]
+    if len({run.values[MEMORY] for run in points}) < 2:
+        what, fix = "has no points that differ in their memory", "cluster.memory_gb=4,8,16 in the sweep"
+        raise ValueError(f"{folder}   {what}   -> {fix}")
+    keys = [key for key in run_folders.differing(points) if key != MEMORY]
+    all_curves: dict[str, Curve] = {}
+    for run in sorted(points, key=lambda run: float(run.values[MEMORY])):
+        named = (f"{key.rpartition('.')[2]}={run.values[key]}" for key in keys if key in run.values)
+        period_s = run.record.predicted.get("period_s", math.inf) if run.record.status == "ok" else math.inf
+        all_curves.setdefault(" ".join(named) or run.title, {})[float(run.values[MEMORY])] = period_s
+    if not any(math.isfinite(period_s) for curve in all_curves.values() for period_s in curve.values()):
+        what, fix = "has no point with a period", "planner=madpipe, contiguous or pipedream, and memory enough"
+        raise ValueError(f"{folder}   {what}   -> {fix}")
+    return all_curves
+
+
+def draw(all_curves: Mapping[str, Curve], path: Path) -> None:
+    """Write the picture to `path` as a PNG, 900 x 500 pixels."""
+    style.write(figure(all_curves), path)
+
+
+@style.styled
+def figure(all_curves: Mapping[str, Curve]) -> Figure:
+    """All curves in one panel."""
+    longest = max(period_s for curve in all_curves.values() for period_s in curve.values() if math.isfinite(period_s))
+    unit, name = next((unit for unit in UNITS if longest >= unit[0]), UNITS[-1])
+    drawn, panels = style.panels(1, 1, *_SIZE_IN)
+    axes = panels[0, 0]
+    for number, (title, curve) in enumerate(all_curves.items()):
+        shown = [period_s / unit if math.isfinite(period_s) else math.nan for period_s in curve.values()]
+        width = 6 - 4.5 * number / max(1, len(all_curves) - 1)  # so that equal curves are seen one on the other
+        colour = style.COLOURS[number % len(style.COLOURS)]
+        axes.plot([*curve], shown, ".-", label=title, color=colour, linewidth=width)
+    axes.set(xlabel="memory of a device, GB", ylabel=f"period, {name}")
+    axes.set_ylim(bottom=0)
+    style.distinguished(axes)
+    return drawn
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,123 @@
+"""MadPipe's figures: planned periods against memory, their ratios, and speed-ups."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from analysis.madpipe.claim_checks import BASELINE, least_ratio
+from analysis.madpipe.fig7 import cell
+from analysis.madpipe.sweep_results import CONTIGUOUS, MADPIPE, NETWORKS, PIPEDREAM, Results, Schemes
+from analysis.madpipe.tables import MEMORIES, SPEEDS
+from analysis.plots.style import BLUE, COLOURS, DARK, GREEN, VERMILLION, Dash, below, lined, panels, styled
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+DEVICES = (2, 4, 6, 8)
+BANDWIDTHS: dict[int, Dash] = {12: "-", 24: ":"}
+"""GB/s, and how the lines of speed-ups are drawn."""
+PERIODS = {BASELINE: ("PipeDream", VERMILLION), MADPIPE: ("MadPipe", BLUE)}
+RATIOS = dict(zip((CONTIGUOUS, *PIPEDREAM.values()), (GREEN, VERMILLION, *COLOURS[3:5], COLOURS[1]), strict=True))
+
+
+@styled
+def fig6(results: Results) -> Figure | None:
+    """Periods of ResNet-50 against memory, a panel for each number of devices that was run, and link."""
+    schemes = results.by_scheme("fig6")
+    known = {(devices, bandwidth) for own in schemes.values() for _, devices, _, bandwidth in own}
+    devices = [count for count in DEVICES if any(count == one for one, _ in known)]
+    if not devices or not all(name in schemes for name in PERIODS):
+        return None
+    figure, axes = panels(len(BANDWIDTHS), len(devices), 13, 6.2, sharex=True, sharey="col")
+    for row, bandwidth in zip(axes, BANDWIDTHS, strict=True):
+        for panel, count in zip(row, devices, strict=True):
+            _periods(panel, schemes, count, bandwidth)
+        row[0].set_ylabel("period, ms")
+    for panel in axes[-1]:
+        panel.set_xlabel("memory of a device, GB")
+    figure.suptitle("MadPipe, Fig. 6: periods of ResNet-50, planned")
+    schedules = [lined(f"{title}: period of the schedule", colour, "-") for title, colour in PERIODS.values()]
+    hopes = [lined(f"{title}: what the first phase hopes for", colour, "--") for title, colour in PERIODS.values()]
+    below(figure, [*schedules, *hopes])
+    return figure
+
+
+def _periods(axes: Axes, schemes: Schemes, devices: int, bandwidth: int) -> None:
+    for scheme, (_, colour) in PERIODS.items():
+        own = [row for (_, p, _, b), row in schemes[scheme].items() if (p, b) == (devices, bandwidth)]
+        own.sort(key=lambda row: row.memory_gb)
+        memory = [row.memory_gb for row in own]
+        for values, dash in (([row.period_s for row in own], "-"), ([row.first_phase_s for row in own], "--")):
+            shown = [1e3 * value if math.isfinite(value) else math.nan for value in values]
+            axes.plot(memory, shown, dash, color=colour, marker=".")
+    axes.set_title(f"{devices} devices, {bandwidth} GB/s")
+    axes.set_ylim(bottom=0)
+    axes.set_xticks(range(4, 17, 4))
+
+
+@styled
+def fig7(results: Results) -> Figure | None:
+    """How much longer other periods are than MadPipe's, against memory: geometric means over devices and links."""
+    if not results.by_scheme("fig7").get(MADPIPE):
+        return None
+    figure, axes = panels(1, len(NETWORKS), 13, 4, sharey=True)
+    for panel, network in zip(axes[0], NETWORKS.values(), strict=True):
+        for scheme, colour in RATIOS.items():
+            found = {memory: cell(results, network, memory, scheme).ratio for memory in MEMORIES}
+            known = {memory: ratio for memory, ratio in found.items() if ratio is not None}
+            panel.plot([*known], [*known.values()], color=colour, marker=".")
+        panel.axhline(1.0, color=DARK, linewidth=0.9)
+        panel.plot([MEMORIES[0], 10], [least_ratio()] * 2, color=DARK, linestyle="--", linewidth=1.2)
+        panel.set(title=network, xlabel="memory of a device, GB")
+        panel.set_xticks(range(4, 17, 4))
+    axes[0, 0].set_ylabel("period / MadPipe's")
+    figure.suptitle("MadPipe, Fig. 7: ratios of periods, planned")
+    handles = [lined(scheme, colour, "-") for scheme, colour in RATIOS.items()]
+    below(figure, [*handles, lined(f"paper: at least {least_ratio():g} below 10 GB", DARK, "--")])
+    return figure
+
+
+@styled
+def fig8(results: Results) -> Figure | None:
+    """Speed-up over one device against the number of devices, a panel for each network and memory."""
+    schemes = results.by_scheme("fig8")
+    if not all(name in schemes for name in PERIODS):
+        return None
+    figure, axes = panels(len(NETWORKS), len(SPEEDS), 12, 10, sharex=True, sharey=True)
+    for row, network in zip(axes, NETWORKS.values(), strict=True):
+        for panel, memory in zip(row, SPEEDS, strict=True):
+            _speedups(panel, schemes, network, memory)
+        row[0].set_ylabel("speed-up over one device")
+    for panel in axes[-1]:
+        panel.set_xlabel("devices")
+    figure.suptitle("MadPipe, Fig. 8: speed-ups, planned")
+    below(
+        figure,
+        [
+            lined(f"{title}, {bandwidth} GB/s", colour, dash)
+            for title, colour in PERIODS.values()
+            for bandwidth, dash in BANDWIDTHS.items()
+        ],
+    )
+    return figure
+
+
+def _speedups(axes: Axes, schemes: Schemes, network: str, memory: int) -> None:
+    for scheme, (_, colour) in PERIODS.items():
+        for bandwidth, dash in BANDWIDTHS.items():
+            own = {
+                p: row.speedup
+                for (name, p, m, b), row in schemes[scheme].items()
+                if (name, m, b) == (network, memory, bandwidth) and row.ok
+            }
+            devices = sorted(own)
+            axes.plot(devices, [own[count] for count in devices], dash, color=colour, marker=".")
+    axes.axline((1, 1), slope=1, color="#CCCCCC", linewidth=0.8)
+    axes.set_title(f"{network}, {memory} GB")
+    axes.set(xlim=(1.5, 8.5), ylim=(0, 8.5), xticks=range(2, 9, 2))
+
+
+FIGURES = {"madpipe_fig6": fig6, "madpipe_fig7": fig7, "madpipe_fig8": fig8}
+"""By the names of their files."""

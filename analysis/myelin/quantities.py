@@ -1,0 +1,81 @@
+"""The quantities of the paper: those that it prints, and ours, which are made in the same way."""
+
+from __future__ import annotations
+
+from analysis.myelin.sweep_results import Row
+from analysis.paper_data import printed
+
+DAY_S = 86400
+SETUP, MEMORY, MODELS = "myelin_setup", "myelin_memory_model", "myelin_table1_models"
+STAGES, MEMOPT, CHUNKS = "myelin_fig5_ginter", "myelin_fig6_memopt", "myelin_fig8_coarsening"
+VALIDATION, WEAK, STRONG = "myelin_fig9_validation", "myelin_fig10_weak_scaling", "myelin_fig11_strong_scaling"
+IPDPS = "myelin_ipdps_figures"
+"""The files of what the paper prints; the last one was read off the plots of its published version."""
+WITH, WITHOUT = "with memory optimization", "without memory optimization"
+STATE = ("weights", "gradients", "optimizer")
+WEIGHT_BYTES = 2
+
+
+def days(row: Row) -> float:
+    """Estimated training time: 300e9 words, as many a step as its tokens (Sec. VI-D)."""
+    config, words = row.config, printed(WEAK, "tokens_for_training_time")
+    return words * row.step_s / (config["batch"]["size"] * config["model"]["sequence"]) / DAY_S
+
+
+def flops(row: Row) -> float:
+    """Hardware FLOPs of a step, recomputation included: the paper's 96 b s l h^2 (1 + s / 6h + V / 16 l h)."""
+    model, b = row.config["model"], row.config["batch"]["size"]
+    s, layers, h, v = (model[key] for key in ("sequence", "layers", "hidden", "vocabulary"))
+    return float(96 * b * s * layers * h**2 * (1 + s / (6 * h) + v / (16 * layers * h)))
+
+
+def percent_of_peak(row: Row) -> float:
+    """Of all the devices' peaks, by hardware FLOPs."""
+    return 100 * flops(row) / row.step_s / (1e12 * printed(SETUP, "gpu_peak_half") * row.mesh.size)
+
+
+def tail_s(row: Row) -> float:
+    """Seconds after the pipelining phase: all-reduce over replicas and optimizer, overlapped or not."""
+    return row.step_s - row.phase_s("pipelining")
+
+
+def state_bytes(row: Row) -> list[tuple[int, int, int]]:
+    """Of each stage: parameters, bytes of the model state for each of them all the time, bytes of buckets.
+
+    From the accounting of the run's engine. Stages that tie a weight have a copy each.
+    """
+    states = []
+    for peak in row.metrics["peaks"]:
+        held = peak["contents"]
+        state = sum(held.get(part, 0) for part in STATE)
+        states.append((held["weights"] // WEIGHT_BYTES, state, held.get("buckets", 0)))
+    return states
+
+
+def state_of_a_parameter(row: Row) -> float:
+    """Bytes of the model state over all stages, buckets included, for each parameter of theirs."""
+    each = state_bytes(row)
+    return sum(held + buckets for _, held, buckets in each) / sum(phi for phi, _, _ in each)
+
+
+def state_is_exact(row: Row) -> bool:
+    """Whether the state is 20 bytes a parameter on each stage, or with offloading 4 and 16 for each of a bucket's."""
+    plain, resident, bucket = published_bytes()
+    if row["engine.offload"] != "true":
+        return all((held, buckets) == (plain * phi, 0) for phi, held, buckets in state_bytes(row))
+    bsize = row.config["engine"]["bsize"]
+    return all((held, buckets) == (resident * phi, bucket * min(bsize, phi)) for phi, held, buckets in state_bytes(row))
+
+
+def published_bytes() -> tuple[float, float, float]:
+    """The paper's model state: bytes of each parameter, plain and offloaded, and of each parameter of a bucket."""
+    plain, resident, bucket = (
+        printed(MEMORY, name) for name in ("model_state_total", "optimized_resident", "optimizer_bucket_bytes")
+    )
+    return plain, resident, bucket
+
+
+def published_tail_s() -> tuple[float, float]:
+    """The paper's sums and updates one after the other (Sec. V-C): the updates take a share of the sums."""
+    sums_s = printed(MEMOPT, "data_parallel_phase_time", scheme=WITH)
+    return sums_s, sums_s / printed(CHUNKS, "all_reduce_time_over_optimizer_time")

@@ -1,0 +1,142 @@
+"""What DeepSpeed's instruction loop does, as the ops of a schedule."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from deepspeed.runtime.pipe import p2p
+from torch import Tensor
+
+from engines.deepspeed.collective_tracer import CollectiveTracer
+from engines.deepspeed.session import DeepSpeedSession
+from harness.core.op import Kind, Op
+from harness.runtime.session import TimePoint
+from harness.schedule.builders.data_parallel import over_replicas
+
+Note = Callable[[int, TimePoint, TimePoint, Sequence[Op]], None]
+MESSAGES: dict[str, tuple[Kind, int]] = {
+    "SendActivation": ("send", 1),
+    "RecvGrad": ("recv", 1),
+    "RecvActivation": ("recv", -1),
+    "SendGrad": ("send", -1),
+}
+"""With the stage after (1) or the one before (-1)."""
+SENT = {(1, False): "activations", (-1, False): "gradients", (1, True): "skips", (-1, True): "skip_gradients"}
+
+
+class PipelineTracer:
+    """Takes the place of every instruction in the table of `engine`, and notes in `session` when it ran.
+
+    Instructions of one kind come in the order of the micro-batches.
+    """
+
+    def __init__(self, session: DeepSpeedSession, engine: Any, traffic: CollectiveTracer, ties: Sequence[Op]) -> None:
+        self.session, self.engine, self.stage, self.traffic = session, engine, session.stage, traffic
+        self.ties = ties
+        self.done: Counter[str] = Counter()
+        # when tensors of the current instruction were sent or received
+        self.passed: list[tuple[TimePoint, TimePoint]] = []
+        p2p.send, p2p.recv = self._passing(p2p.send), self._passing(p2p.recv)
+        table = engine._INSTRUCTION_MAP
+        engine._INSTRUCTION_MAP = {kind: self._watched(kind.__name__, work) for kind, work in table.items()}
+
+    def _passing(self, work: Callable[..., Any]) -> Callable[..., Any]:
+        def passing(*arguments: Any) -> Any:
+            start = self.session.now()
+            result = work(*arguments)
+            self.passed.append((start, self.session.now()))
+            return result
+
+        return passing
+
+    def begin(self) -> None:
+        """A new step."""
+        self.done.clear()
+        self.traffic.take()
+
+    def _watched(self, name: str, work: Callable[..., None]) -> Callable[..., None]:
+        after: dict[str, Note] = {
+            "ForwardPass": self._forward,
+            "BackwardPass": self._backward,
+            "ReduceTiedGrads": self._tied,
+            "ReduceGrads": self._reduced,
+            "OptimizerStep": self._stepped,
+            **dict.fromkeys(MESSAGES, self._message),
+        }
+
+        def watched(engine: Any, **buffer: int) -> None:
+            i = self.done[name]
+            self.done[name] += 1
+            if name in ("ForwardPass", "BackwardPass"):
+                again = self.stage.recomputes and name == "BackwardPass"
+                self.session.use_micro_batch(i, again)
+            ops = self._messages(i, name, **buffer) if name == "SendGrad" else []  # its tensors are gone afterwards
+            self.passed = []
+            start = self.session.now()
+            work(engine, **buffer)
+            end = self.session.now()
+            if name in MESSAGES:
+                ops = ops or self._messages(i, name, **buffer)
+            if name in after:
+                after[name](i, start, end, ops)
+
+        return watched
+
+    def _messages(self, i: int, name: str, buffer_id: int) -> list[Op]:
+        """One for the values of the layers, one for each skip; a gradient is as large as what went the other way."""
+        kind, step = MESSAGES[name]
+        values = self.engine.pipe_buffers["outputs" if step > 0 else "inputs"][buffer_id]
+        skips = self.stage.leaving if step > 0 else self.stage.arriving
+        sizes = [t.numel() * t.element_size() for t in ([values] if isinstance(values, Tensor) else values)]
+        self.tensors, own = len(sizes), len(sizes) - len(skips)
+        parts = [("", sum(sizes[:own])), *zip(skips, sizes[own:], strict=True)]
+        j = self.stage.number
+        return [Op(j, kind, i, part, j + step, size) for part, size in parts]
+
+    def _forward(self, i: int, start: TimePoint, end: TimePoint, ops: Sequence[Op]) -> None:
+        self.session.record(Op(self.stage.number, "F", i), start, end)
+
+    def _backward(self, i: int, start: TimePoint, end: TimePoint, ops: Sequence[Op]) -> None:
+        if self.stage.recomputes:
+            self.session.record(Op(self.stage.number, "R", i), start, self.session.forward_end)
+            start = self.session.forward_end
+        self.session.record(Op(self.stage.number, "B", i), start, end)
+
+    def _message(self, i: int, start: TimePoint, end: TimePoint, ops: Sequence[Op]) -> None:
+        """Before the first message of a run go the shapes."""
+        tensors = self.passed[-self.tensors :]
+        own = len(tensors) - len(ops) + 1
+        parts = [(tensors[0][0], tensors[own - 1][1]), *tensors[own:]]
+        for op, (began, ended) in zip(ops, parts, strict=True):
+            self.session.record(op, began, ended)
+            if op.kind == "send" and op.peer is not None:
+                self.session.bytes_sent[SENT[op.peer - op.stage, bool(op.part)]] += op.bytes
+
+    def _tied(self, i: int, start: TimePoint, end: TimePoint, ops: Sequence[Op]) -> None:
+        self.session.record_in_sequence(self.ties, start, end)
+        for op in self.ties:
+            self.session.bytes_sent[op.part.partition("/")[0]] += op.bytes
+        self.traffic.take()
+
+    def _reduced(self, i: int, start: TimePoint, end: TimePoint, ops: Sequence[Op]) -> None:
+        """Over the replicas."""
+        _, sizes = self.traffic.take()
+        for algorithm, size in sizes.items():
+            self.session.record(over_replicas(self.stage.number, algorithm, size), start, end)
+            self.session.bytes_sent[algorithm] += size
+
+    def _stepped(self, i: int, start: TimePoint, end: TimePoint, ops: Sequence[Op]) -> None:
+        """The optimizer; where it lies in shards, the weights are gathered at the end."""
+        seconds, sizes = self.traffic.take()
+        step = 1.0
+        if sizes["all_gather"] and isinstance(start, float) and isinstance(end, float):
+            step = 1 - seconds["all_gather"] / (end - start)
+        self.session.record(Op(self.stage.number, "step"), start, end, 0.0, step)
+        if sizes["all_gather"]:
+            self.session.record(
+                over_replicas(self.stage.number, "all_gather", sizes["all_gather"]), start, end, step, 1.0
+            )
+        for algorithm, size in sizes.items():
+            self.session.bytes_sent[algorithm] += size

@@ -1,0 +1,99 @@
+"""A replica of the whole model in training, its state whole or in shards (ZeRO 0 to 3)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from engines.deepspeed import load_deepspeed
+from engines.deepspeed.session import DeepSpeedSession
+from harness.core.op import Kind, Op
+from harness.interfaces import Batch
+from harness.runtime.session import TimePoint
+from harness.runtime.stage_module import stage_modules
+from harness.schedule.builders.data_parallel import over_replicas
+
+
+class ReplicaSession(DeepSpeedSession):
+    """DeepSpeed's plain engine.
+
+    Its collectives run inside the passes and the step, layer by layer. The trace has them as blocks as long as they
+    held up the rank: what is gathered before the pass, what is summed after it, and the weights after the step.
+    """
+
+    def build(self, layers: nn.Sequential) -> None:
+        from engines.deepspeed.state_dict import State
+
+        self.own(stage_modules(layers, self.plan, [0])[0])
+        named = self.named_parameters()
+        self.traffic = load_deepspeed.join(self.library, self.device, self.plan.mesh.data)
+        self.optimizer = load_deepspeed.optimizer(self.stage, self.spec.optimizer, self.config.offload)
+        module = Recomputed(self.stage) if self.stage.recomputes else self.stage
+        self.engine = load_deepspeed.engine(self.library, module, self.optimizer, self.config, self.plan, self.spec)
+        self.state = State(self.engine, self.stage, named, self.optimizer)
+
+    def train_step(self, batch: Batch, batch_size: int) -> float:
+        self.traffic.take()
+        micro_batches = enumerate(self.micro_batches(batch))
+        total = sum(self._task(i, inputs, targets, batch_size) for i, (inputs, targets) in micro_batches)
+        return total / (self.plan.micro_batches * self.plan.mesh.data)
+
+    def _task(self, i: int, inputs: Tensor, targets: Tensor, batch_size: int) -> float:
+        """Forward, backward and, after the last micro-batch, DeepSpeed's step. It takes the mean over all tasks."""
+        start = self.now()
+        output = self.engine(inputs)
+        self._note("F", i, start)
+        scale = self.plan.micro_batches * self.plan.mesh.data / batch_size
+        loss = self.model.loss(output, targets) * scale
+        del output
+        start = self.now()
+        self.use_micro_batch(i, again=self.stage.recomputes)
+        self.engine.backward(loss)
+        if self.stage.recomputes:
+            self.record(Op(0, "R", i), start, self.forward_end)
+            start = self.forward_end
+        self._note("B", i, start)
+        start = self.now()
+        self.engine.step()
+        if i == self.plan.micro_batches - 1:
+            self._note("step", None, start)
+        return float(loss.detach())
+
+    def _note(self, kind: Kind, i: int | None, start: TimePoint) -> None:
+        """The pass since `start`, and the collectives that ran in it."""
+        end = self.now()
+        seconds, sizes = self.traffic.take()
+        whole = end - start if isinstance(start, float) and isinstance(end, float) else float("inf")
+        shares = {algorithm: seconds[algorithm] / whole for algorithm in sizes}
+        before = sum(share for algorithm, share in shares.items() if algorithm == "all_gather" and kind in "FB")
+        after = sum(shares.values()) - before
+        self.record(Op(0, kind, i), start, end, before, 1 - after)
+        self._collectives(kind, i, start, end, shares, sizes)
+
+    def _collectives(
+        self, kind: Kind, i: int | None, start: TimePoint, end: TimePoint, shares: dict[str, float], sizes: Counter[str]
+    ) -> None:
+        at = 1 - sum(shares.values())
+        for algorithm, share in shares.items():
+            self.bytes_sent[algorithm] += sizes[algorithm]
+            if algorithm == "all_gather" and kind in "FB":
+                bucket = "forward" if kind == "F" else "backward"
+                self.record(over_replicas(0, algorithm, sizes[algorithm], i, bucket), start, end, 0.0, share)
+            else:
+                at += share
+                number = i if self.config.zero > 1 and kind == "B" else None
+                self.record(over_replicas(0, algorithm, sizes[algorithm], number), start, end, at - share, at)
+
+
+class Recomputed(nn.Module):
+    """The stage, run again in the backward pass instead of keeping what autograd would save."""
+
+    def __init__(self, stage: nn.Module) -> None:
+        super().__init__()
+        self.stage = stage
+
+    def forward(self, inputs: Tensor) -> Any:
+        return checkpoint(self.stage, inputs, use_reentrant=False)

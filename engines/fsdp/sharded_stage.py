@@ -1,0 +1,118 @@
+"""A stage in shards: which layers `fully_shard` gathers together, and what its hooks need around them.
+
+A layer's forward pass                                    hooks that run in this order
+    FSDP   gathers the weights, marks what enters          a mark is a view: no layer may change it in place,
+    here   `non_leaf`: what enters is the layer's own         so it gets a tensor of its own
+    layer
+    here   `non_leaf`: what leaves, where it is a view        an in-place layer after would lose FSDP's next hook
+    FSDP   frees the weights, hooks onto what leaves
+    here   shows the meter what was freed
+In a step that is metered, a hook before all of these waits for the end of the backward pass.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor
+
+from engines.fsdp.layer_groups import groups
+from engines.fsdp.traced_collectives import TracedAllGather, TracedReduceScatter
+from harness.nn.skip import named_layers
+from harness.runtime.autograd import non_leaf
+from harness.runtime.collectives import CollectiveCounter
+from harness.runtime.stage_module import StageModule
+
+if TYPE_CHECKING:
+    from engines.fsdp.engine import Config
+
+
+class Gathered:
+    """The whole weights of all groups. torch keeps their storages and resizes them, 0 bytes when they are freed.
+
+    No operation does that, so the meter notices only when an operation next returns a view.
+    """
+
+    def __init__(self) -> None:
+        self.metered = False
+        self.tensors: list[Tensor] = []
+        self.seen: set[nn.Module] = set()
+
+    def add(self, module: nn.Module) -> None:
+        """Those of a module that has just gathered its own; others are in shards now."""
+        if module not in self.seen:
+            self.seen.add(module)
+            self.tensors += [p.detach() for p in module.parameters() if not isinstance(p, DTensor)]
+
+    def watch(self, arrived: Any) -> None:
+        """Show what a layer's backward pass will have freed, once the gradient of what arrived there is known."""
+        if self.metered:
+            for tensor in _flat(arrived):
+                if tensor.requires_grad:
+                    tensor.register_hook(lambda _: self.show())
+
+    def show(self) -> None:
+        """What has been freed by now."""
+        if self.metered:
+            for tensor in self.tensors:
+                tensor.detach()
+
+
+def sharded(
+    stage: StageModule, mesh: DeviceMesh, config: Config, counter: CollectiveCounter, gathered: Gathered
+) -> FSDPModule:
+    """Shard the groups of layers, then what is left: parameters that layers share."""
+    layers = [layer for _, layer in named_layers(stage)]
+    for numbers in groups(sizes(layers), config):
+        _group([layers[number] for number in numbers], mesh, config.reshard_after_forward, counter, gathered)
+    # torch's own default keeps the root's weights where those of other groups are freed, for they are needed at once
+    return _group([stage], mesh, None if config.reshard_after_forward else False, counter, gathered)
+
+
+def sizes(layers: Sequence[nn.Module]) -> list[int]:
+    """The layers' own bytes: `engines.fsdp.layer_groups.own_bytes`, of layers that are there."""
+    users = Counter(parameter for layer in layers for parameter in layer.parameters())
+    own = ([*layer.parameters()] for layer in layers)
+    return [0 if any(users[p] > 1 for p in parameters) else sum(p.nbytes for p in parameters) for parameters in own]
+
+
+def _group(
+    modules: list[nn.Module], mesh: DeviceMesh, reshard: bool | None, counter: CollectiveCounter, gathered: Gathered
+) -> FSDPModule:
+    for module in modules:
+        module.register_forward_hook(lambda _, __, output: _mapped(_no_view, output))
+    group: FSDPModule = fully_shard(modules, mesh=mesh, reshard_after_forward=reshard)[0]
+    for module in modules:
+        module.register_forward_pre_hook(lambda _, arrived: gathered.watch(arrived), prepend=True)
+        module.register_forward_pre_hook(lambda _, arrived: _mapped(non_leaf, arrived))
+        module.register_forward_pre_hook(lambda whole, _: gathered.add(whole))
+        module.register_forward_hook(lambda _, __, ___: gathered.show())
+    group.set_custom_all_gather(TracedAllGather(counter))  # type: ignore[arg-type]  # as torch's protocol, which is not public
+    group.set_custom_reduce_scatter(TracedReduceScatter(counter, gathered.show))  # type: ignore[arg-type]
+    group.set_force_sum_reduction_for_comms(True)  # a loss is divided by the whole batch already
+    group.set_gradient_divide_factor(1.0)
+    return group
+
+
+def _mapped(change: Callable[[Tensor], Tensor], value: Any) -> Any:
+    """What enters or leaves a layer: tensors, or (nested) tuples of them."""
+    if isinstance(value, tuple):
+        return tuple(_mapped(change, item) for item in value)
+    return change(value) if isinstance(value, Tensor) else value
+
+
+def _flat(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, tuple):
+        for item in value:
+            yield from _flat(item)
+    elif isinstance(value, Tensor):
+        yield value
+
+
+def _no_view(tensor: Tensor) -> Tensor:
+    return non_leaf(tensor) if tensor._base is not None else tensor

@@ -1,0 +1,337 @@
+"""The pipeline over CPU devices: what the devices' lanes do, one slot of tensors for each task.
+
+Autograd runs CPU work in the calling thread, so a graph that carried the tensors would run one stage at a time. Here
+the outer graph (engines/gpipe/cpu_autograd_graph.py) only issues jobs. The tensors travel in slots; a task's own graph
+is cut by detach and runs, forward and backward, on its device's lane.
+
+    slot (i, j)    ins --stage--> outs        forward, on the compute lane; copies bring ins and take outs
+                   grads_in <---- grads_out   backward, likewise
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from engines.gpipe.microbatch import Parts, Value, mapped, tensors_of
+from engines.gpipe.stage import Stage, Surroundings
+from engines.gpipe.stage_layout import StageLayout
+from engines.gpipe.task_rng import TaskRng
+from engines.gpipe.tied_copies import SUMS, SharedParameter
+from harness.core.op import Op, Queue
+from harness.runtime.autograd import failing_layer, non_leaf
+from harness.runtime.cpu_streams import Job, Lane, Run, nothing, submit_together
+from harness.schedule.builders.gpipe import recomputed
+from harness.schedule.transfers import Transfer
+
+Leaves = dict[str, tuple[Tensor, ...]]
+Edges = dict[str, tuple[GradientEdge | None, ...]]
+Gradients = dict[str, tuple[Tensor | None, ...]]
+
+
+@dataclass(eq=False)
+class Slot:
+    """The tensors of task (i, j), and the jobs that move them."""
+
+    micro_batch: int
+    stage: Stage
+    recompute: bool
+    ins: Parts = field(default_factory=dict)
+    outs: Parts = field(default_factory=dict)
+    leaves: Leaves = field(default_factory=dict)
+    edges: Edges = field(default_factory=dict)
+    grads_out: Gradients = field(default_factory=dict)
+    grads_in: Gradients = field(default_factory=dict)
+    forward: Job | None = None
+    backward: Job | None = None
+    arrivals: list[Job] = field(default_factory=list)
+    gradient_arrivals: list[Job] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class DeviceQueues:
+    """The lanes of every device, by the plan's device number; `copy` is None without streams."""
+
+    compute: dict[int, Lane]
+    copy: dict[int, Lane] | None
+
+    def all(self) -> list[Lane]:
+        return [*self.compute.values(), *(self.copy or {}).values()]
+
+
+class CpuPass(Run):
+    """One forward pass of a mini-batch through the pipeline, and the backward pass that follows."""
+
+    def __init__(
+        self,
+        stages: list[Stage],
+        layout: StageLayout,
+        lanes: DeviceQueues,
+        around: Surroundings,
+        mode: str,
+        micro_batches: list[Value],
+        grad: bool,
+        draws: dict[int, bool],
+        seed: int,
+        shared: Sequence[SharedParameter] = (),
+    ) -> None:
+        super().__init__()
+        self.shared = shared
+        self.sums: list[Job] = []
+        self.output_is_tuple = False
+        self.backward_begun = False
+        self.layout = layout
+        self.lanes = lanes
+        self.around = around
+        self.grad = grad
+        self.m, self.n = len(micro_batches), len(stages)
+        self.draws = draws  # stage -> whether it draws random numbers, as far as that is known
+        self.random_seed = seed
+        self.bytes_sent = {"activations": 0, "gradients": 0, "skips": 0, "skip_gradients": 0}
+        self.slots = {
+            (i, j): Slot(i, stage, grad and recomputed(i, self.m, mode))
+            for i in range(self.m)
+            for j, stage in enumerate(stages)
+        }
+        self.input_shapes = [[t.shape for t in tensors_of(value)] for value in micro_batches]
+        for i, value in enumerate(micro_batches):
+            self.slots[i, 0].ins[""] = value
+
+    # -- issued by the host, in the order of the graph ------------------------------------------------------------
+
+    def issue_forward(self, slot: Slot) -> None:
+        op = Op(slot.stage.number, "F", slot.micro_batch)
+        slot.forward = self._compute(op, slot.arrivals, lambda: self._forward(slot))
+        slot.arrivals = []
+
+    def issue_recompute(self, slot: Slot) -> None:
+        self._compute(Op(slot.stage.number, "R", slot.micro_batch), [], lambda: self._recompute(slot))
+
+    def issue_backward(self, slot: Slot) -> None:
+        op = Op(slot.stage.number, "B", slot.micro_batch)
+        slot.backward = self._compute(op, slot.gradient_arrivals, lambda: self._backward(slot))
+        slot.gradient_arrivals = []
+
+    def issue_copy(self, i: int, transfer: Transfer) -> None:
+        source, target = self.slots[i, transfer.source], self.slots[i, transfer.target]
+        op = Op(transfer.target, "copy", i, transfer.part, transfer.source, queue="copy in")
+        target.arrivals.append(self._copy(op, source.forward, lambda: self._move(source, target, transfer.part)))
+
+    def issue_gradient_copy(self, i: int, transfer: Transfer) -> None:
+        source, target = self.slots[i, transfer.source], self.slots[i, transfer.target]
+        op = Op(transfer.source, "copy", i, transfer.part, transfer.target, queue="copy in")
+        job = self._copy(op, target.backward, lambda: self._move_gradient(target, source, transfer.part))
+        source.gradient_arrivals.append(job)
+
+    def issue_sums(self) -> None:
+        """Over the copies of each shared parameter, when the stages on their devices have done all backward tasks."""
+        queue: Queue = "compute" if self.lanes.copy is None else "copy in"
+        lanes = self.lanes.copy or self.lanes.compute
+        for shared in self.shared:
+            devices = [self.layout.devices[stage] for stage in shared.stages]
+            after = [
+                slot.backward
+                for slot in self.slots.values()
+                if slot.backward is not None and self.layout.devices[slot.stage.number] in devices
+            ]
+            places = [(lanes[d], shared.op(stage, queue)) for d, stage in zip(devices, shared.stages, strict=True)]
+            self.sums.append(submit_together(places, Job(self, partial(self._sum, shared), after=after)))
+
+    def _compute(self, op: Op, after: list[Job], work: Any) -> Job:
+        return self.lanes.compute[self.layout.devices[op.stage]].submit(Job(self, work, op, after))
+
+    def _copy(self, op: Op, after: Job | None, work: Any) -> Job:
+        assert after is not None and op.peer is not None
+        source, target = self.layout.devices[op.peer], self.layout.devices[op.stage]
+        job = Job(self, work, op, (after,))
+        if self.lanes.copy is None:
+            return submit_together([(self.lanes.compute[target], op), (self.lanes.compute[source], op)], job)
+        return self.lanes.copy[target].submit(job)
+
+    # -- executed by the lanes ------------------------------------------------------------------------------------
+
+    def _forward(self, slot: Slot) -> None:
+        for transfer in self.layout.into(slot.stage.number, copied=False):
+            slot.ins[transfer.part] = self.slots[slot.micro_batch, transfer.source].outs.pop(transfer.part)
+        graph = self.grad and not slot.recompute
+        with slot.stage.noted("forward", slot.micro_batch), torch.set_grad_enabled(graph):
+            outs = self._run(slot, graph, again=False)
+        slot.outs = {part: mapped(Tensor.detach, value) for part, value in outs.items()}
+        if any(not self.layout.is_copied(transfer) for transfer in self.layout.out_of(slot.stage.number)):
+            slot.outs = _apart(slot.outs)
+        if not slot.recompute:
+            slot.ins = {}
+
+    def _recompute(self, slot: Slot) -> None:
+        with slot.stage.noted("recomputation", slot.micro_batch), torch.enable_grad():
+            self._run(slot, graph=True, again=True)
+        slot.ins = {}
+
+    def _run(self, slot: Slot, graph: bool, again: bool) -> Parts:
+        """Run the stage; with `graph` keep where its own graph begins (leaves) and ends (edges)."""
+        ins = slot.ins
+        if graph:
+            first = slot.stage.number == 0
+            slot.leaves = {part: tuple(_leaf(t, first) for t in tensors_of(value)) for part, value in ins.items()}
+            ins = {p: mapped(non_leaf, ts if isinstance(ins[p], tuple) else ts[0]) for p, ts in slot.leaves.items()}
+        run = slot.stage.run_again if again else slot.stage.run_kept if slot.recompute else slot.stage.run
+        with _random(self, slot):
+            outs = run(ins, slot.micro_batch, self.around)
+        if graph:
+            slot.edges = {part: tuple(map(_edge, tensors_of(value))) for part, value in outs.items()}
+        return outs
+
+    def _backward(self, slot: Slot) -> None:
+        for transfer in self.layout.out_of(slot.stage.number):
+            if not self.layout.is_copied(transfer):
+                target = self.slots[slot.micro_batch, transfer.target]
+                slot.grads_out[transfer.part] = target.grads_in.pop(transfer.part, ())
+        edges, gradients = [], []
+        for part, grads in slot.grads_out.items():
+            for edge, gradient in zip(slot.edges.get(part, ()), grads, strict=False):
+                if edge is not None and gradient is not None:
+                    edges.append(edge)
+                    gradients.append(gradient)
+        with slot.stage.noted("backward", slot.micro_batch):
+            try:
+                if edges:
+                    torch.autograd.backward(edges, gradients)
+            except Exception as error:
+                if not isinstance(error, MemoryError | torch.OutOfMemoryError):
+                    slot.stage.layer = self._failing_layer(slot)
+                raise
+        slot.grads_out, slot.edges = {}, {}
+        slot.grads_in = {part: tuple(t.grad for t in leaves) for part, leaves in slot.leaves.items()}
+        slot.leaves = {}
+
+    def _failing_layer(self, slot: Slot) -> str:
+        """Do the forward task again, to see in which layer the backward pass fails."""
+        ins = {p: mapped(non_leaf, ts if len(ts) > 1 else ts[0]) for p, ts in slot.leaves.items()}
+
+        def run_again() -> list[tuple[Tensor, Tensor | None]]:
+            with torch.enable_grad(), _random(self, slot):
+                outs = slot.stage.run_again(ins, slot.micro_batch, self.around)
+            return [
+                pair
+                for part, gradients in slot.grads_out.items()
+                for pair in zip(tensors_of(outs[part]), gradients, strict=False)
+            ]
+
+        return failing_layer(slot.stage.layers, run_again, (t for tensors in slot.leaves.values() for t in tensors))
+
+    def _move(self, source: Slot, target: Slot, part: str) -> None:
+        value = source.outs.pop(part)
+        target.ins[part] = mapped(Tensor.clone, value)
+        self._count("skips" if part else "activations", tensors_of(value))
+
+    def _move_gradient(self, source: Slot, target: Slot, part: str) -> None:
+        gradients = source.grads_in.pop(part, ())
+        target.grads_out[part] = tuple(None if g is None else g.clone() for g in gradients)
+        self._count("skip_gradients" if part else "gradients", gradients)
+
+    def _sum(self, shared: SharedParameter) -> None:
+        size = shared.sum_gradients()
+        with self.lock:
+            self.bytes_sent[SUMS] = self.bytes_sent.get(SUMS, 0) + size
+
+    def _count(self, kind: str, tensors: tuple[Tensor | None, ...]) -> None:
+        size = sum(t.numel() * t.element_size() for t in tensors if t is not None)
+        with self.lock:
+            self.bytes_sent[kind] += size
+
+    # -- the ends -------------------------------------------------------------------------------------------------
+
+    def outputs(self) -> list[Value]:
+        """Wait for the last stage; its outputs, one for each micro-batch."""
+        last = [self.slots[i, self.n - 1] for i in range(self.m)]
+        for slot in last:
+            assert slot.forward is not None
+            slot.forward.wait()
+        self.raise_error()
+        return [slot.outs.pop("") for slot in last]
+
+    def abandon(self, error: BaseException) -> None:
+        """Skip what is still queued, and wait until the lanes are through with it."""
+        self.fail(error)
+        for job in [lane.submit(Job(self, nothing, always=True)) for lane in self.lanes.all()]:
+            job.wait()
+
+    @property
+    def all_draw(self) -> bool:
+        """Whether every task draws its random numbers from a stream of its own."""
+        return all(self.draws.get(j, False) for j in range(self.n))
+
+    def input_gradients(self) -> list[Tensor | None]:
+        """The gradients of the model's inputs, gathered; zeros for micro-batches that have none."""
+        slots = [self.slots[i, 0] for i in range(self.m)]
+        gathered: list[Tensor | None] = []
+        for place, shapes in enumerate(zip(*self.input_shapes, strict=True)):
+            column = [slot.grads_in.get("", (None,) * (place + 1))[place] for slot in slots]
+            like = next((gradient for gradient in column if gradient is not None), None)
+            if like is None:
+                gathered.append(None)
+                continue
+            filled = [like.new_zeros(s) if g is None else g for g, s in zip(column, shapes, strict=True)]
+            gathered.append(torch.cat(filled))
+        return gathered
+
+    def join_lanes(self) -> None:
+        """Wait for every backward task and sum, then raise the first error if there was one."""
+        for slot in self.slots.values():
+            if slot.backward is not None:
+                slot.backward.wait()
+        for job in self.sums:
+            job.wait()
+        self.raise_error()
+
+
+def _leaf(tensor: Tensor, is_input: bool) -> Tensor:
+    """Where a task's graph begins. The model's own inputs get a gradient only if the caller wants it.
+
+    Micro-batches are views of one tensor; `data` gives each a version counter of its own, for layers in place.
+    """
+    if is_input:
+        return tensor.data.requires_grad_(tensor.requires_grad)
+    return tensor.detach().requires_grad_(tensor.is_floating_point() or tensor.is_complex())
+
+
+def _apart(outs: Parts) -> Parts:
+    """The values with skips that share memory with the layers' value copied: the next stage may work in place."""
+    taken = {t.untyped_storage().data_ptr() for t in tensors_of(outs[""])}
+
+    def separate(tensor: Tensor) -> Tensor:
+        return tensor.clone() if tensor.untyped_storage().data_ptr() in taken else tensor
+
+    return {part: mapped(separate, value) if part else value for part, value in outs.items()}
+
+
+def _edge(tensor: Tensor) -> GradientEdge | None:
+    return get_gradient_edge(tensor) if tensor.requires_grad else None
+
+
+class _random:
+    """The task's own stream of random numbers, for stages that draw any.
+
+    The first task of a stage finds out whether it does; a stage that does not is spared the overhead.
+    """
+
+    def __init__(self, run: CpuPass, slot: Slot) -> None:
+        self.run, self.stage = run, slot.stage.number
+        active = run.draws.get(self.stage, True)
+        seed = hash((run.random_seed, self.stage, slot.micro_batch)) & 0x7FFF_FFFF_FFFF_FFFF
+        self.mode = TaskRng(seed) if active else None
+
+    def __enter__(self) -> None:
+        if self.mode is not None:
+            self.mode.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        if self.mode is not None:
+            self.mode.__exit__(*error)
+            self.run.draws.setdefault(self.stage, self.mode.drew)

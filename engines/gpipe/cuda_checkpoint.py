@@ -1,0 +1,135 @@
+"""Checkpointing on CUDA devices as two autograd functions with shared memory (torchgpipe, section 3.2.4).
+
+forward    Checkpoint runs the task without a graph             Recompute does nothing
+backward   Recompute runs it again with one: it needs no        Checkpoint goes backward through
+           gradient, so it overlaps the copy of the gradient    that graph
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from engines.gpipe.microbatch import Parts, mapped, tensors_of
+from engines.gpipe.stage import Stage
+from harness.core.op import Kind, Op
+from harness.runtime.autograd import non_leaf
+
+if TYPE_CHECKING:
+    from engines.gpipe.cuda_pipeline import CudaPass
+
+
+_rewinding = threading.Lock()  # the CPU's generator is one for all of autograd's device threads
+
+
+@dataclass(eq=False)
+class CheckpointedTask:
+    """The shared memory of Checkpoint and Recompute for task (i, j) (torchgpipe, section 3.2.4)."""
+
+    run_of: CudaPass
+    stage: Stage
+    i: int
+    ins: Parts = field(default_factory=dict)
+    leaves: list[Tensor] = field(default_factory=list)
+    outs: list[Tensor] = field(default_factory=list)
+    names: list[tuple[str, bool, int]] = field(default_factory=list)
+    rng: tuple[Tensor, Tensor | None] | None = None
+
+    @property
+    def device(self) -> int:
+        return self.run_of.layout.devices[self.stage.number]
+
+    def run(self, parts: Parts, phony: Tensor | None) -> Parts:
+        """Through Checkpoint, so that the graph has one node for the whole task, which `phony` ties to its place."""
+        self.ins = {part: mapped(Tensor.detach, value) for part, value in parts.items()}
+        anchor = torch.zeros((), device=self.stage.device, requires_grad=True) if phony is None else phony
+        flat = list(Checkpoint.apply(self, anchor, *(t for value in parts.values() for t in tensors_of(value))))
+        outs: Parts = {}
+        for part, is_tuple, count in self.names:
+            tensors = tuple(flat.pop(0) for _ in range(count))
+            outs[part] = tensors if is_tuple else tensors[0]
+        return outs
+
+    def compute(self) -> list[Tensor]:
+        """The forward task, without a graph."""
+        self.rng = torch.get_rng_state(), _cuda_rng(self.stage.device)
+        with self._at_work("F", "forward"), torch.no_grad():
+            outs = self.stage.run_kept(self.ins, self.i, self.run_of.around)
+        self.names = [(part, isinstance(value, tuple), len(tensors_of(value))) for part, value in outs.items()]
+        return [t for value in outs.values() for t in tensors_of(value)]
+
+    def recompute(self) -> None:
+        """Run it again with a graph, with the same random numbers."""
+        needs = {part: tuple(map(_leaf, tensors_of(value))) for part, value in self.ins.items()}
+        self.leaves = [t for tensors in needs.values() for t in tensors]
+        cuda = [self.stage.device] if self.stage.device.type == "cuda" else []
+        with _rewinding, torch.random.fork_rng(cuda), self._at_work("R", "recomputation"), torch.enable_grad():
+            assert self.rng is not None
+            torch.set_rng_state(self.rng[0])
+            if self.rng[1] is not None:
+                torch.cuda.set_rng_state(self.rng[1], self.stage.device)
+            ins = {p: mapped(non_leaf, ts if isinstance(self.ins[p], tuple) else ts[0]) for p, ts in needs.items()}
+            outs = self.stage.run_again(ins, self.i, self.run_of.around)
+        self.outs = [t for value in outs.values() for t in tensors_of(value)]
+        self.ins = {}
+
+    def backward(self, gradients: tuple[Tensor | None, ...]) -> list[Tensor | None]:
+        """Backward through the recomputed graph; the gradients of the task's inputs."""
+        pairs = [(o, g) for o, g in zip(self.outs, gradients, strict=True) if o.requires_grad and g is not None]
+        with self._at_work("B", "backward"):
+            torch.autograd.backward([o for o, _ in pairs], [g for _, g in pairs])
+        found = [leaf.grad for leaf in self.leaves]
+        self.leaves, self.outs = [], []
+        return found
+
+    @contextmanager
+    def _at_work(self, kind: Kind, phase: str) -> Iterator[None]:
+        op = Op(self.stage.number, kind, self.i)
+        with self.run_of.recorder.computing(op, self.device), self.stage.noted(phase, self.i):
+            yield
+
+
+def _leaf(tensor: Tensor) -> Tensor:
+    return tensor.detach().requires_grad_(tensor.is_floating_point())
+
+
+def _cuda_rng(device: torch.device) -> Tensor | None:
+    return torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+
+
+class Checkpoint(Function):
+    """A task's forward without a graph; backward uses what Recompute has left in the shared memory."""
+
+    @staticmethod
+    def forward(ctx: Any, task: CheckpointedTask, anchor: Tensor, *flat: Tensor) -> tuple[Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        ctx.task = task
+        outs = tuple(t.detach() for t in task.compute())
+        ctx.mark_non_differentiable(*(t for t in outs if not t.is_floating_point()))
+        return outs
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        return None, None, *ctx.task.backward(gradients)
+
+
+class Recompute(Function):
+    """Backward recomputes the task; it needs no gradient, only its place in the order."""
+
+    @staticmethod
+    def forward(ctx: Any, task: CheckpointedTask, phony: Tensor) -> Tensor:
+        ctx.set_materialize_grads(False)
+        ctx.task = task
+        return phony.detach()
+
+    @staticmethod
+    def backward(ctx: Any, _: Tensor | None) -> tuple[None, None]:
+        ctx.task.recompute()
+        return None, None

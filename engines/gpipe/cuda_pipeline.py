@@ -1,0 +1,292 @@
+"""The pipeline over CUDA devices: the autograd graph carries the tensors, as in the paper (torchgpipe, section 3).
+
+Autograd has a thread for each CUDA device and its work is asynchronous, so the graph itself drives all devices.
+
+    Task(i, j) --> Leave --> fork --> Copy --> Arrive --> join --> Task(i, j+1)
+                             |  `--> Recompute --> phony for (i+1, j)
+                             `-- the copy stream waits here forward; backward the compute stream waits for the
+                                 gradient here, after the recomputation was issued: so the two overlap
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from engines.gpipe.cuda_checkpoint import CheckpointedTask, Recompute
+from engines.gpipe.cuda_streams import Recorder, Streams, TimePoint
+from engines.gpipe.dependency import fork, join
+from engines.gpipe.microbatch import Parts, Value, gather, mapped, tensors_of
+from engines.gpipe.stage import Stage, Surroundings
+from engines.gpipe.stage_layout import StageLayout
+from engines.gpipe.tied_copies import SUMS, TiedCopies
+from harness.core.op import Op, Queue
+from harness.schedule.builders.gpipe import clock_cycles, recomputed
+from harness.schedule.transfers import Transfer
+
+
+class CudaPass:
+    """One forward pass of a mini-batch; the backward pass is in the graph that it leaves."""
+
+    def __init__(
+        self,
+        stages: list[Stage],
+        layout: StageLayout,
+        streams: Streams,
+        around: Surroundings,
+        mode: str,
+        grad: bool,
+        dependency: bool,
+        ties: TiedCopies,
+    ) -> None:
+        self.ties = ties
+        self.stages = stages
+        self.layout = layout
+        self.streams = streams
+        self.around = around
+        self.mode = mode if grad else "never"
+        self.grad = grad
+        self.dependency = dependency
+        self.recorder = Recorder(streams)
+        for stage in stages:
+            stage.marking = True  # the host is ahead of CUDA devices: a call for each layer costs them nothing
+        self.bytes_sent = {"activations": 0, "gradients": 0, "skips": 0, "skip_gradients": 0}
+
+    def run(self, chunks: list[Value]) -> Value:
+        """Issue the whole forward pass; the gathered output of the last stage."""
+        self.state: list[Parts] = [{"": mapped(self._placed, value)} for value in chunks]
+        self.waiting: dict[tuple[int, Transfer], Value] = {}
+        self.before: dict[int, Tensor] = {}
+        self.late: list[tuple[CheckpointedTask, Tensor]] = []
+        for cycle in clock_cycles(len(chunks), len(self.stages)):
+            for i, j in cycle:
+                self._fence(i, j)
+            for i, j in cycle:
+                self._compute(i, j)
+        phonies = list(self.before.values())
+        phonies += [Recompute.apply(task, phony) for task, phony in self.late]
+        outputs = [parts[""] for parts in self.state]
+        for phony in phonies:
+            outputs[-1] = _tied(outputs[-1], phony)
+        gathered = gather(outputs)
+        if self.ties.shared and self.grad:
+            self.ties.pending = False
+            for tensor in tensors_of(gathered):
+                if tensor.requires_grad:
+                    tensor.register_hook(self._before_backward)
+        return gathered
+
+    def _before_backward(self, gradient: Tensor) -> None:
+        """The sums over copies of parameters come once, when autograd is through with all devices."""
+        if not self.ties.pending:
+            self.ties.pending = True
+            for shared in self.ties.shared:
+                shared.begin()
+            torch.autograd.Variable._execution_engine.queue_callback(self._sum_gradients)
+
+    def _sum_gradients(self) -> None:
+        self.ties.pending = False
+        streams = self.streams
+        queue: Queue = "copy in" if streams.separate else "compute"
+        for shared in self.ties.shared:
+            places = [(self.layout.devices[stage], shared.op(stage, queue)) for stage in shared.stages]
+            begun = [streams.now(device) for device, _ in places]
+            size = shared.sum_gradients()
+            for (device, op), start in zip(places, begun, strict=True):
+                self.recorder.marks.append((op, device, queue, start, streams.now(device)))
+            self.bytes_sent[SUMS] = self.bytes_sent.get(SUMS, 0) + size
+
+    def _placed(self, tensor: Tensor) -> Tensor:
+        """An input on the first device, with a version counter of its own, for layers that work in place."""
+        moved = tensor.to(self.stages[0].device)
+        return moved if moved.requires_grad else moved.data
+
+    def _fence(self, i: int, j: int) -> None:
+        for transfer in self.layout.into(j, copied=True):
+            source, target = self.layout.devices[transfer.source], self.layout.devices[transfer.target]
+            value = self.waiting[i, transfer]
+            arrived = Arrive.apply(self, i, target, *Copy.apply(self, i, transfer, source, target, *tensors_of(value)))
+            self.waiting[i, transfer] = arrived if isinstance(value, tuple) else arrived[0]
+
+    def _compute(self, i: int, j: int) -> None:
+        stage = self.stages[j]
+        parts = {
+            transfer.part: self.waiting.pop((i, transfer)) for transfer in self.layout.transfers if transfer.target == j
+        }
+        parts = parts or self.state[i]
+        phony = self.before.pop(j, None)
+        tokens = not tensors_of(parts[""])[0].is_floating_point()  # integers have no place in the graph
+        if phony is not None and not tokens:
+            parts[""] = _tied(parts[""], phony)
+        if recomputed(i, len(self.state), self.mode):
+            task = CheckpointedTask(self, stage, i)
+            outs = task.run(parts, phony)
+        else:
+            task, outs = None, self._plain(stage, i, parts)
+            if phony is not None and tokens:
+                outs[""] = _tied(outs[""], phony)
+        device = self.layout.devices[j]
+        if self.grad:
+            outs = {part: self._leave(i, device, value) for part, value in outs.items()}
+            outs[""], phony = _forked(outs[""])
+            self._order(task, j, phony)
+        self.state[i] = {"": outs[""]}
+        for transfer in self.layout.out_of(j):
+            self.waiting[i, transfer] = outs[transfer.part]
+
+    def _plain(self, stage: Stage, i: int, parts: Parts) -> Parts:
+        device = self.layout.devices[stage.number]
+        if self.grad:
+            parts[""] = _marked(self, stage.number, i, device, False, parts[""])
+        with self.recorder.computing(Op(stage.number, "F", i), device), stage.noted("forward", i):
+            outs = stage.run(parts, i, self.around)
+        if self.grad:
+            outs[""] = _marked(self, stage.number, i, device, True, outs[""])
+        return outs
+
+    def _leave(self, i: int, device: int, value: Value) -> Value:
+        left: tuple[Tensor, ...] = Leave.apply(self, i, device, *tensors_of(value))
+        return left if isinstance(value, tuple) else left[0]
+
+    def _order(self, task: CheckpointedTask | None, j: int, phony: Tensor) -> None:
+        if task is not None and not self.dependency:
+            self.late.append((task, phony))
+        elif task is not None:
+            self.before[j] = Recompute.apply(task, phony)
+        elif self.dependency:
+            self.before[j] = phony
+
+    def count(self, transfer: Transfer, forward: bool, tensors: tuple[Tensor | None, ...]) -> None:
+        kind = (
+            ("skips" if forward else "skip_gradients") if transfer.part else ("activations" if forward else "gradients")
+        )
+        self.bytes_sent[kind] += sum(t.numel() * t.element_size() for t in tensors if t is not None)
+
+
+class Leave(Function):
+    """What leaves a task: forward the copy stream waits for it, backward the compute stream for its gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, run: CudaPass, i: int, device: int, *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        ctx.run, ctx.i, ctx.device = run, i, device
+        run.streams.copy_after_compute(device, i)
+        ctx.mark_non_differentiable(*(t for t in tensors if not t.is_floating_point()))
+        return tuple(t.detach() for t in tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        ctx.run.streams.compute_after_copy(ctx.device, ctx.i)
+        for gradient in gradients:
+            if gradient is not None:
+                ctx.run.streams.used_by_compute(gradient, ctx.device)
+        return None, None, None, *gradients
+
+
+class Arrive(Function):
+    """What arrives at a task: the mirror image of Leave."""
+
+    @staticmethod
+    def forward(ctx: Any, run: CudaPass, i: int, device: int, *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        ctx.run, ctx.i, ctx.device = run, i, device
+        run.streams.compute_after_copy(device, i)
+        for tensor in tensors:
+            run.streams.used_by_compute(tensor, device)
+        ctx.mark_non_differentiable(*(t for t in tensors if not t.is_floating_point()))
+        return tuple(t.detach() for t in tensors)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        ctx.run.streams.copy_after_compute(ctx.device, ctx.i)
+        return None, None, None, *gradients
+
+
+class Copy(Function):
+    """A value to the next device, its gradient back, both on copy streams."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, run: CudaPass, i: int, transfer: Transfer, source: int, target: int, *tensors: Tensor
+    ) -> tuple[Tensor, ...]:
+        ctx.set_materialize_grads(False)
+        ctx.run, ctx.i, ctx.transfer, ctx.ends = run, i, transfer, (source, target)
+        copied = _copied(
+            run, Op(transfer.target, "copy", i, transfer.part, transfer.source), i, source, target, tensors
+        )
+        run.count(transfer, True, tensors)
+        ctx.mark_non_differentiable(*(t for t in copied if t is not None and not t.is_floating_point()))
+        return copied  # type: ignore[return-value]
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        run, i, transfer, (source, target) = ctx.run, ctx.i, ctx.transfer, ctx.ends
+        op = Op(transfer.source, "copy", i, transfer.part, transfer.target)
+        copied = _copied(run, op, i, target, source, gradients)
+        run.count(transfer, False, gradients)
+        return None, None, None, None, None, *copied
+
+
+def _copied(
+    run: CudaPass, op: Op, i: int, source: int, target: int, tensors: tuple[Tensor | None, ...]
+) -> tuple[Tensor | None, ...]:
+    streams = run.streams
+    lanes = [(target, "copy in")] if streams.separate else [(source, "compute"), (target, "compute")]
+    with streams.copying(source, target, i):
+        start = [streams.now(device, i) for device, _ in lanes]
+        copied = tuple(None if t is None else _to(t, streams.devices[target]) for t in tensors)
+        for tensor in (t for t in tensors if t is not None):
+            streams.used_by_copy(tensor, source, i)
+        for (device, queue), begun in zip(lanes, start, strict=True):
+            run.recorder.marks.append((op, device, queue, begun, streams.now(device, i)))  # type: ignore[arg-type]
+    return copied
+
+
+def _to(tensor: Tensor, device: torch.device) -> Tensor:
+    """A copy, also where both ends are the same device."""
+    return torch.empty_like(tensor, device=device).copy_(tensor, non_blocking=True)
+
+
+class MarkBackward(Function):
+    """Notes when the backward pass of a task begins (after its output) and ends (before its input)."""
+
+    @staticmethod
+    def forward(ctx: Any, run: CudaPass, j: int, i: int, device: int, begins: bool, x: Tensor) -> Tensor:
+        ctx.set_materialize_grads(False)
+        ctx.run, ctx.op, ctx.device, ctx.begins = run, Op(j, "B", i), device, begins
+        return x.detach()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor | None) -> tuple[Tensor | None, ...]:
+        recorder, mark = ctx.run.recorder, ctx.run.streams.now(ctx.device)
+        if ctx.begins:
+            recorder.begun[ctx.op] = mark
+        else:
+            start: TimePoint = recorder.begun.pop(ctx.op)
+            recorder.marks.append((ctx.op, ctx.device, "compute", start, mark))
+        return None, None, None, None, None, gradient
+
+
+def _marked(run: CudaPass, j: int, i: int, device: int, begins: bool, value: Value) -> Value:
+    first, *rest = tensors_of(value)
+    if not first.is_floating_point():
+        return value
+    if not begins and not first.requires_grad:
+        first = first.detach().requires_grad_()
+    first = MarkBackward.apply(run, j, i, device, begins, first)
+    return (first, *rest) if isinstance(value, tuple) else first
+
+
+def _forked(value: Value) -> tuple[Value, Tensor]:
+    first, *rest = tensors_of(value)
+    first, phony = fork(first)
+    return (first, *rest) if isinstance(value, tuple) else first, phony
+
+
+def _tied(value: Value, phony: Tensor) -> Value:
+    first, *rest = tensors_of(value)
+    first = join(first, phony)
+    return (first, *rest) if isinstance(value, tuple) else first

@@ -1,0 +1,103 @@
+"""CUDA streams and clocks of the devices of a pipeline; on other devices the same calls do nothing and tell the time.
+
+Each device computes on its current stream and has a copy stream for every micro-batch (torchgpipe, section 3.2.3).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import torch
+
+from harness.core.op import Op, Queue
+from harness.core.trace import Span
+from harness.runtime.session import TimePoint
+
+
+class Streams:
+    """Streams by device number of the plan; with `separate` off, copies continue the compute streams."""
+
+    def __init__(self, devices: tuple[torch.device, ...], micro_batches: int, separate: bool) -> None:
+        self.devices = devices
+        self.cuda = devices[0].type == "cuda"
+        self.separate = separate
+        self._compute = {d: torch.cuda.current_stream(device) for d, device in enumerate(devices) if self.cuda}
+        self._copy = {
+            (d, i): torch.cuda.Stream(device) if separate else self._compute[d]
+            for d, device in enumerate(devices)
+            for i in range(micro_batches)
+            if self.cuda
+        }
+
+    def copy_after_compute(self, device: int, i: int) -> None:
+        """The copy stream of micro-batch i waits for what the device computes."""
+        if self.cuda:
+            self._copy[device, i].wait_stream(self._compute[device])
+
+    def compute_after_copy(self, device: int, i: int) -> None:
+        """The compute stream waits for the copies of micro-batch i."""
+        if self.cuda:
+            self._compute[device].wait_stream(self._copy[device, i])
+
+    @contextmanager
+    def copying(self, source: int, target: int, i: int) -> Iterator[None]:
+        """Within it, a copy between the devices runs on their copy streams."""
+        with ExitStack() as stack:
+            if self.cuda:
+                stack.enter_context(torch.cuda.stream(self._copy[source, i]))
+                stack.enter_context(torch.cuda.stream(self._copy[target, i]))
+            yield
+
+    def used_by_copy(self, tensor: torch.Tensor, device: int, i: int) -> None:
+        """Keep the allocator from reusing the tensor's memory before the copy has read it."""
+        if self.cuda:
+            tensor.record_stream(self._copy[device, i])
+
+    def used_by_compute(self, tensor: torch.Tensor, device: int) -> None:
+        """Keep the allocator from reusing memory that a copy stream allocated before the device has read it."""
+        if self.cuda:
+            tensor.record_stream(self._compute[device])
+
+    def now(self, device: int, copy_of: int | None = None) -> TimePoint:
+        """A point in the compute stream of a device, or in its copy stream of a micro-batch."""
+        if not self.cuda:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(self._compute[device] if copy_of is None else self._copy[device, copy_of])
+        return event
+
+
+class Recorder:
+    """Collects the marks of a pass and turns them into spans once the devices are synchronized."""
+
+    def __init__(self, streams: Streams) -> None:
+        self.streams = streams
+        self.begun: dict[Op, TimePoint] = {}
+        self.marks: list[tuple[Op, int, Queue, TimePoint, TimePoint]] = []
+        self.base: dict[int, tuple[float, TimePoint]] = {}
+        for d, device in enumerate(streams.devices):
+            if streams.cuda:
+                torch.cuda.synchronize(device)
+            self.base[d] = (time.perf_counter(), streams.now(d))
+
+    @contextmanager
+    def computing(self, op: Op, device: int) -> Iterator[None]:
+        start = self.streams.now(device)
+        yield
+        self.marks.append((op, device, "compute", start, self.streams.now(device)))
+
+    def spans(self) -> list[Span]:
+        """Every op as (start, end) in seconds of the host's clock. The devices must be synchronized."""
+        return [
+            Span(str(op), device, queue, self._seconds(device, start), self._seconds(device, end))
+            for op, device, queue, start, end in self.marks
+        ]
+
+    def _seconds(self, device: int, mark: TimePoint) -> float:
+        if isinstance(mark, float):
+            return mark
+        host, base = self.base[device]
+        assert not isinstance(base, float)
+        return host + base.elapsed_time(mark) / 1e3

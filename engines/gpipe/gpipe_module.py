@@ -1,0 +1,233 @@
+"""GPipe as a library: an `nn.Sequential`, split over devices, called like any other module.
+
+model = GPipe(nn.Sequential(a, b, c, d), balance=[2, 2], devices=["cpu", "cpu"], chunks=8)
+loss = criterion(model(inputs), targets)
+loss.backward()
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from engines.gpipe.cpu_autograd_graph import run_cpu_pass
+from engines.gpipe.cpu_pipeline import CpuPass, DeviceQueues
+from engines.gpipe.cuda_pipeline import CudaPass
+from engines.gpipe.cuda_streams import Streams
+from engines.gpipe.microbatch import Value, check_value, scatter, tensors_of
+from engines.gpipe.stage import Stage, Surroundings
+from engines.gpipe.stage_layout import layout
+from engines.gpipe.tied_copies import LayerAdoption, SharedParameter, TiedCopies
+from harness.core.trace import Span
+from harness.nn import batchnorm, dropout
+from harness.nn.skip import named_layers
+from harness.runtime.cpu_streams import Lane
+from harness.schedule.builders.gpipe import RECOMPUTE
+
+ATTRIBUTES = (
+    "balance",
+    "bytes_sent",
+    "checkpoint",
+    "chunks",
+    "dependency",
+    "devices",
+    "lanes",
+    "layout",
+    "passes",
+    "placement",
+    "recorder",
+    "seed",
+    "shared",
+    "spans",
+    "stages",
+    "streams",
+    "ties",
+    "training",
+)
+
+
+class GPipe(nn.Module):
+    """A pipeline over `module`'s layers (torchgpipe, section 3). Its parameters keep the names of the Sequential.
+
+    `balance[j]` layers form stage j, on `devices[placement[j]]` (stage j on device j by default). CPU devices are
+    worker threads, so ["cpu", "cpu"] are two of them; otherwise all devices are CUDA devices. A mini-batch is cut
+    into at most `chunks` micro-batches along dimension 0; inputs and outputs are tensors or tuples of tensors, the
+    output on the last stage's device. `checkpoint` says which micro-batches are recomputed. `dependency`, `streams`
+    and `portals` switch off the three optimizations of the paper's section 4.1. Gradients arrive in the parameters'
+    `.grad` by `backward()`. A parameter that layers on several devices share is copied to each of them; every copy gets
+    the sum of all gradients, so an optimizer that has them all keeps them equal (a norm over `parameters()` counts each
+    copy); `module` itself keeps its own. On CPU devices neither
+    `torch.autograd.grad` with respect to parameters nor `backward(inputs=...)` nor second derivatives are supported.
+
+    Raises ValueError or TypeError for arguments that don't fit together, naming them. An error in a layer reaches
+    the caller as it was raised, with a note that says stage, layer and micro-batch; the module stays usable.
+    """
+
+    def __init__(
+        self,
+        module: nn.Sequential,
+        balance: Sequence[int],
+        devices: Sequence[str | torch.device],
+        chunks: int = 1,
+        checkpoint: str = "except_last",
+        placement: Sequence[int] | None = None,
+        deferred_batch_norm: bool = False,
+        dependency: bool = True,
+        streams: bool = True,
+        portals: bool = True,
+    ) -> None:
+        super().__init__()
+        self.balance = tuple(balance)
+        self.devices = tuple(map(torch.device, devices))
+        self.placement = tuple(placement) if placement is not None else tuple(range(len(self.balance)))
+        self.chunks, self.checkpoint, self.dependency, self.streams = chunks, checkpoint, dependency, streams
+        _check(module, self)
+        if deferred_batch_norm:
+            module = batchnorm.deferred(module, chunks)
+        dropout.number(module)
+        self.layout = layout(named_layers(module), self.balance, self.placement, portals)
+        self.stages = self._adopt(module)
+        self.seed = torch.initial_seed() & 0x7FFF_FFFF_FFFF_FFFF
+        self.passes = 0
+        self.spans: list[Span] = []
+        self.bytes_sent: dict[str, int] = {}
+        self._draws: dict[bool, dict[int, bool]] = {True: {}, False: {}}
+        self._anchor = torch.zeros((), requires_grad=True)
+        self.lanes = self._open_lanes() if self.on_cpu else None
+
+    @property
+    def shared(self) -> list[SharedParameter]:
+        """The parameters of which several devices have a copy."""
+        return self.ties.shared
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """As every module does; of different values for copies of one parameter the last one counts for all."""
+        found = super().load_state_dict(state_dict, strict, assign)
+        for shared in self.shared:
+            shared.equalize()
+        return found
+
+    @property
+    def on_cpu(self) -> bool:
+        return self.devices[0].type == "cpu"
+
+    def forward(self, value: Value) -> Value:
+        """The whole mini-batch -> the gathered output of the last stage."""
+        check_value(value, "the input of a pipeline")
+        chunks = scatter(value, self.chunks)
+        around = Surroundings.capture(self.seed, self.passes, self.devices[0].type)
+        grad = torch.is_grad_enabled() and self._wants_grad(value)
+        mode = self.checkpoint if self.training else "never"
+        if self.training:
+            self.passes += 1
+            batchnorm.begin(self, len(chunks))
+        if self.lanes is None:
+            return self._run_cuda_pass(chunks, around, mode, grad)
+        seed = int(torch.empty((), dtype=torch.int64).random_())
+        run = CpuPass(
+            self.stages,
+            self.layout,
+            self.lanes,
+            around,
+            mode,
+            chunks,
+            grad,
+            self._draws[self.training],
+            seed,
+            self.shared,
+        )
+        self.spans, self.bytes_sent = run.spans, run.bytes_sent
+        state = torch.get_rng_state()
+        try:
+            output = run_cpu_pass(run, value, self._anchor, self.dependency)
+        except BaseException as error:
+            run.abandon(error)
+            raise
+        if grad and mode != "never" and not run.all_draw and not torch.equal(state, torch.get_rng_state()):
+            self._refuse_late_draws()
+        return output
+
+    def _refuse_late_draws(self) -> None:
+        """A layer drew from torch's generator although its stage had not drawn before: not to be repeated exactly."""
+        self._draws[self.training] = {stage.number: True for stage in self.stages}
+        raise RuntimeError(
+            "a layer drew random numbers that the first micro-batch of its stage had not drawn, so its recomputation "
+            "would draw others; run the step again: from now on every task draws from a stream of its own"
+        )
+
+    def _run_cuda_pass(self, chunks: list[Value], around: Surroundings, mode: str, grad: bool) -> Value:
+        streams = Streams(self.devices, len(chunks), self.streams)
+        run = CudaPass(self.stages, self.layout, streams, around, mode, grad, self.dependency, self.ties)
+        self.bytes_sent, self.recorder = run.bytes_sent, run.recorder
+        return run.run(chunks)
+
+    def close(self) -> None:
+        """End the worker threads; a call of the module then raises RuntimeError."""
+        self._finalizer()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies and pickles: all but the threads and what belongs to the last pass."""
+        left_out = {"lanes", "recorder", "_finalizer"}
+        return {name: value for name, value in self.__dict__.items() if name not in left_out} | {"spans": []}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.lanes = self._open_lanes() if self.on_cpu else None
+
+    def _wants_grad(self, value: Value) -> bool:
+        return any(t.requires_grad for t in tensors_of(value)) or any(p.requires_grad for p in self.parameters())
+
+    def _adopt(self, module: nn.Sequential) -> list[Stage]:
+        """Move the layers to their devices; register them under their own names."""
+        children, adoption = named_layers(module), LayerAdoption(module)
+        stages, first = [], 0
+        for number, (count, place) in enumerate(zip(self.balance, self.placement, strict=True)):
+            own = [(name, adoption.layer(layer, number, place)) for name, layer in children[first : first + count]]
+            stage = Stage(number, own, self.devices[place])
+            for name, layer in own:
+                self.add_module(name, layer.to(stage.device))
+            stages.append(stage)
+            first += count
+        self.ties = TiedCopies(adoption.shared())
+        return stages
+
+    def _open_lanes(self) -> DeviceQueues:
+        used = sorted(set(self.placement))
+        compute = {device: Lane(device, "compute") for device in used}
+        copy = {device: Lane(device, "copy in") for device in used} if self.streams else None
+        lanes = DeviceQueues(compute, copy)
+        # A graph that outlives the module still needs its lanes: they end with the last holder of `lanes`.
+        self._finalizer = weakref.finalize(lanes, _close, lanes.all())
+        return lanes
+
+
+def _close(lanes: list[Lane]) -> None:
+    for lane in lanes:
+        lane.close()
+
+
+def _check(module: nn.Sequential, pipe: GPipe) -> None:
+    if not isinstance(module, nn.Sequential) or type(module).forward is not nn.Sequential.forward:
+        raise TypeError(f"module must be a plain nn.Sequential, got {type(module).__name__}")
+    if sum(pipe.balance) != len(module) or min(pipe.balance, default=0) < 1:
+        raise ValueError(
+            f"balance {list(pipe.balance)} must be positive and sum up to the {len(module)} layers, "
+            f"it sums up to {sum(pipe.balance)}"
+        )
+    if pipe.chunks < 1:
+        raise ValueError(f"chunks is {pipe.chunks}, must be at least 1")
+    if pipe.checkpoint not in RECOMPUTE:
+        raise ValueError(f"checkpoint is {pipe.checkpoint!r}, must be one of {', '.join(RECOMPUTE)}")
+    if len(pipe.placement) != len(pipe.balance):
+        raise ValueError(f"placement names {len(pipe.placement)} devices for {len(pipe.balance)} stages")
+    if max(pipe.placement) >= len(pipe.devices) or min(pipe.placement) < 0:
+        raise ValueError(f"stages need {max(pipe.placement) + 1} devices, {len(pipe.devices)} are given")
+    if len({device.type for device in pipe.devices}) != 1 or pipe.devices[0].type not in ("cpu", "cuda"):
+        raise ValueError(f"devices must be all CPU or all CUDA, got {', '.join(map(str, pipe.devices))}")
+    taken = [name for name, _ in named_layers(module) if name in ATTRIBUTES or hasattr(GPipe, name)]
+    if taken:
+        raise ValueError(f"layers must not be called {', '.join(map(repr, taken))}: GPipe has attributes of that name")

@@ -1,0 +1,103 @@
+"""Checkpoints of activations within a stage: only the inputs of segments of layers stay until the backward pass.
+
+    layers     0   1   2 | 3   4   5 | 6   7            segments of 3; layer 7, the model's last one, stands alone
+    forward    ->  .   . | ->  .   . | -> [saved]       ->  kept: what enters a segment, and the skips that it pops
+    backward   [again, then backward of 6], of 3 to 5, of 0 to 2
+
+A recomputation draws the same dropout masks and random numbers, and leaves running statistics as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from harness.nn import batchnorm, dropout, skip
+from harness.nn.skip import LayerSkip, Skippable
+from harness.runtime.stage_module import StageModule
+
+
+@dataclass(frozen=True, eq=False)
+class Segment:
+    """Some layers of a stage; `gate` takes the skips that they pop from the stage, and leaves those that they stash."""
+
+    layers: Sequence[tuple[str, nn.Module]]
+    gate: Skippable
+
+    @property
+    def modules(self) -> list[nn.Module]:
+        return [module for _, layer in self.layers for module in layer.modules()]
+
+
+class SegmentedStage(StageModule):
+    """A stage whose `segments` (first and last layer, `harness.core.activation_checkpointing.segments`) are
+    recomputed, one by one.
+
+    `first` is the model's number of the stage's first layer.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        layers: Sequence[tuple[str, nn.Module]],
+        first: int,
+        skips: Sequence[LayerSkip],
+        segments: Sequence[tuple[int, int]],
+    ) -> None:
+        super().__init__(number, layers, first, skips)
+        self.segments = [
+            Segment(layers[start - first : end - first + 1], _gate(start, end, skips)) for start, end in segments
+        ]
+        self.rest = layers[segments[-1][1] - first + 1 :] if segments else layers
+
+    def _layers(self, value: Any) -> Any:
+        for segment in self.segments:
+            value = self._kept(segment, value)
+        return self._through(self.rest, value)
+
+    def _kept(self, segment: Segment, value: Any) -> Any:
+        """The segment's output; what it saves is made again in its backward pass."""
+        gate, key = segment.gate, self.key
+        own = [value] if isinstance(value, Tensor) else [*value]
+        entering = [*own, *(gate.pop(name) for name in gate.pops)]
+        single = True
+
+        def run(*tensors: Tensor) -> tuple[Tensor, ...]:
+            nonlocal single
+            if any(getattr(module, "inplace", False) for module in segment.modules):
+                tensors = tuple(tensor.clone() for tensor in tensors)
+            inside = tensors[0] if isinstance(value, Tensor) else tensors[: len(own)]
+            with skip.carried(dict(zip(gate.pops, tensors[len(own) :], strict=True))) as left:
+                out = self._through(segment.layers, inside)
+                single = isinstance(out, Tensor)
+                return (*((out,) if single else out), *(left[name] for name in gate.stashes))
+
+        def contexts() -> tuple[AbstractContextManager[object], AbstractContextManager[object]]:
+            return nullcontext(), _again(segment, key)
+
+        outs = checkpoint(run, *entering, use_reentrant=False, context_fn=contexts)
+        several = len(outs) - len(gate.stashes)
+        for name, tensor in zip(gate.stashes, outs[several:], strict=True):
+            gate.stash(name, tensor)
+        return outs[0] if single else outs[:several]
+
+
+@contextmanager
+def _again(segment: Segment, key: tuple[int, int, int]) -> Iterator[None]:
+    """Around a recomputation, in whatever thread it runs."""
+    with batchnorm.throwaway(batchnorm.statistics(segment.modules)), dropout.keyed(*key):
+        yield
+
+
+def _gate(start: int, end: int, skips: Sequence[LayerSkip]) -> Skippable:
+    """Of the layers `start` to `end`."""
+    inside = range(start, end + 1)
+    gate = Skippable()
+    gate.pops = tuple(one.name for one in skips if one.target in inside and one.source not in inside)
+    gate.stashes = tuple(one.name for one in skips if one.source in inside and one.target not in inside)
+    return gate

@@ -1,0 +1,212 @@
+"""A step: what the lanes do for each op of the schedule, with one slot of tensors for each task.
+
+    slot (j, i)    ins --stage j--> outs           forward of micro-batch i; a copy brings ins from another device
+                   grads_in <------ grads_out      backward
+
+The tensors travel in slots. A task's own graph is cut by detach, so that it runs on its device's lane, forward and
+backward.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from engines.periodic.device_queues import DeviceQueues
+from engines.periodic.two_version_stage import TwoVersionStage
+from harness.core.op import Op
+from harness.interfaces import Batch, Model
+from harness.nn.skip import named_layers
+from harness.runtime.autograd import failing_layer
+from harness.runtime.cpu_streams import Job, Run
+from harness.runtime.stage_module import StageModule
+from harness.schedule import Schedule
+
+Gradients = tuple[Tensor | None, ...]
+
+
+@dataclass(eq=False)
+class Slot:
+    """The tensors of a task. `leaves` are where its graph begins, `edges` where it ends."""
+
+    ins: tuple[Tensor, ...] = ()
+    leaves: tuple[Tensor, ...] = ()
+    edges: tuple[GradientEdge | None, ...] = ()
+    outs: tuple[Tensor, ...] = ()
+    grads_out: Gradients = ()
+    grads_in: Gradients = ()
+
+
+class Program:
+    """A schedule, with what is the same in every step: which op waits for which, and which message each task sends."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        self.schedule = schedule
+        self.before = schedule.dependencies()
+        self.sent = {
+            Op(op.peer, "F" if op.forward else "B", op.micro_batch): op
+            for op in self.before
+            if op.kind == "copy" and op.peer is not None
+        }
+
+
+class Step(Run):
+    """A batch in `micro_batches`, of which `every` make an update. `key` is seed and step, for dropout."""
+
+    def __init__(
+        self,
+        stages: Sequence[TwoVersionStage],
+        lanes: DeviceQueues,
+        model: Model,
+        batch: Batch,
+        micro_batches: int,
+        every: int,
+        key: tuple[int, int],
+    ) -> None:
+        super().__init__()
+        self.stages, self.lanes, self.model = stages, lanes, model
+        self.last = len(stages) - 1
+        self.every, self.key, self.size = every, key, len(batch)
+        self.inputs = batch.inputs.tensor_split(micro_batches)
+        self.targets = batch.targets.tensor_split(micro_batches)
+        self.losses: dict[int, Tensor] = {}
+        self.slots = {(j, i): Slot() for j in range(len(stages)) for i in range(micro_batches)}
+        self.bytes_sent = {"activations": 0, "gradients": 0}  # skips with them
+
+    def execute(self, program: Program) -> None:
+        """Run all ops, each lane in its order, and wait for them; raises the first error of any.
+
+        Once an op has failed the others are skipped.
+        """
+        devices = program.schedule.devices
+        jobs = {op: Job(self, self._work(op), op) for op in program.before}
+        for op, before in program.before.items():
+            jobs[op].after = [jobs[earlier] for earlier in before]
+        for device, stage in zip(devices, self.stages, strict=True):
+            self.lanes.compute[device].submit(Job(self, stage.begin))
+        for queue in program.schedule.queues:
+            for op in queue.ops if queue.name == "compute" else ():
+                self.lanes.compute[queue.device].submit(jobs[op])
+                if message := program.sent.get(op):
+                    self.lanes.links[queue.device, devices[message.stage]].submit(jobs[message])
+        for job in jobs.values():
+            job.wait()
+        self.raise_error()
+
+    def loss(self) -> float:
+        """Of the whole batch; a group's losses are shares of the group."""
+        shares = (self._samples(i // self.every) / self.size for i in range(len(self.inputs)))
+        return sum(float(self.losses[i]) * share for i, share in enumerate(shares))
+
+    def _work(self, op: Op) -> Callable[[], None]:
+        i = op.micro_batch
+        assert i is not None
+        if op.kind == "copy":
+            return partial(self._move if op.forward else self._move_back, op.stage, i)
+        return partial({"F": self._forward, "B": self._backward, "step": self._update}[op.kind], op.stage, i)
+
+    def _forward(self, j: int, i: int) -> None:
+        slot, stage = self.slots[j, i], self.stages[j]
+        if j == 0:
+            leaves: tuple[Tensor, ...] = (self.inputs[i].to(stage.device),)
+        else:
+            before = self.slots[j - 1, i]
+            ins = slot.ins or before.outs  # neighbours on one device hand over what they have
+            slot.ins = before.outs = ()
+            leaves = tuple(map(_leaf, ins))
+        outs = self._run(j, i, leaves)
+        slot.leaves = leaves
+        slot.edges = tuple(get_gradient_edge(out) if out.requires_grad else None for out in outs)
+        outs = tuple(out.detach() for out in outs)
+        if j < self.last:
+            slot.outs = outs
+        else:
+            slot.grads_out = (torch.ones_like(outs[0]),)
+            self.losses[i] = outs[0]
+
+    def _run(self, j: int, i: int, leaves: tuple[Tensor, ...], again: bool = False) -> tuple[Tensor, ...]:
+        """What leaves the stage; of the last one the loss, as a share of its group."""
+        module = self._version(j, i)
+        module.at(*self.key, i, again)
+        out = module(*leaves)
+        if j < self.last:
+            return out if isinstance(out, tuple) else (out,)
+        with _noted(f"in stage {j}, the loss, micro-batch {i}"):
+            return (self.model.loss(out, self.targets[i].to(out.device)) / self._samples(i // self.every),)
+
+    def _backward(self, j: int, i: int) -> None:
+        slot = self.slots[j, i]
+        if j < self.last and not slot.grads_out:
+            slot.grads_out, self.slots[j + 1, i].grads_in = self.slots[j + 1, i].grads_in, ()
+        pairs = [(e, g) for e, g in zip(slot.edges, slot.grads_out, strict=True) if e is not None and g is not None]
+        try:
+            if pairs:
+                torch.autograd.backward([edge for edge, _ in pairs], [gradient for _, gradient in pairs])
+        except Exception as error:
+            if not isinstance(error, MemoryError | torch.OutOfMemoryError):
+                layer = self._failing_layer(j, i)
+                error.add_note(f"in stage {j}, layer {layer!r}, micro-batch {i}, backward")
+            raise
+        slot.grads_in = tuple(leaf.grad for leaf in slot.leaves) if j else ()
+        slot.leaves, slot.edges, slot.grads_out = (), (), ()
+
+    def _failing_layer(self, j: int, i: int) -> str:
+        """Do the forward task again, to see in which layer the backward pass fails."""
+        slot = self.slots[j, i]
+
+        def run_again() -> Iterable[tuple[Tensor, Tensor | None]]:
+            return zip(self._run(j, i, slot.leaves, again=True), slot.grads_out, strict=True)
+
+        return failing_layer(named_layers(self._version(j, i)), run_again, slot.leaves)
+
+    def _update(self, j: int, i: int) -> None:
+        with _noted(f"in stage {j}, the optimizer, after micro-batch {i}"):
+            self.stages[j].update(i // self.every)
+
+    def _move(self, j: int, i: int) -> None:
+        """Bring to stage j what the stage before it has made."""
+        source, device = self.slots[j - 1, i], self.stages[j].device
+        outs, source.outs = source.outs, ()
+        with _noted(f"from stage {j - 1} to stage {j}, micro-batch {i}"):
+            self.slots[j, i].ins = tuple(out.to(device, copy=True) for out in outs)
+        self._count("activations", outs)
+
+    def _move_back(self, j: int, i: int) -> None:
+        """Bring to stage j the gradients that the stage after it has made."""
+        source, device = self.slots[j + 1, i], self.stages[j].device
+        gradients, source.grads_in = source.grads_in, ()
+        with _noted(f"from stage {j + 1} to stage {j}, micro-batch {i}"):
+            moved = tuple(None if gradient is None else gradient.to(device, copy=True) for gradient in gradients)
+        self.slots[j, i].grads_out = moved
+        self._count("gradients", gradients)
+
+    def _count(self, kind: str, sent: Gradients) -> None:
+        size = sum(tensor.numel() * tensor.element_size() for tensor in sent if tensor is not None)
+        with self.lock:
+            self.bytes_sent[kind] += size
+
+    def _version(self, j: int, i: int) -> StageModule:
+        return self.stages[j].version(i // self.every)
+
+    def _samples(self, group: int) -> int:
+        return sum(map(len, self.inputs[group * self.every : (group + 1) * self.every]))
+
+
+def _leaf(tensor: Tensor) -> Tensor:
+    return tensor.detach().requires_grad_(tensor.is_floating_point() or tensor.is_complex())
+
+
+@contextmanager
+def _noted(where: str) -> Iterator[None]:
+    """An error inside says where it happened."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(where)
+        raise

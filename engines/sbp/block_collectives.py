@@ -1,0 +1,243 @@
+"""How a block goes through an exchange: its axes in the order in which members of a group get their parts, and back.
+
+    block      (rows, ..., columns)
+    opened     (d0, d1, rows', ..., columns')    an axis for each digit that does not split it
+    sent       those of leaving digits in front: a part for each member
+    received   those of arriving digits in front: a part from each member
+    closed     each axis in the rows or columns that it is a part of now
+
+Free of torch.
+
+
+Collectives on blocks: what each device holds of a tensor goes from one layout to another, its gradient back.
+
+block --opened, parts in order--> all_gather, reduce_scatter or all_to_all --axes back in their places--> block
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Any, ClassVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd import Function
+
+from engines.sbp.block_layout import Digits, Dim, Layout, Mesh
+from engines.sbp.instruction import Exchange
+from harness.runtime.collectives import CollectiveCounter, all_to_all
+from harness.runtime.direct_collectives import all_gather, reduce_scatter
+from harness.simulate.routes import STEPS
+
+Name = tuple[int, int]
+"""A dimension, and a digit that is an axis of it; what is left of the dimension is REST."""
+REST = -1
+
+
+@dataclass(frozen=True)
+class Way:
+    """Shapes `opened`, `received` and `closed`; the permutation before the collective and the one after it."""
+
+    opened: tuple[int, ...]
+    sent: tuple[int, ...]
+    received: tuple[int, ...]
+    back: tuple[int, ...]
+    closed: tuple[int, ...]
+
+
+def way(shape: Sequence[int], exchange: Exchange, mesh: Mesh) -> Way:
+    """Of a block of this shape."""
+    dims = len(shape)
+    leaving = () if exchange.name == "all_gather" else exchange.digits
+    arriving = () if exchange.name == "reduce_scatter" else exchange.digits
+    own = _names(dims, exchange, exchange.before)
+    opened = []
+    for n, length in enumerate(shape):
+        digits = [digit for dim, digit in own if dim == n and digit != REST]
+        opened += [*(mesh.sizes[digit] for digit in digits), length // mesh.size(tuple(digits))]
+    parts = _places(dims, exchange.after, leaving)
+    left = [name for name in own if name not in parts]
+    came = [*_places(dims, exchange.before, arriving), *left]
+    wanted = _names(dims, exchange, exchange.after)
+    assert sorted(wanted) == sorted(came), (wanted, came)
+    sizes = dict(zip(own, opened, strict=True)) | {name: mesh.sizes[name[1]] for name in came if name[1] != REST}
+    return Way(
+        opened=tuple(opened),
+        sent=tuple(own.index(name) for name in (*parts, *left)),
+        received=tuple(sizes[name] for name in came),
+        back=tuple(came.index(name) for name in wanted),
+        closed=tuple(prod(sizes[name] for name in wanted if name[0] == n) for n in range(dims)),
+    )
+
+
+def column(dims: int) -> int:
+    """The dimension of the features: channels of images, else the last one."""
+    return 1 if dims in (2, 4) else dims - 1
+
+
+def _places(dims: int, layout: Layout, digits: Digits) -> list[Name]:
+    """The axes that digits split in a layout."""
+    return [(0 if digit in layout.rows.split else column(dims), digit) for digit in digits]
+
+
+def _names(dims: int, exchange: Exchange, layout: Layout) -> list[Name]:
+    """A local block's axes: those of digits that do not split it, and what is left of each dimension."""
+    names: list[Name] = []
+    for n in range(dims):
+        axes, split = _axes(n, column(dims), exchange, layout)
+        names += [*((n, axis) for axis in axes if axis not in split), (n, REST)]
+    return names
+
+
+def _axes(n: int, column: int, exchange: Exchange, layout: Layout) -> tuple[Digits, frozenset[int]]:
+    """Of dimension n: the axes that it has on either side of the exchange, and those that split it in a layout."""
+    if n not in (0, column):
+        return (), frozenset()
+    dims: tuple[Dim, Dim] = (
+        (exchange.before.rows, exchange.after.rows) if n == 0 else (exchange.before.columns, exchange.after.columns)
+    )
+    axes = max((dim.axes for dim in dims), key=len)
+    return axes, (layout.rows if n == 0 else layout.columns).split
+
+
+COLLECTIVES: dict[str, Callable[..., Any]] = {
+    "all_gather": all_gather,
+    "reduce_scatter": reduce_scatter,
+    "all_to_all": all_to_all,
+}
+
+
+class Groups:
+    """Process groups of a mesh, one for each set of ranks and use; every rank makes all of them at the same point.
+
+    `first` is the first rank of the mesh. Sums of gradients have groups of their own: they run next to the others.
+    """
+
+    made: ClassVar[dict[tuple[str, tuple[int, ...]], Any]] = {}
+    """Of this process, by their ranks; another session uses them again."""
+
+    def __init__(self, mesh: Mesh, first: int, rank: int) -> None:
+        self.mesh, self.first, self.rank = mesh, first, rank
+        self._own: dict[tuple[str, Digits], Any] = {}
+
+    def make(self, use: str, wanted: Iterable[Digits], ranks: int) -> None:
+        """Of all meshes of a run of `ranks` ranks."""
+        for digits in sorted(set(wanted)):
+            for start in range(0, ranks, self.mesh.devices):
+                for rank in range(self.mesh.devices):
+                    members = self._members(start, rank, digits)
+                    if (use, members) not in self.made and members[0] == start + rank:
+                        self.made[use, members] = dist.new_group(list(members))
+
+    def _members(self, first: int, rank: int, digits: Digits) -> tuple[int, ...]:
+        return tuple(first + one for one in self.mesh.group(rank, digits))
+
+    def of(self, use: str, digits: Digits) -> Any:
+        """This rank's."""
+        if (use, digits) not in self._own:
+            self._own[use, digits] = self.made[use, self._members(self.first, self.rank, digits)]
+        return self._own[use, digits]
+
+
+class BlockCollectives:
+    """Runs exchanges in the groups of this rank, counts what it sends."""
+
+    def __init__(self, mesh: Mesh, groups: Groups, counter: CollectiveCounter, aligned: bool = False) -> None:
+        self.mesh, self.groups, self.counter, self.aligned = mesh, groups, counter, aligned
+        self.known: dict[tuple[Dim, int, Any], Tensor] = {}  # indices of this rank
+        self.ways: dict[tuple[Exchange, torch.Size], Way] = {}
+
+    def __call__(self, x: Tensor, exchange: Exchange | None) -> Tensor:
+        if exchange is None:
+            return x
+        result: Tensor = _Exchanged.apply(x, exchange, self)
+        return result
+
+    def sum(self, x: Tensor, digits: Digits) -> Tensor:
+        """Statistics summed over a group; so are their gradients."""
+        result: Tensor = _Summed.apply(x, digits, self) if digits else x
+        return result
+
+    def total(self, x: Tensor, digits: Digits) -> Tensor:
+        """A sum of which every member makes the same, so that its gradient is everybody's already."""
+        result: Tensor = _Totalled.apply(x, digits, self) if digits else x
+        return result
+
+    def run(self, x: Tensor, exchange: Exchange, phase: str) -> Tensor:
+        key = exchange, x.shape
+        if key not in self.ways:
+            self.ways[key] = way(x.shape, exchange, self.mesh)
+        found = self.ways[key]
+        parts = x.reshape(found.opened).permute(found.sent).contiguous()
+        out = parts.new_empty(found.received)
+        group = self.groups.of("activations", exchange.digits)
+        with self._counted(exchange.name, phase, max(parts.nbytes, out.nbytes), exchange.digits):
+            COLLECTIVES[exchange.name](out.view(-1), parts.view(-1), group=group)
+        return out.permute(found.back).reshape(found.closed)
+
+    def _counted(self, name: str, phase: str, size: int, digits: Digits) -> Any:
+        members = self.mesh.size(digits)
+        if self.aligned:
+            dist.barrier(self.groups.of("activations", digits))
+        return self.counter.counting(f"{name}@{phase}", STEPS[name] * (members - 1) * size // members)
+
+    def summed(self, x: Tensor, digits: Digits) -> Tensor:
+        total = x.clone(memory_format=torch.contiguous_format)
+        with self._counted("all_reduce", "statistics", total.nbytes, digits):
+            dist.all_reduce(total, group=self.groups.of("activations", digits))
+        return total
+
+    def gathered(self, x: Tensor, digits: Digits) -> Tensor:
+        """Statistics of all members of a group, (members, ...), in its order."""
+        out = x.new_empty([self.mesh.size(digits), *x.shape])
+        with self._counted("all_gather", "statistics", out.nbytes, digits):
+            all_gather(out.view(-1), x.contiguous().view(-1), group=self.groups.of("activations", digits))
+        return out
+
+    def largest(self, x: Tensor, digits: Digits) -> Tensor:
+        """The maximum over a group, without a gradient."""
+        largest = x.detach().clone(memory_format=torch.contiguous_format)
+        if digits:
+            with self._counted("all_reduce", "statistics", largest.nbytes, digits):
+                dist.all_reduce(largest, dist.ReduceOp.MAX, group=self.groups.of("activations", digits))
+        return largest
+
+
+def column_of(x: Tensor) -> int:
+    """The dimension of a tensor's features."""
+    return column(x.dim())
+
+
+class _Exchanged(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, exchange: Exchange, by: BlockCollectives) -> Tensor:
+        ctx.exchange, ctx.by = exchange, by
+        return by.run(x, exchange, "forward")
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        return ctx.by.run(gradient, ctx.exchange.reversed, "backward"), None, None
+
+
+class _Summed(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, digits: Digits, by: BlockCollectives) -> Tensor:
+        ctx.digits, ctx.by = digits, by
+        return by.summed(x, digits)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        return ctx.by.summed(gradient, ctx.digits), None, None
+
+
+class _Totalled(Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, digits: Digits, by: BlockCollectives) -> Tensor:
+        return by.summed(x, digits)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        return gradient, None, None

@@ -1,0 +1,186 @@
+"""Puts layers on blocks in the places of whole ones, as a program says; what it does not name runs as it is.
+
+The modules are gone through in the order in which they ran on the meta device, so that it is known where the tensor
+lies that each of them gets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from engines.sbp.block_collectives import BlockCollectives
+from engines.sbp.block_layout import Dim, Layout
+from engines.sbp.instruction import Exchange, Instruction, Program, Unrunnable
+from engines.sbp.sharded_layers import BatchNorm, BlockDropout, LayerNorm, MovedSum, Product
+from engines.sbp.sharded_state import Cut, Shard
+from harness.nn.dropout import Dropout
+from harness.nn.skip import Sum
+
+
+class ModelSharder:
+    """`shards` has every parameter and buffer by its first name, once `split` has gone through."""
+
+    def __init__(self, layers: nn.Sequential, program: Program, by: BlockCollectives) -> None:
+        self.layers, self.by = layers, by
+        self.reported = {_path(layers, name): reported for name, reported in program.instructions.items()}
+        self.shards: dict[str, Shard] = {}
+        self.known: dict[nn.Parameter, nn.Parameter] = {}
+        self.first_names = {parameter: name for name, parameter in layers.named_parameters()}
+        self.at = program.start
+        whole = [(name.partition(".")[0], reported) for name, reported in self.reported.items() if reported.item.whole]
+        self.begin = {layer: reported.arrives for layer, reported in reversed(whole)}  # of layers that are kept whole
+        self.end = {layer: reported.goes_on for layer, reported in whole}
+        self.attended: Layout | None = None
+        self.pending: Instruction | None = None
+        self.norms: set[tuple[int, ...]] = set()
+
+    def split(self, ran: Sequence[str]) -> None:
+        """`ran` are the names of the modules in the order in which they ended."""
+        done: set[str] = set()
+        for name in ran:
+            if name and name not in done:
+                done.add(name)
+                self._module(name, self.layers.get_submodule(name))
+        for name, parameter in self.layers.named_parameters():
+            if name not in self.shards:  # a layer that did not run on its own
+                self.shards[name] = Shard(tuple(parameter.shape), {}, self.by.mesh.all)
+
+    def _module(self, name: str, module: nn.Module) -> None:
+        reported = self.reported.get(name)
+        self.at = self.begin.pop(name.partition(".")[0], self.at)
+        if reported is not None:
+            self._product(name, module, reported)
+        elif isinstance(module, Sum):
+            if self.pending and (self.pending.past or self.pending.on):
+                self._replace(name, MovedSum(self.pending, self.by))
+                self.at = self.pending.on.after if self.pending.on else self.at
+            self.pending = None
+        elif isinstance(module, nn.LayerNorm):
+            self._norm(name, module)
+        elif isinstance(module, _BatchNorm):
+            self._batch_norm(name, module)
+        elif isinstance(module, Dropout):
+            heads = self.attended is not None
+            layout = self.attended if self.attended else self.at
+            if layout.rows.split or layout.columns.split:
+                self._replace(name, BlockDropout(module, layout, self.by, 1 if heads else None))
+        else:
+            self._plain(name, module)
+        if reported is not None:
+            self.pending = reported
+            self.at = self.at if reported.item.whole else reported.goes_on
+            self.attended = reported.goes_on if reported.heads else None
+        self.at = self.end.get(name, self.at)
+
+    # -- what each kind of layer becomes ----------------------------------------------------------------------------
+
+    def _product(self, name: str, module: nn.Module, reported: Instruction) -> None:
+        if reported.item.whole:
+            self._whole(name, module, reported)
+            return
+        rows, columns = Cut(reported.outputs, reported.heads), Cut(reported.inputs)
+        cuts = {0: rows, 1: columns}
+        if reported.item.look_up:
+            cuts = {0: columns, 1: rows}
+        weight = self._parameter(dict(module.named_parameters())["weight"], cuts, reported.replicas, True)
+        bias = getattr(module, "bias", None)
+        if isinstance(bias, nn.Parameter):
+            out = Cut(reported.leaves.columns, reported.heads)
+            bias = self._parameter(bias, {0: out}, _digits(reported.leaves.rows), False)
+        first = 0
+        if reported.item.look_up and reported.inputs.split:
+            first = int(reported.inputs.mine(reported.item.inputs, self.by.mesh, self.by.groups.rank)[0])
+        self._replace(name, Product(module, reported, self.by, weight, bias, first))
+
+    def _whole(self, name: str, module: nn.Module, reported: Instruction) -> None:
+        """It takes whole features of its own samples; what enters its layer is moved before, what leaves it after."""
+        layer = self.layers.get_submodule(name.partition(".")[0])
+        by = self.by
+        if reported.before:
+            layer.register_forward_pre_hook(lambda _, given: tuple(_moved(x, reported.before, by) for x in given))
+        if reported.after:
+            layer.register_forward_hook(lambda _, given, out: _moved(out, reported.after, by))
+        self._plain(name, module)
+
+    def _norm(self, name: str, module: nn.LayerNorm) -> None:
+        digits = _digits(self.at.columns)
+        self.norms |= {digits} - {()}
+        for key in ("weight", "bias"):
+            parameter = getattr(module, key)
+            if parameter is not None:
+                cuts = {parameter.dim() - 1: Cut(self.at.columns)}
+                setattr(module, key, self._parameter(parameter, cuts, _digits(self.at.rows), False))
+        if digits:
+            if len(module.normalized_shape) > 1:
+                raise Unrunnable(f"{name} norms {len(module.normalized_shape)} dimensions, one of which is split")
+            self._replace(name, LayerNorm(module, digits, self.by))
+
+    def _batch_norm(self, name: str, module: _BatchNorm) -> None:
+        cut, digits = {0: Cut(self.at.columns)}, _digits(self.at.rows)
+        self.norms |= {digits} - {()}
+        for key in ("weight", "bias"):
+            parameter = getattr(module, key)
+            if parameter is not None:
+                setattr(module, key, self._parameter(parameter, cut, digits, False))
+        for key, buffer in list(module.named_buffers(recurse=False)):
+            shard = Shard(tuple(buffer.shape), cut if buffer.dim() and self.at.columns.split else {})
+            self.shards[f"{name}.{key}"] = shard
+            setattr(module, key, shard.of(buffer, self.by.mesh, self.by.groups.rank))
+        if digits:
+            self._replace(name, BatchNorm(module, digits, self.by))
+
+    def _plain(self, name: str, module: nn.Module) -> None:
+        """A layer that works element by element, or on whole features: parameters that go with these are cut."""
+        reported = self.reported.get(name)
+        for key, parameter in list(module.named_parameters(recurse=False)):
+            last = parameter.dim() - 1
+            cuts = {last: Cut(self.at.columns)} if self.at.columns.split else {}
+            weight = bool(reported) and key == "weight"
+            made = self._parameter(parameter, cuts, _digits(self.at.rows), weight)
+            setattr(module, key, made)
+
+    def _parameter(
+        self, whole: nn.Parameter, cuts: dict[int, Cut], sums: tuple[int, ...], weight: bool
+    ) -> nn.Parameter:
+        """This rank's block; of a parameter that several layers have, the same one."""
+        if whole in self.known:
+            return self.known[whole]
+        cuts = {n: cut for n, cut in cuts.items() if cut.dim.split or cut.heads}
+        shard = Shard(tuple(whole.shape), cuts, sums, weight)
+        block = shard.of(whole, self.by.mesh, self.by.groups.rank)
+        made = nn.Parameter(block, whole.requires_grad) if cuts else whole
+        self.shards[self.first_names[whole]] = shard
+        self.known[whole] = self.known[made] = made
+        return made
+
+    def _replace(self, name: str, module: nn.Module) -> None:
+        parent, _, key = name.rpartition(".")
+        module.train(self.layers.training)
+        setattr(self.layers.get_submodule(parent), key, module)
+
+
+def _path(layers: nn.Sequential, name: str) -> str:
+    """The module of a product: the one of that name, or the only one inside of it that has a matrix."""
+    inside = [
+        path
+        for path, module in layers.get_submodule(name).named_modules()
+        if any(parameter.dim() > 1 for parameter in module.parameters(recurse=False))
+    ]
+    if len(inside) != 1 and "" not in inside:
+        raise Unrunnable(f"{name} has {len(inside)} matrices, the plan has one product")
+    return name if "" in inside else f"{name}.{inside[0]}"
+
+
+def _digits(dim: Dim) -> tuple[int, ...]:
+    return tuple(sorted(dim.split))
+
+
+def _moved(value: Any, exchange: Exchange | None, by: BlockCollectives) -> Any:
+    """Tensors, alone or in a tuple."""
+    if isinstance(value, Tensor):
+        return by(value, exchange)
+    return tuple(_moved(one, exchange, by) for one in value) if isinstance(value, tuple) else value

@@ -1,0 +1,157 @@
+"""Layers on blocks: each takes the place of a whole one, under the same name, with its shard of the parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from engines.sbp.block_collectives import BlockCollectives, column_of
+from engines.sbp.block_layout import Digits, Dim, Layout
+from engines.sbp.instruction import Instruction
+from engines.sbp.sync_batchnorm import Normed
+from harness.nn.dropout import Dropout
+
+
+class Product(nn.Module):
+    """A matmul with its exchanges: linear, convolution, look-up, or a head that has a weight alone."""
+
+    def __init__(
+        self,
+        source: nn.Module,
+        reported: Instruction,
+        by: BlockCollectives,
+        weight: nn.Parameter,
+        bias: nn.Parameter | None,
+        first: int,
+    ) -> None:
+        super().__init__()
+        self.weight, self.bias = weight, bias
+        self.reported, self.by, self.first = reported, by, first
+        self.bias_after = bias is not None and reported.scatter is not None  # not once in each partial sum
+        self.compute = self._of(source)
+
+    def _of(self, source: nn.Module) -> Callable[[Tensor], Tensor]:
+        if isinstance(source, nn.Embedding):
+            return self._looked_up if self.reported.inputs.split else lambda x: functional.embedding(x, self.weight)
+        if isinstance(source, nn.Conv2d):
+            return lambda x: source._conv_forward(x, self.weight, None if self.bias_after else self.bias)
+        return lambda x: functional.linear(x, self.weight, None if self.bias_after else self.bias)
+
+    def _looked_up(self, tokens: Tensor) -> Tensor:
+        """Zeros for words that other devices have."""
+        local = tokens - self.first
+        outside = (local < 0) | (local >= len(self.weight))
+        found = functional.embedding(local.masked_fill(outside, 0), self.weight)
+        return found.masked_fill(outside.unsqueeze(-1), 0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        reported, by = self.reported, self.by
+        if x.is_floating_point() and torch.is_autocast_enabled(x.device.type):
+            x = x.to(torch.get_autocast_dtype(x.device.type))
+        y = by(self.compute(by(by(x, reported.before), reported.gather)), reported.scatter)
+        if self.bias is not None and self.bias_after:
+            y = y + (self.bias if y.dim() != 4 else self.bias[:, None, None]).to(y.dtype)
+        y = by(y, reported.after)
+        return self._by_parts(y) if reported.heads else y
+
+    def _by_parts(self, y: Tensor) -> Tensor:
+        """Columns of head by head (query, key, value) as those of queries, then keys, then values of all heads."""
+        width = self.reported.item.outputs // self.reported.heads  # of a head's query, key and value together
+        parts = 3
+        return y.unflatten(-1, (-1, parts, width // parts)).transpose(-3, -2).flatten(-3)
+
+
+class MovedSum(nn.Module):
+    """A sum whose first term is brought to where the second one lies, and which is brought on."""
+
+    def __init__(self, reported: Instruction, by: BlockCollectives) -> None:
+        super().__init__()
+        self.reported, self.by = reported, by
+
+    def forward(self, past: Tensor, branch: Tensor) -> Tensor:
+        return self.by(self.by(past, self.reported.past) + branch, self.reported.on)
+
+
+class LayerNorm(nn.Module):
+    """Over all features, of which this device has some."""
+
+    def __init__(self, source: nn.LayerNorm, digits: Digits, by: BlockCollectives) -> None:
+        super().__init__()
+        self.weight, self.bias, self.eps = source.weight, source.bias, source.eps
+        self.digits, self.by = digits, by
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+        features = x.shape[-1] * self.by.mesh.size(self.digits)
+        centred = x - self.by.sum(x.sum(-1, keepdim=True), self.digits) / features
+        variance = self.by.sum(centred.square().sum(-1, keepdim=True), self.digits) / features
+        y = centred * torch.rsqrt(variance + self.eps)
+        if self.weight is not None:
+            y = y * self.weight
+        return y if self.bias is None else y + self.bias
+
+
+class BatchNorm(nn.Module):
+    """Over all samples of a micro-batch, of which this device has some."""
+
+    running_mean: Tensor | None
+    running_var: Tensor | None
+    num_batches_tracked: Tensor | None
+
+    def __init__(self, source: _BatchNorm, digits: Digits, by: BlockCollectives) -> None:
+        super().__init__()
+        self.weight, self.bias = source.weight, source.bias
+        self.eps, self.momentum, self.digits, self.by = source.eps, source.momentum, digits, by
+        for name in ("running_mean", "running_var", "num_batches_tracked"):
+            self.register_buffer(name, getattr(source, name))
+
+    def forward(self, x: Tensor) -> Tensor:
+        normed: tuple[Tensor, Tensor, Tensor] = Normed.apply(x, self.weight, self.bias, self.eps, self.digits, self.by)
+        y, mean, variance = normed
+        self._track(mean, variance, x.numel() // x.shape[1] * self.by.mesh.size(self.digits))
+        return y
+
+    def _track(self, mean: Tensor, variance: Tensor, count: int) -> None:
+        if self.running_mean is None or self.running_var is None or self.num_batches_tracked is None:
+            return
+        self.num_batches_tracked.add_(1)
+        share = self.momentum if self.momentum is not None else 1.0 / float(self.num_batches_tracked)
+        self.running_mean.lerp_(mean, share)
+        self.running_var.lerp_(variance * (count / max(1, count - 1)), share)
+
+
+class BlockDropout(nn.Module):
+    """The whole tensor's mask, of which this device's block is taken; `column` of the tensor is split, if any."""
+
+    def __init__(self, source: Dropout, layout: Layout, by: BlockCollectives, column: int | None) -> None:
+        super().__init__()
+        self.source, self.layout, self.by, self.column = source, layout, by, column
+
+    def forward(self, x: Tensor) -> Tensor:
+        source = self.source
+        if not self.training or source.p == 0:
+            return x
+        column = column_of(x) if self.column is None else self.column
+        shape = list(x.shape)
+        dims = {0: self.layout.rows, column: self.layout.columns}
+        for n, dim in dims.items():
+            shape[n] *= self.by.mesh.size(dim.split)
+        drawn = shape[:2] + [1] * (x.dim() - 2) if source.channels else shape
+        mask = source._mask(tuple(drawn), x)
+        for n, dim in dims.items():
+            if dim.split and drawn[n] > 1:
+                mask = mask.index_select(n, mine(dim, shape[n], self.by, x.device))
+        return x * mask
+
+
+def mine(dim: Dim, size: int, by: BlockCollectives, device: Any) -> Tensor:
+    """The indices that this rank has; the same in every micro-batch, so they are made once."""
+    key = dim, size, device
+    if key not in by.known:
+        by.known[key] = torch.from_numpy(dim.mine(size, by.mesh, by.groups.rank)).to(device)
+    return by.known[key]

@@ -1,0 +1,60 @@
+"""Which block of each parameter and buffer a rank has, and back: whole tensors to shards, shards to whole tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import prod
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from engines.sbp.block_layout import Digits, Dim, Mesh
+
+
+@dataclass(frozen=True)
+class Cut:
+    """How one dimension of a tensor is split. With `heads` its features are (query, key, value) x heads x width in the
+    whole tensor, and head by head in shards."""
+
+    dim: Dim
+    heads: int = 0
+
+    def mine(self, size: int, mesh: Mesh, rank: int) -> np.ndarray:
+        """The indices in the whole tensor, in the order of the shard."""
+        found = self.dim.mine(size, mesh, rank)
+        if not self.heads:
+            return found
+        return np.arange(size).reshape(3, self.heads, -1).transpose(1, 0, 2).reshape(-1)[found]
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Of a tensor of `shape`: its dimensions that are split, and over which digits its gradient is summed."""
+
+    shape: tuple[int, ...]
+    cuts: Mapping[int, Cut] = field(default_factory=dict)
+    sums: Digits = ()
+    weight: bool = False
+
+    def of(self, whole: Tensor, mesh: Mesh, rank: int) -> Tensor:
+        """A copy of this rank's block."""
+        found = whole.detach()
+        for n, cut in self.cuts.items():
+            found = found.index_select(n, torch.from_numpy(cut.mine(self.shape[n], mesh, rank)).to(found.device))
+        return found.clone() if not self.cuts else found
+
+    def whole(self, blocks: Sequence[Tensor], mesh: Mesh) -> Tensor:
+        """The tensor from the blocks of all ranks."""
+        found = blocks[0].new_empty(self.shape)
+        for rank, block in enumerate(blocks):
+            indices = [
+                torch.from_numpy(self.cuts[n].mine(size, mesh, rank)) if n in self.cuts else torch.arange(size)
+                for n, size in enumerate(self.shape)
+            ]
+            if prod(self.shape) and indices:
+                found[torch.meshgrid(*indices, indexing="ij")] = block
+            else:
+                found = block.clone()
+        return found

@@ -1,0 +1,77 @@
+"""Batch norm over samples of which each device has an equal share: one collective forward, one backward.
+
+forward     mean, variance of the own samples --all_gather--> those of all samples (Chan, Golub, LeVeque 1979)
+backward    sums over the own samples of dy and dy * normalized --all_gather--> those over all samples
+
+    dx = weight / deviation * (dy - mean(dy) - normalized * mean(dy * normalized))
+
+Both gather and then add up: it is so little that only the wait counts, and gloo's all_reduce has several rounds.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torch.nn import functional
+
+from engines.sbp.block_collectives import BlockCollectives
+from engines.sbp.block_layout import Digits
+
+
+class Normed(Function):
+    """(samples, channels, ...) -> the same normalized, and mean and biased variance (channels) over all devices."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        eps: float,
+        digits: Digits,
+        by: BlockCollectives,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        mean, variance = combined(by.gathered(torch.stack(_own(x)), digits))
+        ctx.save_for_backward(x, weight, mean, variance)
+        ctx.eps, ctx.digits, ctx.by = eps, digits, by
+        ctx.mark_non_differentiable(mean, variance)
+        y = functional.batch_norm(x, mean, variance, weight, bias, training=False, eps=eps)
+        return y, mean, variance
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None, None]:
+        """The gradients of weight and bias are those of the own samples."""
+        x, weight, mean, variance = ctx.saved_tensors
+        wanted = ctx.needs_input_grad[:3]
+        dx, by_scale, by_shift = torch.ops.aten.native_batch_norm_backward(
+            gradients[0], x, weight, mean, variance, None, None, False, ctx.eps, [wanted[0], True, True]
+        )
+        if wanted[0]:
+            shape = [1, -1] + [1] * (x.dim() - 2)
+            samples = x.numel() // x.shape[1] * ctx.by.mesh.size(ctx.digits)
+            shift, slope = ctx.by.gathered(torch.stack([by_shift, by_scale]), ctx.digits).sum(0) / samples
+            inverse = torch.rsqrt(variance + ctx.eps)
+            scale = inverse if weight is None else inverse * weight
+            dx -= (scale * shift).view(shape)
+            dx -= (x - mean.view(shape)).mul_((scale * inverse * slope).view(shape))
+        return dx, by_scale if wanted[1] else None, by_shift if wanted[2] else None, None, None, None
+
+
+def _own(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and biased variance over this device's samples, at least in float32."""
+    x = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+    mean, variance = torch.batch_norm_update_stats(x, None, None, 0.0)
+    return mean, variance
+
+
+def combined(parts: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and biased variance of all, from those of equal parts: (parts, 2, channels) -> (channels), (channels).
+
+    No square of a mean is taken, so nothing cancels where means are large next to deviations.
+    """
+    means, variances = parts.unbind(1)
+    mean = means.mean(0)
+    return mean, variances.mean(0) + (means - mean).square().mean(0)

@@ -1,0 +1,48 @@
+"""Which tensors pass from stage to stage, found without computing anything."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+from harness.core.plan import Plan
+from harness.runtime.stage_module import stage_modules
+
+Boundary = tuple[Tensor, ...]
+"""Tensors on the meta device; those that get a gradient require one."""
+
+
+class BoundaryShapes:
+    """Remembers all layers, without memory, until the first batch says how large a micro-batch is.
+
+    They pretend to be on `device`: under autocast, what dtype leaves a layer depends on the device.
+    """
+
+    def __init__(self, layers: nn.Sequential, plan: Plan, device: torch.device, autocast: torch.dtype | None) -> None:
+        self.mode, self.device = FakeTensorMode(allow_non_fake_inputs=True), device
+        fakes = {
+            id(tensor): FakeTensor(self.mode, tensor.detach().to("meta"), device)
+            for tensor in (*layers.parameters(), *layers.buffers())
+        }
+        self.stages = stage_modules(copy.deepcopy(layers, fakes), plan, range(len(plan.stages)))
+        for stage in self.stages:
+            stage.autocast = autocast
+
+    def boundaries(self, inputs: Tensor) -> list[Boundary]:
+        """What enters each stage, and in the end what leaves the last one, for the micro-batch `inputs`."""
+        with self.mode, torch.no_grad():
+            values: tuple[Tensor, ...] = (torch.empty(inputs.shape, dtype=inputs.dtype, device=self.device),)
+            found = [values]
+            for stage in self.stages:
+                left = stage(*values)
+                values = left if isinstance(left, tuple) else (left,)
+                found.append(values)
+        return [tuple(_example(tensor, j > 0) for tensor in values) for j, values in enumerate(found)]
+
+
+def _example(tensor: Tensor, computed: bool) -> Tensor:
+    gradient = computed and tensor.is_floating_point()
+    return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta", requires_grad=gradient)

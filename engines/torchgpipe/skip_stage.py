@@ -1,0 +1,68 @@
+"""A stage as torchgpipe takes it: one module that pops the skips which arrive, and stashes those which leave."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torchgpipe import is_recomputing
+from torchgpipe.skip import pop, skippable, stash
+from torchgpipe.skip.tracker import SkipTracker, current_skip_tracker
+
+from harness.core.plan import Plan
+from harness.interfaces import SessionSpec
+from harness.nn.skip import layer_skips, named_layers
+from harness.runtime.stage_module import StageModule
+
+
+class SkipStage(nn.Module):
+    """Hands its layers what arrives and takes what leaves. Skips inside the stage are none of torchgpipe's."""
+
+    def __init__(self, layers: StageModule, seed: int) -> None:
+        super().__init__()
+        self.layers, self.seed = layers, seed
+        self.begin(0)
+
+    def begin(self, step: int) -> None:
+        """The next forward pass, and the backward pass that follows, are those of this step."""
+        self.step = step
+        self.micro_batches: dict[SkipTracker, int] = {}
+
+    def forward(self, value: Any) -> Any:
+        """A tensor or a tuple of tensors to the same; a generator of torchgpipe's commands."""
+        arrived = [value] if isinstance(value, Tensor) else [*value]
+        for name in self.layers.arriving:
+            arrived.append((yield pop(name)))
+        self.layers.at(self.seed, self.step, self._micro_batch(), again=is_recomputing())
+        left = self.layers(*arrived)
+        left = [left] if isinstance(left, Tensor) else [*left]
+        for name in reversed(self.layers.leaving):
+            yield stash(name, left.pop())
+        return left[0] if len(left) == 1 else tuple(left)
+
+    def _micro_batch(self) -> int:
+        """Which one this call is for. torchgpipe does not say, but each has a skip tracker, also when it is recomputed.
+
+        The first calls of a pass come in order.
+        """
+        return self.micro_batches.setdefault(current_skip_tracker(), len(self.micro_batches))
+
+
+def stages(layers: nn.Sequential, plan: Plan, spec: SessionSpec) -> list[nn.Module]:
+    """The plan's stages, each a `SkipStage` inside of torchgpipe's skippable module.
+
+    Raises ValueError, naming the layers, where skips do not match.
+    """
+    named = named_layers(layers)
+    skips = layer_skips(named)
+    found = []
+    for number, stage in enumerate(plan.stages):
+        own = range(stage.first, stage.last + 1)
+        touching = [s for s in skips if s.source in own or s.target in own]  # the others are none of this stage's
+        module = StageModule(number, named[own.start : own.stop], own.start, touching)
+        module.autocast = getattr(torch, spec.autocast) if spec.autocast else None
+        module.recomputes = True  # and where it does not: the stage before may have saved what arrives
+        of_theirs: Any = skippable(stash=module.leaving, pop=module.arriving)(SkipStage)
+        found.append(of_theirs(module, spec.seed))
+    return found

@@ -1,0 +1,1 @@
+"""Everything that refuses a run before it starts: all problems at once, each with its fixes."""

@@ -1,0 +1,54 @@
+"""Every check of a composed configuration that needs neither a profile nor torch, all problems at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from omegaconf import DictConfig
+
+from harness.checks import engine_support, request, stored_profile
+from harness.config import cluster_config, registry
+from harness.core.problem import CannotRun, Problem
+from harness.host import slurm_job
+from harness.interfaces import Engine
+from harness.launch import slurm_step
+
+T = TypeVar("T")
+Expected = Callable[[DictConfig], slurm_job.Allocation]
+"""What a configuration will find where it runs: the job that it will be part of."""
+
+
+def request_problems(config: DictConfig, overrides: Sequence[str], expected: Expected | None = None) -> list[Problem]:
+    """What cluster and engine have against a configuration in which values may be out of range.
+
+    For a user who is reported those anyway: a check that such a value makes impossible is left out.
+    """
+    stored_profile.follow(config, overrides)
+    with slurm_job.expecting(_possible(lambda: expected(config), []) if expected else None):
+        return _against_request(config)
+
+
+def _against_request(config: DictConfig) -> list[Problem]:
+    found: list[Problem] = []
+    cluster = _possible(
+        lambda: cluster_config.build(cluster_config.of(config.cluster), job=slurm_step.job(config)), found
+    )
+    if config.mode in ("profile", "calibrate"):
+        return found + (_possible(lambda: request.profiling(config), found) or [])
+    engine: Engine | None = _possible(lambda: registry.build("engine", config.engine), found)
+    if engine:
+        built = engine
+        found += _possible(lambda: engine_support.early(config, built, cluster), found) or []
+    return found
+
+
+def _possible(build: Callable[[], T], found: list[Problem]) -> T | None:
+    """What `build` returns; None, and its problems in `found`, if a value keeps it from that."""
+    try:
+        return build()
+    except CannotRun as error:
+        found += error.problems
+    except (ValueError, ArithmeticError):
+        pass  # the value is a problem of its own
+    return None

@@ -1,0 +1,79 @@
+"""What keeps a run from starting, as soon as it can be reported: before the model is measured, which may take
+minutes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from omegaconf import DictConfig
+
+from harness.checks import request as checks_request
+from harness.checks.mesh import resolve, stated
+from harness.core import divisors
+from harness.core.cluster import Cluster
+from harness.core.model_profile import ModelProfile
+from harness.core.plan import Mesh, Plan
+from harness.core.problem import Fix, Problem
+from harness.interfaces import BatchShape, Engine, PlanRequest
+from harness.launch import slurm_step
+
+
+def early(config: DictConfig, engine: Engine, cluster: Cluster | None) -> list[Problem]:
+    """All that is wrong with the request: what every engine is asked, and what this one refuses.
+
+    Of two problems whose first fixes set the same keys the engine's stays: its fix takes the other one into account.
+    `cluster` None: it is wrong itself.
+    """
+    own = refused(config, engine, cluster) if cluster else []
+    fixed = [problem.fixes[0].keys() for problem in own if problem.fixes]
+    asked = checks_request.request(config, engine.capabilities, cluster)
+    asked += slurm_step.problems(config, engine.capabilities)
+    return [problem for problem in asked if not problem.fixes or problem.fixes[0].keys() not in fixed] + own
+
+
+def refused(config: DictConfig, engine: Engine, cluster: Cluster) -> list[Problem]:
+    """What the engine refuses whatever the model is.
+
+    How many stages there are may follow from the devices, and there are never more than layers: then only what it
+    refuses with two stages, three, and so on up to all devices.
+    """
+    mesh = resolve(config, engine.capabilities, cluster.devices, layers=cluster.devices)
+    fewest = mesh.pipeline if config.mesh.pipeline or stated(config) else min(2, mesh.pipeline)
+    found: list[Problem] = []
+    for stages in range(fewest, mesh.pipeline + 1):
+        request = plan_request(config, engine, replace(mesh, pipeline=stages))
+        last = engine.refuses(request, config.precision.dtype, cluster)
+        known = {problem.key for problem in found}
+        found = [problem for problem in last if problem.key in known or stages == fewest]
+    return found + _astride(mesh, cluster)
+
+
+def _astride(mesh: Mesh, cluster: Cluster) -> list[Problem]:
+    """Tensor-parallel groups of some stages span two nodes, those of others one: all must span equally many."""
+    shards, each = mesh.tensor, cluster.devices_per_node
+    if mesh.size <= each or each % shards == 0 or shards > each:  # of more than a node has the planner says
+        return []
+    message = f"does not divide the {each} devices of a node: some tensor-parallel groups would span two nodes"
+    fix = {"mesh.tensor": max(n for n in divisors.list_divisors(each) if n < shards)}
+    return [Problem("mesh.tensor", shards, message, (fix,))]
+
+
+def unsplit(plan: Plan, engine: str, profile: ModelProfile) -> list[Problem]:
+    """A plan without traffic is none for tensor parallelism."""
+    if plan.mesh.tensor == 1 or plan.traffic:
+        return []
+    return [no_split(plan.mesh.tensor, engine, any(layer.products for layer in profile.layers))]
+
+
+def no_split(shards: int, engine: str, has_products: bool = True) -> Problem:
+    """The planner splits no matrix products; a model that has none leaves no planner that does."""
+    message = f"needs a plan that says how {shards} devices split each matrix product"
+    splitting: list[Fix] = [{"planner": name} for name in ("autoddl", "megatron", "data_parallel") if has_products]
+    return Problem("engine", engine, message, (*splitting, {"mesh.tensor": 1}))
+
+
+def plan_request(config: DictConfig, engine: Engine, mesh: Mesh) -> PlanRequest:
+    """What planner and engine are asked for."""
+    shape = BatchShape(config.batch.size, config.batch.micro_batches)
+    recompute = config.engine.get("checkpoint", "never")
+    return PlanRequest(shape, mesh.pipeline, mesh.data, mesh.tensor, recompute, engine.placement(mesh.pipeline))

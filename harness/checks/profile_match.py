@@ -1,0 +1,67 @@
+"""What keeps a run from starting, once the model's profile is known."""
+
+from __future__ import annotations
+
+from omegaconf import DictConfig
+
+from harness.checks import mesh
+from harness.core.model_profile import ModelProfile
+from harness.core.problem import LEAVE_OUT, Fix, Problem
+from harness.interfaces import Capabilities
+
+
+def against_profile(config: DictConfig, can: Capabilities, profile: ModelProfile, model_given: bool) -> list[Problem]:
+    """What is wrong with the request now that the model's profile is known.
+
+    `model_given`: the user chose a model. Without that, a stored profile decides which model is planned for.
+    """
+    found = []
+    layers = len(profile.layers)
+    pipeline = config.mesh.pipeline
+    if can.pipeline and pipeline and pipeline > layers and not mesh.stated(config):
+        message = f"needs at least {pipeline} layers, the model has {layers}"
+        found.append(Problem("mesh.pipeline", pipeline, message, ({"mesh.pipeline": layers},)))
+    if profile.skips and not can.skips:
+        message = f"has {len(profile.skips)} skips, engine={config.engine.name} takes none"
+        found.append(Problem("model", profile.model or config.model.name, message, ({"engine": "gpipe"},)))
+    return found + (stored(config, profile, model_given) if config.profile else [])
+
+
+def stored(config: DictConfig, profile: ModelProfile, model_given: bool) -> list[Problem]:
+    """A profile from a file: is it one of what will run? Planned and simulated can be any."""
+    file, dtype = config.profile, config.precision.dtype
+    found = of_another_model(config, profile, model_given)
+    if config.batch.size != mesh.batch_size(config, profile):
+        count = config.batch.micro_batches * (config.mesh.data or 1)
+        message = f"is for micro-batches of {profile.micro_batch} samples, this run has {config.batch.size / count:g}"
+        found.append(Problem("profile", file, message, _as_stored(config, profile)))
+    if config.mode == "run" and not model_given:
+        message = f"is of {_model(profile)}: without model= it is for planning and simulating"
+        found.append(Problem("profile", file, message, ({"mode": "simulate"},), "model=NAME"))
+    if config.mode == "run" and profile.dtype != dtype:
+        message = f"is for {profile.dtype}, this run has {dtype}"
+        found.append(Problem("profile", file, message, ({"precision.dtype": profile.dtype},)))
+    return found
+
+
+def of_another_model(config: DictConfig, profile: ModelProfile, model_given: bool) -> list[Problem]:
+    """A profile from a file: is it one of the chosen model, by its name? If not, a plan of it helps nobody."""
+    name = config.model.name
+    if not model_given or profile.model == name or profile.model.startswith(f"{name}_"):
+        return []
+    message = f"is of {_model(profile)}, the model is {name}"
+    fixes: list[Fix] = [{"model": LEAVE_OUT}, {"profile": LEAVE_OUT}]
+    if config.mode == "run":
+        del fixes[0]  # without a model the profile is for planning
+    return [Problem("profile", config.profile, message, tuple(fixes))]
+
+
+def _model(profile: ModelProfile) -> str:
+    return profile.model or "a model without a name"
+
+
+def _as_stored(config: DictConfig, profile: ModelProfile) -> tuple[Fix, ...]:
+    """Micro-batches of the profile's size: as many as the batch holds, or another batch."""
+    count, rest = divmod(config.batch.size, profile.micro_batch * (config.mesh.data or 1))
+    other: Fix = {"batch.size": mesh.batch_size(config, profile)}
+    return ({"batch.micro_batches": count}, other) if count and not rest else (other,)

@@ -1,0 +1,197 @@
+"""What keeps a run from starting: every problem at once, in the user's own keys, each with its fixes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from omegaconf import DictConfig
+
+from harness.checks.mesh import DEGREES, given_degree, has, stated
+from harness.config import registry
+from harness.core import divisors
+from harness.core.cluster import Cluster
+from harness.core.plan import Mesh
+from harness.core.problem import Fix, Problem, after_fixes, typed
+from harness.host import devices, local_devices
+from harness.interfaces import Capabilities
+
+
+def request(config: DictConfig, can: Capabilities, cluster: Cluster | None) -> list[Problem]:
+    """What is wrong with the request itself, before anything is known of the model. `cluster` None: is wrong itself.
+
+    Where the number of replicas is wrong, micro-batches are judged by the number that fixes it.
+    """
+    mesh = [*_degrees(config, can), *(too_many_devices(config, _wanted(config, can), cluster) if cluster else [])]
+    return [
+        *mesh,
+        *_micro_batches(config, after_fixes(mesh, "mesh.data", given_degree(config, "data") or 1)),
+        *_products(config, can),
+        *_costs(config),
+        *_place(config),
+        *_dtype(config, can),
+        *_optimizer(config, can),
+    ]
+
+
+def profiling(config: DictConfig) -> list[Problem]:
+    """What is wrong with the request of a profile: its micro-batches, and where its times shall be from."""
+    return [*_micro_batches(config, given_degree(config, "data") or 1), *_costs(config)]
+
+
+def _degrees(config: DictConfig, can: Capabilities) -> list[Problem]:
+    """Degrees that the engine does not have."""
+    parts = {"data": "replicas", "pipeline": "pipeline stages", "tensor": "tensor shards"}
+    found = []
+    for name in ("data", "pipeline", "tensor"):
+        degree = given_degree(config, name) or 1
+        if degree == 1 or has(config, can, name) or (name == "pipeline" and stated(config)):
+            continue  # stages that the user gives are checked when the configuration is composed
+        message = f"{_engine(config, can, name)} has no {parts[name]}"
+        found.append(Problem(f"mesh.{name}", degree, message, _or_instead({f"mesh.{name}": 1}, can, name)))
+    return found
+
+
+def _engine(config: DictConfig, can: Capabilities, field: str) -> str:
+    """The engine, with the setting that limits this capability."""
+    setting = can.disabled_by.get(field)
+    return f"engine={config.engine.name}" + (f" with {typed(setting.given)}" if setting else "")
+
+
+def _or_instead(fix: Fix, can: Capabilities, field: str) -> tuple[Fix, ...]:
+    """A fix, or another setting of the engine that leaves it this capability."""
+    setting = can.disabled_by.get(field)
+    return (fix, setting.instead) if setting else (fix,)
+
+
+def _wanted(config: DictConfig, can: Capabilities) -> Mesh:
+    """The degrees that are given and that the engine has."""
+    return Mesh(**{name: given_degree(config, name) or 1 for name in DEGREES if has(config, can, name)})
+
+
+def too_many_devices(config: DictConfig, mesh: Mesh, cluster: Cluster) -> list[Problem]:
+    """More devices than the cluster has."""
+    size = mesh.size
+    if size <= cluster.devices:
+        return []
+    if 1 < mesh.pipeline == len(stated(config)) and size <= cluster.devices * mesh.pipeline:
+        return [_too_many_stages(config, size // mesh.pipeline, cluster)]
+    degrees = {f"mesh.{name}": n for name in ("data", "pipeline", "tensor") if (n := getattr(mesh, name)) > 1}
+    smaller: Fix = _smaller(degrees, cluster.devices)
+    key, *_ = smaller
+    others = "".join(f"x {name} {degree} " for name, degree in degrees.items() if name != key)
+    message = f"{others}needs {size} devices, the cluster has {cluster.devices}{local_devices.origin(config.cluster)}"
+    more, hint = _more_devices(config, mesh, smaller.get("mesh.data", mesh.data), cluster.nodes)
+    return [Problem(key, degrees[key], message, (smaller, *more), hint)]
+
+
+def _smaller(degrees: Mapping[str, int], count: int) -> dict[str, int]:
+    """The degrees that have to be smaller for so many devices, the largest first, each as large as it can be."""
+    kept, found = dict(degrees), {}
+    for name in sorted(degrees, key=lambda name: -degrees[name]):
+        if (size := math.prod(kept.values())) > count:
+            kept[name] = found[name] = max(1, count * kept[name] // size)
+    return found
+
+
+def _more_devices(config: DictConfig, mesh: Mesh, data: int, nodes: int) -> tuple[list[Fix], str]:
+    """A fix with more devices, where they are threads of this machine, or a hint, where they are tasks of a job on
+    `nodes`: with a batch for all replicas, where the smaller mesh has only `data` of them. Neither where the batch is
+    wrong for those, too."""
+    if here(config) != "cpu" or (data < mesh.data and _micro_batches(config, data)):
+        return [], ""
+    batch = _batch_for(config, mesh.data) if data < mesh.data else {}
+    if local_devices.origin(config.cluster):
+        return [], " ".join(filter(None, [f"sbatch --ntasks-per-node={-(-mesh.size // nodes)}", typed(batch)]))
+    return [{"cluster.devices": mesh.size} | batch], ""
+
+
+def here(config: DictConfig) -> devices.Kind | None:
+    """What the devices are where the cluster is this machine."""
+    return devices.detect(config.cluster.device).kind if config.cluster.name == "local" else None
+
+
+def _too_many_stages(config: DictConfig, each: int, cluster: Cluster) -> Problem:
+    """Of stages that are given one by one; `each` of them needs so many devices."""
+    balance = stated(config)
+    room = cluster.devices // each
+    stages = f"has {len(balance)} stages{f' of {each} devices' if each > 1 else ''}"
+    message = f"{stages}, the cluster has {cluster.devices} device{'s' if cluster.devices > 1 else ''}"
+    fixes: list[Fix] = [] if room > 1 else [{"planner.balance": [sum(balance)]}]
+    fixes += [] if here(config) == "cuda" else [{"cluster.devices": -(-len(balance) * each // cluster.nodes)}]
+    hint = f"{room} numbers that add up to the model's layers" if room > 1 else ""
+    return Problem("planner.balance", balance, message, tuple(fixes), hint)
+
+
+def _micro_batches(config: DictConfig, data: int) -> list[Problem]:
+    """All micro-batches of all `data` replicas have the same number of samples; those of a stored profile have its
+    own (`harness.checks.profile_match`)."""
+    size, count = config.batch.size, config.batch.micro_batches
+    if min(size, data, count) < 1 or config.profile:
+        return []  # what is out of range is reported by `config_check`
+    if size % data:
+        return [Problem("batch.size", size, f"does not divide by mesh.data {data}", (_batch_for(config, data),))]
+    if (size // data) % count == 0:
+        return []
+    whole = f"batch.size {size}" if data == 1 else f"batch.size {size} / mesh.data {data}"
+    fixes = tuple({"batch.micro_batches": number} for number in divisors.nearest_divisors(size // data, count))
+    return [Problem("batch.micro_batches", count, f"does not divide {whole}", fixes)]
+
+
+def _batch_for(config: DictConfig, data: int) -> Fix:
+    """The nearest batch that so many replicas share, in as many micro-batches; nothing where it is that already."""
+    size, each = config.batch.size, max(1, data * config.batch.micro_batches)
+    nearest = max(1, round(size / each)) * each
+    return {} if nearest == size or config.profile else {"batch.size": nearest}
+
+
+def _place(config: DictConfig) -> list[Problem]:
+    if config.mode == "run" and config.cluster.name != "local":
+        fixes: tuple[Fix, ...] = ({"mode": "simulate"}, {"cluster": "local"})
+        return [Problem("cluster", config.cluster.name, "is only described, runs need cluster=local", fixes)]
+    return []
+
+
+def _products(config: DictConfig, can: Capabilities) -> list[Problem]:
+    """A planner of matrix products needs an engine that splits them; some of what it plans is for planning only."""
+    planner = config.planner.name
+    if not registry.splits_products(planner):
+        return []
+    if not has(config, can, "tensor"):
+        message = f"splits matrix products, {_engine(config, can, 'tensor')} has no tensor shards"
+        return [Problem("planner", planner, message, ({"planner": "balance"}, {"engine": "sbp"}))]
+    if config.mode != "run":
+        return []
+    message = "is a cost model, no engine runs it"
+    if planner == "summa":
+        return [Problem("planner", planner, message, ({"planner": "autoddl"}, {"mode": "plan"}))]
+    return [
+        Problem(f"planner.{key}", value, message, ({f"planner.{key}": runnable}, {"mode": "plan"}))
+        for key, value, runnable in (("paths", "paper", "mixed"), ("splits", "any", "even"))
+        if config.planner.get(key) == value
+    ]
+
+
+def _costs(config: DictConfig) -> list[Problem]:
+    """Scaled times are those of another device: of the profile's, or of this machine for a described cluster."""
+    if config.costs == "scaled" and config.cluster.name == "local" and not config.profile:
+        message = "needs a profile of another device, this machine is measured as it is"
+        return [Problem("costs", config.costs, message, ({"costs": "measured"},), "profile=FILE")]
+    return []
+
+
+def _dtype(config: DictConfig, can: Capabilities) -> list[Problem]:
+    dtype = config.precision.dtype
+    if dtype in can.dtypes:
+        return []
+    message = f"{_engine(config, can, 'dtypes')} takes {', '.join(can.dtypes)}"
+    return [Problem("precision.dtype", dtype, message, _or_instead({"precision.dtype": can.dtypes[0]}, can, "dtypes"))]
+
+
+def _optimizer(config: DictConfig, can: Capabilities) -> list[Problem]:
+    name = config.optimizer.name
+    if name in can.optimizers:
+        return []
+    message = f"{_engine(config, can, 'optimizers')} takes {', '.join(can.optimizers)}"
+    fixes = _or_instead({"optimizer.name": can.optimizers[0]}, can, "optimizers")
+    return [Problem("optimizer.name", name, message, fixes)]

@@ -1,0 +1,138 @@
+"""Numbers and names that no run can have. What depends on model, cluster and engine is checked once these are known.
+
+Whether an optional library is there, in the right version, asked without importing it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from harness.checks import mesh
+from harness.config import registry
+from harness.config.schema import AUTOCAST, DTYPES
+from harness.core.memory_model import NAMED
+from harness.core.problem import LEAVE_OUT, Fix, Problem, spelled
+from harness.core.value_checks import one_of
+from harness.interfaces import Engine
+from harness.launch.slurm_step import CHOICES
+from harness.simulate.layer_times import COSTS
+
+MODES = ("run", "plan", "simulate", "profile", "calibrate", "tune")
+OPTIMIZERS = ("sgd", "adam", "adamw")
+LARGEST_SEED = 2**63 - 1
+AT_LEAST_1 = ("batch.micro_batches", "steps", "mesh.data", "mesh.pipeline", "mesh.tensor")
+AT_LEAST_0 = (
+    "warmup",
+    "seed",
+    "optimizer.momentum",
+    "optimizer.weight_decay",
+    "launch.checkpoint_every",
+    "launch.grace_s",
+)
+ABOVE_0 = ("optimizer.lr", "launch.timeout_s")
+NAMES = {
+    "mode": MODES,
+    "costs": COSTS,
+    "memory": ("auto", *NAMED),
+    "launch.ranks": CHOICES,
+    "optimizer.name": OPTIMIZERS,
+    "precision.dtype": DTYPES,
+    "precision.autocast": AUTOCAST,
+}
+
+
+def problems(config: DictConfig) -> list[Problem]:
+    """Everything wrong with a complete configuration that can be seen without model and cluster."""
+    found = [*_names(config)]
+    samples = max(1, config.batch.micro_batches) * max(1, config.mesh.data or 1)  # one in each micro-batch
+    found += _numbers(config, ("batch.size",), "must be at least 1", samples, lambda value: value >= 1)
+    found += _numbers(config, AT_LEAST_1, "must be at least 1", 1, lambda value: value >= 1)
+    found += _numbers(config, AT_LEAST_0, "must be at least 0", 0, lambda value: value >= 0)
+    found += _numbers(config, ABOVE_0, "must be above 0", None, lambda value: value > 0)
+    found += _numbers(config, ("seed",), f"must be at most {LARGEST_SEED}", 0, lambda value: value <= LARGEST_SEED)
+    spread = "is a relative spread, from 0 to 1"
+    found += _numbers(config, ("jitter",), spread, 0.05, lambda value: 0 <= value <= 1)
+    if config.profile is not None and not Path(config.profile).is_file():
+        found.append(Problem("profile", config.profile, "is not a file", ({"profile": LEAVE_OUT},)))
+    if config.mode == "calibrate":
+        return found  # no plug-in has a say in it
+    for group in registry.FOLDERS:
+        found += registry.problems(group, config[group])
+    if not any(problem.key.startswith(("data.", "model.")) for problem in found):
+        found += registry.unsuited(config.data, config.model)
+    return found + ([] if config.mode == "profile" else _stages(config))
+
+
+def _stages(config: DictConfig) -> list[Problem]:
+    """Stages that are given one by one must be those of the mesh, and of an engine that has stages."""
+    balance, pipeline = mesh.stated(config), config.mesh.pipeline
+    if min(balance, default=0) < 1 or registry.problems("engine", config.engine):
+        return []  # reported by planner and engine, or there are none
+    engine: Engine = registry.build("engine", config.engine)
+    each = len(engine.placement(pipeline)) // pipeline if pipeline else 0
+    if each > 1 and pipeline * each != len(balance):
+        message = f"planner.balance {spelled(balance)} has {len(balance)} stages, the engine has {each} on each device"
+        return [Problem("mesh.pipeline", pipeline, message, ({"mesh.pipeline": max(1, len(balance) // each)},))]
+    if each <= 1 and pipeline != len(balance):
+        message = f"planner.balance {spelled(balance)} has {len(balance)} stages"
+        hint = f"as many numbers in planner.balance: {pipeline}" if pipeline else ""
+        return [Problem("mesh.pipeline", pipeline, message, ({"mesh.pipeline": LEAVE_OUT},), hint)]
+    if len(balance) > 1 and not engine.capabilities.pipeline:
+        message = f"has {len(balance)} stages, engine={config.engine.name} has 1"
+        setting = engine.capabilities.disabled_by.get("pipeline")
+        instead: Fix = setting.instead if setting else {"engine": "gpipe"}
+        return [Problem("planner.balance", balance, message, (instead, {"planner.balance": [sum(balance)]}))]
+    return []
+
+
+def _names(config: DictConfig) -> list[Problem]:
+    given = ((key, OmegaConf.select(config, key), known) for key, known in NAMES.items())
+    return [problem for key, value, known in given if value is not None for problem in one_of(key, value, known)]
+
+
+def _numbers(
+    config: DictConfig, keys: tuple[str, ...], message: str, fix: float | None, right: Callable[[Any], bool]
+) -> list[Problem]:
+    """A key that is null has no number to check; `fix` None stands for the key's default."""
+    found = []
+    for key in keys:
+        value = OmegaConf.select(config, key)
+        if value is None or (math.isfinite(value) and right(value)):
+            continue
+        wrong = message if math.isfinite(value) else "must be finite"
+        found.append(Problem(key, value, wrong, ({key: _default(key) if fix is None else fix},)))
+    return found
+
+
+def _default(key: str) -> Any:
+    from harness.config.schema import Config
+
+    return OmegaConf.select(OmegaConf.structured(Config), key)
+
+
+def not_installed(engine: str, module: str, command: str, series: str = "") -> list[Problem]:
+    """For an engine's `check`: a problem that names the `command` which installs `module`; empty if it is there.
+
+    `module` is a name without dots, as `import` and `pip` take it ("torchgpipe"). With `series` ("0.19") only its
+    versions will do: 0.19.8, and not 0.20.0.
+    """
+    if find_spec(module) is None:
+        return [Problem("engine", engine, "is not installed", hint=command)]
+    there = _version(module)
+    if not series or f"{there}.".startswith(f"{series}."):
+        return []
+    return [Problem("engine", engine, f"needs {module} {series}, {there} is installed", hint=command)]
+
+
+def _version(module: str) -> str:
+    try:
+        return version(module)
+    except PackageNotFoundError:  # a bare source tree
+        return "an unknown version"

@@ -1,0 +1,194 @@
+"""From the command line to one complete, checked configuration, through Hydra. Does not import torch.
+
+Other names that an engine has for degrees of the mesh, as its paper calls them. Does not import torch.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import pickle
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import hydra
+import yaml
+from hydra.core.config_loader import ConfigLoader
+from hydra.core.config_search_path import ConfigSearchPath
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.plugins import Plugins
+from hydra.errors import HydraException
+from hydra.plugins.search_path_plugin import SearchPathPlugin
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
+
+from harness.checks import configuration, values
+from harness.checks.configuration import Expected
+from harness.config import cluster_config, registry
+from harness.config.overrides import Parsed, leaves, parse, value_problem
+from harness.core.problem import LEAVE_OUT, CannotRun, Fix, Problem, refuse
+
+CONF = registry.ROOT / "conf"
+TITLE_WIDTH = 100
+FURTHER = "REGATTA_CONFIG_DIR"
+"""The variable with a further folder of choices, which the points of a sweep inherit, also those of an array."""
+GROUPS = (*registry.FOLDERS, *registry.SCHEMAS)
+
+
+class _Root(SearchPathPlugin):
+    """Puts the repository root on Hydra's search path: `+sweeps=NAME` is sweeps/NAME.yaml; then the user's folder."""
+
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        search_path.append("regatta", f"file://{registry.ROOT}")
+        if folder := further():
+            search_path.append("further", f"file://{folder}")
+
+
+_CHOICES: dict[tuple[str, ...], list[str]] = {}
+
+
+def compose(overrides: Sequence[str], expected: Expected | None = None) -> DictConfig:
+    """The configuration of one run, with all interpolations resolved; `expected` is the job that it will run in.
+
+    Raises CannotRun with all problems at once: overrides that cannot be read, unknown keys, wrong types, unknown
+    choices, numbers that no run can have.
+    """
+    config, parsed, problems = _taken(overrides)
+    cluster_config.let_typed_win(config.cluster, [override.key_or_group for override in parsed.values])
+    problems += follow(config)
+    readable = not problems
+    unresolved = _unresolved(config)
+    problems += unresolved or values.problems(config)
+    if problems and readable and not unresolved:
+        reported = {problem.key for problem in problems}
+        further = configuration.request_problems(config, overrides, expected)
+        problems += [problem for problem in further if problem.key not in reported]
+    refuse(problems, title(overrides))
+    OmegaConf.resolve(config)
+    return config
+
+
+def mistyped(overrides: Sequence[str]) -> list[Problem]:
+    """What no configuration takes of the overrides: unknown keys and choices, wrong types, what cannot be read."""
+    try:
+        return _taken(overrides)[2]
+    except CannotRun as error:
+        return list(error.problems)
+
+
+def _taken(overrides: Sequence[str]) -> tuple[DictConfig, Parsed, list[Problem]]:
+    """The configuration with all that can be taken of the overrides, and what is wrong with the others."""
+    with session() as loader:
+        parsed, problems = parse(overrides, functools.partial(choices, loader), GROUPS)
+        config: DictConfig = pickle.loads(_composed(tuple(choice.input_line or "" for choice in parsed.choices)))
+    wrong = {problem.key for problem in problems}
+    for override in parsed.values:
+        if override.key_or_group.partition(".")[0] in wrong:
+            continue  # a key of a choice that does not exist
+        problem = value_problem(config, override)
+        if problem:
+            problems.append(problem)
+        else:
+            OmegaConf.update(config, override.key_or_group, override.value())
+    return config, parsed, problems
+
+
+def search(folder: str) -> None:
+    """Take choices from `folder`, too, after those of conf/: FOLDER/cluster/NAME.yaml is cluster=NAME.
+
+    It holds for this process and those that it starts. Raises CannotRun where there is no such folder.
+    """
+    if not Path(folder).is_dir():
+        raise CannotRun([Problem("--config-dir", folder, "is not a folder")])
+    os.environ[FURTHER] = str(Path(folder).resolve())
+
+
+def further() -> str | None:
+    """The folder that `search` has added, here or in a process that has started this one."""
+    return os.environ.get(FURTHER) or None
+
+
+@contextmanager
+def session() -> Iterator[ConfigLoader]:
+    """Hydra, ready to compose; yields what knows the groups and their choices."""
+    _set_up()
+    with hydra.initialize_config_dir(config_dir=str(CONF), version_base=None):
+        yield GlobalHydra.instance().config_loader()
+
+
+def choices(loader: ConfigLoader, group: str) -> list[str]:
+    """The choices of a group; names that begin with _ are schemas. Looked up once: the points of a sweep share them."""
+    key = (group, str(registry.ROOT), further() or "")
+    if key not in _CHOICES:
+        _CHOICES[key] = [name for name in loader.get_group_options(group) if not name.startswith("_")]
+    return _CHOICES[key]
+
+
+def title(overrides: Sequence[str]) -> str:
+    """What the user typed, where that fits on a line."""
+    typed = " ".join(overrides)
+    return typed if 0 < len(typed) <= TITLE_WIDTH else "this run"
+
+
+@functools.cache
+def _set_up() -> None:
+    registry.register()
+    Plugins.instance().register(_Root)
+
+
+@functools.lru_cache(maxsize=64)
+def _composed(choices: tuple[str, ...]) -> bytes:
+    """Every key with its default, for these choices, pickled: the points of a sweep share them, each has its own copy.
+
+    Raises CannotRun where the files in conf/ do not fit together.
+    """
+    return pickle.dumps(read("config", choices, str(CONF)))
+
+
+def read(name: str, choices: Sequence[str], where: str) -> DictConfig:
+    """What Hydra makes of a file and its choices. Raises CannotRun with what is wrong in `where`, or with the file and
+    the line that cannot be read."""
+    try:
+        return hydra.compose(name, list(choices))
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        place = f"{mark.name}, line {mark.line + 1}" if mark else where
+        raise CannotRun([Problem(place, None, f"cannot be read: {error.problem}")]) from error
+    except (HydraException, OmegaConfBaseException, yaml.YAMLError, UnicodeDecodeError) as error:
+        reason = f"{error.__cause__ or error}".partition("\n\n")[0]
+        raise CannotRun([Problem(where, None, " ".join(reason.split()))]) from error
+
+
+def _unresolved(config: DictConfig) -> list[Problem]:
+    """Keys without a value, and ${...} that lead nowhere."""
+    with suppress(OmegaConfBaseException):
+        OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
+        return []
+    problems = []
+    for key in leaves(config):
+        try:
+            OmegaConf.select(config, key, throw_on_missing=True)
+        except MissingMandatoryValue:
+            problems.append(Problem(key, None, "needs a value", hint=f"{key}=..."))
+        except OmegaConfBaseException as error:
+            problems.append(Problem(key, None, str(error).partition("\n")[0]))
+    return problems
+
+
+def follow(config: DictConfig) -> list[Problem]:
+    """Write engine.NAME into mesh.DEGREE for each of the engine's `DEGREES` that is given; a problem for two numbers.
+
+    `mesh.*` is the truth: nothing else reads the other names.
+    """
+    found = []
+    schema = registry.schemas().get(("engine", config.engine.name))
+    for name, degree in getattr(schema, "DEGREES", {}).items():
+        given, there = config.engine[name], config.mesh[degree]
+        if given is not None and there is not None and given != there:
+            message = f"is another name of mesh.{degree}, which is {there}"
+            fixes: tuple[Fix, ...] = ({f"engine.{name}": there}, {f"engine.{name}": LEAVE_OUT})
+            found.append(Problem(f"engine.{name}", given, message, fixes))
+        elif given is not None:
+            config.mesh[degree] = given
+    return found

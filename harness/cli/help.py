@@ -1,0 +1,86 @@
+"""`python run.py --help`: every group with its choices, every key with its meaning, read from conf/ and the sources."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import itertools
+import shutil
+import textwrap
+from collections.abc import Iterator
+from typing import Any, get_type_hints
+
+from omegaconf import MISSING
+
+from harness.cli.compose import CONF, GROUPS
+from harness.config import registry
+from harness.config.overrides import described
+from harness.config.schema import Config
+from harness.core.problem import spelled
+
+USAGE = """\
+python run.py [key=value ...]        plan, predict, train a few steps, report and record
+python run.py mode=simulate [...]    the same on a described cluster, in a simulator: cluster=p40x8
+python run.py mode=plan [...]        only plan and predict; mode=profile only measures or counts a model's layers
+python run.py mode=calibrate [...]   time collectives among this machine's devices, and write a cluster file
+python run.py mode=tune [...]        which mesh of all devices, and which micro-batches, are fastest and fit
+python run.py --config-dir DIR [...] with further choices: DIR/cluster/NAME.yaml is cluster=NAME
+python run.py -m [key=v1,v2 ...]     a sweep over every combination; +sweeps=NAME takes the points of sweeps/NAME.yaml
+python run.py --cfg job [...]        print the configuration and stop
+python run.py --help                 this page"""
+INDENT = 4
+KEY_WIDTH = 30
+
+
+def text() -> str:
+    """The whole page, as wide as the terminal."""
+    parts = [USAGE]
+    for group in GROUPS:
+        parts += [f"{group}=...", "\n".join(_entry(name, what) for name, what in _choices(group))]
+        for (owner, name), config in registry.schemas().items():
+            if owner == group and (lines := list(keys(config, f"{group}."))):
+                parts.append("\n".join([f"  with {group}={name}" if name != group else "  with any of them", *lines]))
+    return "\n\n".join([*parts, "other keys", "\n".join(keys(Config, ""))])
+
+
+def _choices(group: str) -> Iterator[tuple[str, str]]:
+    """Each choice with the comment that its file begins with."""
+    for path in sorted((CONF / group).glob("[!_]*.yaml")):
+        lines = path.read_text(encoding="utf-8").splitlines()
+        yield path.stem, next(line.lstrip("# ") for line in lines if not line.startswith("# @"))  # Hydra's header
+
+
+def keys(config: type, prefix: str) -> Iterator[str]:
+    """An entry for each key below `prefix`. Groups have their own; `name` follows from a group's choice."""
+    hints, meanings = get_type_hints(config), _meanings(config)
+    hidden = {"defaults"} | ({"name"} if config in registry.schemas().values() else set())
+    for field in dataclasses.fields(config):
+        hint = hints[field.name]
+        default = field.default_factory() if callable(field.default_factory) else field.default
+        if dataclasses.is_dataclass(hint):
+            yield from keys(hint, f"{prefix}{field.name}.")  # type: ignore[arg-type]
+        elif default != MISSING and field.name not in hidden:
+            kind = "" if hint is str else f" ({described(hint)})"
+            yield _entry(f"{prefix}{field.name}={spelled(default)}", meanings.get(field.name, "") + kind)
+
+
+def _meanings(config: type) -> dict[str, str]:
+    """The docstring under each field of a dataclass."""
+    body: list[Any] = ast.parse(textwrap.dedent(inspect.getsource(config))).body[0].body  # type: ignore[attr-defined]
+    return {
+        field.target.id: " ".join(below.value.value.split())
+        for field, below in itertools.pairwise(body)
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name)
+        if isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant) and isinstance(below.value.value, str)
+    }
+
+
+def _entry(name: str, what: str) -> str:
+    """A name and its meaning, on the same line or below."""
+    width = max(60, min(shutil.get_terminal_size((120, 24)).columns, 120))
+    lines = textwrap.wrap(what, width - INDENT - KEY_WIDTH - 2) or [""]
+    margin = " " * (INDENT + KEY_WIDTH + 2)
+    if len(name) > KEY_WIDTH:
+        return "\n".join([" " * INDENT + name, *(margin + line for line in lines)])
+    return "\n".join([f"{'':{INDENT}}{name:<{KEY_WIDTH}}  {lines[0]}".rstrip(), *(margin + line for line in lines[1:])])

@@ -1,0 +1,293 @@
+"""The group `cluster`: this machine, or one that a few numbers describe."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from omegaconf import DictConfig, OmegaConf
+
+from harness.core.cluster import Cluster, Device, Link
+from harness.core.problem import Problem, refuse
+from harness.core.value_checks import at_least, one_of
+from harness.host import devices, local_devices
+from harness.host.devices import DetectedDevices
+from harness.host.machine import Machine
+from harness.host.slurm_job import Allocation
+
+GB = 1e9
+TERA = 1e12
+NOMINAL_GB_S = {"cpu": 5.0, "cuda": 12.0}
+"""Between two local devices where nothing is given or measured: a copy in main memory, PCIe 3.0 x16."""
+SMALLEST, LARGEST = 1e-9, 1e15
+"""Of what must be above 0: one byte in GB, and more than any machine has."""
+VALUES = ("nominal", "effective")
+
+
+@dataclass
+class PeakConfig:
+    """Multiplications and additions, in TFLOP/s (1e12 of them a second); null: not known, or as measured here."""
+
+    float32: float | None = None
+    """TFLOP/s in float32, as the model's convolutions and products run (with or without TF32)."""
+    float64: float | None = None
+    """TFLOP/s in float64."""
+    bfloat16: float | None = None
+    """TFLOP/s in bfloat16, dense."""
+    float16: float | None = None
+    """TFLOP/s in float16, dense."""
+
+
+@dataclass
+class EffectiveConfig:
+    """What published timings imply, in addition to the nominal value; null: the nominal value."""
+
+    efficiency: float | None = None
+    """For cluster.efficiency."""
+    bandwidth_gb_s: float | None = None
+    """For cluster.bandwidth_gb_s."""
+    alpha_s: float | None = None
+    """For cluster.alpha_s."""
+    node_bandwidth_gb_s: float | None = None
+    """For cluster.node_bandwidth_gb_s."""
+    node_alpha_s: float | None = None
+    """For cluster.node_alpha_s."""
+    host_bandwidth_gb_s: float | None = None
+    """For cluster.host_bandwidth_gb_s."""
+    host_alpha_s: float | None = None
+    """For cluster.host_alpha_s."""
+
+
+@dataclass
+class ClusterConfig:
+    """The keys `cluster.*`. Bandwidths are for each direction, GB = 1e9 bytes."""
+
+    name: str = "local"
+    """local: the devices of this machine. Any other name is a described cluster: planned for, not run on."""
+    nodes: int | None = None
+    """Machines of the cluster; null: 1, or all nodes of the Slurm job where srun starts the ranks."""
+    devices: int | None = None
+    """Devices of each node; null: all GPUs, or one CPU device for each core, that are found here (inside of a Slurm job
+    for each CPU that it has here, for each task where srun starts the ranks)."""
+    device: str = "auto"
+    """cluster=local: auto (GPUs where there are any), cpu or cuda. A described cluster: the device's name."""
+    memory_gb: float | None = None
+    """Memory of each device in GB (1e9 bytes); null: what is found here, shared equally among CPU devices."""
+    peak_tflops: PeakConfig = field(default_factory=PeakConfig)
+    memory_bandwidth_gb_s: float | None = None
+    """Bandwidth of each device's memory in GB/s; null: as measured here, not known for a described cluster."""
+    efficiency: float = 1.0
+    """Share of both peaks (FLOP/s, memory) that large kernels reach: the one calibrated number of a device."""
+    kernel_s: float | None = None
+    """Time that each kernel costs more, in seconds; null: as measured here, 0 for a described cluster."""
+    wave_elements: int | None = None
+    """Elements of a matrix product's output that a device computes at once; on average half of them are computed too
+    many, so that small products reach less. null: none are."""
+    bandwidth_gb_s: float | None = None
+    """A link between two devices of a node; null: as measured here, else 5 between CPU devices, 12 between GPUs."""
+    alpha_s: float | None = None
+    """Latency of a message on such a link in seconds; null: as measured here, 0 for a described cluster."""
+    duplex: str = "full"
+    """full: both directions of a link at once; half: they share it."""
+    node_bandwidth_gb_s: float | None = None
+    """The network port of a node, shared by all that crosses it; null: as the links."""
+    node_alpha_s: float | None = None
+    """Latency of a message between nodes in seconds; null: as the links."""
+    host_bandwidth_gb_s: float | None = None
+    """Between a device and its host's memory; null: as measured here, as the links for a described cluster."""
+    host_alpha_s: float | None = None
+    """Latency of a copy from or to the host in seconds; null: as host_bandwidth_gb_s."""
+    blocking_messages: bool = False
+    """true: a message occupies both ends' compute; false: only its link."""
+    cores: float | None = None
+    """How many devices of a node can compute at full speed at once; 0: all; null: as measured here, else 0."""
+    values: str = "nominal"
+    """nominal: the keys as they stand (data sheets). effective: those of cluster.effective where they are given. A
+    number that is typed wins: cluster.bandwidth_gb_s=6 holds for both."""
+    effective: EffectiveConfig = field(default_factory=EffectiveConfig)
+
+
+EFFECTIVE_KEYS = tuple(key.name for key in dataclasses.fields(EffectiveConfig))
+
+
+def build(config: ClusterConfig, machine: Machine | None = None, job: Allocation | None = None) -> Cluster:
+    """The cluster that `config` describes. Raises `CannotRun` with everything that is wrong with it.
+
+    `job` is the Slurm job on whose nodes the ranks of cluster=local will be, if they are not all here
+    (`harness.launch.slurm_step`).
+
+    For cluster=local, `machine` (see `harness.host.machine`) is what was measured here; it fills in what `config`
+    leaves out. Without it links are nominal, and peaks are not known.
+    """
+    wrong = _impossible(config)
+    found = devices.detect(config.device) if is_local(config) and not wrong else None
+    if found:
+        wrong += local_devices.problems(config, found, job)
+    refuse(wrong, f"cluster={config.name}")
+    chosen = _chosen(config)
+    return _local(chosen, found, machine or _nominal(found), job) if found else _described(chosen)
+
+
+def of(group: DictConfig) -> ClusterConfig:
+    """The composed group `cluster`, or one from a run's file, as plain values."""
+    found: Any = OmegaConf.to_object(group)
+    return found if isinstance(found, ClusterConfig) else ClusterConfig(**found)
+
+
+def is_local(config: ClusterConfig) -> bool:
+    """Whether the cluster is this machine, so that it can be run on and not only planned for."""
+    return config.name == "local"
+
+
+def let_typed_win(config: DictConfig, typed: Collection[str]) -> None:
+    """A key that the user typed holds for both `values`: his number replaces the effective one, too.
+
+    `config` is the composed group `cluster`, `typed` the full names of the keys that were typed.
+    """
+    for key in EFFECTIVE_KEYS:
+        given = f"cluster.{key}" in typed and f"cluster.effective.{key}" not in typed
+        if given and config.effective[key] is not None:
+            config.effective[key] = f"${{cluster.{key}}}"
+
+
+def _chosen(config: ClusterConfig) -> ClusterConfig:
+    """The keys with the effective values in their places, if these are asked for."""
+    effective = _given(config.effective) if config.values == "effective" else {}
+    return dataclasses.replace(config, **cast(dict[str, Any], effective))
+
+
+def _given(part: object) -> dict[str, float]:
+    """The keys of a part of the configuration (its dataclass, a mapping) that are not null."""
+    keys = part if isinstance(part, Mapping) else vars(part)
+    return {str(key): value for key, value in keys.items() if value is not None}
+
+
+def _nominal(found: DetectedDevices) -> Machine:
+    """What is taken for a machine that was not measured: CPU devices share its cores, peaks are not known."""
+    link = Link(0.0, 1 / (NOMINAL_GB_S[found.kind] * GB))
+    return Machine(Device(found.name), link, cores=found.count if found.kind == "cpu" else 0)
+
+
+def _local(config: ClusterConfig, found: DetectedDevices, machine: Machine, job: Allocation | None) -> Cluster:
+    count, nodes = config.devices or local_devices.count(found, job), config.nodes or (job.nodes if job else 1)
+    share = found.memory_bytes // count if found.kind == "cpu" else found.memory_bytes
+    intra = _link(config, "", machine.link)
+    host = _link(config, "host_", machine.host_link or intra)
+    device = _device(
+        config,
+        Device(
+            found.name,
+            share,
+            machine.device.peak_flops,
+            machine.device.memory_bandwidth,
+            kernel_s=machine.device.kernel_s,
+        ),
+    )
+    cores = machine.cores if config.cores is None else config.cores
+    return Cluster(
+        _name(config), nodes, count, device, intra, _link(config, "node_", intra), host, config.blocking_messages, cores
+    )
+
+
+def _described(config: ClusterConfig) -> Cluster:
+    assert config.devices
+    intra = _link(config, "", Link())
+    device = _device(config, Device(config.name if config.device == "auto" else config.device))
+    return Cluster(
+        _name(config),
+        config.nodes or 1,
+        config.devices,
+        device,
+        intra,
+        _link(config, "node_", intra),
+        _link(config, "host_", intra),
+        config.blocking_messages,
+        config.cores or 0.0,
+    )
+
+
+def _name(config: ClusterConfig) -> str:
+    return f"{config.name} (effective)" if config.values == "effective" else config.name
+
+
+def _device(config: ClusterConfig, known: Device) -> Device:
+    """`known` with all that the configuration gives."""
+    peaks = {dtype: tflops * TERA for dtype, tflops in _given(config.peak_tflops).items()}
+    bandwidth = config.memory_bandwidth_gb_s
+    return Device(
+        known.name,
+        round(config.memory_gb * GB) if config.memory_gb else known.memory_bytes,
+        known.peak_flops | peaks,
+        bandwidth * GB if bandwidth else known.memory_bandwidth,
+        config.efficiency,
+        known.kernel_s if config.kernel_s is None else config.kernel_s,
+        config.wave_elements or known.wave_elements,
+    )
+
+
+def _link(config: ClusterConfig, prefix: str, known: Link) -> Link:
+    """`known` with what the configuration gives in `prefix`bandwidth_gb_s and `prefix`alpha_s."""
+    bandwidth, alpha = getattr(config, f"{prefix}bandwidth_gb_s"), getattr(config, f"{prefix}alpha_s")
+    beta = 1 / (bandwidth * GB) if bandwidth else known.beta_s_per_byte
+    return Link(known.alpha_s if alpha is None else alpha, beta, "half" if config.duplex == "half" else "full")
+
+
+def _impossible(config: ClusterConfig) -> list[Problem]:
+    """What no cluster can be."""
+    at_least_1 = ("nodes", "devices", "wave_elements")
+    wrong = [problem for key in at_least_1 for problem in at_least(f"cluster.{key}", getattr(config, key), 1)]
+    wrong += [*_bad_numbers(config), *_unknown(config)]
+    wrong += [
+        _problem("above 0 and at most 1, a share", key, share, 1)
+        for key, share in (("efficiency", config.efficiency), *_only_effective(config))
+        if key.endswith("efficiency") and not 0 < share <= 1
+    ]
+    if not is_local(config) and not _unknown(config):
+        chosen = _chosen(config)
+        for key, example in (("devices", 8), ("memory_gb", 16), ("bandwidth_gb_s", 12)):
+            if getattr(chosen, key) is None:
+                wrong.append(_problem("given, only cluster=local is measured", key, None, example))
+    return wrong
+
+
+def _bad_numbers(config: ClusterConfig) -> Iterator[Problem]:
+    """Bandwidths, peaks and memory that are not above 0, times and counts that are negative; and all infinite ones."""
+    numbers = {key: value for key, value in _given(config).items() if isinstance(value, int | float)}
+    numbers |= {f"peak_tflops.{key}": value for key, value in _given(config.peak_tflops).items()}
+    numbers |= dict(_only_effective(config))
+    for key, value in numbers.items():
+        if key.endswith(("_gb", "_gb_s")) or key.startswith("peak_tflops."):
+            if not SMALLEST <= value <= LARGEST:
+                between = f"above 0 (from {SMALLEST:g} to {LARGEST:g})"
+                yield _problem(between, key, value, 16 if key == "memory_gb" else 12)
+        elif key.endswith(("_s", "cores")) and not (math.isfinite(value) and value >= 0):
+            yield _problem("finite and at least 0", key, value, 0)
+
+
+def _only_effective(config: ClusterConfig) -> Iterator[tuple[str, float]]:
+    """The effective values that are not the nominal ones: the same number is reported once (`let_typed_win`)."""
+    for key, value in _given(config.effective).items():
+        if str(value) != str(getattr(config, key, None)):
+            yield f"effective.{key}", value
+
+
+def _unknown(config: ClusterConfig) -> list[Problem]:
+    """Words that are not among the known ones, in values and in keys."""
+    wrong = one_of("cluster.duplex", config.duplex, ("full", "half")) + one_of("cluster.values", config.values, VALUES)
+    if is_local(config):
+        wrong += one_of("cluster.device", config.device, ("auto", "cpu", "cuda"))
+    for group, kind in (("peak_tflops", PeakConfig), ("effective", EffectiveConfig)):
+        names = [key.name for key in dataclasses.fields(kind)]
+        for key in _given(getattr(config, group)).keys() - set(names):
+            wrong.append(Problem(f"cluster.{group}.{key}", None, f"is not one of {', '.join(names)}"))
+    if config.values == "effective" and not _given(config.effective):
+        message = f"cluster={config.name} has only nominal values"
+        wrong.append(Problem("cluster.values", config.values, message, ({"cluster.values": "nominal"},)))
+    return wrong
+
+
+def _problem(wanted: str, key: str, value: object, fix: object) -> Problem:
+    return Problem(f"cluster.{key}", value, f"must be {wanted}", ({f"cluster.{key}": fix},))

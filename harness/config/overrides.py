@@ -1,0 +1,273 @@
+"""What the user typed: `key=value`, one by one, with what is wrong with each in the user's own words.
+
+What the user asked for, in his own words.
+"""
+
+from __future__ import annotations
+
+import copy
+import difflib
+import functools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, is_dataclass
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf, ValueNode
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
+
+from harness.core.problem import LEAVE_OUT, Fix, Problem, spelled
+
+SHORT = 3
+"""Letters of a key that is cut short, at least."""
+SIMILAR = 0.5
+"""How similar a choice must be to be suggested (`difflib`): as fp16 is to float16."""
+ALL_KEYS = "python run.py --help lists every key"
+WANTED = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", NoneType: "null"}
+
+
+@dataclass(frozen=True)
+class Parsed:
+    """The overrides that are well formed: choices of groups, and values of keys."""
+
+    choices: list[Override]
+    values: list[Override]
+
+
+def quoted(key: str, value: str) -> str:
+    """`key=value` for a text with any characters."""
+    return f"{key}={spelled(value)}"
+
+
+@functools.lru_cache(maxsize=4096)
+def _parsed(text: str) -> Override:
+    """The points of a sweep have most of their overrides in common."""
+    return _parser().parse_override(text)
+
+
+_parser = functools.cache(OverridesParser.create)
+
+
+def parse(
+    texts: Sequence[str], options: Callable[[str], list[str]], groups: Iterable[str]
+) -> tuple[Parsed, list[Problem]]:
+    """Take the overrides apart; `options(group)` are the choices of one of the `groups`."""
+    parsed, problems = Parsed([], []), []
+    for text in texts:
+        try:
+            override = _parsed(text)
+        except (HydraException, ValueError) as error:
+            hint = "" if "=" in text else f"{text}=..."
+            problems.append(Problem(text, None, f"cannot be read: {first_line(error)}", hint=hint))
+            continue
+        problem = _form_problem(override) or _choice_problem(override, options, groups)
+        if problem:
+            problems.append(problem)
+        else:
+            (parsed.choices if override.key_or_group in groups else parsed.values).append(override)
+    return parsed, problems
+
+
+def value_problem(config: DictConfig, override: Override) -> Problem | None:
+    """Why the composed `config` does not take this value: no such key, or a wrong type."""
+    key, value = override.key_or_group, override.value()
+    parent, missing = _walk(config, key)
+    if missing:
+        return _unknown_key(config, override, missing)
+    if override.is_add() or override.is_force_add():
+        return Problem(key, _text(override), "is a key already and needs no +", ({key: value},))
+    wanted = _hint(parent, key.rpartition(".")[2])
+    if OmegaConf.is_dict(OmegaConf.select(config, key)) and not isinstance(value, dict):
+        keys = [leaf for leaf in leaves(config) if leaf.startswith(f"{key}.")]
+        return Problem(key, _text(override), f"is a group of keys: {', '.join(keys)}", hint=f"{keys[0]}=...")
+    try:
+        _try(config, parent, key, value)
+        refused = wanted is bool and not isinstance(value, (bool, str))
+    except OmegaConfBaseException as error:
+        if isinstance(value, dict):
+            name = error.full_key or key
+            if isinstance(error, (ConfigKeyError, ConfigAttributeError)):
+                return Problem(name, None, "is not a key", hint=_known_key(name, config))
+            return Problem(name, None, first_line(error))
+        refused = True
+    if not refused:
+        return None
+    fix: Fix = {key: OmegaConf.select(config, key)}
+    return Problem(key, _text(override), f"is not {described(wanted)}", (fix,))
+
+
+def _unknown_key(config: DictConfig, override: Override, missing: str) -> Problem:
+    """A key that does not exist: a fix with the one that was probably meant, if that takes the value."""
+    key = override.key_or_group
+    message, best = f"is not a key{_of(key, missing)}", closest_key(key, names(config))
+    if not best or value_problem(config, _parsed(f"{best}={override.get_value_element_as_str()}")):
+        return Problem(key, None, message, hint=_known_key(key, config))
+    return Problem(key, None, message, ({best: override.value(), key: LEAVE_OUT},))
+
+
+def _known_key(key: str, config: DictConfig) -> str:
+    """A hint at the key that was probably meant, or at all keys."""
+    best = closest_key(key, names(config))
+    return f"{best}=..." if best else ALL_KEYS
+
+
+def _try(config: DictConfig, parent: DictConfig, key: str, value: Any) -> None:
+    """Give a copy the value, of as little as shows whether it is taken."""
+    node: Any = parent._get_node(key.rpartition(".")[2])
+    if isinstance(node, ValueNode):
+        copy.copy(node)._set_value(value)
+    else:
+        OmegaConf.update(copy.deepcopy(config), key, value)
+
+
+def closest_key(key: str, known: Sequence[str]) -> str:
+    """The known key that was probably meant; "" if none is close.
+
+    The last part counts most (model.chanels, micro_batches), and may be cut short (mesh.pipe); keys of the same group
+    come first (cluster.memory), and of several keys that end similar the most similar one.
+    """
+    group = key.rpartition(".")[0]
+    own = [name for name in known if group and name.rpartition(".")[0] == group]
+    return _closest(key, own) or _closest(key, known)
+
+
+def _closest(key: str, known: Sequence[str]) -> str:
+    lasts = {name: name.rpartition(".")[2] for name in known}
+    last = key.rpartition(".")[2]
+    near = difflib.get_close_matches(last, lasts.values(), n=1, cutoff=0.75)
+    near = near or [one for one in lasts.values() if len(last) >= SHORT and one.startswith(last)]
+    similar = [name for name, last in lasts.items() if last in near]
+    return (difflib.get_close_matches(key, similar, n=1, cutoff=0) or [""])[0]
+
+
+def names(config: DictConfig) -> list[str]:
+    """Every key, and the groups: engine, batch, ..."""
+    return [*leaves(config), *(str(name) for name, node in config.items() if OmegaConf.is_dict(node))]
+
+
+def leaves(config: DictConfig) -> Iterator[str]:
+    """Every key of a composed configuration, in full: batch.size, ..."""
+
+    def below(node: dict[Any, Any], prefix: str) -> Iterator[str]:
+        for name, child in node.items():
+            if isinstance(child, dict) and child:
+                yield from below(child, f"{prefix}{name}.")
+            else:
+                yield f"{prefix}{name}"
+
+    content = OmegaConf.to_container(config, resolve=False)
+    assert isinstance(content, dict)
+    return below(content, "")
+
+
+def described(hint: Any) -> str:
+    """A type as a user knows it: "a whole number or null"."""
+    if get_origin(hint) in (Union, UnionType):
+        return " or ".join(described(item) for item in get_args(hint))
+    if get_origin(hint) is list:
+        return "a list, each " + described(*get_args(hint))
+    return WANTED.get(hint, f"a {getattr(hint, '__name__', hint)}")
+
+
+def _form_problem(override: Override) -> Problem | None:
+    """What no run accepts, whatever its configuration is."""
+    key, typed = override.key_or_group, override.input_line or override.key_or_group
+    message, hint = "", ""
+    if not key:
+        return Problem(typed, None, "has no key before =")
+    if key == "sweeps":
+        message, hint = "is a sweep, not one run", f"python run.py -m {typed}"
+    elif override.is_delete():
+        message = "takes a key away, every run needs all of them"
+    elif override.package is not None:
+        message = "moves a group to another key, which is not possible here"
+    elif override.is_hydra_override() or key == "hydra":
+        message = "configures Hydra's own launcher, which is not used here"
+    elif override.is_sweep_override():
+        message = "gives several values, one run takes one"
+        hint = f"python run.py -m {typed}, or {key}=[...] for a list"
+    fixes: tuple[Fix, ...] = () if hint else ({key: LEAVE_OUT},)
+    return Problem(key, _text(override) or None, message, fixes, hint) if message else None
+
+
+def _choice_problem(override: Override, options: Callable[[str], list[str]], groups: Iterable[str]) -> Problem | None:
+    key, value = override.key_or_group, _text(override)
+    group = key.partition(".")[0]
+    if group in groups and key == f"{group}.name":
+        fixes: tuple[Fix, ...] = ({group: value},) if value in options(group) else ()
+        return Problem(key, value, f"follows from {group}=...", fixes)
+    if key not in groups:
+        return None
+    known = options(key)
+    near = [value] if value in known else difflib.get_close_matches(value, known, n=1, cutoff=SIMILAR)
+    fixes = tuple({key: name} for name in near)
+    if override.is_add() or override.is_force_add():
+        return Problem(key, value, "is a group already and needs no +", fixes)
+    if override.value() in known:
+        return None
+    return Problem(key, value, f"is not one of {', '.join(known)}", fixes)
+
+
+def _text(override: Override) -> str:
+    """The value as the user typed it."""
+    return (override.input_line or "").partition("=")[2]
+
+
+def _walk(config: DictConfig, key: str) -> tuple[DictConfig, str]:
+    """The node that holds `key`, and the first part of `key` that is not there ("" if all are)."""
+    node: Any = config
+    parts = key.split(".")
+    for part in parts[:-1]:
+        if not isinstance(node, DictConfig) or part not in node:
+            return config, part
+        node = node[part]
+    if not isinstance(node, DictConfig) or parts[-1] not in node.keys():  # noqa: SIM118 ("in" says no for a null)
+        return config, parts[-1]
+    return node, ""
+
+
+def _of(key: str, missing: str) -> str:
+    """What follows "is not a key": of batch, where the key begins well."""
+    before = key[: key.rindex(missing)].rstrip(".")
+    return f" of {before}" if before else ""
+
+
+_hints = functools.cache(get_type_hints)
+
+
+def _hint(parent: DictConfig, name: str) -> Any:
+    kind = OmegaConf.get_type(parent)
+    return _hints(kind).get(name, Any) if kind and is_dataclass(kind) else Any
+
+
+def first_line(error: Exception) -> str:
+    lines = [line for line in str(error).splitlines() if not line.startswith(("Error parsing", "See "))]
+    return lines[0] if lines else type(error).__name__
+
+
+def choices(config: DictConfig, overrides: Sequence[str]) -> dict[str, str]:
+    """Engine, model and cluster as the user chose them: unet_5_64 and not unet, which it configures.
+
+    With a stored profile and no model, the model is the profile's.
+    """
+    chosen = dict(text.split("=", 1) for text in overrides if "=" in text)
+    if config.profile:
+        chosen.setdefault("model", Path(config.profile).stem)
+    return {group: chosen.get(group, config[group].name) for group in ("engine", "model", "cluster")}
+
+
+def title(config: DictConfig, overrides: Sequence[str]) -> str:
+    """The run in a line: engine=gpipe model=unet_5_64 cluster=flat. A profile is made without an engine."""
+    chosen = choices(config, overrides)
+    if config.mode == "profile":
+        del chosen["engine"]
+    return " ".join(f"{group}={name}" for group, name in chosen.items() if (group, name) != ("cluster", "local"))
+
+
+def given(overrides: Sequence[str], key: str) -> bool:
+    """Whether the user typed `key`, or one below it: model=unet, model.size=64."""
+    return any(text.startswith((f"{key}=", f"{key}.")) for text in overrides)

@@ -1,0 +1,185 @@
+"""Finds engines, planners, models, data sets and trackers by scanning their folders: nothing lists their names.
+
+A plug-in NAME is a module NAME.py, or a package NAME/ with an engine.py, a planner.py, or (models and data sets) a
+config.py. It holds a dataclass `Config` and a function `build(config, ...)`, and can be imported without torch; the
+`build` of a package with config.py stands in NAME.py next to it, which may import torch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hydra.core.config_store import ConfigStore
+from omegaconf import DictConfig, OmegaConf
+
+from harness.config.schema import Config
+from harness.core.problem import CannotRun, Problem
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDERS = {
+    "engine": "engines",
+    "planner": "planners",
+    "model": "models",
+    "data": "models/data",
+    "tracker": "harness/trackers",
+}
+PACKAGE_FILES = ("engine.py", "planner.py", "config.py")
+"""The module of a package that is the plug-in."""
+SCHEMAS = {
+    "cluster": ("harness.config.cluster_config", "ClusterConfig"),
+    "precision": ("harness.config.schema", "PrecisionConfig"),
+}
+"""Groups with one dataclass for all their choices."""
+
+
+@dataclass(frozen=True)
+class Plugin:
+    """One choice of a group: `module` (a dotted name) at `path` holds its Config and its build."""
+
+    group: str
+    name: str
+    module: str
+    path: Path
+
+    @property
+    def builder(self) -> str:
+        """The module that holds `build`: that of the keys, or NAME.py next to a config.py."""
+        package, _, last = self.module.rpartition(".")
+        return f"{package}.{self.name}" if last == "config" else self.module
+
+
+def scan(root: Path = ROOT) -> list[Plugin]:
+    """Every plug-in below `root`, by group and name. Reads the sources and imports nothing.
+
+    Raises CannotRun for a source that has a Config and no build.
+    """
+    found = [_plugin(group, path, root) for group, folder in FOLDERS.items() for path in _candidates(root, folder)]
+    return [plugin for plugin in found if plugin is not None]
+
+
+@functools.cache
+def register() -> None:
+    """Put every Config into Hydra's ConfigStore, as `_NAME` of its group, and the root as `_config`."""
+    store = ConfigStore.instance()
+    for (group, name), config in schemas().items():
+        store.store(f"_{name}", config, group=group)
+    store.store("_config", Config)
+
+
+@functools.cache
+def schemas() -> dict[tuple[str, str], type]:
+    """The dataclass of every (group, name); a group with one for all its choices has its own name for name."""
+    found: dict[tuple[str, str], type] = {}
+    for plugin in _here().values():
+        try:
+            config: type = importlib.import_module(plugin.module).Config
+        except SyntaxError as error:
+            raise _fault(plugin.path, f"line {error.lineno} is not Python: {error.msg}") from error
+        if not (dataclasses.is_dataclass(config) and getattr(config, "name", None) == plugin.name):
+            raise _fault(plugin.path, f'Config must be a dataclass that begins with name: str = "{plugin.name}"')
+        found[plugin.group, plugin.name] = config
+    for group, (module, name) in SCHEMAS.items():
+        found[group, group] = getattr(importlib.import_module(module), name)
+    return found
+
+
+def source(group: str, name: str) -> Path:
+    """The source of a plug-in: its package, or its module."""
+    path = _here()[group, name].path
+    return path.parent if path.name in PACKAGE_FILES else path
+
+
+def splits_products(planner: str) -> bool:
+    """Whether a planner says how devices split matrix products."""
+    return getattr(schemas().get(("planner", planner)), "splits_products", False)
+
+
+def build(group: str, node: DictConfig, *extra: Any) -> Any:
+    """Build the plug-in `node.name` from its part of the configuration: what its `build(config, *extra)` returns.
+
+    The node may also come from a file: it is checked against the plug-in's Config.
+    """
+    settings = _config(_module(group, node), node)
+    return importlib.import_module(_here()[group, node.name].builder).build(settings, *extra)
+
+
+def problems(group: str, node: DictConfig) -> list[Problem]:
+    """What the plug-in's own `check(config)`, if it has one, finds."""
+    module = _module(group, node)
+    return module.check(_config(module, node)) if hasattr(module, "check") else []
+
+
+def unsuited(data: DictConfig, model: DictConfig) -> list[Problem]:
+    """What the data set's `check_model(config, task, model)`, if it has one, finds.
+
+    A model without a `TASK` next to its Config is checked only when it is built.
+    """
+    module, task = _module("data", data), getattr(_module("model", model), "TASK", None)
+    if task is None or not hasattr(module, "check_model"):
+        return []
+    return module.check_model(_config(module, data), task, _config(_module("model", model), model))
+
+
+def _candidates(root: Path, folder: str) -> list[Path]:
+    """The files of a group's folder that may be plug-ins. A folder with a group of its own is none of them."""
+    inner = {root / other for other in FOLDERS.values()}
+    modules = [path for path in (root / folder).glob("*.py") if path.stem != "__init__"]
+    packages = [
+        path for name in PACKAGE_FILES for path in (root / folder).glob(f"*/{name}") if path.parent not in inner
+    ]
+    return sorted(modules + packages)
+
+
+def _plugin(group: str, path: Path, root: Path) -> Plugin | None:
+    """The plug-in in `path`; None for a helper module, one without Config."""
+    if not _defines(path, "class Config"):
+        return None
+    name = path.parent.name if path.name in PACKAGE_FILES else path.stem
+    builder = path.with_name(f"{name}.py") if path.name == "config.py" else path
+    if not _defines(builder, "def build"):
+        raise _fault(builder, "has no function build(config)")
+    return Plugin(group, name, ".".join(path.relative_to(root).with_suffix("").parts), path)
+
+
+def _source(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise _fault(path, f"cannot be read: {error.strerror}") from error
+
+
+def _defines(path: Path, definition: str) -> bool:
+    """Whether the module at `path` has this definition at its top level. Reads the lines, which takes no parser."""
+    return any(re.match(rf"{definition}\b", line) for line in _source(path).splitlines())
+
+
+@functools.cache
+def _here() -> dict[tuple[str, str], Plugin]:
+    return {(plugin.group, plugin.name): plugin for plugin in scan()}
+
+
+def _module(group: str, node: DictConfig) -> Any:
+    if (group, node.name) not in _here():
+        known = ", ".join(name for owner, name in _here() if owner == group)
+        raise CannotRun([Problem(group, node.name, f"is not one of {known}")])
+    return importlib.import_module(_here()[group, node.name].module)
+
+
+def _config(module: Any, node: DictConfig) -> Any:
+    typed = OmegaConf.get_type(node) is module.Config
+    return OmegaConf.to_object(node if typed else OmegaConf.merge(_schema(module.Config), node))
+
+
+@functools.cache
+def _schema(kind: type) -> Any:
+    return OmegaConf.structured(kind)
+
+
+def _fault(path: Path, message: str) -> CannotRun:
+    return CannotRun([Problem(str(path), None, message)])

@@ -1,0 +1,253 @@
+"""The profile of a model: time, work and bytes of each layer for ONE micro-batch, the input of planners and
+simulator."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, fields, replace
+from typing import ClassVar
+
+from harness.core.cluster import Device
+from harness.core.serialization import Document
+
+
+@dataclass(frozen=True)
+class Product:
+    """One matmul of a layer's forward pass: for each sample and each of `heads`, one of these.
+
+                     in_                 out                  out
+                 +---------+         +---------+          +---------+
+      rows per   |  input  |   in_   | weight  |    =     | output  |
+      sample     +---------+         |         |          +---------+
+                                     +---------+
+
+    | kind      | rows_per_sample  | in_                             | out                     | heads             |
+    |-----------|------------------|---------------------------------|-------------------------|-------------------|
+    | linear    | tokens, or 1     | features                        | features                | 1                 |
+    | conv      | output positions | input channels / groups x kernel| output channels / groups| groups            |
+    | attention | queries          | of a head ("scores"), or keys   | keys, or of a head      | heads of attention|
+    | embedding | tokens           | vocabulary                      | width                   | 1                 |
+
+    * A linear matmul may have one weight for each of `heads`, as experts do. A transposed convolution is the matmul
+      before its outputs are added up: its rows are input positions, its `out` is output channels / groups x kernel.
+    * Attention is two matmuls without weights, "scores" and "values"; a causal one counts whole. Any other matmul of
+      two activations is of kind "attention", too: each matrix of a batch is a head of its sample.
+    * A matmul whose rows do not depend on the samples, as one of two weights, is of kind "once": it runs once for the
+      whole micro-batch, and `rows_per_sample` are all its rows.
+
+    `name` is the path of the submodule in the layer that has the weight, or else the role ("scores"). `weight_bytes`
+    are the bytes of that parameter, whatever the matmul casts it to; 0 without one. `image` is the shape of a
+    convolution's input for a sample, (input channels, *sides); it is () for a transposed one, for one that takes
+    several images of a sample, and where it is unknown.
+    """
+
+    name: str
+    kind: str = "linear"
+    rows_per_sample: int = 1
+    in_: int = 1
+    out: int = 1
+    weight_bytes: int = 0
+    heads: int = 1
+    image: tuple[int, ...] = ()
+
+    def flops(self, samples: int) -> int:
+        """Returns the FLOPs of the forward pass of a micro-batch of `samples`; a look-up has none."""
+        times = {"embedding": 0, "once": 1}.get(self.kind, samples)
+        return 2 * times * self.heads * self.rows_per_sample * self.in_ * self.out
+
+
+@dataclass(frozen=True)
+class Tied:
+    """A parameter that a layer shares with another one: its first name in the whole model, as "embedding.weight"."""
+
+    name: str
+    bytes: int
+
+    def __post_init__(self) -> None:
+        _check(f"bytes of the tied {self.name!r}", self.bytes)
+
+
+@dataclass(frozen=True)
+class LayerProfile:
+    """Time, work and bytes of one layer for one micro-batch.
+
+    `flops`, `bytes_moved` (read and written by all kernels), `elementwise_bytes` (the part of it by kernels without
+    FLOPs) and `kernels` are those of the forward pass (`harness.measure.kernel_counter`). `output_bytes` is what
+    leaves the layer, `saved_bytes` what autograd keeps for the backward pass (without parameters, and without what an
+    earlier layer keeps already: see `harness.measure.count_model`). `working_bytes` is what its backward pass needs at
+    once beyond that, and beyond the gradients of what leaves and enters it. `recomputed_flops` are those of the
+    forward pass that its backward pass repeats. `param_bytes` are those of all the layer's parameters, `tied` lists
+    those that other layers share. The FLOPs of `products` add up to `flops` (`harness.measure.matmul_finder`).
+    """
+
+    name: str = ""
+    forward_s: float = 0.0
+    backward_s: float = 0.0
+    flops: float = 0.0
+    bytes_moved: float = 0.0
+    elementwise_bytes: float = 0.0
+    kernels: int = 1
+    param_bytes: int = 0
+    buffer_bytes: int = 0
+    output_bytes: int = 0
+    saved_bytes: int = 0
+    working_bytes: int = 0
+    recomputed_flops: float = 0.0
+    tied: tuple[Tied, ...] = ()
+    products: tuple[Product, ...] = ()
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, (int, float)):
+                _check(f"{field.name} of layer {self.name!r}", value)
+        shared = {tied.name: tied.bytes for tied in self.tied}
+        if len(shared) < len(self.tied):
+            raise ValueError(f"tied of layer {self.name!r} has {len(self.tied)} names, {len(shared)} of them different")
+        if not sum(shared.values()) <= self.param_bytes:
+            raise ValueError(
+                f"tied of layer {self.name!r} is {sum(shared.values())} bytes, its param_bytes are {self.param_bytes}"
+            )
+
+
+@dataclass(frozen=True)
+class Skip:
+    """A long edge: the tensor that layer `source` stashes and layer `target` pops (0-based layer indices)."""
+
+    source: int
+    target: int
+    bytes: int
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        _check(f"bytes of skip {self.name or '?'} from layer {self.source} to {self.target}", self.bytes)
+
+
+@dataclass(frozen=True)
+class ModelProfile(Document):
+    """A whole model's profile.
+
+    `source` is the provenance of the numbers: "measured on ...", "counted on ..." (without times), "analytic on ..." or
+    "scaled from ..."; `device` whose times they are, where its peaks are known. Matmuls compute in the format
+    `autocast` where it is given, else in `dtype`. `slowed` is by how much other programs slowed down what was measured
+    (`harness.measure.profile_model`): 1 where they did not.
+    """
+
+    SCHEMA: ClassVar[int] = 2
+
+    layers: tuple[LayerProfile, ...]
+    model: str = ""
+    micro_batch: int = 1
+    dtype: str = "float32"
+    input_bytes: int = 0
+    skips: tuple[Skip, ...] = ()
+    source: str = "unknown"
+    autocast: str | None = None
+    device: Device | None = None
+    slowed: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not self.layers:
+            raise ValueError("a profile needs at least one layer, this one has 0")
+        if self.micro_batch < 1:
+            raise ValueError(f"micro_batch is {self.micro_batch}, must be at least 1")
+        _check("input_bytes", self.input_bytes)
+        _check("slowed", self.slowed)
+        for skip in self.skips:
+            if not 0 <= skip.source < skip.target < len(self.layers):
+                raise ValueError(
+                    f"skip {skip.name or '?'} goes from layer {skip.source} to {skip.target}: "
+                    f"it must go forward within the {len(self.layers)} layers"
+                )
+        object.__setattr__(self, "skips", _named(self.skips))
+
+    def for_samples(self, samples: int) -> ModelProfile:
+        """Returns the profile of micro-batches of `samples`: activations and times scale with them, parameters do
+        not."""
+        own_samples = self.micro_batch
+        if samples == own_samples:
+            return self
+        layers = tuple(
+            replace(
+                layer,
+                forward_s=layer.forward_s * samples / own_samples,
+                backward_s=layer.backward_s * samples / own_samples,
+                output_bytes=layer.output_bytes * samples // own_samples,
+                saved_bytes=layer.saved_bytes * samples // own_samples,
+                working_bytes=layer.working_bytes * samples // own_samples,
+            )
+            for layer in self.layers
+        )
+        skips = tuple(replace(skip, bytes=skip.bytes * samples // own_samples) for skip in self.skips)
+        return replace(
+            self, layers=layers, skips=skips, micro_batch=samples, input_bytes=self.input_bytes * samples // own_samples
+        )
+
+    @property
+    def largest_bytes(self) -> int:
+        """Bytes of the largest output of a layer, or of all parameters of one, whichever is more."""
+        return max(max(layer.output_bytes, layer.param_bytes) for layer in self.layers)
+
+    def boundary_bytes(self, layer: int) -> int:
+        """Returns the bytes of one micro-batch that enter `layer` from the layer before it (the input for layer 0)."""
+        return self.input_bytes if layer == 0 else self.layers[layer - 1].output_bytes
+
+    def crossing_bytes(self, boundary: int) -> int:
+        """Returns the bytes of one micro-batch that cross the cut before layer `boundary`: what enters it, and skips
+        over it."""
+        return self.boundary_bytes(boundary) + sum(s.bytes for s in self.skips if s.source < boundary <= s.target)
+
+    def sum(self, field: str, first: int, last: int) -> float:
+        """Returns the sum of one numeric field over the layers `first`..`last`, both included."""
+        return math.fsum(getattr(layer, field) for layer in self.layers[first : last + 1])
+
+    def parameter_bytes(self, first: int = 0, last: int | None = None) -> int:
+        """Returns the bytes of the parameters of the layers `first`..`last` (default: all); tied weights count once."""
+        return self.parameter_bytes_of(range(first, len(self.layers) if last is None else last + 1))
+
+    def parameter_bytes_of(self, layers: Iterable[int]) -> int:
+        """Returns the bytes of the parameters of these layers, by index; tied weights count once."""
+        held = [self.layers[number] for number in layers]
+        tied = [shared for layer in held for shared in layer.tied]
+        once = {shared.name: shared.bytes for shared in tied}
+        repeated = sum(shared.bytes for shared in tied) - sum(once.values())
+        return sum(layer.param_bytes for layer in held) - repeated
+
+    def skips_into(self, first: int, last: int) -> list[Skip]:
+        """Returns skips popped inside `first`..`last` and stashed before it."""
+        return [s for s in self.skips if s.source < first <= s.target <= last]
+
+    def skips_out_of(self, first: int, last: int) -> list[Skip]:
+        """Returns skips stashed inside `first`..`last` and popped after it."""
+        return [s for s in self.skips if first <= s.source <= last < s.target]
+
+    def skips_over(self, first: int, last: int) -> list[Skip]:
+        """Returns skips that pass over `first`..`last` altogether."""
+        return [s for s in self.skips if s.source < first and s.target > last]
+
+
+LARGEST, LARGEST_FLOPS = 10**15, 1e21
+"""Largest bytes (a petabyte) and seconds; a larger value is a mistake, and would overflow sums."""
+
+
+def _check(what: str, value: float) -> None:
+    largest = LARGEST_FLOPS if what.partition(" ")[0].endswith("flops") else LARGEST
+    if not (math.isfinite(value) and 0 <= value <= largest):
+        raise ValueError(f"{what} is {value}, must be a number of at least 0 and at most {largest:g}")
+
+
+def _named(skips: tuple[Skip, ...]) -> tuple[Skip, ...]:
+    """Returns skips with unique names; one without is named after its layers. Raises ValueError for a name twice."""
+    named: list[Skip] = []
+    taken = {skip.name for skip in skips if skip.name}
+    for skip in skips:
+        name, count = skip.name or f"skip_{skip.source}_{skip.target}", 1
+        while not skip.name and name in taken:
+            count += 1
+            name = f"skip_{skip.source}_{skip.target}_{count}"
+        if any(other.name == name for other in named):
+            raise ValueError(f"two skips are called {name}, each needs a name of its own")
+        taken.add(name)
+        named.append(replace(skip, name=name))
+    return tuple(named)

@@ -1,0 +1,114 @@
+"""A plan: which layers run on which device, in how many micro-batches, with the predicted cost; and the device mesh."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from harness.core.pattern import Pattern
+from harness.core.serialization import Document
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Layers `first`..`last` (0-based, both included) on `device`. A device may own several stages (MadPipe)."""
+
+    first: int
+    last: int
+    device: int
+
+    @property
+    def layers(self) -> int:
+        return self.last - self.first + 1
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What the devices of a stage send each other under tensor parallelism by one `algorithm` in one `phase`.
+
+    The phases "forward", "recompute" and "backward" are those of one micro-batch, "weights" (all-reduce of gradients)
+    that of a step. Each device sends `bytes`.
+    """
+
+    algorithm: str
+    phase: str
+    seconds: float
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Plan(Document):
+    """What a planner returns and an engine runs.
+
+    `recompute` is the checkpoint mode ("always", "except_last", "never"), `predicted` the expected `step_time_s`,
+    `peak_memory_bytes` (one for each device) and the like.
+
+    With `mesh.tensor` devices for each stage (the tensor parallel size), `strategy` has the (p0, p1, p2) of each
+    matmul, and `layouts` the number of devices that split the samples of its input and of its output; all others split
+    features. A third number is the layout of the attention after a matmul, if it is neither of these nor the next
+    matmul's input; or the layout of the tensor that its output is added to, before that moves to the output's layout.
+    Where nodes have several devices each of these numbers is two: nodes, and devices of each. An input that needs no
+    communication has (). "output" is the required layout of the model's output, if there is one. `traffic` is what each
+    stage's devices send.
+    """
+
+    mesh: Mesh
+    stages: tuple[Stage, ...]
+    micro_batches: int = 1
+    recompute: str = "never"
+    strategy: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    layouts: dict[str, tuple[tuple[int, ...], ...]] = field(default_factory=dict)
+    traffic: tuple[tuple[Traffic, ...], ...] = ()
+    pattern: Pattern | None = None
+    predicted: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.stages:
+            raise ValueError("a plan needs at least one stage")
+        expected = 0
+        for number, stage in enumerate(self.stages):
+            if stage.first != expected or stage.last < stage.first:
+                raise ValueError(
+                    f"stage {number} holds layers {stage.first}..{stage.last}, it must begin with layer {expected}"
+                )
+            expected = stage.last + 1
+
+    @property
+    def devices(self) -> tuple[int, ...]:
+        """The devices that own a stage, in order."""
+        return tuple(sorted({stage.device for stage in self.stages}))
+
+    @property
+    def balance(self) -> tuple[int, ...]:
+        """Number of layers of each stage."""
+        return tuple(stage.layers for stage in self.stages)
+
+    def stage_of(self, layer: int) -> int:
+        """Returns the index of the stage that holds `layer`; raises IndexError for a layer that is in none."""
+        for number, stage in enumerate(self.stages):
+            if stage.first <= layer <= stage.last:
+                return number
+        raise IndexError(f"layer {layer} is not one of the plan's {self.stages[-1].last + 1} layers")
+
+    @staticmethod
+    def contiguous(balance: tuple[int, ...] | list[int], micro_batches: int = 1, recompute: str = "never") -> Plan:
+        """Returns a plan whose stage j holds `balance[j]` layers and runs on device j."""
+        stages, first = [], 0
+        for device, layers in enumerate(balance):
+            stages.append(Stage(first, first + layers - 1, device))
+            first += layers
+        return Plan(Mesh(pipeline=len(stages)), tuple(stages), micro_batches, recompute)
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """The device mesh: data x pipeline x tensor parallel sizes (DP, PP, TP). Other keys for a degree follow
+    `mesh.*`."""
+
+    data: int = 1
+    pipeline: int = 1
+    tensor: int = 1
+
+    @property
+    def size(self) -> int:
+        return self.data * self.pipeline * self.tensor

@@ -1,0 +1,176 @@
+"""Why a run cannot start: one type for every check, and the only place that turns it into text.
+
+check(config)  ->  [Problem("mesh.pipeline", 16, "needs 16 devices, the cluster has 8", ({"mesh.pipeline": 8},))]
+
+table(...)             mesh.pipeline 16   needs 16 devices, the cluster has 8   -> mesh.pipeline=8
+apply(overrides, fix)  ["engine=gpipe", "mesh.pipeline=16"]  ->  ["engine=gpipe", "mesh.pipeline=8"]
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+Fix = dict[str, Any]
+"""Overrides that belong together: {"mesh.pipeline": 2, "cluster.devices": 4}. `LEAVE_OUT` takes a key away."""
+LEAVE_OUT = "~"
+"""As a value in a fix: the key is no longer given."""
+NOT_TEXT = r"(null|true|false|nan|[+-]?(inf|[\d_.]+(e[+-]?\d+)?))$"
+PLAIN = re.compile(rf"(?!{NOT_TEXT})[\w./:*+~-]+", re.ASCII | re.IGNORECASE)
+"""Texts that need no quotes on the command line: Hydra reads them as texts."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One reason why a run cannot start, or a note about a run that can.
+
+    `key` is the user's key alone ("mesh.pipeline"); what has no key is named ("squeue", a file). `value` is what was
+    given, None if nothing was. `message` follows both, with both numbers; if several keys are to blame, it names the
+    others. Each of the `fixes` is enough by itself, the first one is preferred. `hint` is advice that no override can
+    carry: a command to run, a value that only the user knows.
+    """
+
+    key: str
+    value: Any
+    message: str
+    fixes: tuple[Fix, ...] = ()
+    hint: str = ""
+
+    @property
+    def statement(self) -> str:
+        """Key, value and message in a line: "mesh.pipeline 16 needs 16 devices, the cluster has 8"."""
+        return f"{_subject(self)} {self.message}"
+
+
+class CannotRun(Exception):
+    """The run cannot start; carries every `Problem` that was found."""
+
+    def __init__(self, problems: Sequence[Problem], title: str = "this run") -> None:
+        self.problems = tuple(problems)
+        self.title = title
+        super().__init__(table(problems, title))
+
+
+class NoPlan(Exception):
+    """A planner found no plan.
+
+    Fixes that take long to find are found by `find`, only when `problem` is read: tune asks many candidates whether
+    there is a plan, and prints the fixes of one.
+    """
+
+    def __init__(self, stated: Problem, find: Callable[[], Sequence[Fix]] | None = None) -> None:
+        super().__init__(stated)
+        self.stated, self._find = stated, find
+
+    @cached_property
+    def problem(self) -> Problem:
+        """The problem with all its fixes."""
+        return replace(self.stated, fixes=tuple(self._find())) if self._find else self.stated
+
+    def __str__(self) -> str:
+        return line(self.problem)
+
+
+def refuse(problems: Sequence[Problem], title: str = "this run") -> None:
+    """Raise `CannotRun` if there are any problems."""
+    if problems:
+        raise CannotRun(problems, title)
+
+
+def deduplicate(problems: Sequence[Problem]) -> list[Problem]:
+    """Each problem once. If two first fixes give the same keys other numbers, keep the smaller numbers alone: the
+    alternatives would fix only one of the two."""
+    kept: dict[tuple[str, ...], Problem] = {}
+    for problem in problems:
+        first = problem.fixes[0] if problem.fixes else {}
+        numbers = first if all(isinstance(number, int) for number in first.values()) else {}
+        place = (problem.key, *numbers) if numbers else (problem.key, problem.message)
+        former = kept.setdefault(place, problem)
+        if numbers and former.fixes[0] != numbers:
+            least = {key: min(number, former.fixes[0][key]) for key, number in numbers.items()}
+            kept[place] = replace(problem if least == numbers else former, fixes=(least,), hint="")
+    return list(kept.values())
+
+
+def after_fixes(problems: Sequence[Problem], key: str, value: int) -> int:
+    """What the number of a key will be once each of the problems is fixed by its first fix."""
+    first = [problem.fixes[0] for problem in problems if problem.fixes]
+    return min([value, *(fix[key] for fix in first if key in fix)])
+
+
+def apply(overrides: Sequence[str], fix: Fix) -> list[str]:
+    """The overrides with a fix: its keys, however they were typed before, and those below them are replaced."""
+
+    def replaced(text: str) -> bool:
+        key = text.partition("=")[0].lstrip("+~").partition("@")[0]
+        return any(key == other or key.startswith(f"{other}.") for other in fix)
+
+    kept = [text for text in overrides if not replaced(text)]
+    return [*kept, *(f"{key}={spelled(value)}" for key, value in fix.items() if value != LEAVE_OUT)]
+
+
+def combined(fixes: Sequence[Fix]) -> Fix:
+    """Fixes of several problems as one: of a key the last one counts; a group that one chooses anew loses the keys that
+    another one sets in it."""
+    found: Fix = {}
+    for number, fix in enumerate(fixes):
+        others = [other for place, one in enumerate(fixes) if place != number for other in one]
+        found |= {key: value for key, value in fix.items() if not any(key.startswith(f"{one}.") for one in others)}
+    return found
+
+
+def typed(fix: Fix) -> str:
+    """A fix as the user types it: "mesh.pipeline=2 cluster.devices=4", "engine=gpipe without engine.zero"."""
+    given = " ".join(f"{key}={spelled(value)}" for key, value in fix.items() if value != LEAVE_OUT)
+    gone = " and ".join(key for key, value in fix.items() if value == LEAVE_OUT)
+    return " ".join(filter(None, [given, gone and f"without {gone}"]))
+
+
+def spelled(value: Any) -> str:
+    """A value as it is typed: null, true, [1,2], 0.5, text, 'any other text'."""
+    if value is None or isinstance(value, bool):
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, list | tuple):
+        return f"[{','.join(map(spelled, value))}]"
+    if isinstance(value, int | float):
+        return repr(value).removesuffix(".0")
+    text = str(value)
+    quoted = re.sub(r"(\\*)('|$)", lambda found: found[1] * 2 + found[2].replace("'", "\\'"), text)
+    return text if PLAIN.fullmatch(text) else f"'{quoted}'"
+
+
+def table(problems: Sequence[Problem], title: str) -> str:
+    """The problems as an aligned table under one heading."""
+    rows = [(_subject(problem), problem.message, advice(problem)) for problem in problems]
+    subject_width, message_width = (max((len(row[column]) for row in rows), default=0) for column in (0, 1))
+    lines = [f"{title} cannot run:"]
+    for subject, message, fixes in rows:
+        text = f"  {subject:<{subject_width}}   {message:<{message_width}}"
+        lines.append((f"{text}   -> {fixes}" if fixes else text).rstrip())
+    return "\n".join(lines)
+
+
+def note(problem: Problem) -> str:
+    """The line for what is no reason to refuse a run and should be known."""
+    return f"note: {line(problem)}"
+
+
+def line(problem: Problem) -> str:
+    """A problem in one line, with its fixes."""
+    fixes = advice(problem)
+    return f"{_subject(problem)}   {problem.message}" + (f"   -> {fixes}" if fixes else "")
+
+
+def advice(problem: Problem) -> str:
+    """All fixes and the hint: "mesh.pipeline=2, or cluster.devices=4"; "" if there are none."""
+    return ", or ".join(filter(None, [*map(typed, problem.fixes), problem.hint]))
+
+
+def _subject(problem: Problem) -> str:
+    """Key and value: "mesh.pipeline 16"; texts without quotes, but for an empty one."""
+    value = problem.value
+    shown = value if isinstance(value, str) and value else spelled(value)
+    return problem.key if value is None else f"{problem.key} {shown}"

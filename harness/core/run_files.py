@@ -1,0 +1,27 @@
+"""The files of a run's folder, by name.
+
+the parent writes            config.yaml  record.json  plan.json  log  simulated.json.gz  timeline.png  pattern.png
+the worker writes            metrics.jsonl  checkpoints/  trace.json.gz  error.json
+the worker for the parent    profile.json  machine.json  timings.json  result.json
+between them while it runs   stop (the parent asks)  meeting.json (where ranks of srun find rank 0)
+"""
+
+from __future__ import annotations
+
+CONFIG, RECORD, PLAN, LOG = "config.yaml", "record.json", "plan.json", "log"
+SIMULATED, TIMELINE, PATTERN = "simulated.json.gz", "timeline.png", "pattern.png"
+METRICS, CHECKPOINTS, TRACE, ERROR = "metrics.jsonl", "checkpoints", "trace.json.gz", "error.json"
+PROFILE, MACHINE, TIMINGS, RESULT = "profile.json", "machine.json", "timings.json", "result.json"
+STOP, MEETING = "stop", "meeting.json"
+CALIBRATION, CALIBRATION_PLOT, CANDIDATES = "calibration.json", "calibration.png", "tune.csv"
+"""Of mode=calibrate and mode=tune. The cluster file of a calibration is the user's: a later run leaves it."""
+
+OF_END = (RESULT, TRACE, SIMULATED, TIMELINE, ERROR, PATTERN)
+"""Files about how a run ended: one that resumes starts without them."""
+ALL = (
+    *(CONFIG, RECORD, PLAN, LOG, METRICS, CHECKPOINTS, PROFILE, MACHINE, STOP, MEETING),
+    *(TIMINGS, CALIBRATION, CALIBRATION_PLOT, CANDIDATES, *OF_END),
+)
+"""All of them: a new run in the folder of an earlier one removes them. Other files in the folder are the user's."""
+SPARE = (PROFILE, SIMULATED, TIMELINE)
+"""Copies and pictures: they make room for the record where the disk is full."""

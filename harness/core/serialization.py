@@ -1,0 +1,158 @@
+"""Strict JSON round trip for frozen dataclasses, used by every record, plan and profile.
+
+A field called ``in_`` is written ``in`` (a trailing underscore only avoids a Python keyword). Unknown keys, missing
+keys without a default and wrong types are rejected with the path of the offending value.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import math
+import types
+import typing
+from pathlib import Path
+from typing import Any, ClassVar, Self, TypeVar
+
+from harness.core import files
+
+T = TypeVar("T")
+
+
+class SchemaError(ValueError):
+    """A JSON document that does not match its type: the message names the path, what is expected and what is there."""
+
+
+def encode(value: Any) -> Any:
+    """Converts dataclasses, tuples and dicts to JSON values."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {f.name.rstrip("_"): encode(getattr(value, f.name)) for f in dataclasses.fields(value)}
+        return fields
+    if isinstance(value, (list, tuple)):
+        return [encode(item) for item in value]
+    if isinstance(value, dict):
+        return {str(key): encode(item) for key, item in value.items()}
+    return value
+
+
+def finite(value: Any) -> Any:
+    """Replaces NaN and infinities, which JSON does not have, by null."""
+    if isinstance(value, dict):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def decode(kind: Any, value: Any, path: str = "") -> Any:
+    """Inverts `encode`, checked against the type hint `kind`. Raises SchemaError."""
+    origin = typing.get_origin(kind)
+    if kind is Any:
+        return value
+    if dataclasses.is_dataclass(kind):
+        return _decode_dataclass(typing.cast(type, kind), value, path)
+    if origin in (typing.Union, types.UnionType):
+        return _decode_union(kind, value, path)
+    if origin is tuple:
+        return _decode_tuple(kind, value, path)
+    if origin is dict:
+        _expect(isinstance(value, dict), path, "an object", value)
+        key_kind, item_kind = typing.get_args(kind)
+        return {key_kind(k): decode(item_kind, v, f"{path}.{k}") for k, v in value.items()}
+    if origin is typing.Literal:
+        _expect(value in typing.get_args(kind), path, f"one of {', '.join(map(str, typing.get_args(kind)))}", value)
+        return value
+    if kind is float:
+        _expect(isinstance(value, (int, float)) and not isinstance(value, bool), path, "a number", value)
+        return float(value)
+    if kind is int:
+        whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
+        _expect(whole and not isinstance(value, bool), path, "a whole number", value)
+        return int(value)
+    _expect(isinstance(value, kind), path, f"a {getattr(kind, '__name__', kind)}", value)
+    return value
+
+
+def _decode_dataclass(kind: type, value: Any, path: str) -> Any:
+    _expect(isinstance(value, dict), path, f"an object ({kind.__name__})", value)
+    hints = _hints(kind)
+    fields_by_key = {f.name.rstrip("_"): f for f in dataclasses.fields(kind) if f.init}
+    unknown = sorted(set(value) - set(fields_by_key) - {"schema"})
+    _expect(not unknown, path, f"only the keys of {kind.__name__} ({', '.join(fields_by_key)})", unknown)
+    arguments = {}
+    for key, field in fields_by_key.items():
+        where = f"{path}.{key}" if path else key
+        if key in value:
+            arguments[field.name] = decode(hints[field.name], value[key], where)
+        else:
+            needed = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+            _expect(not needed, where, "a value", "nothing")
+    try:
+        return kind(**arguments)
+    except SchemaError:
+        raise
+    except ValueError as error:
+        raise SchemaError(f"{path or kind.__name__}: {error}") from error
+
+
+def _decode_union(kind: Any, value: Any, path: str) -> Any:
+    if value is None and type(None) in typing.get_args(kind):
+        return None
+    errors = []
+    for option in typing.get_args(kind):
+        if option is type(None):
+            continue
+        try:
+            return decode(option, value, path)
+        except SchemaError as error:
+            errors.append(str(error))
+    raise SchemaError("; ".join(errors) or f"{path}: null is not allowed")
+
+
+def _decode_tuple(kind: Any, value: Any, path: str) -> tuple[Any, ...]:
+    _expect(isinstance(value, (list, tuple)), path, "a list", value)
+    kinds = typing.get_args(kind)
+    if len(kinds) == 2 and kinds[1] is Ellipsis:
+        return tuple(decode(kinds[0], item, f"{path}[{index}]") for index, item in enumerate(value))
+    _expect(len(kinds) == len(value), path, f"a list of {len(kinds)}", value)
+    return tuple(decode(k, item, f"{path}[{index}]") for index, (k, item) in enumerate(zip(kinds, value, strict=True)))
+
+
+def _expect(condition: bool, path: str, wanted: str, got: Any) -> None:
+    if not condition:
+        raise SchemaError(f"{path or 'the document'}: expected {wanted}, got {str(got)[:80]!r}")
+
+
+@functools.cache
+def _hints(kind: type) -> dict[str, Any]:
+    return typing.get_type_hints(kind)
+
+
+class Document:
+    """Mix-in for a dataclass that is a file of its own: JSON with a `schema` number, written atomically."""
+
+    SCHEMA: ClassVar[int] = 1
+
+    def to_json(self) -> dict[str, Any]:
+        return {"schema": self.SCHEMA, **encode(self)}
+
+    @classmethod
+    def from_json(cls, data: Any) -> Self:
+        _expect(isinstance(data, dict), "", f"an object ({cls.__name__})", data)
+        schema = data.get("schema", cls.SCHEMA)
+        _expect(schema == cls.SCHEMA, "schema", f"{cls.SCHEMA} for a {cls.__name__}", schema)
+        return decode(cls, data)
+
+    def save(self, path: Path) -> None:
+        files.write_text(path, json.dumps(self.to_json(), indent=1, allow_nan=False) + "\n")
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Reads a file; a `SchemaError` names the file and the wrong value."""
+        try:
+            return cls.from_json(json.loads(Path(path).read_text(encoding="utf-8")))
+        except (json.JSONDecodeError, UnicodeDecodeError) as error:
+            raise SchemaError(f"{path} is not JSON: {error}") from error
+        except SchemaError as error:
+            raise SchemaError(f"{path}: {error}") from error

@@ -1,0 +1,147 @@
+"""Detects the devices of this machine without importing torch, or those of a node of an expected job (`slurm_job`)."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from harness.host import slurm_job
+
+Kind = Literal["cpu", "cuda"]
+GROUPS, OWN_GROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
+
+
+@dataclass(frozen=True)
+class DetectedDevices:
+    """`count` equal devices of one kind; `memory_bytes` is what each of them has (on CPUs: all of them together)."""
+
+    kind: Kind
+    name: str
+    count: int
+    memory_bytes: int
+
+
+def detect(wanted: str = "auto") -> DetectedDevices:
+    """Returns the devices of kind `wanted` ("auto", "cpu" or "cuda"); auto takes GPUs where torch can use them.
+
+    "cuda" on a machine without them gives a count of 0.
+    """
+    if wanted != "cpu":
+        gpus = _gpus() if torch_has_cuda() else []
+        if gpus:
+            return DetectedDevices("cuda", gpus[0][0], len(gpus), min(memory for _, memory in gpus))
+        if wanted == "cuda":
+            return DetectedDevices("cuda", "GPU", 0, 0)
+    return DetectedDevices("cpu", cpu_model(), cores(), available_memory_bytes())
+
+
+def torch_names(kind: Kind, count: int, per_node: int | None = None) -> tuple[str, ...]:
+    """Returns the torch device of each of the devices 0..count-1, `per_node` on a node. All CPU devices are "cpu"."""
+    return tuple("cpu" if kind == "cpu" else f"cuda:{index % (per_node or count)}" for index in range(count))
+
+
+def cores() -> int:
+    """Returns the number of CPU cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def cpu_model() -> str:
+    """Returns the processor's name."""
+    with suppress(OSError):
+        match = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+        if match:
+            return match[1].strip()
+    return platform.processor() or platform.machine() or "CPU"
+
+
+def available_memory_bytes() -> int:
+    """Returns the bytes available without swapping: MemAvailable, or what the control group leaves if that is less."""
+    with suppress(OSError):
+        match = re.search(r"^MemAvailable:\s*(\d+) kB$", Path("/proc/meminfo").read_text(), re.MULTILINE)
+        if match:
+            return min(int(match[1]) * 1024, _control_group_bytes())
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def control_groups() -> list[Path]:
+    """Returns the folders of this process's control group (version 2) and its ancestors: a container, a batch job."""
+    with suppress(OSError):
+        if match := re.search(r"^0::/(.*)$", OWN_GROUP.read_text(), re.MULTILINE):
+            group_folder = GROUPS / match[1]
+            return [group_folder, *(group for group in group_folder.parents if group.is_relative_to(GROUPS))]
+    return []
+
+
+def _control_group_bytes() -> int:
+    """Returns the bytes that the control groups still allow; without a limit more than any machine has."""
+    left = [1 << 62]
+    for group in control_groups():
+        with suppress(OSError, ValueError):
+            limit = int((group / "memory.max").read_text())
+            left.append(max(0, limit - int((group / "memory.current").read_text())))
+    return min(left)
+
+
+def torch_has_cuda() -> bool:
+    """Returns whether the installed torch is a build for CUDA, from its version file."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        return False
+    with suppress(OSError):
+        text = (Path(spec.origin).parent / "version.py").read_text()
+        return re.search(r"^cuda\b[^=\n]*=\s*['\"]", text, re.MULTILINE) is not None
+    return False
+
+
+def _gpus() -> list[tuple[str, int]]:
+    """Returns (name, bytes) of each GPU that CUDA_VISIBLE_DEVICES leaves visible, in torch's order.
+
+    Only the number of GPUs is known for an expected job.
+    """
+    if job := slurm_job.expected():
+        return [("GPU", 0)] * (job.gpus or 0)
+    with suppress(Exception), _nvml() as nvml:
+        return [
+            (str(nvml.nvmlDeviceGetName(handle)), int(nvml.nvmlDeviceGetMemoryInfo(handle).total))
+            for handle in _visible(nvml, os.environ.get("CUDA_VISIBLE_DEVICES"))
+        ]
+    return []
+
+
+@contextmanager
+def _nvml() -> Iterator[Any]:
+    import pynvml
+
+    pynvml.nvmlInit()
+    try:
+        yield pynvml
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _visible(nvml: Any, variable: str | None) -> list[Any]:
+    """Returns the handles named by CUDA_VISIBLE_DEVICES (indices or UUIDs); as in CUDA, the first invalid entry ends
+    the list."""
+    if variable is None:
+        return [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+    handles = []
+    for entry in filter(None, (part.strip() for part in variable.split(","))):
+        try:
+            by_index = entry.isdigit()
+            handles.append(
+                (nvml.nvmlDeviceGetHandleByIndex if by_index else nvml.nvmlDeviceGetHandleByUUID)(
+                    int(entry) if by_index else entry
+                )
+            )
+        except nvml.NVMLError:
+            break
+    return handles

@@ -1,0 +1,92 @@
+"""The measured machine, cached on disk: peak FLOP/s, memory bandwidth, links, and how its cores scale together.
+
+The file is in $REGATTA_CACHE/machines, else $XDG_CACHE_HOME/regatta/machines, else ~/.cache/regatta/machines. If it is
+missing or damaged, the machine is measured again.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import math
+import re
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.core.cluster import Device, Link
+from harness.core.serialization import Document, SchemaError
+from harness.host import devices, profile_cache
+
+MEASURING = ("measure/benchmark_machine.py", "host/malloc.py", "runtime/cpu_streams.py")
+"""Modules of harness/ whose edits make a measurement out of date."""
+
+
+@dataclass(frozen=True)
+class Machine(Document):
+    """This machine's devices, which are equal, as measured by programs.
+
+    `device` has the FLOP/s of large matmuls by dtype, the bytes/s of a large sum, and the time of the smallest kernel;
+    CPU devices compute with one thread. `link` is a copy between two devices, `host_link` one between a device and the
+    host (None: as `link`). `cores` is how many CPU devices' worth of work all of them do at once, 0 for GPUs, which
+    share nothing.
+    """
+
+    device: Device
+    link: Link
+    host_link: Link | None = None
+    cores: float = 0.0
+
+    def __post_init__(self) -> None:
+        numbers = {
+            **self.device.peak_flops,
+            "memory_bandwidth": self.device.memory_bandwidth,
+            "kernel_s": self.device.kernel_s,
+            "cores": self.cores,
+        }
+        for name, value in numbers.items():
+            if not (math.isfinite(value) and value >= 0):
+                raise ValueError(f"{name} is {value}, must be a finite number of at least 0")
+
+
+def stored(wanted: str = "auto", remeasure: bool = False) -> Machine | None:
+    """Returns the cached measurement of the devices of kind `wanted`; None if there is none that can be read.
+
+    With `remeasure` only one that was made since this process began.
+    """
+    name = devices.detect(wanted).name
+    if not profile_cache.exists(path(name), remeasure):
+        return None
+    try:
+        machine = Machine.load(path(name))
+    except (OSError, SchemaError, RecursionError):
+        return None
+    return machine if machine.device.name == name and machine.device.peak_flops else None
+
+
+def store(machine: Machine) -> None:
+    """Caches a measurement. A folder that cannot be written is a warning: the next run measures again."""
+    place = path(machine.device.name)
+    try:
+        machine.save(place)
+    except OSError as error:
+        warnings.warn(
+            f"the measurement of this machine is not kept, the next run measures again: {place}: "
+            f"{error.strerror or error} -> set REGATTA_CACHE to a folder that can be written",
+            stacklevel=2,
+        )
+
+
+def path(device_name: str) -> Path:
+    """Returns the path of the measurement for these devices, the installed torch and the cores of this process."""
+    sources = (Path(__file__).parents[1] / name for name in MEASURING)
+    key = {
+        "device": device_name,
+        "torch": importlib.metadata.version("torch"),
+        "cores": devices.cores(),
+        "sources": [hashlib.sha256(source.read_bytes()).hexdigest() for source in sources],
+    }
+    digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
+    name = re.sub(r"[^A-Za-z0-9_-]+", "-", device_name)
+    return profile_cache.folder().parent / "machines" / f"{name}-{digest}.json"

@@ -1,0 +1,122 @@
+"""Cache of model profiles on disk: the file's name is a hash of all that a profile depends on.
+
+It is in $REGATTA_CACHE/profiles, else $XDG_CACHE_HOME/regatta/profiles, else ~/.cache/regatta/profiles. What is missing
+or cannot be read is measured again. With `remeasure=true` profiles older than this process are ignored.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import json
+import os
+import re
+import time
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from harness.core.model_profile import ModelProfile
+from harness.core.serialization import SchemaError
+
+MEASURING = (
+    "measure/profile_model.py",
+    "measure/count_model.py",
+    "measure/kernel_counter.py",
+    "measure/matmul_finder.py",
+    "measure/layer_chain.py",
+    "core/model_profile.py",
+    "nn/dropout.py",
+    "nn/skip.py",
+    "nn/tied.py",
+    "host/malloc.py",
+)
+"""Modules of harness/ whose edits make a profile out of date; the first one sets the number of threads."""
+BEGUN_S = time.time()
+"""When this process began."""
+
+
+def path(
+    model_config: dict[str, Any],
+    model_package: Path,
+    micro_batch: int,
+    dtype: str,
+    device_name: str,
+    autocast: str | None = None,
+) -> Path:
+    """Returns the path of the profile of a model, whether or not it exists.
+
+    `model_config` is the resolved config of the model, `model_package` its module or its package (or the config.py of
+    it), `device_name` the CPU's or GPU's (`harness.host.devices.detect().name`). Two calls give the same path only if
+    these, the sources of model and profiling, and torch's version are the same.
+    """
+    harness = Path(__file__).parents[1]
+    key = {
+        "model": model_config,
+        "micro_batch": micro_batch,
+        "dtype": dtype,
+        "autocast": autocast,
+        "device": device_name,
+        "torch": importlib.metadata.version("torch"),
+        "sources": _digest([*_sources(model_package), *(harness / name for name in MEASURING)]),
+    }
+    digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
+    name = re.sub(r"[^A-Za-z0-9_-]+", "-", str(model_config.get("name", "model")))
+    return folder() / f"{name}-{micro_batch}-{dtype}-{digest}.json"
+
+
+def folder() -> Path:
+    """Returns the folder of cached profiles."""
+    if cache_folder := os.environ.get("REGATTA_CACHE"):
+        return Path(cache_folder) / "profiles"
+    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return Path(base) / "regatta" / "profiles"
+
+
+def load(path: Path) -> ModelProfile | None:
+    """Returns the profile at `path`; None if it is absent, damaged or of another schema."""
+    try:
+        return ModelProfile.load(path)
+    except (OSError, SchemaError, RecursionError):
+        return None
+
+
+def exists(path: Path, remeasure: bool = False) -> bool:
+    """Returns whether `path` exists; with `remeasure` only if it was stored since this process began."""
+    return os.path.exists(path) and not (remeasure and age_s(path) > time.time() - BEGUN_S)
+
+
+def age_s(path: Path) -> float:
+    """Returns the seconds since `path` was written: 0 if it does not exist or is from the future."""
+    try:
+        return max(0.0, time.time() - path.stat().st_mtime)
+    except OSError:
+        return 0.0
+
+
+def store(path: Path, profile: ModelProfile) -> None:
+    """Caches a profile. A folder that cannot be written is a warning: the run continues, the next one measures
+    again."""
+    try:
+        profile.save(path)
+    except OSError as error:
+        warnings.warn(
+            f"the profile is not cached, the next run measures again: {path}: {error.strerror or error} "
+            "-> set REGATTA_CACHE to a folder that can be written",
+            stacklevel=2,
+        )
+
+
+def _sources(package: Path) -> Iterator[Path]:
+    """Yields the Python files of a model: its module, or all of its package."""
+    package = package.parent if package.name == "config.py" else package
+    yield from sorted(package.rglob("*.py")) if package.is_dir() else (package,)
+
+
+def _digest(files: list[Path]) -> str:
+    digest = hashlib.sha256()
+    for file in files:
+        text = file.read_bytes()
+        digest.update(f"{file.name} {len(text)}\n".encode() + text)
+    return digest.hexdigest()

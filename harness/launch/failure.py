@@ -1,0 +1,164 @@
+"""How a failure in a worker reaches the user.
+
+Failure        an exception as `error.json`, written by the rank that fails first
+ExitReasons    why a worker ended: its `error.json`, what Slurm says, what the kernel did, what the exit code means
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import socket
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from harness.core import units
+from harness.core.problem import CannotRun, Problem
+from harness.core.record import Status
+from harness.core.run_files import ERROR
+from harness.core.serialization import Document
+from harness.host import oom_killer
+from harness.launch import slurm_log
+from harness.launch.slurm_log import StepEnd
+from harness.launch.slurm_step import PATIENCE_S, TRIES, Step
+
+OUTPUT_BYTES = 1 << 20
+"""At the end of the log: these hold how the ranks ended."""
+ALLOCATOR = "can't allocate memory"
+"""What torch's allocator for CPUs says; it also says how much it was asked for."""
+DISK_FULL_CODE = 28
+"""The exit code of a rank that could not write: then `error.json` may be missing too."""
+DISK_FULL = "no space is left on the disk: free some, or put the run elsewhere with out=DIR"
+
+
+@dataclass(frozen=True)
+class Failure(Document):
+    """An exception: its type, its message with the notes that engines add ("in stage 1, layer x, micro-batch 3").
+
+    `rank` is that of a rank that srun has started; failures of forked ranks reach the user through their host.
+    """
+
+    status: Status
+    message: str
+    problems: tuple[Problem, ...] = ()
+    traceback: str = ""
+    rank: int | None = None
+
+    @classmethod
+    def of(cls, error: BaseException, rank: int | None = None) -> Self:
+        """The failure that `error` is. A full disk and a lack of memory are distinguished from other errors."""
+        problems = error.problems if isinstance(error, CannotRun) else ()
+        trace = "".join(traceback.format_exception(error))
+        message = _message(error)
+        if rank is not None and not isinstance(error, CannotRun) and f"in rank {rank}" not in message:
+            message += f"\nin rank {rank}"
+        return cls(_status(error), message, tuple(problems), trace, rank)
+
+    def report(self, folder: Path) -> None:
+        """Write `error.json`, unless another rank has: the first failure is the cause, later ones follow from it."""
+        own = folder / f".{ERROR}.{socket.gethostname()}-{os.getpid()}"
+        self.save(own)
+        try:
+            os.link(own, folder / ERROR)  # of several ranks one alone can, and the file is whole
+        except FileExistsError:
+            pass
+        except OSError:  # a file system without links
+            self.save(folder / ERROR)
+        finally:
+            own.unlink()
+
+
+def _status(error: BaseException) -> Status:
+    if isinstance(error, CannotRun):
+        return "infeasible"
+    allocator = isinstance(error, RuntimeError) and ALLOCATOR in str(error)
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError" or allocator:
+        return "oom"
+    return "error"
+
+
+def _message(error: BaseException) -> str:
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        return DISK_FULL
+    text = str(error) or repr(error)
+    if ALLOCATOR in text and (limit := oom_killer.limit_bytes()):
+        text += f" ({units.size(limit)} are here in all)"
+    if not isinstance(error, CannotRun):
+        text = f"{type(error).__name__}: {text}"
+    return "\n".join([text, *getattr(error, "__notes__", [])])
+
+
+class ExitReasons:
+    """Finds out why a worker ended. Made before the worker starts; with a `step` the worker is srun, with its ranks."""
+
+    def __init__(self, log: Path, step: Step | None = None) -> None:
+        self.log, self.step, self.kills = log, step, oom_killer.kill_count()
+        self.start = log.stat().st_size if log.exists() else 0
+        self.tries = TRIES if step else 0
+        (log.parent / ERROR).unlink(missing_ok=True)  # of an earlier start
+
+    def explain(self, code: int) -> Failure:
+        """Why the worker ended with exit code `code`, or by signal -`code`."""
+        reported = self._reported()
+        if self.step:
+            return self._explain_step(code, reported, self._step_end())
+        return reported or self._explain_code("rank 0", code)
+
+    def try_again(self) -> bool:
+        """Whether no rank has started, and srun should be tried once more: ranks repeat no step."""
+        self.tries -= 1
+        end = self._step_end() if self.tries > 0 else None
+        if end is None or end.started:
+            return False
+        self.start = self.log.stat().st_size
+        return True
+
+    def _reported(self) -> Failure | None:
+        """What the first rank that failed has written, if one has."""
+        path = self.log.parent / ERROR
+        return Failure.load(path) if path.exists() else None
+
+    def _output(self) -> str:
+        """The end of what has been printed since the start."""
+        size = self.log.stat().st_size
+        with self.log.open("rb") as file:
+            file.seek(max(self.start if self.start < size else 0, size - OUTPUT_BYTES, 0))
+            return file.read().decode(errors="replace")
+
+    def _step_end(self) -> StepEnd | None:
+        return slurm_log.step_end(self._output(), self._rank_name, PATIENCE_S * TRIES)
+
+    def _explain_step(self, code: int, reported: Failure | None, end: StepEnd | None) -> Failure:
+        if reported and not (end and _overrules(end, reported)):
+            return reported
+        if end is None:
+            return self._explain_code("srun", code)
+        if end.rank is not None and end.killed and oom_killer.was_oom_kill(self.kills):  # on this node
+            return Failure(*oom_killer.explain_kill(self._rank_name(end.rank), self.kills), rank=end.rank)
+        if end.reason.endswith(f"exit code {DISK_FULL_CODE}"):
+            return Failure("error", DISK_FULL, rank=end.rank)
+        line = slurm_log.last_line(self._output()) if end.rank is not None and not end.by_signal else ""
+        return Failure(end.status, f"{end.reason}: {line}" if line else end.reason, rank=end.rank)
+
+    def _rank_name(self, rank: int) -> str:
+        return f"rank {rank}, stage {self.step.stage(rank)}," if self.step else f"rank {rank}"
+
+    def _explain_code(self, who: str, code: int) -> Failure:
+        if code == DISK_FULL_CODE:
+            return Failure("error", DISK_FULL)
+        if code == -signal.SIGKILL:
+            return Failure(*oom_killer.explain_kill(who, self.kills))
+        if code < 0:
+            return Failure("error", f"{who} ended by signal {-code} ({signal.Signals(-code).name})")
+        last = slurm_log.last_line(self._output()) or "its log is empty"
+        return Failure("error", f"{who} ended with exit code {code}: {last}")
+
+
+def _overrules(end: StepEnd, reported: Failure) -> bool:
+    """Whether a rank's report follows from what Slurm says: of a rank that could not report itself, of a lost node."""
+    if end.by_signal:
+        return end.rank != reported.rank
+    return end.status != "error" and reported.status == "error"

@@ -1,0 +1,102 @@
+"""How a step of Slurm ended, from what srun and the nodes' daemons print: the first end is the cause.
+
+    srun: error: node2: task 3: Segmentation fault                                 a rank, by itself
+    srun: error: node1: task 0: Out Of Memory                                      its control group was full
+    srun: error: Node failure on node2
+    slurmstepd-node1: error: *** STEP 3.0 ON node1 CANCELLED AT 2026-11-22T10:54:52 DUE TO TIME LIMIT ***
+
+Once a rank has failed, srun ends all others and prints their ends, too: later lines follow from the first.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from harness.core.record import Status
+
+SLURM = ("srun: ", "slurmstepd", "slurmd")
+"""How Slurm's own lines start among those of the ranks."""
+TASK = re.compile(r"^srun: error: (?P<node>\S+): tasks? (?P<rank>\d+)\S*: (?P<how>.+)$", re.MULTILINE)
+CANCELLED = re.compile(r"^\S+: error: \*\*\* (?:STEP|JOB) \S+ ON \S+ CANCELLED AT \S+(?P<why>.*?)\*\*\*", re.MULTILINE)
+NODE = re.compile(
+    r"^\S+: error: (?P<what>Node failure on \S+|Task launch for \S+ failed on node .*|.*DUE TO NODE FAILURE.*)$",
+    re.MULTILINE,
+)
+ERROR = re.compile(r"^srun: error: (?P<what>.+)$", re.MULTILINE)
+NO_NODES = "Unable to (create step|allocate|contact)|Requested nodes are busy|(Socket|Connection) timed out"
+EXITED = "Exited with exit code"
+NO_ADDRESSES = "MPIDI_UCX_comm_addr_exchange"
+"""Where mpich gives up in MPI_Init if the addresses of the others have not come whole, which is rare, and works the
+next time: https://github.com/pmodels/mpich/issues/7417."""
+
+
+@dataclass(frozen=True)
+class StepEnd:
+    """What ended a step. `rank` None: no rank did; `by_signal`: that rank could not report anything itself;
+    `killed`: the signal was 9; `started`: ranks may have taken a step."""
+
+    status: Status
+    reason: str
+    rank: int | None = None
+    by_signal: bool = False
+    started: bool = True
+    killed: bool = False
+
+
+def step_end(output: str, rank_name: Callable[[int], str], waited_s: float) -> StepEnd | None:
+    """How the step ended whose log is `output`; None if Slurm says nothing about it.
+
+    `rank_name(3)` is "rank 3, stage 1", `waited_s` is how long srun waits for nodes.
+    """
+    tasks = [(match.start(), _task_end(match, rank_name)) for match in TASK.finditer(output)]
+    if out_of_memory := [end for _, end in tasks if end.status == "oom"]:
+        return out_of_memory[0]
+    if lost := NODE.search(output):
+        return StepEnd("node_lost", f"{lost['what']}: the job lost a node")
+    cancelled = [(match.start(), _cancelled(match["why"].strip())) for match in CANCELLED.finditer(output)]
+    if first := min(tasks + cancelled, key=lambda end: end[0], default=None):
+        return first[1]
+    if errors := ERROR.findall(output):
+        return _srun_error(errors[-1], bool(last_line(output)), waited_s)
+    return None
+
+
+def last_line(output: str) -> str:
+    """The last line that is not Slurm's own; "" if there is none."""
+    lines = [line for line in output.strip().splitlines() if not line.startswith(SLURM)]
+    return lines[-1] if lines else ""
+
+
+def _task_end(match: re.Match[str], rank_name: Callable[[int], str]) -> StepEnd:
+    rank, how = int(match["rank"]), match["how"].strip()
+    who = f"{rank_name(rank)} on {match['node']}"
+    if "out of memory" in how.lower() or "OOM" in how:
+        what = "was killed: the memory of its control group was full"
+        return StepEnd("oom", f"{who} {what} ({how})", rank, by_signal=True, killed=True)
+    if how == "Killed":
+        what = "was killed (signal 9), and Slurm reports no lack of memory: by hand, or by that node's kernel"
+        return StepEnd("error", f"{who} {what}", rank, by_signal=True, killed=True)
+    if EXITED in how:
+        started = NO_ADDRESSES not in match.string
+        return StepEnd("error", f"{who} ended with {how.removeprefix('Exited with ')}", rank, started=started)
+    return StepEnd("error", f"{who} ended by a signal: {how}", rank, by_signal=True)
+
+
+def _cancelled(why: str) -> StepEnd:
+    if "TIME LIMIT" in why:
+        return StepEnd("timeout", "Slurm's time limit for the job was over")
+    if "PREEMPTION" in why:
+        return StepEnd("preempted", "Slurm gave the nodes to another job")
+    return StepEnd("preempted", "Slurm cancelled the ranks: by scancel, or at the end of the job")
+
+
+def _srun_error(error: str, printed: bool, waited_s: float) -> StepEnd:
+    """An error of srun that is of no rank. Ranks that have `printed` something had started: no step is done twice."""
+    if printed:
+        return StepEnd("error", f"srun lost the ranks, which had started: {error}")
+    if re.search(NO_NODES, error):
+        what = f"srun had no nodes of the job for the ranks within {waited_s:g} s: {error}"
+        return StepEnd("error", f"{what} -> end the job's other steps, or launch.ranks=fork", started=False)
+    return StepEnd("error", f"srun started no ranks: {error}")

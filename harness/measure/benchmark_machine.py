@@ -1,0 +1,287 @@
+"""Measures this machine for `harness.host.machine`, the way pipelines use it: CPU devices are lanes, GPUs have streams.
+
+Others may use the machine, too: most figures are the best of several tries.
+"""
+
+from __future__ import annotations
+
+import statistics
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from harness.config.schema import AUTOCAST, DTYPES
+from harness.core.cluster import Device, Link
+from harness.core.op import Op
+from harness.host import devices
+from harness.host.devices import DetectedDevices
+from harness.host.machine import Machine
+from harness.runtime.cpu_streams import Job, Lane, Run
+from harness.runtime.training_state import intra_op_threads
+
+Timer = Callable[[Callable[[], object], int], float]
+"""Seconds of one call of a function, the mean of so many calls in a row."""
+
+BUDGET_S = 0.25
+"""For each figure."""
+TRY_S = 0.05
+"""A product grows until it takes so long."""
+SMALL, LARGEST = 256, {"cpu": 2048, "cuda": 8192}
+"""Rows of the square matrices that are multiplied."""
+SUM_BYTES = {"cpu": 64 * 2**20, "cuda": 256 * 2**20}
+"""Of each tensor of a sum: more than caches hold."""
+MESSAGES_BYTES = (4 * 2**10, 8 * 2**20)
+"""A message that shows the latency of a link, and one of the size of activations, which shows its bandwidth."""
+MESSAGES = 20
+KERNELS = 500
+CORES_S, PASSES = 1.5, 2
+"""For so long the cores are tried, in rounds of so many passes."""
+QUIET, QUIET_ROUNDS = 0.02, 5
+"""A round counts if its threads waited no larger share of it for a core; and so many of them are enough."""
+
+
+def measure(wanted: str = "auto") -> Machine:
+    """Measure the devices of kind `wanted` ("auto", "cpu" or "cuda"), which takes some seconds.
+
+    Best in a process of its own that called `harness.host.malloc.tune`, as ranks do. Raises ValueError without such
+    devices.
+    """
+    found = devices.detect(wanted)
+    if not found.count:
+        raise ValueError("there is no GPU that torch can use: cluster.device=cpu")
+    return _gpus(found) if found.kind == "cuda" else _cpu(found)
+
+
+# -- CPU devices: each is a thread that computes with one intra-op thread ----------------------------------------------
+
+
+def _cpu(found: DetectedDevices) -> Machine:
+    with intra_op_threads(1), _lanes(max(2, devices.cores())) as lanes:
+        device = _device(found, "cpu", _wall)
+        link = _fitted([_message_s(lanes[0], lanes[1], size) for size in MESSAGES_BYTES])
+        cores = _together(lanes[: devices.cores()])
+    return Machine(device, link, cores=cores)
+
+
+def _wall(work: Callable[[], object], calls: int) -> float:
+    start = time.perf_counter()
+    for _ in range(calls):
+        work()
+    return (time.perf_counter() - start) / calls
+
+
+@contextmanager
+def _lanes(count: int) -> Iterator[list[Lane]]:
+    lanes = [Lane(index, "compute") for index in range(count)]
+    try:
+        yield lanes
+    finally:
+        for lane in lanes:
+            lane.close()
+
+
+def _message_s(source: Lane, target: Lane, size: int) -> float:
+    """From the end of the task that makes a tensor to the end of its copy on the other lane.
+
+    source  |--0F0--|
+    target          |..|1copy0<0|
+                    |<--------->|
+    """
+    made = torch.zeros(size // 4)
+    taken: list[Tensor] = []
+    seconds = []
+
+    def make() -> None:
+        made.add_(1)
+
+    def take() -> None:
+        taken.append(made.clone())
+
+    for _ in range(MESSAGES):
+        run = Run()
+        task = source.submit(Job(run, make, Op(0, "F", 0)))
+        copy = Op(1, "copy", 0, peer=0)
+        target.submit(Job(run, take, copy, after=(task,))).wait()
+        run.raise_error()
+        ends = {span.op: span.end_s for span in run.spans}
+        seconds.append(ends[str(copy)] - ends["0F0"])
+        taken.clear()
+    return statistics.quantiles(seconds, n=4)[0]
+
+
+def _together(lanes: list[Lane]) -> float:
+    """How many lanes' worth of work all of them do at once, in rounds of one lane alone and all together.
+
+        alone      |-----|          |-----|
+        together           |------|         |------|
+                           |------|         |------|      2 lanes do the work of 2 * 5 / 6
+
+    The medians of the rounds in which no thread waited for a core: others kept it, else. Where there are too few of
+    them, the time that the threads did run.
+    """
+    passes = [_layers() for _ in lanes]
+    _round(lanes, passes)  # the first pass allocates
+    alone, together = [], []
+    end = time.perf_counter() + CORES_S
+    while time.perf_counter() < end:
+        alone.append(_round(lanes[:1], passes[:1]))
+        together.append(_round(lanes, passes))
+    quiet = [[r.wall_s for r in rounds if r.waited_s < QUIET * r.wall_s] for rounds in (alone, together)]
+    if min(map(len, quiet)) >= QUIET_ROUNDS:
+        one, among = (statistics.median(seconds) for seconds in quiet)
+    else:
+        one, among = (min(r.running_s for r in rounds) for rounds in (alone, together))
+    return max(1.0, min(float(len(lanes)), len(lanes) * one / among))
+
+
+@dataclass(frozen=True)
+class _Round:
+    """Seconds of the slowest lane: by the clock, on a core, and ready but without one."""
+
+    wall_s: float
+    running_s: float
+    waited_s: float
+
+
+def _round(lanes: list[Lane], passes: list[Callable[[], None]]) -> _Round:
+    """All lanes begin at once; each makes its passes."""
+    run, begin = Run(), threading.Barrier(len(lanes))
+    seconds: list[tuple[float, ...]] = []
+
+    def repeat(once: Callable[[], None]) -> None:
+        begin.wait()
+        before = _clocks()
+        for _ in range(PASSES):
+            once()
+        seconds.append(tuple(now - then for now, then in zip(_clocks(), before, strict=True)))
+
+    jobs = [lane.submit(Job(run, partial(repeat, once))) for lane, once in zip(lanes, passes, strict=True)]
+    for job in jobs:
+        job.wait()
+    run.raise_error()
+    return _Round(*(max(column) for column in zip(*seconds, strict=True)))
+
+
+def _clocks() -> tuple[float, float, float]:
+    """Of this thread: the clock, its time on a core, its time in a core's queue (Linux; elsewhere 0)."""
+    waited = 0.0
+    with suppress(OSError, ValueError, IndexError):
+        waited = int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
+    return time.perf_counter(), time.thread_time(), waited
+
+
+def _layers() -> Callable[[], None]:
+    """Forward and backward of what stages are made of: convolutions that compute, and layers that move memory."""
+    block = (nn.Sequential(nn.Conv2d(32, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU()) for _ in range(2))
+    layers = nn.Sequential(*block)
+    images = torch.randn(2, 32, 96, 96)
+
+    def once() -> None:
+        layers(images).sum().backward()
+
+    return once
+
+
+# -- GPUs --------------------------------------------------------------------------------------------------------------
+
+
+def _gpus(found: DetectedDevices) -> Machine:
+    host = _fitted([_host_copy_s(size) for size in MESSAGES_BYTES])
+    link = _fitted([_peer_copy_s(size) for size in MESSAGES_BYTES]) if found.count > 1 else host
+    return Machine(_device(found, "cuda:0", _events), link, host)
+
+
+def _events(work: Callable[[], object], calls: int) -> float:
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start.record()
+    for _ in range(calls):
+        work()
+    end.record()
+    end.synchronize()
+    return float(start.elapsed_time(end)) / 1000 / calls
+
+
+def _host_copy_s(size: int) -> float:
+    """From memory that the GPU can read by itself."""
+    source, target = torch.zeros(size, dtype=torch.uint8).pin_memory(), _bytes(size, 0)
+    return _best(_events, lambda: target.copy_(source, non_blocking=True))
+
+
+def _peer_copy_s(size: int) -> float:
+    """From one GPU to the next, as the host sees it: events of one GPU do not see the other's work."""
+    source, target = _bytes(size, 0), _bytes(size, 1)
+
+    def copies(work: Callable[[], object], calls: int) -> float:
+        torch.cuda.synchronize(0)
+        torch.cuda.synchronize(1)
+        start = time.perf_counter()
+        for _ in range(calls):
+            work()
+        torch.cuda.synchronize(0)
+        torch.cuda.synchronize(1)
+        return (time.perf_counter() - start) / calls
+
+    return _best(copies, lambda: target.copy_(source, non_blocking=True), calls=MESSAGES)
+
+
+def _bytes(size: int, gpu: int) -> Tensor:
+    return torch.zeros(size, dtype=torch.uint8, device=f"cuda:{gpu}")
+
+
+# -- both --------------------------------------------------------------------------------------------------------------
+
+
+def _device(found: DetectedDevices, place: str, timer: Timer) -> Device:
+    peaks = {}
+    for dtype in dict.fromkeys((*DTYPES, *AUTOCAST)):
+        with suppress(RuntimeError):  # a dtype that this device cannot multiply has no peak
+            peaks[dtype] = _product_flops(place, getattr(torch, dtype), LARGEST[found.kind], timer)
+    one = torch.zeros(1, device=place)
+    kernel_s = _best(timer, lambda: one + 1, calls=KERNELS)
+    return Device(
+        found.name, found.memory_bytes, peaks, _sum_bytes_s(place, SUM_BYTES[found.kind], timer), kernel_s=kernel_s
+    )
+
+
+def _product_flops(place: str, dtype: torch.dtype, largest: int, timer: Timer) -> float:
+    """FLOP/s of a product of square matrices, as large as it can be in a short time."""
+    rows = SMALL
+    while True:
+        a, b = (torch.rand(rows, rows, device=place).to(dtype) for _ in range(2))
+        product = torch.empty_like(a)
+        torch.mm(a, b, out=product)
+        if rows >= largest or 8 * timer(lambda: torch.mm(a, b, out=product), 1) > TRY_S:  # noqa: B023 (called at once)
+            return 2 * rows**3 / _best(timer, lambda: torch.mm(a, b, out=product))  # noqa: B023
+        rows *= 2
+
+
+def _sum_bytes_s(place: str, size: int, timer: Timer) -> float:
+    """Bytes/s that a sum of two large tensors reads and writes."""
+    a, b = (torch.ones(size // 4, device=place) for _ in range(2))
+    total = torch.empty_like(a)
+    return 3 * size / _best(timer, lambda: torch.add(a, b, out=total))
+
+
+def _best(timer: Timer, work: Callable[[], object], calls: int = 1) -> float:
+    """Seconds of the fastest try within the budget, after one that does not count."""
+    timer(work, calls)
+    seconds = [timer(work, calls)]
+    end = time.perf_counter() + BUDGET_S
+    while time.perf_counter() < end:
+        seconds.append(timer(work, calls))
+    return min(seconds)
+
+
+def _fitted(seconds: list[float]) -> Link:
+    """The straight line through the times of a small and of a large message."""
+    ((small, large),) = pairwise(MESSAGES_BYTES)
+    beta = max(0.0, seconds[1] - seconds[0]) / (large - small)
+    return Link(max(0.0, seconds[0] - small * beta), beta)

@@ -1,0 +1,139 @@
+"""Counts a model's work layer by layer: FLOPs, bytes and kernels of one forward pass, and what autograd saves in it.
+
+`count` does so without weights: every tensor has a shape and no memory, so that a model of any size takes seconds.
+`counted` is the same count of a chain that is there; `harness.measure.profile_model` adds times to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.autograd.graph import saved_tensors_hooks
+
+from harness.config.schema import DTYPES
+from harness.core.model_profile import LayerProfile, ModelProfile, Skip, Tied
+from harness.interfaces import Batch, Model
+from harness.measure.kernel_counter import Work
+from harness.measure.layer_chain import Chain, Phase, Task, tensors
+from harness.nn import dropout
+from harness.nn.skip import named_layers
+from harness.nn.tied import tensor_bytes, ties
+
+
+def count(
+    model: Model, micro_batch: int, dtype: str, autocast: str | None = None, watch: Callable[[str], None] | None = None
+) -> ModelProfile:
+    """The profile of `model` for `micro_batch` samples with everything but times, which are 0.
+
+    All but `source` and times equals what `harness.measure.profile_model.measure` finds on a CPU. Raises ValueError
+    for impossible arguments; an error inside a layer says which one it was. `watch` is called with the name of each
+    module that has run.
+    """
+    check_arguments(micro_batch, dtype)
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    chain = Chain(model, micro_batch, getattr(torch, dtype), torch.device("meta"), autocast)
+    if watch:
+        for name, module in chain.layers.named_modules():
+            module.register_forward_hook(lambda *_, name=name: watch(name))
+    _pretend(chain, torch.device("cpu"), mode)
+    with mode, dropout.keyed(seed=0, step=0, micro_batch=0):
+        profile = counted(chain, dtype, autocast)
+    return replace(profile, source=f"counted on the meta device, torch {torch.__version__}")
+
+
+def counted(chain: Chain, dtype: str, autocast: str | None = None) -> ModelProfile:
+    """The counts of one forward pass of `chain`; times are 0.
+
+    `saved_bytes` are those of whole storages; a storage counts once, in the layer that first saves it. The loss is
+    left out: it belongs to no layer.
+    """
+    counts = Counts(chain)
+    tasks = chain.forward(counts)
+    tied = ties(chain.layers)
+    layers = [
+        _layer(name, layer, task, counts.work[index], counts.saved_bytes[index], tied.get(name, ()))
+        for index, ((name, layer), task) in enumerate(zip(named_layers(chain.layers), tasks, strict=True))
+    ]
+    skips = tuple(Skip(s.source, s.target, tensor_bytes(tasks[s.source].stashed[s.name]), s.name) for s in chain.skips)
+    batch = chain.batch
+    return ModelProfile(
+        tuple(layers), chain.model.name, len(batch), dtype, tensor_bytes(batch.inputs), skips, autocast=autocast
+    )
+
+
+def check_arguments(micro_batch: int, dtype: str) -> None:
+    """Raise ValueError if no model can be counted or measured so."""
+    if micro_batch < 1:
+        raise ValueError(f"micro_batch {micro_batch} must be at least 1")
+    if dtype not in DTYPES:
+        raise ValueError(f"precision.dtype {dtype}   is not one of {', '.join(DTYPES)}")
+
+
+class Counts:
+    """Observes one forward pass of a chain: for each layer its work, and the bytes that autograd saves in it."""
+
+    def __init__(self, chain: Chain) -> None:
+        self._layers, self._samples = list(chain.layers), len(chain.batch)
+        states = [*chain.layers.parameters(), *chain.layers.buffers()]
+        self._seen = {s._cdata: s for s in (t.untyped_storage() for t in states)}  # kept, so that no key comes again
+        self.saved_bytes: list[int] = []
+        self.work: list[Work] = []
+
+    @contextmanager
+    def __call__(self, index: int, phase: Phase) -> Iterator[None]:
+        self.saved_bytes.append(0)
+        self.work.append(Work(self._layers[index], self._samples))
+        with self.work[-1], saved_tensors_hooks(self._save, lambda tensor: tensor):
+            yield
+
+    def _save(self, tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in self._seen:
+            self._seen[storage._cdata] = storage
+            self.saved_bytes[-1] += storage.nbytes()
+        return tensor
+
+
+def _pretend(chain: Chain, device: torch.device, mode: FakeTensorMode) -> None:
+    """Let the tensors of a chain on the meta device say that they are on `device`, still without memory.
+
+    The meta device itself knows neither autocast nor random generators, and takes other kernels for attention.
+    """
+    fakes: dict[Tensor, Tensor] = {}
+
+    def fake(tensor: Tensor) -> Tensor:
+        if tensor not in fakes:
+            made: Tensor = FakeTensor(mode, tensor.detach().to("meta"), device)
+            fakes[tensor] = nn.Parameter(made, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else made
+        return fakes[tensor]
+
+    for module in chain.layers.modules():
+        tables: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
+        for table in tables:
+            table.update({name: fake(tensor) for name, tensor in table.items() if tensor is not None})
+    chain.batch = Batch(fake(chain.batch.inputs), fake(chain.batch.targets))
+    chain.device = device
+
+
+def _layer(
+    name: str, layer: nn.Module, task: Task, work: Work, saved_bytes: int, tied: tuple[Tied, ...]
+) -> LayerProfile:
+    return LayerProfile(
+        name=name,
+        flops=work.flops,
+        bytes_moved=work.bytes_moved,
+        elementwise_bytes=work.elementwise_bytes,
+        kernels=work.kernels,
+        param_bytes=sum(map(tensor_bytes, layer.parameters())),
+        buffer_bytes=sum(map(tensor_bytes, layer.buffers())),
+        output_bytes=sum(map(tensor_bytes, tensors(task.output))),
+        saved_bytes=saved_bytes,
+        tied=tied,
+        products=tuple(work.products),
+    )

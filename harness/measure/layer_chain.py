@@ -1,0 +1,135 @@
+"""A model as a chain of layers that run one at a time, as a pipeline's stages do.
+
+    forward    x0 -> [layer 0] -> x1 | x1' -> [layer 1] -> x2 | x2' -> ...          '  cut by detach, same storage
+    backward                     g1 <- [layer 0]  ...  g2 <- [layer 1] <- g3
+    skip       layer 0 stashes s | s' popped by layer 5; its gradient waits for layer 0's backward
+
+Storages, gradients and saved tensors are those of the uncut model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from harness.interfaces import Batch, Model
+from harness.nn.skip import carried, layer_skips, named_layers
+from harness.runtime.autograd import non_leaf
+
+Value = Tensor | tuple[Tensor, ...]
+Phase = Literal["forward", "backward"]
+Observer = Callable[[int, Phase], AbstractContextManager[object]]
+
+
+@dataclass
+class Task:
+    """One layer's part of a pass: its input and popped skips, cut off what made them; its output and stashed skips."""
+
+    entry: Value
+    popped: dict[str, Tensor]
+    output: Value
+    stashed: dict[str, Tensor]
+
+
+class Chain:
+    """A model's layers on a device, with one micro-batch to run through them."""
+
+    def __init__(
+        self, model: Model, micro_batch: int, dtype: torch.dtype, device: torch.device, autocast: str | None = None
+    ) -> None:
+        with device:
+            self.layers = model.layers().to(dtype).train()
+            batch = model.sample(micro_batch)
+        self.batch = Batch(*(t.to(dtype) if t.is_floating_point() else t for t in (batch.inputs, batch.targets)))
+        self.model, self.device = model, device
+        self.names = [name for name, _ in named_layers(self.layers)]
+        self.skips = layer_skips(named_layers(self.layers))
+        self.autocast = getattr(torch, autocast) if autocast else None
+        for parameter in self.layers.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+
+    def step(self, observer: Observer) -> None:
+        """Forward and backward; parameters' gradients accumulate as those of one micro-batch among several do."""
+        tasks = self.forward(observer)
+        output = cut(tasks[-1].output)
+        loss = self.model.loss(output, self.batch.targets)  # type: ignore[arg-type]
+        if loss.requires_grad:
+            loss.backward()
+        self._backward(tasks, [t.grad for t in tensors(output)], observer)
+
+    def forward(self, observer: Observer) -> list[Task]:
+        """Run each layer on its own, under `observer(index, "forward")`."""
+        value: Value = self.batch.inputs
+        skips: dict[str, Tensor] = {}
+        tasks = []
+        for index, layer in enumerate(self.layers):
+            entry = cut(value)
+            popped = {s.name: _cut(skips.pop(s.name)) for s in self.skips if s.target == index}
+            with carried(popped) as left, self._autocast(), self._naming(index):
+                seen = _writable(entry) if _works_in_place(layer) else entry
+                with observer(index, "forward"):
+                    value = layer(seen)
+                tasks.append(Task(entry, popped, _checked(value), dict(left)))
+            skips.update(left)
+        return tasks
+
+    def _backward(self, tasks: list[Task], grads: list[Tensor | None], observer: Observer) -> None:
+        """Run the layers' backward passes from the last to the first; a task is freed when its own has ended.
+
+        `grads` are those of the last layer's outputs, None for an output that the loss does not depend on.
+        """
+        waiting: dict[str, Tensor | None] = {}
+        while tasks:
+            task, index = tasks.pop(), len(tasks)
+            results = [*tensors(task.output), *task.stashed.values()]
+            grads += [waiting.pop(name) for name in task.stashed]
+            pairs = [(r, g) for r, g in zip(results, grads, strict=True) if r.requires_grad and g is not None]
+            if pairs:
+                with self._naming(index), observer(index, "backward"):
+                    torch.autograd.backward([r for r, _ in pairs], [g for _, g in pairs])
+            waiting |= {name: tensor.grad for name, tensor in task.popped.items()}
+            grads = [t.grad for t in tensors(task.entry)]
+
+    def _autocast(self) -> AbstractContextManager[object]:
+        return torch.autocast(self.device.type, self.autocast) if self.autocast else nullcontext()
+
+    @contextmanager
+    def _naming(self, index: int) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            error.add_note(f"in layer {index} ({self.names[index]}), on a micro-batch of {len(self.batch)}")
+            raise
+
+
+def cut(value: Value) -> Value:
+    """The same storages without their history; what required a gradient is now a leaf that does."""
+    return _cut(value) if isinstance(value, Tensor) else tuple(map(_cut, value))
+
+
+def tensors(value: Value) -> list[Tensor]:
+    """The tensors of what passes between two layers."""
+    return [value] if isinstance(value, Tensor) else list(value)
+
+
+def _cut(tensor: Tensor) -> Tensor:
+    return tensor.detach().requires_grad_(tensor.requires_grad)
+
+
+def _checked(value: Any) -> Value:
+    if isinstance(value, Tensor) or (isinstance(value, tuple) and all(isinstance(t, Tensor) for t in value)):
+        return value
+    raise TypeError(f"gives a {type(value).__name__}: between layers there are tensors or tuples of tensors")
+
+
+def _works_in_place(layer: nn.Module) -> bool:
+    return any(getattr(module, "inplace", False) for module in layer.modules())
+
+
+def _writable(value: Value) -> Value:
+    return non_leaf(value) if isinstance(value, Tensor) else tuple(map(non_leaf, value))

@@ -1,0 +1,154 @@
+"""The matrix products that kernels do, and whose weights they use: what `harness.core.model_profile.Product` records of
+a layer.
+
+These kernels are known: mm, addmm, bmm, baddbmm, convolution, fused attention of any kind, embedding. All products of a
+network are made of them, but for kernels of somebody's own and what torch counts no FLOPs for, as a vector's product.
+
+    factors of mm, bmm      what is found
+    a weight, on any side   linear, with the weight on the right: (A B)^T = B^T A^T. Its heads are the matrices that the
+                            parameter holds; one that is spread over a batch stays one
+    no weight               attention: batch = samples x heads
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from math import gcd, prod
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from harness.core.model_profile import Product
+
+_aten = torch.ops.aten
+_COPIES = (_aten._to_copy, _aten.clone)
+
+
+class Weight(NamedTuple):
+    """A parameter: the path of its submodule in the layer, its elements and bytes."""
+
+    path: str
+    elements: int
+    bytes: int
+
+
+class Weights:
+    """The parameters of a layer, found by their place in memory; views and copies of them count as they do."""
+
+    def __init__(self, layer: nn.Module) -> None:
+        self._places: dict[int, Weight] = {}
+        self._kept: list[torch.UntypedStorage] = []  # so that their memory is not reused
+        for name, parameter in layer.named_parameters():
+            size = parameter.numel()
+            self._put(parameter, Weight(name.rpartition(".")[0], size, size * parameter.element_size()))
+
+    def follow(self, func: Any, args: tuple[Any, ...], result: Any) -> None:
+        """See a kernel that has run: it may have cast a weight, as autocast does."""
+        if func.overloadpacket in _COPIES and (weight := self.find(args[0])):
+            self._put(result, weight)
+
+    def find(self, tensor: Tensor) -> Weight | None:
+        """The parameter that `tensor` is a view or a copy of; None for others."""
+        return self._places.get(tensor.untyped_storage()._cdata)
+
+    def _put(self, tensor: Tensor, weight: Weight) -> None:
+        storage = tensor.untyped_storage()
+        self._kept.append(storage)
+        self._places[storage._cdata] = weight
+
+
+class Products:
+    """Finds the products of a layer's kernels, which compute a micro-batch of `samples`."""
+
+    def __init__(self, layer: nn.Module, samples: int) -> None:
+        self._weights, self._samples = Weights(layer), samples
+
+    def of(self, func: Any, args: tuple[Any, ...], result: Any) -> list[Product]:
+        """The products of one kernel that has run; none for a kernel without any. Called for each kernel in turn."""
+        self._weights.follow(func, args, result)
+        rule = _RULES.get(func.overloadpacket)
+        return rule(self, args, result) if rule else []
+
+    def _matrices(self, args: tuple[Any, ...], result: Any) -> list[Product]:
+        left, right = args[:2]
+        batch = left.shape[0] if left.dim() == 3 else 1
+        rows, in_, out = left.shape[-2], left.shape[-1], right.shape[-1]
+        if weight := self._weights.find(right):
+            return [self._linear(weight, batch, rows, in_, out)]
+        if weight := self._weights.find(left):
+            return [self._linear(weight, batch, out, in_, rows)]
+        return [self._of_activations("attention", batch, rows, in_, out)]
+
+    def _matrices_and_sum(self, args: tuple[Any, ...], result: Any) -> list[Product]:
+        return self._matrices(args[1:], result)
+
+    def _linear(self, weight: Weight, batch: int, rows: int, in_: int, out: int) -> Product:
+        heads = gcd(batch, max(1, weight.elements // max(1, in_ * out)))
+        return self._of_weight("linear", weight, rows * (batch // heads), in_, out, heads)
+
+    def _convolution(self, args: tuple[Any, ...], result: Any) -> list[Product]:
+        """A weight is (out, in / groups, kernel), a transposed one (in, out / groups, kernel)."""
+        inputs, weight, transposed, groups = args[0], args[1], args[6], args[8]
+        place, (first, second, *kernel) = self._weights.find(weight), weight.shape
+        if transposed:
+            sizes = _positions(inputs), first // groups, second * prod(kernel)
+        else:
+            sizes = _positions(result), second * prod(kernel), first // groups
+        alone = not transposed and len(inputs) == self._samples
+        image = tuple(inputs.shape[1:]) if alone else ()
+        return [replace(self._of_weight("conv", place, *sizes, groups), image=image)]
+
+    def _attention(self, args: tuple[Any, ...], result: Any) -> list[Product]:
+        """Queries, keys and values are (samples, heads, tokens, head size); there may be fewer heads of the latter."""
+        query, key, value = (tensor.shape for tensor in args[:3])
+        batch, queries, keys = query[0] * query[1], query[2], key[2]
+        return [
+            self._of_activations("scores", batch, queries, query[3], keys),
+            self._of_activations("values", batch, queries, keys, value[3]),
+        ]
+
+    def _embedding(self, args: tuple[Any, ...], result: Any) -> list[Product]:
+        """Where the first dimension of the indices is not the sample, all samples look up the same."""
+        table, indices = args[:2]
+        rows = indices.numel() * (1 if indices.shape[:1] == (self._samples,) else self._samples)
+        vocabulary, width = table.shape
+        return [self._of_weight("embedding", self._weights.find(table), rows, vocabulary, width, 1)]
+
+    def _of_weight(self, kind: str, weight: Weight | None, rows: int, in_: int, out: int, heads: int) -> Product:
+        path, size = (weight.path, weight.bytes) if weight else ("", 0)
+        return self._by_sample(Product(path or kind, kind, rows, in_, out, size, heads))
+
+    def _of_activations(self, name: str, batch: int, rows: int, in_: int, out: int) -> Product:
+        heads, rest = divmod(batch, self._samples)
+        if rest == 0:
+            return Product(name, "attention", rows, in_, out, heads=heads)
+        return self._by_sample(Product(name, "attention", rows, in_, out, heads=batch))
+
+    def _by_sample(self, product: Product) -> Product:
+        """`product` has the rows of all samples; where they do not divide, it is done once."""
+        rows, rest = divmod(product.rows_per_sample, self._samples)
+        return replace(product, kind="once") if rest else replace(product, rows_per_sample=rows)
+
+
+def _positions(images: Tensor) -> int:
+    """Of (n, channels, *sides), in all samples."""
+    return images.shape[0] * prod(images.shape[2:])
+
+
+_RULES: dict[Any, Callable[[Products, tuple[Any, ...], Any], list[Product]]] = {
+    _aten.mm: Products._matrices,
+    _aten.bmm: Products._matrices,
+    _aten.addmm: Products._matrices_and_sum,
+    _aten.baddbmm: Products._matrices_and_sum,
+    _aten.convolution: Products._convolution,
+    _aten._convolution: Products._convolution,
+    _aten.convolution_overrideable: Products._convolution,
+    _aten._scaled_dot_product_flash_attention_for_cpu: Products._attention,
+    _aten._scaled_dot_product_flash_attention: Products._attention,
+    _aten._scaled_dot_product_efficient_attention: Products._attention,
+    _aten._scaled_dot_product_cudnn_attention: Products._attention,
+    _aten._scaled_dot_product_fused_attention_overrideable: Products._attention,
+    _aten.embedding: Products._embedding,
+}

@@ -1,0 +1,1 @@
+"""Building blocks for models: skips, dropout, batch norm, tied parameters. Imports torch."""

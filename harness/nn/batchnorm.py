@@ -1,0 +1,122 @@
+"""Deferred batch norm: running statistics of the whole mini-batch, however it is split (torchgpipe, section 2.1).
+
+Each micro-batch is normalized with its own statistics; the running mean and variance are updated once for each
+mini-batch, from sums over its micro-batches, as the unsplit layer would.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.modules.batchnorm import _BatchNorm
+
+Buffer = tuple[nn.Module, str]  # a module, and the name of a buffer of its own
+
+
+class DeferredBatchNorm(_BatchNorm):
+    """A batch norm for `chunks` micro-batches a step. Its state dict is that of the layer it replaces."""
+
+    sum: Tensor
+    squares: Tensor
+    count: Tensor
+    seen: Tensor
+
+    def __init__(self, features: int, chunks: int, **options: Any) -> None:
+        super().__init__(features, **options)
+        self.chunks = chunks
+        device = self.running_mean.device if self.running_mean is not None else None
+        dtype = self.running_mean.dtype if self.running_mean is not None else None
+        self.register_buffer("sum", torch.zeros(features, device=device, dtype=dtype), persistent=False)
+        self.register_buffer("squares", torch.zeros(features, device=device, dtype=dtype), persistent=False)
+        self.register_buffer("count", torch.zeros((), device=device, dtype=torch.long), persistent=False)
+        self.register_buffer("seen", torch.zeros((), device=device, dtype=torch.long), persistent=False)
+
+    def begin(self, chunks: int) -> None:
+        """Begins a mini-batch of `chunks` micro-batches; discards what an earlier one that failed has left."""
+        self.chunks = chunks
+        for buffer in (self.sum, self.squares, self.count, self.seen):
+            buffer.zero_()
+
+    def _check_input_dim(self, input: Tensor) -> None:
+        if input.dim() < 2:
+            raise ValueError(f"expected at least 2 dimensions, got {input.dim()}")
+
+    def forward(self, input: Tensor) -> Tensor:
+        if not self.training or self.running_mean is None:
+            return super().forward(input)
+        with torch.no_grad():
+            self._gather(input)
+        return functional.batch_norm(input, None, None, self.weight, self.bias, True, 0.0, self.eps)
+
+    def _gather(self, input: Tensor) -> None:
+        others = [dim for dim in range(input.dim()) if dim != 1]
+        self.sum += input.sum(others)
+        self.squares += (input**2).sum(others)
+        self.count += input.numel() // input.size(1)
+        self.seen += 1
+        if self.seen >= self.chunks:
+            self._commit()
+
+    def _commit(self) -> None:
+        assert self.running_mean is not None and self.running_var is not None and self.num_batches_tracked is not None
+        self.num_batches_tracked += 1
+        factor = self.momentum if self.momentum is not None else 1.0 / float(self.num_batches_tracked)
+        mean = self.sum / self.count
+        variance = (self.squares / self.count - mean**2) * self.count / (self.count - 1)
+        self.running_mean.lerp_(mean, factor)
+        self.running_var.lerp_(variance, factor)
+        for buffer in (self.sum, self.squares, self.count, self.seen):
+            buffer.zero_()
+
+
+def begin(module: nn.Module, chunks: int) -> None:
+    """Begins a mini-batch of `chunks` micro-batches in every deferred batch norm of `module`."""
+    for layer in module.modules():
+        if isinstance(layer, DeferredBatchNorm):
+            layer.begin(chunks)
+
+
+def deferred(module: nn.Sequential, chunks: int) -> nn.Sequential:
+    """Replaces every batch norm of `module` that tracks statistics; parameters and buffers are shared."""
+    for parent in module.modules():
+        for name, child in parent.named_children():
+            if isinstance(child, _BatchNorm) and not isinstance(child, DeferredBatchNorm) and child.track_running_stats:
+                setattr(parent, name, _replacement(child, chunks))
+    return module
+
+
+def _replacement(layer: _BatchNorm, chunks: int) -> DeferredBatchNorm:
+    options = {"eps": layer.eps, "momentum": layer.momentum, "affine": layer.affine}
+    running_mean = layer.running_mean
+    assert running_mean is not None
+    new = DeferredBatchNorm(layer.num_features, chunks, device=running_mean.device, dtype=running_mean.dtype, **options)
+    new.weight, new.bias = layer.weight, layer.bias
+    new.running_mean, new.running_var = layer.running_mean, layer.running_var
+    new.num_batches_tracked = layer.num_batches_tracked
+    return new.train(layer.training)
+
+
+def statistics(modules: Iterable[nn.Module]) -> list[Buffer]:
+    """Returns the buffers of every batch norm among `modules`."""
+    return [(layer, name) for layer in modules if isinstance(layer, _BatchNorm) for name in layer._buffers]
+
+
+@contextmanager
+def throwaway(buffers: Iterable[Buffer]) -> Iterator[None]:
+    """Replaces these buffers by copies within the context (a recomputation), so that changes to them are discarded.
+
+    They are swapped, not restored: autograd may have saved them.
+    """
+    kept = {(module, name): module._buffers[name] for module, name in buffers}
+    for (module, name), buffer in kept.items():
+        module._buffers[name] = None if buffer is None else buffer.clone()
+    try:
+        yield
+    finally:
+        for (module, name), buffer in kept.items():
+            module._buffers[name] = buffer

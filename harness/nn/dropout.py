@@ -1,0 +1,74 @@
+"""Dropout whose masks do not depend on the order of execution.
+
+A mask is a function of (seed, step, micro-batch, layer): engines that run stages in parallel, in another order, twice
+(recomputation) or on other devices of the same type get the same one. Outside `keyed`, in a plain call of the model,
+it draws from torch's own generator like `nn.Dropout`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+
+class Dropout(nn.Module):
+    """Zeroes elements (whole channels, dimensions 0 and 1 kept apart, with `channels`) with probability `p`."""
+
+    def __init__(self, p: float = 0.5, channels: bool = False) -> None:
+        if not 0 <= p < 1:
+            raise ValueError(f"dropout probability is {p}, must be at least 0 and below 1")
+        super().__init__()
+        self.p = p
+        self.channels = channels
+        self.layer = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training or self.p == 0:
+            return x
+        if _state.key is None:
+            return functional.dropout2d(x, self.p) if self.channels else functional.dropout(x, self.p)
+        shape = x.shape[:2] + (1,) * (x.dim() - 2) if self.channels else x.shape
+        return x * self._mask(shape, x)
+
+    def _mask(self, shape: tuple[int, ...], x: Tensor) -> Tensor:
+        generator = torch.Generator(x.device)
+        generator.manual_seed(_mixed((*(_state.key or ()), self.layer)))
+        kept = torch.rand(shape, generator=generator, device=x.device) >= self.p
+        return kept.to(x.dtype).div_(1 - self.p)
+
+    def extra_repr(self) -> str:
+        return f"p={self.p}, channels={self.channels}"
+
+
+def number(model: nn.Module) -> None:
+    """Numbers the dropout layers of a whole model, before it is split: the number is a part of the mask's key."""
+    for index, layer in enumerate(m for m in model.modules() if isinstance(m, Dropout)):
+        layer.layer = index
+
+
+class _State(threading.local):
+    key: tuple[int, ...] | None = None
+
+
+_state = _State()
+
+
+@contextmanager
+def keyed(seed: int, step: int, micro_batch: int) -> Iterator[None]:
+    """Sets the key of this thread's masks within the context: seed, step and global micro-batch."""
+    outer, _state.key = _state.key, (seed, step, micro_batch)
+    try:
+        yield
+    finally:
+        _state.key = outer
+
+
+def _mixed(key: tuple[int, ...]) -> int:
+    """Returns a 63-bit seed; similar keys give unrelated seeds."""
+    return int.from_bytes(hashlib.blake2b(repr(key).encode(), digest_size=8).digest(), "big") >> 1

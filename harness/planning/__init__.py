@@ -1,0 +1,1 @@
+"""From a configuration to a plan with its prediction: profile, plan, simulate; the search of mode=tune."""

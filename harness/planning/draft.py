@@ -1,0 +1,135 @@
+"""From a profile to a plan with its prediction: the planner places the layers, the simulator runs the schedule."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from omegaconf import DictConfig
+
+from harness.checks import engine_support, plan_fits
+from harness.checks.mesh import resolve
+from harness.core.cluster import Cluster
+from harness.core.memory_model import MemoryModel, named
+from harness.core.model_profile import ModelProfile
+from harness.core.plan import Mesh, Plan
+from harness.core.problem import CannotRun, NoPlan, Problem, refuse
+from harness.interfaces import Engine, Planner
+from harness.sbp.matmul_chain import chain_from_profile
+from harness.sbp.route_to_plan import device_share, with_exchanges
+from harness.schedule import Schedule
+from harness.schedule.validate import validation_errors
+from harness.simulate import Deadlock, Simulation, simulate
+
+SHOWN = 8
+"""Faults of a schedule that are listed; one mistake may show in every op."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A plan before it is simulated, with what it was made from; `profile` is what one device has of each layer."""
+
+    plan: Plan
+    profile: ModelProfile
+    cluster: Cluster
+    memory: MemoryModel
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A plan, what it was made from, and one simulated step. `plan.predicted` holds the planner's figures and these."""
+
+    plan: Plan
+    schedule: Schedule
+    profile: ModelProfile
+    cluster: Cluster
+    memory: MemoryModel
+    simulation: Simulation
+
+    @property
+    def samples(self) -> int:
+        """Samples of one step, over all replicas."""
+        return self.profile.micro_batch * self.plan.micro_batches * self.plan.mesh.data
+
+    @property
+    def devices(self) -> int:
+        """Devices that are at work, over all replicas and shards."""
+        return len(self.plan.devices) * self.plan.mesh.data * self.plan.mesh.tensor
+
+    def disturbed(self, jitter: float, seed: int) -> Simulation:
+        """The same step with times that spread; without any spread it is `simulation`."""
+        if not jitter:
+            return self.simulation
+        return simulate(self.schedule, self.plan, self.profile, self.cluster, self.memory, jitter, seed)
+
+
+def mesh(config: DictConfig, engine: Engine, profile: ModelProfile, cluster: Cluster) -> Mesh:
+    """The mesh that is planned for."""
+    return resolve(config, engine.capabilities, cluster.devices, len(profile.layers))
+
+
+def memory_model(config: DictConfig, engine: Engine, mesh: Mesh, profile: ModelProfile) -> MemoryModel:
+    """The one that the user names; else the optimizer's, as the engine keeps it."""
+    optimizer = config.optimizer
+    model = named(config.memory, optimizer.name, optimizer.momentum)
+    return engine.memory(model, mesh, profile) if config.memory == "auto" else model
+
+
+def draft(config: DictConfig, engine: Engine, planner: Planner, profile: ModelProfile, cluster: Cluster) -> Draft:
+    """Plan and simulate. Whether it fits into memory is not asked here.
+
+    Raises `CannotRun` where there is no plan, where the engine refuses it, or its schedule cannot be executed.
+    """
+    try:
+        return drafted(config, engine, laid_out(config, engine, planner, profile, cluster))
+    except NoPlan as error:
+        raise CannotRun([error.problem]) from error
+
+
+def laid_out(config: DictConfig, engine: Engine, planner: Planner, profile: ModelProfile, cluster: Cluster) -> Layout:
+    """Plan, without simulating. Raises `NoPlan` where there is none, `CannotRun` where the engine refuses it."""
+    if engine.capabilities.serial_cpu_devices and cluster.cores:
+        cluster = replace(cluster, cores=1.0)
+    wanted = mesh(config, engine, profile, cluster)
+    model = memory_model(config, engine, wanted, profile)
+    request = engine_support.plan_request(config, engine, wanted)
+    plan = planner.plan(profile, cluster, model, request)
+    refused = plan_fits.of_plan(config, plan, wanted, len(profile.layers), cluster)
+    refused = refused or [
+        *engine.refuses(request, profile.dtype, cluster),
+        *engine.check(plan, profile, cluster, model),
+    ]
+    refuse(refused)
+    if plan.mesh.tensor > 1:
+        chain = chain_from_profile(profile)
+        profile = with_exchanges(device_share(profile, plan, chain), plan, chain)
+    return Layout(plan, engine.layers(plan, profile), cluster, model)
+
+
+def drafted(config: DictConfig, engine: Engine, layout: Layout) -> Draft:
+    """Simulate one step of a plan. Raises `CannotRun` where its schedule cannot be executed."""
+    plan, profile, cluster, model = layout.plan, layout.profile, layout.cluster, layout.memory
+    schedule = engine.schedule(plan, profile)
+    simulation = _simulated(config, schedule, plan, profile, cluster, model)
+    plan = replace(plan, predicted={**plan.predicted, **simulation.figures})
+    return Draft(plan, schedule, profile, cluster, model, simulation)
+
+
+def _simulated(
+    config: DictConfig, schedule: Schedule, plan: Plan, profile: ModelProfile, cluster: Cluster, model: MemoryModel
+) -> Simulation:
+    """One step. Whatever is wrong with the schedule is the engine's problem."""
+    engine = config.engine.name
+    found = validation_errors(schedule, plan)
+    if found:
+        more = [Problem("engine", engine, f"has {len(found) - SHOWN} more of these")] if len(found) > SHOWN else []
+        raise CannotRun([*(_of_engine(engine, fault) for fault in found[:SHOWN]), *more])
+    try:
+        return simulate(schedule, plan, profile, cluster, model)
+    except (Deadlock, ValueError) as error:
+        message = " ".join(f"has a schedule that cannot be executed: {error}".split())
+        raise CannotRun([Problem("engine", engine, message)]) from error
+
+
+def _of_engine(engine: str, fault: Problem) -> Problem:
+    """A fault of a schedule, under the engine's key."""
+    return Problem("engine", engine, f"schedules {fault.statement}", hint=fault.hint)

@@ -1,0 +1,225 @@
+"""What happens before a run starts: profile, plan, check, simulate. Problems are collected, and raised all at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError
+from pathlib import Path
+from typing import TypeVar
+
+from omegaconf import DictConfig
+
+from harness.checks import engine_support, plan_fits, profile_match, request, stored_profile
+from harness.checks.mesh import fill
+from harness.config import cluster_config, registry
+from harness.config.overrides import given, title
+from harness.core.cluster import Cluster
+from harness.core.model_profile import ModelProfile
+from harness.core.problem import CannotRun, Problem, deduplicate, note, refuse
+from harness.core.run_files import PLAN
+from harness.host import devices, machine
+from harness.host.machine import Machine
+from harness.interfaces import Engine, Planner
+from harness.launch import slurm_step, supervisor
+from harness.planning import draft as planning_draft
+from harness.planning import memory_advice, profiles
+from harness.planning.draft import Draft
+from harness.planning.profiles import Origin, Profiles
+from harness.report.progress import Progress
+from harness.simulate import layer_times
+from harness.trackers import Tracker
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """All that is known before the start.
+
+    `values` and `profile` say where the numbers of the cluster and the profile are from ("made just now"), `ranks` how
+    many processes train.
+    """
+
+    draft: Draft
+    kind: devices.Kind
+    values: str
+    profile: str
+    ranks: int
+    tracker: Tracker
+
+    def device_names(self, local: bool) -> list[str]:
+        """The devices of the plan, by what they are; `local`: as torch calls them."""
+        used, cluster = self.draft.plan.devices, self.draft.cluster
+        if not local:
+            return [cluster.device.name] * len(used)
+        names = devices.torch_names(self.kind, max(used) + 1, cluster.devices_per_node)
+        return [names[device] for device in used]
+
+
+def prepare(
+    config: DictConfig,
+    overrides: Sequence[str],
+    folder: Path,
+    progress: Progress,
+    planning_by: Callable[[Planner], Planner] = lambda planner: planner,
+) -> Prepared:
+    """Profile, plan, check and simulate; writes `profile.json` and `plan.json` into the run's folder.
+
+    `planning_by` may put another planner in the place of the configured one.
+
+    Raises `CannotRun` with everything that is wrong, and `WorkerFailed` if measuring or profiling fails.
+    """
+    return _Preparation(config, overrides, folder, progress).go(planning_by)
+
+
+@dataclass(frozen=True)
+class Ground:
+    """What a plan rests on; `values` and `origin` say where the numbers of cluster and profile are from."""
+
+    cluster: Cluster
+    profile: ModelProfile
+    values: str
+    origin: str
+
+
+def ground(config: DictConfig, overrides: Sequence[str], folder: Path, progress: Progress) -> Ground:
+    """Cluster and profile alone: no engine and no planner has a say. Writes `profile.json`; raises as `prepare`."""
+    return _Preparation(config, overrides, folder, progress).ground()
+
+
+class _Preparation:
+    def __init__(self, config: DictConfig, overrides: Sequence[str], folder: Path, progress: Progress) -> None:
+        self.config, self.overrides, self.folder, self.progress = config, overrides, folder, progress
+        self.title = title(config, overrides)
+        self.profiles = Profiles(config, overrides, folder, progress)
+        self.machine = _stored_machine(config)
+        self.problems: list[Problem] = []
+
+    def go(self, planning_by: Callable[[Planner], Planner]) -> Prepared:
+        config = self.config
+        known = self.collect(self.cluster)
+        engine: Engine = self.needed(lambda: registry.build("engine", config.engine))
+        planner: Planner = planning_by(self.needed(lambda: registry.build("planner", config.planner)))
+        tracker: Tracker = self.needed(lambda: registry.build("tracker", config.tracker))
+        if known:
+            fill(config, engine.capabilities, known.devices)
+        self.problems += engine_support.early(config, engine, known)
+        cluster, profile = self.profiled(known)
+        self.problems += profile_match.against_profile(config, engine.capabilities, profile, self.model_given)
+        self.compare()
+        mesh = planning_draft.mesh(config, engine, profile, cluster)
+        self.progress.phase("planning", f"{config.planner.name}, {mesh.size} of {cluster.devices} devices")
+        draft = self.collect(lambda: planning_draft.draft(config, engine, planner, profile, cluster))
+        if draft:
+            self.check_memory(draft, profile)
+        self.stop()
+        assert draft
+        for remark in engine.notes(draft.plan, profile, cluster, draft.memory):
+            self.progress.note(note(remark))
+        draft.plan.save(self.folder / PLAN)
+        kind = devices.detect(profiles.wanted(config)).kind
+        ranks = draft.devices if engine.capabilities.multi_process else 1
+        return Prepared(draft, kind, self.values, self.profiles.found, ranks, tracker)
+
+    def ground(self) -> Ground:
+        known = self.collect(self.cluster)
+        self.problems += request.profiling(self.config)
+        cluster, profile = self.profiled(known)
+        if self.config.profile:
+            self.problems += profile_match.stored(self.config, profile, self.model_given)
+        self.compare()
+        self.stop()
+        return Ground(cluster, profile, self.values, self.profiles.found)
+
+    def collect(self, build: Callable[[], T]) -> T | None:
+        """What `build` returns; its problems join the others."""
+        try:
+            return build()
+        except CannotRun as error:
+            self.problems += error.problems
+        return None
+
+    def needed(self, build: Callable[[], T]) -> T:
+        """`collect` for what the other checks cannot do without."""
+        built = self.collect(build)
+        if built is None:
+            self.stop()
+            raise AssertionError("what cannot be built has problems")
+        return built
+
+    def stop(self) -> None:
+        """Raise all problems so far, if there are any."""
+        refuse(deduplicate(self.problems), self.title)
+
+    @property
+    def model_given(self) -> bool:
+        return given(self.overrides, "model")
+
+    def cluster(self) -> Cluster:
+        """The cluster, with what is known of this machine."""
+        return cluster_config.build(cluster_config.of(self.config.cluster), self.machine, slurm_step.job(self.config))
+
+    @property
+    def values(self) -> str:
+        """Where the numbers of the cluster are from."""
+        config = self.config.cluster
+        if config.name != "local":
+            return str(config["values"])  # .values is a method
+        return "measured" if self.machine else "nominal"
+
+    def profiled(self, known: Cluster | None) -> tuple[Cluster, ModelProfile]:
+        """The cluster and the profile; what is measured for them is measured now if nothing speaks against the run."""
+        cluster = known or self.needed(self.cluster)
+        origin = profiles.origin(self.config, cluster)
+        if self.machine is None and self.needs_machine(origin):
+            self.stop()
+            self.machine = self.measured_machine()
+            cluster = self.needed(self.cluster)
+        if not self.profiles.is_there(origin):
+            self.stop()
+        here = self.machine.device if self.machine else None
+        raw = self.needed(lambda: self.profiles.raw(origin, here))
+        profile = self.needed(lambda: self.profiles.priced(raw, cluster))
+        if doubt := self.profiles.doubt(profile):
+            self.progress.note(note(doubt))
+        return cluster, profile
+
+    def needs_machine(self, origin: Origin) -> bool:
+        """A stored profile is simulated without knowing this machine, unless its times shall be this machine's."""
+        config = self.config
+        local = config.cluster.name == "local"
+        if origin != "file" or config.mode == "run":
+            return local or origin == "measured"
+        timeless = config.costs == "auto" and not layer_times.has_times(
+            self.needed(lambda: stored_profile.stored(config.profile))
+        )
+        return local and (timeless or config.costs in ("scaled", "analytic"))
+
+    def measured_machine(self) -> Machine:
+        """By a worker, once; kept for later runs."""
+        wanted = profiles.wanted(self.config)
+        self.progress.phase("measuring this machine", "once: peaks, memory, links")
+        return supervisor.measure_machine(self.folder, self.title, self.config.launch.timeout_s, wanted)
+
+    def compare(self) -> None:
+        """A stored profile with the model that the user chose, if all is well so far; no other one is planned for."""
+        if self.config.profile and self.model_given and not self.problems:
+            self.collect(self.profiles.compare)
+            self.stop()
+
+    def check_memory(self, draft: Draft, profile: ModelProfile) -> None:
+        """A device without the memory for its part is a problem; the first one has a fix that was tried."""
+        peaks = draft.plan.predicted["peak_memory_bytes"]
+        found = plan_fits.of_memory(draft.plan, peaks, draft.cluster, draft.memory)
+        if found:
+            found[0] = memory_advice.advised(found[0], self.config, profile, draft.cluster)
+        self.problems += found
+
+
+def _stored_machine(config: DictConfig) -> Machine | None:
+    """What is known of this machine; without torch, which it is measured with, nothing is."""
+    try:
+        return machine.stored(profiles.wanted(config), config.remeasure)
+    except PackageNotFoundError:
+        return None

@@ -1,0 +1,187 @@
+"""Where a run's layer times come from: a file, the cache, or a worker that measures or counts; then they are priced.
+
+profile=FILE ------------------------------.
+measured here  (cache, else a worker) ------+--> harness.simulate.layer_times.priced --> profile.json of the run
+counted on the meta device  (cache, worker)-'
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+from omegaconf import DictConfig, OmegaConf
+
+from harness.checks import mesh, profile_match
+from harness.checks.stored_profile import TIMES, stored
+from harness.config import overrides as config_overrides
+from harness.config import registry
+from harness.core import units
+from harness.core.cluster import Cluster, Device
+from harness.core.model_profile import ModelProfile
+from harness.core.problem import CannotRun, Problem
+from harness.core.run_files import PROFILE
+from harness.host import devices, profile_cache
+from harness.launch import supervisor
+from harness.report.progress import Progress
+from harness.simulate import layer_times
+
+COUNTED = "meta"
+"""The device of counted profiles in the cache: they are the same on every machine."""
+Origin = Literal["file", "measured", "counted"]
+BUSY = 1.2
+"""From so many times a pass's own time on, the machine is taken to have been busy with other things."""
+
+
+class Profiles:
+    """The profile of one run; `folder` is the run's, `here` the device that measures.
+
+    `found` says where the profile is from and how old it is, once it is there: "made here 3 min ago, cached (...)".
+    """
+
+    found = ""
+
+    def __init__(self, config: DictConfig, overrides: Sequence[str], folder: Path, progress: Progress) -> None:
+        self.config, self.overrides, self.folder, self.progress = config, overrides, folder, progress
+        self.title = config_overrides.title(config, overrides)
+
+    def raw(self, origin: Origin, here: Device | None) -> ModelProfile:
+        """The profile as it is stored, measured or counted. `here` is what is known of the device that measures.
+
+        Raises `CannotRun` for a file that cannot be read or is of another model, and for a model that cannot be
+        profiled here, `WorkerFailed` for all else that goes wrong in a worker.
+        """
+        if origin == "file":
+            return self.given()
+        place = self.place(origin)
+        profile = profile_cache.load(place) if self.is_there(origin) else None
+        if profile:
+            again = " (remeasure=true measures again)" if origin == "measured" else ""
+            self.found = f"made here {units.age(profile_cache.age_s(place))} ago, cached{again}"
+        else:
+            self.found = "made just now"
+            profile = self.made(origin)
+            profile_cache.store(place, profile)
+        return replace(profile, device=here) if origin == "measured" else profile
+
+    def given(self) -> ModelProfile:
+        """The profile of the user's file. What is wrong with one of another model is raised before it is planned."""
+        file, model_given = self.config.profile, config_overrides.given(self.overrides, "model")
+        profile = stored(file)
+        if profile_match.of_another_model(self.config, profile, model_given):
+            raise CannotRun(profile_match.stored(self.config, profile, model_given))
+        self.found = f"{file}, {units.age(profile_cache.age_s(Path(file)))} old"
+        return profile
+
+    def is_there(self, origin: Origin) -> bool:
+        """Whether no worker is needed."""
+        again = self.config.remeasure and origin == "measured"
+        return origin == "file" or profile_cache.exists(self.place(origin), again)
+
+    def priced(self, profile: ModelProfile, cluster: Cluster) -> ModelProfile:
+        """The profile with the times that `costs` asks for; written to the run's folder."""
+        config = self.config
+        described = config.cluster.name != "local"
+        own = bool(config.profile) and layer_times.has_times(profile) and config.costs == "auto"
+        how = "none" if timeless(config, cluster) and not own else config.costs
+        if config.profile and how != "none":
+            self.check_costs(profile)
+        found = layer_times.with_layer_times(profile, how, cluster.device, described, user_profile=bool(config.profile))
+        found.save(self.folder / PROFILE)
+        return found
+
+    def doubt(self, profile: ModelProfile) -> Problem | None:
+        """A note on a priced profile whose times were measured while this machine did other things, too."""
+        if profile.slowed < BUSY or not profile.source.startswith(("measured ", "scaled ")):
+            return None
+        file = self.config.profile
+        key = "profile" if file else f"profile of micro-batches of {profile.micro_batch}"
+        message = f"was measured on a busy machine: passes took {profile.slowed:.2f} times what they computed"
+        hint = "mode=profile remeasure=true where it was made" if file else "remeasure=true"
+        return Problem(key, file, message, hint=f"{hint}, while nothing else runs")
+
+    def check_costs(self, profile: ModelProfile) -> None:
+        """Raise `CannotRun` for a file of whose layers neither times nor work are known."""
+        if not any(getattr(layer, field) for layer in profile.layers for field in (*TIMES, "flops", "bytes_moved")):
+            zero = f"has forward_s 0 and backward_s 0 in all {len(profile.layers)} layers, and no work to price them by"
+            hint = "forward_s and backward_s in seconds, or flops and bytes_moved, in each layer of the file"
+            raise CannotRun([Problem("profile", self.config.profile, zero, hint=hint)])
+
+    def place(self, origin: Origin) -> Path:
+        """Where the cache keeps it."""
+        config = self.config
+        model: Any = OmegaConf.to_container(config.model, resolve=True)
+        precision = config.precision
+        device = COUNTED if origin == "counted" else devices.detect(wanted(config)).name
+        return profile_cache.path(
+            model,
+            registry.source("model", config.model.name),
+            mesh.micro_batch(config),
+            precision.dtype,
+            device,
+            precision.autocast,
+        )
+
+    def made(self, origin: Origin) -> ModelProfile:
+        """By a worker, now."""
+        samples = mesh.micro_batch(self.config)
+        phase, action = ("counting", "count") if origin == "counted" else ("profiling", "profile")
+        self.progress.phase(phase, f"{self.title}, micro-batches of {samples}{self.why_here(origin)}")
+        supervisor.run_worker(self.folder, self.title, self.config.launch.timeout_s, action, str(samples))
+        return ModelProfile.load(self.folder / PROFILE)
+
+    def why_here(self, origin: Origin) -> str:
+        """Profiling may take minutes, and the times are not the cluster's: why, where the user did not ask for it."""
+        config = self.config
+        if config.costs != "auto" or config.cluster.name == "local" or any(config.cluster.peak_tflops.values()):
+            return ""
+        fix = f"cluster.peak_tflops.{config.precision.autocast or config.precision.dtype}=TFLOPS"
+        if config.cluster.memory_bandwidth_gb_s is None:
+            fix += " cluster.memory_bandwidth_gb_s=GB_PER_S"
+        why = "layers will take no time" if origin == "counted" else "profiling here"
+        why += ", since cluster.peak_tflops is not given"
+        why += "" if origin == "counted" else ": the layer times will be this machine's"
+        return f"; {why} -> {fix}"
+
+    def compare(self) -> None:
+        """Raise `CannotRun` if a stored profile is not of the model that the user chose; a worker compares them."""
+        self.progress.phase("comparing", f"{self.config.profile} with {self.title}")
+        supervisor.run_worker(self.folder, self.title, self.config.launch.timeout_s, "check")
+
+
+def origin(config: DictConfig, cluster: Cluster) -> Origin:
+    """A profile is counted where its times will be computed, for `costs=analytic` or a device with known peaks, and
+    where layers take no time."""
+    if config.profile:
+        return "file"
+    described = config.cluster.name != "local"
+    analytic = config.costs == "auto" and described and bool(cluster.device.peak_flops)
+    return "counted" if analytic or config.costs == "analytic" or timeless(config, cluster) else "measured"
+
+
+def timeless(config: DictConfig, cluster: Cluster) -> bool:
+    """Whether layers take no time: if the user says so, or where a planner asks for none and no peaks are known."""
+    if config.costs != "auto":
+        return bool(config.costs == "none")
+    asks = not registry.splits_products(config.planner.name)
+    return not (asks or config.mode != "plan" or config.cluster.name == "local" or cluster.device.peak_flops)
+
+
+def described(profile: ModelProfile) -> str:
+    """A profile in one line."""
+    last = len(profile.layers) - 1
+    forward, backward, work = (profile.sum(field, 0, last) for field in ("forward_s", "backward_s", "flops"))
+    held = profile.parameter_bytes(0, last)
+    return (
+        f"{profile.model}: {last + 1} layers, {units.size(held)} of parameters; {profile.micro_batch} samples: "
+        f"{work / 1e9:.4g} GFLOP forward, {units.seconds(forward)} forward, {units.seconds(backward)} backward; "
+        f"{profile.source}"
+    )
+
+
+def wanted(config: DictConfig) -> str:
+    """The kind of device that measures here: the user's choice for cluster=local."""
+    kind: str = config.cluster.device if config.cluster.name == "local" else "auto"
+    return kind

@@ -1,0 +1,45 @@
+"""`mode=tune`: which mesh of all devices, and which micro-batches, are fastest and fit. Free of torch.
+
+    candidates   every micro-batch x mesh.tensor x mesh.pipeline x mesh.data; what the user gives stays fixed
+    estimate     of each: seconds of a step and memory in closed form
+    steady       of the best ones: simulated, as a run's own prediction is
+    tuner        the search;  lack  what helps where nothing fits;  result  what was found;  table  how it is reported
+
+The search of Myelin's Table II (section VI): (micro-batch, G_intra, G_inter, G_data) under the memory model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from omegaconf import DictConfig
+from rich.text import Text
+
+from harness.core.problem import note
+from harness.core.run_files import CANDIDATES, PLAN
+from harness.planning.tune import candidate_table
+from harness.planning.tune.result import Tuned
+from harness.planning.tune.search import Tuner
+from harness.report.progress import Progress
+
+
+def tune(config: DictConfig, overrides: Sequence[str], folder: Path, progress: Progress) -> Tuned:
+    """Find the fastest mesh that fits; leaves `tune.csv`, and the profile and the plan of the best one.
+
+    Raises `CannotRun` where nothing fits or nothing is allowed, `WorkerFailed` where profiling fails.
+    """
+    found = Tuner(config, overrides, folder, progress).go()
+    found.draft.plan.save(folder / PLAN)
+    return found
+
+
+def report(found: Tuned, folder: Path, progress: Progress) -> None:
+    """What the run ends with: the candidates that were simulated, and the command of the best one."""
+    for part in (candidate_table.simulated(found), Text(), *map(Text, candidate_table.reported(found))):
+        progress.console.print(part, soft_wrap=isinstance(part, Text))
+    for remark in found.notes:
+        progress.note(note(remark))
+    progress.note(f"layer times {found.ground.profile.source}; profile {found.ground.origin}")
+    progress.note(f"candidates  {folder / CANDIDATES}")
+    progress.note(f"run it: {found.command}")

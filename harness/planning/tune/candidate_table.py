@@ -1,0 +1,64 @@
+"""A search as it is reported on the terminal."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator
+
+from rich.table import Table
+from rich.text import Text
+
+from harness.core.units import rate, seconds, size
+from harness.planning.tune.result import Line, Tuned
+
+TITLES = (
+    "micro-batch",
+    "micro-batches",
+    "tensor",
+    "pipeline",
+    "data",
+    "closed form",
+    "simulated",
+    "closed / simulated",
+    "throughput, simulated",
+    "memory, simulated",
+)
+
+
+def simulated(found: Tuned) -> Table:
+    """A row for each candidate that was simulated and fits, the fastest first."""
+    table = Table(box=None, pad_edge=False)
+    for title in TITLES:
+        table.add_column(title, justify="right")
+    for line, off in zip(found.simulated, found.off(), strict=True):
+        table.add_row(*map(Text, _row(line, off)))
+    return table
+
+
+def reported(found: Tuned) -> Iterator[str]:
+    """How the closed form did, and what became of the other candidates."""
+    off = found.off()
+    yield (
+        f"closed form / simulated: {min(off):.3f} to {max(off):.3f}, median {statistics.median(off):.3f}; "
+        f"the best by simulation is number {_place(found)} by closed form"
+    )
+    out = [line for line in found.lines if line.out]
+    full = sum(line.full for line in out)
+    left = len(found.lines) - len(out) - len(found.simulated)
+    yield (
+        f"{len(found.lines)} candidates: {len(found.simulated)} simulated, {left} slower by closed form, "
+        f"{full} too large for memory, {len(out) - full} impossible"
+    )
+
+
+def _place(found: Tuned) -> int:
+    """By closed form, of the best among those that were simulated and fit."""
+    quicker = (line.closed_form_step_time_s or 0.0 for line in found.simulated)
+    return 1 + sum(one < (found.best.closed_form_step_time_s or 0.0) for one in quicker)
+
+
+def _row(line: Line, off: float) -> Iterator[str]:
+    one, simulated_s = line.candidate, line.simulated_step_time_s
+    yield from map(str, (one.micro_batch, one.micro_batches, one.mesh.tensor, one.mesh.pipeline, one.mesh.data))
+    yield from (seconds(line.closed_form_step_time_s), seconds(simulated_s), f"{off:.3f}")
+    yield from (rate(one.batch / simulated_s if simulated_s else None), size(line.simulated_memory_bytes))

@@ -1,0 +1,202 @@
+"""The search: closed form for all candidates, a simulation for the best of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from omegaconf import DictConfig
+
+from harness.checks import engine_support, plan_fits, profile_match, stored_profile
+from harness.config import cluster_config, registry
+from harness.config import overrides as config_overrides
+from harness.core import files, units
+from harness.core.cluster import Cluster
+from harness.core.model_profile import ModelProfile
+from harness.core.problem import CannotRun, NoPlan, Problem
+from harness.core.run_files import CANDIDATES, PROFILE
+from harness.interfaces import Engine, Planner
+from harness.planning import prepare
+from harness.planning.draft import Draft, Layout, laid_out, memory_model
+from harness.planning.prepare import Ground
+from harness.planning.tune import extrapolate, infeasible, peak_memory
+from harness.planning.tune.candidates import Candidate, candidates
+from harness.planning.tune.result import Line, Tuned, as_csv
+from harness.planning.tune.step_time import estimate
+from harness.report.progress import Progress
+
+SIMULATED = 10
+"""Candidates that are simulated: the best by closed form of those that fit."""
+
+
+class Tuner:
+    def __init__(self, config: DictConfig, overrides: Sequence[str], folder: Path, progress: Progress) -> None:
+        self.config, self.overrides, self.folder, self.progress = config, overrides, folder, progress
+        self.title = config_overrides.title(config, overrides)
+        self.engine: Engine = registry.build("engine", config.engine)
+        self.planner: Planner = registry.build("planner", config.planner)
+        self.stored = stored_profile.stored(config.profile) if config.profile else None
+        self.lines: dict[Candidate, Line] = {}
+        self.grounds: dict[int, Ground] = {}
+        self.layouts: dict[Candidate, Layout] = {}
+        self.best: tuple[Line, Draft] | None = None
+
+    def go(self) -> Tuned:
+        """The best of all candidates. Raises `CannotRun` where there is none."""
+        try:
+            self.gather()
+            self.judge()
+            for line in self.simulated():
+                self.lines[line.candidate] = line
+        except CannotRun as error:
+            raise CannotRun(error.problems, self.title) from error
+        finally:
+            if self.lines:
+                files.write_text(self.folder / CANDIDATES, as_csv([*self.lines.values()]))
+        if not self.best:
+            lines = [self.with_layers(line) for line in self.lines.values()]
+            found = infeasible.problems(self.config, self.overrides, lines, self.fits)
+            raise CannotRun(found, self.title)
+        line, draft = self.best
+        ground = self.grounds[line.candidate.micro_batch]
+        ground.profile.save(self.folder / PROFILE)
+        command = line.candidate.command(self.config, self.overrides, self.engine.capabilities)
+        notes = self.engine.notes(draft.plan, ground.profile, draft.cluster, draft.memory)
+        return Tuned(tuple(self.lines.values()), line, draft, ground, command, tuple(notes))
+
+    def gather(self) -> None:
+        """All candidates, with what rules some out whatever the model is. Raises `CannotRun` if that is all of them."""
+        cluster = cluster_config.build(cluster_config.of(self.config.cluster))
+        self.lines = {one: Line(one, self.against(one, self.config, cluster)) for one in self.all(self.config, cluster)}
+        if all(line.out for line in self.lines.values()):
+            raise CannotRun(infeasible.impossible(self.overrides, [*self.lines.values()]))
+
+    def all(self, config: DictConfig, cluster: Cluster) -> list[Candidate]:
+        """What there is to choose from on a cluster."""
+        size = self.stored.micro_batch if self.stored else None
+        return candidates(config, self.overrides, self.engine.capabilities, cluster.devices, size)
+
+    def against(self, one: Candidate, config: DictConfig, cluster: Cluster) -> tuple[Problem, ...]:
+        """What rules a candidate out whatever the model's layers take."""
+        own, uneven = one.config(config), one.uneven()
+        found = engine_support.early(own, self.engine, cluster)
+        if one.mesh.tensor > 1 and not registry.splits_products(config.planner.name):
+            found.append(engine_support.no_split(one.mesh.tensor, config.engine.name))
+        if uneven:  # then its micro-batches are rounded
+            return tuple(problem for problem in found if not problem.key.startswith("batch.")) or tuple(uneven)
+        if self.stored:
+            found += profile_match.stored(own, self.stored, config_overrides.given(self.overrides, "model"))
+        return tuple(found)
+
+    def judge(self) -> None:
+        """All candidates in closed form, smaller micro-batches first: where none fits, no larger one does."""
+        self.progress.phase("ranking", f"{len(self.lines)} candidates in closed form")
+        full = 0
+        for size in dict.fromkeys(one.micro_batch for one, line in self.lines.items() if not line.out):
+            own = [line for line in self.lines.values() if line.candidate.micro_batch == size and not line.out]
+            if full:
+                cluster = self.grounds[full].cluster
+                larger = plan_fits.too_little_memory(cluster, f"micro-batches of {full} need too much already")
+                judged = [replace(line, problems=(larger,)) for line in own]
+            else:
+                self.grounds[size] = self.ground(own[0].candidate)
+                judged = [self.judged(line) for line in own]
+                full = size if any(line.full for line in judged) and all(line.out for line in judged) else 0
+            self.lines |= {line.candidate: line for line in judged}
+
+    def ground(self, one: Candidate) -> Ground:
+        """Cluster and profile for its micro-batch."""
+        return prepare.ground(one.config(self.config), self.overrides, self.folder, self.progress)
+
+    def judged(self, line: Line) -> Line:
+        """With what it needs and takes in closed form, or why there is no plan."""
+        line = self.with_state(line)
+        if line.out:
+            return line
+        try:
+            layout = self.layouts[line.candidate] = self.layout(line.candidate)
+            seconds, peaks = estimate(self.engine, layout)
+        except CannotRun as error:
+            return replace(line, problems=error.problems)
+        except NoPlan as error:
+            return replace(line, problems=(error.stated,), no_plan=error)
+        except ValueError as error:
+            return replace(line, problems=(Problem("engine", self.config.engine.name, str(error)),))
+        found = tuple(plan_fits.of_memory(layout.plan, peaks, layout.cluster, layout.memory))
+        return replace(line, problems=found, closed_form_memory_bytes=max(peaks), closed_form_step_time_s=seconds)
+
+    def with_state(self, line: Line) -> Line:
+        """With what the state of training needs alone; where that is too much, no plan has to be made."""
+        one, ground = line.candidate, self.grounds[line.candidate.micro_batch]
+        memory = memory_model(self.config, self.engine, one.mesh, ground.profile)
+        least = peak_memory.share(memory, ground.profile, one.mesh)
+        there = ground.cluster.device.memory_bytes - memory.reserve_bytes
+        needs = "{} of {}".format(*units.sizes(least, there))
+        alone = plan_fits.too_little_memory(ground.cluster, f"weights, gradients and optimizer alone need {needs}")
+        found = (alone,) if least > there else ()
+        return replace(line, problems=found, closed_form_memory_bytes=least, memory_limit_bytes=there)
+
+    def with_layers(self, line: Line) -> Line:
+        """With what the model's layers say of a candidate that was out before they were known."""
+        known = {problem.key for problem in line.problems}
+        found = self.against_layers(line.candidate, next(iter(self.grounds.values())).profile)
+        return replace(line, problems=(*line.problems, *(problem for problem in found if problem.key not in known)))
+
+    def against_layers(self, one: Candidate, profile: ModelProfile) -> list[Problem]:
+        """What rules a candidate out now that the model is known."""
+        config, given = one.config(self.config), config_overrides.given(self.overrides, "model")
+        return profile_match.against_profile(config, self.engine.capabilities, profile, given)
+
+    def layout(self, one: Candidate) -> Layout:
+        """Its plan. Raises `CannotRun` and `NoPlan` where a run of it would end so."""
+        config, ground = one.config(self.config), self.grounds[one.micro_batch]
+        if found := self.against_layers(one, ground.profile):
+            raise CannotRun(found)
+        return laid_out(config, self.engine, self.planner, ground.profile, ground.cluster)
+
+    def simulated(self) -> Iterator[Line]:
+        """The best by closed form, simulated until enough fit."""
+        left = [line for line in self.lines.values() if not line.out]
+        left.sort(key=lambda line: line.closed_form_step_time_s or 0.0)
+        fitting = 0
+        for line in left:
+            if fitting == SIMULATED:
+                return
+            self.progress.phase("simulating", f"{fitting + 1} of {min(SIMULATED, len(left))}")
+            done, draft = self.simulation(line)
+            fitting += not done.out
+            if draft and (not self.best or _seconds(done) < _seconds(self.best[0])):
+                self.best = (done, draft)
+            yield done
+
+    def simulation(self, line: Line) -> tuple[Line, Draft | None]:
+        """The line, once judged, with what the simulator finds; a draft if it fits."""
+        try:
+            layout = self.layouts[line.candidate]
+            draft = extrapolate.simulated(line.candidate.config(self.config), self.engine, layout)
+        except CannotRun as error:
+            return replace(line, problems=error.problems), None
+        found = draft.plan.predicted
+        peaks, seconds = found["peak_memory_bytes"], found["step_time_s"]
+        full = tuple(plan_fits.of_memory(draft.plan, peaks, draft.cluster, draft.memory))
+        line = replace(line, problems=full, simulated_memory_bytes=max(peaks), simulated_step_time_s=seconds)
+        return line, None if full else draft
+
+    def fits(self, config: DictConfig, cluster: Cluster) -> bool:
+        """Whether any candidate of the smallest micro-batch fits with another configuration on another cluster."""
+        other = Tuner(config, self.overrides, self.folder, self.progress)
+        size = min(self.grounds)
+        other.grounds = {size: replace(self.grounds[size], cluster=cluster)}
+        for one in other.all(config, cluster):
+            if one.micro_batch != size or other.against(one, config, cluster):
+                continue
+            line = other.judged(Line(one))
+            if not line.out and not other.simulation(line)[0].out:
+                return True
+        return False
+
+
+def _seconds(line: Line) -> float:
+    assert line.simulated_step_time_s is not None
+    return line.simulated_step_time_s

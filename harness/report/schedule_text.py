@@ -1,0 +1,256 @@
+"""Draws a schedule: python -m harness.schedule NAME KEY=VALUE ...
+
+    python -m harness.schedule gpipe stages=4 micro_batches=8 recompute=except_last
+    python -m harness.schedule gpipe stages=4 micro_batches=4 recompute=always dependency=false
+    python -m harness.schedule one_f_one_b stages=4 micro_batches=6
+    python -m harness.schedule interleaved stages=4 chunks=2 micro_batches=4
+    python -m harness.schedule message_driven stages=4 micro_batches=6 rule=backward_first limit=4
+    python -m harness.schedule myelin stages=2 micro_batches=4 chunks=2 replicas=2
+    python -m harness.schedule fill_drain stages=4 micro_batches=4
+    python -m harness.schedule deepspeed stages=3 micro_batches=3
+    python -m harness.schedule zbv stages=6 micro_batches=6
+    python -m harness.schedule data_parallel micro_batches=2 kind=zero3
+    python -m harness.schedule single micro_batches=4
+
+gpipe          stages micro_batches recompute dependency     (dependency=false: torchgpipe without fork and join)
+one_f_one_b    stages micro_batches recompute
+interleaved    stages micro_batches recompute chunks         (stages / chunks devices)
+message_driven stages micro_batches recompute rule limit     (RULES)
+myelin         stages micro_batches order rule limit chunks replicas offload   (ORDERS)
+fill_drain     stages micro_batches recompute                (GPipe as torch.distributed.pipelining runs it)
+deepspeed      stages micro_batches recompute                (1F1B with messages that block)
+zbv            stages micro_batches                          (stages / 2 devices; W: gradients of weights)
+data_parallel  micro_batches recompute kind                  (KINDS; one stage, two replicas)
+single         micro_batches recompute                       (one stage)
+
+recompute is never (here for every schedule, if it is not given), except_last (what engine=gpipe does by default) or
+always. 2F0, 2R0, 2B0: forward, recomputation, backward of micro-batch 0 on stage 2. Messages in the compute queue,
+collectives and buckets of the optimizer are not drawn: if there are any, lines below the picture list all ops.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import cast
+
+from harness.core.cluster import Cluster
+from harness.core.memory_model import MemoryModel
+from harness.core.model_profile import LayerProfile, ModelProfile
+from harness.core.op import COMPUTE
+from harness.core.plan import Mesh, Plan, Stage
+from harness.schedule import Schedule
+from harness.schedule.builders.data_parallel import SHARDINGS, Sharding, data_parallel
+from harness.schedule.builders.deepspeed import deepspeed
+from harness.schedule.builders.fill_drain import fill_drain
+from harness.schedule.builders.gpipe import RECOMPUTE, gpipe
+from harness.schedule.builders.interleaved import interleaved
+from harness.schedule.builders.message_driven import message_driven
+from harness.schedule.builders.myelin import ORDERS, Chunk, Order, myelin
+from harness.schedule.builders.one_f_one_b import one_f_one_b
+from harness.schedule.builders.single import single
+from harness.schedule.builders.zero_bubble import zbv
+from harness.schedule.policy import RULES, RuleName
+from harness.schedule.transfers import Transfer, transfers
+from harness.simulate import simulate
+
+SLOT = LayerProfile(forward_s=1, backward_s=2)
+"""Slots of each task in the picture."""
+IDLE = "."
+COMMAND = "python -m harness.schedule"
+RULED = [name for name in RULES if name != "in_order"]
+USAGE = (__doc__ or "").replace("RULES", ", ".join(RULED)).replace("KINDS", ", ".join(SHARDINGS))
+USAGE = USAGE.replace("ORDERS", ", ".join(ORDERS))
+CHOICES = {
+    "recompute": (RECOMPUTE, "never"),
+    "rule": (RULED, "fifo"),
+    "kind": (SHARDINGS, SHARDINGS[0]),
+    "order": (ORDERS, ORDERS[0]),
+}
+"""Keys with named values: the values, and one that is always valid."""
+
+
+def _transfers(stages: int) -> list[Transfer]:
+    return transfers([0] * (stages - 1), (), portals=True)
+
+
+def _gpipe(stages: int = 4, micro_batches: int = 8, recompute: str = "never", dependency: bool = True) -> Schedule:
+    return gpipe(micro_batches, range(stages), _transfers(stages), recompute, dependency)
+
+
+def _one_f_one_b(stages: int = 4, micro_batches: int = 8, recompute: str = "never") -> Schedule:
+    return one_f_one_b(micro_batches, range(stages), _transfers(stages), recompute)
+
+
+def _interleaved(stages: int = 4, micro_batches: int = 8, recompute: str = "never", chunks: int = 2) -> Schedule:
+    if stages % chunks:
+        near = " or ".join(f"stages={k * chunks}" for k in (stages // chunks, stages // chunks + 1) if k)
+        raise ValueError(f"stages {stages}   is not a multiple of chunks {chunks}   -> {near}")
+    devices = stages // chunks
+    if chunks > 1 and micro_batches % devices:
+        near = f"micro_batches={max(1, micro_batches // devices) * devices}"
+        raise ValueError(f"micro_batches {micro_batches}   is not a multiple of the {devices} devices   -> {near}")
+    return interleaved(micro_batches, devices, chunks, _transfers(stages), recompute)
+
+
+def _message_driven(
+    stages: int = 4, micro_batches: int = 8, recompute: str = "never", rule: str = "fifo", limit: int | None = None
+) -> Schedule:
+    return message_driven(micro_batches, range(stages), _transfers(stages), cast(RuleName, rule), limit, recompute)
+
+
+def _myelin(
+    stages: int = 4,
+    micro_batches: int = 8,
+    order: str = ORDERS[0],
+    rule: str = "fifo",
+    limit: int | None = None,
+    chunks: int = 1,
+    replicas: int = 1,
+    offload: bool = False,
+) -> Schedule:
+    of_stage = (Chunk(0, ((0, 0),) if offload else ()),) * chunks
+    return myelin(
+        micro_batches,
+        range(stages),
+        _transfers(stages),
+        cast(Order, order),
+        cast(RuleName, rule),
+        limit,
+        replicas=replicas,
+        chunks=[of_stage] * stages,
+    )
+
+
+def _fill_drain(stages: int = 4, micro_batches: int = 8, recompute: str = "never") -> Schedule:
+    return fill_drain(micro_batches, range(stages), _transfers(stages), recompute)
+
+
+def _deepspeed(stages: int = 4, micro_batches: int = 8, recompute: str = "never") -> Schedule:
+    return deepspeed(micro_batches, range(stages), _transfers(stages), recompute)
+
+
+def _zbv(stages: int = 8, micro_batches: int = 8) -> Schedule:
+    if stages % 2:
+        near = " or ".join(f"stages={k}" for k in (stages - 1, stages + 1) if k)
+        raise ValueError(f"stages {stages}   is odd, each device has two   -> {near}")
+    return zbv(micro_batches, stages // 2, _transfers(stages))
+
+
+def _data_parallel(micro_batches: int = 8, recompute: str = "never", kind: str = SHARDINGS[0]) -> Schedule:
+    return data_parallel(micro_batches, 0, 2, cast(Sharding, kind), recompute)
+
+
+def _single(micro_batches: int = 8, recompute: str = "never") -> Schedule:
+    return single(micro_batches, recompute)
+
+
+DRAWN: dict[str, Callable[..., Schedule]] = {
+    "gpipe": _gpipe,
+    "one_f_one_b": _one_f_one_b,
+    "interleaved": _interleaved,
+    "message_driven": _message_driven,
+    "myelin": _myelin,
+    "fill_drain": _fill_drain,
+    "deepspeed": _deepspeed,
+    "zbv": _zbv,
+    "data_parallel": _data_parallel,
+    "single": _single,
+}
+
+
+def drawing(arguments: Sequence[str]) -> str:
+    """Returns the grid of the schedule that the command line names, and its queues if more than tasks block a device.
+
+    Raises ValueError, which names the user's keys.
+    """
+    name, *typed = arguments
+    if name not in DRAWN:
+        raise ValueError(f"{name}   is not one of {', '.join(DRAWN)}   -> {COMMAND} gpipe")
+    keys = inspect.signature(DRAWN[name]).parameters
+    parted = [argument.partition("=") for argument in typed]
+    valid = {key: text for key, equals, text in parted if equals and key in keys}
+    values = {key: _value(key, text) for key, text in valid.items()}
+    for argument, (key, equals, _) in zip(typed, parted, strict=True):
+        if not equals or key not in keys:
+            why = f"is not KEY=VALUE of {name}, whose keys are {', '.join(keys)}"
+            fix = " ".join([COMMAND, name, *(f"{key}={text}" for key, text in valid.items())])
+            raise ValueError(f"{argument}   {why}   -> {fix}")
+    schedule = DRAWN[name](**values)
+    ops = [(queue.name, op) for queue in schedule.queues for op in queue.ops if op.kind not in COMPUTE]
+    hidden = any(queue == "compute" or op.peer is None for queue, op in ops)
+    picture = grid(replace(schedule, replicas=1))  # all replicas are equal
+    return f"{picture}\n\n{schedule.text()}" if hidden else picture
+
+
+def _value(key: str, text: str) -> str | int:
+    if key in CHOICES:
+        choices, default = CHOICES[key]
+        if text not in choices:
+            raise ValueError(f"{key} {text}   is not one of {', '.join(choices)}   -> {key}={default}")
+        return text
+    if key in ("dependency", "offload"):
+        if text not in ("true", "false"):
+            raise ValueError(f"{key} {text}   is neither true nor false   -> {key}=true")
+        return text == "true"
+    if not text.isdecimal() or int(text) < 1:
+        raise ValueError(f"{key} {text}   is not a whole number of at least 1   -> {key}=4")
+    return int(text)
+
+
+def main() -> int:
+    """Draws the schedule of the command line. Returns 2 where it names none, else 0."""
+    arguments = sys.argv[1:]
+    if not arguments or {"-h", "--help"} & set(arguments):
+        print(USAGE, file=sys.stdout if arguments else sys.stderr)
+        return 0 if arguments else 2
+    try:
+        print(drawing(arguments))
+    except ValueError as error:
+        print(f"{error}\n\nMore: {COMMAND} --help", file=sys.stderr)
+        return 2
+    return 0
+
+
+def grid(schedule: Schedule) -> str:
+    """Draws a row for each device, a column for each time slot; every op starts as early as the schedule allows.
+
+    time      0   1   2   3   4   5   6   7   8
+    device 0  0F0 0F1 .   .   0B0---- .   0B1----
+    device 1  .   1F0 1B0---- 1F1 1B1---- .   .
+
+    Forward tasks and recomputations take one slot, backward tasks two (where the weights' gradients are tasks of their
+    own, one each). Messages and the optimizer take no time and are not drawn. Raises `Deadlock` where the schedule
+    cannot end.
+    """
+    if not schedule.devices:
+        return ""
+    plan = Plan(Mesh(), tuple(Stage(j, j, device) for j, device in enumerate(schedule.devices)))
+    profile = ModelProfile((SLOT,) * len(schedule.devices))
+    cluster = Cluster(devices_per_node=max(schedule.devices) + 1)
+    trace = simulate(schedule, plan, profile, cluster, MemoryModel()).trace
+    rows: dict[int, list[tuple[int, int, str]]] = {device: [] for device in plan.devices}
+    for span in trace.spans:
+        kind = span.parsed.kind
+        if kind in COMPUTE and kind != "step":
+            rows[span.device].append((round(span.start_s), round(span.end_s), span.op))
+    return _drawn(rows)
+
+
+def _drawn(rows: dict[int, list[tuple[int, int, str]]]) -> str:
+    """Formats `rows`: (first slot, slot after the last, text) of each task, by device."""
+    slots = max((end for tasks in rows.values() for _, end, _ in tasks), default=0)
+    texts = [text for tasks in rows.values() for _, _, text in tasks]
+    width = 1 + max(map(len, [*texts, str(slots - 1)]))
+    lines = [("time", "".join(f"{slot:<{width}}" for slot in range(slots)))]
+    for device, tasks in rows.items():
+        row, reached = "", 0
+        for start, end, text in sorted(tasks):
+            row += f"{IDLE:<{width}}" * (start - reached)
+            row += text.ljust((end - start) * width - 1, "-" if end > start + 1 else " ") + " "
+            reached = end
+        lines.append((f"device {device}", row + f"{IDLE:<{width}}" * (slots - reached)))
+    margin = max(len(name) for name, _ in lines)
+    return "\n".join(f"{name:<{margin}}  {row}".rstrip() for name, row in lines)

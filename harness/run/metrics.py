@@ -1,0 +1,166 @@
+"""The metrics of a record: what a rank measured, or what the simulator found, under the same names.
+
+The period in which an engine repeats a pattern, from what it did.
+
+The phases of a training step (Myelin, section V-B), from what was done in it.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+
+from harness.core.op import Op
+from harness.core.serialization import encode
+from harness.core.trace import Trace
+from harness.host import devices
+from harness.planning.draft import Draft
+from harness.schedule.dependency_graph import DATA, split_part
+from harness.schedule.optimizer_chunks import OUT, copy_direction
+from harness.simulate import Simulation, layer_times
+
+COSTS = ("measured", "scaled", "analytic", "none")
+"""The first word of a profile's source."""
+
+
+def measured(result: dict[str, Any], draft: Draft, config: DictConfig, kind: devices.Kind) -> dict[str, Any]:
+    """What the rank measured, and what follows from it: work per second, and predicted / measured."""
+    expected, peaks = draft.plan.predicted, result["peak_memory_bytes"]
+    ratios = {
+        "step_time_s": expected["step_time_s"] / result["step_time_s"],
+        "peak_memory_bytes": [p / m for p, m in zip(expected["peak_memory_bytes"], peaks, strict=True)]
+        if peaks
+        else None,
+    }
+    count = threads(config)
+    work = _work(draft, result["step_time_s"], count if kind == "cpu" else 1)
+    return {**result, **work, "threads": count, "predicted_over_measured": ratios}
+
+
+def simulated(simulation: Simulation, draft: Draft) -> dict[str, Any]:
+    """What a real run would measure, as the simulator finds it; and each device's peak memory."""
+    step_s = simulation.figures["step_time_s"]
+    return {
+        **simulation.figures,
+        "throughput": draft.samples / step_s if step_s else None,
+        **_work(draft, step_s),
+        "period_s": period_s(simulation.trace),
+        "phases_s": phases_s(simulation.trace),
+        "loss": None,
+        "peaks": encode(simulation.peaks),
+    }
+
+
+def basis(draft: Draft, config: DictConfig, values: str) -> dict[str, Any]:
+    """What a simulated or predicted number rests on; `values` says where the cluster's numbers are from.
+
+    `note` is empty, or warns of layer times that are not those of the described cluster.
+    """
+    profile, device = draft.profile, draft.cluster.device
+    described = config.cluster.name != "local"
+    kind = profile.source.partition(" ")[0].rstrip(",")
+    return {
+        "costs": kind if kind in COSTS else "as given",
+        "layer_times": profile.source,
+        "note": layer_times.times_warning(profile, device, user_profile=bool(config.profile)) if described else "",
+        "model": profile.model or (Path(config.profile).stem if config.profile else config.model.name),
+        "cluster": draft.cluster.to_json(),
+        "values": values,
+        "jitter": config.jitter if config.mode == "simulate" else 0.0,
+        "seed": config.seed,
+    }
+
+
+def threads(config: DictConfig) -> int:
+    """Intra-op threads of each CPU device: 1, unless the engine has a key for it (0 is one for each core)."""
+    count: int = config.engine.get("threads", 1) or devices.cores()
+    return count
+
+
+def _work(draft: Draft, step_s: float, count: int = 1) -> dict[str, Any]:
+    """FLOP/s of the model itself, those of the hardware, which recomputation adds to, and their shares of all devices'
+    peak.
+
+    The peak of a CPU device is that of one thread, of which each device has `count`.
+    """
+    profile, copies = draft.profile, draft.plan.mesh.data * draft.plan.mesh.tensor
+    model = 3 * profile.sum("flops", 0, len(profile.layers) - 1) * draft.plan.micro_batches * copies
+    peak = draft.cluster.device.peak_flops.get(profile.autocast or profile.dtype, 0.0) * count * draft.devices
+    found: dict[str, Any] = {}
+    for name, work in (("", model), ("hardware_", model + _recomputed_flops(draft) * copies)):
+        speed = work / step_s if step_s else 0.0
+        found[f"{name or 'model_'}flops_per_s"] = speed or None
+        found[f"{name}percent_of_peak"] = 100 * speed / peak if peak and speed else None
+    return found
+
+
+def _recomputed_flops(draft: Draft) -> float:
+    """Of one replica and shard: of layers inside their backward passes, and of whole stages."""
+    profile, stages = draft.profile, draft.plan.stages
+    each = [profile.sum("flops", stage.first, stage.last) for stage in stages]
+    whole = sum(each[op.stage] for queue in draft.schedule.queues for op in queue.ops if op.kind == "R")
+    return whole + draft.plan.micro_batches * profile.sum("recomputed_flops", 0, len(profile.layers) - 1)
+
+
+def period_s(trace: Trace) -> float | None:
+    """Median time between the starts of the last stage's backward tasks, in the middle half of each step: without the
+    filling and draining of a step.
+
+    None where no pattern is repeated: there weights are updated at the end of a step, and not after some micro-batch.
+    """
+    ops = [span.parsed for span in trace.spans]
+    if not any(op.kind == "step" and op.micro_batch is not None for op in ops):
+        return None
+    last = max(op.stage for op in ops)
+    begun: dict[int, list[float]] = {}
+    for span, op in zip(trace.spans, ops, strict=True):
+        if (op.stage, op.kind) == (last, "B"):
+            begun.setdefault(span.step, []).append(span.start_s)
+    between = [later - earlier for starts in begun.values() for earlier, later in pairwise(_middle(sorted(starts)))]
+    return statistics.median(between) if between else None
+
+
+def _middle(starts: list[float]) -> list[float]:
+    quarter = len(starts) // 4
+    return starts[quarter : len(starts) - quarter]
+
+
+PASSES = ("F", "B", "W", "R")
+PHASES = ("pipelining", "data_parallel", "optimizer")
+
+
+def phases_s(trace: Trace) -> dict[str, float] | None:
+    """Seconds of each phase, the median over the steps; None where no trace was left.
+
+    pipelining     from the begin of the step to the end of the last forward or backward task
+    data_parallel  of the device where that is longest, from the first sum over replicas to the last one's end
+    optimizer      likewise from the first update on, with what goes back to the host; what comes from there may come
+                   while sums still run
+
+    Where sums and updates overlap, so do these two. Sums of tied parameters are in none.
+    """
+    if not trace.spans or not trace.steps:
+        return None
+    ends: dict[tuple[str, int, int], list[tuple[float, float]]] = defaultdict(list)
+    for span in trace.spans:
+        phase = _phase(span.parsed)
+        if phase:
+            ends[phase, span.step, span.device].append((span.start_s, span.end_s))
+    found = {phase: [0.0] * len(trace.steps) for phase in PHASES}
+    for (phase, step, _), spans in ends.items():
+        begun = trace.steps[step][0] if phase == "pipelining" else min(start for start, _ in spans)
+        found[phase][step] = max(found[phase][step], max(end for _, end in spans) - begun)
+    return {phase: statistics.median(times) for phase, times in found.items()}
+
+
+def _phase(op: Op) -> str:
+    if op.kind in PASSES:
+        return "pipelining"
+    if op.kind == "collective" and split_part(op.part)[1] == DATA:
+        return "data_parallel"
+    return "optimizer" if op.kind == "step" or copy_direction(op)[1] == OUT else ""

@@ -1,0 +1,296 @@
+"""One run, from the composed configuration to the record.
+
+    run    start     a new folder, or what an earlier start has left
+           MODES     plan, simulate, run, profile, calibrate or tune: prepare, then a worker trains or measures
+           finish    the final record, the tracker
+           report    on the terminal
+
+The parent of a run has its configuration, plan, status, tracker and progress, and never imports torch; a worker does.
+Whatever happens, record.json says how the run ended.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from rich.console import Console
+from rich.text import Text
+
+from harness.checks import stored_profile
+from harness.config import overrides as config_overrides
+from harness.core import files
+from harness.core.files import LineFollower
+from harness.core.problem import CannotRun, Problem
+from harness.core.record import RunRecord
+from harness.core.run_files import CONFIG, LOG, METRICS, PATTERN, PLAN, PROFILE, RESULT, SIMULATED, TIMELINE, TRACE
+from harness.core.serialization import finite
+from harness.core.trace import Trace
+from harness.interfaces import Planner
+from harness.launch import slurm_step, supervisor
+from harness.launch.failure import Failure
+from harness.launch.signals import Signals, preemptible
+from harness.launch.supervisor import Outcome, WorkerFailed
+from harness.measure import calibration
+from harness.planning import prepare, profiles, tune
+from harness.planning.prepare import Prepared
+from harness.report import closing_table, pattern_plot, plan_report, timeline_plot
+from harness.report.plan_report import plan_tables
+from harness.report.progress import Progress
+from harness.run import checkpoint_files, metrics
+from harness.run.checkpoint_files import after_steps
+from harness.run.folder import RunFolder, good_run, make_folder, new_id
+from harness.run.manifest import manifest
+from harness.run.resume import Resumed, SamePlan, find_resumable
+from harness.run.stop_request import StopRequest
+from harness.trackers import Tracker
+
+
+def run(config: DictConfig, overrides: Sequence[str]) -> RunRecord:
+    """Do what `config` says and print it for the user; returns the record that was written.
+
+    Every end becomes the record's status, except that of a run without a folder: raises `CannotRun`.
+    """
+    current = Run(config, overrides)
+    with preemptible() as current.signals:
+        try:
+            with Progress() as current.progress:
+                current.start()
+                MODES[config.mode](current)
+            outcome = Outcome("ok")
+        except (KeyboardInterrupt, Exception) as error:
+            outcome = current.outcome(error)
+        current.signals.ignored = True
+        message = current.finish(outcome)
+    current.report(message)
+    return current.record
+
+
+class Run:
+    """What the steps of one run share."""
+
+    progress: Progress
+    signals: Signals
+
+    def __init__(self, config: DictConfig, overrides: Sequence[str]) -> None:
+        stored_profile.follow(config, overrides)
+        self.config, self.overrides = config, list(overrides)
+        container: Any = OmegaConf.to_container(config, resolve=True)
+        source: Any = "measured" if config.mode == "run" else "simulated"
+        record = RunRecord(new_id(overrides), "running", source, config=finite(container))
+        self.folder = RunFolder(make_folder(config.out, record.id), record)
+        self.resumed: Resumed | None = None
+        self.tracker: Tracker | None = None
+
+    @property
+    def record(self) -> RunRecord:
+        return self.folder.record
+
+    @property
+    def title(self) -> str:
+        calibrates = self.config.mode == "calibrate"
+        return calibration.TITLE if calibrates else config_overrides.title(self.config, self.overrides)
+
+    def start(self) -> None:
+        """Start in the folder, new or from where an earlier start ended, with a record that says "running"."""
+        mode, path = self.config.mode, self.folder.path
+        self.resumed = find_resumable(path, self.config, lambda text: self.progress.note(f"note: {text}"))
+        if self.resumed:
+            self.folder.resume(self.resumed.record.id)
+        else:
+            self.folder.start()
+        found = manifest(self.overrides, [], {"seed": self.config.seed}, metrics.threads(self.config))
+        self.folder.update(manifest=found | ({"resumed": self.resumed.steps} if self.resumed else {}))
+        files.write_text(self.folder.work / CONFIG, OmegaConf.to_yaml(self.config, resolve=True))
+        earlier = good_run(path)
+        if mode != "run" and earlier and earlier.config.get("mode") == "run":  # its steps are not soon there again
+            message = f"holds a run that has trained, mode={mode} would overwrite it"
+            fix = {"out": f"{self.config.out}-{mode}"}
+            raise CannotRun([Problem("out", self.config.out, message, (fix,))], self.title)
+
+    def prepare(self) -> Prepared:
+        """Profile, plan, check and simulate; the plan is printed and recorded, and the run accepted."""
+        folder, before = self.folder, self.resumed.plan if self.resumed else None
+
+        def planning_by(planner: Planner) -> Planner:
+            return SamePlan(before, planner) if before else planner
+
+        prepared = prepare.prepare(self.config, self.overrides, folder.work, self.progress, planning_by)
+        folder.accept()
+        draft = prepared.draft
+        used = self.record.manifest | {
+            "devices": prepared.device_names(self.config.cluster.name == "local"),
+            "simulation": metrics.basis(draft, self.config, prepared.values) | {"profile": prepared.profile},
+        }
+        folder.update(plan=draft.plan.to_json(), predicted=draft.plan.predicted, manifest=used)
+        self.progress.console.print(plan_tables(draft.plan, draft.profile, self.config.planner.name))
+        if draft.plan.mesh.data > 1:
+            self.progress.note(plan_report.replicas(draft))
+        return prepared
+
+    def train_model(self) -> None:
+        """mode=run: train as planned in a worker, follow it to its end, and record what it measured."""
+        prepared, path = self.prepare(), self.folder.path
+        self.progress.note(plan_report.prediction(prepared.draft, prepared.profile))
+        self.start_tracker(prepared.tracker)
+        prepared.draft.simulation.trace.save(path / SIMULATED)
+        step = self.resumed.step if self.resumed else 0
+        resuming = f", and training resumes {after_steps(step)}" if step else ""
+        self.progress.phase("starting", f"{plan_report.starting(prepared.ranks)}{resuming}")
+        launch, lines = self.config.launch, StepLines(self, prepared.tracker)
+        ranks = slurm_step.step(self.config, prepared.draft.plan.mesh, prepared.draft.cluster)
+        with StopRequest(path, self.signals, launch.grace_s, self.progress.note) as request:
+
+            def follow() -> None:
+                lines.forward()
+                request.check()
+
+            supervisor.run_worker(path, self.title, launch.timeout_s, "train", str(step), follow=follow, step=ranks)
+        if not (path / RESULT).exists():
+            raise request.stopped(lines.done)
+        self.record_training(prepared)
+
+    def record_training(self, prepared: Prepared) -> None:
+        """Record what the worker measured, next to what was predicted."""
+        self.progress.phase("recording")
+        path, draft = self.folder.path, prepared.draft
+        result = json.loads((path / RESULT).read_text())
+        self.folder.update(metrics=metrics.measured(result, draft, self.config, prepared.kind), trace=TRACE)
+        (path / RESULT).unlink()
+        traces = {"last step, measured": Trace.load(path / TRACE), "simulated": draft.simulation.trace}
+        panels = [(f"{self.title}, {what}", trace) for what, trace in traces.items() if trace.spans]
+        self.draw(panels, prepared)  # an engine may leave no trace of its own
+
+    def simulate_step(self) -> None:
+        """mode=simulate: one step in the simulator, recorded as a real run is."""
+        prepared = self.prepare()
+        if config_overrides.given(self.overrides, "tracker"):
+            self.start_tracker(prepared.tracker)
+        self.progress.phase("simulating", f"jitter {self.config.jitter:g}" if self.config.jitter else "")
+        simulation = prepared.draft.disturbed(self.config.jitter, self.config.seed)
+        self.folder.update(metrics=metrics.simulated(simulation, prepared.draft), trace=TRACE)
+        simulation.trace.save(self.folder.path / TRACE)
+        self.draw([(f"{self.title}, simulated", simulation.trace)], prepared)
+
+    def show_plan(self) -> None:
+        """mode=plan: the prediction, a warning where the layer times need one, where the plan is, how to draw it."""
+        prepared = self.prepare()
+        self.progress.note(plan_report.prediction(prepared.draft, prepared.profile))
+        if note := self.record.manifest["simulation"]["note"]:
+            self.progress.note(f"note: {note}")
+        self.progress.note(f"plan: {self.folder.path / PLAN}")
+        if "tasks_s" in self.record.predicted:
+            self.progress.note(f"picture: python -m harness.report.pattern_plot {self.folder.path}")
+
+    def profile_model(self) -> None:
+        """mode=profile: leave the model's profile, and print a summary."""
+        ground = prepare.ground(self.config, self.overrides, self.folder.work, self.progress)
+        self.folder.accept()
+        profile = ground.profile
+        source = "measured" if profile.source.startswith("measured") else "simulated"
+        self.folder.update(source=source, manifest=self.record.manifest | {"layer_times": profile.source})
+        self.progress.note(f"{profiles.described(profile)}; {ground.origin}")
+        self.progress.note(f"profile: {self.folder.path / PROFILE}")
+
+    def calibrate_links(self) -> None:
+        """mode=calibrate: leave the machine's links as a cluster file, and print them."""
+        cluster = calibration.ready(self.config)
+        self.folder.accept()
+        found = calibration.calibrate(self.config, cluster.devices, self.folder.path, self.progress)
+        used = self.record.manifest | {"devices": found.devices}
+        self.folder.update(source="measured", metrics=found.metrics(), manifest=used)
+        calibration.report(found, self.folder.path, self.progress)
+
+    def tune_mesh(self) -> None:
+        """mode=tune: leave the fastest mesh that fits, and print it next to its rivals."""
+        found = tune.tune(self.config, self.overrides, self.folder.work, self.progress)
+        self.folder.accept()
+        basis = metrics.basis(found.draft, self.config, found.ground.values) | {"profile": found.ground.origin}
+        plan, used = found.draft.plan, self.record.manifest | {"simulation": basis}
+        self.folder.update(plan=plan.to_json(), predicted=plan.predicted, metrics=found.metrics(), manifest=used)
+        tune.report(found, self.folder.path, self.progress)
+
+    def draw(self, panels: list[tuple[str, Trace]], prepared: Prepared) -> None:
+        """The timelines, one below the other, and a plan's pattern; without a picture the run is as good."""
+        try:
+            timeline_plot.draw_panels(panels, self.folder.path / TIMELINE)
+            if "tasks_s" in self.record.predicted:
+                pattern_plot.draw_plan(prepared.draft.plan, self.folder.path / PATTERN, self.title)
+        except ValueError as error:
+            self.progress.note(f"no picture: {error}")
+
+    def start_tracker(self, tracker: Tracker) -> None:
+        chosen, path = config_overrides.choices(self.config, self.overrides), self.folder.path
+        tags = [chosen["model"], chosen["cluster"], self.record.source]
+        self.tracker = tracker
+        tracker.start(self.record.id, path.parent.name, chosen["engine"], tags, self.record.config, path)
+
+    def outcome(self, error: BaseException) -> Outcome:
+        """How a run ended that raised `error`."""
+        if isinstance(error, KeyboardInterrupt):
+            return Outcome("preempted", str(error) or "ended by SIGINT")
+        if isinstance(error, CannotRun):
+            return Outcome("infeasible", str(error), error.problems)
+        if isinstance(error, WorkerFailed):
+            if self.signals.asked:  # Slurm sends a signal to all processes of a job, and ends those of srun
+                return Outcome("preempted", f"ended by {self.signals.asked}: {error.outcome.reason}")
+            return error.outcome
+        failure = Failure.of(error)  # of this process: its traceback goes to the log, where the ranks' are, too
+        with suppress(OSError), (self.folder.work / LOG).open("a", encoding="utf-8") as log:
+            log.write(failure.traceback)
+        return Outcome(failure.status, failure.message)
+
+    def finish(self, outcome: Outcome) -> str:
+        """Write the final record, close the tracker; returns what the user must know about the files."""
+        message = self.folder.finish(outcome.status, outcome.reason)
+        if self.tracker:
+            self.tracker.finish(self.record.metrics, {"timeline": self.folder.path / TIMELINE}, self.record.status)
+        return message
+
+    def report(self, message: str) -> None:
+        """Print the measurements, or on stderr what went wrong: a table of problems, or the reason and the log."""
+        status, path = self.record.status, self.folder.path
+        if status == "ok":
+            if self.config.mode in ("run", "simulate"):
+                closing_table.show(self.record, path)
+            return
+        lines = [self.record.reason]
+        if status != "infeasible":
+            lines = [f"{self.title}: {status}: {self.record.reason}"]
+            lines += [f"the ranks' output: {path / LOG}"] if (path / LOG).exists() else []
+            if steps := checkpoint_files.steps(path):
+                lines.append(f"start it again with out={path} to resume {after_steps(steps[0])}")
+        console = Console(stderr=True)
+        for line in [*lines, message]:
+            if line:
+                console.print(Text(line), soft_wrap=True)
+
+
+class StepLines:
+    """The lines of metrics.jsonl, passed on to progress and tracker as they come; `done` steps have ended."""
+
+    def __init__(self, run: Run, tracker: Tracker) -> None:
+        self.progress, self.tracker, self.config = run.progress, tracker, run.config
+        self.tail, self.done = LineFollower(run.folder.path / METRICS), 0
+
+    def forward(self) -> None:
+        for line in self.tail.new():
+            if line["step"] == 0:
+                self.progress.steps(self.config.warmup + self.config.steps)
+            self.done = line["step"] + 1
+            speed = self.config.batch.size / line["step_time_s"]
+            self.progress.step(self.done, line["loss"], speed)
+            self.tracker.log(line["step"], {**line, "throughput": speed})
+
+
+MODES: dict[str, Callable[[Run], None]] = {
+    "run": Run.train_model,
+    "plan": Run.show_plan,
+    "simulate": Run.simulate_step,
+    "profile": Run.profile_model,
+    "calibrate": Run.calibrate_links,
+    "tune": Run.tune_mesh,
+}

@@ -1,0 +1,311 @@
+"""The base class of sessions in several ranks: the replica's share of a batch, one report of a step, one state.
+
+    rank = (replica * devices of a pipeline + pipeline rank) * mesh.tensor + tensor rank    mesh.data=2 mesh.pipeline=2
+    rank 0: replica 0, device 0    rank 1: replica 0, device 1    rank 2: replica 1, device 0    ...
+
+Ranks communicate through torch.distributed alone. All replicas have the same schedule, and all tensor ranks: the trace
+is that of the first.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import abstractmethod
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from mmap import mmap
+from typing import Any, Self
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from harness.core.op import Op
+from harness.core.plan import Plan
+from harness.core.problem import Problem
+from harness.core.trace import Span
+from harness.interfaces import Batch, Model, SessionSpec, StepMetrics
+from harness.runtime.memory_meter import DeviceMemory
+from harness.runtime.session import BaseSession, TimePoint
+from harness.runtime.stage_module import StageModule, stage_modules
+from harness.runtime.tied_weights import TiedWeights
+from harness.runtime.training_state import cast_batch, initial_layers, intra_op_threads, make_optimizer, split_batch
+from harness.schedule.dependency_graph import TIED, sender
+
+POSITION_BYTES = 128
+"""Bytes in which a rank says where it is."""
+PHASES = {"F": "the forward pass", "B": "the backward pass", "step": "the optimizer step"}
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """What one rank knows of a step; `loss` is its part of the sum."""
+
+    loss: float
+    start_s: float
+    end_s: float
+    spans: list[Span]
+    peak_bytes: int | None
+    bytes_sent: Counter[str]
+
+
+class DistributedSession(BaseSession):
+    """A session in one of several ranks. An engine says what a step is (`train_step`); the rest has defaults.
+
+    The defaults are those of a rank with one stage, which `build` makes, and its optimizer. `train_step` records what
+    it ran (`span`, `record`), what it sent (`bytes_sent`), and why the optimizer skipped the step (`skipped`), which
+    is the same in all ranks.
+    """
+
+    def __init__(self, model: Model, plan: Plan, spec: SessionSpec) -> None:
+        super().__init__(model, plan, spec)
+        self.skipped: Problem | None = None
+        self._recorded: list[tuple[Op, TimePoint, TimePoint, float, float]] = []
+        self._positions = mmap(-1, POSITION_BYTES * plan.mesh.size)  # shared by the host and all ranks
+
+    def __enter__(self) -> Self:
+        mesh = self.plan.mesh
+        self.rank, self.ranks_per_replica = dist.get_rank(), mesh.pipeline * mesh.tensor
+        self.replica, within = divmod(self.rank, self.ranks_per_replica)
+        self.pipeline_rank, self.tensor_rank = divmod(within, mesh.tensor)
+        self.stage_number = self.pipeline_rank
+        self.device = torch.device(self.spec.devices[self.rank])
+        with self.phase("while the session is built"):
+            layers = initial_layers(self.model, self.spec)
+            self.state_names = list(layers.state_dict())
+            self.buffer_names = {name for name, _ in layers.named_buffers()}
+            self.parameter_names = {parameter: name for name, parameter in layers.named_parameters()}
+            self.build(layers)
+        return self
+
+    def build(self, layers: nn.Sequential) -> None:
+        """Take this rank's part of the model's layers, which are the same in every rank.
+
+        By default that is one stage, and an optimizer of its parameters.
+        """
+        self.stage = self.own_stage(layers)
+        self.optimizer = make_optimizer(self.stage.parameters(), self.spec.optimizer)
+
+    def own_stage(self, layers: nn.Sequential) -> StageModule:
+        """Return this rank's layers as one module, on its device, in the run's mixed precision."""
+        stage = stage_modules(layers, self.plan, [self.pipeline_rank])[0].to(self.device)
+        stage.autocast = self.autocast_dtype
+        return stage
+
+    @abstractmethod
+    def train_step(self, batch: Batch, batch_size: int) -> float:
+        """Do one step on `batch`, the replica's share of `batch_size` samples.
+
+        Returns this rank's part of the loss: the sum over its samples, divided by `batch_size`.
+        """
+
+    def step(self, batch: Batch, meter: bool = False) -> StepMetrics:
+        """Train on this replica's share of a batch; the report is that of all ranks."""
+        share = cast_batch(self.share(batch), self.spec.dtype)
+        memory = DeviceMemory(self.device, [*self.held_tensors(), *self._used_here(share)]) if meter else None
+        self._recorded, self.bytes_sent, self.skipped = [], Counter(), None
+        with intra_op_threads(1) if self.device.type == "cpu" else nullcontext():
+            dist.barrier()
+            start_s, start = self._synchronize(), self.now()
+            with memory.counting() if memory else nullcontext():
+                loss = self.train_step(share, len(batch))
+            end_s = self._synchronize()
+        self.steps += 1
+        peak = memory.peak_bytes() if memory else None
+        with self.phase("in the report of a step"):
+            spans = self._recorded_spans(start_s, start)
+            return self._combined(StepReport(loss, start_s, end_s, spans, peak, self.bytes_sent))
+
+    def share(self, batch: Batch) -> Batch:
+        """Return the samples of this rank's replica."""
+        return split_batch(batch, self.plan.mesh.data)[self.replica]
+
+    def _used_here(self, share: Batch) -> list[Tensor]:
+        """Return what this rank's device uses of a batch: inputs in the first stage, targets in the last one."""
+        stages, device = self.plan.stages, self.pipeline_rank
+        return [share.inputs] * (device == stages[0].device) + [share.targets] * (device == stages[-1].device)
+
+    def micro_batches(self, batch: Batch) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield inputs and targets of each micro-batch of the replica, on the device; the stage runs it next."""
+        for i, pair in enumerate(super().micro_batches(batch)):
+            self.use_micro_batch(i)
+            yield pair
+
+    def use_micro_batch(self, i: int, again: bool = False) -> None:
+        """Set the stage to micro-batch i next: for dropout masks and errors. `again`: it recomputes."""
+        assert isinstance(self.stage, StageModule)
+        self.stage.at(self.spec.seed, self.steps, self.global_micro_batch(i), again)
+
+    def global_micro_batch(self, i: int) -> int:
+        """Return the number of this replica's micro-batch i among those of all replicas."""
+        return self.replica * self.plan.micro_batches + i
+
+    @contextmanager
+    def phase(self, where: str) -> Iterator[None]:
+        """Within it this rank is `where`, "in the forward pass of micro-batch 3": an error says so, and `last_seen`.
+
+        Of nested phases the innermost counts.
+        """
+        line = slice(self.rank * POSITION_BYTES, (self.rank + 1) * POSITION_BYTES)
+        text = f"in rank {self.rank}, stage {self.pipeline_rank}, {where}"
+        before = self._positions[line]
+        self._positions[line] = text.encode()[:POSITION_BYTES].ljust(POSITION_BYTES)
+        try:
+            yield
+        except Exception as error:
+            if not any(note.startswith("in rank ") for note in getattr(error, "__notes__", ())):
+                error.add_note(text)
+            raise
+        self._positions[line] = before
+
+    def last_seen(self, rank: int) -> str:
+        """Return where a rank was when its process died, "" if in no phase. For the host, which has no rank."""
+        line = self._positions[rank * POSITION_BYTES : (rank + 1) * POSITION_BYTES]
+        return line.rstrip(b"\0 ").decode(errors="replace")
+
+    @contextmanager
+    def span(self, kind: str, micro_batch: int | None = None, stage: int | None = None) -> Iterator[None]:
+        """Record what runs within it in the trace, and in errors: see `BaseSession.span`, and `phase`."""
+        where = f"in {PHASES.get(kind, kind)}"
+        if micro_batch is not None:
+            where += f" of micro-batch {self.global_micro_batch(micro_batch)}"
+        with self.phase(where), super().span(kind, micro_batch, stage):
+            yield
+
+    def now(self) -> TimePoint:
+        """Return this point in the device's work."""
+        if self.device.type != "cuda":
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(torch.cuda.current_stream(self.device))
+        return event
+
+    def record(self, op: Op, start: TimePoint, end: TimePoint, first: float = 0.0, last: float = 1.0) -> None:
+        """The op ran between these points: all the time, or from the fraction `first` of it to the fraction `last`."""
+        self._recorded.append((op, start, end, first, last))
+
+    def record_in_sequence(self, ops: Sequence[Op], start: TimePoint, end: TimePoint) -> None:
+        """The ops ran one after the other between these points, each for a time in proportion to its bytes."""
+        whole, done = sum(op.bytes for op in ops) or 1, 0
+        for op in ops:
+            self.record(op, start, end, done / whole, (done + op.bytes) / whole)
+            done += op.bytes
+
+    def _synchronize(self) -> float:
+        """Return the time in seconds, once the device has done what it was given."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return time.perf_counter()
+
+    def _recorded_spans(self, start_s: float, first: TimePoint) -> list[Span]:
+        """Return what was recorded as spans in seconds; `first` was at `start_s`."""
+
+        def seconds(point: TimePoint) -> float:
+            return point if isinstance(point, float) else start_s + first.elapsed_time(point) / 1e3  # type: ignore[union-attr]
+
+        spans = []
+        for op, start, end, begin, finish in self._recorded:
+            op_start_s, duration_s = seconds(start), seconds(end) - seconds(start)
+            begin_s, finish_s = op_start_s + begin * duration_s, op_start_s + finish * duration_s
+            spans.append(Span(str(op), self.pipeline_rank, op.queue, begin_s, finish_s))
+        return spans
+
+    def merge_spans(self, replicas: Sequence[list[Span]]) -> list[Span]:
+        """Return the spans of the first replica, from those that the ranks of each replica saw."""
+        return without_waiting(replicas[0])
+
+    def _combined(self, own: StepReport) -> StepMetrics:
+        reports: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(reports, own)
+        tensor, per_replica = self.plan.mesh.tensor, self.ranks_per_replica
+        replicas = [reports[rank : rank + per_replica : tensor] for rank in range(0, len(reports), per_replica)]
+        first = replicas[0]
+        spans = self.merge_spans([[span for report in replica for span in report.spans] for replica in replicas])
+        self.recording.add(spans, min(r.start_s for r in first), max(r.end_s for r in first))
+        sent: Counter[str] = sum((report.bytes_sent for report in reports), Counter())
+        peaks = None
+        if own.peak_bytes is not None:
+            devices = [rank % per_replica // tensor for rank in range(len(reports))]
+            peaks = [
+                max(r.peak_bytes for r, its in zip(reports, devices, strict=True) if its == device)
+                for device in self.plan.devices
+            ]
+        seconds = max(report.end_s - report.start_s for report in reports)
+        loss = sum(report.loss for report in reports)
+        return StepMetrics(loss, seconds, dict(sorted(sent.items())), peaks, self.skipped)
+
+    def replica_group(self) -> dist.ProcessGroup | None:
+        """Return the ranks that have this stage in all replicas; None with one replica. Collective over all ranks."""
+        width, data = self.ranks_per_replica, self.plan.mesh.data
+        if data == 1:
+            return None
+        groups = [dist.new_group([replica * width + first for replica in range(data)]) for first in range(width)]
+        return groups[self.rank % width]
+
+    def tie_weights(self, layers: nn.Sequential, communicator: str = TIED) -> None:
+        """Find the parameters that layers on several devices share. Collective: every rank calls it in `build`."""
+        self.tied = TiedWeights(layers, self.plan, self.rank, communicator)
+
+    def sum_tied_gradients(self) -> None:
+        """All-reduce the gradients of parameters that devices share, after the backward passes."""
+        if self.tied.copies:
+            self.bytes_sent[self.tied.counter] += self.tied.sum_gradients(self.now, self.record)
+
+    def named_parameters(self) -> dict[str, nn.Parameter]:
+        """Return this rank's parameters by their first names in the whole model: several layers may share one."""
+        return {self.parameter_names[parameter]: parameter for parameter in self.stage.parameters()}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of the whole model in rank 0, an empty one in the others."""
+        with self.phase("while the state is gathered"):
+            own = self.local_state()
+            states: list[Any] | None = [None] * dist.get_world_size() if self.rank == 0 else None
+            dist.gather_object(own, states)
+            if states is None:
+                return {}
+            return {"model": self._model(states), "optimizer": self._optimizer(states), "step": self.steps}
+
+    def _model(self, states: list[dict[str, Any]]) -> dict[str, Tensor]:
+        """Parameters of the first replica; running statistics averaged over all."""
+        values: dict[str, list[Tensor]] = {}
+        for state in states:
+            for name, value in state["model"].items():
+                values.setdefault(name, []).append(value)
+        return {name: self._one(name, values[name]) for name in self.state_names}
+
+    def _one(self, name: str, values: list[Tensor]) -> Tensor:
+        if name in self.buffer_names and values[0].is_floating_point():
+            return torch.stack(values).mean(0)
+        return values[0]
+
+    def _optimizer(self, states: list[dict[str, Any]]) -> dict[str, Any]:
+        merged: dict[str, Any] = {}
+        for state in states[: self.ranks_per_replica]:
+            merged = {**state["optimizer"], **merged}
+        return {name: merged[name] for name in self.parameter_names.values() if name in merged}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take a state of any engine; each rank is given all of it."""
+        with self.phase("while a state is loaded"):
+            self.load_local_state(state)
+        self.steps = state["step"]
+
+
+def without_waiting(spans: list[Span]) -> list[Span]:
+    """The spans, those of messages without the time in which one end waited for the other: that is idle time.
+
+    send   |-- waits --|== sends ==|                 |== sends ==|
+    recv               |== receives ==|        |-- waits --|== receives ==|
+    """
+    ops = [span.parsed for span in spans]
+    began = {span.op: span.start_s for span in spans}
+    other = {str(sender(op)): str(op) for op in ops if op.kind == "recv"}
+    other |= {received: sent for sent, received in other.items()}
+
+    def trimmed(span: Span) -> Span:
+        start_s = max(span.start_s, began.get(other.get(span.op, ""), span.start_s))
+        return replace(span, start_s=min(start_s, span.end_s))
+
+    return [trimmed(span) for span in spans]

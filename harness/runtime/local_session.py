@@ -1,0 +1,100 @@
+"""The base class of sessions in which one process drives all devices of the plan."""
+
+from __future__ import annotations
+
+import time
+from abc import abstractmethod
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from harness.core.op import Op
+from harness.core.plan import Plan
+from harness.core.trace import Span
+from harness.interfaces import Batch, Model, SessionSpec, StepMetrics
+from harness.runtime.memory_meter import DeviceMemory
+from harness.runtime.session import BaseSession, TimePoint
+from harness.runtime.training_state import cast_batch, intra_op_threads
+
+
+class LocalSession(BaseSession):
+    """A session of one process. An engine makes its layers in `__init__` and says what a step is (`train_step`).
+
+    With one device that is `stage` and `optimizer`; an engine with several overrides what is said of the single one:
+    `held_by_device`, `count_memory`, `local_state` and `load_local_state`. `devices[d]` is the plan's device d.
+    """
+
+    threads = 1
+    """Intra-op threads of the calling thread on CPU devices."""
+
+    def __init__(self, model: Model, plan: Plan, spec: SessionSpec) -> None:
+        super().__init__(model, plan, spec)
+        self.devices = {number: torch.device(spec.devices[number]) for number in plan.devices}
+        self.device = self.devices[plan.stages[0].device]
+        self.on_cpu = self.device.type == "cpu"
+        self.spans: list[Span] = []
+
+    @abstractmethod
+    def train_step(self, batch: Batch) -> Tensor | float:
+        """Do forward and backward passes and the optimizer step; return the mean loss over the batch.
+
+        Ops go into the trace by `span` and `record`, or as `spans`; `bytes_sent` counts what devices send.
+        """
+
+    def step(self, batch: Batch, meter: bool = False) -> StepMetrics:
+        """Train on a batch and report it; with `meter` the memory of each device is counted."""
+        batch = cast_batch(batch, self.spec.dtype)
+        meters = self.memory_meters(batch) if meter else {}
+        self.count_memory(meters)
+        self.spans, self.bytes_sent = [], Counter()
+        caller = meters.get(self.plan.stages[-1].device)  # the loss is computed in the calling thread
+        with intra_op_threads(self.threads) if self.on_cpu else nullcontext():
+            start_s = self.now()
+            with caller.counting() if caller else nullcontext():
+                loss = self.train_step(batch)
+            end_s = self.now()
+        self.steps += 1
+        self.recording.add(self.spans, start_s, end_s)
+        peaks = [meters[device].peak_bytes() for device in self.plan.devices] if meters else None
+        return StepMetrics(float(loss), end_s - start_s, dict(self.bytes_sent), peaks)
+
+    def micro_batches(self, batch: Batch) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield inputs and targets of each micro-batch, on the device. None is empty, however few samples there are."""
+        return (pair for pair in super().micro_batches(batch) if len(pair[0]))
+
+    def now(self) -> float:
+        """Return the time in seconds, once all devices have done what they were given."""
+        for device in self.devices.values() if not self.on_cpu else ():
+            torch.cuda.synchronize(device)
+        return time.perf_counter()
+
+    def record(self, op: Op, start: TimePoint, end: TimePoint) -> None:
+        assert isinstance(start, float) and isinstance(end, float)
+        self.spans.append(Span(str(op), self.plan.stages[op.stage].device, op.queue, start, end))
+
+    def held_by_device(self) -> dict[int, list[Tensor]]:
+        """Return the tensors that each device of the plan holds between steps."""
+        return {self.plan.stages[0].device: self.held_tensors()}
+
+    def memory_meters(self, batch: Batch) -> dict[int, DeviceMemory]:
+        """Return a meter for each device of the plan, which knows what the device holds and its part of `batch`."""
+        held = self.held_by_device()
+        held[self.plan.stages[0].device].append(batch.inputs)
+        held[self.plan.stages[-1].device].append(batch.targets)
+        return {number: DeviceMemory(device, held[number]) for number, device in self.devices.items()}
+
+    def count_memory(self, meters: Mapping[int, DeviceMemory]) -> None:
+        """Have these meters count what runs on their devices from now on, in other threads than the caller's."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state as `harness.interfaces.Session` describes it."""
+        return {**self.local_state(), "step": self.steps}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take a state of any engine."""
+        self.load_local_state(state)
+        self.steps = state["step"]

@@ -1,0 +1,121 @@
+"""What the sessions of all engines have in common: micro-batches, spans, the memory and the state of their stage.
+
+`harness.runtime.local_session` builds on it where one process drives all devices, and
+`harness.runtime.distributed_session` where each device has a process.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, Self, cast
+
+import torch
+from torch import Tensor, nn
+
+from harness.core.op import COMPUTE, Kind, Op
+from harness.core.plan import Plan
+from harness.core.trace import Recording, Trace
+from harness.interfaces import Batch, Model, SessionSpec
+from harness.runtime.training_state import (
+    load_optimizer_state,
+    model_state,
+    optimizer_state,
+    optimizer_tensors,
+    split_batch,
+)
+from harness.schedule.builders.data_parallel import over_replicas
+
+TimePoint = float | torch.cuda.Event
+"""A point in the work of a device: seconds of the host's clock on a CPU, an event on a GPU."""
+
+
+class BaseSession(ABC):
+    """A session that trains `stage`, some or all of the model's layers on `device`, with `optimizer`.
+
+    An engine sets these three, or overrides the methods whose defaults use them.
+    """
+
+    stage: nn.Module
+    device: torch.device
+    optimizer: torch.optim.Optimizer
+    stage_number = 0
+
+    def __init__(self, model: Model, plan: Plan, spec: SessionSpec) -> None:
+        self.model, self.plan, self.spec = model, plan, spec
+        self.steps = 0
+        self.bytes_sent: Counter[str] = Counter()
+        self.recording = Recording()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Release what the session holds; by default that is nothing."""
+        return
+
+    @property
+    def autocast_dtype(self) -> torch.dtype | None:
+        """The dtype of mixed precision, if the run has it."""
+        return getattr(torch, self.spec.autocast) if self.spec.autocast else None
+
+    def autocast(self) -> AbstractContextManager[object]:
+        """Mixed precision, if the run has it."""
+        return torch.autocast(self.device.type, self.autocast_dtype) if self.autocast_dtype else nullcontext()
+
+    def micro_batches(self, batch: Batch) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield inputs and targets of each micro-batch, on the device."""
+        for part in split_batch(batch, self.plan.micro_batches):
+            yield part.inputs.to(self.device), part.targets.to(self.device)
+
+    @abstractmethod
+    def now(self) -> TimePoint:
+        """Return this point in the work of the device."""
+
+    @abstractmethod
+    def record(self, op: Op, start: TimePoint, end: TimePoint) -> None:
+        """Add an op that ran between these points to the trace of the step."""
+
+    @contextmanager
+    def span(self, kind: str, micro_batch: int | None = None, stage: int | None = None) -> Iterator[None]:
+        """Record what runs within it in the trace, as an op of `stage` (by default `stage_number`).
+
+        `kind` is "F", "B", "R", "W" or "step", or a collective of all replicas: "all_reduce", "all_gather" or
+        "reduce_scatter".
+        """
+        number = self.stage_number if stage is None else stage
+        is_task = kind in COMPUTE
+        op = Op(number, cast(Kind, kind), micro_batch) if is_task else over_replicas(number, kind, 0, micro_batch)
+        start = self.now()
+        yield
+        self.record(op, start, self.now())
+
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        """Return the optimizers of this process; an engine may have one for each stage."""
+        return [self.optimizer]
+
+    def named_parameters(self) -> dict[str, nn.Parameter]:
+        """Return the parameters of this process by their names in the whole model."""
+        return dict(self.stage.named_parameters())
+
+    def held_tensors(self) -> list[Tensor]:
+        """Return the tensors that the device holds between steps: parameters, buffers and the optimizer's state."""
+        return [*self.stage.parameters(), *self.stage.buffers(), *optimizer_tensors(self.optimizers())]
+
+    def local_state(self) -> dict[str, Any]:
+        """Return this process's part of {"model": ..., "optimizer": ...}, by names in the whole model, on the CPU."""
+        return {
+            "model": model_state(self.stage),
+            "optimizer": optimizer_state(self.named_parameters(), self.optimizers()),
+        }
+
+    def load_local_state(self, state: dict[str, Any]) -> None:
+        """Take this process's part of the state of the whole model."""
+        self.stage.load_state_dict({name: state["model"][name] for name in self.stage.state_dict()})
+        load_optimizer_state(self.named_parameters(), self.optimizers(), state["optimizer"])
+
+    def trace(self) -> Trace:
+        """Return the spans of the last steps."""
+        return self.recording.trace()

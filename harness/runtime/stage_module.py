@@ -1,0 +1,107 @@
+"""A stage as one module for libraries that know no skips: what jumps over layers travels through every stage between.
+
+stage 0          stage 1              stage 2
+x -> (y, up) -> (y, up) -> (z, up) -> (z, up) -> out      up: stashed in stage 0, popped in stage 2
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from harness.core.plan import Plan
+from harness.nn import batchnorm, dropout, skip
+from harness.nn.skip import LayerSkip, layer_skips, named_layers
+from harness.runtime.autograd import non_leaf
+
+
+class StageModule(nn.Sequential):
+    """Layers of one stage, under their names in the whole model. It takes and gives a tensor, or a flat tuple of them.
+
+    Whoever runs it says with `at` which micro-batch comes next: for the dropout masks, and for errors.
+    """
+
+    def __init__(
+        self, number: int, layers: Sequence[tuple[str, nn.Module]], first: int, skips: Sequence[LayerSkip]
+    ) -> None:
+        super().__init__(OrderedDict(layers))
+        last = first + len(layers) - 1
+        self.number = number
+        self.arriving = [s.name for s in skips if s.source < first <= s.target]
+        self.leaving = [s.name for s in skips if s.source <= last < s.target]
+        self.in_place = any(getattr(module, "inplace", False) for module in self.modules())
+        self.autocast: torch.dtype | None = None
+        self.recomputes = False
+        self.key = (0, 0, 0)
+        self.again = False
+
+    def at(self, seed: int, step: int, micro_batch: int, again: bool = False) -> None:
+        """What runs next is for this (global) micro-batch; `again`: its backward pass, where calls recompute."""
+        self.key, self.again = (seed, step, micro_batch), again
+
+    def forward(self, *arrived: Any) -> Any:
+        """What enters the first layer, then the skips in transit -> what leaves the last one, then those skips."""
+        flat = arrived[0] if len(arrived) == 1 and isinstance(arrived[0], tuple) else arrived
+        values = [self._entry(tensor) for tensor in flat]
+        own = len(values) - len(self.arriving)
+        value = values[0] if own == 1 else tuple(values[:own])
+        arriving = dict(zip(self.arriving, values[own:], strict=True))
+        with self._around(values[0].device.type), skip.carried(arriving) as left:
+            value = self._layers(value)
+        outs = [value] if isinstance(value, Tensor) else [*value]
+        outs = [_differentiable(tensor).contiguous() for tensor in (*outs, *(left[name] for name in self.leaving))]
+        return outs[0] if len(outs) == 1 else tuple(outs)
+
+    def _entry(self, tensor: Tensor) -> Tensor:
+        if self.recomputes and self.in_place:
+            tensor = tensor.clone()  # what arrived is needed a second time
+        # micro-batches are views of a batch: with `data` each counts its own changes in place
+        return non_leaf(tensor) if tensor.requires_grad else tensor.data
+
+    def _layers(self, value: Any) -> Any:
+        return self._through(named_layers(self), value)
+
+    def _through(self, layers: Sequence[tuple[str, nn.Module]], value: Any) -> Any:
+        for name, layer in layers:
+            try:
+                value = layer(value)
+            except Exception as error:
+                error.add_note(f"in stage {self.number}, layer {name!r}, micro-batch {self.key[2]}")
+                raise
+        return value
+
+    @contextmanager
+    def _around(self, kind: str) -> Iterator[None]:
+        cast = torch.autocast(kind, self.autocast) if self.autocast else nullcontext()
+        unchanged = batchnorm.throwaway(batchnorm.statistics(self.modules())) if self.again else nullcontext()
+        with cast, unchanged, dropout.keyed(*self.key):
+            yield
+
+
+def stage_modules(layers: nn.Sequential, plan: Plan, numbers: Sequence[int]) -> list[StageModule]:
+    """The stages `numbers` of the plan. Layers and parameters are those of `layers`, not copies."""
+    named = named_layers(layers)
+    skips = layer_skips(named)
+    found = []
+    for number in numbers:
+        stage = plan.stages[number]
+        found.append(StageModule(number, named[stage.first : stage.last + 1], stage.first, skips))
+    return found
+
+
+def _differentiable(tensor: Tensor) -> Tensor:
+    """The libraries send a gradient back for every floating-point tensor: one that needs none becomes a leaf.
+
+    One that has a graph gets a node of its own: libraries cut it off in place, which is not allowed of a view, nor of
+    what its layer has saved.
+    """
+    if tensor.requires_grad:
+        return non_leaf(tensor)
+    if not tensor.is_floating_point() or not torch.is_grad_enabled():
+        return tensor
+    return tensor.detach().requires_grad_()

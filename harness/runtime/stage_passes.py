@@ -1,0 +1,80 @@
+"""The passes of a stage's micro-batches in an engine of ranks, and what waits between them.
+
+    arrived (data)      --> forward  --> leaving (data)
+    leaving (gradients) <-- backward <-- arrived (gradients)      from the loss in the last stage
+
+Values are lists of tensors by their part: "" is what goes from layer to layer, others are skips.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from harness.runtime.stage_module import StageModule
+
+
+class StagePasses:
+    """One step of a stage. What waits: inputs for their backward pass, outputs and gradients for their way.
+
+    An output that has left is not kept: the backward pass begins at its edge of the graph.
+    """
+
+    def __init__(self, stage: StageModule) -> None:
+        self.stage = stage
+        self.inputs: dict[int, dict[str, list[Tensor]]] = {}
+        self.outputs: dict[int, dict[str, list[Tensor]]] = {}
+        self.edges: dict[int, list[GradientEdge]] = {}
+        self.gradients: dict[int, dict[str, list[Tensor]]] = {}
+
+    def arrived(self, i: int, part: str, tensors: list[Tensor], forward: bool) -> None:
+        """Of micro-batch i, from another stage: data with `forward`, else gradients of what went there."""
+        values = self.inputs if forward else self.gradients
+        values.setdefault(i, {})[part] = [one.requires_grad_() for one in tensors] if forward else tensors
+
+    def leaving(self, i: int, part: str, forward: bool) -> list[Tensor]:
+        """What goes to another stage, once its pass has ended. It is given once."""
+        if forward:
+            return [tensor.detach() for tensor in self.outputs[i].pop(part)]
+        entered = self.inputs[i].pop(part)
+        return [one.grad if one.grad is not None else torch.zeros_like(one) for one in entered]
+
+    def forward(self, i: int, entering: Tensor | None) -> None:
+        """`entering` is the model's own input, in the first stage."""
+        own = [entering] if entering is not None else self._flat(self.inputs[i], self.stage.arriving)
+        out: Any = self.stage(*own)
+        flat = [out] if isinstance(out, Tensor) else list(out)
+        skips = self.stage.leaving
+        several = len(flat) - len(skips)
+        jumps = {name: [tensor] for name, tensor in zip(skips, flat[several:], strict=True)}
+        self.outputs[i] = {"": flat[:several], **jumps}
+        for part, tensors in self.outputs[i].items():
+            self._check(part, tensors)
+        self.edges[i] = [get_gradient_edge(tensor) for tensor in flat]
+
+    def _check(self, part: str, tensors: list[Tensor]) -> None:
+        """Gradients come back for all that leaves a stage."""
+        for tensor in tensors:
+            if not tensor.is_floating_point():
+                what = f"the skip {part!r}" if part else "what its last layer gives"
+                raise ValueError(
+                    f"stage {self.stage.number} sends {str(tensor.dtype).removeprefix('torch.')} numbers on ({what}), "
+                    "between stages go floating-point ones, whose gradients come back -> make the integers inside of "
+                    "the stage that needs them, or cut elsewhere (planner=given)"
+                )
+
+    def backward(self, i: int, loss: Tensor | None) -> None:
+        """From the loss, or from the gradients that have arrived."""
+        edges = self.edges.pop(i)
+        del self.outputs[i]
+        if loss is not None:
+            loss.backward()
+        else:
+            torch.autograd.backward(edges, self._flat(self.gradients.pop(i), self.stage.leaving))
+
+    @staticmethod
+    def _flat(values: dict[str, list[Tensor]], skips: list[str]) -> list[Tensor]:
+        return [tensor for part in ("", *skips) for tensor in values[part]]

@@ -1,0 +1,108 @@
+"""What every engine's session begins with and ends in: the same weights, optimizers and state dict by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from harness.interfaces import Batch, Model, OptimizerSpec, SessionSpec
+from harness.nn import dropout
+
+OPTIMIZERS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
+
+
+def initial_layers(model: Model, spec: SessionSpec) -> nn.Sequential:
+    """The model's layers with the weights that `spec.seed` gives, in `spec.dtype`, dropout layers numbered."""
+    torch.manual_seed(spec.seed)
+    layers = model.layers().to(getattr(torch, spec.dtype))
+    dropout.number(layers)
+    return layers
+
+
+def make_optimizer(parameters: Iterable[nn.Parameter], spec: OptimizerSpec) -> torch.optim.Optimizer:
+    """The optimizer that `spec` names. Where there are no parameters its step does nothing."""
+    options: dict[str, Any] = {"lr": spec.lr, "weight_decay": spec.weight_decay}
+    if spec.name == "sgd":
+        options["momentum"] = spec.momentum
+    optimizer: torch.optim.Optimizer = OPTIMIZERS[spec.name]([{"params": list(parameters)}], **options)
+    return optimizer
+
+
+def cast_batch(batch: Batch, dtype: str) -> Batch:
+    """The batch with floating-point tensors in `dtype`; integers (tokens, classes) stay."""
+    target = getattr(torch, dtype)
+
+    def convert(tensor: Tensor) -> Tensor:
+        return tensor.to(target) if tensor.is_floating_point() else tensor
+
+    return Batch(convert(batch.inputs), convert(batch.targets))
+
+
+def split_batch(batch: Batch, parts: int) -> list[Batch]:
+    """The batch in `parts` parts of consecutive samples, whose sizes differ by one at most."""
+    return list(map(Batch, batch.inputs.tensor_split(parts), batch.targets.tensor_split(parts)))
+
+
+def optimizer_state(named: dict[str, nn.Parameter], optimizers: list[torch.optim.Optimizer]) -> dict[str, Any]:
+    """{parameter name: its state tensors}."""
+    states = [optimizer.state for optimizer in optimizers]
+    return {
+        name: {key: _copied(value) for key, value in state[parameter].items()}
+        for name, parameter in named.items()
+        for state in states
+        if parameter in state
+    }
+
+
+def load_optimizer_state(
+    named: dict[str, nn.Parameter], optimizers: list[torch.optim.Optimizer], saved: dict[str, Any]
+) -> None:
+    """The inverse of `optimizer_state`; parameters without saved state start afresh."""
+    for optimizer in optimizers:
+        own = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        optimizer.state.clear()
+        for name, parameter in named.items():
+            if id(parameter) in own and name in saved:
+                optimizer.state[parameter] = {key: _placed(value, parameter) for key, value in saved[name].items()}
+
+
+def _placed(value: Any, parameter: nn.Parameter) -> Any:
+    """Moments go to the parameter's device and dtype; a step counter stays as it is."""
+    if not isinstance(value, Tensor):
+        return value
+    return value.clone() if value.dim() == 0 else value.to(parameter.device, parameter.dtype, copy=True)
+
+
+def _copied(value: Any) -> Any:
+    return value.detach().cpu().clone() if isinstance(value, Tensor) else value
+
+
+def model_state(module: nn.Module) -> dict[str, Tensor]:
+    """The state dict on the CPU, each tensor a copy."""
+    return {name: value.detach().cpu().clone() for name, value in module.state_dict().items()}
+
+
+def optimizer_tensors(optimizers: Iterable[torch.optim.Optimizer]) -> list[Tensor]:
+    """Every tensor that the optimizers keep."""
+    return [
+        value
+        for optimizer in optimizers
+        for state in optimizer.state.values()
+        for value in state.values()
+        if isinstance(value, Tensor)
+    ]
+
+
+@contextmanager
+def intra_op_threads(count: int) -> Iterator[None]:
+    """Within it, this thread's CPU ops use `count` threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,1 @@
+"""One module for each schedule, with a drawing of it."""

@@ -1,0 +1,108 @@
+"""The GPipe schedule as torchgpipe runs it (torchgpipe, sections 2.1, 3.1 and 3.2)."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+
+from harness.core.op import Op
+from harness.core.trace import DeviceQueue
+from harness.schedule import Schedule, collect_queues
+from harness.schedule.transfers import Transfer
+
+RECOMPUTE = ("always", "except_last", "never")
+
+
+def clock_cycles(micro_batches: int, stages: int) -> Iterator[list[tuple[int, int]]]:
+    """Yields the tasks (i, j), micro-batch i on stage j, of each cycle k = i + j (section 3.2.1).
+
+    m=4 n=3   cycle   0      1      2      3      4      5
+    stage 0          (0,0)  (1,0)  (2,0)  (3,0)
+    stage 1                 (0,1)  (1,1)  (2,1)  (3,1)
+    stage 2                        (0,2)  (1,2)  (2,2)  (3,2)
+    """
+    for k in range(micro_batches + stages - 1):
+        yield [(k - j, j) for j in range(max(0, k - micro_batches + 1), min(k, stages - 1) + 1)]
+
+
+def recomputed(micro_batch: int, micro_batches: int, mode: str) -> bool:
+    """Returns whether the checkpoint `mode` recomputes this micro-batch (section 2.1: the last one need not be)."""
+    return mode == "always" or (mode == "except_last" and micro_batch < micro_batches - 1)
+
+
+def gpipe(
+    micro_batches: int,
+    devices: Sequence[int],
+    transfers: Sequence[Transfer],
+    recompute: str = "except_last",
+    dependency: bool = True,
+    streams: bool = True,
+) -> Schedule:
+    """Runs all forwards in clock-cycles, then the backward pass as autograd runs it: latest created first.
+
+    `devices[j]` is the device of stage j. The order of the backward ops is the reverse of the order in which their
+    forward twins were created. With `dependency` (fork and join) a recomputation is created right after its forward
+    task, so it runs right before its backward task:
+
+        stage j   0F 1F 2F | 2R 2B 1R 1B 0R 0B
+
+    Without it nothing ties recomputations to a place; they are created last and so run first, all at once:
+
+        stage j   0F 1F 2F | 2R 1R 0R 2B 1B 0B
+
+    Without `streams` a copy occupies the compute queues of both devices.
+    """
+    created = creation_order(micro_batches, devices, transfers, recompute, dependency)
+    forward = [op for op in created if op.kind != "R"]
+    backward = [_twin(op) for op in reversed(created)]
+    steps = [Op(j, "step") for j in range(len(devices))]
+    return Schedule(
+        collect_queues(_placed([*forward, *backward, *steps], devices, streams)), tuple(devices), loss="gathered"
+    )
+
+
+def creation_order(
+    micro_batches: int, devices: Sequence[int], transfers: Sequence[Transfer], recompute: str, dependency: bool
+) -> list[Op]:
+    """Returns forward ops and recomputations in the order in which their autograd nodes are created.
+
+    In each cycle the copies come before the computations (section 3.2.1).
+    """
+    into: dict[int, list[Transfer]] = defaultdict(list)
+    for transfer in transfers:
+        if devices[transfer.source] != devices[transfer.target]:
+            into[transfer.target].append(transfer)
+    created: list[Op] = []
+    late: list[Op] = []
+    for cycle in clock_cycles(micro_batches, len(devices)):
+        for i, j in cycle:
+            created += [
+                Op(j, "copy", i, transfer.part, transfer.source, transfer.bytes, "copy in") for transfer in into[j]
+            ]
+        for i, j in cycle:
+            created.append(Op(j, "F", i))
+            if recomputed(i, micro_batches, recompute):
+                (created if dependency else late).append(Op(j, "R", i))
+    return created + late
+
+
+def _twin(op: Op) -> Op:
+    if op.kind == "F":
+        return Op(op.stage, "B", op.micro_batch)
+    if op.kind == "copy" and op.peer is not None:
+        return Op(op.peer, "copy", op.micro_batch, op.part, op.stage, op.bytes, op.queue)
+    return op
+
+
+def _placed(ops: Sequence[Op], devices: Sequence[int], streams: bool) -> Iterator[tuple[DeviceQueue, Op]]:
+    """Yields each op with its queue; a copy without streams, with both queues."""
+    compute: list[DeviceQueue] = [(device, "compute") for device in devices]
+    copy_in: list[DeviceQueue] = [(device, "copy in") for device in devices]
+    for op in ops:
+        if op.kind != "copy" or op.peer is None:
+            yield compute[op.stage], op
+        elif streams:
+            yield copy_in[op.stage], op
+        else:
+            yield compute[op.peer], op
+            yield compute[op.stage], op

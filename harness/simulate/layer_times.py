@@ -1,0 +1,243 @@
+"""Where layer times come from: measured, measured and scaled to another device, or from counted work.
+
+**The analytic model.** Each kernel costs `kernel_s` of its device, and then as long as its FLOPs or its bytes take,
+whichever is longer, at the share `efficiency` of the device's peaks. So a kernel of w FLOPs reaches this share of peak:
+
+    e |                                 _____..........       e * w / (w + e * peak * kernel_s)
+      |                      ___...'''
+      |               __.''
+    e/2 - - - - - _.'                                         half of it at w = e * peak * kernel_s: 113 MFLOP on a
+      |        .'                                             device of 11.76 TFLOP/s, 10 us and e = 0.96
+      |    _.'
+      |__.'___________________________________________ w (logarithmic)
+
+A layer's kernels with FLOPs are taken together (max of FLOPs and bytes), and so are its elementwise ones (bytes). The
+backward pass is twice the forward pass in kernels, FLOPs and bytes. No number but `efficiency` is calibrated.
+
+**Waves.** Where it is known how many elements of a matmul's output a device computes at once (`wave_elements`: the
+tiles of all its multiprocessors), a matmul computes half a wave more than it has, on average: the last wave is not
+full. That is as much work for a small matmul as for a large one, and for a shard as for the whole, if the output is
+split.
+
+    |== wave ==|== wave ==|== wave ==|=====.....|      the fourth wave takes as long as the others
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from harness.core.cluster import Device
+from harness.core.model_profile import LayerProfile, ModelProfile, Product
+from harness.core.problem import CannotRun, Problem, refuse
+from harness.core.value_checks import one_of
+
+COSTS = ("auto", "measured", "scaled", "analytic", "none")
+BACKWARD = 2
+"""The work of a layer's backward pass, in forward passes: gradients of its input and of its parameters."""
+
+
+def with_layer_times(
+    profile: ModelProfile, costs: str, device: Device, simulated: bool, user_profile: bool
+) -> ModelProfile:
+    """Returns `profile` with the layer times that the key `costs` asks for, on `device` of the cluster.
+
+    `simulated`: the cluster is not this machine. `user_profile`: the user specified the profile. Raises `CannotRun`
+    where the times are not available.
+    """
+    refuse(one_of("costs", costs, COSTS))
+    if costs == "auto":
+        costs = _automatic(profile, device, simulated, user_profile)
+    if costs == "none":
+        return without_times(profile)
+    if costs == "analytic":
+        return analytic(profile, device)
+    if not has_times(profile):
+        message = f"needs a profile with times, that of {_name(profile)} has none ({profile.source})"
+        hint = "a profile of python run.py mode=profile"
+        raise CannotRun([Problem("costs", costs, message, ({"costs": "analytic"},), hint)])
+    return scaled(profile, profile.device or Device(), device) if costs == "scaled" else profile
+
+
+def without_times(profile: ModelProfile) -> ModelProfile:
+    """Returns the profile with layers that take no time, so that only communication is left."""
+    layers = tuple(replace(layer, forward_s=0.0, backward_s=0.0) for layer in profile.layers)
+    return replace(profile, layers=layers, source=f"none, {profile.source}")
+
+
+def _automatic(profile: ModelProfile, device: Device, simulated: bool, user_profile: bool) -> str:
+    """Returns what auto means: the times of the profile, unless it has none or better ones are available.
+
+    Better ones are available on a simulated device with peaks: analytic times for a profile that was made on this
+    machine; for a user's profile of another device times computed again, or scaled if they were measured.
+    """
+    if not has_times(profile):
+        return "analytic"
+    if not simulated or _without_peaks(profile, device):
+        return "measured"
+    if not user_profile:
+        return "analytic"
+    origin = profile.device
+    if origin is None or origin.name == device.name or _without_work(profile):
+        return "measured"
+    if profile.source.startswith("analytic on "):
+        return "analytic"
+    origin_known = profile.source.startswith(("measured on ", "scaled from ")) and not _without_origin(profile, origin)
+    return "scaled" if origin_known else "measured"
+
+
+def times_warning(profile: ModelProfile, device: Device, user_profile: bool) -> str:
+    """Returns a warning about times that are not, or not known to be, those of a simulated `device`, with advice.
+
+    Empty for its own times. `user_profile`: the user specified the profile.
+    """
+    if not has_times(profile):
+        advice = _advice(profile, device)
+        return f"layers take no time, what is predicted is communication alone{advice and f' -> {advice}'}"
+    if profile.device and profile.device.name == device.name:
+        return ""
+    whose = "the profile" if user_profile else "this machine"
+    doubt = "not" if profile.device or not user_profile else "not known to be"
+    advice = _advice(profile, device)
+    return f"layer times are those of {whose} ({profile.source}), {doubt} of {device.name}{advice and f' -> {advice}'}"
+
+
+def _advice(profile: ModelProfile, device: Device) -> str:
+    """Returns the keys that give times of `device`; empty without counted work, where nothing helps."""
+    if _without_work(profile):
+        return ""
+    lacking = [problem.hint for problem in _without_peaks(profile, device)]
+    if lacking:
+        return " ".join([*lacking, "costs=analytic"])
+    scales = profile.device and not _without_origin(profile, profile.device)
+    return "costs=scaled or costs=analytic" if scales else "costs=analytic"
+
+
+def analytic(profile: ModelProfile, device: Device) -> ModelProfile:
+    """Computes the times of `profile` on `device` from its FLOPs, bytes and kernels, ignoring the times that it has.
+
+    A layer without work takes no time. Raises `CannotRun` where the device lacks a peak, or the profile has no work.
+    """
+    problems = _without_work(profile) + _without_peaks(profile, device)
+    refuse(problems, f"costs=analytic on {device.name}")
+    source = f"analytic on {device.name} from counted work: {_numbers(profile, device)}"
+    forward_s = [_forward_s(layer, depth(layer.products), profile, device) for layer in profile.layers]
+    return replace(_timed(profile, forward_s), source=source, device=device)
+
+
+def scaled(profile: ModelProfile, origin: Device, target: Device) -> ModelProfile:
+    """Scales the times of `profile`, measured on `origin`, to `target`: each layer's times the ratio of its analytic
+    times.
+
+    A layer with times but without counted work is scaled by the ratio of memory bandwidths. Raises `CannotRun` where
+    one of the devices lacks a peak.
+    """
+    problems = _without_origin(profile, origin) + _without_peaks(profile, target)
+    refuse(problems, f"costs=scaled to {target.name}")
+    layers = []
+    for layer in profile.layers:
+        ratio = origin.memory_bandwidth / target.memory_bandwidth
+        if _has_work(layer):
+            terms = depth(layer.products)
+            ratio = _forward_s(layer, terms, profile, target) / _forward_s(layer, terms, profile, origin)
+        layers.append(replace(layer, forward_s=layer.forward_s * ratio, backward_s=layer.backward_s * ratio))
+    source = f"scaled from {origin.name} to {target.name}: {profile.source}"
+    return replace(profile, layers=tuple(layers), source=source, device=target)
+
+
+def price_shares(shares: ModelProfile, depths: Sequence[float]) -> ModelProfile:
+    """Computes the times of a device's shares of the layers where waves are known; else keeps their even times.
+
+    A share launches as many kernels as the whole layer. `depths[i]` is that of layer i (`depth`) on the device.
+    """
+    device = shares.device
+    if not device or not device.wave_elements or not shares.source.startswith("analytic on "):
+        return shares
+    return _timed(shares, [_forward_s(*of, shares, device) for of in zip(shares.layers, depths, strict=True)])
+
+
+def depth(products: Sequence[Product]) -> int:
+    """Returns the multiplications for one element of the output, of all matmuls together; a look-up has none."""
+    return sum(product.in_ for product in products if product.kind != "embedding")
+
+
+def has_times(profile: ModelProfile) -> bool:
+    """Returns whether any layer takes time; in a counted profile none does."""
+    return any(layer.forward_s or layer.backward_s for layer in profile.layers)
+
+
+def _timed(profile: ModelProfile, forward_s: Sequence[float]) -> ModelProfile:
+    layers = (
+        replace(layer, forward_s=seconds, backward_s=BACKWARD * seconds)
+        for layer, seconds in zip(profile.layers, forward_s, strict=True)
+    )
+    return replace(profile, layers=tuple(layers))
+
+
+def _forward_s(layer: LayerProfile, deep: float, profile: ModelProfile, device: Device) -> float:
+    """Adds half a wave for each matmul: `wave_elements` / 2 elements, two FLOPs for each of its depth."""
+    if not _has_work(layer):
+        return 0.0
+    compute_s = (layer.flops + device.wave_elements * deep) / _peak(profile, device)
+    bytes_s = (layer.bytes_moved - layer.elementwise_bytes) / device.memory_bandwidth
+    elementwise_s = layer.elementwise_bytes / device.memory_bandwidth
+    return layer.kernels * device.kernel_s + (max(compute_s, bytes_s) + elementwise_s) / device.efficiency
+
+
+def _has_work(layer: LayerProfile) -> bool:
+    return layer.flops > 0 or layer.bytes_moved > 0
+
+
+def _format(profile: ModelProfile) -> str:
+    """Returns the number format in which matmuls compute."""
+    return profile.autocast or profile.dtype
+
+
+def _peak(profile: ModelProfile, device: Device) -> float:
+    """Returns FLOP/s in the profile's format; 0 where the device has none."""
+    return device.peak_flops.get(_format(profile), 0.0)
+
+
+def _numbers(profile: ModelProfile, device: Device) -> str:
+    waves = f", waves of {device.wave_elements} elements" if device.wave_elements else ""
+    return (
+        f"{_peak(profile, device) / 1e12:g} TFLOP/s {_format(profile)}, {device.memory_bandwidth / 1e9:g} GB/s, "
+        f"{device.kernel_s * 1e6:g} us a kernel, efficiency {device.efficiency:g}{waves}"
+    )
+
+
+def _without_work(profile: ModelProfile) -> list[Problem]:
+    if any(_has_work(layer) for layer in profile.layers):
+        return []
+    message = f"has neither FLOPs nor bytes in any of its {len(profile.layers)} layers, so that nothing can be priced"
+    hint = "python run.py mode=profile costs=analytic model=NAME"
+    return [Problem("profile", _name(profile), message, hint=hint)]
+
+
+def _without_peaks(profile: ModelProfile, device: Device) -> list[Problem]:
+    """Lists what the cluster's device lacks for analytic times."""
+    problems = []
+    if not _peak(profile, device):
+        key = f"cluster.peak_tflops.{_format(profile)}"
+        formats = ", ".join(sorted(name for name, peak in device.peak_flops.items() if peak)) or "no format"
+        message = f"is needed to price {_name(profile)}, {device.name} has it for {formats}"
+        problems.append(Problem(key, None, message, hint=f"{key}=TFLOPS"))
+    if not device.memory_bandwidth:
+        key = "cluster.memory_bandwidth_gb_s"
+        message = f"is needed to price {_name(profile)}, {device.name} has none"
+        problems.append(Problem(key, None, message, hint=f"{key}=GB_PER_S"))
+    return problems
+
+
+def _without_origin(profile: ModelProfile, origin: Device) -> list[Problem]:
+    """Lists what is unknown of the device that a profile was measured on."""
+    if _peak(profile, origin) and origin.memory_bandwidth:
+        return []
+    device = f"what it was measured on ({profile.source})"
+    message = f"does not know the {_format(profile)} peak and the memory bandwidth of {device}"
+    hint = "measure it again with python run.py mode=profile"
+    return [Problem("profile", _name(profile), message, ({"costs": "analytic"},), hint)]
+
+
+def _name(profile: ModelProfile) -> str:
+    return profile.model or "without a name"

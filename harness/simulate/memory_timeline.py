@@ -1,0 +1,329 @@
+"""The memory timeline of each device: what the ops of an execution allocate and free, and when.
+
+    copy    |== input or skip ================================|      until its stage's backward task ends
+    F          |== saved, or checkpoint ======================|      and what it sends, until it has left
+    R                                |== saved ===============|
+    copy                         |== a skip's gradient =======|
+    B                                         |== working ====|
+    collective                                                |= reducing =|
+
+Where messages are "posted", "copied" or "kept" (`harness.core.memory_model`), buffers for them are always allocated.
+
+Of two changes at the same moment the free comes first. Where the memory model counts only the inputs of layers, as
+MadPipe's does, copies and the working set of a backward task cost nothing, as in that paper.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from harness.core.memory_model import MemoryModel
+from harness.core.model_profile import ModelProfile
+from harness.core.op import Op
+from harness.core.plan import Plan, Stage
+from harness.schedule import Schedule
+from harness.schedule.dependency_graph import DATA, Graph, split_part
+
+
+@dataclass(frozen=True)
+class Peak:
+    """The peak of one device: when, how many bytes, and of what ("weights", "saved", "checkpoints", ...)."""
+
+    device: int
+    at_s: float
+    bytes: int
+    contents: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass
+class _Changes:
+    """The allocations and frees of one device, as columns."""
+
+    at_s: list[float] = field(default_factory=list)
+    bytes: list[int] = field(default_factory=list)
+    what: list[int] = field(default_factory=list)
+
+    def hold(self, start_s: float, end_s: float, size: int, what: int) -> None:
+        if size:
+            self.at_s += (start_s, end_s)
+            self.bytes += (size, -size)
+            self.what += (what, what)
+
+
+NAMES = ("saved", "checkpoints", "received", "to be sent", "outputs", "working", "reducing")
+SAVED, CHECKPOINTS, RECEIVED, SENT, OUTPUTS, WORKING, REDUCING = range(7)
+SUMS = (("all_reduce", DATA), ("reduce_scatter", DATA))
+"""Collectives that reduce gradients over replicas."""
+KEPT_MICRO_BATCHES = 2
+"""Micro-batches after which the last stage frees what it received and its gradients, where messages are copied:
+DeepSpeed keeps the outputs of two micro-batches, and with them all that they were computed from."""
+
+
+def peaks(
+    graph: Graph,
+    start_s: list[float],
+    end_s: list[float],
+    schedule: Schedule,
+    plan: Plan,
+    profile: ModelProfile,
+    memory: MemoryModel,
+) -> tuple[Peak, ...]:
+    """Returns the peak of each of `plan.devices`."""
+    timeline = _MemoryTimeline(graph, start_s, end_s, schedule, plan, profile, memory)
+    timeline.write()
+    return tuple(timeline.peak(device) for device in plan.devices)
+
+
+def working_bytes(profile: ModelProfile, first: int, last: int, accumulated: float = 0.0) -> int:
+    """Returns the bytes that the backward pass of `first`..`last` needs at its peak beyond what it frees, layer by
+    layer:
+
+    saved by   first ... l | gradients of l's output, input and parameters, and of inner skips that pass over l
+                           | what else l works with (`LayerProfile.working_bytes`)
+
+    The new gradient of parameters (`accumulated` times their bytes) coexists with the one that it is added to.
+    """
+    inside = [s for s in profile.skips if first <= s.source and s.target <= last]
+    saved = beyond = 0
+    for number in reversed(range(first, last + 1)):
+        layer = profile.layers[number]
+        gradients = layer.output_bytes + (profile.boundary_bytes(number) if number else 0)
+        gradients += sum(s.bytes for s in inside if s.source < number <= s.target)
+        needed = gradients + round(layer.param_bytes * accumulated) + layer.working_bytes
+        beyond = max(beyond, needed - saved)
+        saved += layer.saved_bytes
+    return beyond
+
+
+@dataclass(frozen=True)
+class _StageBytes:
+    """Bytes that the tasks of one stage hold, for one micro-batch.
+
+    `checkpoint` is that of a task that will be recomputed, `delayed` what a backward task leaves for that of the
+    weights, `first_working` that of the first backward task, which finds no gradients to add to (but a flat buffer).
+    """
+
+    checkpoint: int
+    saved: int
+    outputs: int
+    delayed: int
+    first_working: int
+    working: int
+
+
+class _MemoryTimeline:
+    def __init__(
+        self,
+        graph: Graph,
+        start_s: list[float],
+        end_s: list[float],
+        schedule: Schedule,
+        plan: Plan,
+        profile: ModelProfile,
+        memory: MemoryModel,
+    ) -> None:
+        self.graph, self.start_s, self.end_s = graph, start_s, end_s
+        self.schedule, self.plan, self.profile, self.memory = schedule, plan, profile, memory
+        self.whole = memory.activations == "saved"
+        self.passing = memory.messages in ("passing", "posted")
+        self.last_s = max(end_s, default=0.0)
+        self.changes_of = {device: _Changes() for device in plan.devices}
+        self.backward = {(op.stage, op.micro_batch): node for node, op in enumerate(graph.ops) if op.kind == "B"}
+        self.forward = {(op.stage, op.micro_batch): node for node, op in enumerate(graph.ops) if op.kind == "F"}
+        self.weights = {(op.stage, op.micro_batch): node for node, op in enumerate(graph.ops) if op.kind == "W"}
+        self.first_backward = {  # of each stage
+            stage: min(nodes, key=lambda node: start_s[node]) for stage, nodes in _by_stage(graph, "B").items()
+        }
+        self.recomputed = {(op.stage, op.micro_batch) for op in graph.ops if op.kind == "R"}
+        # what messages bring a stage, forward and back, "" being its input and its gradient
+        self.arriving: dict[tuple[int, bool], dict[str, int]] = defaultdict(dict)
+        for op in graph.ops:
+            if op.kind in ("copy", "send") and op.peer is not None:
+                self.arriving[op.stage if op.kind == "copy" else op.peer, op.forward][op.part] = op.bytes
+        self.stages = [self.stage_bytes(number, stage) for number, stage in enumerate(plan.stages)]
+
+    def write(self) -> None:
+        for node, op in enumerate(self.graph.ops):
+            kind = op.kind
+            if kind in ("F", "R"):
+                self.task(node, op)
+            elif kind in ("copy", "send") and op.peer is not None and self.whole:
+                self.message(node, op)
+            elif kind == "B" and self.whole:
+                sizes = self.stages[op.stage]
+                working = sizes.first_working if self.first_backward[op.stage] == node else sizes.working
+                self.changes(op.stage).hold(self.start_s[node], self.end_s[node], working, WORKING)
+                if self.memory.messages in ("copied", "posted"):
+                    # gradients of skips: in addition to their buffers, or until the task has ended and they are sent
+                    arriving = self.arriving[op.stage, self.memory.messages == "posted"]
+                    skips = sum(size for part, size in arriving.items() if part)
+                    self.changes(op.stage).hold(self.start_s[node], self.end_s[node], skips, RECEIVED)
+                later = self.end_s[self.weights.get((op.stage, op.micro_batch), node)]
+                self.changes(op.stage).hold(self.end_s[node], later, sizes.delayed, WORKING)
+            elif kind == "collective" and split_part(op.part) in SUMS:
+                stage = self.plan.stages[op.stage]
+                size = round(self.memory.reducing * self.profile.parameter_bytes(stage.first, stage.last))
+                self.changes(op.stage).hold(self.start_s[node], self.end_s[node], size, REDUCING)
+
+    def changes(self, stage: int) -> _Changes:
+        return self.changes_of[self.plan.stages[stage].device]
+
+    def task(self, node: int, op: Op) -> None:
+        """Adds what a forward task or recomputation keeps until the backward task, and that of the weights, have
+        ended."""
+        place = (op.stage, op.micro_batch)
+        start, end = self.start_s[node], self.end_s[self.backward.get(place, node)]
+        end = max(end, self.end_s[self.weights.get(place, node)])
+        sizes, changes = self.stages[op.stage], self.changes(op.stage)
+        if op.kind == "F":
+            changes.hold(start, end, sizes.outputs, OUTPUTS)
+            if place in self.recomputed:
+                changes.hold(start, end, sizes.checkpoint, CHECKPOINTS)
+                return
+            if self.memory.messages == "copied":
+                changes.hold(start, self.end_s[node], sum(self.arriving[op.stage, True].values()), RECEIVED)
+        changes.hold(start, end, sizes.saved, SAVED)
+
+    def message(self, node: int, op: Op) -> None:
+        """Adds the buffers of a message. The receiver keeps it until the end of the backward task that uses it, a
+        boundary's gradient only until that task begins, whose working set replaces it. The sender keeps it until it is
+        sent."""
+        assert op.peer is not None
+        target, source = (op.stage, op.peer) if op.kind == "copy" else (op.peer, op.stage)
+        forward, end = op.forward, self.end_s[node]
+        user = self.backward.get((target, op.micro_batch), node)
+        until = self.end_s[user] if forward or op.part else self.start_s[user]
+        if self.passing or (self.memory.messages == "copied" and forward):
+            self.changes(target).hold(
+                self.start_s[node], max(until, end, self.freed_at(target, op)), op.bytes, RECEIVED
+            )
+        made = self.sent_from(node, source, op)
+        end = max(end, self.kept_until(source, op))
+        if made < end:
+            self.changes(source).hold(made, end, op.bytes, SENT)
+
+    def sent_from(self, node: int, stage: int, op: Op) -> float:
+        """Returns when the buffer of what `stage` sends begins: after the backward task for a skip that the task
+        saves."""
+        place = (stage, op.micro_batch)
+        copied = (
+            self.memory.messages == "copied" and op.part in self.arriving[stage, True]
+        )  # a skip that passes through
+        saved = op.forward and bool(op.part) and place not in self.recomputed and not copied
+        return self.end_s[(self.forward if op.forward and not saved else self.backward).get(place, node)]
+
+    def kept_until(self, stage: int, op: Op) -> float:
+        """Returns until when `stage` keeps what it has sent.
+
+        Libraries that keep their buffers wait for their sends at the end of the step, where devices have several
+        stages.
+        """
+        if self.memory.messages == "kept" and len(self.plan.stages) > len(self.plan.devices):
+            return 0.0 if op.part in self.arriving[stage, op.forward] else self.last_s
+        user = self.backward.get((stage, op.micro_batch))
+        if not self.passing and op.forward and user is not None:
+            return self.start_s[user]
+        return 0.0 if op.forward else self.freed_at(stage, op)
+
+    def freed_at(self, stage: int, op: Op) -> float:
+        """Returns when the last stage frees what it received, and the gradients, of the micro-batch of a message."""
+        if self.memory.messages != "copied" or stage != len(self.plan.stages) - 1 or op.micro_batch is None:
+            return 0.0
+        later = self.forward.get((stage, op.micro_batch + KEPT_MICRO_BATCHES))
+        return self.last_s if later is None else self.end_s[later]
+
+    def stage_bytes(self, number: int, stage: Stage) -> _StageBytes:
+        """Returns the bytes of a stage's tasks; a memory model of layer inputs counts nothing else."""
+        profile, memory = self.profile, self.memory
+        task = memory.task_bytes(profile, stage.first, stage.last)
+        if not self.whole:
+            return _StageBytes(memory.checkpoint_bytes(profile, stage.first, stage.last), task, 0, 0, 0, 0)
+        brought = self.arriving[number, True]
+        counted = (stage.first == 0 or "" in brought) and memory.messages != "copied"
+        if counted:  # the input, which the first layer saves, is counted already
+            task -= min(profile.boundary_bytes(stage.first), profile.layers[stage.first].saved_bytes)
+        checkpoint = 0 if "" in brought or stage.first == 0 else profile.boundary_bytes(stage.first)
+        checkpoint += sum(s.bytes for s in profile.skips_into(stage.first, stage.last) if s.name not in brought)
+        checkpoint += sum(brought.values()) if memory.messages == "copied" else 0
+        accumulated = min(1.0, memory.gradients)
+        working = [
+            working_bytes(profile, stage.first, stage.last, share)
+            for share in (accumulated if memory.flat else 0.0, accumulated)
+        ]
+        return _StageBytes(
+            checkpoint,
+            task,
+            self.output_bytes(number),
+            memory.delayed_bytes(profile, stage.first, stage.last),
+            *working,
+        )
+
+    def output_bytes(self, number: int) -> int:
+        """Returns the bytes of the model's output, which waits for the loss, or of what the loss keeps of it.
+
+        A gathered output has a gradient of the same size. Engines that keep messages keep the output in addition, those
+        that copy messages also the previous one.
+        """
+        if number != len(self.plan.stages) - 1:
+            return 0
+        copies = 2 if self.schedule.loss == "gathered" else {"kept": 2, "copied": 3}.get(self.memory.messages, 1)
+        return self.profile.layers[-1].output_bytes * copies
+
+    def resident(self, device: int) -> dict[str, int]:
+        """Returns what is always allocated: model state, and on the first stage's device the whole mini-batch."""
+        held = [stage for stage in self.plan.stages if stage.device == device]
+        layers = [number for stage in held for number in range(stage.first, stage.last + 1)]
+        parts = self.memory.state_parts(self.profile, layers)
+        if self.whole and self.plan.stages[0] in held:
+            parts["mini-batch"] = self.plan.micro_batches * self.profile.input_bytes
+        numbers = [number for number, stage in enumerate(self.plan.stages) if stage.device == device]
+        parts["buffers of messages"] = sum(map(self.buffers, numbers)) if self.whole else 0
+        return parts
+
+    def buffers(self, number: int) -> int:
+        """Returns the bytes of permanent buffers for what arrives at a stage."""
+        if self.memory.messages == "passing":
+            return 0
+        each = sum(sum(self.arriving[number, forward].values()) for forward in (True, False))
+        if self.memory.messages in ("copied", "posted"):
+            return each
+        return self.plan.micro_batches * (each + 2 * self.from_same_device(number))
+
+    def from_same_device(self, number: int) -> int:
+        """Returns the bytes that a stage gets from the previous one on the same device, for one micro-batch.
+
+        Skips that only pass through the previous stage are in its own buffers."""
+        previous, stage = self.plan.stages[max(0, number - 1)], self.plan.stages[number]
+        if number == 0 or previous.device != stage.device:
+            return 0
+        skips = (s.bytes for s in self.profile.skips if previous.first <= s.source < stage.first <= s.target)
+        return self.profile.boundary_bytes(stage.first) + sum(skips)
+
+    def peak(self, device: int) -> Peak:
+        """Returns the peak of a device. Of changes at the same moment the free comes first."""
+        resident, changes = self.resident(device), self.changes_of[device]
+        base = sum(resident.values())
+        if not changes.at_s:
+            return Peak(device, 0.0, base, _without_zeros(resident))
+        at_s, change, what = np.array(changes.at_s), np.array(changes.bytes, dtype=np.int64), np.array(changes.what)
+        order = np.lexsort((change > 0, at_s))
+        live = np.cumsum(change[order])
+        highest = int(np.argmax(live))
+        until_peak = order[: highest + 1]
+        parts = {name: int(change[until_peak][what[until_peak] == code].sum()) for code, name in enumerate(NAMES)}
+        return Peak(device, float(at_s[order[highest]]), base + int(live[highest]), _without_zeros(resident | parts))
+
+
+def _by_stage(graph: Graph, kind: str) -> dict[int, list[int]]:
+    nodes_of: dict[int, list[int]] = defaultdict(list)
+    for node, op in enumerate(graph.ops):
+        if op.kind == kind:
+            nodes_of[op.stage].append(node)
+    return nodes_of
+
+
+def _without_zeros(parts: dict[str, int]) -> dict[str, int]:
+    return {name: size for name, size in parts.items() if size}

@@ -1,0 +1,73 @@
+"""How long each op takes on its own, without contention or jitter."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Mapping
+from functools import cached_property
+
+from harness.core.cluster import Cluster
+from harness.core.memory_model import MemoryModel
+from harness.core.model_profile import ModelProfile
+from harness.core.op import Op
+from harness.core.plan import Plan
+from harness.schedule.dependency_graph import Graph
+
+Seconds = dict[str, list[float]]
+KERNELS = 12
+"""Kernels of an update: Adam's ten (the decay, two moments with two each, the root, its correction, eps, the quotient,
+the counter), and what widens gradients and narrows weights."""
+
+
+class TaskCosts:
+    """Seconds of tasks, by kind and stage.
+
+    The optimizer reads gradients, and reads and writes weights and its own state, wherever that is kept between steps.
+    Where the weights' gradients are tasks of their own (W), each of B and W takes half of the backward pass.
+    """
+
+    def __init__(self, plan: Plan, profile: ModelProfile, cluster: Cluster, memory: MemoryModel, halved: bool) -> None:
+        self.plan, self.profile, self.cluster, self.memory = plan, profile, cluster, memory
+        self.halved = halved
+
+    @cached_property
+    def seconds(self) -> Seconds:
+        stages = self.plan.stages
+        forward = [self.profile.sum("forward_s", stage.first, stage.last) for stage in stages]
+        backward = [self.profile.sum("backward_s", stage.first, stage.last) for stage in stages]
+        half = [value / 2 for value in backward] if self.halved else backward
+        return {"F": forward, "R": forward, "B": half, "W": half, "step": list(map(self._step_s, range(len(stages))))}
+
+    def _step_s(self, stage: int) -> float:
+        return self.update_s(self.profile.parameter_bytes(self.plan.stages[stage].first, self.plan.stages[stage].last))
+
+    def update_s(self, size: int) -> float:
+        """Returns seconds of the optimizer on `size` bytes of parameters: its kernels, and the bytes that they
+        touch."""
+        memory, device = self.memory, self.cluster.device
+        bandwidth = device.memory_bandwidth * device.efficiency
+        touched = 2 * memory.weights + memory.gradients + 2 * (memory.optimizer + memory.offloaded)
+        launched = KERNELS * device.kernel_s if size else 0.0
+        return launched + (size * touched / bandwidth if bandwidth else 0.0)
+
+    def bucket_s(self, size: int) -> float:
+        """Returns seconds of a copy of optimizer state from or to the host's memory, for `size` bytes of parameters."""
+        return self.cluster.host_link.seconds(size * self.memory.offloaded)
+
+
+def given_duration(op: Op, durations: Mapping[str, float]) -> float:
+    """Returns the duration that the caller passed. Raises ValueError for one that is missing, negative or not
+    finite."""
+    seconds = durations.get(str(op))
+    if seconds is None:
+        raise ValueError(f"{op} of stage {op.stage} has no duration -> one for each op of the schedule")
+    if not (math.isfinite(seconds) and seconds >= 0):
+        raise ValueError(f"{op} of stage {op.stage} takes {seconds} s -> a finite number of at least 0")
+    return seconds
+
+
+def disturbances(graph: Graph, spread: float, seed: int) -> list[float]:
+    """Draws a factor for each node: normal around 1, at least 0; the same for the same seed."""
+    draw = random.Random(seed)
+    return [max(0.0, draw.gauss(1.0, spread)) for _ in graph.before]

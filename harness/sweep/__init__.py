@@ -1,0 +1,1 @@
+"""Sweeps: points from overrides, each run in its folder, and a live table."""

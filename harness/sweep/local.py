@@ -1,0 +1,143 @@
+"""Runs the points of a sweep one after the other on this machine.
+
+Points that train have a process of their own; those that only plan or simulate share this one. A point that fails is a
+row and not the end; one that cannot run is reported before anything starts. A sweep that is started again (the same
++sweeps=NAME and scale, or the same out=DIR) skips the points that have ended well. Two on the same folder share them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from pathlib import Path
+
+from omegaconf import DictConfig
+
+from harness.core import files
+from harness.core.problem import CannotRun, Problem
+from harness.core.record import EXIT_CODES, RunRecord
+from harness.core.run_files import RECORD
+from harness.launch.signals import preemptible
+from harness.sweep import run_point
+from harness.sweep.live_table import Display, Row, as_csv, close
+from harness.sweep.points import expand, refuse_mistyped, scale_of, value_of
+from harness.sweep.run_point import Busy
+
+POINTS = "points.csv"
+"""The file in a sweep's folder that holds its table."""
+
+
+def main(overrides: Sequence[str]) -> int:
+    """`python run.py -m ...`: run every point, print the closing table and keep it as `POINTS`.
+
+    Returns 0 if every point has a result: it is ok, or was only simulated or planned and is infeasible. Else 1, and 130
+    if the sweep was interrupted. Raises CannotRun if all points have the same typing error, or cannot be read, or the
+    sweep's folder cannot be written.
+    """
+    points = expand(overrides)
+    refuse_mistyped(points)
+    rows = [Row(point) for point in points]
+    folder = folder_of(overrides)
+    make(folder)
+    interrupted = False
+    with writing(folder):
+        try:
+            with preemptible(), Display(rows) as display:
+                _go_through(rows, folder, display)
+        except KeyboardInterrupt:
+            interrupted = True
+    show(rows, folder)
+    return EXIT_CODES["preempted"] if interrupted else 0 if all(_has_result(row) for row in rows) else 1
+
+
+def show(rows: Sequence[Row], folder: Path) -> None:
+    """Print the closing table and keep it as `POINTS`; raises CannotRun if it cannot be written."""
+    close(rows, folder)
+    with writing(folder):
+        files.write_text(folder / POINTS, as_csv(rows))
+
+
+def _go_through(rows: Sequence[Row], folder: Path, display: Display) -> None:
+    """First those that cannot run, then all others, at last what another sweep was running meanwhile."""
+    configs: dict[str, DictConfig | None] = {}
+    for row in rows:
+        if run_point.unreadable(folder / row.point.id):
+            display.note(f"{row.point.id} has a {RECORD} that cannot be read, it is run again")
+        configs[row.point.id] = _composed(row, folder / row.point.id)
+        if row.record:
+            display.ended(row)
+    elsewhere = []
+    for row in rows:
+        if row.record is None:
+            try:
+                run_point.run_point(row, folder / row.point.id, configs.pop(row.point.id), display.refresh)
+                display.ended(row)
+            except Busy:
+                row.waits = "elsewhere"
+                elsewhere.append((row, run_point.stored(folder / row.point.id)))
+    for row, former in elsewhere:
+        _wait_for(row, folder / row.point.id, former, display)
+        display.ended(row)
+
+
+def _composed(row: Row, folder: Path) -> DictConfig | None:
+    """The configuration of a point that is to run; the record of one that is done already, or cannot run."""
+    if run_point.done_before(row, folder):
+        return None
+    found = run_point.composed(row.point)
+    if not isinstance(found, RunRecord):
+        return found
+    with contextlib.suppress(Busy):
+        run_point.refuse(row, folder, found)
+    return None
+
+
+def _wait_for(row: Row, folder: Path, former: RunRecord | None, display: Display) -> None:
+    """The record that another sweep makes; one that ends without, or was interrupted, leaves the point to this one."""
+    while row.record is None:
+        try:
+            with run_point.held(folder):
+                found = run_point.stored(folder)
+            if found != former and found and found.status not in ("running", "preempted"):
+                row.record = found
+            else:
+                run_point.run_point(row, folder, waiting=display.refresh)
+        except Busy:
+            display.refresh()
+            time.sleep(run_point.POLL_S)
+
+
+@contextlib.contextmanager
+def writing(folder: Path) -> Iterator[None]:
+    """Says of what cannot be written that it is the sweep's folder."""
+    try:
+        yield
+    except OSError as error:
+        problem = Problem("out", str(folder), f"cannot be written: {error}", hint="out=DIR")
+        raise CannotRun([problem], "this sweep") from error
+
+
+def _has_result(row: Row) -> bool:
+    """That a simulated or planned point does not fit is a result; that a point could not be measured is a failure."""
+    record = row.record
+    return record is not None and (
+        record.status == "ok" or (record.status == "infeasible" and record.source == "simulated")
+    )
+
+
+def folder_of(overrides: Sequence[str]) -> Path:
+    """The sweep's folder: out=DIR, or runs/NAME or runs/NAME-SCALE of its file, or runs/DATE."""
+    name = value_of(overrides, "+sweeps") or datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
+    scale = scale_of(overrides)
+    return Path(value_of(overrides, "out") or Path("runs") / (f"{name}-{scale}" if scale else name))
+
+
+def make(folder: Path) -> None:
+    """Make the sweep's folder, if it is not there. Raises CannotRun."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        problem = Problem("out", str(folder), f"cannot be made a folder: {error.strerror}", hint="out=DIR")
+        raise CannotRun([problem], "this sweep") from error

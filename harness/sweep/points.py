@@ -1,0 +1,205 @@
+"""From the overrides of a sweep to its points: a list of overrides and an id for each. Runs nothing."""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override, ValueType
+from hydra.errors import HydraException
+from omegaconf import OmegaConf
+
+from harness.cli.compose import choices, mistyped, read, session
+from harness.config.overrides import first_line
+from harness.core.problem import LEAVE_OUT, CannotRun, Problem, refuse
+from harness.core.value_checks import closest, one_of
+
+ID_LENGTH = 10
+SWEEP = "this sweep"
+WHOLE = ("+sweeps", "scale", "out")
+"""The keys that belong to the whole sweep."""
+Table = dict[str, list[str]]
+"""For each key the overrides that it goes through: {"batch.size": ["batch.size=1", "batch.size=2"]}."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """One run of a sweep: `overrides` in normal form, one for each key; `id` depends on nothing else."""
+
+    id: str
+    overrides: tuple[str, ...]
+
+    @classmethod
+    def of(cls, overrides: Sequence[str]) -> Point:
+        text = "\n".join(sorted(overrides))
+        return cls(hashlib.sha256(text.encode()).hexdigest()[:ID_LENGTH], tuple(overrides))
+
+    def values(self) -> dict[str, str]:
+        """{"engine": "gpipe", ...}"""
+        return {key: value for key, _, value in (override.partition("=") for override in self.overrides)}
+
+
+def expand(overrides: Sequence[str]) -> list[Point]:
+    """Every point, in order, each once. Of the same key in several places the later one counts:
+
+        a point of the file   <   the file's grid   <   the command line
+
+    `+sweeps=NAME` takes the points of sweeps/NAME.yaml, `scale=` one of its scales; commas, choice(), range() and
+    glob() mean what they mean to Hydra, in the file too. `out=` is the sweep's and no part of a point. Raises CannotRun
+    for what cannot be read.
+    """
+    with session() as loader:
+        parser = OverridesParser.create(loader)
+        own = {key: values for key, values in _table(overrides, parser, "").items() if key not in WHOLE}
+        points, grid = _file(overrides, parser)
+        tables = [point | grid | own for point in points]
+    lists = itertools.chain.from_iterable(itertools.product(*table.values()) for table in tables)
+    return list({point.id: point for point in map(Point.of, lists)}.values())
+
+
+def refuse_mistyped(points: Sequence[Point]) -> None:
+    """Raises CannotRun with the problems of typing that every point has, and so the sweep."""
+    common: list[Problem] = mistyped(points[0].overrides) if points else []
+    for point in points[1:]:
+        if not common:
+            return
+        here = {(problem.key, problem.message): problem for problem in mistyped(point.overrides)}
+        known = [(problem, here.get((problem.key, problem.message))) for problem in common]
+        common = [problem if problem == other else _of_all(problem) for problem, other in known if other]
+    refuse(common, SWEEP)
+
+
+def _of_all(problem: Problem) -> Problem:
+    """A problem that every point has with another value: its fix names the key alone."""
+    known = [key for fix in problem.fixes[:1] for key, value in fix.items() if value != LEAVE_OUT]
+    return replace(problem, value=None, fixes=(), hint=" ".join(f"{key}=..." for key in known) or problem.hint)
+
+
+def value_of(overrides: Sequence[str], key: str) -> str | None:
+    """The value of a key that belongs to the whole sweep, such as `+sweeps` or `out`; None where it is not given."""
+    found = [parsed for parsed in map(_read, overrides) if parsed.get_key_element() == key]
+    if not found:
+        return None
+    if found[-1].is_sweep_override():
+        values = str(found[-1].input_line).partition("=")[2]
+        raise CannotRun([Problem(key, values, "gives several values, a sweep takes one")], SWEEP)
+    return str(found[-1].value())
+
+
+def scale_of(overrides: Sequence[str]) -> str | None:
+    """The scale of the sweep's file that counts: the first one, if `scale=` is not given; None if there are none."""
+    with session() as loader:
+        return _scaled(overrides, OverridesParser.create(loader))[0]
+
+
+def _scaled(overrides: Sequence[str], parser: OverridesParser) -> tuple[str | None, str, dict[Any, Any]]:
+    """The scale, where it stands in its file (for messages), and its `points` and `grid`."""
+    scale, (where, content) = value_of(overrides, "scale"), _content(value_of(overrides, "+sweeps"), parser)
+    if set(content) != {"scales"}:
+        if scale is not None:
+            message = f"is given, {where or 'a sweep without a file'} has no scales"
+            raise CannotRun([Problem("scale", scale, message, ({"scale": LEAVE_OUT},))], SWEEP)
+        return None, where, content
+    scales = content["scales"]
+    right = isinstance(scales, dict) and bool(scales) and all(isinstance(one, dict) for one in scales.values())
+    _expect(right, f"{where} scales", "name: {points: ..., grid: ...}", scales)
+    chosen = next(iter(scales)) if scale is None else scale
+    refuse(one_of("scale", chosen, list(scales)), SWEEP)
+    return chosen, f"{where} scales.{chosen}", scales[chosen]
+
+
+def _content(stem: str | None, parser: OverridesParser) -> tuple[str, dict[Any, Any]]:
+    """What sweeps/STEM.yaml is called, and holds; without a file neither."""
+    if stem is None:
+        return "", {}
+    known = choices(parser.config_loader, "sweeps") if parser.config_loader else []
+    if stem not in known:
+        message = f"is not one of {', '.join(known)}"
+        fixes = ({"+sweeps": closest(stem, known)},) if known else ()
+        raise CannotRun([Problem("+sweeps", stem, message, fixes)], SWEEP)
+    where = f"sweeps/{stem}.yaml"
+    content: Any = OmegaConf.to_container(read(f"sweeps/{stem}", [], where).sweeps)
+    _expect(isinstance(content, dict), where, "points: and grid:, or scales:", content)
+    return where, content
+
+
+def _file(overrides: Sequence[str], parser: OverridesParser) -> tuple[list[Table], Table]:
+    """`points` and `grid` of the file at its scale; without a file one point that overrides nothing."""
+    _, where, content = _scaled(overrides, parser)
+    _expect(set(content) <= {"points", "grid"}, where, "points: and grid:, or scales:", content)
+    points, grid = content.get("points", [[]]), content.get("grid", {})
+    _expect(isinstance(points, list) and bool(points), f"{where} points", "a list of lists of overrides", points)
+    _expect(isinstance(grid, dict), f"{where} grid", "key: [values]", grid)
+    for number, point in enumerate(points):
+        right = isinstance(point, list) and all(isinstance(item, str) for item in point)
+        _expect(right, f"{where} points[{number}]", "a list such as [engine=gpipe, batch.size=16]", point)
+    tables = [_table(point, parser, f"{where} points[{number}] ") for number, point in enumerate(points)]
+    product = [text for key, values in grid.items() for text in _spelled(key, values, where)]
+    return tables, _table(product, parser, f"{where} grid ", several=True)
+
+
+def _spelled(key: str, values: Any, where: str) -> list[str]:
+    """The overrides of one line of a grid: `key: 1,2`, `key: range(4)`, `key: [1, 2]` or `key: 1`."""
+    _expect(values != [], f"{where} grid {key}", "at least one value", values)
+    return [f"{key}={_typed(value)}" for value in (values if isinstance(values, list) else [values])]
+
+
+def _typed(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _table(texts: Sequence[str], parser: OverridesParser, where: str, several: bool = False) -> Table:
+    """Parse overrides; a key that comes again replaces what was there, or adds to it where `several`."""
+    table: Table = {}
+    problems = []
+    for text in texts:
+        try:
+            override = _read(text, parser)
+            key, values = override.get_key_element(), _values(override)
+        except (HydraException, ValueError) as error:
+            problems.append(Problem(f"{where}{text}", None, f"cannot be read: {first_line(error)}"))
+            continue
+        if where and key in WHOLE:
+            hint = f"python run.py -m {text} ..."
+            problems.append(Problem(f"{where}{text}", None, "belongs to the whole sweep", hint=hint))
+        if not values:
+            problems.append(Problem(f"{where}{text}", None, "gives no value, so there is no point", hint=f"{key}=..."))
+        new = [f"{key}={value}" if value is not None else key for value in values]
+        table[key] = [*(table.get(key, []) if several else []), *new]
+    refuse(problems, SWEEP)
+    return table
+
+
+def _read(text: str, parser: OverridesParser | None = None) -> Override:
+    override = (parser or OverridesParser.create()).parse_override(text)
+    override.config_loader = parser.config_loader if parser else None
+    return override
+
+
+def _values(override: Override) -> list[str | None]:
+    """The values of one override, spelled in one way only; [None] for ~key, which has none."""
+    if override.is_delete():
+        return [None]
+    if not override.is_sweep_override():
+        value = override.value()
+        if isinstance(value, str) and value.startswith("${"):
+            return [value]  # as it was typed: Hydra would escape it
+        return [_lower(override.get_value_element_as_str())]
+    texts = [_lower(text) for text in override.sweep_string_iterator()]
+    schemas = override.value_type is ValueType.GLOB_CHOICE_SWEEP
+    return [text for text in texts if not (schemas and text.startswith("_"))]
+
+
+def _lower(text: str) -> str:
+    """Hydra spells true as Python does."""
+    return {"True": "true", "False": "false"}.get(text, text)
+
+
+def _expect(condition: bool, key: str, wanted: str, got: Any) -> None:
+    if not condition:
+        raise CannotRun([Problem(key, None, f"must hold {wanted}, holds {str(got)[:60]}")], SWEEP)

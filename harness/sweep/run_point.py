@@ -1,0 +1,260 @@
+"""A point of a sweep is run by one sweep at a time: whoever holds the lock of its folder.
+
+The kernel holds it for the process and gives it up when that dies, so no lock is ever stale.
+
+
+Runs one point of a sweep, here or in a process of its own, and sees to it that it has a record.
+
+Local sweeps and Slurm's tasks share this: a point that is ok is not run again, one that cannot run is reported before
+anything starts, and one that another sweep is running is left to it (`sweep_lock.Busy`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from harness.checks import configuration
+from harness.cli.compose import compose
+from harness.config import registry
+from harness.config.overrides import quoted, title
+from harness.core import files
+from harness.core.problem import CannotRun
+from harness.core.record import RunRecord, Status
+from harness.core.run_files import RECORD
+from harness.core.serialization import SchemaError, finite
+from harness.launch import die_with_parent
+from harness.launch.signals import Preempted
+from harness.run import checkpoint_files, runner
+from harness.sweep.live_table import Row
+from harness.sweep.points import Point
+
+FILE = ".lock"
+
+
+class Busy(Exception):
+    """The point is run by another process; the message says which."""
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[int]:
+    """The lock of a point's folder. Yields its descriptor: a process that inherits it holds the lock, too.
+
+    Raises `Busy` where another process has it.
+    """
+    handle = os.open(folder / FILE, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            owner = os.pread(handle, 200, 0).decode(errors="replace")
+            raise Busy(owner or "another sweep") from None
+        os.ftruncate(handle, 0)
+        os.pwrite(handle, _owner().encode(), 0)
+        yield handle
+    finally:
+        os.close(handle)
+
+
+def _owner() -> str:
+    job = os.environ.get("SLURM_JOB_ID")
+    return f"process {os.getpid()} on {socket.gethostname()}" + (f", job {job}" if job else "")
+
+
+POLL_S = 0.1
+GRACE_S = 20.0
+"""Between asking a run to end and killing it, in addition to its launch.grace_s: for its record and its tracker."""
+CONSOLE = "console"
+"""The file in a run's folder that holds what the run printed."""
+CONSOLE_BYTES = 32 << 20
+
+
+def done_before(row: Row, folder: Path) -> bool:
+    """Whether an earlier start has finished the point; then the row has its record."""
+    earlier = stored(folder)
+    row.before = earlier is not None and earlier.status == "ok"
+    if row.before:
+        row.record = earlier
+    return row.before
+
+
+def composed(point: Point, expected: configuration.Expected | None = None) -> DictConfig | RunRecord:
+    """The configuration of a point; of one that cannot run, as far as that is known without torch, its record.
+
+    `expected` returns the job in which a configuration will run; None: it runs here.
+    """
+    try:
+        config = compose(point.overrides, expected)
+    except CannotRun as error:
+        return _begun(point, "infeasible", str(error))
+    problems = configuration.request_problems(config, point.overrides, expected)
+    if not problems:
+        return config
+    container: Any = OmegaConf.to_container(config, resolve=True)
+    reason = str(CannotRun(problems, title(config, point.overrides)))
+    source: Any = "measured" if config.mode == "run" else "simulated"
+    return replace(_begun(point, "infeasible", reason), source=source, config=finite(container))
+
+
+def refuse(row: Row, folder: Path, record: RunRecord) -> None:
+    """Give a point that cannot run its record, unless another sweep is running it."""
+    row.began_s = time.monotonic()
+    folder.mkdir(parents=True, exist_ok=True)
+    with held(folder):
+        if not done_before(row, folder):
+            row.record = record
+            record.save(folder / RECORD)
+
+
+def run_point(
+    row: Row,
+    folder: Path,
+    config: DictConfig | None = None,
+    waiting: Callable[[], None] = lambda: None,
+    here: bool = False,
+) -> None:
+    """Fill in the row's record: from `folder` where the point is done already, by running it otherwise.
+
+    `config` is the point's, if it is composed already. `here`: in this process, as points that only plan or simulate
+    always are. Raises `sweep_lock.Busy`, and KeyboardInterrupt, with the record filled in, if the run was ended from
+    outside.
+    """
+    if done_before(row, folder):
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    with held(folder) as lock:
+        row.began_s = time.monotonic()
+        if not done_before(row, folder):
+            waiting()
+            _run(row, folder, config, waiting, here, lock)
+
+
+def _run(row: Row, folder: Path, config: DictConfig | None, waiting: Callable[[], None], here: bool, lock: int) -> None:
+    earlier = stored(folder)
+    try:
+        config = compose(row.point.overrides) if config is None else config
+    except CannotRun as error:
+        row.record = finish(None, row.point, folder, "infeasible", str(error))
+        return
+    overrides = [*row.point.overrides, quoted("out", str(folder))]
+    try:
+        if here or config.mode != "run":
+            config.out = str(folder)
+            why = _here(config, overrides, folder / CONSOLE)
+        else:
+            code = _execute(overrides, folder / CONSOLE, waiting, lock, config.launch.grace_s)
+            why = _why(code, folder)
+    except KeyboardInterrupt:
+        row.record = finish(_newer(folder, earlier), row.point, folder, "preempted", "ended with its sweep")
+        raise
+    row.record = finish(_newer(folder, earlier), row.point, folder, "error", why)
+
+
+def _here(config: DictConfig, overrides: Sequence[str], console: Path) -> str:
+    """Run a point in this process; what it prints goes to `console`. Returns why its record may not be complete."""
+    with console.open("w", encoding="utf-8") as output, redirect_stdout(output), redirect_stderr(output):
+        try:
+            record = runner.run(config, overrides)
+        except Exception as error:
+            traceback.print_exc()
+            return f"{type(error).__name__}: {error}"
+    if record.status == "preempted":
+        raise KeyboardInterrupt(record.reason)  # the run has caught it, and ended in order
+    return "ended before its record was complete"
+
+
+def _execute(overrides: Sequence[str], console: Path, waiting: Callable[[], None], lock: int, grace_s: float) -> int:
+    """`python run.py OVERRIDES`, without a shell; its exit code, negative for a signal. Leaves no process after.
+
+    It holds `lock`, too: if this process is killed, no other sweep begins before the run has ended.
+    """
+    command = [*die_with_parent.prefix(), sys.executable, str(registry.ROOT / "run.py"), *overrides]
+    console.unlink(missing_ok=True)
+    with console.open("ab") as output:
+        # in a session of its own: Ctrl-C reaches the sweep alone, which hands it on
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            pass_fds=[lock],
+        )
+        number: int = signal.SIGINT
+        try:
+            while process.poll() is None:
+                waiting()
+                files.cut_in_half(console, CONSOLE_BYTES)
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(POLL_S)
+        except Preempted as error:
+            number = error.number
+            raise
+        finally:
+            _end(process, grace_s, number)
+    return process.returncode
+
+
+def _end(process: subprocess.Popen[bytes], grace_s: float, number: int) -> None:
+    """Hand on the signal that has ended the sweep, so that the run's record names it."""
+    if process.poll() is None:
+        process.send_signal(number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(GRACE_S + grace_s)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def stored(folder: Path) -> RunRecord | None:
+    """The record in a run's folder; None where there is none, or none of this schema."""
+    try:
+        return RunRecord.load(folder / RECORD)
+    except (FileNotFoundError, SchemaError, UnicodeDecodeError):
+        return None
+
+
+def unreadable(folder: Path) -> bool:
+    """Whether a run's folder has a record that nobody can read; the point is run again."""
+    return stored(folder) is None and (folder / RECORD).exists()
+
+
+def _newer(folder: Path, earlier: RunRecord | None) -> RunRecord | None:
+    """The record, if it is not that of an earlier start; one that can be resumed has the same run's."""
+    record = stored(folder)
+    if record is None or record != earlier:
+        return record
+    return replace(record, status="running") if checkpoint_files.steps(folder) else None
+
+
+def finish(record: RunRecord | None, point: Point, folder: Path, status: Status, reason: str) -> RunRecord:
+    """The record of a run that has ended; if the run could not finish it, that is done here."""
+    if record is not None and record.status != "running":
+        return record
+    record = replace(record, status=status, reason=reason) if record else _begun(point, status, reason)
+    record.save(folder / RECORD)
+    return record
+
+
+def _begun(point: Point, status: Status, reason: str) -> RunRecord:
+    return RunRecord(point.id, status, reason=reason, manifest={"overrides": list(point.overrides)})
+
+
+def _why(code: int, folder: Path) -> str:
+    ended = f"ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
+    lines = (folder / CONSOLE).read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    return f"{ended} before its record was complete: {lines[-1] if lines else 'it printed nothing'}"

@@ -1,0 +1,1 @@
+"""`python -m harness.worker`: the process that trains, profiles or measures. Imports torch."""

@@ -1,0 +1,128 @@
+"""The worker of a run, started by its parent for all that needs torch: `python -m harness.worker RUN_DIR ACTION`.
+
+    train [STEP [TOKEN]]   train as planned, on from STEP    metrics.jsonl, trace.json.gz, result.json
+    profile SAMPLES        measure the model on one device   profile.json
+    count SAMPLES          count its work, without a run     profile.json
+    check                  is profile.json of this model?
+    machine KIND           measure this machine's devices    machine.json
+    calibrate DEVICES      time collectives among them       timings.json
+
+With a TOKEN it is one of several ranks that srun has started; it meets the others in the run's folder
+(`harness.launch.slurm_ranks`).
+
+A worker reads config.yaml, plan.json and profile.json in the run's folder, and writes its results there. It never
+sees Hydra, the tracker or the record: those are the parent's.
+"""
+
+from __future__ import annotations
+
+import errno
+import faulthandler
+import functools
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from omegaconf import DictConfig, OmegaConf
+
+from harness.config import registry
+from harness.core.model_profile import ModelProfile
+from harness.core.plan import Plan
+from harness.core.run_files import CONFIG, PLAN, PROFILE
+from harness.host import malloc, slurm_job
+from harness.interfaces import OptimizerSpec, SessionSpec
+from harness.launch import failure
+from harness.launch.failure import Failure
+from harness.worker import profile_tasks
+from harness.worker.profile_tasks import say, torch_devices
+
+
+def run_action(arguments: list[str]) -> None:
+    """Run the action and exit; an error is left in `error.json`, and its traceback in the log."""
+    faulthandler.register(signal.SIGUSR2, all_threads=True)
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # Slurm may send it to all of a job; the parent knows what to do
+    if slurm_job.current():  # Slurm sends this one to all processes of a job, first; the parent has the ranks stop
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    malloc.tune()
+    if not arguments:
+        sys.exit(f"usage: python -m harness.worker RUN_DIR [{' | '.join(ACTIONS)}]")
+    folder, action, *words = Path(arguments[0]), *(arguments[1:] or ["train"])
+    rank = int(os.environ["SLURM_PROCID"]) if action == "train" and len(words) == 2 else None
+    code = 0
+    try:
+        config = OmegaConf.load(folder / CONFIG)
+        assert isinstance(config, DictConfig)
+        ACTIONS[action](folder, config, *words)
+    except BaseException as error:
+        code = failure.DISK_FULL_CODE if isinstance(error, OSError) and error.errno == errno.ENOSPC else 1
+        traceback.print_exc()
+        with suppress(OSError):
+            Failure.of(error, rank).report(folder)
+    if rank is not None:
+        from harness.launch import slurm_ranks
+
+        slurm_ranks.exit_now(code)
+    sys.exit(code)
+
+
+def train(folder: Path, config: DictConfig, start: str = "0", token: str = "") -> None:
+    """Train as planned, from the checkpoint after `start` steps on: all that a training run is, in order.
+
+    Writes `metrics.jsonl` and, unless it was stopped, `trace.json.gz` and `result.json`. With a `token` this process is
+    one of several ranks of srun, of which rank 0 writes.
+    """
+    malloc.tune(ModelProfile.load(folder / PROFILE).largest_bytes)
+    say("loading torch")
+    import torch
+
+    from harness.launch.forked_ranks import run_session_on_ranks
+    from harness.launch.slurm_ranks import Meeting
+    from harness.worker.checkpoints import Checkpoints
+    from harness.worker.training_loop import Loop, save_result, train_steps
+
+    plan = Plan.load(folder / PLAN)
+    names = torch_devices(config, max(plan.mesh.size, *(device + 1 for device in plan.devices)))
+    meeting = Meeting(folder, token) if token else None
+    if meeting and names[0] != "cpu":
+        names = (f"cuda:{meeting.local % torch.cuda.device_count()}",) * len(names)  # Slurm may show it its GPU alone
+    if names[0] == "cpu":
+        torch.set_num_threads(1)  # engines take more where they are configured to
+    model = registry.build("model", config.model)
+    data = registry.build("data", config.data, model, config.seed)
+    engine = registry.build("engine", config.engine)
+    optimizer, precision = OptimizerSpec(**config.optimizer), config.precision
+    spec = SessionSpec(names, optimizer, precision.dtype, precision.autocast, config.seed)
+    if not (meeting and meeting.rank):
+        say(f"building {model.name} on {', '.join(names)}")
+
+    loop = Loop(config.batch.size, config.steps, config.warmup)
+    checkpoints = Checkpoints(folder, int(start), config.launch.checkpoint_every, say)
+    train_session = functools.partial(
+        train_steps, data=data, loop=loop, folder=folder, checkpoints=checkpoints, say=say
+    )
+    if engine.capabilities.multi_process:  # a process for each device, which enters the session and trains
+        opened, mpi = engine.session(model, plan, spec), engine.capabilities.mpi
+        done = run_session_on_ranks(opened, train_session, plan.mesh.size, names, mpi, meeting)
+    else:
+        with engine.session(model, plan, spec) as session:
+            done = train_session(session)
+    if done:
+        save_result(*done, folder, plan.devices, model)
+
+
+ACTIONS: dict[str, Callable[..., None]] = {
+    "train": train,
+    "profile": profile_tasks.profile_model,
+    "count": profile_tasks.count_model,
+    "check": profile_tasks.compare_profile,
+    "machine": profile_tasks.measure_machine,
+    "calibrate": profile_tasks.calibrate_links,
+}
+
+
+if __name__ == "__main__":
+    run_action(sys.argv[1:])

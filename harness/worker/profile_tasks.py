@@ -1,0 +1,139 @@
+"""What a worker does other than training: measure or count the model, compare a profile with it, measure the machine.
+
+Each task reads config.yaml in the run's folder and writes its result there.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from omegaconf import DictConfig
+
+from harness.config import cluster_config, registry
+from harness.core import units
+from harness.core.memory_model import DTYPE_BYTES
+from harness.core.model_profile import ModelProfile
+from harness.core.problem import LEAVE_OUT, CannotRun, Problem
+from harness.core.run_files import MACHINE, PROFILE, TIMINGS
+from harness.host import devices
+from harness.interfaces import Model
+
+if TYPE_CHECKING:
+    from torch import nn
+
+SLACK = 1.7
+"""What a process takes, by what is counted: AmoebaNet-D (18, 256) and (18, 416) on the CPU 1.7 and 1.5 times."""
+
+
+def profile_model(folder: Path, config: DictConfig, samples: str) -> None:
+    """Measure the model for micro-batches of `samples` on one device; writes `profile.json`."""
+    say("loading torch")
+    from harness.measure import profile_model
+
+    model = registry.build("model", config.model)
+    say(f"profiling {model.name}, micro-batches of {samples}")
+    device, precision = torch_devices(config, 1)[0], config.precision
+    there = devices.detect("cpu" if device == "cpu" else "cuda").memory_bytes
+    check_size(model, int(samples), precision.dtype, precision.autocast, there)
+    profile = profile_model.measure(model, int(samples), precision.dtype, device, autocast=precision.autocast)
+    profile.save(folder / PROFILE)
+
+
+def count_model(folder: Path, config: DictConfig, samples: str) -> None:
+    """Count the model's work for micro-batches of `samples`; writes `profile.json`, without times."""
+    say("loading torch")
+    from harness.measure import count_model
+
+    model, precision = registry.build("model", config.model), config.precision
+    say(f"counting {model.name}, micro-batches of {samples}")
+    count_model.count(model, int(samples), precision.dtype, precision.autocast).save(folder / PROFILE)
+
+
+def compare_profile(folder: Path, config: DictConfig) -> None:
+    """Raise `CannotRun` if `profile.json`, which is the user's, is not one of the model."""
+    say("loading torch")
+    check_profile(registry.build("model", config.model), ModelProfile.load(folder / PROFILE), config.profile)
+
+
+def measure_machine(folder: Path, config: DictConfig, kind: str) -> None:
+    """Measure the devices of one kind ("cpu"); writes `machine.json`."""
+    say("loading torch")
+    from harness.measure import benchmark_machine
+
+    benchmark_machine.measure(kind).save(folder / MACHINE)
+
+
+def calibrate_links(folder: Path, config: DictConfig, count: str) -> None:
+    """Time collectives among up to `count` devices; writes `timings.json`."""
+    say("loading torch")
+    from harness.measure import time_collectives
+
+    names = torch_devices(config, int(count))
+    time_collectives.measure(names, config.steps, config.warmup, say).save(folder / TIMINGS)
+
+
+def check_size(model: Model, samples: int, dtype: str, autocast: str | None, there_bytes: int) -> None:
+    """Raise `CannotRun` if the whole model does not fit where it is to be profiled.
+
+    That takes its weights, their gradients, and all that autograd saves of `samples` samples.
+    """
+    import torch
+
+    from harness.measure import count_model
+
+    with torch.device("meta"):
+        state = 2 * _parameter_bytes(model.layers(), dtype)
+    needed, of = state, "for weights and gradients alone"
+    if state <= there_bytes:
+        counted = count_model.count(model, samples, dtype, autocast)
+        needed = round(SLACK * (state + counted.sum("saved_bytes", 0, len(counted.layers) - 1)))
+        of = f"for weights, gradients and the activations of {samples} samples with their workspaces"
+    if needed > there_bytes:
+        here = units.size(there_bytes)
+        message = f"needs {units.size(needed)} to be profiled, {of}; {here} are here"
+        fix = {"costs": "analytic"}
+        raise CannotRun([Problem("model", model.name, message, (fix,), "profile=FILE, measured where it fits")])
+
+
+def _parameter_bytes(layers: nn.Module, dtype: str) -> int:
+    return sum(parameter.numel() for parameter in layers.parameters()) * DTYPE_BYTES[dtype]
+
+
+def check_profile(model: Model, profile: ModelProfile, file: str) -> None:
+    """Raise `CannotRun` if a stored profile is not of this model: another name, other layers, parameters or skips."""
+    import torch
+
+    from harness.nn.skip import layer_skips, named_layers
+
+    with torch.device("meta"):
+        layers = model.layers()
+    size = _parameter_bytes(layers, profile.dtype)
+    stored = profile.parameter_bytes()
+    skips = layer_skips(named_layers(layers))
+    what = f"is of {model.name} with {{}}, it has {{}} now"
+    wrong = ""
+    if profile.model != model.name:
+        wrong = f"is of {profile.model or 'a model without a name'}, the model is {model.name}"
+    elif len(profile.layers) != len(layers):
+        wrong = what.format(f"{len(profile.layers)} layers", len(layers))
+    elif stored != size:
+        wrong = what.format(f"{stored} bytes of parameters", size)
+    elif {(skip.source, skip.target) for skip in profile.skips} != {(skip.source, skip.target) for skip in skips}:
+        known = ", ".join([skip.name for skip in skips[:3]] + ["..."] * (len(skips) > 3))
+        wrong = f"has {len(profile.skips) or 'no'} skips, {model.name} has {len(skips)} ({known})"
+    if wrong:
+        hint = "python run.py mode=profile model=..."
+        raise CannotRun([Problem("profile", file, wrong, ({"profile": LEAVE_OUT},), hint)])
+
+
+def say(text: str) -> None:
+    """Print a line into the log; the parent sees by it that the worker makes progress."""
+    print(text, flush=True)
+
+
+def torch_devices(config: DictConfig, count: int) -> tuple[str, ...]:
+    """The torch names of `count` devices of this machine, of the kind that the configuration asks for."""
+    cluster = cluster_config.of(config.cluster)
+    there = devices.detect(cluster.device if cluster_config.is_local(cluster) else "auto")
+    return devices.torch_names(there.kind, count)

@@ -1,0 +1,199 @@
+"""The training loop: warm-up steps, measured steps, and their metrics."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import statistics
+from collections.abc import Callable, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from harness.core import files
+from harness.core.problem import line
+from harness.core.run_files import METRICS, RESULT, TRACE
+from harness.core.trace import Trace
+from harness.interfaces import Data, Model, Session, StepMetrics
+from harness.launch.process_group import is_first_rank
+from harness.run.metrics import period_s, phases_s
+from harness.worker.checkpoints import Checkpoints
+from harness.worker.prefetch import Loader
+
+
+class Diverged(RuntimeError):
+    """The loss is not finite."""
+
+
+class NeverUpdated(RuntimeError):
+    """The optimizer skipped every step."""
+
+
+@dataclass(frozen=True)
+class Loop:
+    """How long to train, and on how many samples a step."""
+
+    batch_size: int
+    steps: int
+    warmup: int
+
+
+@dataclass(frozen=True)
+class Line:
+    """A step in `metrics.jsonl`. `step` counts from 0, warm-up included; one that is `skipped` updated nothing."""
+
+    step: int
+    phase: Literal["warmup", "measured"]
+    loss: float
+    step_time_s: float
+    data_wait_s: float
+    skipped: bool = False
+
+
+class LineFile:
+    """A file of JSON lines, each written at once. One that does not fit (a full disk) leaves no part of it.
+
+    With `append` the lines that are there stay.
+    """
+
+    def __init__(self, path: Path, append: bool = False) -> None:
+        self.handle = os.open(path, os.O_WRONLY | os.O_CREAT | (os.O_APPEND if append else os.O_TRUNC), 0o644)
+        self.size = os.fstat(self.handle).st_size
+
+    def close(self) -> None:
+        os.close(self.handle)
+
+    def sync(self) -> None:
+        """Have the lines on the disk."""
+        os.fsync(self.handle)
+
+    def write(self, line: Line) -> None:
+        data = (json.dumps(vars(line)) + "\n").encode()
+        try:
+            rest = data
+            while rest:
+                rest = rest[os.write(self.handle, rest) :]
+        except OSError:
+            with suppress(OSError):
+                os.ftruncate(self.handle, self.size)
+            raise
+        self.size += len(data)
+
+
+def train_steps(
+    session: Session,
+    data: Data,
+    loop: Loop,
+    folder: Path,
+    checkpoints: Checkpoints,
+    say: Callable[[str], None] = lambda text: None,
+) -> tuple[dict[str, Any], Trace] | None:
+    """Train, with a line for each step in `folder/metrics.jsonl`; the metrics and trace of the measured steps.
+
+    Of several ranks that train, rank 0 alone writes lines and says what it does. Training resumes where `checkpoints`
+    start: new lines are appended, and the trace holds the steps from there on. Returns None if it was asked to stop
+    before the last step.
+
+    The next batch is made while a step runs; `data_wait_s` is what a step still waited for its own.
+    Memory is metered in the last warm-up step, since that costs time; not in the very first one, where optimizers
+    have no state yet: it is known for a warm-up of 2 and more. Raises `Diverged` at the first loss that is not finite,
+    and `NeverUpdated` at the end, if the optimizer has skipped every step.
+    """
+    reports = is_first_rank()
+    last: StepMetrics | None = None
+    total = loop.warmup + loop.steps
+    start, peak = checkpoints.start, checkpoints.load(session)
+    path = folder / METRICS if reports else Path(os.devnull)
+    lines = _stored(path) if start and reports else []
+    with closing(LineFile(path, start > 0)) as out, Loader(data, loop.batch_size, range(start, total)) as batches:
+        for step, (batch, waited) in enumerate(batches, start):
+            last = session.step(batch, meter=step == loop.warmup - 1 and step > 0)
+            peak = last.peak_memory_bytes or peak
+            lines.append(_line(step, loop, last, waited))
+            out.write(lines[-1])
+            if reports:
+                say(f"step {step}: loss {last.loss:.6g}, {last.step_time_s:.4f} s")
+            if step + 1 < total and checkpoints.after_step(session, step + 1, peak, out.sync):
+                return None
+    assert last is not None
+    if last.skipped and all(one.skipped for one in lines):
+        raise NeverUpdated(f"none of {len(lines)} steps updated a weight: {line(last.skipped)}")
+    kept = session.trace()
+    gone = total - len(kept.steps)  # a long run keeps its last steps only
+    trace = shifted(kept, max(0, loop.warmup - gone))
+    return {**_summary(lines, loop), "peak_memory_bytes": peak, "bytes_sent": last.bytes_sent}, trace
+
+
+def save_result(metrics: dict[str, Any], trace: Trace, folder: Path, devices: Sequence[int], model: Model) -> None:
+    """Write `trace.json.gz` and `result.json`: the metrics, with what follows from the trace and the model."""
+    metrics = metrics | use_of_devices(trace, devices) | {"period_s": period_s(trace), "phases_s": phases_s(trace)}
+    if model.task == "text":
+        metrics["tokens_per_s"] = metrics["throughput"] * model.input_shape[0]
+    trace.save(folder / TRACE)
+    files.write_text(folder / RESULT, json.dumps(metrics))
+
+
+def _stored(path: Path) -> list[Line]:
+    return [Line(**json.loads(line)) for line in path.read_text().splitlines()]
+
+
+def _line(step: int, loop: Loop, metrics: StepMetrics, waited: float) -> Line:
+    if not math.isfinite(metrics.loss):
+        what = f"the loss is {metrics.loss} at step {step}, training diverged"
+        raise Diverged(f"{what} -> a smaller optimizer.lr")
+    phase: Literal["warmup", "measured"] = "warmup" if step < loop.warmup else "measured"
+    return Line(step, phase, float(metrics.loss), metrics.step_time_s, waited, bool(metrics.skipped))
+
+
+def _summary(lines: Sequence[Line], loop: Loop) -> dict[str, Any]:
+    measured = [line for line in lines if line.phase == "measured"]
+    times = [line.step_time_s for line in measured]
+    median = statistics.median(times)
+    return {
+        "step_time_s": median,
+        "step_time_spread_s": [percentile(times, 10), percentile(times, 90)],
+        "throughput": loop.batch_size / median,
+        "loss": lines[-1].loss,
+        "first_loss": lines[0].loss,
+        "skipped_steps": sum(line.skipped for line in lines),
+        "data_wait_s": statistics.median(line.data_wait_s for line in measured),
+    }
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """The value below which `percent` of the values lie, linear between neighbours."""
+    ordered = sorted(values)
+    place = (len(ordered) - 1) * percent / 100
+    below = math.floor(place)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
+
+
+def shifted(trace: Trace, first: int) -> Trace:
+    """The steps from `first` on, renumbered from 0, on a clock that is 0 when they begin."""
+    steps = trace.steps[first:]
+    if not steps:
+        return Trace(())
+    zero = steps[0][0]
+    spans = [
+        replace(span, start_s=span.start_s - zero, end_s=span.end_s - zero, step=span.step - first)
+        for span in trace.spans
+        if span.step >= first
+    ]
+    return Trace(tuple(spans), tuple((start - zero, end - zero) for start, end in steps))
+
+
+def use_of_devices(trace: Trace, devices: Sequence[int]) -> dict[str, Any]:
+    """`utilization` of each device, `bubble_fraction` of all, `collective_s`: what collectives take in a step, on
+    average. Null where the engine left no trace."""
+    if not trace.spans:
+        return {"utilization": None, "bubble_fraction": None, "collective_s": None}
+    utilization = trace.utilization(devices)
+    collective_s = statistics.mean(trace.collective_s(device) for device in devices) / max(1, len(trace.steps))
+    return {
+        "utilization": utilization,
+        "bubble_fraction": 1 - sum(utilization) / len(utilization),
+        "collective_s": collective_s,
+    }

@@ -1,0 +1,328 @@
+"""Shared base of the tensor-parallel planners: chain and costs of a model, and the plan of a route."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from harness.checks.plan_fits import too_little_memory
+from harness.core import divisors
+from harness.core.activation_checkpointing import checkpointed
+from harness.core.cluster import Cluster
+from harness.core.memory_model import MemoryModel
+from harness.core.model_profile import ModelProfile
+from harness.core.plan import Plan
+from harness.core.problem import Fix, NoPlan, Problem
+from harness.core.units import sizes
+from harness.interfaces import BatchShape, PlanRequest
+from harness.sbp import baselines
+from harness.sbp.collective_costs import Collectives, grid_from_cluster
+from harness.sbp.matmul_chain import Chain, chain_from_profile
+from harness.sbp.memory_limit import TooLarge, held
+from harness.sbp.route_to_plan import device_share, matmul_figures, with_route
+from harness.sbp.shortest_path import Ends, Infeasible, Route, Search
+from harness.sbp.strategy_costs import Costs, Rules
+from harness.simulate.memory_timeline import working_bytes
+from planners import block_partition, pipeline, stage_costs
+from planners.memory_bisection import cheapest_that_fits
+
+ENDS: tuple[Ends, ...] = ("free", "batch_split")
+GB = 1e9
+Find = Callable[["SplitProblem"], Route]
+"""A planner's search. Raises Infeasible."""
+Works = Callable[[int, int, int], bool]
+"""Whether there is a plan with these samples of a micro-batch, samples of a batch, and devices."""
+
+
+@dataclass(frozen=True)
+class SplitProblem:
+    """The matmuls of a model on the devices of a stage, and what splitting them costs.
+
+    A device has `available` bytes; `needed` returns those that it needs. A search keeps within `limit` bytes of what it
+    decides: weights with their state, and inputs of matmuls.
+    """
+
+    chain: Chain
+    costs: Costs
+    available: float
+    needed: Callable[[Route], float]
+    limit: float
+
+    @property
+    def evenly(self) -> float:
+        """Bytes of weights and inputs on a device if all are split evenly."""
+        chain, grid = self.chain, self.costs.grid
+        weights = {item.tied or item.name: item.weight_bytes for item in chain.matmuls}
+        inputs = sum(item.input_elements * chain.element_bytes for item in chain.matmuls if not item.look_up)
+        return (self.costs.state * sum(weights.values()) + inputs) / grid.size(grid.all)
+
+    def search(self, ends: Ends, **more: Any) -> Search:
+        return Search(self.chain, self.costs, ends, **more)
+
+    def fitting(self, find: Find, ends: Ends) -> Route:
+        """Returns the cheapest route that fits. Raises Infeasible, or TooLarge with all bytes that are needed."""
+        search = self.search(ends)
+        return cheapest_that_fits(
+            self.available,
+            lambda limit: find(replace(self, limit=limit)),
+            self.needed,
+            lambda route: held(route, search),
+        )
+
+
+def split_problem(
+    profile: ModelProfile,
+    cluster: Cluster,
+    memory: MemoryModel,
+    request: PlanRequest,
+    rules: Rules,
+    memory_gb: float | None = None,
+) -> SplitProblem:
+    """Returns the split problem of a request; `memory_gb` replaces a device's memory.
+
+    Of several stages each holds its part of the weights, and the first one as many micro-batches as there are stages:
+    together the inputs of all matmuls once. Raises NoPlan where devices do not fill whole nodes, or the model has no
+    matmuls.
+    """
+    pipeline.check_request(profile, request)
+    try:
+        grid = grid_from_cluster(cluster, request.tensor)
+    except ValueError as error:
+        message = f"is no whole number of nodes of {cluster.devices_per_node} devices"
+        whole: Fix = {"mesh.tensor": cluster.devices_per_node}
+        raise NoPlan(Problem("mesh.tensor", request.tensor, message, (whole,))) from error
+    try:
+        chain = chain_from_profile(profile)
+    except ValueError as error:
+        fix: Fix = {"planner": "balance"} | ({"mesh.tensor": 1} if request.tensor > 1 else {})
+        raise NoPlan(Problem("model", profile.model, str(error), (fix,))) from error
+    state = (memory.weights * memory.versions + memory.gradients + memory.optimizer) / request.pipeline
+    costs = Costs(
+        Collectives(cluster, grid),
+        chain.element_bytes,
+        request.batch.micro_batches,
+        rules,
+        state,
+        keeps=request.recompute == "never",
+    )
+    available = cluster.device.memory_bytes - memory.reserve_bytes if memory_gb is None else memory_gb * GB
+    even = pipeline.to_plan(_cut(profile, cluster, request), request, {})
+
+    def needed(route: Route) -> float:
+        strategy = {name: grid.numbers(chosen) for name, chosen in route.strategies.items()}
+        return _needed(profile, memory, chain, replace(even, strategy=strategy))
+
+    return SplitProblem(chain, costs, available, needed, available)
+
+
+def _needed(profile: ModelProfile, memory: MemoryModel, chain: Chain, plan: Plan) -> float:
+    """Returns the bytes that a device needs, on the stage where that is most.
+
+    A stage has as many micro-batches in flight as there are stages from it to the last. Recomputation is layer by
+    layer.
+    """
+    share, count = device_share(profile, plan, chain), len(plan.stages)
+    share = share if plan.recompute == "never" else checkpointed(share, plan, "1")
+    accumulated = min(1.0, memory.gradients) if plan.micro_batches > 1 else 0.0
+    bytes_of_stages = []
+    for number, stage in enumerate(plan.stages):
+        first, last, inside = stage.first, stage.last, min(count - number, plan.micro_batches)
+        entering = plan.micro_batches * share.input_bytes if number == 0 else inside * share.boundary_bytes(first)
+        leaving = share.layers[last].output_bytes
+        kept = inside * memory.task_bytes(share, first, last) + entering + leaving
+        state = memory.state_bytes(share, first, last)
+        bytes_of_stages.append(state + kept + working_bytes(share, first, last, accumulated))
+    return max(bytes_of_stages)
+
+
+def plan_matmuls(
+    profile: ModelProfile,
+    cluster: Cluster,
+    memory: MemoryModel,
+    request: PlanRequest,
+    rules: Rules,
+    find: Find,
+    ends: Ends = "free",
+    memory_gb: float | None = None,
+    exists: Find | None = None,
+) -> Plan:
+    """Returns the plan with the route of `find`. `exists` is a faster check for a route, used for fixes.
+
+    Raises NoPlan where nothing divides, or nothing fits, with fixes.
+    """
+    problem = split_problem(profile, cluster, memory, request, rules, memory_gb)
+    try:
+        return to_plan(problem, problem.fitting(find, ends), profile, cluster, request, ends)
+    except Infeasible as error:
+
+        def works(samples: int, size: int, tensor: int) -> bool:
+            shape = BatchShape(size, size // request.data // samples)
+            changed = replace(request, batch=shape, tensor=tensor)
+            try:
+                other = split_problem(profile.for_samples(samples), cluster, memory, changed, rules, memory_gb)
+                other.fitting(exists or find, ends)
+            except (Infeasible, NoPlan):
+                return False
+            return True
+
+        most = cluster.device.memory_bytes - memory.reserve_bytes
+        raise none(problem, error, request, works, memory_gb, cluster, most) from error
+
+
+def to_plan(
+    problem: SplitProblem, route: Route, profile: ModelProfile, cluster: Cluster, request: PlanRequest, ends: Ends
+) -> Plan:
+    """Returns the plan; `predicted` has the communication of a step in all, by phase and by matmul, and of
+    baselines."""
+    plan = pipeline.to_plan(_cut(profile, cluster, request), request, {})
+    plan = with_route(plan, route, problem.costs, profile, ends)
+    figures = matmul_figures(route, problem.costs)
+    recompute_s = request.batch.micro_batches * sum(
+        traffic.seconds for stage in plan.traffic for traffic in stage if traffic.phase == "recompute"
+    )
+    phases = total(figures, "seconds") | ({"recompute": recompute_s} if recompute_s else {})
+    predicted = {"communication_s": route.seconds + recompute_s, "communication_by_phase_s": phases}
+    predicted |= {"held_bytes": round(held(route, problem.search(ends))), "products": figures}
+    return replace(plan, predicted=predicted | {"baselines": compare_baselines(problem, ends)})
+
+
+def compare_baselines(problem: SplitProblem, ends: Ends) -> dict[str, dict[str, Any]]:
+    """Returns what the paper's baselines communicate and hold, or "why" they are not possible."""
+    results: dict[str, dict[str, Any]] = {}
+    plain = replace(problem, costs=replace(problem.costs, rules=Rules()))
+    for name, find in (("megatron", baselines.megatron), ("data_parallel", baselines.data_parallel)):
+        try:
+            route = plain.fitting(partial(_baseline, find, ends), ends)
+        except TooLarge as error:
+            results[name] = {"why": f"does not fit: {_needs(error, plain)}"}
+        except Infeasible as error:
+            results[name] = {"why": _unsplit(plain, error)}
+        else:
+            figures = matmul_figures(route, plain.costs)
+            results[name] = {
+                "communication_s": route.seconds,
+                "communication_by_phase_s": total(figures, "seconds"),
+                "bytes": total(figures, "bytes"),
+                "held_bytes": round(held(route, plain.search(ends))),
+            }
+    return results
+
+
+def _baseline(find: Callable[..., Route], ends: Ends, problem: SplitProblem) -> Route:
+    return find(problem.chain, problem.costs, ends, limit=problem.limit)
+
+
+def total(figures: dict[str, dict[str, Any]], figure: str) -> dict[str, float]:
+    """Returns the sum over matmuls of one figure that has several parts."""
+    sums: dict[str, float] = {}
+    for of_matmul in figures.values():
+        for part, value in of_matmul[figure].items():
+            sums[part] = sums.get(part, 0) + value
+    return sums
+
+
+def _cut(profile: ModelProfile, cluster: Cluster, request: PlanRequest) -> list[int]:
+    """Returns stages of equal time where times are known, else of equal numbers of layers."""
+    count = len(request.devices)
+    if count == 1 or not any(layer.forward_s for layer in profile.layers):
+        return block_partition.even(len(profile.layers), count)
+    return block_partition.exact(stage_costs.by_time(profile, cluster, request).stages, stage_costs.sent_bytes(profile))
+
+
+# -- why there is none, and what would fix it -------------------------------------------------------------------------
+
+
+def none(
+    problem: SplitProblem,
+    error: Infeasible,
+    request: PlanRequest,
+    works: Works,
+    memory_gb: float | None,
+    cluster: Cluster,
+    most: float,
+) -> NoPlan:
+    """Returns the reason: too little memory (devices have `most`), or what cannot be split; with at most two tried
+    fixes."""
+    if isinstance(error, TooLarge):
+        least, stated_problem = error.least, too_little_memory(cluster, _needs(error, problem))
+        if memory_gb is not None:
+            stated_problem = replace(stated_problem, key="planner.memory_gb", value=memory_gb)
+
+        def smaller() -> list[Fix]:
+            fixes = _more_micro_batches(problem, request, works)
+            if memory_gb is not None and least <= most:
+                fixes[:0] = [{"planner.memory_gb": float(f"{least / GB * 1.001:.4g}")}]
+            return fixes
+
+        return NoPlan(replace(stated_problem, hint="more devices"), smaller)
+
+    def divisible() -> list[Fix]:
+        fixes = [*_fewer_micro_batches(problem, request, works), *_larger_batch(problem, request, works),
+                 *_fewer_devices(problem, request, works)]  # fmt: skip
+        return fixes[:2]
+
+    return NoPlan(Problem("mesh.tensor", request.tensor, _unsplit(problem, error)), divisible)
+
+
+def _needs(error: TooLarge, problem: SplitProblem) -> str:
+    least, available = sizes(round(error.least), round(problem.available))
+    return f"needs at least {least}, there are {available}"
+
+
+def _unsplit(problem: SplitProblem, error: Infeasible) -> str:
+    """Returns what cannot be split: attention, or a matmul, or else the message of the search."""
+    for attention in problem.chain.attentions if len(error.products) != 1 else ():
+        if not np.isfinite(problem.costs.attended(attention)).any():
+            return f"cannot split attention ({attention.heads} heads, {_counted(attention.samples)})"
+    item = next((matmul for matmul in problem.chain.matmuls if matmul.name in error.products), None)
+    if item is None:
+        return f"has no strategies: {error}"
+    detail = ", of which alone it is split" if item.whole else f", {item.inputs} x {item.outputs}"
+    return f"cannot split {error} ({_counted(item.samples)}{detail})"
+
+
+def _counted(samples: int) -> str:
+    return f"{samples} sample{'s' * (samples > 1)} in a micro-batch"
+
+
+def _samples(problem: SplitProblem) -> int:
+    return problem.chain.matmuls[0].samples
+
+
+def _more_micro_batches(problem: SplitProblem, request: PlanRequest, works: Works) -> list[Fix]:
+    """Returns the smallest number of micro-batches that works."""
+    samples, size = _samples(problem), request.batch.size
+    fewer = [n for n in reversed(divisors.list_divisors(samples)) if n < samples]
+    good: Iterator[Fix] = (
+        {"batch.micro_batches": size // request.data // n} for n in fewer if works(n, size, request.tensor)
+    )
+    return list(islice(good, 1))
+
+
+def _fewer_micro_batches(problem: SplitProblem, request: PlanRequest, works: Works) -> list[Fix]:
+    """Returns the largest number of micro-batches that works."""
+    samples, size = _samples(problem), request.batch.size
+    more = [n for n in divisors.list_divisors(size // request.data) if n > samples and n % samples == 0]
+    good: Iterator[Fix] = (
+        {"batch.micro_batches": size // request.data // n} for n in more if works(n, size, request.tensor)
+    )
+    return list(islice(good, 1))
+
+
+def _larger_batch(problem: SplitProblem, request: PlanRequest, works: Works) -> list[Fix]:
+    """Returns the next batch size that gives all devices equal samples."""
+    samples, devices = _samples(problem), request.tensor
+    wanted = -(-samples // devices) * devices
+    size = wanted * request.batch.micro_batches * request.data
+    return [{"batch.size": size}] if wanted > samples and works(wanted, size, devices) else []
+
+
+def _fewer_devices(problem: SplitProblem, request: PlanRequest, works: Works) -> list[Fix]:
+    samples, size = _samples(problem), request.batch.size
+    fewer = (n for n in range(request.tensor - 1, 0, -1) if request.tensor % n == 0)
+    return list(islice(({"mesh.tensor": n} for n in fewer if works(samples, size, n)), 1))

@@ -1,0 +1,32 @@
+"""Runs Slurm's programs with a time limit: a controller that does not answer gives an error instead of a wait."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Sequence
+
+from harness.core.problem import CannotRun, Problem
+
+LIMIT_S = 30.0
+
+
+def ask(command: Sequence[str], title: str = "this array") -> str:
+    """The output of a program. Raises CannotRun if it is not installed, does not answer, or fails."""
+    program = command[0]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, timeout=LIMIT_S, stdin=subprocess.DEVNULL
+        )
+    except FileNotFoundError:
+        raise _cannot(
+            program, "is not found: this machine has no Slurm", "python run.py -m ... runs the points here", title
+        ) from None
+    except subprocess.TimeoutExpired:
+        raise _cannot(program, f"has no answer within {LIMIT_S:g} s", "scontrol ping, and again later", title) from None
+    if done.returncode:
+        raise _cannot(program, " ".join((done.stderr or done.stdout).split()), "", title)
+    return done.stdout
+
+
+def _cannot(program: str, message: str, hint: str, title: str) -> CannotRun:
+    return CannotRun([Problem(program, None, message, hint=hint)], title)

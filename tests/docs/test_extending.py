@@ -1,0 +1,114 @@
+"""The examples of docs/extending.md are complete: copied into the tree as the page says, they train."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness.config import registry
+from harness.core.plan import Plan
+from harness.core.record import RunRecord
+from harness.core.run_files import METRICS, RECORD
+
+PAGE = (registry.ROOT / "docs/extending.md").read_text()
+FILES = dict(re.findall(r"^`([\w/]+\.(?:py|yaml))`.*:\n\n```\w+\n((?:.*\n)*?)```$", PAGE, re.MULTILINE))
+COMMANDS = [
+    line for block in re.findall(r"^```sh\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL) for line in block.splitlines()
+]
+COMMON = (
+    "precision=fp64",
+    "tracker=none",
+    "costs=analytic",
+    "steps=3",
+    "warmup=1",
+    "batch.size=8",
+    "batch.micro_batches=2",
+)
+COPIED = ("conf", "engines", "harness", "models", "planners", "run.py")
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the sources with the files of the page."""
+    root = tmp_path_factory.mktemp("extended")
+    for name in COPIED:
+        source = registry.ROOT / name
+        (shutil.copytree if source.is_dir() else shutil.copy2)(source, root / name)
+    for name, text in FILES.items():
+        assert not (root / name).exists(), f"{name} is there already"
+        (root / name).parent.mkdir(exist_ok=True)
+        (root / name).write_text(text)
+    return root
+
+
+def command(*words: str) -> str:
+    """The page's command with these overrides."""
+    (found,) = [line for line in COMMANDS if set(words) < set(line.split())]
+    return found
+
+
+def train(tree: Path, line: str) -> tuple[RunRecord, list[float]]:
+    """The record and the losses of a run that a command starts."""
+    python, script, *overrides = shlex.split(line)
+    assert (python, script) == ("python", "run.py")
+    folder = tree / "runs" / re.sub(r"\W+", "_", " ".join(overrides))
+    done = subprocess.run(
+        [sys.executable, script, *overrides, *COMMON, f"out={folder}"],
+        cwd=tree,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    losses = [json.loads(line)["loss"] for line in (folder / METRICS).read_text().splitlines()]
+    return RunRecord.load(folder / RECORD), losses
+
+
+@pytest.mark.parametrize(
+    ("prefix", "most"), [("engines/simple_dp/", 50), ("planners/front_heavy.py", 30), ("models/tiny/", 30)]
+)
+def test_an_example_is_short(prefix: str, most: int) -> None:
+    lines = [line for name, text in FILES.items() if name.startswith(prefix) for line in text.splitlines()]
+    assert 10 < len(lines) <= most
+
+
+def test_the_configuration_of_an_example_is_two_lines() -> None:
+    configurations = [text for name, text in FILES.items() if name.endswith(".yaml")]
+    assert [len(text.splitlines()) for text in configurations] == [2, 2, 2]
+    for text in configurations:
+        shown = text.splitlines()[0].partition(": python run.py ")[2]
+        assert any(set(shown.split()) <= set(line.split()) for line in COMMANDS), f"no command has {shown}"
+
+
+def test_the_engine_trains_like_single(tree: Path) -> None:
+    """Its replicas' gradients add up: losses of three steps are those of one device. It sends what is predicted."""
+    shown = command("engine=simple_dp", "mesh.data=2")
+    record, losses = train(tree, shown)
+    _, alone = train(tree, shown.replace("engine=simple_dp", "engine=single").replace("mesh.data=2", "mesh.data=1"))
+    assert len(losses) == 4
+    assert losses == pytest.approx(alone, rel=1e-12)
+    assert len(set(losses)) == 4, "it learns"
+    assert record.metrics["bytes_sent"] == record.predicted["bytes_sent"]
+    assert record.metrics["bytes_sent"]["all_reduce"] > 0
+    assert min(record.metrics["utilization"]) > 0
+
+
+def test_the_planner_plans_for_gpipe(tree: Path) -> None:
+    record, losses = train(tree, command("planner=front_heavy"))
+    assert record.plan is not None
+    assert Plan.from_json(record.plan).balance == (4, 1)
+    assert len(losses) == 4
+
+
+def test_the_model_trains_on_one_device_and_in_a_pipeline(tree: Path) -> None:
+    _, alone = train(tree, command("engine=single", "model=tiny"))
+    _, losses = train(tree, command("engine=gpipe", "model=tiny"))
+    assert losses == pytest.approx(alone, rel=1e-12)
+    assert len(set(losses)) == 4

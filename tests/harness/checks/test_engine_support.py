@@ -1,0 +1,100 @@
+"""What is reported a request before anything is known of the model."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness.checks import engine_support, mesh
+from harness.cli.compose import compose
+from harness.config import registry
+from harness.core.cluster import Cluster, Device, Link
+from harness.core.plan import Mesh
+from harness.host import devices, machine
+from harness.host.machine import Machine
+from tests.problems import Row, keys, rows
+
+ROOT = Path(__file__).parents[3]
+
+
+def problems(*typed: str, devices: int = 2) -> list[Row]:
+    config = compose(["model=mlp", *typed])
+    engine = registry.build("engine", config.engine)
+    on = Cluster(devices_per_node=devices)
+    mesh.fill(config, engine.capabilities, devices)
+    return rows(engine_support.early(config, engine, on))
+
+
+PIPELINING = "engine=torch_pipelining"
+
+
+@pytest.mark.parametrize(
+    ("typed", "devices", "found"),
+    [
+        # stages that the user gives
+        ("engine.schedule=1f1b mesh.pipeline=4 batch.micro_batches=2", 4,
+         [("batch.micro_batches", 2, ["batch.micro_batches=4", "engine.schedule=gpipe"])]),
+        # as many as devices, or fewer, if the model has fewer layers: refused in any case, or perhaps not
+        ("engine.schedule=1f1b batch.micro_batches=1", 4,
+         [("batch.micro_batches", 1, ["batch.micro_batches=4", "engine.schedule=gpipe"])]),
+        ("engine.schedule=1f1b batch.micro_batches=2", 4, []),
+        ("engine.schedule=interleaved1f1b batch.micro_batches=16", 3, []),
+        # of two problems with a number of micro-batches each fix is one for both
+        ("engine.schedule=1f1b mesh.pipeline=4 batch.micro_batches=3", 4,
+         [("batch.micro_batches", 3, ["batch.micro_batches=4", "engine.schedule=gpipe batch.micro_batches=4"])]),
+        ("engine.schedule=gpipe mesh.pipeline=4 batch.micro_batches=3", 4,
+         [("batch.micro_batches", 3, ["batch.micro_batches=4", "batch.micro_batches=2"])]),
+    ],
+)  # fmt: skip
+def test_numbers_of_micro_batches(typed: str, devices: int, found: list[Row]) -> None:
+    assert problems(PIPELINING, *typed.split(), devices=devices) == found
+
+
+def test_what_is_offered_is_no_problem_any_more() -> None:
+    for way in ("batch.micro_batches=4", "engine.schedule=gpipe batch.micro_batches=2"):
+        assert problems(PIPELINING, "engine.schedule=1f1b", "mesh.pipeline=4", *way.split(), devices=4) == []
+
+
+@pytest.mark.parametrize(("shards", "fix"), [(1, ""), (2, ""), (3, ""), (4, "mesh.tensor=3"), (6, ""), (12, "")])
+def test_tensor_parallel_groups_span_equally_many_nodes(shards: int, fix: str) -> None:
+    config = compose(
+        ["engine=deepspeed", "planner=megatron", "cluster=summit", f"mesh.tensor={shards}", "mesh.pipeline=1"]
+    )
+    config.mesh.data = 12 // shards
+    engine = registry.build("engine", config.engine)
+    found = engine_support.refused(config, engine, Cluster(nodes=2, devices_per_node=6))
+    assert rows(found) == [("mesh.tensor", 4, [fix])] * bool(fix)
+    if shards == 4:
+        config.mesh.data = 1
+        assert engine_support.refused(config, engine, Cluster(nodes=2, devices_per_node=6)) == [], (
+            "they are on one node"
+        )
+
+
+def test_a_cluster_that_is_wrong_itself_leaves_what_needs_none() -> None:
+    config = compose([PIPELINING, "engine.schedule=1f1b", "mesh.pipeline=2", "batch.micro_batches=1"])
+    config.batch.micro_batches = 7
+    engine = registry.build("engine", config.engine)
+    assert keys(engine_support.early(config, engine, None)) == ["batch.micro_batches"]
+
+
+def test_the_planner_is_asked_for_the_same() -> None:
+    config = compose([PIPELINING, "engine.schedule=zbv", "batch.size=32", "batch.micro_batches=4"])
+    asked = engine_support.plan_request(config, registry.build("engine", config.engine), Mesh(data=2, pipeline=2))
+    assert (asked.batch.size, asked.batch.micro_batches) == (32, 4)
+    assert (asked.data, asked.pipeline, asked.recompute, asked.placement) == (2, 2, "never", (0, 1, 1, 0))
+
+
+def test_a_refusal_comes_before_the_model_is_profiled_and_looks_like_none_of_a_crash(tmp_path, monkeypatch) -> None:
+    """An empty cache of profiles: the run would have to measure."""
+    monkeypatch.setenv("REGATTA_CACHE", str(tmp_path))
+    machine.store(Machine(Device(devices.cpu_model(), 10**10, {"float32": 1e12}, 1e10), Link(1e-5, 1e-9), None, 2.0))
+    typed = ["engine=deepspeed", "engine.zero=1", "precision=fp64", "model=mlp", "cluster.device=cpu", "tracker=none"]
+    done = subprocess.run([sys.executable, "run.py", *typed, "cluster.devices=2", f"out={tmp_path / 'run'}"], cwd=ROOT,
+                          capture_output=True, text=True)  # fmt: skip
+    assert done.returncode == 2
+    assert "precision.dtype=float32, or engine.zero=0" in done.stderr
+    assert done.stdout == "", "neither profiling nor a phase that failed"

@@ -1,0 +1,242 @@
+"""One complete configuration, or all that is wrong with the overrides, in the user's own keys."""
+
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from omegaconf import OmegaConf
+
+from harness.cli.compose import CONF, GROUPS, compose
+from harness.config.overrides import closest_key, described, leaves, quoted
+from harness.core.model_profile import LayerProfile, ModelProfile
+from harness.core.problem import CannotRun, Problem
+from tests.problems import keys, rows
+
+FILES = sorted(path for group in GROUPS for path in (CONF / group).glob("*.yaml"))
+
+
+def problems(*overrides: str) -> list[Problem]:
+    with pytest.raises(CannotRun) as caught:
+        compose(overrides)
+    return list(caught.value.problems)
+
+
+def test_defaults_are_the_command_of_the_readme() -> None:
+    config = compose([])
+    assert [config[group].name for group in ("engine", "model", "planner", "data")] == [
+        "gpipe",
+        "unet",
+        "balance",
+        "synthetic",
+    ]
+    assert (config.mode, config.batch.size, config.batch.micro_batches) == ("run", 16, 8)
+
+
+def test_overrides_change_what_they_name_and_nothing_else() -> None:
+    changed = OmegaConf.to_container(compose(["engine=single", "batch.size=64", "optimizer.lr=1e-3", "out='a b'"]))
+    assert isinstance(changed, dict)
+    default = OmegaConf.to_container(compose(["engine=single"]))
+    assert isinstance(default, dict)
+    default["batch"]["size"], default["optimizer"]["lr"], default["out"] = 64, 0.001, "a b"
+    assert changed == default
+
+
+def test_one_composition_leaves_nothing_over_for_the_next() -> None:
+    default = compose([])
+    compose(["batch.size=3", "engine.streams=false", "steps=${batch.size}"])
+    problems("batch.micro_batches=5", "batch={size: 7, sise: 3}")
+    assert compose([]) == default
+
+
+def test_the_last_of_two_counts() -> None:
+    config = compose(["steps=3", "engine=gpipe", "steps=4", "engine=single"])
+    assert (config.steps, config.engine.name) == (4, "single")
+
+
+def test_interpolations_are_resolved() -> None:
+    config = compose(["batch.micro_batches=${batch.size}", "batch.size=32"])
+    assert OmegaConf.to_container(config, resolve=False)["batch"] == {"size": 32, "micro_batches": 32}  # type: ignore[index, call-overload]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}={path.stem}")
+def test_every_choice_composes_and_says_how_to_use_it(path: Path) -> None:
+    command = re.match(r"(?:#.*\n)*?#.* python run\.py ((?:\S+=\S+ ?)+)", path.read_text())
+    assert command, "begins with a comment that has a command"
+    typed = command[1].split()
+    assert f"{path.parent.name}={path.stem}" in typed
+    compose(typed)
+    schema, own, *_ = OmegaConf.load(path).defaults
+    assert (schema[0], own) == ("_", "_self_")
+
+
+@pytest.mark.parametrize(
+    ("override", "key", "value", "fixes"),
+    [
+        ("engine=gpip", "engine", "gpip", ["engine=gpipe"]),
+        ("engine=[gpipe]", "engine", "[gpipe]", ["engine=gpipe"]),
+        ("engine=_gpipe", "engine", "_gpipe", ["engine=gpipe"]),
+        *[
+            (f"precision={name}", "precision", name, [f"precision={right}"])
+            for name, right in (("float16", "fp16"), ("float32", "fp32"), ("float64", "fp64"), ("bfloat16", "bf16"))
+        ],
+        ("engine=null", "engine", "null", []),
+        ("engine.name=single", "engine.name", "single", ["engine=single"]),
+        ("batch.sise=3", "batch.sise", None, ["batch.size=3 without batch.sise"]),
+        ("batch.sise=x", "batch.sise", None, []),
+        ("bach.size=3", "bach.size", None, ["batch.size=3 without bach.size"]),
+        ("micro_batches=4", "micro_batches", None, ["batch.micro_batches=4 without micro_batches"]),
+        (
+            "engine.checkpoints=never",
+            "engine.checkpoints",
+            None,
+            ["engine.checkpoint=never without engine.checkpoints"],
+        ),
+        ("steps.x=3", "steps.x", None, []),
+        ("xyzzy=3", "xyzzy", None, []),
+        ("batch.size=abc", "batch.size", "abc", ["batch.size=16"]),
+        ("batch.size=2.5", "batch.size", "2.5", ["batch.size=16"]),
+        ("batch.size=true", "batch.size", "true", ["batch.size=16"]),
+        ("batch.size=", "batch.size", "", ["batch.size=16"]),
+        ("batch.size=null", "batch.size", "null", ["batch.size=16"]),
+        ("mesh.pipeline=two", "mesh.pipeline", "two", ["mesh.pipeline=null"]),
+        ("optimizer.lr=big", "optimizer.lr", "big", ["optimizer.lr=0.1"]),
+        ("engine.streams=3", "engine.streams", "3", ["engine.streams=true"]),
+        ("engine.streams=maybe", "engine.streams", "maybe", ["engine.streams=true"]),
+        ("batch=3", "batch", "3", []),
+        ("batch={sise: 3}", "batch.sise", None, []),
+        ("+xyzzy=3", "xyzzy", None, []),
+        ("+steps=3", "steps", "3", ["steps=3"]),
+        ("++steps=3", "steps", "3", ["steps=3"]),
+        ("++engine.new=3", "engine.new", None, []),
+        ("+engine=gpipe", "engine", "gpipe", ["engine=gpipe"]),
+        ("~steps", "steps", None, ["without steps"]),
+        ("+sweeps=smoke", "sweeps", "smoke", []),
+        ("hydra.run.dir=x", "hydra.run.dir", "x", ["without hydra.run.dir"]),
+        ("engine@twin=gpipe", "engine", "gpipe", ["without engine"]),
+        ("=3", "=3", None, []),
+        ("seed=${nope}", "seed", None, []),
+        ("batch.size=0", "batch.size", 0, ["batch.size=8"]),
+        ("batch.micro_batches=-2", "batch.micro_batches", -2, ["batch.micro_batches=1"]),
+        ("mesh.tensor=0", "mesh.tensor", 0, ["mesh.tensor=1"]),
+        ("steps=0", "steps", 0, ["steps=1"]),
+        ("warmup=-1", "warmup", -1, ["warmup=0"]),
+        ("seed=9223372036854775808", "seed", 2**63, ["seed=0"]),
+        ("optimizer.lr=0", "optimizer.lr", 0.0, ["optimizer.lr=0.1"]),
+        ("optimizer.lr=-inf", "optimizer.lr", float("-inf"), ["optimizer.lr=0.1"]),
+        ("launch.timeout_s=inf", "launch.timeout_s", float("inf"), ["launch.timeout_s=300"]),
+        ("mode=plam", "mode", "plam", ["mode=plan"]),
+        ("optimizer.name=adamv", "optimizer.name", "adamv", ["optimizer.name=adam"]),
+        ("costs=analitic", "costs", "analitic", ["costs=analytic"]),
+        ("mode=sim", "mode", "sim", ["mode=simulate"]),
+        ("mode=xyz", "mode", "xyz", ["mode=run"]),
+        ("jitter=-0.1", "jitter", -0.1, ["jitter=0.05"]),
+        ("jitter=1.5", "jitter", 1.5, ["jitter=0.05"]),
+        ("jitter=inf", "jitter", float("inf"), ["jitter=0.05"]),
+        ("profile=nowhere.json", "profile", "nowhere.json", ["without profile"]),
+        ("model.convs=0", "model.convs", 0, ["model.convs=1"]),
+    ],
+)
+def test_one_mistake(override: str, key: str, value: Any, fixes: list[str]) -> None:
+    assert rows(problems(override)) == [(key, value, fixes)]
+
+
+@pytest.mark.parametrize(
+    ("override", "hint"),
+    [
+        ("xyzzy=3", "python run.py --help lists every key"),
+        ("batch.sise=x", "batch.size=..."),
+        ("batch=3", "batch.size=..."),
+        ("batch={sise: 3}", "batch.size=..."),
+        ("+sweeps=smoke", "python run.py -m +sweeps=smoke"),
+        ("batch.size=1,2", "python run.py -m batch.size=1,2, or batch.size=[...] for a list"),
+    ],
+)
+def test_advice_that_no_override_can_carry(override: str, hint: str) -> None:
+    assert [problem.hint for problem in problems(override)] == [hint]
+
+
+def test_an_infinite_number_and_none_are_not_finite() -> None:
+    (problem,) = problems("optimizer.lr=nan")
+    assert problem.key == "optimizer.lr" and math.isnan(problem.value)
+
+
+@pytest.mark.parametrize("override", ["steps", "steps=[1", "engine={a", "a b=3"])
+def test_what_cannot_be_read(override: str) -> None:
+    (problem,) = problems(override)
+    assert problem.key == override
+    assert problem.message.startswith("cannot be read: ")
+
+
+def test_all_mistakes_at_once() -> None:
+    found = problems("engine=gpip", "engine.anything=1", "batch.size=x", "steps=0", "modle=unet", "k=[", "seed=3")
+    assert keys(found) == ["engine", "k=[", "batch.size", "modle", "steps"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "found"),
+    [
+        ("steps=0 cluster.devices=0", ["steps", "cluster.devices"]),
+        ("optimizer.lr=-1 batch.micro_batches=32", ["optimizer.lr", "batch.micro_batches"]),
+        ("tracker=wandb tracker.mode=bad steps=0", ["steps", "tracker.mode"]),
+        ("planner.by=x tracker=wandb tracker.mode=bad", ["planner.by", "tracker.mode"]),
+        ("batch.size=-5 batch.micro_batches=2", ["batch.size"]),
+        ("batch.micro_batches=0 mesh.tensor=2", ["batch.micro_batches", "mesh.tensor"]),
+        ("mesh.data=-1 mesh.pipeline=0", ["mesh.data", "mesh.pipeline"]),
+        ("precision.dtype=x", ["precision.dtype"]),
+        ("engine.checkpoint=x cluster.devices=1 mesh.pipeline=9", ["engine.checkpoint", "mesh.pipeline"]),
+        ("mode=profile jitter=-1 batch.micro_batches=5", ["jitter", "batch.micro_batches"]),
+        ("mode=profile steps=0 mesh.tensor=2", ["steps"]),
+        ("batch.size=x batch.micro_batches=32", ["batch.size"]),
+        ("steps=0 planner=given planner.balance=[1,1] mesh.pipeline=99", ["steps", "mesh.pipeline"]),
+        ("planner=given planner.balance=[1,1] mesh.pipeline=1 engine.checkpoint=x", ["engine.checkpoint"]),
+    ],
+)
+def test_a_value_out_of_range_does_not_hide_what_cluster_and_engine_refuse(overrides: str, found: list[str]) -> None:
+    assert keys(problems(*overrides.split())) == found
+
+
+def test_the_batch_of_a_stored_profile_is_no_problem(tmp_path: Path) -> None:
+    ModelProfile((LayerProfile(),) * 4, model="unet", micro_batch=2).save(tmp_path / "p.json")
+    found = problems("steps=0", "batch.micro_batches=64", quoted("profile", str(tmp_path / "p.json")))
+    assert keys(found) == ["steps"]
+
+
+def test_title_is_what_was_typed() -> None:
+    with pytest.raises(CannotRun, match=r"^engine=single steps=0 cannot run:\n"):
+        compose(["engine=single", "steps=0"])
+
+
+@given(st.text(st.characters(blacklist_categories=("Cs", "Cc"))))
+def test_quoted_keeps_any_text(text: str) -> None:
+    assert OverridesParser.create().parse_override(quoted("out", text)).value() == text
+
+
+KEYS = list(leaves(compose([])))
+
+
+@given(st.sampled_from([key for key in KEYS if len(key.rpartition(".")[2]) > 5]), st.data())
+def test_a_key_without_one_letter_is_found(key: str, data: st.DataObject) -> None:
+    start = key.rfind(".") + 1
+    gone = data.draw(st.integers(start, len(key) - 1))
+    typed = key[:gone] + key[gone + 1 :]
+    assume(typed not in KEYS)
+    lost = (other for other in KEYS for k in range(len(other)) if other[:k] + other[k + 1 :] == typed)
+    assume(set(lost) == {key})  # cluster.peak_tflops.float6 may be float16 or float64
+    found = closest_key(typed, KEYS)
+    assert found.rpartition(".")[2] == key.rpartition(".")[2]
+
+
+def test_a_key_that_is_cut_short_is_found() -> None:
+    assert closest_key("mesh.pipe", KEYS) == "mesh.pipeline"
+    assert closest_key("batch.micro", KEYS) == "batch.micro_batches"
+    assert closest_key("mesh.zz", KEYS) == closest_key("mesh.o", KEYS) == ""
+
+
+def test_types_in_words() -> None:
+    assert described(int | None) == "a whole number or null"
+    assert described(list[float]) == "a list, each a number"

@@ -1,0 +1,109 @@
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from harness.host import devices
+
+ROOT = Path(__file__).parents[3]
+
+
+def printed(code: str) -> str:
+    """What a new process prints."""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    return done.stdout.strip()
+
+
+def test_cores_are_those_the_process_may_use():
+    assert devices.cores() == len(os.sched_getaffinity(0))
+    one = "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})"
+    assert printed(f"{one}; from harness.host import devices; print(devices.cores())") == "1"
+
+
+def test_a_cpu_has_a_name_and_memory():
+    found = devices.detect("cpu")
+    assert found.kind == "cpu" and found.name and found.count >= 1
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert 0 < found.memory_bytes <= total
+
+
+def test_the_narrowest_of_all_control_groups_limits_the_memory(tmp_path, monkeypatch):
+    """A batch job in a container: both have limits, the step of the job has none."""
+    monkeypatch.setattr(devices, "GROUPS", tmp_path)
+    monkeypatch.setattr(devices, "OWN_GROUP", tmp_path / "cgroup")
+    assert devices.control_groups() == [] and devices._control_group_bytes() > 10**18, "version 1, or none"
+    (tmp_path / "cgroup").write_text("4:memory:/elsewhere\n0::/job/step\n")
+    for folder, limit, used in (("job/step", "max", 10), ("job", "1000", 300), (".", "5000", 4000)):
+        (tmp_path / folder).mkdir(parents=True, exist_ok=True)
+        (tmp_path / folder / "memory.max").write_text(f"{limit}\n")
+        (tmp_path / folder / "memory.current").write_text(f"{used}\n")
+    assert devices.control_groups() == [tmp_path / "job" / "step", tmp_path / "job", tmp_path]
+    assert devices._control_group_bytes() == 700
+
+
+@pytest.mark.parametrize(
+    ("text", "cuda"),
+    [
+        ("cuda: Optional[str] = None", False),
+        ("cuda: Optional[str] = '12.8'", True),
+        ('cuda = "13.0"', True),
+        ("", False),
+    ],
+)
+def test_a_cuda_build_is_reported_by_its_version_file(monkeypatch, tmp_path, text, cuda):
+    (tmp_path / "version.py").write_text(f"from typing import Optional\n__version__ = '2.13.0'\n{text}\n")
+    spec = SimpleNamespace(origin=str(tmp_path / "__init__.py"))
+    monkeypatch.setattr(devices.importlib.util, "find_spec", lambda name: spec)
+    assert devices.torch_has_cuda() is cuda
+
+
+def test_gpus_are_asked_for_only_if_torch_can_use_them(monkeypatch):
+    monkeypatch.setattr(devices, "_gpus", lambda: [("a GPU", 80), ("a GPU", 70)])
+    monkeypatch.setattr(devices, "torch_has_cuda", lambda: True)
+    assert devices.detect() == devices.detect("cuda") == devices.DetectedDevices("cuda", "a GPU", 2, 70)
+    assert devices.detect("cpu").kind == "cpu"
+    monkeypatch.setattr(devices, "torch_has_cuda", lambda: False)
+    assert devices.detect().kind == "cpu"
+    assert devices.detect("cuda") == devices.DetectedDevices("cuda", "GPU", 0, 0)
+
+
+class Nvml:
+    """Three GPUs, as nvidia-ml-py would name them."""
+
+    NVMLError = type("NVMLError", (Exception,), {})
+
+    def nvmlDeviceGetCount(self) -> int:
+        return 3
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> str:
+        if index >= 3:
+            raise self.NVMLError
+        return f"GPU-{index}"
+
+    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:
+        if uuid not in ("GPU-0", "GPU-1", "GPU-2"):
+            raise self.NVMLError
+        return uuid
+
+
+@pytest.mark.parametrize(
+    ("variable", "visible"),
+    [(None, [0, 1, 2]), ("", []), ("2,0", [2, 0]), ("GPU-1", [1]), ("0,-1,2", [0]), ("1,7,2", [1])],
+)
+def test_cuda_visible_devices_is_honoured(variable, visible):
+    assert devices._visible(Nvml(), variable) == [f"GPU-{index}" for index in visible]
+
+
+def test_names_for_torch():
+    assert devices.torch_names("cpu", 3) == ("cpu", "cpu", "cpu")
+    assert devices.torch_names("cuda", 2) == ("cuda:0", "cuda:1")
+
+
+def test_torch_is_not_imported():
+    build = (
+        "import sys; from harness.config import cluster_config as clusters; clusters.build(clusters.ClusterConfig())"
+    )
+    assert printed(f"{build}; print('torch' in sys.modules)") == "False"

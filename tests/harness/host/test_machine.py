@@ -1,0 +1,170 @@
+"""What is measured of this machine, and what is kept of it."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from harness.core.cluster import Device, Link
+from harness.host import devices, machine
+from harness.host.devices import DetectedDevices
+from harness.host.machine import Machine
+from harness.measure import benchmark_machine
+
+ROOT = Path(__file__).parents[3]
+HERE = Machine(Device("a CPU", 10**9, {"float32": 9e10}, 4e10, kernel_s=2e-6), Link(1e-5, 5e-11), cores=1.84)
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("REGATTA_CACHE", str(tmp_path))
+    monkeypatch.setattr(devices, "detect", lambda wanted: DetectedDevices("cpu", "a CPU", 2, 10**9))
+    return tmp_path
+
+
+@pytest.fixture(scope="module")
+def measured() -> tuple[Machine, float]:
+    before, start = torch.get_num_threads(), time.perf_counter()
+    found = benchmark_machine.measure("cpu")
+    assert torch.get_num_threads() == before
+    return found, time.perf_counter() - start
+
+
+# -- measuring ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_cpu_has_plausible_figures(measured):
+    """Wide enough for any machine, and for one that others use: a wrong unit is a factor of 1000."""
+    found, seconds = measured
+    assert found.device.name == devices.cpu_model()
+    assert 1e9 < found.device.peak_flops["float64"] < found.device.peak_flops["float32"] < 1e12
+    assert 1e9 < found.device.memory_bandwidth < 1e12
+    assert 1e-7 < found.device.kernel_s < 1e-4
+    assert found.device.efficiency == 1
+    assert found.link.alpha_s < 0.01 and 1e8 < 1 / found.link.beta_s_per_byte < 1e12
+    assert found.host_link is None
+    assert 1 <= found.cores <= devices.cores()
+    assert seconds < 8  # 4 where nobody else computes
+
+
+def test_a_product_runs_on_one_thread(measured):
+    """Two threads would show in the time that this process runs."""
+    with benchmark_machine.intra_op_threads(1):
+        start, running = time.perf_counter(), time.process_time()
+        benchmark_machine._product_flops("cpu", torch.float32, 1024, benchmark_machine._wall)
+    assert time.process_time() - running < 1.2 * (time.perf_counter() - start)
+
+
+def test_work_that_cannot_overlap_is_one_core_and_sleep_is_as_many_as_there_are_lanes(monkeypatch):
+    monkeypatch.setattr(benchmark_machine, "CORES_S", 0.2)
+    monkeypatch.setattr(benchmark_machine, "_clocks", lambda: (time.perf_counter(), time.perf_counter(), 0.0))
+    lock = benchmark_machine.threading.Lock()
+
+    def alone() -> None:
+        with lock:
+            time.sleep(0.003)
+
+    with benchmark_machine._lanes(2) as lanes:
+        monkeypatch.setattr(benchmark_machine, "_layers", lambda: alone)
+        assert benchmark_machine._together(lanes) == pytest.approx(1, abs=0.3)
+        monkeypatch.setattr(benchmark_machine, "_layers", lambda: lambda: time.sleep(0.003))
+        assert benchmark_machine._together(lanes) == pytest.approx(2, abs=0.3)
+
+
+def test_without_quiet_rounds_the_time_on_a_core_counts(monkeypatch):
+    """Two lanes that take turns on one core that others use as well: 10 ms each by the clock, 4 and 5 ms of work."""
+    rounds = {1: benchmark_machine._Round(0.01, 0.004, 0.005), 2: benchmark_machine._Round(0.03, 0.005, 0.02)}
+    monkeypatch.setattr(benchmark_machine, "CORES_S", 0.01)
+    monkeypatch.setattr(benchmark_machine, "_round", lambda lanes, passes: rounds[len(lanes)])
+    assert benchmark_machine._together(["a", "b"]) == pytest.approx(2 * 4 / 5)
+
+
+def test_an_error_in_a_lane_comes_out():
+    def fails() -> None:
+        raise RuntimeError("no memory")
+
+    with benchmark_machine._lanes(2) as lanes, pytest.raises(RuntimeError, match="no memory"):
+        benchmark_machine._round(lanes, [fails, fails])
+
+
+def test_two_messages_make_a_link():
+    small, large = benchmark_machine.MESSAGES_BYTES
+    link = Link(2e-5, 1 / 12e9)
+    fitted = benchmark_machine._fitted([link.seconds(small), link.seconds(large)])
+    assert (fitted.alpha_s, fitted.beta_s_per_byte) == pytest.approx((2e-5, 1 / 12e9))
+    assert benchmark_machine._fitted([2e-5, 1e-5]) == Link(2e-5, 0)  # noise: the large one was faster
+
+
+def test_no_gpu_is_reported(monkeypatch):
+    monkeypatch.setattr(devices, "detect", lambda wanted: DetectedDevices("cuda", "GPU", 0, 0))
+    with pytest.raises(ValueError, match=r"no GPU .* cluster\.device=cpu"):
+        benchmark_machine.measure("cuda")
+
+
+@pytest.mark.gpu
+def test_a_gpu_has_plausible_figures():
+    found = benchmark_machine.measure("cuda")
+    assert 1e12 < found.device.peak_flops["float32"] < found.device.peak_flops["float16"] < 1e16
+    assert 1e11 < found.device.memory_bandwidth < 1e14
+    assert 1e-7 < found.device.kernel_s < 1e-4
+    assert found.host_link and 1e9 < 1 / found.host_link.beta_s_per_byte < 2e11
+    assert found.cores == 0
+
+
+# -- keeping -----------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_stored_is_found_again(cache):
+    assert machine.stored() is None
+    machine.store(HERE)
+    assert machine.stored() == HERE
+    (file,) = cache.rglob("*.json")
+    assert file.parent.name == "machines" and machine.stored(remeasure=True) == HERE
+    os.utime(file, times=(0, 0))
+    assert machine.stored() == HERE and machine.stored(remeasure=True) is None
+
+
+def test_another_device_torch_or_count_of_cores_is_another_machine(cache, monkeypatch):
+    paths = [machine.path("a CPU"), machine.path("another CPU")]
+    with monkeypatch.context() as other:
+        other.setattr(devices, "cores", lambda: 64)
+        paths.append(machine.path("a CPU"))
+    with monkeypatch.context() as other:
+        other.setattr(machine.importlib.metadata, "version", lambda package: "1.0")
+        paths.append(machine.path("a CPU"))
+    assert len(set(paths)) == 4 and machine.path("a CPU") == paths[0]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "{", "[]", "{}", "\x00\xff", json.dumps(HERE.to_json())[:-20], json.dumps({**HERE.to_json(), "schema": 99}),
+        json.dumps({**HERE.to_json(), "cores": -1}), json.dumps(HERE.to_json()).replace("1.84", "NaN"),
+        json.dumps(replace(HERE, device=Device("a CPU")).to_json()),
+        json.dumps(replace(HERE, device=replace(HERE.device, name="another CPU")).to_json()),
+    ],
+)  # fmt: skip
+def test_a_damaged_file_is_none(cache, text):
+    place = machine.path("a CPU")
+    place.parent.mkdir()
+    place.write_text(text, encoding="latin-1")
+    assert machine.stored() is None
+
+
+def test_a_folder_that_cannot_be_written_is_a_warning(cache):
+    (cache / "machines").write_text("a file")
+    with pytest.warns(UserWarning, match="the next run measures again: .* -> set REGATTA_CACHE"):
+        machine.store(HERE)
+    assert machine.stored() is None
+
+
+def test_reading_it_needs_no_torch():
+    code = "import sys; from harness.host import machine; machine.stored(); print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"

@@ -1,0 +1,50 @@
+"""A SIGKILL is attributed to the kernel's OOM killer, or to another sender."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from harness.host import devices, oom_killer
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The files of a kernel, of which none is there yet."""
+    monkeypatch.setattr(oom_killer, "VMSTAT", tmp_path / "vmstat")
+    monkeypatch.setattr(oom_killer, "MEMINFO", tmp_path / "meminfo")
+    monkeypatch.setattr(devices, "GROUPS", tmp_path)
+    monkeypatch.setattr(devices, "OWN_GROUP", tmp_path / "cgroup")
+    return tmp_path
+
+
+def test_a_count_that_grew_is_the_kernel(machine: Path) -> None:
+    (machine / "vmstat").write_text("pgfault 7\noom_kill 2\n")
+    (machine / "meminfo").write_text("MemTotal:  2097152 kB\n")
+    status, reason = oom_killer.explain_kill("rank 1", oom_killer.kill_count())
+    assert status == "error" and "rank 1 was killed (signal 9), not by the kernel" in reason
+    (machine / "vmstat").write_text("pgfault 9\noom_kill 3\n")
+    status, reason = oom_killer.explain_kill("rank 1", 2)
+    assert status == "oom" and "by the kernel's OOM killer (out of memory): the largest process held " in reason
+    assert reason.endswith(" of 2.0 GiB")
+
+
+def test_a_control_groups_count_and_limit(machine: Path) -> None:
+    (machine / "cgroup").write_text("0::/job\n")
+    (machine / "job").mkdir()
+    (machine / "job" / "memory.events").write_text("oom 1\noom_kill 1\n")
+    (machine / "job" / "memory.max").write_text(f"{3 << 20}\n")
+    assert oom_killer.kill_count() == 1 and oom_killer.limit_bytes() == 3 << 20
+    assert oom_killer.explain_kill("rank 0", 0)[0] == "oom" and oom_killer.explain_kill("rank 0", 1)[0] == "error"
+
+
+def test_where_the_kernel_does_not_say_it_was_most_likely_memory(machine: Path) -> None:
+    assert oom_killer.kill_count() is None
+    status, reason = oom_killer.explain_kill("rank 0", None)
+    assert status == "oom" and "most likely by the kernel" in reason
+
+
+def test_this_machine() -> None:
+    limit = oom_killer.limit_bytes()
+    assert limit and limit > 1 << 26

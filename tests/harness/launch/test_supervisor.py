@@ -1,0 +1,299 @@
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from harness.cli.compose import compose
+from harness.core.model_profile import LayerProfile, ModelProfile
+from harness.core.problem import CannotRun
+from harness.core.run_files import MACHINE
+from harness.host import machine
+from harness.launch import supervisor
+from harness.launch.failure import DISK_FULL, DISK_FULL_CODE
+from harness.launch.signals import Preempted, preemptible
+from harness.launch.supervisor import Outcome, WorkerFailed, supervise
+from tests.problems import rows
+
+ROOT = Path(__file__).parents[3]
+
+
+def python(code: str) -> list[str]:
+    return [sys.executable, "-c", code]
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs, zombies not counted."""
+    with suppress(FileNotFoundError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
+def wait_for(condition, limit_s: float = 10.0) -> None:
+    deadline = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < deadline, "waited too long"
+        time.sleep(0.02)
+
+
+def pid_in(path: Path) -> int:
+    wait_for(lambda: path.exists() and path.read_text().endswith("\n"))
+    return int(path.read_text())
+
+
+def note_pid(path: Path) -> str:
+    """Code that writes its process's id, whole, into `path`."""
+    return f"import os; open({str(path)!r}, 'w').write(f'{{os.getpid()}}\\n')"
+
+
+def sleeping(path: Path, before: str = "pass") -> list[str]:
+    """A process that writes its id into `path` and sleeps for a minute."""
+    return python(f"{before}; {note_pid(path)}; import time; time.sleep(60)")
+
+
+def test_a_worker_ends_well(tmp_path):
+    calls = []
+    assert supervise(python("print('a')"), tmp_path, 10, lambda: calls.append(1)) == Outcome("ok")
+    assert (tmp_path / "log").read_text() == "a\n"
+    assert calls
+
+
+def test_ranks_see_the_project_from_anywhere_and_a_tuned_malloc(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", "/elsewhere")
+    code = "import os, harness.core.op, harness; print(harness.__path__[0], os.environ['MALLOC_ARENA_MAX'])"
+    assert supervise(python(code), tmp_path, 10) == Outcome("ok")
+    assert (tmp_path / "log").read_text().split() == [str(ROOT / "harness"), "1"]
+
+
+def test_a_failure_is_the_reason_and_ends_what_the_worker_started(tmp_path):
+    """The worker starts a process that would sleep for a minute, and fails at once with a message of its own."""
+    inner = f"{note_pid(tmp_path / 'pid')}; import time; time.sleep(60)"
+    start = f"import subprocess, sys, time, os; subprocess.Popen([sys.executable, '-c', {inner!r}])"
+    wait = f"[time.sleep(0.01) for _ in range(500) if not os.path.exists({str(tmp_path / 'pid')!r})]"
+    started = time.monotonic()
+    outcome = supervise(python(f"{start}; {wait}; raise SystemExit('no luck')"), tmp_path, 30)
+    assert outcome == Outcome("error", "rank 0 ended with exit code 1: no luck")
+    assert time.monotonic() - started < 10
+    wait_for(lambda: not alive(pid_in(tmp_path / "pid")))
+
+
+def test_what_a_rank_started_ends_with_it(tmp_path):
+    inner = f"{note_pid(tmp_path / 'pid')}; import time; time.sleep(60)"
+    outer = f"import subprocess, sys, time, os; subprocess.Popen([sys.executable, '-c', {inner!r}]); " \
+            f"[time.sleep(0.01) for _ in range(500) if not os.path.exists({str(tmp_path / 'pid')!r})]"  # fmt: skip
+    assert supervise(python(outer), tmp_path, 10) == Outcome("ok")
+    wait_for(lambda: not alive(pid_in(tmp_path / "pid")))
+
+
+def test_a_rank_that_hangs_writes_its_stacks_and_is_ended(tmp_path):
+    code = """
+import faulthandler, signal, threading, time
+faulthandler.register(signal.SIGUSR2, all_threads=True)
+def stuck_worker(): time.sleep(60)
+threading.Thread(target=stuck_worker, daemon=True).start()
+def stuck_rank(): time.sleep(60)
+print("started", flush=True)
+stuck_rank()
+"""
+    outcome = supervise(python(code), tmp_path, 1.0)
+    assert outcome.status == "timeout"
+    assert "launch.timeout_s=1 s" in outcome.reason
+    log = (tmp_path / "log").read_text()
+    assert "in stuck_rank" in log and "in stuck_worker" in log
+
+
+def test_a_rank_that_writes_is_not_timed_out(tmp_path):
+    code = f"import time\nfor _ in range(8): time.sleep(0.2); open({str(tmp_path / 'metrics.jsonl')!r}, 'a').write('x')"
+    assert supervise(python(code), tmp_path, 1.0) == Outcome("ok")
+
+
+def test_a_rank_that_prints_without_end_fills_no_disk(tmp_path, monkeypatch):
+    monkeypatch.setattr(supervisor, "LOG_BYTES", 20_000)
+    code = f"""
+import os, time
+largest = 0
+while (size := os.stat({str(tmp_path / "log")!r}).st_size) >= largest:
+    largest = size
+    print("y" * 1000, flush=True)
+    time.sleep(0.001)
+while "are not kept" not in open({str(tmp_path / "log")!r}).read():
+    time.sleep(0.001)
+print("the end")
+"""
+    assert supervise(python(code), tmp_path, 10) == Outcome("ok")
+    log = (tmp_path / "log").read_text()
+    assert "bytes were printed here and are not kept]" in log and log.endswith("the end\n")
+
+
+@pytest.mark.parametrize("day_s", [86400.0, -86400.0])
+def test_a_clock_that_jumps_ends_no_run(tmp_path, monkeypatch, day_s):
+    """A day at each look: neither limits nor files' times go by it."""
+    jumps, now = itertools.count(1), time.time()
+    monkeypatch.setattr(time, "time", lambda: now + day_s * next(jumps))
+    monkeypatch.setattr(time, "time_ns", lambda: int(1e9 * (now + day_s * next(jumps))))
+    log = str(tmp_path / "log")
+    code = f"import os, time\nfor i in range(8): time.sleep(0.2); os.utime({log!r}, (0, 1e9 - {day_s} * i))"
+    assert supervise(python(code), tmp_path, 1.0) == Outcome("ok")
+
+
+def test_other_files_are_no_progress(tmp_path):
+    code = f"import time\nfor _ in range(50): time.sleep(0.1); open({str(tmp_path / 'record.json')!r}, 'a').write('x')"
+    assert supervise(python(code), tmp_path, 0.5).status == "timeout"
+
+
+@pytest.mark.parametrize(
+    ("number", "status", "words"),
+    [(signal.SIGKILL, "error", "by hand"), (signal.SIGSEGV, "error", "SIGSEGV")],
+)
+def test_an_end_by_a_signal(tmp_path, number, status, words):
+    outcome = supervise(python(f"import os; os.kill(os.getpid(), {int(number)})"), tmp_path, 10)
+    assert outcome.status == status and words in outcome.reason
+
+
+def failing(tmp_path: Path, raising: str) -> Outcome:
+    """How a rank ends that reports an exception as harness.worker.__main__ does."""
+    code = f"""
+import sys
+from pathlib import Path
+from harness.launch.failure import Failure
+from harness.core.problem import CannotRun, Problem
+try:
+    {raising}
+except BaseException as error:
+    Failure.of(error).report(Path({str(tmp_path)!r}))
+    sys.exit(1)
+"""
+    return supervise(python(code), tmp_path, 10)
+
+
+def test_a_ranks_exception_is_reported_with_its_notes(tmp_path):
+    raising = "error = ValueError('bad shape'); error.add_note('in stage 1, layer x, micro-batch 3'); raise error"
+    outcome = failing(tmp_path, raising)
+    assert outcome == Outcome("error", "ValueError: bad shape\nin stage 1, layer x, micro-batch 3")
+    assert "Traceback" in json.loads((tmp_path / "error.json").read_text())["traceback"]
+
+
+@pytest.mark.parametrize(
+    "raising",
+    [
+        "raise MemoryError",
+        "raise type('OutOfMemoryError', (RuntimeError,), {})('CUDA out of memory')",
+        "raise RuntimeError('DefaultCPUAllocator: can\\'t allocate memory: you tried to allocate 8 bytes')",
+    ],
+)
+def test_lack_of_memory(tmp_path, raising):
+    assert failing(tmp_path, raising).status == "oom"
+
+
+def test_problems_that_only_a_rank_finds(tmp_path):
+    outcome = failing(tmp_path, "raise CannotRun([Problem('model.size', 5, 'is too small', ({'model.size': 64},))])")
+    assert outcome.status == "infeasible"
+    assert rows(outcome.problems) == [("model.size", 5, ["model.size=64"])]
+
+
+def test_a_full_disk(tmp_path):
+    assert failing(tmp_path, "raise OSError(28, 'No space left on device')") == Outcome("error", DISK_FULL)
+    (tmp_path / "error.json").unlink()
+    silent = python(f"raise SystemExit({DISK_FULL_CODE})")
+    assert supervise(silent, tmp_path, 10) == Outcome("error", DISK_FULL)
+
+
+def test_a_command_that_is_not_there(tmp_path):
+    outcome = supervise(["/no/such/program"], tmp_path, 10)
+    assert outcome.status == "error" and "/no/such/program" in outcome.reason
+
+
+@contextmanager
+def signalled_after(path: Path, *numbers: int):
+    """Send this process signals, one after the other, once `path` is there."""
+
+    def send() -> None:
+        pid_in(path)
+        for number in numbers:
+            os.kill(os.getpid(), number)
+
+    thread = threading.Thread(target=send)
+    thread.start()
+    yield
+    thread.join()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_the_ranks_and_reaches_the_caller_once(tmp_path, number):
+    sleeper = sleeping(tmp_path / "pid")
+    with preemptible(), signalled_after(tmp_path / "pid", number, number), \
+            pytest.raises(Preempted, match=signal.Signals(number).name):  # fmt: skip
+        supervise(sleeper, tmp_path, 30)
+    assert not alive(pid_in(tmp_path / "pid"))
+
+
+def test_a_rank_that_ignores_sigterm_is_killed(tmp_path, monkeypatch):
+    monkeypatch.setattr(supervisor, "GRACE_S", 0.3)
+    sleeper = sleeping(tmp_path / "pid", "import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)")
+    with preemptible(), signalled_after(tmp_path / "pid", signal.SIGINT), pytest.raises(Preempted):
+        supervise(sleeper, tmp_path, 30)
+    assert not alive(pid_in(tmp_path / "pid"))
+
+
+def test_handlers_are_put_back_and_can_be_switched_off():
+    former = signal.getsignal(signal.SIGTERM)
+    with preemptible() as signals:
+        signals.ignored = True
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert signal.getsignal(signal.SIGTERM) is former
+
+
+def test_ranks_die_with_a_parent_that_is_killed(tmp_path):
+    """The parent has no chance to tidy up: the kernel does."""
+    supervising = f"supervise({sleeping(tmp_path / 'pid')!r}, Path({str(tmp_path)!r}), 60)"
+    code = f"from pathlib import Path; from harness.launch.supervisor import supervise; {supervising}"
+    parent = subprocess.Popen(python(code), cwd=ROOT)
+    rank = pid_in(tmp_path / "pid")
+    assert alive(rank)
+    parent.kill()
+    parent.wait()
+    wait_for(lambda: not alive(rank))
+
+
+# -- a worker of a run
+
+
+def folder(path: Path, *typed: str) -> Path:
+    """A run's folder with its configuration."""
+    (path / "config.yaml").write_text(OmegaConf.to_yaml(compose(typed), resolve=True))
+    return path
+
+
+def test_problems_come_back_as_problems(tmp_path: Path) -> None:
+    ModelProfile((LayerProfile(),), "other").save(tmp_path / "p.json")
+    run = folder(tmp_path, f"profile={tmp_path / 'p.json'}")
+    ModelProfile.load(tmp_path / "p.json").save(tmp_path / "profile.json")
+    with pytest.raises(CannotRun) as caught:
+        supervisor.run_worker(run, "this title", 60, "check")
+    assert caught.value.title == "this title"
+    assert caught.value.problems[0].message == "is of other, the model is unet_2_16_128"
+
+
+def test_another_end_is_a_failure(tmp_path: Path) -> None:
+    with pytest.raises(WorkerFailed) as caught:
+        supervisor.run_worker(folder(tmp_path), "title", 60, "count", "many")
+    assert caught.value.outcome.status == "error"
+    assert "ValueError: invalid literal" in caught.value.outcome.reason
+
+
+def test_this_machine_is_measured_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("REGATTA_CACHE", str(tmp_path / "cache"))
+    run = folder(tmp_path, "cluster.device=cpu")
+    found = supervisor.measure_machine(run, "title", 60, "cpu")
+    assert found.device.peak_flops["float32"] > 0 and found.link.beta_s_per_byte > 0
+    assert machine.stored("cpu") == found
+    assert not (run / MACHINE).exists()

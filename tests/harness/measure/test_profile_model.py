@@ -1,0 +1,319 @@
+"""Profiles of little models: bytes and FLOPs by hand, saved bytes against the uncut model, times against sleeping."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils.flop_counter import FlopCounterMode
+
+from harness.core.model_profile import ModelProfile, Tied
+from harness.measure import profile_model
+from harness.measure.count_model import Counts
+from harness.measure.layer_chain import Chain
+from harness.measure.profile_model import Clock, measure
+from harness.nn import dropout
+from tests.support.nets import NETS, Net
+
+FLOAT = 4
+
+
+def seeded(net: Net) -> Chain:
+    torch.manual_seed(0)
+    return Chain(net, 4, torch.float32, torch.device("cpu"))
+
+
+def idle(index: int, phase: str):
+    return torch.enable_grad()
+
+
+def whole_saved_bytes(layers: nn.Sequential, inputs: Tensor) -> int:
+    """What autograd keeps of an uncut forward pass: each storage once, without parameters and buffers."""
+    state = {t.untyped_storage().data_ptr() for t in (*layers.parameters(), *layers.buffers())}
+    saved: dict[int, int] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in state:
+            saved[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with saved_tensors_hooks(pack, lambda tensor: tensor):
+        output = layers(inputs)
+    del output
+    return sum(saved.values())
+
+
+@pytest.mark.parametrize("net", NETS)
+def test_saved_bytes_are_those_of_the_uncut_model(net):
+    chain = seeded(NETS[net])
+    counts = Counts(chain)
+    with dropout.keyed(0, 0, 0):
+        chain.forward(counts)
+        assert sum(counts.saved_bytes) == whole_saved_bytes(chain.layers, chain.batch.inputs)
+    assert sum(layer.saved_bytes for layer in measure(NETS[net], 4, "float32", "cpu", 1).layers) == sum(
+        counts.saved_bytes
+    )
+
+
+@pytest.mark.parametrize("net", NETS)
+def test_cut_layers_give_the_gradients_of_the_uncut_model(net):
+    chain = seeded(NETS[net])
+    parameters = list(chain.layers.parameters())
+    with dropout.keyed(0, 0, 0):
+        chain.step(idle)
+        cut = [parameter.grad.clone() for parameter in parameters]
+        chain.layers.zero_grad()
+        chain.model.loss(chain.layers(chain.batch.inputs), chain.batch.targets).backward()
+        uncut = [parameter.grad.clone() for parameter in parameters]
+        for parameter in parameters:
+            parameter.grad.zero_()
+        chain.step(idle)
+        chain.step(idle)
+    assert all(map(torch.equal, cut, uncut))
+    assert any(grad.abs().sum() > 0 for grad in cut)
+    assert all(map(torch.allclose, [p.grad for p in parameters], [2 * grad for grad in cut]))  # they accumulate
+
+
+def test_bytes_and_flops_by_hand():
+    net = Net(lambda: nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2, bias=False)), (4,))
+    first, relu, last = (profile := measure(net, 3, "float32", "cpu", repeats=1)).layers
+    assert profile.input_bytes == 3 * 4 * FLOAT
+    assert [layer.name for layer in profile.layers] == ["0", "1", "2"]
+    assert [layer.param_bytes for layer in profile.layers] == [(4 * 8 + 8) * FLOAT, 0, 8 * 2 * FLOAT]
+    assert [layer.output_bytes for layer in profile.layers] == [3 * 8 * FLOAT, 3 * 8 * FLOAT, 3 * 2 * FLOAT]
+    assert [layer.flops for layer in profile.layers] == [2 * 3 * 4 * 8, 0, 2 * 3 * 8 * 2]
+    # the first layer saves its input, ReLU its output: which the last layer saves again, and it counts once
+    assert [layer.saved_bytes for layer in profile.layers] == [3 * 4 * FLOAT, 3 * 8 * FLOAT, 0]
+    assert first.bytes_moved == (3 * 4 + 4 * 8 + 8 + 3 * 8) * FLOAT
+    assert relu.bytes_moved == (3 * 8 + 3 * 8) * FLOAT
+    assert last.bytes_moved == (3 * 8 + 8 * 2 + 3 * 2) * FLOAT
+    double = measure(net, 3, "float64", "cpu", repeats=1)
+    assert [layer.saved_bytes for layer in double.layers] == [3 * 4 * 8, 3 * 8 * 8, 0]
+    assert double.input_bytes == 2 * profile.input_bytes
+
+
+@pytest.mark.parametrize("net", NETS)
+def test_flops_are_those_of_torchs_own_counter(net):
+    chain = seeded(NETS[net])
+    with FlopCounterMode(display=False) as counter:
+        chain.layers(chain.batch.inputs)
+    profile = measure(NETS[net], 4, "float32", "cpu", repeats=1)
+    assert profile.sum("flops", 0, len(profile.layers) - 1) == counter.get_total_flops() > 0
+
+
+def test_skips_tuples_and_buffers():
+    profile = measure(NETS["images"], 4, "float32", "cpu", repeats=1)
+    (skip,) = profile.skips
+    assert (skip.source, skip.target, skip.name, skip.bytes) == (4, 11, "shortcut", 4 * 8 * 16 * 16 * FLOAT)
+    join = profile.layers[11]
+    assert join.output_bytes == 2 * skip.bytes
+    assert join.bytes_moved == 4 * skip.bytes
+    assert profile.layers[7].buffer_bytes == (8 + 8) * FLOAT + 8  # mean, variance, and a counter of int64
+    cells = measure(NETS["pairs"], 4, "float32", "cpu", repeats=1)
+    assert [layer.output_bytes for layer in cells.layers] == [96, 3 * 96, 3 * 96, 3 * 96, 3 * 96]
+    assert all(layer.backward_s > 0 for layer in cells.layers)
+
+
+def test_integer_inputs_and_tied_weights():
+    profile = measure(NETS["text"], 4, "float32", "cpu", repeats=1)
+    assert profile.input_bytes == 4 * 5 * 8
+    shared = (Tied("0.weight", 11 * 6 * FLOAT),)
+    assert [layer.tied for layer in profile.layers] == [shared, (), (), (), (), shared]
+    assert profile.layers[5].param_bytes == 11 * 6 * FLOAT
+    assert profile.layers[0].backward_s > 0
+
+
+def test_a_tie_is_between_layers():
+    """The first and the last layer are one and share all that it has; the other uses its own one twice."""
+    outer, inner = nn.Linear(4, 4), nn.Linear(4, 4)
+    net = Net(lambda: nn.Sequential(outer, nn.Sequential(inner, nn.Tanh(), inner), outer), (4,))
+    profile = measure(net, 2, "float32", "cpu", repeats=1)
+    tied = (Tied("0.weight", 4 * 4 * FLOAT), Tied("0.bias", 4 * FLOAT))
+    assert [layer.tied for layer in profile.layers] == [tied, (), tied]
+    assert profile.parameter_bytes(0, 2) == 2 * (4 * 4 + 4) * FLOAT
+
+
+def test_a_layer_without_gradients_takes_no_backward_time():
+    flatten, linear, *_ = measure(NETS["flat first"], 4, "float32", "cpu", repeats=1).layers
+    assert flatten.backward_s == 0
+    assert flatten.forward_s > 0 and linear.backward_s > 0
+
+
+class Slow(torch.autograd.Function):
+    """Sleeps 10 ms forward and 25 ms backward."""
+
+    @staticmethod
+    def forward(ctx, x):
+        time.sleep(0.010)
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        time.sleep(0.025)
+        return grad * 2
+
+
+class Sleeper(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return Slow.apply(x)
+
+
+def test_times_belong_to_their_layer_and_direction():
+    profile = measure(
+        Net(lambda: nn.Sequential(nn.Linear(2, 2), Sleeper(), nn.Linear(2, 2)), (2,)), 1, "float32", "cpu"
+    )
+    before, slow, after = profile.layers
+    assert slow.forward_s >= 0.010
+    assert slow.backward_s >= 0.025
+    assert slow.forward_s < slow.backward_s
+    assert max(before.forward_s, before.backward_s, after.forward_s, after.backward_s) < 0.010
+
+
+class SlowAtFirst(nn.Module):
+    """Sleeps in its first two calls (the count and the warm-up), and once more later."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        time.sleep(0.03 if self.calls in (1, 2, 4) else 0)
+        return x
+
+
+def test_the_median_leaves_out_the_warm_up_and_one_outlier():
+    (layer,) = measure(Net(lambda: nn.Sequential(SlowAtFirst()), (2,)), 1, "float32", "cpu", repeats=3).layers
+    assert layer.forward_s < 0.01
+    (layer,) = measure(Net(lambda: nn.Sequential(SlowAtFirst()), (2,)), 1, "float32", "cpu", repeats=2).layers
+    assert layer.forward_s > 0.01  # the median of two is their mean: the outlier was really there
+
+
+class Hands:
+    """A clock of which each look is the next of the given pairs: what the thread has computed, what has passed."""
+
+    def __init__(self, *pairs: tuple[float, float]) -> None:
+        self.own = iter([own for own, _ in pairs])
+        self.passed = iter([passed for _, passed in pairs])
+
+    def thread_time(self) -> float:
+        return next(self.own)
+
+    def perf_counter(self) -> float:
+        return next(self.passed)
+
+
+@pytest.mark.parametrize(
+    ("passes", "slowed"),
+    [
+        ([(1, 1), (1, 1), (1, 1)], 1.0),
+        ([(1, 2), (1, 2), (1, 2)], 2.0),  # another program has the core every other moment
+        ([(1, 1), (1.5, 1.5), (1.4, 1.4)], 1.4),  # something else has the memory for a while
+        ([(1, 1), (1, 1), (1, 9)], 1.0),  # once, which the median leaves out
+        ([(2, 1), (2, 1), (2, 1)], 1.0),
+    ],
+)
+def test_what_slows_down_the_measurement(monkeypatch, passes, slowed):
+    """The first pass warms up. Each has two layers, which share its seconds (computed, passed) equally."""
+    clock, looks, own, passed = Clock(torch.device("cpu")), [], 0.0, 0.0
+    for computed, lasted in [(50, 90), *passes]:
+        for _ in range(2):
+            looks.append((own, passed))
+            own, passed = own + computed / 2, passed + lasted / 2
+            looks.append((own, passed))
+    monkeypatch.setattr(profile_model, "time", Hands(*looks))
+    for _ in range(1 + len(passes)):
+        clock.new_repeat()
+        for layer in range(2):
+            with clock(layer, "forward"):
+                pass
+    assert clock.slowed() == pytest.approx(slowed)
+
+
+def test_a_pass_that_waits_for_its_core_is_slowed():
+    assert measure(Net(lambda: nn.Sequential(Sleeper()), (2,)), 1, "float32", "cpu", repeats=2).slowed > 2
+    assert measure(Net(lambda: nn.Sequential(nn.Linear(2, 2)), (2,)), 1, "float32", "cpu", repeats=1).slowed >= 1
+
+
+class Witness(nn.Module):
+    """Writes down how it is called."""
+
+    seen: list[tuple[int, bool, bool]]
+
+    def forward(self, x: Tensor) -> Tensor:
+        Witness.seen.append((torch.get_num_threads(), self.training, dropout._state.key is not None))
+        return x
+
+
+def test_one_thread_in_training_with_keyed_dropout_and_nothing_left_changed():
+    Witness.seen = []
+    before, generator = torch.get_num_threads(), torch.get_rng_state()
+    torch.set_num_threads(2)
+    try:
+        profile = measure(Net(lambda: nn.Sequential(Witness(), nn.Linear(2, 2)), (2,)), 1, "float32", "cpu", repeats=2)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+    assert Witness.seen == [(1, True, True)] * (1 + 1 + 2)
+    assert torch.equal(torch.get_rng_state(), generator)
+    assert profile.source.startswith("measured on ")
+    assert profile.source.endswith(f", 1 thread, torch {torch.__version__}")
+    assert (profile.model, profile.micro_batch, profile.dtype) == ("net", 1, "float32")
+    assert ModelProfile.from_json(profile.to_json()) == profile
+
+
+def test_autocast_computes_in_the_smaller_format():
+    net = Net(lambda: nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 8)), (4,))
+    profile = measure(net, 2, "float32", "cpu", repeats=1, autocast="bfloat16")
+    assert [layer.output_bytes for layer in profile.layers] == [2 * 8 * 2, 2 * 8 * 2]
+    assert profile.layers[0].param_bytes == (4 * 8 + 8) * FLOAT
+    assert all(layer.backward_s > 0 for layer in profile.layers)
+
+
+class Broken(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        raise RuntimeError("no such thing")
+
+
+class Lists(nn.Module):
+    def forward(self, x: Tensor) -> list[Tensor]:
+        return [x]
+
+
+@pytest.mark.parametrize(("layer", "kind", "what"), [(Broken(), RuntimeError, "no such"), (Lists(), TypeError, "list")])
+def test_an_error_names_the_layer(layer, kind, what):
+    with pytest.raises(kind, match=what) as caught:
+        measure(Net(lambda: nn.Sequential(nn.Identity(), layer), (2,)), 3, "float32", "cpu")
+    assert caught.value.__notes__ == ["in layer 1 (1), on a micro-batch of 3"]
+    assert torch.get_num_threads() > 0 and dropout._state.key is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({"micro_batch": 0}, "micro_batch 0"),
+        ({"repeats": 0}, "repeats 0"),
+        ({"dtype": "float8"}, "precision.dtype float8.*float32, float64, bfloat16"),
+        ({"dtype": "nn"}, "precision.dtype nn"),
+    ],
+)
+def test_impossible_arguments(changes, what):
+    arguments = {"micro_batch": 2, "dtype": "float32", "device": "cpu"} | changes
+    with pytest.raises(ValueError, match=what):
+        measure(NETS["pairs"], **arguments)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("net", NETS)
+def test_on_a_gpu(net):
+    """The same bytes as on the CPU but for what kernels save, and times from events."""
+    here, there = (measure(NETS[net], 4, "float32", device, repeats=2) for device in ("cpu", "cuda:0"))
+    assert [layer.output_bytes for layer in there.layers] == [layer.output_bytes for layer in here.layers]
+    assert [layer.flops for layer in there.layers] == [layer.flops for layer in here.layers]
+    assert there.sum("forward_s", 0, len(there.layers) - 1) > 0
+    assert torch.cuda.get_device_name(0) in there.source

@@ -1,0 +1,121 @@
+"""A plan with its simulated step; and an engine whose schedule is none."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from harness.cli.compose import compose
+from harness.config import registry
+from harness.core.cluster import Cluster, Device, Link
+from harness.core.model_profile import LayerProfile, ModelProfile
+from harness.core.plan import Plan
+from harness.core.problem import CannotRun, Problem
+from harness.planning import draft as planning_draft
+from harness.schedule import QueueOps, Schedule
+from harness.schedule.builders.gpipe import gpipe
+from tests.problems import refused, rows
+
+LAYER = LayerProfile("l", 1e-3, 2e-3, param_bytes=4000, output_bytes=8, saved_bytes=8)
+PROFILE = ModelProfile((LAYER,) * 4, "net_4", 2, source="a test")
+CLUSTER = Cluster(devices_per_node=2, device=Device(memory_bytes=10**9), intra=Link(0.0, 0.0))
+CONFIG = compose(["batch.size=8", "batch.micro_batches=4", "engine.checkpoint=never", "planner=uniform"])
+
+
+class Broken:
+    """The gpipe engine, with a change of its schedule."""
+
+    def __init__(self, change: Any) -> None:
+        self.change = change
+        self.engine = registry.build("engine", CONFIG.engine)
+        self.capabilities, self.check = self.engine.capabilities, self.engine.check
+        self.placement, self.memory, self.refuses = self.engine.placement, self.engine.memory, self.engine.refuses
+        self.layers = self.engine.layers
+
+    def schedule(self, plan: Plan, profile: ModelProfile) -> Schedule:
+        return self.change(gpipe(plan.micro_batches, [0, 1], [], "never"))
+
+
+def drafted(engine: Any = None, profile: ModelProfile = PROFILE) -> planning_draft.Draft:
+    engine = engine or registry.build("engine", CONFIG.engine)
+    return planning_draft.draft(CONFIG, engine, registry.build("planner", CONFIG.planner), profile, CLUSTER)
+
+
+def test_a_draft_holds_the_closed_form() -> None:
+    """(m + n - 1) (F + B) of GPipe without communication."""
+    draft = drafted()
+    assert draft.plan.balance == (2, 2)
+    assert draft.plan.predicted["step_time_s"] == pytest.approx((4 + 2 - 1) * (2e-3 + 4e-3))
+    assert (draft.samples, draft.devices) == (8, 2)
+    assert draft.plan.predicted["peak_memory_bytes"] == [peak.bytes for peak in draft.simulation.peaks]
+
+
+def test_the_engine_says_what_becomes_of_the_layers() -> None:
+    """Twice the time, and 1000 bytes more while they go back."""
+    engine = registry.build("engine", CONFIG.engine)
+    engine.layers = lambda plan, profile: replace(profile, layers=tuple(
+        replace(layer, forward_s=2 * layer.forward_s, backward_s=2 * layer.backward_s, working_bytes=1000)
+        for layer in profile.layers
+    ))  # fmt: skip
+    plain, changed = drafted(), drafted(engine)
+    assert changed.plan.predicted["step_time_s"] == pytest.approx(2 * plain.plan.predicted["step_time_s"])
+    assert changed.simulation.peaks[0].bytes == plain.simulation.peaks[0].bytes + 1000
+    assert plain.profile is PROFILE
+
+
+def test_without_jitter_nothing_is_simulated_again() -> None:
+    draft = drafted()
+    assert draft.disturbed(0.0, 1) is draft.simulation
+    assert draft.disturbed(0.1, 1).figures["step_time_s"] != draft.simulation.figures["step_time_s"]
+
+
+def test_replicas_count_as_devices_and_samples() -> None:
+    draft = drafted()
+    plan = replace(draft.plan, mesh=replace(draft.plan.mesh, data=3))
+    assert (replace(draft, plan=plan).samples, replace(draft, plan=plan).devices) == (24, 6)
+
+
+def queues(change: Any) -> Any:
+    """A change of each queue's ops."""
+    return lambda schedule: replace(
+        schedule, queues=tuple(QueueOps(queue.device, queue.name, change(queue.ops)) for queue in schedule.queues)
+    )
+
+
+def problems(change: Any) -> list[Problem]:
+    with pytest.raises(CannotRun) as caught:
+        drafted(Broken(change))
+    assert {(problem.key, problem.value) for problem in caught.value.problems} == {("engine", "gpipe")}
+    assert not any("\n" in problem.message for problem in caught.value.problems)
+    return list(caught.value.problems)
+
+
+@pytest.mark.parametrize(
+    ("change", "reported"),
+    [
+        (queues(lambda ops: ops[::-1]), "waits for itself"),
+        (lambda schedule: replace(schedule, limit=1), "0F1 -> 0B1 -> 0B0 -> 0F1"),
+        (queues(lambda ops: (*ops, ops[0])), "0F0"),
+        (lambda schedule: replace(schedule, queues=schedule.queues[:1]), "1F0"),
+        (queues(lambda ops: tuple(op for op in ops if str(op) != "1B2")), "1B2"),
+    ],
+    ids=["a circle", "a circle by its limit", "an op twice", "a queue that is missing", "an op that is missing"],
+)
+def test_a_schedule_that_is_none_is_a_problem_of_its_engine(change: Any, reported: str) -> None:
+    found = problems(change)
+    assert any(reported in problem.message for problem in found)
+    assert len(found) <= planning_draft.SHOWN + 1 and all(problem.hint for problem in found[: planning_draft.SHOWN])
+
+
+def test_what_the_planner_refuses() -> None:
+    with pytest.raises(CannotRun) as caught:
+        planning_draft.draft(
+            compose(["planner=given", "planner.balance=[1,2]", "batch.micro_batches=4"]),
+            registry.build("engine", CONFIG.engine),
+            registry.build("planner", compose(["planner=given", "planner.balance=[1,2]"]).planner),
+            PROFILE,
+            CLUSTER,
+        )
+    assert rows(refused(caught)) == [("planner.balance", [1, 2], ["planner=balance"])]

@@ -1,0 +1,52 @@
+"""Small nets and clusters to tune on, and a search among all of them by simulation alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from harness.checks import plan_fits
+from harness.cli.compose import compose
+from harness.config import registry
+from harness.core.cluster import Cluster, Device, Link
+from harness.core.model_profile import LayerProfile, ModelProfile
+from harness.interfaces import Engine, Planner
+from harness.planning import draft as planning_draft
+from harness.planning.draft import Draft, Layout
+from harness.planning.tune.candidates import Candidate
+
+NODE = Cluster(
+    "flat", 2, 4, Device("d", 10**9, memory_bandwidth=1e11), Link(1e-5, 1e-9), Link(2e-5, 4e-9), Link(0, 1e-9)
+)
+"""Two nodes of four devices."""
+
+
+def net(forward_s: Sequence[float], micro_batch: int = 1, size: int = 10**6) -> ModelProfile:
+    """Layers of so many seconds for a sample, and a launch for a micro-batch; weights of `size` bytes each."""
+    layers = tuple(
+        LayerProfile(f"l{number}", 1e-4 + one * micro_batch, 2e-4 + 2 * one * micro_batch, param_bytes=size,
+                     output_bytes=size // 4 * micro_batch, saved_bytes=size * micro_batch)
+        for number, one in enumerate(forward_s)
+    )  # fmt: skip
+    return ModelProfile(layers, "net", micro_batch, input_bytes=1000 * micro_batch, source="measured on X")
+
+
+class Bench:
+    """One engine and planner on one cluster."""
+
+    def __init__(self, *typed: str, cluster: Cluster = NODE) -> None:
+        self.typed = ["mode=tune", "cluster=flat", *typed]
+        self.config, self.cluster = compose(self.typed), cluster
+        self.engine: Engine = registry.build("engine", self.config.engine)
+        self.planner: Planner = registry.build("planner", self.config.planner)
+
+    def layout(self, one: Candidate, profile: ModelProfile) -> Layout:
+        config = one.config(self.config)
+        return planning_draft.laid_out(config, self.engine, self.planner, profile, self.cluster)
+
+    def draft(self, one: Candidate, profile: ModelProfile) -> Draft:
+        config = one.config(self.config)
+        return planning_draft.draft(config, self.engine, self.planner, profile, self.cluster)
+
+    def fits(self, draft: Draft) -> bool:
+        peaks = draft.plan.predicted["peak_memory_bytes"]
+        return not plan_fits.of_memory(draft.plan, peaks, draft.cluster, draft.memory)

@@ -1,0 +1,326 @@
+"""`mode=tune`: the choice against a search by simulation alone; what it leaves after; what it refuses."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import shlex
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from harness.cli.compose import compose
+from harness.config import cluster_config
+from harness.config.cluster_config import ClusterConfig
+from harness.config.overrides import quoted
+from harness.core.model_profile import ModelProfile
+from harness.core.plan import Mesh, Plan
+from harness.core.problem import CannotRun, Fix, NoPlan, Problem, apply
+from harness.core.record import RunRecord
+from harness.planning.draft import Draft, Layout
+from harness.planning.prepare import Ground
+from harness.planning.tune import infeasible
+from harness.planning.tune.candidates import Candidate
+from harness.planning.tune.result import TITLES, Line, Tuned
+from harness.planning.tune.search import SIMULATED, Tuner
+from harness.report.progress import Progress
+from harness.run import runner
+from tests.harness.planning.tune.nets import Bench, net
+from tests.problems import refused, row, rows
+
+FLAT = ["cluster=flat", "cluster.nodes=2", "cluster.devices=4", "cluster.memory_gb=1", "cluster.alpha_s=1e-5",
+        "cluster.bandwidth_gb_s=1", "cluster.node_bandwidth_gb_s=0.25"]  # fmt: skip
+LAYERS = [1e-3, 2e-3, 1e-3, 1e-3, 3e-3, 1e-3, 1e-3, 1e-3]
+
+
+class Nets(Tuner):
+    """A tuner whose profiles nobody has to measure."""
+
+    forward_s = LAYERS
+    size = 10**6
+
+    def ground(self, one: Candidate) -> Ground:
+        cluster = cluster_config.build(ClusterConfig(**self.config.cluster))
+        return Ground(cluster, net(self.forward_s, one.micro_batch, self.size), "nominal", "made up")
+
+    def fits(self, config: Any, cluster: Any) -> bool:
+        return False
+
+
+def tuned(folder: Path, *typed: str, forward_s: list[float] = LAYERS, size: int = 10**6) -> Tuned:
+    overrides = ["mode=tune", *FLAT, *typed]
+    tuner = Nets(compose(overrides), overrides, folder, Progress())
+    tuner.forward_s, tuner.size = forward_s, size
+    return tuner.go()
+
+
+@settings(max_examples=8)
+@given(
+    forward_s=st.lists(st.floats(1e-4, 1e-2), min_size=8, max_size=8),
+    size=st.sampled_from([10**5, 10**6, 10**7, 3 * 10**7]),
+    engine=st.sampled_from([["engine=myelin"], ["engine=deepspeed", "engine.zero=1"]]),
+)
+def test_the_choice_is_the_best_by_simulation(
+    forward_s: list[float], size: int, engine: list[str], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Of the ten exactly; of all candidates within 2 %."""
+    found = tuned(tmp_path_factory.mktemp("run"), *engine, "batch.size=32", forward_s=forward_s, size=size)
+    bench, simulated = Bench(*FLAT, *engine, "batch.size=32"), {}
+    bench.cluster = cluster_config.build(ClusterConfig(**bench.config.cluster))
+    for line in found.lines:
+        if line.candidate.uneven():
+            continue
+        try:
+            draft = bench.draft(line.candidate, net(forward_s, line.candidate.micro_batch, size))
+        except CannotRun:
+            continue
+        if bench.fits(draft):
+            simulated[line.candidate] = draft.plan.predicted["step_time_s"]
+    ten = {line.candidate: line.simulated_step_time_s for line in found.simulated}
+    assert len(ten) == min(SIMULATED, len(simulated))
+    assert ten == pytest.approx({one: simulated[one] for one in ten})
+    assert ten[found.best.candidate] == min(ten.values()) <= 1.02 * min(simulated.values())
+
+
+def test_what_the_simulator_refuses_gives_way(tmp_path: Path) -> None:
+    """The first three by closed form do not fit: the next ones are simulated in their place."""
+    refused: list[Candidate] = []
+
+    class Strict(Nets):
+        def simulation(self, line: Line) -> tuple[Line, Draft | None]:
+            if len(refused) < 3:
+                refused.append(line.candidate)
+                return replace(line, problems=(Problem("cluster.memory_gb", 1, "is too small"),)), None
+            return super().simulation(line)
+
+    overrides = ["mode=tune", *FLAT, "engine=myelin", "batch.size=32"]
+    found = Strict(compose(overrides), overrides, tmp_path, Progress()).go()
+    assert len(found.simulated) == SIMULATED
+    ranked = sorted(found.lines, key=lambda line: line.closed_form_step_time_s or float("inf"))
+    assert refused == [line.candidate for line in ranked[:3]]
+    assert {line.candidate for line in found.simulated} == {line.candidate for line in ranked[3:13]}
+    assert {line.candidate: line.out for line in found.lines}[refused[0]] == "cluster.memory_gb 1 is too small"
+
+
+def test_each_candidate_is_planned_once(tmp_path: Path) -> None:
+    planned: list[Candidate] = []
+
+    class Counting(Nets):
+        def layout(self, one: Candidate) -> Layout:
+            planned.append(one)
+            return super().layout(one)
+
+    overrides = ["mode=tune", *FLAT, "engine=myelin", "batch.size=32"]
+    found = Counting(compose(overrides), overrides, tmp_path, Progress()).go()
+    assert len(planned) == len(set(planned)) >= len(found.simulated) == SIMULATED
+
+
+def test_more_memory_brings_larger_micro_batches(tmp_path: Path) -> None:
+    wide = tuned(tmp_path, "engine=myelin", "batch.size=64", "cluster.memory_gb=1", size=2 * 10**7)
+    narrow = tuned(tmp_path, "engine=myelin", "batch.size=64", "cluster.memory_gb=0.3", size=2 * 10**7)
+    assert narrow.best.candidate.micro_batch <= wide.best.candidate.micro_batch
+    assert narrow.draft.plan.predicted["step_time_s"] > wide.draft.plan.predicted["step_time_s"]
+    full = [line for line in narrow.lines if line.full]
+    assert full and all(line.simulated_step_time_s is None or line.simulated_memory_bytes > 3e8 for line in full)
+    assert any(re.search(r"needs [\d.]+ \w+ of 286.1 MiB", line.out) for line in full)
+    larger = {line.candidate.micro_batch for line in full if "need too much already" in line.out}
+    assert larger and min(larger) > max(line.candidate.micro_batch for line in narrow.lines if not line.out)
+
+
+def test_what_is_given_stays(tmp_path: Path) -> None:
+    found = tuned(tmp_path, "engine=myelin", "batch.size=64", "mesh.data=4", "batch.micro_batches=8")
+    assert found.draft.plan.mesh.data == 4 and found.draft.plan.micro_batches == 8
+    assert {(line.candidate.mesh.data, line.candidate.micro_batch) for line in found.lines} == {(4, 2)}
+
+
+def test_nothing_fits(tmp_path: Path) -> None:
+    with pytest.raises(CannotRun) as error:
+        tuned(tmp_path, "engine=myelin", "cluster.memory_gb=0.01", size=10**7)
+    (problem,) = error.value.problems
+    assert (problem.key, problem.value) == ("cluster.memory_gb", 0.01)
+    assert re.search(r"at least [\d.]+ MiB of 9.5 MiB are needed, by mesh.tensor=1 mesh.pipeline=8", problem.message)
+    rows = [*csv.DictReader((tmp_path / "tune.csv").open())]
+    assert len(rows) == 20 and all(row["out"] for row in rows)
+
+
+PROFILE = net(LAYERS, 2, 10**7)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> str:
+    PROFILE.save(tmp_path / "p.json")
+    return quoted("profile", str(tmp_path / "p.json"))
+
+
+def problems(folder: Path, *typed: str) -> list[Problem]:
+    """Those of a search that finds nothing."""
+    overrides = ["mode=tune", *FLAT, *typed]
+    folder.mkdir()
+    with pytest.raises(CannotRun) as caught:
+        Tuner(compose(overrides), overrides, folder, Progress()).go()
+    return refused(caught)
+
+
+def run(folder: Path, *typed: str) -> RunRecord:
+    overrides = ["mode=tune", *FLAT, *typed, "tracker=none", quoted("out", str(folder))]
+    return runner.run(compose(overrides), overrides)
+
+
+def test_a_run_leaves_its_choice(tmp_path: Path, file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "run"
+    record = run(folder, file, "engine=myelin", "batch.size=64", "costs=measured")
+    assert (record.status, record.source) == ("ok", "simulated"), record.reason
+    assert {path.name for path in folder.iterdir()} == {
+        "config.yaml", "record.json", "plan.json", "profile.json", "tune.csv"
+    }  # fmt: skip
+    chosen, plan = record.metrics["tuned"], Plan.load(folder / "plan.json")
+    assert (chosen["micro_batch"], chosen["tensor"]) == (2, 1)
+    assert (chosen["pipeline"], chosen["data"]) == (plan.mesh.pipeline, plan.mesh.data)
+    assert record.metrics["step_time_s"] == plan.predicted["step_time_s"]
+    assert ModelProfile.load(folder / "profile.json").layers == PROFILE.layers
+    rows = [*csv.DictReader((folder / "tune.csv").open())]
+    assert tuple(rows[0]) == TITLES and len(rows) == chosen["candidates"] == 4
+    best = min((float(row["simulated_step_time_s"]), row["mesh.pipeline"]) for row in rows)
+    assert best == (record.metrics["step_time_s"], str(chosen["pipeline"]))
+    reported = capsys.readouterr().out.splitlines()
+    assert reported[-1] == f"run it: {chosen['command']}"
+    again = [*shlex.split(chosen["command"])[2:], quoted("out", str(tmp_path / "again"))]
+    simulated = runner.run(compose(again), again)
+    assert simulated.metrics["step_time_s"] == pytest.approx(record.metrics["step_time_s"])
+    assert simulated.metrics["peak_memory_bytes"] == record.metrics["peak_memory_bytes"]
+
+
+def test_nothing_fits_and_what_helps(tmp_path: Path, file: str) -> None:
+    typed = [file, "engine=myelin", "cluster.memory_gb=0.12", "batch.size=64", "optimizer.name=adam"]
+    assert run(tmp_path / "a", *typed).status == "infeasible"
+    (problem,) = problems(tmp_path / "c", *typed)
+    assert (problem.key, problem.value) == ("cluster.memory_gb", 0.12)
+    assert re.search(r"none of 4 candidates fits: at least [\d.]+ MiB of 114.4 MiB are needed, by", problem.message)
+    assert len(problem.fixes) == 2 and [*problem.fixes[1]] == ["cluster.memory_gb"]
+    for fix in problem.fixes:
+        more = run(tmp_path / "b", *apply(typed, fix))
+        assert more.status == "ok", (fix, more.reason)
+
+
+def test_settings_of_the_best_one_that_do_nothing_are_noted(
+    tmp_path: Path, file: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(tmp_path / "run", file, "engine=myelin", "batch.size=64", "mesh.pipeline=2", "engine.order=1f1b",
+        "engine.policy=backward_first")  # fmt: skip
+    assert "note: engine.policy backward_first   does nothing" in capsys.readouterr().out
+
+
+def test_it_says_why_nothing_is_possible(tmp_path: Path, file: str) -> None:
+    assert run(tmp_path / "a", file, "engine=myelin", "batch.size=7").status == "infeasible"
+    assert rows(problems(tmp_path / "c", file, "engine=myelin", "batch.size=7")) == [
+        ("batch.size", 7, ["batch.size=8"]),
+    ]
+    typed = [file, "precision=fp64", "optimizer.name=adam", "engine=ddp", "mesh.pipeline=2"]
+    assert rows(problems(tmp_path / "b", *typed)) == [("mesh.pipeline", 2, ["mesh.pipeline=1"])]
+
+
+@pytest.mark.parametrize(
+    ("typed", "key", "fixes"),
+    [
+        (
+            "engine=ddp batch.size=64 batch.micro_batches=5",
+            "batch.micro_batches",
+            ["batch.micro_batches=4", "batch.micro_batches=8"],
+        ),
+        (
+            "engine=myelin batch.micro_batches=3",
+            "batch.micro_batches",
+            ["batch.micro_batches=4", "batch.micro_batches=2"],
+        ),
+        ("engine=myelin batch.micro_batches=300", "batch.micro_batches", ["batch.micro_batches=16"]),
+        ("engine=ddp batch.size=15", "batch.size", ["batch.size=16"]),
+        ("engine=ddp batch.size=15 batch.micro_batches=5", "batch.size", ["batch.size=40"]),
+        ("engine=myelin mesh.pipeline=16 cluster.nodes=4", "mesh.pipeline", ["mesh.pipeline=8"]),
+        ("engine=deepspeed engine.zero=3 batch.size=3", "batch.size", ["batch.size=8"]),
+        ("engine=myelin cluster.nodes=5 cluster.devices=20", "batch.size", ["batch.size=20"]),
+        ("engine=ddp cluster.nodes=1 cluster.devices=2 mesh.data=3", "mesh.data", ["mesh.data=2"]),
+        ("engine=myelin batch.size=60 cluster.devices=32", "batch.size", ["batch.size=64"]),
+        ("engine=myelin mesh.pipeline=3", "mesh.pipeline", ["mesh.pipeline=2"]),
+    ],
+)
+def test_what_is_not_possible_has_a_fix_that_is(typed: str, key: str, fixes: list[str], tmp_path: Path) -> None:
+    """The user's own key and value; what is offered is searched with, and stays what was given."""
+    with pytest.raises(CannotRun) as error:
+        tuned(tmp_path, *typed.split())
+    problem = error.value.problems[0]
+    assert str(error.value).startswith(f"{typed.split()[0]} model=unet cluster=flat cannot run:")
+    assert row(problem)[::2] == (key, fixes)
+    for changed in fixes:
+        found = tuned(tmp_path, *typed.split(), changed)
+        if "micro_batches=" in typed:
+            given = int((changed if "micro_batches=" in changed else typed).rpartition("micro_batches=")[2])
+            assert {line.candidate.micro_batches for line in found.lines} == {given}
+
+
+def test_a_planner_is_asked_for_the_fixes_of_the_closest_candidate_alone() -> None:
+    asked = []
+
+    def without_plan(shards: int) -> Line:
+        def find() -> list[Fix]:
+            asked.append(shards)
+            return [{"mesh.tensor": shards // 2}]
+
+        error = NoPlan(Problem("mesh.tensor", shards, "cannot split it"), find)
+        return Line(Candidate(1, Mesh(tensor=shards), 8), (error.stated,), no_plan=error)
+
+    assert rows(infeasible.impossible([], [without_plan(4), without_plan(2)])) == [
+        ("mesh.tensor", 2, ["mesh.tensor=1"]),
+    ]
+    assert asked == [2]
+
+
+def test_without_a_planner_that_splits_products_there_are_no_shards(tmp_path: Path) -> None:
+    found = tuned(tmp_path, "engine=deepspeed", "cluster.memory_gb=0.05", size=10**6)
+    assert {line.candidate.mesh.tensor for line in found.lines if not line.out} == {1}
+    out = [line for line in found.lines if line.candidate.mesh.tensor > 1]
+    assert out and all("how 2 devices" in line.out for line in out if line.candidate.mesh.tensor == 2)
+    assert all(line.closed_form_memory_bytes is None for line in out), "what cannot be planned needs nothing"
+
+
+@pytest.mark.parametrize("memory_gb", [0.01, 0.03])
+@pytest.mark.parametrize("planner", ["balance", "madpipe", "deepspeed"])
+def test_memory_that_the_user_gave_has_a_fix(planner: str, memory_gb: float, tmp_path: Path, file: str) -> None:
+    typed = [file, "engine=myelin", f"planner={planner}", f"cluster.memory_gb={memory_gb}", "batch.size=64"]
+    (problem,) = problems(tmp_path / "a", *typed)
+    assert (problem.key, problem.value) == ("cluster.memory_gb", memory_gb)
+    if numbers := re.findall(r"([\d.]+) MiB", problem.message):  # of two numbers, which madpipe does not have
+        needs, there = map(float, numbers[:2])
+        assert needs > there == pytest.approx(memory_gb * 1e9 / 2**20, abs=0.06), problem
+    *_, fix = problem.fixes
+    assert fix["cluster.memory_gb"] > memory_gb
+    again = run(tmp_path / "b", *apply(typed, fix))
+    assert again.status == "ok", again.reason
+
+
+def test_the_number_of_micro_batches_and_a_profile_must_agree(tmp_path: Path, file: str) -> None:
+    found = problems(tmp_path / "a", file, "engine=ddp", "batch.size=64", "batch.micro_batches=8")
+    assert found[0].key == "profile" and found[0].fixes[0] == {"batch.micro_batches": 4}
+    assert run(tmp_path / "b", file, "engine=ddp", "batch.size=64", "batch.micro_batches=4").status == "ok"
+
+
+def test_the_sweep_of_table_2(tmp_path: Path) -> None:
+    """Its points at the paper's size, without the search: what each asks is allowed."""
+    from harness.sweep.points import expand
+
+    points = expand(["+sweeps=myelin_table2", "scale=paper"])
+    assert len(points) == 12
+    for point in points:
+        config = compose(point.overrides)
+        assert config.mode == "tune" and config.batch.size == 16384 and config.mesh.data is None
+    assert len(expand(["+sweeps=myelin_table2", "scale=local"])) == 3
+
+
+def test_the_record_is_json(tmp_path: Path, file: str) -> None:
+    run(tmp_path / "run", file, "engine=single", "cluster.nodes=1", "cluster.devices=1", "batch.size=64")
+    stored = json.loads((tmp_path / "run" / "record.json").read_text())
+    assert stored["metrics"]["tuned"]["micro_batches"] == 32 and stored["manifest"]["simulation"]["cluster"]

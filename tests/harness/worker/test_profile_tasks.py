@@ -1,0 +1,60 @@
+"""What only a worker can find out before a model is profiled: does it fit, is a stored profile of it?"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from harness.core.model_profile import ModelProfile
+from harness.core.problem import CannotRun
+from harness.measure.count_model import count
+from harness.worker.profile_tasks import SLACK, check_profile, check_size
+from models.unet.config import Config
+from models.unet.unet import UNet
+from tests.problems import row
+
+
+def test_a_model_that_does_not_fit_is_not_profiled() -> None:
+    """U-Net (2, 16) has 4,519,160 parameters: 36 MB for weights and gradients in float32."""
+    model = UNet(Config())
+    state, saved = 4_519_160 * 8, count(model, 2, "float32").sum("saved_bytes", 0, 108)
+    check_size(model, 2, "float32", None, round(SLACK * (state + saved)))
+    with pytest.raises(CannotRun, match=r"needs 34.5 MiB to be profiled, for weights and gradients alone; 33"):
+        check_size(model, 2, "float32", None, state - 2**20)
+    with pytest.raises(CannotRun, match=r"model unet_2_16_128 +needs .* and the activations of 2 samples"):
+        check_size(model, 2, "float32", None, round(SLACK * (state + saved)) - 2**20)
+
+
+@pytest.fixture(scope="module")
+def counted() -> ModelProfile:
+    return count(SMALL, 1, "float32")
+
+
+SMALL = UNet(Config(convs=1, channels=4, size=64))
+
+
+def test_a_profile_of_the_model_itself_is_taken(counted: ModelProfile) -> None:
+    check_profile(SMALL, counted, "p.json")
+    renamed = tuple(replace(skip, name="") for skip in counted.skips)
+    check_profile(SMALL, replace(counted, skips=renamed), "p.json")
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        (lambda p: {"model": "unet_9"}, "is of unet_9, the model is unet_1_4_64"),
+        (lambda p: {"layers": p.layers[:-1], "skips": ()}, "is of unet_1_4_64 with 64 layers, it has 65 now"),
+        (lambda p: {"dtype": "float64"}, "bytes of parameters, it has "),
+        (lambda p: {"skips": ()}, "has no skips, unet_1_4_64 has 5 ("),
+        (lambda p: {"skips": p.skips[1:]}, "has 4 skips, unet_1_4_64 has 5 ("),
+        (lambda p: {"skips": (*p.skips[1:], replace(p.skips[0], target=64))}, "has 5 skips, unet_1_4_64 has 5 ("),
+    ],
+    ids=["model", "layers", "parameters", "no skips", "a skip less", "another skip"],
+)
+def test_a_profile_of_another_model_is_refused(counted: ModelProfile, change: Any, what: str) -> None:
+    with pytest.raises(CannotRun) as caught:
+        check_profile(SMALL, replace(counted, **change(counted)), "p.json")
+    (problem,) = caught.value.problems
+    assert row(problem) == ("profile", "p.json", ["without profile"]) and what in problem.message
