@@ -19,7 +19,7 @@ Fix = dict[str, Any]
 LEAVE_OUT = "~"
 """As a value in a fix: the key is no longer given."""
 NOT_TEXT = r"(null|true|false|nan|[+-]?(inf|[\d_.]+(e[+-]?\d+)?))$"
-PLAIN = re.compile(rf"(?!{NOT_TEXT})[\w./:*+~-]+", re.ASCII | re.IGNORECASE)
+PLAIN = re.compile(rf"(?!{NOT_TEXT})[\w./:*+-]+", re.ASCII | re.IGNORECASE)
 """Texts that need no quotes on the command line: Hydra reads them as texts."""
 
 

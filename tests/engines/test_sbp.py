@@ -92,8 +92,8 @@ def test_accepts_what_it_is_tested_with(model: str) -> None:
 
 def test_a_plan_without_strategies() -> None:
     plan = replace(Plan.contiguous([len(MODELS["mlp"].layers())]), mesh=Mesh(tensor=2))
-    planners = ["planner=autoddl", "planner=megatron", "planner=data_parallel"]
-    assert refused(plan, MODELS["mlp"], 8) == [("engine", "sbp", planners)]
+    fixes = ["planner=autoddl", "planner=megatron", "planner=data_parallel", "mesh.tensor=1"]
+    assert refused(plan, MODELS["mlp"], 8) == [("engine", "sbp", fixes)]
 
 
 def test_samples_that_do_not_divide() -> None:

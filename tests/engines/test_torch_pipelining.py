@@ -242,7 +242,7 @@ def test_accepts_what_it_is_tested_with(schedule: str) -> None:
     ("schedule", "devices", "micro_batches", "right"),
     [
         ("1f1b", 3, 2, ["batch.micro_batches=4", "engine.schedule=gpipe"]),
-        ("interleaved1f1b", 2, 5, ["batch.micro_batches=4", "engine.schedule=gpipe"]),
+        ("interleaved1f1b", 2, 5, ["batch.micro_batches=4", "engine.schedule=gpipe batch.micro_batches=4"]),
         ("interleaved1f1b", 4, 1, ["batch.micro_batches=4", "engine.schedule=gpipe"]),
         ("interleaved1f1b", 3, 4, ["engine.schedule=gpipe"]),
     ],

@@ -16,7 +16,7 @@ from harness.interfaces import OptimizerSpec, Session
 from tests.engines.deepspeed.cases import SHARDED, case
 from tests.support.sessions import run_session
 
-SAID = "gradients not finite, DeepSpeed skips the optimizer"
+SAID = "gradients are not finite, DeepSpeed skips the optimizer"
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
