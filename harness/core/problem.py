@@ -113,7 +113,7 @@ def apply(overrides: Sequence[str], fix: Fix) -> list[str]:
 
 
 def combined(fixes: Sequence[Fix]) -> Fix:
-    """Fixes of several problems as one: of a key the last one counts; a group that one chooses anew loses the keys that
+    """Fixes of several problems as one: of a key the last one counts; a group that one chooses again loses the keys that
     another one sets in it."""
     found: Fix = {}
     for number, fix in enumerate(fixes):
