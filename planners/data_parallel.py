@@ -16,8 +16,8 @@ from harness.interfaces import PlanRequest
 from harness.sbp import baselines
 from harness.sbp.shortest_path import Ends, Route
 from harness.sbp.strategy_costs import Rules
-from planners import tensor_parallel
-from planners.tensor_parallel import SplitProblem
+from planners import tensor_parallel_base
+from planners.tensor_parallel_base import SplitProblem
 
 
 @dataclass
@@ -43,7 +43,7 @@ class DataParallel:
 
         Raises NoPlan where the samples do not divide, or the model does not fit.
         """
-        return tensor_parallel.plan_matmuls(profile, cluster, memory, request, Rules(), self._route, self.ends)
+        return tensor_parallel_base.plan_matmuls(profile, cluster, memory, request, Rules(), self._route, self.ends)
 
     def _route(self, problem: SplitProblem) -> Route:
         return baselines.data_parallel(problem.chain, problem.costs, self.ends, problem.limit)
@@ -57,4 +57,4 @@ def build(config: Config) -> DataParallel:
 
 def check(config: Config) -> list[Problem]:
     """Checks the values of the keys."""
-    return one_of("planner.ends", config.ends, tensor_parallel.ENDS, "free")
+    return one_of("planner.ends", config.ends, tensor_parallel_base.ENDS, "free")

@@ -20,8 +20,8 @@ from harness.interfaces import PlanRequest
 from harness.sbp import baselines
 from harness.sbp.shortest_path import Ends, Route
 from harness.sbp.strategy_costs import Rules
-from planners import tensor_parallel
-from planners.tensor_parallel import SplitProblem
+from planners import tensor_parallel_base
+from planners.tensor_parallel_base import SplitProblem
 
 
 @dataclass
@@ -46,7 +46,7 @@ class Megatron:
     def plan(self, profile: ModelProfile, cluster: Cluster, memory: MemoryModel, request: PlanRequest) -> Plan:
         """Returns a plan; `predicted` holds `communication_s` of a step. Raises NoPlan if no mesh divides all matmuls,
         or fits."""
-        return tensor_parallel.plan_matmuls(profile, cluster, memory, request, self.rules, self._route, self.ends)
+        return tensor_parallel_base.plan_matmuls(profile, cluster, memory, request, self.rules, self._route, self.ends)
 
     def _route(self, problem: SplitProblem) -> Route:
         return baselines.megatron(problem.chain, problem.costs, self.ends, self.two, problem.limit)
@@ -61,4 +61,4 @@ def build(config: Config) -> Megatron:
 def check(config: Config) -> list[Problem]:
     """Checks the values of the keys."""
     dimensions = one_of("planner.dimensions", config.dimensions, (1, 2), 2)
-    return dimensions + one_of("planner.ends", config.ends, tensor_parallel.ENDS, "free")
+    return dimensions + one_of("planner.ends", config.ends, tensor_parallel_base.ENDS, "free")

@@ -20,8 +20,8 @@ from harness.sbp.matmul_chain import Matmul
 from harness.sbp.memory_limit import cheapest_within
 from harness.sbp.shortest_path import Ends, Route
 from harness.sbp.strategy_costs import Paths, Rules
-from planners import tensor_parallel
-from planners.tensor_parallel import SplitProblem
+from planners import tensor_parallel_base
+from planners.tensor_parallel_base import SplitProblem
 
 KEY = "planner.strategies"
 EXAMPLE = "planner.strategies=[*.qkv:1x2x1,*:1x1x2]"
@@ -56,7 +56,7 @@ class Strategies:
         """Returns a plan; `predicted` is that of planner=autoddl. Raises NoPlan for strategies that are not those of
         the model and the devices, and where they do not fit."""
         rules = Rules(cast(Paths, self.config.paths))
-        return tensor_parallel.plan_matmuls(profile, cluster, memory, request, rules, self._route, self.ends)
+        return tensor_parallel_base.plan_matmuls(profile, cluster, memory, request, rules, self._route, self.ends)
 
     def _route(self, problem: SplitProblem) -> Route:
         given, search = self._given(problem), problem.search(self.ends)

@@ -13,7 +13,7 @@ from harness.core.plan import Plan, Traffic
 from harness.interfaces import PlanRequest
 from harness.sbp import baselines
 from harness.sbp.strategy_costs import Rules
-from planners import pipeline, tensor_parallel
+from planners import pipeline, tensor_parallel_base
 
 SHARES = {"forward": 1 / 3, "backward": 2 / 3}
 
@@ -34,7 +34,7 @@ class Summa:
     def plan(self, profile: ModelProfile, cluster: Cluster, memory: MemoryModel, request: PlanRequest) -> Plan:
         """Returns a plan; `predicted` holds `communication_s` of a step and the mesh. Raises NoPlan as `split_problem`
         does."""
-        problem = tensor_parallel.split_problem(profile, cluster, memory, request, Rules())
+        problem = tensor_parallel_base.split_problem(profile, cluster, memory, request, Rules())
         best = baselines.summa(problem.chain, problem.costs)
         size, m = problem.costs.grid.size, request.batch.micro_batches
         traffic = tuple(
@@ -46,7 +46,7 @@ class Summa:
             "communication_by_phase_s": {phase: share * best.seconds for phase, share in SHARES.items()},
             "held_bytes": round(problem.evenly),
             "summa_mesh": [size(best.rows), size(best.columns)],
-            "baselines": tensor_parallel.compare_baselines(problem, "free"),
+            "baselines": tensor_parallel_base.compare_baselines(problem, "free"),
         }
         plan = pipeline.to_plan([len(profile.layers)], request, predicted)
         return replace(plan, traffic=(traffic,))

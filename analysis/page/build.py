@@ -15,7 +15,7 @@ from markupsafe import Markup, escape
 
 from analysis.bench import race_plot
 from analysis.claim_check import SAYS, Verdict
-from analysis.page import timelines
+from analysis.page import timeline_traces
 from analysis.paper_pages import Picture, Report
 from analysis.report import html_section, paragraphs
 from analysis.torchgpipe.traces import Chosen
@@ -74,9 +74,9 @@ def page(reports: Mapping[str, Report], rows: Sequence[dict[str, Any]], traces: 
         css=_file("page.css"),
         claims_js=_file("claims.js"),
         timeline_js=_file("timeline.js"),
-        traces=_json(timelines.data(traces)),
-        groups=timelines.groups(traces),
-        legend=timelines.legend(traces),
+        traces=_json(timeline_traces.data(traces)),
+        groups=timeline_traces.groups(traces),
+        legend=timeline_traces.legend(traces),
         papers=[_paper(name, report) for name, report in reports.items()],
         race=_race(rows),
         said=SAYS,

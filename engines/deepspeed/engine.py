@@ -26,7 +26,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 
-from engines.deepspeed.bucket import BUCKET
+from engines.deepspeed import BUCKET
 from harness.checks.engine_support import unsplit
 from harness.checks.values import not_installed
 from harness.core import activation_checkpointing

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from engines.deepspeed import jit_build
-from engines.deepspeed.bucket import BUCKET
+from engines.deepspeed import BUCKET, jit_build
 from engines.deepspeed.collective_tracer import CollectiveTracer
 from harness.core.plan import Plan
 from harness.interfaces import OptimizerSpec, SessionSpec

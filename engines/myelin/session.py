@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from engines.myelin.activation_checkpointing import SegmentedStage
+from engines.myelin.checkpointed_stage import SegmentedStage
 from engines.myelin.merge_spans import joined, together
 from engines.myelin.optimizer_step import OptimizerStep
 from engines.myelin.scheduler import ReadyTasks, run

@@ -113,8 +113,8 @@ def apply(overrides: Sequence[str], fix: Fix) -> list[str]:
 
 
 def combined(fixes: Sequence[Fix]) -> Fix:
-    """Fixes of several problems as one: of a key the last one counts; a group that one chooses again loses the keys that
-    another one sets in it."""
+    """Fixes of several problems as one: of a key the last one counts; a group that one fix chooses loses the keys that
+    another sets in it."""
     found: Fix = {}
     for number, fix in enumerate(fixes):
         others = [other for place, one in enumerate(fixes) if place != number for other in one]

@@ -42,9 +42,9 @@ from harness.report.plan_report import plan_tables
 from harness.report.progress import Progress
 from harness.run import checkpoint_files, metrics
 from harness.run.checkpoint_files import after_steps
-from harness.run.folder import RunFolder, good_run, make_folder, new_id
 from harness.run.manifest import manifest
 from harness.run.resume import Resumed, SamePlan, find_resumable
+from harness.run.run_folder import RunFolder, good_run, make_folder, new_id
 from harness.run.stop_request import StopRequest
 from harness.trackers import Tracker
 

@@ -16,8 +16,8 @@ from harness.interfaces import PlanRequest
 from harness.sbp.memory_limit import cheapest_within
 from harness.sbp.shortest_path import Ends, Route, Search
 from harness.sbp.strategy_costs import Paths, Rules, Splits
-from planners import tensor_parallel
-from planners.tensor_parallel import SplitProblem
+from planners import tensor_parallel_base
+from planners.tensor_parallel_base import SplitProblem
 
 if TYPE_CHECKING:
     from planners.autoddl.heuristics import SearchResult
@@ -106,7 +106,7 @@ class AutoDDL:
             return results[-1].route
 
         exact = config.search == "exact"
-        plan = tensor_parallel.plan_matmuls(
+        plan = tensor_parallel_base.plan_matmuls(
             profile,
             cluster,
             memory,

@@ -18,7 +18,7 @@ from planners.periodic.layer_ticks import Chain
 from planners.periodic.timing_to_plan import DUPLEXES
 
 if TYPE_CHECKING:
-    from planners.madpipe.search import SearchResult
+    from planners.madpipe.period_search import SearchResult
 
 PHASES = ("exact", "published")
 
@@ -76,7 +76,7 @@ class MadPipe:
 
         Raises NoPlan for more devices than layers, for a profile without times, and where nothing fits.
         """
-        from planners.madpipe.search import SMALL
+        from planners.madpipe.period_search import SMALL
 
         chain = timing_to_plan.requested_chain(profile, cluster, memory, request, self.config.duplex)
         if not self.config.atomic and chain.layers > SMALL:
@@ -87,7 +87,7 @@ class MadPipe:
         )
 
     def _make(self, chain: Chain, cluster: Cluster, request: PlanRequest) -> Plan:
-        from planners.madpipe.search import search
+        from planners.madpipe.period_search import search
 
         result = search(chain, request.pipeline, self.config)
         if isinstance(result, int):
@@ -106,7 +106,7 @@ class MadPipe:
 
 
 def _predicted(chain: Chain, result: SearchResult, devices: int) -> dict[str, object]:
-    from planners.madpipe.search import least_period
+    from planners.madpipe.period_search import least_period
 
     def seconds(ticks: Fraction | None) -> float | None:
         return None if ticks is None else chain.seconds(float(ticks))

@@ -19,8 +19,8 @@ from rich.text import Text
 from harness.core.problem import note
 from harness.core.run_files import CANDIDATES, PLAN
 from harness.planning.tune import candidate_table
+from harness.planning.tune.candidate_search import Tuner
 from harness.planning.tune.result import Tuned
-from harness.planning.tune.search import Tuner
 from harness.report.progress import Progress
 
 

@@ -11,7 +11,7 @@ from PIL import Image
 
 from analysis.bench import race_plot
 from analysis.claim_check import Verdict
-from analysis.page import timelines
+from analysis.page import timeline_traces
 from analysis.page.build import page
 from analysis.paper_pages import PAGES, Report
 from analysis.report import Section
@@ -127,7 +127,7 @@ def test_on_paper_there_is_nothing_to_click(made: Path, tmp_path: Path) -> None:
 
 
 def test_every_op_of_a_trace_is_there_with_its_times() -> None:
-    (found,) = timelines.data([Chosen("traces-local", "it", trace())])["traces"]
+    (found,) = timeline_traces.data([Chosen("traces-local", "it", trace())])["traces"]
     boxes = [tuple(box) for lane in found["lanes"] for row in lane["rows"] for box in row]
     assert boxes == [
         ("F", "0", 0.0, 40.0, "0F0"), ("F", "0", 50.0, 90.0, "1F0"), ("step", "", 90.0, 100.0, "1step"),

@@ -29,7 +29,7 @@ from harness.host.machine import Machine
 from harness.measure import calibration
 from harness.planning import prepare
 from harness.planning.profiles import Profiles
-from harness.planning.tune.search import Tuner
+from harness.planning.tune.candidate_search import Tuner
 from harness.report.progress import Progress
 from harness.sweep.points import expand
 from slurm import partition, resources, settings

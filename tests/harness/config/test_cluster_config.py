@@ -1,29 +1,22 @@
 """Clusters from their keys: this machine, the described ones, effective values, and all that is wrong at once."""
 
 import json
-from pathlib import Path
 from unittest.mock import ANY
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from omegaconf import OmegaConf
 
-from harness.cli.compose import CONF, compose
-from harness.config import cluster_config, registry
+from harness.config import cluster_config
 from harness.config.cluster_config import ClusterConfig
-from harness.config.registry import ROOT
 from harness.core.cluster import Cluster, Device, Link
-from harness.core.model_profile import ModelProfile
 from harness.core.problem import CannotRun
 from harness.host import devices
 from harness.host.devices import DetectedDevices
 from harness.host.machine import Machine
-from harness.planning import profiles
-from harness.simulate import layer_times
+from tests.harness.config.composed_cluster import composed, gb_s
 from tests.problems import Row, rows
 
-PRESETS = sorted(path.stem for path in (CONF / "cluster").glob("*.yaml") if path.stem != "local")
 MEASURED = Machine(
     Device("a CPU", 1, {"float32": 9e10, "float64": 4e10}, 4e10, kernel_s=2e-6), Link(1e-5, 1 / 20e9), cores=1.84
 )
@@ -44,21 +37,6 @@ def problems(**keys) -> list[Row]:
     with pytest.raises(CannotRun) as caught:
         cluster_config.build(ClusterConfig(**keys))
     return rows(caught.value.problems)
-
-
-def composed(*overrides: str) -> Cluster:
-    """The cluster of a command line."""
-    return cluster_config.build(ClusterConfig(**compose(overrides).cluster))
-
-
-def refused(*overrides: str) -> list[str]:
-    with pytest.raises(CannotRun) as caught:
-        compose(overrides)
-    return [problem.key for problem in caught.value.problems]
-
-
-def gb_s(link: Link) -> float:
-    return round(1e-9 / link.beta_s_per_byte, 3)
 
 
 # -- a described cluster -----------------------------------------------------------------------------------------------
@@ -296,113 +274,3 @@ def test_a_typed_number_that_no_link_can_have_is_reported_once(typed, reported):
     with pytest.raises(CannotRun) as caught:
         composed("cluster=p40x8", *(f"cluster.{override}" for override in typed))
     assert [problem.key for problem in caught.value.problems] == [f"cluster.{key}" for key in reported]
-
-
-# -- the files in conf/cluster -----------------------------------------------------------------------------------------
-
-
-def test_the_described_clusters():
-    assert PRESETS == ["flat", "gcp_a100", "h200", "madpipe", "p40x8", "piz_daint", "summit"]
-
-
-@pytest.mark.parametrize("name", PRESETS)
-def test_a_described_cluster_builds_with_all_of_its_values(name):
-    cluster = composed(f"cluster={name}")
-    assert cluster.name == name
-    if compose([f"cluster={name}"]).cluster.effective.bandwidth_gb_s:
-        assert composed(f"cluster={name}", "cluster.values=effective") != cluster
-
-
-@pytest.mark.parametrize("name", PRESETS)
-def test_every_number_has_a_comment(name):
-    """The line of each number, or the one below, says where it is from."""
-    lines = (CONF / "cluster" / f"{name}.yaml").read_text().splitlines()
-    for line in lines[lines.index("defaults: [_cluster, _self_]") :]:
-        code, _, comment = line.partition("#")
-        number = code.partition(":")[2].strip()
-        if name != "flat" and number and number[0].isdigit():
-            assert len(comment) > 5, line
-
-
-NODES = {
-    "p40x8": (1, 8),
-    "summit": (8, 6),
-    "piz_daint": (64, 1),
-    "gcp_a100": (2, 16),
-    "h200": (1, 1),
-    "madpipe": (1, 8),
-}
-
-
-@pytest.mark.parametrize(
-    ("name", "nodes", "devices", "memory_gb", "dtype", "tflops", "memory_gb_s", "intra", "node", "host"),
-    [
-        ("p40x8", 1, 8, 22 * 2**30 / 1e9, "float32", 11.76, 346, 15.75, 15.75, 15.75),
-        ("summit", 8, 6, 16, "float16", 125, 900, 50, 12.5, 50),
-        ("piz_daint", 64, 1, 16, "float32", 9.3, 732, 15.75, 10, 15.75),
-        ("gcp_a100", 2, 16, 40, "bfloat16", 312, 1555, 300, 12.5, 31.5),
-        ("h200", 1, 1, 139 * 2**30 / 1e9, "bfloat16", 989, 4800, 450, 450, 63),
-        ("madpipe", 1, 8, 16, "float32", 7, 600, 12, 12, 12),
-    ],
-)
-def test_the_papers_numbers(name, nodes, devices, memory_gb, dtype, tflops, memory_gb_s, intra, node, host):
-    cluster = composed(f"cluster={name}")
-    assert (cluster.nodes, cluster.devices_per_node) == (nodes, devices)
-    assert cluster.device.memory_bytes / 1e9 == pytest.approx(memory_gb, abs=0.1)
-    assert cluster.device.peak_flops.get(dtype) == (tflops and tflops * 1e12)
-    assert cluster.device.memory_bandwidth == memory_gb_s * 1e9
-    assert (gb_s(cluster.intra), gb_s(cluster.node_port), gb_s(cluster.host_link)) == (intra, node, host)
-    assert cluster.intra.duplex == ("half" if name == "madpipe" else "full")
-
-
-@pytest.mark.parametrize("name", ["resnet50", "resnet101", "inception_v3", "densenet121"])
-def test_the_profiles_of_the_madpipe_figures_have_the_times_of_its_device(name):
-    stored = ModelProfile.load(ROOT / "sweeps" / "profiles" / f"{name}_1000.json")
-    device = composed("cluster=madpipe").device
-    assert (device.name, stored.device.name) == ("madpipe", "madpipe")
-    priced = layer_times.analytic(stored, device)
-    for again, layer in zip(priced.layers, stored.layers, strict=True):
-        times = layer.forward_s, layer.backward_s
-        assert (again.forward_s, again.backward_s) == pytest.approx(times, rel=1e-12)
-
-
-def test_layers_of_the_madpipe_cluster_are_counted_and_not_measured_here():
-    config = compose(["mode=plan", "cluster=madpipe", "planner=madpipe"])
-    assert profiles.origin(config, cluster_config.build(ClusterConfig(**config.cluster))) == "counted"
-
-
-def test_summits_effective_port_gives_the_rings_of_figure_6():
-    """Six rings share a port. 24 stages x 2 replicas: 0.62 s; 6 stages x 8 replicas: 4.32 s, a ratio of 7."""
-    port = composed("cluster=summit", "cluster.values=effective").node_port
-    gradients_bytes = 2 * 11.96e9
-
-    def all_reduce_s(stages: int, replicas: int) -> float:
-        sent = 2 * (replicas - 1) / replicas * gradients_bytes / stages
-        return 6 * sent * port.beta_s_per_byte
-
-    assert all_reduce_s(24, 2) == pytest.approx(0.62, rel=0.01)
-    assert all_reduce_s(6, 8) == pytest.approx(4.32, rel=0.01)
-
-
-def test_keys_of_a_preset_can_be_overridden_and_mistyped_ones_are_refused():
-    changed = composed("cluster=p40x8", "cluster.peak_tflops.float32=20", "cluster.bandwidth_gb_s=10")
-    assert (changed.device.peak_flops["float32"], gb_s(changed.intra)) == (20e12, 10)
-    assert changed.device.peak_flops["float64"] == 0.367e12
-    assert composed("cluster=flat", "cluster.peak_tflops={float32: 3}").device.peak_flops == {"float32": 3e12}
-    for typed in ("cluster.peak_tflops.float23=20", "cluster.effective.bandwith_gb_s=1", "cluster.alpha=0"):
-        assert refused("cluster=p40x8", typed) == [typed.partition("=")[0]]
-    assert refused("cluster=p40x8", "cluster.peak_tflops={float23: 1}") == ["cluster.peak_tflops.float23"]
-    assert refused("cluster=p40x8", "cluster.peak_tflops=20") == ["cluster.peak_tflops"]
-
-
-def test_a_cluster_of_ones_own_is_the_few_lines_that_flat_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    shown = (CONF / "cluster" / "flat.yaml").read_text().partition("\n#\n#   ")[2].partition("\ndefaults")[0]
-    (tmp_path / "cluster").mkdir()
-    (tmp_path / "cluster" / "mine.yaml").write_text(
-        "\n".join(line.removeprefix("#").removeprefix("   ") for line in f"#   {shown}".splitlines())
-    )
-    monkeypatch.setattr(registry, "ROOT", tmp_path)  # the root is on the search path, next to conf/
-    assert OmegaConf.load(tmp_path / "cluster" / "mine.yaml").name == "mine"
-    mine = composed("cluster=mine", "cluster.values=effective")
-    assert (mine.name, mine.devices, gb_s(mine.intra)) == ("mine (effective)", 4, 12)
-    assert mine.device == Device("mine", 24 * 10**9, {"float32": 35.6e12}, 936e9, 0.6, 1e-5)

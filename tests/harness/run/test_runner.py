@@ -29,7 +29,7 @@ from harness.host.machine import Machine
 from harness.launch.failure import DISK_FULL
 from harness.run import metrics as run_metrics
 from harness.run import runner
-from harness.run.folder import NEW
+from harness.run.run_folder import NEW
 from harness.trackers import none
 from tests.support.violations import violations
 

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
+from planners.madpipe.period_search import SAME, SearchResult, least_period, search
 from planners.madpipe.planner import Config
-from planners.madpipe.search import SAME, SearchResult, least_period, search
 from planners.periodic.contiguous_partition import best
 from planners.periodic.layer_ticks import Chain
 from planners.periodic.min_memory import needed_bytes

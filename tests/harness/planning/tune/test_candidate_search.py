@@ -25,9 +25,9 @@ from harness.core.record import RunRecord
 from harness.planning.draft import Draft, Layout
 from harness.planning.prepare import Ground
 from harness.planning.tune import infeasible
+from harness.planning.tune.candidate_search import SIMULATED, Tuner
 from harness.planning.tune.candidates import Candidate
 from harness.planning.tune.result import TITLES, Line, Tuned
-from harness.planning.tune.search import SIMULATED, Tuner
 from harness.report.progress import Progress
 from harness.run import runner
 from tests.harness.planning.tune.nets import Bench, net

@@ -11,7 +11,7 @@ from harness.core.problem import NoPlan, Problem
 from harness.sbp.matmul_chain import chain_from_profile
 from harness.sbp.route_to_plan import device_share
 from planners.autoddl.planner import AutoDDL, Config
-from planners.tensor_parallel import total
+from planners.tensor_parallel_base import total
 from tests.harness.sbp.nets import dense, transformer
 from tests.planners.tensor_parallel_cases import ADAM, cluster, request
 from tests.problems import row

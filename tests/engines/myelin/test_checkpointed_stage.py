@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from engines.myelin.activation_checkpointing import SegmentedStage
+from engines.myelin.checkpointed_stage import SegmentedStage
 from harness.interfaces import Session
 from harness.nn import dropout
 from harness.nn.skip import layer_skips, named_layers
