@@ -343,7 +343,7 @@ MUTANTS = (
            f"{TUNE}/test_candidates.py"),
     Mutant("a search that refuses in the words of the farthest candidate", "harness/planning/tune/infeasible.py",
            "min(lines, key=distance)", "max(lines, key=distance)",
-           f"{TUNE}/test_search.py", "has_a_fix_that_is"),
+           f"{TUNE}/test_candidate_search.py", "has_a_fix_that_is"),
     Mutant("an update whose kernels start for free", "harness/simulate/op_durations.py",
            "KERNELS * device.kernel_s if size else 0.0", "0.0",
            "tests/harness/simulate/test_simulate.py"),
