@@ -20,7 +20,7 @@ from harness.interfaces import Batch, Model, SessionSpec
 from harness.runtime.cpu_streams import Job, Run
 from harness.runtime.local_session import LocalSession
 from harness.runtime.memory_meter import DeviceMemory
-from harness.runtime.training_state import initial_layers, load_optimizer_state, make_optimizer, optimizer_tensors
+from harness.runtime.training_state import load_optimizer_state, make_optimizer, optimizer_tensors
 
 if TYPE_CHECKING:
     from engines.gpipe.engine import Config
@@ -32,10 +32,14 @@ class GPipeSession(LocalSession):
 
     def __init__(self, model: Model, plan: Plan, spec: SessionSpec, config: Config) -> None:
         super().__init__(model, plan, spec)
+        self.config = config
+
+    def build(self, layers: nn.Sequential) -> None:
+        plan, config = self.plan, self.config
         self.stage = GPipe(
-            initial_layers(model, spec),
+            layers,
             plan.balance,
-            spec.devices,
+            self.spec.devices,
             chunks=plan.micro_batches,
             checkpoint=plan.recompute,
             placement=[stage.device for stage in plan.stages],
@@ -44,8 +48,8 @@ class GPipeSession(LocalSession):
             streams=config.streams,
             portals=config.portals,
         )
-        self.stage.seed = spec.seed
-        self.stage_optimizers = [make_optimizer(own, spec.optimizer) for own in self._parameters()]
+        self.stage.seed = self.spec.seed
+        self.stage_optimizers = [make_optimizer(own, self.spec.optimizer) for own in self._parameters()]
 
     def __exit__(self, *error: object) -> None:
         if self.on_cpu:

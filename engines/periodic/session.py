@@ -6,7 +6,7 @@ from collections import ChainMap, defaultdict
 from collections.abc import Mapping
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from engines.periodic import weight_versions
 from engines.periodic.device_queues import DeviceQueues
@@ -19,7 +19,6 @@ from harness.interfaces import Batch, Model, SessionSpec
 from harness.runtime.local_session import LocalSession
 from harness.runtime.memory_meter import DeviceMemory
 from harness.runtime.stage_module import stage_modules
-from harness.runtime.training_state import initial_layers
 from harness.schedule.transfers import Transfer
 from harness.schedule.validate import validation_errors
 
@@ -30,18 +29,17 @@ class PeriodicSession(LocalSession):
     def __init__(self, model: Model, plan: Plan, pattern: Pattern, spec: SessionSpec, every: int) -> None:
         super().__init__(model, plan, spec)
         self.pattern, self.every = pattern, every
-        layers = initial_layers(model, spec)
+        self.programs: dict[int, Program] = {}
+
+    def build(self, layers: nn.Sequential) -> None:
+        plan = self.plan
         self.parameter_names = [name for name, _ in layers.named_parameters()]
         modules = stage_modules(layers, plan, range(len(plan.stages)))
         self.stages = [
-            TwoVersionStage(module, self.devices[stage.device], spec)
+            TwoVersionStage(module, self.devices[stage.device], self.spec)
             for module, stage in zip(modules, plan.stages, strict=True)
         ]
-        self.programs: dict[int, Program] = {}
-
-    def __enter__(self) -> PeriodicSession:
-        self.lanes = DeviceQueues(self.plan, self.spec.devices)
-        return self
+        self.lanes = DeviceQueues(plan, self.spec.devices)
 
     def __exit__(self, *error: object) -> None:
         self.lanes.close()

@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from harness.core.op import Op
@@ -14,7 +14,7 @@ from harness.core.plan import Plan
 from harness.interfaces import Batch, Model, SessionSpec
 from harness.nn import batchnorm, dropout
 from harness.runtime.local_session import LocalSession
-from harness.runtime.training_state import initial_layers, make_optimizer
+from harness.runtime.training_state import make_optimizer
 from harness.schedule.builders.gpipe import recomputed
 
 if TYPE_CHECKING:
@@ -24,12 +24,14 @@ if TYPE_CHECKING:
 class SingleSession(LocalSession):
     def __init__(self, model: Model, plan: Plan, spec: SessionSpec, config: Config) -> None:
         super().__init__(model, plan, spec)
-        layers = initial_layers(model, spec)
-        if config.deferred_batch_norm:
-            layers = batchnorm.deferred(layers, plan.micro_batches)
-        self.stage = layers.to(self.device)
-        self.optimizer = make_optimizer(self.stage.parameters(), spec.optimizer)
+        self.config = config
         self.threads = config.threads or len(os.sched_getaffinity(0))
+
+    def build(self, layers: nn.Sequential) -> None:
+        if self.config.deferred_batch_norm:
+            layers = batchnorm.deferred(layers, self.plan.micro_batches)
+        self.stage = layers.to(self.device)
+        self.optimizer = make_optimizer(self.stage.parameters(), self.spec.optimizer)
 
     def train_step(self, batch: Batch) -> Tensor:
         self.stage.zero_grad(set_to_none=True)

@@ -15,7 +15,7 @@ from harness.interfaces import Batch, Model, SessionSpec
 from harness.nn.skip import named_layers
 from harness.runtime.local_session import LocalSession
 from harness.runtime.memory_meter import DeviceMemory
-from harness.runtime.training_state import initial_layers, make_optimizer
+from harness.runtime.training_state import make_optimizer
 
 if TYPE_CHECKING:
     from engines.torchgpipe.engine import Config
@@ -26,13 +26,17 @@ class TorchGPipeSession(LocalSession):
 
     def __init__(self, model: Model, plan: Plan, spec: SessionSpec, config: Config) -> None:
         super().__init__(model, plan, spec)
+        self.config = config
+
+    def build(self, layers: nn.Sequential) -> None:
+        plan, spec = self.plan, self.spec
         self.pipe = torchgpipe.GPipe(
-            nn.Sequential(*stages(initial_layers(model, spec), plan, spec)),
+            nn.Sequential(*stages(layers, plan, spec)),
             balance=[1] * len(plan.stages),
             devices=[spec.devices[stage.device] for stage in plan.stages],
             chunks=plan.micro_batches,
             checkpoint=plan.recompute,
-            deferred_batch_norm=config.deferred_batch_norm,
+            deferred_batch_norm=self.config.deferred_batch_norm,
         )
         self.stages = [module for module in self.pipe.modules() if isinstance(module, SkipStage)]
         _fix_deferred_batch_norm(self.pipe)

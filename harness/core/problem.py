@@ -9,6 +9,7 @@ apply(overrides, fix)  ["engine=gpipe", "mesh.pipeline=16"]  ->  ["engine=gpipe"
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -19,6 +20,8 @@ Fix = dict[str, Any]
 LEAVE_OUT = "~"
 """As a value in a fix: the key is no longer given."""
 NOT_TEXT = r"(null|true|false|nan|[+-]?(inf|[\d_.]+(e[+-]?\d+)?))$"
+WIDTH = 120
+"""Columns of a table, if its messages are not longer."""
 PLAIN = re.compile(rf"(?!{NOT_TEXT})[\w./:*+-]+", re.ASCII | re.IGNORECASE)
 """Texts that need no quotes on the command line: Hydra reads them as texts."""
 
@@ -143,13 +146,23 @@ def spelled(value: Any) -> str:
 
 
 def table(problems: Sequence[Problem], title: str) -> str:
-    """The problems as an aligned table under one heading."""
+    """The problems as an aligned table under one heading; fixes that do not fit into WIDTH columns stand below,
+    and messages are wrapped."""
     rows = [(_subject(problem), problem.message, advice(problem)) for problem in problems]
-    subject_width, message_width = (max((len(row[column]) for row in rows), default=0) for column in (0, 1))
+    subjects, messages, fixes = (max((len(row[column]) for row in rows), default=0) for column in range(3))
     lines = [f"{title} cannot run:"]
-    for subject, message, fixes in rows:
-        text = f"  {subject:<{subject_width}}   {message:<{message_width}}"
-        lines.append((f"{text}   -> {fixes}" if fixes else text).rstrip())
+    if subjects + messages + fixes + len("     " + "   -> ") <= WIDTH:
+        for subject, message, advised in rows:
+            lines.append(f"  {subject:<{subjects}}   {message:<{messages}}   {advised and f'-> {advised}'}".rstrip())
+        return "\n".join(lines)
+    column = min(subjects, WIDTH // 4)
+    indent = " " * (column + 5)
+    for subject, message, advised in rows:
+        first = f"{subject:<{column}}   {message}"
+        lines += textwrap.wrap(
+            first, WIDTH, initial_indent="  ", subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+        )
+        lines += [f"{indent}-> {advised}"] if advised else []
     return "\n".join(lines)
 
 

@@ -36,7 +36,6 @@ from harness.schedule.dependency_graph import TIED, sender
 
 POSITION_BYTES = 128
 """Bytes in which a rank says where it is."""
-PHASES = {"F": "the forward pass", "B": "the backward pass", "step": "the optimizer step"}
 
 
 @dataclass(frozen=True)
@@ -127,17 +126,6 @@ class DistributedSession(BaseSession):
         stages, device = self.plan.stages, self.pipeline_rank
         return [share.inputs] * (device == stages[0].device) + [share.targets] * (device == stages[-1].device)
 
-    def micro_batches(self, batch: Batch) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield inputs and targets of each micro-batch of the replica, on the device; the stage runs it next."""
-        for i, pair in enumerate(super().micro_batches(batch)):
-            self.use_micro_batch(i)
-            yield pair
-
-    def use_micro_batch(self, i: int, again: bool = False) -> None:
-        """Set the stage to micro-batch i next: for dropout masks and errors. `again`: it recomputes."""
-        assert isinstance(self.stage, StageModule)
-        self.stage.at(self.spec.seed, self.steps, self.global_micro_batch(i), again)
-
     def global_micro_batch(self, i: int) -> int:
         """Return the number of this replica's micro-batch i among those of all replicas."""
         return self.replica * self.plan.micro_batches + i
@@ -164,15 +152,6 @@ class DistributedSession(BaseSession):
         """Return where a rank was when its process died, "" if in no phase. For the host, which has no rank."""
         line = self._positions[rank * POSITION_BYTES : (rank + 1) * POSITION_BYTES]
         return line.rstrip(b"\0 ").decode(errors="replace")
-
-    @contextmanager
-    def span(self, kind: str, micro_batch: int | None = None, stage: int | None = None) -> Iterator[None]:
-        """Record what runs within it in the trace, and in errors: see `BaseSession.span`, and `phase`."""
-        where = f"in {PHASES.get(kind, kind)}"
-        if micro_batch is not None:
-            where += f" of micro-batch {self.global_micro_batch(micro_batch)}"
-        with self.phase(where), super().span(kind, micro_batch, stage):
-            yield
 
     def now(self) -> TimePoint:
         """Return this point in the device's work."""

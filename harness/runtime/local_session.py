@@ -7,10 +7,10 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, Self
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from harness.core.op import Op
 from harness.core.plan import Plan
@@ -18,14 +18,16 @@ from harness.core.trace import Span
 from harness.interfaces import Batch, Model, SessionSpec, StepMetrics
 from harness.runtime.memory_meter import DeviceMemory
 from harness.runtime.session import BaseSession, TimePoint
-from harness.runtime.training_state import cast_batch, intra_op_threads
+from harness.runtime.stage_module import stage_modules
+from harness.runtime.training_state import cast_batch, initial_layers, intra_op_threads, make_optimizer
 
 
 class LocalSession(BaseSession):
-    """A session of one process. An engine makes its layers in `__init__` and says what a step is (`train_step`).
+    """A session of one process. An engine says what a step is (`train_step`); the rest has defaults.
 
-    With one device that is `stage` and `optimizer`; an engine with several overrides what is said of the single one:
-    `held_by_device`, `count_memory`, `local_state` and `load_local_state`. `devices[d]` is the plan's device d.
+    The defaults are those of one device with all layers, which `build` makes, and its optimizer. An engine with several
+    devices overrides `build` and what is said of the single one: `held_by_device`, `count_memory`, `local_state` and
+    `load_local_state`. `devices[d]` is the plan's device d.
     """
 
     threads = 1
@@ -37,6 +39,17 @@ class LocalSession(BaseSession):
         self.device = self.devices[plan.stages[0].device]
         self.on_cpu = self.device.type == "cpu"
         self.spans: list[Span] = []
+
+    def __enter__(self) -> Self:
+        self.build(initial_layers(self.model, self.spec))
+        return self
+
+    def build(self, layers: nn.Sequential) -> None:
+        """Take the model's layers. By default they are one stage on one device, with an optimizer of its parameters."""
+        stage = stage_modules(layers, self.plan, [0])[0].to(self.device)
+        stage.autocast = self.autocast_dtype
+        self.stage = stage
+        self.optimizer = make_optimizer(stage.parameters(), self.spec.optimizer)
 
     @abstractmethod
     def train_step(self, batch: Batch) -> Tensor | float:

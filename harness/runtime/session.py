@@ -19,6 +19,7 @@ from harness.core.op import COMPUTE, Kind, Op
 from harness.core.plan import Plan
 from harness.core.trace import Recording, Trace
 from harness.interfaces import Batch, Model, SessionSpec
+from harness.runtime.stage_module import StageModule
 from harness.runtime.training_state import (
     load_optimizer_state,
     model_state,
@@ -28,6 +29,7 @@ from harness.runtime.training_state import (
 )
 from harness.schedule.builders.data_parallel import over_replicas
 
+PHASES = {"F": "the forward pass", "B": "the backward pass", "step": "the optimizer step"}
 TimePoint = float | torch.cuda.Event
 """A point in the work of a device: seconds of the host's clock on a CPU, an event on a GPU."""
 
@@ -66,8 +68,10 @@ class BaseSession(ABC):
         return torch.autocast(self.device.type, self.autocast_dtype) if self.autocast_dtype else nullcontext()
 
     def micro_batches(self, batch: Batch) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield inputs and targets of each micro-batch, on the device."""
-        for part in split_batch(batch, self.plan.micro_batches):
+        """Yield inputs and targets of each micro-batch, on the device; the stage runs it next."""
+        for i, part in enumerate(split_batch(batch, self.plan.micro_batches)):
+            if isinstance(self.stage, StageModule):
+                self.use_micro_batch(i)
             yield part.inputs.to(self.device), part.targets.to(self.device)
 
     @abstractmethod
@@ -88,9 +92,32 @@ class BaseSession(ABC):
         number = self.stage_number if stage is None else stage
         is_task = kind in COMPUTE
         op = Op(number, cast(Kind, kind), micro_batch) if is_task else over_replicas(number, kind, 0, micro_batch)
-        start = self.now()
-        yield
-        self.record(op, start, self.now())
+        where = f"in {PHASES.get(kind, kind)}"
+        if micro_batch is not None:
+            where += f" of micro-batch {self.global_micro_batch(micro_batch)}"
+        with self.phase(where):
+            start = self.now()
+            yield
+            self.record(op, start, self.now())
+
+    @contextmanager
+    def phase(self, where: str) -> Iterator[None]:
+        """Within it the session is `where`, "in the forward pass of micro-batch 3": an error says so."""
+        try:
+            yield
+        except Exception as error:
+            if not any(note.startswith("in stage ") for note in getattr(error, "__notes__", ())):
+                error.add_note(f"in stage {self.stage_number}, {where}")
+            raise
+
+    def global_micro_batch(self, i: int) -> int:
+        """Return the number of this session's micro-batch i among those of all replicas."""
+        return i
+
+    def use_micro_batch(self, i: int, again: bool = False) -> None:
+        """Set the stage to micro-batch i next: for dropout masks and errors. `again`: it recomputes."""
+        assert isinstance(self.stage, StageModule)
+        self.stage.at(self.spec.seed, self.steps, self.global_micro_batch(i), again)
 
     def optimizers(self) -> list[torch.optim.Optimizer]:
         """Return the optimizers of this process; an engine may have one for each stage."""

@@ -9,13 +9,19 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
+from engines.single.engine import Config as SingleConfig
+from engines.single.engine import build as build_single
 from harness.config import registry
 from harness.core.plan import Plan
 from harness.core.record import RunRecord
 from harness.core.run_files import METRICS, RECORD
+from harness.interfaces import OptimizerSpec, Session, SessionSpec
+from tests.engines import networks
 
 PAGE = (registry.ROOT / "docs/extending.md").read_text()
 FILES = dict(re.findall(r"^`([\w/]+\.(?:py|yaml))`.*:\n\n```\w+\n((?:.*\n)*?)```$", PAGE, re.MULTILINE))
@@ -112,3 +118,20 @@ def test_the_model_trains_on_one_device_and_in_a_pipeline(tree: Path) -> None:
     _, losses = train(tree, command("engine=gpipe", "model=tiny"))
     assert losses == pytest.approx(alone, rel=1e-12)
     assert len(set(losses)) == 4
+
+
+def test_the_session_of_one_process_trains_like_single() -> None:
+    (code,) = [block for block in re.findall(r"^```python\n(.*?)^```$", PAGE, re.M | re.S) if "(LocalSession)" in block]
+    namespace: dict[str, Any] = {}
+    exec(code, namespace)
+    model, plan = networks.ALL["tokens"], Plan.contiguous([len(networks.ALL["tokens"].layers())], 3)
+    spec = SessionSpec(("cpu",), OptimizerSpec("adam", lr=0.01), "float64", seed=7)
+
+    def losses(session: Session) -> list[float]:
+        torch.manual_seed(3)
+        return [session.step(model.sample(8)).loss for _ in range(3)]
+
+    with namespace["AccumulatingSession"](model, plan, spec) as session:
+        found = losses(session)
+    with build_single(SingleConfig()).session(model, plan, spec) as single:
+        assert found == pytest.approx(losses(single), rel=1e-12)

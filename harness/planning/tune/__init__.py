@@ -1,9 +1,11 @@
 """`mode=tune`: which mesh of all devices, and which micro-batches, are fastest and fit. Free of torch.
 
-    candidates   every micro-batch x mesh.tensor x mesh.pipeline x mesh.data; what the user gives stays fixed
-    estimate     of each: seconds of a step and memory in closed form
-    steady       of the best ones: simulated, as a run's own prediction is
-    tuner        the search;  lack  what helps where nothing fits;  result  what was found;  table  how it is reported
+    candidates         every micro-batch x mesh.tensor x mesh.pipeline x mesh.data; what the user gives stays fixed
+    step_time          an analytic estimate of the seconds of a step;  peak_memory  of its memory
+    extrapolate        a simulation of few micro-batches, extended to many
+    candidate_search   estimates all candidates, simulates the best ones
+    infeasible         what helps if no candidate fits
+    result             what was found;  candidate_table  how it is printed
 
 The search of Myelin's Table II (section VI): (micro-batch, G_intra, G_inter, G_data) under the memory model.
 """

@@ -206,7 +206,7 @@ def test_all_problems_are_printed_at_once(done, tmp_path, capsys):
     assert record.status == "infeasible"
     reported = capsys.readouterr().err.splitlines()
     assert reported[0] == "engine=gpipe model=unet cannot run:"
-    assert [line.split("  ")[1] for line in reported[1:]] == [
+    assert [line.split("  ")[1] for line in reported[1:] if not line.startswith("   ")] == [
         "mesh.pipeline 16", "batch.micro_batches 2", "cluster.memory_gb 0.0001", "cluster.memory_gb 0.0001",
     ]  # fmt: skip
     assert record.reason.splitlines() == reported
@@ -215,7 +215,8 @@ def test_all_problems_are_printed_at_once(done, tmp_path, capsys):
 def test_problems_of_a_profile_that_cannot_be_read(tmp_path, capsys):
     (tmp_path / "p.json").write_text('{"layers": [{"forward_s": "soon"}]}')
     assert run(tmp_path / "run", f"profile={tmp_path / 'p.json'}", "mode=plan").status == "infeasible"
-    assert "layers[0].forward_s: expected a number, got 'soon'" in capsys.readouterr().err
+    printed = " ".join(capsys.readouterr().err.split())
+    assert "layers[0].forward_s: expected a number, got 'soon'" in printed
 
 
 @pytest.mark.parametrize(("key", "name"), [("model.channels=8", "unet_1_8_64"), ("model.size=128", "unet_1_4_128")])
@@ -223,8 +224,9 @@ def test_a_profile_of_another_size_is_found_out_by_the_rank(done, tmp_path, key,
     """Its family fits, its sizes don't, even where they leave the parameters as they are."""
     record = run(tmp_path, f"profile={done / 'profile.json'}", key)
     assert record.status == "infeasible"
-    assert f"  profile {done / 'profile.json'}   " in record.reason
-    assert f"the model is {name}   -> without profile" in record.reason
+    reason = " ".join(record.reason.split())
+    assert f" profile {done / 'profile.json'} " in reason
+    assert f"the model is {name} -> without profile" in reason
 
 
 @pytest.fixture

@@ -10,8 +10,7 @@ from harness.core.op import Op
 from harness.core.plan import Plan
 from harness.interfaces import Batch, OptimizerSpec, SessionSpec
 from harness.runtime.local_session import LocalSession
-from harness.runtime.training_state import initial_layers, make_optimizer
-from tests.engines import contract, networks
+from tests.engines import networks
 from tests.engines.contract import Case
 from tests.support.sessions import run_session
 
@@ -21,12 +20,10 @@ SPEC = SessionSpec(("cpu",), OptimizerSpec("adam", lr=0.01), "float64", seed=7)
 
 
 class Smallest(LocalSession):
-    """Gradient accumulation without dropout masks of its own."""
+    """Gradient accumulation."""
 
     def __init__(self) -> None:
-        super().__init__(contract._WithoutDropout(NET), PLAN, SPEC)
-        self.stage = initial_layers(self.model, SPEC)
-        self.optimizer = make_optimizer(self.stage.parameters(), SPEC.optimizer)
+        super().__init__(NET, PLAN, SPEC)
 
     def train_step(self, batch: Batch) -> Tensor:
         self.optimizer.zero_grad()
@@ -50,8 +47,7 @@ def batches(count: int, samples: int = 8) -> list[Batch]:
 
 def test_it_trains_like_single_and_their_states_move() -> None:
     single = Case(None, NET, PLAN).reference.engine  # type: ignore[arg-type]
-    model = contract._WithoutDropout(NET)
-    want = run_session(single, model, PLAN, SPEC, lambda session: [session.step(one).loss for one in batches(4)])
+    want = run_session(single, NET, PLAN, SPEC, lambda session: [session.step(one).loss for one in batches(4)])
     with Smallest() as session:
         losses = [session.step(one).loss for one in batches(4)[:2]]
         state = session.state_dict()

@@ -1,4 +1,4 @@
-"""What is seen of data and model before either is built: in the parent, without torch."""
+"""`check_model`: what is seen of data and model before either is built: in the parent, without torch."""
 
 from __future__ import annotations
 
