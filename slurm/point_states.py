@@ -13,6 +13,7 @@ from pathlib import Path
 from harness.core.problem import CannotRun
 from harness.core.record import RunRecord, Status
 from harness.core.run_files import RECORD
+from harness.run.folder_lock import Busy, held
 from harness.sweep import run_point
 from harness.sweep.points import Point
 from slurm import commands
@@ -120,9 +121,9 @@ def _ended(array: Array, index: int, point: Point, known: Queued | None) -> RunR
     status, what = ENDS[known.state] if known else UNKNOWN
     reason = f"{what} (job {known.job}_{index}, {known.state})" if known else what
     try:
-        with run_point.held(folder):
+        with held(folder):
             return run_point.finish(run_point.stored(folder), point, folder, status, reason)
-    except run_point.Busy:
+    except Busy:
         stored = run_point.stored(folder)
         assert stored
         return stored

@@ -16,9 +16,9 @@ from pathlib import Path
 from harness.core.problem import CannotRun, Problem
 from harness.core.record import EXIT_CODES, RunRecord
 from harness.launch.signals import preemptible
+from harness.run.folder_lock import Busy
 from harness.sweep import local, run_point
 from harness.sweep.live_table import Row
-from harness.sweep.run_point import Busy
 from slurm import commands
 from slurm.array import Array
 

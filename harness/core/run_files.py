@@ -4,6 +4,8 @@ the parent writes            config.yaml  record.json  plan.json  log  simulated
 the worker writes            metrics.jsonl  checkpoints/  trace.json.gz  error.json
 the worker for the parent    profile.json  machine.json  timings.json  result.json
 between them while it runs   stop (the parent asks)  meeting.json (where ranks of srun find rank 0)
+whoever uses the folder      .lock  (harness.run.folder_lock)
+a start that is refused      refused.json  refused.log  (harness.run.run_folder)
 """
 
 from __future__ import annotations
@@ -13,6 +15,9 @@ SIMULATED, TIMELINE, PATTERN = "simulated.json.gz", "timeline.png", "pattern.png
 METRICS, CHECKPOINTS, TRACE, ERROR = "metrics.jsonl", "checkpoints", "trace.json.gz", "error.json"
 PROFILE, MACHINE, TIMINGS, RESULT = "profile.json", "machine.json", "timings.json", "result.json"
 STOP, MEETING = "stop", "meeting.json"
+LOCK, REFUSED, REFUSED_LOG = ".lock", "refused.json", "refused.log"
+LOCK_VARIABLE = "REGATTA_LOCK"
+"""The environment variable that says to a process which of its descriptors is the lock of its run's folder."""
 CALIBRATION, CALIBRATION_PLOT, CANDIDATES = "calibration.json", "calibration.png", "tune.csv"
 """Of mode=calibrate and mode=tune. The cluster file of a calibration is the user's: a later run leaves it."""
 

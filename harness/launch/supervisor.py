@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,10 +66,12 @@ def run_worker(
     *action: str,
     follow: Callable[[], None] = lambda: None,
     step: Step | None = None,
+    inherits: Mapping[str, int] | None = None,
 ) -> None:
     """Have a worker do an action ("profile", "2") for the run in `folder`, to its end.
 
-    With a `step` there are many workers, the ranks of a Slurm step. `follow` is called all the time meanwhile. Raises
+    With a `step` there are many workers, the ranks of a Slurm step. `follow` is called all the time meanwhile. The
+    worker `inherits` file descriptors, each by the environment variable that says its number. Raises
     `CannotRun` for problems that only a worker could find, `WorkerFailed` for every other end that is not good.
     """
     # -P: a module in the user's folder does not hide one of this project
@@ -77,7 +79,7 @@ def run_worker(
     with step.cleaning_up(folder) if step else nullcontext():
         if step:
             command = [*step.command(), *command, step.token]
-        outcome = supervise(command, folder, timeout_s, follow, step)
+        outcome = supervise(command, folder, timeout_s, follow, step, inherits)
     if outcome.problems:
         raise CannotRun(outcome.problems, title)
     if outcome.status != "ok":
@@ -99,14 +101,16 @@ def supervise(
     timeout_s: float,
     follow: Callable[[], None] = lambda: None,
     step: Step | None = None,
+    inherits: Mapping[str, int] | None = None,
 ) -> Outcome:
     """Run a process until it has ended or makes no progress; it and all that it started are continued return.
 
     Its output goes to `run_dir/log`; `follow` is called all the time meanwhile. Progress is a change of the `WATCHED`
     files. A worker that made none for `timeout_s` gets SIGUSR2 (it writes its Python stacks) and is killed. If this
     process dies, the kernel kills the worker. With a `step` the command is srun's, and its ranks are on the nodes of
-    the job.
+    the job. It `inherits` descriptors as `run_worker` says.
     """
+    given = inherits or {}
     reasons = ExitReasons(run_dir / LOG, step)
     with (run_dir / LOG).open("ab") as log:
         while True:
@@ -116,7 +120,8 @@ def supervise(
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env=_environment(),
+                env=_environment() | {name: str(descriptor) for name, descriptor in given.items()},
+                pass_fds=tuple(given.values()),
                 start_new_session=True,
             )
             try:

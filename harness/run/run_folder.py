@@ -1,6 +1,7 @@
 """The folder of a run and the record in it.
 
     make_folder     runs/2025-01-31/20250131-235959-1a2b3c, or what `out` says
+    in_use          whoever else uses it is not disturbed
     RunFolder       a new run in it: a good earlier run stays until the new one is accepted
 
         out/            the earlier run, untouched
@@ -15,19 +16,21 @@ import hashlib
 import os
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from harness.core import run_files
-from harness.core.problem import CannotRun, Problem
+from harness.core.problem import CannotRun, Fix, Problem
 from harness.core.record import RunRecord, Status
-from harness.core.run_files import RECORD, TRACE
+from harness.core.run_files import LOCK, RECORD, TRACE
 from harness.core.serialization import SchemaError, finite
 from harness.launch.failure import Failure
-from harness.run import checkpoint_files
+from harness.run import checkpoint_files, folder_lock
+from harness.run.folder_lock import Busy, Lock
 
 NEW = ".new"
 
@@ -49,6 +52,21 @@ def make_folder(out: str | None, record_id: str) -> Path:
         problem = Problem("out", str(folder), f"cannot be made a folder: {error.strerror}", hint="out=DIR")
         raise CannotRun([problem]) from error
     return folder.resolve()
+
+
+@contextmanager
+def in_use(path: Path, title: str) -> Iterator[Lock]:
+    """Hold the lock of a run's folder. Raises `CannotRun` where another process has it, and where there can be none."""
+    with ExitStack() as stack:
+        try:
+            lock = stack.enter_context(folder_lock.held(path, folder_lock.PATIENCE_S))
+        except Busy as error:
+            other: Fix = {"out": f"{path}-2"}
+            raise CannotRun([Problem("out", str(path), f"is in use by {error}", (other,))], title) from None
+        except OSError as error:
+            message = f"cannot be used, its file {LOCK} cannot be opened and locked: {error.strerror}"
+            raise CannotRun([Problem("out", str(path), message, hint="out=DIR")], title) from error
+        yield lock
 
 
 class RunFolder:

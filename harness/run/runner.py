@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -26,7 +27,18 @@ from harness.core import files
 from harness.core.files import LineFollower
 from harness.core.problem import CannotRun, Problem
 from harness.core.record import RunRecord
-from harness.core.run_files import CONFIG, LOG, METRICS, PATTERN, PLAN, PROFILE, RESULT, SIMULATED, TIMELINE, TRACE
+from harness.core.run_files import (
+    CONFIG,
+    LOG,
+    METRICS,
+    PATTERN,
+    PLAN,
+    PROFILE,
+    RESULT,
+    SIMULATED,
+    TIMELINE,
+    TRACE,
+)
 from harness.core.serialization import finite
 from harness.core.trace import Trace
 from harness.interfaces import Planner
@@ -40,11 +52,12 @@ from harness.planning.prepare import Prepared
 from harness.report import closing_table, pattern_plot, plan_report, timeline_plot
 from harness.report.plan_report import plan_tables
 from harness.report.progress import Progress
-from harness.run import checkpoint_files, metrics
+from harness.run import checkpoint_files, folder_lock, metrics
 from harness.run.checkpoint_files import after_steps
+from harness.run.folder_lock import Lock
 from harness.run.manifest import manifest
 from harness.run.resume import Resumed, SamePlan, find_resumable
-from harness.run.run_folder import RunFolder, good_run, make_folder, new_id
+from harness.run.run_folder import RunFolder, good_run, in_use, make_folder, new_id
 from harness.run.stop_request import StopRequest
 from harness.trackers import Tracker
 
@@ -52,21 +65,26 @@ from harness.trackers import Tracker
 def run(config: DictConfig, overrides: Sequence[str]) -> RunRecord:
     """Do what `config` says and print it for the user; returns the record that was written.
 
-    Every end becomes the record's status, except that of a run without a folder: raises `CannotRun`.
+    Every end becomes the record's status, except that of a run without a folder, or in one that another process uses:
+    raises `CannotRun`, and has touched no file.
     """
-    current = Run(config, overrides)
-    with preemptible() as current.signals:
-        try:
-            with Progress() as current.progress:
-                current.start()
-                MODES[config.mode](current)
-            outcome = Outcome("ok")
-        except (KeyboardInterrupt, Exception) as error:
-            outcome = current.outcome(error)
-        current.signals.ignored = True
-        message = current.finish(outcome)
-    current.report(message)
-    return current.record
+    stored_profile.follow(config, overrides)
+    record_id = new_id(overrides)
+    path = make_folder(config.out, record_id)
+    with in_use(path, config_overrides.title(config, overrides)) as lock:
+        current = Run(config, overrides, record_id, path, lock)
+        with preemptible() as current.signals:
+            try:
+                with Progress() as current.progress:
+                    current.start()
+                    MODES[config.mode](current)
+                outcome = Outcome("ok")
+            except (KeyboardInterrupt, Exception) as error:
+                outcome = current.outcome(error)
+            current.signals.ignored = True
+            message = current.finish(outcome)
+        current.report(message)
+        return current.record
 
 
 class Run:
@@ -75,13 +93,11 @@ class Run:
     progress: Progress
     signals: Signals
 
-    def __init__(self, config: DictConfig, overrides: Sequence[str]) -> None:
-        stored_profile.follow(config, overrides)
-        self.config, self.overrides = config, list(overrides)
+    def __init__(self, config: DictConfig, overrides: Sequence[str], record_id: str, path: Path, lock: Lock) -> None:
+        self.config, self.overrides, self.lock = config, list(overrides), lock
         container: Any = OmegaConf.to_container(config, resolve=True)
         source: Any = "measured" if config.mode == "run" else "simulated"
-        record = RunRecord(new_id(overrides), "running", source, config=finite(container))
-        self.folder = RunFolder(make_folder(config.out, record.id), record)
+        self.folder = RunFolder(path, RunRecord(record_id, "running", source, config=finite(container)))
         self.resumed: Resumed | None = None
         self.tracker: Tracker | None = None
 
@@ -148,7 +164,10 @@ class Run:
                 lines.forward()
                 request.check()
 
-            supervisor.run_worker(path, self.title, launch.timeout_s, "train", str(step), follow=follow, step=ranks)
+            # the ranks have the lock, too: if this process is killed the folder is in use until they have ended
+            lock = folder_lock.handed_on(self.lock)
+            action = "train", str(step)
+            supervisor.run_worker(path, self.title, launch.timeout_s, *action, follow=follow, step=ranks, inherits=lock)
         if not (path / RESULT).exists():
             raise request.stopped(lines.done)
         self.record_training(prepared)

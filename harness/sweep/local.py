@@ -20,10 +20,10 @@ from harness.core.problem import CannotRun, Problem
 from harness.core.record import EXIT_CODES, RunRecord
 from harness.core.run_files import RECORD
 from harness.launch.signals import preemptible
+from harness.run.folder_lock import Busy, held
 from harness.sweep import run_point
 from harness.sweep.live_table import Display, Row, as_csv, close
 from harness.sweep.points import expand, refuse_mistyped, scale_of, value_of
-from harness.sweep.run_point import Busy
 
 POINTS = "points.csv"
 """The file in a sweep's folder that holds its table."""
@@ -98,7 +98,7 @@ def _wait_for(row: Row, folder: Path, former: RunRecord | None, display: Display
     """The record that another sweep makes; one that ends without, or was interrupted, leaves the point to this one."""
     while row.record is None:
         try:
-            with run_point.held(folder):
+            with held(folder):
                 found = run_point.stored(folder)
             if found != former and found and found.status not in ("running", "preempted"):
                 row.record = found

@@ -1,27 +1,20 @@
-"""A point of a sweep is run by one sweep at a time: whoever holds the lock of its folder.
-
-The kernel holds it for the process and gives it up when that dies, so no lock is ever stale.
-
-
-Runs one point of a sweep, here or in a process of its own, and sees to it that it has a record.
+"""Runs one point of a sweep, here or in a process of its own, and sees to it that it has a record.
 
 Local sweeps and Slurm's tasks share this: a point that is ok is not run again, one that cannot run is reported before
-anything starts, and one that another sweep is running is left to it (`sweep_lock.Busy`).
+anything starts, and one that another process is running is left to it (`folder_lock.Busy`).
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from collections.abc import Callable, Sequence
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -39,41 +32,10 @@ from harness.core.run_files import RECORD
 from harness.core.serialization import SchemaError, finite
 from harness.launch import die_with_parent
 from harness.launch.signals import Preempted
-from harness.run import checkpoint_files, runner
+from harness.run import checkpoint_files, folder_lock, runner
+from harness.run.folder_lock import Lock, held
 from harness.sweep.live_table import Row
 from harness.sweep.points import Point
-
-FILE = ".lock"
-
-
-class Busy(Exception):
-    """The point is run by another process; the message says which."""
-
-
-@contextmanager
-def held(folder: Path) -> Iterator[int]:
-    """The lock of a point's folder. Yields its descriptor: a process that inherits it holds the lock, too.
-
-    Raises `Busy` where another process has it.
-    """
-    handle = os.open(folder / FILE, os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            owner = os.pread(handle, 200, 0).decode(errors="replace")
-            raise Busy(owner or "another sweep") from None
-        os.ftruncate(handle, 0)
-        os.pwrite(handle, _owner().encode(), 0)
-        yield handle
-    finally:
-        os.close(handle)
-
-
-def _owner() -> str:
-    job = os.environ.get("SLURM_JOB_ID")
-    return f"process {os.getpid()} on {socket.gethostname()}" + (f", job {job}" if job else "")
-
 
 POLL_S = 0.1
 GRACE_S = 20.0
@@ -130,7 +92,7 @@ def run_point(
     """Fill in the row's record: from `folder` where the point is done already, by running it otherwise.
 
     `config` is the point's, if it is composed already. `here`: in this process, as points that only plan or simulate
-    always are. Raises `sweep_lock.Busy`, and KeyboardInterrupt, with the record filled in, if the run was ended from
+    always are. Raises `folder_lock.Busy`, and KeyboardInterrupt, with the record filled in, if the run was ended from
     outside.
     """
     if done_before(row, folder):
@@ -143,7 +105,9 @@ def run_point(
             _run(row, folder, config, waiting, here, lock)
 
 
-def _run(row: Row, folder: Path, config: DictConfig | None, waiting: Callable[[], None], here: bool, lock: int) -> None:
+def _run(
+    row: Row, folder: Path, config: DictConfig | None, waiting: Callable[[], None], here: bool, lock: Lock
+) -> None:
     earlier = stored(folder)
     try:
         config = compose(row.point.overrides) if config is None else config
@@ -177,7 +141,7 @@ def _here(config: DictConfig, overrides: Sequence[str], console: Path) -> str:
     return "ended before its record was complete"
 
 
-def _execute(overrides: Sequence[str], console: Path, waiting: Callable[[], None], lock: int, grace_s: float) -> int:
+def _execute(overrides: Sequence[str], console: Path, waiting: Callable[[], None], lock: Lock, grace_s: float) -> int:
     """`python run.py OVERRIDES`, without a shell; its exit code, negative for a signal. Leaves no process after.
 
     It holds `lock`, too: if this process is killed, no other sweep begins before the run has ended.
@@ -192,7 +156,8 @@ def _execute(overrides: Sequence[str], console: Path, waiting: Callable[[], None
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            pass_fds=[lock],
+            pass_fds=[lock.descriptor],
+            env=os.environ | {name: str(number) for name, number in folder_lock.handed_on(lock).items()},
         )
         number: int = signal.SIGINT
         try:

@@ -37,6 +37,7 @@ from harness.host import malloc, slurm_job
 from harness.interfaces import OptimizerSpec, SessionSpec
 from harness.launch import failure
 from harness.launch.failure import Failure
+from harness.run import folder_lock
 from harness.worker import profile_tasks
 from harness.worker.profile_tasks import say, torch_devices
 
@@ -53,6 +54,7 @@ def run_action(arguments: list[str]) -> None:
     folder, action, *words = Path(arguments[0]), *(arguments[1:] or ["train"])
     rank = int(os.environ["SLURM_PROCID"]) if action == "train" and len(words) == 2 else None
     code = 0
+    folder_lock.adopt(folder)
     try:
         config = OmegaConf.load(folder / CONFIG)
         assert isinstance(config, DictConfig)

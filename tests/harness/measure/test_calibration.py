@@ -35,7 +35,7 @@ def done(tmp_path_factory: pytest.TempPathFactory, cache: None) -> tuple[Path, s
 def test_it_leaves_timings_a_picture_and_a_cluster(done: tuple[Path, str]) -> None:
     folder, _ = done
     assert {path.name for path in folder.iterdir()} == {
-        "config.yaml", "record.json", "log", "calibration.json", "calibration.png", "cluster"
+        ".lock", "config.yaml", "record.json", "log", "calibration.json", "calibration.png", "cluster"
     }  # fmt: skip
     found = Calibration.load(folder / "calibration.json")
     assert (found.backend, found.rounds, found.groups) == ("gloo", 2, [2])

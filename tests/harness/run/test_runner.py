@@ -92,7 +92,7 @@ def done(tmp_path_factory, cache, tracker):
 def test_a_run_leaves_all_its_files(done):
     assert {path.name for path in done.iterdir()} == {
         "config.yaml", "plan.json", "profile.json", "record.json", "log", "metrics.jsonl", "simulated.json.gz",
-        "timeline.png", "trace.json.gz",
+        "timeline.png", "trace.json.gz", ".lock",
     }  # fmt: skip
     assert (done / "timeline.png").read_bytes().startswith(b"\x89PNG")
 
@@ -265,7 +265,7 @@ def test_another_mode_takes_the_place_of_a_run_without_a_step(done, copied):
 def test_a_run_that_cannot_run_takes_the_place_of_one_that_failed(done, copied):
     replace(RunRecord.load(copied / "record.json"), status="error").save(copied / "record.json")
     assert run(copied, "mesh.pipeline=16").status == "infeasible"
-    assert set(contents(copied)) == {"config.yaml", "profile.json", "record.json"}
+    assert set(contents(copied)) == {".lock", "config.yaml", "profile.json", "record.json"}
 
 
 def test_an_earlier_run_outlives_one_that_was_killed(copied):
@@ -331,7 +331,7 @@ def test_a_second_run_in_a_folder_begins_afresh(done, tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     assert run(tmp_path, "mode=plan").status == "ok"
     assert {path.name for path in tmp_path.iterdir()} == {
-        "config.yaml", "plan.json", "profile.json", "record.json", "notes.txt"
+        "config.yaml", "plan.json", "profile.json", "record.json", "notes.txt", ".lock"
     }  # fmt: skip
 
 

@@ -64,7 +64,7 @@ def simulate(folder: Path, *overrides: str) -> RunRecord:
 def test_a_simulated_run_leaves_what_a_real_one_does(tmp_path: Path, file: str) -> None:
     record = simulate(tmp_path / "run", file, *FLAT, "batch.micro_batches=8")
     assert {path.name for path in (tmp_path / "run").iterdir()} == {
-        "config.yaml", "plan.json", "profile.json", "record.json", "timeline.png", "trace.json.gz",
+        "config.yaml", "plan.json", "profile.json", "record.json", "timeline.png", "trace.json.gz", ".lock",
     }  # fmt: skip
     assert (record.source, record.trace) == ("simulated", "trace.json.gz")
     m = record.metrics

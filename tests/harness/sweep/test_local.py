@@ -21,11 +21,12 @@ from harness.core import files
 from harness.core.model_profile import LayerProfile, ModelProfile
 from harness.core.problem import CannotRun
 from harness.core.record import RunRecord, Source, Status
+from harness.run.folder_lock import Busy, held
 from harness.sweep import local
 from harness.sweep import run_point as sweep_run_point
 from harness.sweep.live_table import Row
 from harness.sweep.points import Point, expand, refuse_mistyped
-from harness.sweep.run_point import Busy, held
+from tests.harness.run.test_folder_lock import holder
 from tests.problems import refused, rows
 
 
@@ -336,22 +337,9 @@ def test_two_sweeps_share_the_points_of_a_folder(tmp_path: Path, monkeypatch: py
     assert [path.read_text() for path in tmp_path.glob("out/*/starts")] == ["x"] * 6, "none ran twice"
 
 
-def test_a_point_that_another_sweep_runs_is_left_to_it(tmp_path: Path) -> None:
-    with held(tmp_path), pytest.raises(Busy, match=f"process {os.getpid()} on"):
+def test_a_point_that_another_process_runs_is_left_to_it(tmp_path: Path) -> None:
+    with holder(tmp_path) as process, pytest.raises(Busy, match=f"process {process.pid} on"):
         sweep_run_point.run_point(Row(Point.of(["mode=plan"])), tmp_path)
-    with held(tmp_path):
-        pass
-
-
-def test_the_lock_of_a_sweep_that_was_killed_is_free(tmp_path: Path) -> None:
-    code = "import sys, time\nfrom pathlib import Path\nfrom harness.sweep import run_point as sweep_lock\n"
-    code += "with sweep_lock.held(Path(sys.argv[1])):\n    print('held', flush=True)\n    time.sleep(60)"
-    process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, cwd=registry.ROOT)
-    assert process.stdout and process.stdout.readline() == b"held\n"
-    with pytest.raises(Busy), held(tmp_path):
-        pass
-    process.kill()
-    process.communicate()
     with held(tmp_path):
         pass
 

@@ -176,7 +176,7 @@ def test_a_run_leaves_its_choice(tmp_path: Path, file: str, capsys: pytest.Captu
     record = run(folder, file, "engine=myelin", "batch.size=64", "costs=measured")
     assert (record.status, record.source) == ("ok", "simulated"), record.reason
     assert {path.name for path in folder.iterdir()} == {
-        "config.yaml", "record.json", "plan.json", "profile.json", "tune.csv"
+        ".lock", "config.yaml", "record.json", "plan.json", "profile.json", "tune.csv"
     }  # fmt: skip
     chosen, plan = record.metrics["tuned"], Plan.load(folder / "plan.json")
     assert (chosen["micro_batch"], chosen["tensor"]) == (2, 1)
