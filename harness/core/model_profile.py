@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
-from typing import ClassVar
+from typing import Any, ClassVar, Literal, Self
 
 from harness.core.cluster import Device
 from harness.core.serialization import Document
@@ -124,13 +124,20 @@ class Skip:
         _check(f"bytes of skip {self.name or '?'} from layer {self.source} to {self.target}", self.bytes)
 
 
+LayerTimes = Literal["measured", "scaled", "analytic", "none", "as given"]
+"""Measured; measured and scaled to another device; computed from counted work; layers take no time; unknown to us."""
+FORMER_TIMES: dict[str, LayerTimes] = {
+    "measured": "measured", "scaled": "scaled", "analytic": "analytic", "none": "none", "counted": "none",
+}  # fmt: skip
+
+
 @dataclass(frozen=True)
 class ModelProfile(Document):
     """A whole model's profile.
 
-    `source` is the provenance of the numbers: "measured on ...", "counted on ..." (without times), "analytic on ..." or
-    "scaled from ..."; `device` whose times they are, where its peaks are known. Matmuls compute in the format
-    `autocast` where it is given, else in `dtype`. `slowed` is by how much other programs slowed down what was measured
+    `times` says where the layer times come from, `source` says it of all numbers, for people; `device` is the one whose
+    times they are, where its peaks are known. Matmuls compute in the format `autocast` where it is given, else in
+    `dtype`. `slowed` is by how much other programs slowed down what was measured
     (`harness.measure.profile_model`): 1 where they did not.
     """
 
@@ -146,6 +153,15 @@ class ModelProfile(Document):
     autocast: str | None = None
     device: Device | None = None
     slowed: float = 1.0
+    times: LayerTimes = "as given"
+
+    @classmethod
+    def from_json(cls, data: Any) -> Self:
+        """A file of before `times` existed says it by the first word of its `source`: "measured on A"."""
+        if isinstance(data, dict) and "times" not in data:
+            word = str(data.get("source", "")).partition(" ")[0].rstrip(",")
+            data = {**data, "times": FORMER_TIMES.get(word, "as given")}
+        return super().from_json(data)
 
     def __post_init__(self) -> None:
         if not self.layers:

@@ -31,7 +31,7 @@ def count(
 ) -> ModelProfile:
     """The profile of `model` for `micro_batch` samples with everything but times, which are 0.
 
-    All but `source` and times equals what `harness.measure.profile_model.measure` finds on a CPU. Raises ValueError
+    All but times and their source equals what `harness.measure.profile_model.measure` finds on a CPU. Raises ValueError
     for impossible arguments; an error inside a layer says which one it was. `watch` is called with the name of each
     module that has run.
     """
@@ -44,7 +44,7 @@ def count(
     _pretend(chain, torch.device("cpu"), mode)
     with mode, dropout.keyed(seed=0, step=0, micro_batch=0):
         profile = counted(chain, dtype, autocast)
-    return replace(profile, source=f"counted on the meta device, torch {torch.__version__}")
+    return replace(profile, source=f"counted on the meta device, torch {torch.__version__}", times="none")
 
 
 def counted(chain: Chain, dtype: str, autocast: str | None = None) -> ModelProfile:

@@ -51,7 +51,7 @@ def measure(
         replace(layer, forward_s=clock.seconds(index, "forward"), backward_s=clock.seconds(index, "backward"))
         for index, layer in enumerate(profile.layers)
     ]
-    return replace(profile, layers=tuple(layers), source=_source(target), slowed=clock.slowed())
+    return replace(profile, layers=tuple(layers), source=_source(target), times="measured", slowed=clock.slowed())
 
 
 class Clock:

@@ -94,7 +94,7 @@ class Profiles:
 
     def doubt(self, profile: ModelProfile) -> Problem | None:
         """A note on a priced profile whose times were measured while this machine did other things, too."""
-        if profile.slowed < BUSY or not profile.source.startswith(("measured ", "scaled ")):
+        if profile.slowed < BUSY or profile.times not in ("measured", "scaled"):
             return None
         file = self.config.profile
         key = "profile" if file else f"profile of micro-batches of {profile.micro_batch}"

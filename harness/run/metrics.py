@@ -16,6 +16,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from harness.core.op import Op
+from harness.core.problem import line
 from harness.core.serialization import encode
 from harness.core.trace import Trace
 from harness.host import devices
@@ -23,9 +24,6 @@ from harness.planning.draft import Draft
 from harness.schedule.dependency_graph import DATA, split_part
 from harness.schedule.optimizer_chunks import OUT, copy_direction
 from harness.simulate import Simulation, layer_times
-
-COSTS = ("measured", "scaled", "analytic", "none")
-"""The first word of a profile's source."""
 
 
 def measured(result: dict[str, Any], draft: Draft, config: DictConfig, kind: devices.Kind) -> dict[str, Any]:
@@ -63,11 +61,11 @@ def basis(draft: Draft, config: DictConfig, values: str) -> dict[str, Any]:
     """
     profile, device = draft.profile, draft.cluster.device
     described = config.cluster.name != "local"
-    kind = profile.source.partition(" ")[0].rstrip(",")
+    warning = layer_times.times_warning(profile, device, user_profile=bool(config.profile)) if described else None
     return {
-        "costs": kind if kind in COSTS else "as given",
+        "costs": profile.times,
         "layer_times": profile.source,
-        "note": layer_times.times_warning(profile, device, user_profile=bool(config.profile)) if described else "",
+        "note": line(warning) if warning else "",
         "model": profile.model or (Path(config.profile).stem if config.profile else config.model.name),
         "cluster": draft.cluster.to_json(),
         "values": values,

@@ -209,7 +209,7 @@ class Run:
         ground = prepare.ground(self.config, self.overrides, self.folder.work, self.progress)
         self.folder.accept()
         profile = ground.profile
-        source = "measured" if profile.source.startswith("measured") else "simulated"
+        source = "measured" if profile.times == "measured" else "simulated"
         self.folder.update(source=source, manifest=self.record.manifest | {"layer_times": profile.source})
         self.progress.note(f"{profiles.described(profile)}; {ground.origin}")
         self.progress.note(f"profile: {self.folder.path / PROFILE}")

@@ -29,7 +29,7 @@ from dataclasses import replace
 
 from harness.core.cluster import Device
 from harness.core.model_profile import LayerProfile, ModelProfile, Product
-from harness.core.problem import CannotRun, Problem, refuse
+from harness.core.problem import CannotRun, Fix, Problem, refuse
 from harness.core.value_checks import one_of
 
 COSTS = ("auto", "measured", "scaled", "analytic", "none")
@@ -62,7 +62,7 @@ def with_layer_times(
 def without_times(profile: ModelProfile) -> ModelProfile:
     """Returns the profile with layers that take no time, so that only communication is left."""
     layers = tuple(replace(layer, forward_s=0.0, backward_s=0.0) for layer in profile.layers)
-    return replace(profile, layers=layers, source=f"none, {profile.source}")
+    return replace(profile, layers=layers, source=f"none, {profile.source}", times="none")
 
 
 def _automatic(profile: ModelProfile, device: Device, simulated: bool, user_profile: bool) -> str:
@@ -80,37 +80,38 @@ def _automatic(profile: ModelProfile, device: Device, simulated: bool, user_prof
     origin = profile.device
     if origin is None or origin.name == device.name or _without_work(profile):
         return "measured"
-    if profile.source.startswith("analytic on "):
+    if profile.times == "analytic":
         return "analytic"
-    origin_known = profile.source.startswith(("measured on ", "scaled from ")) and not _without_origin(profile, origin)
+    origin_known = profile.times in ("measured", "scaled") and not _without_origin(profile, origin)
     return "scaled" if origin_known else "measured"
 
 
-def times_warning(profile: ModelProfile, device: Device, user_profile: bool) -> str:
-    """Returns a warning about times that are not, or not known to be, those of a simulated `device`, with advice.
+def times_warning(profile: ModelProfile, device: Device, user_profile: bool) -> Problem | None:
+    """Returns a note about times that are not, or not known to be, those of a simulated `device`, with advice.
 
-    Empty for its own times. `user_profile`: the user specified the profile.
+    None for its own times. `user_profile`: the user specified the profile.
     """
     if not has_times(profile):
-        advice = _advice(profile, device)
-        return f"layers take no time, what is predicted is communication alone{advice and f' -> {advice}'}"
+        return _with_advice("are 0, what is predicted is communication alone", profile, device)
     if profile.device and profile.device.name == device.name:
-        return ""
+        return None
     whose = "the profile" if user_profile else "this machine"
     doubt = "not" if profile.device or not user_profile else "not known to be"
-    advice = _advice(profile, device)
-    return f"layer times are those of {whose} ({profile.source}), {doubt} of {device.name}{advice and f' -> {advice}'}"
+    return _with_advice(f"are those of {whose} ({profile.source}), {doubt} of {device.name}", profile, device)
 
 
-def _advice(profile: ModelProfile, device: Device) -> str:
-    """Returns the keys that give times of `device`; empty without counted work, where nothing helps."""
-    if _without_work(profile):
-        return ""
-    lacking = [problem.hint for problem in _without_peaks(profile, device)]
-    if lacking:
-        return " ".join([*lacking, "costs=analytic"])
-    scales = profile.device and not _without_origin(profile, profile.device)
-    return "costs=scaled or costs=analytic" if scales else "costs=analytic"
+def _with_advice(message: str, profile: ModelProfile, device: Device) -> Problem:
+    """Returns the note with the keys that give times of `device`; without counted work nothing helps."""
+    fixes: list[Fix] = []
+    hint = ""
+    if not _without_work(profile):
+        fixes = [{"costs": "analytic"}]
+        if profile.device and not _without_origin(profile, profile.device):
+            fixes.insert(0, {"costs": "scaled"})
+        lacking = [problem.hint for problem in _without_peaks(profile, device)]
+        if lacking:
+            fixes, hint = [], " ".join([*lacking, "costs=analytic"])
+    return Problem("layer times", None, message, tuple(fixes), hint)
 
 
 def analytic(profile: ModelProfile, device: Device) -> ModelProfile:
@@ -122,7 +123,7 @@ def analytic(profile: ModelProfile, device: Device) -> ModelProfile:
     refuse(problems, f"costs=analytic on {device.name}")
     source = f"analytic on {device.name} from counted work: {_numbers(profile, device)}"
     forward_s = [_forward_s(layer, depth(layer.products), profile, device) for layer in profile.layers]
-    return replace(_timed(profile, forward_s), source=source, device=device)
+    return replace(_timed(profile, forward_s), source=source, times="analytic", device=device)
 
 
 def scaled(profile: ModelProfile, origin: Device, target: Device) -> ModelProfile:
@@ -142,7 +143,7 @@ def scaled(profile: ModelProfile, origin: Device, target: Device) -> ModelProfil
             ratio = _forward_s(layer, terms, profile, target) / _forward_s(layer, terms, profile, origin)
         layers.append(replace(layer, forward_s=layer.forward_s * ratio, backward_s=layer.backward_s * ratio))
     source = f"scaled from {origin.name} to {target.name}: {profile.source}"
-    return replace(profile, layers=tuple(layers), source=source, device=target)
+    return replace(profile, layers=tuple(layers), source=source, times="scaled", device=target)
 
 
 def price_shares(shares: ModelProfile, depths: Sequence[float]) -> ModelProfile:
@@ -151,7 +152,7 @@ def price_shares(shares: ModelProfile, depths: Sequence[float]) -> ModelProfile:
     A share launches as many kernels as the whole layer. `depths[i]` is that of layer i (`depth`) on the device.
     """
     device = shares.device
-    if not device or not device.wave_elements or not shares.source.startswith("analytic on "):
+    if not device or not device.wave_elements or shares.times != "analytic":
         return shares
     return _timed(shares, [_forward_s(*of, shares, device) for of in zip(shares.layers, depths, strict=True)])
 

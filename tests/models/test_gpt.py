@@ -135,7 +135,7 @@ def test_counted_is_measured_without_times(keys: dict[str, Any]) -> None:
 
     def without_times(profile: ModelProfile) -> ModelProfile:
         layers = tuple(replace(layer, forward_s=0.0, backward_s=0.0) for layer in profile.layers)
-        return replace(profile, layers=layers, source="", slowed=1.0)
+        return replace(profile, layers=layers, source="", times="none", slowed=1.0)
 
     model = build(Config(layers=1, **keys))
     counted = count(model, 3, "float32")

@@ -102,7 +102,7 @@ def total(profile: ModelProfile, field: str) -> float:
 
 
 def test_without_memory_the_counts_are_those_of_a_real_run(case: Case) -> None:
-    assert replace(case.fake, source=case.real.source) == case.real
+    assert replace(case.fake, source=case.real.source, times=case.real.times) == case.real
     assert ModelProfile.from_json(case.fake.to_json()) == case.fake
 
 

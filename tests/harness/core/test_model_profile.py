@@ -63,6 +63,27 @@ def test_an_older_profile_is_not_taken_for_a_new_one():
         ModelProfile.from_json({"schema": 1, "layers": [{"name": "a"}]})
 
 
+@pytest.mark.parametrize(
+    ("source", "times"),
+    [
+        ("measured on A", "measured"),
+        ("scaled from A to B: measured on A", "scaled"),
+        ("analytic on A from counted work", "analytic"),
+        ("none, measured on A", "none"),
+        ("counted on the meta device", "none"),
+        ("by hand", "as given"),
+        (None, "as given"),
+    ],
+)
+def test_a_profile_of_before_says_in_its_source_where_its_times_are_from(source, times):
+    stored = ModelProfile((LayerProfile(),)).to_json()
+    del stored["times"], stored["source"]
+    if source:
+        stored["source"] = source
+    assert ModelProfile.from_json(stored).times == times
+    assert ModelProfile.from_json({**stored, "times": "measured"}).times == "measured", "what is said counts"
+
+
 def test_a_stored_profile_need_not_say_what_layers_work_with():
     profile = ModelProfile((LayerProfile("l", working_bytes=7),))
     stored = profile.to_json()

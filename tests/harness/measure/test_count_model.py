@@ -53,7 +53,7 @@ MODELS = {
 
 def without_times(profile: ModelProfile) -> ModelProfile:
     layers = tuple(replace(layer, forward_s=0.0, backward_s=0.0) for layer in profile.layers)
-    return replace(profile, layers=layers, source="", slowed=1.0)
+    return replace(profile, layers=layers, source="", times="none", slowed=1.0)
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -260,7 +260,7 @@ def test_one_thread_in_training_with_keyed_dropout_and_nothing_left_changed():
         torch.set_num_threads(before)
     assert Witness.seen == [(1, True, True)] * (1 + 1 + 2)
     assert torch.equal(torch.get_rng_state(), generator)
-    assert profile.source.startswith("measured on ")
+    assert profile.times == "measured"
     assert profile.source.endswith(f", 1 thread, torch {torch.__version__}")
     assert (profile.model, profile.micro_batch, profile.dtype) == ("net", 1, "float32")
     assert ModelProfile.from_json(profile.to_json()) == profile

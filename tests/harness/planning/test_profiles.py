@@ -25,7 +25,7 @@ from tests.problems import refused, rows
 
 FLAT = ["cluster=flat", "cluster.devices=2", "cluster.memory_gb=1", "cluster.bandwidth_gb_s=1"]
 HERE = Device("here", 10**9, {"float32": 1e12}, 1e10)
-PROFILE = ModelProfile((LayerProfile("l", 1.0, 2.0),) * 3, "unet_x", 5, source="measured on X")
+PROFILE = ModelProfile((LayerProfile("l", 1.0, 2.0),) * 3, "unet_x", 5, source="measured on X", times="measured")
 
 
 @pytest.fixture(autouse=True)

@@ -17,7 +17,9 @@ from harness.run import metrics
 from harness.schedule.builders.gpipe import gpipe
 from harness.simulate import simulate
 
-PROFILE = ModelProfile((LayerProfile("l", 1.0, 2.0, flops=1e9),) * 2, "net_2", 3, source="analytic on X")
+PROFILE = ModelProfile(
+    (LayerProfile("l", 1.0, 2.0, flops=1e9),) * 2, "net_2", 3, source="analytic on X", times="analytic"
+)
 PEAKS = {"float32": 1e11, "bfloat16": 4e11}
 CLUSTER = Cluster("flat", 1, 2, Device(peak_flops=PEAKS))
 RESULT: dict[str, Any] = {"step_time_s": 2.0, "peak_memory_bytes": [50, 100], "loss": 0.5}
@@ -101,15 +103,15 @@ def test_what_numbers_rest_on() -> None:
     basis = metrics.basis(draft(), config(), "effective")
     assert (basis["costs"], basis["values"], basis["model"]) == ("analytic", "effective", "net_2")
     assert basis["jitter"] == 0.0, "only mode=simulate disturbs"
-    unknown = draft(profile=replace(PROFILE, source="unknown"))
+    unknown = draft(profile=replace(PROFILE, times="as given"))
     assert metrics.basis(unknown, config(), "nominal")["costs"] == "as given"
 
 
 def test_times_of_another_device_are_noted_on_a_described_cluster() -> None:
     chosen = config()
-    assert metrics.basis(draft(), chosen, "nominal")["note"].startswith("layer times are those of this machine (")
+    assert metrics.basis(draft(), chosen, "nominal")["note"].startswith("layer times   are those of this machine (")
     chosen.profile = "p.json"
-    assert metrics.basis(draft(), chosen, "nominal")["note"].startswith("layer times are those of the profile (")
+    assert metrics.basis(draft(), chosen, "nominal")["note"].startswith("layer times   are those of the profile (")
     own = draft(profile=replace(PROFILE, device=CLUSTER.device))
     assert metrics.basis(own, chosen, "nominal")["note"] == ""
     chosen.cluster.name = "local"
