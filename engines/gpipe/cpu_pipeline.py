@@ -10,7 +10,8 @@ is cut by detach and runs, forward and backward, on its device's lane.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -27,6 +28,7 @@ from engines.gpipe.tied_copies import SUMS, SharedParameter
 from harness.core.op import Op, Queue
 from harness.runtime.autograd import failing_layer, non_leaf
 from harness.runtime.cpu_streams import Job, Lane, Run, nothing, submit_together
+from harness.runtime.recomputation import Before
 from harness.schedule.builders.gpipe import recomputed
 from harness.schedule.transfers import Transfer
 
@@ -48,10 +50,16 @@ class Slot:
     edges: Edges = field(default_factory=dict)
     grads_out: Gradients = field(default_factory=dict)
     grads_in: Gradients = field(default_factory=dict)
+    before: Before | None = None
     forward: Job | None = None
     backward: Job | None = None
     arrivals: list[Job] = field(default_factory=list)
     gradient_arrivals: list[Job] = field(default_factory=list)
+
+    def clear(self) -> None:
+        """Release the tensors."""
+        self.ins, self.outs, self.leaves, self.edges, self.before = {}, {}, {}, {}, None
+        self.grads_out, self.grads_in = {}, {}
 
 
 @dataclass(frozen=True)
@@ -159,33 +167,64 @@ class CpuPass(Run):
     def _forward(self, slot: Slot) -> None:
         for transfer in self.layout.into(slot.stage.number, copied=False):
             slot.ins[transfer.part] = self.slots[slot.micro_batch, transfer.source].outs.pop(transfer.part)
-        graph = self.grad and not slot.recompute
-        with slot.stage.noted("forward", slot.micro_batch), torch.set_grad_enabled(graph):
-            outs = self._run(slot, graph, again=False)
+        with slot.stage.noted("forward", slot.micro_batch):
+            outs = self._first_run(slot) if slot.recompute else self._only_run(slot)
         slot.outs = {part: mapped(Tensor.detach, value) for part, value in outs.items()}
         if any(not self.layout.is_copied(transfer) for transfer in self.layout.out_of(slot.stage.number)):
             slot.outs = _apart(slot.outs)
         if not slot.recompute:
             slot.ins = {}
 
-    def _recompute(self, slot: Slot) -> None:
-        with slot.stage.noted("recomputation", slot.micro_batch), torch.enable_grad():
-            self._run(slot, graph=True, again=True)
-        slot.ins = {}
+    def _only_run(self, slot: Slot) -> Parts:
+        """Of a task that will not be recomputed."""
+        with torch.set_grad_enabled(self.grad), self._drawing(slot):
+            if self.grad:
+                return self._with_graph(slot, slot.stage.run)
+            return slot.stage.run(slot.ins, slot.micro_batch, self.around)
 
-    def _run(self, slot: Slot, graph: bool, again: bool) -> Parts:
-        """Run the stage; with `graph` keep where its own graph begins (leaves) and ends (edges)."""
-        ins = slot.ins
-        if graph:
-            first = slot.stage.number == 0
-            slot.leaves = {part: tuple(_leaf(t, first) for t in tensors_of(value)) for part, value in ins.items()}
-            ins = {p: mapped(non_leaf, ts if isinstance(ins[p], tuple) else ts[0]) for p, ts in slot.leaves.items()}
-        run = slot.stage.run_again if again else slot.stage.run_kept if slot.recompute else slot.stage.run
-        with _random(self, slot):
-            outs = run(ins, slot.micro_batch, self.around)
-        if graph:
-            slot.edges = {part: tuple(map(_edge, tensors_of(value))) for part, value in outs.items()}
+    def _first_run(self, slot: Slot) -> Parts:
+        """Of a task that will be. Where it seems to draw unexpectedly, its outputs come from a second run, which draws
+        from the task's own stream; if it was another thread that drew, they are the same."""
+        j = slot.stage.number
+        state = None if self.draws.get(j, True) else torch.get_rng_state()
+        with torch.no_grad(), self._drawing(slot):
+            outs, slot.before = slot.stage.run_kept(slot.ins, slot.micro_batch, self.around)
+        if state is not None and not torch.equal(state, torch.get_rng_state()):
+            self.draws[j] = True
+            ins = {part: mapped(Tensor.clone, value) for part, value in slot.ins.items()}
+            with torch.no_grad(), self._drawing(slot):
+                outs = slot.stage.run_again(ins, slot.micro_batch, self.around, slot.before)
         return outs
+
+    def _recompute(self, slot: Slot) -> None:
+        with slot.stage.noted("recomputation", slot.micro_batch), torch.enable_grad(), self._drawing(slot):
+            self._with_graph(slot, partial(slot.stage.run_again, before=slot.before))
+        slot.ins, slot.before = {}, None
+
+    def _with_graph(self, slot: Slot, run: Callable[[Parts, int, Surroundings], Parts]) -> Parts:
+        """Keep where the task's own graph begins (leaves) and ends (edges)."""
+        ins, first = slot.ins, slot.stage.number == 0
+        slot.leaves = {
+            part: tuple(_leaf(t, first, slot.recompute) for t in tensors_of(value)) for part, value in ins.items()
+        }
+        ins = {p: mapped(non_leaf, ts if isinstance(ins[p], tuple) else ts[0]) for p, ts in slot.leaves.items()}
+        outs = run(ins, slot.micro_batch, self.around)
+        slot.edges = {part: tuple(map(_edge, tensors_of(value))) for part, value in outs.items()}
+        return outs
+
+    @contextmanager
+    def _drawing(self, slot: Slot) -> Iterator[None]:
+        """The task's own stream of random numbers, for stages that draw any.
+
+        The first task of a stage finds out whether it does; a stage that does not is spared the overhead.
+        """
+        j = slot.stage.number
+        if not self.draws.get(j, True):
+            yield
+            return
+        with TaskRng(hash((self.random_seed, j, slot.micro_batch)) & 0x7FFF_FFFF_FFFF_FFFF) as stream:
+            yield
+        self.draws.setdefault(j, stream.drew)
 
     def _backward(self, slot: Slot) -> None:
         for transfer in self.layout.out_of(slot.stage.number):
@@ -215,8 +254,8 @@ class CpuPass(Run):
         ins = {p: mapped(non_leaf, ts if len(ts) > 1 else ts[0]) for p, ts in slot.leaves.items()}
 
         def run_again() -> list[tuple[Tensor, Tensor | None]]:
-            with torch.enable_grad(), _random(self, slot):
-                outs = slot.stage.run_again(ins, slot.micro_batch, self.around)
+            with torch.enable_grad(), self._drawing(slot):
+                outs = slot.stage.run_again(ins, slot.micro_batch, self.around, None)
             return [
                 pair
                 for part, gradients in slot.grads_out.items()
@@ -257,15 +296,21 @@ class CpuPass(Run):
         return [slot.outs.pop("") for slot in last]
 
     def abandon(self, error: BaseException) -> None:
-        """Skip what is still queued, and wait until the lanes are through with it."""
-        self.fail(error)
-        for job in [lane.submit(Job(self, nothing, always=True)) for lane in self.lanes.all()]:
-            job.wait()
+        """Skip what is still queued, wait until the lanes are through with it, and release all tensors.
 
-    @property
-    def all_draw(self) -> bool:
-        """Whether every task draws its random numbers from a stream of its own."""
-        return all(self.draws.get(j, False) for j in range(self.n))
+        The error is not kept: its traceback holds this pass, which autograd's nodes hold, too, where the garbage
+        collector does not look.
+        """
+        self.fail(error)
+        try:
+            for job in [lane.submit(Job(self, nothing, always=True)) for lane in self.lanes.all()]:
+                job.wait()
+        finally:
+            for slot in self.slots.values():
+                slot.clear()
+            self.slots.clear()
+            self.sums.clear()
+            self.error = RuntimeError("this pass of the pipeline has failed: call the pipeline again")
 
     def input_gradients(self) -> list[Tensor | None]:
         """The gradients of the model's inputs, gathered; zeros for micro-batches that have none."""
@@ -291,13 +336,14 @@ class CpuPass(Run):
         self.raise_error()
 
 
-def _leaf(tensor: Tensor, is_input: bool) -> Tensor:
+def _leaf(tensor: Tensor, is_input: bool, again: bool) -> Tensor:
     """Where a task's graph begins. The model's own inputs get a gradient only if the caller wants it.
 
-    Micro-batches are views of one tensor; `data` gives each a version counter of its own, for layers in place.
+    Micro-batches are views of one tensor; `data` gives each a version counter of its own, for layers in place. Only the
+    caller's own pass may change it: a recomputation (`again`) gets a copy.
     """
     if is_input:
-        return tensor.data.requires_grad_(tensor.requires_grad)
+        return (tensor.detach().clone() if again else tensor.data).requires_grad_(tensor.requires_grad)
     return tensor.detach().requires_grad_(tensor.is_floating_point() or tensor.is_complex())
 
 
@@ -313,25 +359,3 @@ def _apart(outs: Parts) -> Parts:
 
 def _edge(tensor: Tensor) -> GradientEdge | None:
     return get_gradient_edge(tensor) if tensor.requires_grad else None
-
-
-class _random:
-    """The task's own stream of random numbers, for stages that draw any.
-
-    The first task of a stage finds out whether it does; a stage that does not is spared the overhead.
-    """
-
-    def __init__(self, run: CpuPass, slot: Slot) -> None:
-        self.run, self.stage = run, slot.stage.number
-        active = run.draws.get(self.stage, True)
-        seed = hash((run.random_seed, self.stage, slot.micro_batch)) & 0x7FFF_FFFF_FFFF_FFFF
-        self.mode = TaskRng(seed) if active else None
-
-    def __enter__(self) -> None:
-        if self.mode is not None:
-            self.mode.__enter__()
-
-    def __exit__(self, *error: Any) -> None:
-        if self.mode is not None:
-            self.mode.__exit__(*error)
-            self.run.draws.setdefault(self.stage, self.mode.drew)

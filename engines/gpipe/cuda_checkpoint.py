@@ -21,6 +21,7 @@ from engines.gpipe.microbatch import Parts, mapped, tensors_of
 from engines.gpipe.stage import Stage
 from harness.core.op import Kind, Op
 from harness.runtime.autograd import non_leaf
+from harness.runtime.recomputation import Before
 
 if TYPE_CHECKING:
     from engines.gpipe.cuda_pipeline import CudaPass
@@ -41,6 +42,7 @@ class CheckpointedTask:
     outs: list[Tensor] = field(default_factory=list)
     names: list[tuple[str, bool, int]] = field(default_factory=list)
     rng: tuple[Tensor, Tensor | None] | None = None
+    before: Before | None = None
 
     @property
     def device(self) -> int:
@@ -61,13 +63,16 @@ class CheckpointedTask:
         """The forward task, without a graph."""
         self.rng = torch.get_rng_state(), _cuda_rng(self.stage.device)
         with self._at_work("F", "forward"), torch.no_grad():
-            outs = self.stage.run_kept(self.ins, self.i, self.run_of.around)
+            outs, self.before = self.stage.run_kept(self.ins, self.i, self.run_of.around)
         self.names = [(part, isinstance(value, tuple), len(tensors_of(value))) for part, value in outs.items()]
         return [t for value in outs.values() for t in tensors_of(value)]
 
     def recompute(self) -> None:
         """Run it again with a graph, with the same random numbers."""
-        needs = {part: tuple(map(_leaf, tensors_of(value))) for part, value in self.ins.items()}
+        ins = self.ins
+        if self.stage.number == 0:  # the caller's own tensors
+            ins = {part: mapped(Tensor.clone, value) for part, value in ins.items()}
+        needs = {part: tuple(map(_leaf, tensors_of(value))) for part, value in ins.items()}
         self.leaves = [t for tensors in needs.values() for t in tensors]
         cuda = [self.stage.device] if self.stage.device.type == "cuda" else []
         with _rewinding, torch.random.fork_rng(cuda), self._at_work("R", "recomputation"), torch.enable_grad():
@@ -76,9 +81,9 @@ class CheckpointedTask:
             if self.rng[1] is not None:
                 torch.cuda.set_rng_state(self.rng[1], self.stage.device)
             ins = {p: mapped(non_leaf, ts if isinstance(self.ins[p], tuple) else ts[0]) for p, ts in needs.items()}
-            outs = self.stage.run_again(ins, self.i, self.run_of.around)
+            outs = self.stage.run_again(ins, self.i, self.run_of.around, self.before)
         self.outs = [t for value in outs.values() for t in tensors_of(value)]
-        self.ins = {}
+        self.ins, self.before = {}, None
 
     def backward(self, gradients: tuple[Tensor | None, ...]) -> list[Tensor | None]:
         """Backward through the recomputed graph; the gradients of the task's inputs."""

@@ -57,21 +57,7 @@ class CudaPass:
 
     def run(self, chunks: list[Value]) -> Value:
         """Issue the whole forward pass; the gathered output of the last stage."""
-        self.state: list[Parts] = [{"": mapped(self._placed, value)} for value in chunks]
-        self.waiting: dict[tuple[int, Transfer], Value] = {}
-        self.before: dict[int, Tensor] = {}
-        self.late: list[tuple[CheckpointedTask, Tensor]] = []
-        for cycle in clock_cycles(len(chunks), len(self.stages)):
-            for i, j in cycle:
-                self._fence(i, j)
-            for i, j in cycle:
-                self._compute(i, j)
-        phonies = list(self.before.values())
-        phonies += [Recompute.apply(task, phony) for task, phony in self.late]
-        outputs = [parts[""] for parts in self.state]
-        for phony in phonies:
-            outputs[-1] = _tied(outputs[-1], phony)
-        gathered = gather(outputs)
+        gathered = gather(_Graph(self, chunks).outputs())
         if self.ties.shared and self.grad:
             self.ties.pending = False
             for tensor in tensors_of(gathered):
@@ -99,71 +85,96 @@ class CudaPass:
                 self.recorder.marks.append((op, device, queue, start, streams.now(device)))
             self.bytes_sent[SUMS] = self.bytes_sent.get(SUMS, 0) + size
 
+    def count(self, transfer: Transfer, forward: bool, tensors: tuple[Tensor | None, ...]) -> None:
+        kind = (
+            ("skips" if forward else "skip_gradients") if transfer.part else ("activations" if forward else "gradients")
+        )
+        self.bytes_sent[kind] += sum(t.numel() * t.element_size() for t in tensors if t is not None)
+
+
+class _Graph:
+    """The graph while it is built. The pass, which the nodes hold, does not hold it: they would hold each other."""
+
+    def __init__(self, run: CudaPass, chunks: list[Value]) -> None:
+        self.run = run
+        self.state: list[Parts] = [{"": mapped(self._placed, value)} for value in chunks]
+        self.waiting: dict[tuple[int, Transfer], Value] = {}
+        self.before: dict[int, Tensor] = {}
+        self.late: list[tuple[CheckpointedTask, Tensor]] = []
+
+    def outputs(self) -> list[Value]:
+        """Issue all tasks; the outputs of the last stage, one for each micro-batch."""
+        for cycle in clock_cycles(len(self.state), len(self.run.stages)):
+            for i, j in cycle:
+                self._fence(i, j)
+            for i, j in cycle:
+                self._compute(i, j)
+        phonies = [*self.before.values(), *(Recompute.apply(task, phony) for task, phony in self.late)]
+        outputs = [parts[""] for parts in self.state]
+        for phony in phonies:
+            outputs[-1] = _tied(outputs[-1], phony)
+        return outputs
+
     def _placed(self, tensor: Tensor) -> Tensor:
         """An input on the first device, with a version counter of its own, for layers that work in place."""
-        moved = tensor.to(self.stages[0].device)
+        moved = tensor.to(self.run.stages[0].device)
         return moved if moved.requires_grad else moved.data
 
     def _fence(self, i: int, j: int) -> None:
-        for transfer in self.layout.into(j, copied=True):
-            source, target = self.layout.devices[transfer.source], self.layout.devices[transfer.target]
+        run = self.run
+        for transfer in run.layout.into(j, copied=True):
+            source, target = run.layout.devices[transfer.source], run.layout.devices[transfer.target]
             value = self.waiting[i, transfer]
-            arrived = Arrive.apply(self, i, target, *Copy.apply(self, i, transfer, source, target, *tensors_of(value)))
+            arrived = Arrive.apply(run, i, target, *Copy.apply(run, i, transfer, source, target, *tensors_of(value)))
             self.waiting[i, transfer] = arrived if isinstance(value, tuple) else arrived[0]
 
     def _compute(self, i: int, j: int) -> None:
-        stage = self.stages[j]
+        run, stage = self.run, self.run.stages[j]
         parts = {
-            transfer.part: self.waiting.pop((i, transfer)) for transfer in self.layout.transfers if transfer.target == j
+            transfer.part: self.waiting.pop((i, transfer)) for transfer in run.layout.transfers if transfer.target == j
         }
         parts = parts or self.state[i]
         phony = self.before.pop(j, None)
         tokens = not tensors_of(parts[""])[0].is_floating_point()  # integers have no place in the graph
         if phony is not None and not tokens:
             parts[""] = _tied(parts[""], phony)
-        if recomputed(i, len(self.state), self.mode):
-            task = CheckpointedTask(self, stage, i)
+        if recomputed(i, len(self.state), run.mode):
+            task = CheckpointedTask(run, stage, i)
             outs = task.run(parts, phony)
         else:
             task, outs = None, self._plain(stage, i, parts)
             if phony is not None and tokens:
                 outs[""] = _tied(outs[""], phony)
-        device = self.layout.devices[j]
-        if self.grad:
+        device = run.layout.devices[j]
+        if run.grad:
             outs = {part: self._leave(i, device, value) for part, value in outs.items()}
             outs[""], phony = _forked(outs[""])
             self._order(task, j, phony)
         self.state[i] = {"": outs[""]}
-        for transfer in self.layout.out_of(j):
+        for transfer in run.layout.out_of(j):
             self.waiting[i, transfer] = outs[transfer.part]
 
     def _plain(self, stage: Stage, i: int, parts: Parts) -> Parts:
-        device = self.layout.devices[stage.number]
-        if self.grad:
-            parts[""] = _marked(self, stage.number, i, device, False, parts[""])
-        with self.recorder.computing(Op(stage.number, "F", i), device), stage.noted("forward", i):
-            outs = stage.run(parts, i, self.around)
-        if self.grad:
-            outs[""] = _marked(self, stage.number, i, device, True, outs[""])
+        run, device = self.run, self.run.layout.devices[stage.number]
+        if run.grad:
+            parts[""] = _marked(run, stage.number, i, device, False, parts[""])
+        with run.recorder.computing(Op(stage.number, "F", i), device), stage.noted("forward", i):
+            outs = stage.run(parts, i, run.around)
+        if run.grad:
+            outs[""] = _marked(run, stage.number, i, device, True, outs[""])
         return outs
 
     def _leave(self, i: int, device: int, value: Value) -> Value:
-        left: tuple[Tensor, ...] = Leave.apply(self, i, device, *tensors_of(value))
+        left: tuple[Tensor, ...] = Leave.apply(self.run, i, device, *tensors_of(value))
         return left if isinstance(value, tuple) else left[0]
 
     def _order(self, task: CheckpointedTask | None, j: int, phony: Tensor) -> None:
-        if task is not None and not self.dependency:
+        if task is not None and not self.run.dependency:
             self.late.append((task, phony))
         elif task is not None:
             self.before[j] = Recompute.apply(task, phony)
-        elif self.dependency:
+        elif self.run.dependency:
             self.before[j] = phony
-
-    def count(self, transfer: Transfer, forward: bool, tensors: tuple[Tensor | None, ...]) -> None:
-        kind = (
-            ("skips" if forward else "skip_gradients") if transfer.part else ("activations" if forward else "gradients")
-        )
-        self.bytes_sent[kind] += sum(t.numel() * t.element_size() for t in tensors if t is not None)
 
 
 class Leave(Function):

@@ -141,23 +141,11 @@ class GPipe(nn.Module):
             self.shared,
         )
         self.spans, self.bytes_sent = run.spans, run.bytes_sent
-        state = torch.get_rng_state()
         try:
-            output = run_cpu_pass(run, value, self._anchor, self.dependency)
+            return run_cpu_pass(run, value, self._anchor, self.dependency)
         except BaseException as error:
             run.abandon(error)
             raise
-        if grad and mode != "never" and not run.all_draw and not torch.equal(state, torch.get_rng_state()):
-            self._refuse_late_draws()
-        return output
-
-    def _refuse_late_draws(self) -> None:
-        """A layer drew from torch's generator although its stage had not drawn before: not to be repeated exactly."""
-        self._draws[self.training] = {stage.number: True for stage in self.stages}
-        raise RuntimeError(
-            "a layer drew random numbers that the first micro-batch of its stage had not drawn, so its recomputation "
-            "would draw others; run the step again: from now on every task draws from a stream of its own"
-        )
 
     def _run_cuda_pass(self, chunks: list[Value], around: Surroundings, mode: str, grad: bool) -> Value:
         streams = Streams(self.devices, len(chunks), self.streams)

@@ -10,9 +10,10 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from engines.gpipe.microbatch import Parts, check_value, mapped, tensors_of
-from harness.nn import batchnorm, dropout, skip
+from engines.gpipe.microbatch import Parts, check_value, mapped
+from harness.nn import dropout, skip
 from harness.runtime.autograd import on_backward
+from harness.runtime.recomputation import Before, ForwardState
 
 
 @dataclass(frozen=True)
@@ -52,33 +53,27 @@ class Stage:
         self.device = device
         self.layer = ""
         self.marking = False
-        self.changes_inputs: bool | None = None
-        self._changing: list[batchnorm.Buffer] | None = None
+        self.state = ForwardState(module for _, layer in self.layers for module in layer.modules())
 
     def run(self, parts: Parts, micro_batch: int, around: Surroundings) -> Parts:
         """Values and skips that arrive -> values and skips that leave."""
-        with around.entered(micro_batch), self._noticing_changes():
+        with around.entered(micro_batch):
             return self._layers(parts)
 
-    def run_kept(self, parts: Parts, micro_batch: int, around: Surroundings) -> Parts:
-        """`run` for a task that will be recomputed: layers that work in place get copies of what arrives.
+    def run_kept(self, parts: Parts, micro_batch: int, around: Surroundings) -> tuple[Parts, Before]:
+        """`run` for a task that will be recomputed, and what the layers' state was.
 
-        The first run finds out whether there are any.
+        The layers get copies of what arrives, since any of them may work in place, for some micro-batches only.
         """
-        if self.changes_inputs is False:
-            return self.run(parts, micro_batch, around)
         copies = {part: mapped(Tensor.clone, value) for part, value in parts.items()}
-        tensors = [tensor for value in copies.values() for tensor in tensors_of(value)]
-        versions = [tensor._version for tensor in tensors]
-        outs = self.run(copies, micro_batch, around)
-        self.changes_inputs = versions != [tensor._version for tensor in tensors]
-        return outs
+        with self.state.first_run() as before:
+            outs = self.run(copies, micro_batch, around)
+        return outs, before
 
-    def run_again(self, parts: Parts, micro_batch: int, around: Surroundings) -> Parts:
-        """The same for a recomputation: running statistics and other buffers stay as the first run left them."""
-        changing = [*batchnorm.statistics(self._modules()), *(self._changing or [])]
-        with around.entered(micro_batch), batchnorm.throwaway(changing):
-            return self._layers(parts)
+    def run_again(self, parts: Parts, micro_batch: int, around: Surroundings, before: Before | None) -> Parts:
+        """The same for a recomputation: the layers see what the first run saw, and stay as they are now."""
+        with self.state.recomputation(before):
+            return self.run(parts, micro_batch, around)
 
     def _layers(self, parts: Parts) -> Parts:
         value = parts[""]
@@ -102,17 +97,3 @@ class Stage:
             where = f"in stage {self.number}, layer {self.layer!r}, micro-batch {micro_batch}, {phase}"
             error.add_note(where)
             raise
-
-    @contextmanager
-    def _noticing_changes(self) -> Iterator[None]:
-        """In the first training run, find out which buffers the layers change."""
-        modules = self._modules() if self._changing is None else []
-        if not any(module.training for module in modules):
-            yield
-            return
-        before = [(m, name, b.clone()) for m in modules for name, b in m.named_buffers(recurse=False)]
-        yield
-        self._changing = [(m, name) for m, name, b in before if not torch.equal(b, m.get_buffer(name))]
-
-    def _modules(self) -> list[nn.Module]:
-        return [module for _, layer in self.layers for module in layer.modules()]

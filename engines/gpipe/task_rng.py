@@ -1,4 +1,4 @@
-"""Random numbers of one task, drawn again exactly in its recomputation, also while other devices draw.
+"""Random numbers of one task, drawn again exactly in its recomputation, also while other threads draw.
 
 torch's CPU generator is one for the whole process: stages that run at once would mix their draws, and restoring its
 state for a recomputation would rewind it for the others. So each task draws from a stream of its own.
@@ -7,12 +7,14 @@ state for a recomputation would rewind it for the others. So each task draws fro
 from __future__ import annotations
 
 import threading
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+GENERATOR = {"generator": "Optional[Generator]"}
 _global_generator = threading.Lock()
 
 
@@ -24,9 +26,9 @@ class TaskRng(TorchDispatchMode):
 
     def __init__(self, seed: int) -> None:
         super().__init__()
-        self.seed = seed
+        self.generator = torch.Generator()
+        self.generator.manual_seed(seed)
         self.drew = False
-        self._state: Tensor | None = None
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -35,15 +37,34 @@ class TaskRng(TorchDispatchMode):
         if torch.Tag.nondeterministic_seeded not in func.tags or kwargs.get("generator") is not None:
             return func(*args, **kwargs)
         self.drew = True
+        overload = _with_generator(func)
+        if overload is None:
+            return self._in_place_of_the_global_one(func, args, kwargs)
+        return overload(*args, **kwargs | {"generator": self.generator})
+
+    def _in_place_of_the_global_one(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """For ops that take no generator."""
         with _global_generator:
-            outer = torch.get_rng_state()
+            outer: Tensor = torch.get_rng_state()
+            torch.set_rng_state(self.generator.get_state())
             try:
-                if self._state is None:
-                    torch.default_generator.manual_seed(self.seed)
-                else:
-                    torch.set_rng_state(self._state)
                 result = func(*args, **kwargs)
-                self._state = torch.get_rng_state()
+                self.generator.set_state(torch.get_rng_state())
             finally:
                 torch.set_rng_state(outer)
         return result
+
+
+@cache
+def _with_generator(func: Any) -> Any:
+    """The overload of the same op that takes a generator, too; None if there is none."""
+    wanted = _arguments(func)
+    if "generator" in wanted:
+        return func
+    packet = func.overloadpacket
+    overloads = [getattr(packet, name) for name in packet.overloads()]
+    return next((one for one in overloads if _arguments(one) == wanted | GENERATOR), None)
+
+
+def _arguments(func: Any) -> dict[str, str]:
+    return {argument.name: str(argument.type) for argument in func._schema.arguments}

@@ -1,0 +1,150 @@
+"""Plain random layers in a pipeline: every task draws from a stream of its own, whatever other threads do."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from engines.gpipe.gpipe_module import GPipe
+from engines.gpipe.task_rng import TaskRng
+
+
+def test_every_task_draws_other_numbers() -> None:
+    """In all stages, micro-batches and passes."""
+    drawn: list[tuple[float, ...]] = []
+
+    class Draw(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            drawn.append(tuple(torch.rand(4).tolist()))
+            return x
+
+    split = GPipe(nn.Sequential(Draw(), Draw(), Draw()), [1, 1, 1], ["cpu"] * 3, 4)
+    for _ in range(2):
+        split(torch.ones(4, 1))
+    assert len(drawn) == len(set(drawn)) == 2 * 3 * 4
+
+
+def test_masks_of_equal_layers_differ() -> None:
+    split = GPipe(nn.Sequential(*(nn.Dropout(0.5) for _ in range(4))), [1] * 4, ["cpu"] * 4, 4)
+    kept = split(torch.ones(4, 4000)) != 0
+    assert kept.double().mean() == pytest.approx(1 / 16, abs=0.01)
+    assert all(not torch.equal(kept[i], kept[j]) for i in range(4) for j in range(i))
+
+
+@contextmanager
+def another_thread_that_draws() -> Iterator[None]:
+    end, begun = threading.Event(), threading.Event()
+
+    def draw() -> None:
+        while not end.is_set():
+            torch.rand(1)
+            begun.set()
+
+    thread = threading.Thread(target=draw)
+    thread.start()
+    begun.wait()
+    try:
+        yield
+    finally:
+        end.set()
+        thread.join()
+
+
+@pytest.mark.parametrize("mode", ["never", "except_last", "always"])
+def test_draws_of_another_thread_disturb_nothing(mode: str) -> None:
+    torch.manual_seed(0)
+    layers = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4)).double()
+    x = torch.randn(16, 4, dtype=torch.float64)
+    split = GPipe(layers, [1, 2], ["cpu"] * 2, 8, mode)
+    want = torch.autograd.grad(layers(x).sum(), [*layers.parameters()])
+    with another_thread_that_draws():
+        for _ in range(5):
+            split.zero_grad()
+            split(x).sum().backward()
+            torch.testing.assert_close([p.grad for p in split.parameters()], [*want])
+
+
+def test_several_threads_may_call_one_pipeline() -> None:
+    split = GPipe(nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4)), [1, 2], ["cpu"] * 2, 4, "always")
+    x, failed = torch.randn(8, 4), []
+
+    def call() -> None:
+        try:
+            for _ in range(5):
+                split(x)
+        except RuntimeError as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=call) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failed == []
+
+
+def test_masks_are_repeated_while_another_thread_draws() -> None:
+    """A mask of the recomputation that differs would leave gradients where the output is zero."""
+    split = GPipe(nn.Sequential(*(nn.Dropout(0.3) for _ in range(6))), [3, 3], ["cpu"] * 2, 8, "always")
+    with another_thread_that_draws():
+        for _ in range(5):
+            x = torch.ones(8, 500, requires_grad=True)
+            output = split(x)
+            output.sum().backward()
+            assert x.grad is not None
+            torch.testing.assert_close(x.grad, output)
+
+
+DRAWS: dict[str, Callable[[Tensor], Tensor]] = {
+    "dropout": lambda x: functional.dropout(x, 0.5),
+    "alpha_dropout": lambda x: functional.alpha_dropout(x, 0.5, training=True),
+    "rand": lambda x: torch.rand(x.shape),
+    "randn_like": torch.randn_like,
+    "rand_like": torch.rand_like,
+    "randint": lambda x: torch.randint(1000, x.shape).float(),
+    "randint_like": lambda x: torch.randint_like(x, 3, 1000),
+    "randperm": lambda x: torch.randperm(x.numel()).float(),
+    "normal": lambda x: torch.normal(x, 1.0),
+    "normal_": lambda x: x.clone().normal_(),
+    "bernoulli": lambda x: torch.bernoulli(x / 2),
+    "multinomial": lambda x: torch.multinomial(x, 20).float(),
+    "rrelu": lambda x: functional.rrelu(-x, training=True),
+    "poisson": lambda x: torch.poisson(50 * x),
+    "exponential_": lambda x: x.clone().exponential_(),
+    "native_dropout": lambda x: torch.native_dropout(x, 0.5, True)[0],
+    "gamma": lambda x: torch._standard_gamma(x),
+}
+
+
+@pytest.mark.parametrize("draw", DRAWS)
+def test_a_stream_repeats_and_leaves_the_global_generator_alone(draw: str) -> None:
+    torch.manual_seed(0)
+    state, x = torch.get_rng_state(), torch.ones(40)
+
+    def drawn(seed: int) -> Tensor:
+        with TaskRng(seed) as stream:
+            found = torch.stack([DRAWS[draw](x), DRAWS[draw](x)])
+        assert stream.drew
+        torch.rand(3)
+        return found
+
+    first = drawn(1)
+    assert not torch.equal(first[0], first[1])
+    assert torch.equal(drawn(1), first)
+    assert not torch.equal(drawn(2), first)
+    torch.set_rng_state(state)
+    with TaskRng(1):
+        DRAWS[draw](x)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_an_op_with_a_generator_of_its_own_is_left_alone() -> None:
+    with TaskRng(1) as stream:
+        torch.rand(3, generator=torch.Generator())
+    assert not stream.drew
