@@ -83,7 +83,7 @@ MUTANTS = (
            "last = [self.slots[i, self.n - 1] for i in reversed(range(self.m))]",
            CONTRACT, "trains_like_single and skips-2-never"),
     Mutant("a stale random state in recomputation", "engines/gpipe/cpu_pipeline.py",
-           "hash((self.random_seed, j, slot.micro_batch))", 
+           "hash((self.random_seed, j, slot.micro_batch))",
            "hash((self.random_seed, j, slot.micro_batch, not slot.before))",
            GPIPE, "plain_dropout"),
     Mutant("random numbers that all stages share", "engines/gpipe/cpu_pipeline.py",
