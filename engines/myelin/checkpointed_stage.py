@@ -4,21 +4,23 @@
     forward    ->  .   . | ->  .   . | -> [saved]       ->  kept: what enters a segment, and the skips that it pops
     backward   [again, then backward of 6], of 3 to 5, of 0 to 2
 
-A recomputation draws the same dropout masks and random numbers, and leaves running statistics as they are.
+A recomputation draws the same dropout masks and random numbers, sees the buffers that the first run saw, and leaves
+them as they are.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from harness.nn import batchnorm, dropout, skip
+from harness.nn import dropout, skip
 from harness.nn.skip import LayerSkip, Skippable
+from harness.runtime.recomputation import Before, ForwardState
 from harness.runtime.stage_module import StageModule
 
 
@@ -28,10 +30,7 @@ class Segment:
 
     layers: Sequence[tuple[str, nn.Module]]
     gate: Skippable
-
-    @property
-    def modules(self) -> list[nn.Module]:
-        return [module for _, layer in self.layers for module in layer.modules()]
+    state: ForwardState
 
 
 class SegmentedStage(StageModule):
@@ -51,7 +50,7 @@ class SegmentedStage(StageModule):
     ) -> None:
         super().__init__(number, layers, first, skips)
         self.segments = [
-            Segment(layers[start - first : end - first + 1], _gate(start, end, skips)) for start, end in segments
+            _segment(layers[start - first : end - first + 1], _gate(start, end, skips)) for start, end in segments
         ]
         self.rest = layers[segments[-1][1] - first + 1 :] if segments else layers
 
@@ -66,11 +65,11 @@ class SegmentedStage(StageModule):
         own = [value] if isinstance(value, Tensor) else [*value]
         entering = [*own, *(gate.pop(name) for name in gate.pops)]
         single = True
+        before: list[Before] = []
 
         def run(*tensors: Tensor) -> tuple[Tensor, ...]:
             nonlocal single
-            if any(getattr(module, "inplace", False) for module in segment.modules):
-                tensors = tuple(tensor.clone() for tensor in tensors)
+            tensors = tuple(tensor.clone() for tensor in tensors)  # any layer may work in place
             inside = tensors[0] if isinstance(value, Tensor) else tensors[: len(own)]
             with skip.carried(dict(zip(gate.pops, tensors[len(own) :], strict=True))) as left:
                 out = self._through(segment.layers, inside)
@@ -78,7 +77,7 @@ class SegmentedStage(StageModule):
                 return (*((out,) if single else out), *(left[name] for name in gate.stashes))
 
         def contexts() -> tuple[AbstractContextManager[object], AbstractContextManager[object]]:
-            return nullcontext(), _again(segment, key)
+            return _first(segment, before), _again(segment, key, before)
 
         outs = checkpoint(run, *entering, use_reentrant=False, context_fn=contexts)
         several = len(outs) - len(gate.stashes)
@@ -88,10 +87,22 @@ class SegmentedStage(StageModule):
 
 
 @contextmanager
-def _again(segment: Segment, key: tuple[int, int, int]) -> Iterator[None]:
-    """Around a recomputation, in whatever thread it runs."""
-    with batchnorm.throwaway(batchnorm.statistics(segment.modules)), dropout.keyed(*key):
+def _first(segment: Segment, before: list[Before]) -> Iterator[None]:
+    """Around a first run; `before` gets what its recomputation has to see."""
+    with segment.state.first_run() as seen:
+        before.append(seen)
         yield
+
+
+@contextmanager
+def _again(segment: Segment, key: tuple[int, int, int], before: list[Before]) -> Iterator[None]:
+    """Around a recomputation, in whatever thread it runs."""
+    with segment.state.recomputation(before[0]), dropout.keyed(*key):
+        yield
+
+
+def _segment(layers: Sequence[tuple[str, nn.Module]], gate: Skippable) -> Segment:
+    return Segment(layers, gate, ForwardState(module for _, layer in layers for module in layer.modules()))
 
 
 def _gate(start: int, end: int, skips: Sequence[LayerSkip]) -> Skippable:

@@ -14,6 +14,7 @@ from harness.core.plan import Plan
 from harness.interfaces import Batch, Model, SessionSpec
 from harness.nn import batchnorm, dropout
 from harness.runtime.local_session import LocalSession
+from harness.runtime.recomputation import Before, ForwardState
 from harness.runtime.training_state import make_optimizer
 from harness.schedule.builders.gpipe import recomputed
 
@@ -31,6 +32,7 @@ class SingleSession(LocalSession):
         if self.config.deferred_batch_norm:
             layers = batchnorm.deferred(layers, self.plan.micro_batches)
         self.stage = layers.to(self.device)
+        self.state = ForwardState(self.stage.modules())
         self.optimizer = make_optimizer(self.stage.parameters(), self.spec.optimizer)
 
     def train_step(self, batch: Batch) -> Tensor:
@@ -51,7 +53,7 @@ class _Task:
 
     def __init__(self, session: SingleSession, i: int, recompute: bool) -> None:
         self.session, self.i, self.recompute = session, i, recompute
-        self.again = False
+        self.before: Before | None = None
 
     def run(self, inputs: Tensor, targets: Tensor, batch_size: int) -> Tensor:
         session = self.session
@@ -66,16 +68,17 @@ class _Task:
 
     def _forward(self, inputs: Tensor) -> Any:
         """The layers; torch's checkpoint calls this a second time in the backward pass."""
-        session, again, self.again = self.session, self.again, True
+        session = self.session
         start = session.now()
         with dropout.keyed(session.spec.seed, session.steps, self.i):
             if not self.recompute:
                 return session.stage(inputs)
             inputs = inputs.clone()  # for layers that work in place
-            if not again:
-                return session.stage(inputs)
+            if self.before is None:
+                with session.state.first_run() as self.before:
+                    return session.stage(inputs)
             try:
-                with batchnorm.throwaway(batchnorm.statistics(session.stage.modules())):
+                with session.state.recomputation(self.before):
                     return session.stage(inputs)
             finally:  # torch leaves as soon as it has all it needs
                 self.backward_start = session.now()

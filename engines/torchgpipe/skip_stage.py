@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torchgpipe import is_recomputing
+from torchgpipe import is_checkpointing, is_recomputing
 from torchgpipe.skip import pop, skippable, stash
 from torchgpipe.skip.tracker import SkipTracker, current_skip_tracker
 
@@ -34,6 +34,7 @@ class SkipStage(nn.Module):
         arrived = [value] if isinstance(value, Tensor) else [*value]
         for name in self.layers.arriving:
             arrived.append((yield pop(name)))
+        self.layers.recomputes = is_checkpointing() or is_recomputing() or self.layers.in_place
         self.layers.at(self.seed, self.step, self._micro_batch(), again=is_recomputing())
         left = self.layers(*arrived)
         left = [left] if isinstance(left, Tensor) else [*left]
@@ -62,7 +63,6 @@ def stages(layers: nn.Sequential, plan: Plan, spec: SessionSpec) -> list[nn.Modu
         touching = [s for s in skips if s.source in own or s.target in own]  # the others are none of this stage's
         module = StageModule(number, named[own.start : own.stop], own.start, touching)
         module.autocast = getattr(torch, spec.autocast) if spec.autocast else None
-        module.recomputes = True  # and where it does not: the stage before may have saved what arrives
         of_theirs: Any = skippable(stash=module.leaving, pop=module.arriving)(SkipStage)
         found.append(of_theirs(module, spec.seed))
     return found

@@ -9,15 +9,17 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from harness.core.plan import Plan
-from harness.nn import batchnorm, dropout, skip
+from harness.nn import dropout, skip
 from harness.nn.skip import LayerSkip, layer_skips, named_layers
 from harness.runtime.autograd import non_leaf
+from harness.runtime.recomputation import Before, ForwardState
 
 
 class StageModule(nn.Sequential):
@@ -39,6 +41,7 @@ class StageModule(nn.Sequential):
         self.recomputes = False
         self.key = (0, 0, 0)
         self.again = False
+        self._before: dict[tuple[int, int, int], Before] = {}
 
     def at(self, seed: int, step: int, micro_batch: int, again: bool = False) -> None:
         """What runs next is for this (global) micro-batch; `again`: its backward pass, where calls recompute."""
@@ -58,8 +61,8 @@ class StageModule(nn.Sequential):
         return outs[0] if len(outs) == 1 else tuple(outs)
 
     def _entry(self, tensor: Tensor) -> Tensor:
-        if self.recomputes and self.in_place:
-            tensor = tensor.clone()  # what arrived is needed a second time
+        if self.recomputes:
+            tensor = tensor.clone()  # what arrived is needed a second time, and any layer may work in place
         # micro-batches are views of a batch: with `data` each counts its own changes in place
         return non_leaf(tensor) if tensor.requires_grad else tensor.data
 
@@ -78,9 +81,25 @@ class StageModule(nn.Sequential):
     @contextmanager
     def _around(self, kind: str) -> Iterator[None]:
         cast = torch.autocast(kind, self.autocast) if self.autocast else nullcontext()
-        unchanged = batchnorm.throwaway(batchnorm.statistics(self.modules())) if self.again else nullcontext()
-        with cast, unchanged, dropout.keyed(*self.key):
+        with cast, self._state_of_layers(), dropout.keyed(*self.key):
             yield
+
+    @contextmanager
+    def _state_of_layers(self) -> Iterator[None]:
+        """A recomputation sees what the first run of its micro-batch saw, and leaves the layers as they are."""
+        if self.again:
+            with self._forward_state.recomputation(self._before.pop(self.key, None)):
+                yield
+        elif self.recomputes:
+            self._before = {key: before for key, before in self._before.items() if key[:2] == self.key[:2]}
+            with self._forward_state.first_run() as self._before[self.key]:
+                yield
+        else:
+            yield
+
+    @cached_property
+    def _forward_state(self) -> ForwardState:
+        return ForwardState(module for _, layer in named_layers(self) for module in layer.modules())
 
 
 def stage_modules(layers: nn.Sequential, plan: Plan, numbers: Sequence[int]) -> list[StageModule]:

@@ -1,0 +1,166 @@
+"""Layers with state that a careless recomputation disturbs: in-place work now and then, buffers, counters, caches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.utils.parametrizations import spectral_norm
+
+WIDTH = 3
+
+
+class Skip(nn.Module):
+    """Returns its input for some micro-batches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(x) if x[0, 0] > 0 else x  # type: ignore[no-any-return]
+
+
+class AddOne(nn.Module):
+    """Works in place, without an attribute that says so."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x.add_(1)
+
+
+class SkipAddOne(nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(Skip(), AddOne())
+
+
+class CountSome(nn.Module):
+    """Counts micro-batches, not the first ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.zeros((), dtype=torch.long))
+        self.calls = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        if self.calls > 2:
+            self.count += 1
+        return x * 1.5
+
+
+class CountLate(nn.Module):
+    """The same, by the data."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.zeros((), dtype=torch.long))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x[0, 0] > 0:
+            self.count += 1
+        return x * 1.5
+
+
+class Momentum(nn.Module):
+    """The output depends on a buffer that the layer replaces."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.ones(WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.mean = 0.5 * self.mean + 0.5 * x.detach().mean(0)
+        return x * self.mean
+
+
+class MomentumInPlace(nn.Module):
+    """The output depends on a buffer that the layer changes in place, from some micro-batch on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.ones(WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x * self.mean.clone()
+        if x[0, 0] > 0:
+            self.mean.mul_(0.5).add_(x.detach().mean(0))
+        return y
+
+
+class OwnStatistics(nn.Module):
+    """A native kernel changes the buffers, and their versions stay."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(WIDTH))
+        self.register_buffer("variance", torch.ones(WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        shift = self.mean.clone()
+        return functional.batch_norm(x, self.mean, self.variance, training=self.training) + shift * x
+
+
+class GrowingCache(nn.Module):
+    """Makes a buffer when it first needs it, and remembers in a number that it is there."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.size = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.shape[0] > self.size:
+            self.size = x.shape[0]
+            self.register_buffer("cache", torch.arange(1.0, self.size + 1, dtype=x.dtype), persistent=False)
+        return x * self.cache[: x.shape[0], None]
+
+
+class LateCache(GrowingCache):
+    """Needs one for large micro-batches only."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) if x.shape[0] > 2 else x.tanh()
+
+
+class PlainTensor(nn.Module):
+    """Keeps its state in a plain attribute."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = torch.ones((), dtype=torch.float64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x * self.last.clone()
+        self.last += 1
+        return y
+
+
+class Alternates(nn.Module):
+    """Computes something else every other time, and holds no tensor."""
+
+    odd = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.odd = not self.odd
+        return x.tanh() if self.odd else 2 * x
+
+
+def normed_linear() -> nn.Module:
+    return spectral_norm(nn.Linear(WIDTH, WIDTH))
+
+
+def tracking_instance_norm() -> nn.Module:
+    return nn.Sequential(nn.Unflatten(1, (1, WIDTH)), nn.InstanceNorm1d(1, track_running_stats=True), nn.Flatten())
+
+
+def old_normed_linear() -> nn.Module:
+    return torch.nn.utils.spectral_norm(nn.Linear(WIDTH, WIDTH))
+
+
+LAYERS: list[Callable[[], nn.Module]] = [
+    SkipAddOne, CountSome, CountLate, Momentum, MomentumInPlace, OwnStatistics, GrowingCache, LateCache, PlainTensor,
+    Alternates,
+    normed_linear, old_normed_linear, tracking_instance_norm, lambda: nn.BatchNorm1d(WIDTH),
+    lambda: nn.Linear(WIDTH, WIDTH), Skip, AddOne,
+]  # fmt: skip
