@@ -19,6 +19,7 @@ from torch.nn import functional
 
 from engines.sbp.block_collectives import BlockCollectives
 from engines.sbp.block_layout import Digits
+from harness.nn.batchnorm import combined, own_statistics
 
 
 class Normed(Function):
@@ -34,7 +35,8 @@ class Normed(Function):
         digits: Digits,
         by: BlockCollectives,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        mean, variance = combined(by.gathered(torch.stack(_own(x)), digits))
+        means, variances = by.gathered(torch.stack(own_statistics(x)), digits).unbind(1)
+        mean, variance = combined(means, variances, means.new_ones(len(means)))
         ctx.save_for_backward(x, weight, mean, variance)
         ctx.eps, ctx.digits, ctx.by = eps, digits, by
         ctx.mark_non_differentiable(mean, variance)
@@ -58,20 +60,3 @@ class Normed(Function):
             dx -= (scale * shift).view(shape)
             dx -= (x - mean.view(shape)).mul_((scale * inverse * slope).view(shape))
         return dx, by_scale if wanted[1] else None, by_shift if wanted[2] else None, None, None, None
-
-
-def _own(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and biased variance over this device's samples, at least in float32."""
-    x = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
-    mean, variance = torch.batch_norm_update_stats(x, None, None, 0.0)
-    return mean, variance
-
-
-def combined(parts: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and biased variance of all, from those of equal parts: (parts, 2, channels) -> (channels), (channels).
-
-    No square of a mean is taken, so nothing cancels where means are large next to deviations.
-    """
-    means, variances = parts.unbind(1)
-    mean = means.mean(0)
-    return mean, variances.mean(0) + (means - mean).square().mean(0)

@@ -1,7 +1,8 @@
 """Deferred batch norm: running statistics of the whole mini-batch, however it is split (torchgpipe, section 2.1).
 
 Each micro-batch is normalized with its own statistics; the running mean and variance are updated once for each
-mini-batch, from sums over its micro-batches, as the unsplit layer would.
+mini-batch, from those of its micro-batches, as the unsplit layer would. No square of a mean is taken, so nothing
+cancels where means are large next to deviations (Chan, Golub, LeVeque 1979).
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ Buffer = tuple[nn.Module, str]  # a module, and the name of a buffer of its own
 class DeferredBatchNorm(_BatchNorm):
     """A batch norm for `chunks` micro-batches a step. Its state dict is that of the layer it replaces."""
 
-    sum: Tensor
-    squares: Tensor
+    mean: Tensor
+    variance: Tensor
     count: Tensor
     seen: Tensor
 
@@ -31,15 +32,18 @@ class DeferredBatchNorm(_BatchNorm):
         self.chunks = chunks
         device = self.running_mean.device if self.running_mean is not None else None
         dtype = self.running_mean.dtype if self.running_mean is not None else None
-        self.register_buffer("sum", torch.zeros(features, device=device, dtype=dtype), persistent=False)
-        self.register_buffer("squares", torch.zeros(features, device=device, dtype=dtype), persistent=False)
+        self.register_buffer("mean", torch.zeros(features, device=device, dtype=dtype), persistent=False)
+        self.register_buffer("variance", torch.zeros(features, device=device, dtype=dtype), persistent=False)
         self.register_buffer("count", torch.zeros((), device=device, dtype=torch.long), persistent=False)
         self.register_buffer("seen", torch.zeros((), device=device, dtype=torch.long), persistent=False)
 
     def begin(self, chunks: int) -> None:
         """Begins a mini-batch of `chunks` micro-batches; discards what an earlier one that failed has left."""
         self.chunks = chunks
-        for buffer in (self.sum, self.squares, self.count, self.seen):
+        self._clear()
+
+    def _clear(self) -> None:
+        for buffer in (self.mean, self.variance, self.count, self.seen):
             buffer.zero_()
 
     def _check_input_dim(self, input: Tensor) -> None:
@@ -54,10 +58,11 @@ class DeferredBatchNorm(_BatchNorm):
         return functional.batch_norm(input, None, None, self.weight, self.bias, True, 0.0, self.eps)
 
     def _gather(self, input: Tensor) -> None:
-        others = [dim for dim in range(input.dim()) if dim != 1]
-        self.sum += input.sum(others)
-        self.squares += (input**2).sum(others)
-        self.count += input.numel() // input.size(1)
+        mean, variance = own_statistics(input)
+        means, variances = torch.stack([self.mean.to(mean), mean]), torch.stack([self.variance.to(mean), variance])
+        counts = torch.stack([self.count, self.count.new_full((), input.numel() // input.size(1))])
+        self.mean, self.variance = combined(means, variances, counts)
+        self.count += counts[1]
         self.seen += 1
         if self.seen >= self.chunks:
             self._commit()
@@ -66,12 +71,27 @@ class DeferredBatchNorm(_BatchNorm):
         assert self.running_mean is not None and self.running_var is not None and self.num_batches_tracked is not None
         self.num_batches_tracked += 1
         factor = self.momentum if self.momentum is not None else 1.0 / float(self.num_batches_tracked)
-        mean = self.sum / self.count
-        variance = (self.squares / self.count - mean**2) * self.count / (self.count - 1)
-        self.running_mean.lerp_(mean, factor)
-        self.running_var.lerp_(variance, factor)
-        for buffer in (self.sum, self.squares, self.count, self.seen):
-            buffer.zero_()
+        variance = self.variance * self.count / (self.count - 1)
+        for running, value in ((self.running_mean, self.mean), (self.running_var, variance)):
+            running.copy_(running.to(value).lerp_(value, factor))
+        self._clear()
+
+
+def own_statistics(input: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and biased variance of each channel, at least in float32."""
+    input = input.float() if input.dtype in (torch.bfloat16, torch.float16) else input
+    mean, variance = torch.batch_norm_update_stats(input, None, None, 0.0)
+    return mean, variance
+
+
+def combined(means: Tensor, variances: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and biased variance of all samples, from those of parts: (parts, channels) twice, (parts) -> (channels).
+
+    No square of a mean is taken.
+    """
+    shares = (counts.to(means) / counts.sum()).unsqueeze(1)
+    mean = (shares * means).sum(0)
+    return mean, (shares * (variances + (means - mean).square())).sum(0)
 
 
 def begin(module: nn.Module, chunks: int) -> None:

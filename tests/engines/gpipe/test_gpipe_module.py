@@ -181,19 +181,22 @@ def test_a_stage_that_begins_to_draw_later_is_repeated_exactly() -> None:
 
 
 def test_autocast_is_restored_in_the_recomputation() -> None:
-    seen: list[tuple[bool, torch.dtype]] = []
+    seen: list[tuple[bool, torch.dtype, bool]] = []
 
     class Look(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
-            seen.append((torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")))
+            state = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
+            seen.append((*state, torch.is_autocast_cache_enabled()))
             return x
 
     split = pipe(nn.Sequential(nn.Linear(2, 2), Look(), nn.Linear(2, 2)), [2, 1], checkpoint="always")
-    with torch.autocast("cpu", torch.bfloat16):
-        output = split(torch.randn(4, 2))
-    output.float().sum().backward()
-    assert output.dtype is torch.bfloat16
-    assert seen == [(True, torch.bfloat16)] * 4
+    for cache in (True, False):
+        seen.clear()
+        with torch.autocast("cpu", torch.bfloat16, cache_enabled=cache):
+            output = split(torch.randn(4, 2))
+        output.float().sum().backward()
+        assert output.dtype is torch.bfloat16
+        assert seen == [(True, torch.bfloat16, cache)] * 4
 
 
 def test_recomputation_does_not_update_running_statistics() -> None:

@@ -208,6 +208,18 @@ def test_an_overflow_skips_the_step(value: float, offload: bool, capfd: pytest.C
     assert stepper.updates.skipped is None
 
 
+@pytest.mark.parametrize("name", ["embedding", "last"])
+@pytest.mark.parametrize("tied", [[], ["embedding"], ["embedding", "last"]])
+def test_an_overflow_of_a_tied_gradient_skips_the_step(tied: list[str], name: str) -> None:
+    """It is no part of what is summed over replicas."""
+    stepper = Stepper(parameters("float16"), ADAMW, "float16", tied=tied)
+    weights, bad = stepper.updates.weights(), gradients(1, "float16")
+    bad[name][1, 2] = float("inf")
+    stepper.step(bad)
+    assert_same(stepper.updates.weights(), weights)
+    assert stepper.updates.scale == START / 2
+
+
 def test_a_scale_that_is_fixed_too_large_says_what_to_do() -> None:
     one = replace(case("tied", 2, m=2, loss_scale=1e30), dtype="float16")
 

@@ -60,11 +60,11 @@ class Stepper:
 
     def __init__(
         self, named: dict[str, nn.Parameter], optimizer: OptimizerSpec, dtype: str = "float32",
-        group: dist.ProcessGroup | None = None, **config: Any,
+        group: dist.ProcessGroup | None = None, tied: Sequence[str] = (), **config: Any,
     ) -> None:  # fmt: skip
         self.named, self.noted = named, list[tuple[Op, float, float]]()
         spec = SessionSpec(("cpu",), optimizer, dtype)
-        self.updates = OptimizerStep(named, (), spec, Config(**config), 2, group, time.perf_counter, self.note)
+        self.updates = OptimizerStep(named, tied, spec, Config(**config), 2, group, time.perf_counter, self.note)
 
     def note(self, op: Op, start: Any, end: Any) -> None:
         self.noted.append((op, start, end))

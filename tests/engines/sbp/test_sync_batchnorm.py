@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from engines.sbp.block_collectives import BlockCollectives
 from engines.sbp.block_layout import Layout, Mesh
-from engines.sbp.sync_batchnorm import Normed, combined
+from engines.sbp.sync_batchnorm import Normed
 from harness.sbp.device_grid import Grid
 from tests.support.sbp_blocks import block, on
 
@@ -84,13 +84,3 @@ def test_bfloat16_has_statistics_in_float32() -> None:
         torch.testing.assert_close(y.float(), block(want, ROWS, MESH, rank), rtol=1e-2, atol=1e-2)
         torch.testing.assert_close(mean, x.float().mean((0, 2, 3)))
         torch.testing.assert_close(variance, x.float().var((0, 2, 3), correction=0))
-
-
-@pytest.mark.parametrize("parts", [1, 2, 5])
-def test_moments_of_parts_make_those_of_all(parts: int) -> None:
-    samples = torch.randn(parts, 7, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(parts))
-    samples += torch.arange(parts).view(-1, 1, 1) * 10
-    own = torch.stack([torch.stack([one.mean(0), one.var(0, correction=0)]) for one in samples])
-    mean, variance = combined(own)
-    torch.testing.assert_close(mean, samples.flatten(0, 1).mean(0))
-    torch.testing.assert_close(variance, samples.flatten(0, 1).var(0, correction=0))
