@@ -249,7 +249,7 @@ def none(
     """Returns the reason: too little memory (devices have `most`), or what cannot be split; with at most two tried
     fixes."""
     if isinstance(error, TooLarge):
-        least, stated_problem = error.least, too_little_memory(cluster, _needs(error, problem))
+        least, stated_problem = error.least, too_little_memory(_needs(error, problem))
         if memory_gb is not None:
             stated_problem = replace(stated_problem, key="planner.memory_gb", value=memory_gb)
 

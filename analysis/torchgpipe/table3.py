@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
 from analysis.torchgpipe.quantities import unet_parameters
 from analysis.torchgpipe.sweep_results import Candidate, Results
-
-NEEDS = re.compile(r"needs ([\d.]+ \w+) of ([\d.]+ \w+)")
+from harness.core.units import sizes
 
 
 @dataclass(frozen=True)
@@ -43,10 +41,10 @@ def outcome(candidate: Candidate) -> str:
     if record.status == "ok":
         peaks = record.metrics.get("peak_memory_bytes") or [0]
         return f"fits: {max(peaks) / 2**30:.1f} GiB on the fullest device"
-    needs = [match.groups() for match in NEEDS.finditer(record.reason)]
-    if record.status == "infeasible" and needs:
-        most, there = max(needs, key=lambda one: float(one[0].split()[0]))
-        return f"does not fit: {most} of {there}"
+    for numbers in (problem.numbers for problem in record.problems):
+        if "needed_bytes" in numbers:
+            needed, available = sizes(round(numbers["needed_bytes"]), round(numbers["available_bytes"]))
+            return f"does not fit: {needed} of {available}"
     return f"{record.status}: {record.reason.splitlines()[0] if record.reason else ''}"
 
 

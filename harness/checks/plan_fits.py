@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from omegaconf import DictConfig
 
 from harness.checks.mesh import stated
 from harness.checks.request import too_many_devices
+from harness.config.overrides import given
 from harness.core import units
 from harness.core.cluster import Cluster
 from harness.core.memory_model import MemoryModel
@@ -16,7 +18,6 @@ from harness.core.problem import Problem
 
 MEMORY = "cluster.memory_gb"
 """The key of every problem with the memory of a device."""
-GB = 1e9
 
 
 def of_plan(config: DictConfig, plan: Plan, mesh: Mesh, layers: int, cluster: Cluster) -> list[Problem]:
@@ -37,30 +38,40 @@ def of_plan(config: DictConfig, plan: Plan, mesh: Mesh, layers: int, cluster: Cl
 
 
 def of_memory(plan: Plan, peak_bytes: Sequence[int], cluster: Cluster, memory: MemoryModel) -> list[Problem]:
-    """Each device whose predicted peak is more than it has; `peak_bytes` in the order of `plan.devices`."""
+    """One problem for all devices whose predicted peak is more than they have; `peak_bytes` in the order of
+    `plan.devices`."""
     there = max(0, cluster.device.memory_bytes - memory.reserve_bytes)
-    needs: list[tuple[list[int], str]] = []  # stages, and the memory that each of their devices needs
-    for device, needed in zip(plan.devices, peak_bytes, strict=True):
-        if needed <= there:
-            continue
-        owned = [number for number, stage in enumerate(plan.stages) if stage.device == device]
-        memory_text = "{} of {}".format(*units.sizes(needed, there))
-        if needs and needs[-1][1] == memory_text and len(owned) == 1 and needs[-1][0][-1] == owned[0] - 1:
-            needs[-1][0].append(owned[0])
+    full = {device: peak for device, peak in zip(plan.devices, peak_bytes, strict=True) if peak > there}
+    if not full:
+        return []
+    stages = [number for number, stage in enumerate(plan.stages) if stage.device in full]
+    most = max(full.values())
+    needed, available = units.sizes(most, there)
+    message = f"{_stages(stages, len(full))} {needed}, a device has {available}"
+    return [too_little_memory(message, most, there)]
+
+
+def too_little_memory(message: str, needed: float | None = None, available: float | None = None) -> Problem:
+    """A problem with the memory of the cluster's devices, in bytes."""
+    numbers = {"needed_bytes": needed, "available_bytes": available}
+    return Problem(MEMORY, None, message, numbers={key: count for key, count in numbers.items() if count is not None})
+
+
+def with_value(problems: Sequence[Problem], config: DictConfig, overrides: Sequence[str]) -> list[Problem]:
+    """The problems; those with the memory of the devices with its value, if the user has typed it."""
+    typed = config.cluster.memory_gb if given(overrides, MEMORY) else None
+    return [replace(problem, value=typed) if problem.key == MEMORY else problem for problem in problems]
+
+
+def _stages(stages: Sequence[int], devices: int) -> str:
+    """Whose memory it is: "stage 1 needs", "stages 0, 2 on one device need", "stages 0 to 3, 5 need up to"."""
+    if len(stages) == 1:
+        return f"stage {stages[0]} needs"
+    rows: list[list[int]] = []
+    for stage in stages:
+        if rows and rows[-1][-1] == stage - 1:
+            rows[-1].append(stage)
         else:
-            needs.append((owned, memory_text))
-    return [too_little_memory(cluster, _needs(owned, memory_text, plan)) for owned, memory_text in needs]
-
-
-def too_little_memory(cluster: Cluster, message: str) -> Problem:
-    """A problem with the memory of the cluster's devices."""
-    return Problem(MEMORY, float(f"{cluster.device.memory_bytes / GB:.4g}"), message)
-
-
-def _needs(owned: list[int], memory_text: str, plan: Plan) -> str:
-    """The memory of one stage, of the stages of one device, or of neighbours that need the same."""
-    if len(owned) == 1:
-        return f"stage {owned[0]} needs {memory_text}"
-    if plan.stages[owned[0]].device == plan.stages[owned[1]].device:
-        return f"stages {', '.join(map(str, owned))} on one device need {memory_text}"
-    return f"stages {owned[0]} to {owned[-1]} need {memory_text} each"
+            rows.append([stage])
+    texts = [f"{row[0]} to {row[-1]}" if len(row) > 2 else ", ".join(map(str, row)) for row in rows]
+    return f"stages {', '.join(texts)} {'on one device need' if devices == 1 else 'need up to'}"

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import textwrap
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -33,7 +33,8 @@ class Problem:
     `key` is the user's key alone ("mesh.pipeline"); what has no key is named ("squeue", a file). `value` is what was
     given, None if nothing was. `message` follows both, with both numbers; if several keys are to blame, it names the
     others. Each of the `fixes` is enough by itself, the first one is preferred. `hint` is advice that no override can
-    carry: a command to run, a value that only the user knows.
+    carry: a command to run, a value that only the user knows. `numbers` are those of the message that a program may
+    need: {"needed_bytes": ..., "available_bytes": ...}.
     """
 
     key: str
@@ -41,6 +42,12 @@ class Problem:
     message: str
     fixes: tuple[Fix, ...] = ()
     hint: str = ""
+    numbers: dict[str, float] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """A value is what JSON has: a record and a worker's report keep problems."""
+        if not isinstance(self.value, str | int | float | list | tuple | dict | None):
+            object.__setattr__(self, "value", str(self.value))
 
     @property
     def statement(self) -> str:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from harness.core.serialization import Document
+from harness.core.problem import Problem
+from harness.core.serialization import Document, finite
 
 Status = Literal["running", "ok", "oom", "infeasible", "timeout", "preempted", "node_lost", "error"]
 Source = Literal["measured", "simulated", "paper"]
@@ -25,7 +26,9 @@ EXIT_CODES: dict[Status, int] = {
 class RunRecord(Document):
     """`record.json`. `metrics` and `predicted` use the names of docs/architecture.md; null is "cannot be measured".
 
-    What `predicted` and simulated `metrics` rest on (layer times, cluster, jitter, seed) is `manifest.simulation`.
+    `reason` says for people why a run is not ok, `problems` why it is infeasible; a record of before they existed has
+    none. What `predicted` and simulated `metrics` rest on (layer times, cluster, jitter, seed) is
+    `manifest.simulation`.
     """
 
     id: str
@@ -38,3 +41,9 @@ class RunRecord(Document):
     predicted: dict[str, Any] = field(default_factory=dict)
     manifest: dict[str, Any] = field(default_factory=dict)
     trace: str | None = None
+    problems: tuple[Problem, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """A problem's value may be a number that JSON does not have: it becomes null."""
+        document = super().to_json()
+        return {**document, "problems": finite(document["problems"])}

@@ -21,7 +21,7 @@ FACTORS = (2, 4, 8, 16)
 
 
 def advised(problem: Problem, config: DictConfig, profile: ModelProfile, cluster: Cluster) -> Problem:
-    """A problem with the memory of a device, with the smallest fix after which the run fits; or why there is none."""
+    """A problem with the memory of devices, with the smallest fix after which the run fits; or why there is none."""
     fix = fitting(config, profile, cluster)
     return replace(problem, fixes=(fix,)) if fix else replace(problem, hint=_lack(config, profile, cluster))
 

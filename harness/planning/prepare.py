@@ -150,7 +150,8 @@ class _Preparation:
 
     def stop(self) -> None:
         """Raise all problems so far, if there are any."""
-        refuse(deduplicate(self.problems), self.title)
+        problems = plan_fits.with_value(self.problems, self.config, self.overrides)
+        refuse(deduplicate(problems), self.title)
 
     @property
     def model_given(self) -> bool:
@@ -209,12 +210,10 @@ class _Preparation:
             self.stop()
 
     def check_memory(self, draft: Draft, profile: ModelProfile) -> None:
-        """A device without the memory for its part is a problem; the first one has a fix that was tried."""
+        """Devices without the memory for their parts are a problem, with a fix that was tried."""
         peaks = draft.plan.predicted["peak_memory_bytes"]
         found = plan_fits.of_memory(draft.plan, peaks, draft.cluster, draft.memory)
-        if found:
-            found[0] = memory_advice.advised(found[0], self.config, profile, draft.cluster)
-        self.problems += found
+        self.problems += [memory_advice.advised(one, self.config, profile, draft.cluster) for one in found]
 
 
 def _stored_machine(config: DictConfig) -> Machine | None:

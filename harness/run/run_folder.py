@@ -111,11 +111,12 @@ class RunFolder:
         self.record = replace(self.record, **finite(changes))
         self.record.save(self.work / RECORD)
 
-    def finish(self, status: Status, reason: str) -> str:
+    def finish(self, status: Status, reason: str, problems: tuple[Problem, ...] = ()) -> str:
         """Write how the run ended; returns what the user must know about its files.
 
         A new run that is infeasible is removed if it has not taken the place of a good earlier one.
         """
+        self.record = replace(self.record, problems=problems)
         if status == "infeasible" and self.work != self.path:
             self.record = replace(self.record, status=status, reason=reason)
             shutil.rmtree(self.work)

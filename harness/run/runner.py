@@ -264,7 +264,7 @@ class Run:
 
     def finish(self, outcome: Outcome) -> str:
         """Write the final record, close the tracker; returns what the user must know about the files."""
-        message = self.folder.finish(outcome.status, outcome.reason)
+        message = self.folder.finish(outcome.status, outcome.reason, outcome.problems)
         if self.tracker:
             self.tracker.finish(self.record.metrics, {"timeline": self.folder.path / TIMELINE}, self.record.status)
         return message

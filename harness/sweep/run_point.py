@@ -62,14 +62,15 @@ def composed(point: Point, expected: configuration.Expected | None = None) -> Di
     try:
         config = compose(point.overrides, expected)
     except CannotRun as error:
-        return _begun(point, "infeasible", str(error))
+        return replace(_begun(point, "infeasible", str(error)), problems=error.problems)
     problems = configuration.request_problems(config, point.overrides, expected)
     if not problems:
         return config
     container: Any = OmegaConf.to_container(config, resolve=True)
-    reason = str(CannotRun(problems, title(config, point.overrides)))
+    refused = CannotRun(problems, title(config, point.overrides))
     source: Any = "measured" if config.mode == "run" else "simulated"
-    return replace(_begun(point, "infeasible", reason), source=source, config=finite(container))
+    begun = replace(_begun(point, "infeasible", str(refused)), problems=refused.problems)
+    return replace(begun, source=source, config=finite(container))
 
 
 def refuse(row: Row, folder: Path, record: RunRecord) -> None:

@@ -70,7 +70,7 @@ def memory_error(chain: Chain, needed: int, cluster: Cluster, request: PlanReque
     needed_gb = _whole_mb(needed + cluster.device.memory_bytes - chain.memory)
     devices = f"{request.pipeline} device" + "s" * (request.pipeline > 1)
     message = why.format(devices, needed_gb)
-    return NoPlan(replace(too_little_memory(cluster, message), fixes=({MEMORY: needed_gb},)))
+    return NoPlan(replace(too_little_memory(message), fixes=({MEMORY: needed_gb},)))
 
 
 def requested_chain(

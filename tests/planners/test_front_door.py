@@ -8,8 +8,11 @@ from pathlib import Path
 import pytest
 
 import run
+from harness.cli.compose import compose
 from harness.config.overrides import quoted
 from harness.core.plan import Plan
+from harness.core.problem import CannotRun, Problem, advice
+from harness.run import runner
 from tests.harness.sbp.nets import dense, transformer
 
 FLAT = ["cluster=flat", "cluster.devices=8", "cluster.alpha_s=1e-5", "cluster.bandwidth_gb_s=10", "tracker=none"]
@@ -30,9 +33,20 @@ def start(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     return started
 
 
-def problems(captured: str) -> list[str]:
-    """The lines of the table, single spaces apart."""
-    return [" ".join(line.split()) for line in captured.splitlines() if line.startswith("  ")]
+@pytest.fixture
+def refusal(tmp_path: Path):
+    """Runs what cannot run, with a stored profile; gives its problems."""
+
+    def problems(profile, *typed: str, mode: str = "plan") -> list[Problem]:
+        profile.save(tmp_path / "p.json")
+        given = [f"mode={mode}", quoted("profile", str(tmp_path / "p.json")), quoted("out", str(tmp_path / "run"))]
+        keys = [*given, *FLAT, *typed]
+        try:
+            return list(runner.run(compose(keys), keys).problems)
+        except CannotRun as error:
+            return list(error.problems)
+
+    return problems
 
 
 @pytest.mark.parametrize(
@@ -69,61 +83,57 @@ def test_the_record_has_the_strategies_and_what_others_would_take(start, tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("profile", "typed", "subject", "advice"),
+    ("profile", "typed", "key", "value", "advised"),
     [
         (dense((30, 20, 10), 3), ["planner=autoddl", "cluster.devices=7"],
-         "mesh.tensor 7", "batch.size=7, or mesh.tensor=1"),
+         "mesh.tensor", 7, "batch.size=7, or mesh.tensor=1"),
         (transformer(heads=3, hidden=48, samples=1), ["planner=autoddl", "cluster.devices=4"],
-         "mesh.tensor 4", "batch.size=4, or mesh.tensor=1"),
+         "mesh.tensor", 4, "batch.size=4, or mesh.tensor=1"),
         (dense((30, 20, 10), 1), ["planner=autoddl", "cluster.devices=7", "batch.micro_batches=14"],
-         "mesh.tensor 7", "batch.micro_batches=2, or batch.size=98"),
+         "mesh.tensor", 7, "batch.micro_batches=2, or batch.size=98"),
         (dense((64, 128, 32), 12), ["planner=data_parallel"],
-         "mesh.tensor 8", "batch.size=16, or mesh.tensor=4"),
+         "mesh.tensor", 8, "batch.size=16, or mesh.tensor=4"),
         (transformer(), ["planner=autoddl", "planner.memory_gb=1e-6"],
-         "planner.memory_gb 1e-06", "planner.memory_gb=0.0003613, or more devices"),
+         "planner.memory_gb", 1e-6, "planner.memory_gb=0.0003613, or more devices"),
         (transformer(), ["planner=autoddl", "planner.search=exhaustive"],
-         "planner.search exhaustive", "planner.search=exact"),
-        (transformer(), ["planner=autoddl", "mesh.tensor=16"], "mesh.tensor 16", "mesh.tensor=8"),
+         "planner.search", "exhaustive", "planner.search=exact"),
+        (transformer(), ["planner=autoddl", "mesh.tensor=16"], "mesh.tensor", 16, "mesh.tensor=8"),
         (transformer(), ["planner=autoddl", "mesh.tensor=6", "cluster.devices=4", "cluster.nodes=2"],
-         "mesh.tensor 6", "mesh.tensor=4"),
-        (transformer(), ["planner=autoddl", "engine=gpipe"], "planner autoddl", "planner=balance, or engine=sbp"),
-        (transformer(), ["planner=autoddl", "planner.paths=short"], "planner.paths short", "planner.paths=mixed"),
+         "mesh.tensor", 6, "mesh.tensor=4"),
+        (transformer(), ["planner=autoddl", "engine=gpipe"], "planner", "autoddl", "planner=balance, or engine=sbp"),
+        (transformer(), ["planner=autoddl", "planner.paths=short"], "planner.paths", "short", "planner.paths=mixed"),
         (transformer(), ["planner=strategies", "planner.strategies=[*:2x2]"],
-         "planner.strategies *:2x2", "planner.strategies=[*.qkv:1x2x1,*:1x1x2]"),
+         "planner.strategies", "*:2x2", "planner.strategies=[*.qkv:1x2x1,*:1x1x2]"),
         (dense((64, 128, 32)), ["planner=strategies", "planner.strategies=[linear_0:8x1x1]"],
-         "planner.strategies have", "planner.strategies=[linear_0:8x1x1,*:8x1x1]"),
+         "planner.strategies", None, "planner.strategies=[linear_0:8x1x1,*:8x1x1]"),
     ],
     ids=["factorization", "heads", "micro-batches", "data parallel", "memory", "exhaustive", "devices", "nodes",
          "gpipe", "paths", "pattern", "no strategy"],
 )  # fmt: skip
-def test_what_prevents_a_plan_is_reported_in_the_users_keys_with_fixes(start, profile, typed, subject, advice):
-    code, _, err = start(profile, *typed)
-    assert code == 2
-    (line,) = problems(err)
-    assert line.startswith(f"{subject} ") and line.endswith(f" -> {advice}")
-    assert "Traceback" not in err
+def test_what_prevents_a_plan_is_reported_in_the_users_keys_with_fixes(refusal, profile, typed, key, value, advised):
+    (problem,) = refusal(profile, *typed)
+    assert (problem.key, problem.value, advice(problem)) == (key, value, advised)
 
 
-def test_an_engine_of_strategies_has_no_use_for_stages_alone(start):
-    code, _, err = start(dense((64, 128, 32), 64, seconds=1e-3), "engine=sbp", "planner=balance")
-    assert code == 2
-    (line,) = problems(err)
-    assert line.startswith("engine sbp ") and "-> planner=autoddl, or " in line
+def test_an_engine_of_strategies_has_no_use_for_stages_alone(refusal):
+    (problem,) = refusal(dense((64, 128, 32), 64, seconds=1e-3), "engine=sbp", "planner=balance")
+    assert (problem.key, problem.value) == ("engine", "sbp")
+    assert {"planner": "autoddl"} in problem.fixes and len(problem.fixes) > 1
 
 
 @pytest.mark.parametrize(
-    ("typed", "subject", "advice"),
+    ("typed", "key", "value", "fix"),
     [
-        (["planner=autoddl", "planner.paths=paper"], "planner.paths paper", "planner.paths=mixed, or mode=plan"),
-        (["planner=autoddl", "planner.splits=any"], "planner.splits any", "planner.splits=even, or mode=plan"),
-        (["planner=summa"], "planner summa", "planner=autoddl, or mode=plan"),
+        (["planner=autoddl", "planner.paths=paper"], "planner.paths", "paper", {"planner.paths": "mixed"}),
+        (["planner=autoddl", "planner.splits=any"], "planner.splits", "any", {"planner.splits": "even"}),
+        (["planner=summa"], "planner", "summa", {"planner": "autoddl"}),
     ],
 )
-def test_cost_models_are_planned_and_simulated_and_not_run(start, typed, subject, advice):
+def test_cost_models_are_planned_and_simulated_and_not_run(start, refusal, typed, key, value, fix):
     profile = dense((64, 128, 32), 64, seconds=1e-3)
-    code, _, err = start(profile, *typed, "model=mlp", mode="run")
-    assert code == 2
-    assert any(line.startswith(f"{subject} ") and line.endswith(f" -> {advice}") for line in problems(err))
+    problems = refusal(profile, *typed, "model=mlp", mode="run")
+    (found,) = [one for one in problems if one.key == key]
+    assert (found.value, found.fixes) == (value, (fix, {"mode": "plan"}))
     for mode in ("plan", "simulate"):
         code, out, err = start(profile, *typed, mode=mode)
         assert code == 0, err

@@ -50,20 +50,24 @@ class Tuner:
             for line in self.simulated():
                 self.lines[line.candidate] = line
         except CannotRun as error:
-            raise CannotRun(error.problems, self.title) from error
+            raise CannotRun(self.typed(error.problems), self.title) from error
         finally:
             if self.lines:
                 files.write_text(self.folder / CANDIDATES, as_csv([*self.lines.values()]))
         if not self.best:
             lines = [self.with_layers(line) for line in self.lines.values()]
             found = infeasible.problems(self.config, self.overrides, lines, self.fits)
-            raise CannotRun(found, self.title)
+            raise CannotRun(self.typed(found), self.title)
         line, draft = self.best
         ground = self.grounds[line.candidate.micro_batch]
         ground.profile.save(self.folder / PROFILE)
         command = line.candidate.command(self.config, self.overrides, self.engine.capabilities)
         notes = self.engine.notes(draft.plan, ground.profile, draft.cluster, draft.memory)
         return Tuned(tuple(self.lines.values()), line, draft, ground, command, tuple(notes))
+
+    def typed(self, problems: Sequence[Problem]) -> list[Problem]:
+        """The problems with the memory of the devices, if the user has typed it."""
+        return plan_fits.with_value(problems, self.config, self.overrides)
 
     def gather(self) -> None:
         """All candidates, with what rules some out whatever the model is. Raises `CannotRun` if that is all of them."""
@@ -96,8 +100,7 @@ class Tuner:
         for size in dict.fromkeys(one.micro_batch for one, line in self.lines.items() if not line.out):
             own = [line for line in self.lines.values() if line.candidate.micro_batch == size and not line.out]
             if full:
-                cluster = self.grounds[full].cluster
-                larger = plan_fits.too_little_memory(cluster, f"micro-batches of {full} need too much already")
+                larger = plan_fits.too_little_memory(f"micro-batches of {full} need too much already")
                 judged = [replace(line, problems=(larger,)) for line in own]
             else:
                 self.grounds[size] = self.ground(own[0].candidate)
@@ -132,9 +135,9 @@ class Tuner:
         memory = memory_model(self.config, self.engine, one.mesh, ground.profile)
         least = peak_memory.share(memory, ground.profile, one.mesh)
         there = ground.cluster.device.memory_bytes - memory.reserve_bytes
-        needs = "{} of {}".format(*units.sizes(least, there))
-        alone = plan_fits.too_little_memory(ground.cluster, f"weights, gradients and optimizer alone need {needs}")
-        found = (alone,) if least > there else ()
+        needed, available = units.sizes(least, there)
+        message = f"weights, gradients and optimizer alone need {needed}, a device has {available}"
+        found = (plan_fits.too_little_memory(message, least, there),) if least > there else ()
         return replace(line, problems=found, closed_form_memory_bytes=least, memory_limit_bytes=there)
 
     def with_layers(self, line: Line) -> Line:

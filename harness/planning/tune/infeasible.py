@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from omegaconf import DictConfig
 
+from harness.checks import plan_fits
 from harness.checks.plan_fits import MEMORY
 from harness.config import cluster_config
 from harness.config.overrides import given
@@ -34,7 +35,7 @@ def problems(config: DictConfig, overrides: Sequence[str], lines: Sequence[Line]
     needs, there = sizes(needs_bytes, there_bytes)
     one, why = least.candidate, least.problems[0].message
     if needs_bytes > there_bytes:  # of more than its state a planner may have said how much it is
-        why = f"at least {needs} of {there} are needed"
+        why = f"a device has {there}, at least {needs} are needed"
     where = f"mesh.tensor={one.mesh.tensor} mesh.pipeline={one.mesh.pipeline} mesh.data={one.mesh.data}"
     fits_not = "the only candidate does not fit" if len(lines) == 1 else f"none of {len(lines)} candidates fits"
     message = f"{fits_not}: {why}, by {where} with micro-batches of {one.micro_batch}"
@@ -42,7 +43,8 @@ def problems(config: DictConfig, overrides: Sequence[str], lines: Sequence[Line]
     if given(overrides, MEMORY):
         fixes.append(_roomier(config, needs_bytes, there_bytes, fits))
     fixes = [fix for fix in fixes if fix]
-    return [replace(full[0].problems[0], message=message, fixes=tuple(fixes), hint="" if fixes else NONE)]
+    found = plan_fits.too_little_memory(message, needs_bytes, there_bytes)
+    return [replace(found, fixes=tuple(fixes), hint="" if fixes else NONE)]
 
 
 def impossible(overrides: Sequence[str], lines: Sequence[Line]) -> list[Problem]:

@@ -21,6 +21,7 @@ from analysis.torchgpipe.quantities import GIB, QUANTITIES, paper
 from analysis.torchgpipe.sweep_results import PIPELINES, ROWS, SCALES, SMALL, SOURCE, Results
 from harness.cli.compose import compose
 from harness.config.registry import ROOT
+from harness.core.problem import Problem
 from harness.core.record import RunRecord
 
 
@@ -267,11 +268,14 @@ def test_the_largest_that_fits_must_grow() -> None:
 
 
 def test_candidates_say_by_how_much_they_do_not_fit() -> None:
-    reason = "cannot run:\n  stage 0   needs 23.0 GiB of 22.0 GiB   -> x\n  stage 1   needs 24.5 GiB of 22.0 GiB"
-    infeasible = record(configs(3, "paper")[6], "infeasible", reason)
+    numbers = {"needed_bytes": 24.5 * 2**30, "available_bytes": 22.0 * 2**30}
+    problems = Problem("planner", "balance", "is slow"), Problem("cluster.memory_gb", None, "is full", numbers=numbers)
+    infeasible = replace(record(configs(3, "paper")[6], "infeasible", "cannot run"), problems=problems)
     (found,) = [one for one in Results([infeasible]).search() if one.record]
     assert (found.row, found.convs, found.channels) == ("Naive-1", 6, 80)
     assert table3.outcome(found) == "does not fit: 24.5 GiB of 22.0 GiB"
+    former = replace(infeasible, problems=())
+    assert table3.outcome(replace(found, record=former)) == "infeasible: cannot run", "a record of before"
 
 
 @pytest.mark.parametrize("test", sorted({test for tests in TESTS.values() for test in tests}))

@@ -297,39 +297,47 @@ def test_more_stated_stages_than_layers_are_left_to_the_planner():
     assert against(profile_of(), **changes) == []
 
 
-def memory(peaks: list[int], plan: Plan, there: int = 100, reserve: int = 0):
+def memory(peaks: list[int], plan: Plan, there: int = 100, reserve: int = 0) -> list[tuple[str, dict[str, float]]]:
+    """The first words of the message, and the numbers."""
     cluster = Cluster(devices_per_node=8, device=Device(memory_bytes=there))
     found = plan_fits.of_memory(plan, peaks, cluster, MemoryModel(reserve_bytes=reserve))
-    assert all((one.key, one.value) == ("cluster.memory_gb", float(f"{there / 1e9:.4g}")) for one in found)
-    return [problem.message for problem in found]
+    assert all((one.key, one.value) == ("cluster.memory_gb", None) for one in found)
+    return [(problem.message.partition(" need")[0], problem.numbers) for problem in found]
+
+
+def full(needed: int, available: int) -> dict[str, float]:
+    return {"needed_bytes": needed, "available_bytes": available}
 
 
 def test_a_stage_without_enough_memory():
     plan = Plan.contiguous((1, 1, 1), 4)
     found = memory([100 << 30, 22 << 30, 27 << 30], plan, 22 << 30)
-    assert found == ["stage 0 needs 100.0 GiB of 22.0 GiB", "stage 2 needs 27.0 GiB of 22.0 GiB"]
-    nearly = memory([(22 << 30) + (30 << 20), 0, 0], plan, 22 << 30)
-    assert nearly == ["stage 0 needs 22.03 GiB of 22.00 GiB"]
+    assert found == [("stages 0, 2", full(100 << 30, 22 << 30))]
+    nearly = (22 << 30) + (30 << 20)
+    assert memory([nearly, 0, 0], plan, 22 << 30) == [("stage 0", full(nearly, 22 << 30))]
 
 
-def test_neighbours_that_need_the_same_are_one_problem():
+def test_all_stages_that_do_not_fit_are_one_problem():
     plan = Plan.contiguous((1,) * 6, 4)
-    assert memory([300, 200, 200, 200, 50, 200], plan) == [
-        "stage 0 needs 300 B of 100 B",
-        "stages 1 to 3 need 200 B of 100 B each",
-        "stage 5 needs 200 B of 100 B",
-    ]
+    assert memory([300, 200, 200, 200, 50, 200], plan) == [("stages 0 to 3, 5", full(300, 100))]
 
 
 def test_what_is_kept_free_counts():
     plan = Plan.contiguous((1,))
     assert memory([100], plan) == []
-    assert memory([100], plan, reserve=1) == ["stage 0 needs 100 B of 99 B"]
+    assert memory([100], plan, reserve=1) == [("stage 0", full(100, 99))]
 
 
 def test_a_device_with_several_stages():
     plan = Plan(Mesh(pipeline=3), (Stage(0, 0, 0), Stage(1, 1, 1), Stage(2, 2, 0)))
-    assert memory([200, 50], plan) == ["stages 0, 2 on one device need 200 B of 100 B"]
+    assert memory([200, 50], plan) == [("stages 0, 2 on one device", full(200, 100))]
+
+
+def test_a_memory_is_shown_as_it_was_typed_and_else_not_at_all():
+    problem, chosen = plan_fits.too_little_memory("is full"), config(cluster__memory_gb=0.15)
+    assert rows(plan_fits.with_value([problem], chosen, [])) == [("cluster.memory_gb", None, [])]
+    typed = plan_fits.with_value([problem], chosen, ["cluster.memory_gb=0.15"])
+    assert rows(typed) == [("cluster.memory_gb", 0.15, [])]
 
 
 def test_scaled_times_are_those_of_another_device():

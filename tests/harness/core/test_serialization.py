@@ -15,6 +15,7 @@ from harness.core.model_profile import LayerProfile, ModelProfile, Product, Skip
 from harness.core.op import Op
 from harness.core.pattern import Pattern, Placed
 from harness.core.plan import Mesh, Plan, Traffic
+from harness.core.problem import Problem
 from harness.core.record import EXIT_CODES, RunRecord, Status
 from harness.core.serialization import Document, SchemaError, decode, encode
 from harness.schedule import Schedule
@@ -252,3 +253,5 @@ def test_what_is_not_finite_is_null_and_never_in_a_file(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="not JSON compliant"):
         RunRecord("1", "ok", metrics={"loss": nan}).save(tmp_path / "record.json")
     assert not list(tmp_path.iterdir())
+    RunRecord("1", "infeasible", problems=(Problem("jitter", nan, "is no number"),)).save(tmp_path / "record.json")
+    assert RunRecord.load(tmp_path / "record.json").problems[0].value is None

@@ -21,6 +21,7 @@ from harness.host import devices, machine
 from harness.host.machine import Machine
 from harness.launch.supervisor import Outcome, WorkerFailed
 from harness.run import runner
+from tests.problems import row
 
 ROOT = Path(__file__).parents[3]
 PEAKS = Device(devices.cpu_model(), 10**10, {"float32": 1e12}, 1e10, kernel_s=1e-6)
@@ -248,9 +249,11 @@ def test_a_stored_profile_without_times_is_priced_here(tmp_path: Path) -> None:
 
 def test_a_profile_of_other_micro_batches_that_does_not_fit_either(tmp_path: Path, file: str) -> None:
     record = run(tmp_path / "run", file, *FLAT, "cluster.memory_gb=0.0001", "batch.size=512", "mode=simulate")
-    keys = [line.split("  ")[1] for line in record.reason.splitlines()[1:]]
-    assert keys[0].startswith("profile ") and keys[1:] == ["cluster.memory_gb 0.0001"] * 3
-    assert [line.count("->") for line in record.reason.splitlines()[1:]] == [1, 1, 0, 0], "one fix for all"
+    assert [(one.key, one.value) for one in record.problems] == [
+        ("profile", str(tmp_path / "p.json")), ("cluster.memory_gb", 0.0001)
+    ]  # fmt: skip
+    assert all(problem.fixes or problem.hint for problem in record.problems)
+    assert RunRecord.load(tmp_path / "run" / "record.json") == record
 
 
 def test_a_profile_needs_a_batch_that_divides(tmp_path: Path) -> None:
@@ -267,8 +270,9 @@ def test_a_profile_without_the_skips_of_its_model(tmp_path: Path) -> None:
     file = quoted("profile", str(tmp_path / "p.json"))
     record = run(tmp_path / "b", *TINY, *FLAT, file, "mode=simulate")
     assert record.status == "infeasible"
-    assert f"  profile {tmp_path / 'p.json'}   " in record.reason and "unet_1_4_64 has 5 (" in record.reason
-    assert "-> without profile, or python run.py mode=profile model=" in record.reason
+    (problem,) = record.problems
+    assert row(problem) == ("profile", str(tmp_path / "p.json"), ["without profile"])
+    assert problem.hint.startswith("python run.py mode=profile model=")
     assert simulate(tmp_path / "c", *FLAT, file).status == "ok", "a profile alone stands for itself"
 
 
