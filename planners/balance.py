@@ -24,9 +24,10 @@ class Config:
     name: str = "balance"
     """The planner."""
     by: str = "time"
-    """What a stage costs: time (seconds for a micro-batch), memory (bytes at the peak) or parameters (bytes)."""
+    """The cost that is balanced: time (seconds for a micro-batch), memory (bytes at the peak) or parameters (bytes)."""
     method: str = "exact"
-    """exact: the least possible largest cost, with copies and skips; barany_grinberg: the heuristic of torchgpipe."""
+    """exact: the smallest possible largest cost of a stage, transfers and skips included; barany_grinberg: the
+    heuristic of torchgpipe."""
 
 
 class Balance:

@@ -24,7 +24,8 @@ class Config:
     name: str = "contiguous"
     """The planner."""
     duplex: str = "half"
-    """cluster: as its links; half: a link is busy one way at a time, as in the paper; full: both ways at once."""
+    """cluster: as cluster.duplex says; half: a link carries one direction at a time, as in the paper; full: both at
+    once."""
 
 
 class Contiguous:

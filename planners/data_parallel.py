@@ -24,12 +24,12 @@ from planners.tensor_parallel_base import SplitProblem
 class Config:
     """The keys of `planner=data_parallel`."""
 
-    splits_products: ClassVar[bool] = True  # and asks for no layer times
+    splits_matmuls: ClassVar[bool] = True  # and asks for no layer times
 
     name: str = "data_parallel"
     """The planner."""
     ends: str = "free"
-    """As of planner=autoddl; it costs the same."""
+    """The same as with planner=autoddl; it does not change the cost here."""
 
 
 class DataParallel:

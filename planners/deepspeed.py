@@ -27,7 +27,7 @@ class Config:
     name: str = "deepspeed"
     """The planner."""
     by: str = "parameters"
-    """What is balanced: parameters, DeepSpeed's default, or uniform: the number of layers."""
+    """The cost that is balanced: parameters (DeepSpeed's default) or uniform (number of layers)."""
 
 
 class DeepSpeed:

@@ -25,7 +25,7 @@ class Config:
     name: str = "given"
     """The planner."""
     balance: list[int] = field(default_factory=list)
-    """Number of consecutive layers of each stage: [34,76,70,61] is four stages, so mesh.pipeline is 4."""
+    """Number of layers of each stage: [34,76,70,61] makes four stages, and mesh.pipeline=4."""
 
 
 class Given:

@@ -28,14 +28,14 @@ from planners.tensor_parallel_base import SplitProblem
 class Config:
     """The keys of `planner=megatron`."""
 
-    splits_products: ClassVar[bool] = True  # and asks for no layer times
+    splits_matmuls: ClassVar[bool] = True  # and asks for no layer times
 
     name: str = "megatron"
     """The planner."""
     dimensions: int = 2
-    """2: the best mesh of replicas and shards; 1: shards only."""
+    """2: the best mesh of data and tensor parallel sizes; 1: tensor parallel only."""
     ends: str = "free"
-    """As of planner=autoddl."""
+    """The same as with planner=autoddl."""
 
 
 class Megatron:

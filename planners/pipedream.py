@@ -27,11 +27,12 @@ class Config:
     name: str = "pipedream"
     """The planner."""
     estimate: str = "optimizer"
-    """The estimate of what a stage holds: optimizer ((activations + state) x (devices - 1 - position), as PipeDream's
-    public optimizer), position (a micro-batch for each stage from it on), devices (one for each device), none
-    (nothing)."""
+    """Estimate of a stage's memory. optimizer: (activations + state) x (devices - 1 - position), as in PipeDream's
+    public optimizer; position: one micro-batch for each stage from this one to the last; devices: one for each device;
+    none: no estimate."""
     duplex: str = "half"
-    """cluster: as its links; half: a link is busy one way at a time, as in the paper; full: both ways at once."""
+    """cluster: as cluster.duplex says; half: a link carries one direction at a time, as in the paper; full: both at
+    once."""
 
 
 class PipeDream:

@@ -33,17 +33,17 @@ WRITTEN = re.compile(r".+:[1-9]\d*(x[1-9]\d*){2}((x[1-9]\d*){3})?")
 class Config:
     """The keys of `planner=strategies`."""
 
-    splits_products: ClassVar[bool] = True  # and asks for no layer times
+    splits_matmuls: ClassVar[bool] = True  # and asks for no layer times
 
     name: str = "strategies"
     """The planner."""
     strategies: list[str] = field(default_factory=list)
-    """p0 x p1 x p2 of each matmul: [*.qkv:1x2x1,*:1x1x2]. The first pattern that matches a name counts. On several
-    nodes of several devices each of the three is two numbers: nodes, and devices of each."""
+    """p0 x p1 x p2 of each matmul: [*.qkv:1x2x1,*:1x1x2]. The first pattern that matches a layer's name applies. On
+    several nodes of several devices give two numbers for each of the three: nodes, then devices of a node."""
     paths: str = "mixed"
-    """As of planner=autoddl."""
+    """The same as with planner=autoddl."""
     ends: str = "free"
-    """As of planner=autoddl."""
+    """The same as with planner=autoddl."""
 
 
 class Strategies:

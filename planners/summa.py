@@ -22,7 +22,7 @@ SHARES = {"forward": 1 / 3, "backward": 2 / 3}
 class Config:
     """The keys of `planner=summa`."""
 
-    splits_products: ClassVar[bool] = True  # and asks for no layer times
+    splits_matmuls: ClassVar[bool] = True  # and asks for no layer times
 
     name: str = "summa"
     """The planner."""

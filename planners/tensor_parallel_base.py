@@ -276,10 +276,10 @@ def _needs(error: TooLarge, problem: SplitProblem) -> str:
 
 def _unsplit(problem: SplitProblem, error: Infeasible) -> str:
     """Returns what cannot be split: attention, or a matmul, or else the message of the search."""
-    for attention in problem.chain.attentions if len(error.products) != 1 else ():
+    for attention in problem.chain.attentions if len(error.matmuls) != 1 else ():
         if not np.isfinite(problem.costs.attended(attention)).any():
             return f"cannot split attention ({attention.heads} heads, {_counted(attention.samples)})"
-    item = next((matmul for matmul in problem.chain.matmuls if matmul.name in error.products), None)
+    item = next((matmul for matmul in problem.chain.matmuls if matmul.name in error.matmuls), None)
     if item is None:
         return f"has no strategies: {error}"
     detail = ", of which alone it is split" if item.whole else f", {item.inputs} x {item.outputs}"

@@ -28,28 +28,28 @@ class Settings(Document):
     """`slurm.nodes=2 slurm.time=1:00:00`; what is null follows from the points, or is left to Slurm."""
 
     partition: str | None = None
-    """The partition; Slurm's default one where it is null."""
+    """Slurm partition; null: the default one."""
     nodes: int | None = None
-    """Nodes of each point; null: as many as the largest point needs."""
+    """Number of nodes for each point; null: as many as the largest point needs."""
     tasks: int | None = None
-    """Tasks on each node, one for each device; null: as many as the largest point needs, or slurm.gpus."""
+    """Tasks on each node, one for each device; null: slurm.gpus, or as many as the largest point needs."""
     cpus: int = 1
-    """CPUs of each task."""
+    """Number of CPUs for each task."""
     gpus: int = 0
-    """GPUs on each node."""
+    """Number of GPUs on each node."""
     time: str = "1:00:00"
-    """The longest that one start of a point may take; half a minute and launch.grace_s before
-    that it writes a checkpoint and is requeued."""
+    """Time limit of one start of a point. Half a minute plus launch.grace_s before it ends, the point writes a
+    checkpoint and is requeued."""
     mem: str | None = None
-    """Memory on each node (4G); null: the partition's default."""
+    """Memory on each node (for example 4G); null: the partition's default."""
     parallel: int | None = None
-    """Points of this array that run at once, without those of other arrays; null: as many as there is room for."""
+    """The most points of this array that run at once; null: no limit."""
     account: str | None = None
-    """Who is charged, where Slurm keeps accounts."""
+    """Slurm account that is charged; null: the default one."""
     qos: str | None = None
-    """Quality of service, where Slurm has any."""
+    """Quality of service; null: the default one."""
     constraint: str | None = None
-    """Features that nodes must have."""
+    """Features that nodes must have; null: none."""
 
 
 def split(overrides: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -1,1 +1,1 @@
-"""AutoDDL (tensor parallelism planned product by product): its figures and tables next to ours, and its claims."""
+"""AutoDDL (tensor parallelism planned for each matmul): its figures and tables next to ours, and its claims."""

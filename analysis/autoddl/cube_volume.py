@@ -1,4 +1,4 @@
-"""Section 4.4.2: what a device sends and holds for an n x n product whose strategy is a cube, p0 = p1 = p2."""
+"""Section 4.4.2: what a device sends and holds for an n x n matmul whose strategy is a cube, p0 = p1 = p2."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ FLOAT_BYTES = 4
 
 def volumes() -> dict[int, float]:
     """Bytes that a device sends in a step, by p."""
-    return {side**3: sum(_product(side)["bytes"].values()) for side in SIDES}
+    return {side**3: sum(_matmul(side)["bytes"].values()) for side in SIDES}
 
 
 def memories() -> dict[int, float]:
     """Bytes of the weight's shard and of the gathered input, by p."""
-    return {side**3: _product(side)["held_bytes"] for side in SIDES}
+    return {side**3: _matmul(side)["held_bytes"] for side in SIDES}
 
 
 def slope(sizes: Mapping[int, float]) -> float:
@@ -36,8 +36,8 @@ def slope(sizes: Mapping[int, float]) -> float:
     return float(np.polyfit(np.log(list(sizes)), np.log(list(sizes.values())), 1)[0])
 
 
-def _product(side: int) -> dict[str, Any]:
-    """Of the second of two products, whose input comes from the first."""
+def _matmul(side: int) -> dict[str, Any]:
+    """Predicted bytes of the second of two matmuls, whose input comes from the first."""
     size = WIDTH**2
     items = [Matmul(name, WIDTH, WIDTH, WIDTH, size, size, FLOAT_BYTES * size) for name in ("first", "second")]
     cluster = Cluster(nodes=side**3)

@@ -23,7 +23,7 @@ def published(name: str) -> float | None:
 
 
 def elements(row: Row) -> float:
-    """What a device sends for the attention layer's products in the forward pass; the backward pass mirrors it."""
+    """What a device sends for the attention layer's matmuls in the forward pass; the backward pass mirrors it."""
     sent = (row.predicted["products"][name]["bytes"] for name in ATTENTION)
     return sum(size for own in sent for kind, size in own.items() if kind != "all_reduce") / 2 / FLOAT_BYTES
 

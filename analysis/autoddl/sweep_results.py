@@ -25,7 +25,7 @@ class Row(match_records.Row):
 
     @property
     def strategy(self) -> dict[str, tuple[int, ...]]:
-        """(p0, p1, p2) of each product; on several nodes of several devices pairs of them, one after the other."""
+        """(p0, p1, p2) of each matmul; on several nodes of several devices pairs of them, one after the other."""
         return {name: tuple(numbers) for name, numbers in self.plan["strategy"].items()}
 
 

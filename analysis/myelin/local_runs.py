@@ -113,7 +113,7 @@ def _tuned(own: list[Row], results: Results, title: str) -> Section:
         "tuned",
         "candidates",
         "simulated step, ms",
-        "closed form / simulated",
+        "analytic / simulated",
         "fullest device, MiB",
     )
     notes = (

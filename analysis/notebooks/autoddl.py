@@ -9,7 +9,7 @@
 # %% [markdown]
 # # AutoDDL
 #
-# Each matrix product is split over p0 x p1 x p2 devices: its samples, its outputs, and what it sums over. A search
+# Each matmul is split over p0 x p1 x p2 devices: its batch, its output features and its input features. A search
 # finds the strategies that communicate least; here the optimum is proven. Piz Daint and Google Cloud are simulated,
 # collectives and orders measured in small.
 
@@ -22,7 +22,7 @@ print("\n".join(autoddl.messages))
 # %% [markdown]
 # ## Methods
 #
-# What a method communicates and stores for a product, by the paper's formulas and by our search.
+# What a method communicates and stores for a matmul, by the paper's formulas and by our search.
 
 # %%
 autoddl.tables("Table 1")

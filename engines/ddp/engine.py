@@ -23,7 +23,7 @@ class Config:
     name: str = "ddp"
     """The engine."""
     bucket_mb: float = 25.0
-    """Gradients are summed in buckets of so many MiB, while the backward pass continues."""
+    """Size of a gradient bucket in MiB. Each bucket is all-reduced while the backward pass continues."""
 
 
 def check(config: Config) -> list[Problem]:

@@ -7,7 +7,7 @@ in float64 only in a pipeline without replicas, in bfloat16 and float16 only wit
 ZeRO's collectives run inside the passes; trace and schedule have them as blocks before and after.
 
 On described clusters it is the Megatron-LM of papers, too, which is planned and simulated only: a stage's devices split
-its products (mesh.tensor, planner=megatron planner.dimensions=1), `checkpoint=always` then computes layer by layer
+its matmuls (mesh.tensor, planner=megatron planner.dimensions=1), `checkpoint=always` then computes layer by layer
 again instead of whole stages, and half precision needs no ZeRO. With zero=0 it is Megatron-LM, with zero=1 what papers
 call DeepSpeed: the same with the optimizer in shards, to whose owners gradients go by a reduce-scatter, as in the paper
 and in DeepSpeed then (0.19 sums them for everybody).
@@ -55,14 +55,14 @@ class Config:
     name: str = "deepspeed"
     """The engine."""
     zero: int = 0
-    """What lies in shards over the replicas: 0 nothing, 1 optimizer state, 2 gradients too, 3 weights too. 2 and 3 have
-    no pipeline; 0 in half precision is Megatron-LM, for described clusters only."""
+    """ZeRO stage: what is sharded over the replicas. 0: nothing, 1: optimizer state, 2: gradients too, 3: weights too.
+    2 and 3 need mesh.pipeline=1; 0 in half precision runs as Megatron-LM, for described clusters only."""
     checkpoint: str = "never"
-    """Which micro-batches are recomputed in the backward pass: never or always. Stages are recomputed whole, but where
-    their products are split (mesh.tensor, described clusters only) layer by layer."""
+    """Which micro-batches are recomputed in the backward pass: never or always. A stage is recomputed as a whole; with
+    mesh.tensor above 1 (described clusters only) layer by layer."""
     offload: bool = False
-    """ZeRO-Offload: optimizer state and step on the CPU (zero 1 to 3, adam or adamw). It compiles DeepSpeed's cpu_adam,
-    once, which takes minutes: on a busy machine with launch.timeout_s=1800."""
+    """ZeRO-Offload: optimizer state and optimizer step are on the CPU (zero=1 to 3, adam or adamw). The first run
+    compiles DeepSpeed's cpu_adam, which takes minutes: set launch.timeout_s=1800 on a busy machine."""
 
 
 def check(config: Config) -> list[Problem]:

@@ -43,14 +43,13 @@ class Config:
     name: str = "fsdp"
     """The engine."""
     group_mb: float = 0.25
-    """Neighbouring layers are gathered together, up to so many MiB of weights, which are whole at a time; 0: each layer
-    alone."""
+    """Consecutive layers are all-gathered together, up to this many MiB of weights; 0: each layer by itself."""
     reshard_after_forward: bool = True
-    """Free gathered weights after a layer's forward pass and gather them again for its backward pass (ZeRO-3). False
-    keeps them in between: less to send, more memory."""
+    """Free gathered weights after the forward pass of a layer and gather them again for its backward pass (ZeRO-3).
+    false keeps them in between: fewer bytes to send, more memory."""
     reduce_each: bool = True
-    """Sum the gradients of each micro-batch into their shards, as torch does by default. False sums those of all at
-    once, whole until then: less to send, more memory."""
+    """Reduce-scatter the gradients of each micro-batch, as torch does by default. false reduce-scatters once for the
+    whole batch and keeps full gradients until then: fewer bytes to send, more memory."""
 
 
 def check(config: Config) -> list[Problem]:

@@ -23,13 +23,14 @@ class Config:
     checkpoint: str = "except_last"
     """Which micro-batches are recomputed in the backward pass: always, except_last or never."""
     dependency: bool = True
-    """Fork and join fix the order of the backward pass; without them autograd chooses."""
+    """Insert fork and join between micro-batches, so that the backward pass has a fixed order. false: autograd chooses
+    it."""
     streams: bool = True
-    """Copies have queues of their own; without them a copy occupies the compute queues of both devices."""
+    """Copy between devices on separate queues. false: a copy occupies the compute queues of both devices."""
     portals: bool = True
-    """A skip goes straight to the stage that pops it; without portals it is copied through every stage in between."""
+    """Send a skip tensor directly to the stage that pops it. false: it is copied through every stage in between."""
     deferred_batch_norm: bool = False
-    """Batch norm gathers its running statistics over the whole mini-batch, not for each micro-batch."""
+    """Batch norm updates its running statistics once for the whole mini-batch, not for each micro-batch."""
 
 
 def check(config: Config) -> list[Problem]:

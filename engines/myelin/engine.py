@@ -48,28 +48,29 @@ class Config:
     name: str = "myelin"
     """The engine."""
     g_inter: int | None = None
-    """The paper's name of mesh.pipeline."""
+    """The paper's name for mesh.pipeline."""
     g_data: int | None = None
-    """The paper's name of mesh.data."""
+    """The paper's name for mesh.data."""
     order: str = "message_driven"
-    """Which task runs next. message_driven: one whose message has arrived (Algorithms 1 and 2); 1f1b, gpipe: a fixed
-    order, over the same transport."""
+    """Which task runs next. message_driven: a task whose message has arrived (Algorithms 1 and 2); 1f1b or gpipe: a
+    fixed order, over the same transport."""
     policy: str = "fifo"
-    """Which one where several are ready: fifo, forward_first, backward_first or alternate."""
+    """Which task runs first where several are ready: fifo, forward_first, backward_first or alternate."""
     pipeline_limit: int | None = None
-    """Micro-batches that are in the pipeline at once, at most; as many as stages where it is not given."""
+    """The most micro-batches that are in the pipeline at once; null: the number of stages."""
     transport: str = "mpi"
-    """What carries messages between stages: mpi, or torch (torch.distributed)."""
+    """What sends messages between stages: mpi, or torch (torch.distributed)."""
     checkpoint_every: str = "never"
-    """Layers from one checkpoint of activations to the next: never, a number, or auto (the paper's rule)."""
+    """Layers between two activation checkpoints: never, a number, or auto (the paper's rule)."""
     offload: bool = False
-    """Float32 weights and the optimizer's state live in the host's memory, and visit the device in buckets."""
+    """Keep float32 weights and optimizer state in the host's memory and copy them to the device bucket by bucket."""
     bsize: int = 16_000_000
-    """Parameters of a bucket."""
+    """Number of parameters in a bucket."""
     k: int = 4
-    """Buckets of a chunk: its gradients are summed while the chunk before is optimized. 0: one after the other."""
+    """Number of buckets in a chunk. The gradients of a chunk are all-reduced while the optimizer steps the chunk
+    before. 0: no overlap."""
     loss_scale: float | None = None
-    """Of float16; found by trial where it is not given."""
+    """Loss scale in float16; null: dynamic loss scaling."""
 
 
 def check(config: Config) -> list[Problem]:

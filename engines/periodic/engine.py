@@ -46,7 +46,7 @@ class Config:
     name: str = "periodic"
     """The engine."""
     update_every: int | None = None
-    """Micro-batches for each update of the weights; null takes the fewest that two versions of the weights allow. With
+    """Micro-batches between two updates of the weights; null: the fewest that two versions of the weights allow. With
     as many as batch.micro_batches there is one update a step, as in engine=single."""
 
 

@@ -1,4 +1,4 @@
-"""The sbp engine: every matrix product split as the plan's strategy says, over real collectives."""
+"""The sbp engine: tensor parallelism with the plan's strategy for each matmul, over real collectives."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class Config:
     name: str = "sbp"
     """The engine."""
     overlap: bool = True
-    """Whether sums of gradients run next to the rest of the backward pass."""
+    """All-reduce gradients while the backward pass continues."""
     aligned: bool = False
-    """Whether devices wait for each other before each collective, so that its time is its own: to measure it."""
+    """Synchronize the devices before each collective, so that its measured time contains no waiting."""
 
 
 def build(config: Config) -> SBPEngine:

@@ -1,6 +1,6 @@
-"""What one device does at each product of a chain, and the collectives around it. Free of torch.
+"""The instruction of one device for each matmul of a chain, and the collectives around it. Free of torch.
 
-arrives --before--> enters --gather--> (rows p0, columns p2) --product--> --scatter--> leaves --after--> continues
+arrives --before--> enters --gather--> (rows p0, columns p2) --matmul--> --scatter--> leaves --after--> continues
          all-to-all         all-gather                       partial sums  reduce-scatter      all-to-all
 """
 

@@ -48,7 +48,7 @@ class _Writer:
             if isinstance(item, Residual):
                 self._branch(item)
             elif isinstance(item, Matmul):
-                self._product(item, following, None)
+                self._matmul(item, following, None)
         if OUTPUT in self.plan.layouts:
             self._finish()
         return Program(start, self.written)
@@ -120,7 +120,7 @@ class _Writer:
             last = item is matmuls[-1]
             move = self._moved(past, leaves, self._arrives(item)[1].rows.axes) if last else None
             target = (move.after if move else past) if last else None
-            self._product(item, branch.items[number + 1 :], target)
+            self._matmul(item, branch.items[number + 1 :], target)
             if move:
                 self.written[item.name] = replace(self.written[item.name], past=move)
         self.summed.add(matmuls[-1].name)
@@ -143,7 +143,7 @@ class _Writer:
         before = None if item.look_up or enters is None else self._moved(self.at, enters)
         return before, before.after if before else self.at
 
-    def _product(self, item: Matmul, following: Sequence[Item], target: Layout | None) -> None:
+    def _matmul(self, item: Matmul, following: Sequence[Item], target: Layout | None) -> None:
         enters, leaves, *between = self._layouts(item)
         assert leaves is not None
         p0 = self.mesh.grid.strategy(self.plan.strategy[item.name]).p0

@@ -53,7 +53,7 @@ class ModelSharder:
         reported = self.reported.get(name)
         self.at = self.begin.pop(name.partition(".")[0], self.at)
         if reported is not None:
-            self._product(name, module, reported)
+            self._matmul(name, module, reported)
         elif isinstance(module, Sum):
             if self.pending and (self.pending.past or self.pending.on):
                 self._replace(name, MovedSum(self.pending, self.by))
@@ -78,7 +78,7 @@ class ModelSharder:
 
     # -- what each kind of layer becomes ----------------------------------------------------------------------------
 
-    def _product(self, name: str, module: nn.Module, reported: Instruction) -> None:
+    def _matmul(self, name: str, module: nn.Module, reported: Instruction) -> None:
         if reported.item.whole:
             self._whole(name, module, reported)
             return
@@ -164,14 +164,14 @@ class ModelSharder:
 
 
 def _path(layers: nn.Sequential, name: str) -> str:
-    """The module of a product: the one of that name, or the only one inside of it that has a matrix."""
+    """The module of a matmul: the one of that name, or the only one inside of it that has a matrix."""
     inside = [
         path
         for path, module in layers.get_submodule(name).named_modules()
         if any(parameter.dim() > 1 for parameter in module.parameters(recurse=False))
     ]
     if len(inside) != 1 and "" not in inside:
-        raise Unrunnable(f"{name} has {len(inside)} matrices, the plan has one product")
+        raise Unrunnable(f"{name} has {len(inside)} matrices, the plan has one matmul")
     return name if "" in inside else f"{name}.{inside[0]}"
 
 

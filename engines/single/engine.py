@@ -28,9 +28,9 @@ class Config:
     checkpoint: str = "never"
     """Which micro-batches are recomputed in the backward pass: always, except_last or never."""
     deferred_batch_norm: bool = False
-    """Batch norm gathers its running statistics over the whole mini-batch, not for each micro-batch."""
+    """Batch norm updates its running statistics once for the whole mini-batch, not for each micro-batch."""
     threads: int = 1
-    """Intra-op threads on a CPU device; 0 takes one for each core."""
+    """Intra-op threads on a CPU device; 0: one for each core."""
 
 
 def check(config: Config) -> list[Problem]:

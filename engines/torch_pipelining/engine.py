@@ -56,10 +56,10 @@ class Config:
     name: str = "torch_pipelining"
     """The engine."""
     schedule: str = "gpipe"
-    """The order of tasks: gpipe (ScheduleGPipe), 1f1b (Schedule1F1B), interleaved1f1b (ScheduleInterleaved1F1B, several
+    """Pipeline schedule: gpipe (ScheduleGPipe), 1f1b (Schedule1F1B), interleaved1f1b (ScheduleInterleaved1F1B, several
     stages on each device) or zbv (ScheduleZBVZeroBubble, two stages on each device)."""
     chunks: int = CHUNKS
-    """How many stages each device has with schedule=interleaved1f1b; zbv has two, the others have one."""
+    """Number of stages on each device with schedule=interleaved1f1b; zbv has two, the others have one."""
 
 
 def check(config: Config) -> list[Problem]:

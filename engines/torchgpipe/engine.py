@@ -39,7 +39,7 @@ from harness.schedule.transfers import plan_transfers
 
 @dataclass
 class Config:
-    """The words are torchgpipe's own.
+    """The options have torchgpipe's names.
 
     `engines.torchgpipe.engine` says what it cannot do: above all, on CPU devices none of its tasks overlap.
     """
@@ -49,8 +49,8 @@ class Config:
     checkpoint: str = "except_last"
     """Which micro-batches are recomputed in the backward pass: always, except_last or never."""
     deferred_batch_norm: bool = False
-    """Batch norm gathers its running statistics over the whole mini-batch (torchgpipe's: its variance is the biased
-    one)."""
+    """Batch norm updates its running statistics once for the whole mini-batch (as torchgpipe does: with the biased
+    variance)."""
 
 
 def check(config: Config) -> list[Problem]:

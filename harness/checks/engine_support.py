@@ -59,16 +59,16 @@ def _astride(mesh: Mesh, cluster: Cluster) -> list[Problem]:
 
 
 def unsplit(plan: Plan, engine: str, profile: ModelProfile) -> list[Problem]:
-    """A plan without traffic is none for tensor parallelism."""
+    """A problem if mesh.tensor is above 1 and the plan has no strategies for tensor parallelism."""
     if plan.mesh.tensor == 1 or plan.traffic:
         return []
     return [no_split(plan.mesh.tensor, engine, any(layer.products for layer in profile.layers))]
 
 
-def no_split(shards: int, engine: str, has_products: bool = True) -> Problem:
-    """The planner splits no matrix products; a model that has none leaves no planner that does."""
-    message = f"needs a plan that says how {shards} devices split each matrix product"
-    splitting: list[Fix] = [{"planner": name} for name in ("autoddl", "megatron", "data_parallel") if has_products]
+def no_split(shards: int, engine: str, has_matmuls: bool = True) -> Problem:
+    """The problem of a planner that splits no matmuls; if the model has none either, no planner is offered as a fix."""
+    message = f"needs a plan that says how {shards} devices split each matmul"
+    splitting: list[Fix] = [{"planner": name} for name in ("autoddl", "megatron", "data_parallel") if has_matmuls]
     return Problem("engine", engine, message, (*splitting, {"mesh.tensor": 1}))
 
 

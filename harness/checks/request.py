@@ -26,7 +26,7 @@ def request(config: DictConfig, can: Capabilities, cluster: Cluster | None) -> l
     return [
         *mesh,
         *_micro_batches(config, after_fixes(mesh, "mesh.data", given_degree(config, "data") or 1)),
-        *_products(config, can),
+        *_tensor_parallel(config, can),
         *_costs(config),
         *_place(config),
         *_dtype(config, can),
@@ -124,13 +124,15 @@ def _too_many_stages(config: DictConfig, each: int, cluster: Cluster) -> Problem
 
 
 def _micro_batches(config: DictConfig, data: int) -> list[Problem]:
-    """All micro-batches of all `data` replicas have the same number of samples; those of a stored profile have its
-    own (`harness.checks.profile_match`)."""
+    """Check that all micro-batches of the `data` replicas have the same number of samples.
+
+    With a stored profile, `harness.checks.profile_match` checks them.
+    """
     size, count = config.batch.size, config.batch.micro_batches
     if min(size, data, count) < 1 or config.profile:
-        return []  # what is out of range is reported by `config_check`
+        return []  # `harness.checks.configuration` reports values out of range
     if size % data:
-        return [Problem("batch.size", size, f"does not divide by mesh.data {data}", (_batch_for(config, data),))]
+        return [Problem("batch.size", size, f"is not divisible by mesh.data {data}", (_batch_for(config, data),))]
     if (size // data) % count == 0:
         return []
     whole = f"batch.size {size}" if data == 1 else f"batch.size {size} / mesh.data {data}"
@@ -139,7 +141,7 @@ def _micro_batches(config: DictConfig, data: int) -> list[Problem]:
 
 
 def _batch_for(config: DictConfig, data: int) -> Fix:
-    """The nearest batch that so many replicas share, in as many micro-batches; nothing where it is that already."""
+    """The fix with the nearest divisible batch size; an empty one if the size is divisible or a profile sets it."""
     size, each = config.batch.size, max(1, data * config.batch.micro_batches)
     nearest = max(1, round(size / each)) * each
     return {} if nearest == size or config.profile else {"batch.size": nearest}
@@ -152,13 +154,13 @@ def _place(config: DictConfig) -> list[Problem]:
     return []
 
 
-def _products(config: DictConfig, can: Capabilities) -> list[Problem]:
-    """A planner of matrix products needs an engine that splits them; some of what it plans is for planning only."""
+def _tensor_parallel(config: DictConfig, can: Capabilities) -> list[Problem]:
+    """A tensor-parallel planner needs an engine with tensor parallelism; some of its options are for mode=plan only."""
     planner = config.planner.name
-    if not registry.splits_products(planner):
+    if not registry.splits_matmuls(planner):
         return []
     if not has(config, can, "tensor"):
-        message = f"splits matrix products, {_engine(config, can, 'tensor')} has no tensor shards"
+        message = f"splits matmuls, {_engine(config, can, 'tensor')} has no tensor parallelism"
         return [Problem("planner", planner, message, ({"planner": "balance"}, {"engine": "sbp"}))]
     if config.mode != "run":
         return []

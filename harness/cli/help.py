@@ -24,8 +24,8 @@ python run.py [key=value ...]        plan, predict, train a few steps, report an
 python run.py mode=simulate [...]    the same on a described cluster, in a simulator: cluster=p40x8
 python run.py mode=plan [...]        only plan and predict; mode=profile only measures or counts a model's layers
 python run.py mode=calibrate [...]   time collectives among this machine's devices, and write a cluster file
-python run.py mode=tune [...]        which mesh of all devices, and which micro-batches, are fastest and fit
-python run.py --config-dir DIR [...] with further choices: DIR/cluster/NAME.yaml is cluster=NAME
+python run.py mode=tune [...]        find the fastest mesh of all devices and number of micro-batches that fit in memory
+python run.py --config-dir DIR [...] also read choices from DIR: DIR/cluster/NAME.yaml is cluster=NAME
 python run.py -m [key=v1,v2 ...]     a sweep over every combination; +sweeps=NAME takes the points of sweeps/NAME.yaml
 python run.py --cfg job [...]        print the configuration and stop
 python run.py --help                 this page"""
@@ -40,7 +40,7 @@ def text() -> str:
         parts += [f"{group}=...", "\n".join(_entry(name, what) for name, what in _choices(group))]
         for (owner, name), config in registry.schemas().items():
             if owner == group and (lines := list(keys(config, f"{group}."))):
-                parts.append("\n".join([f"  with {group}={name}" if name != group else "  with any of them", *lines]))
+                parts.append("\n".join([f"  with {group}={name}" if name != group else "  with any {group}", *lines]))
     return "\n\n".join([*parts, "other keys", "\n".join(keys(Config, ""))])
 
 

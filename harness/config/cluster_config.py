@@ -29,36 +29,36 @@ VALUES = ("nominal", "effective")
 
 @dataclass
 class PeakConfig:
-    """Multiplications and additions, in TFLOP/s (1e12 of them a second); null: not known, or as measured here."""
+    """FLOP/s of a device, multiplications and additions both counted; null: not known, or as measured here."""
 
     float32: float | None = None
-    """TFLOP/s in float32, as the model's convolutions and products run (with or without TF32)."""
+    """Peak TFLOP/s in float32, for convolutions and matmuls as the model runs them (with or without TF32)."""
     float64: float | None = None
-    """TFLOP/s in float64."""
+    """Peak TFLOP/s in float64."""
     bfloat16: float | None = None
-    """TFLOP/s in bfloat16, dense."""
+    """Peak TFLOP/s in bfloat16, dense."""
     float16: float | None = None
-    """TFLOP/s in float16, dense."""
+    """Peak TFLOP/s in float16, dense."""
 
 
 @dataclass
 class EffectiveConfig:
-    """What published timings imply, in addition to the nominal value; null: the nominal value."""
+    """Values that published timings imply, next to the nominal ones; null: the nominal value."""
 
     efficiency: float | None = None
-    """For cluster.efficiency."""
+    """Effective value of cluster.efficiency."""
     bandwidth_gb_s: float | None = None
-    """For cluster.bandwidth_gb_s."""
+    """Effective value of cluster.bandwidth_gb_s."""
     alpha_s: float | None = None
-    """For cluster.alpha_s."""
+    """Effective value of cluster.alpha_s."""
     node_bandwidth_gb_s: float | None = None
-    """For cluster.node_bandwidth_gb_s."""
+    """Effective value of cluster.node_bandwidth_gb_s."""
     node_alpha_s: float | None = None
-    """For cluster.node_alpha_s."""
+    """Effective value of cluster.node_alpha_s."""
     host_bandwidth_gb_s: float | None = None
-    """For cluster.host_bandwidth_gb_s."""
+    """Effective value of cluster.host_bandwidth_gb_s."""
     host_alpha_s: float | None = None
-    """For cluster.host_alpha_s."""
+    """Effective value of cluster.host_alpha_s."""
 
 
 @dataclass
@@ -68,45 +68,51 @@ class ClusterConfig:
     name: str = "local"
     """local: the devices of this machine. Any other name is a described cluster: planned for, not run on."""
     nodes: int | None = None
-    """Machines of the cluster; null: 1, or all nodes of the Slurm job where srun starts the ranks."""
+    """Number of nodes; null: 1, or all nodes of the Slurm job where srun starts the ranks."""
     devices: int | None = None
-    """Devices of each node; null: all GPUs, or one CPU device for each core, that are found here (inside of a Slurm job
-    for each CPU that it has here, for each task where srun starts the ranks)."""
+    """Number of devices of each node; null: all GPUs of this machine, or one CPU device for each core (inside of a
+    Slurm job for each CPU of its allocation, and for each task where srun starts the ranks)."""
     device: str = "auto"
-    """cluster=local: auto (GPUs where there are any), cpu or cuda. A described cluster: the device's name."""
+    """With cluster=local the kind of device: auto (GPUs where there are any), cpu or cuda. Otherwise the device's
+    name."""
     memory_gb: float | None = None
-    """Memory of each device in GB (1e9 bytes); null: what is found here, shared equally among CPU devices."""
+    """Memory of each device in GB (1e9 bytes); null: the memory of this machine's devices, shared equally among CPU
+    devices."""
     peak_tflops: PeakConfig = field(default_factory=PeakConfig)
     memory_bandwidth_gb_s: float | None = None
     """Bandwidth of each device's memory in GB/s; null: as measured here, not known for a described cluster."""
     efficiency: float = 1.0
-    """Share of both peaks (FLOP/s, memory) that large kernels reach: the one calibrated number of a device."""
+    """Fraction of both peaks (FLOP/s and memory bandwidth) that large kernels reach: the one calibrated number of a
+    device."""
     kernel_s: float | None = None
-    """Time that each kernel costs more, in seconds; null: as measured here, 0 for a described cluster."""
+    """Overhead of each kernel launch in seconds; null: as measured here, 0 for a described cluster."""
     wave_elements: int | None = None
-    """Elements of a matrix product's output that a device computes at once; on average half of them are computed too
-    many, so that small products reach less. null: none are."""
+    """Elements of a matmul's output that a device computes at once (a wave). On average half a wave is wasted, so that
+    small matmuls are less efficient. null: no waste."""
     bandwidth_gb_s: float | None = None
-    """A link between two devices of a node; null: as measured here, else 5 between CPU devices, 12 between GPUs."""
+    """Bandwidth in GB/s of a link between two devices of a node; null: as measured here, else 5 between CPU devices and
+    12 between GPUs."""
     alpha_s: float | None = None
-    """Latency of a message on such a link in seconds; null: as measured here, 0 for a described cluster."""
+    """Latency of a message between two devices of a node in seconds; null: as measured here, 0 for a described
+    cluster."""
     duplex: str = "full"
-    """full: both directions of a link at once; half: they share it."""
+    """full: a link carries both directions at once at full bandwidth; half: both directions share it."""
     node_bandwidth_gb_s: float | None = None
-    """The network port of a node, shared by all that crosses it; null: as the links."""
+    """Bandwidth in GB/s of a node's network port, shared by all its messages to other nodes; null: bandwidth_gb_s."""
     node_alpha_s: float | None = None
-    """Latency of a message between nodes in seconds; null: as the links."""
+    """Latency of a message between nodes in seconds; null: alpha_s."""
     host_bandwidth_gb_s: float | None = None
-    """Between a device and its host's memory; null: as measured here, as the links for a described cluster."""
+    """Bandwidth in GB/s between a device and its host's memory; null: as measured here, bandwidth_gb_s for a described
+    cluster."""
     host_alpha_s: float | None = None
-    """Latency of a copy from or to the host in seconds; null: as host_bandwidth_gb_s."""
+    """Latency of a copy from or to the host in seconds; null: as measured here, alpha_s for a described cluster."""
     blocking_messages: bool = False
-    """true: a message occupies both ends' compute; false: only its link."""
+    """true: a message also occupies compute of both devices; false: only the link."""
     cores: float | None = None
-    """How many devices of a node can compute at full speed at once; 0: all; null: as measured here, else 0."""
+    """Number of devices of a node that can compute at full speed at once; 0: all; null: as measured here, else 0."""
     values: str = "nominal"
-    """nominal: the keys as they stand (data sheets). effective: those of cluster.effective where they are given. A
-    number that is typed wins: cluster.bandwidth_gb_s=6 holds for both."""
+    """nominal: the keys as they are (data sheets). effective: cluster.effective.* replaces them where it is given. A
+    key on the command line wins over both: cluster.bandwidth_gb_s=6."""
     effective: EffectiveConfig = field(default_factory=EffectiveConfig)
 
 

@@ -27,7 +27,7 @@ SHORT = 3
 SIMILAR = 0.5
 """How similar a choice must be to be suggested (`difflib`): as fp16 is to float16."""
 ALL_KEYS = "python run.py --help lists every key"
-WANTED = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", NoneType: "null"}
+WANTED = {int: "a whole number", float: "a number", bool: "true or false", str: "a string", NoneType: "null"}
 
 
 @dataclass(frozen=True)

@@ -95,9 +95,9 @@ def source(group: str, name: str) -> Path:
     return path.parent if path.name in PACKAGE_FILES else path
 
 
-def splits_products(planner: str) -> bool:
-    """Whether a planner says how devices split matrix products."""
-    return getattr(schemas().get(("planner", planner)), "splits_products", False)
+def splits_matmuls(planner: str) -> bool:
+    """Return whether a planner splits matmuls over devices (tensor parallelism)."""
+    return getattr(schemas().get(("planner", planner)), "splits_matmuls", False)
 
 
 def build(group: str, node: DictConfig, *extra: Any) -> Any:

@@ -14,27 +14,27 @@ from omegaconf import MISSING
 @dataclass
 class BatchConfig:
     size: int = 16
-    """Samples of one optimizer step, over all replicas."""
+    """Global batch size: samples of one optimizer step, over all replicas."""
     micro_batches: int = 8
-    """Micro-batches of each pipeline replica."""
+    """Micro-batches that each replica of the pipeline splits its samples into."""
 
 
 @dataclass
 class MeshConfig:
-    """Degrees of parallelism; one that is null follows from the devices."""
+    """Parallel sizes of the device mesh; null: chosen from the number of devices."""
 
     data: int | None = None
-    """Replicas."""
+    """Data parallel size: replicas of the model; null: chosen from the number of devices."""
     pipeline: int | None = None
-    """Pipeline stages."""
+    """Pipeline parallel size: stages of each replica; null: chosen from the number of devices."""
     tensor: int | None = None
-    """Tensor shards."""
+    """Tensor parallel size: devices that share each matmul; null: chosen from the number of devices."""
 
 
 @dataclass
 class OptimizerConfig:
     name: str = "sgd"
-    """sgd, adam or adamw (torch.optim)."""
+    """The optimizer of torch.optim: sgd, adam or adamw."""
     lr: float = 0.1
     """Learning rate."""
     momentum: float = 0.0
@@ -46,14 +46,15 @@ class OptimizerConfig:
 @dataclass
 class LaunchConfig:
     ranks: str = "auto"
-    """Who starts an engine's ranks. fork: they are forked here. srun: by one srun command, on all nodes of the Slurm
-    job that this is part of. auto: srun inside of a Slurm job, else fork."""
+    """Who starts the processes (ranks) of an engine. fork: they are forked on this machine. srun: one srun command
+    starts them, on all nodes of the Slurm job. auto: srun inside of a Slurm job, else fork."""
     timeout_s: float = 300.0
-    """A rank that makes no progress for so long is ended, its Python stacks go to the log."""
+    """Seconds without progress after which a rank is killed; its Python stacks are written to the log."""
     checkpoint_every: int = 0
-    """Steps from one checkpoint to the next; 0: only when the run is preempted (SIGTERM, SIGUSR1, Ctrl-C)."""
+    """Steps between two checkpoints; 0: a checkpoint is written only when the run is preempted (SIGTERM, SIGUSR1,
+    Ctrl-C)."""
     grace_s: float = 30.0
-    """A run that is preempted is ended after so long, if its step and the checkpoint take longer."""
+    """Seconds that a preempted run has to finish its step and write its checkpoint, before it is killed."""
 
 
 @dataclass
@@ -73,34 +74,35 @@ class Config:
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     launch: LaunchConfig = field(default_factory=LaunchConfig)
     mode: str = "run"
-    """run: plan, predict, train, record. plan: stop after the prediction. simulate: record the simulated run, too.
-    profile: write the model's profile, and stop. calibrate: time collectives among this machine's devices, and write a
-    cluster file with the latency and bandwidth that fit them. tune: which mesh of all devices and which micro-batches
-    are fastest and fit; what is given of mesh.* and batch.micro_batches stays."""
+    """run: plan, predict, train and record. plan: plan and predict, then stop. simulate: run the plan in a simulator
+    and record it. profile: write the model's profile, then stop. calibrate: time collectives among this machine's
+    devices, and write a cluster file with the fitted latency and bandwidth. tune: find the mesh of all devices and the
+    number of micro-batches that are fastest and fit in memory; values given for mesh.* and batch.micro_batches are
+    kept."""
     costs: str = "auto"
-    """Where layer times are from. measured: the profile as it is. scaled: a measured profile, scaled to the cluster's
-    device. analytic: counted work against the device's peaks. none: layers take no time, what is left is communication
-    (auto is that where a planner of matrix products plans for a cluster without peaks). auto: measured here, or as the
-    profile has them; on a described cluster with peaks analytic without profile=, and with a profile of another device
-    scaled if it was measured there, analytic if its times are."""
+    """Where layer times come from. measured: the profile as it is. scaled: a measured profile, scaled to the cluster's
+    device. analytic: FLOPs and bytes divided by the device's peaks. none: layers take no time, so that only
+    communication counts. auto: measured for this machine. For a described cluster, auto is: without profile=, analytic,
+    or none where a tensor-parallel planner plans for a cluster without peaks; with the profile of another device,
+    scaled if it was measured, else analytic."""
     jitter: float = 0.0
-    """Simulation: relative spread of each op's time (normal, from `seed`); 0 is deterministic."""
+    """Simulation: relative standard deviation of each op's time (normal distribution, from `seed`); 0 is
+    deterministic."""
     memory: str = "auto"
-    """Bytes for each parameter: auto (from the optimizer) or the name of a memory model
+    """Bytes of memory for each parameter: auto (from the optimizer) or the name of a memory model
     (harness/core/memory_model.py)."""
     steps: int = 10
-    """Training steps that are measured; with mode=calibrate rounds of all collectives."""
+    """Training steps that are measured; with mode=calibrate, rounds of all collectives."""
     warmup: int = 2
-    """Steps before them; memory is metered in the last one, if it is not the first (then it is not known)."""
+    """Training steps before the measured ones. Memory is measured in the last of them, if there are at least 2."""
     seed: int = 0
-    """Seeds weights, data and dropout."""
+    """Seed of weights, data and dropout."""
     profile: str | None = None
-    """A stored ModelProfile (JSON), measured or counted, to plan and simulate with instead of profiling."""
+    """A stored ModelProfile (JSON file), to plan and simulate with instead of profiling the model."""
     remeasure: bool = False
-    """Measures this machine and the model's layers again. Otherwise both are measured once and kept, even if other
-    programs were running then."""
+    """Measure this machine and the model's layers again, instead of reading the cached measurement."""
     out: str | None = None
-    """The run's folder; runs/<date>/<id> where it is not given."""
+    """The folder of the run; null: runs/<date>/<id>."""
 
 
 DTYPES = ("float32", "float64", "bfloat16", "float16")
@@ -114,6 +116,6 @@ class PrecisionConfig:
     name: str = "fp32"
     """What the record calls it."""
     dtype: str = "float32"
-    """Format of weights, gradients, optimizer state and activations: float32, float64, bfloat16 or float16."""
+    """Number format of weights, gradients, optimizer state and activations: float32, float64, bfloat16 or float16."""
     autocast: str | None = None
-    """Format that torch.autocast computes the forward pass in: bfloat16, float16 or null for none."""
+    """Number format of torch.autocast in the forward pass: bfloat16, float16, or null for no autocast."""

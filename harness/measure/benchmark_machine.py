@@ -33,7 +33,7 @@ Timer = Callable[[Callable[[], object], int], float]
 BUDGET_S = 0.25
 """For each figure."""
 TRY_S = 0.05
-"""A product grows until it takes so long."""
+"""Seconds: a matmul grows until it takes this long."""
 SMALL, LARGEST = 256, {"cpu": 2048, "cuda": 8192}
 """Rows of the square matrices that are multiplied."""
 SUM_BYTES = {"cpu": 64 * 2**20, "cuda": 256 * 2**20}
@@ -243,7 +243,7 @@ def _device(found: DetectedDevices, place: str, timer: Timer) -> Device:
     peaks = {}
     for dtype in dict.fromkeys((*DTYPES, *AUTOCAST)):
         with suppress(RuntimeError):  # a dtype that this device cannot multiply has no peak
-            peaks[dtype] = _product_flops(place, getattr(torch, dtype), LARGEST[found.kind], timer)
+            peaks[dtype] = _matmul_flops(place, getattr(torch, dtype), LARGEST[found.kind], timer)
     one = torch.zeros(1, device=place)
     kernel_s = _best(timer, lambda: one + 1, calls=KERNELS)
     return Device(
@@ -251,8 +251,8 @@ def _device(found: DetectedDevices, place: str, timer: Timer) -> Device:
     )
 
 
-def _product_flops(place: str, dtype: torch.dtype, largest: int, timer: Timer) -> float:
-    """FLOP/s of a product of square matrices, as large as it can be in a short time."""
+def _matmul_flops(place: str, dtype: torch.dtype, largest: int, timer: Timer) -> float:
+    """FLOP/s of a matmul of square matrices, as large as it can be in a short time."""
     rows = SMALL
     while True:
         a, b = (torch.rand(rows, rows, device=place).to(dtype) for _ in range(2))

@@ -7,7 +7,7 @@ Every operation that torch dispatches below autograd is one kernel, with these r
   there were no caches. What it changes in place it reads and writes. `fill_`, `zero_`, `copy_` and random numbers drawn
   in place only write. A broadcast tensor is read in the size that it has in memory; a look-up (embedding, gather)
   reads of its table as many bytes as come out.
-* FLOPs are those of the products that `harness.measure.matmul_finder` finds (matrix products, convolutions,
+* FLOPs are those of the matmuls that `harness.measure.matmul_finder` finds (linear layers, convolutions,
 attention), and of
   whatever else torch's own registry knows; all other kernels are elementwise.
 """

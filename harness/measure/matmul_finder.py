@@ -1,8 +1,8 @@
-"""The matrix products that kernels do, and whose weights they use: what `harness.core.model_profile.Product` records of
+"""The matmuls that kernels do, and whose weights they use: what `harness.core.model_profile.Product` records of
 a layer.
 
-These kernels are known: mm, addmm, bmm, baddbmm, convolution, fused attention of any kind, embedding. All products of a
-network are made of them, but for kernels of somebody's own and what torch counts no FLOPs for, as a vector's product.
+These kernels are known: mm, addmm, bmm, baddbmm, convolution, fused attention of any kind, embedding. All matmuls of a
+network are made of them, but for custom kernels and operations that torch counts no FLOPs for, as a dot product.
 
     factors of mm, bmm      what is found
     a weight, on any side   linear, with the weight on the right: (A B)^T = B^T A^T. Its heads are the matrices that the
@@ -60,13 +60,13 @@ class Weights:
 
 
 class Products:
-    """Finds the products of a layer's kernels, which compute a micro-batch of `samples`."""
+    """Finds the matmuls of a layer's kernels, which compute a micro-batch of `samples`."""
 
     def __init__(self, layer: nn.Module, samples: int) -> None:
         self._weights, self._samples = Weights(layer), samples
 
     def of(self, func: Any, args: tuple[Any, ...], result: Any) -> list[Product]:
-        """The products of one kernel that has run; none for a kernel without any. Called for each kernel in turn."""
+        """Return the matmuls of one kernel that has run. Called for each kernel in turn."""
         self._weights.follow(func, args, result)
         rule = _RULES.get(func.overloadpacket)
         return rule(self, args, result) if rule else []
@@ -127,7 +127,7 @@ class Products:
         return self._by_sample(Product(name, "attention", rows, in_, out, heads=batch))
 
     def _by_sample(self, product: Product) -> Product:
-        """`product` has the rows of all samples; where they do not divide, it is done once."""
+        """Divide the rows of `product` by the samples; if there is a remainder, it is done once for the micro-batch."""
         rows, rest = divmod(product.rows_per_sample, self._samples)
         return replace(product, kind="once") if rest else replace(product, rows_per_sample=rows)
 

@@ -165,7 +165,7 @@ def timeless(config: DictConfig, cluster: Cluster) -> bool:
     """Whether layers take no time: if the user says so, or where a planner asks for none and no peaks are known."""
     if config.costs != "auto":
         return bool(config.costs == "none")
-    asks = not registry.splits_products(config.planner.name)
+    asks = not registry.splits_matmuls(config.planner.name)
     return not (asks or config.mode != "plan" or config.cluster.name == "local" or cluster.device.peak_flops)
 
 

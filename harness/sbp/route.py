@@ -46,8 +46,8 @@ class Route:
 
 
 class Infeasible(ValueError):
-    """No strategy is allowed; `products` are the names of the matmuls that allow none together, where that is known."""
+    """No strategy is allowed; `matmuls` are the names of those that allow none together, where that is known."""
 
-    def __init__(self, message: str, *products: str) -> None:
+    def __init__(self, message: str, *matmuls: str) -> None:
         super().__init__(message)
-        self.products = products
+        self.matmuls = matmuls

@@ -25,13 +25,14 @@ class Config:
     name: str = "wandb"
     """Mirrors the record to Weights & Biases."""
     mode: str = "offline"
-    """offline: files only, below the run's folder. online: to the server (needs `wandb login`). disabled: nothing."""
+    """offline: write files in the run's folder only. online: send to the server (needs `wandb login`). disabled:
+    nothing."""
     project: str = "regatta"
     """The W&B project."""
     entity: str | None = None
-    """The W&B user or team; the account's default where it is null."""
+    """The W&B user or team; null: the account's default."""
     timeout_s: float = 30.0
-    """Online, the longest wait for the server at the start of a run, and again at its end."""
+    """With mode=online, seconds to wait for the server at the start of a run and at its end."""
 
 
 class WandbTracker:

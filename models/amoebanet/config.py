@@ -24,13 +24,13 @@ class Config:
     name: str = "amoebanet"
     """The network: models/amoebanet."""
     layers: int = 3
-    """L, the normal cells; a multiple of 3. The network has L + 6 layers."""
+    """L, the number of normal cells; a multiple of 3. The network has L + 6 layers."""
     channels: int = 32
     """D, the channels of the first normal cells; a multiple of 8."""
     size: int = 64
-    """Side of the square image in pixels; a multiple of 32, at least 64. The papers have 224."""
+    """Width and height of an image in pixels; a multiple of 32, at least 64. The papers have 224."""
     classes: int = 10
-    """Classes of images; the papers have 1000."""
+    """Number of classes; the papers have 1000."""
 
 
 def check(config: Config) -> list[Problem]:

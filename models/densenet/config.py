@@ -18,13 +18,14 @@ class Config:
     name: str = "densenet"
     """The network: models/densenet."""
     blocks: list[int] = field(default_factory=lambda: [6, 12, 24, 16])
-    """Dense layers of each dense block: [6,12,24,16] is DenseNet-121."""
+    """Number of dense layers in each dense block: [6,12,24,16] is DenseNet-121."""
     growth: int = 8
-    """Channels that a dense layer adds (32 in the papers); the stem makes twice, its bottleneck four times as many."""
+    """Growth rate: channels that a dense layer adds (32 in the papers). The stem has twice, a bottleneck four times as
+    many."""
     size: int = 64
-    """Side of the square image in pixels; at least 61 with four blocks."""
+    """Width and height of an image in pixels; at least 61 with four blocks."""
     classes: int = 10
-    """What an image may show; 1000 in the papers."""
+    """Number of classes; the papers have 1000."""
 
 
 def check(config: Config) -> list[Problem]:

@@ -42,7 +42,7 @@ class Block(nn.Module):
 
 
 class Attention(nn.Module):
-    """Causal attention of several heads, with queries, keys and values from one product."""
+    """Causal multi-head attention, with queries, keys and values from one matmul."""
 
     def __init__(self, hidden: int, heads: int, depth: int, dropout: float, attention_dropout: float) -> None:
         super().__init__()

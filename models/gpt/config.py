@@ -20,21 +20,21 @@ class Config:
     name: str = "gpt"
     """The network: models/gpt."""
     layers: int = 4
-    """Transformer layers; the chain has four more."""
+    """Number of transformer layers; the model has four more layers."""
     hidden: int = 64
-    """Width of a token's embedding."""
+    """Hidden size: width of a token's embedding."""
     heads: int = 4
-    """Attention heads; they divide hidden."""
+    """Number of attention heads; must divide hidden."""
     sequence: int = 64
-    """Tokens of a sample."""
+    """Sequence length: tokens of a sample."""
     vocabulary: int = 256
-    """Different tokens; 256 are all bytes."""
+    """Vocabulary size; 256 covers all bytes."""
     tied: bool = True
-    """Whether the head's weight is the embedding's; otherwise it has its own."""
+    """Share one weight between the embedding and the output head."""
     dropout: float = 0.0
-    """Probability that an element of the embedded tokens, or of what a layer adds to them, is zeroed in training."""
+    """Dropout probability of embeddings and of each layer's output."""
     attention_dropout: float = 0.0
-    """The same for attention's probabilities. Above 0 they are stored whole, which takes much more memory."""
+    """Dropout probability of attention weights. Above 0 attention stores them, which takes much more memory."""
 
 
 def check(config: Config) -> list[Problem]:

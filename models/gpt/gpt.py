@@ -71,7 +71,7 @@ class Position(nn.Module):
 
 
 class Head(nn.Module):
-    """(n, sequence, hidden) -> logits (n, sequence, vocabulary): a product with `weight`, without bias."""
+    """(n, sequence, hidden) -> logits (n, sequence, vocabulary): a matmul with `weight`, without bias."""
 
     def __init__(self, weight: nn.Parameter) -> None:
         super().__init__()

@@ -21,13 +21,13 @@ class Config:
     name: str = "inception"
     """The network: models/inception."""
     divisor: int = 8
-    """Every width is divided by it: 1 (the papers' network), 2, 4, 8 or 16."""
+    """Divides every width: 1 (the papers' network), 2, 4, 8 or 16."""
     size: int = 128
-    """Side of the square image in pixels; at least 107 (299 in the papers)."""
+    """Width and height of an image in pixels; at least 107 (299 in the papers)."""
     classes: int = 10
-    """What an image may show; 1000 in the papers."""
+    """Number of classes; the papers have 1000."""
     dropout: float = 0.5
-    """Probability that an input of the last layer is zeroed in training."""
+    """Dropout probability of the last layer's input."""
 
 
 def check(config: Config) -> list[Problem]:

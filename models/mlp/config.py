@@ -17,7 +17,7 @@ class Config:
     name: str = "mlp"
     """The network: models/mlp."""
     widths: list[int] = field(default_factory=lambda: [64, 128, 128, 10])
-    """Numbers of a sample, widths of the layers within, classes."""
+    """Input size, sizes of the hidden layers, number of classes."""
 
 
 def check(config: Config) -> list[Problem]:

@@ -21,15 +21,15 @@ class Config:
     name: str = "resnet"
     """The network: models/resnet."""
     blocks: list[int] = field(default_factory=lambda: [3, 4, 6, 3])
-    """Bottlenecks of each stage: [3,4,6,3] is ResNet-50, [3,4,23,3] ResNet-101."""
+    """Number of bottlenecks in each stage: [3,4,6,3] is ResNet-50, [3,4,23,3] ResNet-101."""
     channels: int = 16
-    """Inner channels of the first stage's bottlenecks (64 in the papers); each later stage doubles them."""
+    """Inner channels of the first stage's bottlenecks (64 in the papers); each later stage has twice as many."""
     size: int = 64
-    """Side of the square image in pixels; at least 33 with four stages."""
+    """Width and height of an image in pixels; at least 33 with four stages."""
     classes: int = 10
-    """What an image may show; 1000 in the papers."""
+    """Number of classes; the papers have 1000."""
     cut: str = "block"
-    """What one layer of the chain is: block (a whole bottleneck) or layer (an elementary layer, with skips)."""
+    """What one layer of the model is: block (a whole bottleneck) or layer (an elementary layer, with skips)."""
 
 
 def check(config: Config) -> list[Problem]:

@@ -20,13 +20,13 @@ class Config:
     name: str = "unet"
     """The network: models/unet."""
     convs: int = 2
-    """B, the convolutions of a cell."""
+    """B, the number of convolutions in a cell."""
     channels: int = 16
     """C, the channels of the first cell; an even number."""
     size: int = 128
-    """Side of the square image in pixels; at least 64."""
+    """Width and height of an image in pixels; at least 64."""
     dropout: float = 0.1
-    """Probability that a convolution's output channel is zeroed in training."""
+    """Dropout probability of a convolution's output channels."""
 
 
 def check(config: Config) -> list[Problem]:

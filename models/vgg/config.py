@@ -18,15 +18,15 @@ class Config:
     name: str = "vgg"
     """The network: models/vgg."""
     channels: list[int] = field(default_factory=lambda: [16, 32, 64, 128, 128])
-    """Channels of each stage, two convolutions and a pool; [64,128,256,512,512] in the papers."""
+    """Channels of each stage (two convolutions and a pooling layer); [64,128,256,512,512] in the papers."""
     dense: int = 256
-    """Width of the two inner dense layers; 4096 in the papers."""
+    """Width of the two hidden dense layers; 4096 in the papers."""
     size: int = 64
-    """Side of the square image in pixels; at least 32 with five stages (224 in the papers)."""
+    """Width and height of an image in pixels; at least 32 with five stages (224 in the papers)."""
     classes: int = 10
-    """What an image may show; 1000 in the papers."""
+    """Number of classes; the papers have 1000."""
     dropout: float = 0.5
-    """Probability that an output of the inner dense layers is zeroed in training."""
+    """Dropout probability of the hidden dense layers' outputs."""
 
 
 def check(config: Config) -> list[Problem]:

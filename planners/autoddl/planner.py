@@ -31,30 +31,32 @@ LARGEST = 10**7
 
 @dataclass
 class Config:
-    splits_products: ClassVar[bool] = True  # and asks for no layer times
+    splits_matmuls: ClassVar[bool] = True  # and asks for no layer times
 
     name: str = "autoddl"
     """The planner."""
     search: str = "exact"
-    """exact: the proven optimum; exhaustive, random, metropolis_hastings or coordinate_descent: those of the paper."""
+    """exact: the proven optimum; exhaustive, random, metropolis_hastings or coordinate_descent: the searches of the
+    paper."""
     paths: str = "mixed"
-    """Between matmuls. mixed: all-to-all only over the devices that change sides; paper: over all, as in its costs."""
+    """How tensors change layout between matmuls. mixed: all-to-all only among the devices whose blocks change; paper:
+    among all devices, as in the paper's costs."""
     ends: str = "free"
-    """free: the input has the layout of its layer and needs no gradient, the output keeps its layout; batch_split: both
-    are split by samples alone, and have gradients."""
+    """Layout of the model's input and output. free: as the first and the last layer have it, and the input needs no
+    gradient; batch_split: both are split along the batch, and have gradients."""
     splits: str = "even"
-    """even: only what divides; power_of_two: and p1, p2 powers of two; any: parts may differ (planning only)."""
+    """Which strategies are considered. even: sizes are divided without remainder; power_of_two: also p1 and p2 are
+    powers of two; any: shards may differ in size (planning only)."""
     repeat: bool = False
-    """Whether repeated layers get the same split, as in the paper."""
+    """Give repeated layers the same strategy, as in the paper."""
     max_replicas: int | None = None
-    """The largest p0, the paper's limit of memory; null: none."""
+    """The largest p0, which is how the paper limits memory; null: no limit."""
     memory_gb: float | None = None
-    """GB (1e9 bytes) that a device has for everything that the memory timeline counts; null: its memory. For
-    search=exact."""
+    """Memory limit of a device in GB (1e9 bytes), for search=exact; null: the device's memory."""
     evaluations: int = 10_000
-    """Plans that random, metropolis_hastings and coordinate_descent evaluate."""
+    """Number of plans that random, metropolis_hastings and coordinate_descent evaluate."""
     seed: int = 0
-    """The seed of these three."""
+    """Random seed of random, metropolis_hastings and coordinate_descent."""
 
 
 def build(config: Config) -> AutoDDL:
@@ -101,8 +103,8 @@ class AutoDDL:
         results: list[SearchResult] = []
         rules = Rules(cast(Paths, config.paths), cast(Splits, config.splits), config.max_replicas)
 
-        def search(products: SplitProblem) -> Route:
-            results.append(self._searched(products.search(self.ends)))
+        def search(problem: SplitProblem) -> Route:
+            results.append(self._searched(problem.search(self.ends)))
             return results[-1].route
 
         exact = config.search == "exact"

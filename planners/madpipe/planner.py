@@ -28,17 +28,18 @@ class Config:
     name: str = "madpipe"
     """The planner."""
     allocation: str = "exact"
-    """exact: fixed point without grids, and the best consecutive stages; published: the paper's Algorithm 1 alone."""
+    """exact: fixed point without grids, and the best consecutive stages; published: only the paper's Algorithm 1."""
     iterations: int = 10
-    """Of Algorithm 1 (K in the paper), for planner.allocation=published."""
+    """Iterations of Algorithm 1 (K in the paper), for planner.allocation=published."""
     atomic: bool = True
-    """Whether layers of a stage run as one block; false also lets them run apart, up to 40 layers, 12 on a device."""
+    """Run the layers of a stage as one block; false: they may also run apart, up to 40 layers, 12 on a device."""
     reassign: bool = True
-    """Whether stages may change devices after the integer program."""
+    """Let stages change devices after the integer program."""
     limit_s: float = 8.0
-    """Seconds for the integer programs together; then the best plan so far counts. The paper has 60."""
+    """Time limit of all integer programs together in seconds; then the best plan so far is used. The paper has 60."""
     duplex: str = "half"
-    """cluster: as its links; half: a link is busy one way at a time, as in the paper; full: both ways at once."""
+    """cluster: as cluster.duplex says; half: a link carries one direction at a time, as in the paper; full: both at
+    once."""
 
 
 def build(config: Config) -> MadPipe:

@@ -1,4 +1,4 @@
-"""The search: closed form for all candidates, a simulation for the best of them."""
+"""The search of mode=tune: an analytic estimate of every candidate, and a simulation of the best ones."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from harness.planning.tune.step_time import estimate
 from harness.report.progress import Progress
 
 SIMULATED = 10
-"""Candidates that are simulated: the best by closed form of those that fit."""
+"""Number of candidates that are simulated: the fastest by analytic estimate among those that fit."""
 
 
 class Tuner:
@@ -85,7 +85,7 @@ class Tuner:
         """What rules a candidate out whatever the model's layers take."""
         own, uneven = one.config(config), one.uneven()
         found = engine_support.early(own, self.engine, cluster)
-        if one.mesh.tensor > 1 and not registry.splits_products(config.planner.name):
+        if one.mesh.tensor > 1 and not registry.splits_matmuls(config.planner.name):
             found.append(engine_support.no_split(one.mesh.tensor, config.engine.name))
         if uneven:  # then its micro-batches are rounded
             return tuple(problem for problem in found if not problem.key.startswith("batch.")) or tuple(uneven)
@@ -94,8 +94,8 @@ class Tuner:
         return tuple(found)
 
     def judge(self) -> None:
-        """All candidates in closed form, smaller micro-batches first: where none fits, no larger one does."""
-        self.progress.phase("ranking", f"{len(self.lines)} candidates in closed form")
+        """Estimate all candidates, smaller micro-batches first: where the smallest does not fit, no larger does."""
+        self.progress.phase("ranking", f"{len(self.lines)} candidates by analytic estimate")
         full = 0
         for size in dict.fromkeys(one.micro_batch for one, line in self.lines.items() if not line.out):
             own = [line for line in self.lines.values() if line.candidate.micro_batch == size and not line.out]
@@ -113,7 +113,7 @@ class Tuner:
         return prepare.ground(one.config(self.config), self.overrides, self.folder, self.progress)
 
     def judged(self, line: Line) -> Line:
-        """With what it needs and takes in closed form, or why there is no plan."""
+        """Add the analytic estimate of memory and step time to a candidate, or the reason why it has no plan."""
         line = self.with_state(line)
         if line.out:
             return line
@@ -159,7 +159,7 @@ class Tuner:
         return laid_out(config, self.engine, self.planner, ground.profile, ground.cluster)
 
     def simulated(self) -> Iterator[Line]:
-        """The best by closed form, simulated until enough fit."""
+        """Simulate candidates in the order of their analytic estimates, until enough of them fit."""
         left = [line for line in self.lines.values() if not line.out]
         left.sort(key=lambda line: line.closed_form_step_time_s or 0.0)
         fitting = 0

@@ -17,9 +17,9 @@ TITLES = (
     "tensor",
     "pipeline",
     "data",
-    "closed form",
+    "analytic estimate",
     "simulated",
-    "closed / simulated",
+    "analytic / simulated",
     "throughput, simulated",
     "memory, simulated",
 )
@@ -36,23 +36,23 @@ def simulated(found: Tuned) -> Table:
 
 
 def reported(found: Tuned) -> Iterator[str]:
-    """How the closed form did, and what became of the other candidates."""
+    """Yield two lines: the error of the analytic estimate, and the number of candidates by outcome."""
     off = found.off()
     yield (
-        f"closed form / simulated: {min(off):.3f} to {max(off):.3f}, median {statistics.median(off):.3f}; "
-        f"the best by simulation is number {_place(found)} by closed form"
+        f"analytic estimate / simulated: {min(off):.3f} to {max(off):.3f}, median {statistics.median(off):.3f}; "
+        f"the best by simulation is number {_place(found)} by analytic estimate"
     )
     out = [line for line in found.lines if line.out]
     full = sum(line.full for line in out)
     left = len(found.lines) - len(out) - len(found.simulated)
     yield (
-        f"{len(found.lines)} candidates: {len(found.simulated)} simulated, {left} slower by closed form, "
+        f"{len(found.lines)} candidates: {len(found.simulated)} simulated, {left} slower by analytic estimate, "
         f"{full} too large for memory, {len(out) - full} impossible"
     )
 
 
 def _place(found: Tuned) -> int:
-    """By closed form, of the best among those that were simulated and fit."""
+    """Rank, by analytic estimate, of the best candidate among those that were simulated and fit."""
     quicker = (line.closed_form_step_time_s or 0.0 for line in found.simulated)
     return 1 + sum(one < (found.best.closed_form_step_time_s or 0.0) for one in quicker)
 

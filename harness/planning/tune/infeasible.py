@@ -20,7 +20,7 @@ from harness.planning.tune.result import Line
 
 Fits = Callable[[DictConfig, Cluster], bool]
 ROOM = (1.0, 1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0)
-"""So many times what the closed form asks for is tried."""
+"""The largest multiple of the analytic estimate of memory that is tried as a limit."""
 NONE = "a smaller model, or devices with more memory"
 
 

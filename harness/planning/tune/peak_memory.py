@@ -1,4 +1,4 @@
-"""The memory of a plan in closed form: what is there all the time, and what the micro-batches in flight keep.
+"""Analytic estimate of a plan's peak memory: training state, plus the activations of the micro-batches in flight.
 
 Where a schedule fixes its order this is never more than what a simulated step needs. Where a rule picks, a stage is
 taken to have as many micro-batches in flight as in 1F1B, which it has where stages take equal.

@@ -36,8 +36,8 @@ TITLES = (
 class Line:
     """`problems` say why a candidate is out. Memory is that of the fullest device, in bytes.
 
-    None is what nobody has computed: only the best by closed form are simulated. Where the state of training alone is
-    too large, memory in closed form is no more than that, and there is no time.
+    None means not computed: only the best by analytic estimate are simulated. Where the training state alone is
+    too large, the estimate of memory is that alone, and there is no time.
     """
 
     candidate: Candidate

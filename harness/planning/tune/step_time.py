@@ -1,4 +1,4 @@
-"""A step in closed form: (m + p - 1) slots, and what the end of a step takes.
+"""Analytic estimate of the step time: (m + p - 1) slots, plus the end of the step.
 
     stage 0  |F0 F1 F2 ..        B0 |F3 B1|F4 B2|                          p stages, m micro-batches
     stage 1  |   F0 F1 B0 F2 B1 ..  |     |     |..              |tail|

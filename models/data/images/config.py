@@ -25,7 +25,8 @@ class Config:
     name: str = "images"
     """The data set: models/data/images."""
     folder: str | None = None
-    """Your images, with NAME_mask.png next to NAME.png or a folder for each class. Null: handwritten digits."""
+    """Folder with images, and NAME_mask.png next to NAME.png or a subfolder for each class; null: handwritten
+    digits."""
 
 
 def load_pool(config: Config, model: Model, seed: int) -> Pool:

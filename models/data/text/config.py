@@ -24,7 +24,7 @@ class Config:
     name: str = "text"
     """The data set: models/data/text."""
     file: str | None = None
-    """Your text. Null: the topics of Python's own help, half a million characters of English."""
+    """Text file; null: the topics of Python's own help, half a million characters of English."""
     tokens: str = "bytes"
     """What a token is: bytes (256 of them), or words between white space (each line ends in <eos>)."""
 

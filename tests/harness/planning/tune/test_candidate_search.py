@@ -87,7 +87,7 @@ def test_the_choice_is_the_best_by_simulation(
 
 
 def test_what_the_simulator_refuses_gives_way(tmp_path: Path) -> None:
-    """The first three by closed form do not fit: the next ones are simulated in their place."""
+    """The first three by analytic estimate do not fit: the next ones are simulated in their place."""
     refused: list[Candidate] = []
 
     class Strict(Nets):
@@ -279,7 +279,7 @@ def test_a_planner_is_asked_for_the_fixes_of_the_closest_candidate_alone() -> No
     assert asked == [2]
 
 
-def test_without_a_planner_that_splits_products_there_are_no_shards(tmp_path: Path) -> None:
+def test_without_a_planner_that_splits_matmuls_there_are_no_shards(tmp_path: Path) -> None:
     found = tuned(tmp_path, "engine=deepspeed", "cluster.memory_gb=0.05", size=10**6)
     assert {line.candidate.mesh.tensor for line in found.lines if not line.out} == {1}
     out = [line for line in found.lines if line.candidate.mesh.tensor > 1]

@@ -1,4 +1,4 @@
-"""The closed form against the simulator: seconds near by, memory from below; and steps of many micro-batches."""
+"""The analytic estimate against the simulator: seconds near by, memory from below; and steps of many micro-batches."""
 
 from __future__ import annotations
 
