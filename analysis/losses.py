@@ -94,7 +94,7 @@ def curves(folders: Sequence[Path], titles: Sequence[str] | None = None) -> tupl
             continue
         for run in of_folder:
             try:
-                losses.append(run_artifacts.of_steps(run.folder / METRICS))
+                losses.append(run_artifacts.step_losses(run.folder / METRICS))
                 runs.append(run)
             except run_artifacts.MissingData as error:
                 skipped.append(_without(run, error))

@@ -39,7 +39,7 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def of_sweeps(names: Sequence[str]) -> list[Path]:
+def archives_of_sweeps(names: Sequence[str]) -> list[Path]:
     """The archives of sweeps that exist, by the names of their folders."""
     return [path for name in names if (path := ARCHIVES / f"{name}{SUFFIX}").is_file()]
 

@@ -50,7 +50,7 @@ class Page(Generic[Results]):
     def load(self, sources: Sequence[str] = ()) -> records.Loaded:
         """The records of `sources`; by default those of the committed archives and of runs/. Raises CannotRun."""
         folders = [folder for name in self.sweeps if (folder := pack.RUNS / name).is_dir()]
-        return records.load(sources or [*pack.of_sweeps(self.sweeps), *folders])
+        return records.load(sources or [*pack.archives_of_sweeps(self.sweeps), *folders])
 
 
 def main(page: Page[Results], arguments: Sequence[str]) -> int:

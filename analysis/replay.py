@@ -66,8 +66,8 @@ class NoRun(ValueError):
     """A folder that holds no measured run; says what to do."""
 
 
-def of_run(folder: Path) -> list[float]:
-    """The ratios of the steps of a measured run in its folder. Raises `NoRun` where there is none."""
+def step_ratios(folder: Path) -> list[float]:
+    """Return predicted / measured of each step of a run in its folder. Raises `NoRun` if it has none."""
     try:
         record = RunRecord.load(folder / "record.json")
         if record.source != "measured" or record.trace is None:
@@ -90,12 +90,10 @@ def table(rows: Sequence[tuple[str, list[float]]]) -> Table:
     shown.add_column("run")
     for title in ("steps", "replayed / measured", "smallest", "largest", ""):
         shown.add_column(title, justify="right")
-    for name, of_steps in rows:
-        median = statistics.median(of_steps)
+    for name, ratios in rows:
+        median = statistics.median(ratios)
         verdict = "ok" if abs(median - 1) <= TOLERANCE else f"off by more than {TOLERANCE:.0%}"
-        shown.add_row(
-            name, str(len(of_steps)), f"{median:.4f}", f"{min(of_steps):.4f}", f"{max(of_steps):.4f}", verdict
-        )
+        shown.add_row(name, str(len(ratios)), f"{median:.4f}", f"{min(ratios):.4f}", f"{max(ratios):.4f}", verdict)
     return shown
 
 
@@ -115,7 +113,7 @@ def own_runs() -> list[tuple[str, list[float]]]:
             folder = Path(place) / str(number)
             print(f"[{number + 1}/{len(RUNS)}] {' '.join(overrides)}", file=sys.stderr)
             run(overrides, folder)
-            rows.append((" ".join(overrides), of_run(folder)))
+            rows.append((" ".join(overrides), step_ratios(folder)))
     return rows
 
 
@@ -127,12 +125,12 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("folders", nargs="*", type=Path, metavar="RUN_DIR")
     folders = parser.parse_args(arguments).folders
     try:
-        rows = [(str(folder), of_run(folder)) for folder in folders] or own_runs()
+        rows = [(str(folder), step_ratios(folder)) for folder in folders] or own_runs()
     except NoRun as error:
         print(error, file=sys.stderr)
         return 2
     Console(width=120).print(table(rows))
-    return 0 if all(abs(statistics.median(of_steps) - 1) <= TOLERANCE for _, of_steps in rows) else 1
+    return 0 if all(abs(statistics.median(ratios) - 1) <= TOLERANCE for _, ratios in rows) else 1
 
 
 if __name__ == "__main__":

@@ -74,7 +74,7 @@ def missing_files(every: Iterable[Kind], *reads: Callable[[Kind], Any]) -> list[
     return [f"Cells are empty for {count} unreadable file{'s' * (count > 1)}: {'; '.join(reasons)}."] if reasons else []
 
 
-def of_steps(path: Path) -> tuple[float, ...]:
+def step_losses(path: Path) -> tuple[float, ...]:
     """The losses in a run's metrics.jsonl. Raises MissingData if there are none."""
     try:
         losses = tuple(float(json.loads(line)["loss"]) for line in path.read_text(encoding="utf-8").splitlines())
@@ -112,7 +112,7 @@ def _parameters(path: Path) -> int:
 
 
 _VALUES: dict[str, tuple[str, Callable[[Path], Any]]] = {
-    "losses": ("metrics.jsonl", of_steps),
+    "losses": ("metrics.jsonl", step_losses),
     "in_flight": ("trace.json.gz", _in_flight),
     "parameters": ("profile.json", _parameters),
 }

@@ -27,7 +27,7 @@ def load(source: Source) -> Loaded:
     """The records of the sweep, "simulated" or "measured", committed and in runs/."""
     name = SWEEPS[source]
     folder = pack.RUNS / name
-    return records.load([*pack.of_sweeps([name]), *([folder] if folder.is_dir() else [])])
+    return records.load([*pack.archives_of_sweeps([name]), *([folder] if folder.is_dir() else [])])
 
 
 def _newest(loaded: Loaded) -> list[RunRecord]:

@@ -46,7 +46,7 @@ def need(config: DictConfig, settings: Settings) -> Need:
     engine: Engine = registry.build("engine", config.engine)
     can = engine.capabilities
     given = [config.mesh[name] for name in mesh.DEGREES if getattr(can, name)]
-    stages = len(mesh.stated(config))
+    stages = len(mesh.given_balance(config))
     free = bool(given) and not any(given) and not stages and not config.cluster.devices
     product = math.prod(degree or 1 for degree in given)
     typed = (config.cluster.devices or 1) * (config.cluster.nodes or 1)

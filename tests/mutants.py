@@ -308,7 +308,7 @@ MUTANTS = (
            "self.small[shard.sums].append(parameter)", "pass",
            f"{SBP}/test_gpt.py", "planner_splits_it and 2"),
     Mutant("a bias in every partial sum", "engines/sbp/sharded_layers.py",
-           "bias is not None and reported.scatter is not None", "False",
+           "bias is not None and instruction.scatter is not None", "False",
            f"{SBP}/test_gpt.py", "random and 1-4-2"),
     Mutant("a running variance of too few samples", "engines/sbp/sharded_layers.py",
            "variance * (count / max(1, count - 1))", "variance",

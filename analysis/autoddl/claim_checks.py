@@ -172,9 +172,8 @@ def vgg_on_google_cloud(results: Results) -> Finding:
         f"saved against data parallelism {_percents(shorter)} of the time, {_percents(less)} of the communication; "
         f"Megatron-like takes {_list(worse)} times data parallelism's time"
     )
-    theirs = (
-        f"{_published(CLOUD_VGG)} of the time, {_published(CLOUD_VGG, savings.of_communication)} of the communication"
-    )
+    sent = _published(CLOUD_VGG, savings.communication_saving)
+    theirs = f"{_published(CLOUD_VGG)} of the time, {sent} of the communication"
     return Finding(order and min(shorter) > 0.5, theirs, summary)
 
 
@@ -271,7 +270,7 @@ def _not_fitting(settings: Sequence[Setting], seconds: Sequence[dict[str, float]
     return f"; does not fit or divide: {', '.join(names)}" if names else ""
 
 
-def _published(settings: Sequence[Setting], of: Callable[[Setting], float | None] = savings.of_step) -> str:
+def _published(settings: Sequence[Setting], of: Callable[[Setting], float | None] = savings.step_saving) -> str:
     """What the paper says that AutoDDL saves."""
     return ", ".join("-" if (one := of(setting)) is None else f"{one:g}" for setting in settings) + " %"
 

@@ -218,7 +218,7 @@ def _steps(axes: Axes, results: Results, setting: Setting) -> None:
 
 def _mark(axes: Axes, setting: Setting, whole: dict[str, float]) -> None:
     """Where the step of AutoDDL would be, had it saved as much of the second best's as in the paper."""
-    percent = savings.of_step(setting)
+    percent = savings.step_saving(setting)
     others = [seconds for scheme, seconds in whole.items() if scheme in BASELINES]
     if percent is not None and others:
         place, level = [*SCHEMES].index(OURS), min(others) * (1 - percent / 100)

@@ -18,12 +18,12 @@ MODELS = {
 """As the paper calls them."""
 
 
-def of_step(setting: Setting) -> float | None:
-    """None where the paper gives none."""
+def step_saving(setting: Setting) -> float | None:
+    """Return the saving of the step time that the paper prints; None if it prints none."""
     return _printed(setting, "end_to_end_saved")
 
 
-def of_communication(setting: Setting) -> float | None:
+def communication_saving(setting: Setting) -> float | None:
     """None where the paper gives none."""
     own = _printed(setting, "communication_saved")
     return _printed(setting, "communication_time_saved") if own is None else own

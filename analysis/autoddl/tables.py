@@ -247,7 +247,7 @@ def _basis(results: Results, settings: Sequence[Setting]) -> Iterator[str]:
 
 def _saved(setting: Setting) -> tuple[str, ...]:
     """What the paper says that AutoDDL saves of communication, and of a step."""
-    shares = (savings.of_communication(setting), savings.of_step(setting))
+    shares = (savings.communication_saving(setting), savings.step_saving(setting))
     return tuple(MISSING if one is None else f"{one:g} %" for one in shares)
 
 

@@ -43,9 +43,7 @@ def planning(rounds: int) -> list[dict[str, Any]]:
             subprocess.run(command, cwd=results.ROOT, check=True, capture_output=True)
             taken.append(time.perf_counter() - start)
     warm = taken[1:]
-    return [
-        {"contestant": " ".join(command[1:5]), "step": statistics.median(warm), "quartiles": [min(warm), max(warm)]}
-    ]
+    return [{"entry": " ".join(command[1:5]), "step": statistics.median(warm), "quartiles": [min(warm), max(warm)]}]
 
 
 def simulator(rounds: int) -> list[dict[str, Any]]:
@@ -69,7 +67,7 @@ def simulator(rounds: int) -> list[dict[str, Any]]:
         median, ops = statistics.median(taken), sum(len(queue.ops) for queue in schedule.queues)
         rows.append(
             {
-                "contestant": name,
+                "entry": name,
                 "step": median,
                 "quartiles": [min(taken), max(taken)],
                 "ops": ops,
@@ -118,7 +116,7 @@ def show(name: str, title: str, rows: list[dict[str, Any]]) -> None:
     columns = list(dict.fromkeys(key for row in rows for key in row))
     table = Table(title=f"{name}: {title}", title_justify="left")
     for column in columns:
-        if column == "contestant":
+        if column == "entry":
             table.add_column("entry", justify="left")
         else:
             table.add_column(column, justify="right")

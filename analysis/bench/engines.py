@@ -81,17 +81,17 @@ def all_engines(rounds: int) -> list[Row]:
     detected = devices.detect()
     here = machine.stored() or apart(benchmark_machine.measure, devices.torch_names(detected.kind, 1)[0])
     models = MODELS if detected.kind == "cpu" else ON_GPUS
-    return [row for name, keys in models.items() for row in of_model(name, keys, here, rounds)]
+    return [row for name, keys in models.items() for row in benchmark_model(name, keys, here, rounds)]
 
 
-def of_model(name: str, keys: Sequence[str], here: Machine, rounds: int) -> list[Row]:
-    """The benchmark of one model: `name` is its name in the rows, `keys` choose model and batch."""
+def benchmark_model(name: str, keys: Sequence[str], here: Machine, rounds: int) -> list[Row]:
+    """Benchmark one model: `name` is its name in the rows, `keys` choose model and batch."""
     entries, refused = entered(keys, here)
     config = compose([*keys, f"engine={BASE}"])
     torch.manual_seed(0)
     model: Model = registry.build("model", config.model)
     rows = run_entries(name, entries, model.sample(config.batch.size), rounds)
-    return rows + [{"model": name, "contestant": title, "note": why} for title, why in refused.items()]
+    return rows + [{"model": name, "entry": title, "note": why} for title, why in refused.items()]
 
 
 def entered(keys: Sequence[str], here: Machine) -> tuple[dict[str, Entry], dict[str, str]]:
@@ -121,7 +121,7 @@ def run_entries(model: str, entries: Mapping[str, Entry], batch: Batch, rounds: 
 
 
 def _row(model: str, title: str, times: Mapping[str, Times], peaks: list[int] | None, failed: str) -> Row:
-    row: Row = {"model": model, "contestant": title}
+    row: Row = {"model": model, "entry": title}
     if title in times:
         row |= {"step": times[title].median_s, "quartiles": list(times[title].spread_s)}
     if title in times and BASE in times:
@@ -153,7 +153,7 @@ def entry(overrides: Sequence[str], profile: ModelProfile, here: Machine, count:
     )
     engine: Engine = registry.build("engine", config.engine)
     names = devices.torch_names(detected.kind, count)
-    cluster = cluster_config.build(cluster_config.of(config.cluster), here)
+    cluster = cluster_config.build(cluster_config.from_group(config.cluster), here)
     mesh.fill(config, engine.capabilities, count)
     tensor = config.mesh.tensor or 1  # a device's share of a micro-batch is as large as the others' micro-batches
     config.batch.micro_batches //= (config.mesh.data or 1) * min(tensor, config.batch.micro_batches)

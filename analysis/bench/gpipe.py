@@ -127,7 +127,7 @@ def one_device(rounds: int) -> list[Row]:
         peaks = {name: session.step(bench.batch, meter=True).peak_memory_bytes for name, session in sessions.items()}
     rows = [_row(name, times, "single") for name in sessions]
     for row in rows:
-        row["peak memory"] = sum(peaks[row["contestant"]] or [])
+        row["peak memory"] = sum(peaks[row["entry"]] or [])
         row["memory / single"] = row["peak memory"] / sum(peaks["single"] or [1])
     return rows
 
@@ -174,7 +174,7 @@ def components(rounds: int, stages: Sequence[int] = (2, 4)) -> list[Row]:
 def _row(name: str, times: Any, base: str) -> Row:
     low, high = times[name].spread_s
     return {
-        "contestant": name,
+        "entry": name,
         "step": times[name].median_s,
         "quartiles": [low, high],
         f"speed / {base}": speedup(times, name, base),

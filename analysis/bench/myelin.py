@@ -59,7 +59,7 @@ def messages(rounds: int) -> list[Row]:
     ]
     four = [predicted(name, (*keys, "batch.micro_batches=8"), here, rounds, 4) for name, keys in MODELS.items()]
     error = statistics.median(abs(row["predicted / measured"] - 1) for row in two)
-    return [*rows, *two, *four, {"contestant": "median absolute error, 2 ranks", "error of time": error}]
+    return [*rows, *two, *four, {"entry": "median absolute error, 2 ranks", "error of time": error}]
 
 
 def speeds(name: str, keys: Sequence[str], here: Machine, rounds: int) -> list[Row]:
@@ -97,4 +97,4 @@ def predicted(name: str, keys: Sequence[str], here: Machine, rounds: int, count:
 
 
 def _row(model: str, title: str, times: Times) -> Row:
-    return {"model": model, "contestant": title, "step": times.median_s, "quartiles": [*times.spread_s]}
+    return {"model": model, "entry": title, "step": times.median_s, "quartiles": [*times.spread_s]}

@@ -29,7 +29,7 @@ def prediction(rounds: int) -> list[Row]:
     }
     return [
         *rows,
-        {"contestant": "median absolute error"}
+        {"entry": "median absolute error"}
         | {f"error of {what}": statistics.median(values) for what, values in errors.items()},
     ]
 
@@ -44,7 +44,7 @@ def _row(micro_batches: int, mode: str, cluster: Cluster, rounds: int) -> Row:
         figures = simulate(schedule, plan, bench.profile, cluster, named("sgd_fp32")).figures
     memory = [p / m for p, m in zip(figures["peak_memory_bytes"], peaks, strict=True)]
     return {
-        "contestant": f"{micro_batches} micro-batches, {mode}",
+        "entry": f"{micro_batches} micro-batches, {mode}",
         "step": times.median_s,
         "quartiles": [*times.spread_s],
         "predicted": figures["step_time_s"],

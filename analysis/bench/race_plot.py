@@ -30,13 +30,13 @@ def figure(rows: Sequence[dict[str, Any]]) -> Figure | None:
     if not timed:
         return None
     models = list(dict.fromkeys(row["model"] for row in timed))
-    names = list(dict.fromkeys(row["contestant"] for row in timed))[::-1]
+    names = list(dict.fromkeys(row["entry"] for row in timed))[::-1]
     drawn, axes = panels(1, len(models), 13, 0.32 * len(names) + 1.7, sharey=True)
     for panel, model in zip(axes[0], models, strict=True):
         for row in (row for row in timed if row["model"] == model):
-            _bar(panel, row, names.index(row["contestant"]))
-        for row in (row for row in rows if row["model"] == model and SPEED not in row and row["contestant"] in names):
-            panel.text(0.03, names.index(row["contestant"]), _why_not(row), va="center", fontsize=8, color=DARK)
+            _bar(panel, row, names.index(row["entry"]))
+        for row in (row for row in rows if row["model"] == model and SPEED not in row and row["entry"] in names):
+            panel.text(0.03, names.index(row["entry"]), _why_not(row), va="center", fontsize=8, color=DARK)
         panel.axvline(1.0, color="black", linewidth=0.8, linestyle=":")
         panel.set(title=model, xlabel=SPEED, xlim=(0, 1.25 * max(row[SPEED] for row in timed)))
         panel.grid(axis="y", visible=False)
@@ -49,7 +49,7 @@ def headline(rows: Sequence[dict[str, Any]]) -> list[dict[str, str]]:
     """For each model a "figure", the speed of gpipe relative to the fastest pipeline of others, and a "text"."""
     headlines = []
     for model in dict.fromkeys(row["model"] for row in rows):
-        speeds = {row["contestant"]: row[SPEED] for row in rows if row["model"] == model and SPEED in row}
+        speeds = {row["entry"]: row[SPEED] for row in rows if row["model"] == model and SPEED in row}
         others = [name for name in speeds if name.startswith(PIPELINES)]
         if "gpipe" in speeds and others:
             best = max(others, key=lambda name: speeds[name])
@@ -61,7 +61,7 @@ def headline(rows: Sequence[dict[str, Any]]) -> list[dict[str, str]]:
 def _bar(axes: Axes, row: dict[str, Any], place: int) -> None:
     speed = row[SPEED]
     slow, fast = (speed * row["step"] / seconds for seconds in reversed(row["quartiles"]))
-    axes.barh(place, speed, color=_colour(row["contestant"]), height=0.7)
+    axes.barh(place, speed, color=_colour(row["entry"]), height=0.7)
     axes.plot([slow, fast], [place, place], color=DARK, linewidth=1)
     axes.text(max(speed, fast) + 0.03, place, f"{speed:.2f}", va="center", fontsize=8)
 

@@ -11,7 +11,7 @@ from harness.core import files
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "analysis" / "results" / "bench.json"
 BASE = "single"
-"""The entry to which all others are compared. Rows have the names of entries under the key "contestant"."""
+"""The entry to which all others are compared. Rows have the names of entries under the key "entry"."""
 
 
 def load() -> dict[str, Any]:

@@ -116,4 +116,4 @@ def wide(width: int, rounds: int) -> list[Row]:
 
 
 def _row(title: str, times: Times) -> Row:
-    return {"contestant": title, "step": times.median_s, "quartiles": [*times.spread_s]}
+    return {"entry": title, "step": times.median_s, "quartiles": [*times.spread_s]}

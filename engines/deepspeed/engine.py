@@ -45,7 +45,7 @@ from harness.schedule.tied_weight_ops import plan_ties
 from harness.schedule.transfers import plan_transfers
 
 VERSION = "0.19"
-"""What is fixed in DeepSpeed is fixed in its insides, which other versions may have elsewhere."""
+"""The only supported version: our workarounds patch DeepSpeed's internals, which may differ in others."""
 STAGES = (0, 1, 2, 3)
 CHECKPOINT = ("never", "always")
 
@@ -81,7 +81,8 @@ def check(config: Config) -> list[Problem]:
 
 
 def _missing_tools() -> dict[str, str]:
-    """What torch compiles with and this machine lacks, each with the command that installs it."""
+    """Return the tools that torch needs to compile ops and this machine lacks, each with the command that installs
+    it."""
     compiler = (os.environ.get("CXX") or "c++").split()[0]
     missing = {}
     if shutil.which(compiler) is None:
@@ -189,7 +190,7 @@ class DeepSpeedEngine(Engine):
         return activation_checkpointing.checkpointed(profile, plan, "1") if _by_layer(plan) else profile
 
     def memory(self, model: MemoryModel, mesh: Mesh, profile: ModelProfile) -> MemoryModel:
-        """As DeepSpeed allocates it, in multiples of the weights. Whatever lies in shards has a copy in float32.
+        """Memory as DeepSpeed allocates it, in multiples of the weights. Sharded tensors have a float32 copy.
 
         While gradients are summed a bucket holds them again; with ZeRO 1 and 2 there are two of them then, one from the
         backward pass on. With ZeRO 2 and 3 no more gradients are there at once than a bucket holds, next to the shard;

@@ -20,7 +20,7 @@ from harness.host import profile_cache
 
 
 def folder() -> Path:
-    """Where compiled ops lie: $REGATTA_CACHE/ops, by the versions of torch and Python."""
+    """Return the folder of compiled ops: $REGATTA_CACHE/ops, then the versions of torch and Python."""
     versions = f"torch-{torch.__version__}-python-{platform.python_version()}"
     return profile_cache.folder().parent / "ops" / versions
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from engines.deepspeed.engine import Config
 
 RENAMED = r"`torch\.distributed\.(all_gather_into_tensor|reduce_scatter_tensor)` is deprecated"
-"""What torch 2.13 says at each of ZeRO's collectives: DeepSpeed calls them by their former names."""
+"""The warning of torch 2.13 at each of ZeRO's collectives, because DeepSpeed calls them by deprecated names."""
 
 
 def load(zero: int) -> ModuleType:

@@ -9,7 +9,7 @@ from typing import Any
 
 
 def state(optimizer: Any) -> dict[str, float] | None:
-    """That of DeepSpeed's optimizer; None where no loss is scaled."""
+    """Return the state of DeepSpeed's loss scaler; None if the loss is not scaled."""
     scaler = getattr(optimizer, "loss_scaler", None)
     if scaler is None or not scaler.dynamic:
         return None

@@ -14,7 +14,7 @@ from harness.runtime.tied_weights import TiedWeights
 
 
 class Stages(PipelineModule):
-    """Each of its "layers" is a stage of the plan, so that an activation checkpoint is one, too.
+    """A PipelineModule each of whose "layers" is a stage of the plan, so that each is one activation checkpoint.
 
     Rank = replica * stages + stage. `ties` are parameters that stages share; DeepSpeed knows only whole layers that do.
     """

@@ -1,4 +1,4 @@
-"""What DeepSpeed's instruction loop does, as the ops of a schedule."""
+"""Record the instructions of DeepSpeed's pipeline loop as ops of a schedule."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MESSAGES: dict[str, tuple[Kind, int]] = {
     "RecvActivation": ("recv", -1),
     "SendGrad": ("send", -1),
 }
-"""With the stage after (1) or the one before (-1)."""
+"""Instruction -> message op, and its direction: to the next stage (1) or the previous one (-1)."""
 SENT = {(1, False): "activations", (-1, False): "gradients", (1, True): "skips", (-1, True): "skip_gradients"}
 
 
@@ -85,7 +85,7 @@ class PipelineTracer:
         return watched
 
     def _messages(self, i: int, name: str, buffer_id: int) -> list[Op]:
-        """One for the values of the layers, one for each skip; a gradient is as large as what went the other way."""
+        """Return one message for the layer's values and one for each skip; a gradient is as large as its activation."""
         kind, step = MESSAGES[name]
         values = self.engine.pipe_buffers["outputs" if step > 0 else "inputs"][buffer_id]
         skips = self.stage.leaving if step > 0 else self.stage.arriving

@@ -1,4 +1,4 @@
-"""What DeepSpeed's pipeline and its plain engine have in common."""
+"""The common base of the sessions for DeepSpeed's pipeline and its plain engine."""
 
 from __future__ import annotations
 
@@ -34,11 +34,7 @@ class DeepSpeedSession(DistributedSession):
         self.library = load_deepspeed.load(config.zero)
 
     def step(self, batch: Batch, meter: bool = False) -> StepMetrics:
-        """As ever, with a word, and a line in the log, where DeepSpeed trained without a step of its optimizer.
-
-        It does so with gradients that are not finite: in float16 until it has found a scale for the loss, the first
-        steps, too. Such a step counts as one of the session (data and dropout continue), not as one of the optimizer.
-        """
+        """Run one step; print and log a message if DeepSpeed skipped its optimizer step."""
         metrics = super().step(batch, meter)
         if self.engine.was_step_applied():
             return metrics
@@ -65,7 +61,7 @@ class DeepSpeedSession(DistributedSession):
         return self.state.save()
 
     def state_dict(self) -> dict[str, Any]:
-        """In float16 with the scale of the loss, too."""
+        """Return the state of the session, with the loss scale in float16."""
         found, scale = super().state_dict(), loss_scale.state(self.engine.optimizer)
         return found | {"loss_scale": scale} if found and scale else found
 

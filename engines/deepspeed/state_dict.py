@@ -21,7 +21,8 @@ from torch import Tensor, nn
 from harness.runtime.training_state import load_optimizer_state, model_state, optimizer_state, optimizer_tensors
 
 FLAT = ("single_partition_of_fp32_groups", "fp32_partitioned_groups_flat", "fp32_groups_flat_partition")
-"""Where DeepSpeed's optimizers (ZeRO 1 and 2, ZeRO 3, bfloat16 in a pipeline) keep this rank's shards, in float32."""
+"""Attributes of DeepSpeed's optimizers (ZeRO 1 and 2, ZeRO 3, bfloat16 in a pipeline) with this rank's shards in
+float32."""
 
 
 class State:
@@ -38,7 +39,7 @@ class State:
         self.scattered = engine.zero_optimization_stage() == 3
 
     def held(self) -> list[Tensor]:
-        """What lies on this rank's device: of sharded parameters the shard."""
+        """Return the tensors on this rank's device; for sharded parameters, the shards."""
         parameters = [getattr(parameter, "ds_tensor", parameter) for parameter in self.stage.parameters()]
         state = [*parameters, *self.stage.buffers(), *self.flat, *optimizer_tensors([self.optimizer])]
         if self.scattered:  # ZeRO 3 has buffers for its gradients from the beginning
@@ -71,7 +72,8 @@ class State:
                 self._set(parameter, whole["model"][name], moments)
 
     def _set(self, parameter: nn.Parameter, weight: Tensor, moments: dict[str, Tensor]) -> None:
-        """Of ZeRO 3 the shards: DeepSpeed's way by whole values fails where they do not divide evenly."""
+        """Set a parameter. With ZeRO 3 the shards are set: DeepSpeed's own way fails if the tensor does not divide
+        evenly."""
         if self.scattered:
             safe_set_local_fp32_param(parameter, self._shard(parameter, weight))
             for key, value in moments.items():
@@ -92,14 +94,14 @@ class State:
 
     @staticmethod
     def _shard(parameter: nn.Parameter, whole: Tensor) -> Tensor:
-        """This rank's part of a value, filled up with zeros at the end."""
+        """Return this rank's part of a tensor, padded with zeros at the end."""
         shard: Tensor = parameter.ds_tensor  # type: ignore[attr-defined]
         size, ranks = shard.numel(), dist.get_world_size()
         padded = torch.cat([whole.flatten(), whole.new_zeros(size * ranks - whole.numel())])
         return padded.view(ranks, size)[dist.get_rank()]
 
     def _moments(self, parameter: nn.Parameter) -> dict[str, Tensor]:
-        """Of one parameter. Counters are the same for all."""
+        """Return the optimizer state of one parameter. Step counters are the same for all."""
         state: dict[str, Any] = next(iter(self.optimizer.state.values()), {})
         found = {}
         for key, kept in state.items():

@@ -1,4 +1,4 @@
-"""Which layers are gathered together. The session shards by it, the memory model and the schedule predict by it."""
+"""Layers that are all-gathered together: used by the session to shard, by memory model and schedule to predict."""
 
 from __future__ import annotations
 
@@ -32,5 +32,5 @@ def groups(sizes: Iterable[int], config: Config) -> list[list[int]]:
 
 
 def own_bytes(profile: ModelProfile) -> list[int]:
-    """Of each layer's parameters; 0 where it shares one with another layer: all of them are the root's then."""
+    """Return the bytes of each layer's parameters; 0 for a layer with shared ones, because the root gathers these."""
     return [0 if layer.tied else layer.param_bytes for layer in profile.layers]

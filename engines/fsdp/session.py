@@ -117,7 +117,7 @@ def _whole(value: Any) -> Any:
 
 
 def _shard(value: Any, like: Tensor) -> Any:
-    """This rank's part of a whole tensor that is to be sharded like `like`; each rank has the whole."""
+    """Return this rank's part of a whole tensor, sharded like `like`; each rank passes the whole."""
     if not isinstance(like, DTensor) or not isinstance(value, Tensor) or value.dim() == 0:
         return value
     return distribute_tensor(value.to(like.device, like.dtype), like.device_mesh, like.placements, src_data_rank=None)

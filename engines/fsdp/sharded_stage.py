@@ -44,7 +44,7 @@ class Gathered:
         self.seen: set[nn.Module] = set()
 
     def add(self, module: nn.Module) -> None:
-        """Those of a module that has just gathered its own; others are in shards now."""
+        """Add the parameters of a module that has just been gathered; those of other modules are shards again."""
         if module not in self.seen:
             self.seen.add(module)
             self.tensors += [p.detach() for p in module.parameters() if not isinstance(p, DTensor)]
@@ -57,7 +57,7 @@ class Gathered:
                     tensor.register_hook(lambda _: self.show())
 
     def show(self) -> None:
-        """What has been freed by now."""
+        """Touch the gathered tensors, so that the memory meter sees which of them have been freed."""
         if self.metered:
             for tensor in self.tensors:
                 tensor.detach()
@@ -100,7 +100,7 @@ def _group(
 
 
 def _mapped(change: Callable[[Tensor], Tensor], value: Any) -> Any:
-    """What enters or leaves a layer: tensors, or (nested) tuples of them."""
+    """Apply `change` to a layer's input or output: tensors, or (nested) tuples of them."""
     if isinstance(value, tuple):
         return tuple(_mapped(change, item) for item in value)
     return change(value) if isinstance(value, Tensor) else value

@@ -13,7 +13,7 @@ from harness.runtime.collectives import CollectiveCounter, all_gather, reduce_sc
 
 
 class TracedAllGather:
-    """For `FSDPModule.set_custom_all_gather`: shards -> the whole."""
+    """A traced all-gather for `FSDPModule.set_custom_all_gather`: shards -> the whole tensor."""
 
     def __init__(self, counter: CollectiveCounter) -> None:
         self.counter = counter
@@ -29,7 +29,7 @@ class TracedAllGather:
 
 
 class TracedReduceScatter:
-    """For `FSDPModule.set_custom_reduce_scatter`: whole gradients -> the sum of a shard.
+    """A traced reduce-scatter for `FSDPModule.set_custom_reduce_scatter`: full gradients -> the sum of one shard.
 
     `resharded` is called when the weights are freed, and the buffer for their gradients is not there yet.
     """

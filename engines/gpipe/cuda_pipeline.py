@@ -178,7 +178,8 @@ class _Graph:
 
 
 class Leave(Function):
-    """What leaves a task: forward the copy stream waits for it, backward the compute stream for its gradient."""
+    """Autograd identity at the end of a task: in forward the copy stream waits for it, in backward the compute stream
+    waits for its gradient."""
 
     @staticmethod
     def forward(ctx: Any, run: CudaPass, i: int, device: int, *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -198,7 +199,7 @@ class Leave(Function):
 
 
 class Arrive(Function):
-    """What arrives at a task: the mirror image of Leave."""
+    """Autograd identity at the start of a task: the mirror image of Leave."""
 
     @staticmethod
     def forward(ctx: Any, run: CudaPass, i: int, device: int, *tensors: Tensor) -> tuple[Tensor, ...]:

@@ -105,7 +105,8 @@ class GPipe(nn.Module):
         return self.ties.shared
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """As every module does; of different values for copies of one parameter the last one counts for all."""
+        """Load a state dict as every module does; if copies of one parameter have different values, the last one
+        counts."""
         found = super().load_state_dict(state_dict, strict, assign)
         for shared in self.shared:
             shared.equalize()
@@ -158,7 +159,7 @@ class GPipe(nn.Module):
         self._finalizer()
 
     def __getstate__(self) -> dict[str, Any]:
-        """For copies and pickles: all but the threads and what belongs to the last pass."""
+        """Return the state for copies and pickles: everything but the threads and the last pass."""
         left_out = {"lanes", "recorder", "_finalizer"}
         return {name: value for name, value in self.__dict__.items() if name not in left_out} | {"spans": []}
 

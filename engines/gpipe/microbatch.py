@@ -28,7 +28,8 @@ def check_value(value: object, what: str) -> None:
 
 
 def scatter(value: Value, chunks: int) -> list[Value]:
-    """At most `chunks` micro-batches along dimension 0, the first ones larger by one where it does not divide.
+    """Split into at most `chunks` micro-batches along dimension 0; if there is a remainder, the first ones are larger
+    by one.
 
     Different `torch.chunk` it yields exactly min(chunks, samples) of them.
     """

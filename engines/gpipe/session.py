@@ -90,7 +90,7 @@ class GPipeSession(LocalSession):
         return loss.detach()
 
     def _step_optimizers(self, lanes: DeviceQueues) -> list[Span]:
-        """Each stage's optimizer, on its own device."""
+        """Step each stage's optimizer on its own device, in parallel."""
         run = Run()
         jobs = []
         for stage, optimizer in zip(self.stage.stages, self.stage_optimizers, strict=True):
@@ -102,7 +102,8 @@ class GPipeSession(LocalSession):
         return run.spans
 
     def _step_optimizers_in_sequence(self) -> None:
-        """On CUDA devices, which run side by side when the host does not wait."""
+        """Step the optimizers one after the other; CUDA devices still work in parallel, because the host does not
+        wait."""
         for stage, optimizer in zip(self.stage.stages, self.stage_optimizers, strict=True):
             with self.stage.recorder.computing(Op(stage.number, "step"), self.plan.stages[stage.number].device):
                 optimizer.step()

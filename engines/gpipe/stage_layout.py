@@ -1,4 +1,4 @@
-"""How a partitioned sequence hangs together: which stage runs where, and what travels between stages."""
+"""The layout of a partitioned sequence: the device of each stage, and the tensors sent between stages."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from harness.schedule.dependency_graph import TIED
 from harness.schedule.tied_weight_ops import Tie
 
 SUMS = f"all_reduce@{TIED}"
-"""Under which name the bytes of the sums are counted."""
+"""Name under which the bytes of the gradient sums of tied weights are counted."""
 
 
 @dataclass
@@ -71,14 +71,14 @@ class SharedParameter:
         return len(copies) * total.numel() * total.element_size()
 
     def equalize(self) -> None:
-        """All copies become the last one: of several values for one weight the last that is loaded counts."""
+        """Copy the last copy into all others: if several values are loaded for one weight, the last one counts."""
         *others, last = self.copies
         with torch.no_grad():
             for parameter in others:
                 parameter.copy_(last)
 
     def op(self, stage: int, queue: Queue) -> Op:
-        """What a trace calls the sum."""
+        """Return the op of the gradient sum in a trace."""
         first = self.copies[0]
         tie = Tie(self.name, tuple(self.stages), first.numel() * first.element_size())
         return Op(stage, "collective", None, tie.part, bytes=tie.bytes, queue=queue)

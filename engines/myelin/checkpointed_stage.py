@@ -106,7 +106,7 @@ def _segment(layers: Sequence[tuple[str, nn.Module]], gate: Skippable) -> Segmen
 
 
 def _gate(start: int, end: int, skips: Sequence[LayerSkip]) -> Skippable:
-    """Of the layers `start` to `end`."""
+    """Return the skips of the layers `start` to `end`."""
     inside = range(start, end + 1)
     gate = Skippable()
     gate.pops = tuple(one.name for one in skips if one.target in inside and one.source not in inside)

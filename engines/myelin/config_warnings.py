@@ -1,5 +1,4 @@
-"""What the user should know of a run that is possible all the same: settings that do nothing, interpretations of the
-paper."""
+"""Warnings about runs that are possible: settings without effect, interpretations of the paper."""
 
 from __future__ import annotations
 
@@ -38,7 +37,7 @@ def idle(config: Config, plan: Plan, profile: ModelProfile, cluster: Cluster, me
 
 
 def _two(degree: str, plan: Plan, cluster: Cluster) -> Fix:
-    """Two of what the mesh has one of: with more devices, where there are too few."""
+    """Return the fix that sets a parallel size to 2, with more devices if there are too few."""
     needed = 2 * plan.mesh.size
     return {f"mesh.{degree}": 2} | ({"cluster.devices": needed} if needed > cluster.devices else {})
 
@@ -106,7 +105,7 @@ def _offloading(config: Config, dtype: str, most: int, memory: MemoryModel) -> I
 
 
 def interpretations(plan: Plan) -> Problem:
-    """Where checkpoints come by the paper's formula, and where they would by the formula as it is printed."""
+    """Return a note with the checkpoints by the paper's formula, and by that formula as it is printed."""
     layers, own = plan.stages[-1].last + 1, [stage.layers for stage in plan.stages]
     meant, printed = activation_checkpointing.interpretations(layers, len(own))
     taken, other = ([activation_checkpointing.nearest(n, reading.optimum) for n in own] for reading in (meant, printed))
@@ -141,7 +140,8 @@ def wasted(config: Config, plan: Plan, profile: ModelProfile) -> list[Problem]:
 
 
 def _held(config: Config, plan: Plan, profile: ModelProfile, every: str) -> list[int]:
-    """What the tasks of each stage keep at most: what waits for its backward pass, and what one of these works with."""
+    """Return, for each stage, the most bytes that its tasks keep: for pending backward passes, and while one of these
+    runs."""
     kept = activation_checkpointing.checkpointed(profile, plan, every)
     return [
         _flying(config, plan, j) * round(kept.sum("saved_bytes", stage.first, stage.last))
@@ -161,5 +161,5 @@ def _flying(config: Config, plan: Plan, j: int) -> int:
 
 
 def _listed(numbers: Sequence[int]) -> str:
-    """One number where all are the same."""
+    """Join numbers for a message; equal ones are written once."""
     return ", ".join(map(str, numbers if len(set(numbers)) > 1 else numbers[:1]))

@@ -51,9 +51,9 @@ class DeviceOptimizer:
                 self.flat.weights[part].copy_(master)
         self.note(Op(self.stage, "step", None, chunk.part), began, self.now())
 
-    def settle(self) -> None:
+    def synchronize(self) -> None:
         """Wait until `master` and `rows` can be read."""
 
     def held(self) -> list[Tensor]:
-        """What of it the device holds, next to the parameters and their gradients."""
+        """Return the optimizer's tensors on the device, in addition to parameters and gradients."""
         return [self.master, self.gradients, *self.rows] if self.flat.half else self.rows

@@ -108,7 +108,8 @@ class MyelinEngine(Engine):
         self.capabilities = Capabilities(dtypes=DTYPES, data=True, multi_process=True, mpi=config.transport == "mpi")
 
     def refuses(self, request: PlanRequest, dtype: str, cluster: Cluster) -> list[Problem]:
-        """What cannot start here; planned for and simulated on described clusters it needs no MPI."""
+        """Report settings that cannot start on this machine; plans and simulations for described clusters need no
+        MPI."""
         here = self.capabilities.mpi and cluster.name == HERE
         return mpi.problems("engine.transport", "mpi", instead="torch") if here else []
 
@@ -156,8 +157,9 @@ class MyelinEngine(Engine):
         )
 
     def memory(self, model: MemoryModel, mesh: Mesh, profile: ModelProfile) -> MemoryModel:
-        """In half precision 20 bytes a parameter with Adam: 2 + 2 of weight and gradient, 4 + 4 of both in float32, 8
-        of moments. With offloading 4, and buckets of 16 bytes for each of `bsize` parameters (Myelin, section V-B)."""
+        """With Adam in half precision a parameter takes 20 bytes: 2 + 2 for weight and gradient, 4 + 4 for both in
+        float32, 8 for moments. With offloading it takes 4, plus buckets of 16 bytes for each of `bsize` parameters
+        (Myelin, section V-B)."""
         model = replace(model, messages="posted", flat=True)
         width, moments = DTYPE_BYTES[profile.dtype], model.optimizer
         state, half = STATE.get(profile.dtype, 4), profile.dtype in ("float16", "bfloat16")

@@ -17,7 +17,7 @@ HALF = (torch.float16, torch.bfloat16)
 
 @dataclass(frozen=True)
 class Place:
-    """Where a parameter lies: the elements `start` .. `stop` - 1."""
+    """Position of a parameter in the flat buffer: the elements `start` .. `stop` - 1."""
 
     start: int
     stop: int
@@ -63,7 +63,7 @@ class FlatBuffers:
 
     @property
     def wide(self) -> torch.dtype:
-        """What the optimizer computes in."""
+        """The dtype that the optimizer computes in."""
         return torch.float32 if self.half else self.dtype
 
     def begin(self) -> None:
@@ -71,8 +71,9 @@ class FlatBuffers:
         for parameter in self.parameters.values():
             parameter.grad = None
 
-    def settle(self) -> list[bool]:
-        """Which parameters have a gradient, by their order. In the buffer that of the others is zero."""
+    def collect_gradients(self) -> list[bool]:
+        """Copy all gradients into the flat buffer, zeros for those that are None; return for each parameter if it has
+        one."""
         for name, parameter in self.parameters.items():
             if parameter.grad is None:
                 self.views[name].zero_()

@@ -20,7 +20,7 @@ from harness.runtime.session import TimePoint
 
 @dataclass(frozen=True)
 class ChunkAllReduce:
-    """One that is under way. `ended` waits for it, and says when it had ended."""
+    """An all-reduce in flight. `ended` waits for it and returns the time when it ended."""
 
     op: Op
     work: dist.Work
@@ -52,7 +52,8 @@ class GradientAllReduce:
         return ChunkAllReduce(op, work, self._watch(work))
 
     def _watch(self, work: dist.Work) -> Callable[[], TimePoint]:
-        """On a CPU the thread that ends it looks at the clock; on a GPU a stream of its own waits for it."""
+        """Record when an all-reduce ends: on a CPU in its completion thread, on a GPU with a stream that waits for
+        it."""
         if self.next_to is None:
             seen = work.get_future().then(lambda _: self.now())
             return seen.wait
@@ -65,7 +66,7 @@ class GradientAllReduce:
         return ended
 
     def done(self) -> Iterator[tuple[Op, TimePoint, TimePoint]]:
-        """One after the other, when the current stream may use it: the op, when it began and when it had ended."""
+        """Yield each all-reduce (op, start, end) in order, once the current stream may use its result."""
         for one in self.sums:
             ended = one.ended()
             one.work.wait()
@@ -74,5 +75,5 @@ class GradientAllReduce:
 
 
 def _later(first: TimePoint, second: TimePoint) -> TimePoint:
-    """Two sums that gloo runs at once end in either order."""
+    """Return the later of two times: gloo may end two concurrent all-reduces in either order."""
     return max(first, second) if isinstance(first, float) and isinstance(second, float) else second

@@ -21,7 +21,7 @@ from harness.core.op import Op, Queue
 from harness.runtime.session import TimePoint
 
 Event = torch.cuda.Event | None
-"""When a stream had come so far; None on a CPU, where everything has been done when a call returns."""
+"""A CUDA event; None on a CPU, where all work is complete when a call returns."""
 
 
 @dataclass
@@ -116,13 +116,13 @@ class HostOptimizer:
         """This point in the current stream."""
         return torch.cuda.current_stream(self.flat.device).record_event() if self.cuda else None
 
-    def settle(self) -> None:
+    def synchronize(self) -> None:
         """Wait until `master` and `rows` can be read."""
         if self.cuda:
             torch.cuda.synchronize(self.flat.device)
 
     def held(self) -> list[Tensor]:
-        """What of it the device holds, next to the parameters and their gradients."""
+        """Return the optimizer's tensors on the device, in addition to parameters and gradients."""
         return [self.buffers]
 
 
@@ -131,6 +131,6 @@ def _on(stream: torch.cuda.Stream | None) -> AbstractContextManager[object]:
 
 
 def _after(event: Event) -> None:
-    """What the current stream is given from now on waits for the event."""
+    """Make work issued to the current stream wait for the event."""
     if event is not None:
         event.wait()

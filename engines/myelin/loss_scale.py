@@ -23,7 +23,7 @@ class LossScale:
         self.overflow = ""
 
     def state(self) -> dict[str, float]:
-        """What a state has of it."""
+        """Return the loss scaler's part of a state dict."""
         return {"value": self.value, "good": self.good}
 
     def load(self, state: dict[str, float] | None) -> None:

@@ -1,4 +1,5 @@
-"""What several ranks saw of the same message or sum, as one span: from when all ends were there."""
+"""Merge the spans that several ranks recorded for one message or all-reduce into one, which starts when all ranks were
+ready."""
 
 from __future__ import annotations
 
@@ -47,7 +48,7 @@ def together(replicas: Sequence[Sequence[Span]]) -> list[Span]:
 
 
 def _sum(span: Span) -> tuple[str, int | None] | None:
-    """What all members of a sum have in common: its name, and over replicas the stage."""
+    """Return the key that all members of an all-reduce share: its name, and the stage if it is over replicas."""
     op = span.parsed
     if op.kind != "collective":
         return None

@@ -45,8 +45,8 @@ class _Transfer:
 
 
 class MPITransport(Transport):
-    """On the world of `harness.launch.mpi`, whose ranks are those of the group. Tensors of a GPU pass through the
-    host."""
+    """Messages over the MPI world of `harness.launch.mpi`, whose ranks are those of the group. GPU tensors pass through
+    the host."""
 
     def __init__(
         self, position: Position, channels: Sequence[Channel], micro_batches: int, device: torch.device

@@ -1,4 +1,4 @@
-"""What becomes of a rank's gradients at the end of a step: summed over replicas, and the optimizer's update.
+"""The end of a step on one rank: gradients are all-reduced over replicas, then the optimizer updates the weights.
 
 begin   there are no gradients
 ...     forward and backward passes of all micro-batches; the loss is multiplied by `scale`
@@ -74,7 +74,7 @@ class OptimizerStep:
 
     @property
     def scale(self) -> float:
-        """What the loss is multiplied by: 1 but in float16."""
+        """The factor of the loss: 1 except in float16."""
         return self.scaling.value if self.scaling else 1.0
 
     @property
@@ -101,7 +101,7 @@ class OptimizerStep:
         counts as one where their sum over replicas need not be finite, too. Raises FloatingPointError where the scale
         cannot fall any further.
         """
-        there = torch.tensor(self.flat.settle(), dtype=torch.uint8, device=self.flat.device)
+        there = torch.tensor(self.flat.collect_gradients(), dtype=torch.uint8, device=self.flat.device)
         overflow = self._overflow()
         asked = self._largest(there, self.group) if self.group and self.chunks else None
         sums = None
@@ -150,7 +150,7 @@ class OptimizerStep:
             self.done = [done + own for done, own in zip(self.done, there, strict=True)]
 
     def _runs(self, there: list[bool]) -> list[Run]:
-        """What is updated: neighbours that have been updated equally often together."""
+        """Return the ranges to update; neighbouring parameters with equal step counts are updated together."""
         found: list[Run] = []
         for place, own, done in zip(self.flat.places.values(), there, self.done, strict=True):
             if own and found and (found[-1].stop, found[-1].done) == (place.start, done):
@@ -187,7 +187,7 @@ class OptimizerStep:
         return found
 
     def _read(self, buffer: Tensor) -> dict[str, Tensor]:
-        self.store.settle()
+        self.store.synchronize()
         return {name: place.of(buffer).detach().cpu().clone() for name, place in self.flat.places.items()}
 
     def load(self, model: dict[str, Tensor], optimizer: dict[str, Any], scale: dict[str, float] | None = None) -> None:
@@ -195,7 +195,7 @@ class OptimizerStep:
 
         Parameters without saved state begin afresh, as does a loss scale of which the state says nothing.
         """
-        self.store.settle()
+        self.store.synchronize()
         if self.scaling:
             self.scaling.load(scale)
         for number, (name, place) in enumerate(self.flat.places.items()):

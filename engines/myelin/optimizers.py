@@ -27,7 +27,7 @@ class Run:
     done: int
 
     def within(self, start: int, stop: int) -> Run | None:
-        """What of it lies there."""
+        """Return the part of this run between `start` and `stop`; None if there is none."""
         first, last = max(self.start, start), min(self.stop, stop)
         return Run(first, last, self.done) if first < last else None
 

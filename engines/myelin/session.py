@@ -74,7 +74,7 @@ class MyelinSession(DistributedSession):
         self.transport = self._transport(channels)
 
     def _stage(self, layers: nn.Sequential) -> SegmentedStage:
-        """This rank's layers; skips between others do not pass through it."""
+        """Build this rank's stage; skips between other stages do not pass through it."""
         named, stage = named_layers(layers), self.plan.stages[self.pipeline_rank]
         own = range(stage.first, stage.last + 1)
         skips = [one for one in layer_skips(named) if one.source in own or one.target in own]
@@ -128,7 +128,7 @@ class MyelinSession(DistributedSession):
         )
 
     def _order_of(self, channel: Channel) -> list[Coming]:
-        """What comes in on a channel, in the order in which its sender runs it."""
+        """Return the messages of a channel in the order in which its sender runs them."""
         kind = "F" if channel.forward else "B"
         return [self.coming[op.micro_batch or 0] for op in self._tasks(channel.source) if op.kind == kind]
 
@@ -193,7 +193,7 @@ class MyelinSession(DistributedSession):
         return {"model": model, "optimizer": self.updates.state()}
 
     def state_dict(self) -> dict[str, Any]:
-        """In float16 with the scale of the loss, too."""
+        """Return the state of the session, with the loss scale in float16."""
         found, scaling = super().state_dict(), self.updates.scaling
         return found | {"loss_scale": scaling.state()} if found and scaling else found
 
@@ -203,7 +203,7 @@ class MyelinSession(DistributedSession):
 
 
 def _profile(layers: nn.Sequential, dtype: str) -> ModelProfile:
-    """Of the model as it is here, without times: what the order of the tasks follows from."""
+    """Profile the model without times: the order of tasks follows from it."""
     named, shared = named_layers(layers), ties(layers)
     sizes = [sum(p.numel() * p.element_size() for p in layer.parameters()) for _, layer in named]
     profiles = [

@@ -56,7 +56,8 @@ class TorchTransport(Transport):
         return own
 
     def _use(self, channels: Sequence[Channel]) -> None:
-        """One message on each channel of this rank. All ranks go through them in one order: none waits in a circle."""
+        """Send one message on each channel of this rank, in the same order on every rank so that no cycle of waits
+        forms."""
         nothing = torch.zeros(1, device=self.device)
         for channel in channels:
             group = self._groups.get(channel)

@@ -1,4 +1,4 @@
-"""What carries messages between stages: the interface, and the bookkeeping that every transport needs.
+"""Transports send messages between stages: the interface, and the bookkeeping that every transport needs.
 
     stage 1 <-- "" forward ---- stage 0 <-- "" backward -- stage 1      each direction and each skip is a channel
     posted     | 3 |            the receive of the next micro-batch is there before the message is
@@ -34,7 +34,8 @@ Form = tuple[tuple[torch.dtype, tuple[int, ...]], ...]
 
 @dataclass(frozen=True)
 class Channel:
-    """From one stage to another: what goes from layer to layer ("") or the skip `part`, or the gradients of it."""
+    """A channel from one stage to another, for the activations between layers ("") or of the skip `part`, or for
+    gradients."""
 
     source: int
     target: int
@@ -50,7 +51,7 @@ class Channel:
         return Channel(self.target, self.source, self.part)
 
     def op(self, micro_batch: int, size: int = 0) -> Op:
-        """What schedule and trace call a message of `size` bytes."""
+        """Return the op of a message of `size` bytes, for schedule and trace."""
         return Op(self.target, "copy", micro_batch, self.part, self.source, size, "network")
 
 
@@ -96,7 +97,7 @@ class Completed:
 
 
 class Transport(ABC):
-    """One rank's end. `channels` are those of the whole pipeline, in the same order in every rank."""
+    """One rank's endpoint. `channels` are those of the whole pipeline, in the same order on every rank."""
 
     def __init__(
         self, position: Position, channels: Sequence[Channel], micro_batches: int, device: torch.device
@@ -122,7 +123,7 @@ class Transport(ABC):
             self._ahead(channel)
 
     def send(self, channel: Channel, what: Coming, tensors: Sequence[Tensor]) -> int:
-        """Without blocking; the tensors must stay as they are until `finish`. The bytes that are sent.
+        """Send without blocking and return the number of bytes; tensors must not change until `finish`.
 
         Raises ValueError where their form is another one than before, for the same number of samples.
         """
@@ -139,10 +140,10 @@ class Transport(ABC):
         return sum(tensor.nbytes for tensor in tensors)
 
     def arrived(self, wait: bool) -> list[Arrival]:
-        """What has come since the last call, in the order in which it came; with `wait` at least one message."""
+        """Return the messages since the last call in order of arrival; with `wait`, at least one."""
         while True:
-            settled = [self._settled(one) for one in self._completed(wait)]
-            found = [arrival for arrival in settled if arrival is not None]
+            matched = [self._matched(one) for one in self._completed(wait)]
+            found = [arrival for arrival in matched if arrival is not None]
             if found or not wait:
                 return found
 
@@ -192,8 +193,8 @@ class Transport(ABC):
         self._posted[channel][what.micro_batch] = buffers
         self._receive(channel, what.micro_batch, buffers)
 
-    def _settled(self, one: Completed) -> Arrival | None:
-        """The message; or nothing, if it was the header of one that is posted now."""
+    def _matched(self, one: Completed) -> Arrival | None:
+        """Return the message that was received; None if it was a header, whose message is posted now."""
         channel = one.channel
         tensors = self._posted[channel].pop(one.micro_batch)
         asked = self._asked.get(channel)

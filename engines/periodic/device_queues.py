@@ -43,7 +43,7 @@ class DeviceQueues:
         return [*self.compute.values(), *self.links.values()]
 
     def counted_by(self, meters: Mapping[int, DeviceMemory]) -> None:
-        """From now on these count the memory of their devices, others none."""
+        """Meter the memory of these devices from now on, and of no others."""
         for lane in self.all():
             counting = meters[lane.device].counting if lane.device in meters else nullcontext
             stream = self.streams.get(lane)

@@ -88,7 +88,8 @@ class PeriodicEngine(Engine):
         return [*found, *broken] if broken else [*found, *self._too_few(plan, plan.pattern)]
 
     def notes(self, plan: Plan, profile: ModelProfile, cluster: Cluster, memory: MemoryModel) -> list[Problem]:
-        """That weights are updated within a step, with gradients one update old: losses are not those of others."""
+        """Warn that weights are updated within a step, with gradients one update old, so that losses differ from other
+        engines'."""
         every, m = self.update_every(plan), plan.micro_batches
         if every == m:
             return []

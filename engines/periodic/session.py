@@ -24,7 +24,7 @@ from harness.schedule.validate import validation_errors
 
 
 class PeriodicSession(LocalSession):
-    """Each stage's weights in two versions; `every` micro-batches make an update."""
+    """A session with two versions of each stage's weights, updated every `every` micro-batches."""
 
     def __init__(self, model: Model, plan: Plan, pattern: Pattern, spec: SessionSpec, every: int) -> None:
         super().__init__(model, plan, spec)

@@ -100,7 +100,7 @@ class Step(Run):
         self.raise_error()
 
     def loss(self) -> float:
-        """Of the whole batch; a group's losses are shares of the group."""
+        """Return the loss of the whole batch; the recorded losses are shares of a group of micro-batches."""
         shares = (self._samples(i // self.every) / self.size for i in range(len(self.inputs)))
         return sum(float(self.losses[i]) * share for i, share in enumerate(shares))
 
@@ -131,7 +131,7 @@ class Step(Run):
             self.losses[i] = outs[0]
 
     def _run(self, j: int, i: int, leaves: tuple[Tensor, ...], again: bool = False) -> tuple[Tensor, ...]:
-        """What leaves the stage; of the last one the loss, as a share of its group."""
+        """Run a task and return the stage's outputs; the last stage returns its share of the group's loss."""
         module = self._version(j, i)
         module.at(*self.key, i, again)
         out = module(*leaves)

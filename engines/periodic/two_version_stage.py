@@ -85,7 +85,7 @@ class TwoVersionStage:
         load_optimizer_state(self.own, [self.optimizer], optimizer)
 
     def _renew(self, place: int) -> None:
-        """That version becomes the newest one, too."""
+        """Copy the newest weights into the version at `place`."""
         pairs = zip(self.copies[place].parameters(), self.copies[self.newest].parameters(), strict=True)
         with torch.no_grad():
             for parameter, newest in pairs:
@@ -98,7 +98,7 @@ class TwoVersionStage:
 
 
 def _twin(module: StageModule) -> StageModule:
-    """The same layers with parameters of their own; buffers are shared, also those that a layer replaces."""
+    """Copy the layers with parameters of their own; buffers are shared, also those that a layer replaces."""
     twin = copy.deepcopy(module)
     for copied, original in zip(twin.modules(), module.modules(), strict=True):
         copied._buffers = original._buffers

@@ -46,7 +46,8 @@ def allows(order: Schedule, micro_batches: int, every: int) -> bool:
 
 
 def stored(order: Schedule) -> list[int]:
-    """For each stage, the most micro-batches between the start of their forward and the end of their backward task."""
+    """Return, for each stage, the most micro-batches between the start of their forward and the end of their backward
+    task."""
     now, most = [0] * len(order.devices), [0] * len(order.devices)
     for queue in order.queues:
         for op in queue.ops:

@@ -1,17 +1,12 @@
-"""How a block goes through an exchange: its axes in the order in which members of a group get their parts, and back.
+"""Collectives on blocks: convert a device's block of a tensor from one layout to another, and its gradient back.
 
-    block      (rows, ..., columns)
-    opened     (d0, d1, rows', ..., columns')    an axis for each digit that does not split it
-    sent       those of leaving digits in front: a part for each member
-    received   those of arriving digits in front: a part from each member
-    closed     each axis in the rows or columns that it is a part of now
+block --opened, sent--> all_gather, reduce_scatter or all_to_all --received, back, closed--> block
 
-Free of torch.
-
-
-Collectives on blocks: what each device holds of a tensor goes from one layout to another, its gradient back.
-
-block --opened, parts in order--> all_gather, reduce_scatter or all_to_all --axes back in their places--> block
+block      (rows, ..., columns)
+opened     (d0, d1, rows', ..., columns')    an axis for each digit that does not split it
+sent       the axes of leaving digits first: one part for each member of the group
+received   the axes of arriving digits first: one part from each member
+closed     each axis merged into the rows or columns that it belongs to now
 """
 
 from __future__ import annotations
@@ -38,8 +33,12 @@ REST = -1
 
 
 @dataclass(frozen=True)
-class Way:
-    """Shapes `opened`, `received` and `closed`; the permutation before the collective and the one after it."""
+class BlockPermutation:
+    """How a block is reshaped and permuted around a collective.
+
+    The block is viewed with shape `opened` and permuted by `sent` before the collective. Its result of shape `received`
+    is permuted by `back` and reshaped to `closed`.
+    """
 
     opened: tuple[int, ...]
     sent: tuple[int, ...]
@@ -48,8 +47,8 @@ class Way:
     closed: tuple[int, ...]
 
 
-def way(shape: Sequence[int], exchange: Exchange, mesh: Mesh) -> Way:
-    """Of a block of this shape."""
+def block_permutation(shape: Sequence[int], exchange: Exchange, mesh: Mesh) -> BlockPermutation:
+    """Return the permutation for a block of this shape."""
     dims = len(shape)
     leaving = () if exchange.name == "all_gather" else exchange.digits
     arriving = () if exchange.name == "reduce_scatter" else exchange.digits
@@ -64,7 +63,7 @@ def way(shape: Sequence[int], exchange: Exchange, mesh: Mesh) -> Way:
     wanted = _names(dims, exchange, exchange.after)
     assert sorted(wanted) == sorted(came), (wanted, came)
     sizes = dict(zip(own, opened, strict=True)) | {name: mesh.sizes[name[1]] for name in came if name[1] != REST}
-    return Way(
+    return BlockPermutation(
         opened=tuple(opened),
         sent=tuple(own.index(name) for name in (*parts, *left)),
         received=tuple(sizes[name] for name in came),
@@ -84,7 +83,7 @@ def _places(dims: int, layout: Layout, digits: Digits) -> list[Name]:
 
 
 def _names(dims: int, exchange: Exchange, layout: Layout) -> list[Name]:
-    """A local block's axes: those of digits that do not split it, and what is left of each dimension."""
+    """Return the axes of a local block: those of digits that do not split it, and the rest of each dimension."""
     names: list[Name] = []
     for n in range(dims):
         axes, split = _axes(n, column(dims), exchange, layout)
@@ -93,7 +92,7 @@ def _names(dims: int, exchange: Exchange, layout: Layout) -> list[Name]:
 
 
 def _axes(n: int, column: int, exchange: Exchange, layout: Layout) -> tuple[Digits, frozenset[int]]:
-    """Of dimension n: the axes that it has on either side of the exchange, and those that split it in a layout."""
+    """Return the axes of dimension n on either side of the exchange, and those of them that split it in a layout."""
     if n not in (0, column):
         return (), frozenset()
     dims: tuple[Dim, Dim] = (
@@ -111,20 +110,21 @@ COLLECTIVES: dict[str, Callable[..., Any]] = {
 
 
 class Groups:
-    """Process groups of a mesh, one for each set of ranks and use; every rank makes all of them at the same point.
+    """Process groups of a mesh, one for each set of ranks and use; every rank creates all of them in the same order.
 
-    `first` is the first rank of the mesh. Sums of gradients have groups of their own: they run next to the others.
+    `first` is the first rank of the mesh. Gradient all-reduces have groups of their own, because they overlap with the
+    others.
     """
 
     made: ClassVar[dict[tuple[str, tuple[int, ...]], Any]] = {}
-    """Of this process, by their ranks; another session uses them again."""
+    """Process groups of this process, by their ranks; later sessions use them again."""
 
     def __init__(self, mesh: Mesh, first: int, rank: int) -> None:
         self.mesh, self.first, self.rank = mesh, first, rank
         self._own: dict[tuple[str, Digits], Any] = {}
 
     def make(self, use: str, wanted: Iterable[Digits], ranks: int) -> None:
-        """Of all meshes of a run of `ranks` ranks."""
+        """Create the groups of all meshes of a run of `ranks` ranks."""
         for digits in sorted(set(wanted)):
             for start in range(0, ranks, self.mesh.devices):
                 for rank in range(self.mesh.devices):
@@ -136,19 +136,19 @@ class Groups:
         return tuple(first + one for one in self.mesh.group(rank, digits))
 
     def of(self, use: str, digits: Digits) -> Any:
-        """This rank's."""
+        """Return this rank's process group over the given digits."""
         if (use, digits) not in self._own:
             self._own[use, digits] = self.made[use, self._members(self.first, self.rank, digits)]
         return self._own[use, digits]
 
 
 class BlockCollectives:
-    """Runs exchanges in the groups of this rank, counts what it sends."""
+    """Run exchanges in the process groups of this rank and count the bytes that are sent."""
 
     def __init__(self, mesh: Mesh, groups: Groups, counter: CollectiveCounter, aligned: bool = False) -> None:
         self.mesh, self.groups, self.counter, self.aligned = mesh, groups, counter, aligned
         self.known: dict[tuple[Dim, int, Any], Tensor] = {}  # indices of this rank
-        self.ways: dict[tuple[Exchange, torch.Size], Way] = {}
+        self.permutations: dict[tuple[Exchange, torch.Size], BlockPermutation] = {}
 
     def __call__(self, x: Tensor, exchange: Exchange | None) -> Tensor:
         if exchange is None:
@@ -157,20 +157,20 @@ class BlockCollectives:
         return result
 
     def sum(self, x: Tensor, digits: Digits) -> Tensor:
-        """Statistics summed over a group; so are their gradients."""
+        """Sum statistics over a group; gradients are summed, too."""
         result: Tensor = _Summed.apply(x, digits, self) if digits else x
         return result
 
     def total(self, x: Tensor, digits: Digits) -> Tensor:
-        """A sum of which every member makes the same, so that its gradient is everybody's already."""
+        """Sum over a group whose members all compute the same loss from it, so that the gradient needs no sum."""
         result: Tensor = _Totalled.apply(x, digits, self) if digits else x
         return result
 
     def run(self, x: Tensor, exchange: Exchange, phase: str) -> Tensor:
         key = exchange, x.shape
-        if key not in self.ways:
-            self.ways[key] = way(x.shape, exchange, self.mesh)
-        found = self.ways[key]
+        if key not in self.permutations:
+            self.permutations[key] = block_permutation(x.shape, exchange, self.mesh)
+        found = self.permutations[key]
         parts = x.reshape(found.opened).permute(found.sent).contiguous()
         out = parts.new_empty(found.received)
         group = self.groups.of("activations", exchange.digits)
@@ -191,14 +191,14 @@ class BlockCollectives:
         return total
 
     def gathered(self, x: Tensor, digits: Digits) -> Tensor:
-        """Statistics of all members of a group, (members, ...), in its order."""
+        """Gather the statistics of all members of a group: (members, ...), in the order of the group."""
         out = x.new_empty([self.mesh.size(digits), *x.shape])
         with self._counted("all_gather", "statistics", out.nbytes, digits):
             all_gather(out.view(-1), x.contiguous().view(-1), group=self.groups.of("activations", digits))
         return out
 
     def largest(self, x: Tensor, digits: Digits) -> Tensor:
-        """The maximum over a group, without a gradient."""
+        """Return the maximum over a group, without a gradient."""
         largest = x.detach().clone(memory_format=torch.contiguous_format)
         if digits:
             with self._counted("all_reduce", "statistics", largest.nbytes, digits):

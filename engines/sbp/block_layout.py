@@ -1,4 +1,4 @@
-"""Where the blocks of a tensor lie: digits of the grid split its rows (samples) or its columns (features).
+"""Layouts of a tensor's blocks: digits of the device grid split its rows (samples) or its columns (features).
 
 A digit is a prime factor of the grid: as many groups of devices as its size. A dimension is factored into an axis for
 each digit that splits it, or once did, and the rest; a device has of each split axis the part with its own number.
@@ -65,7 +65,7 @@ class Mesh:
         return found
 
     def count(self, digits: Digits) -> Degree:
-        """How many of each kind."""
+        """Return the number of digits of each kind."""
         return tuple(sum(digit in kind for digit in digits) for kind in self.kinds)
 
 
@@ -94,7 +94,8 @@ class Dim:
         return Dim(self.axes, self.split - set(digits))
 
     def along(self, axes: Digits) -> Dim:
-        """The same blocks with these axes, if they begin with those that are split; else as it is."""
+        """Return the same blocks with these axes, if they begin with the axes that split it; otherwise return it
+        unchanged."""
         cut = self._cut()
         return Dim(axes, self.split) if axes[: len(cut)] == cut else self
 
@@ -112,7 +113,7 @@ class Dim:
 
 @dataclass(frozen=True)
 class Layout:
-    """Of a tensor with samples (dimension 0) and features: between products each digit splits one or the other."""
+    """Layout of a tensor with samples (dimension 0) and features: between matmuls each digit splits one of the two."""
 
     rows: Dim = Dim()
     columns: Dim = Dim()

@@ -55,7 +55,7 @@ class SBPEngine(Engine):
         return [Problem("mesh.tensor", plan.mesh.tensor, message, _fixes(plan, profile)) for message in wrong[:1]]
 
     def schedule(self, plan: Plan, profile: ModelProfile) -> Schedule:
-        """Of several stages the order of DeepSpeed's pipeline: 1F1B with messages that block."""
+        """Return the schedule: for several stages DeepSpeed's pipeline, 1F1B with blocking messages."""
         if len(plan.stages) == 1:
             return with_traffic(single(plan.micro_batches), plan)
         transfers = plan_transfers(plan, profile, portals=False)

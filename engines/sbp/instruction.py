@@ -1,6 +1,6 @@
 """The instruction of one device for each matmul of a chain, and the collectives around it. Free of torch.
 
-arrives --before--> enters --gather--> (rows p0, columns p2) --matmul--> --scatter--> leaves --after--> continues
+arrives --before--> enters --gather--> (rows p0, columns p2) --matmul--> --scatter--> leaves --after--> output_layout
          all-to-all         all-gather                       partial sums  reduce-scatter      all-to-all
 """
 
@@ -14,7 +14,7 @@ from harness.sbp.matmul_chain import Matmul
 
 
 class Unrunnable(ValueError):
-    """Blocks that this engine cannot bring together."""
+    """A plan whose layouts this engine cannot convert into each other."""
 
 
 @dataclass(frozen=True)
@@ -28,17 +28,17 @@ class Exchange:
 
     @cached_property
     def reversed(self) -> Exchange:
-        """What takes the gradient back."""
+        """Return the exchange that carries the gradient back."""
         other = {"all_gather": "reduce_scatter", "reduce_scatter": "all_gather"}.get(self.name, self.name)
         return Exchange(other, self.digits, self.after, self.before)
 
 
 @dataclass(frozen=True)
 class Instruction:
-    """What one product does. `inputs` and `outputs` say which columns and rows of the weight are here, `replicas` over
-    which digits they are the same. `heads` of attention read its output, in which they come one after the other.
-    At the end of a branch `past` moves what the output is added to, `on` the sum.
-    """
+    """The instruction of a device for one matmul. `inputs` and `outputs` are the digits that split columns and rows of
+    its weight, `replicas` the digits over which the weight is replicated. `heads` (attention) says how heads are
+    ordered in its output. At the end of a branch `past` moves the residual to the layout of the sum, and `on` moves the
+    sum on."""
 
     item: Matmul
     before: Exchange | None
@@ -50,7 +50,7 @@ class Instruction:
     replicas: Digits
     arrives: Layout
     leaves: Layout
-    goes_on: Layout
+    output_layout: Layout
     heads: int = 0
     past: Exchange | None = None
     on: Exchange | None = None
@@ -69,7 +69,7 @@ class Program:
 
     @property
     def end(self) -> Layout:
-        return self.last.goes_on if self.instructions else self.start
+        return self.last.output_layout if self.instructions else self.start
 
     @property
     def groups(self) -> set[Digits]:
@@ -82,16 +82,17 @@ class Program:
 
 
 def undivided(found: Program, mesh: Mesh) -> list[str]:
-    """What does not divide: an axis stays where it was split once, so that blocks find back."""
+    """Report tensors that do not divide evenly: an axis must be split in the same way everywhere, so that blocks can be
+    joined."""
     wrong = []
     for name, one in found.instructions.items():
         sizes = (
-            ("samples", one.item.samples, max((one.arrives.rows, one.leaves.rows, one.goes_on.rows), key=_axes)),
+            ("samples", one.item.samples, max((one.arrives.rows, one.leaves.rows, one.output_layout.rows), key=_axes)),
             ("outputs", one.item.outputs, max((one.outputs, one.leaves.columns), key=_axes)),
             ("inputs", one.item.inputs, one.inputs),
         )
         wrong += [
-            f"{size} {what} of {name} do not divide by {mesh.size(dim.axes)}"
+            f"{size} {what} of {name} are not divisible by {mesh.size(dim.axes)}"
             for what, size, dim in sizes
             if size % mesh.size(dim.axes)
         ]

@@ -1,4 +1,5 @@
-"""From a plan to what each device does at each product: strategies, with a concrete digit of the mesh for each factor.
+"""Translate a plan into the instruction of each device for each matmul: strategies, with a digit of the mesh for each
+factor.
 
 Digits of one kind stand in a row; those in front split rows. A matmul undoes the last of them (the part of p1 that
 splits rows), or adds the next ones (the part of p2 that becomes rows), so that a residual branch comes back to the
@@ -19,9 +20,9 @@ from harness.sbp.route_to_plan import OUTPUT
 
 
 def program(plan: Plan, chain: Chain, mesh: Mesh) -> Program:
-    """Raises Unrunnable for a plan that is not one for this chain, or whose blocks cannot come together.
+    """Return the program of a plan. Raises Unrunnable if the plan is not for this chain or its layouts do not match.
 
-    A plan of stages alone says of no product how it is split: each device has all of it.
+    A plan without strategies has stages only: each device computes whole matmuls.
     """
     if mesh.devices == 1 and not plan.strategy:
         return Program(Layout(), {})
@@ -61,17 +62,17 @@ class _Writer:
         return grid.degree(nodes, local)
 
     def _layouts(self, item: Matmul) -> list[Degree | None]:
-        reported = self.plan.layouts.get(item.name)
-        if reported is None:
+        degrees = self.plan.layouts.get(item.name)
+        if degrees is None:
             raise Unrunnable(f"the plan says nothing of {item.name}")
-        return [self._degree(numbers) if numbers else None for numbers in reported]
+        return [self._degree(numbers) if numbers else None for numbers in degrees]
 
     def _front(self, degree: Degree) -> Digits:
-        """The digits that split rows where so many do."""
+        """Return the digits that split rows at this degree."""
         return tuple(sorted(digit for row, n in zip(self.order, degree, strict=True) for digit in row[:n]))
 
     def _start(self, first: Matmul) -> Layout:
-        """The input: as its product wants it, or split by samples alone."""
+        """Set the layout of the model's input: that of its first matmul, or split along the batch only."""
         strategy = self.mesh.grid.strategy(self.plan.strategy[first.name])
         if self._layouts(first)[0] is not None and not first.look_up:
             return Layout().split(rows=self._in_order(self.mesh.all))
@@ -80,12 +81,13 @@ class _Writer:
         return Layout().split(rows=rows, columns=self._in_order(columns)[::-1])
 
     def _slice(self, first: Degree, last: Degree) -> Digits:
-        """The digits of each kind from one place on to another."""
+        """Return the digits of each kind between two degrees."""
         rows = zip(self.order, first, last, strict=True)
         return tuple(sorted(digit for row, a, b in rows for digit in row[a:b]))
 
     def _in_order(self, digits: Iterable[int]) -> Digits:
-        """As they split rows, one after the other; columns are split from the end, so that both find back."""
+        """Return the digits in the order in which they split rows; columns are split from the other end, so that both
+        can be joined."""
         wanted = set(digits)
         return tuple(digit for row in self.order for digit in row if digit in wanted)
 
@@ -93,7 +95,8 @@ class _Writer:
         return self.mesh.count(tuple(self.at.rows.split))
 
     def _moved(self, at: Layout, target: Degree, axes: Digits | None = None) -> Exchange | None:
-        """An all-to-all to where `target` digits split rows; if it can be, in the order of `axes`."""
+        """Return the all-to-all to the layout in which `target` digits split rows, in the order of `axes` if
+        possible."""
         now, then = frozenset(at.rows.split), frozenset(self._front(target))
         digits = tuple(sorted(now ^ then))
         if not digits:
@@ -108,7 +111,7 @@ class _Writer:
     # -- what is written --------------------------------------------------------------------------------------------
 
     def _branch(self, branch: Residual) -> None:
-        """What comes out has to lie as what went past, which is moved to there."""
+        """Write the instructions of a branch: its output and the residual that it is added to need the same layout."""
         matmuls = [item for item in branch.items if isinstance(item, Matmul)]
         _, leaves, *elsewhere = self._layouts(matmuls[-1])
         self._move_on(elsewhere[0] if elsewhere else leaves)
@@ -126,19 +129,19 @@ class _Writer:
         self.summed.add(matmuls[-1].name)
 
     def _move_on(self, place: Degree | None) -> None:
-        """What goes into a branch and past it is moved to there first, by what made it."""
+        """Let the producer move its output to the layout that both a branch and its residual start from."""
         move = self._moved(self.at, place) if place is not None else None
         if not move:
             return
         if not self.written:
-            raise Unrunnable("the model begins with a branch whose input lies elsewhere")
+            raise Unrunnable("the model begins with a residual branch, whose input would have to change its layout")
         name, made = list(self.written.items())[-1]
         self.at = move.after
-        moved = replace(made, on=move) if name in self.summed else replace(made, after=move, goes_on=move.after)
+        moved = replace(made, on=move) if name in self.summed else replace(made, after=move, output_layout=move.after)
         self.written[name] = moved
 
     def _arrives(self, item: Matmul) -> tuple[Exchange | None, Layout]:
-        """How a product's input comes to where the plan wants it, and lies there."""
+        """Return the exchange before a matmul, and the layout of its input after it."""
         enters = self._layouts(item)[0]
         before = None if item.look_up or enters is None else self._moved(self.at, enters)
         return before, before.after if before else self.at
@@ -169,7 +172,7 @@ class _Writer:
         self.at = scattered
         self._check(item, leaves, target)
         if tied and not inside.columns.like(tied.outputs):
-            raise Unrunnable(f"{item.name} finds other blocks of the weight than {tied.item.name}")
+            raise Unrunnable(f"{item.name} needs other blocks of the tied weight than {tied.item.name}")
         instruction = Instruction(
             item, before, gather, scatter, None, inside.columns, outputs, self._front(p0), arrives, self.at, self.at
         )
@@ -181,14 +184,12 @@ class _Writer:
         self.written[item.name] = instruction
 
     def _factors(self, item: Matmul, tied: Instruction | None) -> tuple[Digits, Digits]:
-        """The digits of p1 and of p2; of a `tied` weight those that its embedding has given it."""
+        """Return the digits of p1 and of p2; a `tied` weight has those of its embedding."""
         p0, p1, p2 = self.mesh.grid.strategy(self.plan.strategy[item.name])
         if tied:
             kept, cut = tuple(sorted(tied.outputs.split)), tuple(sorted(tied.inputs.split))
             if (self.mesh.count(cut), self.mesh.count(kept)) != (p1, p2):
-                raise Unrunnable(
-                    f"{item.name} splits its weight in another way than {tied.item.name}, whose weight it is"
-                )
+                raise Unrunnable(f"{item.name} splits the tied weight in another way than {tied.item.name}")
             return cut, kept
         enters = self._layouts(item)[0]
         rows = p0 if enters is None or item.look_up else enters  # with what is undone of them
@@ -196,14 +197,14 @@ class _Writer:
         return tuple(sorted(set(self.mesh.all) - set(self._front(p0)) - set(kept))), kept
 
     def _split(self, added: Degree, kept: Digits) -> Digits:
-        """The digits of p2 that become rows: the next ones of each kind, or those of p2 that come first."""
+        """Return the digits of p2 that will split rows: the next ones of each kind, or the first ones of p2."""
         found: list[int] = []
         for row, kind, n in zip(self.order, self.mesh.kinds, added, strict=True):
             found += [digit for digit in row if digit in kept and digit in kind][:n]
         return self._in_order(found)
 
     def _reorder(self, split: set[int]) -> None:
-        """The digits that split rows come first."""
+        """Move the digits that split rows to the front of the order."""
         self.order = [
             (*(digit for digit in row if digit in split), *(digit for digit in row if digit not in split))
             for row in self.order
@@ -212,7 +213,7 @@ class _Writer:
     def _attended(
         self, instruction: Instruction, following: Sequence[Item], between: Sequence[Degree | None]
     ) -> Instruction:
-        """Attention lies where its heads are whole: where the product leaves, where the next one enters, or between."""
+        """Choose the first layout that keeps heads whole: that of the matmul before, of the one after, or between."""
         attention = following[0]
         assert isinstance(attention, Attention)
         places = list(between) or [self._rows()]
@@ -220,25 +221,25 @@ class _Writer:
             places.append(self._layouts(following[1])[0])
         whole = [place for place in places if place is not None and self._whole(place, attention)]
         if not whole:
-            raise Unrunnable(f"{attention.heads} heads are not whole anywhere after {instruction.item.name}")
+            raise Unrunnable(f"no layout after {instruction.item.name} keeps {attention.heads} attention heads whole")
         after = self._moved(self.at, whole[0])
         self.at = after.after if after else self.at
-        return replace(instruction, after=after, goes_on=self.at, heads=attention.heads)
+        return replace(instruction, after=after, output_layout=self.at, heads=attention.heads)
 
     def _whole(self, rows: Degree, attention: Attention) -> bool:
         columns = self.mesh.devices // self.mesh.grid.size(rows)
         return attention.heads % columns == 0
 
     def _finish(self) -> None:
-        """The output, split by samples alone."""
+        """Move the model's output to a layout that is split along the batch only."""
         name, last = list(self.written.items())[-1]
         after = self._moved(self.at, self.mesh.grid.all)
         if after:
             self.at = after.after
-            self.written[name] = replace(last, after=after, goes_on=self.at)
+            self.written[name] = replace(last, after=after, output_layout=self.at)
 
     def _check(self, item: Matmul, leaves: Degree, target: Layout | None) -> None:
         if self._rows() != leaves or self.at.rows.split & self.at.columns.split:
-            raise Unrunnable(f"{item.name} comes to lie elsewhere than the plan says")
+            raise Unrunnable(f"{item.name}: the layout of its output differs from the plan's")
         if target and not self.at.like(target):
-            raise Unrunnable(f"what comes out of {item.name} has another layout than what it is added to")
+            raise Unrunnable(f"{item.name}: the layout of its output differs from that of the residual it is added to")

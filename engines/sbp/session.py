@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from engines.sbp.engine import Config
 
 SAMPLES = 2
-"""Of the micro-batch on the meta device that shows in which order modules run."""
+"""Samples of the micro-batch on the meta device that records the order of modules."""
 
 
 class SBPSession(DistributedSession):
@@ -98,7 +98,7 @@ class SBPSession(DistributedSession):
         return tuple(sorted(self.program.end.columns.split))
 
     def share(self, batch: Batch) -> Batch:
-        """This rank's block of the replica's samples, micro-batch by micro-batch: all that its device needs of them."""
+        """Return this rank's part of the replica's samples, micro-batch by micro-batch."""
         whole, start, end = super().share(batch), self.program.start, self.program.end
         inputs = self._rows(whole.inputs, start.rows)
         if start.columns.split:
@@ -184,7 +184,7 @@ class SBPSession(DistributedSession):
         self.total += float(loss.detach()) if shown else 0.0
 
     def _split_classes(self) -> SplitClasses | None:
-        """How the loss is computed where classes lie on several devices."""
+        """Return how the loss is computed if the classes are split over devices, else None."""
         if not self.classes:
             return None
         total = self.program.last.item.outputs
@@ -225,14 +225,14 @@ class SBPSession(DistributedSession):
         return {"model": model, "optimizer": optimizer, "step": self.steps}
 
     def _whole(self, name: str, blocks: Sequence[Any]) -> Any:
-        """From the blocks of the first stage that has it, those of all its shards."""
+        """Join the blocks of all shards; they are those of the first stage that has the tensor."""
         first = next(n for n, block in enumerate(blocks) if block is not None)
         own = blocks[first : first + self.plan.mesh.tensor]
         shard = self._shard(name, own[0])
         return shard.whole(own, self.mesh) if shard else own[0]
 
     def _shard(self, name: str, value: Any) -> Shard | None:
-        """How a parameter, or the optimizer's state of it, is cut, if it is."""
+        """Return how a parameter, or its optimizer state, is sharded; None if it is not."""
         shard = self.shards.get(self.shared.get(name, name))
         cut = shard is not None and bool(shard.cuts)
         fits = shard is not None and isinstance(value, Tensor) and value.dim() == len(shard.shape)

@@ -26,14 +26,20 @@ class ModelSharder:
 
     def __init__(self, layers: nn.Sequential, program: Program, by: BlockCollectives) -> None:
         self.layers, self.by = layers, by
-        self.reported = {_path(layers, name): reported for name, reported in program.instructions.items()}
+        self.instructions = {_path(layers, name): instruction for name, instruction in program.instructions.items()}
         self.shards: dict[str, Shard] = {}
         self.known: dict[nn.Parameter, nn.Parameter] = {}
         self.first_names = {parameter: name for name, parameter in layers.named_parameters()}
         self.at = program.start
-        whole = [(name.partition(".")[0], reported) for name, reported in self.reported.items() if reported.item.whole]
-        self.begin = {layer: reported.arrives for layer, reported in reversed(whole)}  # of layers that are kept whole
-        self.end = {layer: reported.goes_on for layer, reported in whole}
+        whole = [
+            (name.partition(".")[0], instruction)
+            for name, instruction in self.instructions.items()
+            if instruction.item.whole
+        ]
+        self.begin = {
+            layer: instruction.arrives for layer, instruction in reversed(whole)
+        }  # of layers that are kept whole
+        self.end = {layer: instruction.output_layout for layer, instruction in whole}
         self.attended: Layout | None = None
         self.pending: Instruction | None = None
         self.norms: set[tuple[int, ...]] = set()
@@ -50,10 +56,10 @@ class ModelSharder:
                 self.shards[name] = Shard(tuple(parameter.shape), {}, self.by.mesh.all)
 
     def _module(self, name: str, module: nn.Module) -> None:
-        reported = self.reported.get(name)
+        instruction = self.instructions.get(name)
         self.at = self.begin.pop(name.partition(".")[0], self.at)
-        if reported is not None:
-            self._matmul(name, module, reported)
+        if instruction is not None:
+            self._matmul(name, module, instruction)
         elif isinstance(module, Sum):
             if self.pending and (self.pending.past or self.pending.on):
                 self._replace(name, MovedSum(self.pending, self.by))
@@ -70,40 +76,41 @@ class ModelSharder:
                 self._replace(name, BlockDropout(module, layout, self.by, 1 if heads else None))
         else:
             self._plain(name, module)
-        if reported is not None:
-            self.pending = reported
-            self.at = self.at if reported.item.whole else reported.goes_on
-            self.attended = reported.goes_on if reported.heads else None
+        if instruction is not None:
+            self.pending = instruction
+            self.at = self.at if instruction.item.whole else instruction.output_layout
+            self.attended = instruction.output_layout if instruction.heads else None
         self.at = self.end.get(name, self.at)
 
     # -- what each kind of layer becomes ----------------------------------------------------------------------------
 
-    def _matmul(self, name: str, module: nn.Module, reported: Instruction) -> None:
-        if reported.item.whole:
-            self._whole(name, module, reported)
+    def _matmul(self, name: str, module: nn.Module, instruction: Instruction) -> None:
+        if instruction.item.whole:
+            self._whole(name, module, instruction)
             return
-        rows, columns = Cut(reported.outputs, reported.heads), Cut(reported.inputs)
+        rows, columns = Cut(instruction.outputs, instruction.heads), Cut(instruction.inputs)
         cuts = {0: rows, 1: columns}
-        if reported.item.look_up:
+        if instruction.item.look_up:
             cuts = {0: columns, 1: rows}
-        weight = self._parameter(dict(module.named_parameters())["weight"], cuts, reported.replicas, True)
+        weight = self._parameter(dict(module.named_parameters())["weight"], cuts, instruction.replicas, True)
         bias = getattr(module, "bias", None)
         if isinstance(bias, nn.Parameter):
-            out = Cut(reported.leaves.columns, reported.heads)
-            bias = self._parameter(bias, {0: out}, _digits(reported.leaves.rows), False)
+            out = Cut(instruction.leaves.columns, instruction.heads)
+            bias = self._parameter(bias, {0: out}, _digits(instruction.leaves.rows), False)
         first = 0
-        if reported.item.look_up and reported.inputs.split:
-            first = int(reported.inputs.mine(reported.item.inputs, self.by.mesh, self.by.groups.rank)[0])
-        self._replace(name, Product(module, reported, self.by, weight, bias, first))
+        if instruction.item.look_up and instruction.inputs.split:
+            first = int(instruction.inputs.mine(instruction.item.inputs, self.by.mesh, self.by.groups.rank)[0])
+        self._replace(name, Product(module, instruction, self.by, weight, bias, first))
 
-    def _whole(self, name: str, module: nn.Module, reported: Instruction) -> None:
-        """It takes whole features of its own samples; what enters its layer is moved before, what leaves it after."""
+    def _whole(self, name: str, module: nn.Module, instruction: Instruction) -> None:
+        """Keep a module whole: it computes all features of its own samples, and collectives before and after it change
+        the layout."""
         layer = self.layers.get_submodule(name.partition(".")[0])
         by = self.by
-        if reported.before:
-            layer.register_forward_pre_hook(lambda _, given: tuple(_moved(x, reported.before, by) for x in given))
-        if reported.after:
-            layer.register_forward_hook(lambda _, given, out: _moved(out, reported.after, by))
+        if instruction.before:
+            layer.register_forward_pre_hook(lambda _, given: tuple(_moved(x, instruction.before, by) for x in given))
+        if instruction.after:
+            layer.register_forward_hook(lambda _, given, out: _moved(out, instruction.after, by))
         self._plain(name, module)
 
     def _norm(self, name: str, module: nn.LayerNorm) -> None:
@@ -135,18 +142,18 @@ class ModelSharder:
 
     def _plain(self, name: str, module: nn.Module) -> None:
         """A layer that works element by element, or on whole features: parameters that go with these are cut."""
-        reported = self.reported.get(name)
+        instruction = self.instructions.get(name)
         for key, parameter in list(module.named_parameters(recurse=False)):
             last = parameter.dim() - 1
             cuts = {last: Cut(self.at.columns)} if self.at.columns.split else {}
-            weight = bool(reported) and key == "weight"
+            weight = bool(instruction) and key == "weight"
             made = self._parameter(parameter, cuts, _digits(self.at.rows), weight)
             setattr(module, key, made)
 
     def _parameter(
         self, whole: nn.Parameter, cuts: dict[int, Cut], sums: tuple[int, ...], weight: bool
     ) -> nn.Parameter:
-        """This rank's block; of a parameter that several layers have, the same one."""
+        """Return this rank's block of a parameter; layers that share the parameter get the same block."""
         if whole in self.known:
             return self.known[whole]
         cuts = {n: cut for n, cut in cuts.items() if cut.dim.split or cut.heads}

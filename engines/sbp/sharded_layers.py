@@ -23,7 +23,7 @@ class Product(nn.Module):
     def __init__(
         self,
         source: nn.Module,
-        reported: Instruction,
+        instruction: Instruction,
         by: BlockCollectives,
         weight: nn.Parameter,
         bias: nn.Parameter | None,
@@ -31,13 +31,13 @@ class Product(nn.Module):
     ) -> None:
         super().__init__()
         self.weight, self.bias = weight, bias
-        self.reported, self.by, self.first = reported, by, first
-        self.bias_after = bias is not None and reported.scatter is not None  # not once in each partial sum
+        self.instruction, self.by, self.first = instruction, by, first
+        self.bias_after = bias is not None and instruction.scatter is not None  # not once in each partial sum
         self.compute = self._of(source)
 
     def _of(self, source: nn.Module) -> Callable[[Tensor], Tensor]:
         if isinstance(source, nn.Embedding):
-            return self._looked_up if self.reported.inputs.split else lambda x: functional.embedding(x, self.weight)
+            return self._looked_up if self.instruction.inputs.split else lambda x: functional.embedding(x, self.weight)
         if isinstance(source, nn.Conv2d):
             return lambda x: source._conv_forward(x, self.weight, None if self.bias_after else self.bias)
         return lambda x: functional.linear(x, self.weight, None if self.bias_after else self.bias)
@@ -50,18 +50,18 @@ class Product(nn.Module):
         return found.masked_fill(outside.unsqueeze(-1), 0)
 
     def forward(self, x: Tensor) -> Tensor:
-        reported, by = self.reported, self.by
+        instruction, by = self.instruction, self.by
         if x.is_floating_point() and torch.is_autocast_enabled(x.device.type):
             x = x.to(torch.get_autocast_dtype(x.device.type))
-        y = by(self.compute(by(by(x, reported.before), reported.gather)), reported.scatter)
+        y = by(self.compute(by(by(x, instruction.before), instruction.gather)), instruction.scatter)
         if self.bias is not None and self.bias_after:
             y = y + (self.bias if y.dim() != 4 else self.bias[:, None, None]).to(y.dtype)
-        y = by(y, reported.after)
-        return self._by_parts(y) if reported.heads else y
+        y = by(y, instruction.after)
+        return self._by_parts(y) if instruction.heads else y
 
     def _by_parts(self, y: Tensor) -> Tensor:
         """Columns of head by head (query, key, value) as those of queries, then keys, then values of all heads."""
-        width = self.reported.item.outputs // self.reported.heads  # of a head's query, key and value together
+        width = self.instruction.item.outputs // self.instruction.heads  # of a head's query, key and value together
         parts = 3
         return y.unflatten(-1, (-1, parts, width // parts)).transpose(-3, -2).flatten(-3)
 
@@ -69,12 +69,12 @@ class Product(nn.Module):
 class MovedSum(nn.Module):
     """A sum whose first term is brought to where the second one lies, and which is brought on."""
 
-    def __init__(self, reported: Instruction, by: BlockCollectives) -> None:
+    def __init__(self, instruction: Instruction, by: BlockCollectives) -> None:
         super().__init__()
-        self.reported, self.by = reported, by
+        self.instruction, self.by = instruction, by
 
     def forward(self, past: Tensor, branch: Tensor) -> Tensor:
-        return self.by(self.by(past, self.reported.past) + branch, self.reported.on)
+        return self.by(self.by(past, self.instruction.past) + branch, self.instruction.on)
 
 
 class LayerNorm(nn.Module):

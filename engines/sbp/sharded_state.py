@@ -1,4 +1,4 @@
-"""Which block of each parameter and buffer a rank has, and back: whole tensors to shards, shards to whole tensors."""
+"""Convert parameters and buffers between whole tensors and this rank's shards."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from engines.sbp.block_layout import Digits, Dim, Mesh
 @dataclass(frozen=True)
 class Cut:
     """How one dimension of a tensor is split. With `heads` its features are (query, key, value) x heads x width in the
-    whole tensor, and head by head in shards."""
+    whole tensor, and ordered by head in shards."""
 
     dim: Dim
     heads: int = 0
@@ -31,7 +31,7 @@ class Cut:
 
 @dataclass(frozen=True)
 class Shard:
-    """Of a tensor of `shape`: its dimensions that are split, and over which digits its gradient is summed."""
+    """Sharding of a tensor of `shape`: its split dimensions, and the digits over which its gradient is all-reduced."""
 
     shape: tuple[int, ...]
     cuts: Mapping[int, Cut] = field(default_factory=dict)

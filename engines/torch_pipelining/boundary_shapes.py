@@ -1,4 +1,4 @@
-"""Which tensors pass from stage to stage, found without computing anything."""
+"""Shapes of the tensors sent from stage to stage, found without computing anything."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class BoundaryShapes:
             stage.autocast = autocast
 
     def boundaries(self, inputs: Tensor) -> list[Boundary]:
-        """What enters each stage, and in the end what leaves the last one, for the micro-batch `inputs`."""
+        """Return the inputs of each stage, and then the outputs of the last one, for the micro-batch `inputs`."""
         with self.mode, torch.no_grad():
             values: tuple[Tensor, ...] = (torch.empty(inputs.shape, dtype=inputs.dtype, device=self.device),)
             found = [values]

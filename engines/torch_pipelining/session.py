@@ -56,13 +56,14 @@ class TorchPipeliningSession(DistributedSession):
         self.micro_batch: torch.Size | None = None
 
     def _groups(self) -> None:
-        """One for the pipeline of each replica, one for the replicas of each device; every rank makes all of them."""
+        """Create a process group for the pipeline of each replica and one for the replicas of each stage, on every
+        rank."""
         width, data = self.ranks_per_replica, self.plan.mesh.data
         pipelines = [dist.new_group([r * width + d for d in range(width)]) for r in range(data)]
         self.pipeline, self.replicas = pipelines[self.replica], self.replica_group()
 
     def _own(self) -> None:
-        """This rank's parameters, each in the part of the first stage that has it, and in that one's optimizer."""
+        """Collect this rank's parameters; a shared one belongs to the first stage that has it, and to its optimizer."""
         seen: set[nn.Parameter] = set()
         self.parts: list[list[nn.Parameter]] = []
         for module in self.modules:

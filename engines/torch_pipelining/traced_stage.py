@@ -76,7 +76,7 @@ class TracedStage(PipelineStage):
         self.session.record(Op(self.module.number, kind, i), start, self.session.now())
 
     def buffers(self) -> list[Tensor]:
-        """What messages are received into; it stays from step to step."""
+        """Return the receive buffers of messages; they are reused in every step."""
         infos = (info for table in (self.args_recv_info, self.grad_recv_info) for row in table.values() for info in row)
         found = [getattr(info, "buffer", None) for info in infos]
         return [buffer for buffer in found if buffer is not None]

@@ -83,7 +83,8 @@ class TorchGPipeEngine(Engine):
         ]
 
     def schedule(self, plan: Plan, profile: ModelProfile) -> Schedule:
-        """That of `engine=gpipe` with dependency, streams and portals: its paper's, which GPUs keep to."""
+        """Return the schedule of `engine=gpipe` with dependency, streams and portals, as in the paper; GPUs follow
+        it."""
         devices = [stage.device for stage in plan.stages]
         return gpipe(plan.micro_batches, devices, plan_transfers(plan, profile, portals=True), plan.recompute)
 

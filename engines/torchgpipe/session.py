@@ -56,12 +56,12 @@ class TorchGPipeSession(LocalSession):
         return loss.detach()
 
     def memory_meters(self, batch: Batch) -> dict[int, DeviceMemory]:
-        """On GPUs only: CPU devices all share the memory and the threads."""
+        """Return a meter for each GPU; CPU devices have none, because they share memory and threads."""
         return {} if self.on_cpu else super().memory_meters(batch)
 
 
 def _fix_deferred_batch_norm(pipe: nn.Module) -> None:
-    """What torchgpipe's deferred batch norm gathers gets the dtype of its statistics, and is no part of the state."""
+    """Give torchgpipe's deferred statistics the dtype of the module's, and keep them out of the state dict."""
     for module in pipe.modules():
         if isinstance(module, DeferredBatchNorm):
             like = module.get_buffer("running_mean")

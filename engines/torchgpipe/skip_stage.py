@@ -43,7 +43,8 @@ class SkipStage(nn.Module):
         return left[0] if len(left) == 1 else tuple(left)
 
     def _micro_batch(self) -> int:
-        """Which one this call is for. torchgpipe does not say, but each has a skip tracker, also when it is recomputed.
+        """Return the micro-batch of this call. torchgpipe does not pass it, but each has a skip tracker, also in
+        recomputation.
 
         The first calls of a pass come in order.
         """

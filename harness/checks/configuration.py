@@ -32,7 +32,7 @@ def request_problems(config: DictConfig, overrides: Sequence[str], expected: Exp
 def _against_request(config: DictConfig) -> list[Problem]:
     found: list[Problem] = []
     cluster = _possible(
-        lambda: cluster_config.build(cluster_config.of(config.cluster), job=slurm_step.job(config)), found
+        lambda: cluster_config.build(cluster_config.from_group(config.cluster), job=slurm_step.job(config)), found
     )
     if config.mode in ("profile", "calibrate"):
         return found + (_possible(lambda: request.profiling(config), found) or [])

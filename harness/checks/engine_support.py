@@ -8,7 +8,7 @@ from dataclasses import replace
 from omegaconf import DictConfig
 
 from harness.checks import request as checks_request
-from harness.checks.mesh import resolve, stated
+from harness.checks.mesh import given_balance, resolve
 from harness.core import divisors
 from harness.core.cluster import Cluster
 from harness.core.model_profile import ModelProfile
@@ -38,7 +38,7 @@ def refused(config: DictConfig, engine: Engine, cluster: Cluster) -> list[Proble
     refuses with two stages, three, and so on up to all devices.
     """
     mesh = resolve(config, engine.capabilities, cluster.devices, layers=cluster.devices)
-    fewest = mesh.pipeline if config.mesh.pipeline or stated(config) else min(2, mesh.pipeline)
+    fewest = mesh.pipeline if config.mesh.pipeline or given_balance(config) else min(2, mesh.pipeline)
     found: list[Problem] = []
     for stages in range(fewest, mesh.pipeline + 1):
         request = plan_request(config, engine, replace(mesh, pipeline=stages))

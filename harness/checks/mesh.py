@@ -1,4 +1,4 @@
-"""The mesh and the batch of a run: what the user gives, and what follows from it."""
+"""The mesh and the batch of a run: values that the user gives, and values that follow from them."""
 
 from __future__ import annotations
 
@@ -9,21 +9,22 @@ from harness.core.plan import Mesh
 from harness.interfaces import Capabilities
 
 DEGREES = ("tensor", "pipeline", "data")
-"""The first of these that an engine can do takes the devices that the given degrees leave."""
+"""Dimensions of the mesh, in the order in which an open one gets the remaining devices."""
 
 
 def fill(config: DictConfig, can: Capabilities, devices: int) -> None:
-    """Write down the number of replicas where it follows from the devices: the batch is shared by them."""
+    """Set mesh.data where it follows from the number of devices, because the batch is split over the replicas."""
     if config.mesh.data is None and can.data:
         config.mesh.data = resolve(config, can, devices, layers=devices).data
 
 
 def resolve(config: DictConfig, can: Capabilities, devices: int, layers: int) -> Mesh:
-    """The mesh of the run: a degree that is not given follows from the rest.
+    """Fill in the mesh dimensions that the user left open.
 
-    One of them takes all devices that the given ones leave: tensor, else the pipeline (never more stages than layers),
-    else data. What the engine, the cluster or the model does not allow is cut down to what they do, so that the other
-    checks can continue; `request` and `against_profile` name it. Stages that the user gives one by one stay: `of_plan`.
+    Dimensions that the engine does not support are 1. The first open one of (tensor, pipeline, data) gets all remaining
+    devices; any further open one is 1. The result is clamped to the cluster, and the pipeline to the number of layers,
+    so that later checks can still run; `request` and `profile_match` report what was clamped. Stages of planner=given
+    are kept, and `plan_fits.check_plan` reports them.
     """
     degrees = {name: given_degree(config, name) if has(config, can, name) else 1 for name in DEGREES}
     degrees |= {name: degrees[name] or 1 for name in can.simulated_only}
@@ -36,24 +37,24 @@ def resolve(config: DictConfig, can: Capabilities, devices: int, layers: int) ->
     if free:
         known[free] = max(1, devices // taken)
     known["tensor"] = min(known["tensor"], devices)
-    if not stated(config):
+    if not given_balance(config):
         known["data"] = max(1, min(known["data"], devices // known["tensor"]))
         known["pipeline"] = max(1, min(known["pipeline"], layers, devices // (known["data"] * known["tensor"])))
     return Mesh(**known)
 
 
-def stated(config: DictConfig) -> list[int]:
-    """The layers of each stage where the user gives them himself (planner=given), else nothing."""
+def given_balance(config: DictConfig) -> list[int]:
+    """Return the number of layers of each stage if the user gives them (planner=given), else an empty list."""
     return list(config.planner.get("balance") or [])
 
 
 def micro_batch(config: DictConfig) -> int:
-    """Samples of one micro-batch, rounded down where they do not divide, and at least 1."""
+    """Return the samples of one micro-batch, rounded down if there is a remainder, at least 1."""
     return max(1, config.batch.size // ((given_degree(config, "data") or 1) * config.batch.micro_batches))
 
 
 def batch_size(config: DictConfig, profile: ModelProfile) -> int:
-    """The batch whose micro-batches are those of the profile."""
+    """Return the global batch size that gives the profile's micro-batch."""
     size: int = profile.micro_batch * config.batch.micro_batches * (given_degree(config, "data") or 1)
     return size
 

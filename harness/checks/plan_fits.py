@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from omegaconf import DictConfig
 
-from harness.checks.mesh import stated
+from harness.checks.mesh import given_balance
 from harness.checks.request import too_many_devices
 from harness.config.overrides import given
 from harness.core import units
@@ -20,7 +20,7 @@ MEMORY = "cluster.memory_gb"
 """The key of every problem with the memory of a device."""
 
 
-def of_plan(config: DictConfig, plan: Plan, mesh: Mesh, layers: int, cluster: Cluster) -> list[Problem]:
+def check_plan(config: DictConfig, plan: Plan, mesh: Mesh, layers: int, cluster: Cluster) -> list[Problem]:
     """What a planner has got wrong: every layer must be in a stage, every stage on a device that there is, and the
     mesh must be the one that was asked for."""
     wrong = []
@@ -28,16 +28,16 @@ def of_plan(config: DictConfig, plan: Plan, mesh: Mesh, layers: int, cluster: Cl
         wrong.append(f"placed {plan.stages[-1].last + 1} layers, the model has {layers}")
     if plan.mesh != mesh:
         wrong.append(f"planned for {plan.mesh}, asked for {mesh}")
-    of_stages = []
+    devices_missing = []
     if max(plan.devices) >= cluster.devices:
-        of_stages = too_many_devices(config, mesh, cluster) if stated(config) else []
-        if not of_stages:
+        devices_missing = too_many_devices(config, mesh, cluster) if given_balance(config) else []
+        if not devices_missing:
             wrong.append(f"placed a stage on device {max(plan.devices)}, the last one is {cluster.devices - 1}")
     name = config.planner.name
-    return [*(Problem("planner", name, message, ({"planner": "balance"},)) for message in wrong), *of_stages]
+    return [*(Problem("planner", name, message, ({"planner": "balance"},)) for message in wrong), *devices_missing]
 
 
-def of_memory(plan: Plan, peak_bytes: Sequence[int], cluster: Cluster, memory: MemoryModel) -> list[Problem]:
+def check_memory(plan: Plan, peak_bytes: Sequence[int], cluster: Cluster, memory: MemoryModel) -> list[Problem]:
     """One problem for all devices whose predicted peak is more than they have; `peak_bytes` in the order of
     `plan.devices`."""
     there = max(0, cluster.device.memory_bytes - memory.reserve_bytes)

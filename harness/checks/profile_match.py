@@ -18,7 +18,7 @@ def against_profile(config: DictConfig, can: Capabilities, profile: ModelProfile
     found = []
     layers = len(profile.layers)
     pipeline = config.mesh.pipeline
-    if can.pipeline and pipeline and pipeline > layers and not mesh.stated(config):
+    if can.pipeline and pipeline and pipeline > layers and not mesh.given_balance(config):
         message = f"needs at least {pipeline} layers, the model has {layers}"
         found.append(Problem("mesh.pipeline", pipeline, message, ({"mesh.pipeline": layers},)))
     if profile.skips and not can.skips:
@@ -28,9 +28,9 @@ def against_profile(config: DictConfig, can: Capabilities, profile: ModelProfile
 
 
 def stored(config: DictConfig, profile: ModelProfile, model_given: bool) -> list[Problem]:
-    """A profile from a file: is it one of what will run? Planned and simulated can be any."""
+    """Check a profile from a file against the run; planning and simulating work with any profile."""
     file, dtype = config.profile, config.precision.dtype
-    found = of_another_model(config, profile, model_given)
+    found = check_same_model(config, profile, model_given)
     if config.batch.size != mesh.batch_size(config, profile):
         count = config.batch.micro_batches * (config.mesh.data or 1)
         message = f"is for micro-batches of {profile.micro_batch} samples, this run has {config.batch.size / count:g}"
@@ -44,8 +44,8 @@ def stored(config: DictConfig, profile: ModelProfile, model_given: bool) -> list
     return found
 
 
-def of_another_model(config: DictConfig, profile: ModelProfile, model_given: bool) -> list[Problem]:
-    """A profile from a file: is it one of the chosen model, by its name? If not, a plan of it helps nobody."""
+def check_same_model(config: DictConfig, profile: ModelProfile, model_given: bool) -> list[Problem]:
+    """Check that a profile from a file is of the chosen model, by its name."""
     name = config.model.name
     if not model_given or profile.model == name or profile.model.startswith(f"{name}_"):
         return []

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from omegaconf import DictConfig
 
-from harness.checks.mesh import DEGREES, given_degree, has, stated
+from harness.checks.mesh import DEGREES, given_balance, given_degree, has
 from harness.config import registry
 from harness.core import divisors
 from harness.core.cluster import Cluster
@@ -45,7 +45,7 @@ def _degrees(config: DictConfig, can: Capabilities) -> list[Problem]:
     found = []
     for name in ("data", "pipeline", "tensor"):
         degree = given_degree(config, name) or 1
-        if degree == 1 or has(config, can, name) or (name == "pipeline" and stated(config)):
+        if degree == 1 or has(config, can, name) or (name == "pipeline" and given_balance(config)):
             continue  # stages that the user gives are checked when the configuration is composed
         message = f"{_engine(config, can, name)} has no {parts[name]}"
         found.append(Problem(f"mesh.{name}", degree, message, _or_instead({f"mesh.{name}": 1}, can, name)))
@@ -74,7 +74,7 @@ def too_many_devices(config: DictConfig, mesh: Mesh, cluster: Cluster) -> list[P
     size = mesh.size
     if size <= cluster.devices:
         return []
-    if 1 < mesh.pipeline == len(stated(config)) and size <= cluster.devices * mesh.pipeline:
+    if 1 < mesh.pipeline == len(given_balance(config)) and size <= cluster.devices * mesh.pipeline:
         return [_too_many_stages(config, size // mesh.pipeline, cluster)]
     degrees = {f"mesh.{name}": n for name in ("data", "pipeline", "tensor") if (n := getattr(mesh, name)) > 1}
     smaller: Fix = _smaller(degrees, cluster.devices)
@@ -113,7 +113,7 @@ def here(config: DictConfig) -> devices.Kind | None:
 
 def _too_many_stages(config: DictConfig, each: int, cluster: Cluster) -> Problem:
     """Of stages that are given one by one; `each` of them needs so many devices."""
-    balance = stated(config)
+    balance = given_balance(config)
     room = cluster.devices // each
     stages = f"has {len(balance)} stages{f' of {each} devices' if each > 1 else ''}"
     message = f"{stages}, the cluster has {cluster.devices} device{'s' if cluster.devices > 1 else ''}"

@@ -1,6 +1,6 @@
-"""Numbers and names that no run can have. What depends on model, cluster and engine is checked once these are known.
+"""Check values that no run can have, and that optional libraries are installed in the right version.
 
-Whether an optional library is there, in the right version, asked without importing it.
+Checks that need the model, the cluster or the engine come later. Libraries are looked up without importing them.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def problems(config: DictConfig) -> list[Problem]:
 
 def _stages(config: DictConfig) -> list[Problem]:
     """Stages that are given one by one must be those of the mesh, and of an engine that has stages."""
-    balance, pipeline = mesh.stated(config), config.mesh.pipeline
+    balance, pipeline = mesh.given_balance(config), config.mesh.pipeline
     if min(balance, default=0) < 1 or registry.problems("engine", config.engine):
         return []  # reported by planner and engine, or there are none
     engine: Engine = registry.build("engine", config.engine)

@@ -55,7 +55,7 @@ def compose(overrides: Sequence[str], expected: Expected | None = None) -> DictC
     choices, numbers that no run can have.
     """
     config, parsed, problems = _taken(overrides)
-    cluster_config.let_typed_win(config.cluster, [override.key_or_group for override in parsed.values])
+    cluster_config.override_effective_values(config.cluster, [override.key_or_group for override in parsed.values])
     problems += follow(config)
     readable = not problems
     unresolved = _unresolved(config)

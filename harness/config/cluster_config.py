@@ -120,7 +120,7 @@ EFFECTIVE_KEYS = tuple(key.name for key in dataclasses.fields(EffectiveConfig))
 
 
 def build(config: ClusterConfig, machine: Machine | None = None, job: Allocation | None = None) -> Cluster:
-    """The cluster that `config` describes. Raises `CannotRun` with everything that is wrong with it.
+    """Build the cluster that `config` describes. Raises `CannotRun` with all problems.
 
     `job` is the Slurm job on whose nodes the ranks of cluster=local will be, if they are not all here
     (`harness.launch.slurm_step`).
@@ -137,8 +137,8 @@ def build(config: ClusterConfig, machine: Machine | None = None, job: Allocation
     return _local(chosen, found, machine or _nominal(found), job) if found else _described(chosen)
 
 
-def of(group: DictConfig) -> ClusterConfig:
-    """The composed group `cluster`, or one from a run's file, as plain values."""
+def from_group(group: DictConfig) -> ClusterConfig:
+    """Convert the composed group `cluster`, or one from a run's file, to plain values."""
     found: Any = OmegaConf.to_object(group)
     return found if isinstance(found, ClusterConfig) else ClusterConfig(**found)
 
@@ -148,8 +148,8 @@ def is_local(config: ClusterConfig) -> bool:
     return config.name == "local"
 
 
-def let_typed_win(config: DictConfig, typed: Collection[str]) -> None:
-    """A key that the user typed holds for both `values`: his number replaces the effective one, too.
+def override_effective_values(config: DictConfig, typed: Collection[str]) -> None:
+    """Let a key that the user typed replace the effective value, too.
 
     `config` is the composed group `cluster`, `typed` the full names of the keys that were typed.
     """
@@ -160,19 +160,19 @@ def let_typed_win(config: DictConfig, typed: Collection[str]) -> None:
 
 
 def _chosen(config: ClusterConfig) -> ClusterConfig:
-    """The keys with the effective values in their places, if these are asked for."""
+    """Return the configuration with the effective values in place of the nominal ones, if these are asked for."""
     effective = _given(config.effective) if config.values == "effective" else {}
     return dataclasses.replace(config, **cast(dict[str, Any], effective))
 
 
 def _given(part: object) -> dict[str, float]:
-    """The keys of a part of the configuration (its dataclass, a mapping) that are not null."""
+    """Return the keys of a part of the configuration (its dataclass, a mapping) that are not null."""
     keys = part if isinstance(part, Mapping) else vars(part)
     return {str(key): value for key, value in keys.items() if value is not None}
 
 
 def _nominal(found: DetectedDevices) -> Machine:
-    """What is taken for a machine that was not measured: CPU devices share its cores, peaks are not known."""
+    """Return default values for a machine that was not measured: CPU devices share its cores, peaks are not known."""
     link = Link(0.0, 1 / (NOMINAL_GB_S[found.kind] * GB))
     return Machine(Device(found.name), link, cores=found.count if found.kind == "cpu" else 0)
 
@@ -220,7 +220,7 @@ def _name(config: ClusterConfig) -> str:
 
 
 def _device(config: ClusterConfig, known: Device) -> Device:
-    """`known` with all that the configuration gives."""
+    """Return `known` with all values that the configuration gives."""
     peaks = {dtype: tflops * TERA for dtype, tflops in _given(config.peak_tflops).items()}
     bandwidth = config.memory_bandwidth_gb_s
     return Device(
@@ -235,14 +235,14 @@ def _device(config: ClusterConfig, known: Device) -> Device:
 
 
 def _link(config: ClusterConfig, prefix: str, known: Link) -> Link:
-    """`known` with what the configuration gives in `prefix`bandwidth_gb_s and `prefix`alpha_s."""
+    """Return `known` with the values of `prefix`bandwidth_gb_s and `prefix`alpha_s, if they are given."""
     bandwidth, alpha = getattr(config, f"{prefix}bandwidth_gb_s"), getattr(config, f"{prefix}alpha_s")
     beta = 1 / (bandwidth * GB) if bandwidth else known.beta_s_per_byte
     return Link(known.alpha_s if alpha is None else alpha, beta, "half" if config.duplex == "half" else "full")
 
 
 def _impossible(config: ClusterConfig) -> list[Problem]:
-    """What no cluster can be."""
+    """Return the problems with values that no cluster can have."""
     at_least_1 = ("nodes", "devices", "wave_elements")
     wrong = [problem for key in at_least_1 for problem in at_least(f"cluster.{key}", getattr(config, key), 1)]
     wrong += [*_bad_numbers(config), *_unknown(config)]
@@ -260,7 +260,8 @@ def _impossible(config: ClusterConfig) -> list[Problem]:
 
 
 def _bad_numbers(config: ClusterConfig) -> Iterator[Problem]:
-    """Bandwidths, peaks and memory that are not above 0, times and counts that are negative; and all infinite ones."""
+    """Yield problems: bandwidths, peaks and memory that are not above 0, negative times and counts, infinite
+    numbers."""
     numbers = {key: value for key, value in _given(config).items() if isinstance(value, int | float)}
     numbers |= {f"peak_tflops.{key}": value for key, value in _given(config.peak_tflops).items()}
     numbers |= dict(_only_effective(config))
@@ -274,14 +275,14 @@ def _bad_numbers(config: ClusterConfig) -> Iterator[Problem]:
 
 
 def _only_effective(config: ClusterConfig) -> Iterator[tuple[str, float]]:
-    """The effective values that are not the nominal ones: the same number is reported once (`let_typed_win`)."""
+    """Yield the effective values that differ from the nominal ones, so that a bad number is reported once."""
     for key, value in _given(config.effective).items():
         if str(value) != str(getattr(config, key, None)):
             yield f"effective.{key}", value
 
 
 def _unknown(config: ClusterConfig) -> list[Problem]:
-    """Words that are not among the known ones, in values and in keys."""
+    """Return the problems with unknown words in values and in keys."""
     wrong = one_of("cluster.duplex", config.duplex, ("full", "half")) + one_of("cluster.values", config.values, VALUES)
     if is_local(config):
         wrong += one_of("cluster.device", config.device, ("auto", "cpu", "cuda"))

@@ -71,14 +71,14 @@ class NoPlan(Exception):
     there is a plan, and prints the fixes of one.
     """
 
-    def __init__(self, stated: Problem, find: Callable[[], Sequence[Fix]] | None = None) -> None:
-        super().__init__(stated)
-        self.stated, self._find = stated, find
+    def __init__(self, unsolved: Problem, find: Callable[[], Sequence[Fix]] | None = None) -> None:
+        super().__init__(unsolved)
+        self.unsolved, self._find = unsolved, find
 
     @cached_property
     def problem(self) -> Problem:
         """The problem with all its fixes."""
-        return replace(self.stated, fixes=tuple(self._find())) if self._find else self.stated
+        return replace(self.unsolved, fixes=tuple(self._find())) if self._find else self.unsolved
 
     def __str__(self) -> str:
         return line(self.problem)

@@ -8,7 +8,7 @@
 The simpler way is `mpiexec -n P python -m harness.worker ...`, where each rank imports torch. It was measured: a run of
 3 steps of the small GPT on 2 cores, both ways in turns, medians. With 2 ranks it takes 9.5 s instead of 9.8 s; with 4
 ranks 13.2 to 14.7 s instead of 11.5 to 11.9 s, in pairs 1.23 to 1.26 times as long (2.7 to 3.0 s more); with 8 ranks
-24.9 s instead of 16.1 s. The host also knows where a rank was that is killed (`RankSession.last_seen`), which mpiexec
+24.9 s instead of 16.1 s. The host also knows where a killed rank was (`DistributedSession.last_seen`), which mpiexec
 does not.
 
 No file is left, whatever happens: shared memory of the world loses its name as soon as all ranks have it, the Unix

@@ -1,13 +1,10 @@
-"""`mode=calibrate`: the links of this machine, from real collectives among its devices. Free of torch.
+"""`mode=calibrate`: fit this machine's links to timed collectives among its devices, and print the fit. Free of torch.
 
     cluster=local -> a worker times collectives (time_collectives.py) -> timings.json
                   -> least squares (harness.measure.alpha_beta_fit) -> calibration.json, calibration.png,
                   cluster/calibrated.yaml
 
-No engine, planner or model has a say in it.
-
-
-Prints a calibration on the terminal.
+It uses no engine, planner or model.
 """
 
 from __future__ import annotations
@@ -53,7 +50,7 @@ def calibrate(config: DictConfig, count: int, folder: Path, progress: Progress) 
     found = Calibration.of(Timings.load(folder / TIMINGS))
     found.save(folder / CALIBRATION)
     (folder / TIMINGS).unlink()
-    cluster = cluster_config.build(cluster_config.of(config.cluster), known)
+    cluster = cluster_config.build(cluster_config.from_group(config.cluster), known)
     files.write_text(folder / calibrated_cluster.FILE, calibrated_cluster.text(found, cluster, config, folder))
     title = f"{cluster.device.name}, {found.backend}, {found.rounds} rounds"
     calibration_plot.draw(found, folder / CALIBRATION_PLOT, title)
@@ -78,7 +75,7 @@ def ready(config: DictConfig) -> Cluster:
     keys = {f"cluster.{key}": given[key] for key in MEASURED if given[key] is not None}
     wrong = [Problem(key, value, "is what mode=calibrate measures", ({key: LEAVE_OUT},)) for key, value in keys.items()]
     try:
-        cluster = cluster_config.build(cluster_config.of(given))
+        cluster = cluster_config.build(cluster_config.from_group(given))
     except CannotRun as error:
         raise CannotRun([*error.problems, *wrong], TITLE) from error
     if cluster.devices < 2:

@@ -1,1 +1,1 @@
-"""From a configuration to a plan with its prediction: profile, plan, simulate; the search of mode=tune."""
+"""Plan a run: profile the model, place its layers, simulate the schedule; search meshes with mode=tune."""

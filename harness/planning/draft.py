@@ -1,4 +1,4 @@
-"""From a profile to a plan with its prediction: the planner places the layers, the simulator runs the schedule."""
+"""Draft a plan with its prediction: the planner places the layers, the simulator runs the schedule."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Draft:
         return len(self.plan.devices) * self.plan.mesh.data * self.plan.mesh.tensor
 
     def disturbed(self, jitter: float, seed: int) -> Simulation:
-        """The same step with times that spread; without any spread it is `simulation`."""
+        """Simulate the same step with random op times; without jitter return `simulation`."""
         if not jitter:
             return self.simulation
         return simulate(self.schedule, self.plan, self.profile, self.cluster, self.memory, jitter, seed)
@@ -93,7 +93,7 @@ def laid_out(config: DictConfig, engine: Engine, planner: Planner, profile: Mode
     model = memory_model(config, engine, wanted, profile)
     request = engine_support.plan_request(config, engine, wanted)
     plan = planner.plan(profile, cluster, model, request)
-    refused = plan_fits.of_plan(config, plan, wanted, len(profile.layers), cluster)
+    refused = plan_fits.check_plan(config, plan, wanted, len(profile.layers), cluster)
     refused = refused or [
         *engine.refuses(request, profile.dtype, cluster),
         *engine.check(plan, profile, cluster, model),
@@ -117,7 +117,7 @@ def drafted(config: DictConfig, engine: Engine, layout: Layout) -> Draft:
 def _simulated(
     config: DictConfig, schedule: Schedule, plan: Plan, profile: ModelProfile, cluster: Cluster, model: MemoryModel
 ) -> Simulation:
-    """One step. Whatever is wrong with the schedule is the engine's problem."""
+    """Simulate one step. Errors of the schedule are errors of the engine."""
     engine = config.engine.name
     found = validation_errors(schedule, plan)
     if found:

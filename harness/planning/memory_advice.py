@@ -1,4 +1,4 @@
-"""What makes a run fit that needs more memory than there is: every fix was tried in the simulator."""
+"""Find fixes for a run that needs more memory than a device has: every fix has been simulated."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _lack(config: DictConfig, profile: ModelProfile, cluster: Cluster) -> str:
 
 
 def _ladder(config: DictConfig, engine: Engine, profile: ModelProfile, cluster: Cluster) -> Iterator[Fix]:
-    """What is tried where no fix of one key is enough, the smallest first.
+    """Yield combinations of fixes to try where no single key is enough, the smallest first.
 
     Recompute and place by memory; offload; with both more shards, smaller micro-batches; more devices; a smaller batch.
     """
@@ -167,6 +167,6 @@ def _step_s(config: DictConfig, profile: ModelProfile, cluster: Cluster, fix: Fi
     except CannotRun:
         return None
     figures = draft.plan.predicted
-    if plan_fits.of_memory(draft.plan, figures["peak_memory_bytes"], cluster, draft.memory):
+    if plan_fits.check_memory(draft.plan, figures["peak_memory_bytes"], cluster, draft.memory):
         return None
     return float(figures["step_time_s"])

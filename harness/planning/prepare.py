@@ -70,7 +70,7 @@ def prepare(
 
     Raises `CannotRun` with everything that is wrong, and `WorkerFailed` if measuring or profiling fails.
     """
-    return _Preparation(config, overrides, folder, progress).go(planning_by)
+    return _Preparation(config, overrides, folder, progress).prepare(planning_by)
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class _Preparation:
         self.machine = _stored_machine(config)
         self.problems: list[Problem] = []
 
-    def go(self, planning_by: Callable[[Planner], Planner]) -> Prepared:
+    def prepare(self, planning_by: Callable[[Planner], Planner]) -> Prepared:
         config = self.config
         known = self.collect(self.cluster)
         engine: Engine = self.needed(lambda: registry.build("engine", config.engine))
@@ -159,7 +159,7 @@ class _Preparation:
 
     def cluster(self) -> Cluster:
         """The cluster, with what is known of this machine."""
-        return cluster_config.build(cluster_config.of(self.config.cluster), self.machine, slurm_step.job(self.config))
+        return cluster_config.build(cluster_config.from_group(self.config.cluster), self.machine, slurm_step.job(self.config))
 
     @property
     def values(self) -> str:
@@ -212,7 +212,7 @@ class _Preparation:
     def check_memory(self, draft: Draft, profile: ModelProfile) -> None:
         """Devices without the memory for their parts are a problem, with a fix that was tried."""
         peaks = draft.plan.predicted["peak_memory_bytes"]
-        found = plan_fits.of_memory(draft.plan, peaks, draft.cluster, draft.memory)
+        found = plan_fits.check_memory(draft.plan, peaks, draft.cluster, draft.memory)
         self.problems += [memory_advice.advised(one, self.config, profile, draft.cluster) for one in found]
 
 

@@ -1,4 +1,4 @@
-"""Where a run's layer times come from: a file, the cache, or a worker that measures or counts; then they are priced.
+"""Get a run's layer times from a file, from the cache, or from a worker that measures or counts; then price them.
 
 profile=FILE ------------------------------.
 measured here  (cache, else a worker) ------+--> harness.simulate.layer_times.priced --> profile.json of the run
@@ -32,7 +32,7 @@ COUNTED = "meta"
 """The device of counted profiles in the cache: they are the same on every machine."""
 Origin = Literal["file", "measured", "counted"]
 BUSY = 1.2
-"""From so many times a pass's own time on, the machine is taken to have been busy with other things."""
+"""Ratio of a pass's wall time to its own time above which other programs kept the machine busy."""
 
 
 class Profiles:
@@ -70,7 +70,7 @@ class Profiles:
         """The profile of the user's file. What is wrong with one of another model is raised before it is planned."""
         file, model_given = self.config.profile, config_overrides.given(self.overrides, "model")
         profile = stored(file)
-        if profile_match.of_another_model(self.config, profile, model_given):
+        if profile_match.check_same_model(self.config, profile, model_given):
             raise CannotRun(profile_match.stored(self.config, profile, model_given))
         self.found = f"{file}, {units.age(profile_cache.age_s(Path(file)))} old"
         return profile
@@ -110,7 +110,7 @@ class Profiles:
             raise CannotRun([Problem("profile", self.config.profile, zero, hint=hint)])
 
     def place(self, origin: Origin) -> Path:
-        """Where the cache keeps it."""
+        """Return the path of a profile in the cache."""
         config = self.config
         model: Any = OmegaConf.to_container(config.model, resolve=True)
         precision = config.precision
@@ -125,7 +125,7 @@ class Profiles:
         )
 
     def made(self, origin: Origin) -> ModelProfile:
-        """By a worker, now."""
+        """Make a profile in a worker process."""
         samples = mesh.micro_batch(self.config)
         phase, action = ("counting", "count") if origin == "counted" else ("profiling", "profile")
         self.progress.phase(phase, f"{self.title}, micro-batches of {samples}{self.why_here(origin)}")

@@ -71,11 +71,11 @@ def draw_plan(plan: Plan, path: Path, title: str = "") -> None:
 
     Raises ValueError for a plan without a pattern.
     """
-    reported = plan.predicted
-    if plan.pattern is None or "tasks_s" not in reported:
+    predicted = plan.predicted
+    if plan.pattern is None or "tasks_s" not in predicted:
         raise ValueError("the plan has no pattern   -> one of planner=madpipe, contiguous or pipedream")
-    stored, fixed, limit = (reported[f"{what}_bytes"] for what in ("stored", "fixed", "memory_limit"))
-    draw(plan.pattern, reported["tasks_s"], path, stored, fixed, limit, headline(plan, title))
+    stored, fixed, limit = (predicted[f"{what}_bytes"] for what in ("stored", "fixed", "memory_limit"))
+    draw(plan.pattern, predicted["tasks_s"], path, stored, fixed, limit, headline(plan, title))
 
 
 def headline(plan: Plan, title: str) -> str:

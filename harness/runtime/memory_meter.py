@@ -1,16 +1,15 @@
-"""Live bytes of one CPU device, counted exactly: every tensor storage from its creation to its end.
+"""Peak memory of one device during one step: the allocator's on CUDA, the exact count of live bytes on CPU.
+
+On CPU every tensor storage is counted from its creation to its end:
 
     worker     with meter: |-- F0 --|         |---- B0 ----|        a mode sees the result of every operation
     storages           +a  +b  +ws -ws            +g   -b  -a       ws: the workspace inside one kernel
     live_bytes      0   1   2   3   2              3    2   1
 
 A CPU device is a thread, and PyTorch runs the backward pass of CPU work in the thread that calls it, so entering the
-meter in that thread shows forward, backward and optimizer step equal. A storage belongs to the meter that saw it
+meter in that thread sees forward pass, backward pass and optimizer step. A storage belongs to the meter that saw it
 being created and leaves it when it is freed, by whichever thread. The result agrees with torch.profiler's allocator
-events. On CUDA devices ask the allocator instead.
-
-
-Peak memory of one device during one step: the allocator's on CUDA, the exact count of live bytes on CPU.
+events.
 """
 
 from __future__ import annotations

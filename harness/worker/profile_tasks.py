@@ -134,6 +134,6 @@ def say(text: str) -> None:
 
 def torch_devices(config: DictConfig, count: int) -> tuple[str, ...]:
     """The torch names of `count` devices of this machine, of the kind that the configuration asks for."""
-    cluster = cluster_config.of(config.cluster)
+    cluster = cluster_config.from_group(config.cluster)
     there = devices.detect(cluster.device if cluster_config.is_local(cluster) else "auto")
     return devices.torch_names(there.kind, count)

@@ -16,7 +16,7 @@ A label is removed if it is
                 too, with nothing larger, since x (+) y grows with x. In a later group a stage stores one more for sure,
                 which is what it would store once more in the earlier one. A neighbour of a special stage is never on
                 the special device, so that a normal stage at the front is the smaller label.
-    hopeless    the special device has less left than a lower bound of what the rest needs. That is computed for each
+    cannot fit  the special device has less left than a lower bound of what the rest needs. That is computed for each
                 boundary and number of normal devices, for several weighted sums of ticks and bytes: a shortest path
                 from the front, in which each stage has the least delay of any label after it, and so the least group.
 """
@@ -148,8 +148,8 @@ class Round:
         mixed: np.ndarray = np.multiply.outer(load, MIXES[:, 0] * ticks) + np.multiply.outer(size, MIXES[:, 1] * octets)
         return mixed
 
-    def hopeless(self) -> bool:
-        """Returns whether the lower bound of the special device's needs is too much; much faster than the search."""
+    def cannot_fit(self) -> bool:
+        """Return whether a lower bound of the special device's needs exceeds it; much faster than the search."""
         return bool((self.rest[0, -1, -1] > self._budget).any())
 
     @cached_property
@@ -158,7 +158,7 @@ class Round:
 
     def allocation(self) -> list[Run] | None:
         """Returns the stages of an allocation with this period, from the front; None if there is none."""
-        if self.hopeless():
+        if self.cannot_fit():
             return None
         waiting: list[list[np.ndarray]] = [[] for _ in range(self.layers + 1)]
         waiting[-1].append(np.repeat([0, 1], [LACKS, len(self.search.shared)])[:, None])
@@ -179,7 +179,7 @@ class Round:
         return None
 
     def _grown_labels(self, labels: np.ndarray, end: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the labels with one more stage that are not hopeless, sorted by boundary, and their boundaries."""
+        """Returns the labels with one more stage that can still fit, sorted by boundary, and their boundaries."""
         window = self._window(end)
         stored = self.stored[window, None]
         group, with_message = self._grown(labels[DELAY], self.load[window, None], self.crossing[window, None])

@@ -86,7 +86,7 @@ def _short(search: Search, enough: int) -> int:
     short = max(1, -(-chain.loads[-1] // (search.normals + 1)), *chain.work) - 1
     while enough - short > max(1, short // FINE):
         period = (short + enough) // 2
-        if search.at(period).hopeless():
+        if search.at(period).cannot_fit():
             short = period
         else:
             enough = period

@@ -46,7 +46,7 @@ def test_it_executes_on_the_committed_records(executed: dict[str, Future[Any]], 
     cells = executed[name].result().cells
     shown = [output.data for cell in cells for output in cell.get("outputs", ()) if "data" in output]
     assert any("text/html" in data for data in shown)
-    if name in PAGES and len(pack.of_sweeps(PAGES[name].sweeps)) == len(PAGES[name].sweeps):
+    if name in PAGES and len(pack.archives_of_sweeps(PAGES[name].sweeps)) == len(PAGES[name].sweeps):
         assert not [data for data in shown if "has not been run." in data.get("text/html", "")]
 
 

@@ -33,7 +33,7 @@ def test_a_step_may_be_three_percent_off(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], length_s: float, code: int, verdict: str
 ) -> None:
     folder = ran(tmp_path / "run", length_s)
-    assert replay.of_run(folder) == [pytest.approx(5 / length_s)]
+    assert replay.step_ratios(folder) == [pytest.approx(5 / length_s)]
     assert replay.main([str(folder)]) == code
     assert capsys.readouterr().out.rstrip().endswith(verdict)
 

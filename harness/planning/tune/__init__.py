@@ -31,13 +31,13 @@ def tune(config: DictConfig, overrides: Sequence[str], folder: Path, progress: P
 
     Raises `CannotRun` where nothing fits or nothing is allowed, `WorkerFailed` where profiling fails.
     """
-    found = Tuner(config, overrides, folder, progress).go()
+    found = Tuner(config, overrides, folder, progress).search()
     found.draft.plan.save(folder / PLAN)
     return found
 
 
 def report(found: Tuned, folder: Path, progress: Progress) -> None:
-    """What the run ends with: the candidates that were simulated, and the command of the best one."""
+    """Print the simulated candidates and the command of the best one."""
     for part in (candidate_table.simulated(found), Text(), *map(Text, candidate_table.reported(found))):
         progress.console.print(part, soft_wrap=isinstance(part, Text))
     for remark in found.notes:

@@ -42,8 +42,8 @@ class Tuner:
         self.layouts: dict[Candidate, Layout] = {}
         self.best: tuple[Line, Draft] | None = None
 
-    def go(self) -> Tuned:
-        """The best of all candidates. Raises `CannotRun` where there is none."""
+    def search(self) -> Tuned:
+        """Search all candidates for the best one. Raises `CannotRun` if none is possible."""
         try:
             self.gather()
             self.judge()
@@ -71,18 +71,18 @@ class Tuner:
 
     def gather(self) -> None:
         """All candidates, with what rules some out whatever the model is. Raises `CannotRun` if that is all of them."""
-        cluster = cluster_config.build(cluster_config.of(self.config.cluster))
+        cluster = cluster_config.build(cluster_config.from_group(self.config.cluster))
         self.lines = {one: Line(one, self.against(one, self.config, cluster)) for one in self.all(self.config, cluster)}
         if all(line.out for line in self.lines.values()):
             raise CannotRun(infeasible.impossible(self.overrides, [*self.lines.values()]))
 
     def all(self, config: DictConfig, cluster: Cluster) -> list[Candidate]:
-        """What there is to choose from on a cluster."""
+        """Return all candidates on a cluster."""
         size = self.stored.micro_batch if self.stored else None
         return candidates(config, self.overrides, self.engine.capabilities, cluster.devices, size)
 
     def against(self, one: Candidate, config: DictConfig, cluster: Cluster) -> tuple[Problem, ...]:
-        """What rules a candidate out whatever the model's layers take."""
+        """Return the problems that rule a candidate out whatever the model's layers cost."""
         own, uneven = one.config(config), one.uneven()
         found = engine_support.early(own, self.engine, cluster)
         if one.mesh.tensor > 1 and not registry.splits_matmuls(config.planner.name):
@@ -123,14 +123,14 @@ class Tuner:
         except CannotRun as error:
             return replace(line, problems=error.problems)
         except NoPlan as error:
-            return replace(line, problems=(error.stated,), no_plan=error)
+            return replace(line, problems=(error.unsolved,), no_plan=error)
         except ValueError as error:
             return replace(line, problems=(Problem("engine", self.config.engine.name, str(error)),))
-        found = tuple(plan_fits.of_memory(layout.plan, peaks, layout.cluster, layout.memory))
+        found = tuple(plan_fits.check_memory(layout.plan, peaks, layout.cluster, layout.memory))
         return replace(line, problems=found, closed_form_memory_bytes=max(peaks), closed_form_step_time_s=seconds)
 
     def with_state(self, line: Line) -> Line:
-        """With what the state of training needs alone; where that is too much, no plan has to be made."""
+        """Add the memory of the training state alone; if it exceeds a device's, no plan has to be made."""
         one, ground = line.candidate, self.grounds[line.candidate.micro_batch]
         memory = memory_model(self.config, self.engine, one.mesh, ground.profile)
         least = peak_memory.share(memory, ground.profile, one.mesh)
@@ -141,18 +141,18 @@ class Tuner:
         return replace(line, problems=found, closed_form_memory_bytes=least, memory_limit_bytes=there)
 
     def with_layers(self, line: Line) -> Line:
-        """With what the model's layers say of a candidate that was out before they were known."""
+        """Add the problems that the model's layers cause for a candidate that was ruled out before they were known."""
         known = {problem.key for problem in line.problems}
         found = self.against_layers(line.candidate, next(iter(self.grounds.values())).profile)
         return replace(line, problems=(*line.problems, *(problem for problem in found if problem.key not in known)))
 
     def against_layers(self, one: Candidate, profile: ModelProfile) -> list[Problem]:
-        """What rules a candidate out now that the model is known."""
+        """Return the problems that rule a candidate out once the model's layers are known."""
         config, given = one.config(self.config), config_overrides.given(self.overrides, "model")
         return profile_match.against_profile(config, self.engine.capabilities, profile, given)
 
     def layout(self, one: Candidate) -> Layout:
-        """Its plan. Raises `CannotRun` and `NoPlan` where a run of it would end so."""
+        """Plan a candidate. Raises `CannotRun` and `NoPlan` where a run of it would."""
         config, ground = one.config(self.config), self.grounds[one.micro_batch]
         if found := self.against_layers(one, ground.profile):
             raise CannotRun(found)
@@ -182,7 +182,7 @@ class Tuner:
             return replace(line, problems=error.problems), None
         found = draft.plan.predicted
         peaks, seconds = found["peak_memory_bytes"], found["step_time_s"]
-        full = tuple(plan_fits.of_memory(draft.plan, peaks, draft.cluster, draft.memory))
+        full = tuple(plan_fits.check_memory(draft.plan, peaks, draft.cluster, draft.memory))
         line = replace(line, problems=full, simulated_memory_bytes=max(peaks), simulated_step_time_s=seconds)
         return line, None if full else draft
 

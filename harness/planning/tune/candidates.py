@@ -1,4 +1,4 @@
-"""What there is to choose from: micro-batches and meshes of all devices that the engine can use."""
+"""List the candidates of mode=tune: micro-batch sizes, and the meshes of all devices that the engine supports."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from omegaconf import DictConfig
 
 from harness.checks import request
-from harness.checks.mesh import has, stated
+from harness.checks.mesh import given_balance, has
 from harness.config import overrides as config_overrides
 from harness.core import divisors
 from harness.core.plan import Mesh
@@ -35,7 +35,7 @@ class Candidate:
 
     @property
     def micro_batches(self) -> int:
-        """Of each replica, rounded down where they do not divide."""
+        """Micro-batches of each replica, rounded down if there is a remainder."""
         return self.given or max(1, self.batch // (self.mesh.data * self.micro_batch))
 
     def uneven(self) -> list[Problem]:
@@ -59,7 +59,7 @@ class Candidate:
         return own
 
     def command(self, config: DictConfig, overrides: Sequence[str], can: Capabilities) -> str:
-        """What to type for a run of this candidate."""
+        """Return the command that runs this candidate."""
         kept = [text for text in overrides if text.partition("=")[0] not in OWN]
         degrees = [
             f"mesh.{name}={getattr(self.mesh, name)}"
@@ -72,7 +72,7 @@ class Candidate:
 
 
 def mode(config: DictConfig) -> str:
-    """What a candidate can be done with: run on this machine with a model, else simulated."""
+    """Return the mode of a candidate's command: run on this machine with a model, else simulate."""
     return "run" if config.cluster.name == "local" and not config.profile else "simulate"
 
 
@@ -120,7 +120,7 @@ def meshes(config: DictConfig, can: Capabilities, devices: int) -> Iterator[Mesh
 
 def _free(config: DictConfig, can: Capabilities, name: str) -> bool:
     """Whether a degree is to be chosen: the engine has it, and the user says nothing of it."""
-    stages = len(stated(config)) if name == "pipeline" else 0
+    stages = len(given_balance(config)) if name == "pipeline" else 0
     return has(config, can, name) and config.mesh[name] is None and not stages
 
 

@@ -23,13 +23,14 @@ FILLED = 2
 
 
 def few(plan: Plan) -> int:
-    """So many micro-batches that a pipeline fills, as many as there are where these are fewer; a multiple of its
-    stages, as some schedules ask for. A plan with a pattern has all of them."""
+    """Return a number of micro-batches that fills the pipeline, at most the plan's: a multiple of the stages, as some
+    schedules need. A periodic schedule keeps all of them."""
     return plan.micro_batches if plan.pattern else min(plan.micro_batches, FILLED * len(plan.stages))
 
 
 def simulated(config: DictConfig, engine: Engine, layout: Layout) -> Draft:
-    """As `planning.drafted`; `plan.predicted` is that of all micro-batches, whichever were simulated."""
+    """Simulate a candidate as `planning.drafted` does; `plan.predicted` is for all micro-batches, even if fewer were
+    simulated."""
     plan = layout.plan
     counts = (few(plan), 2 * few(plan))
     if plan.micro_batches * len(plan.stages) <= WHOLE or plan.micro_batches <= counts[1]:

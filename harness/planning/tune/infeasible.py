@@ -25,7 +25,7 @@ NONE = "a smaller model, or devices with more memory"
 
 
 def problems(config: DictConfig, overrides: Sequence[str], lines: Sequence[Line], fits: Fits) -> list[Problem]:
-    """Of candidates that are all out."""
+    """Explain why no candidate is possible."""
     full = [line for line in lines if line.full and line.needs_bytes]
     if not full:
         return impossible(overrides, lines)
@@ -69,7 +69,7 @@ def impossible(overrides: Sequence[str], lines: Sequence[Line]) -> list[Problem]
 
 def helps(config: DictConfig, fits: Fits) -> Fix:
     """A fix after which something fits: with less memory, else on more devices; an empty one where neither helps."""
-    cluster = cluster_config.build(cluster_config.of(config.cluster))
+    cluster = cluster_config.build(cluster_config.from_group(config.cluster))
     for fix in _savings(config):
         if _tried(config, fix, cluster, fits):
             return fix
@@ -84,7 +84,7 @@ def helps(config: DictConfig, fits: Fits) -> Fix:
 
 def _roomier(config: DictConfig, needs_bytes: int, there_bytes: int, fits: Fits) -> Fix:
     """Memory of the devices that is enough, which the analytic estimate alone cannot say."""
-    cluster = cluster_config.build(cluster_config.of(config.cluster))
+    cluster = cluster_config.build(cluster_config.from_group(config.cluster))
     reserve = cluster.device.memory_bytes - there_bytes
     for factor in ROOM:
         enough_gb = _rounded_up((needs_bytes * factor + reserve) / cluster_config.GB)
@@ -95,13 +95,13 @@ def _roomier(config: DictConfig, needs_bytes: int, there_bytes: int, fits: Fits)
 
 
 def _rounded_up(number: float) -> float:
-    """To two digits."""
+    """Round up to two digits."""
     unit = 10.0 ** (math.floor(math.log10(number)) - 1)
     return math.ceil(number / unit) * unit
 
 
 def _savings(config: DictConfig) -> Iterator[Fix]:
-    """What saves memory and is not done yet: one by one, then both together."""
+    """Yield the settings that save memory and are not set yet: one by one, then both together."""
     offloading, recomputing = offload(config), recompute(config)
     yield from filter(None, (offloading, recomputing))
     if offloading and recomputing:

@@ -28,13 +28,14 @@ class Held:
     later: int
 
     def of(self, micro_batches: int, counted: int) -> int:
-        """Of so many micro-batches, if these were counted with `counted` of them: all, where all are kept."""
+        """Return the bytes of so many micro-batches, if these were counted with `counted` of them: all, where all are
+        kept."""
         most = max(self.first, self.later)
         return micro_batches if most == counted else min(most, micro_batches)
 
 
 def counted(schedule: Schedule, plan: Plan) -> list[Held]:
-    """Of each stage of a schedule."""
+    """Return the counted memory of each stage of a schedule."""
     queues = {queue.device: queue for queue in schedule.queues if queue.name == "compute"}
     return [_held(queues[stage.device], number, schedule, plan) for number, stage in enumerate(plan.stages)]
 
@@ -86,7 +87,8 @@ def _boundaries(layout: Layout, number: int) -> int:
 
 
 def _kept(layout: Layout, number: int, held: Held, more: int) -> int:
-    """What tasks of one stage keep at its fullest moment, a backward task; all `more` micro-batches are kept, too."""
+    """Return the most bytes that a stage's tasks keep, during a backward task; all `more` micro-batches are kept,
+    too."""
     plan, profile, memory = layout.plan, layout.profile, layout.memory
     first, last = plan.stages[number].first, plan.stages[number].last
     task = memory.task_bytes(profile, first, last)

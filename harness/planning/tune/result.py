@@ -48,7 +48,7 @@ class Line:
     closed_form_step_time_s: float | None = None
     simulated_step_time_s: float | None = None
     no_plan: NoPlan | None = None
-    """Of a planner, whose fixes nobody has computed yet."""
+    """The planner's problems, before their fixes have been computed."""
 
     @property
     def out(self) -> str:
@@ -62,11 +62,11 @@ class Line:
 
     @property
     def needs_bytes(self) -> int | None:
-        """What is known best of its memory."""
+        """The best known value of its memory: simulated, else estimated."""
         return self.simulated_memory_bytes or self.closed_form_memory_bytes
 
     def cells(self) -> list[object]:
-        """In the order of `TITLES`; csv writes None as nothing."""
+        """Return a CSV row in the order of `TITLES`; None is written as an empty cell."""
         one = self.candidate
         return [
             one.micro_batch,
@@ -100,7 +100,7 @@ class Tuned:
 
     @property
     def simulated(self) -> list[Line]:
-        """Those that were simulated and fit, the fastest first."""
+        """Candidates that were simulated and fit, the fastest first."""
         done = [line for line in self.lines if line.simulated_step_time_s is not None and not line.out]
         return sorted(done, key=lambda line: line.simulated_step_time_s or 0.0)
 
@@ -110,7 +110,7 @@ class Tuned:
         return [closed / simulated for closed, simulated in pairs if closed is not None and simulated]
 
     def metrics(self) -> dict[str, Any]:
-        """For the record: the best one's figures, simulated, and under "tuned" what was chosen among how many."""
+        """Return the metrics for the record: the best candidate's simulated figures, and the choice under "tuned"."""
         one, figures = self.best.candidate, self.draft.plan.predicted
         step_s = figures["step_time_s"]
         names = ("step_time_s", "peak_memory_bytes", "utilization", "bubble_fraction", "bytes_sent")

@@ -62,14 +62,14 @@ class _Step:
             self.slot = max(self.slot, sum(tasks) / count)
 
     def seconds(self, micro_batches: int, held: peak_memory.Held) -> float:
-        """Of a step of so many micro-batches, of which the first stage has `held` in flight."""
+        """Return the seconds of a step of so many micro-batches, of which the first stage has `held` in flight."""
         path = sum(map(self.alone, filter(self.on_path, self.tasks))) / self.count
         shared = max(self.demand(self.tasks).values(), default=0.0) / self.count
         period = max(self.slot, path / held.of(micro_batches, self.count), shared)
         return self.end(path + (micro_batches - 1) * period)
 
     def on_path(self, node: int) -> bool:
-        """What a micro-batch passes one after the other: all but skips, which travel next to it."""
+        """Return whether a node is on the critical path of a micro-batch: all but skips, which are sent next to it."""
         op = self.ops[node]
         return op.peer is None or (op.kind in MESSAGES and not op.part)
 
@@ -91,7 +91,7 @@ class _Step:
         return found
 
     def end(self, passed: float) -> float:
-        """When the step ends, of which the passes end after `passed` seconds.
+        """Return the end of the step, if the forward and backward passes end after `passed` seconds.
 
         A device begins its tail when its last backward task is done: the stages before it have theirs still to do. What
         several devices send through one port takes as long as all that is left when one of them begins.
@@ -104,11 +104,11 @@ class _Step:
         tails = {device: self.tail(self.tails[device]) for device in begun}
         ends = [start + sum(tails[device]) for device, start in begun.items()]
         last = max(rest for _, rest in tails.values())
-        pattern_requirements = {device: self.demand(chain.from_iterable(self.tails[device])) for device in begun}
-        for resource in set().union(*pattern_requirements.values()):
+        demands = {device: self.demand(chain.from_iterable(self.tails[device])) for device in begun}
+        for resource in set().union(*demands.values()):
             left = 0.0
             for device in sorted(begun, key=begun.__getitem__, reverse=True):
-                left += pattern_requirements[device].get(resource, 0.0)
+                left += demands[device].get(resource, 0.0)
                 ends.append(begun[device] + left + last)
         return max(ends)
 

@@ -20,13 +20,13 @@ from tests.analysis.bench.stumbling import fails, hangs, is_killed, stumbles
 def noted(rows: list[Row]) -> dict[str, str]:
     """The notes of the rows, and that only those have no times."""
     assert all(("note" in row) != ("step" in row) for row in rows)
-    return {row["contestant"]: row["note"] for row in rows if "note" in row}
+    return {row["entry"]: row["note"] for row in rows if "note" in row}
 
 
 def test_a_race_has_a_row_for_each_whose_engine_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engines, "ENTRIES", ENTRIES)
-    rows = engines.of_model("tiny", KEYS, HERE, rounds=3)
-    assert [row["contestant"] for row in rows] == ["single", "gpipe", "ddp", "zbv"]
+    rows = engines.benchmark_model("tiny", KEYS, HERE, rounds=3)
+    assert [row["entry"] for row in rows] == ["single", "gpipe", "ddp", "zbv"]
     assert noted(rows) == {"zbv": "mesh.pipeline 4 needs 4 devices, the cluster has 2"}
     assert {row["model"] for row in rows} == {"tiny"}
     for row in rows[:3]:
@@ -43,7 +43,7 @@ def test_the_figures_of_a_row() -> None:
     times = {"single": Times((4.0, 6.0, 8.0)), "other": Times((1.0, 3.0, 2.0))}
     row = engines._row("tiny", "other", times, [5, 7], "")
     assert row == {
-        "model": "tiny", "contestant": "other", "step": 2.0, "quartiles": [1.5, 2.5],
+        "model": "tiny", "entry": "other", "step": 2.0, "quartiles": [1.5, 2.5],
         "speed / single": 4.0, "peak memory": 7,
     }  # fmt: skip
 
@@ -71,7 +71,7 @@ def test_one_that_fails_in_the_middle_ends_for_itself(
 ) -> None:
     rows = run_entries("tiny", entries | {title: stumbles(entries[title], fails, at)}, batch, rounds=2)
     assert noted(rows) == {title: f"failed {when}: ArithmeticError: nothing adds up"}
-    assert all(("speed / single" in row) == (title != "single") for row in rows if row["contestant"] != title)
+    assert all(("speed / single" in row) == (title != "single") for row in rows if row["entry"] != title)
 
 
 def test_one_that_fails_when_its_memory_is_counted_keeps_its_times(entries: dict[str, Entry], batch: Batch) -> None:

@@ -13,7 +13,7 @@ def test_every_contestant_has_a_row_and_so_has_every_prediction(monkeypatch: pyt
     monkeypatch.setattr(myelin.machine, "stored", lambda: HERE)
     names = ("single", "gpipe", "myelin", myelin.ONE)
     monkeypatch.setattr(myelin, "ENTRIES", {name: myelin.ENTRIES[name] for name in names})
-    rows = {row["contestant"]: row for row in myelin.messages(2)}
+    rows = {row["entry"]: row for row in myelin.messages(2)}
     assert list(rows) == [
         *names, myelin.BOTH,
         *(f"myelin, 2 ranks, {m} micro-batches" for m in myelin.MICRO_BATCHES),

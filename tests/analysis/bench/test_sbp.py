@@ -11,7 +11,7 @@ from tests.analysis.bench.conftest import HERE
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_planned_linear_costs_the_host_little(ranks: int) -> None:
     (row,) = sbp.linear(ranks, 5)
-    assert row["contestant"] == f"planned Linear, 64 wide, {ranks} rank{'s' * (ranks > 1)}"
+    assert row["entry"] == f"planned Linear, 64 wide, {ranks} rank{'s' * (ranks > 1)}"
     assert 0.2 < row["time / nn.Linear"] < 3
 
 
@@ -19,7 +19,7 @@ def test_a_wide_mlp_has_a_row_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sbp, "WIDE", ("model=mlp", "batch.size=16", "batch.micro_batches=1"))
     monkeypatch.setattr(sbp.machine, "stored", lambda: HERE)
     rows = sbp.wide(64, 3)
-    assert [row["contestant"] for row in rows] == [
+    assert [row["entry"] for row in rows] == [
         "MLP, 64 wide, single", "MLP, 64 wide, sbp", "MLP, 64 wide, 2 x single at once"
     ]  # fmt: skip
     assert rows[0]["speed / single"] == 1.0

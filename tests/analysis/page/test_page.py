@@ -22,9 +22,9 @@ from tests.analysis.page import browser
 WINDOW_MS = 100.0
 TESTED = "it is not, <see> tests/some/test_it.py::test_this_and_that"
 RACE = [
-    {"model": "A", "contestant": "single", "step": 2.0, "quartiles": [1.9, 2.1], "speed / single": 1.0},
-    {"model": "A", "contestant": "gpipe", "step": 1.0, "quartiles": [0.9, 1.1], "speed / single": 2.0},
-    {"model": "A", "contestant": "torchgpipe", "step": 1.25, "quartiles": [1.2, 1.3], "speed / single": 1.6},
+    {"model": "A", "entry": "single", "step": 2.0, "quartiles": [1.9, 2.1], "speed / single": 1.0},
+    {"model": "A", "entry": "gpipe", "step": 1.0, "quartiles": [0.9, 1.1], "speed / single": 2.0},
+    {"model": "A", "entry": "torchgpipe", "step": 1.25, "quartiles": [1.2, 1.3], "speed / single": 1.6},
 ]
 chromium = pytest.mark.skipif(not browser.CHROMIUM, reason="no Chromium: apt-get install chromium")
 

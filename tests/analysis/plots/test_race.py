@@ -10,14 +10,14 @@ from analysis.bench import race_plot
 from analysis.plots import style
 
 ROWS = [
-    {"model": "A", "contestant": "single", "step": 2.0, "quartiles": [1.0, 4.0], "speed / single": 1.0},
-    {"model": "A", "contestant": "gpipe", "step": 1.0, "quartiles": [0.8, 1.25], "speed / single": 2.0},
-    {"model": "A", "contestant": "other", "note": "failed in round 1: it ended with exit code 1"},
-    {"model": "B", "contestant": "single", "step": 2.0, "quartiles": [2.0, 2.0], "speed / single": 1.0},
-    {"model": "B", "contestant": "other", "step": 4.0, "quartiles": [4.0, 4.0], "speed / single": 0.5},
-    {"model": "B", "contestant": "gpipe", "note": "mesh.pipeline 2 is more than 1"},
-    {"model": "B", "contestant": "never", "note": "refused"},
-    {"model": "C", "contestant": "gpipe", "step": 4.0, "quartiles": [4.0, 4.0]},
+    {"model": "A", "entry": "single", "step": 2.0, "quartiles": [1.0, 4.0], "speed / single": 1.0},
+    {"model": "A", "entry": "gpipe", "step": 1.0, "quartiles": [0.8, 1.25], "speed / single": 2.0},
+    {"model": "A", "entry": "other", "note": "failed in round 1: it ended with exit code 1"},
+    {"model": "B", "entry": "single", "step": 2.0, "quartiles": [2.0, 2.0], "speed / single": 1.0},
+    {"model": "B", "entry": "other", "step": 4.0, "quartiles": [4.0, 4.0], "speed / single": 0.5},
+    {"model": "B", "entry": "gpipe", "note": "mesh.pipeline 2 is more than 1"},
+    {"model": "B", "entry": "never", "note": "refused"},
+    {"model": "C", "entry": "gpipe", "step": 4.0, "quartiles": [4.0, 4.0]},
 ]
 """The third model has no speeds: its `single` failed."""
 
@@ -67,7 +67,7 @@ def test_nothing_is_drawn_of_rows_without_a_speed() -> None:
 
 def test_the_headline_holds_gpipe_against_the_fastest_other_pipeline() -> None:
     rows = [
-        {"model": "A", "contestant": name, "speed / single": speed}
+        {"model": "A", "entry": name, "speed / single": speed}
         for name, speed in (("gpipe", 1.5), ("torchgpipe", 1.0), ("deepspeed, pipeline", 1.2), ("ddp", 9.0))
     ]
     assert race_plot.headline(rows) == [

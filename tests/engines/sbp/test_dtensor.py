@@ -101,12 +101,12 @@ def test_a_product_under_every_strategy(numbers: tuple[int, int, int]) -> None:
         shard = shard[:, torch.from_numpy(reported.inputs.mine(12, MESH, rank).copy())]
         product = Product(nn.Linear(12, 8, bias=False), reported, by, nn.Parameter(shard), None, 0)
         y = product(own)
-        (y * block(back, reported.goes_on, MESH, rank)).sum().backward()
+        (y * block(back, reported.output_layout, MESH, rank)).sum().backward()
         assert own.grad is not None and product.weight.grad is not None
         mine = [y.detach(), own.grad, by.sum(product.weight.grad, reported.replicas)]
         cuts = dict.fromkeys(reported.outputs.split, 1) | dict.fromkeys(reported.inputs.split, 2)
         theirs = by_dtensor(x, weight, back, [cuts.get(digit, 0) for digit in MESH.all])
-        like = [block(theirs[0], reported.goes_on, MESH, rank), block(theirs[1], begins, MESH, rank)]
+        like = [block(theirs[0], reported.output_layout, MESH, rank), block(theirs[1], begins, MESH, rank)]
         of_weight = theirs[2][torch.from_numpy(reported.outputs.mine(8, MESH, rank).copy())]
         like.append(of_weight[:, torch.from_numpy(reported.inputs.mine(12, MESH, rank).copy())])
         return [mine, like]

@@ -273,7 +273,7 @@ def _prepare(overrides: Sequence[str]) -> None:
     folder, progress = Path(), Progress(Console(file=io.StringIO()))
     ways: dict[str, Callable[[], Any]] = {
         "profile": lambda: prepare.ground(config, overrides, folder, progress),
-        "tune": lambda: Tuner(config, overrides, folder, progress).go(),
+        "tune": lambda: Tuner(config, overrides, folder, progress).search(),
         "calibrate": lambda: calibration.ready(config),
     }
     ways.get(config.mode, lambda: prepare.prepare(config, overrides, folder, progress))()

@@ -262,7 +262,7 @@ def stated(balance, cluster, devices="cpu", **changes):
     before = request.request(asked, EVERYTHING, cluster)
     mesh = resolve(asked, EVERYTHING, cluster.devices, sum(balance))
     plan = replace(Plan.contiguous(balance), mesh=mesh)
-    after = plan_fits.of_plan(asked, plan, mesh, sum(balance), cluster)
+    after = plan_fits.check_plan(asked, plan, mesh, sum(balance), cluster)
     assert mesh.pipeline == len(balance), "is not cut down, so that the planner has no other number to name"
     return rows(deduplicate([*before, *after]))
 
@@ -300,7 +300,7 @@ def test_more_stated_stages_than_layers_are_left_to_the_planner():
 def memory(peaks: list[int], plan: Plan, there: int = 100, reserve: int = 0) -> list[tuple[str, dict[str, float]]]:
     """The first words of the message, and the numbers."""
     cluster = Cluster(devices_per_node=8, device=Device(memory_bytes=there))
-    found = plan_fits.of_memory(plan, peaks, cluster, MemoryModel(reserve_bytes=reserve))
+    found = plan_fits.check_memory(plan, peaks, cluster, MemoryModel(reserve_bytes=reserve))
     assert all((one.key, one.value) == ("cluster.memory_gb", None) for one in found)
     return [(problem.message.partition(" need")[0], problem.numbers) for problem in found]
 
@@ -356,10 +356,10 @@ def test_a_profile_alone_is_asked_for_with_a_batch_that_divides():
 
 def test_a_planner_that_loses_layers_or_devices_is_named():
     plan = Plan.contiguous([2, 2])
-    assert plan_fits.of_plan(config(), plan, plan.mesh, 4, EIGHT) == []
-    (lost,) = plan_fits.of_plan(config(), plan, plan.mesh, 5, EIGHT)
+    assert plan_fits.check_plan(config(), plan, plan.mesh, 4, EIGHT) == []
+    (lost,) = plan_fits.check_plan(config(), plan, plan.mesh, 5, EIGHT)
     assert (lost.key, lost.value) == ("planner", "balance") and "4 layers, the model has 5" in lost.message
-    (other,) = plan_fits.of_plan(config(), plan, Mesh(pipeline=3), 4, EIGHT)
+    (other,) = plan_fits.check_plan(config(), plan, Mesh(pipeline=3), 4, EIGHT)
     assert "asked for Mesh(data=1, pipeline=3, tensor=1)" in other.message
-    (beyond,) = plan_fits.of_plan(config(), plan, plan.mesh, 4, Cluster(devices_per_node=1))
+    (beyond,) = plan_fits.check_plan(config(), plan, plan.mesh, 4, Cluster(devices_per_node=1))
     assert "on device 1, the last one is 0" in beyond.message

@@ -71,7 +71,7 @@ def test_fixes_that_take_long_are_found_when_the_problem_is_read() -> None:
 
     stated = Problem("mesh.pipeline", 16, "is more than the 8 layers")
     error = NoPlan(stated, find)
-    assert (error.stated, asked) == (stated, [])
+    assert (error.unsolved, asked) == (stated, [])
     assert error.problem.fixes == ({"mesh.pipeline": 8},)
     assert str(error) == "mesh.pipeline 16   is more than the 8 layers   -> mesh.pipeline=8"
     assert asked == ["fixes"] and NoPlan(stated).problem == stated

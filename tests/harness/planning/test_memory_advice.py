@@ -40,7 +40,7 @@ def fits(config: DictConfig, profile: ModelProfile, on: Cluster) -> bool:
     """By the same way that a run goes."""
     engine, planner = registry.build("engine", config.engine), registry.build("planner", config.planner)
     draft = planning_draft.draft(config, engine, planner, profile, on)
-    return plan_fits.of_memory(draft.plan, draft.plan.predicted["peak_memory_bytes"], on, draft.memory) == []
+    return plan_fits.check_memory(draft.plan, draft.plan.predicted["peak_memory_bytes"], on, draft.memory) == []
 
 
 def test_checkpointing_where_that_is_enough() -> None:

@@ -49,4 +49,4 @@ class Bench:
 
     def fits(self, draft: Draft) -> bool:
         peaks = draft.plan.predicted["peak_memory_bytes"]
-        return not plan_fits.of_memory(draft.plan, peaks, draft.cluster, draft.memory)
+        return not plan_fits.check_memory(draft.plan, peaks, draft.cluster, draft.memory)

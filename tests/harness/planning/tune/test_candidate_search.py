@@ -55,7 +55,7 @@ def tuned(folder: Path, *typed: str, forward_s: list[float] = LAYERS, size: int 
     overrides = ["mode=tune", *FLAT, *typed]
     tuner = Nets(compose(overrides), overrides, folder, Progress())
     tuner.forward_s, tuner.size = forward_s, size
-    return tuner.go()
+    return tuner.search()
 
 
 @settings(max_examples=8)
@@ -98,7 +98,7 @@ def test_what_the_simulator_refuses_gives_way(tmp_path: Path) -> None:
             return super().simulation(line)
 
     overrides = ["mode=tune", *FLAT, "engine=myelin", "batch.size=32"]
-    found = Strict(compose(overrides), overrides, tmp_path, Progress()).go()
+    found = Strict(compose(overrides), overrides, tmp_path, Progress()).search()
     assert len(found.simulated) == SIMULATED
     ranked = sorted(found.lines, key=lambda line: line.closed_form_step_time_s or float("inf"))
     assert refused == [line.candidate for line in ranked[:3]]
@@ -115,7 +115,7 @@ def test_each_candidate_is_planned_once(tmp_path: Path) -> None:
             return super().layout(one)
 
     overrides = ["mode=tune", *FLAT, "engine=myelin", "batch.size=32"]
-    found = Counting(compose(overrides), overrides, tmp_path, Progress()).go()
+    found = Counting(compose(overrides), overrides, tmp_path, Progress()).search()
     assert len(planned) == len(set(planned)) >= len(found.simulated) == SIMULATED
 
 
@@ -162,7 +162,7 @@ def problems(folder: Path, *typed: str) -> list[Problem]:
     overrides = ["mode=tune", *FLAT, *typed]
     folder.mkdir()
     with pytest.raises(CannotRun) as caught:
-        Tuner(compose(overrides), overrides, folder, Progress()).go()
+        Tuner(compose(overrides), overrides, folder, Progress()).search()
     return refused(caught)
 
 
@@ -271,7 +271,7 @@ def test_a_planner_is_asked_for_the_fixes_of_the_closest_candidate_alone() -> No
             return [{"mesh.tensor": shards // 2}]
 
         error = NoPlan(Problem("mesh.tensor", shards, "cannot split it"), find)
-        return Line(Candidate(1, Mesh(tensor=shards), 8), (error.stated,), no_plan=error)
+        return Line(Candidate(1, Mesh(tensor=shards), 8), (error.unsolved,), no_plan=error)
 
     assert rows(infeasible.impossible([], [without_plan(4), without_plan(2)])) == [
         ("mesh.tensor", 2, ["mesh.tensor=1"]),
