@@ -95,7 +95,7 @@ def of_engines() -> Iterable[Choice]:
 
 def of_planners() -> Iterable[Choice]:
     others = [
-        name for name in names("planner") if f"planner={name}" not in PLANNED and not registry.splits_products(name)
+        name for name in names("planner") if f"planner={name}" not in PLANNED and not registry.splits_matmuls(name)
     ]
     for name, mesh, model in itertools.product(others, CUT, names("model")):
         yield f"planner={name}", *EXECUTED, f"model={model}", *mesh
@@ -103,7 +103,7 @@ def of_planners() -> Iterable[Choice]:
 
 def of_products() -> Iterable[Choice]:
     for name, mesh, model in itertools.product(
-        filter(registry.splits_products, names("planner")), SHARDS, names("model")
+        filter(registry.splits_matmuls, names("planner")), SHARDS, names("model")
     ):
         yield f"planner={name}", *SHARDING, f"model={model}", *mesh
 

@@ -337,7 +337,7 @@ class CpuPass(Run):
 
 
 def _leaf(tensor: Tensor, is_input: bool, again: bool) -> Tensor:
-    """Where a task's graph begins. The model's own inputs get a gradient only if the caller wants it.
+    """Return the leaf at which a task's graph begins. The model's inputs get a gradient only if the caller wants it.
 
     Micro-batches are views of one tensor; `data` gives each a version counter of its own, for layers in place. Only the
     caller's own pass may change it: a recomputation (`again`) gets a copy.

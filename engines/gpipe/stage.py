@@ -18,7 +18,7 @@ from harness.runtime.recomputation import Before, ForwardState
 
 @dataclass(frozen=True)
 class Surroundings:
-    """What holds around every task of one pass: the dropout key, and the caller's autocast state."""
+    """State around every task of one pass: the dropout key and the caller's autocast state."""
 
     seed: int
     step: int
@@ -71,7 +71,7 @@ class Stage:
         return outs, before
 
     def run_again(self, parts: Parts, micro_batch: int, around: Surroundings, before: Before | None) -> Parts:
-        """The same for a recomputation: the layers see what the first run saw, and stay as they are now."""
+        """Recompute a task: running statistics and other buffers stay as the first run left them."""
         with self.state.recomputation(before):
             return self.run(parts, micro_batch, around)
 
