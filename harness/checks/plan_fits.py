@@ -21,8 +21,8 @@ MEMORY = "cluster.memory_gb"
 
 
 def check_plan(config: DictConfig, plan: Plan, mesh: Mesh, layers: int, cluster: Cluster) -> list[Problem]:
-    """What a planner has got wrong: every layer must be in a stage, every stage on a device that there is, and the
-    mesh must be the one that was asked for."""
+    """Check a planner's result: every layer is in a stage, every stage on an existing device, and the mesh is the
+    requested one."""
     wrong = []
     if plan.stages[-1].last + 1 != layers:
         wrong.append(f"placed {plan.stages[-1].last + 1} layers, the model has {layers}")

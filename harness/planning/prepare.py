@@ -1,4 +1,4 @@
-"""What happens before a run starts: profile, plan, check, simulate. Problems are collected, and raised all at once."""
+"""Prepare a run: profile, plan, check, simulate. Problems are collected and raised all at once."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def prepare(
 
 @dataclass(frozen=True)
 class Ground:
-    """What a plan rests on; `values` and `origin` say where the numbers of cluster and profile are from."""
+    """Inputs of a plan: cluster and profile, with the sources of their numbers in `values` and `origin`."""
 
     cluster: Cluster
     profile: ModelProfile
@@ -97,6 +97,7 @@ class _Preparation:
         self.problems: list[Problem] = []
 
     def prepare(self, planning_by: Callable[[Planner], Planner]) -> Prepared:
+        """Prepare the run: build its parts, profile, plan, check and simulate."""
         config = self.config
         known = self.collect(self.cluster)
         engine: Engine = self.needed(lambda: registry.build("engine", config.engine))
@@ -133,7 +134,7 @@ class _Preparation:
         return Ground(cluster, profile, self.values, self.profiles.found)
 
     def collect(self, build: Callable[[], T]) -> T | None:
-        """What `build` returns; its problems join the others."""
+        """Return the result of `build`, or None after adding its problems to the others."""
         try:
             return build()
         except CannotRun as error:
@@ -159,11 +160,13 @@ class _Preparation:
 
     def cluster(self) -> Cluster:
         """The cluster, with what is known of this machine."""
-        return cluster_config.build(cluster_config.from_group(self.config.cluster), self.machine, slurm_step.job(self.config))
+        return cluster_config.build(
+            cluster_config.from_group(self.config.cluster), self.machine, slurm_step.job(self.config)
+        )
 
     @property
     def values(self) -> str:
-        """Where the numbers of the cluster are from."""
+        """Return the source of the cluster's numbers."""
         config = self.config.cluster
         if config.name != "local":
             return str(config["values"])  # .values is a method
@@ -198,7 +201,7 @@ class _Preparation:
         return local and (timeless or config.costs in ("scaled", "analytic"))
 
     def measured_machine(self) -> Machine:
-        """By a worker, once; kept for later runs."""
+        """Measure this machine in a worker process, once, and cache it for later runs."""
         wanted = profiles.wanted(self.config)
         self.progress.phase("measuring this machine", "once: peaks, memory, links")
         return supervisor.measure_machine(self.folder, self.title, self.config.launch.timeout_s, wanted)
@@ -217,7 +220,7 @@ class _Preparation:
 
 
 def _stored_machine(config: DictConfig) -> Machine | None:
-    """What is known of this machine; without torch, which it is measured with, nothing is."""
+    """Return the cached measurement of this machine, or None; without torch there is none."""
     try:
         return machine.stored(profiles.wanted(config), config.remeasure)
     except PackageNotFoundError:
