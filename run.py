@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
-import argparse
 import os
-import sys
-from collections.abc import Mapping, Sequence
+import signal
 
-from harness.core.problem import CannotRun, Problem
-from harness.core.record import EXIT_CODES
+
+def _interrupted(number: int, frame: object) -> None:
+    """Ctrl-C outside of a run (`harness.launch.signals` is in charge of one): nothing is to be cleaned up, and an
+    exception in the midst of an import would be a traceback, or be lost."""
+    os.write(2, b"ended by SIGINT\n")
+    os._exit(130)
+
+
+if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+    signal.signal(signal.SIGINT, _interrupted)  # before the other imports, which take most of the first second
+
+import argparse  # noqa: E402
+import sys  # noqa: E402
+from collections.abc import Mapping, Sequence  # noqa: E402
+
+from harness.core.problem import CannotRun, Problem  # noqa: E402
+from harness.core.record import EXIT_CODES  # noqa: E402
 
 ALONE = {"SLURM_STEP_NUM_TASKS": 1, "SLURM_PROCID": 0, "PMI_SIZE": 1, "OMPI_COMM_WORLD_SIZE": 1, "WORLD_SIZE": 1}
 """What srun, mpiexec and torchrun set for a process that is alone; SLURM_NTASKS is the whole job's, also in its

@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from analysis import run_artifacts
+from harness.core import files
 from harness.core.record import RunRecord
-from harness.core.serialization import SchemaError
+from harness.core.serialization import SchemaError, parse
 
 SUFFIX, EARLIER_SUFFIX = ".jsonl.gz", ".json"
 LEFT_OUT = (
@@ -82,13 +83,13 @@ def as_bytes(documents: Sequence[Document]) -> bytes:
 def readings(path: Path) -> Iterator[Reading]:
     """The place of each record of an archive, and what reads it. Raises SchemaError for a file that is no archive."""
     try:
-        data = path.read_bytes()
+        data = files.read_bytes(path)
         lines = gzip.decompress(data).splitlines() if path.name.endswith(SUFFIX) else _earlier_lines(data)
     except (OSError, EOFError, ValueError, LookupError, TypeError, AttributeError, zlib.error) as error:
         name = path.name.partition(".")[0]
         raise SchemaError(f"is no archive of records: {error!r}   -> python -m analysis.pack {name}") from error
     for number, line in enumerate(lines, start=1):
-        yield f"{path} record {number}", lambda line=line: json.loads(line)  # type: ignore[misc]
+        yield f"{path} record {number}", lambda line=line: parse(line)  # type: ignore[misc]
 
 
 def _drop(place: Any, path: Sequence[str]) -> None:
@@ -104,7 +105,7 @@ def _drop(place: Any, path: Sequence[str]) -> None:
 
 def _earlier_lines(data: bytes) -> list[bytes]:
     """The lines that an archive of an earlier version has today."""
-    archive = json.loads(data)
+    archive = parse(data)
     lines = []
     for group in archive["groups"]:
         for rest in group["records"]:

@@ -7,7 +7,6 @@ The `manifest` of a loaded record names its source: "origin" is the folder of it
 
 from __future__ import annotations
 
-import json
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -18,10 +17,11 @@ from analysis import record_archive, run_artifacts
 from analysis.record_archive import Reading
 from analysis.run_artifacts import ORIGIN
 from harness.config.registry import ROOT
+from harness.core import files
 from harness.core.problem import Problem, refuse
 from harness.core.record import RunRecord
 from harness.core.run_files import RECORD
-from harness.core.serialization import SchemaError
+from harness.core.serialization import SchemaError, parse
 from harness.trackers.wandb import FILES
 
 RESULTS = ("infeasible", "ok")
@@ -178,15 +178,15 @@ def _readings(name: str) -> Iterator[Reading]:
         yield from _wandb_offline(Path(place)) if Path(place).is_dir() else _wandb_online(place)
     elif Path(name).is_dir():
         for path in in_folder(Path(name)):
-            yield str(path.parent), lambda path=path: json.loads(path.read_bytes())  # type: ignore[misc]
+            yield str(path.parent), lambda path=path: parse(files.read_bytes(path))  # type: ignore[misc]
     else:
         yield from record_archive.readings(Path(name))
 
 
 def _wandb_offline(folder: Path) -> Iterator[Reading]:
     """The runs in or below a folder that `harness.trackers.wandb` has written."""
-    for files in sorted(folder.rglob("*run-*/files")):
-        yield str(files), lambda path=files / RECORD: json.loads(path.read_bytes())  # type: ignore[misc]
+    for kept in sorted(folder.rglob("*run-*/files")):
+        yield str(kept), lambda path=kept / RECORD: parse(files.read_bytes(path))  # type: ignore[misc]
 
 
 def _wandb_online(project: str) -> Iterator[Reading]:

@@ -17,6 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from harness.core import files
 from harness.core.memory_model import DTYPE_BYTES
 from harness.core.model_profile import ModelProfile
 from harness.core.record import RunRecord
@@ -77,7 +78,7 @@ def missing_files(every: Iterable[Kind], *reads: Callable[[Kind], Any]) -> list[
 def step_losses(path: Path) -> tuple[float, ...]:
     """The losses in a run's metrics.jsonl. Raises MissingData if there are none."""
     try:
-        losses = tuple(float(json.loads(line)["loss"]) for line in path.read_text(encoding="utf-8").splitlines())
+        losses = tuple(float(json.loads(line)["loss"]) for line in files.read_bytes(path).splitlines())
     except FileNotFoundError:
         raise MissingData(f"{path}   does not exist   -> a run with mode=run") from None
     except (ValueError, KeyError, TypeError) as error:

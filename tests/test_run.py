@@ -1,15 +1,19 @@
 """The front door, as a user meets it: exit codes, and messages in place of tracebacks."""
 
+import errno
+import os
 import shutil
+import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 from omegaconf import OmegaConf
 
 import run
-from harness.cli.compose import compose
+from harness.cli.compose import FURTHER, compose
 from harness.config import registry
 from harness.config.overrides import leaves, quoted
 from harness.core.model_profile import LayerProfile, ModelProfile
@@ -69,6 +73,134 @@ def test_a_further_folder_of_choices(tmp_path: Path) -> None:
 def test_a_further_folder_that_is_not_there(tmp_path: Path) -> None:
     done = without_torch("--config-dir", "own", "--cfg", "job", cwd=tmp_path)
     assert done.returncode == 2 and done.stderr.startswith("this run cannot run:\n  --config-dir own   ")
+
+
+def further(folder: Path, group: str, content: bytes | None) -> list[str]:
+    """A folder of choices with the file z.yaml; a FIFO without content."""
+    path = folder / "own" / group / "z.yaml"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(content) if content is not None else os.mkfifo(path)
+    return ["--config-dir", str(folder / "own")]
+
+
+@pytest.mark.parametrize("group", ["cluster", "model", "engine"])
+@pytest.mark.parametrize(
+    "content",
+    [
+        *(b"devices: 4", b"", b"- 1", b"3", b"defaults: 3", b"defaults: [[]]", b"defaults: [_self_]", b"defaults: [z]"),
+        *(
+            b"defaults: [_nothere, _self_]",
+            b"# @package\ndefaults: []",
+            b"\xff\xfe",
+            b"a: [",
+            b"a: &a [*a]",
+            b"[" * 5000,
+        ),
+        *(b"a: !!python/object/apply:os.system [true]", b"defaults: [{a: 3}]", b"x: " + b"1" * 5000, b"\0", None),
+    ],
+)
+def test_a_file_of_the_user_that_is_no_choice_is_named(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    group: str,
+    content: bytes | None,
+) -> None:
+    monkeypatch.setenv(FURTHER, "")  # which --config-dir sets, and monkeypatch takes back
+    assert run.main([*further(tmp_path, group, content), "--cfg", "job", f"{group}=z"], {}) == 2
+    named = f"{group} z " if content is None else f"own/{group}/z.yaml"
+    assert named in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("group", "text", "named"),
+    [
+        ("model", "defaults: [_mlp, _self_]\nname: gpt", "model z"),
+        ("cluster", "# @package _global_\ndefaults: [_cluster, _self_]", "/cluster/z.yaml"),
+        ("cluster", "# @package _global_\ndefaults: [_cluster@steps, _self_]", "/cluster/z.yaml"),
+        ("cluster", "defaults: [_cluster, _self_]\ndevices: x", "/cluster/z.yaml"),
+        ("model", "defaults: [_mlp, _self_]\nwidths: [8, [8]]", "model.widths"),
+        ("model", "defaults: [_mlp, _self_]\nwidths: [8, 1000000000000000000000000000000]", "model.widths"),
+    ],
+)
+def test_a_choice_that_does_not_fit_its_group_is_named(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    group: str,
+    text: str,
+    named: str,
+) -> None:
+    monkeypatch.setenv(FURTHER, "")
+    assert run.main([*further(tmp_path, group, text.encode()), "--cfg", "job", f"{group}=z"], {}) == 2
+    assert named in capsys.readouterr().err
+
+
+def test_a_choice_may_be_based_on_another_one(tmp_path: Path) -> None:
+    own = further(tmp_path, "model", b"defaults: [gpt_12b, _self_]\nlayers: 2")
+    done = without_torch(*own, "--cfg", "job", "model=z", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert OmegaConf.create(done.stdout).model.hidden == 4512 and OmegaConf.create(done.stdout).model.layers == 2
+
+
+@pytest.mark.parametrize(
+    "content", [b"- a", b"3", b"points: 3", b"grid: {steps: []}", b"scales: {a: 1}", b"\xff", b"["]
+)
+def test_a_sweep_of_the_user_that_is_none_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], content: bytes
+) -> None:
+    monkeypatch.setenv(FURTHER, "")
+    assert run.main([*further(tmp_path, "sweeps", content), "-m", "+sweeps=z", f"out={tmp_path}/out"], {}) == 2
+    assert "own/sweeps/z.yaml" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("override", "key"),
+    [
+        ("model.widths=[8,[8]]", "model.widths"),
+        ("model.widths=[8,${model.widths}]", "model.widths"),
+        ("steps=" + "1" * 30, "steps"),
+        ("optimizer.lr=" + "1" * 400, "optimizer.lr"),
+        ("batch.micro_batches=1000000000", "batch.micro_batches"),
+        ("cluster.devices=1000000000", "cluster.devices"),
+        ("launch.timeout_s=1e300", "launch.timeout_s"),
+        ("model.widths=" + "[" * 2000 + "]" * 2000, "model.widths"),
+    ],
+)
+def test_a_value_that_no_run_can_have_is_named(capsys: pytest.CaptureFixture[str], override: str, key: str) -> None:
+    assert run.main(["mode=plan", "engine=single", "model=mlp", override], {}) == 2
+    assert f"  {key}" in capsys.readouterr().err
+
+
+def test_a_folder_that_cannot_be_written_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def read_only(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", read_only)
+    assert run.main(["mode=plan", "engine=single", "model=mlp", f"out={tmp_path}"], {}) == 2
+    assert "  out " in capsys.readouterr().err and not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "module", ["argparse", "harness.core.problem", "omegaconf", "hydra.core", "harness.run.runner"]
+)
+def test_ctrl_c_in_the_imports_is_a_line(tmp_path: Path, module: str) -> None:
+    """Of the interpreter's option that names each module when its import has ended."""
+    command = [sys.executable, "-X", "importtime", str(registry.ROOT / "run.py"), "mode=plan", "engine=single"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=tmp_path) as process:
+        try:
+            assert process.stderr
+            for line in process.stderr:
+                if line.rpartition("|")[2].strip() == module:
+                    process.send_signal(signal.SIGINT)
+                    break
+            rest = process.stderr.read()
+        finally:
+            process.kill()
+    assert process.returncode == 130 and "Traceback" not in rest
+    assert [line for line in rest.splitlines() if "|" not in line] == ["ended by SIGINT"]
 
 
 def test_mistakes_are_reported_all_at_once(tmp_path: Path) -> None:

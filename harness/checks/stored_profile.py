@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -11,9 +10,11 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from harness.checks import mesh
+from harness.core import files
+from harness.core.memory_model import DTYPE_BYTES
 from harness.core.model_profile import ModelProfile
 from harness.core.problem import CannotRun, Problem, refuse
-from harness.core.serialization import SchemaError
+from harness.core.serialization import SchemaError, parse
 
 TIMES = ("forward_s", "backward_s")
 
@@ -34,12 +35,13 @@ def stored(file: str) -> ModelProfile:
 @functools.lru_cache(maxsize=1)
 def _read(file: str, changed_ns: int, size: int) -> ModelProfile:
     try:
-        data = json.loads(Path(file).read_text(encoding="utf-8"))
+        data = parse(files.read_bytes(Path(file)))
         profile = ModelProfile.from_json(data)
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise CannotRun([Problem("profile", file, f"is not JSON: {error}")]) from error
     except SchemaError as error:
         raise CannotRun([Problem("profile", file, str(error))]) from error
+    if profile.dtype not in DTYPE_BYTES:
+        known = ", ".join(DTYPE_BYTES)
+        raise CannotRun([Problem("profile", file, f"has the dtype {profile.dtype!r}, which is not one of {known}")])
     layers = data["layers"]
     if any(name in layer for layer in layers for name in TIMES):
         missing = [(number, layer, name) for number, layer in enumerate(layers) for name in TIMES if name not in layer]

@@ -5,10 +5,13 @@ Checks that need the model, the cluster or the engine come later. Libraries are 
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable
+import reprlib
+from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
+from operator import ge
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,7 @@ from harness.config import registry
 from harness.config.schema import AUTOCAST, DTYPES
 from harness.core.memory_model import NAMED
 from harness.core.problem import LEAVE_OUT, Fix, Problem, spelled
+from harness.core.serialization import LARGEST_INT
 from harness.core.value_checks import one_of
 from harness.interfaces import Engine
 from harness.launch.slurm_step import CHOICES
@@ -26,7 +30,6 @@ from harness.simulate.layer_times import COSTS
 
 MODES = ("run", "plan", "simulate", "profile", "calibrate", "tune")
 OPTIMIZERS = ("sgd", "adam", "adamw")
-LARGEST_SEED = 2**63 - 1
 AT_LEAST_1 = ("batch.micro_batches", "steps", "mesh.data", "mesh.pipeline", "mesh.tensor")
 AT_LEAST_0 = (
     "warmup",
@@ -37,6 +40,17 @@ AT_LEAST_0 = (
     "launch.grace_s",
 )
 ABOVE_0 = ("optimizer.lr", "launch.timeout_s")
+AT_MOST = {
+    "batch.size": 10**9,  # its divisors are found one by one
+    "batch.micro_batches": 2**16,  # a schedule lists every task
+    "steps": 10**9,
+    "warmup": 10**9,
+    "seed": LARGEST_INT,
+    "launch.timeout_s": 10**7,  # some months: the operating system waits no longer than some centuries
+    "launch.grace_s": 10**7,
+}
+LARGEST_OF_MODEL = 2**24
+"""Of the whole numbers of a model and of data: with larger ones bytes are beyond 64 bits."""
 NAMES = {
     "mode": MODES,
     "costs": COSTS,
@@ -50,13 +64,17 @@ NAMES = {
 
 def problems(config: DictConfig) -> list[Problem]:
     """Everything wrong with a complete configuration that can be seen without model and cluster."""
-    found = [*_names(config)]
+    found = [*_unusable(OmegaConf.to_container(config, resolve=True))]
+    if found:
+        return found  # the other checks compute with the values
+    found += _names(config)
     samples = max(1, config.batch.micro_batches) * max(1, config.mesh.data or 1)  # one in each micro-batch
     found += _numbers(config, ("batch.size",), "must be at least 1", samples, lambda value: value >= 1)
     found += _numbers(config, AT_LEAST_1, "must be at least 1", 1, lambda value: value >= 1)
     found += _numbers(config, AT_LEAST_0, "must be at least 0", 0, lambda value: value >= 0)
     found += _numbers(config, ABOVE_0, "must be above 0", None, lambda value: value > 0)
-    found += _numbers(config, ("seed",), f"must be at most {LARGEST_SEED}", 0, lambda value: value <= LARGEST_SEED)
+    for key in AT_MOST.keys() - {problem.key for problem in found}:
+        found += _numbers(config, (key,), f"must be at most {AT_MOST[key]}", None, functools.partial(ge, AT_MOST[key]))
     spread = "is a relative spread, from 0 to 1"
     found += _numbers(config, ("jitter",), spread, 0.05, lambda value: 0 <= value <= 1)
     if config.profile is not None and not Path(config.profile).is_file():
@@ -68,6 +86,23 @@ def problems(config: DictConfig) -> list[Problem]:
     if not any(problem.key.startswith(("data.", "model.")) for problem in found):
         found += registry.unsuited(config.data, config.model)
     return found + ([] if config.mode == "profile" else _stages(config))
+
+
+def _unusable(value: Any, key: str = "") -> Iterator[Problem]:
+    """Values that no key can have, and that OmegaConf takes: lists in lists, and whole numbers that are too large."""
+    if isinstance(value, dict):
+        for name, item in value.items():
+            yield from _unusable(item, f"{key}.{name}" if key else str(name))
+    elif isinstance(value, list):
+        if nested := [item for item in value if isinstance(item, dict | list)]:
+            yield Problem(key, None, f"holds {reprlib.repr(nested[0])}, a list of numbers or texts holds no other one")
+        for item in value:
+            yield from _unusable(item, key) if not isinstance(item, dict | list) else ()
+    elif isinstance(value, int) and key not in AT_MOST:
+        most = LARGEST_OF_MODEL if key.startswith(("model.", "data.")) else LARGEST_INT
+        if abs(value) > most:
+            digits = len(str(abs(value)))
+            yield Problem(key, None, f"holds a whole number of {digits} digits, it must be at most {most}")
 
 
 def _stages(config: DictConfig) -> list[Problem]:

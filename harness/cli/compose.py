@@ -9,11 +9,10 @@ import functools
 import os
 import pickle
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import hydra
-import yaml
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.global_hydra import GlobalHydra
@@ -21,10 +20,11 @@ from hydra.core.plugins import Plugins
 from hydra.errors import HydraException
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
+from omegaconf.errors import InterpolationValidationError, MissingMandatoryValue, OmegaConfBaseException
 
 from harness.checks import configuration, values
 from harness.checks.configuration import Expected
+from harness.cli import choice_files
 from harness.config import cluster_config, registry
 from harness.config.overrides import Parsed, leaves, parse, value_problem
 from harness.core.problem import LEAVE_OUT, CannotRun, Fix, Problem, refuse
@@ -33,7 +33,6 @@ CONF = registry.ROOT / "conf"
 TITLE_WIDTH = 100
 FURTHER = "REGATTA_CONFIG_DIR"
 """The variable with a further folder of choices, which the points of a sweep inherit, also those of an array."""
-GROUPS = (*registry.FOLDERS, *registry.SCHEMAS)
 
 
 class _Root(SearchPathPlugin):
@@ -80,7 +79,7 @@ def mistyped(overrides: Sequence[str]) -> list[Problem]:
 def _taken(overrides: Sequence[str]) -> tuple[DictConfig, Parsed, list[Problem]]:
     """The configuration with all that can be taken of the overrides, and what is wrong with the others."""
     with session() as loader:
-        parsed, problems = parse(overrides, functools.partial(choices, loader), GROUPS)
+        parsed, problems = parse(overrides, functools.partial(choices, loader), registry.GROUPS)
         config: DictConfig = pickle.loads(_composed(tuple(choice.input_line or "" for choice in parsed.choices)))
     wrong = {problem.key for problem in problems}
     for override in parsed.values:
@@ -141,39 +140,54 @@ def _set_up() -> None:
 def _composed(choices: tuple[str, ...]) -> bytes:
     """Every key with its default, for these choices, pickled: the points of a sweep share them, each has its own copy.
 
-    Raises CannotRun where the files in conf/ do not fit together.
+    Raises CannotRun where the files in conf/, or in the user's folder, do not fit together.
     """
-    return pickle.dumps(read("config", choices, str(CONF)))
-
-
-def read(name: str, choices: Sequence[str], where: str) -> DictConfig:
-    """What Hydra makes of a file and its choices. Raises CannotRun with what is wrong in `where`, or with the file and
-    the line that cannot be read."""
+    typed = dict(text.partition("=")[::2] for text in choices)
+    folders = [CONF, *map(Path, filter(None, [further()]))]
+    for group, name in typed.items():
+        choice_files.check_choice(group, name, folders)
     try:
-        return hydra.compose(name, list(choices))
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark
-        place = f"{mark.name}, line {mark.line + 1}" if mark else where
-        raise CannotRun([Problem(place, None, f"cannot be read: {error.problem}")]) from error
-    except (HydraException, OmegaConfBaseException, yaml.YAMLError, UnicodeDecodeError) as error:
+        config = hydra.compose("config", list(choices))
+    except (HydraException, OmegaConfBaseException) as error:
         reason = f"{error.__cause__ or error}".partition("\n\n")[0]
+        paths = (choice_files.find(group, name, folders[1:]) for group, name in typed.items())
+        where = ", ".join(map(str, filter(None, paths))) or str(CONF)
         raise CannotRun([Problem(where, None, " ".join(reason.split()))]) from error
+    refuse([problem for group in registry.GROUPS if (problem := _other_schema(config, group, typed.get(group)))])
+    return pickle.dumps(config)
+
+
+def _other_schema(config: DictConfig, group: str, name: str | None) -> Problem | None:
+    """A choice whose keys are not where its group's are, or that says to be another plug-in."""
+    node = config._get_node(group)
+    kind = OmegaConf.get_type(node) if isinstance(node, DictConfig) else None
+    owners = [plugin for (owner, plugin), schema in registry.schemas().items() if owner == group and schema is kind]
+    if not owners:
+        return Problem(group, name, "has no schema of its group", hint=choice_files.example(group))
+    own = owners[0]
+    if group in registry.SCHEMAS or OmegaConf.select(config, f"{group}.name", throw_on_missing=False) == own:
+        return None
+    return Problem(group, name, f"has another name than {own}, whose keys it has", hint=f"name: {own}")
 
 
 def _unresolved(config: DictConfig) -> list[Problem]:
     """Keys without a value, and ${...} that lead nowhere."""
-    with suppress(OmegaConfBaseException):
+    try:
         OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
         return []
+    except OmegaConfBaseException as error:
+        first = Problem(str(error.full_key), None, f"{error}".partition("\n")[0])
     problems = []
     for key in leaves(config):
         try:
             OmegaConf.select(config, key, throw_on_missing=True)
         except MissingMandatoryValue:
             problems.append(Problem(key, None, "needs a value", hint=f"{key}=..."))
+        except InterpolationValidationError:
+            problems.append(Problem(key, None, "takes the value of another key, which has one of another type"))
         except OmegaConfBaseException as error:
             problems.append(Problem(key, None, str(error).partition("\n")[0]))
-    return problems
+    return problems or [first]  # in a list: its items are no keys
 
 
 def follow(config: DictConfig) -> list[Problem]:

@@ -13,7 +13,7 @@ from typing import Any, get_type_hints
 
 from omegaconf import MISSING
 
-from harness.cli.compose import CONF, GROUPS
+from harness.cli.compose import CONF
 from harness.config import registry
 from harness.config.overrides import described
 from harness.config.schema import Config
@@ -36,7 +36,7 @@ KEY_WIDTH = 30
 def text() -> str:
     """The whole page, as wide as the terminal."""
     parts = [USAGE]
-    for group in GROUPS:
+    for group in registry.GROUPS:
         parts += [f"{group}=...", "\n".join(_entry(name, what) for name, what in _choices(group))]
         for (owner, name), config in registry.schemas().items():
             if owner == group and (lines := list(keys(config, f"{group}."))):

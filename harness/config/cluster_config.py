@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -24,7 +23,11 @@ NOMINAL_GB_S = {"cpu": 5.0, "cuda": 12.0}
 """Between two local devices where nothing is given or measured: a copy in main memory, PCIe 3.0 x16."""
 SMALLEST, LARGEST = 1e-9, 1e15
 """Of what must be above 0: one byte in GB, and more than any machine has."""
+LONGEST_S = 1e6
+"""Of a latency or a launch: next to a longer one a float has nothing left of the other times."""
 VALUES = ("nominal", "effective")
+MOST_DEVICES = 2**16
+"""Of a cluster: plans and schedules list them."""
 
 
 @dataclass
@@ -245,11 +248,15 @@ def _impossible(config: ClusterConfig) -> list[Problem]:
     """Return the problems with values that no cluster can have."""
     at_least_1 = ("nodes", "devices", "wave_elements")
     wrong = [problem for key in at_least_1 for problem in at_least(f"cluster.{key}", getattr(config, key), 1)]
+    nodes, devices = config.nodes or 1, config.devices or 1
+    if nodes * devices > MOST_DEVICES:
+        key, value = ("nodes", nodes) if nodes > devices else ("devices", devices)
+        wrong.append(_problem(f"at most {MOST_DEVICES}, over all nodes", key, value, 1))
     wrong += [*_bad_numbers(config), *_unknown(config)]
     wrong += [
-        _problem("above 0 and at most 1, a share", key, share, 1)
+        _problem(f"above 0 (from {SMALLEST:g}) and at most 1, a share", key, share, 1)
         for key, share in (("efficiency", config.efficiency), *_only_effective(config))
-        if key.endswith("efficiency") and not 0 < share <= 1
+        if key.endswith("efficiency") and not SMALLEST <= share <= 1
     ]
     if not is_local(config) and not _unknown(config):
         chosen = _chosen(config)
@@ -270,8 +277,8 @@ def _bad_numbers(config: ClusterConfig) -> Iterator[Problem]:
             if not SMALLEST <= value <= LARGEST:
                 between = f"above 0 (from {SMALLEST:g} to {LARGEST:g})"
                 yield _problem(between, key, value, 16 if key == "memory_gb" else 12)
-        elif key.endswith(("_s", "cores")) and not (math.isfinite(value) and value >= 0):
-            yield _problem("finite and at least 0", key, value, 0)
+        elif key.endswith(("_s", "cores")) and not 0 <= value <= LONGEST_S:
+            yield _problem(f"at least 0 and at most {LONGEST_S:g}", key, value, 0)
 
 
 def _only_effective(config: ClusterConfig) -> Iterator[tuple[str, float]]:

@@ -21,6 +21,7 @@ from omegaconf import DictConfig, OmegaConf, ValueNode
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
 from harness.core.problem import LEAVE_OUT, Fix, Problem, spelled
+from harness.core.serialization import DEEPEST
 
 SHORT = 3
 """Letters of a key that is cut short, at least."""
@@ -46,7 +47,17 @@ def quoted(key: str, value: str) -> str:
 @functools.lru_cache(maxsize=4096)
 def _parsed(text: str) -> Override:
     """The points of a sweep have most of their overrides in common."""
-    return _parser().parse_override(text)
+    return read(text, _parser())
+
+
+def read(text: str, parser: OverridesParser) -> Override:
+    """Raises HydraException, or ValueError for what would be too deep for the parser, which is recursive."""
+    depth = 0
+    for letter in text:
+        depth += (letter in "([{") - (letter in ")]}")
+        if depth > DEEPEST:
+            raise ValueError(f"is nested more than {DEEPEST} levels deep")
+    return parser.parse_override(text)
 
 
 _parser = functools.cache(OverridesParser.create)
@@ -81,12 +92,14 @@ def value_problem(config: DictConfig, override: Override) -> Problem | None:
     if override.is_add() or override.is_force_add():
         return Problem(key, _text(override), "is a key already and needs no +", ({key: value},))
     wanted = _hint(parent, key.rpartition(".")[2])
-    if OmegaConf.is_dict(OmegaConf.select(config, key)) and not isinstance(value, dict):
+    if OmegaConf.is_dict(_now(config, key)) and not isinstance(value, dict):
         keys = [leaf for leaf in leaves(config) if leaf.startswith(f"{key}.")]
         return Problem(key, _text(override), f"is a group of keys: {', '.join(keys)}", hint=f"{keys[0]}=...")
     try:
         _try(config, parent, key, value)
         refused = wanted is bool and not isinstance(value, (bool, str))
+    except OverflowError:  # a float of 400 digits
+        refused = True
     except OmegaConfBaseException as error:
         if isinstance(value, dict):
             name = error.full_key or key
@@ -96,8 +109,13 @@ def value_problem(config: DictConfig, override: Override) -> Problem | None:
         refused = True
     if not refused:
         return None
-    fix: Fix = {key: OmegaConf.select(config, key)}
+    fix: Fix = {key: _now(config, key)}
     return Problem(key, _text(override), f"is not {described(wanted)}", (fix,))
+
+
+def _now(config: DictConfig, key: str) -> Any:
+    """The value of a key so far; None where an earlier override leads nowhere."""
+    return OmegaConf.select(config, key, throw_on_resolution_failure=False)
 
 
 def _unknown_key(config: DictConfig, override: Override, missing: str) -> Problem:

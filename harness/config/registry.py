@@ -38,6 +38,10 @@ SCHEMAS = {
 """Groups with one dataclass for all their choices."""
 
 
+GROUPS = (*FOLDERS, *SCHEMAS)
+"""All groups of choices."""
+
+
 @dataclass(frozen=True)
 class Plugin:
     """One choice of a group: `module` (a dotted name) at `path` holds its Config and its build."""

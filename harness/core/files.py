@@ -1,11 +1,13 @@
-"""Atomic file writes (temporary file, fsync, rename), and reading of a JSON lines file while another process writes
-it."""
+"""Atomic file writes (temporary file, fsync, rename), reading of what a user may have put there, and reading of a JSON
+lines file while another process writes it."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
+import stat
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,16 @@ def write_bytes(path: Path, data: bytes) -> None:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary)
         raise
+
+
+def read_bytes(path: Path) -> bytes:
+    """Returns what is in a regular file. Raises OSError for all else: opening a FIFO would wait for a writer for ever,
+    and a device may have no end."""
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(handle, "rb") as file:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            raise OSError(errno.EINVAL, "is not a regular file", str(path))
+        return file.read()
 
 
 def write_text(path: Path, text: str) -> None:

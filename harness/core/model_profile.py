@@ -243,12 +243,14 @@ class ModelProfile(Document):
         return [s for s in self.skips if s.source < first and s.target > last]
 
 
-LARGEST, LARGEST_FLOPS = 10**15, 1e21
-"""Largest bytes (a petabyte) and seconds; a larger value is a mistake, and would overflow sums."""
+LARGEST, LARGEST_FLOPS, LARGEST_S = 10**15, 1e21, 1e6
+"""Largest bytes (a petabyte), FLOPs and seconds; a larger value is a mistake, and would overflow sums, or leave nothing
+of the times next to it."""
 
 
 def _check(what: str, value: float) -> None:
-    largest = LARGEST_FLOPS if what.partition(" ")[0].endswith("flops") else LARGEST
+    field = what.partition(" ")[0]
+    largest = LARGEST_FLOPS if field.endswith("flops") else LARGEST_S if field.endswith("_s") else LARGEST
     if not (math.isfinite(value) and 0 <= value <= largest):
         raise ValueError(f"{what} is {value}, must be a number of at least 0 and at most {largest:g}")
 

@@ -10,18 +10,52 @@ import dataclasses
 import functools
 import json
 import math
+import reprlib
 import types
 import typing
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar
 
 from harness.core import files
 
 T = TypeVar("T")
+DEEPEST = 64
+"""Lists and objects within one another; no document of ours comes near it, and walks over one are recursive."""
+LARGEST_INT = 2**63 - 1
+"""Of whole numbers on both sides of 0: what torch, numpy and the operating system take."""
+MOST_DIGITS = 300
+"""Of a whole number: with more of them it is no float any more."""
 
 
 class SchemaError(ValueError):
     """A JSON document that does not match its type: the message names the path, what is expected and what is there."""
+
+
+def parse(text: str | bytes) -> Any:
+    """Returns the values of a JSON text. Raises SchemaError for every text that is none, or is too deep."""
+    try:
+        value = json.loads(text, parse_int=_whole)
+    except SchemaError:
+        raise
+    except (ValueError, RecursionError) as error:  # ValueError: also bytes that are no text
+        raise SchemaError(f"is not JSON: {error}") from error
+    level, depth = [value], 0
+    while level := [below for one in level if isinstance(one, (dict, list)) for below in _below(one)]:
+        depth += 1
+        if depth > DEEPEST:
+            raise SchemaError(f"is nested more than {DEEPEST} levels deep")
+    return value
+
+
+def _whole(digits: str) -> int:
+    if len(digits) > MOST_DIGITS:
+        raise SchemaError(f"holds a number of {len(digits)} digits")
+    return int(digits)
+
+
+def _below(value: dict[str, Any] | list[Any]) -> Iterable[Any]:
+    return value.values() if isinstance(value, dict) else value
 
 
 def encode(value: Any) -> Any:
@@ -69,6 +103,7 @@ def decode(kind: Any, value: Any, path: str = "") -> Any:
     if kind is int:
         whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
         _expect(whole and not isinstance(value, bool), path, "a whole number", value)
+        _expect(-LARGEST_INT <= value <= LARGEST_INT, path, "a whole number that fits 64 bits", value)
         return int(value)
     _expect(isinstance(value, kind), path, f"a {getattr(kind, '__name__', kind)}", value)
     return value
@@ -121,7 +156,12 @@ def _decode_tuple(kind: Any, value: Any, path: str) -> tuple[Any, ...]:
 
 def _expect(condition: bool, path: str, wanted: str, got: Any) -> None:
     if not condition:
-        raise SchemaError(f"{path or 'the document'}: expected {wanted}, got {str(got)[:80]!r}")
+        raise SchemaError(f"{path or 'the document'}: expected {wanted}, got {_shown(got)!r}")
+
+
+def _shown(value: Any) -> str:
+    """Short, however long or deep the value is."""
+    return (value if isinstance(value, str) else reprlib.repr(value))[:80]
 
 
 @functools.cache
@@ -149,10 +189,12 @@ class Document:
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Reads a file; a `SchemaError` names the file and the wrong value."""
+        """Reads a file; a `SchemaError` names the file and the wrong value, an OSError is one that cannot be read."""
         try:
-            return cls.from_json(json.loads(Path(path).read_text(encoding="utf-8")))
-        except (json.JSONDecodeError, UnicodeDecodeError) as error:
-            raise SchemaError(f"{path} is not JSON: {error}") from error
+            data = parse(files.read_bytes(path))
+        except SchemaError as error:
+            raise SchemaError(f"{path} {error}") from error
+        try:
+            return cls.from_json(data)
         except SchemaError as error:
             raise SchemaError(f"{path}: {error}") from error

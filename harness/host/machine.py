@@ -60,7 +60,7 @@ def stored(wanted: str = "auto", remeasure: bool = False) -> Machine | None:
         return None
     try:
         machine = Machine.load(path(name))
-    except (OSError, SchemaError, RecursionError):
+    except (OSError, SchemaError):
         return None
     return machine if machine.device.name == name and machine.device.peak_flops else None
 

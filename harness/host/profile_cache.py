@@ -78,7 +78,7 @@ def load(path: Path) -> ModelProfile | None:
     """Returns the profile at `path`; None if it is absent, damaged or of another schema."""
     try:
         return ModelProfile.load(path)
-    except (OSError, SchemaError, RecursionError):
+    except (OSError, SchemaError):
         return None
 
 

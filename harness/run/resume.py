@@ -64,7 +64,7 @@ def find_resumable(folder: Path, config: DictConfig, say: Callable[[str], None])
 def _load_or_none(kind: Any, path: Path) -> Any:
     try:
         return kind.load(path)
-    except (OSError, SchemaError, UnicodeDecodeError):
+    except (OSError, SchemaError):
         return None
 
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -43,13 +44,20 @@ def new_id(overrides: Sequence[str]) -> str:
 
 
 def make_folder(out: str | None, record_id: str) -> Path:
-    """`out`, or runs/<date>/<id>. Raises `CannotRun` where that cannot be a folder."""
+    """`out`, or runs/<date>/<id>. Raises `CannotRun` where that cannot be a folder that can be written."""
     date = f"{record_id[:4]}-{record_id[4:6]}-{record_id[6:8]}"
     folder = Path(out) if out else Path("runs") / date / record_id
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         problem = Problem("out", str(folder), f"cannot be made a folder: {error.strerror}", hint="out=DIR")
+        raise CannotRun([problem]) from error
+    except ValueError as error:  # a null byte
+        raise CannotRun([Problem("out", str(folder), f"is no path: {error}", hint="out=DIR")]) from error
+    try:
+        tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        problem = Problem("out", str(folder), f"cannot be written: {error.strerror}", hint="out=DIR")
         raise CannotRun([problem]) from error
     return folder.resolve()
 

@@ -7,15 +7,17 @@ import itertools
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, ValueType
 from hydra.errors import HydraException
-from omegaconf import OmegaConf
 
-from harness.cli.compose import choices, mistyped, read, session
-from harness.config.overrides import first_line
+from harness.cli import choice_files
+from harness.cli.compose import choices, further, mistyped, session
+from harness.config import registry
+from harness.config.overrides import first_line, read
 from harness.core.problem import LEAVE_OUT, CannotRun, Problem, refuse
 from harness.core.value_checks import closest, one_of
 
@@ -122,10 +124,10 @@ def _content(stem: str | None, parser: OverridesParser) -> tuple[str, dict[Any, 
         message = f"is not one of {', '.join(known)}"
         fixes = ({"+sweeps": closest(stem, known)},) if known else ()
         raise CannotRun([Problem("+sweeps", stem, message, fixes)], SWEEP)
-    where = f"sweeps/{stem}.yaml"
-    content: Any = OmegaConf.to_container(read(f"sweeps/{stem}", [], where).sweeps)
-    _expect(isinstance(content, dict), where, "points: and grid:, or scales:", content)
-    return where, content
+    where = Path("sweeps", f"{stem}.yaml")
+    folders = [registry.ROOT, *map(Path, filter(None, [further()]))]
+    path = next(path for folder in folders if (path := folder / where).exists())
+    return str(where) if path.is_relative_to(registry.ROOT) else str(path), choice_files.read(path)
 
 
 def _file(overrides: Sequence[str], parser: OverridesParser) -> tuple[list[Table], Table]:
@@ -176,7 +178,7 @@ def _table(texts: Sequence[str], parser: OverridesParser, where: str, several: b
 
 
 def _read(text: str, parser: OverridesParser | None = None) -> Override:
-    override = (parser or OverridesParser.create()).parse_override(text)
+    override = read(text, parser or OverridesParser.create())
     override.config_loader = parser.config_loader if parser else None
     return override
 

@@ -190,7 +190,7 @@ def stored(folder: Path) -> RunRecord | None:
     """The record in a run's folder; None where there is none, or none of this schema."""
     try:
         return RunRecord.load(folder / RECORD)
-    except (FileNotFoundError, SchemaError, UnicodeDecodeError):
+    except (OSError, SchemaError):
         return None
 
 

@@ -11,13 +11,14 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from harness.cli.compose import CONF, GROUPS, compose
+from harness.cli.compose import CONF, compose
+from harness.config import registry
 from harness.config.overrides import closest_key, described, leaves, quoted
 from harness.core.model_profile import LayerProfile, ModelProfile
 from harness.core.problem import CannotRun, Problem
 from tests.problems import keys, rows
 
-FILES = sorted(path for group in GROUPS for path in (CONF / group).glob("*.yaml"))
+FILES = sorted(path for group in registry.GROUPS for path in (CONF / group).glob("*.yaml"))
 
 
 def problems(*overrides: str) -> list[Problem]:

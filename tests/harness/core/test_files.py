@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import stat
 import threading
 from pathlib import Path
@@ -48,3 +49,13 @@ def test_a_reader_never_sees_half_a_file(tmp_path: Path) -> None:
         seen.add(path.read_text())
     assert seen <= texts
     assert [found.name for found in tmp_path.iterdir()] == ["file"]
+
+
+def test_only_a_regular_file_is_read(tmp_path: Path) -> None:
+    """A FIFO would wait for a writer, a device has no end."""
+    os.mkfifo(tmp_path / "fifo")
+    for path in (tmp_path / "fifo", Path("/dev/zero")):
+        with pytest.raises(OSError, match="is not a regular file"):
+            files.read_bytes(path)
+    with pytest.raises(IsADirectoryError):
+        files.read_bytes(tmp_path)

@@ -23,7 +23,7 @@ from harness.schedule.builders.gpipe import gpipe
 from harness.schedule.transfers import Transfer
 
 counts = st.integers(0, 10**15)
-amounts = st.floats(0, 1e9)
+amounts = st.floats(0, 1e6)
 names = st.text(max_size=5)
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | names,
@@ -255,3 +255,18 @@ def test_what_is_not_finite_is_null_and_never_in_a_file(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
     RunRecord("1", "infeasible", problems=(Problem("jitter", nan, "is no number"),)).save(tmp_path / "record.json")
     assert RunRecord.load(tmp_path / "record.json").problems[0].value is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["[" * 100_000, "[" * 70 + "]" * 70, '{"a": ' * 70 + "1" + "}" * 70, "1" * 400, "1" * 5000, "\xff", "", "nul"],
+)
+def test_a_text_that_nobody_can_work_with_is_refused(text: str) -> None:
+    with pytest.raises(SchemaError):
+        serialization.parse(text.encode("latin-1"))
+
+
+@pytest.mark.parametrize("value", [10**30, -(10**30), 1e30])
+def test_a_whole_number_fits_64_bits(value: float) -> None:
+    with pytest.raises(SchemaError, match="input_bytes: expected a whole number that fits 64 bits"):
+        ModelProfile.from_json({"schema": 2, "layers": [{"name": "a"}], "input_bytes": value})

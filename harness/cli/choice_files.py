@@ -1,0 +1,162 @@
+"""The YAML files of a user: choices in the folder of --config-dir, and sweeps. Read here before Hydra sees them.
+
+Hydra raises errors of many kinds for a file that it cannot take; here each fault names the file and what is wrong.
+
+    devices: 8                          refused: no schema
+    defaults: [_cluster, _self_]        `_cluster` is the schema: it brings the keys, their types and defaults
+    defaults: [gpt_12b, _self_]         another choice of the group, which has a schema
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from harness.config import registry
+from harness.core import files
+from harness.core.problem import CannotRun, Problem
+from harness.core.serialization import DEEPEST, MOST_DIGITS
+
+PACKAGE = "# @package _global_"
+"""The one line of Hydra's own that a choice may begin with."""
+ENTRY = re.compile(r"([\w.-]+)(@\w+)?", re.ASCII)
+"""An entry of `defaults`: a name, and where its keys go ("_given@planner")."""
+
+
+def check_choice(group: str, name: str, folders: Sequence[Path]) -> None:
+    """Raise CannotRun for a choice that Hydra cannot compose. The first of the `folders` that has GROUP/NAME.yaml
+    counts."""
+    path = find(group, name, folders)
+    if path is None:
+        return
+    found = _schemas(group, path, folders, ())
+    if len(found) != 1:
+        names = ", ".join(sorted(found)) or "none"
+        raise _fault(path, f"needs one schema among its defaults, it has {names}", example(group))
+
+
+def read(path: Path) -> dict[Any, Any]:
+    """The keys of a YAML file, interpolations as they stand. Raises CannotRun with the file, and the line or the
+    key."""
+    try:
+        text = files.read_bytes(path).decode("utf-8")
+        for event in _safe(yaml.parse(text)):
+            if isinstance(event, yaml.ScalarEvent) and event.value.isdigit() and len(event.value) > MOST_DIGITS:
+                raise _fault(_line(path, event), f"holds a number of {len(event.value)} digits")
+        content = OmegaConf.load(io.StringIO(text))
+    except OSError as error:
+        raise _fault(path, f"cannot be read: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise _fault(path, f"is not UTF-8: {error.reason} at byte {error.start}") from error
+    except _Unsafe as error:
+        raise _fault(_line(path, error.event), str(error)) from error
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        raise _fault(f"{path}, line {mark.line + 1}" if mark else path, f"cannot be read: {error.problem}") from error
+    except (yaml.YAMLError, OmegaConfBaseException) as error:
+        raise _fault(path, f"cannot be read: {' '.join(str(error).split())}") from error
+    if not isinstance(content, DictConfig):
+        raise _fault(path, "must hold key: value, it holds a list")
+    plain: Any = OmegaConf.to_container(content)
+    return plain
+
+
+def _schemas(group: str, path: Path, folders: Sequence[Path], above: tuple[str, ...]) -> set[str]:
+    """The schemas that a choice has among its defaults, and among the defaults of these."""
+    content = read(path)
+    for line in _header(path):
+        if line != PACKAGE:
+            raise _fault(path, f"begins with {line}", PACKAGE)
+    defaults = content.get("defaults", [])
+    if not isinstance(defaults, list):
+        raise _fault(path, f"has defaults that are no list: {defaults!r:.60}", example(group))
+    found: set[str] = set()
+    for entry in defaults:
+        match = ENTRY.fullmatch(entry) if isinstance(entry, str) else None
+        if elsewhere := _override(entry):
+            check_choice(*elsewhere, folders)
+            continue
+        if not match:
+            raise _fault(path, f"has {entry!r:.60} among its defaults, which is no name", example(group))
+        name, chain = match[1], (*above, path.stem)
+        if name == "_self_":
+            continue
+        if (group, name[1:]) in registry.schemas() and name.startswith("_"):
+            found.add(name)
+            continue
+        other = find(group, name, folders)
+        if other is None or name in chain:
+            why = "which is based on it" if other else f"which is no choice of {group}"
+            raise _fault(path, f"has {name} among its defaults, {why}", example(group))
+        found |= _schemas(group, other, folders, chain)
+    return found
+
+
+def _override(entry: Any) -> tuple[str, str] | None:
+    """The group and the choice of {"override /engine": "periodic"}: a choice may bring one of another group."""
+    if not (isinstance(entry, dict) and len(entry) == 1):
+        return None
+    [(key, name)] = entry.items()
+    group = str(key).removeprefix("override /")
+    return (group, name) if group != key and group in registry.GROUPS and isinstance(name, str) else None
+
+
+class _Unsafe(ValueError):
+    """What YAML allows, and no file of keys needs; `event` is where."""
+
+    def __init__(self, event: yaml.Event, message: str) -> None:
+        super().__init__(message)
+        self.event = event
+
+
+def _safe(events: Iterator[yaml.Event]) -> Iterator[yaml.Event]:
+    """The events of a text, as long as it can be loaded: it does not nest too deep, nor refer to itself, and has plain
+    values alone. Parsing to events is not recursive, and expands no aliases."""
+    anchored = []
+    for event in events:
+        if isinstance(event, yaml.CollectionStartEvent):
+            anchored.append(event.anchor is not None)
+        elif isinstance(event, yaml.CollectionEndEvent):
+            anchored.pop()
+        if len(anchored) > DEEPEST:
+            raise _Unsafe(event, f"is nested more than {DEEPEST} levels deep")
+        if isinstance(event, yaml.AliasEvent) and any(anchored):
+            raise _Unsafe(event, f"has the alias *{event.anchor} within an anchor")
+        if getattr(event, "tag", None) not in (None, "!"):
+            raise _Unsafe(event, f"has the tag {event.tag}, no value here needs one")
+        yield event
+
+
+def _header(path: Path) -> Iterator[str]:
+    """The lines at the beginning that Hydra reads."""
+    for line in path.read_text(encoding="utf-8").splitlines():
+        if line.strip() and not re.match(r"\s*#+\s*@", line):
+            return
+        if line.strip():
+            yield line.strip()
+
+
+def find(group: str, name: str, folders: Sequence[Path]) -> Path | None:
+    paths = (folder / group / f"{name}.yaml" for folder in folders)
+    return next((path for path in paths if path.exists()), None)
+
+
+def example(group: str) -> str:
+    """defaults: [_cluster, _self_]; of a group of plug-ins with their names."""
+    names = sorted(name for owner, name in registry.schemas() if owner == group)
+    return f"defaults: [_{names[0]}, _self_]" + (f", or of {', '.join(names[1:])}" if names[1:] else "")
+
+
+def _line(path: Path, event: yaml.Event) -> str:
+    return f"{path}, line {event.start_mark.line + 1}"
+
+
+def _fault(place: Path | str, message: str, hint: str = "") -> CannotRun:
+    return CannotRun([Problem(str(place), None, message, hint=hint)])

@@ -1,0 +1,101 @@
+"""Whatever a user gives is done or refused: no traceback, no hang. The cases are the same in every run."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import run
+from harness.cli import compose
+from harness.core.record import EXIT_CODES, RunRecord
+from harness.core.run_files import LOG, RECORD
+from harness.launch import supervisor
+from harness.launch.supervisor import Outcome
+from tests.support import fuzz
+
+REFUSED_OR_DONE = (0, EXIT_CODES["infeasible"], EXIT_CODES["preempted"])
+
+
+def cases(count: int) -> settings:
+    return settings(
+        max_examples=count,
+        deadline=None,
+        derandomize=True,
+        database=None,
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example],
+    )
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_processes() -> Iterator[None]:
+    """What would be measured by a worker ends the run, as a signal does."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(supervisor, "supervise", lambda *_: Outcome("preempted", "no worker in this test"))
+        patch.delenv(compose.FURTHER, raising=False)
+        yield
+
+
+def done(folder: str, *arguments: str) -> None:
+    """Run it, and assert that it ended in order: with a result or a refusal, in every record that it left."""
+    try:
+        code = run.main([*arguments, f"out={folder}/out"], {})
+    except SystemExit as error:  # of argparse
+        assert error.code == 2
+        return
+    finally:
+        os.environ.pop(compose.FURTHER, None)
+    for path in Path(folder, "out").rglob(RECORD):
+        log = path.with_name(LOG)
+        why = log.read_text() if log.exists() else ""
+        assert RunRecord.load(path).status in ("ok", "infeasible", "preempted"), why
+    assert code in REFUSED_OR_DONE or "-m" in arguments
+
+
+def write_profile(folder: str, content: Any) -> str:
+    path = Path(folder, "profile.json")
+    path.write_text(content if isinstance(content, str) else json.dumps(content), encoding="utf-8", errors="replace")
+    return f"profile={path}"
+
+
+@pytest.mark.timeout(600)
+@given(st.integers(1, 5), fuzz.overrides())
+@cases(200)
+def test_overrides(layers: int, overrides: list[str]) -> None:
+    with TemporaryDirectory() as folder:
+        done(folder, *overrides, write_profile(folder, fuzz.profile(layers)))
+
+
+@pytest.mark.timeout(600)
+@given(st.data(), st.sampled_from(["cluster", "model", "precision", "engine", "planner", "data", "sweeps"]))
+@cases(150)
+def test_yaml_files(data: st.DataObject, group: str) -> None:
+    with TemporaryDirectory() as folder:
+        path = Path(folder, "conf", group, "z.yaml")
+        path.parent.mkdir(parents=True)
+        path.write_bytes(data.draw(fuzz.yaml_file(group)))
+        compose._composed.cache_clear()  # it does not ask whether files have changed
+        chosen = ["-m", "+sweeps=z"] if group == "sweeps" else [f"{group}=z"]
+        stored = write_profile(folder, fuzz.profile(3))
+        done(
+            folder, "--config-dir", f"{folder}/conf", *chosen, stored, "mode=plan", "cluster.devices=2", "tracker=none"
+        )
+
+
+@pytest.mark.timeout(600)
+@given(st.data(), st.sampled_from(fuzz.ENGINES), st.sampled_from(["plan", "simulate", "tune", "profile"]))
+@cases(150)
+def test_profiles(data: st.DataObject, engine: str, mode: str) -> None:
+    with TemporaryDirectory() as folder:
+        layers = data.draw(st.integers(1, 5))
+        content = data.draw(st.one_of(fuzz.mutated(fuzz.profile(layers)), st.sampled_from(fuzz.NOT_DOCUMENTS)))
+        done(
+            folder, f"mode={mode}", f"engine={engine}", "cluster=p40x8", write_profile(folder, content), "tracker=none"
+        )
