@@ -73,7 +73,8 @@ def problems(config: DictConfig) -> list[Problem]:
     found += _numbers(config, AT_LEAST_1, "must be at least 1", 1, lambda value: value >= 1)
     found += _numbers(config, AT_LEAST_0, "must be at least 0", 0, lambda value: value >= 0)
     found += _numbers(config, ABOVE_0, "must be above 0", None, lambda value: value > 0)
-    for key in AT_MOST.keys() - {problem.key for problem in found}:
+    known = {problem.key for problem in found}
+    for key in (key for key in AT_MOST if key not in known):
         found += _numbers(config, (key,), f"must be at most {AT_MOST[key]}", None, functools.partial(ge, AT_MOST[key]))
     spread = "is a relative spread, from 0 to 1"
     found += _numbers(config, ("jitter",), spread, 0.05, lambda value: 0 <= value <= 1)

@@ -202,8 +202,8 @@ def wrong(*typed: str) -> Row:
             "cannot be read: expected ',' or ']', but got ':'",
         ),
         (b"grid: {steps: 1}\ngrid: {seed: 1}\n", "PATH, line 2", "cannot be read: found duplicate key grid"),
-        (b'grid: "\xff"', "sweeps/mine.yaml", "invalid start byte"),
-        (b'grid: "\x01"', "sweeps/mine.yaml", "special characters are not allowed"),
+        (b'grid: "\xff"', "PATH", "invalid start byte"),
+        (b'grid: "\x01"', "PATH", "special characters are not allowed"),
     ],
 )
 def test_a_file_that_is_no_yaml(
