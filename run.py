@@ -24,8 +24,8 @@ from harness.core.problem import CannotRun, Problem  # noqa: E402
 from harness.core.record import EXIT_CODES  # noqa: E402
 
 ALONE = {"SLURM_STEP_NUM_TASKS": 1, "SLURM_PROCID": 0, "PMI_SIZE": 1, "OMPI_COMM_WORLD_SIZE": 1, "WORLD_SIZE": 1}
-"""What srun, mpiexec and torchrun set for a process that is alone; SLURM_NTASKS is the whole job's, also in its
-parent."""
+"""Variables that srun, mpiexec and torchrun set for a process that is alone; SLURM_NTASKS is the whole job's, also in
+its parent."""
 
 
 def main(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) -> int:
@@ -76,7 +76,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _refuse_many_ranks(environment: Mapping[str, str]) -> None:
-    """One parent composes once; it is not itself one of several ranks."""
+    """Refuse to start as one of several ranks: one parent composes the configuration once."""
     for name, alone in ALONE.items():
         value = environment.get(name, "")
         if value.isdigit() and int(value) > alone:

@@ -63,7 +63,9 @@ class Data(Protocol):
     It is called in a thread of its own while an earlier step runs: it must not draw from torch's global generator.
     """
 
-    def batch(self, step: int, size: int) -> Batch: ...
+    def batch(self, step: int, size: int) -> Batch:
+        """Return the batch of a step: `size` samples, the same ones for every call with this `step`."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,7 @@ class BatchShape:
 
 @dataclass(frozen=True)
 class PlanRequest:
-    """What a planner is asked for, in addition to profile and cluster: the mesh, the batch, activation checkpointing.
+    """The request to a planner, in addition to profile and cluster: the mesh, the batch, activation checkpointing.
 
     `placement[j]` is the device of stage j, for engines that have several stages on a device; without it there are
     `pipeline` stages, stage j on device j.
@@ -96,6 +98,8 @@ class PlanRequest:
 
 
 class Planner(Protocol):
+    """Places the layers of a model on the devices of a cluster."""
+
     def plan(self, profile: ModelProfile, cluster: Cluster, memory: MemoryModel, request: PlanRequest) -> Plan:
         """Raises `harness.core.problem.NoPlan`, naming what binds, where no plan exists."""
         ...
@@ -103,7 +107,7 @@ class Planner(Protocol):
 
 @dataclass(frozen=True)
 class Setting:
-    """What the user has given ({"engine.zero": 2}), and what to set instead ({"engine.zero": 1})."""
+    """A setting of the user ({"engine.zero": 2}), and the one to use instead ({"engine.zero": 1})."""
 
     given: Fix
     instead: Fix
@@ -111,7 +115,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What an engine can do. Of `dtypes` and `optimizers` the first is the one to fall back on."""
+    """Features that an engine supports. The first of `dtypes` and of `optimizers` is the one that fixes offer."""
 
     dtypes: tuple[str, ...] = ("float32", "float64", "bfloat16")
     optimizers: tuple[str, ...] = ("sgd", "adam", "adamw")
@@ -124,7 +128,8 @@ class Capabilities:
     trace: bool = True
     memory_meter: bool = True
     multi_process: bool = False
-    """It runs as a process for each device of the mesh (`harness.launch.forked_ranks`), not as one for all."""
+    """Whether it runs as one process for each device of the mesh (`harness.launch.forked_ranks`), not as one for
+    all."""
     mpi: bool = False
     """These processes form an MPI world, too."""
     serial_cpu_devices: bool = False
@@ -132,7 +137,7 @@ class Capabilities:
     simulated_only: tuple[str, ...] = ()
     """Mesh dimensions that are planned and simulated, on any number of devices, and never run."""
     disabled_by: Mapping[str, Setting] = field(default_factory=dict)
-    """By the name of a field above: the setting that keeps the engine from what it could do otherwise."""
+    """Name of a field above -> the setting that disables the feature."""
 
 
 @dataclass(frozen=True)
@@ -147,7 +152,7 @@ class OptimizerSpec:
 
 @dataclass(frozen=True)
 class SessionSpec:
-    """What a session needs in addition to model and plan. `devices[d]` is the torch device of the plan's device d."""
+    """Inputs of a session in addition to model and plan. `devices[d]` is the torch device of the plan's device d."""
 
     devices: tuple[str, ...]
     optimizer: OptimizerSpec = OptimizerSpec()
@@ -158,7 +163,7 @@ class SessionSpec:
 
 @dataclass(frozen=True)
 class StepMetrics:
-    """One step. `peak_memory_bytes` has an entry for each device, or is None where this step was not metered.
+    """Metrics of one step. `peak_memory_bytes` has an entry for each device, or is None if the step was not metered.
 
     `skipped` says why the optimizer left the step out, as it does for gradients that are not finite; None for any
     other step.
@@ -189,7 +194,9 @@ class Session(Protocol):
         """
         ...
 
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Load weights, optimizer state and step from the `state_dict` of any engine."""
+        ...
 
     def trace(self) -> Trace:
         """The last steps, at most `harness.core.trace.KEPT_STEPS` of them."""

@@ -1,4 +1,4 @@
-"""What all image classifiers of the zoo share: their task, their synthetic sample and their loss."""
+"""The common base of all image classifiers: their task, their synthetic sample and their loss."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What several models check of their keys."""
+"""Checks of keys that several models share."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ class Strategies:
         chosen = {name: next((p for p in patterns if fnmatchcase(name, p)), None) for name in names}
         if missing := [name for name, pattern in chosen.items() if pattern is None]:
             fix = {KEY: [*self.config.strategies, f"*:{_valid_example(problem)}"]}
-            raise NoPlan(Problem(KEY, None, f"have none for {_first_few(missing)}", (fix,)))
+            raise NoPlan(Problem(KEY, None, f"has no strategy for {_first_few(missing)}", (fix,)))
         if unused := [pattern for pattern in patterns if pattern not in chosen.values()]:
             message = f"matches no remaining matmul of {_first_few(names)}"
             fix = {KEY: [text for text in self.config.strategies if text.rpartition(":")[0] not in unused]}

@@ -62,6 +62,7 @@ class SplitProblem:
         return (self.costs.state * sum(weights.values()) + inputs) / grid.size(grid.all)
 
     def search(self, ends: Ends, **more: Any) -> Search:
+        """Return a search for the cheapest route, with layouts of input and output as in `ends`."""
         return Search(self.chain, self.costs, ends, **more)
 
     def fitting(self, find: Find, ends: Ends) -> Route:
@@ -114,6 +115,7 @@ def split_problem(
     even = pipeline.to_plan(_cut(profile, cluster, request), request, {})
 
     def needed(route: Route) -> float:
+        """Return the bytes that a device needs with this route."""
         strategy = {name: grid.numbers(chosen) for name, chosen in route.strategies.items()}
         return _needed(profile, memory, chain, replace(even, strategy=strategy))
 
@@ -161,6 +163,7 @@ def plan_matmuls(
     except Infeasible as error:
 
         def works(samples: int, size: int, tensor: int) -> bool:
+            """Return whether this micro-batch, batch and tensor parallel size have a plan."""
             shape = BatchShape(size, size // request.data // samples)
             changed = replace(request, batch=shape, tensor=tensor)
             try:
@@ -249,19 +252,21 @@ def none(
     """Returns the reason: too little memory (devices have `most`), or what cannot be split; with at most two tried
     fixes."""
     if isinstance(error, TooLarge):
-        least, stated_problem = error.least, too_little_memory(_needs(error, problem))
+        least, memory_problem = error.least, too_little_memory(_needs(error, problem))
         if memory_gb is not None:
-            stated_problem = replace(stated_problem, key="planner.memory_gb", value=memory_gb)
+            memory_problem = replace(memory_problem, key="planner.memory_gb", value=memory_gb)
 
         def smaller() -> list[Fix]:
+            """Return fixes that need less memory."""
             fixes = _more_micro_batches(problem, request, works)
             if memory_gb is not None and least <= most:
                 fixes[:0] = [{"planner.memory_gb": float(f"{least / GB * 1.001:.4g}")}]
             return fixes
 
-        return NoPlan(replace(stated_problem, hint="more devices"), smaller)
+        return NoPlan(replace(memory_problem, hint="more devices"), smaller)
 
     def divisible() -> list[Fix]:
+        """Return fixes with which the matmuls divide evenly."""
         fixes = [*_fewer_micro_batches(problem, request, works), *_larger_batch(problem, request, works),
                  *_fewer_devices(problem, request, works)]  # fmt: skip
         return fixes[:2]

@@ -35,7 +35,7 @@ JOBS, SETTINGS, SCRIPT, LOCK = "jobs.jsonl", "settings.json", "array.sbatch", ".
 
 @dataclass(frozen=True)
 class Job:
-    """One array that was submitted, the indices it has, and the user's own folder of choices (--config-dir)."""
+    """One submitted array: its indices, and the user's own folder of choices (--config-dir)."""
 
     id: str
     indices: tuple[int, ...]
@@ -54,7 +54,7 @@ class Array:
 
     @contextmanager
     def changing(self) -> Iterator[None]:
-        """One submission at a time: a second one waits for sbatch, which has a time limit."""
+        """Lock the array for one submission; a second one waits for sbatch, which has a time limit."""
         self.own.mkdir(parents=True, exist_ok=True)
         handle = os.open(self.own / LOCK, os.O_RDWR | os.O_CREAT, 0o644)
         try:
@@ -87,16 +87,16 @@ class Array:
         return self.folder / point.id
 
     def jobs(self) -> list[Job]:
-        """What was submitted, in that order."""
+        """Return the submitted jobs in order."""
         lines = _lines(self.own / JOBS)
         return [Job(line["job"], tuple(line["indices"]), line.get("config_dir")) for line in lines]
 
     def log(self, job: str, index: int) -> Path:
-        """What the batch step of a point has printed."""
+        """Return the path of the log of a point's batch step."""
         return self.own / f"{job}_{index}.log"
 
     def settings(self) -> Settings | None:
-        """Those of the last submission."""
+        """Return the settings of the last submission, if there is one."""
         path = self.own / SETTINGS
         return Settings.load(path) if path.exists() else None
 

@@ -1,4 +1,4 @@
-"""What each point needs, and whether it can run at all: all of them before anything is submitted."""
+"""Find the resources that each point needs, and whether it can run, before anything is submitted."""
 
 from __future__ import annotations
 

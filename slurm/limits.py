@@ -20,7 +20,7 @@ class Limits:
     kill_wait_s: int | None
 
     def problems(self, indices: Sequence[int], settings: Settings, grace_s: float) -> list[Problem]:
-        """What keeps these indices of a folder, whose runs may take `grace_s` to stop, from being an array."""
+        """Return the problems of submitting these indices as an array; a run may take `grace_s` to stop."""
         found = []
         if self.array_size is not None and max(indices) >= self.array_size:
             message = f"of a point is too large, Slurm's arrays end below {self.array_size} (MaxArraySize)"
@@ -44,7 +44,7 @@ class Limits:
 
 
 def limits() -> Limits:
-    """Those of this Slurm. Raises CannotRun without Slurm."""
+    """Return the limits of this Slurm. Raises CannotRun without Slurm."""
     output = commands.ask(["scontrol", "show", "config"])
     return Limits(_number("MaxArraySize", output), _number("KillWait", output))
 

@@ -74,7 +74,7 @@ def choose(settings: Settings, known: Sequence[Partition]) -> Partition:
 
 
 def shortages(settings: Settings, nodes: int, tasks: int, partition: Partition) -> list[Problem]:
-    """What the partition does not have of `nodes` with `tasks` on each, and of everything else that is asked for."""
+    """Return the problems of a partition that lacks `nodes` with `tasks` on each, or another requested resource."""
     where = f"partition {partition.name}"
     found = []
     if not partition.up:

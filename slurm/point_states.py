@@ -32,13 +32,13 @@ ENDS: dict[str, tuple[Status, str]] = {
     "REVOKED": ("preempted", "its job was revoked"),
     "TIMEOUT": ("timeout", "its job reached its time limit: slurm.time"),
 }
-"""For each final state of a job: the status of a run that could not write its own."""
+"""Final state of a Slurm job -> status of a run that could not write its own."""
 UNKNOWN: tuple[Status, str] = ("node_lost", "its job is gone, and Slurm no longer knows how it ended")
 
 
 @dataclass(frozen=True)
 class Queued:
-    """What Slurm knows of one index: `job` is the array's id, `reason` why it waits."""
+    """An index in Slurm's queue: `job` is the array's id, `reason` why it waits."""
 
     job: str
     state: str

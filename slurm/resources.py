@@ -1,4 +1,5 @@
-"""From the points of a sweep to what one array asks for: nodes, and tasks on each, enough for the largest point."""
+"""Compute the resources of an array from the points of a sweep: nodes and tasks that are enough for the largest
+point."""
 
 from __future__ import annotations
 
@@ -32,14 +33,14 @@ class Need:
 
 @dataclass(frozen=True)
 class Shape:
-    """What each index of the array gets."""
+    """Resources of each index of the array."""
 
     nodes: int
     tasks: int
 
 
 def need(config: DictConfig, settings: Settings) -> Need:
-    """What the mesh of a point takes. One that only plans or simulates takes one task."""
+    """Return the resources that a point's mesh needs. A point that only plans or simulates needs one task."""
     gpus = _on_gpus(config, settings)
     if config.mode != "run":
         return Need(1, gpus=gpus)
@@ -130,7 +131,7 @@ def _no_such_node(
 
 
 def _too_few(needs: Sequence[Need], nodes: int, key: str, each: int) -> list[Problem]:
-    """What so many nodes with `each` devices do not have; `key` is what gives these."""
+    """Return the problems of points that need more than so many nodes with `each` devices; `key` sets these."""
     if not needs:
         return []
     largest, together, problems = _largest(needs), _together(needs), []

@@ -82,7 +82,7 @@ def ranges(indices: Sequence[int]) -> str:
 
 
 def _quoted(value: str) -> str:
-    """As sbatch reads it: bare where that is safe, else in double quotes."""
+    """Quote a value for sbatch: bare if that is safe, else in double quotes."""
     if re.fullmatch(r"[\w@%+=:,./-]+", value):
         return value
     return '"' + re.sub(r'(["\\])', r"\\\1", value) + '"'

@@ -1,4 +1,4 @@
-"""What a user asks Slurm for: the keys `slurm.*`, typed and checked like those of run.py."""
+"""The keys `slurm.*` of a submission, typed and checked like those of run.py."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ def submit(array: Array, points: Sequence[Point], wanted: Settings, known: Seque
 
 @dataclass(frozen=True)
 class Request:
-    """What an array asks for, for the largest of its points; `notes` are for the user."""
+    """Resources that an array requests for the largest of its points; `notes` are for the user."""
 
     shape: Shape
     grace_s: float
@@ -106,8 +106,8 @@ def _examined(array: Array, points: Sequence[Point], wanted: Settings) -> dict[P
 
 
 def _request(able: dict[int, Examined], wanted: Settings, chosen: partition.Partition) -> Request | None:
-    """What the points that can run, by index, ask for; None if there are none. Raises CannotRun if they cannot have
-    it."""
+    """Return the request of the points that can run, by index; None if there are none. Raises CannotRun if it is
+    impossible."""
     if not able:
         return None
     shape = resources.shape([one.need for one in able.values()], wanted, chosen)
@@ -129,7 +129,8 @@ def _has_to_run(array: Array, row: Row, examined: dict[Point, Examined]) -> bool
 
 
 def _notes(wanted: Settings, active: int) -> list[str]:
-    """Which settings hold for this array only, if `active` points of the folder wait or run already."""
+    """Return notes on the settings that hold for this array only, if `active` points of the folder wait or run
+    already."""
     if not active:
         return []
     notes = ["note: points that wait or run already keep the settings that they were submitted with"]

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 DRIVEN = "message_driven"
 BUCKETS, CHUNKS = 16, 4
-"""So many buckets, or chunks, of a stage's parameters are offered where one holds them all."""
+"""Numbers of buckets, and of chunks, that a fix offers where one would hold all parameters of a stage."""
 
 
 def _default(config: Config) -> Config:

@@ -16,11 +16,11 @@ from harness.launch import slurm_step
 
 T = TypeVar("T")
 Expected = Callable[[DictConfig], slurm_job.Allocation]
-"""What a configuration will find where it runs: the job that it will be part of."""
+"""The environment in which a configuration will run: the Slurm job that it will be part of."""
 
 
 def request_problems(config: DictConfig, overrides: Sequence[str], expected: Expected | None = None) -> list[Problem]:
-    """What cluster and engine have against a configuration in which values may be out of range.
+    """Return the problems that cluster and engine find in a configuration whose values may be out of range.
 
     For a user who is reported those anyway: a check that such a value makes impossible is left out.
     """
@@ -44,7 +44,7 @@ def _against_request(config: DictConfig) -> list[Problem]:
 
 
 def _possible(build: Callable[[], T], found: list[Problem]) -> T | None:
-    """What `build` returns; None, and its problems in `found`, if a value keeps it from that."""
+    """Return the result of `build`; if a value makes it impossible, return None and add the problems to `found`."""
     try:
         return build()
     except CannotRun as error:

@@ -1,5 +1,4 @@
-"""What keeps a run from starting, as soon as it can be reported: before the model is measured, which may take
-minutes."""
+"""Problems that an engine reports before the model is profiled, which may take minutes."""
 
 from __future__ import annotations
 
@@ -32,7 +31,7 @@ def early(config: DictConfig, engine: Engine, cluster: Cluster | None) -> list[P
 
 
 def refused(config: DictConfig, engine: Engine, cluster: Cluster) -> list[Problem]:
-    """What the engine refuses whatever the model is.
+    """Return the problems of the engine with a request, whatever the model is.
 
     How many stages there are may follow from the devices, and there are never more than layers: then only what it
     refuses with two stages, three, and so on up to all devices.
@@ -73,7 +72,7 @@ def no_split(shards: int, engine: str, has_matmuls: bool = True) -> Problem:
 
 
 def plan_request(config: DictConfig, engine: Engine, mesh: Mesh) -> PlanRequest:
-    """What planner and engine are asked for."""
+    """Return the request for planner and engine."""
     shape = BatchShape(config.batch.size, config.batch.micro_batches)
     recompute = config.engine.get("checkpoint", "never")
     return PlanRequest(shape, mesh.pipeline, mesh.data, mesh.tensor, recompute, engine.placement(mesh.pipeline))

@@ -64,7 +64,8 @@ def with_value(problems: Sequence[Problem], config: DictConfig, overrides: Seque
 
 
 def _stages(stages: Sequence[int], devices: int) -> str:
-    """Whose memory it is: "stage 1 needs", "stages 0, 2 on one device need", "stages 0 to 3, 5 need up to"."""
+    """Return the subject of the message: "stage 1 needs", "stages 0, 2 on one device need", "stages 0 to 3, 5 need up
+    to"."""
     if len(stages) == 1:
         return f"stage {stages[0]} needs"
     rows: list[list[int]] = []

@@ -1,4 +1,4 @@
-"""What keeps a run from starting, once the model's profile is known."""
+"""Check a request against the model's profile."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from harness.interfaces import Capabilities
 
 
 def against_profile(config: DictConfig, can: Capabilities, profile: ModelProfile, model_given: bool) -> list[Problem]:
-    """What is wrong with the request now that the model's profile is known.
+    """Return the problems of a request that the model's profile shows.
 
     `model_given`: the user chose a model. Without that, a stored profile decides which model is planned for.
     """

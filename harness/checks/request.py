@@ -1,4 +1,4 @@
-"""What keeps a run from starting: every problem at once, in the user's own keys, each with its fixes."""
+"""Check a request before the model is profiled: all problems at once, in the user's keys, each with its fixes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from harness.interfaces import Capabilities
 
 
 def request(config: DictConfig, can: Capabilities, cluster: Cluster | None) -> list[Problem]:
-    """What is wrong with the request itself, before anything is known of the model. `cluster` None: is wrong itself.
+    """Return the problems of the request itself. `cluster` is None if it has problems of its own.
 
     Where the number of replicas is wrong, micro-batches are judged by the number that fixes it.
     """
@@ -35,7 +35,7 @@ def request(config: DictConfig, can: Capabilities, cluster: Cluster | None) -> l
 
 
 def profiling(config: DictConfig) -> list[Problem]:
-    """What is wrong with the request of a profile: its micro-batches, and where its times shall be from."""
+    """Return the problems of a request for a profile: its micro-batches, and the source of its times."""
     return [*_micro_batches(config, given_degree(config, "data") or 1), *_costs(config)]
 
 
@@ -107,12 +107,12 @@ def _more_devices(config: DictConfig, mesh: Mesh, data: int, nodes: int) -> tupl
 
 
 def here(config: DictConfig) -> devices.Kind | None:
-    """What the devices are where the cluster is this machine."""
+    """Return the kind of the devices if the cluster is this machine, else None."""
     return devices.detect(config.cluster.device).kind if config.cluster.name == "local" else None
 
 
 def _too_many_stages(config: DictConfig, each: int, cluster: Cluster) -> Problem:
-    """Of stages that are given one by one; `each` of them needs so many devices."""
+    """Return the problem of planner=given with more stages than devices; a stage needs `each` devices."""
     balance = given_balance(config)
     room = cluster.devices // each
     stages = f"has {len(balance)} stages{f' of {each} devices' if each > 1 else ''}"

@@ -51,7 +51,7 @@ def _read(file: str, changed_ns: int, size: int) -> ModelProfile:
 
 
 def follow(config: DictConfig, overrides: Sequence[str]) -> None:
-    """With a stored profile, `batch.size` follows from its micro-batches unless it is given."""
+    """Set `batch.size` from the micro-batches of a stored profile, unless the user gives it."""
     if not config.profile or any(text.startswith("batch.size=") for text in overrides):
         return
     with suppress(CannotRun):  # it is raised again once the profile is needed

@@ -154,7 +154,8 @@ def _default(key: str) -> Any:
 
 
 def not_installed(engine: str, module: str, command: str, series: str = "") -> list[Problem]:
-    """For an engine's `check`: a problem that names the `command` which installs `module`; empty if it is there.
+    """Return a problem that names the `command` to install `module`, or nothing if it is installed; for an engine's
+    `check`.
 
     `module` is a name without dots, as `import` and `pip` take it ("torchgpipe"). With `series` ("0.19") only its
     versions will do: 0.19.8, and not 0.20.0.

@@ -1,1 +1,1 @@
-"""From the command line to a configuration, and `--help`."""
+"""Turn the command line into a configuration, and print `--help`."""

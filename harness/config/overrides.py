@@ -1,4 +1,4 @@
-"""What the user typed: `key=value`, one by one, with what is wrong with each in the user's own words.
+"""Parse the user's overrides `key=value`, one by one, and report problems in the user's own words.
 
 What the user asked for, in his own words.
 """
@@ -26,7 +26,7 @@ from harness.core.serialization import DEEPEST
 SHORT = 3
 """Letters of a key that is cut short, at least."""
 SIMILAR = 0.5
-"""How similar a choice must be to be suggested (`difflib`): as fp16 is to float16."""
+"""Similarity (`difflib`) above which a choice is suggested: as fp16 is to float16."""
 ALL_KEYS = "python run.py --help lists every key"
 WANTED = {int: "a whole number", float: "a number", bool: "true or false", str: "a string", NoneType: "null"}
 
@@ -192,7 +192,7 @@ def described(hint: Any) -> str:
 
 
 def _form_problem(override: Override) -> Problem | None:
-    """What no run accepts, whatever its configuration is."""
+    """Return the problem of an override that no run accepts, whatever its configuration is."""
     key, typed = override.key_or_group, override.input_line or override.key_or_group
     message, hint = "", ""
     if not key:
@@ -249,7 +249,7 @@ def _walk(config: DictConfig, key: str) -> tuple[DictConfig, str]:
 
 
 def _of(key: str, missing: str) -> str:
-    """What follows "is not a key": of batch, where the key begins well."""
+    """Return the end of "is not a key": " of batch", if the key begins with a group."""
     before = key[: key.rindex(missing)].rstrip(".")
     return f" of {before}" if before else ""
 

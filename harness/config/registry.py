@@ -114,13 +114,13 @@ def build(group: str, node: DictConfig, *extra: Any) -> Any:
 
 
 def problems(group: str, node: DictConfig) -> list[Problem]:
-    """What the plug-in's own `check(config)`, if it has one, finds."""
+    """Return the problems that the plug-in's own `check(config)` finds, if it has one."""
     module = _module(group, node)
     return module.check(_config(module, node)) if hasattr(module, "check") else []
 
 
 def unsuited(data: DictConfig, model: DictConfig) -> list[Problem]:
-    """What the data set's `check_model(config, task, model)`, if it has one, finds.
+    """Return the problems that the data set's `check_model(config, task, model)` finds, if it has one.
 
     A model without a `TASK` next to its Config is checked only when it is built.
     """

@@ -114,7 +114,7 @@ class PrecisionConfig:
     """`precision=fp32`, with the keys of every precision."""
 
     name: str = "fp32"
-    """What the record calls it."""
+    """Name of the precision in the record."""
     dtype: str = "float32"
     """Number format of weights, gradients, optimizer state and activations: float32, float64, bfloat16 or float16."""
     autocast: str | None = None

@@ -24,7 +24,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Traffic:
-    """What the devices of a stage send each other under tensor parallelism by one `algorithm` in one `phase`.
+    """Bytes that the devices of a stage send under tensor parallelism, by one `algorithm` in one `phase`.
 
     The phases "forward", "recompute" and "backward" are those of one micro-batch, "weights" (all-reduce of gradients)
     that of a step. Each device sends `bytes`.

@@ -18,7 +18,7 @@ from typing import Any
 Fix = dict[str, Any]
 """Overrides that belong together: {"mesh.pipeline": 2, "cluster.devices": 4}. `LEAVE_OUT` takes a key away."""
 LEAVE_OUT = "~"
-"""As a value in a fix: the key is no longer given."""
+"""Value in a fix that removes the key from the command."""
 NOT_TEXT = r"(null|true|false|nan|[+-]?(inf|[\d_.]+(e[+-]?\d+)?))$"
 WIDTH = 120
 """Columns of a table, if its messages are not longer."""
@@ -91,8 +91,8 @@ def refuse(problems: Sequence[Problem], title: str = "this run") -> None:
 
 
 def deduplicate(problems: Sequence[Problem]) -> list[Problem]:
-    """Each problem once. If two first fixes give the same keys other numbers, keep the smaller numbers alone: the
-    alternatives would fix only one of the two."""
+    """Keep one of equal problems. If the first fixes of two set a key to different numbers, keep the smaller one and
+    drop the alternatives, which would fix only one of the two."""
     kept: dict[tuple[str, ...], Problem] = {}
     for problem in problems:
         first = problem.fixes[0] if problem.fixes else {}
@@ -106,7 +106,7 @@ def deduplicate(problems: Sequence[Problem]) -> list[Problem]:
 
 
 def after_fixes(problems: Sequence[Problem], key: str, value: int) -> int:
-    """What the number of a key will be once each of the problems is fixed by its first fix."""
+    """Return the smallest value that the first fixes of the problems give to a key, at most `value`."""
     first = [problem.fixes[0] for problem in problems if problem.fixes]
     return min([value, *(fix[key] for fix in first if key in fix)])
 

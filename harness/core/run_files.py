@@ -19,7 +19,7 @@ LOCK, REFUSED, REFUSED_LOG = ".lock", "refused.json", "refused.log"
 LOCK_VARIABLE = "REGATTA_LOCK"
 """The environment variable that says to a process which of its descriptors is the lock of its run's folder."""
 CALIBRATION, CALIBRATION_PLOT, CANDIDATES = "calibration.json", "calibration.png", "tune.csv"
-"""Of mode=calibrate and mode=tune. The cluster file of a calibration is the user's: a later run leaves it."""
+"""Files of mode=calibrate and mode=tune. The cluster file of a calibration is the user's: a later run leaves it."""
 
 OF_END = (RESULT, TRACE, SIMULATED, TIMELINE, ERROR, PATTERN)
 """Files about how a run ended: one that resumes starts without them."""

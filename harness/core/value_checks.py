@@ -1,4 +1,4 @@
-"""What a `check(config)` asks of one value: a list with a problem, or an empty one."""
+"""Checks of one value for a plug-in's `check(config)`: each returns a list with one problem, or an empty one."""
 
 from __future__ import annotations
 

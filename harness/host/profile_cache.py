@@ -34,7 +34,7 @@ MEASURING = (
 )
 """Modules of harness/ whose edits make a profile out of date; the first one sets the number of threads."""
 BEGUN_S = time.time()
-"""When this process began."""
+"""Start time of this process."""
 
 
 def path(

@@ -19,7 +19,7 @@ from harness.simulate.routes import STEPS
 
 Weights = Literal["plain", "relative"]
 ROUNDING = 1e-20
-"""Of a sum of squares, what is no more than rounding."""
+"""Fraction of a sum of squares below which a residual is rounding error."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Timing:
 
     @property
     def messages(self) -> int:
-        """What alpha counts."""
+        """Number of messages of one rank: the factor of the latency alpha."""
         return STEPS[self.name] * (self.members - 1)
 
     @property
@@ -68,11 +68,11 @@ class Fit:
     r2: float
 
     def seconds(self, timing: Timing) -> float:
-        """What a collective like this one takes by the fit."""
+        """Return the seconds that the fit predicts for a collective of this name, size and number of members."""
         return timing.messages * self.alpha_s + timing.sent * self.beta_s_per_byte
 
     def factor(self, timings: Sequence[Timing]) -> float:
-        """By what factor it is off, one way or the other: the geometric mean over these timings, at least 1."""
+        """Return the geometric mean over these timings of the factor by which the fit is off (at least 1)."""
         return math.exp(float(np.mean([abs(math.log(self.seconds(t) / t.seconds)) for t in timings])))
 
     def r2_of(self, timings: Sequence[Timing]) -> float:
@@ -103,7 +103,7 @@ def fit(timings: Sequence[Timing], weights: Weights = "plain") -> Fit:
 
 
 def middle(timings: Sequence[Timing]) -> list[Timing]:
-    """Those of the middle half of the sizes (in orders of magnitude); all where there are none."""
+    """Return the timings in the middle half of the sizes (in orders of magnitude), or all if there are none."""
     logs = [math.log(t.bytes) for t in timings]
     quarter = (max(logs) - min(logs)) / 4
     found = [t for t, log in zip(timings, logs, strict=True) if min(logs) + quarter <= log <= max(logs) - quarter]
@@ -129,7 +129,7 @@ def _not_negative(rows: Any, values: Any) -> tuple[float, float]:
 
 
 def _r2(measured: Any, fitted: Any) -> float:
-    """Where measured values are all equal: 1 if the fitted ones are those, else 0."""
+    """R^2. If all measured values are equal, it is 1 for a perfect fit, else 0."""
     left, spread = (float(np.sum((measured - other) ** 2)) for other in (fitted, np.mean(measured)))
     nothing = ROUNDING * float(np.sum(measured**2))
     if spread <= nothing:

@@ -31,19 +31,19 @@ Timer = Callable[[Callable[[], object], int], float]
 """Seconds of one call of a function, the mean of so many calls in a row."""
 
 BUDGET_S = 0.25
-"""For each figure."""
+"""Time budget for each figure, in seconds."""
 TRY_S = 0.05
 """Seconds: a matmul grows until it takes this long."""
 SMALL, LARGEST = 256, {"cpu": 2048, "cuda": 8192}
 """Rows of the square matrices that are multiplied."""
 SUM_BYTES = {"cpu": 64 * 2**20, "cuda": 256 * 2**20}
-"""Of each tensor of a sum: more than caches hold."""
+"""Bytes of each tensor in the bandwidth test: more than caches hold."""
 MESSAGES_BYTES = (4 * 2**10, 8 * 2**20)
 """A message that shows the latency of a link, and one of the size of activations, which shows its bandwidth."""
 MESSAGES = 20
 KERNELS = 500
 CORES_S, PASSES = 1.5, 2
-"""For so long the cores are tried, in rounds of so many passes."""
+"""Seconds of the test of the cores, and passes in each of its rounds."""
 QUIET, QUIET_ROUNDS = 0.02, 5
 """A round counts if its threads waited no larger share of it for a core; and so many of them are enough."""
 
@@ -171,7 +171,7 @@ def _round(lanes: list[Lane], passes: list[Callable[[], None]]) -> _Round:
 
 
 def _clocks() -> tuple[float, float, float]:
-    """Of this thread: the clock, its time on a core, its time in a core's queue (Linux; elsewhere 0)."""
+    """Return this thread's wall time, time on a core, and time in the run queue of a core (Linux; elsewhere 0)."""
     waited = 0.0
     with suppress(OSError, ValueError, IndexError):
         waited = int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
@@ -210,13 +210,13 @@ def _events(work: Callable[[], object], calls: int) -> float:
 
 
 def _host_copy_s(size: int) -> float:
-    """From memory that the GPU can read by itself."""
+    """Time a copy from pinned memory."""
     source, target = torch.zeros(size, dtype=torch.uint8).pin_memory(), _bytes(size, 0)
     return _best(_events, lambda: target.copy_(source, non_blocking=True))
 
 
 def _peer_copy_s(size: int) -> float:
-    """From one GPU to the next, as the host sees it: events of one GPU do not see the other's work."""
+    """Time a copy from one GPU to the next with the host's clock: events of one GPU do not see the other's work."""
     source, target = _bytes(size, 0), _bytes(size, 1)
 
     def copies(work: Callable[[], object], calls: int) -> float:

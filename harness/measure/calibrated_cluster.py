@@ -19,7 +19,7 @@ from harness.measure.calibration_result import Calibration
 NAME = "calibrated"
 FILE = Path("cluster") / f"{NAME}.yaml"
 COLUMN = 36
-"""Where the comments begin."""
+"""Column at which comments begin."""
 HERE = "measured here, by harness/measure/benchmark_machine.py"
 Line = tuple[str, str | None, str]
 """A key, its value (None: left out), where that is from."""
@@ -35,7 +35,7 @@ def text(found: Calibration, cluster: Cluster, config: DictConfig, folder: Path)
 
 
 def command(folder: Path) -> str:
-    """What uses the file."""
+    """Return a command that uses the cluster file."""
     return f"python run.py --config-dir {folder} mode=simulate cluster={NAME}"
 
 
@@ -51,7 +51,7 @@ def among(numbers: Sequence[int]) -> str:
 
 
 def _head(found: Calibration, cluster: Cluster, folder: Path) -> Iterator[str]:
-    """What the file is, a command, and how good the fits are."""
+    """Yield the comments at the head of the file: its origin, a command, and the quality of the fits."""
     sizes = [t.bytes for t in found.timings]
     day = datetime.now().astimezone().strftime("%Y-%m-%d")
     yield f"# {cluster.device.name}, {cluster.devices} devices, links calibrated by mode=calibrate on {day}."

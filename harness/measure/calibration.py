@@ -58,7 +58,7 @@ def calibrate(config: DictConfig, count: int, folder: Path, progress: Progress) 
 
 
 def report(found: Calibration, folder: Path, progress: Progress) -> None:
-    """What the run ends with: measured against fitted, the files, and the command that uses them."""
+    """Print measured against fitted times, the files, and the command that uses them."""
     for part in (timed(found), "", fitted(found), ""):
         progress.console.print(part)
     for what, name in (("timings", CALIBRATION), ("picture", CALIBRATION_PLOT), ("cluster", calibrated_cluster.FILE)):

@@ -1,4 +1,4 @@
-"""What a calibration measured and what was fitted to it, as files."""
+"""The result of a calibration, timings and fits, as files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from harness.measure.alpha_beta_fit import Fit, Timing, better, fit
 from harness.simulate.routes import STEPS
 
 LARGE_BYTES = 10**6
-"""From this size on messages are large, and bandwidth decides."""
+"""Size of messages from which bandwidth dominates."""
 
 
 @dataclass(frozen=True)
@@ -61,12 +61,12 @@ class Calibration(Document):
 
     @property
     def fits(self) -> tuple[Fit, Fit]:
-        """To all collectives."""
+        """Return two fits to all collectives: plain least squares, and by relative errors."""
         return self.plain, self.relative
 
     @property
     def groups(self) -> list[int]:
-        """How many ranks there were."""
+        """Return the group sizes that were measured."""
         return sorted({t.members for t in self.timings})
 
     @property
@@ -75,7 +75,7 @@ class Calibration(Document):
         return list(devices.torch_names("cuda" if self.backend == "nccl" else "cpu", self.groups[-1]))
 
     def metrics(self) -> dict[str, Any]:
-        """For the record: the chosen fit, and R^2 of large messages for each fit and each collective alone."""
+        """Return the metrics for the record: the chosen fit, and R^2 of large messages for each fit and collective."""
         return {
             "alpha_s": self.chosen.alpha_s,
             "bandwidth_gb_s": 1 / self.chosen.beta_s_per_byte / 1e9,

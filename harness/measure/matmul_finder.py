@@ -110,7 +110,7 @@ class Products:
         ]
 
     def _embedding(self, args: tuple[Any, ...], result: Any) -> list[Product]:
-        """Where the first dimension of the indices is not the sample, all samples look up the same."""
+        """Return the lookup; if the first dimension of the indices is not the sample, all samples share it."""
         table, indices = args[:2]
         rows = indices.numel() * (1 if indices.shape[:1] == (self._samples,) else self._samples)
         vocabulary, width = table.shape
@@ -133,7 +133,7 @@ class Products:
 
 
 def _positions(images: Tensor) -> int:
-    """Of (n, channels, *sides), in all samples."""
+    """Number of positions of images (n, channels, *sides), in all samples."""
     return images.shape[0] * prod(images.shape[2:])
 
 

@@ -66,7 +66,7 @@ class Clock:
         self._own_s: list[float] = []
 
     def new_repeat(self) -> None:
-        """What follows is another pass. The first one warms up."""
+        """Start another pass. The first one warms up."""
         self._synchronize()
         self._repeats.append({})
         self._own_s.append(0.0)

@@ -34,7 +34,7 @@ ELEMENT_BYTES = 4
 
 @dataclass(frozen=True)
 class _Call:
-    """One collective on one size."""
+    """One timed collective of one size."""
 
     name: str
     size: int
@@ -83,7 +83,7 @@ def message_sizes(largest: int) -> list[int]:
 
 
 def _timed(members: int, sizes: Sequence[int], rounds: int, warmup: int, say: Callable[[str], None]) -> list[Timing]:
-    """In a rank: the medians over rounds of what the slowest rank took."""
+    """Return this rank's timings: for each collective the median over rounds of the slowest rank's time."""
     calls = _calls(members, sizes)
     seconds: list[list[float]] = [[] for _ in calls]
     for number in range(warmup + rounds):
@@ -108,7 +108,8 @@ def _calls(members: int, sizes: Sequence[int]) -> list[_Call]:
 
 
 def _collective(name: str, whole: Tensor, other: Tensor, members: int) -> Callable[[], object]:
-    """With `whole` as the buffer whose bytes count: a reduce_scatter's input, an all_gather's output."""
+    """Return a call of the collective. `whole` is the buffer whose bytes count: a reduce_scatter's input, an
+    all_gather's output."""
     share = other[: len(other) // members]
     return {
         "all_reduce": lambda: dist.all_reduce(whole),
@@ -119,7 +120,7 @@ def _collective(name: str, whole: Tensor, other: Tensor, members: int) -> Callab
 
 
 def _seconds(call: _Call) -> float:
-    """By this rank's clock, from after a barrier until its device has nothing left to do."""
+    """Time a call by this rank's clock, from a barrier until its device has finished."""
     dist.barrier()
     _finish()
     start = time.perf_counter()

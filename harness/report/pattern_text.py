@@ -105,7 +105,7 @@ class Box:
     end: float
 
     def labels(self) -> Iterator[str]:
-        """Its name, at length and in short: 1B2, 1B, B; 0>1 2, 0>1, >."""
+        """Yield the label at decreasing length: 1B2, 1B, B; 0>1 2, 0>1, >."""
         op = self.op
         if op.peer is None:
             yield from (str(op), f"{op.stage}{op.kind}", op.kind)
@@ -115,7 +115,7 @@ class Box:
 
 
 def steady(replay: Replay) -> list[Box]:
-    """What runs in the first `SHOWN` periods of the steady state, in order of time."""
+    """Return the ops in the first `SHOWN` periods of the steady state, in order of time."""
     period_s, boxes = replay.pattern.period_s, []
     for ran in sorted(replay.ran, key=lambda ran: (ran.start_s, ran.end_s)):
         start, end = ran.start_s / period_s - replay.steady, ran.end_s / period_s - replay.steady
@@ -145,7 +145,8 @@ def grid_rows(pattern: Pattern, durations: Mapping[str, float]) -> dict[str, lis
 
 
 def grid(pattern: Pattern, durations: Mapping[str, float], width: int = 100) -> str:
-    """At most `width` columns; `durations` are seconds by the notation of ops with micro-batch 0. For valid patterns.
+    """Draw a valid pattern in at most `width` columns; `durations` are seconds by the notation of ops with micro-batch
+    0.
 
     period      |0             |1             |
     device 0    |0F0--...0B2---|0F0--...0B2---|      ... idle; an op without room for its label shows less of it, a

@@ -55,7 +55,7 @@ _GROUND = "#F2F2F2"
 
 @dataclass(frozen=True)
 class Style:
-    """How ops of one kind look: colours of Okabe and Ito's palette, which colour-blind readers can distinguish."""
+    """Colours of the ops of one kind, from Okabe and Ito's palette, which colour-blind readers can distinguish."""
 
     label: str
     fill: str

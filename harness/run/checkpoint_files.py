@@ -28,7 +28,7 @@ def steps(run_dir: Path) -> list[int]:
 
 
 def after_steps(step: int) -> str:
-    """In words: "after 7 steps"."""
+    """Return the words "after 7 steps"."""
     return f"after {step} step{'s' * (step != 1)}"
 
 

@@ -1,4 +1,4 @@
-"""Where a run comes from: the code, the libraries, the machine, the seeds and the exact command."""
+"""The manifest of a run: code, libraries, machine, seeds and the exact command."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _GIT_LIMIT_S = 5.0
 
 
 def manifest(config_overrides: list[str], devices: list[str], seeds: dict[str, int], threads: int) -> dict[str, Any]:
-    """What is needed to repeat a run; JSON values only, null for what is not known here.
+    """Return the values that are needed to repeat a run; JSON values only, null for unknown ones.
 
     `config_overrides` are the user's own, `threads` the intra-op threads of each device. Nothing secret is read:
     variables are taken by name from a fixed list.
@@ -67,7 +67,7 @@ def manifest(config_overrides: list[str], devices: list[str], seeds: dict[str, i
 
 
 def environment() -> dict[str, str]:
-    """Those of `VARIABLES` that a rank gets: this process's own, and what sets its malloc up."""
+    """Return the `VARIABLES` of this process and of its malloc settings, for the ranks."""
     given = os.environ | malloc.environment()
     return {name: given[name] for name in VARIABLES if name in given}
 

@@ -27,7 +27,7 @@ from harness.simulate import Simulation, layer_times
 
 
 def measured(result: dict[str, Any], draft: Draft, config: DictConfig, kind: devices.Kind) -> dict[str, Any]:
-    """What the rank measured, and what follows from it: work per second, and predicted / measured."""
+    """Return the measured metrics of a run, work per second, and predicted / measured."""
     expected, peaks = draft.plan.predicted, result["peak_memory_bytes"]
     ratios = {
         "step_time_s": expected["step_time_s"] / result["step_time_s"],
@@ -41,7 +41,7 @@ def measured(result: dict[str, Any], draft: Draft, config: DictConfig, kind: dev
 
 
 def simulated(simulation: Simulation, draft: Draft) -> dict[str, Any]:
-    """What a real run would measure, as the simulator finds it; and each device's peak memory."""
+    """Return the metrics of a simulated run, which a real one would measure, and each device's peak memory."""
     step_s = simulation.figures["step_time_s"]
     return {
         **simulation.figures,
@@ -55,7 +55,7 @@ def simulated(simulation: Simulation, draft: Draft) -> dict[str, Any]:
 
 
 def basis(draft: Draft, config: DictConfig, values: str) -> dict[str, Any]:
-    """What a simulated or predicted number rests on; `values` says where the cluster's numbers are from.
+    """Return the basis of a simulated or predicted number; `values` is the source of the cluster's numbers.
 
     `note` is empty, or warns of layer times that are not those of the described cluster.
     """
@@ -98,7 +98,7 @@ def _work(draft: Draft, step_s: float, count: int = 1) -> dict[str, Any]:
 
 
 def _recomputed_flops(draft: Draft) -> float:
-    """Of one replica and shard: of layers inside their backward passes, and of whole stages."""
+    """FLOPs that one replica's shard recomputes: layers inside their backward passes, and whole stages."""
     profile, stages = draft.profile, draft.plan.stages
     each = [profile.sum("flops", stage.first, stage.last) for stage in stages]
     whole = sum(each[op.stage] for queue in draft.schedule.queues for op in queue.ops if op.kind == "R")

@@ -39,12 +39,13 @@ class Resumed:
 
     @property
     def steps(self) -> list[int]:
-        """For the manifest: after how many steps each start since the first has resumed."""
+        """Return the steps at which each start after the first one resumed, for the manifest."""
         return [*self.record.manifest.get("resumed", []), self.step]
 
 
 def find_resumable(folder: Path, config: DictConfig, say: Callable[[str], None]) -> Resumed | None:
-    """What to resume from, with metrics.jsonl cut to its steps; None where there is nothing. `say`s why not."""
+    """Find the checkpoint to resume from and cut metrics.jsonl to its steps; None if there is none. `say` gets the
+    reason."""
     checkpoint_files.remove_partial(folder)
     steps = checkpoint_files.steps(folder) if config.mode == "run" else []
     record = _load_or_none(RunRecord, folder / RECORD) if steps else None

@@ -1,4 +1,4 @@
-"""One run, from the composed configuration to the record.
+"""Run one composed configuration and write its record.
 
     run    start     a new folder, or what an earlier start has left
            MODES     plan, simulate, run, profile, calibrate or tune: prepare, then a worker trains or measures
@@ -88,7 +88,7 @@ def run(config: DictConfig, overrides: Sequence[str]) -> RunRecord:
 
 
 class Run:
-    """What the steps of one run share."""
+    """State that the phases of one run share."""
 
     progress: Progress
     signals: Signals

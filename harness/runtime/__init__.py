@@ -1,1 +1,1 @@
-"""What engines build on: sessions, CPU streams, memory metering, collectives, tied weights. Imports torch."""
+"""Base of the engines: sessions, CPU streams, memory metering, collectives, tied weights. Imports torch."""

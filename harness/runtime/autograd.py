@@ -1,4 +1,4 @@
-"""What engines add to autograd graphs: a first node for a task's own graph, and the search for a layer that fails."""
+"""Autograd helpers of the engines: a first node for a task's own graph, and the search for a layer that fails."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ POSITION_BYTES = 128
 
 @dataclass(frozen=True)
 class StepReport:
-    """What one rank knows of a step; `loss` is its part of the sum."""
+    """One rank's part of a step's metrics; `loss` is its part of the sum."""
 
     loss: float
     start_s: float

@@ -169,7 +169,7 @@ def _with_peak(call: Callable[[], Any]) -> tuple[Any, int]:
 
 
 def _counted(tensors: Iterable[Tensor]) -> Iterator[Tensor]:
-    """Those with a storage on the CPU. A DTensor only wraps its shard, and says that its storage is the whole."""
+    """Yield the tensors with a storage on the CPU. A DTensor only wraps its shard, but reports the whole size."""
     for tensor in tensors:
         if is_traceable_wrapper_subclass(tensor):
             yield from _counted(_tensors([getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]))

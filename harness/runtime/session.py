@@ -1,4 +1,4 @@
-"""What the sessions of all engines have in common: micro-batches, spans, the memory and the state of their stage.
+"""The common base of all sessions: micro-batches, spans, the memory and the state of their stage.
 
 `harness.runtime.local_session` builds on it where one process drives all devices, and
 `harness.runtime.distributed_session` where each device has a process.

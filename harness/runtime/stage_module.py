@@ -44,11 +44,11 @@ class StageModule(nn.Sequential):
         self._before: dict[tuple[int, int, int], Before] = {}
 
     def at(self, seed: int, step: int, micro_batch: int, again: bool = False) -> None:
-        """What runs next is for this (global) micro-batch; `again`: its backward pass, where calls recompute."""
+        """Set the (global) micro-batch of the next call; `again`: the call is a recomputation in its backward pass."""
         self.key, self.again = (seed, step, micro_batch), again
 
     def forward(self, *arrived: Any) -> Any:
-        """What enters the first layer, then the skips in transit -> what leaves the last one, then those skips."""
+        """Run the layers: (input, skips in transit) -> (output, skips in transit)."""
         flat = arrived[0] if len(arrived) == 1 and isinstance(arrived[0], tuple) else arrived
         values = [self._entry(tensor) for tensor in flat]
         own = len(values) - len(self.arriving)

@@ -18,7 +18,8 @@ from harness.runtime.stage_module import StageModule
 
 
 class StagePasses:
-    """One step of a stage. What waits: inputs for their backward pass, outputs and gradients for their way.
+    """The passes of one stage in one step. It keeps inputs for their backward pass, and tensors that are still to be
+    sent.
 
     An output that has left is not kept: the backward pass begins at its edge of the graph.
     """
@@ -31,12 +32,12 @@ class StagePasses:
         self.gradients: dict[int, dict[str, list[Tensor]]] = {}
 
     def arrived(self, i: int, part: str, tensors: list[Tensor], forward: bool) -> None:
-        """Of micro-batch i, from another stage: data with `forward`, else gradients of what went there."""
+        """Take tensors of micro-batch i from another stage: activations with `forward`, else gradients."""
         values = self.inputs if forward else self.gradients
         values.setdefault(i, {})[part] = [one.requires_grad_() for one in tensors] if forward else tensors
 
     def leaving(self, i: int, part: str, forward: bool) -> list[Tensor]:
-        """What goes to another stage, once its pass has ended. It is given once."""
+        """Return the tensors to send to another stage, once their pass has ended. Each is returned once."""
         if forward:
             return [tensor.detach() for tensor in self.outputs[i].pop(part)]
         entered = self.inputs[i].pop(part)
@@ -67,7 +68,7 @@ class StagePasses:
                 )
 
     def backward(self, i: int, loss: Tensor | None) -> None:
-        """From the loss, or from the gradients that have arrived."""
+        """Run the backward pass of micro-batch i, from the loss or from the gradients that have arrived."""
         edges = self.edges.pop(i)
         del self.outputs[i]
         if loss is not None:

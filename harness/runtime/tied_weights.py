@@ -40,7 +40,7 @@ class SharedCopy:
 
     @property
     def op(self) -> Op:
-        """What a trace calls the sum."""
+        """Return the op of the gradient sum in a trace."""
         return Op(self.stage, "collective", None, self.tie.part, bytes=self.tie.bytes)
 
     def sum_gradient(self) -> int:
@@ -106,7 +106,7 @@ class TiedWeights:
 
 
 def _ties(layers: nn.Sequential, plan: Plan, communicator: str) -> list[Tie]:
-    """What layers on different devices share."""
+    """Return the parameters that layers on different devices share."""
     shared = ties(layers)
     tied = [shared.get(name, ()) for name, _ in named_layers(layers)]
     profiles = [LayerProfile(param_bytes=sum(one.bytes for one in own), tied=own) for own in tied]

@@ -1,4 +1,4 @@
-"""What every engine's session begins with and ends in: the same weights, optimizers and state dict by name."""
+"""The training state that all engines share: the same weights, optimizers and state dict by name."""
 
 from __future__ import annotations
 

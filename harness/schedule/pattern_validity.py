@@ -64,7 +64,7 @@ class Replay:
 
     @cached_property
     def micro_batches(self) -> int:
-        """From the first micro-batch to the one whose earliest op begins the last steady period."""
+        """Number of micro-batches from the first one to the one whose earliest op begins the last steady period."""
         return self.steady + self.periods - min(math.floor(start) for start, _ in self._reach)
 
     @cached_property

@@ -1,4 +1,4 @@
-"""What a plan's pattern must satisfy, from profile, cluster and memory model alone, without the planner's numbers.
+"""Requirements of a plan's pattern, from profile, cluster and memory model alone, without the planner's numbers.
 
 layers, links, memory model  ->  seconds and bytes of each op, stage, device  ->  harness.schedule.pattern_validity
 """
@@ -17,7 +17,7 @@ from harness.schedule.pattern_validity import pattern_errors
 from harness.simulate.memory_timeline import working_bytes
 
 BUFFERS = 2
-"""Of what crosses a cut, on each of its devices: one in use, one that fills (MadPipe, section 4.1)."""
+"""Buffers for each tensor that is sent, on each of its devices: one in use, one being filled (MadPipe, section 4.1)."""
 
 
 @dataclass(frozen=True)

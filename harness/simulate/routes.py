@@ -1,4 +1,4 @@
-"""What an op occupies in addition to its queues: exclusive links, and shares of node ports.
+"""Resources that an op occupies in addition to its queues: exclusive links, and shares of node ports.
 
 device 0 --link--> device 1 |port|--------|port| device 2 --link--> device 3
 node 0                                                              node 1

@@ -1,4 +1,4 @@
-"""What a sweep shows: a table of its points, live on a terminal; a line for each point elsewhere; the table as CSV."""
+"""The display of a sweep: a live table on a terminal, else a line for each point; and the table as CSV."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class Row:
 
     @property
     def throughput(self) -> float | None:
-        """Of a point that is ok."""
+        """Throughput of a point that is ok, else None."""
         return self._figure("throughput")[0] if self.record and self.record.status == "ok" else None
 
     def numbers(self) -> dict[str, float | None]:
@@ -154,7 +154,7 @@ class Display:
         return ", ".join([*parts, f"about {duration(left)} left"] if left else parts)
 
     def _window(self) -> Sequence[Row]:
-        """As many points as the terminal has room for; the one that runs is among the last of them."""
+        """Return as many points as fit on the terminal, with the running one among the last of them."""
         room = max(1, self.console.height - HEAD_LINES)
         current = next((number for number, row in enumerate(self.rows) if row.record is None), len(self.rows))
         first = max(0, min(current + 2, len(self.rows)) - room)
@@ -165,7 +165,7 @@ class Display:
         self.console.print(Text(f"note: {text}"), soft_wrap=True)
 
     def ended(self, row: Row) -> None:
-        """One more point has its record."""
+        """Show that a point has its record."""
         self.refresh()
         if not self._live:
             number = self.rows.index(row) + 1
@@ -185,7 +185,7 @@ def duration(length_s: float) -> str:
 
 
 def console_of_sweep() -> Console:
-    """As wide as the terminal; a log file has room. It stays with this stdout while a point's own goes to a file."""
+    """Return a console as wide as the terminal. It keeps this stdout while a point's own goes to a file."""
     console = Console(file=sys.stdout)
     return console if console.is_terminal else Console(file=sys.stdout, width=LOG_WIDTH)
 
@@ -224,7 +224,7 @@ def best(rows: Sequence[Row]) -> float | None:
 
 
 def _values(rows: Sequence[Row]) -> list[list[str]]:
-    """For each point what differs; a path is its last part, where that distinguishes the points as well."""
+    """Return the values that differ among points; of a path only the last part, if that is enough."""
     columns = []
     for key in differing(rows):
         whole = [row.point.values().get(key, UNKNOWN) for row in rows]

@@ -120,7 +120,7 @@ def writing(folder: Path) -> Iterator[None]:
 
 
 def _has_result(row: Row) -> bool:
-    """That a simulated or planned point does not fit is a result; that a point could not be measured is a failure."""
+    """Return whether a point has a result: "does not fit" is one, "could not be measured" is a failure."""
     record = row.record
     return record is not None and (
         record.status == "ok" or (record.status == "infeasible" and record.source == "simulated")

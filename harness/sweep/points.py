@@ -1,4 +1,4 @@
-"""From the overrides of a sweep to its points: a list of overrides and an id for each. Runs nothing."""
+"""Expand the overrides of a sweep to its points: a list of overrides and an id for each. Runs nothing."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SWEEP = "this sweep"
 WHOLE = ("+sweeps", "scale", "out")
 """The keys that belong to the whole sweep."""
 Table = dict[str, list[str]]
-"""For each key the overrides that it goes through: {"batch.size": ["batch.size=1", "batch.size=2"]}."""
+"""Key -> the overrides that it takes in turn: {"batch.size": ["batch.size=1", "batch.size=2"]}."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ def _scaled(overrides: Sequence[str], parser: OverridesParser) -> tuple[str | No
 
 
 def _content(stem: str | None, parser: OverridesParser) -> tuple[str, dict[Any, Any]]:
-    """What sweeps/STEM.yaml is called, and holds; without a file neither."""
+    """Return the name and the content of sweeps/STEM.yaml; empty ones without a file."""
     if stem is None:
         return "", {}
     known = choices(parser.config_loader, "sweeps") if parser.config_loader else []

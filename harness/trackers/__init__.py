@@ -14,7 +14,7 @@ _log = logging.getLogger(__name__)
 
 
 class Tracker(Protocol):
-    """Where a run is mirrored."""
+    """A service that a run is mirrored to."""
 
     def start(
         self,
@@ -53,12 +53,15 @@ class Guarded:
         config: Mapping[str, Any],
         folder: Path,
     ) -> None:
+        """Start the run; `group`, `job_type` and `tags` say where the service files it, `folder` holds its files."""
         self._try(lambda tracker: tracker.start(record_id, group, job_type, tags, config, folder))
 
     def log(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """Log the metrics of a step."""
         self._try(lambda tracker: tracker.log(step, metrics))
 
     def finish(self, summary: Mapping[str, Any], images: Mapping[str, Path], status: str) -> None:
+        """End the run with its summary, its pictures by name and its status."""
         self._try(lambda tracker: tracker.finish(summary, images, status))
 
     def _try(self, call: Callable[[Tracker], None]) -> None:

@@ -16,7 +16,7 @@ from harness.trackers import Guarded, Tracker, none
 
 MODES = ("offline", "online", "disabled")
 FILES = (RECORD, METRICS)
-"""Those of the run's files that go to W&B as they are, so that the record can be had from there."""
+"""Files of the run that are copied to W&B, so that the record can be restored from there."""
 _LONGEST_TAG = 64
 
 
@@ -108,7 +108,7 @@ class WandbTracker:
             raise RuntimeError("tracker.mode online needs an API key: run `wandb login`, or use tracker.mode=offline")
 
     def _settings(self) -> dict[str, Any]:
-        """Nothing but what this project hands over: no console, code, git, machine or package listing."""
+        """Return settings that turn off W&B's own capture of console, code, git, machine and packages."""
         return {
             "silent": True,
             "symlink": False,  # what is saved stays with W&B's files, wherever they go

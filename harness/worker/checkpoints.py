@@ -99,7 +99,7 @@ def _size() -> int:
 
 
 def _gathered(own: Any) -> list[Any]:
-    """Each rank's value; in rank 0 alone."""
+    """Gather each rank's value on rank 0."""
     if not dist.is_initialized():
         return [own]
     found: list[Any] | None = [None] * _size() if _rank() == 0 else None

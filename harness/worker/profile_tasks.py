@@ -1,4 +1,4 @@
-"""What a worker does other than training: measure or count the model, compare a profile with it, measure the machine.
+"""Tasks of a worker other than training: measure or count the model, compare a profile with it, measure the machine.
 
 Each task reads config.yaml in the run's folder and writes its result there.
 """
@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from torch import nn
 
 SLACK = 1.7
-"""What a process takes, by what is counted: AmoebaNet-D (18, 256) and (18, 416) on the CPU 1.7 and 1.5 times."""
+"""Factor of a process's memory over the counted bytes: AmoebaNet-D (18, 256) and (18, 416) on the CPU take 1.7 and
+1.5."""
 
 
 def profile_model(folder: Path, config: DictConfig, samples: str) -> None:

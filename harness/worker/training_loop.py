@@ -33,7 +33,7 @@ class NeverUpdated(RuntimeError):
 
 @dataclass(frozen=True)
 class Loop:
-    """How long to train, and on how many samples a step."""
+    """Number of training steps, and of samples in a step."""
 
     batch_size: int
     steps: int

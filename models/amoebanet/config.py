@@ -14,7 +14,7 @@ GROUPS = 3
 BOTTLENECK = 4
 """The bottlenecks of a cell have a quarter of its channels; the smallest cell has D / 2."""
 TASK = "classification"
-"""What it is trained for."""
+"""The task that the model is trained for."""
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""What a cell adds up: operations from c channels to c channels. A stride of 2 halves the side.
+"""Operations of a cell, from c channels to c channels. A stride of 2 halves the side.
 
 The order is ReLU, convolution without bias, batch norm. No ReLU works in place: several operations share an input.
 """
@@ -21,7 +21,7 @@ def convolution(
 
 
 def identity(channels: int, stride: int) -> nn.Module:
-    """As it is; no cell has it with a stride."""
+    """Return the identity; no cell has it with a stride."""
     return nn.Identity()
 
 

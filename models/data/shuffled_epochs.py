@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 class Walk:
-    """Which of `samples` samples come when: each once in an epoch, in an order drawn from (seed, epoch).
+    """The order in which `samples` samples are drawn: each once in an epoch, shuffled by (seed, epoch).
 
     place     first .. first + count - 1
     epochs    |--- samples ---|--- samples ---|--- ...      a batch may reach over several

@@ -29,7 +29,7 @@ class Synthetic:
         self._resident: dict[int, Batch] = {}
 
     def batch(self, step: int, size: int) -> Batch:
-        """The same `size` samples whatever the `step`, on the CPU; torch's random generator stays as it was."""
+        """Return the same `size` samples for every `step`, on the CPU, without changing torch's random generator."""
         if size not in self._resident:
             self._resident[size] = self._draw(size)
         return self._resident[size]

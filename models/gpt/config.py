@@ -10,7 +10,7 @@ from models.config_ranges import at_least, probability
 SIZES = ("layers", "hidden", "heads", "sequence", "vocabulary")
 
 TASK = "text"
-"""What it is trained for."""
+"""The task that the model is trained for."""
 
 
 @dataclass

@@ -11,7 +11,7 @@ DIVISORS = (1, 2, 4, 8, 16)
 SMALLEST = 107
 """Side of the smallest image of which 2 x 2 pixels are left at the end."""
 TASK = "classification"
-"""What it is trained for."""
+"""The task that the model is trained for."""
 
 
 @dataclass

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from harness.core.problem import Problem
 
 TASK = "classification"
-"""What it is trained for."""
+"""The task that the model is trained for."""
 
 
 @dataclass

@@ -11,7 +11,7 @@ from models.config_ranges import at_least, each_at_least_1
 CUTS = ("block", "layer")
 
 TASK = "classification"
-"""What it is trained for."""
+"""The task that the model is trained for."""
 
 
 @dataclass

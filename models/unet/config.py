@@ -10,7 +10,7 @@ from models.config_ranges import at_least, probability
 DEPTH = 5
 """Encoders, and decoders: each encoder halves the side of the image."""
 TASK = "segmentation"
-"""What it is trained for."""
+"""The task that the model is trained for."""
 
 
 @dataclass

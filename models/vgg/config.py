@@ -8,7 +8,7 @@ from harness.core.problem import Problem
 from models.config_ranges import at_least, each_at_least_1, probability
 
 TASK = "classification"
-"""What it is trained for."""
+"""The task that the model is trained for."""
 
 
 @dataclass

@@ -177,7 +177,7 @@ class _Program:
                 yield {self.columns[i, k]: 1.0, self.columns[i, j]: -1.0, self.columns[j, k]: -1.0}, 0.0, 1.0
 
     def _memory(self) -> Iterator[Row]:
-        """For devices with several stages; for one stage the bound on its laps says all."""
+        """Yield the constraints of devices with several stages; for one stage the bound on its laps is enough."""
         for device, room in self.room.items():
             weights = {
                 number: ROOM * stored(self.chain, stage) / room

@@ -100,7 +100,7 @@ def _too_few(config: Config, classes: int) -> list[Problem]:
 
 
 def _side(model: Model) -> int:
-    """Of the square that is nearest to the model's n numbers."""
+    """Return the side of the square that is nearest to the model's n numbers."""
     return round(math.sqrt(model.input_shape[0]))
 
 

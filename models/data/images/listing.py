@@ -1,4 +1,4 @@
-"""Which files of a folder are images, which of them are masks of others, and which folders in it are classes.
+"""List the files of a folder: images, masks of images, and folders that are classes.
 
 Free of torch and Pillow.
 """
@@ -17,8 +17,7 @@ FORMATS = {
     "TIFF": (".tif", ".tiff"),
     "WEBP": (".webp",),
 }
-"""What is read, by its name in Pillow, with its suffixes; others, some of which Pillow hands to other programs, are
-not."""
+"""Pillow's formats that are read, with their suffixes; no others, because Pillow hands some to other programs."""
 SUFFIXES = tuple(suffix for names in FORMATS.values() for suffix in names)
 MASK = "_mask"
 LEAST_CLASSES = 2
@@ -67,13 +66,13 @@ def check(folder: str) -> None:
 
 
 def problem(folder: str, message: str, needed: str = "images") -> CannotRun:
-    """What is wrong with `folder`."""
+    """Return an error for `folder`."""
     fix: Fix = {"data.folder": None}
     return CannotRun([Problem("data.folder", folder, message, (fix,), f"data.folder=DIR with {needed}")])
 
 
 def classes_problem(folder: str, message: str) -> CannotRun:
-    """What is wrong with the classes in `folder`."""
+    """Return an error for the classes in `folder`."""
     return problem(folder, message, "a folder of images for each class")
 
 
@@ -93,7 +92,7 @@ def _images(folder: str, path: Path) -> list[Path]:
 
 
 def _listed(folder: str, path: Path) -> list[Path]:
-    """What is in `path`, which is data.folder or in it, by name."""
+    """Return the content of `path`, which is data.folder or a folder in it, by name."""
     try:
         return sorted(path.iterdir())
     except OSError as error:

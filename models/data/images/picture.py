@@ -1,4 +1,4 @@
-"""One picture from a file."""
+"""Read one picture from a file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a text comes to: `python -m models.data.text [FILE] [tokens=words]`.
+"""Print the tokens of a text: `python -m models.data.text [FILE] [tokens=words]`.
 
 Prints its tokens, the vocabulary that a model needs, and the unigram entropy: the loss of a model that knows only how
 often each token comes. A model that has learned anything of the text is below.

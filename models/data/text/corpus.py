@@ -14,7 +14,7 @@ from models.data.text import source
 END_OF_LINE = "<eos>"
 BYTES = 256
 PART = 1 << 22
-"""How many tokens are counted at once."""
+"""Number of tokens that are counted at once."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def _bytes(file: str | None) -> Corpus:
 
 
 def _words(file: str | None) -> Corpus:
-    """One pass: words get numbers as they appear; at the end these are ordered by frequency."""
+    """Read a file once: words get numbers as they appear, which are then sorted by frequency."""
     seen: defaultdict[str, int] = defaultdict()
     seen.default_factory = seen.__len__
     parts = [np.fromiter(map(seen.__getitem__, words), np.int32, len(words)) for words in _split(file)]
@@ -75,7 +75,7 @@ def _split(file: str | None) -> Iterator[list[str]]:
 
 
 def _counts(tokens: NDArray[np.uint8] | NDArray[np.int32], vocabulary: int) -> NDArray[np.int64]:
-    """How often each token comes, part by part: numpy's bincount makes a copy of 8 bytes a token."""
+    """Count each token, part by part: numpy's bincount makes a copy of 8 bytes a token."""
     counts = np.zeros(vocabulary, np.int64)
     for first in range(0, len(tokens), PART):
         counts += np.bincount(tokens[first : first + PART], minlength=vocabulary)

@@ -40,8 +40,7 @@ def blocks(file: str | None) -> Iterator[bytes]:
 
 
 def decoded(file: str | None) -> Iterator[str]:
-    """The same as text. Raises `harness.core.problem.CannotRun` where it is not UTF-8, too, naming the first wrong
-    byte."""
+    """Yield the file as text. Raises `harness.core.problem.CannotRun` with the first byte that is not UTF-8, too."""
     decoder = codecs.getincrementaldecoder("utf-8")()
     read = 0
     for block in chain(blocks(file), [b""]):
@@ -56,7 +55,7 @@ def decoded(file: str | None) -> Iterator[str]:
 
 
 def problem(file: str | None, message: str, hint: str = "data.file=FILE with a text") -> CannotRun:
-    """What is wrong with `file`."""
+    """Return an error for `file`."""
     return CannotRun([Problem("data.file", file, message, ({"data.file": None},), hint)])
 
 
