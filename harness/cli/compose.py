@@ -1,4 +1,4 @@
-"""From the command line to one complete, checked configuration, through Hydra. Does not import torch.
+"""Compose the command line to one complete, checked configuration, through Hydra. Does not import torch.
 
 Other names that an engine has for degrees of the mesh, as its paper calls them. Does not import torch.
 """
@@ -69,7 +69,8 @@ def compose(overrides: Sequence[str], expected: Expected | None = None) -> DictC
 
 
 def mistyped(overrides: Sequence[str]) -> list[Problem]:
-    """What no configuration takes of the overrides: unknown keys and choices, wrong types, what cannot be read."""
+    """Return the problems of overrides that no configuration accepts: unknown keys and choices, wrong types, wrong
+    syntax."""
     try:
         return _taken(overrides)[2]
     except CannotRun as error:
@@ -125,7 +126,7 @@ def choices(loader: ConfigLoader, group: str) -> list[str]:
 
 
 def title(overrides: Sequence[str]) -> str:
-    """What the user typed, where that fits on a line."""
+    """Return the user's command, if it fits on a line."""
     typed = " ".join(overrides)
     return typed if 0 < len(typed) <= TITLE_WIDTH else "this run"
 

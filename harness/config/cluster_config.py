@@ -22,7 +22,7 @@ TERA = 1e12
 NOMINAL_GB_S = {"cpu": 5.0, "cuda": 12.0}
 """Between two local devices where nothing is given or measured: a copy in main memory, PCIe 3.0 x16."""
 SMALLEST, LARGEST = 1e-9, 1e15
-"""Of what must be above 0: one byte in GB, and more than any machine has."""
+"""Range of values that must be above 0: one byte in GB, and more than any machine has."""
 LONGEST_S = 1e6
 """Of a latency or a launch: next to a longer one a float has nothing left of the other times."""
 VALUES = ("nominal", "effective")
