@@ -71,7 +71,7 @@ def _search(opened: array.Array) -> None:
 
 
 def _row(one: point_states.PointState) -> Row:
-    row = Row(one.point, record=one.record, waits=f"{one.state} ({one.reason})" if one.reason else one.state)
+    row = Row(one.point, record=one.record, waits=one.state, waits_for=one.reason)
     row.log = one.log
     return row
 

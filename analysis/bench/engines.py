@@ -128,7 +128,7 @@ def _row(model: str, title: str, times: Mapping[str, Times], peaks: list[int] | 
         row[f"speed / {BASE}"] = speedup(times, title, BASE)
     if peaks:
         row["peak memory"] = max(peaks)
-    return row | ({"note": failed} if failed else {})
+    return row | ({"failed": failed} if failed else {})
 
 
 def profiled(keys: Sequence[str]) -> ModelProfile:

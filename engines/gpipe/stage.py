@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from engines.gpipe.microbatch import Parts, check_value, mapped
+from harness.core.error_notes import StageNote
 from harness.nn import dropout, skip
 from harness.runtime.autograd import on_backward
 from harness.runtime.recomputation import Before, ForwardState
@@ -95,5 +96,5 @@ class Stage:
             yield
         except BaseException as error:
             where = f"in stage {self.number}, layer {self.layer!r}, micro-batch {micro_batch}, {phase}"
-            error.add_note(where)
+            error.add_note(StageNote(where))
             raise

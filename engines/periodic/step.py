@@ -20,6 +20,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from engines.periodic.device_queues import DeviceQueues
 from engines.periodic.two_version_stage import TwoVersionStage
+from harness.core.error_notes import StageNote
 from harness.core.op import Op
 from harness.interfaces import Batch, Model
 from harness.nn.skip import named_layers
@@ -151,7 +152,7 @@ class Step(Run):
         except Exception as error:
             if not isinstance(error, MemoryError | torch.OutOfMemoryError):
                 layer = self._failing_layer(j, i)
-                error.add_note(f"in stage {j}, layer {layer!r}, micro-batch {i}, backward")
+                error.add_note(StageNote(f"in stage {j}, layer {layer!r}, micro-batch {i}, backward"))
             raise
         slot.grads_in = tuple(leaf.grad for leaf in slot.leaves) if j else ()
         slot.leaves, slot.edges, slot.grads_out = (), (), ()
@@ -208,5 +209,5 @@ def _noted(where: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        error.add_note(where)
+        error.add_note(StageNote(where))
         raise

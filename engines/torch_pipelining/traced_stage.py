@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.distributed.pipelining import PipelineStage
 
 from engines.torch_pipelining.boundary_shapes import Boundary
+from harness.core.error_notes import StageNote
 from harness.core.op import Kind, Op
 from harness.runtime.distributed_session import DistributedSession
 from harness.runtime.stage_module import StageModule
@@ -69,9 +70,8 @@ class TracedStage(PipelineStage):
         except RuntimeError as error:
             cause = error.__cause__ or error
             if kind != "F":
-                cause.add_note(
-                    f"in stage {self.module.number}, backward pass of micro-batch {self.session.global_micro_batch(i)}"
-                )
+                number = self.session.global_micro_batch(i)
+                cause.add_note(StageNote(f"in stage {self.module.number}, backward pass of micro-batch {number}"))
             raise cause from None
         self.session.record(Op(self.module.number, kind, i), start, self.session.now())
 

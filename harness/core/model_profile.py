@@ -101,7 +101,7 @@ class LayerProfile:
         for field in fields(self):
             value = getattr(self, field.name)
             if isinstance(value, (int, float)):
-                _check(f"{field.name} of layer {self.name!r}", value)
+                _check(f"{field.name} of layer {self.name!r}", value, LARGEST_OF.get(field.name, LARGEST))
         shared = {tied.name: tied.bytes for tied in self.tied}
         if len(shared) < len(self.tied):
             raise ValueError(f"tied of layer {self.name!r} has {len(self.tied)} names, {len(shared)} of them different")
@@ -243,14 +243,13 @@ class ModelProfile(Document):
         return [s for s in self.skips if s.source < first and s.target > last]
 
 
-LARGEST, LARGEST_FLOPS, LARGEST_S = 10**15, 1e21, 1e6
-"""Largest bytes (a petabyte), FLOPs and seconds; a larger value is a mistake, and would overflow sums, or leave nothing
-of the times next to it."""
+LARGEST = 10**15
+"""Largest bytes (a petabyte); a larger value is a mistake, and would overflow sums."""
+LARGEST_OF = {"flops": 1e21, "recomputed_flops": 1e21, "forward_s": 1e6, "backward_s": 1e6}
+"""Largest values of other fields of a layer; more seconds would leave nothing of the times next to them."""
 
 
-def _check(what: str, value: float) -> None:
-    field = what.partition(" ")[0]
-    largest = LARGEST_FLOPS if field.endswith("flops") else LARGEST_S if field.endswith("_s") else LARGEST
+def _check(what: str, value: float, largest: float = LARGEST) -> None:
     if not (math.isfinite(value) and 0 <= value <= largest):
         raise ValueError(f"{what} is {value}, must be a number of at least 0 and at most {largest:g}")
 

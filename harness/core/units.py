@@ -44,7 +44,9 @@ def age(value: float) -> str:
 
 def rate(value: float | None, unit: str = "samples/s") -> str:
     """Formats a rate, four digits: 123.4 samples/s."""
-    return UNKNOWN if value is None else f"{value:,.0f} {unit}" if value >= 1000 else f"{value:.4g} {unit}"
+    if value is None:
+        return UNKNOWN
+    return (f"{value:,.0f} {unit}" if value >= 1000 else f"{value:.4g} {unit}").rstrip()
 
 
 def flops(value: float) -> str:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Self
 
 from harness.core import units
+from harness.core.error_notes import RankNote, has_note
 from harness.core.problem import CannotRun, Problem
 from harness.core.record import Status
 from harness.core.run_files import ERROR
@@ -53,7 +54,7 @@ class Failure(Document):
         problems = error.problems if isinstance(error, CannotRun) else ()
         trace = "".join(traceback.format_exception(error))
         message = _message(error)
-        if rank is not None and not isinstance(error, CannotRun) and f"in rank {rank}" not in message:
+        if rank is not None and not isinstance(error, CannotRun) and not has_note(error, RankNote):
             message += f"\nin rank {rank}"
         return cls(_status(error), message, tuple(problems), trace, rank)
 
@@ -138,7 +139,7 @@ class ExitReasons:
             return self._explain_code("srun", code)
         if end.rank is not None and end.killed and oom_killer.was_oom_kill(self.kills):  # on this node
             return Failure(*oom_killer.explain_kill(self._rank_name(end.rank), self.kills), rank=end.rank)
-        if end.reason.endswith(f"exit code {DISK_FULL_CODE}"):
+        if end.exit_code == DISK_FULL_CODE:
             return Failure("error", DISK_FULL, rank=end.rank)
         line = slurm_log.last_line(self._output()) if end.rank is not None and not end.by_signal else ""
         return Failure(end.status, f"{end.reason}: {line}" if line else end.reason, rank=end.rank)

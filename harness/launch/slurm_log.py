@@ -35,7 +35,7 @@ next time: https://github.com/pmodels/mpich/issues/7417."""
 @dataclass(frozen=True)
 class StepEnd:
     """What ended a step. `rank` None: no rank did; `by_signal`: that rank could not report anything itself;
-    `killed`: the signal was 9; `started`: ranks may have taken a step."""
+    `killed`: the signal was 9; `started`: ranks may have taken a step; `exit_code`: that of a rank that exited."""
 
     status: Status
     reason: str
@@ -43,6 +43,7 @@ class StepEnd:
     by_signal: bool = False
     started: bool = True
     killed: bool = False
+    exit_code: int | None = None
 
 
 def step_end(output: str, rank_name: Callable[[int], str], waited_s: float) -> StepEnd | None:
@@ -80,7 +81,8 @@ def _task_end(match: re.Match[str], rank_name: Callable[[int], str]) -> StepEnd:
         return StepEnd("error", f"{who} {what}", rank, by_signal=True, killed=True)
     if EXITED in how:
         started = NO_ADDRESSES not in match.string
-        return StepEnd("error", f"{who} ended with {how.removeprefix('Exited with ')}", rank, started=started)
+        code = int(how.rpartition(" ")[2])
+        return StepEnd("error", f"{who} ended with exit code {code}", rank, started=started, exit_code=code)
     return StepEnd("error", f"{who} ended by a signal: {how}", rank, by_signal=True)
 
 

@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from harness.core.error_notes import RankNote, has_note
 from harness.core.op import Op
 from harness.core.plan import Plan
 from harness.core.problem import Problem
@@ -143,8 +144,8 @@ class DistributedSession(BaseSession):
         try:
             yield
         except Exception as error:
-            if not any(note.startswith("in rank ") for note in getattr(error, "__notes__", ())):
-                error.add_note(text)
+            if not has_note(error, RankNote):
+                error.add_note(RankNote(text))
             raise
         self._positions[line] = before
 

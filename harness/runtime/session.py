@@ -15,6 +15,7 @@ from typing import Any, Self, cast
 import torch
 from torch import Tensor, nn
 
+from harness.core.error_notes import StageNote, has_note
 from harness.core.op import COMPUTE, Kind, Op
 from harness.core.plan import Plan
 from harness.core.trace import Recording, Trace
@@ -106,8 +107,8 @@ class BaseSession(ABC):
         try:
             yield
         except Exception as error:
-            if not any(note.startswith("in stage ") for note in getattr(error, "__notes__", ())):
-                error.add_note(f"in stage {self.stage_number}, {where}")
+            if not has_note(error, StageNote):
+                error.add_note(StageNote(f"in stage {self.stage_number}, {where}"))
             raise
 
     def global_micro_batch(self, i: int) -> int:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from harness.core.error_notes import StageNote
 from harness.core.plan import Plan
 from harness.nn import dropout, skip
 from harness.nn.skip import LayerSkip, layer_skips, named_layers
@@ -74,7 +75,8 @@ class StageModule(nn.Sequential):
             try:
                 value = layer(value)
             except Exception as error:
-                error.add_note(f"in stage {self.number}, layer {name!r}, micro-batch {self.key[2]}")
+                where = f"in stage {self.number}, layer {name!r}, micro-batch {self.key[2]}"
+                error.add_note(StageNote(where))
                 raise
         return value
 

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -43,7 +44,8 @@ EXTENT = ("devices", "bubble", "period")
 class Row:
     """One point: waiting without `began_s`, running without `record`.
 
-    `before` if an earlier start finished it. `waits` is what it does without either, `log` what a batch system kept.
+    `before` if an earlier start finished it. `waits` is what it does without either, `waits_for` why, as a batch system
+    says, and `log` what that kept.
     """
 
     point: Point
@@ -51,20 +53,28 @@ class Row:
     record: RunRecord | None = None
     before: bool = False
     waits: str = UNKNOWN
+    waits_for: str = ""
     log: Path | None = None
 
     @property
     def status(self) -> str:
-        """ok (simulated), before"""
+        """ok (simulated), before; pending (Priority)"""
+        if self.record is None and self.began_s is None:
+            return f"{self.waits} ({self.waits_for})" if self.waits_for else self.waits
         if self.record is None:
-            return self.waits if self.began_s is None else f"running {time.monotonic() - self.began_s:.0f} s"
+            return f"running {time.monotonic() - (self.began_s or 0.0):.0f} s"
         ended = ending(self.record)
         return f"{ended}, before" if self.before else ended
 
-    def figures(self) -> tuple[str, str, str]:
-        """Throughput, step time, memory of the fullest device; "~" marks a prediction."""
+    @property
+    def predicts(self) -> bool:
+        """Whether a figure that is shown is only predicted."""
+        return any(self._figure(name)[1] for name in FIGURES)
+
+    def figures(self, unit: str = UNIT) -> tuple[str, str, str]:
+        """Throughput in `unit`, step time, memory of the fullest device; "~" marks a prediction."""
         return (
-            self._shown("throughput", rate),
+            self._shown("throughput", partial(rate, unit=unit)),
             self._shown("step_time_s", seconds),
             self._shown("peak_memory_bytes", size),
         )
@@ -208,8 +218,7 @@ def table(rows: Sequence[Row]) -> Table:
         shown.add_column(title, justify="right", no_wrap=True)
     most = best(rows)
     for row, values, extent in zip(rows, _values(rows), extents, strict=True):
-        speed, *others = row.figures()
-        speed = speed.removesuffix(f" {UNIT}")
+        speed, *others = row.figures(unit="")
         if most is not None:
             speed += f" {BEST if row.throughput == most else ' '}"
         cells = [row.point.id, *values, row.status, speed, *others, *(extent[number] for number in known)]
@@ -245,7 +254,7 @@ def close(rows: Sequence[Row], folder: Path, console: Console | None = None) -> 
     console.print(table(rows))
     if best(rows) is not None:
         console.print(Text(f"{BEST} best throughput"))
-    if any(text.startswith(PREDICTED) for row in rows for text in (*row.figures(), *row.extent())):
+    if any(row.predicts for row in rows):
         console.print(Text(f"{PREDICTED} predicted"))
     for row in rows:
         if row.record is not None and row.record.status != "ok":
@@ -263,8 +272,7 @@ def summary(rows: Sequence[Row]) -> str:
 
 
 def _waiting(row: Row) -> str:
-    """Of a state "pending (Priority)" the first word."""
-    return "not run" if row.waits == UNKNOWN else row.waits.partition(" ")[0]
+    return "not run" if row.waits == UNKNOWN else row.waits
 
 
 def as_csv(rows: Sequence[Row]) -> str:

@@ -12,7 +12,7 @@ from analysis.plots import style
 ROWS = [
     {"model": "A", "entry": "single", "step": 2.0, "quartiles": [1.0, 4.0], "speed / single": 1.0},
     {"model": "A", "entry": "gpipe", "step": 1.0, "quartiles": [0.8, 1.25], "speed / single": 2.0},
-    {"model": "A", "entry": "other", "note": "failed in round 1: it ended with exit code 1"},
+    {"model": "A", "entry": "other", "failed": "failed in round 1: it ended with exit code 1"},
     {"model": "B", "entry": "single", "step": 2.0, "quartiles": [2.0, 2.0], "speed / single": 1.0},
     {"model": "B", "entry": "other", "step": 4.0, "quartiles": [4.0, 4.0], "speed / single": 0.5},
     {"model": "B", "entry": "gpipe", "note": "mesh.pipeline 2 is more than 1"},

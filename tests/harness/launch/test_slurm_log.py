@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.core.error_notes import RankNote
 from harness.core.plan import Mesh
 from harness.core.run_files import ERROR
 from harness.host import oom_killer
@@ -54,6 +55,12 @@ BUSY = "srun: error: Unable to create step for job 4: Requested nodes are busy\n
         (NODE, "node_lost", None, "Node failure on node2"),
         (MEMORY, "oom", 3, "rank 3, stage 1, on node2 was killed: the memory of its control group was full"),
         (KILLED.replace("Killed", "Exited with exit code 28"), "error", 1, DISK_FULL),
+        (
+            "srun: error: lost, a plugin had exit code 28\n",
+            "error",
+            None,
+            "srun lost the ranks, which had started: lost",
+        ),
         (BUSY, "error", None, "srun lost the ranks, which had started: Unable to create step"),
         ("", "error", None, "srun ended with exit code 143: ValueError: no"),
     ],
@@ -130,6 +137,13 @@ def test_the_first_rank_that_fails_is_reported(tmp_path: Path) -> None:
     reported = Failure.load(tmp_path / ERROR)
     assert (reported.rank, reported.message) == (2, "ValueError: of 2\nin rank 2")
     assert [path.name for path in tmp_path.iterdir()] == [ERROR]
+
+
+def test_a_rank_is_named_unless_a_note_names_it() -> None:
+    assert Failure.of(ValueError("no peer in rank 1"), 1).message == "ValueError: no peer in rank 1\nin rank 1"
+    noted = ValueError("mine")
+    noted.add_note(RankNote("in rank 1, stage 1, in the report of a step"))
+    assert Failure.of(noted, 1).message == "ValueError: mine\nin rank 1, stage 1, in the report of a step"
 
 
 def test_slurms_own_lines_are_not_the_last_word() -> None:

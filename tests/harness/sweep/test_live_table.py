@@ -112,6 +112,14 @@ def test_differing_keys_and_summary() -> None:
     assert summary(rows) == "3 points: 1 ok, 1 not run, 1 oom; 1 of them done before"
 
 
+def test_a_point_that_waits_says_for_what() -> None:
+    """As Slurm says it; only the state counts in the summary and in the file."""
+    row = Row(Point.of(["steps=1"]), waits="pending", waits_for="Priority")
+    assert row.status == "pending (Priority)"
+    assert summary([row]) == "1 points: 1 pending"
+    assert next(csv.DictReader(as_csv([row]).splitlines()))["status"] == "pending"
+
+
 def test_progress_of_a_sweep() -> None:
     rows = rows_of(RunRecord("x", "ok", metrics={"throughput": 2.0}), RunRecord("x", "ok", metrics={"throughput": 3.0}))
     rows += [Row(Point.of(["steps=9"])), Row(Point.of(["steps=10"]))]
