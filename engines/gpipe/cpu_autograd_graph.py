@@ -9,7 +9,7 @@ loss gradient; Enter's backward joins all lanes, raises the first error and retu
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from engines.gpipe.cpu_pipeline import CpuPass, Slot
-from engines.gpipe.dependency import fork, join
+from engines.gpipe.dependency import check_whole, fork, join
 from engines.gpipe.microbatch import Value, gather, tensors_of
 from harness.schedule.builders.gpipe import clock_cycles
 from harness.schedule.transfers import Transfer
@@ -108,15 +108,18 @@ class Copy(Function):
 
 
 class Exit(Function):
-    """Tokens -> the gathered outputs, once they are there; backward hands the loss gradient to the last stage."""
+    """Tokens -> the gathered outputs, once they are there; backward hands the loss gradient to the last stage.
+
+    The parameters are there as in `WholeBackward`.
+    """
 
     @staticmethod
-    def forward(ctx: Any, run: CpuPass, *tokens: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, run: CpuPass, tokens: int, *tokens_and_parameters: Tensor) -> tuple[Tensor, ...]:
         ctx.set_materialize_grads(False)
         outputs = run.outputs()
-        ctx.run, ctx.tokens = run, len(tokens)
-        ctx.sizes = [tensors_of(value)[0].size(0) for value in outputs]
+        ctx.run, ctx.tokens, ctx.parameters = run, tokens, len(tokens_and_parameters) - tokens
         gathered = gather(outputs)
+        ctx.sizes = [[t.size(0) for t in column] for column in zip(*map(tensors_of, outputs), strict=True)]
         run.output_is_tuple = isinstance(gathered, tuple)
         result = tensors_of(gathered)
         ctx.mark_non_differentiable(*(t for t in result if not (t.is_floating_point() or t.is_complex())))
@@ -133,16 +136,19 @@ class Exit(Function):
             )
         if torch.is_grad_enabled():
             raise RuntimeError("the pipeline has no second derivatives: call backward without create_graph")
+        check_whole()
         run.backward_begun = True
         for shared in run.shared:
             shared.begin()
-        pieces = [None if g is None else g.split(ctx.sizes) for g in gradients]
+        pieces = [None if g is None else g.split(sizes) for g, sizes in zip(gradients, ctx.sizes, strict=True)]
         for i in range(run.m):
             run.slots[i, run.n - 1].grads_out[""] = tuple(None if p is None else p[i] for p in pieces)
-        return None, *(torch.empty(0) for _ in range(ctx.tokens))
+        return None, None, *(torch.empty(0) for _ in range(ctx.tokens)), *(None,) * ctx.parameters
 
 
-def run_cpu_pass(run: CpuPass, value: Value, anchor: Tensor, dependency: bool) -> Value:
+def run_cpu_pass(
+    run: CpuPass, value: Value, anchor: Tensor, dependency: bool, parameters: Sequence[Tensor] = ()
+) -> Value:
     """Issue the whole forward pass in clock-cycles and return the gathered output (torchgpipe, section 3.2)."""
     if not run.grad:
         return _run_without_graph(run)
@@ -152,7 +158,8 @@ def run_cpu_pass(run: CpuPass, value: Value, anchor: Tensor, dependency: bool) -
             graph.fence(i, j)
         for i, j in cycle:
             graph.compute(i, j)
-    outputs: tuple[Tensor, ...] = Exit.apply(run, *graph.exits())
+    tokens = graph.exits()
+    outputs: tuple[Tensor, ...] = Exit.apply(run, len(tokens), *tokens, *parameters)
     return outputs if run.output_is_tuple else outputs[0]
 
 

@@ -32,7 +32,6 @@ from harness.runtime.recomputation import Before
 from harness.schedule.builders.gpipe import recomputed
 from harness.schedule.transfers import Transfer
 
-Leaves = dict[str, tuple[Tensor, ...]]
 Edges = dict[str, tuple[GradientEdge | None, ...]]
 Gradients = dict[str, tuple[Tensor | None, ...]]
 
@@ -46,7 +45,7 @@ class Slot:
     recompute: bool
     ins: Parts = field(default_factory=dict)
     outs: Parts = field(default_factory=dict)
-    leaves: Leaves = field(default_factory=dict)
+    leaves: Parts = field(default_factory=dict)
     edges: Edges = field(default_factory=dict)
     grads_out: Gradients = field(default_factory=dict)
     grads_in: Gradients = field(default_factory=dict)
@@ -203,12 +202,9 @@ class CpuPass(Run):
 
     def _with_graph(self, slot: Slot, run: Callable[[Parts, int, Surroundings], Parts]) -> Parts:
         """Keep where the task's own graph begins (leaves) and ends (edges)."""
-        ins, first = slot.ins, slot.stage.number == 0
-        slot.leaves = {
-            part: tuple(_leaf(t, first, slot.recompute) for t in tensors_of(value)) for part, value in ins.items()
-        }
-        ins = {p: mapped(non_leaf, ts if isinstance(ins[p], tuple) else ts[0]) for p, ts in slot.leaves.items()}
-        outs = run(ins, slot.micro_batch, self.around)
+        leaf = partial(_leaf, is_input=slot.stage.number == 0, again=slot.recompute)
+        slot.leaves = {part: mapped(leaf, value) for part, value in slot.ins.items()}
+        outs = run(_entering(slot.leaves), slot.micro_batch, self.around)
         slot.edges = {part: tuple(map(_edge, tensors_of(value))) for part, value in outs.items()}
         return outs
 
@@ -246,12 +242,12 @@ class CpuPass(Run):
                     slot.stage.layer = self._failing_layer(slot)
                 raise
         slot.grads_out, slot.edges = {}, {}
-        slot.grads_in = {part: tuple(t.grad for t in leaves) for part, leaves in slot.leaves.items()}
+        slot.grads_in = {part: tuple(t.grad for t in tensors_of(leaves)) for part, leaves in slot.leaves.items()}
         slot.leaves = {}
 
     def _failing_layer(self, slot: Slot) -> str:
         """Do the forward task again, to see in which layer the backward pass fails."""
-        ins = {p: mapped(non_leaf, ts if len(ts) > 1 else ts[0]) for p, ts in slot.leaves.items()}
+        ins = _entering(slot.leaves)
 
         def run_again() -> list[tuple[Tensor, Tensor | None]]:
             with torch.enable_grad(), self._drawing(slot):
@@ -262,7 +258,8 @@ class CpuPass(Run):
                 for pair in zip(tensors_of(outs[part]), gradients, strict=False)
             ]
 
-        return failing_layer(slot.stage.layers, run_again, (t for tensors in slot.leaves.values() for t in tensors))
+        leaves = [tensor for value in slot.leaves.values() for tensor in tensors_of(value)]
+        return failing_layer(slot.stage.layers, run_again, leaves)
 
     def _move(self, source: Slot, target: Slot, part: str) -> None:
         value = source.outs.pop(part)
@@ -334,6 +331,11 @@ class CpuPass(Run):
         for job in self.sums:
             job.wait()
         self.raise_error()
+
+
+def _entering(leaves: Parts) -> Parts:
+    """What the first layer gets."""
+    return {part: mapped(non_leaf, value) for part, value in leaves.items()}
 
 
 def _leaf(tensor: Tensor, is_input: bool, again: bool) -> Tensor:

@@ -56,7 +56,7 @@ class CheckpointedTask:
         outs: Parts = {}
         for part, is_tuple, count in self.names:
             tensors = tuple(flat.pop(0) for _ in range(count))
-            outs[part] = tensors if is_tuple else tensors[0]
+            outs[part] = tensors if is_tuple else tensors[0] if tensors else None
         return outs
 
     def compute(self) -> list[Tensor]:
@@ -72,15 +72,15 @@ class CheckpointedTask:
         ins = self.ins
         if self.stage.number == 0:  # the caller's own tensors
             ins = {part: mapped(Tensor.clone, value) for part, value in ins.items()}
-        needs = {part: tuple(map(_leaf, tensors_of(value))) for part, value in ins.items()}
-        self.leaves = [t for tensors in needs.values() for t in tensors]
+        leaves = {part: mapped(_leaf, value) for part, value in ins.items()}
+        self.leaves = [t for value in leaves.values() for t in tensors_of(value)]
         cuda = [self.stage.device] if self.stage.device.type == "cuda" else []
         with _rewinding, torch.random.fork_rng(cuda), self._at_work("R", "recomputation"), torch.enable_grad():
             assert self.rng is not None
             torch.set_rng_state(self.rng[0])
             if self.rng[1] is not None:
                 torch.cuda.set_rng_state(self.rng[1], self.stage.device)
-            ins = {p: mapped(non_leaf, ts if isinstance(self.ins[p], tuple) else ts[0]) for p, ts in needs.items()}
+            ins = {part: mapped(non_leaf, value) for part, value in leaves.items()}
             outs = self.stage.run_again(ins, self.i, self.run_of.around, self.before)
         self.outs = [t for value in outs.values() for t in tensors_of(value)]
         self.ins, self.before = {}, None

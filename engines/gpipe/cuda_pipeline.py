@@ -10,15 +10,16 @@ Autograd has a thread for each CUDA device and its work is asynchronous, so the 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd import Function
 
 from engines.gpipe.cuda_checkpoint import CheckpointedTask, Recompute
 from engines.gpipe.cuda_streams import Recorder, Streams, TimePoint
-from engines.gpipe.dependency import fork, join
+from engines.gpipe.dependency import WholeBackward, fork, join
 from engines.gpipe.microbatch import Parts, Value, gather, mapped, tensors_of
 from engines.gpipe.stage import Stage, Surroundings
 from engines.gpipe.stage_layout import StageLayout
@@ -41,7 +42,9 @@ class CudaPass:
         grad: bool,
         dependency: bool,
         ties: TiedCopies,
+        parameters: Sequence[nn.Parameter] = (),
     ) -> None:
+        self.parameters = parameters
         self.ties = ties
         self.stages = stages
         self.layout = layout
@@ -57,13 +60,19 @@ class CudaPass:
 
     def run(self, chunks: list[Value]) -> Value:
         """Issue the whole forward pass; the gathered output of the last stage."""
-        gathered = gather(_Graph(self, chunks).outputs())
+        outputs = _Graph(self, chunks).outputs()
+        if self.grad:
+            outputs[-1] = mapped(self._whole, outputs[-1])
+        gathered = gather(outputs)
         if self.ties.shared and self.grad:
             self.ties.pending = False
             for tensor in tensors_of(gathered):
                 if tensor.requires_grad:
                     tensor.register_hook(self._before_backward)
         return gathered
+
+    def _whole(self, tensor: Tensor) -> Tensor:
+        return WholeBackward.apply(tensor, *self.parameters) if tensor.is_floating_point() else tensor
 
     def _before_backward(self, gradient: Tensor) -> None:
         """The sums over copies of parameters come once, when autograd is through with all devices."""
@@ -98,7 +107,7 @@ class _Graph:
     def __init__(self, run: CudaPass, chunks: list[Value]) -> None:
         self.run = run
         self.state: list[Parts] = [{"": mapped(self._placed, value)} for value in chunks]
-        self.waiting: dict[tuple[int, Transfer], Value] = {}
+        self.waiting: dict[tuple[int, Transfer], Value | None] = {}
         self.before: dict[int, Tensor] = {}
         self.late: list[tuple[CheckpointedTask, Tensor]] = []
 
@@ -125,12 +134,14 @@ class _Graph:
         for transfer in run.layout.into(j, copied=True):
             source, target = run.layout.devices[transfer.source], run.layout.devices[transfer.target]
             value = self.waiting[i, transfer]
+            if value is None:
+                continue
             arrived = Arrive.apply(run, i, target, *Copy.apply(run, i, transfer, source, target, *tensors_of(value)))
             self.waiting[i, transfer] = arrived if isinstance(value, tuple) else arrived[0]
 
     def _compute(self, i: int, j: int) -> None:
         run, stage = self.run, self.run.stages[j]
-        parts = {
+        parts: Parts = {
             transfer.part: self.waiting.pop((i, transfer)) for transfer in run.layout.transfers if transfer.target == j
         }
         parts = parts or self.state[i]
@@ -164,7 +175,9 @@ class _Graph:
             outs[""] = _marked(run, stage.number, i, device, True, outs[""])
         return outs
 
-    def _leave(self, i: int, device: int, value: Value) -> Value:
+    def _leave(self, i: int, device: int, value: Value | None) -> Value | None:
+        if value is None:
+            return None
         left: tuple[Tensor, ...] = Leave.apply(self.run, i, device, *tensors_of(value))
         return left if isinstance(value, tuple) else left[0]
 

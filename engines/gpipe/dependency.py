@@ -41,6 +41,33 @@ class Join(Function):
         return gradient, None
 
 
+class WholeBackward(Function):
+    """(x, parameters) -> x; refuses a backward pass that wants only some gradients.
+
+    The parameters are there so that a pass which wants only theirs comes by; they get no gradient here.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, *parameters: Tensor) -> Tensor:
+        ctx.set_materialize_grads(False)
+        ctx.count = len(parameters)
+        return x.detach()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor | None) -> tuple[Tensor | None, ...]:
+        check_whole()
+        return gradient, *(None,) * ctx.count
+
+
+def check_whole() -> None:
+    """Raise RuntimeError within torch.autograd.grad or backward(inputs=...)."""
+    if not torch.autograd._is_checkpoint_valid():
+        raise RuntimeError(
+            "a pipeline fills the gradients of all its inputs and parameters at once: torch.autograd.grad and "
+            "backward(inputs=...) cannot go through it -> backward(), then .grad"
+        )
+
+
 def fork(x: Tensor) -> tuple[Tensor, Tensor]:
     forked: tuple[Tensor, Tensor] = Fork.apply(x)
     return forked

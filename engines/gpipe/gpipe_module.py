@@ -8,11 +8,11 @@ loss.backward()
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NoReturn, Self
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from engines.gpipe.cpu_autograd_graph import run_cpu_pass
 from engines.gpipe.cpu_pipeline import CpuPass, DeviceQueues
@@ -60,8 +60,10 @@ class GPipe(nn.Module):
     and `portals` switch off the three optimizations of the paper's section 4.1. Gradients arrive in the parameters'
     `.grad` by `backward()`. A parameter that layers on several devices share is copied to each of them; every copy gets
     the sum of all gradients, so an optimizer that has them all keeps them equal (a norm over `parameters()` counts each
-    copy); `module` itself keeps its own. On CPU devices neither
-    `torch.autograd.grad` with respect to parameters nor `backward(inputs=...)` nor second derivatives are supported.
+    copy); `module` itself keeps its own. `torch.autograd.grad` and `backward(inputs=...)` are refused, as are second
+    derivatives on CPU devices. Hooks of parameters run once for each micro-batch, as with accumulated gradients, on CPU
+    devices in the device's thread: what needs a step's gradient belongs after `backward()`. Saved-tensor hooks
+    that hold around the call reach every layer. Layers are found by number, as in the Sequential.
 
     Raises ValueError or TypeError for arguments that don't fit together, naming them. An error in a layer reaches
     the caller as it was raised, with a note that says stage, layer and micro-batch; the module stays usable.
@@ -143,16 +145,49 @@ class GPipe(nn.Module):
         )
         self.spans, self.bytes_sent = run.spans, run.bytes_sent
         try:
-            return run_cpu_pass(run, value, self._anchor, self.dependency)
+            return run_cpu_pass(run, value, self._anchor, self.dependency, self._unhooked())
         except BaseException as error:
             run.abandon(error)
             raise
 
     def _run_cuda_pass(self, chunks: list[Value], around: Surroundings, mode: str, grad: bool) -> Value:
         streams = Streams(self.devices, len(chunks), self.streams)
-        run = CudaPass(self.stages, self.layout, streams, around, mode, grad, self.dependency, self.ties)
+        run = CudaPass(
+            self.stages, self.layout, streams, around, mode, grad, self.dependency, self.ties, self._unhooked()
+        )
         self.bytes_sent, self.recorder = run.bytes_sent, run.recorder
         return run.run(chunks)
+
+    def _unhooked(self) -> list[nn.Parameter]:
+        """The parameters that the outer graph may show autograd: there a hook would be called without a gradient."""
+        wanted = (p for p in self.parameters() if p.requires_grad)
+        return [p for p in wanted if not (p._backward_hooks or getattr(p, "_post_accumulate_grad_hooks", None))]
+
+    def __len__(self) -> int:
+        return len(self._layers())
+
+    def __iter__(self) -> Iterator[nn.Module]:
+        return iter(self._layers())
+
+    def __getitem__(self, index: int) -> nn.Module:
+        return self._layers()[index]
+
+    def _layers(self) -> list[nn.Module]:
+        return [layer for stage in self.stages for _, layer in stage.layers]
+
+    def to(self, *args: Any, **kwargs: Any) -> Self:
+        """Casts as every module does. Raises TypeError for a device."""
+        kinds = {type(one) for one in (*args, *kwargs.values())} - {bool}
+        if any(issubclass(kind, torch.device | Tensor | str | int) for kind in kinds):
+            self._stay()
+        return super().to(*args, **kwargs)
+
+    def _stay(self, *_: Any, **__: Any) -> NoReturn:
+        raise TypeError(
+            f"the layers stay on the devices {', '.join(map(str, self.devices))} -> another GPipe for others"
+        )
+
+    cuda = cpu = xpu = ipu = to_empty = _stay
 
     def close(self) -> None:
         """End the worker threads; a call of the module then raises RuntimeError."""
@@ -202,6 +237,8 @@ def _close(lanes: list[Lane]) -> None:
 def _check(module: nn.Sequential, pipe: GPipe) -> None:
     if not isinstance(module, nn.Sequential) or type(module).forward is not nn.Sequential.forward:
         raise TypeError(f"module must be a plain nn.Sequential, got {type(module).__name__}")
+    if not len(module):
+        raise ValueError("module has no layers, a pipeline needs at least 1")
     if sum(pipe.balance) != len(module) or min(pipe.balance, default=0) < 1:
         raise ValueError(
             f"balance {list(pipe.balance)} must be positive and sum up to the {len(module)} layers, "

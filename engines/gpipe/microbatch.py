@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
 Value = Tensor | tuple[Tensor, ...]
-Parts = dict[str, Value]  # what a stage takes or gives: "" is the layers' value, other keys are skips
+Parts = dict[str, Any]  # what a stage takes or gives: "" is the layers' value, other keys are skips, each maybe None
 
 
-def tensors_of(value: Value) -> tuple[Tensor, ...]:
+def tensors_of(value: Value | None) -> tuple[Tensor, ...]:
+    if value is None:
+        return ()
     return value if isinstance(value, tuple) else (value,)
 
 
-def mapped(function: Callable[[Tensor], Tensor], value: Value) -> Value:
-    """Apply `function` to every tensor of a value."""
+def mapped(function: Callable[[Tensor], Tensor], value: Any) -> Any:
+    """Apply `function` to every tensor of a value; None stays None."""
+    if value is None:
+        return None
     return tuple(map(function, value)) if isinstance(value, tuple) else function(value)
 
 
@@ -31,13 +36,17 @@ def scatter(value: Value, chunks: int) -> list[Value]:
     """Split into at most `chunks` micro-batches along dimension 0; if there is a remainder, the first ones are larger
     by one.
 
-    Different `torch.chunk` it yields exactly min(chunks, samples) of them.
+    Different `torch.chunk` it yields exactly min(chunks, samples) of them. Tensors of a tuple may have different first
+    sizes. Raises ValueError where that gives them different numbers of micro-batches.
     """
     tensors = tensors_of(value)
-    samples = {t.size(0) if t.dim() else 0 for t in tensors}
-    if len(samples) != 1 or 0 in samples:
+    counts = {min(chunks, t.size(0)) if t.dim() else 0 for t in tensors}
+    if len(counts) != 1 or 0 in counts:
         shapes = ", ".join(str(tuple(t.shape)) for t in tensors)
-        raise ValueError(f"inputs need the same number of samples (at least 1) in dimension 0, got shapes {shapes}")
+        raise ValueError(
+            "inputs need samples (at least 1) in dimension 0, and as many micro-batches each: got shapes "
+            f"{shapes} for {chunks} chunks"
+        )
     pieces = [torch.tensor_split(t, min(chunks, t.size(0))) for t in tensors]
     if not isinstance(value, tuple):
         return list(pieces[0])
@@ -45,7 +54,12 @@ def scatter(value: Value, chunks: int) -> list[Value]:
 
 
 def gather(values: list[Value]) -> Value:
-    """The inverse of `scatter`."""
+    """The inverse of `scatter`. Raises ValueError for a scalar, which has no dimension to be gathered along."""
+    if any(not t.dim() for value in values for t in tensors_of(value)):
+        raise ValueError(
+            "the last layer gives a scalar for each micro-batch: outputs are gathered along dimension 0 -> give a "
+            "value for each sample, and reduce what the pipeline returns"
+        )
     if isinstance(values[0], tuple):
         return tuple(torch.cat(column) for column in zip(*map(tensors_of, values), strict=True))
     return torch.cat([t for value in values for t in tensors_of(value)])

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 
 from engines.gpipe.microbatch import Parts, check_value, mapped
 from harness.core.error_notes import StageNote
@@ -19,7 +21,7 @@ from harness.runtime.recomputation import Before, ForwardState
 
 @dataclass(frozen=True)
 class Surroundings:
-    """State around every task of one pass: the dropout key and the caller's autocast state."""
+    """State around every task of one pass: the dropout key, the caller's autocast state and saved-tensor hooks."""
 
     seed: int
     step: int
@@ -27,17 +29,20 @@ class Surroundings:
     autocast: bool
     autocast_dtype: torch.dtype
     autocast_cache: bool
+    saved_tensor_hooks: tuple[Any, Any] | None
 
     @staticmethod
     def capture(seed: int, step: int, device_type: str) -> Surroundings:
         enabled = torch.is_autocast_enabled(device_type)
         dtype = torch.get_autocast_dtype(device_type)
-        return Surroundings(seed, step, device_type, enabled, dtype, torch.is_autocast_cache_enabled())
+        hooks = torch._C._autograd._top_saved_tensors_default_hooks(False)
+        return Surroundings(seed, step, device_type, enabled, dtype, torch.is_autocast_cache_enabled(), hooks)
 
     @contextmanager
     def entered(self, micro_batch: int) -> Iterator[None]:
         cast = torch.autocast(self.device_type, self.autocast_dtype, self.autocast, self.autocast_cache)
-        with cast, dropout.keyed(self.seed, self.step, micro_batch):
+        hooks = saved_tensors_hooks(*self.saved_tensor_hooks) if self.saved_tensor_hooks else nullcontext()
+        with cast, hooks, dropout.keyed(self.seed, self.step, micro_batch):
             yield
 
 
@@ -54,6 +59,9 @@ class Stage:
         self.device = device
         self.layer = ""
         self.marking = False
+        skippable = [m for _, layer in self.layers for m in layer.modules() if isinstance(m, skip.Skippable)]
+        self.pops = {module.key(name) for module in skippable for name in module.pops}
+        self.stashes = {module.key(name) for module in skippable for name in module.stashes}
         self.state = ForwardState(module for _, layer in self.layers for module in layer.modules())
 
     def run(self, parts: Parts, micro_batch: int, around: Surroundings) -> Parts:
@@ -78,7 +86,7 @@ class Stage:
 
     def _layers(self, parts: Parts) -> Parts:
         value = parts[""]
-        incoming = {name: part for name, part in parts.items() if name and isinstance(part, Tensor)}
+        incoming = {name: part for name, part in parts.items() if name}
         with skip.carried(incoming) as skips:
             for name, layer in self.layers:
                 self.layer = name
@@ -87,6 +95,9 @@ class Stage:
                     on_backward(value, partial(setattr, self, "layer", name))
             leaving = dict(skips)
         check_value(value, f"the output of layer {self.layer!r}")
+        if wrong := leaving.keys() ^ ((incoming.keys() | self.stashes) - self.pops):
+            names = ", ".join(map(repr, sorted(wrong)))
+            raise LookupError(f"stage {self.number} declares to stash or pop {names}, and its layers have not done so")
         return {"": value, **leaving}
 
     @contextmanager

@@ -17,6 +17,7 @@ import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -39,14 +40,18 @@ class Skippable(nn.Module):
         """Returns the name of a skip in the whole model."""
         return f"{self.namespace}/{name}" if self.namespace else name
 
-    def stash(self, name: str, tensor: Tensor) -> None:
+    def stash(self, name: str, tensor: Tensor | None) -> None:
         """Keeps `tensor` for the layer that pops `name`."""
+        if not isinstance(tensor, Tensor | None):
+            raise TypeError(
+                f"{type(self).__name__} stashes a {type(tensor).__name__} as {name!r}, not a tensor or None"
+            )
         if name not in self.stashes:
             raise ValueError(f"{type(self).__name__} stashes {name!r} but declares only {list(self.stashes)}")
         _current()[self.key(name)] = tensor
 
-    def pop(self, name: str) -> Tensor:
-        """Returns the tensor that was stashed as `name`, and removes it."""
+    def pop(self, name: str) -> Any:
+        """Returns the tensor (or None) that was stashed as `name`, and removes it."""
         if name not in self.pops:
             raise ValueError(f"{type(self).__name__} pops {name!r} but declares only {list(self.pops)}")
         key = self.key(name)
@@ -79,18 +84,18 @@ def isolate(module: nn.Module, namespace: str) -> nn.Module:
 
 class _Store(threading.local):
     def __init__(self) -> None:
-        self.skips: dict[str, Tensor] = {}
+        self.skips: dict[str, Tensor | None] = {}
 
 
 _store = _Store()
 
 
-def _current() -> dict[str, Tensor]:
+def _current() -> dict[str, Tensor | None]:
     return _store.skips
 
 
 @contextmanager
-def carried(incoming: dict[str, Tensor]) -> Iterator[dict[str, Tensor]]:
+def carried(incoming: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Runs layers with the skips `incoming`; the dict that is yielded ends with those that were not popped."""
     outer, _store.skips = _store.skips, dict(incoming)
     try:

@@ -57,6 +57,8 @@ class StageModule(nn.Sequential):
         arriving = dict(zip(self.arriving, values[own:], strict=True))
         with self._around(values[0].device.type), skip.carried(arriving) as left:
             value = self._layers(value)
+        if missing := [name for name in self.leaving if left.get(name) is None]:
+            raise TypeError(f"stage {self.number} stashes None as {missing[0]!r}: between stages go tensors only")
         outs = [value] if isinstance(value, Tensor) else [*value]
         outs = [_differentiable(tensor).contiguous() for tensor in (*outs, *(left[name] for name in self.leaving))]
         return outs[0] if len(outs) == 1 else tuple(outs)

@@ -26,5 +26,6 @@ def test_tuples_are_cut_together() -> None:
 
 
 def test_different_numbers_of_samples() -> None:
-    with pytest.raises(ValueError, match=r"the same number of samples .* got shapes \(3,\), \(4,\)"):
-        scatter((torch.ones(3), torch.ones(4)), 2)
+    assert [tuple(map(len, piece)) for piece in scatter((torch.ones(3), torch.ones(4)), 2)] == [(2, 2), (1, 2)]
+    with pytest.raises(ValueError, match=r"as many micro-batches each: got shapes \(3,\), \(4,\)"):
+        scatter((torch.ones(3), torch.ones(4)), 4)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -18,15 +19,13 @@ from tests.engines.stateful_layers import LAYERS, WIDTH, AddOne
 MODES = ["never", "except_last", "always"]
 
 
-def on_lanes(pipe: GPipe, x: Tensor) -> Tensor:
-    output: Tensor = pipe(x)
-    return output
+def on_lanes(pipe: GPipe, x: Any) -> Any:
+    return pipe(x)
 
 
-def on_tensors(pipe: GPipe, x: Tensor) -> Tensor:
-    output = run_tensors(pipe, x, pipe.chunks, pipe.checkpoint)[1]
-    assert isinstance(output, Tensor)
-    return output
+def on_tensors(pipe: GPipe, x: Any) -> Any:
+    """By the graph that drives CUDA devices."""
+    return run_tensors(pipe, x, pipe.chunks, pipe.checkpoint)[1]
 
 
 DRIVERS = {"lanes": on_lanes, "tensors": on_tensors}
