@@ -169,7 +169,7 @@ MUTANTS = (
            "if self.lanes.copy is None:", "if False:",
            GPIPE, "without_streams"),
     Mutant("an error without its place", "engines/gpipe/stage.py",
-           "error.add_note(where)", "pass",
+           "error.add_note(StageNote(where))", "pass",
            GPIPE, "names_its"),
     Mutant("work continues after an error", "harness/runtime/cpu_streams.py",
            "if job.always or job.run.error is None:", "if True:",
