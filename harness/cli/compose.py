@@ -27,7 +27,7 @@ from harness.checks.configuration import Expected
 from harness.cli import choice_files
 from harness.config import cluster_config, registry
 from harness.config.overrides import Parsed, leaves, parse, value_problem
-from harness.core.problem import LEAVE_OUT, CannotRun, Fix, Problem, refuse
+from harness.core.problem import LEAVE_OUT, CannotRun, Fix, Problem, bare_key, refuse
 
 CONF = registry.ROOT / "conf"
 TITLE_WIDTH = 100
@@ -82,7 +82,7 @@ def _taken(overrides: Sequence[str]) -> tuple[DictConfig, Parsed, list[Problem]]
     with session() as loader:
         parsed, problems = parse(overrides, functools.partial(choices, loader), registry.GROUPS)
         config: DictConfig = pickle.loads(_composed(tuple(choice.input_line or "" for choice in parsed.choices)))
-    wrong = {problem.key for problem in problems}
+    wrong = {bare_key(problem.key) for problem in problems} & {*registry.GROUPS}
     for override in parsed.values:
         if override.key_or_group.partition(".")[0] in wrong:
             continue  # a key of a choice that does not exist

@@ -90,7 +90,7 @@ def value_problem(config: DictConfig, override: Override) -> Problem | None:
     if missing:
         return _unknown_key(config, override, missing)
     if override.is_add() or override.is_force_add():
-        return Problem(key, _text(override), "is a key already and needs no +", ({key: value},))
+        return Problem(_key(override), _text(override), "is a key already and needs no +", ({key: value},))
     wanted = _hint(parent, key.rpartition(".")[2])
     if OmegaConf.is_dict(_now(config, key)) and not isinstance(value, dict):
         keys = [leaf for leaf in leaves(config) if leaf.startswith(f"{key}.")]
@@ -208,8 +208,8 @@ def _form_problem(override: Override) -> Problem | None:
     elif override.is_sweep_override():
         message = "gives several values, one run takes one"
         hint = f"python run.py -m {typed}, or {key}=[...] for a list"
-    fixes: tuple[Fix, ...] = () if hint else ({key: LEAVE_OUT},)
-    return Problem(key, _text(override) or None, message, fixes, hint) if message else None
+    fixes: tuple[Fix, ...] = () if hint else ({_key(override): LEAVE_OUT},)
+    return Problem(_key(override), _text(override) or None, message, fixes, hint) if message else None
 
 
 def _choice_problem(override: Override, options: Callable[[str], list[str]], groups: Iterable[str]) -> Problem | None:
@@ -224,10 +224,15 @@ def _choice_problem(override: Override, options: Callable[[str], list[str]], gro
     near = [value] if value in known else difflib.get_close_matches(value, known, n=1, cutoff=SIMILAR)
     fixes = tuple({key: name} for name in near)
     if override.is_add() or override.is_force_add():
-        return Problem(key, value, "is a group already and needs no +", fixes)
+        return Problem(_key(override), value, "is a group already and needs no +", fixes)
     if override.value() in known:
         return None
     return Problem(key, value, f"is not one of {', '.join(known)}", fixes)
+
+
+def _key(override: Override) -> str:
+    """The key as the user typed it: +steps, ~steps, engine@twin."""
+    return (override.input_line or override.key_or_group).partition("=")[0]
 
 
 def _text(override: Override) -> str:

@@ -112,14 +112,20 @@ def after_fixes(problems: Sequence[Problem], key: str, value: int) -> int:
 
 
 def apply(overrides: Sequence[str], fix: Fix) -> list[str]:
-    """The overrides with a fix: its keys, however they were typed before, and those below them are replaced."""
+    """The overrides with a fix: its keys, however they were typed before, and those below them are replaced; what a
+    fix gives with its sign (~steps, engine@twin) is taken away in that form alone."""
 
     def replaced(text: str) -> bool:
-        key = text.partition("=")[0].lstrip("+~").partition("@")[0]
-        return any(key == other or key.startswith(f"{other}.") for other in fix)
+        typed_key, key = text.partition("=")[0], bare_key(text)
+        return any(other in (typed_key, key) or key.startswith(f"{other}.") for other in fix)
 
     kept = [text for text in overrides if not replaced(text)]
     return [*kept, *(f"{key}={spelled(value)}" for key, value in fix.items() if value != LEAVE_OUT)]
+
+
+def bare_key(override: str) -> str:
+    """The key of an override, without the signs of Hydra: "steps" of +steps=3 and ~steps, "engine" of engine@twin=x."""
+    return override.partition("=")[0].lstrip("+~").partition("@")[0]
 
 
 def combined(fixes: Sequence[Fix]) -> Fix:

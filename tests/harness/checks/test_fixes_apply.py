@@ -81,6 +81,8 @@ CASES = {
         "+steps=3",
         "~steps",
         "engine@foo=gpipe",
+        "+steps=3 ~steps",
+        "engine@foo=gpipe engine=single",
         "engine=gpip",
         "model=unett",
         "planner=balanc",

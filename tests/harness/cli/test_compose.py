@@ -111,14 +111,14 @@ def test_every_choice_composes_and_says_how_to_use_it(path: Path) -> None:
         ("batch=3", "batch", "3", []),
         ("batch={sise: 3}", "batch.sise", None, []),
         ("+xyzzy=3", "xyzzy", None, []),
-        ("+steps=3", "steps", "3", ["steps=3"]),
-        ("++steps=3", "steps", "3", ["steps=3"]),
+        ("+steps=3", "+steps", "3", ["steps=3"]),
+        ("++steps=3", "++steps", "3", ["steps=3"]),
         ("++engine.new=3", "engine.new", None, []),
-        ("+engine=gpipe", "engine", "gpipe", ["engine=gpipe"]),
-        ("~steps", "steps", None, ["without steps"]),
-        ("+sweeps=smoke", "sweeps", "smoke", []),
+        ("+engine=gpipe", "+engine", "gpipe", ["engine=gpipe"]),
+        ("~steps", "~steps", None, ["without ~steps"]),
+        ("+sweeps=smoke", "+sweeps", "smoke", []),
         ("hydra.run.dir=x", "hydra.run.dir", "x", ["without hydra.run.dir"]),
-        ("engine@twin=gpipe", "engine", "gpipe", ["without engine"]),
+        ("engine@twin=gpipe", "engine@twin", "gpipe", ["without engine@twin"]),
         ("=3", "=3", None, []),
         ("seed=${nope}", "seed", None, []),
         ("batch.size=0", "batch.size", 0, ["batch.size=8"]),
@@ -171,6 +171,11 @@ def test_what_cannot_be_read(override: str) -> None:
     (problem,) = problems(override)
     assert problem.key == override
     assert problem.message.startswith("cannot be read: ")
+
+
+def test_a_key_that_is_typed_twice_in_a_wrong_form_is_two_mistakes() -> None:
+    found = problems("+steps=3", "~steps", "+engine=gpipe", "engine.checkpoint=x", "engine@twin=gpipe")
+    assert keys(found) == ["~steps", "+engine", "engine@twin", "+steps"]
 
 
 def test_all_mistakes_at_once() -> None:
