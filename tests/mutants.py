@@ -166,7 +166,7 @@ MUTANTS = (
            "        self._execute(job)\n        return job",
            GPIPE, "stages_run_at_once"),
     Mutant("streams that are none", "engines/gpipe/cpu_pipeline.py",
-           "if self.lanes.copy is None:", "if False:",
+           "if self.queues.copy is None:", "if False:",
            GPIPE, "without_streams"),
     Mutant("an error without its place", "engines/gpipe/stage.py",
            "error.add_note(StageNote(where))", "pass",
@@ -279,7 +279,7 @@ MUTANTS = (
            "            if forward in micro_batch_range:\n"
            "                yield from (Op(j, \"send\", forward, t.part, t.target, t.bytes) for t in following)",
            DEEPSPEED, "runs_its_schedule and skips"),
-    Mutant("lanes that wait for one arena", "harness/host/malloc.py",
+    Mutant("queues that wait for one arena", "harness/host/malloc.py",
            "_ARENAS if block_bytes < _SMALL else _ONE_ARENA", "_ONE_ARENA",
            "tests/harness/host/test_malloc.py", "arenas_of_their_own"),
     Mutant("blocks that come back in another order", "harness/sbp/strategy_costs.py",

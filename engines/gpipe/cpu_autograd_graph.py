@@ -3,7 +3,7 @@
     Enter -> Task(0,0) -> Copy -> Task(0,1) -> Exit -> loss
 
 A node's forward submits the forward task, its backward the backward task. Exit waits for the outputs and hands in the
-loss gradient; Enter's backward joins all lanes, raises the first error and returns the gradients of the inputs.
+loss gradient; Enter's backward joins all queues, raises the first error and returns the gradients of the inputs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from harness.schedule.transfers import Transfer
 
 
 def _abandoning(backward: Callable[..., Any]) -> Callable[..., Any]:
-    """An error in the calling thread (Ctrl-C) during the backward pass ends the work of the lanes, too."""
+    """An error in the calling thread (Ctrl-C) during the backward pass ends the work of the queues, too."""
 
     @functools.wraps(backward)
     def wrapper(ctx: Any, *gradients: Tensor | None) -> Any:
@@ -38,7 +38,7 @@ def _abandoning(backward: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Enter(Function):
-    """The inputs -> a token for each micro-batch; backward joins the lanes and returns the inputs' gradients."""
+    """The inputs -> a token for each micro-batch; backward joins the queues and returns the inputs' gradients."""
 
     @staticmethod
     def forward(ctx: Any, run: CpuPass, anchor: Tensor, *inputs: Tensor) -> tuple[Tensor, ...]:
@@ -51,7 +51,7 @@ class Enter(Function):
     def backward(ctx: Any, *_: Tensor | None) -> tuple[Tensor | None, ...]:
         run: CpuPass = ctx.run
         run.issue_sums()
-        run.join_lanes()
+        run.join_queues()
         gradients = run.input_gradients()
         run.slots.clear()
         return None, None, *gradients

@@ -1,10 +1,10 @@
-"""The pipeline over CPU devices: what the devices' lanes do, one slot of tensors for each task.
+"""The pipeline over CPU devices: what the devices' queues do, one slot of tensors for each task.
 
 Autograd runs CPU work in the calling thread, so a graph that carried the tensors would run one stage at a time. Here
 the outer graph (engines/gpipe/cpu_autograd_graph.py) only issues jobs. The tensors travel in slots; a task's own graph
-is cut by detach and runs, forward and backward, on its device's lane.
+is cut by detach and runs, forward and backward, on its device's queue.
 
-    slot (i, j)    ins --stage--> outs        forward, on the compute lane; copies bring ins and take outs
+    slot (i, j)    ins --stage--> outs        forward, on the compute queue; copies bring ins and take outs
                    grads_in <---- grads_out   backward, likewise
 """
 
@@ -27,7 +27,7 @@ from engines.gpipe.task_rng import TaskRng
 from engines.gpipe.tied_copies import SUMS, SharedParameter
 from harness.core.op import Op, Queue
 from harness.runtime.autograd import failing_layer, non_leaf
-from harness.runtime.cpu_streams import Job, Lane, Run, nothing, submit_together
+from harness.runtime.cpu_streams import Job, JobQueue, Run, nothing, submit_together
 from harness.runtime.recomputation import Before
 from harness.schedule.builders.gpipe import recomputed
 from harness.schedule.transfers import Transfer
@@ -63,12 +63,12 @@ class Slot:
 
 @dataclass(frozen=True)
 class DeviceQueues:
-    """The lanes of every device, by the plan's device number; `copy` is None without streams."""
+    """The queues of every device, by the plan's device number; `copy` is None without streams."""
 
-    compute: dict[int, Lane]
-    copy: dict[int, Lane] | None
+    compute: dict[int, JobQueue]
+    copy: dict[int, JobQueue] | None
 
-    def all(self) -> list[Lane]:
+    def all(self) -> list[JobQueue]:
         return [*self.compute.values(), *(self.copy or {}).values()]
 
 
@@ -79,7 +79,7 @@ class CpuPass(Run):
         self,
         stages: list[Stage],
         layout: StageLayout,
-        lanes: DeviceQueues,
+        queues: DeviceQueues,
         around: Surroundings,
         mode: str,
         micro_batches: list[Value],
@@ -94,7 +94,7 @@ class CpuPass(Run):
         self.output_is_tuple = False
         self.backward_begun = False
         self.layout = layout
-        self.lanes = lanes
+        self.queues = queues
         self.around = around
         self.grad = grad
         self.m, self.n = len(micro_batches), len(stages)
@@ -138,8 +138,8 @@ class CpuPass(Run):
 
     def issue_sums(self) -> None:
         """Over the copies of each shared parameter, when the stages on their devices have done all backward tasks."""
-        queue: Queue = "compute" if self.lanes.copy is None else "copy in"
-        lanes = self.lanes.copy or self.lanes.compute
+        queue: Queue = "compute" if self.queues.copy is None else "copy in"
+        queues = self.queues.copy or self.queues.compute
         for shared in self.shared:
             devices = [self.layout.devices[stage] for stage in shared.stages]
             after = [
@@ -147,26 +147,26 @@ class CpuPass(Run):
                 for slot in self.slots.values()
                 if slot.backward is not None and self.layout.devices[slot.stage.number] in devices
             ]
-            places = [(lanes[d], shared.op(stage, queue)) for d, stage in zip(devices, shared.stages, strict=True)]
+            places = [(queues[d], shared.op(stage, queue)) for d, stage in zip(devices, shared.stages, strict=True)]
             self.sums.append(submit_together(places, Job(self, partial(self._sum, shared), after=after)))
 
     def _compute(self, op: Op, after: list[Job], work: Any) -> Job:
-        return self.lanes.compute[self.layout.devices[op.stage]].submit(Job(self, work, op, after))
+        return self.queues.compute[self.layout.devices[op.stage]].submit(Job(self, work, op, after))
 
     def _copy(self, op: Op, after: Job | None, work: Any) -> Job:
         assert after is not None and op.peer is not None
         source, target = self.layout.devices[op.peer], self.layout.devices[op.stage]
         job = Job(self, work, op, (after,))
-        if self.lanes.copy is None:
-            return submit_together([(self.lanes.compute[target], op), (self.lanes.compute[source], op)], job)
-        return self.lanes.copy[target].submit(job)
+        if self.queues.copy is None:
+            return submit_together([(self.queues.compute[target], op), (self.queues.compute[source], op)], job)
+        return self.queues.copy[target].submit(job)
 
-    # -- executed by the lanes ------------------------------------------------------------------------------------
+    # -- executed by the queues ------------------------------------------------------------------------------------
 
     def _forward(self, slot: Slot) -> None:
         for transfer in self.layout.into(slot.stage.number, copied=False):
             slot.ins[transfer.part] = self.slots[slot.micro_batch, transfer.source].outs.pop(transfer.part)
-        with slot.stage.noted("forward", slot.micro_batch):
+        with slot.stage.annotating_errors("forward", slot.micro_batch):
             outs = self._first_run(slot) if slot.recompute else self._only_run(slot)
         slot.outs = {part: mapped(Tensor.detach, value) for part, value in outs.items()}
         if any(not self.layout.is_copied(transfer) for transfer in self.layout.out_of(slot.stage.number)):
@@ -196,7 +196,7 @@ class CpuPass(Run):
         return outs
 
     def _recompute(self, slot: Slot) -> None:
-        with slot.stage.noted("recomputation", slot.micro_batch), torch.enable_grad(), self._drawing(slot):
+        with slot.stage.annotating_errors("recomputation", slot.micro_batch), torch.enable_grad(), self._drawing(slot):
             self._with_graph(slot, partial(slot.stage.run_again, before=slot.before))
         slot.ins, slot.before = {}, None
 
@@ -233,7 +233,7 @@ class CpuPass(Run):
                 if edge is not None and gradient is not None:
                     edges.append(edge)
                     gradients.append(gradient)
-        with slot.stage.noted("backward", slot.micro_batch):
+        with slot.stage.annotating_errors("backward", slot.micro_batch):
             try:
                 if edges:
                     torch.autograd.backward(edges, gradients)
@@ -293,14 +293,14 @@ class CpuPass(Run):
         return [slot.outs.pop("") for slot in last]
 
     def abandon(self, error: BaseException) -> None:
-        """Skip what is still queued, wait until the lanes are through with it, and release all tensors.
+        """Skip what is still queued, wait until the queues are through with it, and release all tensors.
 
         The error is not kept: its traceback holds this pass, which autograd's nodes hold, too, where the garbage
         collector does not look.
         """
         self.fail(error)
         try:
-            for job in [lane.submit(Job(self, nothing, always=True)) for lane in self.lanes.all()]:
+            for job in [queue.submit(Job(self, nothing, always=True)) for queue in self.queues.all()]:
                 job.wait()
         finally:
             for slot in self.slots.values():
@@ -323,7 +323,7 @@ class CpuPass(Run):
             gathered.append(torch.cat(filled))
         return gathered
 
-    def join_lanes(self) -> None:
+    def join_queues(self) -> None:
         """Wait for every backward task and sum, then raise the first error if there was one."""
         for slot in self.slots.values():
             if slot.backward is not None:

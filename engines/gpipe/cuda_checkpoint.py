@@ -97,7 +97,7 @@ class CheckpointedTask:
     @contextmanager
     def _at_work(self, kind: Kind, phase: str) -> Iterator[None]:
         op = Op(self.stage.number, kind, self.i)
-        with self.run_of.recorder.computing(op, self.device), self.stage.noted(phase, self.i):
+        with self.run_of.recorder.computing(op, self.device), self.stage.annotating_errors(phase, self.i):
             yield
 
 

@@ -169,7 +169,7 @@ class _Graph:
         run, device = self.run, self.run.layout.devices[stage.number]
         if run.grad:
             parts[""] = _marked(run, stage.number, i, device, False, parts[""])
-        with run.recorder.computing(Op(stage.number, "F", i), device), stage.noted("forward", i):
+        with run.recorder.computing(Op(stage.number, "F", i), device), stage.annotating_errors("forward", i):
             outs = stage.run(parts, i, run.around)
         if run.grad:
             outs[""] = _marked(run, stage.number, i, device, True, outs[""])
@@ -259,13 +259,13 @@ def _copied(
     run: CudaPass, op: Op, i: int, source: int, target: int, tensors: tuple[Tensor | None, ...]
 ) -> tuple[Tensor | None, ...]:
     streams = run.streams
-    lanes = [(target, "copy in")] if streams.separate else [(source, "compute"), (target, "compute")]
+    queues = [(target, "copy in")] if streams.separate else [(source, "compute"), (target, "compute")]
     with streams.copying(source, target, i):
-        start = [streams.now(device, i) for device, _ in lanes]
+        start = [streams.now(device, i) for device, _ in queues]
         copied = tuple(None if t is None else _to(t, streams.devices[target]) for t in tensors)
         for tensor in (t for t in tensors if t is not None):
             streams.used_by_copy(tensor, source, i)
-        for (device, queue), begun in zip(lanes, start, strict=True):
+        for (device, queue), begun in zip(queues, start, strict=True):
             run.recorder.marks.append((op, device, queue, begun, streams.now(device, i)))  # type: ignore[arg-type]
     return copied
 

@@ -25,7 +25,7 @@ from engines.gpipe.tied_copies import LayerAdoption, SharedParameter, TiedCopies
 from harness.core.trace import Span
 from harness.nn import batchnorm, dropout
 from harness.nn.skip import named_layers
-from harness.runtime.cpu_streams import Lane
+from harness.runtime.cpu_streams import JobQueue
 from harness.schedule.builders.gpipe import RECOMPUTE
 
 ATTRIBUTES = (
@@ -35,7 +35,7 @@ ATTRIBUTES = (
     "chunks",
     "dependency",
     "devices",
-    "lanes",
+    "queues",
     "layout",
     "passes",
     "placement",
@@ -99,7 +99,7 @@ class GPipe(nn.Module):
         self.bytes_sent: dict[str, int] = {}
         self._draws: dict[bool, dict[int, bool]] = {True: {}, False: {}}
         self._anchor = torch.zeros((), requires_grad=True)
-        self.lanes = self._open_lanes() if self.on_cpu else None
+        self.queues = self._open_queues() if self.on_cpu else None
 
     @property
     def shared(self) -> list[SharedParameter]:
@@ -111,7 +111,7 @@ class GPipe(nn.Module):
         counts."""
         found = super().load_state_dict(state_dict, strict, assign)
         for shared in self.shared:
-            shared.equalize()
+            shared.copy_last()
         return found
 
     @property
@@ -128,13 +128,13 @@ class GPipe(nn.Module):
         if self.training:
             self.passes += 1
             batchnorm.begin(self, len(chunks))
-        if self.lanes is None:
+        if self.queues is None:
             return self._run_cuda_pass(chunks, around, mode, grad)
         seed = int(torch.empty((), dtype=torch.int64).random_())
         run = CpuPass(
             self.stages,
             self.layout,
-            self.lanes,
+            self.queues,
             around,
             mode,
             chunks,
@@ -195,12 +195,12 @@ class GPipe(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for copies and pickles: everything but the threads and the last pass."""
-        left_out = {"lanes", "recorder", "_finalizer"}
+        left_out = {"queues", "recorder", "_finalizer"}
         return {name: value for name, value in self.__dict__.items() if name not in left_out} | {"spans": []}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self.lanes = self._open_lanes() if self.on_cpu else None
+        self.queues = self._open_queues() if self.on_cpu else None
 
     def _wants_grad(self, value: Value) -> bool:
         return any(t.requires_grad for t in tensors_of(value)) or any(p.requires_grad for p in self.parameters())
@@ -219,19 +219,19 @@ class GPipe(nn.Module):
         self.ties = TiedCopies(adoption.shared())
         return stages
 
-    def _open_lanes(self) -> DeviceQueues:
+    def _open_queues(self) -> DeviceQueues:
         used = sorted(set(self.placement))
-        compute = {device: Lane(device, "compute") for device in used}
-        copy = {device: Lane(device, "copy in") for device in used} if self.streams else None
-        lanes = DeviceQueues(compute, copy)
-        # A graph that outlives the module still needs its lanes: they end with the last holder of `lanes`.
-        self._finalizer = weakref.finalize(lanes, _close, lanes.all())
-        return lanes
+        compute = {device: JobQueue(device, "compute") for device in used}
+        copy = {device: JobQueue(device, "copy in") for device in used} if self.streams else None
+        queues = DeviceQueues(compute, copy)
+        # A graph that outlives the module still needs its queues: they end with the last holder of `queues`.
+        self._finalizer = weakref.finalize(queues, _close, queues.all())
+        return queues
 
 
-def _close(lanes: list[Lane]) -> None:
-    for lane in lanes:
-        lane.close()
+def _close(queues: list[JobQueue]) -> None:
+    for queue in queues:
+        queue.close()
 
 
 def _check(module: nn.Sequential, pipe: GPipe) -> None:

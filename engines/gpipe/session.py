@@ -71,11 +71,11 @@ class GPipeSession(LocalSession):
     def train_step(self, batch: Batch) -> Tensor:
         self.stage.passes = self.steps
         loss = self._forward_backward(batch)
-        if self.stage.lanes is None:
+        if self.stage.queues is None:
             self._step_optimizers_in_sequence()
             self.spans = self.stage.recorder.spans()
         else:
-            self.spans = self.stage.spans + self._step_optimizers(self.stage.lanes)
+            self.spans = self.stage.spans + self._step_optimizers(self.stage.queues)
         self.bytes_sent.update(self.stage.bytes_sent)
         return loss
 
@@ -89,13 +89,13 @@ class GPipeSession(LocalSession):
         loss.backward()
         return loss.detach()
 
-    def _step_optimizers(self, lanes: DeviceQueues) -> list[Span]:
+    def _step_optimizers(self, queues: DeviceQueues) -> list[Span]:
         """Step each stage's optimizer on its own device, in parallel."""
         run = Run()
         jobs = []
         for stage, optimizer in zip(self.stage.stages, self.stage_optimizers, strict=True):
-            lane = lanes.compute[self.plan.stages[stage.number].device]
-            jobs.append(lane.submit(Job(run, optimizer.step, Op(stage.number, "step"))))
+            queue = queues.compute[self.plan.stages[stage.number].device]
+            jobs.append(queue.submit(Job(run, optimizer.step, Op(stage.number, "step"))))
         for job in jobs:
             job.wait()
         run.raise_error()
@@ -119,8 +119,8 @@ class GPipeSession(LocalSession):
         return held
 
     def count_memory(self, meters: Mapping[int, DeviceMemory]) -> None:
-        for lane in self.stage.lanes.all() if self.stage.lanes else []:
-            lane.context = meters[lane.device].counting if meters else nullcontext
+        for queue in self.stage.queues.all() if self.stage.queues else []:
+            queue.context = meters[queue.device].counting if meters else nullcontext
 
     def named_parameters(self) -> dict[str, nn.Parameter]:
         """Return the parameters, of those that several devices have a copy of the first."""

@@ -101,8 +101,8 @@ class Stage:
         return {"": value, **leaving}
 
     @contextmanager
-    def noted(self, phase: str, micro_batch: int) -> Iterator[None]:
-        """An error inside says where it happened."""
+    def annotating_errors(self, phase: str, micro_batch: int) -> Iterator[None]:
+        """Add a note to an error inside: its stage, layer, micro-batch and phase."""
         try:
             yield
         except BaseException as error:

@@ -70,7 +70,7 @@ class SharedParameter:
                     parameter.grad.copy_(total)
         return len(copies) * total.numel() * total.element_size()
 
-    def equalize(self) -> None:
+    def copy_last(self) -> None:
         """Copy the last copy into all others: if several values are loaded for one weight, the last one counts."""
         *others, last = self.copies
         with torch.no_grad():

@@ -11,7 +11,7 @@ from harness.schedule.dependency_graph import DATA, split_part
 
 
 def joined(spans: Sequence[Span]) -> list[Span]:
-    """Both ends of a message as one span, in its receiver's network lane.
+    """Both ends of a message as one span, in its receiver's network queue.
 
     stage 0 (sender)     |                        stage 1 network   |===1copy0<0===|
     stage 1 (receiver)                  |

@@ -109,11 +109,11 @@ class MyelinSession(DistributedSession):
             self.transport.finish()
         return float(self.total)
 
-    def _lane(self, stage: int) -> QueueOps:
+    def _queue(self, stage: int) -> QueueOps:
         return next(queue for queue in self.order.queues if (queue.device, queue.name) == (stage, "compute"))
 
     def _tasks(self, stage: int) -> list[Op]:
-        return [op for op in self._lane(stage).ops if op.kind in ("F", "B")]
+        return [op for op in self._queue(stage).ops if op.kind in ("F", "B")]
 
     def _ready_tasks(self) -> ReadyTasks:
         into = sum(channel.forward for channel in self.transport.into)
@@ -123,7 +123,7 @@ class MyelinSession(DistributedSession):
             self._tasks(self.pipeline_rank),
             into,
             back,
-            self._lane(self.pipeline_rank).rule,
+            self._queue(self.pipeline_rank).rule,
             self.order.limit,
         )
 

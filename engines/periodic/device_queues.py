@@ -3,7 +3,7 @@
 A link is that of two devices in one direction: its messages leave in the order in which the source makes them, so none
 of them waits after one that is not there yet.
 
-On CUDA devices a lane has a stream, and a job has ended when its stream has: the next job, wherever it runs, finds the
+On CUDA devices a queue has a stream, and a job has ended when its stream has: the next job, wherever it runs, finds the
 tensors ready. This has not been seen running on several GPUs.
 """
 
@@ -17,7 +17,7 @@ from itertools import pairwise
 import torch
 
 from harness.core.plan import Plan
-from harness.runtime.cpu_streams import Context, Lane
+from harness.runtime.cpu_streams import Context, JobQueue
 from harness.runtime.memory_meter import DeviceMemory
 
 CLOSING_S = 2.0
@@ -30,31 +30,31 @@ class DeviceQueues:
         self.devices = {number: torch.device(devices[number]) for number in plan.devices}
         ends = [stage.device for stage in plan.stages]
         pairs = {pair for one, other in pairwise(ends) for pair in ((one, other), (other, one))}
-        self.compute = {number: Lane(number, "compute") for number in plan.devices}
-        self.links = {(one, other): Lane(other, "network") for one, other in sorted(pairs) if one != other}
+        self.compute = {number: JobQueue(number, "compute") for number in plan.devices}
+        self.links = {(one, other): JobQueue(other, "network") for one, other in sorted(pairs) if one != other}
         self.streams = {
-            lane: torch.cuda.Stream(self.devices[lane.device])
-            for lane in self.all()
-            if self.devices[lane.device].type == "cuda"
+            queue: torch.cuda.Stream(self.devices[queue.device])
+            for queue in self.all()
+            if self.devices[queue.device].type == "cuda"
         }
         self.counted_by({})
 
-    def all(self) -> list[Lane]:
+    def all(self) -> list[JobQueue]:
         return [*self.compute.values(), *self.links.values()]
 
     def counted_by(self, meters: Mapping[int, DeviceMemory]) -> None:
         """Meter the memory of these devices from now on, and of no others."""
-        for lane in self.all():
-            counting = meters[lane.device].counting if lane.device in meters else nullcontext
-            stream = self.streams.get(lane)
-            lane.context = counting if stream is None else partial(_on_stream, stream, counting)
+        for queue in self.all():
+            counting = meters[queue.device].counting if queue.device in meters else nullcontext
+            stream = self.streams.get(queue)
+            queue.context = counting if stream is None else partial(_on_stream, stream, counting)
 
     def close(self) -> None:
         """End the threads; jobs that are queued are done first."""
-        for lane in self.all():
-            lane.close()
-        for lane in self.all():
-            lane.join(CLOSING_S)
+        for queue in self.all():
+            queue.close()
+        for queue in self.all():
+            queue.join(CLOSING_S)
 
 
 @contextmanager

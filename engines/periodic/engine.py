@@ -14,7 +14,7 @@ What it cannot do:
 * Stages share no parameters: two versions of a weight would have to be summed in two places.
 * A stage's optimizer steps between two of its tasks, on the device's own time, which the pattern does not count.
 * After an error some stages may have been updated and others not.
-* On CUDA devices a lane waits for its stream after each task, so that launching kernels does not overlap them.
+* On CUDA devices a queue waits for its stream after each task, so that launching kernels does not overlap them.
 """
 
 from __future__ import annotations

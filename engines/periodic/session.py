@@ -39,16 +39,16 @@ class PeriodicSession(LocalSession):
             TwoVersionStage(module, self.devices[stage.device], self.spec)
             for module, stage in zip(modules, plan.stages, strict=True)
         ]
-        self.lanes = DeviceQueues(plan, self.spec.devices)
+        self.queues = DeviceQueues(plan, self.spec.devices)
 
     def __exit__(self, *error: object) -> None:
-        self.lanes.close()
+        self.queues.close()
 
     def train_step(self, batch: Batch) -> float:
         """All updates of the batch. After an error some stages may have been updated, and others not."""
         m = min(self.plan.micro_batches, len(batch))
         program = self._program(m)
-        run = Step(self.stages, self.lanes, self.model, batch, m, self.every, (self.spec.seed, self.steps))
+        run = Step(self.stages, self.queues, self.model, batch, m, self.every, (self.spec.seed, self.steps))
         run.execute(program)
         self.spans = run.spans
         self.bytes_sent.update(run.bytes_sent)
@@ -70,7 +70,7 @@ class PeriodicSession(LocalSession):
         return held
 
     def count_memory(self, meters: Mapping[int, DeviceMemory]) -> None:
-        self.lanes.counted_by(meters)
+        self.queues.counted_by(meters)
 
     def local_state(self) -> dict[str, Any]:
         """Return the state with the newest weights."""

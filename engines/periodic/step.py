@@ -1,9 +1,9 @@
-"""A step: what the lanes do for each op of the schedule, with one slot of tensors for each task.
+"""A step: what the queues do for each op of the schedule, with one slot of tensors for each task.
 
     slot (j, i)    ins --stage j--> outs           forward of micro-batch i; a copy brings ins from another device
                    grads_in <------ grads_out      backward
 
-The tensors travel in slots. A task's own graph is cut by detach, so that it runs on its device's lane, forward and
+The tensors travel in slots. A task's own graph is cut by detach, so that it runs on its device's queue, forward and
 backward.
 """
 
@@ -63,7 +63,7 @@ class Step(Run):
     def __init__(
         self,
         stages: Sequence[TwoVersionStage],
-        lanes: DeviceQueues,
+        queues: DeviceQueues,
         model: Model,
         batch: Batch,
         micro_batches: int,
@@ -71,7 +71,7 @@ class Step(Run):
         key: tuple[int, int],
     ) -> None:
         super().__init__()
-        self.stages, self.lanes, self.model = stages, lanes, model
+        self.stages, self.queues, self.model = stages, queues, model
         self.last = len(stages) - 1
         self.every, self.key, self.size = every, key, len(batch)
         self.inputs = batch.inputs.tensor_split(micro_batches)
@@ -81,7 +81,7 @@ class Step(Run):
         self.bytes_sent = {"activations": 0, "gradients": 0}  # skips with them
 
     def execute(self, program: Program) -> None:
-        """Run all ops, each lane in its order, and wait for them; raises the first error of any.
+        """Run all ops, each queue in its order, and wait for them; raises the first error of any.
 
         Once an op has failed the others are skipped.
         """
@@ -90,12 +90,12 @@ class Step(Run):
         for op, before in program.before.items():
             jobs[op].after = [jobs[earlier] for earlier in before]
         for device, stage in zip(devices, self.stages, strict=True):
-            self.lanes.compute[device].submit(Job(self, stage.begin))
+            self.queues.compute[device].submit(Job(self, stage.begin))
         for queue in program.schedule.queues:
             for op in queue.ops if queue.name == "compute" else ():
-                self.lanes.compute[queue.device].submit(jobs[op])
+                self.queues.compute[queue.device].submit(jobs[op])
                 if message := program.sent.get(op):
-                    self.lanes.links[queue.device, devices[message.stage]].submit(jobs[message])
+                    self.queues.links[queue.device, devices[message.stage]].submit(jobs[message])
         for job in jobs.values():
             job.wait()
         self.raise_error()

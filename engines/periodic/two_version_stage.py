@@ -22,7 +22,7 @@ from harness.runtime.training_state import (
 
 
 class TwoVersionStage:
-    """The layers twice: same buffers (running statistics), own parameters. Used by one lane, or between steps.
+    """The layers twice: same buffers (running statistics), own parameters. Used by one queue, or between steps.
 
     The optimizer owns parameters of its own, which look at the newest version: its state is one, whichever that is.
 

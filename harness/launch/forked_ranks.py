@@ -33,7 +33,7 @@ from harness.interfaces import Session
 from harness.launch import mpi, process_group, slurm_ranks
 from harness.launch.die_with_parent import PR_SET_PDEATHSIG
 from harness.launch.mpi import PmiConnection
-from harness.launch.slurm_ranks import Meeting
+from harness.launch.slurm_ranks import Rendezvous
 from harness.runtime.distributed_session import DistributedSession
 
 T = TypeVar("T")
@@ -80,20 +80,20 @@ def run_session_on_ranks(
     count: int,
     devices: Sequence[str],
     with_mpi: bool = False,
-    meeting: Meeting | None = None,
+    rendezvous: Rendezvous | None = None,
 ) -> T:
     """Enter the session of a multi-process engine in each of `count` ranks and apply `function` to it.
 
     Returns what rank 0's call returned; raises as `run_on_ranks`, with a note of where a killed rank was in its step.
-    With a `meeting` no rank is forked: this process is itself one of those that srun has started.
+    With a `rendezvous` no rank is forked: this process is itself one of those that srun has started.
     """
 
     def enter_and_apply() -> T:
         with session as entered:
             return function(entered)
 
-    if meeting:
-        return slurm_ranks.run_in_step(count, enter_and_apply, devices[meeting.rank], with_mpi, meeting)
+    if rendezvous:
+        return slurm_ranks.run_in_step(count, enter_and_apply, devices[rendezvous.rank], with_mpi, rendezvous)
     try:
         return run_on_ranks(count, enter_and_apply, devices, with_mpi)
     except RankLost as error:
@@ -111,7 +111,7 @@ def run_on_ranks(count: int, function: Callable[[], T], devices: Sequence[str], 
     file is left, however this process ends.
     """
     worlds: AbstractContextManager[list[PmiConnection]] = mpi.pmi_connections(count) if with_mpi else nullcontext([])
-    with worlds as connections, open(os.memfd_create("group"), "rb") as meeting_file:
+    with worlds as connections, open(os.memfd_create("group"), "rb") as rendezvous_file:
         fork = get_context("fork")
         ranks: list[tuple[BaseProcess, Connection]] = []
         kills = oom_killer.kill_count()
@@ -126,7 +126,7 @@ def run_on_ranks(count: int, function: Callable[[], T], devices: Sequence[str], 
                         count,
                         function,
                         devices[rank],
-                        meeting_file.fileno(),
+                        rendezvous_file.fileno(),
                         to_host,
                         os.getpid(),
                         connections,
@@ -151,7 +151,7 @@ def _run_rank(
     count: int,
     function: Callable[[], Any],
     device: str,
-    meeting_file: int,
+    rendezvous_file: int,
     to_host: Connection,
     host: int,
     connections: Sequence[PmiConnection],
@@ -167,7 +167,7 @@ def _run_rank(
     code = 0
     try:
         local = (torch.device(device).index or 0) if device.startswith("cuda") else rank
-        process_group.join(rank, count, device, local, init_method=f"file:///proc/self/fd/{meeting_file}")
+        process_group.join(rank, count, device, local, init_method=f"file:///proc/self/fd/{rendezvous_file}")
         if connections:
             mpi.join_world(rank, connections)
         result = function()

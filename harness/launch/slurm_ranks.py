@@ -1,6 +1,6 @@
 """A rank that srun has started: it joins the others by itself, where `harness.launch.forked_ranks` would fork it.
 
-    rank 0: TCPStore on a free port --> RUN_DIR/meeting.json --> rank 1, 2, ...: the same store
+    rank 0: TCPStore on a free port --> RUN_DIR/rendezvous.json --> rank 1, 2, ...: the same store
 
 Rank 0 opens the store and writes its address into the run's folder. Nothing depends on names of nodes, which need not
 resolve: an address is the one from which a node sees the parent's. The parent follows the ranks by files in the run's
@@ -28,25 +28,25 @@ from torch.distributed import TCPStore
 
 from harness.core import files
 from harness.core.problem import CannotRun, Problem
-from harness.core.run_files import MEETING
+from harness.core.run_files import RENDEZVOUS
 from harness.launch import mpi, process_group
 
 T = TypeVar("T")
 
 
-def run_in_step(count: int, function: Callable[[], T], device: str, with_mpi: bool, meeting: Meeting) -> T:
+def run_in_step(count: int, function: Callable[[], T], device: str, with_mpi: bool, rendezvous: Rendezvous) -> T:
     """Call `function` as one of `count` ranks; returns what it returned in rank 0. Every other rank exits here."""
-    if meeting.count != count:
+    if rendezvous.count != count:
         message = f"is not the number of ranks of the plan, {count}"
         hint = "start run.py: it starts the ranks"
-        raise CannotRun([Problem("SLURM_STEP_NUM_TASKS", meeting.count, message, hint=hint)])
-    process_group.join(meeting.rank, count, device, meeting.local, store=meeting.store())
+        raise CannotRun([Problem("SLURM_STEP_NUM_TASKS", rendezvous.count, message, hint=hint)])
+    process_group.join(rendezvous.rank, count, device, rendezvous.local, store=rendezvous.store())
     if with_mpi:
         mpi.join_step_world(count)
     result = function()
     dist.barrier()  # no rank exits while another one still has messages for it
     dist.destroy_process_group()
-    if meeting.rank:
+    if rendezvous.rank:
         exit_now(0)
     return result
 
@@ -67,13 +67,16 @@ LOOK_S = 0.05
 SIOCGIFADDR = 0x8915
 
 
-class NoMeeting(RuntimeError):
+class NoRendezvous(RuntimeError):
     """The ranks did not find each other; the message says how to fix it."""
 
 
 @dataclass(frozen=True)
-class Meeting:
-    """The rendezvous of one Slurm step in the run's folder; `token` is the parent's, which may start several steps."""
+class Rendezvous:
+    """How the ranks of one Slurm step find rank 0: by a file in the folder of the run.
+
+    `token` is from the parent, which may start several steps.
+    """
 
     folder: Path
     token: str
@@ -96,7 +99,7 @@ class Meeting:
         return f"{self.token}.{os.environ['SLURM_STEP_ID']}"
 
     def store(self) -> TCPStore:
-        """The store that all ranks have; `torch.distributed` gets gloo's network from it, too. Raises NoMeeting."""
+        """The store that all ranks have; `torch.distributed` gets gloo's network from it, too. Raises NoRendezvous."""
         here = address()
         if device := interface(here):
             os.environ.setdefault(GLOO, device)  # gloo would resolve the host's name, often to 127.0.1.1
@@ -104,14 +107,14 @@ class Meeting:
         if self.rank == 0:
             store = TCPStore(here, 0, self.count, True, late, wait_for_workers=False)
             place = {"key": self._key, "address": here, "port": store.port}
-            files.write_text(self.folder / MEETING, json.dumps(place))
+            files.write_text(self.folder / RENDEZVOUS, json.dumps(place))
             return store
         there, port = self._place()
         return TCPStore(there, port, self.count, False, late)
 
     def _place(self) -> tuple[str, int]:
         """The address and port that rank 0 has written; those of an earlier step have another key."""
-        path, deadline = self.folder / MEETING, time.monotonic() + LATE_S
+        path, deadline = self.folder / RENDEZVOUS, time.monotonic() + LATE_S
         while time.monotonic() < deadline:
             with suppress(OSError, ValueError):
                 place = json.loads(path.read_text())
@@ -120,7 +123,7 @@ class Meeting:
             time.sleep(LOOK_S)
         node = os.environ.get("SLURMD_NODENAME", "?")
         what = f"rank {self.rank} on {node} found no rank 0 by {path} within {LATE_S:g} s"
-        raise NoMeeting(f"{what} -> out= on a file system that all nodes share")
+        raise NoRendezvous(f"{what} -> out= on a file system that all nodes share")
 
 
 def address() -> str:

@@ -3,7 +3,8 @@
     batch step: parent --one srun--> node 1: rank 0, rank 1     each: python -m harness.worker RUN_DIR train STEP TOKEN
                                      node 2: rank 2, rank 3
 
-They meet by RUN_DIR/meeting.json (`harness.launch.slurm_ranks`). A rank fails by itself, and srun then ends all others.
+They find each other by RUN_DIR/rendezvous.json (`harness.launch.slurm_ranks`). A rank fails by itself, and srun then
+ends all others.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from harness.config import registry
 from harness.core.cluster import Cluster
 from harness.core.plan import Mesh
 from harness.core.problem import CannotRun, Problem
-from harness.core.run_files import MEETING
+from harness.core.run_files import RENDEZVOUS
 from harness.host import slurm_job
 from harness.host.slurm_job import Allocation
 from harness.interfaces import Capabilities
@@ -54,7 +55,7 @@ class Step:
     mpi: bool
     crowded: bool = False
     token: str = field(default_factory=lambda: secrets.token_hex(8))
-    """Distinguishes this step's meeting.json from one that an earlier run has left."""
+    """Distinguishes this step's rendezvous.json from one that an earlier run has left."""
 
     def command(self) -> list[str]:
         """The start of the command line: srun and its options, before the command of a rank."""
@@ -79,12 +80,12 @@ class Step:
 
     @contextmanager
     def cleaning_up(self, run_dir: Path) -> Iterator[None]:
-        """Within it the ranks run; then meeting.json and shared memory of dead ranks on this node are removed."""
+        """Within it the ranks run; then rendezvous.json and shared memory of dead ranks on this node are removed."""
         since = time.time()
         try:
             yield
         finally:
-            (run_dir / MEETING).unlink(missing_ok=True)
+            (run_dir / RENDEZVOUS).unlink(missing_ok=True)
             if self.mpi:
                 mpi.remove_orphaned_memory(since)
 

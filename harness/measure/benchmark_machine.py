@@ -1,4 +1,4 @@
-"""Measures this machine for `harness.host.machine`, the way pipelines use it: CPU devices are lanes, GPUs have streams.
+"""Measures this machine for `harness.host.machine`, as pipelines use it: CPU devices are job queues, GPUs have streams.
 
 Others may use the machine, too: most figures are the best of several tries.
 """
@@ -24,7 +24,7 @@ from harness.core.op import Op
 from harness.host import devices
 from harness.host.devices import DetectedDevices
 from harness.host.machine import Machine
-from harness.runtime.cpu_streams import Job, Lane, Run
+from harness.runtime.cpu_streams import Job, JobQueue, Run
 from harness.runtime.training_state import intra_op_threads
 
 Timer = Callable[[Callable[[], object], int], float]
@@ -64,10 +64,10 @@ def measure(wanted: str = "auto") -> Machine:
 
 
 def _cpu(found: DetectedDevices) -> Machine:
-    with intra_op_threads(1), _lanes(max(2, devices.cores())) as lanes:
+    with intra_op_threads(1), _queues(max(2, devices.cores())) as queues:
         device = _device(found, "cpu", _wall)
-        link = _fitted([_message_s(lanes[0], lanes[1], size) for size in MESSAGES_BYTES])
-        cores = _together(lanes[: devices.cores()])
+        link = _fitted([_message_s(queues[0], queues[1], size) for size in MESSAGES_BYTES])
+        cores = _together(queues[: devices.cores()])
     return Machine(device, link, cores=cores)
 
 
@@ -79,17 +79,17 @@ def _wall(work: Callable[[], object], calls: int) -> float:
 
 
 @contextmanager
-def _lanes(count: int) -> Iterator[list[Lane]]:
-    lanes = [Lane(index, "compute") for index in range(count)]
+def _queues(count: int) -> Iterator[list[JobQueue]]:
+    queues = [JobQueue(index, "compute") for index in range(count)]
     try:
-        yield lanes
+        yield queues
     finally:
-        for lane in lanes:
-            lane.close()
+        for queue in queues:
+            queue.close()
 
 
-def _message_s(source: Lane, target: Lane, size: int) -> float:
-    """From the end of the task that makes a tensor to the end of its copy on the other lane.
+def _message_s(source: JobQueue, target: JobQueue, size: int) -> float:
+    """From the end of the task that makes a tensor to the end of its copy on the other queue.
 
     source  |--0F0--|
     target          |..|1copy0<0|
@@ -117,43 +117,43 @@ def _message_s(source: Lane, target: Lane, size: int) -> float:
     return statistics.quantiles(seconds, n=4)[0]
 
 
-def _together(lanes: list[Lane]) -> float:
-    """How many lanes' worth of work all of them do at once, in rounds of one lane alone and all together.
+def _together(queues: list[JobQueue]) -> float:
+    """How many queues' worth of work all of them do at once, in rounds of one queue alone and all together.
 
         alone      |-----|          |-----|
         together           |------|         |------|
-                           |------|         |------|      2 lanes do the work of 2 * 5 / 6
+                           |------|         |------|      2 queues do the work of 2 * 5 / 6
 
     The medians of the rounds in which no thread waited for a core: others kept it, else. Where there are too few of
     them, the time that the threads did run.
     """
-    passes = [_layers() for _ in lanes]
-    _round(lanes, passes)  # the first pass allocates
+    passes = [_layers() for _ in queues]
+    _round(queues, passes)  # the first pass allocates
     alone, together = [], []
     end = time.perf_counter() + CORES_S
     while time.perf_counter() < end:
-        alone.append(_round(lanes[:1], passes[:1]))
-        together.append(_round(lanes, passes))
+        alone.append(_round(queues[:1], passes[:1]))
+        together.append(_round(queues, passes))
     quiet = [[r.wall_s for r in rounds if r.waited_s < QUIET * r.wall_s] for rounds in (alone, together)]
     if min(map(len, quiet)) >= QUIET_ROUNDS:
         one, among = (statistics.median(seconds) for seconds in quiet)
     else:
         one, among = (min(r.running_s for r in rounds) for rounds in (alone, together))
-    return max(1.0, min(float(len(lanes)), len(lanes) * one / among))
+    return max(1.0, min(float(len(queues)), len(queues) * one / among))
 
 
 @dataclass(frozen=True)
 class _Round:
-    """Seconds of the slowest lane: by the clock, on a core, and ready but without one."""
+    """Seconds of the slowest queue: by the clock, on a core, and ready but without one."""
 
     wall_s: float
     running_s: float
     waited_s: float
 
 
-def _round(lanes: list[Lane], passes: list[Callable[[], None]]) -> _Round:
-    """All lanes begin at once; each makes its passes."""
-    run, begin = Run(), threading.Barrier(len(lanes))
+def _round(queues: list[JobQueue], passes: list[Callable[[], None]]) -> _Round:
+    """All queues begin at once; each makes its passes."""
+    run, begin = Run(), threading.Barrier(len(queues))
     seconds: list[tuple[float, ...]] = []
 
     def repeat(once: Callable[[], None]) -> None:
@@ -163,7 +163,7 @@ def _round(lanes: list[Lane], passes: list[Callable[[], None]]) -> _Round:
             once()
         seconds.append(tuple(now - then for now, then in zip(_clocks(), before, strict=True)))
 
-    jobs = [lane.submit(Job(run, partial(repeat, once))) for lane, once in zip(lanes, passes, strict=True)]
+    jobs = [queue.submit(Job(run, partial(repeat, once))) for queue, once in zip(queues, passes, strict=True)]
     for job in jobs:
         job.wait()
     run.raise_error()

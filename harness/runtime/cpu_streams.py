@@ -1,8 +1,8 @@
-"""CPU devices that behave like CUDA streams: a lane is a thread with a queue, and the host never waits to issue work.
+"""CPU devices that behave like CUDA streams: each job queue has a thread, and the host never waits to issue work.
 
     host      issue a, b, c                       (returns at once)
-    lane 0    |--a--|       |--c--|               c waits for b, which runs on another lane
-    lane 1          |--b--|
+    queue 0    |--a--|       |--c--|               c waits for b, which runs on another queue
+    queue 1          |--b--|
 
 PyTorch's autograd runs CPU work in the thread that calls it, so work on several CPU devices overlaps only if each
 device has a thread of its own.
@@ -11,7 +11,6 @@ device has a thread of its own.
 from __future__ import annotations
 
 import atexit
-import queue
 import threading
 import time
 import weakref
@@ -19,6 +18,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
+from queue import SimpleQueue
 
 import torch
 
@@ -48,7 +48,7 @@ class Run:
 
 @dataclass(eq=False)
 class Job:
-    """Work for a lane. It starts when the lane comes to it and every job in `after` has ended.
+    """Work for a job queue. It starts when it is first in the queue and every job in `after` has ended.
 
     Once its run has failed it is skipped, unless it is there for `always`.
     """
@@ -65,8 +65,8 @@ class Job:
         self.ended.wait()
 
 
-class Lane:
-    """One queue of one device: a daemon thread that executes jobs in the order of their submission.
+class JobQueue:
+    """A queue of a device (compute or copies): a daemon thread that executes jobs in the order of their submission.
 
     `context` is entered around every job (the device's memory meter).
     """
@@ -76,17 +76,17 @@ class Lane:
         self.name = name
         self.context = context
         self._closed = False
-        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._jobs: SimpleQueue[Job | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._loop, name=f"device {device} {name}", daemon=True)
         threads = torch.get_num_threads()
         self._ready = threading.Event()
         self._thread.start()
         self._ready.wait()
-        torch.set_num_threads(threads)  # the lane's own setting became the default of other threads
-        _open_lanes.add(self)
+        torch.set_num_threads(threads)  # the queue's own setting became the default of other threads
+        _open_queues.add(self)
 
     def submit(self, job: Job) -> Job:
-        """Queue a job; raises RuntimeError once the lane is closed."""
+        """Queue a job; raises RuntimeError once the queue is closed."""
         if self._closed:
             raise RuntimeError(f"device {self.device} is closed: its pipeline's close() was called")
         self._jobs.put(job)
@@ -129,12 +129,12 @@ class Lane:
             job.ended.set()
 
 
-def submit_together(places: Sequence[tuple[Lane, Op | None]], job: Job) -> Job:
-    """Run `job` so that it occupies several lanes at once, each with an op of its own: as a copy on the default streams
+def submit_together(places: Sequence[tuple[JobQueue, Op | None]], job: Job) -> Job:
+    """Run `job` so that it occupies several queues at once, with an op on each: as a copy on the default streams
     of two devices does, or a collective.
 
-    lane 0  |--x--|      |#copy#|
-    lane 1  |----y---||#copy#|        it starts when all have come to it
+    queue 0  |--x--|      |#copy#|
+    queue 1  |----y---||#copy#|        it starts when all have come to it
     """
     work, run = job.work, job.run
     arrived = [threading.Event() for _ in places[1:]]
@@ -145,16 +145,16 @@ def submit_together(places: Sequence[tuple[Lane, Op | None]], job: Job) -> Job:
         start = time.perf_counter()
         work()
         end = time.perf_counter()
-        run.spans += [lane.span(op, start, end) for lane, op in places if op is not None]
+        run.spans += [queue.span(op, start, end) for queue, op in places if op is not None]
 
     def hold(event: threading.Event) -> None:
         event.set()
         job.wait()
 
     job.op, job.work = None, together
-    with _together:  # lanes get such jobs in one order, or they would wait for each other
-        for (lane, _), event in zip(places[1:], arrived, strict=True):
-            lane.submit(Job(run, partial(hold, event), always=True))
+    with _together:  # queues get such jobs in one order, or they would wait for each other
+        for (queue, _), event in zip(places[1:], arrived, strict=True):
+            queue.submit(Job(run, partial(hold, event), always=True))
         return places[0][0].submit(job)
 
 
@@ -166,16 +166,16 @@ _OVER = Run()
 _together = threading.Lock()
 
 
-_open_lanes: weakref.WeakSet[Lane] = weakref.WeakSet()
+_open_queues: weakref.WeakSet[JobQueue] = weakref.WeakSet()
 _SHUTDOWN_S = 2.0
 
 
 @atexit.register
-def _close_open_lanes() -> None:
+def _close_open_queues() -> None:
     """A thread that is inside torch while the interpreter goes away would abort the process."""
-    lanes = list(_open_lanes)
-    for lane in lanes:
-        lane.close()
+    queues = list(_open_queues)
+    for queue in queues:
+        queue.close()
     deadline = time.monotonic() + _SHUTDOWN_S
-    for lane in lanes:
-        lane.join(max(0.0, deadline - time.monotonic()))
+    for queue in queues:
+        queue.join(max(0.0, deadline - time.monotonic()))

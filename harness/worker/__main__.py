@@ -82,15 +82,17 @@ def train(folder: Path, config: DictConfig, start: str = "0", token: str = "") -
     import torch
 
     from harness.launch.forked_ranks import run_session_on_ranks
-    from harness.launch.slurm_ranks import Meeting
+    from harness.launch.slurm_ranks import Rendezvous
     from harness.worker.checkpoints import Checkpoints
     from harness.worker.training_loop import Loop, save_result, train_steps
 
     plan = Plan.load(folder / PLAN)
     names = torch_devices(config, max(plan.mesh.size, *(device + 1 for device in plan.devices)))
-    meeting = Meeting(folder, token) if token else None
-    if meeting and names[0] != "cpu":
-        names = (f"cuda:{meeting.local % torch.cuda.device_count()}",) * len(names)  # Slurm may show it its GPU alone
+    rendezvous = Rendezvous(folder, token) if token else None
+    if rendezvous and names[0] != "cpu":
+        names = (f"cuda:{rendezvous.local % torch.cuda.device_count()}",) * len(
+            names
+        )  # Slurm may show it its GPU alone
     if names[0] == "cpu":
         torch.set_num_threads(1)  # engines take more where they are configured to
     model = registry.build("model", config.model)
@@ -98,7 +100,7 @@ def train(folder: Path, config: DictConfig, start: str = "0", token: str = "") -
     engine = registry.build("engine", config.engine)
     optimizer, precision = OptimizerSpec(**config.optimizer), config.precision
     spec = SessionSpec(names, optimizer, precision.dtype, precision.autocast, config.seed)
-    if not (meeting and meeting.rank):
+    if not (rendezvous and rendezvous.rank):
         say(f"building {model.name} on {', '.join(names)}")
 
     loop = Loop(config.batch.size, config.steps, config.warmup)
@@ -108,7 +110,7 @@ def train(folder: Path, config: DictConfig, start: str = "0", token: str = "") -
     )
     if engine.capabilities.multi_process:  # a process for each device, which enters the session and trains
         opened, mpi = engine.session(model, plan, spec), engine.capabilities.mpi
-        done = run_session_on_ranks(opened, train_session, plan.mesh.size, names, mpi, meeting)
+        done = run_session_on_ranks(opened, train_session, plan.mesh.size, names, mpi, rendezvous)
     else:
         with engine.session(model, plan, spec) as session:
             done = train_session(session)

@@ -79,7 +79,7 @@ def flat(build: Any, config: Any, stages: int = 1, data: int = 1, mode: str = "n
 
 
 def periodic(every: int) -> Case:
-    """Its lanes run at once, so what they would draw from torch's one generator is left out."""
+    """Its queues run at once, so what they would draw from torch's one generator is left out."""
     network = networks.ALL["norms"]
     plan = periodic_plan(even(len(network.layers()), 2), 4, [], 0)
     return Case(build_periodic(PeriodicConfig(update_every=every)), network, plan)

@@ -17,7 +17,7 @@ from harness.cli.compose import compose
 from harness.core import files
 from harness.core.cluster import Device, Link
 from harness.core.plan import Mesh
-from harness.core.run_files import MEETING
+from harness.core.run_files import RENDEZVOUS
 from harness.host import devices, machine
 from harness.host.machine import Machine
 from harness.launch import slurm_step, supervisor
@@ -43,7 +43,7 @@ ALWAYS = ("ddp", "myelin")
 GROUP = """
 import os, signal, sys, time
 from harness.launch import slurm_ranks
-from harness.launch.slurm_ranks import Meeting
+from harness.launch.slurm_ranks import Rendezvous
 from harness.worker import __main__ as worker
 
 def work():
@@ -55,7 +55,7 @@ def work():
         time.sleep(0.01)
 
 def train(folder, config, begun, token):
-    slurm_ranks.run_in_step(2, work, "cpu", False, Meeting(folder, token))
+    slurm_ranks.run_in_step(2, work, "cpu", False, Rendezvous(folder, token))
 
 worker.ACTIONS["train"] = train
 worker.run_action(sys.argv[1:])
@@ -130,7 +130,7 @@ def test_every_engine_on_two_nodes(engine: str, job: str, cluster: Cluster, tmp_
     assert record.plan and Mesh(**record.plan["mesh"]).size == 4
     assert losses(tmp_path / "srun") == forked(tmp_path / "srun", tmp_path / "forked"), "to the last bit"
     left = {path.name for path in (tmp_path / "srun").iterdir()}
-    assert not left & {MEETING, "error.json", "result.json"}
+    assert not left & {RENDEZVOUS, "error.json", "result.json"}
 
 
 @pytest.mark.parametrize(
@@ -203,7 +203,7 @@ def test_a_rank_that_hangs_writes_its_stacks(job: str, cluster: Cluster, tmp_pat
 
 def nothing_left(cluster: Cluster, folder: Path) -> None:
     wait_for(lambda: not cluster.processes(), "no process of the job", 15)
-    assert not (folder / MEETING).exists()
+    assert not (folder / RENDEZVOUS).exists()
 
 
 def here(folder: Path) -> bool:

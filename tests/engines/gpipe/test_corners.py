@@ -18,7 +18,7 @@ from engines.gpipe.gpipe_module import GPipe
 from harness.core.op import Op
 from harness.nn.dropout import Dropout
 from harness.nn.skip import Stash
-from harness.runtime.cpu_streams import Job, Lane, Run
+from harness.runtime.cpu_streams import Job, JobQueue, Run
 from tests.engines.networks import Recall
 
 
@@ -37,7 +37,7 @@ class InPlace(nn.Module):
 
 
 def test_a_skip_is_not_changed_by_the_next_stage_on_the_same_device() -> None:
-    """The stashed tensor is also the stage's output, and the copy lane reads it while the next stage writes."""
+    """The stashed tensor is also the stage's output, and the copy queue reads it while the next stage writes."""
     for _ in range(10):
         layers = nn.Sequential(nn.Identity(), Stash("a"), InPlace(), Recall("a"))
         split = GPipe(layers, [2, 1, 1], ["cpu", "cpu"], 8, placement=[0, 0, 1])
@@ -279,15 +279,15 @@ def test_a_copy_is_a_pipeline_of_its_own() -> None:
     torch.testing.assert_close(other(x), expected)
 
 
-def test_a_lane_computes_with_one_thread_whatever_the_process_has():
+def test_a_queue_computes_with_one_thread_whatever_the_process_has():
     before = torch.get_num_threads()
     torch.set_num_threads(2)
-    lane, run, seen = Lane(0, "compute"), Run(), []
+    queue, run, seen = JobQueue(0, "compute"), Run(), []
     try:
-        lane.submit(Job(run, lambda: seen.append(torch.get_num_threads()))).wait()
+        queue.submit(Job(run, lambda: seen.append(torch.get_num_threads()))).wait()
         run.raise_error()
         assert torch.get_num_threads() == 2
     finally:
-        lane.close()
+        queue.close()
         torch.set_num_threads(before)
     assert seen == [1]

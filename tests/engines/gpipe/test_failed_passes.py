@@ -97,16 +97,16 @@ def test_a_failed_pass_is_released(driver: str, failure: str, mode: str, keeps_t
         errors.clear()
         gc.collect()
         assert [ref() for ref in watched.outputs if ref() is not None] == []
-        there, lanes = weakref.ref(pipe), pipe.lanes
-        assert lanes is not None
-        threads = [lane._thread for lane in lanes.all()]
-        del pipe, lanes
+        there, queues = weakref.ref(pipe), pipe.queues
+        assert queues is not None
+        threads = [queue._thread for queue in queues.all()]
+        del pipe, queues
         gc.collect()
         assert there() is None
         for thread in threads:
             thread.join(timeout=5)
         assert threading.active_count() <= before
-    elif driver == "lanes":
+    elif driver == "queues":
         gc.collect()
         alive = [ref() for ref in watched.outputs if ref() is not None]
         assert len(alive) <= len(errors), "an error holds the layer's tensors that its traceback shows, no others"

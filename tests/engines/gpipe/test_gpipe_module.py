@@ -87,7 +87,7 @@ def test_without_streams_a_copy_occupies_the_compute_queues_of_both_devices() ->
     for s in split.spans:
         if "copy" in s.op:
             held[s.op].add((s.start_s, s.end_s))
-    assert all(len(times) == 1 for times in held.values()), "both lanes are held for the same time"
+    assert all(len(times) == 1 for times in held.values()), "both queues are held for the same time"
 
 
 class Sleep(nn.Module):

@@ -37,7 +37,7 @@ def trained(model: networks.Network, chosen: Plan, every: int, spec: SessionSpec
     """Losses, the gradient of every update, weights and statistics of three steps."""
     torch.manual_seed(3)
     batches = [model.sample(samples) for _ in range(STEPS)]
-    with intra_op_threads(1):  # as a lane has: with more, kernels may add up in another order
+    with intra_op_threads(1):  # as a queue has: with more, kernels may add up in another order
         want = delayed.train(model, spec, batches, chosen.micro_batches, every)
     got = delayed.Reported()
     gradients: list[tuple[int, delayed.Named]] = []  # with the number of their stage

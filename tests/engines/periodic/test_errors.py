@@ -106,7 +106,7 @@ def test_a_synchronous_step_that_failed_changes_nothing() -> None:
     assert losses[0] == losses[1]
 
 
-def test_lanes_end_with_the_session() -> None:
+def test_queues_end_with_the_session() -> None:
     model, before = network(3), threading.active_count()
     with build(Config()).session(model, plan([2, 2, 2], 8), SessionSpec(("cpu",) * 3)) as session:
         session.step(model.sample(16))

@@ -53,15 +53,15 @@ def test_a_cpu_has_plausible_figures(measured):
     assert seconds < 8  # 4 where nobody else computes
 
 
-def test_a_product_runs_on_one_thread(measured):
+def test_a_matmul_runs_on_one_thread(measured):
     """Two threads would show in the time that this process runs."""
     with benchmark_machine.intra_op_threads(1):
         start, running = time.perf_counter(), time.process_time()
-        benchmark_machine._product_flops("cpu", torch.float32, 1024, benchmark_machine._wall)
+        benchmark_machine._matmul_flops("cpu", torch.float32, 1024, benchmark_machine._wall)
     assert time.process_time() - running < 1.2 * (time.perf_counter() - start)
 
 
-def test_work_that_cannot_overlap_is_one_core_and_sleep_is_as_many_as_there_are_lanes(monkeypatch):
+def test_work_that_cannot_overlap_is_one_core_and_sleep_is_as_many_as_there_are_queues(monkeypatch):
     monkeypatch.setattr(benchmark_machine, "CORES_S", 0.2)
     monkeypatch.setattr(benchmark_machine, "_clocks", lambda: (time.perf_counter(), time.perf_counter(), 0.0))
     lock = benchmark_machine.threading.Lock()
@@ -70,27 +70,27 @@ def test_work_that_cannot_overlap_is_one_core_and_sleep_is_as_many_as_there_are_
         with lock:
             time.sleep(0.003)
 
-    with benchmark_machine._lanes(2) as lanes:
+    with benchmark_machine._queues(2) as queues:
         monkeypatch.setattr(benchmark_machine, "_layers", lambda: alone)
-        assert benchmark_machine._together(lanes) == pytest.approx(1, abs=0.3)
+        assert benchmark_machine._together(queues) == pytest.approx(1, abs=0.3)
         monkeypatch.setattr(benchmark_machine, "_layers", lambda: lambda: time.sleep(0.003))
-        assert benchmark_machine._together(lanes) == pytest.approx(2, abs=0.3)
+        assert benchmark_machine._together(queues) == pytest.approx(2, abs=0.3)
 
 
 def test_without_quiet_rounds_the_time_on_a_core_counts(monkeypatch):
-    """Two lanes that take turns on one core that others use as well: 10 ms each by the clock, 4 and 5 ms of work."""
+    """Two queues that take turns on one core that others use as well: 10 ms each by the clock, 4 and 5 ms of work."""
     rounds = {1: benchmark_machine._Round(0.01, 0.004, 0.005), 2: benchmark_machine._Round(0.03, 0.005, 0.02)}
     monkeypatch.setattr(benchmark_machine, "CORES_S", 0.01)
-    monkeypatch.setattr(benchmark_machine, "_round", lambda lanes, passes: rounds[len(lanes)])
+    monkeypatch.setattr(benchmark_machine, "_round", lambda queues, passes: rounds[len(queues)])
     assert benchmark_machine._together(["a", "b"]) == pytest.approx(2 * 4 / 5)
 
 
-def test_an_error_in_a_lane_comes_out():
+def test_an_error_in_a_queue_comes_out():
     def fails() -> None:
         raise RuntimeError("no memory")
 
-    with benchmark_machine._lanes(2) as lanes, pytest.raises(RuntimeError, match="no memory"):
-        benchmark_machine._round(lanes, [fails, fails])
+    with benchmark_machine._queues(2) as queues, pytest.raises(RuntimeError, match="no memory"):
+        benchmark_machine._round(queues, [fails, fails])
 
 
 def test_two_messages_make_a_link():

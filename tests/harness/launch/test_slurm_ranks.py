@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from harness.core.problem import CannotRun
-from harness.core.run_files import MEETING
+from harness.core.run_files import RENDEZVOUS
 from harness.launch import slurm_ranks
-from harness.launch.slurm_ranks import Meeting, NoMeeting
+from harness.launch.slurm_ranks import NoRendezvous, Rendezvous
 
 
 @pytest.fixture
@@ -31,24 +31,24 @@ def test_the_network_of_an_address(rank: pytest.MonkeyPatch) -> None:
     assert slurm_ranks.interface("192.0.2.1") is None
     rank.delenv(slurm_ranks.GLOO)
     rank.setattr(slurm_ranks, "LATE_S", 0.1)
-    with pytest.raises(NoMeeting):
-        Meeting(Path("/nowhere"), "x").store()
+    with pytest.raises(NoRendezvous):
+        Rendezvous(Path("/nowhere"), "x").store()
     assert os.environ[slurm_ranks.GLOO] == "lo"
 
 
 @pytest.mark.parametrize("old", ["old.7", "new.6"], ids=["an earlier run", "an earlier step of this run"])
-def test_an_earlier_meeting_is_passed_over(rank: pytest.MonkeyPatch, tmp_path: Path, old: str) -> None:
+def test_an_earlier_rendezvous_is_skipped(rank: pytest.MonkeyPatch, tmp_path: Path, old: str) -> None:
     place = {"key": old, "address": "127.0.0.1", "port": 1}
-    (tmp_path / MEETING).write_text(json.dumps(place))
+    (tmp_path / RENDEZVOUS).write_text(json.dumps(place))
     rank.setattr(slurm_ranks, "LATE_S", 0.2)
-    with pytest.raises(NoMeeting, match=r"rank 1 on .* found no rank 0 .* -> out= on a file system that all nodes"):
-        Meeting(tmp_path, "new").store()
+    with pytest.raises(NoRendezvous, match=r"rank 1 on .* found no rank 0 .* -> out= on a file system that all nodes"):
+        Rendezvous(tmp_path, "new").store()
     rank.setattr(slurm_ranks, "LATE_S", 30.0)
     found = []
-    late = threading.Thread(target=lambda: found.append(Meeting(tmp_path, "new").store()))
+    late = threading.Thread(target=lambda: found.append(Rendezvous(tmp_path, "new").store()))
     late.start()
     host = slurm_ranks.TCPStore("127.0.0.1", 0, 2, True, wait_for_workers=False)
-    (tmp_path / MEETING).write_text(json.dumps(place | {"key": "new.7", "port": host.port}))
+    (tmp_path / RENDEZVOUS).write_text(json.dumps(place | {"key": "new.7", "port": host.port}))
     late.join(30)
     host.set("here", "yes")
     assert found[0].get("here") == b"yes"
@@ -56,4 +56,4 @@ def test_an_earlier_meeting_is_passed_over(rank: pytest.MonkeyPatch, tmp_path: P
 
 def test_another_number_of_ranks_than_planned(rank: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with pytest.raises(CannotRun, match=r"SLURM_STEP_NUM_TASKS 2 +is not the number of ranks of the plan, 4"):
-        slurm_ranks.run_in_step(4, lambda: None, "cpu", False, Meeting(tmp_path, "x"))
+        slurm_ranks.run_in_step(4, lambda: None, "cpu", False, Rendezvous(tmp_path, "x"))
