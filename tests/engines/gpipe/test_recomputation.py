@@ -19,7 +19,7 @@ from tests.engines.stateful_layers import LAYERS, WIDTH, AddOne
 MODES = ["never", "except_last", "always"]
 
 
-def on_lanes(pipe: GPipe, x: Any) -> Any:
+def on_queues(pipe: GPipe, x: Any) -> Any:
     return pipe(x)
 
 
@@ -28,7 +28,7 @@ def on_tensors(pipe: GPipe, x: Any) -> Any:
     return run_tensors(pipe, x, pipe.chunks, pipe.checkpoint)[1]
 
 
-DRIVERS = {"lanes": on_lanes, "tensors": on_tensors}
+DRIVERS = {"queues": on_queues, "tensors": on_tensors}
 
 
 def check(layers: nn.Sequential, balance: list[int], chunks: int, mode: str, driver: str, steps: int = 2) -> None:
