@@ -25,6 +25,7 @@ from engines.gpipe.tied_copies import LayerAdoption, SharedParameter, TiedCopies
 from harness.core.trace import Span
 from harness.nn import batchnorm, dropout
 from harness.nn.skip import named_layers
+from harness.nn.tied import refuse_shared_buffers
 from harness.runtime.cpu_streams import JobQueue
 from harness.schedule.builders.gpipe import RECOMPUTE
 
@@ -208,6 +209,8 @@ class GPipe(nn.Module):
     def _adopt(self, module: nn.Sequential) -> list[Stage]:
         """Move the layers to their devices; register them under their own names."""
         children, adoption = named_layers(module), LayerAdoption(module)
+        homes = [place for count, place in zip(self.balance, self.placement, strict=True) for _ in range(count)]
+        refuse_shared_buffers((name, layer, home) for (name, layer), home in zip(children, homes, strict=True))
         stages, first = [], 0
         for number, (count, place) in enumerate(zip(self.balance, self.placement, strict=True)):
             own = [(name, adoption.layer(layer, number, place)) for name, layer in children[first : first + count]]

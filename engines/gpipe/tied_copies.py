@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from harness.core.op import Op, Queue
 from harness.schedule.dependency_graph import TIED
@@ -98,20 +98,11 @@ class LayerAdoption:
 
     def __init__(self, module: nn.Sequential) -> None:
         self._names = {parameter: name for name, parameter in module.named_parameters()}
-        self._buffers: dict[Tensor, int] = {}
         self._places: dict[nn.Parameter, dict[int, tuple[nn.Module, str]]] = {}
         self._stages: dict[nn.Parameter, list[int]] = {}
 
     def layer(self, layer: nn.Module, stage: int, device: int) -> nn.Module:
-        """The layer to use on `device` for `stage`. Raises ValueError for a buffer that two devices would share."""
-        for owner in layer.modules():
-            for buffer in owner.buffers(recurse=False):
-                if self._buffers.setdefault(buffer, device) != device:
-                    raise ValueError(
-                        f"stage {stage} on device {device} has a {type(owner).__name__} whose buffers device "
-                        f"{self._buffers[buffer]} has, too: they cannot be kept equal -> a layer of its own, or both "
-                        "stages on one device"
-                    )
+        """The layer to use on `device` for `stage`."""
         elsewhere = [p for p in layer.parameters() if p in self._places and device not in self._places[p]]
         if elsewhere or any(self._copied(p, device) for p in layer.parameters()):
             layer = copy.deepcopy(layer, {id(p): p for p in layer.parameters()})

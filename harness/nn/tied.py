@@ -1,6 +1,8 @@
-"""Tied weights: parameters that several layers of a model share."""
+"""Tied weights: parameters that several layers of a model share, and buffers, which layers of one device may share."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 from torch import Tensor, nn
 
@@ -18,6 +20,19 @@ def ties(layers: nn.Sequential) -> dict[str, tuple[Tied, ...]]:
         if len(owners) > 1:
             tied_of |= {owner: (*tied_of.get(owner, ()), Tied(first, tensor_bytes(parameter))) for owner in owners}
     return tied_of
+
+
+def refuse_shared_buffers(places: Iterable[tuple[str, nn.Module, int]]) -> None:
+    """Raises ValueError for a buffer that layers (name, layer, device) on two devices share."""
+    homes: dict[Tensor, tuple[int, str]] = {}
+    for name, layer, device in places:
+        for buffer in layer.buffers():
+            home, owner = homes.setdefault(buffer, (device, name))
+            if home != device:
+                raise ValueError(
+                    f"layers {owner!r} on device {home} and {name!r} on device {device} share a buffer: "
+                    "its copies cannot be kept equal -> a layer of its own, or both on one device"
+                )
 
 
 def tensor_bytes(tensor: Tensor) -> int:

@@ -23,7 +23,7 @@ from harness.core.model_profile import LayerProfile, ModelProfile
 from harness.core.op import Op
 from harness.core.plan import Plan
 from harness.nn.skip import named_layers
-from harness.nn.tied import ties
+from harness.nn.tied import refuse_shared_buffers, ties
 from harness.runtime.session import TimePoint
 from harness.schedule.dependency_graph import TIED
 from harness.schedule.tied_weight_ops import Tie, plan_ties
@@ -115,13 +115,6 @@ def _ties(layers: nn.Sequential, plan: Plan, communicator: str) -> list[Tie]:
 
 def _check_buffers(layers: nn.Sequential, plan: Plan) -> None:
     named = named_layers(layers)
-    homes: dict[Tensor, tuple[int, str]] = {}
-    for stage in plan.stages:
-        for name, layer in named[stage.first : stage.last + 1]:
-            for buffer in layer.buffers():
-                device, owner = homes.setdefault(buffer, (stage.device, name))
-                if device != stage.device:
-                    raise ValueError(
-                        f"layers {owner!r} on device {device} and {name!r} on device {stage.device} share a buffer: "
-                        "its copies cannot be kept equal -> a layer of its own, or both on one device"
-                    )
+    refuse_shared_buffers(
+        (name, layer, stage.device) for stage in plan.stages for name, layer in named[stage.first : stage.last + 1]
+    )

@@ -135,12 +135,12 @@ def test_buffers_cannot_be_shared_by_devices() -> None:
     """Those of one layer in two places, or one tensor in two layers; what only one device has is no matter."""
     norm = nn.BatchNorm1d(4)
     layers = nn.Sequential(norm, nn.Linear(4, 4), norm)
-    with pytest.raises(ValueError, match="stage 1 on device 1 has a BatchNorm1d whose buffers device 0 has, too"):
+    with pytest.raises(ValueError, match="layers '0' on device 0 and '2' on device 1 share a buffer"):
         GPipe(layers, [2, 1], ["cpu", "cpu"])
     GPipe(layers, [2, 1], ["cpu", "cpu"], placement=[0, 0])
     one, other = nn.BatchNorm1d(4), nn.BatchNorm1d(4)
     other.running_mean = one.running_mean
-    with pytest.raises(ValueError, match="whose buffers device 0 has"):
+    with pytest.raises(ValueError, match="layers '0' on device 0 and '1' on device 1 share a buffer"):
         GPipe(nn.Sequential(one, other), [1, 1], ["cpu", "cpu"])
     linear = nn.Linear(4, 4)
     mixed = nn.Sequential(nn.Sequential(linear, nn.ReLU()), nn.Sequential(linear, nn.BatchNorm1d(4)))
