@@ -13,6 +13,7 @@ from pathlib import Path
 from harness.core.problem import CannotRun
 from harness.core.record import RunRecord, Status
 from harness.core.run_files import RECORD
+from harness.run import run_folder
 from harness.run.folder_lock import Busy, held
 from harness.sweep import run_point
 from harness.sweep.points import Point
@@ -102,6 +103,7 @@ def _state(array: Array, index: int, point: Point, queue: dict[int, Queued] | No
     known = queue.get(index) if queue else None
     if record is not None and record.status == "ok":
         return PointState(index, point, "ok", record=record)
+    record = run_folder.refused_in(array.run(point)) or record
     if known and known.active:
         reason = "" if known.reason == "None" else known.reason
         return PointState(index, point, known.state.lower(), reason)
@@ -120,13 +122,13 @@ def _ended(array: Array, index: int, point: Point, known: Queued | None) -> RunR
     folder = array.run(point)
     status, what = ENDS[known.state] if known else UNKNOWN
     reason = f"{what} (job {known.job}_{index}, {known.state})" if known else what
+    record = run_point.stored(folder)
+    assert record
     try:
         with held(folder):
-            return run_point.finish(run_point.stored(folder), point, folder, status, reason)
+            return run_point.finish(run_point.stored(folder) or record, folder, status, reason)
     except Busy:
-        stored = run_point.stored(folder)
-        assert stored
-        return stored
+        return record
 
 
 def chosen(points: Sequence[PointState], states: Sequence[str]) -> list[int]:

@@ -53,6 +53,9 @@ class LaunchConfig:
     checkpoint_every: int = 0
     """Steps between two checkpoints; 0: a checkpoint is written only when the run is preempted (SIGTERM, SIGUSR1,
     Ctrl-C)."""
+    end_checkpoint: bool | None = None
+    """Write a checkpoint after the last step, from which a run with more steps resumes. null: true if out is given and
+    the run is not a point of a sweep."""
     grace_s: float = 30.0
     """Seconds that a preempted run has to finish its step and write its checkpoint, before it is killed."""
 
@@ -103,6 +106,9 @@ class Config:
     """Measure this machine and the model's layers again, instead of reading the cached measurement."""
     out: str | None = None
     """The folder of the run; null: runs/<date>/<id>."""
+    overwrite: bool = False
+    """Replace a run in the folder that is finished, or that has other keys and checkpoints. An unfinished run with the
+    same keys is resumed all the same."""
 
 
 DTYPES = ("float32", "float64", "bfloat16", "float16")

@@ -1,24 +1,71 @@
 """The files of a run's checkpoints: RUN_DIR/checkpoints/step-N.pt, after N steps, the last two kept.
 
-Importing this module does not import torch: a file is checked by the checksums inside (it is a zip).
+    torch's zip file           data.pkl, data/0, ...: weights, the optimizer's state, generators
+      + regatta/run.json       RunState: the run up to this step, and the checksums of the other members; all are in
+                               the folder archive/, since torch reads no file with members elsewhere
+
+So a checkpoint is enough to resume from, whatever happened to the files beside it. Importing this module does not
+import torch.
 """
 
 from __future__ import annotations
 
+import io
+import json
+import lzma
 import os
 import re
+import shutil
+import struct
 import zipfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from harness.core.run_files import CHECKPOINTS
+from harness.core.serialization import Document, SchemaError
 
 KEPT = 2
+STATE = "archive/regatta/run.json"
+STATE_BYTES = 1 << 30
+"""More than any run's: a file that claims more is none of ours."""
+_DIRECTORY_SUM = 8
+"""Bytes of the checksum at the end of the file."""
 _NAME = re.compile(r"step-(\d+)\.pt")
 _PART, _DAMAGED = ".part", ".damaged"
+_UNREADABLE = (
+    *(zipfile.BadZipFile, zlib.error, lzma.LZMAError, OSError, EOFError, struct.error),
+    *(NotImplementedError, RuntimeError, ValueError, LookupError),
+)
+"""What Python's zipfile and json raise for a file that is cut off, changed, or not what it claims to be."""
+
+
+@dataclass(frozen=True)
+class RunState(Document):
+    """What a checkpoint knows of its run: `lines` are those of metrics.jsonl, one for each of the `step` steps.
+
+    `config`, `plan`, `id` and `manifest` are the record's. `members` are the checksums of torch's part of the file.
+    """
+
+    step: int
+    config: dict[str, Any] = field(default_factory=dict)
+    plan: dict[str, Any] | None = None
+    id: str = ""
+    manifest: dict[str, Any] = field(default_factory=dict)
+    lines: tuple[str, ...] = ()
+    members: dict[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        numbers = [json.loads(line)["step"] for line in self.lines]
+        if numbers != list(range(self.step)):
+            raise ValueError(f"has the lines of {len(numbers)} steps, not of {self.step}")
+
+
+class Unusable(Exception):
+    """A checkpoint that no run resumes from; the message says why."""
 
 
 def steps(run_dir: Path) -> list[int]:
@@ -37,17 +84,19 @@ def place(run_dir: Path, step: int) -> Path:
     return run_dir / CHECKPOINTS / f"step-{step}.pt"
 
 
-def write(run_dir: Path, step: int, fill: Callable[[IO[bytes]], None]) -> None:
-    """Have `fill` write a checkpoint, which is whole or not there; older ones go, but for the one before.
+def write(run_dir: Path, state: RunState, fill: Callable[[IO[bytes]], None]) -> None:
+    """Have `fill` write torch's part of a checkpoint, and add the run's `state`: the file is whole or not there.
 
-    On any failure (a full disk) no part of it stays, and the older ones do.
+    Older checkpoints go, but for the one before. On any failure (a full disk) no part of it stays, and the older ones
+    do.
     """
-    path = place(run_dir, step)
+    path = place(run_dir, state.step)
     path.parent.mkdir(exist_ok=True)
     part = path.with_suffix(_PART)
     try:
-        with part.open("wb") as file:
-            fill(file)
+        with part.open("w+b") as file:
+            _fill(file, fill)
+            _add(state, file)
             file.flush()
             os.fsync(file.fileno())
         part.replace(path)
@@ -57,6 +106,48 @@ def write(run_dir: Path, step: int, fill: Callable[[IO[bytes]], None]) -> None:
         raise
     for old in steps(run_dir)[KEPT:]:
         place(run_dir, old).unlink(missing_ok=True)
+
+
+class _Recording(io.RawIOBase):
+    """A file that keeps the error of writing to it, which torch's writer replaces by one of its own."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self.file = file
+        self.error: OSError | None = None
+
+    def write(self, data: Any) -> int:
+        try:
+            return self.file.write(data)
+        except OSError as error:
+            self.error = error
+            raise
+
+
+def _fill(file: IO[bytes], fill: Callable[[IO[bytes]], None]) -> None:
+    recording: Any = _Recording(file)
+    try:
+        fill(recording)
+    except RuntimeError as error:
+        if recording.error is None:
+            raise
+        raise recording.error from error
+
+
+def _add(state: RunState, file: IO[bytes]) -> None:
+    with zipfile.ZipFile(file, "a", zipfile.ZIP_DEFLATED) as archive:
+        members = {member.filename: member.CRC for member in archive.infolist()}
+        archive.writestr(STATE, json.dumps(replace(state, members=members).to_json()))
+        archive.comment = b"0" * _DIRECTORY_SUM
+    file.seek(-_DIRECTORY_SUM, os.SEEK_END)
+    file.write(_directory_sum(archive, file))
+
+
+def _directory_sum(archive: zipfile.ZipFile, file: IO[bytes]) -> bytes:
+    """The checksum of the zip's directory, of which torch reads more than Python; it is the file's comment."""
+    file.seek(archive.start_dir)
+    directory = file.read()[:-_DIRECTORY_SUM]
+    file.seek(-_DIRECTORY_SUM, os.SEEK_END)
+    return f"{zlib.crc32(directory):0{_DIRECTORY_SUM}x}".encode()
 
 
 def _sync(folder: Path) -> None:
@@ -69,28 +160,63 @@ def _sync(folder: Path) -> None:
         os.close(handle)
 
 
-def is_whole(run_dir: Path, step: int) -> bool:
-    """Whether the checkpoint can be read and is as it was written: by the checksums inside, since it is a zip."""
+def read(run_dir: Path, step: int) -> RunState:
+    """The run up to a checkpoint. Raises `Unusable` if it is not as a run has written it: by all checksums inside."""
     try:
-        with zipfile.ZipFile(place(run_dir, step)) as file:
-            return file.testzip() is None
-    except (zipfile.BadZipFile, zlib.error, OSError, EOFError, NotImplementedError):
-        return False
+        with place(run_dir, step).open("rb") as file, zipfile.ZipFile(file) as archive:
+            state = _state(archive)
+            if state.step != step:
+                raise Unusable(f"is the one after {state.step} steps")
+            if archive.comment != _directory_sum(archive, file):
+                raise Unusable("is damaged in its directory")
+            if damaged := archive.testzip():
+                raise Unusable(f"is damaged in {damaged}")
+            return state
+    except _UNREADABLE as error:
+        raise Unusable(f"cannot be read: {error}") from error
 
 
-def set_aside(run_dir: Path, step: int) -> None:
-    """Rename a checkpoint that cannot be used."""
-    path = place(run_dir, step)
-    path.replace(path.with_suffix(_DAMAGED))
+def _state(archive: zipfile.ZipFile) -> RunState:
+    members = {member.filename: member for member in archive.infolist()}
+    own = members.pop(STATE, None)
+    if own is None or own.file_size > STATE_BYTES:
+        raise Unusable("is no checkpoint of Regatta")
+    try:
+        state = RunState.from_json(json.loads(archive.read(own)))
+    except SchemaError as error:
+        raise Unusable(f"is not of this version of Regatta: {error}") from error
+    if state.members != {name: member.CRC for name, member in members.items()}:
+        raise Unusable("was changed after it was written")
+    return state
 
 
-def remove_partial(run_dir: Path) -> None:
-    """Remove files of a writer that was killed."""
+def has_usable(run_dir: Path) -> bool:
+    """Whether a run could resume from any of the checkpoints."""
+    for step in steps(run_dir):
+        with suppress(Unusable):
+            read(run_dir, step)
+            return True
+    return False
+
+
+def damaged(run_dir: Path) -> list[Path]:
+    """Checkpoints that were renamed because they cannot be used."""
+    return sorted((run_dir / CHECKPOINTS).glob(f"*{_DAMAGED}"))
+
+
+def tidy(run_dir: Path, unusable: Sequence[int]) -> None:
+    """Rename the checkpoints that cannot be used, and remove what a writer that was killed has left."""
+    for step in unusable:
+        path = place(run_dir, step)
+        remove(path.with_suffix(_DAMAGED))
+        path.replace(path.with_suffix(_DAMAGED))
     for path in (run_dir / CHECKPOINTS).glob(f"*{_PART}"):
-        path.unlink(missing_ok=True)
+        remove(path)
 
 
-def remove_all(run_dir: Path) -> None:
-    """Remove all checkpoints."""
-    for path in (run_dir / CHECKPOINTS).glob("step-*"):
+def remove(path: Path) -> None:
+    """Remove a file, or whatever else is there by its name."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
         path.unlink(missing_ok=True)

@@ -1,64 +1,96 @@
 """Whether a run resumes where an earlier start in its folder ended: from which checkpoint, with which plan.
 
-It resumes from a checkpoint of the same configuration; `FREE` keys may differ, and there may be more steps.
+It resumes from a checkpoint of the same configuration; `FREE` keys may differ, and there may be more steps. All that it
+needs is in the checkpoint: other files may be damaged.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
-from harness.core import files
 from harness.core.cluster import Cluster
 from harness.core.memory_model import MemoryModel
 from harness.core.model_profile import ModelProfile
 from harness.core.plan import Plan
+from harness.core.problem import CannotRun, Fix, Problem, spelled
 from harness.core.record import RunRecord
 from harness.core.run_files import CONFIG, METRICS, PLAN, RECORD
-from harness.core.serialization import SchemaError
+from harness.core.serialization import SchemaError, finite
 from harness.interfaces import Planner, PlanRequest
 from harness.run import checkpoint_files
-from harness.run.checkpoint_files import after_steps
+from harness.run.checkpoint_files import RunState, Unusable, after_steps
 
-FREE = ("launch", "tracker", "out")
+FREE = ("launch", "tracker", "out", "overwrite")
 """Keys that may differ: the losses do not depend on them."""
+FIRST = ("engine.name", "model.name")
+"""Where many keys differ these say most, and then those that both have."""
+NAMED = 5
 
 
 @dataclass(frozen=True)
 class Resumed:
-    """The steps that are done, the record of the start that did them, its plan."""
+    """The run up to the checkpoint, its plan, after how many steps it has resumed before, and which checkpoints are of
+    no use."""
 
-    step: int
-    record: RunRecord
+    state: RunState
     plan: Plan | None
+    before: tuple[int, ...] = ()
+    unusable: tuple[int, ...] = ()
+
+    @property
+    def step(self) -> int:
+        return self.state.step
 
     @property
     def steps(self) -> list[int]:
-        """Return the steps at which each start after the first one resumed, for the manifest."""
-        return [*self.record.manifest.get("resumed", []), self.step]
+        """For the manifest: after how many steps each start since the first has resumed."""
+        return [*self.before, self.step]
 
 
-def find_resumable(folder: Path, config: DictConfig, say: Callable[[str], None]) -> Resumed | None:
-    """Find the checkpoint to resume from and cut metrics.jsonl to its steps; None if there is none. `say` gets the
-    reason."""
-    checkpoint_files.remove_partial(folder)
-    steps = checkpoint_files.steps(folder) if config.mode == "run" else []
-    record = _load_or_none(RunRecord, folder / RECORD) if steps else None
-    if record is None or record.status == "ok":
+def find_finished(folder: Path, config: DictConfig) -> RunRecord | None:
+    """The record in a folder if this run, with these steps, has trained to its end, and is not to train again."""
+    if config.mode != "run" or config.overwrite:
         return None
-    if differs := [*_differences(folder, config), *_too_few_steps(config, steps[0])]:
-        say(f"the unfinished run in this folder has {', '.join(differs)}: this one starts again from step 0")
+    record = _load_or_none(RunRecord, folder / RECORD)
+    if record is None or record.status != "ok" or not record.config or _differences(record.config, config):
         return None
-    for step in steps:
-        if checkpoint_files.is_whole(folder, step) and _cut_lines(folder, step):
-            return Resumed(step, record, _load_or_none(Plan, folder / PLAN))
-        checkpoint_files.set_aside(folder, step)
-        say(f"the checkpoint {after_steps(step)} is damaged, or its lines are lost: it is not used")
+    return record if record.config.get("steps") == config.steps else None
+
+
+def find_resumable(folder: Path, config: DictConfig, say: Callable[[str], None], title: str) -> Resumed | None:
+    """What to resume from; None where there is nothing. `say`s which files are damaged, and changes none.
+
+    Raises CannotRun if the folder has a checkpoint that can be used, but not by this run, unless it may overwrite it.
+    """
+    if config.mode != "run":
+        return None
+    unusable: list[int] = []
+    for step in checkpoint_files.steps(folder):
+        try:
+            state = checkpoint_files.read(folder, step)
+            plan = Plan.from_json(state.plan) if state.plan else None
+        except (Unusable, SchemaError) as error:
+            say(f"{checkpoint_files.place(folder, step)} {error}: it is not used")
+            unusable.append(step)
+            continue
+        total = config.warmup + config.steps
+        differences = _differences(state.config, config)
+        if _done(folder, state) > total:
+            differences["steps"] = (state.config.get("steps"), config.steps)
+        if differences and not config.overwrite:
+            raise CannotRun([_of_another_run(config.out, step, differences)], title)
+        if differences or (config.overwrite and step == total):
+            return None
+        if damaged := _damaged(folder, state):
+            say(f"damaged or missing: {', '.join(damaged)}; the checkpoint {after_steps(step)} has what is needed")
+        return Resumed(state, plan, _before(folder, state), tuple(unusable))
     return None
 
 
@@ -69,34 +101,77 @@ def _load_or_none(kind: Any, path: Path) -> Any:
         return None
 
 
-def _differences(folder: Path, config: DictConfig) -> Iterator[str]:
-    """The keys whose values are others than in the folder's configuration."""
+def _done(folder: Path, state: RunState) -> int:
+    """The steps that the run has done: more than the checkpoint's, if it is finished."""
+    record = _load_or_none(RunRecord, folder / RECORD)
+    finished = record is not None and record.status == "ok" and record.id == state.id
+    return sum(record.config.get(key, 0) for key in ("warmup", "steps")) if record and finished else state.step
+
+
+def _differences(before: dict[str, Any], config: DictConfig) -> dict[str, tuple[Any, Any]]:
+    """The keys whose values are others than before, with both; `steps` apart."""
+    earlier, now = _flat(before), _flat(finite(OmegaConf.to_container(config, resolve=True)))
+    keys = (key for key in sorted(earlier.keys() | now.keys()) if key != "steps")
+    known = (key for key in keys if key.partition(".")[0] not in FREE)
+    return {key: (earlier.get(key), now.get(key)) for key in known if earlier.get(key) != now.get(key)}
+
+
+def _of_another_run(out: str, step: int, differences: dict[str, tuple[Any, Any]]) -> Problem:
+    keys = sorted(differences, key=lambda key: (key not in FIRST, None in differences[key], key))
+    named = keys if len(keys) <= NAMED else keys[:NAMED]
+    texts = [f"{key} {spelled(differences[key][0])} (here {spelled(differences[key][1])})" for key in named]
+    texts += [f"{len(keys) - NAMED} more"] if len(keys) > NAMED else []
+    message = f"holds a checkpoint {after_steps(step)} of a run with {', '.join(texts)}"
+    fixes: tuple[Fix, ...] = ({"out": f"{out}-2"}, {"overwrite": True})
+    return Problem("out", out, message, fixes)
+
+
+def _damaged(folder: Path, state: RunState) -> list[str]:
+    """The files of the run that are not what the checkpoint says they were."""
+    return [name for name, whole in _FILES.items() if not whole(folder, state)]
+
+
+def _record_is_whole(folder: Path, state: RunState) -> bool:
+    record = _load_or_none(RunRecord, folder / RECORD)
+    return record is not None and record.id == state.id
+
+
+def _plan_is_whole(folder: Path, state: RunState) -> bool:
+    return state.plan is None or _load_or_none(Plan, folder / PLAN) is not None
+
+
+def _config_is_whole(folder: Path, state: RunState) -> bool:
     try:
-        before = _flat(OmegaConf.to_container(OmegaConf.load(folder / CONFIG)))
-    except Exception:  # a YAML that is cut off, or none
-        yield "no configuration"
-        return
-    now = _flat(OmegaConf.to_container(OmegaConf.create(OmegaConf.to_yaml(config, resolve=True))))
-    for key in sorted(before.keys() | now.keys()):
-        if key.partition(".")[0] not in FREE and key != "steps" and before.get(key) != now.get(key):
-            yield f"{key} {before.get(key)}, here it is {now.get(key)}"
-
-
-def _too_few_steps(config: DictConfig, step: int) -> list[str]:
-    total = config.warmup + config.steps
-    return [] if step < total else [f"a checkpoint {after_steps(step)}, here there are {total}"]
-
-
-def _cut_lines(folder: Path, count: int) -> bool:
-    """Keep the lines of the first `count` steps in metrics.jsonl; false where they are not all there."""
-    try:
-        lines = (folder / METRICS).read_bytes().splitlines(keepends=True)[:count]
-        if [json.loads(line)["step"] for line in lines] != list(range(count)):
-            return False
-    except (OSError, ValueError, KeyError, TypeError):
+        found = OmegaConf.load(folder / CONFIG)
+        return isinstance(found, DictConfig) and not _differences(state.config, found)
+    except (OSError, ValueError, YAMLError, OmegaConfBaseException):
         return False
-    files.write_bytes(folder / METRICS, b"".join(lines))
-    return True
+
+
+def _metrics_are_whole(folder: Path, state: RunState) -> bool:
+    """A run that was killed may have left one line less than the checkpoint has, and other lines after its last."""
+    try:
+        text = (folder / METRICS).read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return False
+    lines = tuple(text[: text.rfind("\n") + 1].splitlines()[: state.step])
+    return len(lines) >= state.step - 1 and lines == state.lines[: len(lines)]
+
+
+_FILES: dict[str, Callable[[Path, RunState], bool]] = {
+    RECORD: _record_is_whole,
+    CONFIG: _config_is_whole,
+    PLAN: _plan_is_whole,
+    METRICS: _metrics_are_whole,
+}
+
+
+def _before(folder: Path, state: RunState) -> tuple[int, ...]:
+    """After how many steps the run has resumed before: its record knows of starts that made no checkpoint."""
+    record = _load_or_none(RunRecord, folder / RECORD)
+    known = record if record is not None and record.id == state.id else state
+    found = known.manifest.get("resumed", [])
+    return tuple(found) if isinstance(found, list) else ()
 
 
 def _flat(value: Any, prefix: str = "") -> dict[str, Any]:

@@ -2,12 +2,13 @@
 
     make_folder     runs/2025-01-31/20250131-235959-1a2b3c, or what `out` says
     in_use          whoever else uses it is not disturbed
-    RunFolder       a new run in it: a good earlier run stays until the new one is accepted
+    RunFolder       a new run in it: an earlier run stays until the new one, or its own next start, is accepted
 
-        out/            the earlier run, untouched
-        out/.new/       the new one, until `accept` moves it to out/ or it is refused
+        out/                the earlier run, untouched
+        out/.new/           the new start, until `accept` moves it to out/ or it is refused
+        out/refused.json    the record of one that was refused, until the next start
 
-A run that is killed loses nothing of an earlier one.
+A start that is refused, fails before its plan is accepted or is killed loses nothing of an earlier run.
 """
 
 from __future__ import annotations
@@ -24,14 +25,15 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from harness.core import run_files
+from harness.core import files, run_files
 from harness.core.problem import CannotRun, Fix, Problem
 from harness.core.record import RunRecord, Status
-from harness.core.run_files import LOCK, RECORD, TRACE
+from harness.core.run_files import CHECKPOINTS, LOCK, LOG, METRICS, RECORD, REFUSED, REFUSED_LOG, TRACE
 from harness.core.serialization import SchemaError, finite
 from harness.launch.failure import Failure
 from harness.run import checkpoint_files, folder_lock
 from harness.run.folder_lock import Busy, Lock
+from harness.run.resume import Resumed
 
 NEW = ".new"
 
@@ -86,33 +88,48 @@ class RunFolder:
     def __init__(self, path: Path, record: RunRecord) -> None:
         self.path = self.work = path
         self.record = record
+        self.accepted = not any(map(os.path.lexists, _files_of(path)))
+        self.resumed: Resumed | None = None
 
     def start(self) -> None:
-        """Start a new run: next to a good earlier one, or in place of what an earlier one has left."""
-        shutil.rmtree(self.path / NEW, ignore_errors=True)  # of a run that was killed
-        if good_run(self.path):
+        """Start beside an earlier run, or in place."""
+        clear_refused(self.path)
+        if not self.accepted:
             self.work = self.path / NEW
             self.work.mkdir()
-        elif (self.path / RECORD).exists():
-            self._clear()
-        else:
-            checkpoint_files.remove_all(self.path)
 
-    def resume(self, record_id: str) -> None:
-        """Continue the run in the folder, without the files about how it ended."""
-        for name in run_files.OF_END:
-            (self.path / name).unlink(missing_ok=True)
-        self.record = replace(self.record, id=record_id)
+    def resume(self, resumed: Resumed) -> None:
+        """From now on this is the next start of the run in the folder."""
+        self.resumed = resumed
+        self.record = replace(self.record, id=resumed.state.id)
 
     def accept(self) -> None:
-        """Put the new run in the place of the earlier one."""
-        if self.work == self.path:
+        """Put the new run in the place of the earlier one; or go on with that one, from its checkpoint."""
+        if self.accepted or self.work == self.path:
+            self.accepted = True
             return
-        self._clear()
-        for file in self.work.iterdir():
+        if self.resumed:
+            self._go_back_to(self.resumed)
+        else:
+            self._clear()
+        for file in sorted(self.work.iterdir(), key=lambda file: file.name == RECORD):
+            checkpoint_files.remove(self.path / file.name)
             file.replace(self.path / file.name)
         self.work.rmdir()
-        self.work = self.path
+        self.work, self.accepted = self.path, True
+
+    def _go_back_to(self, resumed: Resumed) -> None:
+        """Leave the files of the run as they were at its checkpoint, and without those about how it ended."""
+        checkpoint_files.tidy(self.path, resumed.unusable)
+        if (self.path / METRICS).is_dir():
+            checkpoint_files.remove(self.path / METRICS)
+        files.write_text(self.path / METRICS, "".join(f"{line}\n" for line in resumed.state.lines))
+        for name in run_files.OF_END:
+            checkpoint_files.remove(self.path / name)
+        if (self.path / LOG).is_file() and (self.work / LOG).is_file():
+            with (self.path / LOG).open("ab") as log:
+                log.write((self.work / LOG).read_bytes())
+            (self.work / LOG).unlink()
 
     def update(self, **changes: Any) -> None:
         """Change the record, here and on disk; numbers that are not finite become null."""
@@ -122,19 +139,30 @@ class RunFolder:
     def finish(self, status: Status, reason: str, problems: tuple[Problem, ...] = ()) -> str:
         """Write how the run ended; returns what the user must know about its files.
 
-        A new run that is infeasible is removed if it has not taken the place of a good earlier one.
+        One that was not accepted leaves an earlier run as it is, with its own record beside it.
         """
         self.record = replace(self.record, problems=problems)
-        if status == "infeasible" and self.work != self.path:
+        if not self.accepted:
             self.record = replace(self.record, status=status, reason=reason)
-            shutil.rmtree(self.work)
-            return f"the earlier run in {self.path} is kept"
-        self.accept()
+            if holds_run(self.path):
+                return self._refused()
+            self.accept()
         try:
             self.update(status=status, reason=reason)
         except OSError as error:
             return self._finish_without_room(Failure.of(error))
         return ""
+
+    def _refused(self) -> str:
+        kept = f"the earlier run in {self.path} is kept"
+        try:
+            self.record.save(self.path / REFUSED)
+            if self.record.status != "infeasible" and (self.work / LOG).exists():
+                (self.work / LOG).replace(self.path / REFUSED_LOG)
+        except OSError as error:
+            kept += f"; the record of this one could not be written: {error.strerror}"
+        shutil.rmtree(self.path / NEW, ignore_errors=True)
+        return kept
 
     def _finish_without_room(self, failure: Failure) -> str:
         """The status is worth more than copies and pictures, which make room."""
@@ -148,16 +176,57 @@ class RunFolder:
         return ""
 
     def _clear(self) -> None:
-        """Remove the run in the folder; the record last, since it makes the other files a run."""
-        for name in sorted(run_files.ALL, key=lambda name: name == RECORD):
-            path = self.path / name
-            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+        """Remove the run in the folder; the record last, since it makes the other files a run.
+
+        Checkpoints that are there although nobody asked to overwrite them are of no use to this version: they are kept.
+        """
+        if not self.record.config.get("overwrite"):
+            checkpoint_files.tidy(self.path, checkpoint_files.steps(self.path))
+        kept = checkpoint_files.damaged(self.path) and not self.record.config.get("overwrite")
+        for path in sorted(_files_of(self.path), key=lambda path: path.name == RECORD):
+            if not (kept and path.name == CHECKPOINTS):
+                checkpoint_files.remove(path)
 
 
-def good_run(folder: Path) -> RunRecord | None:
-    """The record of the run in a folder if it ended well or can be resumed."""
+def _files_of(folder: Path) -> list[Path]:
+    return [folder / name for name in run_files.ALL]
+
+
+def holds_run(folder: Path) -> bool:
+    """Whether there is a run in a folder: any file of one, and more than what a run that never began has left."""
+    if not any(map(os.path.lexists, _files_of(folder))):
+        return False
+    try:
+        infeasible = RunRecord.load(folder / RECORD).status == "infeasible"
+    except (SchemaError, OSError):
+        return True
+    return not infeasible or any(os.path.lexists(folder / name) for name in (METRICS, CHECKPOINTS))
+
+
+def has_trained(folder: Path) -> bool:
+    """Whether the run in a folder has done steps that count: it is finished, or could be resumed."""
     try:
         record = RunRecord.load(folder / RECORD)
     except (SchemaError, OSError):
+        return checkpoint_files.has_usable(folder)
+    finished = record.status == "ok" and record.config.get("mode") == "run"
+    return finished or bool(checkpoint_files.steps(folder))
+
+
+def clear_refused(folder: Path) -> None:
+    """Remove what starts before have left that were refused or killed."""
+    for name in (NEW, REFUSED, REFUSED_LOG):
+        checkpoint_files.remove(folder / name)
+
+
+def save_refused(folder: Path, record: RunRecord) -> None:
+    """Leave the record of a run that did not begin: beside an earlier run, or in the place of one."""
+    record.save(folder / (REFUSED if holds_run(folder) else RECORD))
+
+
+def refused_in(folder: Path) -> RunRecord | None:
+    """The record of the last start in a folder, if that was refused beside an earlier run."""
+    try:
+        return RunRecord.load(folder / REFUSED)
+    except (SchemaError, OSError):
         return None
-    return record if record.status == "ok" or checkpoint_files.steps(folder) else None

@@ -23,22 +23,11 @@ from rich.text import Text
 
 from harness.checks import stored_profile
 from harness.config import overrides as config_overrides
-from harness.core import files
+from harness.core import files, run_files
 from harness.core.files import LineFollower
-from harness.core.problem import CannotRun, Problem
+from harness.core.problem import CannotRun, Fix, Problem
 from harness.core.record import RunRecord
-from harness.core.run_files import (
-    CONFIG,
-    LOG,
-    METRICS,
-    PATTERN,
-    PLAN,
-    PROFILE,
-    RESULT,
-    SIMULATED,
-    TIMELINE,
-    TRACE,
-)
+from harness.core.run_files import CONFIG, LOG, METRICS, PATTERN, PLAN, PROFILE, RESULT, SIMULATED, TIMELINE, TRACE
 from harness.core.serialization import finite
 from harness.core.trace import Trace
 from harness.interfaces import Planner
@@ -56,8 +45,8 @@ from harness.run import checkpoint_files, folder_lock, metrics
 from harness.run.checkpoint_files import after_steps
 from harness.run.folder_lock import Lock
 from harness.run.manifest import manifest
-from harness.run.resume import Resumed, SamePlan, find_resumable
-from harness.run.run_folder import RunFolder, good_run, in_use, make_folder, new_id
+from harness.run.resume import Resumed, SamePlan, find_finished, find_resumable
+from harness.run.run_folder import RunFolder, has_trained, in_use, make_folder, new_id
 from harness.run.stop_request import StopRequest
 from harness.trackers import Tracker
 
@@ -72,6 +61,9 @@ def run(config: DictConfig, overrides: Sequence[str]) -> RunRecord:
     record_id = new_id(overrides)
     path = make_folder(config.out, record_id)
     with in_use(path, config_overrides.title(config, overrides)) as lock:
+        if finished := find_finished(path, config):
+            report_finished(finished, path)
+            return finished
         current = Run(config, overrides, record_id, path, lock)
         with preemptible() as current.signals:
             try:
@@ -85,6 +77,15 @@ def run(config: DictConfig, overrides: Sequence[str]) -> RunRecord:
             message = current.finish(outcome)
         current.report(message)
         return current.record
+
+
+def report_finished(record: RunRecord, path: Path) -> None:
+    """Print the measurements of a run that is finished, and how it could train on."""
+    closing_table.show(record, path)
+    total = record.config["warmup"] + record.config["steps"]
+    on = f"steps={2 * record.config['steps']} to train on, or " if checkpoint_files.steps(path) else ""
+    advice = f"{on}overwrite=true to train it again"
+    Console().print(Text(f"this run is finished {after_steps(total)}   -> {advice}"), soft_wrap=True)
 
 
 class Run:
@@ -113,19 +114,28 @@ class Run:
     def start(self) -> None:
         """Start in the folder, new or from where an earlier start ended, with a record that says "running"."""
         mode, path = self.config.mode, self.folder.path
-        self.resumed = find_resumable(path, self.config, lambda text: self.progress.note(f"note: {text}"))
-        if self.resumed:
-            self.folder.resume(self.resumed.record.id)
-        else:
-            self.folder.start()
+        self.folder.start()
         found = manifest(self.overrides, [], {"seed": self.config.seed}, metrics.threads(self.config))
-        self.folder.update(manifest=found | ({"resumed": self.resumed.steps} if self.resumed else {}))
-        files.write_text(self.folder.work / CONFIG, OmegaConf.to_yaml(self.config, resolve=True))
-        earlier = good_run(path)
-        if mode != "run" and earlier and earlier.config.get("mode") == "run":  # its steps are not soon there again
+        self.folder.update(manifest=found)
+        if mode != "run" and not self.config.overwrite and has_trained(path):  # its steps are not soon there again
             message = f"holds a run that has trained, mode={mode} would overwrite it"
-            fix = {"out": f"{self.config.out}-{mode}"}
-            raise CannotRun([Problem("out", self.config.out, message, (fix,))], self.title)
+            fixes: tuple[Fix, ...] = ({"out": f"{self.config.out}-{mode}"}, {"overwrite": True})
+            raise CannotRun([Problem("out", self.config.out, message, fixes)], self.title)
+        self.resumed = find_resumable(path, self.config, self.note, self.title)
+        if self.resumed:
+            self.folder.resume(self.resumed)
+            self.folder.update(manifest=found | {"resumed": self.resumed.steps})
+        files.write_text(self.folder.work / CONFIG, OmegaConf.to_yaml(self._with_end_checkpoint(), resolve=True))
+
+    def note(self, text: str) -> None:
+        self.progress.note(f"note: {text}")
+
+    def _with_end_checkpoint(self) -> DictConfig:
+        """The configuration as ranks read it: a point of a sweep, whose lock is the sweep's, never gets more steps."""
+        config = self.config.copy()
+        if config.launch.end_checkpoint is None:
+            config.launch.end_checkpoint = config.out is not None and self.lock.taken
+        return config
 
     def prepare(self) -> Prepared:
         """Profile, plan, check and simulate; the plan is printed and recorded, and the run accepted."""
@@ -279,7 +289,8 @@ class Run:
         lines = [self.record.reason]
         if status != "infeasible":
             lines = [f"{self.title}: {status}: {self.record.reason}"]
-            lines += [f"the ranks' output: {path / LOG}"] if (path / LOG).exists() else []
+            log = path / (LOG if self.folder.accepted else run_files.REFUSED_LOG)
+            lines += [f"the ranks' output: {log}"] if log.exists() else []
             if steps := checkpoint_files.steps(path):
                 lines.append(f"start it again with out={path} to resume {after_steps(steps[0])}")
         console = Console(stderr=True)

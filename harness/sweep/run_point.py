@@ -32,7 +32,7 @@ from harness.core.run_files import RECORD
 from harness.core.serialization import SchemaError, finite
 from harness.launch import die_with_parent
 from harness.launch.signals import Preempted
-from harness.run import checkpoint_files, folder_lock, runner
+from harness.run import folder_lock, run_folder, runner
 from harness.run.folder_lock import Lock, held
 from harness.sweep.live_table import Row
 from harness.sweep.points import Point
@@ -79,8 +79,9 @@ def refuse(row: Row, folder: Path, record: RunRecord) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with held(folder):
         if not done_before(row, folder):
+            run_folder.clear_refused(folder)
             row.record = record
-            record.save(folder / RECORD)
+            run_folder.save_refused(folder, record)
 
 
 def run_point(
@@ -109,11 +110,12 @@ def run_point(
 def _run(
     row: Row, folder: Path, config: DictConfig | None, waiting: Callable[[], None], here: bool, lock: Lock
 ) -> None:
+    run_folder.clear_refused(folder)
     earlier = stored(folder)
     try:
         config = compose(row.point.overrides) if config is None else config
     except CannotRun as error:
-        row.record = finish(None, row.point, folder, "infeasible", str(error))
+        row.record = _ended(earlier, row.point, folder, "infeasible", str(error))
         return
     overrides = [*row.point.overrides, quoted("out", str(folder))]
     try:
@@ -124,9 +126,9 @@ def _run(
             code = _execute(overrides, folder / CONSOLE, waiting, lock, config.launch.grace_s)
             why = _why(code, folder)
     except KeyboardInterrupt:
-        row.record = finish(_newer(folder, earlier), row.point, folder, "preempted", "ended with its sweep")
+        row.record = _ended(earlier, row.point, folder, "preempted", "ended with its sweep")
         raise
-    row.record = finish(_newer(folder, earlier), row.point, folder, "error", why)
+    row.record = _ended(earlier, row.point, folder, "error", why)
 
 
 def _here(config: DictConfig, overrides: Sequence[str], console: Path) -> str:
@@ -199,19 +201,26 @@ def unreadable(folder: Path) -> bool:
     return stored(folder) is None and (folder / RECORD).exists()
 
 
-def _newer(folder: Path, earlier: RunRecord | None) -> RunRecord | None:
-    """The record, if it is not that of an earlier start; one that can be resumed has the same run's."""
+def _ended(earlier: RunRecord | None, point: Point, folder: Path, status: Status, reason: str) -> RunRecord:
+    """The record of a start that has ended, after an `earlier` one; if it could not finish it, that is done here.
+
+    A start that was refused, or has not come so far as to begin, leaves an earlier run as it is.
+    """
+    if refused := run_folder.refused_in(folder):
+        return refused
     record = stored(folder)
-    if record is None or record != earlier:
-        return record
-    return replace(record, status="running") if checkpoint_files.steps(folder) else None
+    if record is not None and record != earlier:
+        return finish(record, folder, status, reason)
+    begun = _begun(point, status, reason)
+    run_folder.save_refused(folder, begun)
+    return begun
 
 
-def finish(record: RunRecord | None, point: Point, folder: Path, status: Status, reason: str) -> RunRecord:
+def finish(record: RunRecord, folder: Path, status: Status, reason: str) -> RunRecord:
     """The record of a run that has ended; if the run could not finish it, that is done here."""
-    if record is not None and record.status != "running":
+    if record.status != "running":
         return record
-    record = replace(record, status=status, reason=reason) if record else _begun(point, status, reason)
+    record = replace(record, status=status, reason=reason)
     record.save(folder / RECORD)
     return record
 

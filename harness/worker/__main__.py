@@ -11,7 +11,7 @@ With a TOKEN it is one of several ranks that srun has started; it meets the othe
 (`harness.launch.slurm_ranks`).
 
 A worker reads config.yaml, plan.json and profile.json in the run's folder, and writes its results there. It never
-sees Hydra, the tracker or the record: those are the parent's.
+sees Hydra or the tracker, and of the record only what its checkpoints hold: those are the parent's.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def train(folder: Path, config: DictConfig, start: str = "0", token: str = "") -
 
     from harness.launch.forked_ranks import run_session_on_ranks
     from harness.launch.slurm_ranks import Rendezvous
-    from harness.worker.checkpoints import Checkpoints
+    from harness.worker.checkpoints import Checkpoints, When, run_state
     from harness.worker.training_loop import Loop, save_result, train_steps
 
     plan = Plan.load(folder / PLAN)
@@ -104,7 +104,8 @@ def train(folder: Path, config: DictConfig, start: str = "0", token: str = "") -
         say(f"building {model.name} on {', '.join(names)}")
 
     loop = Loop(config.batch.size, config.steps, config.warmup)
-    checkpoints = Checkpoints(folder, int(start), config.launch.checkpoint_every, say)
+    when = When(config.launch.checkpoint_every, config.launch.end_checkpoint)
+    checkpoints = Checkpoints(folder, int(start), when, say, run_state(folder))
     train_session = functools.partial(
         train_steps, data=data, loop=loop, folder=folder, checkpoints=checkpoints, say=say
     )

@@ -5,34 +5,64 @@
      "peak_memory_bytes":  as it was metered}
 
 What follows from the step alone is not in it: batches, and masks of dropout. The session's part moves between engines.
+Beside it the file has the run up to this step (`harness.run.checkpoint_files.RunState`).
 Importing this module imports torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import io
+import pickle
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from harness.core.run_files import STOP
+from harness.core.record import RunRecord
+from harness.core.run_files import RECORD, STOP
 from harness.interfaces import Session
 from harness.run import checkpoint_files
-from harness.run.checkpoint_files import after_steps
+from harness.run.checkpoint_files import RunState, after_steps
+
+NO_STATE = RunState(0)
+
+
+class NotLoaded(RuntimeError):
+    """A checkpoint that holds something else than tensors and plain values."""
+
+
+@dataclass(frozen=True)
+class When:
+    """When a checkpoint is written: after `every` so many steps (0: never), and at the `end` of the last one."""
+
+    every: int = 0
+    end: bool = False
+
+
+NEVER = When()
 
 
 class Checkpoints:
-    """The checkpoints of one run, which has done `start` steps: after every `every` of them (0: never), and at a stop.
+    """The checkpoints of one run, which has done `start` steps: those of `when`, and one at a stop.
 
     Each rank has one; its methods are collective. Rank 0 looks for a stop request, writes, and `say`s what it does.
+    `state` is what the run is; `error` says why the last step has no checkpoint that it should have, for the user.
     """
 
     def __init__(
-        self, run_dir: Path, start: int = 0, every: int = 0, say: Callable[[str], None] = lambda text: None
+        self,
+        run_dir: Path,
+        start: int = 0,
+        when: When = NEVER,
+        say: Callable[[str], None] = lambda text: None,
+        state: RunState = NO_STATE,
     ) -> None:
-        self.run_dir, self.start, self.every = run_dir, start, every
+        self.run_dir, self.start, self.when, self.state = run_dir, start, when, state
+        self.error: dict[str, Any] | None = None
         self._print = say
 
     def load(self, session: Session) -> list[int] | None:
@@ -40,7 +70,10 @@ class Checkpoints:
         if not self.start:
             return None
         path = checkpoint_files.place(self.run_dir, self.start)
-        saved = torch.load(path, weights_only=True, mmap=True)  # several ranks read one file
+        try:
+            saved = torch.load(path, weights_only=True, mmap=True)  # several ranks read one file
+        except pickle.UnpicklingError:  # its text would have the user switch the check off
+            raise NotLoaded(f"{path} holds more than weights and is not loaded: remove it to resume before") from None
         session.load_state_dict(saved["session"])
         self._say(f"resuming {after_steps(self.start)}")
         if len(saved["random"]) == _size():
@@ -50,35 +83,63 @@ class Checkpoints:
         peak: list[int] | None = saved["peak_memory_bytes"]
         return peak
 
-    def after_step(self, session: Session, step: int, peak: list[int] | None, sync: Callable[[], None]) -> bool:
-        """After `step` steps: write a checkpoint if it is time for one; `sync` has other files on the disk before.
+    def after_step(self, session: Session, step: int, total: int, peak: list[int] | None, lines: Sequence[str]) -> bool:
+        """After `step` of `total` steps, with their `lines` in rank 0: write a checkpoint if it is time for one.
 
         Returns whether training must stop.
         """
-        stop = bool(from_rank_0(int((self.run_dir / STOP).exists())))
-        if stop or (self.every and step % self.every == 0):
-            self._save(session, step, peak, sync)
+        self.error = None
+        last = step == total
+        stop = not last and bool(from_rank_0(int((self.run_dir / STOP).exists())))
+        if stop or (self.when.end if last else self.when.every and step % self.when.every == 0):
+            self._save(session, step, peak, lines)
         return stop
 
-    def _save(self, session: Session, step: int, peak: list[int] | None, sync: Callable[[], None]) -> None:
+    def _save(self, session: Session, step: int, peak: list[int] | None, lines: Sequence[str]) -> None:
         """Write a checkpoint; if that fails the run continues, and the last checkpoint stays."""
-        state = {"session": session.state_dict(), "random": _gathered(_generators()), "peak_memory_bytes": peak}
+        saved = {"session": session.state_dict(), "random": _gathered(_generators()), "peak_memory_bytes": peak}
         if _rank():
             return
-
-        def fill(file: IO[bytes]) -> None:
-            torch.save(state, file)
-
         try:
-            sync()
-            checkpoint_files.write(self.run_dir, step, fill)
+            state = replace(self.state, step=step, lines=tuple(lines))
+            checkpoint_files.write(self.run_dir, state, lambda file: torch.save(saved, file))
             self._say(f"checkpoint {after_steps(step)}")
-        except (OSError, RuntimeError) as error:  # torch's own writer raises no OSError
+        except OSError as error:
+            size = _size_of(saved)
+            self.error = {
+                "message": error.strerror or str(error),
+                "needed_bytes": size + sum(map(len, lines)),
+                "free_bytes": shutil.disk_usage(self.run_dir).free,
+            }
             self._say(f"no checkpoint {after_steps(step)}, older ones stay: {error}")
 
     def _say(self, text: str) -> None:
         if _rank() == 0:
             self._print(text)
+
+
+def run_state(run_dir: Path) -> RunState:
+    """What checkpoints say of the run in this folder: what its record says before the first step."""
+    record = RunRecord.load(run_dir / RECORD)
+    return RunState(0, record.config, record.plan, record.id, record.manifest)
+
+
+class _Counter(io.RawIOBase):
+    """A file that counts what is written to it, and keeps nothing."""
+
+    size = 0
+
+    def write(self, data: Any) -> int:
+        self.size += len(data)
+        return len(data)
+
+
+def _size_of(saved: dict[str, Any]) -> int:
+    """The bytes of a file with this."""
+    counter: Any = _Counter()
+    torch.save(saved, counter)
+    size: int = counter.size
+    return size
 
 
 def from_rank_0(value: int) -> int:

@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from harness.core import files
-from harness.core.problem import line
+from harness.core import files, problem
 from harness.core.run_files import METRICS, RESULT, TRACE
 from harness.core.trace import Trace
 from harness.interfaces import Data, Model, Session, StepMetrics
@@ -42,7 +41,10 @@ class Loop:
 
 @dataclass(frozen=True)
 class Line:
-    """A step in `metrics.jsonl`. `step` counts from 0, warm-up included; one that is `skipped` updated nothing."""
+    """A step in `metrics.jsonl`. `step` counts from 0, warm-up included; one that is `skipped` updated nothing.
+
+    `checkpoint_error` says why there is no checkpoint after it that should be; other lines do not have it.
+    """
 
     step: int
     phase: Literal["warmup", "measured"]
@@ -50,6 +52,11 @@ class Line:
     step_time_s: float
     data_wait_s: float
     skipped: bool = False
+    checkpoint_error: dict[str, Any] | None = None
+
+    @property
+    def text(self) -> str:
+        return json.dumps({name: value for name, value in vars(self).items() if value is not None})
 
 
 class LineFile:
@@ -65,12 +72,8 @@ class LineFile:
     def close(self) -> None:
         os.close(self.handle)
 
-    def sync(self) -> None:
-        """Have the lines on the disk."""
-        os.fsync(self.handle)
-
     def write(self, line: Line) -> None:
-        data = (json.dumps(vars(line)) + "\n").encode()
+        data = f"{line.text}\n".encode()
         try:
             rest = data
             while rest:
@@ -106,24 +109,30 @@ def train_steps(
     total = loop.warmup + loop.steps
     start, peak = checkpoints.start, checkpoints.load(session)
     path = folder / METRICS if reports else Path(os.devnull)
-    lines = _stored(path) if start and reports else []
+    lines = _stored(folder / METRICS) if start else []
+    texts = [one.text for one in lines]
     with closing(LineFile(path, start > 0)) as out, Loader(data, loop.batch_size, range(start, total)) as batches:
         for step, (batch, waited) in enumerate(batches, start):
             last = session.step(batch, meter=step == loop.warmup - 1 and step > 0)
             peak = last.peak_memory_bytes or peak
-            lines.append(_line(step, loop, last, waited))
-            out.write(lines[-1])
+            line = _line(step, loop, last, waited)
             if reports:
                 say(f"step {step}: loss {last.loss:.6g}, {last.step_time_s:.4f} s")
-            if step + 1 < total and checkpoints.after_step(session, step + 1, peak, out.sync):
+            texts.append(line.text)
+            stop = checkpoints.after_step(session, step + 1, total, peak, texts)
+            lines.append(replace(line, checkpoint_error=checkpoints.error))
+            texts[-1] = lines[-1].text
+            out.write(lines[-1])
+            if stop:
                 return None
-    assert last is not None
-    if last.skipped and all(one.skipped for one in lines):
-        raise NeverUpdated(f"none of {len(lines)} steps updated a weight: {line(last.skipped)}")
+    if last and last.skipped and all(one.skipped for one in lines):
+        raise NeverUpdated(f"none of {len(lines)} steps updated a weight: {problem.line(last.skipped)}")
+    summary = {**_summary(lines, loop), "peak_memory_bytes": peak, "bytes_sent": last.bytes_sent if last else {}}
+    if last is None:  # the checkpoint is that of the last step
+        return summary, Trace(())
     kept = session.trace()
     gone = total - len(kept.steps)  # a long run keeps its last steps only
-    trace = shifted(kept, max(0, loop.warmup - gone))
-    return {**_summary(lines, loop), "peak_memory_bytes": peak, "bytes_sent": last.bytes_sent}, trace
+    return summary, shifted(kept, max(0, loop.warmup - gone))
 
 
 def save_result(metrics: dict[str, Any], trace: Trace, folder: Path, devices: Sequence[int], model: Model) -> None:

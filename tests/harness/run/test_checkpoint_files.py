@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
@@ -15,16 +16,16 @@ import torch
 from harness.core.run_files import CHECKPOINTS
 from harness.run import checkpoint_files
 from harness.run.checkpoint_files import (
+    RunState,
+    Unusable,
     after_steps,
-    is_whole,
+    has_usable,
     place,
-    remove_all,
-    remove_partial,
-    set_aside,
+    read,
     steps,
-    write,
+    tidy,
 )
-from harness.worker.checkpoints import Checkpoints
+from harness.worker.checkpoints import Checkpoints, When
 from tests.support.full_disk import full_disk
 
 WEIGHTS = torch.arange(20_000.0)
@@ -32,6 +33,21 @@ WEIGHTS = torch.arange(20_000.0)
 
 def save(file: IO[bytes]) -> None:
     torch.save({"weights": WEIGHTS}, file)
+
+
+def write(run_dir: Path, step: int, fill: Callable[[IO[bytes]], None]) -> None:
+    checkpoint_files.write(run_dir, state_of(step), fill)
+
+
+def state_of(step: int) -> RunState:
+    return RunState(step, {"seed": 0}, {"stages": []}, "id", {}, tuple(f'{{"step": {k}}}' for k in range(step)))
+
+
+def is_whole(run_dir: Path, step: int) -> bool:
+    try:
+        return read(run_dir, step).lines == state_of(step).lines
+    except Unusable:
+        return False
 
 
 def names(run_dir: Path) -> set[str]:
@@ -71,7 +87,8 @@ def test_so_is_one_that_is_cut_off(tmp_path: Path, size: int) -> None:
     write(tmp_path, 1, save)
     os.truncate(place(tmp_path, 1), size)
     assert not is_whole(tmp_path, 1)
-    set_aside(tmp_path, 1)
+    assert not has_usable(tmp_path)
+    tidy(tmp_path, [1])
     assert steps(tmp_path) == [] and names(tmp_path) == {"step-1.damaged"}, "it is out of the way, not gone"
 
 
@@ -88,23 +105,21 @@ def test_an_error_in_writing_leaves_the_one_before(tmp_path: Path) -> None:
 
 
 def test_a_writer_that_is_killed_leaves_the_one_before(tmp_path: Path) -> None:
-    write(tmp_path, 1, save)
+    write(tmp_path, 2, save)
     code = f"""
 import os, pathlib, signal
-from harness.run.checkpoint_files import write
+from harness.run.checkpoint_files import RunState, write
 def fill(file):
     file.write(b"x" * 10000)
     file.flush()
     os.kill(os.getpid(), signal.SIGKILL)
-write(pathlib.Path({str(tmp_path)!r}), 2, fill)
+write(pathlib.Path({str(tmp_path)!r}), RunState(1, lines=('{{"step": 0}}',)), fill)
 """
     root = Path(checkpoint_files.__file__).parents[1]
     assert subprocess.run([sys.executable, "-c", code], cwd=root, check=False).returncode == -signal.SIGKILL
-    assert names(tmp_path) == {"step-1.pt", "step-2.part"} and steps(tmp_path) == [1]
-    remove_partial(tmp_path)
-    assert names(tmp_path) == {"step-1.pt"}
-    remove_all(tmp_path)
-    assert names(tmp_path) == set()
+    assert names(tmp_path) == {"step-2.pt", "step-1.part"} and steps(tmp_path) == [2]
+    tidy(tmp_path, [])
+    assert names(tmp_path) == {"step-2.pt"}
 
 
 class Session:
@@ -114,10 +129,37 @@ class Session:
         return {"model": {"weight": WEIGHTS}, "optimizer": {}, "step": 2}
 
 
-def test_on_a_full_disk_the_run_goes_on_and_says_so(tmp_path: Path) -> None:
+def test_on_a_full_disk_the_run_continues_and_says_so(tmp_path: Path) -> None:
     write(tmp_path, 1, save)
     said: list[str] = []
+    checkpoints = Checkpoints(tmp_path, when=When(every=2), say=said.append)
+    lines = state_of(2).lines
     with full_disk(50_000):
-        assert not Checkpoints(tmp_path, every=2, say=said.append).after_step(Session(), 2, None, lambda: None)  # type: ignore
+        assert not checkpoints.after_step(Session(), 2, 3, None, lines)  # type: ignore[arg-type]
     assert names(tmp_path) == {"step-1.pt"}
     assert len(said) == 1 and said[0].startswith("no checkpoint after 2 steps, older ones stay: ")
+    assert checkpoints.error
+    assert checkpoints.error["needed_bytes"] == pytest.approx(place(tmp_path, 1).stat().st_size, rel=0.2)
+    assert checkpoints.error["free_bytes"] > 0 and "large" in checkpoints.error["message"]
+    assert not checkpoints.after_step(Session(), 2, 3, None, lines)  # type: ignore[arg-type]
+    assert checkpoints.error is None and is_whole(tmp_path, 2)
+
+
+def test_torch_reads_a_checkpoint_with_its_run_inside(tmp_path: Path) -> None:
+    write(tmp_path, 1, save)
+    for mmap in (False, True):
+        assert torch.equal(torch.load(place(tmp_path, 1), weights_only=True, mmap=mmap)["weights"], WEIGHTS)
+
+
+def test_any_changed_byte_that_torch_would_see_is_found(tmp_path: Path) -> None:
+    """Beginning and end of the file: headers, checksums, the directory; what is in between has checksums."""
+    write(tmp_path, 1, save)
+    path = place(tmp_path, 1)
+    data = path.read_bytes()
+    unseen = 0
+    for where in [*range(0, 800, 3), *range(len(data) - 1500, len(data), 5)]:
+        path.write_bytes(data[:where] + bytes([data[where] ^ 1]) + data[where + 1 :])
+        if is_whole(tmp_path, 1):
+            unseen += 1
+            assert torch.equal(torch.load(path, weights_only=True, mmap=True)["weights"], WEIGHTS)
+    assert unseen < 300, "padding and times"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,8 +16,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from omegaconf import OmegaConf
 
 from harness.cli.compose import compose
@@ -24,16 +27,18 @@ from harness.core.cluster import Cluster, Device, Link
 from harness.core.memory_model import MemoryModel
 from harness.core.model_profile import LayerProfile, ModelProfile
 from harness.core.plan import Plan
+from harness.core.problem import CannotRun, Problem
 from harness.core.record import RunRecord
-from harness.core.run_files import CHECKPOINTS
+from harness.core.serialization import finite
 from harness.host import devices, machine
 from harness.host.machine import Machine
 from harness.interfaces import BatchShape, PlanRequest
 from harness.run import runner
-from harness.run.checkpoint_files import place, steps
-from harness.run.resume import Resumed, SamePlan, find_resumable
+from harness.run.checkpoint_files import RunState, place, steps, write
+from harness.run.resume import Resumed, SamePlan, find_finished, find_resumable
 from harness.trackers import none
 from tests.harness.run.test_runner import Recorder
+from tests.problems import refused, row
 
 ROOT = Path(__file__).parents[3]
 TYPED = ["engine=ddp", "model=mlp", "batch.size=8", "batch.micro_batches=2", "cluster.device=cpu", "cluster.devices=2",
@@ -44,89 +49,171 @@ MACHINE = Machine(
 )
 
 
-# -- what is taken up, without any training
+PLAN = Plan.contiguous([2, 2], 2)
 
 
-def left(folder: Path, *checkpoints: int, lines: int = 9, status: str = "preempted", typed: list[str] = TYPED) -> Path:
-    """The folder of a run that was ended after so many lines, with checkpoints after these steps."""
-    (folder / "config.yaml").write_text(OmegaConf.to_yaml(compose([*typed, f"out={folder}"]), resolve=True))
-    RunRecord("id", status, manifest={"resumed": [1]}).save(folder / "record.json")  # type: ignore[arg-type]
-    (folder / "metrics.jsonl").write_text("".join(f'{{"step": {k}}}\n' for k in range(lines)) + '{"step": 9, "lo')
-    (folder / CHECKPOINTS).mkdir()
+# -- what it resumes from, without any training
+
+
+def left(folder: Path, *checkpoints: int, status: str = "preempted", typed: list[str] = TYPED) -> Path:
+    """The folder of a run that was ended in its tenth step, with checkpoints after these."""
+    config = compose([*typed, f"out={folder}"])
+    container: Any = OmegaConf.to_container(config, resolve=True)
+    (folder / "config.yaml").write_text(OmegaConf.to_yaml(config, resolve=True))
+    PLAN.save(folder / "plan.json")
+    manifest = {"resumed": [1]}
+    record = RunRecord("id", status, config=finite(container), manifest=manifest)  # type: ignore[arg-type]
+    record.save(folder / "record.json")
+    lines = [f'{{"step": {step}}}' for step in range(9)]
+    (folder / "metrics.jsonl").write_text("".join(f"{line}\n" for line in lines) + '{"step": 9, "lo')
     for step in checkpoints:
-        with zipfile.ZipFile(place(folder, step), "w") as file:
-            file.writestr("weights", b"1" * 1000)
+        state = RunState(step, record.config, PLAN.to_json(), "id", manifest, tuple(lines[:step]))
+        write(folder, state, lambda file: torch.save({"weights": torch.ones(1000)}, file))
     return folder
 
 
-def taken(folder: Path, *overrides: str, typed: list[str] = TYPED) -> tuple[Resumed | None, list[str]]:
+def resumes(folder: Path, *overrides: str, typed: list[str] = TYPED) -> tuple[Resumed | None, list[str]]:
+    """What this run resumes from, and what it says; nothing is touched."""
     said: list[str] = []
-    config = compose([*typed, *overrides, f"out={folder}"])
-    return find_resumable(folder, config, said.append), said
+    before = contents(folder)
+    try:
+        return find_resumable(folder, compose([*typed, *overrides, f"out={folder}"]), said.append, "this run"), said
+    finally:
+        assert contents(folder) == before
 
 
-def test_it_goes_on_from_the_newest(tmp_path: Path) -> None:
-    found, said = taken(left(tmp_path, 4, 6))
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_it_resumes_from_the_newest(tmp_path: Path) -> None:
+    found, said = resumes(left(tmp_path, 4, 6))
     assert found and not said
-    assert (found.step, found.record.id, found.steps) == (6, "id", [1, 6])
-    assert [json.loads(line)["step"] for line in (tmp_path / "metrics.jsonl").read_text().splitlines()] == [*range(6)]
+    assert (found.step, found.state.id, found.steps, found.plan) == (6, "id", [1, 6], PLAN)
+    assert [json.loads(line)["step"] for line in found.state.lines] == [*range(6)]
 
 
-@pytest.mark.parametrize("status", ["running", "error", "oom", "timeout", "node_lost", "infeasible"])
+@pytest.mark.parametrize("status", ["running", "error", "oom", "timeout", "node_lost", "infeasible", "ok"])
 def test_however_it_was_ended(tmp_path: Path, status: str) -> None:
-    found, _ = taken(left(tmp_path, 4, status=status))
+    found, _ = resumes(left(tmp_path, 4, status=status), "steps=11")
     assert found and found.step == 4
-
-
-@pytest.mark.parametrize("more", ["steps=11", "launch.checkpoint_every=3", "launch.timeout_s=7", "tracker=wandb"])
-def test_what_may_differ(tmp_path: Path, more: str) -> None:
-    assert taken(left(tmp_path, 6), more)[0]
 
 
 @pytest.mark.parametrize(
-    ("differs", "reported"),
+    "more", ["steps=11", "launch.checkpoint_every=3", "launch.timeout_s=7", "tracker=wandb", "overwrite=true"]
+)
+def test_what_may_differ(tmp_path: Path, more: str) -> None:
+    assert resumes(left(tmp_path, 6), more)[0]
+
+
+@pytest.mark.parametrize(
+    ("differs", "named"),
     [
-        ("seed=1", "seed 0, here it is 1"),
-        ("optimizer.lr=0.5", "optimizer.lr 0.001, here it is 0.5"),
-        ("warmup=1", "warmup 2, here it is 1"),
-        ("steps=4", "a checkpoint after 6 steps, here there are 6"),
+        (["seed=1"], ["seed 0 (here 1)"]),
+        (["optimizer.lr=0.5"], ["optimizer.lr 0.001 (here 0.5)"]),
+        (["warmup=1"], ["warmup 2 (here 1)"]),
+        (["steps=3"], ["after 6 steps", "steps 10 (here 3)"]),
+        (["engine=single", "mesh.data=1"], ["with engine.name ddp (here single)", "mesh.data 2 (here 1)"]),
+        (["model=gpt", "data=synthetic"], ["with model.name mlp (here gpt)", " more"]),
     ],
 )
-def test_another_run_starts_again_and_says_why(tmp_path: Path, differs: str, reported: str) -> None:
-    found, said = taken(left(tmp_path, 6), differs)
-    assert found is None
-    assert said == [f"the unfinished run in this folder has {reported}: this one starts again from step 0"]
+def test_good_checkpoints_of_other_keys_are_refused(tmp_path: Path, differs: list[str], named: list[str]) -> None:
+    with pytest.raises(CannotRun) as caught:
+        resumes(left(tmp_path, 6), *differs)
+    (problem,) = refused(caught)
+    assert row(problem) == ("out", str(tmp_path), [f"out={tmp_path}-2", "overwrite=true"])
+    assert all(text in problem.message for text in named), problem.message
+    assert resumes(tmp_path, *differs, "overwrite=true") == (None, [])
+
+
+def test_a_finished_run_is_not_made_shorter(tmp_path: Path) -> None:
+    """Its only checkpoint is one on the way."""
+    with pytest.raises(CannotRun) as caught:
+        resumes(left(tmp_path, 6, status="ok"), "steps=8")
+    assert "steps 10 (here 8)" in refused(caught)[0].message
 
 
 @pytest.mark.parametrize("overrides", [["mode=plan"], ["mode=simulate"]])
-def test_only_a_run_goes_on(tmp_path: Path, overrides: list[str]) -> None:
-    assert taken(left(tmp_path, 6), *overrides) == (None, [])
+def test_only_a_run_resumes(tmp_path: Path, overrides: list[str]) -> None:
+    assert resumes(left(tmp_path, 6), *overrides) == (None, [])
 
 
-def test_a_run_that_is_ok_and_one_without_a_record_do_not_go_on(tmp_path: Path) -> None:
-    unfinished = left(tmp_path, 6, status="ok")
-    assert taken(unfinished) == (None, [])
-    (tmp_path / "record.json").unlink()
-    assert taken(unfinished) == (None, [])
+def test_a_run_that_is_finished(tmp_path: Path) -> None:
+    left(tmp_path, 6, status="ok")
+    for more, finished in {"": True, "steps=11": False, "seed=1": False, "overwrite=true": False}.items():
+        config = compose([*TYPED, *filter(None, [more]), f"out={tmp_path}"])
+        assert (find_finished(tmp_path, config) is not None) == finished, more
+    left(tmp_path, 6)
+    assert find_finished(tmp_path, compose([*TYPED, f"out={tmp_path}"])) is None
 
 
-def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path) -> None:
-    unfinished = left(tmp_path, 4, 6)
-    os.truncate(place(tmp_path, 6), 500)
-    found, said = taken(unfinished)
-    assert found and found.step == 4
-    assert said == ["the checkpoint after 6 steps is damaged, or its lines are lost: it is not used"]
-    assert steps(tmp_path) == [4]
+def replaced(path: Path, data: bytes | None) -> None:
+    """By other bytes, or by a folder."""
+    path.unlink()
+    path.mkdir() if data is None else path.write_bytes(data)
 
 
-def test_so_is_one_whose_lines_are_lost(tmp_path: Path) -> None:
-    found, said = taken(left(tmp_path, 4, 6, lines=5))
-    assert found and found.step == 4 and len(said) == 1
+DAMAGES: dict[str, Callable[[Path], None]] = {
+    "cut off": lambda path: os.truncate(path, path.stat().st_size // 4),
+    "empty": lambda path: os.truncate(path, 0),
+    "other bytes": lambda path: replaced(path, random.Random(0).randbytes(3000)),
+    "gone": lambda path: path.unlink(),
+    "a folder": lambda path: replaced(path, None),
+}
 
 
-def test_without_any_that_is_whole_it_starts_again(tmp_path: Path) -> None:
-    found, said = taken(left(tmp_path, 4, 6, lines=2))
-    assert found is None and len(said) == 2
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("name", ["record.json", "metrics.jsonl", "config.yaml", "plan.json"])
+def test_a_checkpoint_is_enough(tmp_path: Path, name: str, damage: str) -> None:
+    DAMAGES[damage](left(tmp_path, 4, 6) / name)
+    found, said = resumes(tmp_path)
+    assert found and (found.step, found.steps, found.plan) == (6, [1, 6], PLAN)
+    (note,) = said
+    assert name in note
+    with pytest.raises(CannotRun):
+        resumes(tmp_path, "seed=1")
+
+
+class Evil:
+    """What a pickle can do."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.system, ("exit 7",)
+
+
+def edited(path: Path) -> None:
+    """Other weights under the description of a run."""
+    with zipfile.ZipFile(path) as file:
+        members = {member: file.read(member) for member in file.namelist()}
+    members["archive/data/0"] = bytes(len(members["archive/data/0"]))
+    with zipfile.ZipFile(path, "w") as file:
+        for name, data in members.items():
+            file.writestr(name, data)
+
+
+def foreign(path: Path) -> None:
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr("weights", b"1" * 1000)
+
+
+SPOILED: dict[str, Callable[[Path], None]] = DAMAGES | {
+    "a zip of something else": foreign,
+    "a checkpoint of something else": lambda path: torch.save({"model": torch.ones(3)}, path),
+    "a pickle that runs code": lambda path: torch.save({"model": Evil()}, path),
+    "weights that were edited": edited,
+    "that of other steps": lambda path: shutil.copy(place(path.parents[1], 4), path) and None,
+}
+
+
+@pytest.mark.parametrize("damage", sorted(SPOILED.keys() - {"gone"}))
+def test_a_checkpoint_that_cannot_be_used_is_skipped(tmp_path: Path, damage: str) -> None:
+    SPOILED[damage](place(left(tmp_path, 4, 6), 6))
+    found, said = resumes(tmp_path)
+    assert found and (found.step, found.unusable) == (4, (6,))
+    (note,) = said
+    assert str(place(tmp_path, 6)) in note and "weights_only" not in note
+    place(tmp_path, 4).unlink()
+    assert resumes(tmp_path)[0] is None
 
 
 class Other:
@@ -248,4 +335,49 @@ def test_killed_at_any_moment_and_the_newest_checkpoint_damaged(straight, tmp_pa
     last = run(tmp_path, *more)
     assert (last.status, last.manifest["resumed"]) == ("ok", [kept[1]])
     assert losses(tmp_path) == straight
-    assert steps(tmp_path) == [119, 112]
+    assert steps(tmp_path) == [120, 119]
+
+
+def test_a_finished_run_trains_on_with_more_steps(straight, tmp_path, capsys):
+    first = run(tmp_path, "steps=50")
+    assert steps(tmp_path) == [52]
+    before = contents(tmp_path)
+    again = run(tmp_path, "steps=50")
+    assert again == first and contents(tmp_path) == before, "it trains nothing and touches nothing"
+    assert "overwrite=true" in capsys.readouterr().out
+    second = run(tmp_path, "steps=118")
+    assert (second.status, second.id, second.manifest["resumed"]) == ("ok", first.id, [52])
+    assert losses(tmp_path) == straight
+    third = run(tmp_path, "steps=8", "overwrite=true", "launch.end_checkpoint=false")
+    assert (third.status, third.id != first.id, steps(tmp_path)) == ("ok", True, [])
+    assert losses(tmp_path) == straight[:10]
+
+
+def test_a_run_that_was_killed_after_its_last_checkpoint(straight, tmp_path):
+    first = run(tmp_path, "steps=118")
+    replace(first, status="running", metrics={}).save(tmp_path / "record.json")
+    second = run(tmp_path, "steps=118")
+    assert (second.status, second.manifest["resumed"]) == ("ok", [120])
+    assert losses(tmp_path) == straight
+    assert second.metrics["step_time_s"] == first.metrics["step_time_s"]
+
+
+def test_a_refused_start_leaves_a_run_that_can_resume(straight, tmp_path, monkeypatch):
+    def refuse(*_: object) -> None:
+        raise CannotRun([Problem("cluster.memory_gb", 1, "is too small")])
+
+    run(tmp_path, "steps=50")
+    replace(RunRecord.load(tmp_path / "record.json"), status="error").save(tmp_path / "record.json")
+    (tmp_path / "metrics.jsonl").write_text("damaged")
+    before = contents(tmp_path)
+    for more in (["seed=1"], ["mode=plan"], ["steps=5"], ["steps=118", "tracker=none"]):
+        typed = [*TYPED, *more, f"out={tmp_path}"]
+        with monkeypatch.context() as patch:
+            patch.setattr(runner.prepare, "prepare", refuse)
+            refused = runner.run(compose(typed), typed)
+        assert refused.status == "infeasible", more
+        assert RunRecord.load(tmp_path / "refused.json") == refused
+        assert {name: data for name, data in contents(tmp_path).items() if name != "refused.json"} == before
+    assert run(tmp_path, "steps=118").manifest["resumed"] == [52]
+    assert losses(tmp_path) == straight
+    assert not (tmp_path / "refused.json").exists()

@@ -23,6 +23,7 @@ from harness.core.model_profile import ModelProfile
 from harness.core.plan import Plan
 from harness.core.problem import CannotRun
 from harness.core.record import RunRecord
+from harness.core.run_files import REFUSED
 from harness.core.trace import Trace
 from harness.host import devices, machine
 from harness.host.machine import Machine
@@ -92,7 +93,7 @@ def done(tmp_path_factory, cache, tracker):
 def test_a_run_leaves_all_its_files(done):
     assert {path.name for path in done.iterdir()} == {
         "config.yaml", "plan.json", "profile.json", "record.json", "log", "metrics.jsonl", "simulated.json.gz",
-        "timeline.png", "trace.json.gz", ".lock",
+        "timeline.png", "trace.json.gz", ".lock", "checkpoints",
     }  # fmt: skip
     assert (done / "timeline.png").read_bytes().startswith(b"\x89PNG")
 
@@ -170,7 +171,8 @@ def test_the_tracker_mirrors_the_run(done, tracker):
 
 
 def test_the_written_configuration_runs_again(done):
-    assert OmegaConf.load(done / "config.yaml") == compose([*TINY, "engine=gpipe", f"out={done}"])
+    typed = [*TINY, "engine=gpipe", f"out={done}", "launch.end_checkpoint=true"]
+    assert OmegaConf.load(done / "config.yaml") == compose(typed)
 
 
 def test_a_plan_stops_after_the_prediction_and_needs_no_torch(done, tmp_path):
@@ -236,7 +238,9 @@ def copied(done, tmp_path):
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
+    """All files but the record of the last start, which was refused."""
+    paths = [path for path in folder.rglob("*") if path.is_file() and path.name != REFUSED]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
 
 
 def test_a_run_that_cannot_run_keeps_an_earlier_good_one(copied, capsys):
@@ -256,16 +260,42 @@ def test_no_other_mode_takes_the_place_of_a_run_that_has_trained(mode, copied, c
     assert f"-> out={copied}-{mode}" in " ".join(capsys.readouterr().err.split())
 
 
-def test_another_mode_takes_the_place_of_a_run_without_a_step(done, copied):
+def test_another_mode_takes_the_place_of_a_run_without_a_checkpoint(done, copied):
+    shutil.rmtree(copied / "checkpoints")
     replace(RunRecord.load(copied / "record.json"), status="error").save(copied / "record.json")
     assert run(copied, "mode=plan").status == "ok"
     assert run(copied, "mode=simulate").status == "ok"
 
 
-def test_a_run_that_cannot_run_takes_the_place_of_one_that_failed(done, copied):
+def test_a_run_that_cannot_run_keeps_one_that_failed(done, copied):
+    shutil.rmtree(copied / "checkpoints")
     replace(RunRecord.load(copied / "record.json"), status="error").save(copied / "record.json")
-    assert run(copied, "mesh.pipeline=16").status == "infeasible"
-    assert set(contents(copied)) == {".lock", "config.yaml", "profile.json", "record.json"}
+    before = contents(copied)
+    typed = [*TINY, "mesh.pipeline=16", f"out={copied}"]
+    record = runner.run(compose(typed), typed)
+    assert record.status == "infeasible" and record == RunRecord.load(copied / REFUSED)
+    assert contents(copied) == before
+
+
+def test_a_start_that_fails_before_its_plan_keeps_an_earlier_run(copied, monkeypatch, capsys):
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError
+
+    before = contents(copied)
+    monkeypatch.setattr(runner.prepare, "prepare", broken)
+    typed = [*TINY, "steps=9", f"out={copied}"]
+    assert runner.run(compose(typed), typed).status == "error"
+    assert "Traceback" in (copied / "refused.log").read_text()
+    assert f"the ranks' output: {copied / 'refused.log'}" in capsys.readouterr().err
+    (copied / "refused.log").unlink()
+    assert contents(copied) == before
+
+
+def test_a_run_that_cannot_run_takes_the_place_of_another_such(done, tmp_path):
+    first = run(tmp_path, "mesh.pipeline=16")
+    second = run(tmp_path, "mesh.pipeline=8")
+    assert first.reason != second.reason
+    assert set(contents(tmp_path)) == {".lock", "config.yaml", "profile.json", "record.json"}
 
 
 def test_an_earlier_run_outlives_one_that_was_killed(copied):

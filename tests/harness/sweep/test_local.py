@@ -188,12 +188,20 @@ def stand_in(root: Path, monkeypatch: pytest.MonkeyPatch, code: str) -> None:
         ("record(status='running'); sys.exit(7)", "ended with exit code 7 before its record was complete"),
     ],
 )
-def test_a_run_that_dies_has_a_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, reason: str) -> None:
+@pytest.mark.parametrize("earlier", [False, True])
+def test_a_run_that_dies_has_a_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, reason: str, earlier: bool
+) -> None:
     stand_in(tmp_path, monkeypatch, code)
     row = Row(Point.of(["steps=1"]))
-    RunRecord("x", "oom", reason="of an earlier start").save(tmp_path / "run" / "record.json")
+    if earlier:
+        RunRecord("x", "oom", reason="of an earlier start").save(tmp_path / "run" / "record.json")
     sweep_run_point.run_point(row, tmp_path / "run")
-    stored = json.loads((tmp_path / "run" / "record.json").read_text())
+    name = "refused.json" if earlier and "running" not in code else "record.json"
+    stored = json.loads((tmp_path / "run" / name).read_text())
+    assert row.record and row.record.to_json() == stored
+    if name == "refused.json":
+        assert json.loads((tmp_path / "run" / "record.json").read_text())["status"] == "oom", "it is kept"
     assert stored["status"] == "error"
     assert stored["manifest"] == ({} if "running" in code else {"overrides": ["steps=1"]}), "what it knew is kept"
     assert stored["reason"].startswith(reason)
@@ -367,20 +375,20 @@ def test_a_run_that_prints_without_end_fills_no_disk(tmp_path: Path, monkeypatch
     assert row.record and row.record.reason.endswith("the end"), "what comes last is kept"
 
 
-@pytest.mark.parametrize("checkpoint", [True, False])
-def test_a_start_that_ends_at_once_leaves_the_run_that_can_go_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checkpoint: bool
+def test_a_start_that_ends_at_once_leaves_the_run_that_can_resume(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (point,) = expand(["engine=single", "model=mlp", "tracker=none"])
     before = RunRecord("mine", "preempted", reason="before", manifest={"resumed": [3]})
     before.save(tmp_path / "record.json")
-    if checkpoint:
-        (tmp_path / "checkpoints").mkdir()
-        (tmp_path / "checkpoints" / "step-5.pt").touch()
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "step-5.pt").touch()
     (tmp_path / sweep_run_point.CONSOLE).write_text("killed")
     monkeypatch.setattr(sweep_run_point, "_execute", lambda *given: -9)
     row = Row(point)
     sweep_run_point.run_point(row, tmp_path)
-    assert row.record == sweep_run_point.stored(tmp_path)
-    assert row.record and (row.record.status, row.record.id) == ("error", "mine" if checkpoint else point.id)
+    assert sweep_run_point.stored(tmp_path) == before
+    assert row.record == RunRecord.load(tmp_path / "refused.json")
+    assert row.record and (row.record.status, row.record.id) == ("error", point.id)
     assert "ended by signal 9" in row.record.reason
+    assert (tmp_path / "checkpoints" / "step-5.pt").exists()
