@@ -40,10 +40,11 @@ _ALONE_PT, _OF_DIFFERENCES_PT = 1.5, 2.5
 
 @dataclass(frozen=True)
 class Curve:
-    """A run's loss in each step."""
+    """A run's loss in each step; the `note` says of a run that has not ended what became of it."""
 
     title: str
     losses: tuple[float, ...]
+    note: str = ""
 
     def differences(self, first: Curve) -> list[float]:
         """Relative, in each step that both have: |a - b| / max(|a|, |b|), and 0 where both are 0."""
@@ -75,6 +76,9 @@ def main(arguments: Sequence[str]) -> int:
         return 2
     for line in skipped:
         print(f"skipped {line}", file=sys.stderr)
+    for curve in all_curves:
+        if curve.note:
+            print(curve.note, file=sys.stderr)
     print("\n".join([*report(all_curves), f"{options.out}: {len(all_curves)} runs"]))
     return 0
 
@@ -100,7 +104,16 @@ def curves(folders: Sequence[Path], titles: Sequence[str] | None = None) -> tupl
                 skipped.append(_without(run, error))
     if missing or not runs:
         raise ValueError("\n".join([*skipped, *missing]))
-    return [Curve(*pair) for pair in zip(titled(runs, titles), losses, strict=True)], skipped
+    notes = map(_note, runs)
+    return [Curve(*parts) for parts in zip(titled(runs, titles), losses, notes, strict=True)], skipped
+
+
+def _note(run: Run) -> str:
+    """Of a run without an end: that its curve may grow, or that it is lost."""
+    record = run.record
+    if record.status not in ("running", "lost", "unknown"):
+        return ""
+    return f"{run.folder}   is {record.status}" + (f": {record.reason}" if record.reason else "")
 
 
 def _without(run: Run, error: run_artifacts.MissingData) -> str:

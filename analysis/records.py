@@ -22,6 +22,7 @@ from harness.core.problem import Problem, refuse
 from harness.core.record import RunRecord
 from harness.core.run_files import RECORD
 from harness.core.serialization import SchemaError, parse
+from harness.run.stored_record import with_true_status
 from harness.trackers.wandb import FILES
 
 RESULTS = ("infeasible", "ok")
@@ -131,7 +132,8 @@ def sweep_command(name: str) -> str:
 
 def in_folder(folder: Path) -> list[Path]:
     """The record.json of a run, or those of a sweep's runs."""
-    return sorted([*folder.glob(RECORD), *folder.glob(f"*/{RECORD}")])
+    found = [*folder.glob(RECORD), *folder.glob(f"*/{RECORD}")]
+    return sorted(path for path in found if path.parent == folder or not path.parent.name.startswith("."))
 
 
 def _rank(record: RunRecord) -> int:
@@ -159,9 +161,11 @@ def _of_source(name: str) -> tuple[list[RunRecord], list[Skipped]]:
     records: list[RunRecord] = []
     skipped: list[Skipped] = []
     try:
+        folder = Path(name).is_dir()
         for place, read in _readings(name):
             try:
-                records.append(_record(place, read))
+                record = _record(place, read)
+                records.append(with_true_status(record, Path(place)) if folder else record)
             except SchemaError as error:
                 skipped.append(Skipped(place, str(error)))
     except SchemaError as error:

@@ -28,9 +28,9 @@ from harness.core import memory_model
 from harness.core.cluster import Cluster
 from harness.core.model_profile import ModelProfile
 from harness.core.plan import Plan
-from harness.core.record import RunRecord
 from harness.core.serialization import SchemaError
 from harness.core.trace import Trace
+from harness.run import stored_record
 from harness.schedule import Schedule
 from harness.simulate import simulate
 
@@ -69,7 +69,7 @@ class NoRun(ValueError):
 def step_ratios(folder: Path) -> list[float]:
     """Return predicted / measured of each step of a run in its folder. Raises `NoRun` if it has none."""
     try:
-        record = RunRecord.load(folder / "record.json")
+        record = stored_record.load(folder)
         if record.source != "measured" or record.trace is None:
             why = f"is of a run that left no measured trace ({record.source}, {record.status})"
             raise NoRun(f"{folder}   {why}   -> one with mode=run that ended ok")

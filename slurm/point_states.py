@@ -15,6 +15,7 @@ from harness.core.record import RunRecord, Status
 from harness.core.run_files import RECORD
 from harness.run import run_folder
 from harness.run.folder_lock import Busy, held
+from harness.run.stored_record import with_true_status
 from harness.sweep import run_point
 from harness.sweep.points import Point
 from slurm import commands
@@ -112,8 +113,9 @@ def _state(array: Array, index: int, point: Point, queue: dict[int, Queued] | No
         if run_point.unreadable(array.run(point)):
             why = f"its {RECORD} cannot be read"
         return PointState(index, point, MISSING, why)
-    if record.status == "running" and queue is not None:
-        record = _ended(array, index, point, known)
+    if record.status == "running":
+        folder = array.run(point)
+        record = with_true_status(record, folder) if queue is None else _ended(array, index, point, known)
     return PointState(index, point, record.status, record.reason, record)
 
 

@@ -1,7 +1,8 @@
 """`python -m slurm.status FOLDER [--only STATES [slurm.key=value ...]]`: the state of each point of a sweep.
 
-With `--only missing,oom` the points in these states are submitted again, as one array with the settings of the last
-one and those that are given. Returns at once.
+FOLDER may also be that of a local sweep, or of a run. Of a sweep on Slurm, with `--only missing,oom` the points
+in these states are submitted again, as one array with the settings of the last one and those that are given. Returns at
+once.
 """
 
 from __future__ import annotations
@@ -15,12 +16,19 @@ from typing import get_args
 from harness.cli import compose
 from harness.core.problem import CannotRun, Problem, refuse
 from harness.core.record import EXIT_CODES, Status
+from harness.core.run_files import RECORD
+from harness.core.serialization import SchemaError
 from harness.core.value_checks import closest
-from harness.sweep import local
+from harness.run import stored_record
+from harness.sweep import live_table, local
 from harness.sweep.live_table import Row
+from harness.sweep.points import Point
 from slurm import array, partition, point_states, settings, submit
 
-STATES = (point_states.MISSING, *(status for status in get_args(Status) if status not in ("running", "ok")))
+STATES = (
+    point_states.MISSING,
+    *(status for status in get_args(Status) if status not in ("running", "ok", "lost", "unknown")),
+)
 TITLE = "this status"
 
 
@@ -28,7 +36,10 @@ def main(arguments: Sequence[str]) -> int:
     """Returns the exit code; mistakes of the user are printed, all at once, without a traceback."""
     options = _parser().parse_intermixed_args(arguments)
     try:
-        opened = _open(Path(options.folder))
+        folder = Path(options.folder)
+        if options.only is None and not (folder / array.POINTS).exists():
+            return show_local(folder)
+        opened = _open(folder)
         with local.writing(opened.folder):
             if options.only is None:
                 return show(opened)
@@ -47,6 +58,28 @@ def show(opened: array.Array) -> int:
     if unasked:
         print(f"Slurm could not be asked: {unasked}. This is what the records say.")
     return 0
+
+
+def show_local(folder: Path) -> int:
+    """The table of a sweep on this machine, or of a run, as their records and locks are now."""
+    rows = [_local_row(path) for path in [folder, *sorted(folder.glob("[!.]*"))] if (path / RECORD).exists()]
+    if not rows:
+        message = f"has neither {array.POINTS} nor a {RECORD}: it is the folder of no sweep and of no run"
+        raise CannotRun(
+            [Problem(str(folder), None, message, hint="the folder that slurm.submit or run.py has printed")], TITLE
+        )
+    live_table.close(rows, folder)
+    return 0
+
+
+def _local_row(folder: Path) -> Row:
+    try:
+        record = stored_record.load(folder)
+    except (SchemaError, OSError):
+        return Row(Point(folder.name, ()), waits=f"{point_states.MISSING} (its {RECORD} cannot be read)")
+    overrides = tuple(text for text in record.manifest.get("overrides", []) if not text.startswith("out="))
+    point = Point(folder.name, overrides)
+    return Row(point, waits="running") if record.status == "running" else Row(point, record=record)
 
 
 def again(opened: array.Array, wanted: Sequence[str], typed: Sequence[str]) -> str:
@@ -78,7 +111,7 @@ def _row(one: point_states.PointState) -> Row:
 
 def _open(folder: Path) -> array.Array:
     if not (folder / array.POINTS).exists():
-        message = f"has no {array.POINTS}: it is no folder of python -m slurm.submit"
+        message = f"has no {array.POINTS}: only what python -m slurm.submit has submitted is submitted again"
         raise CannotRun([Problem(str(folder), None, message, hint="the folder that slurm.submit has printed")], TITLE)
     return array.Array(folder)
 

@@ -8,7 +8,8 @@ from typing import Any, Literal
 from harness.core.problem import Problem
 from harness.core.serialization import Document, finite
 
-Status = Literal["running", "ok", "oom", "infeasible", "timeout", "preempted", "node_lost", "error"]
+Status = Literal["running", "ok", "oom", "infeasible", "timeout", "preempted", "node_lost", "error", "lost", "unknown"]
+"""How a run ended, or "running". "lost" and "unknown" are what readers see (harness.run.stored_record), no run is."""
 Source = Literal["measured", "simulated", "paper"]
 EXIT_CODES: dict[Status, int] = {
     "ok": 0,
@@ -19,6 +20,8 @@ EXIT_CODES: dict[Status, int] = {
     "preempted": 130,
     "node_lost": 5,
     "running": 1,
+    "lost": 1,
+    "unknown": 1,
 }
 
 

@@ -150,7 +150,10 @@ class RunFolder:
         try:
             self.update(status=status, reason=reason)
         except OSError as error:
-            return self._finish_without_room(Failure.of(error))
+            failure = Failure.of(error)
+            if status == "ok":
+                status, reason = failure.status, failure.message
+            return self._finish_without_room(status, reason)
         return ""
 
     def _refused(self) -> str:
@@ -164,9 +167,9 @@ class RunFolder:
         shutil.rmtree(self.path / NEW, ignore_errors=True)
         return kept
 
-    def _finish_without_room(self, failure: Failure) -> str:
+    def _finish_without_room(self, status: Status, reason: str) -> str:
         """The status is worth more than copies and pictures, which make room."""
-        self.record = replace(self.record, status=failure.status, reason=failure.message)
+        self.record = replace(self.record, status=status, reason=reason)
         try:
             for name in (*run_files.SPARE, *([TRACE] if self.record.source == "simulated" else [])):
                 (self.path / name).unlink(missing_ok=True)

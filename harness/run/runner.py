@@ -23,7 +23,7 @@ from rich.text import Text
 
 from harness.checks import stored_profile
 from harness.config import overrides as config_overrides
-from harness.core import files, run_files
+from harness.core import files, run_files, units
 from harness.core.files import LineFollower
 from harness.core.problem import CannotRun, Fix, Problem
 from harness.core.record import RunRecord
@@ -101,6 +101,7 @@ class Run:
         self.folder = RunFolder(path, RunRecord(record_id, "running", source, config=finite(container)))
         self.resumed: Resumed | None = None
         self.tracker: Tracker | None = None
+        self.lines: StepLines | None = None
 
     @property
     def record(self) -> RunRecord:
@@ -166,7 +167,8 @@ class Run:
         step = self.resumed.step if self.resumed else 0
         resuming = f", and training resumes {after_steps(step)}" if step else ""
         self.progress.phase("starting", f"{plan_report.starting(prepared.ranks)}{resuming}")
-        launch, lines = self.config.launch, StepLines(self, prepared.tracker)
+        launch, lines = self.config.launch, StepLines(self, prepared.tracker, step)
+        self.lines = lines
         ranks = slurm_step.step(self.config, prepared.draft.plan.mesh, prepared.draft.cluster)
         with StopRequest(path, self.signals, launch.grace_s, self.progress.note) as request:
 
@@ -274,7 +276,9 @@ class Run:
 
     def finish(self, outcome: Outcome) -> str:
         """Write the final record, close the tracker; returns what the user must know about the files."""
-        message = self.folder.finish(outcome.status, outcome.reason, outcome.problems)
+        unsaved = self.lines.unsaved() if self.lines else ""
+        reason = "; ".join(filter(None, [outcome.reason, unsaved]))
+        message = self.folder.finish(outcome.status, reason, outcome.problems)
         if self.tracker:
             self.tracker.finish(self.record.metrics, {"timeline": self.folder.path / TIMELINE}, self.record.status)
         return message
@@ -285,6 +289,8 @@ class Run:
         if status == "ok":
             if self.config.mode in ("run", "simulate"):
                 closing_table.show(self.record, path)
+            if self.record.reason:
+                Console().print(Text(f"note: {self.record.reason}"), soft_wrap=True)
             return
         lines = [self.record.reason]
         if status != "infeasible":
@@ -300,20 +306,47 @@ class Run:
 
 
 class StepLines:
-    """The lines of metrics.jsonl, passed on to progress and tracker as they come; `done` steps have ended."""
+    """The lines of metrics.jsonl, passed on to progress and tracker as they come; `done` steps have ended, the first
+    `start` of them before."""
 
-    def __init__(self, run: Run, tracker: Tracker) -> None:
-        self.progress, self.tracker, self.config = run.progress, tracker, run.config
-        self.tail, self.done = LineFollower(run.folder.path / METRICS), 0
+    def __init__(self, run: Run, tracker: Tracker, start: int) -> None:
+        self.progress, self.tracker, self.config, self.start = run.progress, tracker, run.config, start
+        self.path = run.folder.path
+        self.tail, self.done = LineFollower(self.path / METRICS), 0
+        self.failed: tuple[int, dict[str, Any]] | None = None
+        self.said = ""
 
     def forward(self) -> None:
         for line in self.tail.new():
             if line["step"] == 0:
                 self.progress.steps(self.config.warmup + self.config.steps)
             self.done = line["step"] + 1
+            error = line.pop("checkpoint_error", None)
             speed = self.config.batch.size / line["step_time_s"]
             self.progress.step(self.done, line["loss"], speed)
             self.tracker.log(line["step"], {**line, "throughput": speed})
+            if error and self.done > self.start:
+                self._note_once(error)
+
+    def _note_once(self, error: dict[str, Any]) -> None:
+        """Say at once that a checkpoint could not be written, and of those after it only where that is news."""
+        self.failed = self.done, error
+        where = self._resumable()
+        if where != self.said:
+            self.progress.note(f"note: {self.unsaved()}")
+        self.said = where
+
+    def unsaved(self) -> str:
+        """Why there is no checkpoint after the last step that should have one; nothing if there is."""
+        if self.failed is None or any(step > self.failed[0] for step in checkpoint_files.steps(self.path)):
+            return ""
+        step, error = self.failed
+        sizes = f"{units.size(error['needed_bytes'])} are needed, {units.size(error['free_bytes'])} are free"
+        return f"no checkpoint {after_steps(step)}: {error['message']}; {sizes}; {self._resumable()}"
+
+    def _resumable(self) -> str:
+        steps = checkpoint_files.steps(self.path)
+        return f"the run could resume {after_steps(steps[0])}" if steps else "there is none to resume from"
 
 
 MODES: dict[str, Callable[[Run], None]] = {
