@@ -4,7 +4,7 @@
       + regatta/run.json       RunState: the run up to this step, and the checksums of the other members; all are in
                                the folder archive/, since torch reads no file with members elsewhere
 
-So a checkpoint is enough to resume from, whatever happened to the files beside it. Importing this module does not
+So a checkpoint is enough to resume from, whatever happened to the files next to it. Importing this module does not
 import torch.
 """
 

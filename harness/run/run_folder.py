@@ -92,7 +92,7 @@ class RunFolder:
         self.resumed: Resumed | None = None
 
     def start(self) -> None:
-        """Start beside an earlier run, or in place."""
+        """Start next to an earlier run, or in place."""
         clear_refused(self.path)
         if not self.accepted:
             self.work = self.path / NEW
@@ -139,7 +139,7 @@ class RunFolder:
     def finish(self, status: Status, reason: str, problems: tuple[Problem, ...] = ()) -> str:
         """Write how the run ended; returns what the user must know about its files.
 
-        One that was not accepted leaves an earlier run as it is, with its own record beside it.
+        One that was not accepted leaves an earlier run as it is, with its own record next to it.
         """
         self.record = replace(self.record, problems=problems)
         if not self.accepted:
@@ -223,12 +223,12 @@ def clear_refused(folder: Path) -> None:
 
 
 def save_refused(folder: Path, record: RunRecord) -> None:
-    """Leave the record of a run that did not begin: beside an earlier run, or in the place of one."""
+    """Leave the record of a run that did not begin: next to an earlier run, or in the place of one."""
     record.save(folder / (REFUSED if holds_run(folder) else RECORD))
 
 
 def refused_in(folder: Path) -> RunRecord | None:
-    """The record of the last start in a folder, if that was refused beside an earlier run."""
+    """The record of the last start in a folder, if that was refused next to an earlier run."""
     try:
         return RunRecord.load(folder / REFUSED)
     except (SchemaError, OSError):

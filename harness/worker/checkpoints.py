@@ -5,7 +5,7 @@
      "peak_memory_bytes":  as it was metered}
 
 What follows from the step alone is not in it: batches, and masks of dropout. The session's part moves between engines.
-Beside it the file has the run up to this step (`harness.run.checkpoint_files.RunState`).
+Next to it the file has the run up to this step (`harness.run.checkpoint_files.RunState`).
 Importing this module imports torch.
 """
 
