@@ -115,7 +115,8 @@ def _run(
     try:
         config = compose(row.point.overrides) if config is None else config
     except CannotRun as error:
-        row.record = _ended(earlier, row.point, folder, "infeasible", str(error))
+        row.record = replace(_begun(row.point, "infeasible", str(error)), problems=error.problems)
+        run_folder.save_refused(folder, row.record)
         return
     overrides = [*row.point.overrides, quoted("out", str(folder))]
     try:

@@ -110,7 +110,7 @@ def forked(of: Path, folder: Path) -> list[float]:
     import torch  # noqa: F401
 
     folder.mkdir()
-    for name in ("config.yaml", "plan.json", "profile.json"):
+    for name in ("config.yaml", "plan.json", "profile.json", "record.json"):
         (folder / name).write_bytes((of / name).read_bytes())
     process = get_context("fork").Process(target=__main__.run_action, args=([str(folder), "train"],))
     process.start()
