@@ -76,7 +76,7 @@ def _local_row(folder: Path) -> Row:
     try:
         record = stored_record.load(folder)
     except (SchemaError, OSError):
-        return Row(Point(folder.name, ()), waits=f"{point_states.MISSING} (its {RECORD} cannot be read)")
+        return Row(Point(folder.name, ()), waits=point_states.MISSING, waits_for=f"its {RECORD} cannot be read")
     overrides = tuple(text for text in record.manifest.get("overrides", []) if not text.startswith("out="))
     point = Point(folder.name, overrides)
     return Row(point, waits="running") if record.status == "running" else Row(point, record=record)

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from harness.core.run_files import CHECKPOINTS
-from harness.core.serialization import Document, SchemaError
+from harness.core.serialization import Document, SchemaError, parse
 
 KEPT = 2
 STATE = "archive/regatta/run.json"
@@ -182,7 +182,7 @@ def _state(archive: zipfile.ZipFile) -> RunState:
     if own is None or own.file_size > STATE_BYTES:
         raise Unusable("is no checkpoint of Regatta")
     try:
-        state = RunState.from_json(json.loads(archive.read(own)))
+        state = RunState.from_json(parse(archive.read(own)))
     except SchemaError as error:
         raise Unusable(f"is not of this version of Regatta: {error}") from error
     if state.members != {name: member.CRC for name, member in members.items()}:

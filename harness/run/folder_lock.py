@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.core.run_files import LOCK, LOCK_VARIABLE
-from harness.core.serialization import Document, SchemaError
+from harness.core.serialization import Document, SchemaError, parse
 
 PATIENCE_S = 1.0
 """How long a run that starts tries: a reader has the lock for an instant, ranks outlive a killed parent by another."""
@@ -143,8 +143,8 @@ def _take(handle: int, deadline_s: float) -> None:
 
 def _owner(handle: int) -> Owner | None:
     try:
-        return Owner.from_json(json.loads(os.pread(handle, _OWNER_BYTES, 0)))
-    except (OSError, ValueError, SchemaError):
+        return Owner.from_json(parse(os.pread(handle, _OWNER_BYTES, 0)))
+    except (OSError, SchemaError):
         return None
 
 

@@ -266,7 +266,7 @@ def test_mistyped(tmp_path: Path, capsys: pytest.CaptureFixture[str], typed: lis
 
 def test_status_of_something_else(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert status.main([str(tmp_path)]) == 2
-    assert "has no points.jsonl" in capsys.readouterr().err
+    assert "has neither points.jsonl nor a record.json" in " ".join(capsys.readouterr().err.split())
     (tmp_path / array.POINTS).write_text("")
     assert status.main([str(tmp_path), "--only", "mising,oom"]) == 2
     assert "--only mising   is not one of missing" in capsys.readouterr().err

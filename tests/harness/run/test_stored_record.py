@@ -96,7 +96,7 @@ def test_readers_say_lost(tmp_path: Path, reader: str, sweep: bool) -> None:
 
 def test_a_replay_says_lost(tmp_path: Path) -> None:
     with pytest.raises(replay.NoRun, match="lost"):
-        replay.of_run(left(tmp_path))
+        replay.step_ratios(left(tmp_path))
 
 
 def test_losses_names_a_lost_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
