@@ -31,7 +31,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Check(Generic[Results]):
-    """How a claim is checked once all points that it needs were run. `judge` may raise MissingData."""
+    """The check of a claim once all points that it needs were run. `judge` may raise MissingData."""
 
     judge: Callable[[Results], Finding]
     needs: tuple[Need[Any], ...] = ()

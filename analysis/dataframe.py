@@ -29,11 +29,11 @@ PREDICTED = ("predicted_step_time_s", "predicted_peak_memory_bytes", "predicted_
 COLUMNS = (*POINT, *SETTINGS, *FIGURES, *PREDICTED)
 """Before the keys that were given, bytes_KIND, one column for each kind that was sent, and `LAST`."""
 LAST = ("time", ORIGIN)
-"""When the run started (UTC), and where its record is from."""
+"""Columns at the end: the start of the run (UTC), and the source of its record."""
 BY_DEVICE = ("utilization", "peak_memory_bytes")
 PLANNED, MEASURED = "planned", "measured"
 SOURCES = {"plan": PLANNED, "run": MEASURED, "calibrate": MEASURED}
-"""By mode; the others have the record's own."""
+"""Source of a record by mode; other modes have the record's own."""
 
 
 def runs(records: Iterable[RunRecord]) -> pandas.DataFrame:
@@ -75,7 +75,7 @@ def _given(records: Sequence[RunRecord]) -> dict[str, str]:
 
 
 def _values(record: RunRecord, keys: Mapping[str, str]) -> dict[str, Any]:
-    """By column what the record has for each key."""
+    """Return the record's values of the keys, by column."""
     overrides = _overrides(record)
     return {column: _value(record, key, overrides.get(key)) for key, column in keys.items()}
 
@@ -137,12 +137,12 @@ def _settings(record: RunRecord) -> dict[str, Any]:
 
 
 def _metrics(record: RunRecord) -> dict[str, Any]:
-    """Those of the record; of a plan, which has none, what it predicts."""
+    """Return the metrics of the record; for a plan, which has none, its predictions."""
     return record.predicted if source(record) == PLANNED else record.metrics
 
 
 def _name(record: RunRecord, group: str) -> Any:
-    """What the configuration says; a stored profile has a model of its own."""
+    """Return the name in the configuration; a stored profile has a model of its own."""
     if group == "model" and record.config.get("profile"):
         return record.manifest.get("simulation", {}).get("model")
     return (record.config.get(group) or {}).get("name")

@@ -42,7 +42,7 @@ def sweep(name: str, scale: str = "", *keys: str, full: bool = False) -> Job:
 
 
 def simulated(full: bool) -> list[Job]:
-    """Those of the papers' scales, the longest first, so that both cores are busy to the end."""
+    """Return the jobs at the papers' scales, the longest first, so that both cores are busy to the end."""
     devices, memory = ((), ()) if full else (("cluster.devices=2,4,8",), ("cluster.memory_gb=4,6,8,12,16",))
     return [
         sweep("myelin_ablation", "paper", full=True),
@@ -69,7 +69,7 @@ def simulated(full: bool) -> list[Job]:
 
 
 def measured() -> list[Job]:
-    """Those of scale=local, on this machine; the full ones have committed records, too."""
+    """Return the jobs of scale=local, on this machine; the full ones have committed records, too."""
     return [
         sweep("traces", "local"),
         *(sweep(f"torchgpipe_table{table}", "local", full=table in (2, 3)) for table in (1, 2, 3, 4)),
@@ -103,7 +103,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def chosen(jobs: Iterable[Job], full: bool) -> list[Job]:
-    """Those for which there is time."""
+    """Return the jobs for which there is time."""
     return [job for job in jobs if full or not job.full]
 
 

@@ -95,7 +95,7 @@ class Points(Generic[Kind]):
         return any(row.record for row in self.rows(sweep, scale=scale))
 
     def count(self, sweep: str, scale: str | None = None) -> tuple[int, int]:
-        """How many points have a result, and how many there are."""
+        """Return the number of points with a result, and of all points."""
         rows = self.rows(sweep, scale=scale)
         return sum(row.ran for row in rows), len(rows)
 
@@ -110,7 +110,7 @@ class Points(Generic[Kind]):
         return not_run(commands)
 
     def missing_points(self, needs: Iterable[Need[Kind]]) -> str:
-        """Which points are missing, and what makes them; empty if none is."""
+        """Return a text with the missing points and the command that runs them; empty if none is missing."""
         return "; ".join(filter(None, map(self._missing_of, needs)))
 
     def _missing_of(self, need: Need[Kind]) -> str:

@@ -83,7 +83,7 @@ def _order(document: Document) -> tuple[str, list[str]]:
 
 
 def _anonymous(document: Document, folder: Path) -> Document:
-    """Without the names of this machine and of its folders."""
+    """Remove the names of this machine and of its folders."""
     names = {str(folder.resolve()): f"{RUNS}/{folder.name}", f"{ROOT}/": "", str(Path.home()): "~"}
     anonymous: Document = _replaced(document, names)
     if "host" in anonymous["manifest"].get("machine", {}):

@@ -1,4 +1,4 @@
-"""What `python -m analysis.PAPER [SOURCE...]` does: tables from records, on the terminal and as a page."""
+"""The command `python -m analysis.PAPER [SOURCE...]`: tables from records, on the terminal and as a page."""
 
 from __future__ import annotations
 

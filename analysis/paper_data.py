@@ -1,4 +1,4 @@
-"""What papers print: their numbers in paper_tables/, their claims in paper_claims/, where the columns are explained."""
+"""Numbers that papers print in paper_tables/ and their claims in paper_claims/, where the columns are explained."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Number:
 
 @dataclass(frozen=True)
 class Claim:
-    """What a paper says (`claim`, at `where`), and what must be true of our figures for it to hold (`check`)."""
+    """A paper's statement (`claim`, at `where`), and the condition on our figures under which it holds (`check`)."""
 
     id: str
     where: str

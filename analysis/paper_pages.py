@@ -58,7 +58,7 @@ class Tables:
 
 @dataclass(frozen=True)
 class Missing:
-    """In place of a table or figure that has not been run: its `name`, and the commands that run it."""
+    """Stands for a table or figure that has not been run: its `name`, and the commands that run it."""
 
     name: str
     why: str

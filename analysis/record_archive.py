@@ -39,7 +39,7 @@ LEFT_OUT = (
     "predicted.tasks_s",
     "trace",
 )
-"""What no table reads: overrides give the command, `predicted` is the plan's, patterns and traces are large."""
+"""Fields that no table reads: overrides give the command, `predicted` is the plan's, patterns and traces are large."""
 LEFT_OUT_BY_MODE = {
     "plan": (
         "manifest.simulation.cluster",
@@ -52,7 +52,7 @@ LEFT_OUT_BY_MODE = {
     ),
     "simulate": ("predicted.products",),
 }
-"""What is left out of records of one mode in addition: a sweep has thousands of plans."""
+"""Fields of records of one mode that are left out, too: a sweep has thousands of plans."""
 Document = dict[str, Any]
 Reading = tuple[str, Callable[[], Any]]
 """The place of a record, and what reads its JSON."""

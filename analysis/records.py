@@ -64,7 +64,7 @@ class Loaded:
         return lines
 
     def _sources(self) -> Iterator[str]:
-        """How many records a source has, or several sources in one folder."""
+        """Yield the number of records of a source, or of several sources in one folder."""
         groups: dict[str, list[str]] = {}
         for source in filter(self.counts.get, self.counts):
             groups.setdefault(str(Path(source).parent), []).append(source)
@@ -97,7 +97,7 @@ def load(sources: Iterable[Path | str]) -> Loaded:
 
 
 def newest(records: Iterable[RunRecord], key: Callable[[RunRecord], Key]) -> dict[Key, RunRecord]:
-    """Of several records of a key the newest one that is ok; where none is, the newest with a result, or at all.
+    """Return for each key the newest record that is ok; if none is, the newest with a result, or the newest of all.
 
     `records` are in order, the oldest first.
     """
@@ -110,7 +110,8 @@ def newest(records: Iterable[RunRecord], key: Callable[[RunRecord], Key]) -> dic
 
 
 def point_of(record: RunRecord) -> frozenset[str]:
-    """What identifies a point: its overrides without the place of its files; a run without any is its own point."""
+    """Return the identity of a point: its overrides without the place of its files; a run without any is its own
+    point."""
     return key_of(record.manifest.get("overrides", [])) or frozenset([record.id])
 
 

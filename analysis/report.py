@@ -39,7 +39,7 @@ class Section:
     """The first so many columns are text, and left-aligned."""
 
     def _repr_html_(self) -> str:
-        """As notebooks show it."""
+        """Return the HTML for notebooks."""
         return html_section(self)
 
     def frame(self) -> pandas.DataFrame:
@@ -54,7 +54,7 @@ class Section:
 
 
 Page = Callable[[str, str, Sequence[Section]], str]
-"""From a title, an introduction and sections to a text."""
+"""A text from a title, an introduction and sections."""
 
 
 def not_run(commands: Sequence[str]) -> str:

@@ -1,4 +1,4 @@
-"""What tables need of the files of a run. Where these are not available, as in an archive, the metrics have it.
+"""Values that tables read from the files of a run. If these are not available, as in an archive, the metrics have them.
 
 If neither has it, reading it raises MissingData.
 
@@ -28,7 +28,7 @@ Figure = TypeVar("Figure")
 ORIGIN = "origin"
 """The entry of a loaded record's manifest that says where it is from: for a run, the folder of its files."""
 UNREADABLE = (OSError, EOFError, ValueError, LookupError, TypeError, zlib.error)
-"""What reading a file raises that does not exist, is cut off, or has another format."""
+"""Exceptions of reading a file that does not exist, is truncated, or has another format."""
 
 
 class MissingData(ValueError):
@@ -57,7 +57,7 @@ def whole(record: RunRecord) -> RunRecord:
 
 
 def optional(read: Callable[[Kind], Figure], one: Kind) -> Figure | None:
-    """What `read` returns for a record, or for a row with one; None if the data is missing."""
+    """Return the result of `read` for a record, or for a row with one; None if the data is missing."""
     with suppress(MissingData):
         return read(one)
     return None

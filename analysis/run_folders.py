@@ -128,7 +128,7 @@ def _flat(config: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 
 
 def listed(text: str) -> list[str]:
-    """What `--titles "A,B"` names."""
+    """Return the names in `--titles "A,B"`."""
     return [title.strip() for title in text.split(",")]
 
 

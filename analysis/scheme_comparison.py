@@ -20,7 +20,7 @@ SWEEPS: dict[Source, str] = {"simulated": "schemes-paper", "measured": "schemes-
 """Folders in runs/, by the source of their figures."""
 COLUMNS = ("model", "engine", "planner", "samples/s", "step", "utilization", "fullest device", "predicted / measured")
 KEYS = ("engine.schedule", "engine.zero")
-"""What distinguishes points of one engine, in addition to the planner."""
+"""Keys that distinguish points of one engine, in addition to the planner."""
 
 
 def load(source: Source) -> Loaded:
@@ -71,7 +71,7 @@ def picture(source: Source) -> Picture | Missing:
 
 
 def _figures(newest: Sequence[RunRecord]) -> list[dict[str, Any]]:
-    """Of each record its row of the tidy frame."""
+    """Return each record's row of the tidy frame."""
     return [{str(key): value for key, value in row.items()} for row in dataframe.runs(newest).to_dict("records")]
 
 

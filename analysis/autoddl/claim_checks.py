@@ -271,7 +271,7 @@ def _not_fitting(settings: Sequence[Setting], seconds: Sequence[dict[str, float]
 
 
 def _published(settings: Sequence[Setting], of: Callable[[Setting], float | None] = savings.step_saving) -> str:
-    """What the paper says that AutoDDL saves."""
+    """Return the savings of AutoDDL that the paper prints."""
     return ", ".join("-" if (one := of(setting)) is None else f"{one:g}" for setting in settings) + " %"
 
 

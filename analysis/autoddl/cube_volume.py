@@ -32,7 +32,7 @@ def memories() -> dict[int, float]:
 
 
 def slope(sizes: Mapping[int, float]) -> float:
-    """Of the straight line through logarithms, by least squares."""
+    """Return the slope of the least-squares line through the logarithms."""
     return float(np.polyfit(np.log(list(sizes)), np.log(list(sizes.values())), 1)[0])
 
 

@@ -11,19 +11,20 @@ from analysis.paper_data import value
 
 ATTENTION = ("block_0.attention.qkv", "block_0.attention.projection")
 FIG3 = ("Megatron", "AutoDDL", "found here")
-"""What the points of the sweep are, in order."""
+"""Points of the sweep, in order."""
 FLOAT_BYTES = 4
 RANKING = "autoddl_fig4_ranking"
 """The file of what the paper says of Figure 4."""
 
 
 def published(name: str) -> float | None:
-    """What the paper says that a device sends, in 2^30 elements."""
+    """Return the paper's number for what a device sends, in 2^30 elements."""
     return value("autoddl_fig3", "activation_communication_elements", scheme=name)
 
 
 def elements(row: Row) -> float:
-    """What a device sends for the attention layer's matmuls in the forward pass; the backward pass mirrors it."""
+    """Return the elements that a device sends for the attention layer's matmuls in the forward pass; the backward pass
+    mirrors it."""
     sent = (row.predicted["products"][name]["bytes"] for name in ATTENTION)
     return sum(size for own in sent for kind, size in own.items() if kind != "all_reduce") / 2 / FLOAT_BYTES
 
@@ -68,7 +69,7 @@ def tau(ranked: Sequence[Ranked]) -> float:
 
 
 def apart(ranked: Sequence[Ranked]) -> float:
-    """Of all pairs in another order than predicted: by what share of the larger one the predictions differ at most."""
+    """Return the largest relative difference of predictions among pairs that were measured in another order."""
     wrong = (
         (one, other)
         for one, other in combinations(sorted(ranked, key=lambda one: one.predicted_s), 2)

@@ -9,7 +9,7 @@ from statistics import median
 from analysis.autoddl.sweep_results import Results
 
 FILE = "autoddl_fig8_search"
-"""Of what the paper says of Figure 8."""
+"""File of the paper's numbers for Figure 8."""
 SEARCHES = {
     "coordinate_descent": "coordinate descent",
     "metropolis_hastings": "Metropolis-Hastings",
@@ -24,7 +24,7 @@ EVALUATIONS = 16_796
 
 @dataclass(frozen=True)
 class Curve:
-    """One search with one seed: (plans looked at, best cost so far / optimum) at every improvement."""
+    """Progress of one search with one seed: (plans evaluated, best cost so far / optimum) at every improvement."""
 
     points: tuple[tuple[int, float], ...]
 
@@ -34,7 +34,7 @@ class Curve:
 
 
 def curves(results: Results, nodes: str, batch: str, search: str) -> list[Curve]:
-    """One for each seed; none where the optimum, or a seed, was not run."""
+    """Return a curve for each seed; none if the optimum, or a seed, was not run."""
     rows = results.rows("fig8", lambda row: row["cluster.nodes"] == nodes and row["batch.size"] == batch)
     best = next((row.communication_s for row in rows if row["planner.search"] == "exact" and row.ok), None)
     own = [row for row in rows if row["planner.search"] == search]

@@ -86,7 +86,7 @@ class Staged:
     title: str
 
     def published(self, metric: str, scheme: str) -> float:
-        """What the paper's table has."""
+        """Return the number in the paper's table."""
         model = self.title.partition(",")[0]
         return printed("autoddl_table3_pipeline", metric, scheme=scheme, model=model, devices=self.nodes)
 

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 FACTORS = ("p0 (samples)", "p1 (outputs)", "p2 (summed over)")
 WIDTHS = ("25088 x 4096", "4096 x 4096", "4096 x 1000")
-"""Of VGG13's dense layers."""
+"""Widths of VGG13's dense layers."""
 OF_SEARCH = dict(zip(SEARCHES, COLOURS, strict=False))
 PLANS = 100
 """A curve is drawn through so many points."""
@@ -58,7 +58,7 @@ SHORT = ("data\nparallel", "Megatron-\nlike", "SUMMA", "AutoDDL", "AutoDDL,\nmix
 
 @styled
 def fig3(results: Results) -> Figure | None:
-    """What a device sends for an attention layer in the forward pass."""
+    """Plot the elements that a device sends for an attention layer in the forward pass."""
     rows = fig3_fig4.fig3(results)
     if not rows:
         return None
@@ -119,7 +119,7 @@ def fig7(results: Results) -> Figure | None:
 
 @styled
 def fig8(results: Results) -> Figure | None:
-    """What searches have found after so many plans: lines are medians of ten seeds, bands have nine of them in ten."""
+    """Plot the cost that searches have found after so many plans: medians of ten seeds, and bands with nine of them."""
     batch = BATCHES[0]
     all_curves = {(nodes, name): curves(results, nodes, batch, name) for nodes in NODES for name in SEARCHES}
     if not all(all_curves.values()):
@@ -217,7 +217,7 @@ def _steps(axes: Axes, results: Results, setting: Setting) -> None:
 
 
 def _mark(axes: Axes, setting: Setting, whole: dict[str, float]) -> None:
-    """Where the step of AutoDDL would be, had it saved as much of the second best's as in the paper."""
+    """Mark AutoDDL's step time if it saved as much of the second best's as in the paper."""
     percent = savings.step_saving(setting)
     others = [seconds for scheme, seconds in whole.items() if scheme in BASELINES]
     if percent is not None and others:
@@ -234,4 +234,4 @@ FIGURES = {
     "autoddl_fig9": fig9,
     "autoddl_fig10": fig10,
 }
-"""By the names of their files."""
+"""Figures by the names of their files."""

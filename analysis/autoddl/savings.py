@@ -1,4 +1,4 @@
-"""What the paper says that AutoDDL saves against the second best: in percent, of a step and of its communication."""
+"""Savings of AutoDDL against the second best that the paper prints: in percent, of a step and of its communication."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from analysis.autoddl.fig9_fig10 import Setting
 from analysis.paper_data import value
 
 FILES = {"fig9": "autoddl_fig9_piz_daint", "fig10": "autoddl_fig10_google_cloud"}
-"""By the sweep of a setting."""
+"""Files of the paper's numbers, by sweep."""
 MODELS = {
     "vgg13": "VGG13",
     "gpt_6_8b": "Transformer 6.8B",
@@ -15,7 +15,7 @@ MODELS = {
     "gpt_24_1024": "Transformer small 0.35B",
     "gpt_28_4096": "Transformer large 5.8B",
 }
-"""As the paper calls them."""
+"""Names of the models in the paper."""
 
 
 def step_saving(setting: Setting) -> float | None:
@@ -24,7 +24,7 @@ def step_saving(setting: Setting) -> float | None:
 
 
 def communication_saving(setting: Setting) -> float | None:
-    """None where the paper gives none."""
+    """Return the saving of communication that the paper prints; None if it prints none."""
     own = _printed(setting, "communication_saved")
     return _printed(setting, "communication_time_saved") if own is None else own
 

@@ -9,9 +9,9 @@ from harness.core.record import RunRecord
 from harness.sweep.points import Point
 
 SWEEPS = ("fig3", "table2", "fig4", "fig7", "fig8", "fig9", "fig10", "table3")
-"""By their order in the paper."""
+"""Sweeps in the order of the paper."""
 FOLDERS = [f"autoddl_{name}" for name in SWEEPS]
-"""As they are called in runs/."""
+"""Names of the sweeps' folders in runs/."""
 
 
 class Row(match_records.Row):
@@ -37,12 +37,12 @@ class Results(match_records.Points[Row]):
 
 
 def largest(rows: Sequence[Row]) -> Row | None:
-    """Of rows that differ in their micro-batches that with the largest ones that fit."""
+    """Return the row with the largest micro-batches that fit."""
     return min((row for row in rows if row.ok), key=lambda row: row.micro_batches, default=None)
 
 
 def fastest(rows: Sequence[Row]) -> Row | None:
-    """Of rows that fit that with the shortest step."""
+    """Return the row with the shortest step among those that fit."""
     return min((row for row in rows if row.ok), key=lambda row: row.step_s, default=None)
 
 

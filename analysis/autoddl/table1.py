@@ -15,7 +15,7 @@ SCHEMES = {
 """Ours, by the paper's names."""
 SAID = ("supported_models", "asymptotically_optimal_strategy", "search_cost", "ease_of_adaptation")
 SETTINGS = (*VGG, *TRANSFORMERS, *CLOUD_VGG, SMALL, LARGE)
-"""Those of Figures 9 and 10."""
+"""Settings of Figures 9 and 10."""
 
 
 def published() -> dict[str, tuple[str, ...]]:
@@ -27,13 +27,13 @@ def published() -> dict[str, tuple[str, ...]]:
 
 
 def fits(results: Results, scheme: str) -> tuple[int, int]:
-    """In how many settings a scheme divides and fits, and in how many it was run."""
+    """Return the number of settings in which a scheme divides evenly and fits, and in which it was run."""
     ran = [setting for setting in SETTINGS if setting.was_run(results, scheme)]
     return sum(setting.chosen(results, scheme) is not None for setting in ran), len(ran)
 
 
 def sends(results: Results, scheme: str) -> tuple[float, float] | None:
-    """Its communication / AutoDDL's, the least and the most over settings; None where none has both."""
+    """Return the range of a scheme's communication / AutoDDL's over settings; None if no setting has both."""
     seconds = [setting.seconds(results, communication) for setting in SETTINGS]
     ratios = [one[scheme] / one[OURS] for one in seconds if {scheme, OURS} <= one.keys()]
     return (min(ratios), max(ratios)) if ratios else None

@@ -104,7 +104,7 @@ def _table1(results: Results) -> Section:
 
 
 def _checked(results: Results, scheme: str) -> tuple[str, str]:
-    """In how many settings a scheme fits, and what it sends."""
+    """Return the cells "fits in so many settings" and "sends so much"."""
     (fitting, ran), sent = table1.fits(results, scheme), table1.sends(results, scheme)
     return f"{fitting} of {ran}", f"{sent[0]:.2f} to {sent[1]:.2f}" if sent else MISSING
 
@@ -246,7 +246,7 @@ def _basis(results: Results, settings: Sequence[Setting]) -> Iterator[str]:
 
 
 def _saved(setting: Setting) -> tuple[str, ...]:
-    """What the paper says that AutoDDL saves of communication, and of a step."""
+    """Return the savings of communication and of a step that the paper prints."""
     shares = (savings.communication_saving(setting), savings.step_saving(setting))
     return tuple(MISSING if one is None else f"{one:g} %" for one in shares)
 
@@ -285,4 +285,4 @@ TABLES: dict[str, tuple[Callable[[Results], Section], ...]] = {
     "fig10": (_schemes("Fig. 10: two nodes of Google Cloud", (*CLOUD_VGG, SMALL, LARGE)),),
     "table3": (_table3,),
 }
-"""By the sweep that each needs."""
+"""Tables by the sweep that each needs."""

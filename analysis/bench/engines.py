@@ -49,7 +49,7 @@ ON_GPUS = {
     "GPT": ("model=gpt_110m", "batch.size=32", "batch.micro_batches=8"),
     "AmoebaNet-D": ("model=amoebanet_18_208", "batch.size=32", "batch.micro_batches=8"),
 }
-"""The same benchmark on a machine with GPUs."""
+"""Variant of the benchmark for a machine with GPUs."""
 ENTRIES = {
     BASE: ("engine=single",),
     "single, all threads": ("engine=single", "engine.threads=0"),
@@ -68,7 +68,7 @@ ENTRIES = {
     "deepspeed, ZeRO 2": ("engine=deepspeed", "engine.zero=2"),
     "deepspeed, ZeRO 3": ("engine=deepspeed", "engine.zero=3"),
 }
-"""By their names in the table. Entries of engines that do not exist are left out."""
+"""Entries by their names in the table. Those of engines that do not exist are left out."""
 
 
 def all_engines(rounds: int) -> list[Row]:

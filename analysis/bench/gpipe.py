@@ -1,4 +1,4 @@
-"""What the gpipe engine reaches on CPU devices, against the single device and with each component switched off."""
+"""Benchmark of the gpipe engine on CPU devices, against the single device and with each component switched off."""
 
 from __future__ import annotations
 

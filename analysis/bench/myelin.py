@@ -1,4 +1,4 @@
-"""What a pipeline driven by messages reaches on CPU ranks, and the accuracy of its prediction."""
+"""Benchmark of the message-driven pipeline on CPU ranks, and the accuracy of its prediction."""
 
 from __future__ import annotations
 

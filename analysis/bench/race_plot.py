@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 OURS = ("gpipe", "myelin", "sbp")
 SPEED = f"speed / {BASE}"
 PIPELINES = ("torchgpipe", "torch_pipelining", "deepspeed, pipeline")
-"""How the names of other libraries' pipelines begin."""
+"""Prefixes of the names of other libraries' pipelines."""
 PALE = "#BBBBBB"
 
 

@@ -15,7 +15,7 @@ BASE = "single"
 
 
 def load() -> dict[str, Any]:
-    """By benchmark its "rows" and "manifest"; empty before the first one."""
+    """Return "rows" and "manifest" by benchmark; empty before the first one."""
     results: dict[str, Any] = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
     return results
 

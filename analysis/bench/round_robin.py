@@ -44,6 +44,6 @@ def at_once(runs: Sequence[Callable[[], float]]) -> float:
 
 
 def speedup(times: Mapping[str, Times], name: str, base: str) -> float:
-    """How much faster `name` is than `base`: the median of the ratios of each round."""
+    """Return the speed of `name` relative to `base`: the median over rounds of the ratios."""
     pairs = zip(times[base].rounds_s, times[name].rounds_s, strict=True)
     return statistics.median(theirs / mine for theirs, mine in pairs)

@@ -1,4 +1,4 @@
-"""What the sbp engine costs the host, and what two devices that split wide MLPs gain."""
+"""Benchmark of the sbp engine: its overhead on the host, and the speedup of wide MLPs on two devices."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ WIDTH, SAMPLES = 64, 16
 CALLS = 300
 """Forward and backward passes of a round."""
 WIDTHS = (2048, 4096)
-"""Of the MLPs. What is sent grows with the width, what is computed with its square."""
+"""Widths of the MLPs. Communication grows with the width, computation with its square."""
 WIDE = ("model=mlp", "batch.size=512", "batch.micro_batches=1")
 SPLIT = ("engine=sbp", "planner=autoddl", "mesh.tensor=2")
 PLAIN, BOTH = "nn.Linear", "2 x single at once"

@@ -26,14 +26,14 @@ from harness.launch.forked_ranks import run_session_on_ranks
 from harness.launch.process_group import is_first_rank
 
 PATIENCE_S = 60.0
-"""How long a process may take for a turn, or to start."""
+"""Seconds that a process may take for a turn, or to start."""
 Answer = tuple[float, list[int] | None]
 """Seconds of a step, and the most bytes that each device held in it, where that was asked for."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """What one process of the benchmark runs."""
+    """Work of one process of the benchmark."""
 
     engine: Engine
     model: Model
@@ -87,7 +87,7 @@ class EntryProcess:
         return self._answer(when)
 
     def _answer(self, when: str) -> Answer | None:
-        """Its answer; None if it fails."""
+        """Return its answer; None if it fails."""
         try:
             answer: Answer | str = self.pipe.recv() if self.pipe.poll(PATIENCE_S) else f"no answer in {PATIENCE_S:g} s"
         except (EOFError, OSError):

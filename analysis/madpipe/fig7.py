@@ -9,8 +9,8 @@ from analysis.madpipe.sweep_results import MADPIPE, Results, mean
 
 @dataclass(frozen=True)
 class Cell:
-    """One network with one memory: the geometric mean of period / MadPipe's over instances that both can do, and how
-    many instances only one of them can."""
+    """One network with one memory: the geometric mean of period / MadPipe's over instances that both solve, and the
+    number of instances that only one of them solves."""
 
     ratio: float | None
     both: int

@@ -59,7 +59,7 @@ def _periods(axes: Axes, schemes: Schemes, devices: int, bandwidth: int) -> None
 
 @styled
 def fig7(results: Results) -> Figure | None:
-    """How much longer other periods are than MadPipe's, against memory: geometric means over devices and links."""
+    """Plot periods relative to MadPipe's against memory: geometric means over devices and links."""
     if not results.by_scheme("fig7").get(MADPIPE):
         return None
     figure, axes = panels(1, len(NETWORKS), 13, 4, sharey=True)
@@ -120,4 +120,4 @@ def _speedups(axes: Axes, schemes: Schemes, network: str, memory: int) -> None:
 
 
 FIGURES = {"madpipe_fig6": fig6, "madpipe_fig7": fig7, "madpipe_fig8": fig8}
-"""By the names of their files."""
+"""Figures by the names of their files."""

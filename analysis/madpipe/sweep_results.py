@@ -10,16 +10,16 @@ from harness.core.record import RunRecord
 
 SWEEPS = ("fig6", "fig7", "fig8")
 FOLDERS = [f"madpipe_{name}" for name in SWEEPS]
-"""As they are called in runs/."""
+"""Names of the sweeps' folders in runs/."""
 NETWORKS = {
     "resnet50": "ResNet-50",
     "resnet101": "ResNet-101",
     "inception_v3": "Inception",
     "densenet121": "DenseNet-121",
 }
-"""By the names of their profiles."""
+"""Networks by the names of their profiles."""
 ESTIMATES = {"optimizer": "its optimizer's", "position": "by position", "devices": "P everywhere", "none": "none"}
-"""What PipeDream's partition may take for its memory."""
+"""Memory estimates of PipeDream's partition."""
 MADPIPE, PUBLISHED, CONTIGUOUS = "MadPipe", "MadPipe, as published", "best contiguous"
 PIPEDREAM = {name: f"PipeDream, memory {title}" for name, title in ESTIMATES.items()}
 
@@ -70,7 +70,7 @@ class Row(match_records.Row):
 
     @property
     def several(self) -> int:
-        """How many devices have several stages."""
+        """Number of devices that have several stages."""
         devices = [stage["device"] for stage in self.plan["stages"]] if self.plan else []
         return sum(devices.count(device) > 1 for device in set(devices))
 

@@ -16,7 +16,7 @@ MEMORIES = range(3, 17)
 SHOWN = (2, 4, 8)
 """Numbers of devices of the table of Figure 6; the picture has all."""
 NAMED = 2
-"""At least so many columns say what a row is of."""
+"""Number of columns that identify a row, at least."""
 SPEEDS = (4, 8, 12, 16)
 SOURCE = (
     "Planned, on analytic profiles of a GPU with 7 TFLOP/s and 600 GB/s; the paper measured on a GPU that it does not "
@@ -37,7 +37,7 @@ def sections(results: Results) -> list[Section]:
 
 
 def _of_what_ran(section: Section, ran: int, count: int) -> Section:
-    """Where points are missing: without the rows and columns that have nothing to show, and with their number."""
+    """Drop the rows and columns without a result if points are missing, and print the number of points."""
     if ran == count:
         return section
     names = max(section.texts, NAMED)
@@ -136,7 +136,7 @@ def _fits(results: Results) -> Section:
 
 
 def _unfit(rows: Sequence[Row]) -> str:
-    """How many of these have no plan."""
+    """Return the number of instances without a plan, as text."""
     return f"{sum(not row.ok for row in rows)} of {len(rows)}" if rows else MISSING
 
 

@@ -1,4 +1,4 @@
-"""What each mechanism brings alone: the answer that the paper does not give, from sweeps/myelin_ablation."""
+"""Ablation of each mechanism alone, which the paper does not print, from sweeps/myelin_ablation."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ VARIANTS: dict[str, dict[str, str]] = {
     "blocking, 1F1B": {"engine.order": "1f1b", "cluster.blocking_messages": "true"},
     "blocking, GPipe": {"engine.order": "gpipe", "cluster.blocking_messages": "true"},
 }
-"""On 12 stages with a limit of 12; what a point of the sweep says of each."""
+"""Variants on 12 stages with a limit of 12, and the overrides that identify their points."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ def _imbalance(row: Row) -> str:
 
 
 def sections(results: Results) -> list[Section]:
-    """Two tables, those of which something was run."""
+    """Return two tables, without those of which nothing was run."""
     if not results.good("ablation"):
         return []
     return [_orders(results), _mechanisms(results)]

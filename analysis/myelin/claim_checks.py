@@ -35,8 +35,8 @@ REASONS = {
 SAME = 1e-9
 """Losses in float64 that differ by this part of them are equal."""
 STEPS_OF_ROUNDING = 100
-"""So many first steps count of a model whose training magnifies rounding: two runs on one device, in other
-micro-batches, part by more than `SAME` a little later."""
+"""Number of first steps that are compared for a model whose training magnifies rounding: two runs on one device with
+other micro-batches differ by more than `SAME` a little later."""
 RING = 7.0
 """(2 * 7/8 * phi / 6) / (2 * 1/2 * phi / 24), what rings over 8 and over 2 replicas send."""
 SCHEMES = (quantities.WITHOUT, quantities.WITH)
@@ -62,7 +62,8 @@ def losses_coincide(results: Results) -> Finding:
 
 
 def _of_all(grids: Sequence[Row], again: Sequence[Row], serial: Row) -> str:
-    """How far a model comes apart that has a second run on one device, and over how many steps that is judged."""
+    """Return how far the losses of a model with a second run on one device differ, and over how many steps that is
+    judged."""
     if not again:
         return ""
     later, rounding = (max(difference(row, serial) for row in rows) for rows in (grids, again))
@@ -164,7 +165,7 @@ def interleaving_has_an_optimum(results: Results) -> Finding:
 
 
 def the_fewest_stages_and_eight_replicas(results: Results) -> Finding:
-    """Of all frameworks the fewest stages, 8 replicas or more, and more of them than Megatron-LM's."""
+    """Check that Myelin has the fewest stages of all frameworks, at least 8 replicas, and more than Megatron-LM."""
     chosen = {(row.size, row.framework): row.tuned for row in results.good("table2")}
     parts, fewest, replicated = [], [], []
     for size in SIZES:
@@ -214,7 +215,7 @@ def in_order(results: Results) -> Finding:
 
 
 def _tuned_otherwise(results: Results) -> str:
-    """Where the configurations that mode=tune finds (Table II) come in another order than the paper's."""
+    """Return the configurations of mode=tune (Table II) whose order differs from the paper's."""
     steps = {(row.size, row.framework): row.step_s for row in results.good("table2")}
     pairs = [(size, steps.get((size, MYELIN)), steps.get((size, DEEPSPEED))) for size in SIZES]
     faster = [

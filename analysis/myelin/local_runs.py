@@ -1,4 +1,4 @@
-"""What was measured in small: the sweeps' points of scale=local, on this machine's cores."""
+"""Measurements at small scale: the sweeps' points of scale=local, on this machine's cores."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ TOO_FAST = (
     "millisecond and more for each chunk, and wants the updates' cores. Without overlap the updates take 1.9 times "
     "what is predicted, the sums 12 times, the pipelining phase 1.06 times."
 )
-"""Under Fig. 8, of whose step these are the larger part."""
+"""Note under Fig. 8 on steps of which these are the larger part."""
 MIB = 2**20
 
 
 def sections(results: Results) -> list[Section]:
-    """Those of which something was run."""
+    """Return the sections of which something was run."""
     makers = {
         "fig9": _losses,
         "table2": _tuned,
@@ -124,7 +124,7 @@ def _tuned(own: list[Row], results: Results, title: str) -> Section:
 
 
 def configuration(row: Row) -> str:
-    """What mode=tune has chosen, as Table II has it: micro-batch / G_intra / G_inter / G_data."""
+    """Return the choice of mode=tune, as in Table II: micro-batch / G_intra / G_inter / G_data."""
     ours = row.tuned
     return " / ".join(map(str, (row.metrics["tuned"]["micro_batch"], ours.tensor, ours.pipeline, ours.data)))
 

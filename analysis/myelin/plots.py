@@ -169,4 +169,4 @@ FIGURES = {
     "myelin_fig10": fig10,
     "myelin_fig11": fig11,
 }
-"""By the names of their files."""
+"""Figures by the names of their files."""

@@ -30,7 +30,7 @@ def flops(row: Row) -> float:
 
 
 def percent_of_peak(row: Row) -> float:
-    """Of all the devices' peaks, by hardware FLOPs."""
+    """Return hardware FLOPs in percent of all devices' peaks."""
     return 100 * flops(row) / row.step_s / (1e12 * printed(SETUP, "gpu_peak_half") * row.mesh.size)
 
 
@@ -40,7 +40,7 @@ def tail_s(row: Row) -> float:
 
 
 def state_bytes(row: Row) -> list[tuple[int, int, int]]:
-    """Of each stage: parameters, bytes of the model state for each of them all the time, bytes of buckets.
+    """Return for each stage: parameters, bytes of the model state for each of them all the time, bytes of buckets.
 
     From the accounting of the run's engine. Stages that tie a weight have a copy each.
     """

@@ -29,7 +29,7 @@ class Row(match_records.Row):
 
     @property
     def size(self) -> str:
-        """As the paper calls the model."""
+        """Name of the model in the paper."""
         return MODELS.get(self["model"], self["model"])
 
     @property
@@ -40,7 +40,7 @@ class Row(match_records.Row):
 
     @property
     def mesh(self) -> Mesh:
-        """Of G_inter stages, G_data replicas and G_intra shards."""
+        """Mesh of G_inter stages, G_data replicas and G_intra shards."""
         return Mesh(**self.plan["mesh"])
 
     @property
@@ -67,12 +67,13 @@ class Row(match_records.Row):
 
     @property
     def parameters(self) -> int:
-        """Of the whole model, each counted once. Raises MissingData, as `losses` and `in_flight` do."""
+        """Number of parameters of the whole model, each counted once. Raises MissingData, as `losses` and `in_flight`
+        do."""
         return run_artifacts.parameters(self._record)
 
     @functools.cached_property
     def losses(self) -> list[float]:
-        """Of each step, warm-up included."""
+        """Loss of each step, warm-up included."""
         return run_artifacts.losses(self._record)
 
     @functools.cached_property

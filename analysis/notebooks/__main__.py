@@ -16,7 +16,7 @@ FOLDER = Path(__file__).parent
 NAMES = ("torchgpipe", "myelin", "madpipe", "autoddl", "schemes")
 PATIENCE_S = 300
 CLOCKED = ("execution", "executionInfo")
-"""What of a cell's metadata says when it ran."""
+"""Keys of a cell's metadata with the time when it ran."""
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -1,4 +1,4 @@
-"""From reports, the race and traces to the page's HTML."""
+"""Build the page's HTML from reports, the race and traces."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Paper:
 
     @property
     def held(self) -> int:
-        """How many claims hold, be it by tests."""
+        """Number of claims that hold, those proven by tests included."""
         return sum(one.says in ("holds", "by tests") for one in self.verdicts)
 
     @property
@@ -61,7 +61,7 @@ class Paper:
         return sum(one.says == "not run" for one in self.verdicts)
 
     def why(self, verdict: Verdict) -> str:
-        """Its reason, or the first claim that has the same."""
+        """Return the reason of a verdict, or the first claim with the same reason."""
         first = next(one for one in self.verdicts if one.reason == verdict.reason)
         return verdict.reason if first == verdict or not verdict.reason else f"as for {first.id}"
 
@@ -108,7 +108,7 @@ def _race(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _breakable(text: str) -> Markup:
-    """With places where a line may break in the names of tests."""
+    """Insert places where a line may break into the names of tests."""
     return Markup(re.sub(r"tests/\S+", lambda name: re.sub(r"(::|[/_])", r"\1<wbr>", name[0]), str(escape(text))))
 
 
@@ -117,5 +117,5 @@ def _file(name: str) -> Markup:
 
 
 def _json(value: Any) -> Markup:
-    """For a script element, which ends at the first "</"."""
+    """Escape a value for a script element, which ends at the first "</"."""
     return Markup(json.dumps(value, separators=(",", ":")).replace("</", "<\\/"))

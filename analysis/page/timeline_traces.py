@@ -17,13 +17,13 @@ TITLES = {
     "torchgpipe_table1-paper": "torchgpipe's Table 1, simulated",
 }
 FIRST = 2
-"""So many traces are shown at first."""
+"""Number of traces that are shown at first."""
 NETWORK_PX = 72
-"""What overlaps in a lane shares so many pixels."""
+"""Pixels that overlapping ops of a lane share."""
 HEIGHTS_PX = {"compute": 26}
 LANE_PX, THINNEST_PX = 14, 3
 DIGITS = 4
-"""Of a millisecond, after the point: a tenth of a microsecond."""
+"""Digits of a millisecond after the point: a tenth of a microsecond."""
 
 
 @dataclass(frozen=True)
@@ -44,13 +44,13 @@ class Group:
 
 
 def groups(traces: Sequence[Chosen]) -> list[Group]:
-    """One for each sweep."""
+    """Return a group for each sweep."""
     choices = [(one.sweep, Choice(number, one.title, number < FIRST)) for number, one in enumerate(traces)]
     return [Group(TITLES[sweep], [choice for _, choice in own]) for sweep, own in groupby(choices, lambda one: one[0])]
 
 
 def data(traces: Sequence[Chosen]) -> dict[str, Any]:
-    """What timeline.js draws; times in milliseconds from a step's start."""
+    """Return the input of timeline.js; times in milliseconds from a step's start."""
     colours = {kind: (style.label, style.fill, style.ink) for kind, style in STYLES.items()}
     return {"colours": colours, "traces": [_trace(lay_out(one.title, one.trace, 0.0)) for one in traces]}
 

@@ -1,4 +1,4 @@
-"""How every picture looks: one palette, one look for each source of a value, one legend; PNG and PDF.
+"""The style of every picture: one palette, one look for each source of a value, one legend; PNG and PDF.
 
 Colour shows whose a value is (a scheme, a framework, a phase). The look shows its source: what a paper
 prints is pale and hatched, its lines are dashed; simulated and planned is full, lines are solid; measured is dotted.
@@ -40,7 +40,7 @@ _LETTERS_IN, _HANDLE_LETTERS = 13, 7
 
 @dataclass(frozen=True)
 class Look:
-    """How values of one source are drawn: bars by `alpha` and `hatch`, lines by `dash` and `marker`."""
+    """Look of the values of one source: bars by `alpha` and `hatch`, lines by `dash` and `marker`."""
 
     alpha: float
     hatch: str
@@ -176,7 +176,7 @@ def lined(label: str, colour: str, dash: Dash) -> Artist:
 
 
 def write(figure: Figure, path: Path) -> None:
-    """As PNG or PDF, by the path's suffix; the same figure gives the same bytes."""
+    """Write a figure as PNG or PDF, by the path's suffix; the same figure gives the same bytes."""
     buffer = io.BytesIO()
     undated = {"CreationDate": None} if path.suffix == ".pdf" else {}
     figure.savefig(buffer, format=path.suffix.removeprefix("."), dpi=figure.dpi, metadata=undated)

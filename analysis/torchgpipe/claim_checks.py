@@ -41,7 +41,7 @@ TESTS = {
         f"{GPIPE}::test_deferred_batch_norm_equals_the_unsplit_layer",
     ),
 }
-"""Claims that tests settle exactly."""
+"""Claims that tests prove exactly."""
 RESERVED = (
     "the paper's figures are what the caching allocator reserves: freed blocks stay reserved, and what another stream "
     "uses is kept longer; ours are live bytes."

@@ -109,4 +109,4 @@ FIGURES = {
     "torchgpipe_table4": table4,
     "torchgpipe_fig7": fig7,
 }
-"""By the names of their files."""
+"""Figures by the names of their files."""

@@ -24,7 +24,7 @@ NAMES = {
     3: {"memory": "memory_usage_total", "parameters": "parameters_exact"},
     4: {"speed-up": "speedup_vs_naive"},
 }
-"""What the files of the published numbers call a quantity, where they call it otherwise."""
+"""Names of quantities in the files of the published numbers, where they differ."""
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ def largest(results: Results, row: str) -> Fits | None:
 
 
 def outcome(candidate: Candidate) -> str:
-    """What came of a candidate, in a few words."""
+    """Return the outcome of a candidate, in a few words."""
     record = candidate.record
     if record is None:
         return "not run"

@@ -71,7 +71,7 @@ def _rows(results: Results, table: int) -> Iterator[tuple[str, ...]]:
 
 
 def _basis(results: Results, table: int) -> Iterator[str]:
-    """What the simulated and the measured figures of a table rest on, and which simulated rows a P40 would not hold."""
+    """Yield the basis of a table's simulated and measured figures, and the simulated rows that a P40 would not hold."""
     simulated, measured = (_well(results, table, source) for source in ("simulated", "measured"))
     yield from dict.fromkeys(_simulation(record) for record in simulated.values())
     if measured:

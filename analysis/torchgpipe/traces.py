@@ -64,7 +64,7 @@ def choose(sweep: str, folder: Path) -> int:
 
 
 def _from_zero(trace: Trace) -> Trace:
-    """The same with a clock that begins with the step."""
+    """Return the same trace with a clock that begins with the step."""
     start_s = trace.steps[0][0] if trace.steps else min(span.start_s for span in trace.spans)
     spans = (replace(span, start_s=span.start_s - start_s, end_s=span.end_s - start_s) for span in trace.spans)
     return Trace(tuple(spans), tuple((begin - start_s, end - start_s) for begin, end in trace.steps))

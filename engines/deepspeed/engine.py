@@ -194,8 +194,8 @@ class DeepSpeedEngine(Engine):
 
         While gradients are summed a bucket holds them again; with ZeRO 1 and 2 there are two of them then, one from the
         backward pass on. With ZeRO 2 and 3 no more gradients are there at once than a bucket holds, next to the shard;
-        of ZeRO 3 `LIVE` weights, in between, of which `GATHERED` lie in the buffer that they arrive in, too. What is
-        offloaded lies in the host's memory. Without ZeRO half precision keeps weights and gradients in float32, too
+        of ZeRO 3 `LIVE` weights, in between, of which `GATHERED` are in the receive buffer, too. Offloaded
+        tensors are in the host's memory. Without ZeRO half precision keeps weights and gradients in float32, too
         (Megatron-LM).
         """
         model = replace(model, messages="copied" if mesh.pipeline > 1 else "passing")

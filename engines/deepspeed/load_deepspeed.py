@@ -82,7 +82,7 @@ def join(deepspeed: ModuleType, device: torch.device, replicas: int) -> Collecti
 
 
 def optimizer(module: nn.Module, spec: OptimizerSpec, offload: bool) -> torch.optim.Optimizer:
-    """torch's; where its state lies on the CPU DeepSpeed's own Adam, which compiles an op, once."""
+    """Return torch's optimizer; with `offload` DeepSpeed's Adam on the CPU, which compiles an op once."""
     if not offload:
         return make_optimizer(module.parameters(), spec)
     from deepspeed.ops.adam import DeepSpeedCPUAdam

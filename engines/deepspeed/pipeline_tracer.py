@@ -128,7 +128,7 @@ class PipelineTracer:
             self.session.bytes_sent[algorithm] += size
 
     def _stepped(self, i: int, start: TimePoint, end: TimePoint, ops: Sequence[Op]) -> None:
-        """The optimizer; where it lies in shards, the weights are gathered at the end."""
+        """Record the optimizer step; if its state is sharded, the weights are gathered at the end."""
         seconds, sizes = self.traffic.take()
         step = 1.0
         if sizes["all_gather"] and isinstance(start, float) and isinstance(end, float):

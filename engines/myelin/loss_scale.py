@@ -27,7 +27,7 @@ class LossScale:
         return {"value": self.value, "good": self.good}
 
     def load(self, state: dict[str, float] | None) -> None:
-        """The inverse of `state`. Without one it begins afresh; one that is `fixed` stays."""
+        """The inverse of `state`. Without one it starts from scratch; one that is `fixed` stays."""
         self.good = int(state["good"]) if state else 0
         if self.fixed is None:
             self.value = float(state["value"]) if state else START

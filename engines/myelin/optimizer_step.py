@@ -193,7 +193,7 @@ class OptimizerStep:
     def load(self, model: dict[str, Tensor], optimizer: dict[str, Any], scale: dict[str, float] | None = None) -> None:
         """The inverse of `weights` and `state`, from those of the whole model, and of `scaling.state`.
 
-        Parameters without saved state begin afresh, as does a loss scale of which the state says nothing.
+        Parameters without saved state start from scratch, as does a loss scale of which the state says nothing.
         """
         self.store.synchronize()
         if self.scaling:

@@ -58,7 +58,7 @@ class Instruction:
 
 @dataclass(frozen=True)
 class Program:
-    """`start` is how the model's input lies, `end` how its output does."""
+    """The layout of the model's input, and the instruction of each matmul."""
 
     start: Layout
     instructions: dict[str, Instruction]

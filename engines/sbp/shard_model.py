@@ -1,7 +1,7 @@
-"""Puts layers on blocks in the places of whole ones, as a program says; what it does not name runs as it is.
+"""Replaces layers by sharded ones as a program says; layers that it does not name stay as they are.
 
-The modules are gone through in the order in which they ran on the meta device, so that it is known where the tensor
-lies that each of them gets.
+Modules are replaced in the order in which they ran on the meta device, so that the layout of each module's input is
+known.
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ class Product(nn.Module):
 
 
 class MovedSum(nn.Module):
-    """A sum whose first term is brought to where the second one lies, and which is brought on."""
+    """A residual sum: the first term is moved to the layout of the second one, and the sum to the next layer's."""
 
     def __init__(self, instruction: Instruction, by: BlockCollectives) -> None:
         super().__init__()

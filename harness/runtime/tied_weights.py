@@ -6,7 +6,7 @@ r"""Parameters that layers on several devices share, in an engine of ranks: ever
 
 All copies begin equal and get the same gradient, so the same optimizer keeps them equal. With replicas that takes the
 sums over these first, or one sum over the copies in all replicas: sums of floats depend on their order, and a ring's on
-where in a buffer a number lies. `harness.schedule.tied_weight_ops` puts the same sums into schedules.
+the place of a number in the buffer. `harness.schedule.tied_weight_ops` puts the same sums into schedules.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ def optimizer_state(named: dict[str, nn.Parameter], optimizers: list[torch.optim
 def load_optimizer_state(
     named: dict[str, nn.Parameter], optimizers: list[torch.optim.Optimizer], saved: dict[str, Any]
 ) -> None:
-    """The inverse of `optimizer_state`; parameters without saved state start afresh."""
+    """The inverse of `optimizer_state`; parameters without saved state start from scratch."""
     for optimizer in optimizers:
         own = {id(p) for group in optimizer.param_groups for p in group["params"]}
         optimizer.state.clear()

@@ -152,12 +152,12 @@ class BoundedSearch:
 
     def _search_from(self, endpoint: Endpoints, stages: list[Edges], bound: float) -> None:
         """Updates `best` with the best path with these endpoints that takes less than the bound, or one that fits."""
-        labels = first = self._without_hopeless(self.starts[endpoint.end], 0, endpoint, bound)
+        labels = first = self._without_bounded(self.starts[endpoint.end], 0, endpoint, bound)
         history: list[tuple[np.ndarray, np.ndarray]] = []
         for number, edges in enumerate(stages, start=1):
             if not len(labels.place):
                 return
-            labels = self._without_hopeless(
+            labels = self._without_bounded(
                 labels.along(edges, self._useful_edges(labels, edges, number, endpoint, bound)), number, endpoint, bound
             )
             history.append((labels.before.astype(np.int32), labels.edge.astype(np.int32)))
@@ -193,7 +193,7 @@ class BoundedSearch:
         through = least[edges.source] + edges.seconds + self.rate * edges.bytes + ahead
         return np.flatnonzero(through < bound + self.rate * self.limit)
 
-    def _without_hopeless(self, labels: Labels, number: int, endpoint: Endpoints, bound: float) -> Labels:
+    def _without_bounded(self, labels: Labels, number: int, endpoint: Endpoints, bound: float) -> Labels:
         """Removes labels that cannot fit the limit, or cannot end below the bound."""
         small = self.small.before(endpoint.entered)[number][labels.place, endpoint.end]
         good = labels.bytes + small <= self.limit

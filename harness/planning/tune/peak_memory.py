@@ -97,9 +97,9 @@ def _kept(layout: Layout, number: int, held: Held, more: int) -> int:
     checkpoint = memory.checkpoint_bytes(profile, first, last)
     inside = task - min(
         profile.boundary_bytes(first), profile.layers[first].saved_bytes
-    )  # the input lies there already
+    )  # the input is counted already
     each, once = (task, 0) if plan.recompute == "never" else (checkpoint, inside)
-    if number == 0 or memory.messages == "kept":  # the input lies in the mini-batch, or in a buffer for good
+    if number == 0 or memory.messages == "kept":  # the input is in the mini-batch, or in a permanent buffer
         each = inside if plan.recompute == "never" else checkpoint - profile.boundary_bytes(first)
     if number == len(plan.stages) - 1:
         each += profile.layers[last].output_bytes

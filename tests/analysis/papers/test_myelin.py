@@ -122,7 +122,7 @@ def test_claims_hold_for_figures_like_the_papers(paper: Results) -> None:
 
 def test_nothing_is_said_of_what_was_not_run() -> None:
     found = said(Results([]))
-    assert set(found.values()) == {"not run"}, "tests settle a part of some, which is no verdict"
+    assert set(found.values()) == {"not run"}, "tests prove a part of some, which is no verdict"
 
 
 def slower(when: Callable[[Row], bool], factor: float) -> Change:

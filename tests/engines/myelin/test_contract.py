@@ -129,7 +129,7 @@ def test_integers_between_stages_are_refused() -> None:
 
 
 def test_the_scale_of_the_loss_is_part_of_a_state() -> None:
-    """Of float16; of a state without one it begins afresh, and other engines leave it alone."""
+    """Of float16; of a state without one it starts from scratch, and other engines leave it alone."""
     one = replace(case("pairs", 2, m=2), dtype="float16")
     state = contract.run(one, steps=1).states[-1]
     assert state["loss_scale"] == {"value": 2.0**16, "good": 1}

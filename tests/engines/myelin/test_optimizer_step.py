@@ -216,7 +216,7 @@ def test_a_parameter_of_another_dtype_is_refused() -> None:
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda one: f"{one.name} {one.momentum} {one.weight_decay}")
 @pytest.mark.parametrize(("offload", "bsize", "k"), STORES)
 def test_on_a_gpu_buckets_change_nothing(optimizer: OptimizerSpec, offload: bool, bsize: int, k: int) -> None:
-    """Copies on streams of their own wait for what they copy; kept state lies in pinned memory of the host."""
+    """Copies on streams of their own wait for what they copy; kept state is in pinned memory of the host."""
     named = {name: nn.Parameter(p.detach().cuda()) for name, p in parameters().items()}
     other = {name: nn.Parameter(p.detach().cuda()) for name, p in parameters().items()}
     stepper, whole = Stepper(named, optimizer, offload=offload, bsize=bsize, k=k), Stepper(other, optimizer)

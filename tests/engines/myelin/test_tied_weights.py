@@ -20,7 +20,7 @@ STEPS, SAVED = 4, 2
 
 
 def grid(dtype: str, **keys: Any) -> Case:
-    """Two stages by three replicas; the embedding lies first in its stage, the head last."""
+    """Two stages by three replicas; the embedding is first in its stage, the head last."""
     one = case("gpt", 2, 3, m=1, **keys)
     return replace(one, samples=6, dtype=dtype, optimizer=OptimizerSpec("adamw", lr=0.01))
 

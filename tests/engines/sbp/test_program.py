@@ -110,7 +110,7 @@ def check_chain(found: Program, chain: Chain) -> None:
             if last.past:
                 assert last.past.before.like(past)
                 past = last.past.after
-            assert past.like(at), "what is added lies equal"
+            assert past.like(at), "both terms have the same layout"
         if last and last.on:
             assert last.on.before == at
             at = last.on.after

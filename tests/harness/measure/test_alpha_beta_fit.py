@@ -104,7 +104,7 @@ def test_plain_follows_the_large_messages_and_relative_the_small_ones():
 def test_the_middle_is_the_middle_half_of_the_orders_of_magnitude():
     timings = [timing("all_gather", 2, 10**exponent, 1e-5, 1e-9) for exponent in range(1, 10)]
     assert [t.bytes for t in middle(timings)] == [10**exponent for exponent in range(3, 8)]
-    assert middle(timings[:2]) == timings[:2], "none lies there"
+    assert middle(timings[:2]) == timings[:2], "none is there"
 
 
 def test_a_fit_without_bandwidth_is_chosen_only_where_all_are():

@@ -259,6 +259,6 @@ def test_undominated(columns: list[tuple[int, ...]]) -> None:
 
 
 @given(chains(most=6, longest=3), st.integers(1, 4), st.integers(1, 40))
-def test_hopeless_is_right(chain: Chain, devices: int, period: int) -> None:
+def test_cannot_fit_is_right(chain: Chain, devices: int, period: int) -> None:
     if Search(chain, devices).at(period).cannot_fit():
         assert not any(allowed(chain, runs, period) for runs in allocations(chain.layers, devices - 1))
