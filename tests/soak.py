@@ -77,10 +77,10 @@ def on_slurm(count: int, folder: Path, cluster: Cluster) -> None:
     _call("slurm.submit", *own, "+sweeps=soak", *typed, "slurm.parallel=2", "slurm.time=20", environment=environment)
     left_out = _disturb(run, cluster)
     assert not left_out or count < ENOUGH, f"the sweep ended before {left_out}"
-    _settle(cluster)
+    _wait_until_idle(cluster)
     print(_call("slurm.status", str(run), environment=environment))
     _call("slurm.status", str(run), "--only", FAILED, environment=environment)
-    _settle(cluster)
+    _wait_until_idle(cluster)
     found = survey(Array(run))[0]
     assert len(found) == count
     _all_ok([run / one.point.id for one in found])
@@ -161,7 +161,7 @@ def _restart(cluster: Cluster, job: str) -> None:
     cluster.restart_controller()
 
 
-def _settle(cluster: Cluster) -> None:
+def _wait_until_idle(cluster: Cluster) -> None:
     deadline = time.monotonic() + PATIENCE_S
     while not cluster.settled():
         assert time.monotonic() < deadline, cluster.ask("squeue")

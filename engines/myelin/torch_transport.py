@@ -65,7 +65,7 @@ class TorchTransport(Transport):
                 dist.send(nothing, self.position.peer(channel.target), group)
             elif channel.target == self.position.stage:
                 dist.recv(nothing, self.position.peer(channel.source), group)
-        self._settle()
+        self._synchronize()
 
     def _send(self, channel: Channel, micro_batch: int, tensors: list[Tensor]) -> None:
         peer, tag, group = self.position.peer(channel.target), self.tag(channel, micro_batch), self._groups.get(channel)
@@ -76,7 +76,7 @@ class TorchTransport(Transport):
                 self._after(made)
                 for tensor in tensors:
                     dist.send(tensor, peer, group, tag)
-                self._settle()
+                self._synchronize()
                 self._sent.put(None)
             except Exception as error:
                 self._sent.put(error)
@@ -93,7 +93,7 @@ class TorchTransport(Transport):
                 self._after(free)
                 for buffer in buffers:
                     dist.recv(buffer, peer, group, tag)
-                self._settle()
+                self._synchronize()
                 self._received.put(Completed(channel, micro_batch, time.perf_counter()))
             except Exception as error:
                 self._received.put(error)
@@ -109,7 +109,7 @@ class TorchTransport(Transport):
         if point:
             torch.cuda.current_stream(self.device).wait_event(point)
 
-    def _settle(self) -> None:
+    def _synchronize(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.current_stream(self.device).synchronize()
 

@@ -93,7 +93,7 @@ def test_one_that_says_nothing_ends_for_itself(
     assert noted(run_entries("tiny", mute | entries, batch, rounds=2)) == {"mute": f"failed in round 1: {why}"}
 
 
-def test_a_rank_that_hangs_or_is_killed_ends_its_contestant(
+def test_a_rank_that_hangs_or_is_killed_ends_its_entry(
     entries: dict[str, Entry], batch: Batch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(worker, "PATIENCE_S", 5.0)

@@ -8,7 +8,7 @@ from analysis.bench import myelin
 from tests.analysis.bench.conftest import HERE
 
 
-def test_every_contestant_has_a_row_and_so_has_every_prediction(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_entry_has_a_row_and_so_has_every_prediction(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(myelin, "MODELS", {"MLP": ("model=mlp", "batch.size=8")})
     monkeypatch.setattr(myelin.machine, "stored", lambda: HERE)
     names = ("single", "gpipe", "myelin", myelin.ONE)

@@ -279,7 +279,7 @@ def test_a_curve_is_the_best_so_far() -> None:
 
 
 @pytest.mark.parametrize("test", sorted({test for own in TESTS.values() for test in own}))
-def test_the_tests_that_settle_a_claim_exist(test: str) -> None:
+def test_the_tests_that_prove_a_claim_exist(test: str) -> None:
     file, _, name = test.partition("::")
     assert f"def {name}(" in (ROOT / file).read_text()
 

@@ -279,7 +279,7 @@ def test_candidates_say_by_how_much_they_do_not_fit() -> None:
 
 
 @pytest.mark.parametrize("test", sorted({test for tests in TESTS.values() for test in tests}))
-def test_the_tests_that_settle_a_claim_exist(test: str) -> None:
+def test_the_tests_that_prove_a_claim_exist(test: str) -> None:
     path, name = test.split("::")
     assert f"def {name}(" in (ROOT / path).read_text()
 

@@ -89,7 +89,7 @@ def test_branches_whose_rows_lie_in_strides(nodes: int, devices: int) -> None:
 
 
 @pytest.mark.parametrize("ends", ENDS)
-def test_attention_that_lies_between_two_moves(ends: Ends) -> None:
+def test_attention_between_two_moves(ends: Ends) -> None:
     """Two heads on four ranks: not whole where qkv leaves, nor where the projection enters."""
     model, grid = build(Config(layers=1, hidden=16, heads=2, sequence=3, vocabulary=8, tied=False)), Grid(1, 4)
     numbers = {"block_0.attention.qkv": (1, 4, 1), "block_0.attention.projection": (1, 1, 4)}

@@ -38,7 +38,7 @@ def test_a_single_micro_batch_has_none() -> None:
     assert period_s(trace_of(unrolled(TWO, 1, [0, 1], [], 1), 1)) is None
 
 
-def test_all_steps_count_and_what_lies_between_them_does_not() -> None:
+def test_all_steps_count_and_time_between_them_does_not() -> None:
     spans = [Span("0step0", 0, "compute", 0, 0)]
     for step, begin, period in ((0, 0.0, 1.0), (1, 100.0, 3.0), (2, 300.0, 2.0)):
         spans += [Span(f"0B{i}", 0, "compute", begin + i * period, begin + i * period + 0.5, step) for i in range(2)]

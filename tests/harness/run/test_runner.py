@@ -355,7 +355,7 @@ def test_a_signal_in_the_middle(done, tmp_path):
     assert not any(str(tmp_path).encode() in command for command in commands)
 
 
-def test_a_second_run_in_a_folder_begins_afresh(done, tmp_path):
+def test_a_second_run_in_a_folder_begins_from_scratch(done, tmp_path):
     for name in run_files.ALL:
         (tmp_path / name).write_text("old")
     (tmp_path / "notes.txt").write_text("mine")
