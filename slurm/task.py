@@ -23,7 +23,7 @@ from slurm import commands
 from slurm.array import Array
 
 LOCK_S = 120.0
-"""How long the run of a lost node may hold its lock: file servers free those of a dead client after a while."""
+"""Seconds that the run of a lost node may hold its lock: file servers free those of a dead client after a while."""
 
 
 def main(arguments: Sequence[str]) -> int:

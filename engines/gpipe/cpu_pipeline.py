@@ -175,7 +175,7 @@ class CpuPass(Run):
             slot.ins = {}
 
     def _only_run(self, slot: Slot) -> Parts:
-        """Of a task that will not be recomputed."""
+        """Run a task that will not be recomputed."""
         with torch.set_grad_enabled(self.grad), self._drawing(slot):
             if self.grad:
                 return self._with_graph(slot, slot.stage.run)
@@ -334,7 +334,7 @@ class CpuPass(Run):
 
 
 def _entering(leaves: Parts) -> Parts:
-    """What the first layer gets."""
+    """Return the input of the first layer."""
     return {part: mapped(non_leaf, value) for part, value in leaves.items()}
 
 

@@ -34,7 +34,7 @@ REST = -1
 
 @dataclass(frozen=True)
 class BlockPermutation:
-    """How a block is reshaped and permuted around a collective.
+    """Reshape and permutation of a block around a collective.
 
     The block is viewed with shape `opened` and permuted by `sent` before the collective. Its result of shape `received`
     is permuted by `back` and reshaped to `closed`.

@@ -15,7 +15,7 @@ from engines.sbp.block_layout import Digits, Dim, Mesh
 
 @dataclass(frozen=True)
 class Cut:
-    """How one dimension of a tensor is split. With `heads` its features are (query, key, value) x heads x width in the
+    """Split of one dimension of a tensor. With `heads` its features are (query, key, value) x heads x width in the
     whole tensor, and ordered by head in shards."""
 
     dim: Dim

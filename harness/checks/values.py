@@ -50,7 +50,7 @@ AT_MOST = {
     "launch.grace_s": 10**7,
 }
 LARGEST_OF_MODEL = 2**24
-"""Of the whole numbers of a model and of data: with larger ones bytes are beyond 64 bits."""
+"""Largest whole number of a model's or data set's keys: with larger ones bytes are beyond 64 bits."""
 NAMES = {
     "mode": MODES,
     "costs": COSTS,

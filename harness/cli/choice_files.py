@@ -109,7 +109,7 @@ def _override(entry: Any) -> tuple[str, str] | None:
 
 
 class _Unsafe(ValueError):
-    """What YAML allows, and no file of keys needs; `event` is where."""
+    """YAML syntax that is valid, but that no file of keys needs; `event` is its place."""
 
     def __init__(self, event: yaml.Event, message: str) -> None:
         super().__init__(message)

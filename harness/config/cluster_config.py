@@ -24,10 +24,10 @@ NOMINAL_GB_S = {"cpu": 5.0, "cuda": 12.0}
 SMALLEST, LARGEST = 1e-9, 1e15
 """Range of values that must be above 0: one byte in GB, and more than any machine has."""
 LONGEST_S = 1e6
-"""Of a latency or a launch: next to a longer one a float has nothing left of the other times."""
+"""Largest latency or launch overhead: next to a longer one a float loses the other times."""
 VALUES = ("nominal", "effective")
 MOST_DEVICES = 2**16
-"""Of a cluster: plans and schedules list them."""
+"""Largest number of devices of a cluster: plans and schedules list them."""
 
 
 @dataclass

@@ -38,7 +38,7 @@ class Traffic:
 
 @dataclass(frozen=True)
 class Plan(Document):
-    """What a planner returns and an engine runs.
+    """The result of a planner, which an engine runs.
 
     `recompute` is the checkpoint mode ("always", "except_last", "never"), `predicted` the expected `step_time_s`,
     `peak_memory_bytes` (one for each device) and the like.

@@ -9,7 +9,7 @@ from harness.core.problem import Problem
 from harness.core.serialization import Document, finite
 
 Status = Literal["running", "ok", "oom", "infeasible", "timeout", "preempted", "node_lost", "error", "lost", "unknown"]
-"""How a run ended, or "running". "lost" and "unknown" are what readers see (harness.run.stored_record), no run is."""
+"""State of a run. No run is "lost" or "unknown": these are what readers see (harness.run.stored_record)."""
 Source = Literal["measured", "simulated", "paper"]
 EXIT_CODES: dict[Status, int] = {
     "ok": 0,

@@ -23,9 +23,9 @@ T = TypeVar("T")
 DEEPEST = 64
 """Lists and objects within one another; no document of ours comes near it, and walks over one are recursive."""
 LARGEST_INT = 2**63 - 1
-"""Of whole numbers on both sides of 0: what torch, numpy and the operating system take."""
+"""Largest absolute value of whole numbers: the largest that torch, numpy and the operating system take."""
 MOST_DIGITS = 300
-"""Of a whole number: with more of them it is no float any more."""
+"""Largest number of digits of a whole number: one with more cannot become a float."""
 
 
 class SchemaError(ValueError):

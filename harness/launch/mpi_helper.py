@@ -1,4 +1,5 @@
-"""What mpiexec starts in place of a rank: it sends its PMI connection to the host and waits until the host ends it.
+"""The process that mpiexec starts in place of a rank: it sends its PMI connection to the host and waits until the host
+ends it.
 
 A script of its own (`python -S -E mpi_helper.py NAME`, the name of an abstract Unix socket), so that it starts in
 milliseconds; see `harness.launch.mpi`.
@@ -10,7 +11,7 @@ import socket
 import sys
 
 PMI_NAMES = ("PMI", "MPI_", "HYDI_")
-"""How the names of the variables start that mpiexec sets for its processes."""
+"""Prefixes of the variables that mpiexec sets for its processes."""
 
 
 def main(name: str) -> None:

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 Backend = Literal["gloo", "nccl"]
 PATIENCE = timedelta(hours=1)
-"""How long a collective waits; the parent ends a run without progress long before (`launch.timeout_s`)."""
+"""Timeout of a collective; the parent ends a run without progress long before (`launch.timeout_s`)."""
 
 
 def join(rank: int, count: int, device: str, local: int, **rendezvous: Any) -> None:

@@ -1,4 +1,4 @@
-"""How a step of Slurm ended, from what srun and the nodes' daemons print: the first end is the cause.
+"""Find how a Slurm step ended from the messages of srun and the nodes' daemons: the first end is the cause.
 
     srun: error: node2: task 3: Segmentation fault                                 a rank, by itself
     srun: error: node1: task 0: Out Of Memory                                      its control group was full
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from harness.core.record import Status
 
 SLURM = ("srun: ", "slurmstepd", "slurmd")
-"""How Slurm's own lines start among those of the ranks."""
+"""Prefixes of Slurm's own lines in the log."""
 TASK = re.compile(r"^srun: error: (?P<node>\S+): tasks? (?P<rank>\d+)\S*: (?P<how>.+)$", re.MULTILINE)
 CANCELLED = re.compile(r"^\S+: error: \*\*\* (?:STEP|JOB) \S+ ON \S+ CANCELLED AT \S+(?P<why>.*?)\*\*\*", re.MULTILINE)
 NODE = re.compile(
@@ -28,8 +28,8 @@ ERROR = re.compile(r"^srun: error: (?P<what>.+)$", re.MULTILINE)
 NO_NODES = "Unable to (create step|allocate|contact)|Requested nodes are busy|(Socket|Connection) timed out"
 EXITED = "Exited with exit code"
 NO_ADDRESSES = "MPIDI_UCX_comm_addr_exchange"
-"""Where mpich gives up in MPI_Init if the addresses of the others have not come whole, which is rare, and works the
-next time: https://github.com/pmodels/mpich/issues/7417."""
+"""Message of mpich when MPI_Init did not receive all addresses of the others, which is rare and works the next time:
+https://github.com/pmodels/mpich/issues/7417."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class StepEnd:
 
 
 def step_end(output: str, rank_name: Callable[[int], str], waited_s: float) -> StepEnd | None:
-    """How the step ended whose log is `output`; None if Slurm says nothing about it.
+    """Return how the step whose log is `output` ended; None if Slurm's messages do not say.
 
     `rank_name(3)` is "rank 3, stage 1", `waited_s` is how long srun waits for nodes.
     """

@@ -62,7 +62,7 @@ PARENT = "SLURM_LAUNCH_NODE_IPADDR"
 """The address of the node where srun runs, as the other nodes see it."""
 GLOO = "GLOO_SOCKET_IFNAME"
 LATE_S = 180.0
-"""How long after the first a rank may start: all load torch from the same disk."""
+"""Seconds after the first rank in which all others must start: all load torch from the same disk."""
 LOOK_S = 0.05
 SIOCGIFADDR = 0x8915
 
@@ -73,7 +73,7 @@ class NoRendezvous(RuntimeError):
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """How the ranks of one Slurm step find rank 0: by a file in the folder of the run.
+    """The file in a run's folder by which the ranks of one Slurm step find rank 0.
 
     `token` is from the parent, which may start several steps.
     """

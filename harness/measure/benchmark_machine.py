@@ -89,7 +89,7 @@ def _queues(count: int) -> Iterator[list[JobQueue]]:
 
 
 def _message_s(source: JobQueue, target: JobQueue, size: int) -> float:
-    """From the end of the task that makes a tensor to the end of its copy on the other queue.
+    """Time from the end of the task that makes a tensor to the end of its copy on the other queue.
 
     source  |--0F0--|
     target          |..|1copy0<0|
@@ -118,7 +118,7 @@ def _message_s(source: JobQueue, target: JobQueue, size: int) -> float:
 
 
 def _together(queues: list[JobQueue]) -> float:
-    """How many queues' worth of work all of them do at once, in rounds of one queue alone and all together.
+    """Number of queues' worth of work that all of them do at once, from rounds of one queue alone and all together.
 
         alone      |-----|          |-----|
         together           |------|         |------|

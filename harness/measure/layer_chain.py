@@ -108,7 +108,7 @@ class Chain:
 
 
 def cut(value: Value) -> Value:
-    """The same storages without their history; what required a gradient is now a leaf that does."""
+    """Detach from the history: the same storages, and what required a gradient is now a leaf that does."""
     return _cut(value) if isinstance(value, Tensor) else tuple(map(_cut, value))
 
 

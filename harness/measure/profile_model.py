@@ -92,7 +92,7 @@ class Clock:
         return statistics.median(r[index, phase]() if (index, phase) in r else 0.0 for r in self._repeats[1:])
 
     def slowed(self) -> float:
-        """How many times longer the median pass took than the quickest one computed; at least 1, the first left out.
+        """Ratio of the median pass's time to the quickest one's time on a core; at least 1, the first pass left out.
 
         On CUDA kernels compute as long as they take, so that only passes that differ are counted.
         """

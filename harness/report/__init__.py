@@ -1,1 +1,1 @@
-"""What a run prints and draws: progress, tables, timelines, periodic schedules."""
+"""Output of a run: progress, tables, timelines, periodic schedules."""

@@ -40,12 +40,12 @@ _UNREADABLE = (
     *(zipfile.BadZipFile, zlib.error, lzma.LZMAError, OSError, EOFError, struct.error),
     *(NotImplementedError, RuntimeError, ValueError, LookupError),
 )
-"""What Python's zipfile and json raise for a file that is cut off, changed, or not what it claims to be."""
+"""Exceptions of Python's zipfile and json for a file that is truncated, changed, or of another format."""
 
 
 @dataclass(frozen=True)
 class RunState(Document):
-    """What a checkpoint knows of its run: `lines` are those of metrics.jsonl, one for each of the `step` steps.
+    """State of a run in a checkpoint: `lines` are those of metrics.jsonl, one for each of the `step` steps.
 
     `config`, `plan`, `id` and `manifest` are the record's. `members` are the checksums of torch's part of the file.
     """

@@ -23,7 +23,7 @@ from harness.core.run_files import LOCK, LOCK_VARIABLE
 from harness.core.serialization import Document, SchemaError, parse
 
 PATIENCE_S = 1.0
-"""How long a run that starts tries: a reader has the lock for an instant, ranks outlive a killed parent by another."""
+"""Seconds that a starting run tries to lock: a reader has the lock for an instant, ranks outlive a killed parent."""
 _POLL_S = 0.01
 _OWNER_BYTES = 1000
 _held: dict[tuple[int, int], int] = {}
@@ -60,7 +60,7 @@ class Lock:
 
 @dataclass(frozen=True)
 class Seen:
-    """What a reader sees: whether the lock is held (None: that cannot be found out), and who took it last."""
+    """The lock as a reader sees it: whether it is held (None: unknown), and who took it last."""
 
     held: bool | None
     owner: Owner | None = None

@@ -65,7 +65,7 @@ def find_finished(folder: Path, config: DictConfig) -> RunRecord | None:
 
 
 def find_resumable(folder: Path, config: DictConfig, say: Callable[[str], None], title: str) -> Resumed | None:
-    """What to resume from; None where there is nothing. `say`s which files are damaged, and changes none.
+    """Find the checkpoint to resume from; None if there is none. `say` gets the damaged files; nothing is changed.
 
     Raises CannotRun if the folder has a checkpoint that can be used, but not by this run, unless it may overwrite it.
     """

@@ -1,4 +1,4 @@
-"""How the parent of a run asks its ranks to stop at a signal: after the current step, with a checkpoint."""
+"""At a signal the parent of a run asks its ranks to stop: after the current step, with a checkpoint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a forward pass changes in the layers: a recomputation sees what the first run saw, and changes nothing.
+"""State that a forward pass changes in the layers: a recomputation sees what the first run saw, and changes nothing.
 
     first runs       buffer b0 --F0--> b1 --F1--> b1 --F2--> b2      copies of b0 and b1 stay
     recomputations   R2 and R1 get b1 in its place, R0 gets b0; afterwards the module has b2 again
@@ -27,7 +27,7 @@ _ABSENT = object()
 
 @dataclass(frozen=True)
 class Place:
-    """Where a module keeps a value: in its buffers, or among its plain attributes."""
+    """Place of a value in a module: in its buffers, or among its plain attributes."""
 
     module: nn.Module
     name: str
@@ -69,7 +69,8 @@ class _Copy:
 
 @dataclass(frozen=True)
 class Before:
-    """What a task saw in its first run: plain values, and tensors as `_Copy`. What else `modules` have is younger."""
+    """State that a task saw in its first run: plain values, and tensors as `_Copy`. State that is missing here is
+    newer."""
 
     modules: list[nn.Module]
     values: dict[Place, Any]

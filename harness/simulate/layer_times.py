@@ -1,4 +1,4 @@
-"""Where layer times come from: measured, measured and scaled to another device, or from counted work.
+"""Layer times of a run: measured, measured and scaled to another device, or from counted work.
 
 **The analytic model.** Each kernel costs `kernel_s` of its device, and then as long as its FLOPs or its bytes take,
 whichever is longer, at the share `efficiency` of the device's peaks. So a kernel of w FLOPs reaches this share of peak:

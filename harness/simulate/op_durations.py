@@ -1,4 +1,4 @@
-"""How long each op takes on its own, without contention or jitter."""
+"""Duration of each op on its own, without contention or jitter."""
 
 from __future__ import annotations
 

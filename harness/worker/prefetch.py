@@ -18,7 +18,7 @@ import torch
 from harness.interfaces import Batch, Data
 
 SHUTDOWN_S = 2.0
-"""How long the end of training, after an error, waits for a batch that is being made."""
+"""Seconds that the end of training, after an error, waits for a batch that is being made."""
 
 
 class Loader:

@@ -34,7 +34,7 @@ Term = tuple[Callable[[int, int], nn.Module], int]
 
 @dataclass(frozen=True)
 class Kind:
-    """How a cell is wired: `sums[k]` makes state k + 2, `joined` are the states that leave the cell side by side.
+    """Wiring of a cell: `sums[k]` makes state k + 2, `joined` are the states that are concatenated in the output.
 
     `stride` is that of the operations on states 0 and 1.
     """

@@ -22,7 +22,7 @@ SUFFIXES = tuple(suffix for names in FORMATS.values() for suffix in names)
 MASK = "_mask"
 LEAST_CLASSES = 2
 NAMED = 5
-"""How many classes are named in a problem."""
+"""Number of classes that a problem names."""
 
 
 def find(folder: str) -> dict[Path, Path | None]:

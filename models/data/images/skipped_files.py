@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 
 NAMED = 5
-"""How many files are named for each reason."""
+"""Number of files that are named for each reason."""
 
 
 class LeftOut:

@@ -10,7 +10,7 @@ from pathlib import Path
 from harness.core.problem import CannotRun, Problem
 
 BLOCK_BYTES = 1 << 20
-"""How much of a file is read at once."""
+"""Bytes of a file that are read at once."""
 TOPICS = "pydoc_data.topics"
 """The module with the text of Python's own help; it differs a little from one Python to the next."""
 
