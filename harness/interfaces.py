@@ -176,6 +176,16 @@ class StepMetrics:
     skipped: Problem | None = None
 
 
+@dataclass(frozen=True)
+class Activity:
+    """What a training process is doing: `where` ("in the forward pass of micro-batch 3", "" if unknown) for `seconds`.
+    `waits`: for messages of others, as far as it knows."""
+
+    where: str = ""
+    seconds: float = 0.0
+    waits: bool = False
+
+
 class Session(Protocol):
     """A model in training. An engine of several processes has one in each rank: its methods are collective, and
     results are complete on rank 0.
@@ -196,6 +206,21 @@ class Session(Protocol):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Load weights, optimizer state and step from the `state_dict` of any engine."""
+        ...
+
+    def parameter_gradients(self) -> dict[str, Tensor]:
+        """Return the gradients that this process holds after a step, or its shards, by names in the whole model.
+
+        Empty where the engine keeps none in the parameters.
+        """
+        ...
+
+    def stage_of(self, name: str) -> int:
+        """Return the stage that trains a parameter of this process."""
+        ...
+
+    def activity(self) -> Activity:
+        """Return what this process is doing now. Called from another thread, for a process that hangs."""
         ...
 
     def trace(self) -> Trace:

@@ -100,17 +100,20 @@ class Array:
         path = self.own / SETTINGS
         return Settings.load(path) if path.exists() else None
 
+    def places(self) -> Places:
+        """What the file for sbatch names. Raises CannotRun for a path that it cannot hold."""
+        return Places(self.folder, self.own, Path.cwd(), registry.ROOT, Path(sys.executable), compose.further())
+
     def submit(self, indices: Sequence[int], settings: Settings, shape: Shape, grace_s: float) -> str:
         """Submit these points as one array; returns its job id. Raises CannotRun with the message of sbatch.
 
         An array that cannot be recorded (a full disk) is cancelled: nobody would know of it.
         """
-        further = compose.further()
-        places = Places(self.folder, self.own, Path.cwd(), registry.ROOT, Path(sys.executable), further)
+        places = self.places()
         files.write_text(self.own / SCRIPT, script(settings, shape, indices, places, grace_s))
         former = self.jobs()
         job = commands.ask(["sbatch", "--parsable", str(self.own / SCRIPT)]).strip().partition(";")[0]
-        known = [*former, Job(job, tuple(indices), further)]
+        known = [*former, Job(job, tuple(indices), places.config_dir)]
         lines = ({"job": one.id, "indices": one.indices, "config_dir": one.config_dir} for one in known)
         try:
             settings.save(self.own / SETTINGS)

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.cli.compose import FURTHER
+from harness.core.problem import Problem, refuse
 from slurm.resources import Shape
-from slurm.settings import Settings
+from slurm.settings import TITLE, Settings
 
 SPARE_S = 30
 """Slurm signals the parent of a point so long before its time limit, in addition to the time that a run has to stop."""
@@ -20,7 +21,11 @@ SPARE_S = 30
 @dataclass(frozen=True)
 class Places:
     """The sweep's folder, where the logs go, the user's working directory, this project and its Python, and the user's
-    own folder of choices, if there is one; absolute."""
+    own folder of choices, if there is one; absolute.
+
+    Raises CannotRun for a path with a line break, or another character that is not printable: it would end a line of
+    the file, and what follows would be run.
+    """
 
     folder: Path
     logs: Path
@@ -28,6 +33,25 @@ class Places:
     root: Path
     python: Path
     config_dir: str | None = None
+
+    def __post_init__(self) -> None:
+        named = {
+            "out": (self.folder, "out=DIR"),
+            "slurm logs": (self.logs, "out=DIR"),
+            "--config-dir": (self.config_dir or "", "--config-dir DIR"),
+            "working directory": (self.working, "cd to a folder without one"),
+            "project": (self.root, "move this project"),
+            "python": (self.python, "move the Python environment"),
+        }
+        message = "has a line break, or another character that is not printable: no sbatch file can hold it"
+        refuse(
+            [
+                Problem(key, repr(str(path)), message, hint=hint)
+                for key, (path, hint) in named.items()
+                if path and not str(path).isprintable()
+            ],
+            TITLE,
+        )
 
 
 def script(settings: Settings, shape: Shape, indices: Sequence[int], places: Places, grace_s: float) -> str:

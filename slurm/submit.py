@@ -64,6 +64,7 @@ def submit(array: Array, points: Sequence[Point], wanted: Settings, known: Seque
 
     Raises CannotRun; before all checks but sbatch's own are passed nothing is written.
     """
+    array.places()
     chosen = partition.choose(wanted, known)
     refuse(partition.shortages(wanted, wanted.nodes or 1, wanted.tasks or 1, chosen), settings.TITLE)
     examined = _examined(array, points, wanted)

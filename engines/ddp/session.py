@@ -16,6 +16,7 @@ from harness.core.op import Op
 from harness.core.plan import Plan
 from harness.interfaces import Batch, Model, SessionSpec
 from harness.runtime.distributed_session import DistributedSession
+from harness.runtime.session import place
 from harness.schedule.builders.data_parallel import over_replicas
 
 if TYPE_CHECKING:
@@ -69,7 +70,8 @@ class DDPSession(DistributedSession):
     def _backward(self, i: int, loss: Tensor, sums: bool) -> None:
         """The last micro-batch's pass ends when the last bucket is full; the rest of the all-reduces follows."""
         start = self.now()
-        loss.backward()
+        with self.phase(place("B", self.global_micro_batch(i))):
+            loss.backward()
         end = self.now()
         self.record(Op(0, "B", i), start, self.last_bucket_full if sums else end)
         if sums:

@@ -12,7 +12,7 @@ from torch import Tensor
 from engines.deepspeed.collective_tracer import CollectiveTracer
 from engines.deepspeed.session import DeepSpeedSession
 from harness.core.op import Kind, Op
-from harness.runtime.session import TimePoint
+from harness.runtime.session import TimePoint, place
 from harness.schedule.builders.data_parallel import over_replicas
 
 Note = Callable[[int, TimePoint, TimePoint, Sequence[Op]], None]
@@ -23,6 +23,7 @@ MESSAGES: dict[str, tuple[Kind, int]] = {
     "SendGrad": ("send", -1),
 }
 """Instruction -> message op, and its direction: to the next stage (1) or the previous one (-1)."""
+KINDS = {"ForwardPass": "F", "BackwardPass": "B", "OptimizerStep": "step"}
 SENT = {(1, False): "activations", (-1, False): "gradients", (1, True): "skips", (-1, True): "skip_gradients"}
 
 
@@ -75,7 +76,9 @@ class PipelineTracer:
             ops = self._messages(i, name, **buffer) if name == "SendGrad" else []  # its tensors are gone afterwards
             self.passed = []
             start = self.session.now()
-            work(engine, **buffer)
+            where = place(KINDS.get(name, name), self.session.global_micro_batch(i))
+            with self.session.phase(where, waits=name in MESSAGES):
+                work(engine, **buffer)
             end = self.session.now()
             if name in MESSAGES:
                 ops = ops or self._messages(i, name, **buffer)

@@ -12,7 +12,7 @@ from engines.deepspeed import load_deepspeed
 from engines.deepspeed.session import DeepSpeedSession
 from harness.core.op import Kind, Op
 from harness.interfaces import Batch
-from harness.runtime.session import TimePoint
+from harness.runtime.session import TimePoint, place
 from harness.runtime.stage_module import stage_modules
 from harness.schedule.builders.data_parallel import over_replicas
 
@@ -44,20 +44,24 @@ class ReplicaSession(DeepSpeedSession):
     def _task(self, i: int, inputs: Tensor, targets: Tensor, batch_size: int) -> float:
         """Forward, backward and, after the last micro-batch, DeepSpeed's step. It takes the mean over all tasks."""
         start = self.now()
-        output = self.engine(inputs)
+        number = self.global_micro_batch(i)
+        with self.phase(place("F", number)):
+            output = self.engine(inputs)
         self._note("F", i, start)
         scale = self.plan.micro_batches * self.plan.mesh.data / batch_size
         loss = self.model.loss(output, targets) * scale
         del output
         start = self.now()
         self.use_micro_batch(i, again=self.stage.recomputes)
-        self.engine.backward(loss)
+        with self.phase(place("B", number)):
+            self.engine.backward(loss)
         if self.stage.recomputes:
             self.record(Op(0, "R", i), start, self.forward_end)
             start = self.forward_end
         self._note("B", i, start)
         start = self.now()
-        self.engine.step()
+        with self.phase(place("step", None)):
+            self.engine.step()
         if i == self.plan.micro_batches - 1:
             self._note("step", None, start)
         return float(loss.detach())

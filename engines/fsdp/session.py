@@ -15,7 +15,7 @@ from harness.core.plan import Plan
 from harness.interfaces import Batch, Model, SessionSpec, StepMetrics
 from harness.runtime.collectives import CollectiveCounter
 from harness.runtime.distributed_session import DistributedSession
-from harness.runtime.session import TimePoint
+from harness.runtime.session import TimePoint, place
 from harness.runtime.training_state import load_optimizer_state, make_optimizer
 from harness.schedule.builders.data_parallel import over_replicas
 
@@ -53,12 +53,14 @@ class FSDPSession(DistributedSession):
         reduces = self.config.reduce_each or i == self.plan.micro_batches - 1
         self.sharded.set_requires_gradient_sync(reduces)
         start = self.now()
-        output = self.stage(inputs)
+        with self.phase(place("F", self.global_micro_batch(i))):
+            output = self.stage(inputs)
         self._record_pass("F", i, start, "forward", reduces=False)
         loss = self.model.loss(output, targets) / batch_size
         del output
         start = self.now()
-        loss.backward()
+        with self.phase(place("B", self.global_micro_batch(i))):
+            loss.backward()
         self.gathered.show()
         self._record_pass("B", i, start, "backward" if self.config.reshard_after_forward else None, reduces)
         return float(loss.detach())
@@ -81,6 +83,11 @@ class FSDPSession(DistributedSession):
         self.record(Op(0, kind, i), first, last)
         if reduces and several:
             self.record(over_replicas(0, "reduce_scatter", 0, i), last, end)
+
+    def parameter_gradients(self) -> dict[str, Tensor]:
+        """Return this rank's shards of the gradients."""
+        found = super().parameter_gradients()
+        return {name: one.to_local() if isinstance(one, DTensor) else one for name, one in found.items()}
 
     def held_tensors(self) -> list[Tensor]:
         return [*super().held_tensors(), *self.gathered.tensors]

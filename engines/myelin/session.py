@@ -94,7 +94,7 @@ class MyelinSession(DistributedSession):
     # -- a step -------------------------------------------------------------------------------------------------------
 
     def train_step(self, batch: Batch, batch_size: int) -> float:
-        with self.phase("between the passes of a step"):
+        with self.phase("between the passes of a step", waits=True):
             self.batch_size, self.passes = batch_size, StagePasses(self.stage)
             self.batches = dict(enumerate(split_batch(batch, self.plan.micro_batches)))
             self.coming = {i: Coming(i, len(part)) for i, part in self.batches.items()}

@@ -27,7 +27,7 @@ from harness.interfaces import Batch, Model, SessionSpec
 from harness.measure.count_model import count
 from harness.runtime.collectives import CollectiveCounter
 from harness.runtime.distributed_session import DistributedSession
-from harness.runtime.session import TimePoint
+from harness.runtime.session import TimePoint, place
 from harness.runtime.stage_module import StageModule
 from harness.runtime.stage_passes import StagePasses
 from harness.runtime.training_state import (
@@ -138,6 +138,15 @@ class SBPSession(DistributedSession):
 
     def _run(self, op: Op, batch_size: int) -> None:
         began = self.now()
+        number = None if op.micro_batch is None else self.global_micro_batch(op.micro_batch)
+        with self.phase(place(op.kind, number), waits=op.kind == "recv"):
+            self._do(op, batch_size)
+        if op.kind in ("F", "B"):
+            self._note(op, began, self.now())
+        else:
+            self.record(op, began, self.now())
+
+    def _do(self, op: Op, batch_size: int) -> None:
         if op.kind == "F":
             self._forward(op)
         elif op.kind == "B":
@@ -148,10 +157,6 @@ class SBPSession(DistributedSession):
             sent, kind = self._message(op), sent_kind(op, self.plan.devices)
             if kind:
                 self.bytes_sent[kind] += sent
-        if op.kind in ("F", "B"):
-            self._note(op, began, self.now())
-        else:
-            self.record(op, began, self.now())
 
     def _message(self, op: Op) -> int:
         """A send or a receive; the bytes that were sent."""

@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.distributed.pipelining import PipelineStage
 
 from engines.torch_pipelining.boundary_shapes import Boundary
-from harness.core.error_notes import StageNote
 from harness.core.op import Kind, Op
 from harness.runtime.distributed_session import DistributedSession
+from harness.runtime.session import place
 from harness.runtime.stage_module import StageModule
 
 
@@ -65,14 +65,11 @@ class TracedStage(PipelineStage):
     def _task(self, kind: Kind, i: int) -> Iterator[None]:
         """Note the op. An error is reported as what it was, not as the RuntimeError that the library makes of it."""
         start = self.session.now()
-        try:
-            yield
-        except RuntimeError as error:
-            cause = error.__cause__ or error
-            if kind != "F":
-                number = self.session.global_micro_batch(i)
-                cause.add_note(StageNote(f"in stage {self.module.number}, backward pass of micro-batch {number}"))
-            raise cause from None
+        with self.session.phase(place(kind, self.session.global_micro_batch(i)), stage=self.module.number):
+            try:
+                yield
+            except RuntimeError as error:
+                raise (error.__cause__ or error) from None
         self.session.record(Op(self.module.number, kind, i), start, self.session.now())
 
     def buffers(self) -> list[Tensor]:

@@ -26,6 +26,7 @@ from harness.core.serialization import LARGEST_INT
 from harness.core.value_checks import one_of
 from harness.interfaces import Engine
 from harness.launch.slurm_step import CHOICES
+from harness.launch.supervisor import START_S
 from harness.simulate.layer_times import COSTS
 
 MODES = ("run", "plan", "simulate", "profile", "calibrate", "tune")
@@ -49,6 +50,8 @@ AT_MOST = {
     "launch.timeout_s": 10**7,  # some months: the operating system waits no longer than some centuries
     "launch.grace_s": 10**7,
 }
+START = {"launch.timeout_s": START_S}
+"""What stands for a default that is null, and follows the run."""
 LARGEST_OF_MODEL = 2**24
 """Largest whole number of a model's or data set's keys: with larger ones bytes are beyond 64 bits."""
 NAMES = {
@@ -150,7 +153,7 @@ def _numbers(
 def _default(key: str) -> Any:
     from harness.config.schema import Config
 
-    return OmegaConf.select(OmegaConf.structured(Config), key)
+    return START.get(key, OmegaConf.select(OmegaConf.structured(Config), key))
 
 
 def not_installed(engine: str, module: str, command: str, series: str = "") -> list[Problem]:

@@ -48,8 +48,9 @@ class LaunchConfig:
     ranks: str = "auto"
     """Who starts the processes (ranks) of an engine. fork: they are forked on this machine. srun: one srun command
     starts them, on all nodes of the Slurm job. auto: srun inside of a Slurm job, else fork."""
-    timeout_s: float = 300.0
-    """Seconds without progress after which a rank is killed; its Python stacks are written to the log."""
+    timeout_s: float | None = None
+    """Seconds without progress after which a run is ended; the Python stacks of its ranks are written to the log. null:
+    20 times the median step, at least 60 and at most 300; 300 before the first steps are done."""
     checkpoint_every: int = 0
     """Steps between two checkpoints; 0: a checkpoint is written only when the run is preempted (SIGTERM, SIGUSR1,
     Ctrl-C)."""

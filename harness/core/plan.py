@@ -112,3 +112,7 @@ class Mesh:
     @property
     def size(self) -> int:
         return self.data * self.pipeline * self.tensor
+
+    def stage(self, rank: int) -> int:
+        """The pipeline stage of a rank's device."""
+        return rank % (self.pipeline * self.tensor) // self.tensor

@@ -4,6 +4,7 @@ the parent writes            config.yaml  record.json  plan.json  log  simulated
 the worker writes            metrics.jsonl  checkpoints/  trace.json.gz  error.json
 the worker for the parent    profile.json  machine.json  timings.json  result.json
 between them while it runs   stop (the parent asks)  rendezvous.json (where ranks of srun find rank 0)
+                             hang/ (what each process does while there is no progress)
 whoever uses the folder      .lock  (harness.run.folder_lock)
 a start that is refused      refused.json  refused.log  (harness.run.run_folder)
 """
@@ -14,7 +15,7 @@ CONFIG, RECORD, PLAN, LOG = "config.yaml", "record.json", "plan.json", "log"
 SIMULATED, TIMELINE, PATTERN = "simulated.json.gz", "timeline.png", "pattern.png"
 METRICS, CHECKPOINTS, TRACE, ERROR = "metrics.jsonl", "checkpoints", "trace.json.gz", "error.json"
 PROFILE, MACHINE, TIMINGS, RESULT = "profile.json", "machine.json", "timings.json", "result.json"
-STOP, RENDEZVOUS = "stop", "rendezvous.json"
+STOP, RENDEZVOUS, HANG = "stop", "rendezvous.json", "hang"
 LOCK, REFUSED, REFUSED_LOG = ".lock", "refused.json", "refused.log"
 LOCK_VARIABLE = "REGATTA_LOCK"
 """The environment variable that says to a process which of its descriptors is the lock of its run's folder."""
@@ -24,7 +25,7 @@ CALIBRATION, CALIBRATION_PLOT, CANDIDATES = "calibration.json", "calibration.png
 OF_END = (RESULT, TRACE, SIMULATED, TIMELINE, ERROR, PATTERN)
 """Files about how a run ended: one that resumes starts without them."""
 ALL = (
-    *(CONFIG, RECORD, PLAN, LOG, METRICS, CHECKPOINTS, PROFILE, MACHINE, STOP, RENDEZVOUS),
+    *(CONFIG, RECORD, PLAN, LOG, METRICS, CHECKPOINTS, PROFILE, MACHINE, STOP, RENDEZVOUS, HANG),
     *(TIMINGS, CALIBRATION, CALIBRATION_PLOT, CANDIDATES, *OF_END),
 )
 """All of them: a new run in the folder of an earlier one removes them. Other files in the folder are the user's."""

@@ -72,22 +72,63 @@ def available_memory_bytes() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def control_groups() -> list[Path]:
-    """Returns the folders of this process's control group (version 2) and its ancestors: a container, a batch job."""
+@dataclass(frozen=True)
+class ControlGroup:
+    """A control group with a limit of memory, and what its files are called in its version."""
+
+    folder: Path
+    version: Literal[1, 2]
+
+    def limit_bytes(self) -> int | None:
+        """Returns the bytes that its processes may use; None: no limit, or none that can be read. Version 1 says that
+        there is no limit by a number that no machine has."""
+        return self._number("memory.max" if self.version == 2 else "memory.limit_in_bytes")
+
+    def used_bytes(self) -> int | None:
+        """Returns the bytes that its processes use."""
+        return self._number("memory.current" if self.version == 2 else "memory.usage_in_bytes")
+
+    def oom_kills(self) -> int | None:
+        """Returns how many of its processes the kernel's OOM killer has ended."""
+        name = "memory.events" if self.version == 2 else "memory.oom_control"
+        with suppress(OSError):
+            if match := re.search(r"^oom_kill (\d+)$", (self.folder / name).read_text(), re.MULTILINE):
+                return int(match[1])
+        return None
+
+    def _number(self, name: str) -> int | None:
+        with suppress(OSError, ValueError):
+            return int((self.folder / name).read_text())
+        return None
+
+
+def control_groups() -> list[ControlGroup]:
+    """Returns this process's control groups and their ancestors: a container, a batch job.
+
+    A machine has version 2, version 1, or both; then memory belongs to version 1. In a container the path may be the
+    host's, of which the mounted folder is the end.
+    """
     with suppress(OSError):
-        if match := re.search(r"^0::/(.*)$", OWN_GROUP.read_text(), re.MULTILINE):
-            group_folder = GROUPS / match[1]
-            return [group_folder, *(group for group in group_folder.parents if group.is_relative_to(GROUPS))]
+        text = OWN_GROUP.read_text()
+        if match := re.search(r"^\d+:(?:[^:]*,)?memory(?:,[^:]*)?:/(.*)$", text, re.MULTILINE):
+            return [ControlGroup(folder, 1) for folder in _with_ancestors(GROUPS / "memory", match[1])]
+        if match := re.search(r"^0::/(.*)$", text, re.MULTILINE):
+            return [ControlGroup(folder, 2) for folder in _with_ancestors(GROUPS, match[1])]
     return []
+
+
+def _with_ancestors(mounted: Path, group: str) -> list[Path]:
+    folder = mounted / group
+    return [folder, *(parent for parent in folder.parents if parent.is_relative_to(mounted))]
 
 
 def _control_group_bytes() -> int:
     """Returns the bytes that the control groups still allow; without a limit more than any machine has."""
     left = [1 << 62]
     for group in control_groups():
-        with suppress(OSError, ValueError):
-            limit = int((group / "memory.max").read_text())
-            left.append(max(0, limit - int((group / "memory.current").read_text())))
+        limit, used = group.limit_bytes(), group.used_bytes()
+        if limit is not None and used is not None:
+            left.append(max(0, limit - used))
     return min(left)
 
 

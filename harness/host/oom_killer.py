@@ -21,11 +21,11 @@ def kill_count() -> int | None:
     A control group counts its descendants, too. The ranks of a Slurm job are in other groups than their parent, so the
     counter of the whole machine is preferred.
     """
-    for path in (VMSTAT, *(group / "memory.events" for group in devices.control_groups())):
-        with suppress(OSError):
-            if match := re.search(r"^oom_kill (\d+)$", path.read_text(), re.MULTILINE):
-                return int(match[1])
-    return None
+    with suppress(OSError):
+        if match := re.search(r"^oom_kill (\d+)$", VMSTAT.read_text(), re.MULTILINE):
+            return int(match[1])
+    counts = (group.oom_kills() for group in devices.control_groups())
+    return next((count for count in counts if count is not None), None)
 
 
 def was_oom_kill(before: int | None) -> bool:
@@ -50,10 +50,7 @@ def explain_kill(who: str, before: int | None) -> tuple[Status, str]:
 
 def limit_bytes() -> int | None:
     """Returns the bytes that all processes of its control groups may use, at most the machine's memory."""
-    limits = []
-    for group in devices.control_groups():
-        with suppress(OSError, ValueError):
-            limits.append(int((group / "memory.max").read_text()))
+    limits = [limit for group in devices.control_groups() if (limit := group.limit_bytes()) is not None]
     with suppress(OSError):
         if match := re.search(r"^MemTotal:\s*(\d+) kB$", MEMINFO.read_text(), re.MULTILINE):
             limits.append(int(match[1]) * 1024)

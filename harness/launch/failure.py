@@ -23,6 +23,7 @@ from harness.core.run_files import ERROR
 from harness.core.serialization import Document
 from harness.host import oom_killer
 from harness.launch import slurm_log
+from harness.launch.rank_names import NO_RANKS, RankNames
 from harness.launch.slurm_log import StepEnd
 from harness.launch.slurm_step import PATIENCE_S, TRIES, Step
 
@@ -95,7 +96,8 @@ def _message(error: BaseException) -> str:
 class ExitReasons:
     """Finds out why a worker ended. Made before the worker starts; with a `step` the worker is srun, with its ranks."""
 
-    def __init__(self, log: Path, step: Step | None = None) -> None:
+    def __init__(self, log: Path, step: Step | None = None, names: RankNames = NO_RANKS) -> None:
+        self.names = step.names if step else names
         self.log, self.step, self.kills = log, step, oom_killer.kill_count()
         self.start = log.stat().st_size if log.exists() else 0
         self.tries = TRIES if step else 0
@@ -106,7 +108,7 @@ class ExitReasons:
         reported = self._reported()
         if self.step:
             return self._explain_step(code, reported, self._step_end())
-        return reported or self._explain_code("rank 0", code)
+        return reported or self._explain_code(self.names.worker, code)
 
     def try_again(self) -> bool:
         """Whether no rank has started, and srun should be tried once more: ranks repeat no step."""
@@ -145,7 +147,7 @@ class ExitReasons:
         return Failure(end.status, f"{end.reason}: {line}" if line else end.reason, rank=end.rank)
 
     def _rank_name(self, rank: int) -> str:
-        return f"rank {rank}, stage {self.step.stage(rank)}," if self.step else f"rank {rank}"
+        return f"{self.names.rank(rank)},"
 
     def _explain_code(self, who: str, code: int) -> Failure:
         if code == DISK_FULL_CODE:

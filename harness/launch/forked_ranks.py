@@ -28,11 +28,12 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from harness.host import oom_killer, slurm_job
+from harness.host import oom_killer
 from harness.interfaces import Session
-from harness.launch import mpi, process_group, slurm_ranks
+from harness.launch import mpi, process_group, signal_watcher, slurm_ranks
 from harness.launch.die_with_parent import PR_SET_PDEATHSIG
 from harness.launch.mpi import PmiConnection
+from harness.launch.signals import ENDING
 from harness.launch.slurm_ranks import Rendezvous
 from harness.runtime.distributed_session import DistributedSession
 
@@ -88,6 +89,9 @@ def run_session_on_ranks(
     With a `rendezvous` no rank is forked: this process is itself one of those that srun has started.
     """
 
+    if isinstance(session, DistributedSession):
+        signal_watcher.describe(session.activity)
+
     def enter_and_apply() -> T:
         with session as entered:
             return function(entered)
@@ -97,8 +101,8 @@ def run_session_on_ranks(
     try:
         return run_on_ranks(count, enter_and_apply, devices, with_mpi)
     except RankLost as error:
-        if isinstance(session, DistributedSession) and (where := session.last_seen(error.rank)):
-            error.add_note(where)
+        if isinstance(session, DistributedSession):
+            error.add_note(session.last_seen(error.rank))
         raise
 
 
@@ -135,6 +139,7 @@ def run_on_ranks(count: int, function: Callable[[], T], devices: Sequence[str], 
                 )
                 process.start()
                 to_host.close()
+                signal_watcher.forked(rank, process.pid or 0)
                 ranks.append((process, from_rank))
             result: T = _collected(ranks, kills)
             return result
@@ -161,9 +166,9 @@ def _run_rank(
     A rank that fails sends its error before its connections break, so that it arrives before those that follow from it.
     """
     _die_with(host)
-    ignored = (signal.SIGTERM,) if slurm_job.current() else ()  # see harness.worker
-    for number in {signal.SIGINT, signal.SIGHUP, signal.SIGTERM}.difference(ignored):
+    for number in ENDING:
         signal.signal(number, signal.SIG_DFL)
+    signal_watcher.watch_in_rank(rank)
     code = 0
     try:
         local = (torch.device(device).index or 0) if device.startswith("cuda") else rank

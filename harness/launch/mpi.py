@@ -39,6 +39,7 @@ from typing import TYPE_CHECKING
 from harness.core.problem import Problem
 from harness.launch import die_with_parent
 from harness.launch.mpi_helper import PMI_NAMES
+from harness.launch.signals import blocked
 
 if TYPE_CHECKING:
     from mpi4py.MPI import Intracomm
@@ -51,6 +52,9 @@ LOCAL = ("-launcher", "fork", "-rmk", "user", "-hosts", "localhost")
 """All ranks are here, whatever a batch system says."""
 FOREIGN = (*PMI_NAMES, "SLURM_", "HYDRA_", "MPIEXEC_")
 """Variables that would make mpiexec start ranks elsewhere, or as a part of another world."""
+NO_TOPOLOGY = {"HWLOC_XMLFILE": os.devnull}
+"""Of mpiexec: else it writes this machine's topology for its ranks into a file in /tmp, and leaves it when killed. Each
+rank finds the topology out by itself."""
 RANK_SETTINGS = {"UCX_TLS": "self,tcp", "UCX_TCP_MAX_CONN_RETRIES": "255", "MPIR_CVAR_ASYNC_PROGRESS": "0"}
 """Of UCX and mpich in a rank: mpich has its own shared memory; its thread for progress spins; ranks of srun that all
 connect at once on a busy machine need more than 25 tries."""
@@ -127,14 +131,16 @@ def pmi_connections(count: int) -> Iterator[list[PmiConnection]]:
 def _start_mpiexec(count: int, name: str, output: int) -> subprocess.Popen[bytes]:
     """mpiexec with helpers that connect to the abstract socket `name`."""
     helper = [sys.executable, "-S", "-E", str(HERE / "mpi_helper.py"), name]
-    return subprocess.Popen(
-        [*die_with_parent.prefix(), str(mpiexec()), *LOCAL, "-n", str(count), *helper],
-        stdin=subprocess.DEVNULL,
-        stdout=output,
-        stderr=output,
-        env={name: value for name, value in os.environ.items() if not name.startswith(FOREIGN)},
-        start_new_session=True,
-    )
+    own = {name: value for name, value in os.environ.items() if not name.startswith(FOREIGN)}
+    with blocked():
+        return subprocess.Popen(
+            [*die_with_parent.prefix(), str(mpiexec()), *LOCAL, "-n", str(count), *helper],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env=NO_TOPOLOGY | own,
+            start_new_session=True,
+        )
 
 
 def _received(

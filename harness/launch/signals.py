@@ -1,4 +1,8 @@
-"""What SIGINT, SIGTERM, SIGUSR1 and SIGHUP do while a run is active."""
+"""What SIGINT, SIGTERM, SIGUSR1 and SIGHUP do while a run is active.
+
+preemptible   in the parent of a run
+blocked       for what it starts: the signals wait there until somebody takes them (`harness.launch.signal_watcher`)
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,9 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
+"""The signals by which a user, a scheduler or a container asks a run to end."""
 
 
 class Preempted(KeyboardInterrupt):
@@ -49,10 +56,23 @@ def preemptible() -> Iterator[Signals]:
     if threading.current_thread() is not threading.main_thread():
         yield signals
         return
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
-    former = {number: signal.signal(number, signals.handle) for number in numbers}
+    former = {number: signal.signal(number, signals.handle) for number in ENDING}
     try:
         yield signals
     finally:
         for number, action in former.items():
             signal.signal(number, action)
+
+
+@contextmanager
+def blocked() -> Iterator[None]:
+    """Within it this thread takes none of these signals, and a process that it starts takes none in its whole life.
+
+    A signal to all processes of a run at once then reaches the parent alone, which has the ranks stop in order. Those
+    that come meanwhile are delivered at the end.
+    """
+    former = signal.pthread_sigmask(signal.SIG_BLOCK, ENDING)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, former)

@@ -28,6 +28,7 @@ from harness.host import slurm_job
 from harness.host.slurm_job import Allocation
 from harness.interfaces import Capabilities
 from harness.launch import mpi
+from harness.launch.rank_names import RankNames
 
 CHOICES = ("auto", "fork", "srun")
 """Of `launch.ranks`."""
@@ -57,6 +58,10 @@ class Step:
     token: str = field(default_factory=lambda: secrets.token_hex(8))
     """Distinguishes this step's rendezvous.json from one that an earlier run has left."""
 
+    @property
+    def names(self) -> RankNames:
+        return RankNames(self.mesh, several=True)
+
     def command(self) -> list[str]:
         """The start of the command line: srun and its options, before the command of a rank."""
         count = self.mesh.size
@@ -73,10 +78,6 @@ class Step:
         if self.mesh.size % self.per_node == 0:
             return [f"--ntasks-per-node={self.per_node}", "--distribution=block"]
         return ["--distribution=block" if self.crowded else f"--distribution=plane={self.per_node}"]
-
-    def stage(self, rank: int) -> int:
-        """The pipeline stage of a rank's device."""
-        return rank % (self.mesh.pipeline * self.mesh.tensor) // self.mesh.tensor
 
     @contextmanager
     def cleaning_up(self, run_dir: Path) -> Iterator[None]:

@@ -9,7 +9,9 @@ The parent learns how the worker did from its files in the run's folder and from
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import statistics
 import subprocess
 import sys
 import time
@@ -17,29 +19,34 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from harness.core import files
 from harness.core.problem import CannotRun, Problem
 from harness.core.record import Status
-from harness.core.run_files import LOG, MACHINE, METRICS
+from harness.core.run_files import CHECKPOINTS, HANG, LOG, MACHINE, METRICS
 from harness.host import machine, malloc
 from harness.host.machine import Machine
-from harness.launch import die_with_parent
+from harness.launch import die_with_parent, hang
 from harness.launch.failure import ExitReasons
+from harness.launch.rank_names import NO_RANKS, RankNames
+from harness.launch.signals import blocked
 from harness.launch.slurm_step import Step
 
 ROOT = Path(__file__).resolve().parents[2]
 LOG_BYTES = 256 << 20
 """A worker that prints without end does not fill the disk."""
-WATCHED = (LOG, METRICS)
-"""The files that change while the worker makes progress."""
+WATCHED = (LOG, METRICS, CHECKPOINTS)
+"""The files, and the folder of files, that change while the worker makes progress."""
 POLL_S = 0.05
-DUMP_S = 1.0
-"""How long a worker that hangs may write its Python stacks."""
+START_S = 300.0
+"""The time without progress that ends a worker, as long as few steps are measured; the most there is, too."""
+STEPS, ENOUGH, LAST, LEAST_S = 20, 3, 100, 60.0
+"""Once `ENOUGH` steps are measured: so many times the median of the last ones, but no less than `LEAST_S`."""
 FORKABLE = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 """With it torch asks for GPUs without starting CUDA, which no process that is forked later could use."""
 GRACE_S = 3.0
-"""Between asking a worker to end and killing it."""
+"""Between asking srun to end its ranks and killing it."""
 
 
 @dataclass(frozen=True)
@@ -62,31 +69,33 @@ class WorkerFailed(Exception):
 def run_worker(
     folder: Path,
     title: str,
-    timeout_s: float,
+    timeout_s: float | None,
     *action: str,
     follow: Callable[[], None] = lambda: None,
     step: Step | None = None,
     inherits: Mapping[str, int] | None = None,
+    names: RankNames = NO_RANKS,
+    steps_s: Sequence[float] = (),
 ) -> None:
     """Have a worker do an action ("profile", "2") for the run in `folder`, to its end.
 
-    With a `step` there are many workers, the ranks of a Slurm step. `follow` is called all the time meanwhile. The
-    worker `inherits` file descriptors, each by the environment variable that says its number. Raises
-    `CannotRun` for problems that only a worker could find, `WorkerFailed` for every other end that is not good.
+    With a `step` there are many workers, the ranks of a Slurm step. The worker `inherits` file descriptors, each by the
+    environment variable that says its number. For the rest see `supervise`. Raises `CannotRun` for problems that only a
+    worker could find, `WorkerFailed` for every other end that is not good.
     """
     # -P: a module in the user's folder does not hide one of this project
     command = [sys.executable, "-P", "-m", "harness.worker", str(folder.resolve()), *action]
     with step.cleaning_up(folder) if step else nullcontext():
         if step:
             command = [*step.command(), *command, step.token]
-        outcome = supervise(command, folder, timeout_s, follow, step, inherits)
+        outcome = supervise(command, folder, timeout_s, follow, step, inherits, names, steps_s)
     if outcome.problems:
         raise CannotRun(outcome.problems, title)
     if outcome.status != "ok":
         raise WorkerFailed(outcome)
 
 
-def measure_machine(folder: Path, title: str, timeout_s: float, kind: str) -> Machine:
+def measure_machine(folder: Path, title: str, timeout_s: float | None, kind: str) -> Machine:
     """What this machine's devices of a `kind` can do, measured now and kept for later runs; raises as `run_worker`."""
     run_worker(folder, title, timeout_s, "machine", kind)
     measured = Machine.load(folder / MACHINE)
@@ -98,36 +107,41 @@ def measure_machine(folder: Path, title: str, timeout_s: float, kind: str) -> Ma
 def supervise(
     command: Sequence[str],
     run_dir: Path,
-    timeout_s: float,
+    timeout_s: float | None,
     follow: Callable[[], None] = lambda: None,
     step: Step | None = None,
     inherits: Mapping[str, int] | None = None,
+    names: RankNames = NO_RANKS,
+    steps_s: Sequence[float] = (),
 ) -> Outcome:
     """Run a process until it has ended or makes no progress; it and all that it started are continued return.
 
     Its output goes to `run_dir/log`; `follow` is called all the time meanwhile. Progress is a change of the `WATCHED`
-    files. A worker that made none for `timeout_s` gets SIGUSR2 (it writes its Python stacks) and is killed. If this
-    process dies, the kernel kills the worker. With a `step` the command is srun's, and its ranks are on the nodes of
-    the job. It `inherits` descriptors as `run_worker` says.
+    files. A worker that made none for `timeout_s` (None: as follows from the steps measured so far, `steps_s`) writes
+    its Python stacks and is killed. If this process dies, the kernel kills the worker. With a `step` the command is
+    srun's, and its ranks are on the nodes of the job. It `inherits` descriptors as `run_worker` says.
     """
     given = inherits or {}
-    reasons = ExitReasons(run_dir / LOG, step)
+    reasons = ExitReasons(run_dir / LOG, step, names)
+    shutil.rmtree(run_dir / HANG, ignore_errors=True)  # of a parent that was killed
     with (run_dir / LOG).open("ab") as log:
         while True:
             # a process group of its own: Ctrl-C reaches the parent alone, and all that the worker starts ends with it
-            worker = subprocess.Popen(
-                [*die_with_parent.prefix(), *command],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=_environment() | {name: str(descriptor) for name, descriptor in given.items()},
-                pass_fds=tuple(given.values()),
-                start_new_session=True,
-            )
+            with nullcontext() if step else blocked():
+                worker = subprocess.Popen(
+                    [*die_with_parent.prefix(), *command],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    env=_environment() | {name: str(descriptor) for name, descriptor in given.items()},
+                    pass_fds=tuple(given.values()),
+                    start_new_session=True,
+                )
+            watch = _Watch(worker, run_dir, timeout_s, steps_s, reasons.names, step)
             try:
-                outcome = _watch(worker, run_dir, timeout_s, follow, reasons)
+                outcome = watch.outcome(follow, reasons, log)
             finally:
-                _end(worker)
+                _end(worker, step)
             if outcome.status in ("ok", "timeout") or not reasons.try_again():
                 break
     follow()
@@ -140,43 +154,69 @@ def _environment() -> dict[str, str]:
     return os.environ | malloc.environment() | settings
 
 
-def _watch(
-    worker: subprocess.Popen[bytes], run_dir: Path, timeout_s: float, follow: Callable[[], None], reasons: ExitReasons
-) -> Outcome:
-    seen, since = _progress(run_dir), time.monotonic()
-    while (code := worker.poll()) is None:
-        files.cut_in_half(run_dir / LOG, LOG_BYTES)
-        now = _progress(run_dir)
-        if now != seen:
-            seen, since = now, time.monotonic()
-        elif time.monotonic() - since > timeout_s:
-            _signal_group(worker, signal.SIGUSR2)
-            time.sleep(DUMP_S)
-            reason = f"no progress for launch.timeout_s={timeout_s:g} s; each rank's Python stack is in the log"
-            return Outcome("timeout", reason)
-        follow()
-        time.sleep(POLL_S)
-    if code == 0:
-        return Outcome("ok")
-    failure = reasons.explain(code)
-    return Outcome(failure.status, failure.message, failure.problems)
+@dataclass(frozen=True)
+class _Watch:
+    """Looks at a worker until it ends, or makes no progress."""
+
+    worker: subprocess.Popen[bytes]
+    run_dir: Path
+    timeout_s: float | None
+    steps_s: Sequence[float]
+    names: RankNames
+    step: Step | None
+
+    def outcome(self, follow: Callable[[], None], reasons: ExitReasons, log: IO[bytes]) -> Outcome:
+        seen, since = _progress(self.run_dir), time.monotonic()
+        while (code := self.worker.poll()) is None:
+            files.cut_in_half(self.run_dir / LOG, LOG_BYTES)
+            now = _progress(self.run_dir)
+            if now != seen:
+                seen, since = now, time.monotonic()
+            elif time.monotonic() - since > limit_s(self.timeout_s, self.steps_s):
+                return Outcome("timeout", self._hang(log))
+            follow()
+            time.sleep(POLL_S)
+        if code == 0:
+            return Outcome("ok")
+        failure = reasons.explain(code)
+        return Outcome(failure.status, failure.message, failure.problems)
+
+    def _hang(self, log: IO[bytes]) -> str:
+        def ask() -> None:
+            _signal_group(self.worker, signal.SIGUSR2)
+
+        limit = limit_s(self.timeout_s, self.steps_s)
+        count = self.step.mesh.size if self.step else None
+        who = hang.explain(self.run_dir, self.names, self.worker.pid, count, ask, log)
+        return f"no progress for launch.timeout_s={limit:g} s: {who}"
+
+
+def limit_s(given: float | None, steps_s: Sequence[float]) -> float:
+    """The seconds without progress that end a worker: what the user has given, or what follows from its steps."""
+    if given is not None:
+        return given
+    if len(steps_s) < ENOUGH:
+        return START_S
+    return min(max(STEPS * statistics.median(steps_s[-LAST:]), LEAST_S), START_S)
 
 
 def _progress(run_dir: Path) -> list[tuple[int, int]]:
     """Sizes and times of the watched files."""
     state = []
     for name in WATCHED:
-        with suppress(FileNotFoundError):
-            found = (run_dir / name).stat()
-            state.append((found.st_size, found.st_mtime_ns))
+        for path in (run_dir / name, *(run_dir / name).glob("*")):
+            with suppress(OSError):
+                found = path.stat()
+                state.append((found.st_size, found.st_mtime_ns))
     return state
 
 
-def _end(worker: subprocess.Popen[bytes]) -> None:
-    """End the worker, and all that it has started."""
-    _signal_group(worker, signal.SIGTERM)
-    with suppress(subprocess.TimeoutExpired):
-        worker.wait(GRACE_S)
+def _end(worker: subprocess.Popen[bytes], step: Step | None) -> None:
+    """End the worker, and all that it has started; srun ends its ranks on other nodes first."""
+    if step:
+        _signal_group(worker, signal.SIGTERM)
+        with suppress(subprocess.TimeoutExpired):
+            worker.wait(GRACE_S)
     _signal_group(worker, signal.SIGKILL)
     worker.wait()
 

@@ -38,7 +38,7 @@ class Prepared:
     """All that is known before the start.
 
     `values` and `profile` say where the numbers of the cluster and the profile are from ("made just now"), `ranks` how
-    many processes train.
+    many processes train, `multi_process` whether those are ranks that another one starts.
     """
 
     draft: Draft
@@ -46,6 +46,7 @@ class Prepared:
     values: str
     profile: str
     ranks: int
+    multi_process: bool
     tracker: Tracker
 
     def device_names(self, local: bool) -> list[str]:
@@ -120,8 +121,9 @@ class _Preparation:
             self.progress.note(note(remark))
         draft.plan.save(self.folder / PLAN)
         kind = devices.detect(profiles.wanted(config)).kind
-        ranks = draft.devices if engine.capabilities.multi_process else 1
-        return Prepared(draft, kind, self.values, self.profiles.found, ranks, tracker)
+        several = engine.capabilities.multi_process
+        ranks = draft.devices if several else 1
+        return Prepared(draft, kind, self.values, self.profiles.found, ranks, several, tracker)
 
     def ground(self) -> Ground:
         known = self.collect(self.cluster)

@@ -33,6 +33,7 @@ from harness.core.trace import Trace
 from harness.interfaces import Planner
 from harness.launch import slurm_step, supervisor
 from harness.launch.failure import Failure
+from harness.launch.rank_names import RankNames
 from harness.launch.signals import Signals, preemptible
 from harness.launch.supervisor import Outcome, WorkerFailed
 from harness.measure import calibration
@@ -176,10 +177,21 @@ class Run:
                 lines.forward()
                 request.check()
 
-            # the ranks have the lock, too: if this process is killed the folder is in use until they have ended
-            lock = folder_lock.handed_on(self.lock)
-            action = "train", str(step)
-            supervisor.run_worker(path, self.title, launch.timeout_s, *action, follow=follow, step=ranks, inherits=lock)
+            try:
+                supervisor.run_worker(
+                    path,
+                    self.title,
+                    launch.timeout_s,
+                    *("train", str(step)),
+                    follow=follow,
+                    step=ranks,
+                    # the ranks have the lock, too: if this process is killed the folder is in use until they have ended
+                    inherits=folder_lock.handed_on(self.lock),
+                    names=RankNames(prepared.draft.plan.mesh, prepared.multi_process),
+                    steps_s=lines.seconds,
+                )
+            finally:
+                checkpoint_files.tidy(path, ())  # a rank may have been ended while it wrote one
         if not (path / RESULT).exists():
             raise request.stopped(lines.done)
         self.record_training(prepared)
@@ -307,7 +319,7 @@ class Run:
 
 class StepLines:
     """The lines of metrics.jsonl, passed on to progress and tracker as they come; `done` steps have ended, the first
-    `start` of them before."""
+    `start` of them before; `seconds` are those of the others."""
 
     def __init__(self, run: Run, tracker: Tracker, start: int) -> None:
         self.progress, self.tracker, self.config, self.start = run.progress, tracker, run.config, start
@@ -315,12 +327,15 @@ class StepLines:
         self.tail, self.done = LineFollower(self.path / METRICS), 0
         self.failed: tuple[int, dict[str, Any]] | None = None
         self.said = ""
+        self.seconds: list[float] = []
 
     def forward(self) -> None:
         for line in self.tail.new():
             if line["step"] == 0:
                 self.progress.steps(self.config.warmup + self.config.steps)
             self.done = line["step"] + 1
+            if line["step"] >= self.start:
+                self.seconds.append(line["step_time_s"])
             error = line.pop("checkpoint_error", None)
             speed = self.config.batch.size / line["step_time_s"]
             self.progress.step(self.done, line["loss"], speed)

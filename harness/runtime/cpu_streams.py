@@ -75,6 +75,8 @@ class JobQueue:
         self.device = device
         self.name = name
         self.context = context
+        self.op: Op | None = None
+        """What the queue runs now."""
         self._closed = False
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
         self._thread = threading.Thread(target=self._loop, name=f"device {device} {name}", daemon=True)
@@ -116,6 +118,7 @@ class JobQueue:
         for earlier in job.after:
             earlier.wait()
         start = time.perf_counter()
+        self.op = job.op
         try:
             if job.always or job.run.error is None:
                 with self.context():
@@ -125,8 +128,14 @@ class JobQueue:
         except BaseException as error:
             job.run.fail(error)
         finally:
+            self.op = None
             job.after, job.work, job.run = (), nothing, _OVER  # else they would live as long as the job
             job.ended.set()
+
+
+def running() -> list[Op]:
+    """What the queues of this process run now."""
+    return [op for queue in list(_open_queues) if (op := queue.op)]
 
 
 def submit_together(places: Sequence[tuple[JobQueue, Op | None]], job: Job) -> Job:

@@ -132,15 +132,17 @@ class DistributedSession(BaseSession):
         return self.replica * self.plan.micro_batches + i
 
     @contextmanager
-    def phase(self, where: str) -> Iterator[None]:
+    def phase(self, where: str, waits: bool = False, stage: int | None = None) -> Iterator[None]:
         """Within it this rank is `where`, "in the forward pass of micro-batch 3": an error says so, and `last_seen`.
 
-        Of nested phases the innermost counts.
+        Of nested phases the innermost counts. `waits`: what takes long there is that others send nothing. `stage` is
+        said where a device has several.
         """
         line = slice(self.rank * POSITION_BYTES, (self.rank + 1) * POSITION_BYTES)
-        text = f"in rank {self.rank}, stage {self.pipeline_rank}, {where}"
-        before = self._positions[line]
+        text = f"in rank {self.rank}, stage {self.pipeline_rank if stage is None else stage}, {where}"
+        before, (where_before, _, waited) = self._positions[line], self._activity
         self._positions[line] = text.encode()[:POSITION_BYTES].ljust(POSITION_BYTES)
+        self.now_doing(where, waits)
         try:
             yield
         except Exception as error:
@@ -148,11 +150,12 @@ class DistributedSession(BaseSession):
                 error.add_note(RankNote(text))
             raise
         self._positions[line] = before
+        self.now_doing(where_before, waited)
 
     def last_seen(self, rank: int) -> str:
-        """Return where a rank was when its process died, "" if in no phase. For the host, which has no rank."""
+        """Return where a rank was when its process died: its stage at least. For the host, which has no rank."""
         line = self._positions[rank * POSITION_BYTES : (rank + 1) * POSITION_BYTES]
-        return line.rstrip(b"\0 ").decode(errors="replace")
+        return line.rstrip(b"\0 ").decode(errors="replace") or f"in rank {rank}, stage {self.plan.mesh.stage(rank)}"
 
     def now(self) -> TimePoint:
         """Return this point in the device's work."""

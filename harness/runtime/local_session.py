@@ -7,6 +7,7 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any, Self
 
 import torch
@@ -15,9 +16,10 @@ from torch import Tensor, nn
 from harness.core.op import Op
 from harness.core.plan import Plan
 from harness.core.trace import Span
-from harness.interfaces import Batch, Model, SessionSpec, StepMetrics
+from harness.interfaces import Activity, Batch, Model, SessionSpec, StepMetrics
+from harness.runtime import cpu_streams
 from harness.runtime.memory_meter import DeviceMemory
-from harness.runtime.session import BaseSession, TimePoint
+from harness.runtime.session import BaseSession, TimePoint, place
 from harness.runtime.stage_module import stage_modules
 from harness.runtime.training_state import cast_batch, initial_layers, intra_op_threads, make_optimizer
 
@@ -88,6 +90,19 @@ class LocalSession(BaseSession):
     def record(self, op: Op, start: TimePoint, end: TimePoint) -> None:
         assert isinstance(start, float) and isinstance(end, float)
         self.spans.append(Span(str(op), self.plan.stages[op.stage].device, op.queue, start, end))
+
+    def activity(self) -> Activity:
+        """Return what this process is doing now: what its devices do, where each has a thread."""
+        places = [f"stage {op.stage}, {place(op.kind, op.micro_batch)}" for op in cpu_streams.running()]
+        found = super().activity()
+        return replace(found, where=", ".join(places)) if places else found
+
+    def stage_of(self, name: str) -> int:
+        """Return the stage whose layers have a parameter."""
+        with torch.device("meta"):
+            layers = [layer for layer, _ in self.model.layers().named_children()]
+        number = layers.index(name.partition(".")[0])
+        return next(j for j, stage in enumerate(self.plan.stages) if stage.first <= number <= stage.last)
 
     def held_by_device(self) -> dict[int, list[Tensor]]:
         """Return the tensors that each device of the plan holds between steps."""

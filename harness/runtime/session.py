@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ from harness.core.error_notes import StageNote, has_note
 from harness.core.op import COMPUTE, Kind, Op
 from harness.core.plan import Plan
 from harness.core.trace import Recording, Trace
-from harness.interfaces import Batch, Model, SessionSpec
+from harness.interfaces import Activity, Batch, Model, SessionSpec
 from harness.runtime.stage_module import StageModule
 from harness.runtime.training_state import (
     load_optimizer_state,
@@ -51,6 +52,7 @@ class BaseSession(ABC):
         self.steps = 0
         self.bytes_sent: Counter[str] = Counter()
         self.recording = Recording()
+        self.now_doing("")
 
     def __enter__(self) -> Self:
         return self
@@ -93,23 +95,26 @@ class BaseSession(ABC):
         number = self.stage_number if stage is None else stage
         is_task = kind in COMPUTE
         op = Op(number, cast(Kind, kind), micro_batch) if is_task else over_replicas(number, kind, 0, micro_batch)
-        where = f"in {PHASES.get(kind, kind)}"
-        if micro_batch is not None:
-            where += f" of micro-batch {self.global_micro_batch(micro_batch)}"
-        with self.phase(where):
+        with self.phase(place(kind, None if micro_batch is None else self.global_micro_batch(micro_batch))):
             start = self.now()
             yield
             self.record(op, start, self.now())
 
     @contextmanager
-    def phase(self, where: str) -> Iterator[None]:
-        """Within it the session is `where`, "in the forward pass of micro-batch 3": an error says so."""
+    def phase(self, where: str, waits: bool = False) -> Iterator[None]:
+        """Within it the session is `where`, "in the forward pass of micro-batch 3": an error and `activity` say so.
+
+        `waits`: what takes long there is that others send nothing.
+        """
+        before, _, waited = self._activity
+        self.now_doing(where, waits)
         try:
             yield
         except Exception as error:
             if not has_note(error, StageNote):
                 error.add_note(StageNote(f"in stage {self.stage_number}, {where}"))
             raise
+        self.now_doing(before, waited)
 
     def global_micro_batch(self, i: int) -> int:
         """Return the number of this session's micro-batch i among those of all replicas."""
@@ -127,6 +132,23 @@ class BaseSession(ABC):
     def named_parameters(self) -> dict[str, nn.Parameter]:
         """Return the parameters of this process by their names in the whole model."""
         return dict(self.stage.named_parameters())
+
+    def parameter_gradients(self) -> dict[str, Tensor]:
+        """Return the gradients that this process holds after a step, or its shards, by names in the whole model."""
+        return {name: one.grad for name, one in self.named_parameters().items() if one.grad is not None}
+
+    def stage_of(self, name: str) -> int:
+        """Return the stage that trains a parameter of this process."""
+        return self.stage_number
+
+    def activity(self) -> Activity:
+        """Return what this process is doing now."""
+        where, since_s, waits = self._activity
+        return Activity(where, time.monotonic() - since_s, waits)
+
+    def now_doing(self, where: str, waits: bool = False) -> None:
+        """From now on this process is `where`."""
+        self._activity = where, time.monotonic(), waits
 
     def held_tensors(self) -> list[Tensor]:
         """Return the tensors that the device holds between steps: parameters, buffers and the optimizer's state."""
@@ -147,3 +169,8 @@ class BaseSession(ABC):
     def trace(self) -> Trace:
         """Return the spans of the last steps."""
         return self.recording.trace()
+
+
+def place(kind: str, micro_batch: int | None) -> str:
+    """`in the forward pass of micro-batch 3`"""
+    return f"in {PHASES.get(kind, kind)}" + ("" if micro_batch is None else f" of micro-batch {micro_batch}")

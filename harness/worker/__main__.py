@@ -17,10 +17,8 @@ sees Hydra or the tracker, and of the record only what its checkpoints hold: tho
 from __future__ import annotations
 
 import errno
-import faulthandler
 import functools
 import os
-import signal
 import sys
 import traceback
 from collections.abc import Callable
@@ -33,9 +31,9 @@ from harness.config import registry
 from harness.core.model_profile import ModelProfile
 from harness.core.plan import Plan
 from harness.core.run_files import CONFIG, PLAN, PROFILE
-from harness.host import malloc, slurm_job
+from harness.host import malloc
 from harness.interfaces import OptimizerSpec, SessionSpec
-from harness.launch import failure
+from harness.launch import failure, signal_watcher
 from harness.launch.failure import Failure
 from harness.run import folder_lock
 from harness.worker import profile_tasks
@@ -44,15 +42,12 @@ from harness.worker.profile_tasks import say, torch_devices
 
 def run_action(arguments: list[str]) -> None:
     """Run the action and exit; an error is left in `error.json`, and its traceback in the log."""
-    faulthandler.register(signal.SIGUSR2, all_threads=True)
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # Slurm may send it to all of a job; the parent knows what to do
-    if slurm_job.current():  # Slurm sends this one to all processes of a job, first; the parent has the ranks stop
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
     malloc.tune()
     if not arguments:
         sys.exit(f"usage: python -m harness.worker RUN_DIR [{' | '.join(ACTIONS)}]")
     folder, action, *words = Path(arguments[0]), *(arguments[1:] or ["train"])
     rank = int(os.environ["SLURM_PROCID"]) if action == "train" and len(words) == 2 else None
+    signal_watcher.watch(folder, rank)
     code = 0
     folder_lock.adopt(folder)
     try:
@@ -114,6 +109,7 @@ def train(folder: Path, config: DictConfig, start: str = "0", token: str = "") -
         done = run_session_on_ranks(opened, train_session, plan.mesh.size, names, mpi, rendezvous)
     else:
         with engine.session(model, plan, spec) as session:
+            signal_watcher.describe(session.activity)
             done = train_session(session)
     if done:
         save_result(*done, folder, plan.devices, model)

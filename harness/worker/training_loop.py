@@ -19,11 +19,8 @@ from harness.interfaces import Data, Model, Session, StepMetrics
 from harness.launch.process_group import is_first_rank
 from harness.run.metrics import period_s, phases_s
 from harness.worker.checkpoints import Checkpoints
+from harness.worker.divergence import DivergenceCheck
 from harness.worker.prefetch import Loader
-
-
-class Diverged(RuntimeError):
-    """The loss is not finite."""
 
 
 class NeverUpdated(RuntimeError):
@@ -101,8 +98,8 @@ def train_steps(
 
     The next batch is made while a step runs; `data_wait_s` is what a step still waited for its own.
     Memory is metered in the last warm-up step, since that costs time; not in the very first one, where optimizers
-    have no state yet: it is known for a warm-up of 2 and more. Raises `Diverged` at the first loss that is not finite,
-    and `NeverUpdated` at the end, if the optimizer has skipped every step.
+    have no state yet: it is known for a warm-up of 2 and more. Raises `Diverged` at the first loss or gradient that is
+    not finite, and `NeverUpdated` at the end, if the optimizer has skipped every step.
     """
     reports = is_first_rank()
     last: StepMetrics | None = None
@@ -111,9 +108,11 @@ def train_steps(
     path = folder / METRICS if reports else Path(os.devnull)
     lines = _stored(folder / METRICS) if start else []
     texts = [one.text for one in lines]
+    finite = DivergenceCheck(session)
     with closing(LineFile(path, start > 0)) as out, Loader(data, loop.batch_size, range(start, total)) as batches:
         for step, (batch, waited) in enumerate(batches, start):
             last = session.step(batch, meter=step == loop.warmup - 1 and step > 0)
+            finite.after_step(step, last)
             peak = last.peak_memory_bytes or peak
             line = _line(step, loop, last, waited)
             if reports:
@@ -149,9 +148,6 @@ def _stored(path: Path) -> list[Line]:
 
 
 def _line(step: int, loop: Loop, metrics: StepMetrics, waited: float) -> Line:
-    if not math.isfinite(metrics.loss):
-        what = f"the loss is {metrics.loss} at step {step}, training diverged"
-        raise Diverged(f"{what} -> a smaller optimizer.lr")
     phase: Literal["warmup", "measured"] = "warmup" if step < loop.warmup else "measured"
     return Line(step, phase, float(metrics.loss), metrics.step_time_s, waited, bool(metrics.skipped))
 

@@ -139,9 +139,13 @@ def test_an_error_while_it_runs_says_what_and_where(schedule: str, forward: bool
     one = Case(engine, network, plan_of(engine, network))
     with pytest.raises(ZeroDivisionError, match="on purpose") as caught:
         run_session(one.engine, one.model, one.plan, one.spec, lambda session: _step(session, one).loss)
-    place = f"in stage {one.plan.stage_of(4)}, "
-    what = "layer '4', micro-batch 2" if forward else "backward pass of micro-batch 2"
-    assert caught.value.__notes__ == [place + what]
+    stage = one.plan.stage_of(4)
+    where = f"in rank {one.plan.stages[stage].device}, stage {stage}, in the"
+    if forward:
+        notes = [f"in stage {stage}, layer '4', micro-batch 2", f"{where} forward pass of micro-batch 2"]
+    else:
+        notes = [f"{where} backward pass of micro-batch 2"]
+    assert caught.value.__notes__ == notes
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)

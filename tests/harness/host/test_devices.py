@@ -34,13 +34,38 @@ def test_the_narrowest_of_all_control_groups_limits_the_memory(tmp_path, monkeyp
     """A batch job in a container: both have limits, the step of the job has none."""
     monkeypatch.setattr(devices, "GROUPS", tmp_path)
     monkeypatch.setattr(devices, "OWN_GROUP", tmp_path / "cgroup")
-    assert devices.control_groups() == [] and devices._control_group_bytes() > 10**18, "version 1, or none"
-    (tmp_path / "cgroup").write_text("4:memory:/elsewhere\n0::/job/step\n")
+    assert devices.control_groups() == [] and devices._control_group_bytes() > 10**18, "none"
+    (tmp_path / "cgroup").write_text("0::/job/step\n")
     for folder, limit, used in (("job/step", "max", 10), ("job", "1000", 300), (".", "5000", 4000)):
         (tmp_path / folder).mkdir(parents=True, exist_ok=True)
         (tmp_path / folder / "memory.max").write_text(f"{limit}\n")
         (tmp_path / folder / "memory.current").write_text(f"{used}\n")
-    assert devices.control_groups() == [tmp_path / "job" / "step", tmp_path / "job", tmp_path]
+    folders = [group.folder for group in devices.control_groups()]
+    assert folders == [tmp_path / "job" / "step", tmp_path / "job", tmp_path]
+    assert devices._control_group_bytes() == 700
+
+
+@pytest.mark.parametrize("controllers", ["memory", "cpu,memory", "memory,hugetlb", "cpu,memory,pids"])
+@pytest.mark.parametrize("unified", ["", "0::/elsewhere\n"])
+def test_control_groups_of_version_1(tmp_path, monkeypatch, controllers, unified):
+    """Also where version 2 is there for other things. In a container the path may be the host's."""
+    monkeypatch.setattr(devices, "GROUPS", tmp_path)
+    monkeypatch.setattr(devices, "OWN_GROUP", tmp_path / "cgroup")
+    (tmp_path / "cgroup").write_text(f"5:cpuset,memory_other:/no\n4:{controllers}:/job/step\n{unified}")
+    none = 9223372036854771712
+    for folder, limit, used in (("memory/job", 1000, 300), ("memory", none, 4000)):
+        (tmp_path / folder).mkdir(parents=True, exist_ok=True)
+        (tmp_path / folder / "memory.limit_in_bytes").write_text(f"{limit}\n")
+        (tmp_path / folder / "memory.usage_in_bytes").write_text(f"{used}\n")
+    (tmp_path / "memory" / "memory.oom_control").write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 3\n")
+    found = devices.control_groups()
+    assert [group.folder for group in found] == [
+        tmp_path / "memory/job/step",
+        tmp_path / "memory/job",
+        tmp_path / "memory",
+    ]
+    assert [group.limit_bytes() for group in found] == [None, 1000, none]
+    assert [group.oom_kills() for group in found] == [None, None, 3]
     assert devices._control_group_bytes() == 700
 
 

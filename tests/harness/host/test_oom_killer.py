@@ -39,6 +39,17 @@ def test_a_control_groups_count_and_limit(machine: Path) -> None:
     assert oom_killer.explain_kill("rank 0", 0)[0] == "oom" and oom_killer.explain_kill("rank 0", 1)[0] == "error"
 
 
+def test_a_limit_of_version_1_is_in_the_reason(machine: Path) -> None:
+    (machine / "meminfo").write_text("MemTotal:  24641536 kB\n")
+    (machine / "cgroup").write_text("9:memory:/docker/0123\n")
+    (machine / "memory").mkdir()
+    (machine / "memory" / "memory.limit_in_bytes").write_text(f"{700 << 20}\n")
+    (machine / "memory" / "memory.oom_control").write_text("under_oom 0\noom_kill 1\n")
+    assert oom_killer.kill_count() == 1 and oom_killer.limit_bytes() == 700 << 20
+    status, reason = oom_killer.explain_kill("rank 0", 0)
+    assert status == "oom" and reason.endswith(" of 700.0 MiB")
+
+
 def test_where_the_kernel_does_not_say_it_was_most_likely_memory(machine: Path) -> None:
     assert oom_killer.kill_count() is None
     status, reason = oom_killer.explain_kill("rank 0", None)

@@ -160,4 +160,4 @@ def test_a_job_with_fewer_tasks_than_gpus_is_crowded(job: Allocation) -> None:
 
 def test_stages_of_ranks() -> None:
     step = slurm_step.Step(Mesh(data=2, pipeline=2, tensor=2), 4, mpi=False)
-    assert [step.stage(rank) for rank in range(8)] == [0, 0, 1, 1, 0, 0, 1, 1]
+    assert [step.names.rank(rank)[-1] for rank in range(8)] == list("00110011")

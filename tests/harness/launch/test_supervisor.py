@@ -15,11 +15,11 @@ from omegaconf import OmegaConf
 from harness.cli.compose import compose
 from harness.core.model_profile import LayerProfile, ModelProfile
 from harness.core.problem import CannotRun
-from harness.core.run_files import MACHINE
+from harness.core.run_files import HANG, MACHINE
 from harness.host import machine
 from harness.launch import supervisor
 from harness.launch.failure import DISK_FULL, DISK_FULL_CODE
-from harness.launch.signals import Preempted, preemptible
+from harness.launch.signals import ENDING, Preempted, preemptible
 from harness.launch.supervisor import Outcome, WorkerFailed, supervise
 from tests.problems import rows
 
@@ -81,7 +81,7 @@ def test_a_failure_is_the_reason_and_ends_what_the_worker_started(tmp_path):
     wait = f"[time.sleep(0.01) for _ in range(500) if not os.path.exists({str(tmp_path / 'pid')!r})]"
     started = time.monotonic()
     outcome = supervise(python(f"{start}; {wait}; raise SystemExit('no luck')"), tmp_path, 30)
-    assert outcome == Outcome("error", "rank 0 ended with exit code 1: no luck")
+    assert outcome == Outcome("error", "the worker ended with exit code 1: no luck")
     assert time.monotonic() - started < 10
     wait_for(lambda: not alive(pid_in(tmp_path / "pid")))
 
@@ -94,21 +94,81 @@ def test_what_a_rank_started_ends_with_it(tmp_path):
     wait_for(lambda: not alive(pid_in(tmp_path / "pid")))
 
 
-def test_a_rank_that_hangs_writes_its_stacks_and_is_ended(tmp_path):
-    code = """
-import faulthandler, signal, threading, time
-faulthandler.register(signal.SIGUSR2, all_threads=True)
-def stuck_worker(): time.sleep(60)
-threading.Thread(target=stuck_worker, daemon=True).start()
-def stuck_rank(): time.sleep(60)
+HANGING = """
+import sys, threading, time
+from pathlib import Path
+from harness.launch import signal_watcher
+signal_watcher.watch(Path(sys.argv[1]), None)
+def stuck_thread(): time.sleep(60)
+threading.Thread(target=stuck_thread, daemon=True).start()
+def stuck_main(): time.sleep(60)
 print("started", flush=True)
-stuck_rank()
+{before}
+stuck_main()
 """
-    outcome = supervise(python(code), tmp_path, 1.0)
+
+
+def test_a_worker_that_hangs_writes_its_stacks_and_is_ended(tmp_path):
+    outcome = supervise([*python(HANGING.format(before="")), str(tmp_path)], tmp_path, 3.0)
     assert outcome.status == "timeout"
-    assert "launch.timeout_s=1 s" in outcome.reason
+    assert "launch.timeout_s=3 s: the worker made no progress" in outcome.reason
     log = (tmp_path / "log").read_text()
-    assert "in stuck_rank" in log and "in stuck_worker" in log
+    assert "in stuck_main" in log and "in stuck_thread" in log
+    assert not (tmp_path / HANG).exists()
+
+
+def test_a_worker_that_is_stopped_is_not_said_to_have_written_stacks(tmp_path):
+    stop = "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)"
+    outcome = supervise([*python(HANGING.format(before=stop)), str(tmp_path)], tmp_path, 3.0)
+    assert outcome.status == "timeout"
+    assert outcome.reason.endswith("the worker made no progress and wrote no Python stack: it is stopped (SIGSTOP)")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1])
+def test_a_signal_to_the_worker_alone_ends_it(tmp_path, number):
+    before = f"import os; os.kill(os.getpid(), {int(number)})"
+    outcome = supervise([*python(HANGING.format(before=before)), str(tmp_path)], tmp_path, 30)
+    assert outcome.status == "error" and outcome.reason.startswith("the worker")
+    assert signal.Signals(number).name in outcome.reason
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1])
+def test_a_signal_to_the_worker_does_nothing_once_it_is_asked_to_stop(tmp_path, number):
+    before = f"import os; Path(sys.argv[1], 'stop').touch(); os.kill(os.getpid(), {int(number)})"
+    before += "; time.sleep(3); sys.exit()"
+    assert supervise([*python(HANGING.format(before=before)), str(tmp_path)], tmp_path, 30) == Outcome("ok")
+
+
+def test_a_worker_has_these_signals_blocked_from_its_start(tmp_path):
+    code = "import signal; print(*sorted(map(int, signal.pthread_sigmask(signal.SIG_BLOCK, []))))"
+    assert supervise(python(code), tmp_path, 30) == Outcome("ok")
+    assert set(map(int, (tmp_path / "log").read_text().split())) >= set(map(int, ENDING))
+    assert not signal.pthread_sigmask(signal.SIG_BLOCK, []), "the parent takes them"
+
+
+@pytest.mark.parametrize(
+    ("given", "steps_s", "limit"),
+    [
+        (5.0, [1.0] * 9, 5.0),
+        (900.0, [1.0] * 9, 900.0),
+        (None, [], 300.0),
+        (None, [0.1, 0.1], 300.0),
+        (None, [0.1, 9.0, 0.1], 60.0),
+        (None, [5.0, 5.0, 1.0, 6.0], 100.0),
+        (None, [90.0] * 5, 300.0),
+        (None, [90.0] * 400 + [4.0] * 100, 80.0),
+    ],
+)
+def test_the_time_without_progress_follows_the_steps(given, steps_s, limit):
+    """What a user gives is used as it is."""
+    assert supervisor.limit_s(given, steps_s) == limit
+
+
+def test_a_checkpoint_that_grows_is_progress(tmp_path):
+    (tmp_path / "checkpoints").mkdir()
+    part = str(tmp_path / "checkpoints" / "step-3.part")
+    code = f"import time\nfor _ in range(30): time.sleep(0.2); open({part!r}, 'a').write('x')"
+    assert supervise(python(code), tmp_path, 3.0) == Outcome("ok")
 
 
 def test_a_rank_that_writes_is_not_timed_out(tmp_path):

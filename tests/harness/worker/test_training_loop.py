@@ -8,14 +8,15 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 
 from harness.core.problem import Problem
 from harness.core.trace import Span, Trace
 from harness.interfaces import StepMetrics
 from harness.worker.checkpoints import Checkpoints
+from harness.worker.divergence import Diverged
 from harness.worker.training_loop import (
     METRICS,
-    Diverged,
     Line,
     LineFile,
     Loop,
@@ -50,6 +51,9 @@ class Session:
         loss = self.losses[k] if self.losses else 1 / (k + 1)
         skipped = Problem("optimizer.lr", 1.0, "is too large", ({"optimizer.lr": 0.1},)) if k in self.skips else None
         return StepMetrics(loss, k + 1.0, {"activations": 7}, [11, 12] if meter else None, skipped)
+
+    def parameter_gradients(self) -> dict[str, Tensor]:
+        return {}
 
     def trace(self) -> Trace:
         spans = [Span("0F0", 0, "compute", start, (start + end) / 2, k) for k, (start, end) in enumerate(self.steps)]
