@@ -1,6 +1,7 @@
 """Trials by disturbance: `make soak`, an hour; `make soak ARGS="4 20"` is what continuous integration does.
 
-    every engine           computes on two nodes of an emulated Slurm what it does here (the tests marked soak)
+    tests marked soak      every engine computes on two nodes of an emulated Slurm what it does here; 20 random second
+                           commands on the folders of runs that train
     on an emulated Slurm   24 points over all engines, 2 nodes x 2 ranks each; meanwhile a node is set down, a rank is
                            killed, a job preempted, another one cancelled, the controller started again
     here                   200 points, one in ten killed at a random moment, and twice the sweep itself
@@ -54,7 +55,7 @@ def main(arguments: Sequence[str]) -> int:
     many, few = (int(text) for text in arguments or ("24", "200"))
     assert not emulated.missing(), emulated.missing()
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # so that all is ended then, too
-    subprocess.run([sys.executable, "-m", "pytest", "-q", "-m", "soak", "tests/slurm"], cwd=ROOT, check=True)
+    subprocess.run([sys.executable, "-m", "pytest", "-q", "-m", "soak", "tests/slurm", "tests/harness/run"], cwd=ROOT, check=True)
     with tempfile.TemporaryDirectory() as folder:
         with emulated.running(Path(folder) / "cluster") as cluster:
             on_slurm(many, Path(folder), cluster)
