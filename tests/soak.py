@@ -55,7 +55,9 @@ def main(arguments: Sequence[str]) -> int:
     many, few = (int(text) for text in arguments or ("24", "200"))
     assert not emulated.missing(), emulated.missing()
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # so that all is ended then, too
-    subprocess.run([sys.executable, "-m", "pytest", "-q", "-m", "soak", "tests/slurm", "tests/harness/run"], cwd=ROOT, check=True)
+    subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-m", "soak", "tests/slurm", "tests/harness/run"], cwd=ROOT, check=True
+    )
     with tempfile.TemporaryDirectory() as folder:
         with emulated.running(Path(folder) / "cluster") as cluster:
             on_slurm(many, Path(folder), cluster)

@@ -121,8 +121,9 @@ class RunFolder:
     def _go_back_to(self, resumed: Resumed) -> None:
         """Leave the files of the run as they were at its checkpoint, and without those about how it ended."""
         checkpoint_files.tidy(self.path, resumed.unusable)
-        if (self.path / METRICS).is_dir():
-            checkpoint_files.remove(self.path / METRICS)
+        for name in (METRICS, LOG):
+            if (self.path / name).is_dir():
+                checkpoint_files.remove(self.path / name)
         files.write_text(self.path / METRICS, "".join(f"{line}\n" for line in resumed.state.lines))
         for name in run_files.OF_END:
             checkpoint_files.remove(self.path / name)

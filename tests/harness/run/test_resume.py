@@ -368,7 +368,8 @@ def test_a_refused_start_leaves_a_run_that_can_resume(straight, tmp_path, monkey
 
     run(tmp_path, "steps=50")
     replace(RunRecord.load(tmp_path / "record.json"), status="error").save(tmp_path / "record.json")
-    (tmp_path / "metrics.jsonl").write_text("damaged")
+    for name in ("metrics.jsonl", "log"):
+        replaced(tmp_path / name, None)
     before = contents(tmp_path)
     for more in (["seed=1"], ["mode=plan"], ["steps=5"], ["steps=118", "tracker=none"]):
         typed = [*TYPED, *more, f"out={tmp_path}"]
