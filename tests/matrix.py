@@ -149,7 +149,7 @@ def page(engines: Mapping[Choice, End], planners: Mapping[Choice, End], products
         *table(engines, MESHES, notes), "",
         "The other planners of stages, with `engine=gpipe`:", "",
         *table(planners, CUT, notes), "",
-        "Planners that split matrix products, with `engine=sbp`:", "",
+        "Tensor-parallel planners, with `engine=sbp`:", "",
         *table(products, SHARDS, notes),
     ]  # fmt: skip
     if notes:
