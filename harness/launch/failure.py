@@ -1,4 +1,4 @@
-"""How a failure in a worker reaches the user.
+"""Report a failure in a worker to the user.
 
 Failure        an exception as `error.json`, written by the rank that fails first
 ExitReasons    why a worker ended: its `error.json`, what Slurm says, what the kernel did, what the exit code means
@@ -30,7 +30,7 @@ from harness.launch.slurm_step import PATIENCE_S, TRIES, Step
 OUTPUT_BYTES = 1 << 20
 """At the end of the log: these hold how the ranks ended."""
 ALLOCATOR = "can't allocate memory"
-"""What torch's allocator for CPUs says; it also says how much it was asked for."""
+"""Message of torch's allocator for CPUs; the requested size follows it."""
 DISK_FULL_CODE = 28
 """The exit code of a rank that could not write: then `error.json` may be missing too."""
 DISK_FULL = "no space is left on the disk: free some, or put the run elsewhere with out=DIR"

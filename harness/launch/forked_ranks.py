@@ -39,9 +39,9 @@ from harness.runtime.distributed_session import DistributedSession
 
 T = TypeVar("T")
 SILENT_S = 0.2
-"""How long the host looks, when a rank has failed, for another one that had ended before without a message."""
+"""Seconds in which the host, after a rank has failed, looks for another one that had ended before without a message."""
 GRACE_S = 1.0
-"""How long the host waits for the message of a rank that has ended."""
+"""Seconds that the host waits for the message of a rank that has ended."""
 
 
 class RankLost(Exception):

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 HERE = Path(__file__).resolve().parent
 INSTALL = "pip install -e '.[mpi]'"
 SHARED = ("/dev/shm/mpich", "/dev/shm/ucx")
-"""How the names of mpich's shared memory begin."""
+"""Prefix of the names of mpich's shared memory."""
 LOCAL = ("-launcher", "fork", "-rmk", "user", "-hosts", "localhost")
 """All ranks are here, whatever a batch system says."""
 FOREIGN = (*PMI_NAMES, "SLURM_", "HYDRA_", "MPIEXEC_")
@@ -56,8 +56,8 @@ NO_TOPOLOGY = {"HWLOC_XMLFILE": os.devnull}
 """Of mpiexec: else it writes this machine's topology for its ranks into a file in /tmp, and leaves it when killed. Each
 rank finds the topology out by itself."""
 RANK_SETTINGS = {"UCX_TLS": "self,tcp", "UCX_TCP_MAX_CONN_RETRIES": "255", "MPIR_CVAR_ASYNC_PROGRESS": "0"}
-"""Of UCX and mpich in a rank: mpich has its own shared memory; its thread for progress spins; ranks of srun that all
-connect at once on a busy machine need more than 25 tries."""
+"""Settings of UCX and mpich for a rank: mpich has its own shared memory; its thread for progress spins; ranks of srun
+that all connect at once on a busy machine need more than 25 tries."""
 HELPERS_S = 8.0
 """Within which the helpers must connect; it takes hundredths of a second."""
 GRACE_S = 3.0
@@ -72,7 +72,7 @@ class NoWorld(RuntimeError):
 
 @dataclass(frozen=True)
 class PmiConnection:
-    """What connects a rank with mpiexec: the variables and the socket (a file descriptor) of the PMI protocol."""
+    """A rank's connection to mpiexec: the variables and the socket (a file descriptor) of the PMI protocol."""
 
     environment: dict[str, str]
     pmi_socket: int
@@ -88,12 +88,12 @@ class PmiConnection:
 
 
 def mpiexec() -> Path:
-    """That of this Python's own environment: another MPI's would start ranks that know nothing of each other."""
+    """Return the mpiexec of this Python's environment: another MPI's would start ranks that do not find each other."""
     return Path(sys.executable).parent / "mpiexec"
 
 
 def problems(key: str, value: str, instead: str) -> list[Problem]:
-    """What keeps MPI from working here, as a problem of `key`; the value `instead` does without MPI."""
+    """Return the problems of MPI on this machine, as problems of `key`; the value `instead` needs no MPI."""
     hint, message = INSTALL, ""
     if find_spec("mpi4py") is None:
         message = "needs mpi4py, which is not installed"

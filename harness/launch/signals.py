@@ -1,8 +1,4 @@
-"""What SIGINT, SIGTERM, SIGUSR1 and SIGHUP do while a run is active.
-
-preemptible   in the parent of a run
-blocked       for what it starts: the signals wait there until somebody takes them (`harness.launch.signal_watcher`)
-"""
+"""Handle SIGINT, SIGTERM, SIGUSR1 and SIGHUP while a run is active."""
 
 from __future__ import annotations
 
@@ -25,7 +21,7 @@ class Preempted(KeyboardInterrupt):
 
 
 class Signals:
-    """What SIGINT, SIGTERM, SIGUSR1 and SIGHUP do while a run is active; see `preemptible`.
+    """Handlers of SIGINT, SIGTERM, SIGUSR1 and SIGHUP while a run is active; see `preemptible`.
 
     While `noting`, the first one is only noted, with its name in `asked`, and so are those after it: only SIGINT, from
     a user who does not want to wait, is raised then.

@@ -31,7 +31,7 @@ from harness.launch import mpi
 from harness.launch.rank_names import RankNames
 
 CHOICES = ("auto", "fork", "srun")
-"""Of `launch.ranks`."""
+"""Values of `launch.ranks`."""
 PATIENCE_S, TRIES = 20, 3
 """Within which srun must have its nodes, which are the job's own, and how often it is started: a request that comes
 while the controller restarts is never answered, the next one is, and MPI may fail at its first start
@@ -103,7 +103,7 @@ def job(config: DictConfig) -> Allocation | None:
 
 
 def step(config: DictConfig, mesh: Mesh, cluster: Cluster) -> Step | None:
-    """How the ranks of a plan are started; None: not by srun."""
+    """Return the Slurm step that starts the ranks of a plan; None if srun does not start them."""
     here = job(config)
     if here is None:
         return None
@@ -113,7 +113,7 @@ def step(config: DictConfig, mesh: Mesh, cluster: Cluster) -> Step | None:
 
 
 def problems(config: DictConfig, capabilities: Capabilities) -> list[Problem]:
-    """What keeps srun from starting the ranks, where it is to start them."""
+    """Return the problems of starting the ranks by srun, if it is to start them."""
     chosen, here = config.launch.ranks, slurm_job.current()
     message, fix, hint = "", "auto", ""
     if chosen == "srun" and here is None:

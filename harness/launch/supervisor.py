@@ -44,14 +44,14 @@ START_S = 300.0
 STEPS, ENOUGH, LAST, LEAST_S = 20, 3, 100, 60.0
 """Once `ENOUGH` steps are measured: so many times the median of the last ones, but no less than `LEAST_S`."""
 FORKABLE = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
-"""With it torch asks for GPUs without starting CUDA, which no process that is forked later could use."""
+"""Variable with which torch counts GPUs without starting CUDA, which a process that is forked later could not use."""
 GRACE_S = 3.0
 """Between asking srun to end its ranks and killing it."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a worker or a run ended; `reason` is for the user."""
+    """End of a worker or a run; `reason` is for the user."""
 
     status: Status
     reason: str = ""
@@ -96,7 +96,7 @@ def run_worker(
 
 
 def measure_machine(folder: Path, title: str, timeout_s: float | None, kind: str) -> Machine:
-    """What this machine's devices of a `kind` can do, measured now and kept for later runs; raises as `run_worker`."""
+    """Measure this machine's devices of a `kind` and cache the result; raises as `run_worker`."""
     run_worker(folder, title, timeout_s, "machine", kind)
     measured = Machine.load(folder / MACHINE)
     (folder / MACHINE).unlink()

@@ -272,7 +272,7 @@ class Run:
         tracker.start(self.record.id, path.parent.name, chosen["engine"], tags, self.record.config, path)
 
     def outcome(self, error: BaseException) -> Outcome:
-        """How a run ended that raised `error`."""
+        """Return the outcome of a run that raised `error`."""
         if isinstance(error, KeyboardInterrupt):
             return Outcome("preempted", str(error) or "ended by SIGINT")
         if isinstance(error, CannotRun):
