@@ -23,11 +23,13 @@ from omegaconf import DictConfig, OmegaConf
 from rich.console import Console
 from rich.table import Table
 
+from analysis.run_folders import RUN_FOLDER, NoRun
 from harness.config import registry
 from harness.core import memory_model
 from harness.core.cluster import Cluster
 from harness.core.model_profile import ModelProfile
 from harness.core.plan import Plan
+from harness.core.problem import Problem
 from harness.core.serialization import SchemaError
 from harness.core.trace import Trace
 from harness.run import stored_record
@@ -62,25 +64,21 @@ def ratios(trace: Trace, schedule: Schedule, plan: Plan, profile: ModelProfile) 
     return quotients
 
 
-class NoRun(ValueError):
-    """A folder that holds no measured run; says what to do."""
-
-
 def step_ratios(folder: Path) -> list[float]:
     """Return predicted / measured of each step of a run in its folder. Raises `NoRun` if it has none."""
     try:
         record = stored_record.load(folder)
         if record.source != "measured" or record.trace is None:
             why = f"is of a run that left no measured trace ({record.source}, {record.status})"
-            raise NoRun(f"{folder}   {why}   -> one with mode=run that ended ok")
+            raise NoRun(Problem(str(folder), None, why, hint="one with mode=run that ended ok"))
         config = OmegaConf.load(folder / "config.yaml")
         plan, profile = Plan.load(folder / "plan.json"), ModelProfile.load(folder / "profile.json")
         trace = Trace.load(folder / record.trace)
     except SchemaError as error:
-        raise NoRun(f"{folder}   cannot be read: {error}") from error
+        raise NoRun(Problem(str(folder), None, f"cannot be read: {error}")) from error
     except OSError as error:
         why = f"holds no run: {error.filename}: {error.strerror}"
-        raise NoRun(f"{folder}   {why}   -> the folder that run.py names, such as runs/NAME") from error
+        raise NoRun(Problem(str(folder), None, why, hint=RUN_FOLDER)) from error
     assert isinstance(config, DictConfig)
     return ratios(trace, registry.build("engine", config.engine).schedule(plan, profile), plan, profile)
 

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 from harness.core import files
 from harness.core.memory_model import DTYPE_BYTES
 from harness.core.model_profile import ModelProfile
+from harness.core.problem import Problem, ProblemError
 from harness.core.record import RunRecord
 from harness.core.trace import Trace
 
@@ -33,6 +34,10 @@ UNREADABLE = (OSError, EOFError, ValueError, LookupError, TypeError, zlib.error)
 
 class MissingData(ValueError):
     """A record, or a file of its run, lacks a value; the message says what to do."""
+
+
+class MissingFile(ProblemError, MissingData):
+    """A file of a run that lacks a value, with what to do."""
 
 
 def losses(record: RunRecord) -> list[float]:
@@ -80,11 +85,12 @@ def step_losses(path: Path) -> tuple[float, ...]:
     try:
         losses = tuple(float(json.loads(line)["loss"]) for line in files.read_bytes(path).splitlines())
     except FileNotFoundError:
-        raise MissingData(f"{path}   does not exist   -> a run with mode=run") from None
+        raise MissingFile(Problem(str(path), None, "does not exist", hint="a run with mode=run")) from None
     except (ValueError, KeyError, TypeError) as error:
-        raise MissingData(f"{path}   cannot be read: {error}   -> run it again") from error
+        raise MissingFile(Problem(str(path), None, f"cannot be read: {error}", hint="run it again")) from error
     if not losses:
-        raise MissingData(f"{path}   has 0 steps: its run ended before the first one   -> run it again")
+        message = "has 0 steps: its run ended before the first one"
+        raise MissingFile(Problem(str(path), None, message, hint="run it again"))
     return losses
 
 
@@ -99,7 +105,7 @@ def _value(record: RunRecord, name: str) -> Any:
         raise
     except UNREADABLE as error:
         why = "does not exist" if isinstance(error, FileNotFoundError) else f"cannot be read: {error}"
-        raise MissingData(f"{path}   {why}   -> run it again") from error
+        raise MissingFile(Problem(str(path), None, why, hint="run it again")) from error
 
 
 def _in_flight(path: Path) -> int:

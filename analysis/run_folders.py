@@ -15,6 +15,7 @@ from omegaconf import OmegaConf
 from analysis import records
 from analysis.run_artifacts import ORIGIN
 from harness.config import overrides as config_overrides
+from harness.core.problem import Problem, ProblemError
 from harness.core.record import RunRecord
 from harness.core.run_files import RECORD
 
@@ -24,7 +25,10 @@ IGNORED = ("tracker", "launch", "steps", "warmup")
 """Keys, and groups of keys, that a comparison does not depend on."""
 
 
-class NoRun(ValueError):
+RUN_FOLDER = "the folder that run.py names, such as runs/NAME"
+
+
+class NoRun(ProblemError):
     """A folder without what is asked for; says what to do."""
 
 
@@ -62,11 +66,11 @@ def load(folder: Path) -> list[Run]:
     """
     if not records.in_folder(folder):
         what = "is neither a run's nor a sweep's: it has no" if folder.is_dir() else "is no folder with a"
-        raise NoRun(f"{folder}   {what} {RECORD}   -> the folder that run.py names, such as runs/NAME")
+        raise NoRun(Problem(str(folder), None, f"{what} {RECORD}", hint=RUN_FOLDER))
     loaded = records.load([folder])
     if not loaded.records:
         skipped = "; ".join(f"{one.place}: {one.why}" for one in loaded.skipped)
-        raise NoRun(f"{folder}   holds no record that can be read: {skipped}")
+        raise NoRun(Problem(str(folder), None, f"holds no record that can be read: {skipped}"))
     for one in loaded.skipped:
         print(f"skipped {one.place}   {one.why}", file=sys.stderr)
     return [Run(Path(record.manifest[ORIGIN]), record) for record in loaded.records]
@@ -78,7 +82,9 @@ def titled(runs: Sequence[Run], titles: Sequence[str] | None = None) -> list[str
         return _distinguishing(runs)
     if len(titles) != len(runs):
         names = ",".join(run.folder.resolve().name for run in runs)
-        raise ValueError(f'--titles   gives {len(titles)} for {len(runs)} runs   -> --titles "{names}"')
+        raise ProblemError(
+            Problem("--titles", None, f"gives {len(titles)} for {len(runs)} runs", hint=f'--titles "{names}"')
+        )
     return list(titles)
 
 

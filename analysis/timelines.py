@@ -20,6 +20,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from analysis.run_folders import NoRun, Run, listed, load, titled
+from harness.core.problem import Problem, line
 from harness.core.run_files import SIMULATED
 from harness.core.trace import Trace
 from harness.report.timeline_plot import draw_panels
@@ -64,32 +65,33 @@ def panels(
 def _traces_of_folders(folders: Sequence[Path], step: int | None) -> list[tuple[Run, str, Trace]]:
     """The traces of all runs, with their sources."""
     traced: list[tuple[Run, str, Trace]] = []
-    missing: list[str] = []
+    missing: list[Problem] = []
     for folder in folders:
         try:
             runs = load(folder)
         except NoRun as error:
-            missing.append(str(error))
+            missing += error.problems
             continue
         of_folder, without = _traces(runs, step)
         if without and of_folder:
-            print("\n".join(f"left out: {line}" for line in without), file=sys.stderr)
+            print("\n".join(f"left out: {line(problem)}" for problem in without), file=sys.stderr)
         else:
             missing += without
         traced += of_folder
     if missing:
-        raise NoTrace("\n".join(missing))
+        raise NoTrace(*missing)
     return traced
 
 
-def _traces(runs: Sequence[Run], step: int | None) -> tuple[list[tuple[Run, str, Trace]], list[str]]:
-    """The traces of all runs, and a line for each run that has none."""
-    traced, missing = [], []
+def _traces(runs: Sequence[Run], step: int | None) -> tuple[list[tuple[Run, str, Trace]], list[Problem]]:
+    """The traces of all runs, and a problem for each run that has none."""
+    traced: list[tuple[Run, str, Trace]] = []
+    missing: list[Problem] = []
     for run in runs:
         try:
             traced += [(run, source, trace) for source, trace in _of_run(run, step)]
         except NoTrace as error:
-            missing.append(str(error))
+            missing += error.problems
     return traced, missing
 
 
@@ -98,7 +100,7 @@ def _of_run(run: Run, step: int | None) -> Iterator[tuple[str, Trace]]:
     record = run.record
     if record.trace is None:
         why = textwrap.shorten(f"status {record.status} {record.reason}", 160)
-        raise NoTrace(f"{run.folder}   has no trace ({why})   -> a run with mode=run or mode=simulate")
+        raise NoTrace(Problem(str(run.folder), None, f"has no trace ({why})", hint="mode=run or mode=simulate"))
     measured = record.source == "measured"
     yield record.source, _load(run.folder / record.trace, step if measured else None)
     if measured and (run.folder / SIMULATED).exists():
@@ -109,14 +111,15 @@ def _load(path: Path, step: int | None) -> Trace:
     try:
         trace = Trace.load(path)
     except FileNotFoundError:
-        raise NoTrace(f"{path}   does not exist   -> run it again") from None
+        raise NoTrace(Problem(str(path), None, "does not exist", hint="run it again")) from None
     except (OSError, EOFError, ValueError, KeyError, TypeError, zlib.error) as error:
-        raise NoTrace(f"{path}   cannot be read: {error}   -> run it again") from error
+        raise NoTrace(Problem(str(path), None, f"cannot be read: {error}", hint="run it again")) from error
     steps = sorted({span.step for span in trace.spans})
     if not steps:
-        raise NoTrace(f"{path}   has no spans: its engine leaves none")
+        raise NoTrace(Problem(str(path), None, "has no spans: its engine leaves none"))
     if step is not None and step not in steps:
-        raise NoTrace(f"{path}   has steps {steps[0]} to {steps[-1]}, not {step}   -> --step {steps[-1]}")
+        message = f"has steps {steps[0]} to {steps[-1]}, not {step}"
+        raise NoTrace(Problem(str(path), None, message, hint=f"--step {steps[-1]}"))
     return trace.only(steps[-1] if step is None else step)
 
 

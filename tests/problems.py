@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from harness.core.problem import CannotRun, NoPlan, Problem, line, typed
+from harness.core.problem import CannotRun, NoPlan, Problem, ProblemError, line, typed
 
 Row = tuple[str, Any, list[str]]
 
@@ -30,7 +30,9 @@ def keys(problems: Iterable[Problem]) -> list[str]:
     return [problem.key for problem in problems]
 
 
-def refused(caught: pytest.ExceptionInfo[CannotRun] | pytest.ExceptionInfo[NoPlan]) -> list[Problem]:
+def refused(
+    caught: pytest.ExceptionInfo[CannotRun] | pytest.ExceptionInfo[NoPlan] | pytest.ExceptionInfo[ProblemError],
+) -> list[Problem]:
     """The problems that an exception carries."""
     error = caught.value
     return [error.problem] if isinstance(error, NoPlan) else list(error.problems)

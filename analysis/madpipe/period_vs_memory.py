@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from analysis import run_folders
 from analysis.plots import style
+from harness.core.problem import Problem, ProblemError
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -40,7 +41,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         all_curves = curves(options.folder)
         draw(all_curves, options.out)
-    except (ValueError, OSError) as error:
+    except (ProblemError, OSError) as error:
         print(error, file=sys.stderr)
         return 2
     for title, curve in all_curves.items():
@@ -53,14 +54,14 @@ def main(arguments: Sequence[str]) -> int:
 def curves(folder: Path) -> dict[str, Curve]:
     """The curves of a sweep by the keys in which they differ, each in order of memory. Points that failed have none.
 
-    Raises ValueError for a folder without a sweep over the memory of devices, or whose plans have no period.
+    Raises ProblemError for a folder without a sweep over the memory of devices, or whose plans have no period.
     """
     points = [
         run for run in run_folders.load(folder) if run.record.status in ("ok", "infeasible") and MEMORY in run.values
     ]
     if len({run.values[MEMORY] for run in points}) < 2:
-        what, fix = "has no points that differ in their memory", "cluster.memory_gb=4,8,16 in the sweep"
-        raise ValueError(f"{folder}   {what}   -> {fix}")
+        message, hint = "has no points that differ in their memory", "cluster.memory_gb=4,8,16 in the sweep"
+        raise ProblemError(Problem(str(folder), None, message, hint=hint))
     keys = [key for key in run_folders.differing(points) if key != MEMORY]
     all_curves: dict[str, Curve] = {}
     for run in sorted(points, key=lambda run: float(run.values[MEMORY])):
@@ -68,8 +69,8 @@ def curves(folder: Path) -> dict[str, Curve]:
         period_s = run.record.predicted.get("period_s", math.inf) if run.record.status == "ok" else math.inf
         all_curves.setdefault(" ".join(named) or run.title, {})[float(run.values[MEMORY])] = period_s
     if not any(math.isfinite(period_s) for curve in all_curves.values() for period_s in curve.values()):
-        what, fix = "has no point with a period", "planner=madpipe, contiguous or pipedream, and memory enough"
-        raise ValueError(f"{folder}   {what}   -> {fix}")
+        message, hint = "has no point with a period", "planner=madpipe, contiguous or pipedream, and memory enough"
+        raise ProblemError(Problem(str(folder), None, message, hint=hint))
     return all_curves
 
 

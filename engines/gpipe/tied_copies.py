@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from harness.core.op import Op, Queue
+from harness.core.problem import Problem, ProblemError
 from harness.schedule.dependency_graph import TIED
 from harness.schedule.tied_weight_ops import Tie
 
@@ -39,14 +40,12 @@ class SharedParameter:
     def begin(self) -> None:
         """Before a backward pass: the first copy's gradient, to which this pass adds, stands for all.
 
-        Raises ValueError if only some copies are frozen: they would not stay equal.
+        Raises ProblemError if only some copies are frozen: they would not stay equal.
         """
         first, *others = self.copies
         if any(parameter.requires_grad != first.requires_grad for parameter in others):
-            raise ValueError(
-                f"{self.name} has a copy on {len(self.places)} devices, and only some of them require gradients "
-                "-> requires_grad_ for all of them"
-            )
+            message = f"has a copy on {len(self.places)} devices, and only some of them require gradients"
+            raise ProblemError(Problem(self.name, None, message, hint="requires_grad_ for all of them"))
         for parameter in others:
             parameter.grad = None
 

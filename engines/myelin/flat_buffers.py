@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from harness.core.problem import Problem, ProblemError
+
 HALF = (torch.float16, torch.bfloat16)
 
 
@@ -94,7 +96,6 @@ def _into(view: Tensor) -> Callable[[Tensor], None]:
 def _check(parameters: dict[str, nn.Parameter], dtype: torch.dtype) -> None:
     for name, parameter in parameters.items():
         if parameter.dtype != dtype:
-            raise ValueError(
-                f"parameter {name}   is {parameter.dtype}, all others are {dtype} (precision.dtype), and lie in one "
-                "buffer   -> have the model make it a buffer, or convert it"
-            )
+            message = f"is {parameter.dtype}, all others are {dtype} (precision.dtype), and lie in one buffer"
+            hint = "have the model make it a buffer, or convert it"
+            raise ProblemError(Problem(f"parameter {name}", None, message, hint=hint))

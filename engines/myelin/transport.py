@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from harness.core.op import Op
+from harness.core.problem import Problem, ProblemError
 
 AHEAD = 1
 """Receives that are posted on each channel before their messages come: each has its buffer all the time."""
@@ -125,17 +126,15 @@ class Transport(ABC):
     def send(self, channel: Channel, what: Coming, tensors: Sequence[Tensor]) -> int:
         """Send without blocking and return the number of bytes; tensors must not change until `finish`.
 
-        Raises ValueError where their form is another one than before, for the same number of samples.
+        Raises ProblemError where their form is another one than before, for the same number of samples.
         """
         form = tuple((tensor.dtype, tuple(tensor.shape)) for tensor in tensors)
         known = self._reported.setdefault((channel, what.samples), form)
         if known is form:
             self._send(channel, what.micro_batch, [_header(form).to(self.device)])
         elif known != form:
-            raise ValueError(
-                f"{channel.op(what.micro_batch)} has {what.samples} samples and the form {form}, "
-                f"an earlier message of as many had {known} -> inputs of one shape"
-            )
+            message = f"has {what.samples} samples and the form {form}, an earlier message of as many had {known}"
+            raise ProblemError(Problem(str(channel.op(what.micro_batch)), None, message, hint="inputs of one shape"))
         self._send(channel, what.micro_batch, [tensor.contiguous() for tensor in tensors])
         return sum(tensor.nbytes for tensor in tensors)
 
@@ -213,10 +212,9 @@ def _header(form: Form) -> Tensor:
     for dtype, shape in form:
         numbers += [DTYPES.index(dtype), len(shape), *shape]
     if len(numbers) > HEADER:
-        raise ValueError(
-            f"{len(form)} tensors go from stage to stage at once, which need a header of {len(numbers)} "
-            f"numbers, there are {HEADER} -> fewer tensors in a layer's output"
-        )
+        key = f"{len(form)} tensors"
+        message = f"go from stage to stage at once, which need a header of {len(numbers)} numbers, there are {HEADER}"
+        raise ProblemError(Problem(key, None, message, hint="fewer tensors in a layer's output"))
     return torch.tensor(numbers + [0] * (HEADER - len(numbers)))
 
 

@@ -64,6 +64,17 @@ class CannotRun(Exception):
         super().__init__(table(problems, title))
 
 
+class ProblemError(ValueError):
+    """What a function was asked for is not possible; carries the problems, whose lines are its text."""
+
+    def __init__(self, *problems: Problem) -> None:
+        super().__init__(*problems)
+        self.problems = problems
+
+    def __str__(self) -> str:
+        return "\n".join(map(line, self.problems))
+
+
 class NoPlan(Exception):
     """A planner found no plan.
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from torch import Tensor, nn
 
 from harness.core.model_profile import Tied
+from harness.core.problem import Problem, ProblemError
 
 
 def ties(layers: nn.Sequential) -> dict[str, tuple[Tied, ...]]:
@@ -23,16 +24,15 @@ def ties(layers: nn.Sequential) -> dict[str, tuple[Tied, ...]]:
 
 
 def refuse_shared_buffers(places: Iterable[tuple[str, nn.Module, int]]) -> None:
-    """Raises ValueError for a buffer that layers (name, layer, device) on two devices share."""
+    """Raises ProblemError for a buffer that layers (name, layer, device) on two devices share."""
     homes: dict[Tensor, tuple[int, str]] = {}
     for name, layer, device in places:
         for buffer in layer.buffers():
             home, owner = homes.setdefault(buffer, (device, name))
             if home != device:
-                raise ValueError(
-                    f"layers {owner!r} on device {home} and {name!r} on device {device} share a buffer: "
-                    "its copies cannot be kept equal -> a layer of its own, or both on one device"
-                )
+                layers = f"layers {owner!r} on device {home} and {name!r} on device {device}"
+                hint = "a layer of its own, or both on one device"
+                raise ProblemError(Problem(layers, None, "share a buffer: its copies cannot be kept equal", hint=hint))
 
 
 def tensor_bytes(tensor: Tensor) -> int:

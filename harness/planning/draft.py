@@ -122,7 +122,7 @@ def _simulated(
     found = validation_errors(schedule, plan)
     if found:
         more = [Problem("engine", engine, f"has {len(found) - SHOWN} more of these")] if len(found) > SHOWN else []
-        raise CannotRun([*(_of_engine(engine, fault) for fault in found[:SHOWN]), *more])
+        raise CannotRun([*(of_engine(engine, fault) for fault in found[:SHOWN]), *more])
     try:
         return simulate(schedule, plan, profile, cluster, model)
     except (Deadlock, ValueError) as error:
@@ -130,6 +130,6 @@ def _simulated(
         raise CannotRun([Problem("engine", engine, message)]) from error
 
 
-def _of_engine(engine: str, fault: Problem) -> Problem:
+def of_engine(engine: str, fault: Problem) -> Problem:
     """A fault of a schedule, under the engine's key."""
     return Problem("engine", engine, f"schedules {fault.statement}", hint=fault.hint)

@@ -26,6 +26,7 @@ from harness.core import files
 from harness.core.op import Op
 from harness.core.pattern import Pattern
 from harness.core.plan import Plan
+from harness.core.problem import Problem, ProblemError
 from harness.core.record import RunRecord
 from harness.core.run_files import PATTERN, PLAN, RECORD
 from harness.core.serialization import SchemaError
@@ -69,11 +70,11 @@ def draw(
 def draw_plan(plan: Plan, path: Path, title: str = "") -> None:
     """Draws the pattern of a plan with its planner's numbers; above it `title`, devices, period and lower bound.
 
-    Raises ValueError for a plan without a pattern.
+    Raises ProblemError for a plan without a pattern.
     """
     predicted = plan.predicted
     if plan.pattern is None or "tasks_s" not in predicted:
-        raise ValueError("the plan has no pattern   -> one of planner=madpipe, contiguous or pipedream")
+        raise ProblemError(Problem("the plan", None, "has no pattern", hint="planner=madpipe, contiguous or pipedream"))
     stored, fixed, limit = (predicted[f"{what}_bytes"] for what in ("stored", "fixed", "memory_limit"))
     draw(plan.pattern, predicted["tasks_s"], path, stored, fixed, limit, headline(plan, title))
 

@@ -41,6 +41,7 @@ from harness.core.memory_model import MemoryModel
 from harness.core.model_profile import LayerProfile, ModelProfile
 from harness.core.op import COMPUTE
 from harness.core.plan import Mesh, Plan, Stage
+from harness.core.problem import Fix, Problem, ProblemError
 from harness.schedule import Schedule
 from harness.schedule.builders.data_parallel import SHARDINGS, Sharding, data_parallel
 from harness.schedule.builders.deepspeed import deepspeed
@@ -86,13 +87,22 @@ def _one_f_one_b(stages: int = 4, micro_batches: int = 8, recompute: str = "neve
 
 def _interleaved(stages: int = 4, micro_batches: int = 8, recompute: str = "never", chunks: int = 2) -> Schedule:
     if stages % chunks:
-        near = " or ".join(f"stages={k * chunks}" for k in (stages // chunks, stages // chunks + 1) if k)
-        raise ValueError(f"stages {stages}   is not a multiple of chunks {chunks}   -> {near}")
+        near = tuple(
+            {"stages": devices * chunks} | _full(micro_batches, devices)
+            for devices in (stages // chunks, stages // chunks + 1)
+            if devices
+        )
+        raise ProblemError(Problem("stages", stages, f"is not a multiple of chunks {chunks}", near))
     devices = stages // chunks
-    if chunks > 1 and micro_batches % devices:
-        near = f"micro_batches={max(1, micro_batches // devices) * devices}"
-        raise ValueError(f"micro_batches {micro_batches}   is not a multiple of the {devices} devices   -> {near}")
+    if chunks > 1 and (fix := _full(micro_batches, devices)):
+        message = f"is not a multiple of the {devices} devices"
+        raise ProblemError(Problem("micro_batches", micro_batches, message, (fix,)))
     return interleaved(micro_batches, devices, chunks, _transfers(stages), recompute)
+
+
+def _full(micro_batches: int, devices: int) -> Fix:
+    """Fewer micro-batches, or at least one for each device, where they do not divide among the devices."""
+    return {"micro_batches": max(1, micro_batches // devices) * devices} if micro_batches % devices else {}
 
 
 def _message_driven(
@@ -134,8 +144,8 @@ def _deepspeed(stages: int = 4, micro_batches: int = 8, recompute: str = "never"
 
 def _zbv(stages: int = 8, micro_batches: int = 8) -> Schedule:
     if stages % 2:
-        near = " or ".join(f"stages={k}" for k in (stages - 1, stages + 1) if k)
-        raise ValueError(f"stages {stages}   is odd, each device has two   -> {near}")
+        near = tuple({"stages": k} for k in (stages - 1, stages + 1) if k)
+        raise ProblemError(Problem("stages", stages, "is odd, each device has two", near))
     return zbv(micro_batches, stages // 2, _transfers(stages))
 
 
@@ -164,11 +174,11 @@ DRAWN: dict[str, Callable[..., Schedule]] = {
 def drawing(arguments: Sequence[str]) -> str:
     """Returns the grid of the schedule that the command line names, and its queues if more than tasks block a device.
 
-    Raises ValueError, which names the user's keys.
+    Raises ProblemError in the user's keys.
     """
     name, *typed = arguments
     if name not in DRAWN:
-        raise ValueError(f"{name}   is not one of {', '.join(DRAWN)}   -> {COMMAND} gpipe")
+        raise ProblemError(Problem(name, None, f"is not one of {', '.join(DRAWN)}", hint=f"{COMMAND} gpipe"))
     keys = inspect.signature(DRAWN[name]).parameters
     parted = [argument.partition("=") for argument in typed]
     valid = {key: text for key, equals, text in parted if equals and key in keys}
@@ -177,7 +187,7 @@ def drawing(arguments: Sequence[str]) -> str:
         if not equals or key not in keys:
             why = f"is not KEY=VALUE of {name}, whose keys are {', '.join(keys)}"
             fix = " ".join([COMMAND, name, *(f"{key}={text}" for key, text in valid.items())])
-            raise ValueError(f"{argument}   {why}   -> {fix}")
+            raise ProblemError(Problem(argument, None, why, hint=fix))
     schedule = DRAWN[name](**values)
     ops = [(queue.name, op) for queue in schedule.queues for op in queue.ops if op.kind not in COMPUTE]
     hidden = any(queue == "compute" or op.peer is None for queue, op in ops)
@@ -189,14 +199,14 @@ def _value(key: str, text: str) -> str | int:
     if key in CHOICES:
         choices, default = CHOICES[key]
         if text not in choices:
-            raise ValueError(f"{key} {text}   is not one of {', '.join(choices)}   -> {key}={default}")
+            raise ProblemError(Problem(key, text, f"is not one of {', '.join(choices)}", ({key: default},)))
         return text
     if key in ("dependency", "offload"):
         if text not in ("true", "false"):
-            raise ValueError(f"{key} {text}   is neither true nor false   -> {key}=true")
+            raise ProblemError(Problem(key, text, "is neither true nor false", ({key: True},)))
         return text == "true"
     if not text.isdecimal() or int(text) < 1:
-        raise ValueError(f"{key} {text}   is not a whole number of at least 1   -> {key}=4")
+        raise ProblemError(Problem(key, text, "is not a whole number of at least 1", ({key: 4},)))
     return int(text)
 
 
@@ -208,7 +218,7 @@ def main() -> int:
         return 0 if arguments else 2
     try:
         print(drawing(arguments))
-    except ValueError as error:
+    except ProblemError as error:
         print(f"{error}\n\nMore: {COMMAND} --help", file=sys.stderr)
         return 2
     return 0

@@ -14,11 +14,11 @@ from harness.config import overrides as config_overrides
 from harness.core import files, units
 from harness.core.cluster import Cluster
 from harness.core.model_profile import ModelProfile
-from harness.core.problem import CannotRun, NoPlan, Problem
+from harness.core.problem import CannotRun, NoPlan, Problem, ProblemError
 from harness.core.run_files import CANDIDATES, PROFILE
 from harness.interfaces import Engine, Planner
 from harness.planning import prepare
-from harness.planning.draft import Draft, Layout, laid_out, memory_model
+from harness.planning.draft import Draft, Layout, laid_out, memory_model, of_engine
 from harness.planning.prepare import Ground
 from harness.planning.tune import extrapolate, infeasible, peak_memory
 from harness.planning.tune.candidates import Candidate, candidates
@@ -124,8 +124,8 @@ class Tuner:
             return replace(line, problems=error.problems)
         except NoPlan as error:
             return replace(line, problems=(error.unsolved,), no_plan=error)
-        except ValueError as error:
-            return replace(line, problems=(Problem("engine", self.config.engine.name, str(error)),))
+        except ProblemError as error:
+            return replace(line, problems=tuple(of_engine(self.config.engine.name, one) for one in error.problems))
         found = tuple(plan_fits.check_memory(layout.plan, peaks, layout.cluster, layout.memory))
         return replace(line, problems=found, closed_form_memory_bytes=max(peaks), closed_form_step_time_s=seconds)
 

@@ -119,5 +119,5 @@ def _grown(cluster: Cluster, factor: int) -> tuple[Fix, Cluster]:
 def _tried(config: DictConfig, fix: Fix, cluster: Cluster, fits: Fits) -> bool:
     try:
         return fits(fixed(config, fix), cluster)
-    except (CannotRun, ValueError):
+    except CannotRun:
         return False

@@ -35,7 +35,7 @@ BACK = ("R", "B")
 def estimate(engine: Engine, layout: Layout) -> tuple[float, list[int]]:
     """Seconds of a step; bytes of each of `plan.devices`.
 
-    Raises `CannotRun` where replicas are not placed equal on the nodes, ValueError for a schedule that is not valid.
+    Raises `CannotRun` where replicas are not placed equal on the nodes, ProblemError where there is no such schedule.
     """
     plan = layout.plan
     short = replace(plan, micro_batches=few(plan))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Literal, get_args
 
 from harness.core.op import Op
+from harness.core.problem import Problem, ProblemError
 from harness.schedule import Schedule, collect_queues
 from harness.schedule.builders.one_f_one_b import backward
 from harness.schedule.dependency_graph import DATA
@@ -55,10 +56,10 @@ def data_parallel(
 
     One buffer holds all parameters, and every collective blocks, as on gloo. The schedule does not overlap collectives
     with computation, as libraries do layer by layer: on GPUs it is an upper bound of the time, not of the bytes. One
-    replica has no collectives. Raises ValueError for an unknown `kind`.
+    replica has no collectives. Raises ProblemError for an unknown `kind`.
     """
     if kind not in SHARDINGS:
-        raise ValueError(f"kind {kind}   is none of {', '.join(SHARDINGS)}   -> kind={SHARDINGS[0]}")
+        raise ProblemError(Problem("kind", kind, f"is none of {', '.join(SHARDINGS)}", ({"kind": SHARDINGS[0]},)))
 
     def reduce_over_replicas(algorithm: str, micro_batch: int | None = None, bucket: str = "") -> list[Op]:
         return [over_replicas(0, algorithm, parameter_bytes, micro_batch, bucket)] if replicas > 1 else []

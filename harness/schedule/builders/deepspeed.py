@@ -6,9 +6,10 @@ from collections.abc import Iterator, Sequence
 from typing import Literal
 
 from harness.core.op import Op
+from harness.core.problem import Problem, ProblemError
 from harness.schedule import Schedule, collect_queues
 from harness.schedule.builders.data_parallel import Reduction, over_replicas
-from harness.schedule.builders.one_f_one_b import backward
+from harness.schedule.builders.one_f_one_b import backward, check_one_stage_each
 from harness.schedule.tied_weight_ops import Tie
 from harness.schedule.transfers import Transfer
 
@@ -49,7 +50,7 @@ def deepspeed(
     and an all-gather of the weights follows the optimizer.
 
     The schedule leaves out the shapes that are sent before the first message of a run, and the few numbers of the loss
-    and of the gradient's norm. Raises ValueError for two stages on one device, transfers that skip a stage, and
+    and of the gradient's norm. Raises ProblemError for two stages on one device, transfers that skip a stage, and
     replicas without the bytes of each stage.
     """
     _check(devices, transfers, replicas, parameter_bytes)
@@ -70,24 +71,17 @@ def _check(
     devices: Sequence[int], transfers: Sequence[Transfer], replicas: int, parameter_bytes: Sequence[int]
 ) -> None:
     n = len(devices)
-    for j, device in enumerate(devices):
-        first = devices.index(device)
-        if first != j:
-            raise ValueError(
-                f"stages {first} and {j}   are both on device {device}, DeepSpeed needs one device for each stage   "
-                f"-> {n} devices"
-            )
+    check_one_stage_each(devices, "DeepSpeed")
     for transfer in transfers:
         if transfer.target != transfer.source + 1:
-            raise ValueError(
-                f"skip {transfer.part}   goes from stage {transfer.source} to stage {transfer.target}, DeepSpeed sends "
-                f"to the next stage only   -> a transfer to each stage in between (portals=False)"
+            message = (
+                f"goes from stage {transfer.source} to stage {transfer.target}, DeepSpeed sends to the next one only"
             )
+            hint = "a transfer to each stage in between (portals=False)"
+            raise ProblemError(Problem(f"skip {transfer.part}", None, message, hint=hint))
     if replicas > 1 and len(parameter_bytes) != n:
-        raise ValueError(
-            f"parameter_bytes   are those of {len(parameter_bytes)} stages, the {replicas} replicas have {n} stages   "
-            f"-> {n} numbers"
-        )
+        message = f"are those of {len(parameter_bytes)} stages, the {replicas} replicas have {n} stages"
+        raise ProblemError(Problem("parameter_bytes", None, message, hint=f"{n} numbers"))
 
 
 def _steps(j: int, n: int, micro_batches: int, transfers: Sequence[Transfer], recompute: str) -> Iterator[Op]:

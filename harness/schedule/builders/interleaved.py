@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from harness.core.op import Op
+from harness.core.problem import Problem, ProblemError
 from harness.schedule import Schedule, collect_queues
 from harness.schedule.builders.one_f_one_b import alternate, backward, one_f_one_b
 from harness.schedule.transfers import Transfer, with_messages
@@ -23,15 +24,17 @@ def interleaved(
     device 1   1F0 1F1 | 3F0 3B0 3F1 3B1 1F2 1B0 1F3 1B1 3F2 3B2 3F3 3B3 | 1B2 1B3
 
     The pipeline fills and drains in chunks, so the bubble is 1/chunks of that of 1F1B, with `chunks` times as many
-    messages. One chunk is 1F1B. `transfers` connect the stages. Raises ValueError where `micro_batches` is not a
+    messages. One chunk is 1F1B. `transfers` connect the stages. Raises ProblemError where `micro_batches` is not a
     multiple of `devices`.
     """
     n, v, m = devices, chunks, micro_batches
     if v == 1:
         return one_f_one_b(m, range(n), transfers, recompute)
     if m % n:
-        near = " or ".join(str(k * n) for k in (m // n, m // n + 1) if k)
-        raise ValueError(f"batch.micro_batches {m}   is no multiple of the {n} devices of the pipeline   -> {near}")
+        near = tuple({"batch.micro_batches": k * n} for k in (m // n, m // n + 1) if k)
+        raise ProblemError(
+            Problem("batch.micro_batches", m, f"is no multiple of the {n} devices of the pipeline", near)
+        )
     orders = []
     for d in range(n):
         rounds = [(c * n + d, i) for c, i in turns(m, n, range(v))]

@@ -7,11 +7,12 @@ from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from harness.core.op import Op, Queue
+from harness.core.problem import Problem, ProblemError
 from harness.core.trace import DeviceQueue
 from harness.schedule import Schedule, collect_queues
 from harness.schedule.builders.fill_drain import fill_drain
 from harness.schedule.builders.message_driven import message_driven
-from harness.schedule.builders.one_f_one_b import one_f_one_b
+from harness.schedule.builders.one_f_one_b import check_one_stage_each, one_f_one_b
 from harness.schedule.dependency_graph import DATA
 from harness.schedule.optimizer_chunks import HALVES, IN, OUT
 from harness.schedule.policy import RuleName
@@ -107,7 +108,7 @@ def myelin(
     copy out                                           |chunk0/bucket0a/out|
 
     The bytes of steps and copies count parameters only; the memory model knows the optimizer's bytes for each
-    parameter. Raises ValueError for an unknown order or rule, a limit below 1, and two stages on one device.
+    parameter. Raises ProblemError for an unknown order or rule, a limit below 1, and two stages on one device.
     """
     schedule = _tasks(micro_batches, devices, transfers, order, rule, limit)
     placed: list[tuple[DeviceQueue, Op]] = [
@@ -134,14 +135,8 @@ def _tasks(
     limit: int | None,
 ) -> Schedule:
     if order not in ORDERS:
-        raise ValueError(f"order {order}   is none of {', '.join(ORDERS)}   -> {ORDERS[0]}")
-    for j, device in enumerate(devices):
-        first = devices.index(device)
-        if first != j:
-            raise ValueError(
-                f"stages {first} and {j}   are both on device {device}, myelin needs one device for each stage   "
-                f"-> {len(devices)} devices"
-            )
+        raise ProblemError(Problem("order", order, f"is none of {', '.join(ORDERS)}", ({"order": ORDERS[0]},)))
+    check_one_stage_each(devices, "myelin")
     if order == "1f1b":
         return one_f_one_b(micro_batches, devices, transfers)
     if order == "gpipe":

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from harness.core.op import Op
+from harness.core.problem import Problem, ProblemError
 from harness.schedule import Schedule, collect_queues
 from harness.schedule.builders.gpipe import recomputed
 from harness.schedule.transfers import Transfer, with_messages
@@ -24,16 +25,10 @@ def one_f_one_b(
     device 2  .   .   2F0 2B0---- 2F1 2B1---- 2F2 2B2---- 2F3 2B3---- .   .   .   .
 
     So stage j keeps the activations of n - j micro-batches at most. `devices[j]` is the device of stage j; a
-    recomputation runs right before its backward task. Raises ValueError where two stages are on one device.
+    recomputation runs right before its backward task. Raises ProblemError where two stages are on one device.
     """
     n = len(devices)
-    for j, device in enumerate(devices):
-        first = devices.index(device)
-        if first != j:
-            raise ValueError(
-                f"stages {first} and {j}   are both on device {device}, 1F1B needs one device for each stage   "
-                f"-> {n} devices, or interleaved stages"
-            )
+    check_one_stage_each(devices, "1F1B", "interleaved stages")
     orders = []
     for j in range(n):
         forwards = [Op(j, "F", i) for i in range(micro_batches)]
@@ -55,3 +50,13 @@ def alternate(forwards: Sequence[Op], backwards: Sequence[Sequence[Op]], warm_up
         order += forwards[warm_up + k : warm_up + k + 1]
         order += tasks
     return order
+
+
+def check_one_stage_each(devices: Sequence[int], who: str, otherwise: str = "") -> None:
+    """Raises ProblemError where two stages are on one device; `devices[j]` is that of stage j."""
+    for j, device in enumerate(devices):
+        first = devices.index(device)
+        if first != j:
+            message = f"are both on device {device}, {who} needs one device for each stage"
+            hint = f"{len(devices)} devices" + (f", or {otherwise}" if otherwise else "")
+            raise ProblemError(Problem(f"stages {first} and {j}", None, message, hint=hint))

@@ -9,6 +9,7 @@ from itertools import chain
 
 from harness.core.op import Op
 from harness.core.pattern import Pattern
+from harness.core.problem import Problem, ProblemError
 from harness.core.trace import DeviceQueue
 from harness.schedule import Schedule, collect_queues
 from harness.schedule.transfers import Transfer, with_messages
@@ -58,10 +59,9 @@ def unrolled(
 def _check_homes(pattern: Pattern, devices: Sequence[int]) -> None:
     for placed in pattern.ops:
         if placed.op.kind in TASKS and placed.device != devices[placed.op.stage]:
-            raise ValueError(
-                f"{placed.op} of stage {placed.op.stage}   is on device {placed.device} in the pattern, its stage on "
-                f"device {devices[placed.op.stage]}   -> device {devices[placed.op.stage]}"
-            )
+            home = devices[placed.op.stage]
+            message = f"is on device {placed.device} in the pattern, its stage on device {home}"
+            raise ProblemError(Problem(f"{placed.op} of stage {placed.op.stage}", None, message, hint=f"device {home}"))
 
 
 def _in_time(pattern: Pattern, micro_batches: int) -> list[tuple[Op, int]]:

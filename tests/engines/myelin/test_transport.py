@@ -12,7 +12,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from engines.myelin.transport import HEADER, Channel, Coming, Position, Transport, _form, _header
+from harness.core.problem import ProblemError
 from harness.launch import forked_ranks
+from tests.problems import keys, refused
 
 T = TypeVar("T")
 DATA = Channel(0, 1)
@@ -146,8 +148,9 @@ def test_forms_travel_once_for_each_size(kind: str) -> None:
 def test_headers() -> None:
     form = ((torch.float16, (2, 3)), (torch.float64, ()), (torch.bfloat16, (0, 5, 1)))
     assert _form(_header(form)) == form
-    with pytest.raises(ValueError, match=f"42 tensors .* header of 169 numbers, there are {HEADER}"):
+    with pytest.raises(ProblemError) as caught:
         _header(((torch.float32, (1, 2)),) * 42)
+    assert keys(refused(caught)) == ["42 tensors"]
 
 
 def test_another_form_for_as_many_samples_is_refused() -> None:
@@ -158,11 +161,12 @@ def test_another_form_for_as_many_samples_is_refused() -> None:
             return ""
         transport.send(DATA, Coming(0, 2), [torch.zeros(2, 5)])
         transport.finish()
-        with pytest.raises(ValueError, match="1copy1<0 has 2 samples and the form") as caught:
+        with pytest.raises(ProblemError) as caught:
             transport.send(DATA, Coming(1, 2), [torch.zeros(2, 6)])
-        return str(caught.value)
+        (problem,) = refused(caught)
+        return f"{problem.key} -> {problem.hint}"
 
-    assert between("torch", work)[0].endswith("-> inputs of one shape")
+    assert between("torch", work)[0] == "1copy1<0 -> inputs of one shape"
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -12,11 +12,13 @@ from harness.core.cluster import Cluster, Link
 from harness.core.memory_model import MemoryModel
 from harness.core.model_profile import LayerProfile, ModelProfile
 from harness.core.plan import Mesh, Plan, Stage
+from harness.core.problem import ProblemError
 from harness.schedule import Schedule
 from harness.schedule.builders.data_parallel import SHARDINGS, data_parallel
 from harness.schedule.builders.single import single
 from harness.schedule.validate import validation_errors
 from harness.simulate import simulate
+from tests.problems import refused, rows
 from tests.support.violations import violations
 
 KINDS = st.sampled_from(SHARDINGS)
@@ -107,5 +109,6 @@ def test_shards_send_as_much_as_an_all_reduce_and_weights_in_shards_half_as_much
 
 
 def test_an_unknown_kind_is_refused() -> None:
-    with pytest.raises(ValueError, match="kind zero4   is none of all_reduce, zero1, zero2, zero3   -> kind=a"):
+    with pytest.raises(ProblemError) as caught:
         data_parallel(1, 8, 2, "zero4")  # type: ignore[arg-type]
+    assert rows(refused(caught)) == [("kind", "zero4", ["kind=all_reduce"])]

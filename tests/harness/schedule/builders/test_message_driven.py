@@ -9,12 +9,14 @@ from harness.core.memory_model import MemoryModel
 from harness.core.model_profile import LayerProfile, ModelProfile
 from harness.core.op import Op
 from harness.core.plan import Plan
+from harness.core.problem import ProblemError
 from harness.schedule import Schedule
 from harness.schedule.builders.message_driven import message_driven
 from harness.schedule.policy import RULES, RuleName, pick
 from harness.schedule.transfers import Transfer
 from harness.schedule.validate import validation_errors
 from harness.simulate import Simulation, simulate
+from tests.problems import refused, rows
 from tests.support.violations import violations
 
 PICKING = [rule for rule in RULES if rule != "in_order"]
@@ -114,10 +116,12 @@ def test_recomputations_wait_for_the_gradient() -> None:
 
 @pytest.mark.parametrize("rule", ["in_order", "lifo"])
 def test_other_rules_are_refused(rule: str) -> None:
-    with pytest.raises(ValueError, match=f"rule {rule}   is none of fifo, forward_first, backward_first, alternate"):
+    with pytest.raises(ProblemError) as caught:
         message_driven(2, range(2), chain(2), rule)  # type: ignore[arg-type]
+    assert rows(refused(caught)) == [("rule", rule, ["rule=fifo"])]
 
 
 def test_a_limit_below_one_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"limit 0   lets no micro-batch in, it must be at least 1   -> 2"):
+    with pytest.raises(ProblemError) as caught:
         message_driven(2, range(2), chain(2), "fifo", 0)
+    assert rows(refused(caught)) == [("limit", 0, ["limit=2"])]

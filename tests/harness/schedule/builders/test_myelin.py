@@ -16,6 +16,7 @@ from harness.core.memory_model import MemoryModel
 from harness.core.model_profile import LayerProfile, ModelProfile
 from harness.core.op import Op
 from harness.core.plan import Plan
+from harness.core.problem import ProblemError
 from harness.schedule import Schedule
 from harness.schedule.builders.myelin import ORDERS, Chunk, myelin, split_into_chunks
 from harness.schedule.dependency_graph import COPIES
@@ -24,6 +25,7 @@ from harness.schedule.tied_weight_ops import Tie
 from harness.schedule.transfers import Transfer
 from harness.schedule.validate import validation_errors
 from harness.simulate import Simulation, simulate
+from tests.problems import Row, refused, rows
 from tests.support.violations import violations
 
 PICKING = [rule for rule in RULES if rule != "in_order"]
@@ -321,18 +323,19 @@ def test_a_step_of_chunks_takes_as_long_as_a_whole_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "text"),
+    ("options", "found"),
     [
-        ({"order": "2f2b"}, "order 2f2b   is none of message_driven, 1f1b, gpipe   -> message_driven"),
-        ({"rule": "lifo"}, "rule lifo   is none of fifo"),
-        ({"limit": 0}, "limit 0   lets no micro-batch in"),
-        ({"devices": [0, 1, 0]}, "stages 0 and 2   are both on device 0, myelin needs one device for each stage"),
+        ({"order": "2f2b"}, ("order", "2f2b", ["order=message_driven"])),
+        ({"rule": "lifo"}, ("rule", "lifo", ["rule=fifo"])),
+        ({"limit": 0}, ("limit", 0, ["limit=3"])),
+        ({"devices": [0, 1, 0]}, ("stages 0 and 2", None, [])),
     ],
 )
-def test_what_it_refuses(options: dict[str, object], text: str) -> None:
+def test_what_it_refuses(options: dict[str, object], found: Row) -> None:
     keys = {"devices": range(3), "transfers": chain(3), **options}
-    with pytest.raises(ValueError, match=text):
+    with pytest.raises(ProblemError) as caught:
         myelin(2, **keys)  # type: ignore[arg-type]
+    assert rows(refused(caught)) == [found]
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,13 @@ from harness.core.cluster import Cluster
 from harness.core.memory_model import MemoryModel
 from harness.core.model_profile import LayerProfile, ModelProfile
 from harness.core.plan import Plan
+from harness.core.problem import ProblemError
 from harness.schedule.builders.gpipe import gpipe
 from harness.schedule.builders.one_f_one_b import one_f_one_b
 from harness.schedule.transfers import Transfer
 from harness.schedule.validate import validation_errors
 from harness.simulate import Simulation, simulate
+from tests.problems import refused
 from tests.support.quick import within_s
 from tests.support.violations import violations
 
@@ -101,8 +103,9 @@ def test_it_is_the_ops_of_gpipe_in_another_order(m: int, n: int, mode: str) -> N
 
 
 def test_two_stages_on_one_device_are_refused() -> None:
-    with pytest.raises(ValueError, match="stages 0 and 2   are both on device 4, 1F1B needs one device for each stage"):
+    with pytest.raises(ProblemError) as caught:
         one_f_one_b(2, [4, 5, 4], chain(3))
+    assert [(one.key, one.hint) for one in refused(caught)] == [("stages 0 and 2", "3 devices, or interleaved stages")]
 
 
 @pytest.mark.parametrize("build", [gpipe, one_f_one_b])

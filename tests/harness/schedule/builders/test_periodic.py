@@ -10,12 +10,14 @@ from harness.core.model_profile import LayerProfile, ModelProfile
 from harness.core.op import Op
 from harness.core.pattern import Pattern
 from harness.core.plan import Plan
+from harness.core.problem import ProblemError
 from harness.schedule import Schedule
 from harness.schedule.builders.one_f_one_b import one_f_one_b
 from harness.schedule.builders.periodic import unrolled
 from harness.schedule.transfers import Transfer
 from harness.schedule.validate import validation_errors
 from harness.simulate import simulate
+from tests.problems import refused
 from tests.support.patterns import FAR, TWO, placed
 from tests.support.violations import violations
 
@@ -67,8 +69,9 @@ def test_one_micro_batch_less_in_flight_misses_the_period() -> None:
 
 
 def test_a_task_away_from_its_stage_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"1F0 of stage 1   is on device 1 in the pattern, its stage on device 3"):
+    with pytest.raises(ProblemError) as caught:
         unrolled(TWO, 2, [0, 3], [])
+    assert [(one.key, one.hint) for one in refused(caught)] == [("1F0 of stage 1", "device 3")]
 
 
 @pytest.mark.parametrize("period", [0, -1, float("nan"), float("inf")])
