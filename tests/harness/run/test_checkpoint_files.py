@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import pytest
 import torch
@@ -25,7 +25,7 @@ from harness.run.checkpoint_files import (
     steps,
     tidy,
 )
-from harness.worker.checkpoints import Checkpoints, When
+from harness.worker.checkpoints import Checkpoints, NotLoaded, When
 from tests.support.full_disk import full_disk
 
 WEIGHTS = torch.arange(20_000.0)
@@ -163,3 +163,18 @@ def test_any_changed_byte_that_torch_would_see_is_found(tmp_path: Path) -> None:
             unseen += 1
             assert torch.equal(torch.load(path, weights_only=True, mmap=True)["weights"], WEIGHTS)
     assert unseen < 300, "padding and times"
+
+
+class Evil:
+    """What a pickle can do."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.system, ("exit 7",)
+
+
+def test_one_that_runs_code_is_not_loaded_and_torchs_advice_is_not_passed_on(tmp_path: Path) -> None:
+    """Also where its checksums are right."""
+    write(tmp_path, 1, lambda file: torch.save({"session": Evil()}, file))
+    with pytest.raises(NotLoaded) as caught:
+        Checkpoints(tmp_path, start=1).load(Session())  # type: ignore[arg-type]
+    assert str(place(tmp_path, 1)) in str(caught.value) and "weights_only" not in str(caught.value)
