@@ -23,7 +23,7 @@ from harness.simulate import simulate
 from tests.engines import contract, networks, zoo
 from tests.engines.contract import Case, gentle
 from tests.engines.networks import Network
-from tests.harness.runtime.test_memory_meter import allocator_peak_bytes
+from tests.support.allocator import allocator_peak_bytes
 from tests.support.sessions import run_session
 
 MODELS: dict[str, Model] = {**networks.ALL, **{name: zoo.model(name) for name in ("unet", "amoebanet", "gpt")}}

@@ -30,7 +30,7 @@ from harness.simulate import simulate
 from tests.engines import networks, zoo
 from tests.engines.contract import Case
 from tests.engines.networks import Network
-from tests.harness.runtime.test_memory_meter import allocator_peak_bytes
+from tests.support.allocator import allocator_peak_bytes
 from tests.support.sessions import run_session
 
 

@@ -24,7 +24,7 @@ from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 from engines.gpipe.gpipe_module import GPipe
 from engines.gpipe.microbatch import gather, scatter
 from harness.nn.skip import Skippable
-from tests.engines.gpipe.test_recomputation import DRIVERS
+from tests.support.gpipe_drivers import DRIVERS
 
 MODES = ["never", "except_last", "always"]
 

@@ -8,27 +8,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from engines.gpipe.cuda_pipeline import CudaPass
-from engines.gpipe.cuda_streams import Streams
 from engines.gpipe.gpipe_module import GPipe
-from engines.gpipe.microbatch import Value, scatter
-from engines.gpipe.stage import Surroundings
-from engines.gpipe.stage_layout import layout
+from engines.gpipe.microbatch import Value
 from harness.core.op import Op
 from harness.nn import dropout
 from harness.schedule.builders.gpipe import recomputed
 from tests.engines import networks
 from tests.engines.networks import Network
-
-
-def run_tensors(pipe: GPipe, value: Value, chunks: int, mode: str, dependency: bool = True, portals: bool = True,
-                separate: bool = True) -> tuple[CudaPass, Value]:  # fmt: skip
-    """The same pipeline, driven by TensorPass over CPU devices."""
-    streams = Streams(pipe.devices, chunks, separate)
-    transfers = layout([pair for stage in pipe.stages for pair in stage.layers], pipe.balance, pipe.placement, portals)
-    around = Surroundings.capture(pipe.seed, 0, "cpu")
-    run = CudaPass(pipe.stages, transfers, streams, around, mode, True, dependency, pipe.ties, pipe._unhooked())
-    return run, run.run(scatter(value, chunks))
+from tests.support.gpipe_drivers import run_tensors
 
 
 def gradients(module: nn.Module) -> list[Tensor]:

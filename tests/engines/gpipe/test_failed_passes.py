@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from engines.gpipe.gpipe_module import GPipe
-from tests.engines.gpipe.test_recomputation import DRIVERS
+from tests.support.gpipe_drivers import DRIVERS
 
 
 class Watched(nn.Module):

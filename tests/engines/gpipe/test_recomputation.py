@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -13,22 +12,10 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from engines.gpipe.gpipe_module import GPipe
-from tests.engines.gpipe.test_cuda_pipeline import run_tensors
 from tests.engines.stateful_layers import LAYERS, WIDTH, AddOne
+from tests.support.gpipe_drivers import DRIVERS
 
 MODES = ["never", "except_last", "always"]
-
-
-def on_queues(pipe: GPipe, x: Any) -> Any:
-    return pipe(x)
-
-
-def on_tensors(pipe: GPipe, x: Any) -> Any:
-    """By the graph that drives CUDA devices."""
-    return run_tensors(pipe, x, pipe.chunks, pipe.checkpoint)[1]
-
-
-DRIVERS = {"queues": on_queues, "tensors": on_tensors}
 
 
 def check(layers: nn.Sequential, balance: list[int], chunks: int, mode: str, driver: str, steps: int = 2) -> None:

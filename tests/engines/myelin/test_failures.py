@@ -17,7 +17,7 @@ from harness.launch.forked_ranks import RankKilled
 from tests.engines import networks
 from tests.engines.myelin.cases import case
 from tests.engines.networks import Network
-from tests.harness.launch.test_forked_ranks import children
+from tests.support.processes import children
 from tests.support.sessions import run_session
 
 SOON_S = 10.0

@@ -11,9 +11,7 @@ from hypothesis import strategies as st
 
 from engines.sbp.block_layout import Dim, Layout, Mesh
 from harness.sbp.device_grid import Grid
-
-MESHES = [Mesh(Grid(*sizes)) for sizes in ((1, 1), (1, 2), (1, 6), (1, 8), (2, 4), (3, 4), (4, 1))]
-meshes = st.sampled_from(MESHES)
+from tests.support.sbp_meshes import MESHES, meshes
 
 
 @st.composite

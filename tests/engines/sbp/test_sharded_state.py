@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from engines.sbp.block_layout import Dim, Mesh
 from engines.sbp.sharded_state import Cut, Shard
 from harness.sbp.device_grid import Grid
-from tests.engines.sbp.test_block_layout import meshes
+from tests.support.sbp_meshes import meshes
 
 
 @st.composite

@@ -23,6 +23,7 @@ from harness.launch import forked_ranks
 from harness.launch.process_group import is_first_rank
 from harness.launch.signals import Preempted
 from harness.launch.supervisor import ROOT
+from tests.support.processes import children, there
 
 CPUS = ("cpu",) * 4
 LONG_S = 60.0
@@ -51,22 +52,6 @@ def failing(error: BaseException) -> Callable[[], NoReturn]:
         raise error
 
     return work
-
-
-def children() -> set[int]:
-    """The processes that this one has started, zombies included."""
-    found = set()
-    for thread in Path("/proc/self/task").iterdir():
-        found |= set(map(int, (thread / "children").read_text().split()))
-    return found
-
-
-def there(pid: int) -> bool:
-    """Whether a process runs; one that ended and waits to be collected does not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 @pytest.fixture(autouse=True)

@@ -16,8 +16,8 @@ import torch.distributed as dist
 
 from harness.launch import forked_ranks, mpi
 from harness.launch.forked_ranks import RankKilled
-from tests.harness.launch.test_forked_ranks import children
 from tests.problems import row
+from tests.support.processes import children
 
 SOON_S = 10.0
 

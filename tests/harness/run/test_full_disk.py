@@ -14,7 +14,7 @@ from harness.config import registry
 from harness.core.record import RunRecord
 from harness.host import machine
 from harness.run.checkpoint_files import place, steps
-from tests.harness.run.test_resume import MACHINE
+from tests.support.machines import MACHINE
 
 TYPED = ["engine=single", "model=mlp", "model.widths=[400,400]", "optimizer.name=adam", "batch.size=16", "warmup=1",
          "batch.micro_batches=4", "cluster.device=cpu", "tracker=none", "launch.checkpoint_every=10"]  # fmt: skip

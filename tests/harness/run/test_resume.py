@@ -23,30 +23,27 @@ import torch
 from omegaconf import OmegaConf
 
 from harness.cli.compose import compose
-from harness.core.cluster import Cluster, Device, Link
+from harness.core.cluster import Cluster
 from harness.core.memory_model import MemoryModel
 from harness.core.model_profile import LayerProfile, ModelProfile
 from harness.core.plan import Plan
 from harness.core.problem import CannotRun, Problem
 from harness.core.record import RunRecord
 from harness.core.serialization import finite
-from harness.host import devices, machine
-from harness.host.machine import Machine
+from harness.host import machine
 from harness.interfaces import BatchShape, PlanRequest
 from harness.run import runner
 from harness.run.checkpoint_files import RunState, place, steps, write
 from harness.run.resume import Resumed, SamePlan, find_finished, find_resumable
 from harness.trackers import none
-from tests.harness.run.test_runner import Recorder
 from tests.problems import refused, row
+from tests.support.machines import MACHINE
+from tests.support.recorder import Recorder
 
 ROOT = Path(__file__).parents[3]
 TYPED = ["engine=ddp", "model=mlp", "batch.size=8", "batch.micro_batches=2", "cluster.device=cpu", "cluster.devices=2",
          "mesh.data=2", "precision=fp64", "tracker=none", "launch.grace_s=600", "warmup=2", "optimizer.name=adam",
          "optimizer.lr=0.001"]  # fmt: skip
-MACHINE = Machine(
-    Device(devices.cpu_model(), 10**10, {"float32": 1e12}, 1e10, kernel_s=1e-6), Link(1e-5, 1e-9), None, 1.8
-)
 
 
 PLAN = Plan.contiguous([2, 2], 2)

@@ -32,6 +32,7 @@ from harness.run import metrics as run_metrics
 from harness.run import runner
 from harness.run.run_folder import NEW
 from harness.trackers import none
+from tests.support.recorder import Recorder
 from tests.support.violations import violations
 
 ROOT = Path(__file__).parents[3]
@@ -57,22 +58,6 @@ def run(folder: Path, *overrides: str) -> RunRecord:
     record = runner.run(compose(typed), typed)
     assert RunRecord.load(folder / "record.json") == record
     return record
-
-
-class Recorder:
-    """A tracker that keeps what it is reported."""
-
-    def __init__(self) -> None:
-        self.reported: list[tuple] = []
-
-    def start(self, *arguments) -> None:
-        self.reported.append(("start", *arguments))
-
-    def log(self, step, metrics) -> None:
-        self.reported.append(("log", step, metrics))
-
-    def finish(self, summary, images, status) -> None:
-        self.reported.append(("finish", summary, images, status))
 
 
 @pytest.fixture(scope="module")

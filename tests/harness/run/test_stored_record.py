@@ -18,7 +18,7 @@ from harness.core.run_files import CHECKPOINTS, LOCK, METRICS, RECORD
 from harness.run import stored_record
 from harness.run.folder_lock import Owner
 from slurm import status
-from tests.harness.run.test_folder_lock import holder
+from tests.support.lock_holder import holder
 
 GONE = Owner(4_000_000, socket.gethostname())
 

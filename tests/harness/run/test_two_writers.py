@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from harness.host import machine
-from tests.harness.run.test_resume import MACHINE
 from tests.harness.run.two_writers import Pair, agree, check, random_pairs
+from tests.support.machines import MACHINE
 
 
 @pytest.fixture(scope="module", autouse=True)

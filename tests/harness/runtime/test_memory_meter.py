@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import threading
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -17,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from harness.launch import forked_ranks
 from harness.runtime.memory_meter import Meter
+from tests.support.allocator import allocator_peak_bytes
 
 FLOAT = 4
 
@@ -70,19 +70,6 @@ NETS = {
     "perceptron": (perceptron, ROWS),
     "in place": (in_place, IMAGES),
 }
-
-
-def allocator_peak_bytes(step: Callable[[], None]) -> int:
-    """The most that torch.profiler saw allocated at once, beyond what was there at the start."""
-    cpu = torch.profiler.ProfilerActivity.CPU
-    with torch.profiler.profile(activities=[cpu], profile_memory=True) as profiler:
-        step()
-    live = peak = 0
-    for event in profiler.profiler.kineto_results.events():
-        if event.name() == "[memory]":
-            live += event.nbytes()
-            peak = max(peak, live)
-    return peak
 
 
 @pytest.fixture(autouse=True)

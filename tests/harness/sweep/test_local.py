@@ -26,8 +26,8 @@ from harness.sweep import local
 from harness.sweep import run_point as sweep_run_point
 from harness.sweep.live_table import Row
 from harness.sweep.points import Point, expand, refuse_mistyped
-from tests.harness.run.test_folder_lock import holder
 from tests.problems import refused, rows
+from tests.support.lock_holder import holder
 
 
 def test_the_folder_says_the_scale(

@@ -1,0 +1,34 @@
+"""Both graphs that drive a gpipe pipeline, over CPU devices."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from engines.gpipe.cuda_pipeline import CudaPass
+from engines.gpipe.cuda_streams import Streams
+from engines.gpipe.gpipe_module import GPipe
+from engines.gpipe.microbatch import Value, scatter
+from engines.gpipe.stage import Surroundings
+from engines.gpipe.stage_layout import layout
+
+
+def run_tensors(pipe: GPipe, value: Value, chunks: int, mode: str, dependency: bool = True, portals: bool = True,
+                separate: bool = True) -> tuple[CudaPass, Value]:  # fmt: skip
+    """The same pipeline, driven by TensorPass over CPU devices."""
+    streams = Streams(pipe.devices, chunks, separate)
+    transfers = layout([pair for stage in pipe.stages for pair in stage.layers], pipe.balance, pipe.placement, portals)
+    around = Surroundings.capture(pipe.seed, 0, "cpu")
+    run = CudaPass(pipe.stages, transfers, streams, around, mode, True, dependency, pipe.ties, pipe._unhooked())
+    return run, run.run(scatter(value, chunks))
+
+
+def on_queues(pipe: GPipe, x: Any) -> Any:
+    return pipe(x)
+
+
+def on_tensors(pipe: GPipe, x: Any) -> Any:
+    """By the graph that drives CUDA devices."""
+    return run_tensors(pipe, x, pipe.chunks, pipe.checkpoint)[1]
+
+
+DRIVERS = {"queues": on_queues, "tensors": on_tensors}
