@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -15,30 +14,11 @@ from analysis.madpipe import period_vs_memory, tables
 from analysis.madpipe.claim_checks import BASELINE, CLAIMS, TESTS, verdicts
 from analysis.madpipe.fig7 import cell
 from analysis.madpipe.page import PAGE
-from analysis.madpipe.sweep_results import CONTIGUOUS, MADPIPE, NETWORKS, PIPEDREAM, PUBLISHED, SWEEPS, Results, Row
+from analysis.madpipe.sweep_results import CONTIGUOUS, MADPIPE, NETWORKS, PIPEDREAM, SWEEPS, Results, Row
 from analysis.paper_data import claims
 from harness.config.registry import ROOT
 from harness.core.record import RunRecord
-
-Change = Callable[[Row, dict[str, Any]], dict[str, Any]]
-
-
-def records(change: Change = lambda row, predicted: predicted, sweeps: tuple[str, ...] = SWEEPS) -> list[RunRecord]:
-    """Every point as the paper would have it: what memory forbids makes PipeDream slower than MadPipe."""
-    found = []
-    for sweep in sweeps:
-        for point in match_records.points_of(f"madpipe_{sweep}"):
-            row = Row(point.values(), None)
-            tight = 1 + 6 / row.memory_gb
-            hopes = 1 / row.devices * {MADPIPE: 1.1, PUBLISHED: 1.15}.get(row.scheme, 1.0)
-            period = tight / row.devices * {MADPIPE: 1.2, PUBLISHED: 1.25, CONTIGUOUS: 1.3}.get(row.scheme, 1.8)
-            predicted = {"period_s": period, "first_phase_s": hopes, "one_device_s": 1.0,
-                         "activations": [2 * row.devices - 1, 1]}  # fmt: skip
-            overrides = [f"{key}={value}" for key, value in point.values().items()]
-            found.append(
-                RunRecord("x", "ok", "simulated", predicted=change(row, predicted), manifest={"overrides": overrides})
-            )
-    return found
+from tests.analysis.madpipe.published import Change, records
 
 
 @pytest.fixture(scope="module")

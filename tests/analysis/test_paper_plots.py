@@ -23,7 +23,9 @@ from analysis.torchgpipe import plots as torchgpipe_plots
 from analysis.torchgpipe import sweep_results as torchgpipe_rows
 from harness.core.model_profile import LayerProfile, ModelProfile
 from harness.core.record import RunRecord
-from tests.analysis.papers import test_autoddl, test_madpipe, test_myelin
+from tests.analysis.autoddl.published import as_published
+from tests.analysis.madpipe import published as madpipe_published
+from tests.analysis.myelin import published as myelin_published
 
 FIGURES: dict[str, tuple[str, ...]] = {
     "torchgpipe": ("table1", "table2", "table4", "fig7"),
@@ -38,17 +40,17 @@ def of_myelin(tmp_path_factory: pytest.TempPathFactory) -> myelin_rows.Results:
     folder = tmp_path_factory.mktemp("run")
     ModelProfile((LayerProfile(param_bytes=4),)).save(folder / "profile.json")
     (folder / "metrics.jsonl").write_text('{"loss": 3.5}\n{"loss": 3.0}\n')
-    return myelin_rows.Results(test_myelin.records(folder))
+    return myelin_rows.Results(myelin_published.records(folder))
 
 
 @pytest.fixture(scope="module")
 def of_madpipe() -> madpipe_rows.Results:
-    return madpipe_rows.Results(test_madpipe.records())
+    return madpipe_rows.Results(madpipe_published.records())
 
 
 @pytest.fixture(scope="module")
 def of_autoddl() -> autoddl_rows.Results:
-    return autoddl_rows.Results(test_autoddl.as_published())
+    return autoddl_rows.Results(as_published())
 
 
 def simulated(table: int) -> list[RunRecord]:
