@@ -86,7 +86,7 @@ class FSDPSession(DistributedSession):
 
     def parameter_gradients(self) -> dict[str, Tensor]:
         """Return this rank's shards of the gradients."""
-        found = super().parameter_gradients()
+        found = {name: one.grad for name, one in self.stage.named_parameters() if one.grad is not None}
         return {name: one.to_local() if isinstance(one, DTensor) else one for name, one in found.items()}
 
     def held_tensors(self) -> list[Tensor]:

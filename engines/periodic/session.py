@@ -72,6 +72,10 @@ class PeriodicSession(LocalSession):
     def count_memory(self, meters: Mapping[int, DeviceMemory]) -> None:
         self.queues.counted_by(meters)
 
+    def named_parameters(self) -> dict[str, nn.Parameter]:
+        """Return the parameters that the optimizers own; each update uses up their gradients."""
+        return {name: parameter for stage in self.stages for name, parameter in stage.own.items()}
+
     def local_state(self) -> dict[str, Any]:
         """Return the state with the newest weights."""
         optimizer = dict(ChainMap(*(stage.optimizer_state() for stage in self.stages)))

@@ -80,9 +80,18 @@ def run(case: Case, steps: int = STEPS, start: dict[str, Any] | None = None) -> 
         for batch in batches:
             losses.append(session.step(batch).loss)
             states.append(session.state_dict())
+            check_gradients(session, case)
         return Outcome(losses, states)
 
     return run_session(case.engine, model, case.plan, case.spec, train)
+
+
+def check_gradients(session: Session, case: Case) -> None:
+    """What a session still has of them is named as in the whole model, each in a stage of the plan."""
+    named = dict(case.model.layers().named_parameters())
+    for name in session.parameter_gradients():
+        assert name in named
+        assert session.stage_of(name) in range(len(case.plan.stages))
 
 
 def check_training(case: Case) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import getpass
-import json
 import os
 import random
 import signal
@@ -23,8 +22,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from harness.core.record import RunRecord
-from harness.core.run_files import METRICS, RECORD
-from harness.run import checkpoint_files
+from harness.core.run_files import METRICS
+from harness.run import checkpoint_files, stored_record
 
 ROOT = Path(__file__).resolve().parents[2]
 SHARED, TEMPORARY = Path("/dev/shm"), Path("/tmp")
@@ -104,6 +103,7 @@ class Disturbed:
         self.temporary.mkdir(parents=True)
         self.mark = f"REGATTA_FAULT={os.getpid()}-{time.monotonic_ns()}"
         self.before = _temporary()
+        self.rank = 0
         self.timeout_s = timeout_s()
         typed = [*TINY, *SETTINGS, f"launch.timeout_s={self.timeout_s}", f"out={self.folder}"]
         typed += [f"engine={engine}", *ENGINES[engine], *more]
@@ -167,7 +167,7 @@ class Disturbed:
         names = {path.name for path in self.folder.rglob("*")}
         parts = [name for name in names if ".part" in name or name.startswith((".record", ".error", ".stop"))]
         parts += sorted(names & {"stop", "hang", "rendezvous.json"})
-        record = RunRecord.load(self.folder / RECORD)
+        record = stored_record.load(self.folder)
         kept = checkpoint_files.steps(self.folder)
         return Ending(seconds, code, record, self._error(), leftover + ([] if code < 0 else parts), kept)
 
@@ -210,8 +210,8 @@ def _twice(run: Disturbed, rng: random.Random) -> None:
 def _to_rank(number: int) -> Callable[[Disturbed, random.Random], None]:
     def send(run: Disturbed, rng: random.Random) -> None:
         ranks = run.ranks()
-        run.rank = rng.randrange(len(ranks))  # type: ignore[attr-defined]
-        _signal([ranks[run.rank]], number)  # type: ignore[attr-defined]
+        run.rank = rng.randrange(len(ranks))
+        _signal([ranks[run.rank]], number)
 
     return send
 
@@ -230,8 +230,3 @@ FAULTS: dict[str, Callable[[Disturbed, random.Random], None]] = {
     "STOP group": lambda run, rng: os.killpg(run.worker(), signal.SIGSTOP),
 }
 """What can happen to a run, by name; a rank is drawn at random."""
-
-
-def read(path: Path) -> list[dict[str, object]]:
-    """The lines of metrics.jsonl."""
-    return [json.loads(line) for line in path.read_text().splitlines()]
