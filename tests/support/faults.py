@@ -167,7 +167,9 @@ class Disturbed:
         names = {path.name for path in self.folder.rglob("*")}
         parts = [name for name in names if ".part" in name or name.startswith((".record", ".error", ".stop"))]
         parts += sorted(names & {"stop", "hang", "rendezvous.json"})
-        record = stored_record.load(self.folder)
+        deadline = time.monotonic() + SOON_S  # threads of a process that is killed hold its lock until they have ended
+        while (record := stored_record.load(self.folder)).status == "running" and time.monotonic() < deadline:
+            time.sleep(0.02)
         kept = checkpoint_files.steps(self.folder)
         return Ending(seconds, code, record, self._error(), leftover + ([] if code < 0 else parts), kept)
 
