@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from harness.core.problem import CannotRun, NoPlan, Problem, ProblemError, line, typed
+from harness.core.problem import CannotRun, NoPlan, Problem, ProblemError, advice, typed
 
 Row = tuple[str, Any, list[str]]
 
@@ -38,9 +38,9 @@ def refused(
     return [error.problem] if isinstance(error, NoPlan) else list(error.problems)
 
 
-def texts(problems: Iterable[Problem]) -> list[str]:
-    """Each as one line: for faults of schedules, whose messages name ops and times."""
-    return [line(problem) for problem in problems]
+def faults(problems: Iterable[Problem]) -> list[tuple[str, str]]:
+    """What each is about and what to do: of schedules, whose ops and stages are no keys."""
+    return [(problem.key, advice(problem)) for problem in problems]
 
 
 def replaced(problems: Iterable[Problem]) -> dict[str, list[Any]]:

@@ -114,7 +114,8 @@ def interpretations(plan: Plan) -> Problem:
         f"{meant.formula} is least; as printed, {printed.formula}, nearest to {printed.optimum:.3g}: {_listed(other)}"
     )
     fix: Fix = {"engine.checkpoint_every": other[0]} if len(set(other)) == 1 else {"planner": "uniform"}
-    return Problem("engine.checkpoint_every", "auto", message, (fix,))
+    numbers = {"optimum": meant.optimum, "printed_optimum": printed.optimum}
+    return Problem("engine.checkpoint_every", "auto", message, (fix,), numbers=numbers)
 
 
 def wasted(config: Config, plan: Plan, profile: ModelProfile) -> list[Problem]:

@@ -166,6 +166,7 @@ def _broken(plan: Plan, pattern: Pattern) -> list[Problem]:
             None,
             f"gives a pattern with {tasks[task]} x {Op(*task[:2])} on device {task[2]}, its plan needs {wanted[task]}",
             PLANNERS,
+            numbers={"device": task[2], "found": tasks[task], "needed": wanted[task]},
         )
         for task in wrong[:1]
     ]

@@ -218,10 +218,12 @@ def _overlaps(replay: Replay, duplex: Duplex) -> Iterator[Problem]:
                 reported.add(pair)
                 if len(pair) == 1:
                     took = holder.end_s - holder.start_s
-                    yield op_problem(r.op, f"takes {took:g} s, the period is {period:g} s", "a longer period")
+                    message = f"takes {took:g} s, the period is {period:g} s"
+                    yield op_problem(r.op, message, "a longer period", took_s=took, period_s=period)
                 else:
                     message = f"starts at {r.start_s:g} s, {holder.op} is on {where} until {holder.end_s:g} s"
-                    yield op_problem(r.op, message, "a longer period, or another start")
+                    hint = "a longer period, or another start"
+                    yield op_problem(r.op, message, hint, start_s=r.start_s, until_s=holder.end_s)
             holder = r if r.end_s > holder.end_s else holder
 
 
@@ -237,10 +239,10 @@ def _early(replay: Replay) -> Iterator[Problem]:
             late_s = run_of[dependency].end_s - r.start_s
             if late_s > ROUNDING * period and (key(op), key(dependency)) not in reported:
                 reported.add((key(op), key(dependency)))
-                message = (
-                    f"starts at {r.start_s:g} s, {dependency} of its micro-batch ends at {run_of[dependency].end_s:g} s"
-                )
-                yield op_problem(op, message, f"shift {r.shift + math.ceil(late_s / period - ROUNDING)}")
+                ready_s = run_of[dependency].end_s
+                message = f"starts at {r.start_s:g} s, {dependency} of its micro-batch ends at {ready_s:g} s"
+                hint = f"shift {r.shift + math.ceil(late_s / period - ROUNDING)}"
+                yield op_problem(op, message, hint, start_s=r.start_s, ready_s=ready_s)
 
 
 def _overfull(replay: Replay, stored: ByNumber, fixed: ByNumber, limits: ByNumber | int) -> Iterator[Problem]:
@@ -251,4 +253,6 @@ def _overfull(replay: Replay, stored: ByNumber, fixed: ByNumber, limits: ByNumbe
         if held > limit:
             always = f"{fixed[device]:,} of them all the time"
             message = f"holds {held:,} bytes at {at_s:g} s, {always}, its limit is {limit:,}"
-            yield Problem(f"device {device}", None, message, hint="a longer period, or other stages on it")
+            numbers: dict[str, float] = {"needed_bytes": held, "available_bytes": limit}
+            hint = "a longer period, or other stages on it"
+            yield Problem(f"device {device}", None, message, hint=hint, numbers=numbers)

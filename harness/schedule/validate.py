@@ -19,36 +19,41 @@ SHOWN = 12
 
 
 def find_cycle(schedule: Schedule) -> list[Problem]:
-    """Finds ops that wait for each other: a problem that names the ops of one cycle, each before the one that waits for
-    it.
+    """Finds ops that wait for each other: a problem that names the ops of one `cycle`, or an empty list."""
+    if not (found := cycle(schedule)):
+        return []
+    ops, queues = found
+    names = ["all outputs" if op is None else str(op) for op in ops]
+    if len(names) > SHOWN:
+        names[SHOWN // 2 : -SHOWN // 2] = [f"({len(names) - SHOWN} more)"]
+    hint = f"another order in {' or '.join(queues)}" if queues else "a limit of at least 1"
+    message = f"waits for itself: {' -> '.join([*names, names[0]])}"
+    return [op_problem(next(op for op in ops if op is not None), message, hint)]
 
-    Returns an empty list if there is none. An op waits for the ops that it depends on, and for the previous one in a
-    queue with a fixed order. Raises ValueError for an op that is listed twice in one queue.
+
+def cycle(schedule: Schedule) -> tuple[list[Op | None], list[str]] | None:
+    """Returns ops that wait for each other, each before the one that waits for it (None: all outputs), and the queues
+    whose order is a part of it; None if there are none.
+
+    An op waits for the ops that it depends on, and for the previous one in a queue with a fixed order. Raises
+    ValueError for an op that is listed twice in one queue.
     """
     graph = build_graph(schedule)
     orders = [c for queue, nodes in zip(schedule.queues, graph.queues, strict=True) for c in chains(queue, nodes)]
     stuck = _stuck(graph, orders)
     if not stuck:
-        return []
+        return None
     before = {node: [node_before for node_before in graph.before[node] if node_before in stuck] for node in stuck}
     for node_before, following in (step for order in orders for step in pairwise(order)):
         if node_before in stuck and following in stuck:
             before[following].append(node_before)
     nodes = _shortest(_node_of_cycle(before), before)
-    names = ["all outputs" if node == graph.barrier else str(graph.ops[node]) for node in nodes]
-    if len(names) > SHOWN:
-        names[SHOWN // 2 : -SHOWN // 2] = [f"({len(names) - SHOWN} more)"]
-    first = next(node for node in nodes if node != graph.barrier)
-    op = graph.ops[first]
-    queues = " or ".join(_queues(schedule, graph, nodes))
-    hint = f"another order in {queues}" if queues else "a limit of at least 1"
-    message = f"waits for itself: {' -> '.join([*names, names[0]])}"
-    return [op_problem(op, message, hint)]
+    return [None if node == graph.barrier else graph.ops[node] for node in nodes], _queues(schedule, graph, nodes)
 
 
-def op_problem(op: Op, message: str, hint: str) -> Problem:
-    """Returns a problem of an op, named with its stage."""
-    return Problem(f"{op} of stage {op.stage}", None, message, hint=hint)
+def op_problem(op: Op, message: str, hint: str, **numbers: float) -> Problem:
+    """Returns a problem of an op, named with its stage; `numbers` are those of the message."""
+    return Problem(f"{op} of stage {op.stage}", None, message, hint=hint, numbers=numbers)
 
 
 def _stuck(graph: Graph, orders: Sequence[Sequence[int]]) -> set[int]:

@@ -114,11 +114,11 @@ def test_patterns_that_are_not_those_of_the_plan() -> None:
     twice = replace(good, pattern=replace(good.pattern, ops=(*ops, ops[0])))
     away = replace(good, pattern=replace(good.pattern, ops=(replace(ops[0], device=1), *ops[1:])))
     weights = replace(good, pattern=replace(good.pattern, ops=(*ops, Placed(Op(1, "W", 0), 1, 0, 9))))
-    assert [problems(wrong)[0].message for wrong in (without, twice, away, weights)] == [
-        "gives a pattern with 0 x 0B on device 0, its plan needs 1",
-        "gives a pattern with 2 x 0F on device 0, its plan needs 1",
-        "gives a pattern with 1 x 0F on device 1, its plan needs 0",
-        "gives a pattern with 1 x 1W on device 1, its plan needs 0",
+    assert [problems(wrong)[0].numbers for wrong in (without, twice, away, weights)] == [
+        {"device": 0, "found": 0, "needed": 1},
+        {"device": 0, "found": 2, "needed": 1},
+        {"device": 1, "found": 1, "needed": 0},
+        {"device": 1, "found": 1, "needed": 0},
     ]
 
 

@@ -55,7 +55,6 @@ def test_scan_names_the_file_that_is_wrong(tmp_path: Path) -> None:
         registry.scan(tmp_path)
     (problem,) = caught.value.problems
     assert problem.key == str(tmp_path / "planners/odd.py")
-    assert "has no function build" in problem.message
 
 
 def test_a_plugin_that_is_not_python_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,7 +67,6 @@ def test_a_plugin_that_is_not_python_is_named(tmp_path: Path, monkeypatch: pytes
         registry.schemas.__wrapped__()
     (problem,) = caught.value.problems
     assert problem.key == str(tmp_path / "planners/odd_planner.py")
-    assert "line 2 is not Python" in problem.message
 
 
 def test_what_is_here() -> None:
