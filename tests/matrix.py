@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import itertools
 import re
-import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -24,13 +24,18 @@ from engines.deepspeed.engine import STAGES
 from engines.torch_pipelining.engine import SCHEDULES
 from harness.config import registry
 from harness.core import files
-from harness.core.record import EXIT_CODES
+from harness.core.problem import advice
+from harness.core.record import RunRecord
+from harness.sweep import run_point
+from harness.sweep.live_table import Row
+from harness.sweep.points import Point
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "matrix.md"
 SMALL = ("steps=1", "warmup=0", "batch.size=8", "batch.micro_batches=2", "tracker=none", "cluster.devices=4")
 WORKERS = 2
-PATIENCE_S = 300.0
+COMPOSING = threading.Lock()
+"""Hydra composes one configuration at a time."""
 
 Choice = tuple[str, ...]
 """Some of a run's keys."""
@@ -109,32 +114,26 @@ def of_products() -> Iterable[Choice]:
 
 
 def run(cell: Choice) -> End:
-    """Run it, in a folder of its own."""
+    """Run it, in a folder of its own, as a point of a sweep."""
+    row = Row(Point.of([*" ".join(cell).split(), *SMALL]))
+    with COMPOSING:
+        config = run_point.composed(row.point)
+    if isinstance(config, RunRecord):
+        return end(config)
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "run.py", *" ".join(cell).split(), *SMALL, f"out={folder}"]
-        try:
-            ended = subprocess.run(
-                command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=PATIENCE_S, text=True
-            )
-        except subprocess.TimeoutExpired:
-            return End("timeout", f"no end in {PATIENCE_S:g} s")
-    return end(ended.returncode, ended.stdout)
+        run_point.run_point(row, Path(folder) / "run", config)
+    assert row.record is not None
+    return end(row.record)
 
 
-def end(code: int, printed: str) -> End:
-    """What a run's output means: refusals are lines "key   message   -> fix" under one that ends in "cannot run:".
-
-    Any other failure is the line "...: STATUS: reason".
-    """
-    lines = [line.strip() for line in printed.splitlines() if line.strip()] or ["it said nothing"]
-    if code == EXIT_CODES["ok"]:
+def end(record: RunRecord) -> End:
+    """How a run ended; of a refusal the first problem."""
+    if record.status == "ok":
         return End("ok")
-    heads = [number for number, line in enumerate(lines[:-1]) if line.endswith("cannot run:")]
-    if code == EXIT_CODES["infeasible"] and heads:
-        key, *rest = re.split(" {3,}", lines[heads[0] + 1])
-        return End("infeasible", f"{key}: {' '.join(rest)}" if rest else key)
-    ends = [line for line in lines if any(f": {status}: " in line for status in EXIT_CODES)]
-    return End(f"exit code {code}", [*lines[-1:], *ends][-1])
+    if record.status == "infeasible" and record.problems:
+        problem, fixes = record.problems[0], advice(record.problems[0])
+        return End("infeasible", f"{problem.subject}: {problem.message}" + (f" -> {fixes}" if fixes else ""))
+    return End(record.status, record.reason)
 
 
 def page(engines: Mapping[Choice, End], planners: Mapping[Choice, End], products: Mapping[Choice, End]) -> str:

@@ -5,40 +5,37 @@ from __future__ import annotations
 import pytest
 
 from harness.config import registry
+from harness.core.problem import Problem
+from harness.core.record import RunRecord
 from tests import matrix
 from tests.matrix import CUT, End
 
-REFUSED = """\
-planning  failed after 1.6 ms
-engine=single model=mlp cannot run:
-  mesh.pipeline 2      engine=single has no pipeline stages   -> mesh.pipeline=1
-  mesh.data 2          engine=single has no replicas          -> mesh.data=1
-the earlier run in runs/x is kept
-"""
-FAILED = """\
-starting  failed after 13.49 s
-engine=deepspeed model=mlp: error: AssertionError: must provide optimizer
-the ranks' output: runs/x/log
-"""
+NO_STAGES = Problem("mesh.pipeline", 2, "engine=single has no pipeline stages", ({"mesh.pipeline": 1},))
+NO_REPLICAS = Problem("mesh.data", 2, "engine=single has no replicas", ({"mesh.data": 1},))
 
 
 @pytest.mark.parametrize(
-    ("code", "printed", "ended"),
+    ("record", "ended"),
     [
-        (0, "gpipe mlp: ok, 793 samples/s\n", End("ok")),
+        (RunRecord("x", "ok"), End("ok")),
         (
-            2, REFUSED,
+            RunRecord("x", "infeasible", problems=(NO_STAGES, NO_REPLICAS)),
             End("infeasible", "mesh.pipeline 2: engine=single has no pipeline stages -> mesh.pipeline=1"),
         ),
-        (2, "run.py: unknown option\n", End("exit code 2", "run.py: unknown option")),
-        (1, FAILED, End("exit code 1", "engine=deepspeed model=mlp: error: AssertionError: must provide optimizer")),
-        (1, REFUSED, End("exit code 1", "the earlier run in runs/x is kept")),
-        (-9, "", End("exit code -9", "it said nothing")),
+        (RunRecord("x", "error", reason="AssertionError: no"), End("error", "AssertionError: no")),
+        (RunRecord("x", "timeout", reason="no progress"), End("timeout", "no progress")),
     ],
-)  # fmt: skip
-def test_how_a_run_ended(code: int, printed: str, ended: End) -> None:
-    assert matrix.end(code, printed) == ended
+)
+def test_how_a_run_ended(record: RunRecord, ended: End) -> None:
+    assert matrix.end(record) == ended
     assert ended.broken == (ended.status not in ("ok", "infeasible"))
+
+
+def test_cells_that_are_refused_and_that_run() -> None:
+    """The first is refused before anything starts, the second trains."""
+    refused = matrix.run(("engine=single", "planner=balance", "model=mlp", "mesh.pipeline=2", "mesh.data=1"))
+    assert refused.status == "infeasible" and refused.said.endswith("-> mesh.pipeline=1")
+    assert matrix.run(("engine=single", "planner=balance", "model=mlp", "mesh.pipeline=1", "mesh.data=1")) == End("ok")
 
 
 def test_models_that_end_the_same_way_share_a_row_and_equal_words_a_note() -> None:

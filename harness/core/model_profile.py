@@ -245,8 +245,8 @@ class ModelProfile(Document):
 
 LARGEST = 10**15
 """Largest bytes (a petabyte); a larger value is a mistake, and would overflow sums."""
-LARGEST_OF = {"flops": 1e21, "recomputed_flops": 1e21, "forward_s": 1e6, "backward_s": 1e6}
-"""Largest values of other fields of a layer; more seconds would leave nothing of the times next to them."""
+LARGEST_OF = {"flops": 1e21, "recomputed_flops": 1e21}
+"""Largest values of other fields of a layer."""
 
 
 def _check(what: str, value: float, largest: float = LARGEST) -> None:

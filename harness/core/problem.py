@@ -52,7 +52,13 @@ class Problem:
     @property
     def statement(self) -> str:
         """Key, value and message in a line: "mesh.pipeline 16 needs 16 devices, the cluster has 8"."""
-        return f"{_subject(self)} {self.message}"
+        return f"{self.subject} {self.message}"
+
+    @property
+    def subject(self) -> str:
+        """Key and value: "mesh.pipeline 16"; texts without quotes, except for an empty one."""
+        shown = self.value if isinstance(self.value, str) and self.value else spelled(self.value)
+        return self.key if self.value is None else f"{self.key} {shown}"
 
 
 class CannotRun(Exception):
@@ -172,7 +178,7 @@ def spelled(value: Any) -> str:
 def table(problems: Sequence[Problem], title: str) -> str:
     """The problems as an aligned table under one heading; fixes that do not fit into WIDTH columns stand below,
     and messages are wrapped."""
-    rows = [(_subject(problem), problem.message, advice(problem)) for problem in problems]
+    rows = [(problem.subject, problem.message, advice(problem)) for problem in problems]
     subjects, messages, fixes = (max((len(row[column]) for row in rows), default=0) for column in range(3))
     lines = [f"{title} cannot run:"]
     if subjects + messages + fixes + len("     " + "   -> ") <= WIDTH:
@@ -198,16 +204,9 @@ def note(problem: Problem) -> str:
 def line(problem: Problem) -> str:
     """A problem in one line, with its fixes."""
     fixes = advice(problem)
-    return f"{_subject(problem)}   {problem.message}" + (f"   -> {fixes}" if fixes else "")
+    return f"{problem.subject}   {problem.message}" + (f"   -> {fixes}" if fixes else "")
 
 
 def advice(problem: Problem) -> str:
     """All fixes and the hint: "mesh.pipeline=2, or cluster.devices=4"; "" if there are none."""
     return ", or ".join(filter(None, [*map(typed, problem.fixes), problem.hint]))
-
-
-def _subject(problem: Problem) -> str:
-    """Key and value: "mesh.pipeline 16"; texts without quotes, but for an empty one."""
-    value = problem.value
-    shown = value if isinstance(value, str) and value else spelled(value)
-    return problem.key if value is None else f"{problem.key} {shown}"
