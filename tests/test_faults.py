@@ -1,4 +1,4 @@
-"""Every engine, disturbed in every way while it trains: it ends soon, says truly how, and leaves nothing behind.
+"""Every engine, disturbed in every way while it trains: it ends soon, says truly how, and leaves nothing over.
 
 The cells here have each engine and each fault once; `make soak` runs all of them (`ARGS="faults and gpipe"`: some).
 REGATTA_FAULTS_SEED chooses other moments.
