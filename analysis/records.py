@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from analysis import record_archive, run_artifacts
+from analysis import record_archive, record_shape, run_artifacts
 from analysis.record_archive import Reading
 from analysis.run_artifacts import ORIGIN
 from harness.config.registry import ROOT
@@ -221,6 +221,7 @@ def _record(place: str, read: Callable[[], Any]) -> RunRecord:
     """Raises SchemaError for anything else."""
     try:
         record = RunRecord.from_json(read())
+        record_shape.check(record)
     except SchemaError:
         raise
     except Exception as error:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import gzip
 import json
 import os
 from collections.abc import Iterator
@@ -14,7 +16,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import run
+from analysis import dataframe, paper_cli, records, run_folders
+from analysis.paper_pages import PAGES
 from harness.cli import compose
+from harness.config.registry import ROOT
 from harness.core.record import EXIT_CODES, RunRecord
 from harness.core.run_files import LOG, RECORD
 from harness.launch import supervisor
@@ -63,6 +68,42 @@ def write_profile(folder: str, content: Any) -> str:
     path = Path(folder, "profile.json")
     path.write_text(content if isinstance(content, str) else json.dumps(content), encoding="utf-8", errors="replace")
     return f"profile={path}"
+
+
+@functools.cache
+def documents() -> dict[str, list[bytes]]:
+    """Of some committed archives of each paper the first records."""
+    names = [f"{paper}_*" for paper in PAGES]
+    archives = sorted(path for name in names for path in (ROOT / "analysis/results/records").glob(f"{name}.jsonl.gz"))
+    small = [path for path in archives if path.stat().st_size < 100_000]
+    return {path.name: gzip.decompress(path.read_bytes()).splitlines()[:6] for path in small}
+
+
+@pytest.mark.timeout(600)
+@given(st.data(), st.sampled_from(["page", "frame", "titles"]))
+@cases(120)
+def test_records(data: st.DataObject, what: str) -> None:
+    """Broken ones are skipped by name, whatever is broken, and the others are shown."""
+    name = data.draw(st.sampled_from(sorted(documents())))
+    content = [json.loads(line) for line in documents()[name]]
+    broken = data.draw(st.lists(st.integers(0, len(content) - 1), min_size=1, max_size=3, unique=True))
+    for number in broken:
+        content[number] = data.draw(fuzz.mutated(content[number]))
+    with TemporaryDirectory() as folder:
+        for number, document in enumerate(content):
+            path = Path(folder, str(number), RECORD)
+            path.parent.mkdir()
+            path.write_text(json.dumps(document), encoding="utf-8")
+        loaded = records.load([folder])
+        assert len(loaded.records) + len(loaded.skipped) >= len(content) - len(broken)
+        assert {one.place for one in loaded.skipped} <= {str(Path(folder, str(number))) for number in broken}
+        if what == "page":
+            page = PAGES[name.partition("_")[0]]
+            assert paper_cli.main(page, [folder, "--format", "html"]) in (0, 2)
+        elif what == "frame":
+            dataframe.runs(loaded.records), dataframe.devices(loaded.records)
+        elif loaded.records:
+            run_folders.titled(run_folders.load(Path(folder)))
 
 
 @pytest.mark.timeout(600)

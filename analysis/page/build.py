@@ -117,5 +117,5 @@ def _file(name: str) -> Markup:
 
 
 def _json(value: Any) -> Markup:
-    """Escape a value for a script element, which ends at the first "</"."""
-    return Markup(json.dumps(value, separators=(",", ":")).replace("</", "<\\/"))
+    """Escape a value for a script element, in which "</script", and "<script" after "<!--", are more than text."""
+    return Markup(json.dumps(value, separators=(",", ":")).replace("<", "\\u003c"))
