@@ -69,7 +69,9 @@ def _given(records: Sequence[RunRecord]) -> dict[str, str]:
     """The keys that any record's overrides give, in order of appearance, each with its column's name."""
     texts = dict.fromkeys(text for record in records for text in record.manifest.get("overrides", []))
     of_point = key_of(texts)
-    keys = dict.fromkeys(text.lstrip("+").partition("=")[0] for text in texts if text in of_point and text[0] != "~")
+    keys = dict.fromkeys(
+        text.lstrip("+").partition("=")[0] for text in texts if text in of_point and not text.startswith("~")
+    )
     taken = {*COLUMNS, *LAST}
     return {key: f"chosen.{key}" if key in taken else key for key in keys if key not in GROUPS}
 

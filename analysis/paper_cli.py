@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 from rich.console import Console
 
-from analysis import pack, records, report
+from analysis import pack, record_shape, records, report
 from analysis.claim_check import Verdict
 from analysis.plots import style
 from analysis.records import sweep_command
@@ -50,7 +50,7 @@ class Page(Generic[Results]):
     def load(self, sources: Sequence[str] = ()) -> records.Loaded:
         """The records of `sources`; by default those of the committed archives and of runs/. Raises CannotRun."""
         folders = [folder for name in self.sweeps if (folder := pack.RUNS / name).is_dir()]
-        return records.load(sources or [*pack.archives_of_sweeps(self.sweeps), *folders])
+        return records.load(sources or [*pack.archives_of_sweeps(self.sweeps), *folders], record_shape.check_complete)
 
 
 def main(page: Page[Results], arguments: Sequence[str]) -> int:

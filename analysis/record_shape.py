@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import types
 import typing
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -37,7 +38,7 @@ FIGURES: dict[str, Any] = {
     "peaks": tuple[dict[str, Any], ...],
     "tuned": dict[str, Any],
     "baselines": dict[str, Any],
-    "products": dict[str, Any],
+    "products": dict[str, dict[str, Any]],
     "finished": bool,
 }
 """Of `metrics` and `predicted`, measured, simulated or planned."""
@@ -57,11 +58,8 @@ PLAN: dict[str, Any] = {
     "strategy": dict[str, tuple[int, ...]],
     "recompute": str,
 }
-NEEDED = ("mode", "batch", "mesh", "profile")
-"""Of a configuration, in addition to the groups: what identifies a run."""
 MEASURED = ("step_time_s", "throughput")
-"""What a run or a simulation that ended well has among its metrics, as a number; the next three are there, too."""
-THERE = ("peak_memory_bytes", "phases_s", "bubble_fraction")
+"""What a run or a simulation that ended well has among its metrics, as a number."""
 TUNED = ("data", "pipeline", "tensor", "micro_batch", "micro_batches", "candidates", "closed_form_step_time_s")
 CALIBRATED = ("alpha_s", "bandwidth_gb_s")
 PERIODS = ("period_s", "one_device_s")
@@ -73,7 +71,7 @@ PLANNED = {
 """By planner, what a plan predicts, as a number."""
 
 
-def check(record: RunRecord) -> None:
+def check_types(record: RunRecord) -> None:
     """Raise SchemaError for the first field that has another type than those that read it expect."""
     _known(FIGURES, record.metrics, "metrics")
     _known(FIGURES, record.predicted, "predicted")
@@ -86,17 +84,27 @@ def check(record: RunRecord) -> None:
             raise SchemaError(f"plan.mesh: expected degrees of at least 1, got {str(mesh)[:80]!r}")
     if record.config:
         _config(record.config)
-        if record.status == "ok":
-            _complete(record)
 
 
-def _complete(record: RunRecord) -> None:
-    """What a record of its mode has that ended well."""
-    mode, metrics = record.config["mode"], record.metrics
+def check_identified(record: RunRecord) -> None:
+    """Raise SchemaError for a configuration that lacks what is in a title; a run that was not composed has none."""
+    if record.config:
+        _needs(("mode", "profile", "engine", "model", "cluster"), record.config, "config")
+
+
+def check_complete(record: RunRecord) -> None:
+    """Raise SchemaError for a record that ended well and lacks what the tables of a paper read."""
+    check_identified(record)
+    if record.status != "ok":
+        return
+    _needs(("batch", "mesh", "planner"), record.config, "config")
+    mode, metrics, planner = record.config["mode"], record.metrics, record.config["planner"]["name"]
+    for key, value in (("mode", mode), ("planner", planner)):
+        if f"{key}={value}" not in (given := _given(record, key)) and given:
+            raise SchemaError(f"config.{key}: expected {given[-1]}, got {value!r}")
     if mode in ("run", "simulate"):
         _numbers(MEASURED, metrics, "metrics")
-        if missing := [name for name in THERE if name not in metrics]:
-            raise SchemaError(f"metrics.{missing[0]}: expected a value or null, got nothing")
+        _needs(("peak_memory_bytes", "phases_s", "bubble_fraction"), metrics, "metrics")
     if mode == "run":
         ratios = decode(dict[str, Any], metrics.get("predicted_over_measured"), "metrics.predicted_over_measured")
         kinds = {"step_time_s": Number, "peak_memory_bytes": Numbers}
@@ -105,11 +113,26 @@ def _complete(record: RunRecord) -> None:
         _numbers(TUNED, decode(dict[str, Any], metrics.get("tuned"), "metrics.tuned"), "metrics.tuned")
     if mode == "calibrate":
         _numbers(CALIBRATED, metrics, "metrics")
-        decode(str, metrics.get("weights"), "metrics.weights")
-    if mode == "plan":
-        _numbers(PLANNED.get(record.config["planner"]["name"], ()), record.predicted, "predicted")
-    if mode in ("plan", "run", "simulate", "tune") and not (record.plan or {}).get("mesh"):
-        raise SchemaError("plan.mesh: expected its degrees, got nothing")
+        weights = decode(str, metrics.get("weights"), "metrics.weights")
+        for name in ("r2", "r2_large"):
+            _numbers([weights], decode(dict[str, Any], metrics.get(name), f"metrics.{name}"), f"metrics.{name}")
+    if mode in ("plan", "run", "simulate", "tune"):
+        _needs(("mesh",), record.plan or {}, "plan")
+        _numbers(PLANNED.get(planner, ()), record.predicted, "predicted")
+    if mode == "plan" and planner in ("autoddl", "strategies"):
+        _needs(("products",), record.predicted, "predicted")
+
+
+def _needs(names: Iterable[str], values: Mapping[str, Any], path: str) -> None:
+    """A value of each name, or null."""
+    for name in names:
+        if name not in values:
+            raise SchemaError(f"{path}.{name}: expected a value, got nothing")
+
+
+def _given(record: RunRecord, key: str) -> list[str]:
+    """The overrides of a key."""
+    return [text for text in record.manifest.get("overrides", ()) if text.startswith(f"{key}=")]
 
 
 def _numbers(names: Iterable[str], values: Mapping[str, Any], path: str) -> None:
@@ -126,14 +149,16 @@ def _known(kinds: Mapping[str, Any], values: Mapping[str, Any], path: str) -> No
 def _config(config: dict[str, Any]) -> None:
     """Each key has the type that a configuration gives it, where it has that key still; each group has its name."""
     for name, kind in _kinds(Config).items():
+        if name not in config:
+            continue
         if name in registry.GROUPS:
-            group = decode(dict[str, Any], config.get(name), f"config.{name}")
+            group = decode(dict[str, Any], config[name], f"config.{name}")
             plugin = decode(str, group.get("name"), f"config.{name}.name")
             schema = registry.schemas().get((name, name if name in registry.SCHEMAS else plugin))
             if schema:
                 _fields(schema, group, f"config.{name}")
-        elif name in config or name in NEEDED:
-            _field(kind, config.get(name), f"config.{name}")
+        else:
+            _field(kind, config[name], f"config.{name}")
 
 
 def _fields(kind: type, values: dict[str, Any], path: str) -> None:
@@ -146,7 +171,15 @@ def _field(kind: Any, value: Any, path: str) -> None:
     if dataclasses.is_dataclass(kind):
         _fields(typing.cast(type, kind), decode(dict[str, Any], value, path), path)
     else:
-        decode(kind, value, path)
+        if type(value) not in _exact(kind):
+            decode(kind, value, path)
+
+
+@functools.cache
+def _exact(kind: Any) -> frozenset[type]:
+    """The types of values that need no closer look: there are thousands of records with dozens of keys each."""
+    either = typing.get_origin(kind) in (typing.Union, types.UnionType)
+    return frozenset(typing.get_args(kind) if either else (kind,)) & {str, bool, float, type(None)}
 
 
 @functools.cache
@@ -154,6 +187,8 @@ def _kinds(kind: type) -> dict[str, Any]:
     """The type of each key of a dataclass, as JSON has it."""
     hints = typing.get_type_hints(kind)
     lists = {
-        name: tuple[*typing.get_args(hint), ...] for name, hint in hints.items() if typing.get_origin(hint) is list
+        name: types.GenericAlias(tuple, (*typing.get_args(hint), ...))
+        for name, hint in hints.items()
+        if typing.get_origin(hint) is list
     }
     return {field.name: (hints | lists)[field.name] for field in dataclasses.fields(kind) if field.name != "defaults"}

@@ -30,6 +30,7 @@ RESULTS = ("infeasible", "ok")
 WANDB = "wandb:"
 _WANDB_TIMEOUT_S = 30
 Key = TypeVar("Key")
+Check = Callable[[RunRecord], None]
 
 
 @dataclass(frozen=True)
@@ -74,12 +75,13 @@ class Loaded:
             yield f"{sum(self.counts[source] for source in sources)} from {place}{several}"
 
 
-def load(sources: Iterable[Path | str]) -> Loaded:
+def load(sources: Iterable[Path | str], also: Check = lambda record: None) -> Loaded:
     """The records in folders and right below them, in archives (*.jsonl.gz), and of W&B (wandb:FOLDER,
     wandb:ENTITY/PROJECT).
 
-    A file that is no record is skipped, and so is W&B if it cannot be reached. A run that is in several sources counts
-    in the first one. Raises CannotRun for all files and folders that do not exist, at once.
+    A file that is no record is skipped, as is a record with broken fields, one of which `also` raises SchemaError, and
+    W&B if it cannot be reached. A run that is in several sources counts in the first one. Raises CannotRun for all
+    files and folders that do not exist, at once.
     """
     names = [str(source) for source in sources]
     refuse([problem for name in names if (problem := _missing(name))], "this analysis")
@@ -87,7 +89,7 @@ def load(sources: Iterable[Path | str]) -> Loaded:
     counts: dict[str, int] = {}
     skipped: list[Skipped] = []
     for name in names:
-        records, skipped_here = _of_source(name)
+        records, skipped_here = _of_source(name, also)
         known = {record.id for record in loaded}
         new = [record for record in records if record.id not in known]
         counts[name] = len(new)
@@ -158,14 +160,14 @@ def _missing(name: str) -> Problem | None:
     return None if exists else Problem(name, None, "does not exist", hint=sweep_command(path.name))
 
 
-def _of_source(name: str) -> tuple[list[RunRecord], list[Skipped]]:
+def _of_source(name: str, also: Check) -> tuple[list[RunRecord], list[Skipped]]:
     records: list[RunRecord] = []
     skipped: list[Skipped] = []
     try:
         folder = Path(name).is_dir()
         for place, read in _readings(name):
             try:
-                record = _record(place, read)
+                record = _record(place, read, also)
                 records.append(with_true_status(record, Path(place)) if folder else record)
             except SchemaError as error:
                 skipped.append(Skipped(place, str(error)))
@@ -217,11 +219,12 @@ def _wandb_downloaded(run: Any) -> Any:
         return run_artifacts.whole(record).to_json()
 
 
-def _record(place: str, read: Callable[[], Any]) -> RunRecord:
+def _record(place: str, read: Callable[[], Any], also: Check) -> RunRecord:
     """Raises SchemaError for anything else."""
     try:
         record = RunRecord.from_json(read())
-        record_shape.check(record)
+        record_shape.check_types(record)
+        also(record)
     except SchemaError:
         raise
     except Exception as error:

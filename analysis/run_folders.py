@@ -12,7 +12,7 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from analysis import records
+from analysis import record_shape, records
 from analysis.run_artifacts import ORIGIN
 from harness.config import overrides as config_overrides
 from harness.core.problem import Problem, ProblemError
@@ -67,7 +67,7 @@ def load(folder: Path) -> list[Run]:
     if not records.in_folder(folder):
         what = "is neither a run's nor a sweep's: it has no" if folder.is_dir() else "is no folder with a"
         raise NoRun(Problem(str(folder), None, f"{what} {RECORD}", hint=RUN_FOLDER))
-    loaded = records.load([folder])
+    loaded = records.load([folder], record_shape.check_identified)
     if not loaded.records:
         skipped = "; ".join(f"{one.place}: {one.why}" for one in loaded.skipped)
         raise NoRun(Problem(str(folder), None, f"holds no record that can be read: {skipped}"))

@@ -35,7 +35,7 @@ class SchemaError(ValueError):
 def parse(text: str | bytes) -> Any:
     """Returns the values of a JSON text. Raises SchemaError for every text that is none, or is too deep."""
     try:
-        value = json.loads(text, parse_int=_whole)
+        value = json.loads(text, parse_int=_whole, parse_constant=_not_finite)
     except SchemaError:
         raise
     except (ValueError, RecursionError) as error:  # ValueError: also bytes that are no text
@@ -52,6 +52,10 @@ def _whole(digits: str) -> int:
     if len(digits) > MOST_DIGITS:
         raise SchemaError(f"holds a number of {len(digits)} digits")
     return int(digits)
+
+
+def _not_finite(name: str) -> float:
+    raise SchemaError(f"is not JSON: it holds {name}")
 
 
 def _below(value: dict[str, Any] | list[Any]) -> Iterable[Any]:
@@ -81,9 +85,9 @@ def finite(value: Any) -> Any:
 
 def decode(kind: Any, value: Any, path: str = "") -> Any:
     """Inverts `encode`, checked against the type hint `kind`. Raises SchemaError."""
-    origin = typing.get_origin(kind)
     if kind is Any:
         return value
+    origin = typing.get_origin(kind)
     if dataclasses.is_dataclass(kind):
         return _decode_dataclass(typing.cast(type, kind), value, path)
     if origin in (typing.Union, types.UnionType):
@@ -93,6 +97,8 @@ def decode(kind: Any, value: Any, path: str = "") -> Any:
     if origin is dict:
         _expect(isinstance(value, dict), path, "an object", value)
         key_kind, item_kind = typing.get_args(kind)
+        if key_kind is str and item_kind is Any:
+            return dict(value)
         return {key_kind(k): decode(item_kind, v, f"{path}.{k}") for k, v in value.items()}
     if origin is typing.Literal:
         _expect(value in typing.get_args(kind), path, f"one of {', '.join(map(str, typing.get_args(kind)))}", value)

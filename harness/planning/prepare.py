@@ -84,16 +84,27 @@ class Ground:
     origin: str
 
 
-def ground(config: DictConfig, overrides: Sequence[str], folder: Path, progress: Progress) -> Ground:
-    """Cluster and profile alone: no engine and no planner has a say. Writes `profile.json`; raises as `prepare`."""
-    return _Preparation(config, overrides, folder, progress).ground()
+def ground(
+    config: DictConfig, overrides: Sequence[str], folder: Path, progress: Progress, ahead: Sequence[DictConfig] = ()
+) -> Ground:
+    """Cluster and profile alone: no engine and no planner has a say. Writes `profile.json`; raises as `prepare`.
+
+    Profiles of `ahead` may be made and cached in the same process."""
+    return _Preparation(config, overrides, folder, progress, ahead).ground()
 
 
 class _Preparation:
-    def __init__(self, config: DictConfig, overrides: Sequence[str], folder: Path, progress: Progress) -> None:
+    def __init__(
+        self,
+        config: DictConfig,
+        overrides: Sequence[str],
+        folder: Path,
+        progress: Progress,
+        ahead: Sequence[DictConfig] = (),
+    ) -> None:
         self.config, self.overrides, self.folder, self.progress = config, overrides, folder, progress
         self.title = title(config, overrides)
-        self.profiles = Profiles(config, overrides, folder, progress)
+        self.profiles = Profiles(config, overrides, folder, progress, ahead)
         self.machine = _stored_machine(config)
         self.problems: list[Problem] = []
 

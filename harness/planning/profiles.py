@@ -7,7 +7,7 @@ counted on the meta device  (cache, worker)-'
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -38,13 +38,23 @@ BUSY = 1.2
 class Profiles:
     """The profile of one run; `folder` is the run's, `here` the device that measures.
 
+    A worker that is started for it may make those of `ahead`, configurations of later runs, too.
+
     `found` says where the profile is from and how old it is, once it is there: "made here 3 min ago, cached (...)".
     """
 
     found = ""
 
-    def __init__(self, config: DictConfig, overrides: Sequence[str], folder: Path, progress: Progress) -> None:
+    def __init__(
+        self,
+        config: DictConfig,
+        overrides: Sequence[str],
+        folder: Path,
+        progress: Progress,
+        ahead: Sequence[DictConfig] = (),
+    ) -> None:
         self.config, self.overrides, self.folder, self.progress = config, overrides, folder, progress
+        self.ahead = ahead
         self.title = config_overrides.title(config, overrides)
 
     def raw(self, origin: Origin, here: Device | None) -> ModelProfile:
@@ -129,8 +139,17 @@ class Profiles:
         samples = mesh.micro_batch(self.config)
         phase, action = ("counting", "count") if origin == "counted" else ("profiling", "profile")
         self.progress.phase(phase, f"{self.title}, micro-batches of {samples}{self.why_here(origin)}")
-        supervisor.run_worker(self.folder, self.title, self.config.launch.timeout_s, action, str(samples))
+        supervisor.run_worker(
+            self.folder, self.title, self.config.launch.timeout_s, action, str(samples), *self.later(origin)
+        )
         return ModelProfile.load(self.folder / PROFILE)
+
+    def later(self, origin: Origin) -> Iterator[str]:
+        """What the worker may make ahead: "8=FILE" for micro-batches of 8, for each that is not in the cache."""
+        for config in self.ahead:
+            other = Profiles(config, self.overrides, self.folder, self.progress)
+            if not other.is_there(origin):
+                yield f"{mesh.micro_batch(config)}={other.place(origin)}"
 
     def why_here(self, origin: Origin) -> str:
         """Profiling may take minutes, and the times are not the cluster's: why, where the user did not ask for it."""

@@ -5,6 +5,8 @@ Each task reads config.yaml in the run's folder and writes its result there.
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,39 +18,66 @@ from harness.core.memory_model import DTYPE_BYTES
 from harness.core.model_profile import ModelProfile
 from harness.core.problem import LEAVE_OUT, CannotRun, Problem
 from harness.core.run_files import MACHINE, PROFILE, TIMINGS
-from harness.host import devices
+from harness.host import devices, profile_cache
 from harness.interfaces import Model
 
 if TYPE_CHECKING:
     from torch import nn
 
+QUICK_S = 3.0
+"""A profile that takes less time is sooner made than torch is loaded."""
 SLACK = 1.7
 """Factor of a process's memory over the counted bytes: AmoebaNet-D (18, 256) and (18, 416) on the CPU take 1.7 and
 1.5."""
 
 
-def profile_model(folder: Path, config: DictConfig, samples: str) -> None:
-    """Measure the model for micro-batches of `samples` on one device; writes `profile.json`."""
+def profile_model(folder: Path, config: DictConfig, samples: str, *ahead: str) -> None:
+    """Measure the model for micro-batches of `samples` on one device; writes `profile.json`. Then `ahead`, see
+    `_make_profiles`."""
     say("loading torch")
     from harness.measure import profile_model
 
     model = registry.build("model", config.model)
-    say(f"profiling {model.name}, micro-batches of {samples}")
     device, precision = torch_devices(config, 1)[0], config.precision
     there = devices.detect("cpu" if device == "cpu" else "cuda").memory_bytes
-    check_size(model, int(samples), precision.dtype, precision.autocast, there)
-    profile = profile_model.measure(model, int(samples), precision.dtype, device, autocast=precision.autocast)
-    profile.save(folder / PROFILE)
+
+    def make(count: int) -> ModelProfile:
+        say(f"profiling {model.name}, micro-batches of {count}")
+        check_size(model, count, precision.dtype, precision.autocast, there)
+        return profile_model.measure(model, count, precision.dtype, device, autocast=precision.autocast)
+
+    _make_profiles(folder, make, samples, ahead)
 
 
-def count_model(folder: Path, config: DictConfig, samples: str) -> None:
-    """Count the model's work for micro-batches of `samples`; writes `profile.json`, without times."""
+def count_model(folder: Path, config: DictConfig, samples: str, *ahead: str) -> None:
+    """Count the model's work for micro-batches of `samples`; writes `profile.json`, without times. Then `ahead`, see
+    `_make_profiles`."""
     say("loading torch")
     from harness.measure import count_model
 
     model, precision = registry.build("model", config.model), config.precision
-    say(f"counting {model.name}, micro-batches of {samples}")
-    count_model.count(model, int(samples), precision.dtype, precision.autocast).save(folder / PROFILE)
+
+    def make(count: int) -> ModelProfile:
+        say(f"counting {model.name}, micro-batches of {count}")
+        return count_model.count(model, count, precision.dtype, precision.autocast)
+
+    _make_profiles(folder, make, samples, ahead)
+
+
+def _make_profiles(folder: Path, make: Callable[[int], ModelProfile], samples: str, ahead: Sequence[str]) -> None:
+    """The profile that is asked for, and into the cache those `ahead` ("8=FILE") that other runs would load torch for
+    again: in order, as long as one takes less time than that, and until one cannot be made here."""
+    begun_s = time.monotonic()
+    make(int(samples)).save(folder / PROFILE)
+    for text in ahead:
+        count, _, place = text.partition("=")
+        if time.monotonic() - begun_s > QUICK_S:
+            return
+        begun_s = time.monotonic()
+        try:
+            profile_cache.store(Path(place), make(int(count)))
+        except CannotRun:
+            return  # if it is needed, it is asked for, and refused then
 
 
 def compare_profile(folder: Path, config: DictConfig) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from analysis import records
+from analysis import record_shape, records
 from harness.config.registry import ROOT
 
 ARCHIVES = ROOT / "analysis" / "results" / "records"
@@ -52,7 +52,7 @@ def test_a_broken_field_is_named(tmp_path: Path, archive: str, field: str, value
     for name, one in (("good", good), ("bad", bad)):
         (tmp_path / name).mkdir()
         (tmp_path / name / "record.json").write_text(json.dumps(one), encoding="utf-8")
-    loaded = records.load([tmp_path])
+    loaded = records.load([tmp_path], record_shape.check_complete)
     assert [record.id for record in loaded.records] == [good["id"]]
     (skipped,) = loaded.skipped
     assert skipped.place == str(tmp_path / "bad") and field in skipped.why
@@ -63,4 +63,4 @@ def test_the_committed_records_are_whole() -> None:
     archives = [
         path for path in ARCHIVES.glob("*.jsonl.gz") if not path.name.startswith(("madpipe_fig6", "madpipe_fig7"))
     ]
-    assert not records.load(sorted(archives)).skipped
+    assert not records.load(sorted(archives), record_shape.check_complete).skipped

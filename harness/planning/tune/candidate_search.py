@@ -97,20 +97,23 @@ class Tuner:
         """Estimate all candidates, smaller micro-batches first: where the smallest does not fit, no larger does."""
         self.progress.phase("ranking", f"{len(self.lines)} candidates by analytic estimate")
         full = 0
-        for size in dict.fromkeys(one.micro_batch for one, line in self.lines.items() if not line.out):
+        sizes = list(dict.fromkeys(one.micro_batch for one, line in self.lines.items() if not line.out))
+        for place, size in enumerate(sizes):
             own = [line for line in self.lines.values() if line.candidate.micro_batch == size and not line.out]
             if full:
                 larger = plan_fits.too_little_memory(f"micro-batches of {full} need too much already")
                 judged = [replace(line, problems=(larger,)) for line in own]
             else:
-                self.grounds[size] = self.ground(own[0].candidate)
+                self.grounds[size] = self.ground(own[0].candidate, sizes[place + 1 :])
                 judged = [self.judged(line) for line in own]
                 full = size if any(line.full for line in judged) and all(line.out for line in judged) else 0
             self.lines |= {line.candidate: line for line in judged}
 
-    def ground(self, one: Candidate) -> Ground:
-        """Cluster and profile for its micro-batch."""
-        return prepare.ground(one.config(self.config), self.overrides, self.folder, self.progress)
+    def ground(self, one: Candidate, larger: Sequence[int]) -> Ground:
+        """Cluster and profile for its micro-batch; those of `larger` ones may be made in the same process."""
+        first = {line.candidate.micro_batch: line.candidate for line in reversed(self.lines.values()) if not line.out}
+        ahead = [first[size].config(self.config) for size in larger]
+        return prepare.ground(one.config(self.config), self.overrides, self.folder, self.progress, ahead)
 
     def judged(self, line: Line) -> Line:
         """Add the analytic estimate of memory and step time to a candidate, or the reason why it has no plan."""

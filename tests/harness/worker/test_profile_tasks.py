@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from harness.core.model_profile import ModelProfile
-from harness.core.problem import CannotRun
+from harness.core.problem import CannotRun, Problem
+from harness.core.run_files import PROFILE
 from harness.measure.count_model import count
+from harness.worker import profile_tasks
 from harness.worker.profile_tasks import SLACK, check_profile, check_size
 from models.unet.config import Config
 from models.unet.unet import UNet
@@ -58,3 +61,23 @@ def test_a_profile_of_another_model_is_refused(counted: ModelProfile, change: An
         check_profile(SMALL, replace(counted, **change(counted)), "p.json")
     (problem,) = caught.value.problems
     assert row(problem) == ("profile", "p.json", ["without profile"]) and what in problem.message
+
+
+@pytest.mark.parametrize(("quick_s", "there"), [(1000.0, ["2.json", "4.json"]), (-1.0, [])])
+def test_profiles_ahead_are_made_while_they_are_quick_and_can_be_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, counted: ModelProfile, quick_s: float, there: list[str]
+) -> None:
+    """Micro-batches of 8 cannot be profiled here: they are left to the run that asks for them, which is refused."""
+    monkeypatch.setattr(profile_tasks, "QUICK_S", quick_s)
+
+    def make(samples: int) -> ModelProfile:
+        if samples == 8:
+            raise CannotRun([Problem("model", None, "needs too much")])
+        return replace(counted, micro_batch=samples)
+
+    cache = tmp_path / "cache"
+    profile_tasks._make_profiles(tmp_path, make, "1", [f"{n}={cache}/{n}.json" for n in (2, 4, 8, 16)])
+    assert ModelProfile.load(tmp_path / PROFILE).micro_batch == 1
+    assert sorted(path.name for path in cache.glob("*")) == there
+    with pytest.raises(CannotRun):
+        profile_tasks._make_profiles(tmp_path, make, "8", [])

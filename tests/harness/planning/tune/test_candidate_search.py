@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import shlex
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from harness.core.model_profile import ModelProfile
 from harness.core.plan import Mesh, Plan
 from harness.core.problem import CannotRun, Fix, NoPlan, Problem, apply
 from harness.core.record import RunRecord
+from harness.planning import profiles
 from harness.planning.draft import Draft, Layout
 from harness.planning.prepare import Ground
 from harness.planning.tune import infeasible
@@ -29,6 +31,7 @@ from harness.planning.tune.candidates import Candidate
 from harness.planning.tune.result import TITLES, Line, Tuned
 from harness.report.progress import Progress
 from harness.run import runner
+from harness.worker import profile_tasks
 from tests.harness.planning.tune.nets import Bench, net
 from tests.problems import refused, row, rows
 
@@ -43,7 +46,7 @@ class Nets(Tuner):
     forward_s = LAYERS
     size = 10**6
 
-    def ground(self, one: Candidate) -> Ground:
+    def ground(self, one: Candidate, larger: Sequence[int]) -> Ground:
         cluster = cluster_config.build(ClusterConfig(**self.config.cluster))
         return Ground(cluster, net(self.forward_s, one.micro_batch, self.size), "nominal", "made up")
 
@@ -322,3 +325,21 @@ def test_the_record_is_json(tmp_path: Path, file: str) -> None:
     run(tmp_path / "run", file, "engine=single", "cluster.nodes=1", "cluster.devices=1", "batch.size=64")
     stored = json.loads((tmp_path / "run" / "record.json").read_text())
     assert stored["metrics"]["tuned"]["micro_batches"] == 32 and stored["manifest"]["simulation"]["cluster"]
+
+
+def test_one_process_makes_the_profiles_of_all_micro_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loading torch takes longer than profiling a small model."""
+    started = []
+
+    def in_this_process(folder: Path, title: str, timeout_s: float, action: str, *sizes: str) -> None:
+        started.append(sizes)
+        profile_tasks.count_model(folder, config, *sizes)
+
+    monkeypatch.setenv("REGATTA_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(profiles.supervisor, "run_worker", in_this_process)
+    monkeypatch.setattr(profile_tasks, "QUICK_S", 1000.0)
+    overrides = ["mode=tune", "engine=gpipe", "model=mlp", "cluster=p40x8", "cluster.devices=2", "batch.size=8"]
+    config = compose(overrides)
+    found = Tuner(config, overrides, tmp_path, Progress()).search()
+    assert [sizes[0] for sizes in started] == ["1"]
+    assert {line.candidate.micro_batch for line in found.lines if not line.out} == {1, 2, 4, 8}
