@@ -93,9 +93,12 @@ def check_identified(record: RunRecord) -> None:
 
 
 def check_complete(record: RunRecord) -> None:
-    """Raise SchemaError for a record that ended well and lacks what the tables of a paper read."""
+    """Raise SchemaError for a record that ended well and lacks what the tables of a paper read.
+
+    One without overrides is no point of a sweep, and in no table.
+    """
     check_identified(record)
-    if record.status != "ok":
+    if record.status != "ok" or not record.manifest.get("overrides"):
         return
     _needs(("batch", "mesh", "planner"), record.config, "config")
     mode, metrics, planner = record.config["mode"], record.metrics, record.config["planner"]["name"]
