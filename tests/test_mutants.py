@@ -2,7 +2,8 @@
 
 import pytest
 
-from tests.mutants import MUTANTS, ROOT, Mutant
+from tests.mutant_list import MUTANTS, Mutant
+from tests.mutants import ROOT
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
