@@ -46,7 +46,7 @@ def test_help_has_every_key_every_choice_and_their_meaning(tmp_path: Path) -> No
         assert f"    {key}=" in done.stdout
     assert "    engine.threads=" in done.stdout, "keys of a choice that is not the default"
     words = " ".join(done.stdout.split())
-    assert "Samples of one optimizer step, over all replicas. (a whole number)" in words
+    assert "samples of one optimizer step, over all replicas. (a whole number)" in words
     assert "unet_5_64 U-Net (5, 64), 232,687,328 parameters" in words
 
 
@@ -209,10 +209,10 @@ def test_mistakes_are_reported_all_at_once(tmp_path: Path) -> None:
     assert done.stdout == ""
     title, *lines = done.stderr.splitlines()
     assert title == "engine=gpip batch.sise=3 steps=0 cannot run:"
-    assert [line.split("  ")[1] for line in lines] == ["engine gpip", "batch.sise", "steps 0"]
-    assert [line.partition("   -> ")[2] for line in lines] == [
-        "engine=gpipe", "batch.size=3 without batch.sise", "steps=1",
-    ]  # fmt: skip
+    subjects = [line.split("  ")[1] for line in lines if not line.startswith("   ")]
+    assert subjects == ["engine gpip", "batch.sise", "steps 0"]
+    fixes = [line.partition("-> ")[2] for line in lines if "-> " in line]
+    assert fixes == ["engine=gpipe", "batch.size=3 without batch.sise", "steps=1"]
     assert not list(tmp_path.iterdir()), "nothing was started"
 
 
@@ -300,4 +300,4 @@ def test_a_new_engine_is_one_module_and_one_yaml(tmp_path: Path) -> None:
     (tmp_path / "engines" / "rocket.py").write_text(PLUGIN.replace("NAME", "racket"))
     done = start("--cfg", "job", root=tmp_path)
     assert done.returncode == 2
-    assert 'Config must be a dataclass that begins with name: str = "rocket"' in done.stderr
+    assert 'Config must be a dataclass that begins with name: str = "rocket"' in " ".join(done.stderr.split())
