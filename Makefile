@@ -69,6 +69,7 @@ mutants: $(STAMP)
 matrix: $(STAMP)
 	$(BIN)/python -m tests.matrix
 
-# Sweeps that are killed, preempted and cancelled, here and on an emulated Slurm: an hour. ARGS="4 20": minutes.
+# Faults, and sweeps that are killed, preempted and cancelled, here and on an emulated Slurm: an hour and a half.
+# ARGS="4 20": minutes, as continuous integration does.
 soak: $(STAMP)
 	$(BIN)/python -m tests.soak $(ARGS)

@@ -1,13 +1,16 @@
-"""Trials by disturbance: `make soak`, an hour and a half; `make soak ARGS="4 20"` is what continuous integration does.
+"""Trials by disturbance: `make soak`, an hour and a half.
 
     tests marked soak      every engine computes on two nodes of an emulated Slurm what it does here, and ends well
-                           after each fault; 20 random second commands on the folders of runs that train;
-                           `make soak ARGS="faults and gpipe"` runs those alone whose names fit
+                           after each fault; 20 random second commands on the folders of runs that train
     on an emulated Slurm   24 points over all engines, 2 nodes x 2 ranks each; meanwhile a node is set down, a rank is
                            killed, a job preempted, another one cancelled, the controller started again
     here                   200 points, one in ten killed at a random moment, and twice the sweep itself
 
 After one further start every point has one record, which is ok, and no process is left.
+
+    make soak ARGS="faults and gpipe"    only the tests marked soak whose names fit
+    make soak ARGS="4 20"                what continuous integration does: 4 points on Slurm, 20 here, and of the tests
+                                         those on Slurm (a pairwise cover of the faults is in `make test`)
 """
 
 from __future__ import annotations
@@ -53,13 +56,13 @@ FAILED = "missing,oom,infeasible,timeout,preempted,node_lost,error"
 
 def main(arguments: Sequence[str]) -> int:
     """`[POINTS ON SLURM] [POINTS HERE]`, or words for pytest's -k; raises AssertionError where a trial fails."""
-    tests = [sys.executable, "-m", "pytest", "-q", "-m", "soak", "tests"]
+    tests = [sys.executable, "-m", "pytest", "-q", "-m", "soak"]
     if arguments and not arguments[0].isdigit():
-        return subprocess.run([*tests, "-k", " ".join(arguments)], cwd=ROOT, check=False).returncode
+        return subprocess.run([*tests, "tests", "-k", " ".join(arguments)], cwd=ROOT, check=False).returncode
     many, few = (int(text) for text in arguments or ("24", "200"))
     assert not emulated.missing(), emulated.missing()
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # so that all is ended then, too
-    subprocess.run(tests, cwd=ROOT, check=True)
+    subprocess.run([*tests, "tests/slurm" if arguments else "tests"], cwd=ROOT, check=True)
     with tempfile.TemporaryDirectory() as folder:
         with emulated.running(Path(folder) / "cluster") as cluster:
             on_slurm(many, Path(folder), cluster)
