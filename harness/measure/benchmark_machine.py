@@ -29,6 +29,7 @@ from harness.runtime.training_state import intra_op_threads
 
 Timer = Callable[[Callable[[], object], int], float]
 """Seconds of one call of a function, the mean of so many calls in a row."""
+Say = Callable[[str], None]
 
 BUDGET_S = 0.25
 """Time budget for each figure, in seconds."""
@@ -48,25 +49,27 @@ QUIET, QUIET_ROUNDS = 0.02, 5
 """A round counts if its threads waited no larger share of it for a core; and so many of them are enough."""
 
 
-def measure(wanted: str = "auto") -> Machine:
+def measure(wanted: str = "auto", say: Say = lambda text: None) -> Machine:
     """Measure the devices of kind `wanted` ("auto", "cpu" or "cuda"), which takes some seconds.
 
-    Best in a process of its own that called `harness.host.malloc.tune`, as ranks do. Raises ValueError without such
-    devices.
+    `say` gets a line for each figure. Best in a process of its own that called `harness.host.malloc.tune`, as ranks
+    do. Raises ValueError without such devices.
     """
     found = devices.detect(wanted)
     if not found.count:
         raise ValueError("there is no GPU that torch can use: cluster.device=cpu")
-    return _gpus(found) if found.kind == "cuda" else _cpu(found)
+    return _gpus(found, say) if found.kind == "cuda" else _cpu(found, say)
 
 
 # -- CPU devices: each is a thread that computes with one intra-op thread ----------------------------------------------
 
 
-def _cpu(found: DetectedDevices) -> Machine:
+def _cpu(found: DetectedDevices, say: Say) -> Machine:
     with intra_op_threads(1), _queues(max(2, devices.cores())) as queues:
-        device = _device(found, "cpu", _wall)
+        device = _device(found, "cpu", _wall, say)
+        say("timing messages")
         link = _fitted([_message_s(queues[0], queues[1], size) for size in MESSAGES_BYTES])
+        say("timing all cores together")
         cores = _together(queues[: devices.cores()])
     return Machine(device, link, cores=cores)
 
@@ -193,10 +196,11 @@ def _layers() -> Callable[[], None]:
 # -- GPUs --------------------------------------------------------------------------------------------------------------
 
 
-def _gpus(found: DetectedDevices) -> Machine:
+def _gpus(found: DetectedDevices, say: Say) -> Machine:
+    say("timing copies")
     host = _fitted([_host_copy_s(size) for size in MESSAGES_BYTES])
     link = _fitted([_peer_copy_s(size) for size in MESSAGES_BYTES]) if found.count > 1 else host
-    return Machine(_device(found, "cuda:0", _events), link, host)
+    return Machine(_device(found, "cuda:0", _events, say), link, host)
 
 
 def _events(work: Callable[[], object], calls: int) -> float:
@@ -239,11 +243,13 @@ def _bytes(size: int, gpu: int) -> Tensor:
 # -- both --------------------------------------------------------------------------------------------------------------
 
 
-def _device(found: DetectedDevices, place: str, timer: Timer) -> Device:
+def _device(found: DetectedDevices, place: str, timer: Timer, say: Say) -> Device:
     peaks = {}
     for dtype in dict.fromkeys((*DTYPES, *AUTOCAST)):
+        say(f"timing matmuls in {dtype}")
         with suppress(RuntimeError):  # a dtype that this device cannot multiply has no peak
             peaks[dtype] = _matmul_flops(place, getattr(torch, dtype), LARGEST[found.kind], timer)
+    say("timing kernels and memory")
     one = torch.zeros(1, device=place)
     kernel_s = _best(timer, lambda: one + 1, calls=KERNELS)
     return Device(

@@ -27,12 +27,19 @@ THREADS = 1
 
 
 def measure(
-    model: Model, micro_batch: int, dtype: str, device: str, repeats: int = 5, autocast: str | None = None
+    model: Model,
+    micro_batch: int,
+    dtype: str,
+    device: str,
+    repeats: int = 5,
+    autocast: str | None = None,
+    say: Callable[[str], None] = lambda text: None,
 ) -> ModelProfile:
     """The profile of `model` for `micro_batch` samples: seconds are medians of `repeats` after a warm-up.
 
-    All else is what `harness.measure.count_model` counts, on this device. `slowed` says whether the machine was busy
-    meanwhile. Raises ValueError for impossible arguments; an error inside a layer says which one it was.
+    `say` gets a line for each of them. All else is what `harness.measure.count_model` counts, on this device. `slowed`
+    says whether the machine was busy meanwhile. Raises ValueError for impossible arguments; an error inside a layer
+    says which one it was.
     """
     check_arguments(micro_batch, dtype)
     if repeats < 1:
@@ -44,7 +51,8 @@ def measure(
         chain = Chain(model, micro_batch, getattr(torch, dtype), target, autocast)
         profile = counted(chain, dtype, autocast)
         clock = Clock(target)
-        for _ in range(1 + repeats):
+        for number in range(1 + repeats):
+            say(f"timing layers: round {number + 1} of {1 + repeats}")
             clock.new_repeat()
             chain.step(clock)
     layers = [

@@ -44,7 +44,7 @@ def profile_model(folder: Path, config: DictConfig, samples: str, *ahead: str) -
     def make(count: int) -> ModelProfile:
         say(f"profiling {model.name}, micro-batches of {count}")
         check_size(model, count, precision.dtype, precision.autocast, there)
-        return profile_model.measure(model, count, precision.dtype, device, autocast=precision.autocast)
+        return profile_model.measure(model, count, precision.dtype, device, autocast=precision.autocast, say=say)
 
     _make_profiles(folder, make, samples, ahead)
 
@@ -91,7 +91,7 @@ def measure_machine(folder: Path, config: DictConfig, kind: str) -> None:
     say("loading torch")
     from harness.measure import benchmark_machine
 
-    benchmark_machine.measure(kind).save(folder / MACHINE)
+    benchmark_machine.measure(kind, say).save(folder / MACHINE)
 
 
 def calibrate_links(folder: Path, config: DictConfig, count: str) -> None:

@@ -105,6 +105,12 @@ def test_flops_are_those_of_torchs_own_counter(net):
     assert profile.sum("flops", 0, len(profile.layers) - 1) == counter.get_total_flops() > 0
 
 
+def test_each_round_is_progress():
+    said: list[str] = []
+    measure(NETS["images"], 4, "float32", "cpu", repeats=2, say=said.append)
+    assert len(said) == len(set(said)) == 3
+
+
 def test_skips_tuples_and_buffers():
     profile = measure(NETS["images"], 4, "float32", "cpu", repeats=1)
     (skip,) = profile.skips
