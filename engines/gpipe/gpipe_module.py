@@ -25,7 +25,7 @@ from engines.gpipe.tied_copies import LayerAdoption, SharedParameter, TiedCopies
 from harness.core.trace import Span
 from harness.nn import batchnorm, dropout
 from harness.nn.skip import named_layers
-from harness.nn.tied import refuse_shared_buffers
+from harness.nn.tied import SharedBuffers, moved
 from harness.runtime.cpu_streams import JobQueue
 from harness.schedule.builders.gpipe import RECOMPUTE
 
@@ -43,6 +43,7 @@ ATTRIBUTES = (
     "recorder",
     "seed",
     "shared",
+    "shared_buffers",
     "spans",
     "stages",
     "streams",
@@ -61,10 +62,11 @@ class GPipe(nn.Module):
     and `portals` switch off the three optimizations of the paper's section 4.1. Gradients arrive in the parameters'
     `.grad` by `backward()`. A parameter that layers on several devices share is copied to each of them; every copy gets
     the sum of all gradients, so an optimizer that has them all keeps them equal (a norm over `parameters()` counts each
-    copy); `module` itself keeps its own. `torch.autograd.grad` and `backward(inputs=...)` are refused, as are second
-    derivatives on CPU devices. Hooks of parameters run once for each micro-batch, as with accumulated gradients, on CPU
-    devices in the device's thread: what needs a step's gradient belongs after `backward()`. Saved-tensor hooks
-    that hold around the call reach every layer. Layers are found by number, as in the Sequential.
+    copy); `module` itself keeps its own. So is a shared buffer; ProblemError if a pass changes it.
+    `torch.autograd.grad` and `backward(inputs=...)` are refused, as are second derivatives on CPU devices. Hooks of
+    parameters run once for each micro-batch, as with accumulated gradients, on CPU devices in the device's thread: what
+    needs a step's gradient belongs after `backward()`. Saved-tensor hooks that hold around the call reach every layer.
+    Layers are found by number, as in the Sequential.
 
     Raises ValueError or TypeError for arguments that don't fit together, naming them. An error in a layer reaches
     the caller as it was raised, with a note that says stage, layer and micro-batch; the module stays usable.
@@ -146,7 +148,8 @@ class GPipe(nn.Module):
         )
         self.spans, self.bytes_sent = run.spans, run.bytes_sent
         try:
-            return run_cpu_pass(run, value, self._anchor, self.dependency, self._unhooked())
+            with self.shared_buffers.unchanged():
+                return run_cpu_pass(run, value, self._anchor, self.dependency, self._unhooked())
         except BaseException as error:
             run.abandon(error)
             raise
@@ -157,7 +160,8 @@ class GPipe(nn.Module):
             self.stages, self.layout, streams, around, mode, grad, self.dependency, self.ties, self._unhooked()
         )
         self.bytes_sent, self.recorder = run.bytes_sent, run.recorder
-        return run.run(chunks)
+        with self.shared_buffers.unchanged():
+            return run.run(chunks)
 
     def _unhooked(self) -> list[nn.Parameter]:
         """The parameters that the outer graph may show autograd: there a hook would be called without a gradient."""
@@ -210,15 +214,21 @@ class GPipe(nn.Module):
         """Move the layers to their devices; register them under their own names."""
         children, adoption = named_layers(module), LayerAdoption(module)
         homes = [place for count, place in zip(self.balance, self.placement, strict=True) for _ in range(count)]
-        refuse_shared_buffers((name, layer, home) for (name, layer), home in zip(children, homes, strict=True))
         stages, first = [], 0
         for number, (count, place) in enumerate(zip(self.balance, self.placement, strict=True)):
             own = [(name, adoption.layer(layer, number, place)) for name, layer in children[first : first + count]]
             stage = Stage(number, own, self.devices[place])
             for name, layer in own:
-                self.add_module(name, layer.to(stage.device))
+                self.add_module(name, layer)
             stages.append(stage)
             first += count
+        adopted = [layer for stage in stages for _, layer in stage.layers]
+        for place in set(homes):
+            here = [layer for layer, home in zip(adopted, homes, strict=True) if home == place]
+            moved(nn.ModuleList(here), self.devices[place])
+        self.shared_buffers = SharedBuffers(
+            (name, layer, home) for (name, _), layer, home in zip(children, adopted, homes, strict=True)
+        )
         self.ties = TiedCopies(adoption.shared())
         return stages
 

@@ -104,7 +104,7 @@ class LayerAdoption:
         """The layer to use on `device` for `stage`."""
         elsewhere = [p for p in layer.parameters() if p in self._places and device not in self._places[p]]
         if elsewhere or any(self._copied(p, device) for p in layer.parameters()):
-            layer = copy.deepcopy(layer, {id(p): p for p in layer.parameters()})
+            layer = copy.deepcopy(layer, {id(one): one for one in (*layer.parameters(), *layer.buffers())})
         for module in layer.modules():
             for key, parameter in module._parameters.items():
                 if parameter is not None:

@@ -20,7 +20,7 @@ from harness.core.plan import Plan
 from harness.core.trace import Span
 from harness.interfaces import Batch, Model, SessionSpec
 from harness.nn.skip import layer_skips, named_layers
-from harness.nn.tied import ties
+from harness.nn.tied import moved, ties
 from harness.runtime.distributed_session import DistributedSession
 from harness.runtime.stage_passes import StagePasses
 from harness.runtime.training_state import model_state, split_batch
@@ -55,7 +55,7 @@ class MyelinSession(DistributedSession):
     def build(self, layers: nn.Sequential) -> None:
         plan, profile = self.plan, _profile(layers, self.spec.dtype)
         self.last = self.pipeline_rank == len(plan.stages) - 1
-        self.stage = self._stage(layers).to(self.device)
+        self.stage = moved(self._stage(layers), self.device)
         self.stage.autocast = self.autocast_dtype
         self.parameters = self.named_parameters()
         self.tie_weights(layers, COPIES)

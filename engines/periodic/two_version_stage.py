@@ -22,7 +22,8 @@ from harness.runtime.training_state import (
 
 
 class TwoVersionStage:
-    """The layers twice: same buffers (running statistics), own parameters. Used by one queue, or between steps.
+    """The layers twice, on `device`, where `module` is already: same buffers (running statistics), own parameters.
+    Used by one queue, or between steps.
 
     The optimizer owns parameters of its own, which look at the newest version: its state is one, whichever that is.
 
@@ -34,7 +35,7 @@ class TwoVersionStage:
     def __init__(self, module: StageModule, device: torch.device, spec: SessionSpec) -> None:
         self.number, self.device = module.number, device
         module.autocast = getattr(torch, spec.autocast) if spec.autocast else None
-        self.copies = (module.to(device), _twin(module))
+        self.copies = (module, _twin(module))
         self.newest = 0
         self.own = {
             name: nn.Parameter(parameter.data, parameter.requires_grad) for name, parameter in module.named_parameters()

@@ -25,6 +25,7 @@ from harness.core.op import Op
 from harness.core.plan import Plan
 from harness.interfaces import Batch, Model, SessionSpec
 from harness.measure.count_model import count
+from harness.nn.tied import moved
 from harness.runtime.collectives import CollectiveCounter
 from harness.runtime.distributed_session import DistributedSession
 from harness.runtime.session import TimePoint, place
@@ -75,7 +76,7 @@ class SBPSession(DistributedSession):
         splitter = ModelSharder(layers, self.program, self.by)
         splitter.split(self.ran)
         self.shards: dict[str, Shard] = splitter.shards
-        layers.to(self.device)
+        moved(layers, self.device)
         ranks = dist.get_world_size()
         digits = self.program.groups | splitter.norms | ({self.classes} if self.classes else set())
         groups.make("activations", digits, ranks)

@@ -13,6 +13,7 @@ from harness.core.op import Op
 from harness.core.plan import Plan
 from harness.interfaces import Batch, Model, SessionSpec
 from harness.nn import batchnorm, dropout
+from harness.nn.tied import moved
 from harness.runtime.local_session import LocalSession
 from harness.runtime.recomputation import Before, ForwardState
 from harness.runtime.training_state import make_optimizer
@@ -31,7 +32,7 @@ class SingleSession(LocalSession):
     def build(self, layers: nn.Sequential) -> None:
         if self.config.deferred_batch_norm:
             layers = batchnorm.deferred(layers, self.plan.micro_batches)
-        self.stage = layers.to(self.device)
+        self.stage = moved(layers, self.device)
         self.state = ForwardState(self.stage.modules())
         self.optimizer = make_optimizer(self.stage.parameters(), self.spec.optimizer)
 

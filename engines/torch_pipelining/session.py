@@ -21,6 +21,7 @@ from engines.torch_pipelining.traced_stage import TracedStage
 from harness.core.plan import Plan
 from harness.interfaces import Batch, Model, SessionSpec
 from harness.nn.skip import named_layers
+from harness.nn.tied import moved
 from harness.runtime.distributed_session import DistributedSession
 from harness.runtime.stage_module import stage_modules
 from harness.runtime.training_state import make_optimizer
@@ -47,8 +48,8 @@ class TorchPipeliningSession(DistributedSession):
         self.modules = stage_modules(layers, self.plan, numbers)
         for module in self.modules:
             module.autocast = self.autocast_dtype
-            module.to(self.device)
-        self.stage = nn.Sequential(OrderedDict(pair for module in self.modules for pair in named_layers(module)))
+        named = [pair for module in self.modules for pair in named_layers(module)]
+        self.stage = moved(nn.Sequential(OrderedDict(named)), self.device)
         self._groups()
         self.tie_weights(layers)
         self._own()

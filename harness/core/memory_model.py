@@ -57,7 +57,7 @@ class MemoryModel(Document):
             "weights": round(parameters * self.weights * self.versions),
             "gradients": round(parameters * self.gradients),
             "optimizer": round(parameters * self.optimizer),
-            "buffers": sum(profile.layers[number].buffer_bytes for number in layers),
+            "buffers": profile.buffer_bytes_of(layers),
         }
 
     def task_bytes(self, profile: ModelProfile, first: int, last: int) -> int:

@@ -69,6 +69,21 @@ class Tied:
 
 
 @dataclass(frozen=True)
+class SharedBuffer:
+    """A buffer that a layer shares with another one: its first name in the whole model, as "0.rotary.cosines".
+
+    `written`: a forward pass changes it in place, so that copies on several devices would not stay equal.
+    """
+
+    name: str
+    bytes: int
+    written: bool = False
+
+    def __post_init__(self) -> None:
+        _check(f"bytes of the shared buffer {self.name!r}", self.bytes)
+
+
+@dataclass(frozen=True)
 class LayerProfile:
     """Time, work and bytes of one layer for one micro-batch.
 
@@ -78,7 +93,8 @@ class LayerProfile:
     earlier layer keeps already: see `harness.measure.count_model`). `working_bytes` is what its backward pass needs at
     once beyond that, and beyond the gradients of what leaves and enters it. `recomputed_flops` are those of the
     forward pass that its backward pass repeats. `param_bytes` are those of all the layer's parameters, `tied` lists
-    those that other layers share. The FLOPs of `products` add up to `flops` (`harness.measure.matmul_finder`).
+    those that other layers share; so do `buffer_bytes` and `shared_buffers`. The FLOPs of `products` add up to `flops`
+    (`harness.measure.matmul_finder`).
     """
 
     name: str = ""
@@ -95,6 +111,7 @@ class LayerProfile:
     working_bytes: int = 0
     recomputed_flops: float = 0.0
     tied: tuple[Tied, ...] = ()
+    shared_buffers: tuple[SharedBuffer, ...] = ()
     products: tuple[Product, ...] = ()
 
     def __post_init__(self) -> None:
@@ -102,12 +119,17 @@ class LayerProfile:
             value = getattr(self, field.name)
             if isinstance(value, (int, float)):
                 _check(f"{field.name} of layer {self.name!r}", value, LARGEST_OF.get(field.name, LARGEST))
-        shared = {tied.name: tied.bytes for tied in self.tied}
-        if len(shared) < len(self.tied):
-            raise ValueError(f"tied of layer {self.name!r} has {len(self.tied)} names, {len(shared)} of them different")
-        if not sum(shared.values()) <= self.param_bytes:
+        self._check_shared("tied", "param_bytes")
+        self._check_shared("shared_buffers", "buffer_bytes")
+
+    def _check_shared(self, field: str, whole: str) -> None:
+        shared: tuple[Tied | SharedBuffer, ...] = getattr(self, field)
+        names, held = {one.name for one in shared}, getattr(self, whole)
+        if len(names) < len(shared):
+            raise ValueError(f"{field} of layer {self.name!r} has {len(shared)} names, {len(names)} of them different")
+        if not sum(one.bytes for one in shared) <= held:
             raise ValueError(
-                f"tied of layer {self.name!r} is {sum(shared.values())} bytes, its param_bytes are {self.param_bytes}"
+                f"{field} of layer {self.name!r} is {sum(one.bytes for one in shared)} bytes, its {whole} are {held}"
             )
 
 
@@ -225,10 +247,13 @@ class ModelProfile(Document):
     def parameter_bytes_of(self, layers: Iterable[int]) -> int:
         """Returns the bytes of the parameters of these layers, by index; tied weights count once."""
         held = [self.layers[number] for number in layers]
-        tied = [shared for layer in held for shared in layer.tied]
-        once = {shared.name: shared.bytes for shared in tied}
-        repeated = sum(shared.bytes for shared in tied) - sum(once.values())
-        return sum(layer.param_bytes for layer in held) - repeated
+        return sum(layer.param_bytes for layer in held) - _repeated(one for layer in held for one in layer.tied)
+
+    def buffer_bytes_of(self, layers: Iterable[int]) -> int:
+        """Returns the bytes of the buffers of these layers, by index; one that several share counts once."""
+        held = [self.layers[number] for number in layers]
+        repeated = _repeated(one for layer in held for one in layer.shared_buffers)
+        return sum(layer.buffer_bytes for layer in held) - repeated
 
     def skips_into(self, first: int, last: int) -> list[Skip]:
         """Returns skips popped inside `first`..`last` and stashed before it."""
@@ -252,6 +277,12 @@ LARGEST_OF = {"flops": 1e21, "recomputed_flops": 1e21}
 def _check(what: str, value: float, largest: float = LARGEST) -> None:
     if not (math.isfinite(value) and 0 <= value <= largest):
         raise ValueError(f"{what} is {value}, must be a number of at least 0 and at most {largest:g}")
+
+
+def _repeated(shared: Iterable[Tied | SharedBuffer]) -> int:
+    """Returns the bytes of what comes again among these."""
+    listed = list(shared)
+    return sum(one.bytes for one in listed) - sum({one.name: one.bytes for one in listed}.values())
 
 
 def _named(skips: tuple[Skip, ...]) -> tuple[Skip, ...]:

@@ -17,13 +17,13 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
 
 from harness.config.schema import DTYPES
-from harness.core.model_profile import LayerProfile, ModelProfile, Skip, Tied
+from harness.core.model_profile import LayerProfile, ModelProfile, SharedBuffer, Skip, Tied
 from harness.interfaces import Batch, Model
 from harness.measure.kernel_counter import Work
 from harness.measure.layer_chain import Chain, Phase, Task, tensors
 from harness.nn import dropout
 from harness.nn.skip import named_layers
-from harness.nn.tied import tensor_bytes, ties
+from harness.nn.tied import running_statistics, shared_buffers, tensor_bytes, ties, version
 
 
 def count(
@@ -54,10 +54,14 @@ def counted(chain: Chain, dtype: str, autocast: str | None = None) -> ModelProfi
     left out: it belongs to no layer.
     """
     counts = Counts(chain)
+    buffers = [(*one, version(one[1])) for one in chain.layers.named_buffers(remove_duplicate=False)]
     tasks = chain.forward(counts)
-    tied = ties(chain.layers)
+    written = {buffer for _, buffer, before in buffers if version(buffer) != before} | running_statistics(chain.layers)
+    tied, shared = ties(chain.layers), shared_buffers([one[:2] for one in buffers], written)
     layers = [
-        _layer(name, layer, task, counts.work[index], counts.saved_bytes[index], tied.get(name, ()))
+        _layer(
+            name, layer, task, counts.work[index], counts.saved_bytes[index], tied.get(name, ()), shared.get(name, ())
+        )
         for index, ((name, layer), task) in enumerate(zip(named_layers(chain.layers), tasks, strict=True))
     ]
     skips = tuple(Skip(s.source, s.target, tensor_bytes(tasks[s.source].stashed[s.name]), s.name) for s in chain.skips)
@@ -122,7 +126,13 @@ def _pretend(chain: Chain, device: torch.device, mode: FakeTensorMode) -> None:
 
 
 def _layer(
-    name: str, layer: nn.Module, task: Task, work: Work, saved_bytes: int, tied: tuple[Tied, ...]
+    name: str,
+    layer: nn.Module,
+    task: Task,
+    work: Work,
+    saved_bytes: int,
+    tied: tuple[Tied, ...],
+    shared: tuple[SharedBuffer, ...],
 ) -> LayerProfile:
     return LayerProfile(
         name=name,
@@ -135,5 +145,6 @@ def _layer(
         output_bytes=sum(map(tensor_bytes, tensors(task.output))),
         saved_bytes=saved_bytes,
         tied=tied,
+        shared_buffers=shared,
         products=tuple(work.products),
     )

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from harness.interfaces import Batch, Model
 from harness.nn.skip import carried, layer_skips, named_layers
+from harness.nn.tied import moved
 from harness.runtime.autograd import non_leaf
 
 Value = Tensor | tuple[Tensor, ...]
@@ -43,7 +44,7 @@ class Chain:
         self, model: Model, micro_batch: int, dtype: torch.dtype, device: torch.device, autocast: str | None = None
     ) -> None:
         with device:
-            self.layers = model.layers().to(dtype).train()
+            self.layers = moved(model.layers(), dtype).train()
             batch = model.sample(micro_batch)
         self.batch = Batch(*(t.to(dtype) if t.is_floating_point() else t for t in (batch.inputs, batch.targets)))
         self.model, self.device = model, device

@@ -8,6 +8,7 @@ from omegaconf import DictConfig
 
 from harness.checks import engine_support, plan_fits
 from harness.checks.mesh import resolve
+from harness.core import shared_buffers
 from harness.core.cluster import Cluster
 from harness.core.memory_model import MemoryModel, named
 from harness.core.model_profile import ModelProfile
@@ -95,6 +96,7 @@ def laid_out(config: DictConfig, engine: Engine, planner: Planner, profile: Mode
     plan = planner.plan(profile, cluster, model, request)
     refused = plan_fits.check_plan(config, plan, wanted, len(profile.layers), cluster)
     refused = refused or [
+        *shared_buffers.refused(plan, profile),
         *engine.refuses(request, profile.dtype, cluster),
         *engine.check(plan, profile, cluster, model),
     ]

@@ -28,6 +28,7 @@ from harness.core.plan import Plan
 from harness.core.problem import Problem
 from harness.core.trace import Span
 from harness.interfaces import Batch, Model, SessionSpec, StepMetrics
+from harness.nn.tied import moved
 from harness.runtime.memory_meter import DeviceMemory
 from harness.runtime.session import BaseSession, TimePoint
 from harness.runtime.stage_module import StageModule, stage_modules
@@ -77,6 +78,7 @@ class DistributedSession(BaseSession):
             self.state_names = list(layers.state_dict())
             self.buffer_names = {name for name, _ in layers.named_buffers()}
             self.parameter_names = {parameter: name for name, parameter in layers.named_parameters()}
+            self.watch_shared_buffers(layers)
             self.build(layers)
         return self
 
@@ -90,7 +92,7 @@ class DistributedSession(BaseSession):
 
     def own_stage(self, layers: nn.Sequential) -> StageModule:
         """Return this rank's layers as one module, on its device, in the run's mixed precision."""
-        stage = stage_modules(layers, self.plan, [self.pipeline_rank])[0].to(self.device)
+        stage = moved(stage_modules(layers, self.plan, [self.pipeline_rank])[0], self.device)
         stage.autocast = self.autocast_dtype
         return stage
 
@@ -109,7 +111,7 @@ class DistributedSession(BaseSession):
         with intra_op_threads(1) if self.device.type == "cpu" else nullcontext():
             dist.barrier()
             start_s, start = self._synchronize(), self.now()
-            with memory.counting() if memory else nullcontext():
+            with self.shared_buffers.unchanged(), memory.counting() if memory else nullcontext():
                 loss = self.train_step(share, len(batch))
             end_s = self._synchronize()
         self.steps += 1

@@ -17,6 +17,7 @@ from harness.core.op import Op
 from harness.core.plan import Plan
 from harness.core.trace import Span
 from harness.interfaces import Activity, Batch, Model, SessionSpec, StepMetrics
+from harness.nn.tied import moved
 from harness.runtime import cpu_streams
 from harness.runtime.memory_meter import DeviceMemory
 from harness.runtime.session import BaseSession, TimePoint, place
@@ -43,12 +44,14 @@ class LocalSession(BaseSession):
         self.spans: list[Span] = []
 
     def __enter__(self) -> Self:
-        self.build(initial_layers(self.model, self.spec))
+        layers = initial_layers(self.model, self.spec)
+        self.watch_shared_buffers(layers)
+        self.build(layers)
         return self
 
     def build(self, layers: nn.Sequential) -> None:
         """Take the model's layers. By default they are one stage on one device, with an optimizer of its parameters."""
-        stage = stage_modules(layers, self.plan, [0])[0].to(self.device)
+        stage = moved(stage_modules(layers, self.plan, [0])[0], self.device)
         stage.autocast = self.autocast_dtype
         self.stage = stage
         self.optimizer = make_optimizer(stage.parameters(), self.spec.optimizer)
@@ -69,7 +72,7 @@ class LocalSession(BaseSession):
         caller = meters.get(self.plan.stages[-1].device)  # the loss is computed in the calling thread
         with intra_op_threads(self.threads) if self.on_cpu else nullcontext():
             start_s = self.now()
-            with caller.counting() if caller else nullcontext():
+            with self.shared_buffers.unchanged(), caller.counting() if caller else nullcontext():
                 loss = self.train_step(batch)
             end_s = self.now()
         self.steps += 1

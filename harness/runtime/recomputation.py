@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from harness.nn.batchnorm import DeferredBatchNorm, statistics, throwaway
+from harness.nn.tied import version
 
 SCALARS = (bool, int, float, str, type(None))
 _ABSENT = object()
@@ -61,10 +62,10 @@ class _Copy:
 
     @classmethod
     def of(cls, tensor: Tensor) -> _Copy:
-        return cls(tensor, _version(tensor), tensor.detach().clone())
+        return cls(tensor, version(tensor), tensor.detach().clone())
 
     def is_of(self, tensor: object) -> bool:
-        return tensor is self.tensor and _version(self.tensor) == self.version
+        return tensor is self.tensor and version(self.tensor) == self.version
 
 
 @dataclass(frozen=True)
@@ -104,10 +105,10 @@ class ForwardState:
         """Around a run that will be repeated; what is yielded is for its recomputation."""
         values = self._values()
         seen = {place: self._copy(place, v) if isinstance(v, Tensor) else v for place, v in values.items()}
-        frozen = [(module, *pair, _version(pair[1])) for module in self.modules for pair in _frozen(module)]
+        frozen = [(module, *pair, version(pair[1])) for module in self.modules for pair in _frozen(module)]
         yield Before(self._stateful(), seen)
-        for module, name, parameter, version in frozen:
-            if _version(parameter) != version:
+        for module, name, parameter, before in frozen:
+            if version(parameter) != before:
                 raise RuntimeError(
                     f"the forward pass changes the frozen parameter {name!r} of {type(module).__name__}, and its "
                     "recomputation would change it again -> make it a buffer, or checkpoint='never'"
@@ -206,10 +207,6 @@ def _frozen(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     for name, parameter in module._parameters.items():
         if parameter is not None and not parameter.requires_grad:
             yield name, parameter
-
-
-def _version(tensor: Tensor) -> int:
-    return 0 if tensor.is_inference() else tensor._version
 
 
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))

@@ -21,6 +21,8 @@ from harness.core.op import COMPUTE, Kind, Op
 from harness.core.plan import Plan
 from harness.core.trace import Recording, Trace
 from harness.interfaces import Activity, Batch, Model, SessionSpec
+from harness.nn.skip import named_layers
+from harness.nn.tied import SharedBuffers
 from harness.runtime.stage_module import StageModule
 from harness.runtime.training_state import (
     load_optimizer_state,
@@ -60,6 +62,12 @@ class BaseSession(ABC):
     def __exit__(self, *error: object) -> None:
         """Release what the session holds; by default that is nothing."""
         return
+
+    def watch_shared_buffers(self, layers: nn.Sequential) -> None:
+        """Raise ProblemError where a step changes a buffer that layers on several devices share."""
+        home = [stage.device for stage in self.plan.stages for _ in range(stage.layers)]
+        named = named_layers(layers)
+        self.shared_buffers = SharedBuffers((*one, device) for one, device in zip(named, home, strict=True))
 
     @property
     def autocast_dtype(self) -> torch.dtype | None:

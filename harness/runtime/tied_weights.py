@@ -23,7 +23,7 @@ from harness.core.model_profile import LayerProfile, ModelProfile
 from harness.core.op import Op
 from harness.core.plan import Plan
 from harness.nn.skip import named_layers
-from harness.nn.tied import refuse_shared_buffers, ties
+from harness.nn.tied import ties
 from harness.runtime.session import TimePoint
 from harness.schedule.dependency_graph import TIED
 from harness.schedule.tied_weight_ops import Tie, plan_ties
@@ -64,12 +64,10 @@ class TiedWeights:
 
     Gradients are summed over the copies of one replica, or of all replicas with the `communicator` "copies"; their
     bytes are counted as `counter`. Tensor ranks of the same number form a group. Every rank makes it at the same point
-    and from the layers of all stages, since it opens process groups. Raises ValueError for a buffer that two devices
-    would share.
+    and from the layers of all stages, since it opens process groups.
     """
 
     def __init__(self, layers: nn.Sequential, plan: Plan, rank: int, communicator: str = TIED) -> None:
-        _check_buffers(layers, plan)
         self.counter = f"all_reduce@{communicator}"
         tensor, replicas = plan.mesh.tensor, range(plan.mesh.data)
         together = [[one] for one in replicas] if communicator == TIED else [list(replicas)]
@@ -111,10 +109,3 @@ def _ties(layers: nn.Sequential, plan: Plan, communicator: str) -> list[Tie]:
     tied = [shared.get(name, ()) for name, _ in named_layers(layers)]
     profiles = [LayerProfile(param_bytes=sum(one.bytes for one in own), tied=own) for own in tied]
     return plan_ties(plan, ModelProfile(tuple(profiles)), communicator)
-
-
-def _check_buffers(layers: nn.Sequential, plan: Plan) -> None:
-    named = named_layers(layers)
-    refuse_shared_buffers(
-        (name, layer, stage.device) for stage in plan.stages for name, layer in named[stage.first : stage.last + 1]
-    )

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from harness.interfaces import Batch, Model, OptimizerSpec, SessionSpec
 from harness.nn import dropout
+from harness.nn.tied import moved
 
 OPTIMIZERS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
 
@@ -18,7 +19,7 @@ OPTIMIZERS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.o
 def initial_layers(model: Model, spec: SessionSpec) -> nn.Sequential:
     """The model's layers with the weights that `spec.seed` gives, in `spec.dtype`, dropout layers numbered."""
     torch.manual_seed(spec.seed)
-    layers = model.layers().to(getattr(torch, spec.dtype))
+    layers = moved(model.layers(), getattr(torch, spec.dtype))
     dropout.number(layers)
     return layers
 

@@ -147,13 +147,27 @@ class Unembedding(nn.Module):
         return functional.linear(x, self.weight)
 
 
+class Rotary(nn.Module):
+    """An activation with a cache, as of rotary embeddings, that other layers may share."""
+
+    def __init__(self, cache: Tensor, persistent: bool = True) -> None:
+        super().__init__()
+        self.register_buffer("cache", cache, persistent)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.gelu(x) * self.cache
+
+
 def tied() -> Network:
-    """Integers in, and a head with the embedding's weight; in between a layer that stands in two places."""
+    """Integers in, and a head with the embedding's weight; in between a layer that stands in two places, and a cache
+    that two layers share."""
 
     def layers() -> list[nn.Module]:
         embedding, twice = nn.Embedding(11, 8), nn.Linear(8, 8)
+        cache = torch.arange(8.0).cos()
         return [
-            embedding, twice, nn.GELU(), nn.LayerNorm(8), Dropout(0.1), twice, nn.GELU(), Unembedding(embedding.weight),
+            embedding, twice, Rotary(cache), nn.LayerNorm(8), Dropout(0.1), twice, Rotary(cache),
+            Unembedding(embedding.weight),
         ]  # fmt: skip
 
     def draw(n: int) -> Tensor:

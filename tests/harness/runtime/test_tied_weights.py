@@ -5,19 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
 
 from harness.core.op import Op
 from harness.core.plan import Mesh, Plan
-from harness.core.problem import ProblemError
 from harness.launch import forked_ranks
 from harness.runtime.tied_weights import TiedWeights
 from harness.schedule.dependency_graph import COPIES, TIED
 from tests.engines import networks
-from tests.problems import keys, refused
 
 # layers of "tied": 0 embedding, 1 and 5 the same linear layer, 7 the head with the embedding's weight
 SPLIT = replace(Plan.contiguous([4, 4], 2), mesh=Mesh(data=2, pipeline=2))
@@ -104,11 +101,3 @@ def test_stages_on_one_device_share_without_a_sum() -> None:
     first, second, third = plan.stages
     folded = replace(plan, mesh=Mesh(pipeline=2), stages=(first, second, replace(third, device=0)))
     assert [list(rank["sums"]) for rank in summed(networks.tied().layers(), folded)] == [["1.weight", "1.bias"]] * 2
-
-
-def test_a_buffer_on_two_devices_is_refused() -> None:
-    norm = nn.BatchNorm1d(3)
-    layers = nn.Sequential(norm, nn.Linear(3, 3), norm)
-    with pytest.raises(ProblemError) as caught:
-        TiedWeights(layers, Plan.contiguous([2, 1]), 0)
-    assert keys(refused(caught)) == ["layers '0' on device 0 and '2' on device 1"]
