@@ -10,7 +10,7 @@ import pytest
 from harness.cli.compose import compose
 from harness.config import registry
 from harness.core.cluster import Cluster, Device, Link
-from harness.core.model_profile import LayerProfile, ModelProfile
+from harness.core.model_profile import LayerProfile, ModelProfile, SharedBuffer
 from harness.core.plan import Plan
 from harness.core.problem import CannotRun, Problem
 from harness.planning import draft as planning_draft
@@ -75,6 +75,18 @@ def test_replicas_count_as_devices_and_samples() -> None:
     draft = drafted()
     plan = replace(draft.plan, mesh=replace(draft.plan.mesh, data=3))
     assert (replace(draft, plan=plan).samples, replace(draft, plan=plan).devices) == (24, 6)
+
+
+def test_a_changed_shared_buffer_on_two_devices_is_refused_with_a_balance_that_plans() -> None:
+    shared = replace(LAYER, buffer_bytes=8, shared_buffers=(SharedBuffer("1.count", 8, written=True),))
+    profile = replace(PROFILE, layers=(LAYER, shared, shared, LAYER))
+    with pytest.raises(CannotRun) as caught:
+        drafted(profile=profile)
+    (row,) = refused(caught)
+    assert row.key == "model" and "'1.count'" in row.message
+    config = compose(["planner=given", f"planner.balance={row.fixes[0]['planner.balance']}", "batch.size=8"])
+    engine, planner = registry.build("engine", config.engine), registry.build("planner", config.planner)
+    assert planning_draft.draft(config, engine, planner, profile, CLUSTER).plan.balance == (1, 3)
 
 
 def queues(change: Any) -> Any:
