@@ -33,7 +33,7 @@ def main(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) 
     options = _parser().parse_intermixed_args(arguments)
     try:
         _refuse_many_ranks(environment)
-        if options.config_dir:  # imports are where they are needed: each command needs little of the others
+        if options.config_dir is not None:  # imports are where they are needed: each command needs little of the others
             from harness.cli.compose import search
 
             search(options.config_dir)

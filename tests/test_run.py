@@ -70,9 +70,10 @@ def test_a_further_folder_of_choices(tmp_path: Path) -> None:
     assert "is not one of" not in swept.stdout + swept.stderr
 
 
-def test_a_further_folder_that_is_not_there(tmp_path: Path) -> None:
-    done = without_torch("--config-dir", "own", "--cfg", "job", cwd=tmp_path)
-    assert done.returncode == 2 and done.stderr.startswith("this run cannot run:\n  --config-dir own   ")
+@pytest.mark.parametrize("folder", ["own", "", "x" * 5000])
+def test_a_further_folder_that_is_not_there(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run.main(["--config-dir", folder, "--cfg", "job"], {}) == 2
+    assert capsys.readouterr().err.startswith("this run cannot run:\n  --config-dir")
 
 
 def further(folder: Path, group: str, content: bytes | None) -> list[str]:
@@ -113,9 +114,42 @@ def test_a_file_of_the_user_that_is_no_choice_is_named(
 
 
 @pytest.mark.parametrize(
+    ("group", "override", "named"),
+    [
+        ("planner", "{override /planner: z}", "based on it"),
+        ("planner", "{override /engine: nothere}", "none of its choices"),
+        ("planner", f"{{override /engine: {'x' * 300}}}", "none of its choices"),
+        ("engine", "{override /planner: uniform}", "can override"),
+    ],
+)
+def test_an_override_that_cannot_be_is_named_with_its_file(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    group: str,
+    override: str,
+    named: str,
+) -> None:
+    monkeypatch.setenv(FURTHER, "")
+    schema = {"planner": "_balance@planner", "engine": "_gpipe@engine"}[group]
+    text = f"defaults: [{schema}, _self_, {override}]"
+    folder = further(tmp_path, group, f"# @package _global_\n{text}".encode())
+    assert run.main([*folder, "--cfg", "job", f"{group}=z"], {}) == 2
+    error = " ".join(capsys.readouterr().err.split())
+    assert f"{group}/z.yaml" in error and named in error
+    (tmp_path / "own" / group / "z.yaml").write_text(text.replace(f"@{group}", ""))
+    assert run.main([*folder, "--cfg", "job", f"{group}=z"], {}) == 2
+    assert "-> # @package _global_" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
     ("group", "text", "named"),
     [
         ("model", "defaults: [_mlp, _self_]\nname: gpt", "model z"),
+        ("data", "defaults: [_synthetic, _self_]\nname: ${name}", "data z"),
+        ("planner", "# @package _global_\ndefaults: [balance@engine, _self_]", "-> balance@planner"),
+        ("cluster", "defaults: [_cluster@cluster, _self_]", "-> _cluster"),
+        ("cluster", f"defaults: [{'x' * 300}, _self_]", "/cluster/z.yaml"),
         ("cluster", "# @package _global_\ndefaults: [_cluster, _self_]", "/cluster/z.yaml"),
         ("cluster", "# @package _global_\ndefaults: [_cluster@steps, _self_]", "/cluster/z.yaml"),
         ("cluster", "defaults: [_cluster, _self_]\ndevices: x", "/cluster/z.yaml"),

@@ -10,6 +10,7 @@ Hydra raises errors of many kinds for a file that it cannot take; here each faul
 from __future__ import annotations
 
 import io
+import os
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -24,19 +25,20 @@ from harness.core import files
 from harness.core.problem import CannotRun, Problem
 from harness.core.serialization import DEEPEST, MOST_DIGITS
 
+CONF = registry.ROOT / "conf"
 PACKAGE = "# @package _global_"
 """The one line of Hydra's own that a choice may begin with."""
 ENTRY = re.compile(r"([\w.-]+)(@\w+)?", re.ASCII)
 """An entry of `defaults`: a name, and where its keys go ("_given@planner")."""
 
 
-def check_choice(group: str, name: str, folders: Sequence[Path]) -> None:
+def check_choice(group: str, name: str, folders: Sequence[Path], above: tuple[Path, ...] = ()) -> None:
     """Raise CannotRun for a choice that Hydra cannot compose. The first of the `folders` that has GROUP/NAME.yaml
-    counts."""
+    counts; the files `above` bring this choice."""
     path = find(group, name, folders)
     if path is None:
         return
-    found = _schemas(group, path, folders, ())
+    found = _schemas(group, path, folders, above)
     if len(found) != 1:
         names = ", ".join(sorted(found)) or "none"
         raise _fault(path, f"needs one schema among its defaults, it has {names}", example(group))
@@ -68,7 +70,7 @@ def read(path: Path) -> dict[Any, Any]:
     return plain
 
 
-def _schemas(group: str, path: Path, folders: Sequence[Path], above: tuple[str, ...]) -> set[str]:
+def _schemas(group: str, path: Path, folders: Sequence[Path], above: tuple[Path, ...]) -> set[str]:
     """The schemas that a choice has among its defaults, and among the defaults of these."""
     content = read(path)
     for line in _header(path):
@@ -78,25 +80,55 @@ def _schemas(group: str, path: Path, folders: Sequence[Path], above: tuple[str, 
     if not isinstance(defaults, list):
         raise _fault(path, f"has defaults that are no list: {defaults!r:.60}", example(group))
     found: set[str] = set()
+    chain = (*above, path)
     for entry in defaults:
         match = ENTRY.fullmatch(entry) if isinstance(entry, str) else None
         if elsewhere := _override(entry):
-            check_choice(*elsewhere, folders)
+            _check_override(group, path, elsewhere, folders, chain)
+            check_choice(*elsewhere, folders, chain)
             continue
         if not match:
             raise _fault(path, f"has {entry!r:.60} among its defaults, which is no name", example(group))
-        name, chain = match[1], (*above, path.stem)
+        name = match[1]
         if name == "_self_":
             continue
         if (group, name[1:]) in registry.schemas() and name.startswith("_"):
+            _check_place(group, path, entry, name)
             found.add(name)
             continue
         other = find(group, name, folders)
-        if other is None or name in chain:
+        if other is None or other in chain:
             why = "which is based on it" if other else f"which is no choice of {group}"
             raise _fault(path, f"has {name} among its defaults, {why}", example(group))
+        if not any(_header(other)):
+            _check_place(group, path, entry, name)
         found |= _schemas(group, other, folders, chain)
     return found
+
+
+def _check_place(group: str, path: Path, entry: str, name: str) -> None:
+    """Keys of schemas and other choices go to the file's group: below `PACKAGE` that must be said, else not."""
+    right = f"{name}@{group}" if any(_header(path)) else name
+    if entry != right:
+        raise _fault(path, f"has {entry} among its defaults, its keys would go elsewhere", right)
+
+
+def _check_override(
+    group: str, path: Path, override: tuple[str, str], folders: Sequence[Path], chain: tuple[Path, ...]
+) -> None:
+    """Refuse what Hydra cannot override, or would for ever."""
+    other, name = override
+    order = [next(iter(entry)) for entry in read(CONF / "config.yaml")["defaults"] if isinstance(entry, dict)]
+    earlier = order[: order.index(group)]
+    target = find(other, name, folders)
+    if not any(_header(path)):
+        raise _fault(path, f"overrides {other}, and does not begin with {PACKAGE}", PACKAGE)
+    if target in chain:
+        raise _fault(path, f"overrides {other} with {name}, which is based on it")
+    if other not in earlier:
+        raise _fault(path, f"overrides {other}, a choice of {group} can override {' and '.join(earlier) or 'none'}")
+    if target is None:
+        raise _fault(path, f"overrides {other} with {name}, which is none of its choices")
 
 
 def _override(entry: Any) -> tuple[str, str] | None:
@@ -145,7 +177,7 @@ def _header(path: Path) -> Iterator[str]:
 
 def find(group: str, name: str, folders: Sequence[Path]) -> Path | None:
     paths = (folder / group / f"{name}.yaml" for folder in folders)
-    return next((path for path in paths if path.exists()), None)
+    return next(filter(os.path.exists, paths), None)  # a name that is too long for a file is none
 
 
 def example(group: str) -> str:

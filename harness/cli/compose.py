@@ -11,6 +11,7 @@ import pickle
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import hydra
 from hydra.core.config_loader import ConfigLoader
@@ -25,11 +26,11 @@ from omegaconf.errors import InterpolationValidationError, MissingMandatoryValue
 from harness.checks import configuration, values
 from harness.checks.configuration import Expected
 from harness.cli import choice_files
+from harness.cli.choice_files import CONF
 from harness.config import cluster_config, registry
 from harness.config.overrides import Parsed, leaves, parse, value_problem
 from harness.core.problem import LEAVE_OUT, CannotRun, Fix, Problem, bare_key, refuse
 
-CONF = registry.ROOT / "conf"
 TITLE_WIDTH = 100
 FURTHER = "REGATTA_CONFIG_DIR"
 """The variable with a further folder of choices, which the points of a sweep inherit, also those of an array."""
@@ -99,7 +100,7 @@ def search(folder: str) -> None:
 
     It holds for this process and those that it starts. Raises CannotRun where there is no such folder.
     """
-    if not Path(folder).is_dir():
+    if not os.path.isdir(folder):  # Path.is_dir raises for one that is too long
         raise CannotRun([Problem("--config-dir", folder, "is not a folder")])
     os.environ[FURTHER] = str(Path(folder).resolve())
 
@@ -166,7 +167,8 @@ def _other_schema(config: DictConfig, group: str, name: str | None) -> Problem |
     if not owners:
         return Problem(group, name, "has no schema of its group", hint=choice_files.example(group))
     own = owners[0]
-    if group in registry.SCHEMAS or OmegaConf.select(config, f"{group}.name", throw_on_missing=False) == own:
+    typed: Any = OmegaConf.to_container(node)  # a name that follows from another key is none
+    if group in registry.SCHEMAS or typed.get("name") == own:
         return None
     return Problem(group, name, f"has another name than {own}, whose keys it has", hint=f"name: {own}")
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override, ValueType
+from hydra.core.override_parser.types import Override, RangeSweep, ValueType
 from hydra.errors import HydraException
 
 from harness.cli import choice_files
@@ -25,6 +26,7 @@ ID_LENGTH = 10
 SWEEP = "this sweep"
 WHOLE = ("+sweeps", "scale", "out")
 """The keys that belong to the whole sweep."""
+MOST_POINTS = 100_000
 Table = dict[str, list[str]]
 """Key -> the overrides that it takes in turn: {"batch.size": ["batch.size=1", "batch.size=2"]}."""
 
@@ -60,6 +62,9 @@ def expand(overrides: Sequence[str]) -> list[Point]:
         own = {key: values for key, values in _table(overrides, parser, "").items() if key not in WHOLE}
         points, grid = _file(overrides, parser)
         tables = [point | grid | own for point in points]
+    several = {key: None for table in tables for key, values in table.items() if len(values) > 1}
+    count = sum(math.prod(map(len, table.values())) for table in tables)
+    refuse(_too_many(", ".join(several), count), SWEEP)
     lists = itertools.chain.from_iterable(itertools.product(*table.values()) for table in tables)
     return list({point.id: point for point in map(Point.of, lists)}.values())
 
@@ -162,6 +167,9 @@ def _table(texts: Sequence[str], parser: OverridesParser, where: str, several: b
     for text in texts:
         try:
             override = _read(text, parser)
+            if found := _too_many(f"{where}{text}", _count(override)):
+                problems += found
+                continue
             key, values = override.get_key_element(), _values(override)
         except (HydraException, ValueError) as error:
             problems.append(Problem(f"{where}{text}", None, f"cannot be read: {first_line(error)}"))
@@ -181,6 +189,21 @@ def _read(text: str, parser: OverridesParser | None = None) -> Override:
     override = read(text, parser or OverridesParser.create())
     override.config_loader = parser.config_loader if parser else None
     return override
+
+
+def _too_many(key: str, count: float) -> list[Problem]:
+    """A problem of a sweep that nobody could wait for, found before its points fill the memory."""
+    if count <= MOST_POINTS:
+        return []
+    return [Problem(key, None, f"gives {count:.3g} points, at most {MOST_POINTS} are possible")]
+
+
+def _count(override: Override) -> float:
+    """How many values a range() gives; 1 for all else, which gives no more than was typed."""
+    values = override.value()
+    if not isinstance(values, RangeSweep) or not values.step:
+        return 1
+    return max((float(values.stop or 0) - float(values.start or 0)) / float(values.step), 0.0)
 
 
 def _values(override: Override) -> list[str | None]:

@@ -193,6 +193,22 @@ def wrong(*typed: str) -> Row:
     return found
 
 
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize(
+    "values",
+    [
+        *("range(1,1e9)", "range(1,-1e9,-1)", "range(1,inf)", "range(nan,3)", "range(0,1,1e-300)"),
+        *("shuffle(range(1,1e9))", "sort(range(1,1e9),reverse=true)"),
+    ],
+)
+def test_more_values_than_anyone_could_wait_for(values: str) -> None:
+    assert wrong(f"steps={values}") == (f"steps={values}", None, [])
+
+
+def test_more_points_than_anyone_could_wait_for() -> None:
+    assert wrong("steps=range(1000)", "seed=range(1000)", "warmup=2") == ("steps, seed", None, [])
+
+
 @pytest.mark.parametrize(
     ("text", "place", "what"),
     [
