@@ -208,15 +208,15 @@ class Session(Protocol):
         """Load weights, optimizer state and step from the `state_dict` of any engine."""
         ...
 
-    def parameter_gradients(self) -> dict[str, Tensor]:
-        """Return the gradients that this process holds after a step, or its shards, by names in the whole model.
+    def gradient_norms(self) -> dict[str, float]:
+        """Return the norms of the gradients of the last step in this process, by names in the whole model.
 
-        Empty where the engine keeps none in the parameters.
+        Those of shards have names that say so: "a shard of linear_0.weight".
         """
         ...
 
     def stage_of(self, name: str) -> int:
-        """Return the stage that trains a parameter of this process."""
+        """Return the stage of a gradient of this process, by the name that `gradient_norms` gives it."""
         ...
 
     def activity(self) -> Activity:

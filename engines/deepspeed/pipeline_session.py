@@ -29,7 +29,7 @@ class PipelineSession(DeepSpeedSession):
         self.tie_weights(layers)
         with contextlib.redirect_stdout(None):
             module = Stages(stages, data, self._loss, self.stage.recomputes, self.tied)
-        self.optimizer = make_optimizer(self.stage.parameters(), self.spec.optimizer)
+        self.updates_with(make_optimizer(self.stage.parameters(), self.spec.optimizer))
         self.engine = load_deepspeed.engine(self.library, module, self.optimizer, self.config, plan, self.spec)
         self.engine.pipeline_enable_backward_allreduce = data > 1 or self.config.zero > 0
         self.state = State(self.engine, self.stage, self.named_parameters(), self.optimizer)

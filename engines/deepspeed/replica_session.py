@@ -30,7 +30,7 @@ class ReplicaSession(DeepSpeedSession):
         self.own(stage_modules(layers, self.plan, [0])[0])
         named = self.named_parameters()
         self.traffic = load_deepspeed.join(self.library, self.device, self.plan.mesh.data)
-        self.optimizer = load_deepspeed.optimizer(self.stage, self.spec.optimizer, self.config.offload)
+        self.updates_with(load_deepspeed.optimizer(self.stage, self.spec.optimizer, self.config.offload))
         module = Recomputed(self.stage) if self.stage.recomputes else self.stage
         self.engine = load_deepspeed.engine(self.library, module, self.optimizer, self.config, self.plan, self.spec)
         self.state = State(self.engine, self.stage, named, self.optimizer)

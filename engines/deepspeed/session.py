@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from engines.deepspeed import load_deepspeed, loss_scale
@@ -12,6 +13,7 @@ from harness.core.plan import Plan
 from harness.core.problem import Problem
 from harness.interfaces import Batch, Model, SessionSpec, StepMetrics
 from harness.runtime.distributed_session import DistributedSession
+from harness.runtime.gradient_norms import UpdateNorms
 from harness.runtime.session import TimePoint
 from harness.runtime.stage_module import StageModule
 
@@ -26,6 +28,7 @@ class DeepSpeedSession(DistributedSession):
     engine: Any
     stage: StageModule
     state: State
+    updates: UpdateNorms
     forward_end: TimePoint
 
     def __init__(self, model: Model, plan: Plan, spec: SessionSpec, config: Config) -> None:
@@ -35,6 +38,7 @@ class DeepSpeedSession(DistributedSession):
 
     def step(self, batch: Batch, meter: bool = False) -> StepMetrics:
         """Run one step; print and log a message if DeepSpeed skipped its optimizer step."""
+        self.updates.begin()
         metrics = super().step(batch, meter)
         if self.engine.was_step_applied():
             return metrics
@@ -43,6 +47,10 @@ class DeepSpeedSession(DistributedSession):
             print(f"step {self.steps - 1}: {why}; {self.engine.skipped_steps} skipped so far", flush=True)
         bfloat16 = {"precision.dtype": "bfloat16"}
         return replace(metrics, skipped=Problem("precision.dtype", self.spec.dtype, why, (bfloat16,), "more steps"))
+
+    def updates_with(self, optimizer: torch.optim.Optimizer) -> None:
+        """Take torch's optimizer, which DeepSpeed's drives."""
+        self.optimizer, self.updates = optimizer, UpdateNorms([optimizer], self.parameter_names)
 
     def own(self, stage: StageModule) -> None:
         """Take the stage that this rank trains."""
@@ -56,6 +64,9 @@ class DeepSpeedSession(DistributedSession):
 
     def held_tensors(self) -> list[Tensor]:
         return self.state.held()
+
+    def gradient_norms(self) -> dict[str, float]:
+        return self.updates.norms()
 
     def local_state(self) -> dict[str, Any]:
         return self.state.save()

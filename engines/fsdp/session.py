@@ -15,6 +15,7 @@ from harness.core.plan import Plan
 from harness.interfaces import Batch, Model, SessionSpec, StepMetrics
 from harness.runtime.collectives import CollectiveCounter
 from harness.runtime.distributed_session import DistributedSession
+from harness.runtime.gradient_norms import norms_of
 from harness.runtime.session import TimePoint, place
 from harness.runtime.training_state import load_optimizer_state, make_optimizer
 from harness.schedule.builders.data_parallel import over_replicas
@@ -84,10 +85,12 @@ class FSDPSession(DistributedSession):
         if reduces and several:
             self.record(over_replicas(0, "reduce_scatter", 0, i), last, end)
 
-    def parameter_gradients(self) -> dict[str, Tensor]:
-        """Return this rank's shards of the gradients."""
+    def gradient_norms(self) -> dict[str, float]:
+        """Return the norms of this rank's shards of the gradients."""
         found = {name: one.grad for name, one in self.stage.named_parameters() if one.grad is not None}
-        return {name: one.to_local() if isinstance(one, DTensor) else one for name, one in found.items()}
+        shards = {name: one.to_local() for name, one in found.items() if isinstance(one, DTensor)}
+        named = {f"a shard of {name}" if name in shards else name: shards.get(name, one) for name, one in found.items()}
+        return norms_of(named)
 
     def held_tensors(self) -> list[Tensor]:
         return [*super().held_tensors(), *self.gathered.tensors]

@@ -17,6 +17,7 @@ from harness.core.plan import Plan
 from harness.core.problem import refuse
 from harness.interfaces import Batch, Model, SessionSpec
 from harness.nn.tied import moved
+from harness.runtime.gradient_norms import UpdateNorms
 from harness.runtime.local_session import LocalSession
 from harness.runtime.memory_meter import DeviceMemory
 from harness.runtime.stage_module import stage_modules
@@ -43,6 +44,8 @@ class PeriodicSession(LocalSession):
             TwoVersionStage(module, self.devices[stage.device], self.spec)
             for module, stage in zip(modules, plan.stages, strict=True)
         ]
+        names = {parameter: name for name, parameter in self.named_parameters().items()}
+        self.updates = UpdateNorms([stage.optimizer for stage in self.stages], names)
         self.queues = DeviceQueues(plan, self.spec.devices)
 
     def __exit__(self, *error: object) -> None:
@@ -50,6 +53,7 @@ class PeriodicSession(LocalSession):
 
     def train_step(self, batch: Batch) -> float:
         """All updates of the batch. After an error some stages may have been updated, and others not."""
+        self.updates.begin()
         m = min(self.plan.micro_batches, len(batch))
         program = self._program(m)
         run = Step(self.stages, self.queues, self.model, batch, m, self.every, (self.spec.seed, self.steps))
@@ -79,6 +83,9 @@ class PeriodicSession(LocalSession):
     def named_parameters(self) -> dict[str, nn.Parameter]:
         """Return the parameters that the optimizers own; each update uses up their gradients."""
         return {name: parameter for stage in self.stages for name, parameter in stage.own.items()}
+
+    def gradient_norms(self) -> dict[str, float]:
+        return self.updates.norms()
 
     def local_state(self) -> dict[str, Any]:
         """Return the state with the newest weights."""

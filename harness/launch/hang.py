@@ -29,6 +29,8 @@ from harness.launch.rank_names import RankNames
 DUMP_S = 2.0
 """How long processes may take to write what they do."""
 LOOK_S = 0.05
+NAMED = 4
+"""So many ranks are named one by one."""
 WAITING = ("torch/distributed/", "multiprocessing/")
 """Modules in which a rank waits for others."""
 AUTOGRAD = "torch/autograd/graph.py"
@@ -119,7 +121,7 @@ def reason(dumps: Sequence[Dump], names: RankNames, count: int | None = None, wo
     """Who holds up the run, and whose stacks are in the log."""
     there = [one for one in dumps if one.stacks]
     if not there and not count:
-        return _silence(names.worker.rstrip(","), worker_stopped)
+        return _silence(names.worker, worker_stopped)
     if quiet := silent(dumps, count):
         stopped = {rank for one in dumps for rank in one.stopped}
         whats = [_silence(names.rank(rank), rank in stopped) for rank in quiet]
@@ -127,12 +129,22 @@ def reason(dumps: Sequence[Dump], names: RankNames, count: int | None = None, wo
         return f"{', '.join(whats)}{others}"
     ranks = [one for one in there if one.rank is not None] or there
     first = min(ranks, key=lambda one: (one.waiting, -one.seconds))
-    where = f" {first.where}" if first.where else ""
     if len(ranks) == 1:
-        return f"{_name(first, names)} made no progress{where}; its Python stacks are in the log"
-    others = "all ranks wait for others, it for the longest time" if first.waiting == 2 else "the others wait"
-    since = f" for {first.seconds:.0f} s" if first.seconds else ""
-    return f"{_name(first, names)} made no progress{where}{since}, {others}; all Python stacks are in the log"
+        return f"{_standstill(first, names)}; its Python stacks are in the log"
+    busy = [one for one in ranks if one.waiting == 0] or [first]
+    said = ", ".join(_standstill(one, names) for one in busy[:NAMED])
+    if len(busy) > NAMED:
+        said += f", and so did {len(busy) - NAMED} others"
+    if first.waiting == 2:
+        said += ", all ranks wait for others, it for the longest time"
+    elif len(busy) < len(ranks):
+        said += ", the others wait"
+    return f"{said}; all Python stacks are in the log"
+
+
+def _standstill(one: Dump, names: RankNames) -> str:
+    since = f" for {one.seconds:.0f} s" if one.seconds and one.rank is not None else ""
+    return " ".join(filter(None, (_name(one, names), "made no progress", one.where))) + since
 
 
 def _silence(who: str, stopped: bool) -> str:
@@ -141,4 +153,4 @@ def _silence(who: str, stopped: bool) -> str:
 
 
 def _name(one: Dump, names: RankNames) -> str:
-    return names.worker.rstrip(",") if one.rank is None else names.rank(one.rank)
+    return names.worker if one.rank is None else names.rank(one.rank)

@@ -319,7 +319,7 @@ class Run:
 
 class StepLines:
     """The lines of metrics.jsonl, passed on to progress and tracker as they come; `done` steps have ended, the first
-    `start` of them before; `seconds` are those of the others."""
+    `start` of them before; `seconds` are those of the others, with the wait for the batch."""
 
     def __init__(self, run: Run, tracker: Tracker, start: int) -> None:
         self.progress, self.tracker, self.config, self.start = run.progress, tracker, run.config, start
@@ -335,7 +335,7 @@ class StepLines:
                 self.progress.steps(self.config.warmup + self.config.steps)
             self.done = line["step"] + 1
             if line["step"] >= self.start:
-                self.seconds.append(line["step_time_s"])
+                self.seconds.append(line["step_time_s"] + line["data_wait_s"])
             error = line.pop("checkpoint_error", None)
             speed = self.config.batch.size / line["step_time_s"]
             self.progress.step(self.done, line["loss"], speed)

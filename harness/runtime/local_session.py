@@ -96,7 +96,7 @@ class LocalSession(BaseSession):
 
     def activity(self) -> Activity:
         """Return what this process is doing now: what its devices do, where each has a thread."""
-        places = [f"stage {op.stage}, {place(op.kind, op.micro_batch)}" for op in cpu_streams.running()]
+        places = [f"in stage {op.stage}, {place(op.kind, op.micro_batch)}" for op in cpu_streams.running()]
         found = super().activity()
         return replace(found, where=", ".join(places)) if places else found
 

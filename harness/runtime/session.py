@@ -23,6 +23,7 @@ from harness.core.trace import Recording, Trace
 from harness.interfaces import Activity, Batch, Model, SessionSpec
 from harness.nn.skip import named_layers
 from harness.nn.tied import SharedBuffers
+from harness.runtime.gradient_norms import norms_of
 from harness.runtime.stage_module import StageModule
 from harness.runtime.training_state import (
     load_optimizer_state,
@@ -141,12 +142,12 @@ class BaseSession(ABC):
         """Return the parameters of this process by their names in the whole model."""
         return dict(self.stage.named_parameters())
 
-    def parameter_gradients(self) -> dict[str, Tensor]:
-        """Return the gradients that this process holds after a step, or its shards, by names in the whole model."""
-        return {name: one.grad for name, one in self.named_parameters().items() if one.grad is not None}
+    def gradient_norms(self) -> dict[str, float]:
+        """Return the norms of the gradients that the last step has left in the parameters."""
+        return norms_of({name: one.grad for name, one in self.named_parameters().items() if one.grad is not None})
 
     def stage_of(self, name: str) -> int:
-        """Return the stage that trains a parameter of this process."""
+        """Return the stage of a gradient of this process."""
         return self.stage_number
 
     def activity(self) -> Activity:

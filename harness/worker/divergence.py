@@ -6,7 +6,6 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
 from harness.interfaces import Session, StepMetrics
@@ -18,7 +17,7 @@ class Diverged(RuntimeError):
 
 @dataclass(frozen=True)
 class GradientNorm:
-    """The norm of a parameter's gradient after a step, or of this rank's shard of it."""
+    """The norm of a parameter's gradient in a step, or of this rank's shard of it."""
 
     norm: float
     parameter: str
@@ -43,7 +42,7 @@ class DivergenceCheck:
         A step that the optimizer has skipped has gradients that are not finite, and does no harm.
         """
         before = self.largest
-        norms = {} if metrics.skipped else self._norms()
+        norms = {} if metrics.skipped else self.session.gradient_norms()
         if not math.isfinite(metrics.loss):
             self._raise(f"the loss is {metrics.loss} at step {step}", before or self._largest(step, norms))
         bad = {name: norm for name, norm in norms.items() if not math.isfinite(norm)}
@@ -51,13 +50,6 @@ class DivergenceCheck:
             found = self._largest(step, dict([next(iter(bad.items()))]))
             raise Diverged(_text(f"a gradient is not finite at step {step}: its norm is {found}", before))
         self.largest = self._largest(step, norms)
-
-    def _norms(self) -> dict[str, float]:
-        named = {
-            name: gradient.coalesce().values() if gradient.is_sparse else gradient
-            for name, gradient in self.session.parameter_gradients().items()
-        }
-        return dict(zip(named, _norms(list(named.values())), strict=True))
 
     def _largest(self, step: int, norms: dict[str, float]) -> GradientNorm | None:
         if not norms:
@@ -75,22 +67,6 @@ class DivergenceCheck:
         finite = [one for one in found if one and math.isfinite(one.norm)]
         largest = max(finite or [one for one in found if one], key=lambda one: one.norm, default=None)
         raise Diverged(_text(what, largest))
-
-
-def _norms(tensors: list[torch.Tensor]) -> list[float]:
-    """With one wait for each device, not for each tensor."""
-    if not tensors:
-        return []
-    norms = torch._foreach_norm(tensors)
-    found = [0.0] * len(norms)
-    for device in {norm.device for norm in norms}:
-        indices = [i for i, norm in enumerate(norms) if norm.device == device]
-        for i, value in zip(indices, torch.stack([norms[i].double() for i in indices]).tolist(), strict=True):
-            found[i] = value
-    for i, norm in enumerate(found):
-        if not math.isfinite(norm):  # the sum of squares may have been too large for the gradient's own format
-            found[i] = float(torch.linalg.vector_norm(tensors[i], dtype=torch.float64))
-    return found
 
 
 def _text(what: str, largest: GradientNorm | None) -> str:

@@ -20,6 +20,7 @@ from harness.core.plan import Plan
 from harness.interfaces import Batch, BatchShape, Engine, Model, OptimizerSpec, PlanRequest, Session, SessionSpec
 from harness.nn.skip import layer_skips, named_layers
 from harness.nn.tied import ties
+from harness.runtime.gradient_norms import PART
 from tests.support.sessions import run_session
 from tests.support.violations import violations
 
@@ -80,18 +81,31 @@ def run(case: Case, steps: int = STEPS, start: dict[str, Any] | None = None) -> 
         for batch in batches:
             losses.append(session.step(batch).loss)
             states.append(session.state_dict())
-            check_gradients(session, case)
+            check_gradient_norms(session, case, states)
         return Outcome(losses, states)
 
     return run_session(case.engine, model, case.plan, case.spec, train)
 
 
-def check_gradients(session: Session, case: Case) -> None:
-    """What a session still has of them is named as in the whole model, each in a stage of the plan."""
-    named = dict(case.model.layers().named_parameters())
-    for name in session.parameter_gradients():
-        assert name in named
+def check_gradient_norms(session: Session, case: Case, states: list[dict[str, Any]]) -> None:
+    """A session knows those of its gradients, named as in the whole model, each in a stage of the plan.
+
+    In the first step of SGD they are what the weights have moved by; a shard's are no larger.
+    """
+    layers, first = case.model.layers(), case.plan.stages[0]
+    if states[-1]:  # in rank 0
+        assert session.gradient_norms() or not any(
+            parameter.requires_grad for parameter in layers[first.first : first.last + 1].parameters()
+        )
+    named, norms = dict(layers.named_parameters()), session.gradient_norms()
+    for name, norm in norms.items():
+        assert name.removeprefix("a shard of ") in {PART, *named}
         assert session.stage_of(name) in range(len(case.plan.stages))
+        if len(states) == 2 and states[1] and case.optimizer.name == "sgd" and name in named:
+            start, end = (state["model"][name] for state in states)
+            moved = float((end - start).norm()) / case.optimizer.lr
+            assert norm <= moved * 1.001 + 1e-4
+            assert norm >= moved * 0.999 - 1e-4 or case.plan.mesh.tensor > 1
 
 
 def check_training(case: Case) -> None:

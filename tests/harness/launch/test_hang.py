@@ -56,8 +56,20 @@ def test_one_that_does_not_wait_for_others_holds_them_up_else_the_one_that_stand
     assert ("all ranks wait" in found) == all(one.waiting == 2 for one in dumps)
 
 
+def test_all_that_do_not_wait_are_named_and_others_wait_only_where_there_are_some() -> None:
+    where = "in the forward pass of micro-batch 3"
+    two = reason([launcher(0, 1), rank(0, 0, 5, where), rank(1, 0, 4, where)], NAMES)
+    assert f"rank 0, stage 0 made no progress {where} for 5 s" in two
+    assert f"rank 1, stage 1 made no progress {where} for 4 s" in two
+    assert "the others wait" not in two
+    assert "the others wait" in reason([launcher(0, 1, 2), rank(0, 0, 5), rank(1, 0, 4), rank(2)], NAMES)
+    names = RankNames(Mesh(data=1, pipeline=9, tensor=1), several=True)
+    many = reason([launcher(*range(9)), *(rank(number, 0) for number in range(9))], names)
+    assert "rank 3" in many and "rank 5" not in many and "5 others" in many
+
+
 def test_processes_without_ranks() -> None:
     assert reason([launcher()], NO_RANKS).startswith("the worker made no progress")
-    assert reason([launcher()], ALONE).startswith("rank 0, the only training process made no progress")
+    assert reason([launcher()], ALONE).startswith("rank 0, the only training process, made no progress")
     assert reason([], ALONE, worker_stopped=True).endswith("wrote no Python stack: it is stopped (SIGSTOP)")
     assert "or does not run Python code" in reason([], ALONE)

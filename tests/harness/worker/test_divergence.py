@@ -11,6 +11,7 @@ from torch import Tensor
 from harness.core.problem import Problem
 from harness.interfaces import StepMetrics
 from harness.launch import forked_ranks
+from harness.runtime.gradient_norms import norms_of
 from harness.worker.divergence import Diverged, DivergenceCheck
 
 
@@ -20,8 +21,8 @@ class Session:
     def __init__(self, **gradients: Tensor) -> None:
         self.gradients = gradients
 
-    def parameter_gradients(self) -> dict[str, Tensor]:
-        return self.gradients
+    def gradient_norms(self) -> dict[str, float]:
+        return norms_of(self.gradients)
 
     def stage_of(self, name: str) -> int:
         return "ab".index(name)

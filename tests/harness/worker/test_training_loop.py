@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
 
 from harness.core.problem import Problem
 from harness.core.trace import Span, Trace
@@ -52,7 +51,7 @@ class Session:
         skipped = Problem("optimizer.lr", 1.0, "is too large", ({"optimizer.lr": 0.1},)) if k in self.skips else None
         return StepMetrics(loss, k + 1.0, {"activations": 7}, [11, 12] if meter else None, skipped)
 
-    def parameter_gradients(self) -> dict[str, Tensor]:
+    def gradient_norms(self) -> dict[str, float]:
         return {}
 
     def trace(self) -> Trace:
