@@ -86,4 +86,6 @@ def _refuse_many_ranks(environment: Mapping[str, str]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    code = main(sys.argv[1:])
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the run has ended, Ctrl-C does not change how
+    sys.exit(code)

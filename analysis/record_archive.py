@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -60,7 +61,7 @@ Reading = tuple[str, Callable[[], Any]]
 
 def is_archive(path: Path) -> bool:
     """Whether there is a file that is named like an archive."""
-    return path.name.endswith((SUFFIX, EARLIER_SUFFIX)) and path.is_file()
+    return path.name.endswith((SUFFIX, EARLIER_SUFFIX)) and os.path.isfile(path)
 
 
 def document(record: RunRecord) -> Document:

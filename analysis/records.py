@@ -7,6 +7,7 @@ The `manifest` of a loaded record names its source: "origin" is the folder of it
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -128,7 +129,7 @@ def sweep_command(name: str) -> str:
     `name` is SWEEP, or SWEEP-SCALE where sweeps/SWEEP.yaml has scales: a folder in runs/, or an archive.
     """
     sweep, _, scale = name.partition(".")[0].partition("-")
-    if not (ROOT / "sweeps" / f"{sweep}.yaml").is_file():
+    if not os.path.isfile(ROOT / "sweeps" / f"{sweep}.yaml"):
         return ""
     return f"python run.py -m +sweeps={sweep}" + (f" scale={scale}" if scale else "")
 
@@ -153,10 +154,10 @@ def _missing(name: str) -> Problem | None:
     if name.startswith(WANDB):
         place = name.removeprefix(WANDB)
         may_be_project = not (place.startswith(("/", ".", "~")) or place.count("/") > 1)
-        exists = Path(place).is_dir() or may_be_project
+        exists = os.path.isdir(place) or may_be_project
         hint = "wandb:FOLDER, or wandb:ENTITY/PROJECT"
         return None if exists else Problem(name, None, "is no folder", hint=hint)
-    exists = path.is_dir() or record_archive.is_archive(path)
+    exists = os.path.isdir(path) or record_archive.is_archive(path)
     return None if exists else Problem(name, None, "does not exist", hint=sweep_command(path.name))
 
 
@@ -164,7 +165,7 @@ def _of_source(name: str, also: Check) -> tuple[list[RunRecord], list[Skipped]]:
     records: list[RunRecord] = []
     skipped: list[Skipped] = []
     try:
-        folder = Path(name).is_dir()
+        folder = os.path.isdir(name)
         for place, read in _readings(name):
             try:
                 record = _record(place, read, also)
@@ -182,8 +183,8 @@ def _of_source(name: str, also: Check) -> tuple[list[RunRecord], list[Skipped]]:
 def _readings(name: str) -> Iterator[Reading]:
     if name.startswith(WANDB):
         place = name.removeprefix(WANDB)
-        yield from _wandb_offline(Path(place)) if Path(place).is_dir() else _wandb_online(place)
-    elif Path(name).is_dir():
+        yield from _wandb_offline(Path(place)) if os.path.isdir(place) else _wandb_online(place)
+    elif os.path.isdir(name):
         for path in in_folder(Path(name)):
             yield str(path.parent), lambda path=path: parse(files.read_bytes(path))  # type: ignore[misc]
     else:

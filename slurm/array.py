@@ -16,12 +16,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 from harness.cli import compose
 from harness.config import registry
 from harness.core import files
 from harness.core.problem import CannotRun, Problem
+from harness.core.serialization import SchemaError, decode, encode, parse
 from harness.sweep.points import Point
 from slurm import commands
 from slurm.resources import Shape
@@ -31,13 +32,14 @@ from slurm.settings import TITLE, Settings
 POINTS = "points.jsonl"
 OWN = "slurm"
 JOBS, SETTINGS, SCRIPT, LOCK = "jobs.jsonl", "settings.json", "array.sbatch", ".lock"
+Line = TypeVar("Line")
 
 
 @dataclass(frozen=True)
 class Job:
-    """One submitted array: its indices, and the user's own folder of choices (--config-dir)."""
+    """One submitted array: its id, its indices, and the user's own folder of choices (--config-dir)."""
 
-    id: str
+    job: str
     indices: tuple[int, ...]
     config_dir: str | None = None
 
@@ -64,16 +66,15 @@ class Array:
             os.close(handle)
 
     def points(self) -> list[Point]:
-        """All points, by index."""
-        return [Point(line["id"], tuple(line["overrides"])) for line in _lines(self.folder / POINTS)]
+        """All points, by index. Raises CannotRun for a file that is damaged."""
+        return _lines(Point, self.folder / POINTS)
 
     def add(self, points: Sequence[Point]) -> list[int]:
         """The indices of these points; those that the folder does not have yet are appended."""
         indices, known = self.indices(points), self.points()
         new = [point for index, point in zip(indices, points, strict=True) if index >= len(known)]
         if new:
-            lines = ({"id": one.id, "overrides": one.overrides} for one in [*known, *new])
-            files.write_text(self.folder / POINTS, _text(lines))
+            files.write_text(self.folder / POINTS, _text([*known, *new]))
         return indices
 
     def indices(self, points: Sequence[Point]) -> list[int]:
@@ -87,18 +88,22 @@ class Array:
         return self.folder / point.id
 
     def jobs(self) -> list[Job]:
-        """Return the submitted jobs in order."""
-        lines = _lines(self.own / JOBS)
-        return [Job(line["job"], tuple(line["indices"]), line.get("config_dir")) for line in lines]
+        """Return the submitted jobs in order; raises as `points`."""
+        return _lines(Job, self.own / JOBS)
 
     def log(self, job: str, index: int) -> Path:
         """Return the path of the log of a point's batch step."""
         return self.own / f"{job}_{index}.log"
 
     def settings(self) -> Settings | None:
-        """Return the settings of the last submission, if there is one."""
+        """Return the settings of the last submission, if there is one. Raises CannotRun for a file that is damaged."""
         path = self.own / SETTINGS
-        return Settings.load(path) if path.exists() else None
+        try:
+            return Settings.load(path)
+        except FileNotFoundError:
+            return None
+        except (OSError, SchemaError) as error:
+            raise _damaged(path, error) from error
 
     def places(self) -> Places:
         """What the file for sbatch names. Raises CannotRun for a path that it cannot hold."""
@@ -114,19 +119,29 @@ class Array:
         former = self.jobs()
         job = commands.ask(["sbatch", "--parsable", str(self.own / SCRIPT)]).strip().partition(";")[0]
         known = [*former, Job(job, tuple(indices), places.config_dir)]
-        lines = ({"job": one.id, "indices": one.indices, "config_dir": one.config_dir} for one in known)
         try:
             settings.save(self.own / SETTINGS)
-            files.write_text(self.own / JOBS, _text(lines))
+            files.write_text(self.own / JOBS, _text(known))
         except OSError:
             commands.ask(["scancel", job])
             raise
         return job
 
 
-def _lines(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+def _lines(kind: type[Line], path: Path) -> list[Line]:
+    """What the lines of a file hold; nothing if it is missing. Raises CannotRun for a file that is damaged."""
+    try:
+        return [decode(kind, parse(line)) for line in files.read_bytes(path).splitlines()]
+    except FileNotFoundError:
+        return []
+    except (OSError, SchemaError) as error:
+        raise _damaged(path, error) from error
 
 
-def _text(lines: Iterable[dict[str, Any]]) -> str:
-    return "".join(f"{json.dumps(line)}\n" for line in lines)
+def _damaged(path: Path, error: Exception) -> CannotRun:
+    reason = error.strerror if isinstance(error, OSError) else error
+    return CannotRun([Problem(str(path), None, f"is damaged: {reason}", hint="out=DIR, another folder")], TITLE)
+
+
+def _text(lines: Iterable[Point | Job]) -> str:
+    return "".join(f"{json.dumps(encode(line))}\n" for line in lines)

@@ -74,7 +74,7 @@ def survey(array: Array) -> tuple[list[PointState], str]:
         queue, unasked = _queue(array), ""
     except CannotRun as error:
         queue, unasked = None, error.problems[0].message
-    jobs = {index: job.id for job in array.jobs() for index in job.indices}
+    jobs = {index: job.job for job in array.jobs() for index in job.indices}
     states = []
     for index, point in enumerate(array.points()):
         state = _state(array, index, point, queue)
@@ -86,7 +86,7 @@ def survey(array: Array) -> tuple[list[PointState], str]:
 
 def _queue(array: Array) -> dict[int, Queued]:
     """The jobs of this folder that Slurm knows: all that wait or run, and those that ended some minutes ago."""
-    order = [job.id for job in array.jobs()]
+    order = [job.job for job in array.jobs()]
     queued: dict[int, Queued] = {}
     if not order:
         return queued

@@ -8,6 +8,7 @@ once.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -37,7 +38,7 @@ def main(arguments: Sequence[str]) -> int:
     options = _parser().parse_intermixed_args(arguments)
     try:
         folder = Path(options.folder)
-        if options.only is None and not (folder / array.POINTS).exists():
+        if options.only is None and not os.path.exists(folder / array.POINTS):
             return show_local(folder)
         opened = _open(folder)
         with local.writing(opened.folder):
@@ -62,7 +63,7 @@ def show(opened: array.Array) -> int:
 
 def show_local(folder: Path) -> int:
     """The table of a sweep on this machine, or of a run, as their records and locks are now."""
-    rows = [_local_row(path) for path in [folder, *sorted(folder.glob("[!.]*"))] if (path / RECORD).exists()]
+    rows = [_local_row(path) for path in [folder, *sorted(folder.glob("[!.]*"))] if os.path.exists(path / RECORD)]
     if not rows:
         message = f"has neither {array.POINTS} nor a {RECORD}: it is the folder of no sweep and of no run"
         raise CannotRun(
@@ -110,7 +111,7 @@ def _row(one: point_states.PointState) -> Row:
 
 
 def _open(folder: Path) -> array.Array:
-    if not (folder / array.POINTS).exists():
+    if not os.path.exists(folder / array.POINTS):
         message = f"has no {array.POINTS}: only what python -m slurm.submit has submitted is submitted again"
         raise CannotRun([Problem(str(folder), None, message, hint="the folder that slurm.submit has printed")], TITLE)
     return array.Array(folder)

@@ -237,6 +237,15 @@ def test_ctrl_c_in_the_imports_is_a_line(tmp_path: Path, module: str) -> None:
     assert [line for line in rest.splitlines() if "|" not in line] == ["ended by SIGINT"]
 
 
+def test_ctrl_c_after_the_end_of_a_run_does_not_change_how_it_ended(tmp_path: Path) -> None:
+    late = "import atexit, os, runpy, signal, sys\natexit.register(os.kill, os.getpid(), signal.SIGINT)\n"
+    late += (
+        f"sys.argv = ['run.py', '--cfg', 'job']; runpy.run_path({str(registry.ROOT / 'run.py')!r}, run_name='__main__')"
+    )
+    done = subprocess.run([sys.executable, "-c", late], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_mistakes_are_reported_all_at_once(tmp_path: Path) -> None:
     done = start("engine=gpip", "batch.sise=3", "steps=0", cwd=tmp_path)
     assert done.returncode == 2

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import functools
 import math
+import os
 import reprlib
 from collections.abc import Callable, Iterator
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from operator import ge
-from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -81,7 +81,7 @@ def problems(config: DictConfig) -> list[Problem]:
         found += _numbers(config, (key,), f"must be at most {AT_MOST[key]}", None, functools.partial(ge, AT_MOST[key]))
     spread = "is a relative spread, from 0 to 1"
     found += _numbers(config, ("jitter",), spread, 0.05, lambda value: 0 <= value <= 1)
-    if config.profile is not None and not Path(config.profile).is_file():
+    if config.profile is not None and not os.path.isfile(config.profile):
         found.append(Problem("profile", config.profile, "is not a file", ({"profile": LEAVE_OUT},)))
     if config.mode == "calibrate":
         return found  # no plug-in has a say in it
@@ -143,9 +143,10 @@ def _numbers(
     found = []
     for key in keys:
         value = OmegaConf.select(config, key)
-        if value is None or (math.isfinite(value) and right(value)):
+        finite = isinstance(value, int) or (value is not None and math.isfinite(value))  # any int, however large
+        if value is None or (finite and right(value)):
             continue
-        wrong = message if math.isfinite(value) else "must be finite"
+        wrong = message if finite else "must be finite"
         found.append(Problem(key, value, wrong, ({key: _default(key) if fix is None else fix},)))
     return found
 

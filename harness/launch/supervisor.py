@@ -27,7 +27,7 @@ from harness.core.record import Status
 from harness.core.run_files import CHECKPOINTS, HANG, LOG, MACHINE, METRICS
 from harness.host import machine, malloc
 from harness.host.machine import Machine
-from harness.launch import die_with_parent, hang
+from harness.launch import die_with_parent, hang, mpi
 from harness.launch.failure import ExitReasons
 from harness.launch.rank_names import NO_RANKS, RankNames
 from harness.launch.signals import blocked
@@ -126,6 +126,7 @@ def supervise(
     shutil.rmtree(run_dir / HANG, ignore_errors=True)  # of a parent that was killed
     with (run_dir / LOG).open("ab") as log:
         while True:
+            since = time.time()
             # a process group of its own: Ctrl-C reaches the parent alone, and all that the worker starts ends with it
             with nullcontext() if step else blocked():
                 worker = subprocess.Popen(
@@ -141,7 +142,7 @@ def supervise(
             try:
                 outcome = watch.outcome(follow, reasons, log)
             finally:
-                _end(worker, step)
+                _end(worker, step, since)
             if outcome.status in ("ok", "timeout") or not reasons.try_again():
                 break
     follow()
@@ -211,14 +212,17 @@ def _progress(run_dir: Path) -> list[tuple[int, int]]:
     return state
 
 
-def _end(worker: subprocess.Popen[bytes], step: Step | None) -> None:
-    """End the worker, and all that it has started; srun ends its ranks on other nodes first."""
+def _end(worker: subprocess.Popen[bytes], step: Step | None, since: float) -> None:
+    """End the worker, and all that it has started `since` then; srun ends its ranks on other nodes first."""
+    clean = worker.poll() == 0
     if step:
         _signal_group(worker, signal.SIGTERM)
         with suppress(subprocess.TimeoutExpired):
             worker.wait(GRACE_S)
     _signal_group(worker, signal.SIGKILL)
     worker.wait()
+    if not clean:  # it cannot do that itself
+        mpi.remove_orphaned_memory(since)
 
 
 def _signal_group(worker: subprocess.Popen[bytes], number: signal.Signals) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -54,6 +55,25 @@ def test_the_status_of_a_folder_is_kept_as_a_table(
     assert "3 points: 1 ok, 1 missing, 1 pending" in printed
     rows = list(csv.DictReader((tmp_path / "points.csv").read_text().splitlines()))
     assert [(row["seed"], row["status"]) for row in rows] == [("0", "pending"), ("1", "missing"), ("2", "ok")]
+
+
+@pytest.mark.parametrize("name", [array.POINTS, f"{array.OWN}/{array.JOBS}"])
+@pytest.mark.parametrize("content", ["{", "3\n", "[1]\n", "{}\n", '{"id": 3, "job": 3}\n', "[" * 100000, None])
+def test_a_file_that_is_damaged_is_named(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    name: str,
+    content: str | None,
+) -> None:
+    monkeypatch.setattr(commands, "ask", lambda command: "7|0|PENDING|Priority\n" if command[0] == "squeue" else "7\n")
+    submitted(tmp_path)
+    path = tmp_path / name
+    path.unlink()
+    os.mkfifo(path) if content is None else path.write_text(content)
+    assert status.main([str(tmp_path)]) == 2
+    printed = " ".join(capsys.readouterr().err.split())
+    assert str(path) in printed and "is damaged" in printed
 
 
 def test_what_was_submitted_is_known(tmp_path: Path, asked: list[str]) -> None:

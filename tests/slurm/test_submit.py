@@ -64,15 +64,15 @@ def test_points_reach_their_run_as_they_were_typed(
     assert job.indices == (0, 1), "points that cannot run are not submitted"
     wait_for(cluster.settled, "the array", RUN_S)
     records = [RunRecord.load(folder / point.id / "record.json") for point in points]
-    logs = [Array(folder).log(job.id, index).read_text() for index in job.indices]
+    logs = [Array(folder).log(job.job, index).read_text() for index in job.indices]
     # a profile of micro-batches of 2 makes batches of 16 and 8: only one of them was asked for
     assert [record.status for record in records] == ["ok", "infeasible", "infeasible", "infeasible"], logs
     assert records[0].manifest["overrides"][:-1] == list(points[0].overrides)
-    assert records[0].manifest["slurm"]["array_job_id"] == job.id
+    assert records[0].manifest["slurm"]["array_job_id"] == job.job
     assert records[0].manifest["slurm"]["array_task_id"] == "0"
     assert records[0].manifest["slurm"]["nodes"] == "node1"
     assert not list(tmp_path.rglob("hacked"))
-    assert states_by_index(cluster, job.id) == {"0": "COMPLETED", "1": "FAILED"}, "Slurm says what the records say"
+    assert states_by_index(cluster, job.job) == {"0": "COMPLETED", "1": "FAILED"}, "Slurm says what the records say"
     assert submit.main([*given, "batch.micro_batches=8"]) == 0
     assert "1 points: 0 submitted, 1 done before: nothing to submit" in capsys.readouterr().out
 
@@ -122,21 +122,21 @@ def test_status_and_only(cluster: Cluster, tmp_path: Path, capsys: pytest.Captur
     assert "slurm.parallel=2 is for this array; 4 points of others wait or run, too" in printed
     assert submit.main([*given, "slurm.mem=9T"]) == 2
     assert "slurm.mem 9T" in capsys.readouterr().err, "though no point would have it"
-    cluster.ask("scancel", f"{job.id}_3")
-    os.kill(parent_of(cluster, f"{job.id}_1"), signal.SIGKILL)
-    node = cluster.ask("squeue", "-h", "-j", f"{job.id}_2", "-o", "%N").strip()
+    cluster.ask("scancel", f"{job.job}_3")
+    os.kill(parent_of(cluster, f"{job.job}_1"), signal.SIGKILL)
+    node = cluster.ask("squeue", "-h", "-j", f"{job.job}_2", "-o", "%N").strip()
     cluster.ask("scontrol", "update", f"nodename={node}", "state=down", "reason=test")
     wait_for(lambda: (runs[0] / "metrics.jsonl").exists(), "a step", RUN_S)
-    cluster.ask("scancel", f"{job.id}_0")
+    cluster.ask("scancel", f"{job.job}_0")
     wait_for(lambda: states_of(folder)[:2] == ["preempted", "error"], "two ends", RUN_S)
     wait_for(lambda: states_of(folder)[2] == "pending", "the requeued run", RUN_S)
     assert states_of(folder) == ["preempted", "error", "pending", "missing"]
     assert status.main(["s"]) == 0
     printed = capsys.readouterr().out
     assert "4 points: 1 error, 1 missing, 1 pending, 1 preempted" in printed
-    assert f"log: {Array(folder).log(job.id, 1)}" in printed
-    assert states_by_index(cluster, job.id)["1"] == "FAILED"
-    cluster.ask("scancel", f"{job.id}_2")
+    assert f"log: {Array(folder).log(job.job, 1)}" in printed
+    assert states_by_index(cluster, job.job)["1"] == "FAILED"
+    cluster.ask("scancel", f"{job.job}_2")
     wait_for(lambda: states_of(folder)[2] == "preempted", "the cancelled run's end", RUN_S)
     # what comes back is short: the same points, but Slurm is not asked to run a million steps again
     shorten(folder, 2)
@@ -160,16 +160,16 @@ def test_a_point_goes_on_after_its_time_limit(cluster: Cluster, tmp_path: Path) 
     (job,), (_, point) = Array(folder).jobs(), Array(folder).points()
     lines = folder / point.id / "metrics.jsonl"
     wait_for(lambda: lines.exists() and lines.stat().st_size, "a step", RUN_S)
-    cluster.ask("scancel", "--batch", "--signal=USR1", f"{job.id}_1")
+    cluster.ask("scancel", "--batch", "--signal=USR1", f"{job.job}_1")
     wait_for(lambda: states_of(folder) == ["running", "pending"], "the requeued run", RUN_S)
     stopped = RunRecord.load(folder / point.id / "record.json")
     done = len(lines.read_text().splitlines())
     assert stopped.status == "preempted" and f"ended by SIGUSR1 after {done} step" in stopped.reason
     shorten(folder, done + 3)
-    cluster.ask("scancel", f"{job.id}_0")
+    cluster.ask("scancel", f"{job.job}_0")
     wait_for(lambda: cluster.begin_soon() or cluster.settled(), "the run's end", RUN_S)
     record = RunRecord.load(folder / point.id / "record.json")
-    assert record.status == "ok", Array(folder).log(job.id, 1).read_text()
+    assert record.status == "ok", Array(folder).log(job.job, 1).read_text()
     assert (record.id, record.manifest["resumed"]) == (stopped.id, [done])
     assert [json.loads(line)["step"] for line in lines.read_text().splitlines()] == list(range(done + 3))
     assert not cluster.processes()

@@ -5,6 +5,7 @@ Free of torch and Pillow.
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from harness.core.problem import CannotRun, Fix, Problem
@@ -78,7 +79,7 @@ def classes_problem(folder: str, message: str) -> CannotRun:
 
 def _root(folder: str) -> Path:
     root = Path(folder).expanduser()
-    if not folder or not root.exists():
+    if not folder or not os.path.exists(root):
         raise problem(folder, "does not exist")
     return root
 

@@ -315,6 +315,8 @@ def test_the_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ]  # fmt: skip
     assert paper_cli.main(page_of, [str(tmp_path / "missing")]) == 2
     assert "missing   does not exist" in capsys.readouterr().err
+    assert paper_cli.main(page_of, ["x" * 300]) == 2
+    assert "does not exist" in capsys.readouterr().err
 
 
 def test_a_row_that_failed_is_named() -> None:

@@ -126,6 +126,8 @@ def test_every_choice_composes_and_says_how_to_use_it(path: Path) -> None:
         ("mesh.tensor=0", "mesh.tensor", 0, ["mesh.tensor=1"]),
         ("steps=0", "steps", 0, ["steps=1"]),
         ("warmup=-1", "warmup", -1, ["warmup=0"]),
+        (f"warmup={10**400}", "warmup", 10**400, ["warmup=2"]),
+        (f"profile={'x' * 300}", "profile", "x" * 300, ["without profile"]),
         ("seed=9223372036854775808", "seed", 2**63, ["seed=0"]),
         ("optimizer.lr=0", "optimizer.lr", 0.0, ["optimizer.lr=0.1"]),
         ("optimizer.lr=-inf", "optimizer.lr", float("-inf"), ["optimizer.lr=0.1"]),

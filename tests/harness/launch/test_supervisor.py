@@ -124,6 +124,14 @@ def test_a_worker_that_is_stopped_is_not_said_to_have_written_stacks(tmp_path):
     assert outcome.reason.endswith("the worker made no progress and wrote no Python stack: it is stopped (SIGSTOP)")
 
 
+def test_a_worker_that_is_killed_leaves_no_memory_of_mpi(tmp_path):
+    """Ranks that are stopped while MPI starts have not removed the name of theirs yet."""
+    memory = Path(f"/dev/shm/mpich_test_{os.getpid()}")
+    before = f"Path({str(memory)!r}).touch()"
+    assert supervise([*python(HANGING.format(before=before)), str(tmp_path)], tmp_path, 2.0).status == "timeout"
+    assert not memory.exists()
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1])
 def test_a_signal_to_the_worker_alone_ends_it(tmp_path, number):
     before = f"import os; os.kill(os.getpid(), {int(number)})"

@@ -116,7 +116,7 @@ def test_folders_that_cannot_be_used(tmp_path: Path) -> None:
     missing = problem(tmp_path / "none")
     assert row(missing) == ("data.folder", str(tmp_path / "none"), ["data.folder=null"])
     assert "data.folder=DIR" in missing.hint and missing.message == "does not exist"
-    assert problem("").message == "does not exist"
+    assert problem("").message == problem("x" * 300).message == "does not exist"
     assert problem(tmp_path).message.startswith("holds 0 images (.png .jpg")
     (tmp_path / "a.png").write_bytes(b"nothing")
     assert problem(tmp_path / "a.png").message == "cannot be listed: Not a directory"
