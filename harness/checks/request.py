@@ -9,6 +9,7 @@ from omegaconf import DictConfig
 
 from harness.checks.mesh import DEGREES, given_balance, given_degree, has
 from harness.config import registry
+from harness.config.schema import PRECISIONS
 from harness.core import divisors
 from harness.core.cluster import Cluster
 from harness.core.plan import Mesh
@@ -187,7 +188,10 @@ def _dtype(config: DictConfig, can: Capabilities) -> list[Problem]:
     if dtype in can.dtypes:
         return []
     message = f"{_engine(config, can, 'dtypes')} takes {', '.join(can.dtypes)}"
-    return [Problem("precision.dtype", dtype, message, _or_instead({"precision.dtype": can.dtypes[0]}, can, "dtypes"))]
+    key, value, fix = "precision.dtype", dtype, can.dtypes[0]
+    if dtype in PRECISIONS and config.precision.get("name") == PRECISIONS[dtype]:  # the user chose all of it
+        key, value, fix = "precision", PRECISIONS[dtype], PRECISIONS[fix]
+    return [Problem(key, value, message, _or_instead({key: fix}, can, "dtypes"))]
 
 
 def _optimizer(config: DictConfig, can: Capabilities) -> list[Problem]:

@@ -10,6 +10,7 @@ import math
 import os
 import reprlib
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from operator import ge
@@ -18,7 +19,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from harness.checks import mesh
-from harness.config import registry
+from harness.config import precision_words, registry
 from harness.config.schema import AUTOCAST, DTYPES
 from harness.core.memory_model import NAMED
 from harness.core.problem import LEAVE_OUT, Fix, Problem, spelled
@@ -133,7 +134,14 @@ def _stages(config: DictConfig) -> list[Problem]:
 
 def _names(config: DictConfig) -> list[Problem]:
     given = ((key, OmegaConf.select(config, key), known) for key, known in NAMES.items())
-    return [problem for key, value, known in given if value is not None for problem in one_of(key, value, known)]
+    found = [problem for key, value, known in given if value is not None for problem in one_of(key, value, known)]
+    return [_as_precision(one) if one.key.startswith("precision.") else one for one in found]
+
+
+def _as_precision(problem: Problem) -> Problem:
+    """Suggest the format that was meant, where the name says one: as words, float8 and float64 are similar."""
+    meant = precision_words.meant(str(problem.value), NAMES[problem.key])
+    return replace(problem, fixes=({problem.key: meant},)) if meant else problem
 
 
 def _numbers(

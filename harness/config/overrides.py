@@ -20,13 +20,14 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, ValueNode
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
+from harness.config import precision_words
 from harness.core.problem import LEAVE_OUT, Fix, Problem, spelled
 from harness.core.serialization import DEEPEST
 
 SHORT = 3
 """Letters of a key that is cut short, at least."""
 SIMILAR = 0.5
-"""Similarity (`difflib`) above which a choice is suggested: as fp16 is to float16."""
+"""Similarity (`difflib`) above which a choice is suggested."""
 ALL_KEYS = "python run.py --help lists every key"
 WANTED = {int: "a whole number", float: "a number", bool: "true or false", str: "a string", NoneType: "null"}
 
@@ -221,13 +222,20 @@ def _choice_problem(override: Override, options: Callable[[str], list[str]], gro
     if key not in groups:
         return None
     known = options(key)
-    near = [value] if value in known else difflib.get_close_matches(value, known, n=1, cutoff=SIMILAR)
+    near = [value] if value in known else _near(key, value, known)
     fixes = tuple({key: name} for name in near)
     if override.is_add() or override.is_force_add():
         return Problem(_key(override), value, "is a group already and needs no +", fixes)
     if override.value() in known:
         return None
     return Problem(key, value, f"is not one of {', '.join(known)}", fixes)
+
+
+def _near(group: str, value: str, known: list[str]) -> list[str]:
+    if group == "precision":  # as words, fp8 and fp64 are similar
+        meant = precision_words.meant(value, known)
+        return [meant] if meant else []
+    return difflib.get_close_matches(value, known, n=1, cutoff=SIMILAR)
 
 
 def _key(override: Override) -> str:

@@ -112,7 +112,9 @@ class Config:
     same keys is resumed all the same."""
 
 
-DTYPES = ("float32", "float64", "bfloat16", "float16")
+PRECISIONS = {"float32": "fp32", "float64": "fp64", "bfloat16": "bf16", "float16": "fp16"}
+"""The choice of `precision` that has a dtype for everything."""
+DTYPES = tuple(PRECISIONS)
 AUTOCAST = ("bfloat16", "float16")
 
 

@@ -90,6 +90,11 @@ CASES = {
         "data=synthetik",
         "tracker=wanb",
         "precision=fp17",
+        "precision=half",
+        "precision=fp8",
+        "precision.dtype=fp64",
+        "precision.dtype=float8",
+        "precision.autocast=half",
     ],
     "mesh": [
         "mesh.pipeline=0",
@@ -232,7 +237,6 @@ LATER = {
     "mesh.pipeline=16": "how many layers there are is known once there is a profile",
     "engine=single planner=autoddl": "whether a model has matmuls is known once there is a profile",
     "mode=run engine=sbp planner=autoddl planner.paths=paper": "whether a model has matmuls is known by its profile",
-    "precision=fp17": "the engine's types are checked once the group is known",
     "engine=deepspeed engine.offload=true engine.zero=0": "what engines refuse is checked once their keys are right",
 }
 """Cases in which the first fix leads to a later check, whose first fix must lead to an accepted run."""

@@ -83,8 +83,13 @@ def test_every_choice_composes_and_says_how_to_use_it(path: Path) -> None:
         ("engine=_gpipe", "engine", "_gpipe", ["engine=gpipe"]),
         *[
             (f"precision={name}", "precision", name, [f"precision={right}"])
-            for name, right in (("float16", "fp16"), ("float32", "fp32"), ("float64", "fp64"), ("bfloat16", "bf16"))
+            for name, right in (("float", "fp32"), ("float32", "fp32"), ("double", "fp64"), ("bfloat16", "bf16"))
         ],
+        *[
+            (f"precision={name}", "precision", name, ["precision=bf16"])
+            for name in ("fp8", "float8", "int4", "fp17", "half", "float16", "f16")
+        ],
+        ("precision=low", "precision", "low", []),
         ("engine=null", "engine", "null", []),
         ("engine.name=single", "engine.name", "single", ["engine=single"]),
         ("batch.sise=3", "batch.sise", None, ["batch.size=3 without batch.sise"]),
