@@ -17,6 +17,7 @@ from harness.core.op import Op
 from harness.core.plan import Plan
 from harness.core.trace import Span
 from harness.interfaces import Activity, Batch, Model, SessionSpec, StepMetrics
+from harness.nn.skip import named_layers
 from harness.nn.tied import moved
 from harness.runtime import cpu_streams
 from harness.runtime.memory_meter import DeviceMemory
@@ -45,6 +46,7 @@ class LocalSession(BaseSession):
 
     def __enter__(self) -> Self:
         layers = initial_layers(self.model, self.spec)
+        self.layer_names = [name for name, _ in named_layers(layers)]
         self.watch_shared_buffers(layers)
         self.build(layers)
         return self
@@ -101,11 +103,8 @@ class LocalSession(BaseSession):
         return replace(found, where=", ".join(places)) if places else found
 
     def stage_of(self, name: str) -> int:
-        """Return the stage whose layers have a parameter."""
-        with torch.device("meta"):
-            layers = [layer for layer, _ in self.model.layers().named_children()]
-        number = layers.index(name.partition(".")[0])
-        return next(j for j, stage in enumerate(self.plan.stages) if stage.first <= number <= stage.last)
+        """Return the stage whose layers have a parameter; the first one of a layer that stands in several places."""
+        return self.plan.stage_of(self.layer_names.index(name.partition(".")[0]))
 
     def held_by_device(self) -> dict[int, list[Tensor]]:
         """Return the tensors that each device of the plan holds between steps."""

@@ -70,7 +70,7 @@ def test_autocast(stages: int) -> None:
 
 
 def run_plainly(one: Case) -> list[float]:
-    return contract.run(one.reference, steps=2).losses
+    return contract.reference(one, steps=2).losses
 
 
 @pytest.mark.parametrize("model", ["skips", "tied", "gpt"])
@@ -114,7 +114,7 @@ def test_sums_of_four_tasks(zero: int, stages: int) -> None:
     one = replace(case("amoebanet", stages, data=2, zero=zero, m=2), samples=32)
     one = replace(one, optimizer=replace(GENTLE, lr=1e-4))
     contract.check_training(one)
-    states = [state["model"] for state in contract.run(one.reference).states]
+    states = [state["model"] for state in contract.reference(one).states]
     assert max(float((states[-1][name] - value).abs().max()) for name, value in states[0].items()) > 1000 * CLOSE
 
 

@@ -106,7 +106,7 @@ def test_it_trains_in_float32(model: str) -> None:
 
 def test_bfloat16() -> None:
     one = replace(case("skips", 3, "always"), dtype="bfloat16", optimizer=OptimizerSpec("sgd", lr=0.1))
-    assert contract.run(one).losses == pytest.approx(contract.run(one.reference).losses, rel=0.03)
+    assert contract.run(one).losses == pytest.approx(contract.reference(one).losses, rel=0.03)
 
 
 def test_autocast_holds_in_its_threads() -> None:
@@ -168,7 +168,7 @@ def test_a_session_goes_on_after_a_crash() -> None:
 def test_deferred_batch_norm_is_theirs_with_the_biased_variance(mode: str) -> None:
     one = case("norms", 3, mode, deferred_batch_norm=True)
     mine = contract.run(one).states[-1]["model"]
-    right = contract.run(replace(one, deferred=True).reference).states[-1]["model"]
+    right = contract.reference(replace(one, deferred=True)).states[-1]["model"]
     assert list(mine) == list(right)
     start = 0.9**contract.STEPS  # what is left of the running variance that all begin with: 1
     for name, value in right.items():
