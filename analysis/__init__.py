@@ -1,0 +1,5 @@
+"""What is made of records: pages of the papers, tables, figures, claims, benchmarks, the report."""
+
+from harness.host import interrupt
+
+interrupt.of_command()

@@ -162,6 +162,8 @@ def _sync(folder: Path) -> None:
 
 def read(run_dir: Path, step: int) -> RunState:
     """The run up to a checkpoint. Raises `Unusable` if it is not as a run has written it: by all checksums inside."""
+    if not place(run_dir, step).is_file():  # opening a FIFO would wait for a writer
+        raise Unusable("is no regular file")
     try:
         with place(run_dir, step).open("rb") as file, zipfile.ZipFile(file) as archive:
             state = _state(archive)

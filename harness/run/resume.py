@@ -15,6 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
+from harness.core import files
 from harness.core.cluster import Cluster
 from harness.core.memory_model import MemoryModel
 from harness.core.model_profile import ModelProfile
@@ -142,7 +143,7 @@ def _plan_is_whole(folder: Path, state: RunState) -> bool:
 
 def _config_is_whole(folder: Path, state: RunState) -> bool:
     try:
-        found = OmegaConf.load(folder / CONFIG)
+        found = OmegaConf.create(files.read_bytes(folder / CONFIG).decode())
         return isinstance(found, DictConfig) and not _differences(state.config, found)
     except (OSError, ValueError, YAMLError, OmegaConfBaseException):
         return False
@@ -151,7 +152,7 @@ def _config_is_whole(folder: Path, state: RunState) -> bool:
 def _metrics_are_whole(folder: Path, state: RunState) -> bool:
     """A run that was killed may have left one line less than the checkpoint has, and other lines after its last."""
     try:
-        text = (folder / METRICS).read_text(encoding="utf-8")
+        text = files.read_bytes(folder / METRICS).decode()
     except (OSError, ValueError):
         return False
     lines = tuple(text[: text.rfind("\n") + 1].splitlines()[: state.step])

@@ -122,7 +122,7 @@ class RunFolder:
         """Leave the files of the run as they were at its checkpoint, and without those about how it ended."""
         checkpoint_files.tidy(self.path, resumed.unusable)
         for name in (METRICS, LOG):
-            if (self.path / name).is_dir():
+            if not (self.path / name).is_file():
                 checkpoint_files.remove(self.path / name)
         files.write_text(self.path / METRICS, "".join(f"{line}\n" for line in resumed.state.lines))
         for name in run_files.OF_END:

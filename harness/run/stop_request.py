@@ -24,13 +24,13 @@ class StopRequest:
         self.deadline_s: float | None = None
 
     def __enter__(self) -> Self:
-        (self.folder / STOP).unlink(missing_ok=True)
+        checkpoint_files.remove(self.folder / STOP)
         self.signals.noting = True
         return self
 
     def __exit__(self, *error: object) -> None:
         self.signals.noting = False
-        (self.folder / STOP).unlink(missing_ok=True)
+        checkpoint_files.remove(self.folder / STOP)
 
     def check(self) -> None:
         """Ask the ranks to stop if a signal has come; raises `Preempted` if they take longer than `grace_s`."""

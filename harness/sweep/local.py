@@ -16,10 +16,11 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from harness.core import files
-from harness.core.problem import CannotRun, Problem
+from harness.core.problem import CannotRun, Fix, Problem
 from harness.core.record import EXIT_CODES, RunRecord
 from harness.core.run_files import RECORD
 from harness.launch.signals import preemptible
+from harness.run import folder_lock
 from harness.run.folder_lock import Busy, held
 from harness.sweep import run_point
 from harness.sweep.live_table import Display, Row, as_csv, close
@@ -135,9 +136,14 @@ def folder_of(overrides: Sequence[str]) -> Path:
 
 
 def make(folder: Path) -> None:
-    """Make the sweep's folder, if it is not there. Raises CannotRun."""
+    """Make the sweep's folder, if it is not there. Raises CannotRun, also for the folder of a run that is in progress:
+    sweeps hold the locks of their points alone."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         problem = Problem("out", str(folder), f"cannot be made a folder: {error.strerror}", hint="out=DIR")
         raise CannotRun([problem], "this sweep") from error
+    seen = folder_lock.look(folder)
+    if seen.held:
+        other: Fix = {"out": f"{folder}-2"}
+        raise CannotRun([Problem("out", str(folder), f"is in use by {seen.owner}, a run", (other,))], "this sweep")

@@ -35,6 +35,7 @@ from harness.interfaces import BatchShape, PlanRequest
 from harness.run import runner
 from harness.run.checkpoint_files import RunState, place, steps, write
 from harness.run.resume import Resumed, SamePlan, find_finished, find_resumable
+from harness.run.run_folder import RunFolder
 from harness.trackers import none
 from tests.problems import refused, row
 from tests.support.machines import MACHINE
@@ -156,6 +157,7 @@ DAMAGES: dict[str, Callable[[Path], None]] = {
     "other bytes": lambda path: replaced(path, random.Random(0).randbytes(3000)),
     "gone": lambda path: path.unlink(),
     "a folder": lambda path: replaced(path, None),
+    "a FIFO": lambda path: (path.unlink(), os.mkfifo(path))[1],
 }
 
 
@@ -169,6 +171,20 @@ def test_a_checkpoint_is_enough(tmp_path: Path, name: str, damage: str) -> None:
     assert name in note
     with pytest.raises(CannotRun):
         resumes(tmp_path, "seed=1")
+
+
+@pytest.mark.parametrize("damage", ["gone", "a folder", "a FIFO"])
+def test_a_log_that_is_no_file_makes_room_for_one(tmp_path: Path, damage: str) -> None:
+    left(tmp_path, 6)
+    (tmp_path / "log").touch()
+    DAMAGES[damage](tmp_path / "log")
+    found, _ = resumes(tmp_path)
+    assert found
+    folder = RunFolder(tmp_path, RunRecord("x", "running"))
+    folder.start()
+    folder.resume(found)
+    folder.accept()
+    assert not (tmp_path / "log").exists()
 
 
 class Evil:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -21,10 +22,11 @@ def kill(number: int) -> None:
 
 
 @pytest.mark.parametrize("number", NUMBERS)
-def test_a_signal_asks_the_ranks_to_stop(number: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("left", [Path.touch, Path.mkdir, os.mkfifo])
+def test_a_signal_asks_the_ranks_to_stop(number: int, left: Callable[[Path], None], tmp_path: Path) -> None:
     said: list[str] = []
     name = signal.Signals(number).name
-    (tmp_path / STOP).touch()  # of an earlier start
+    left(tmp_path / STOP)  # there from an earlier start
     with preemptible() as signals, StopRequest(tmp_path, signals, 30, said.append) as stop:
         stop.check()
         assert not (tmp_path / STOP).exists()

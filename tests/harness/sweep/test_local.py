@@ -352,6 +352,13 @@ def test_a_point_that_another_process_runs_is_left_to_it(tmp_path: Path) -> None
         pass
 
 
+def test_the_folder_of_a_run_in_progress_takes_no_sweep(tmp_path: Path) -> None:
+    with holder(tmp_path) as process, pytest.raises(CannotRun, match=f"process {process.pid} on") as caught:
+        local.make(tmp_path)
+    assert rows(refused(caught)) == [("out", str(tmp_path), [f"out={tmp_path}-2"])]
+    local.make(tmp_path)
+
+
 PRINTING = """
 console = Path([a for a in sys.argv if a.startswith("out=")][0][4:].strip("'")) / "console"
 largest = 0
