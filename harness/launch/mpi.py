@@ -120,6 +120,10 @@ def pmi_connections(count: int) -> Iterator[list[PmiConnection]]:
         try:
             connections += _received(server, count, process, output.fileno())
             yield sorted(connections, key=lambda connection: connection.rank)
+        except Exception as error:
+            if (code := process.poll()) is not None and code < 0:  # a rank that fails ends it by no signal
+                error.add_note(f"mpiexec was ended by signal {-code} ({signal.Signals(-code).name}) before that")
+            raise
         finally:
             for connection in connections:
                 with suppress(OSError):

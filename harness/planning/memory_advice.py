@@ -10,7 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from harness.checks import mesh, plan_fits, request
 from harness.config import registry
-from harness.core import memory_model, units
+from harness.core import divisors, memory_model, units
 from harness.core.cluster import Cluster
 from harness.core.model_profile import ModelProfile
 from harness.core.problem import CannotRun, Fix, Problem
@@ -18,6 +18,8 @@ from harness.interfaces import Engine, Planner
 from harness.planning import draft as planning_draft
 
 FACTORS = (2, 4, 8, 16)
+MOST_MICRO_BATCHES = 1024
+"""To simulate more of them takes long."""
 
 
 def advised(problem: Problem, config: DictConfig, profile: ModelProfile, cluster: Cluster) -> Problem:
@@ -113,16 +115,28 @@ def _shards(config: DictConfig) -> Iterator[Fix]:
 
 def _micro_batches(config: DictConfig) -> Iterator[Fix]:
     """More micro-batches of fewer samples; those of a stored profile have the size that they have."""
-    for factor in FACTORS:
-        if not config.profile and mesh.micro_batch(config) % factor == 0:
+    for factor in _factors(config):
+        if config.batch.micro_batches * factor <= MOST_MICRO_BATCHES:
             yield {"batch.micro_batches": config.batch.micro_batches * factor}
 
 
 def _batches(config: DictConfig) -> Iterator[Fix]:
-    """Smaller batches in as many micro-batches."""
-    for factor in FACTORS:
-        if not config.profile and mesh.micro_batch(config) % factor == 0:
-            yield {"batch.size": config.batch.size // factor}
+    """Smaller batches in as many micro-batches, each of half the samples of the one before."""
+    samples = 1 if config.profile else mesh.micro_batch(config)
+    each = config.batch.size // samples
+    while (samples := samples // 2) > 0:
+        yield {"batch.size": each * samples}
+
+
+def _factors(config: DictConfig) -> list[int]:
+    """Divisors of a micro-batch's samples, each at least twice the one before, up to micro-batches of one sample."""
+    if config.profile:
+        return []
+    samples, found = mesh.micro_batch(config), [1]
+    for divisor in divisors.list_divisors(samples):
+        if divisor >= 2 * found[-1] or divisor == samples > 1:
+            found.append(divisor)
+    return found[1:]
 
 
 def _devices(config: DictConfig, engine: Engine, profile: ModelProfile, cluster: Cluster) -> Iterator[Fix]:

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +91,18 @@ def test_a_rank_that_is_killed_ends_all() -> None:
             3, waiting(2, lambda: os.kill(os.getpid(), signal.SIGKILL)), ("cpu",) * 3, with_mpi=True
         )
     assert time.monotonic() - began < SOON_S
+
+
+def test_a_killed_mpiexec_is_named_where_ranks_fail_after_it() -> None:
+    with pytest.raises(ValueError, match="no") as raised, mpi.pmi_connections(2):
+        for process in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError):
+                fields = (process / "stat").read_text().rpartition(")")[2].split()
+                if fields[1] == str(os.getpid()) and b"mpiexec" in (process / "cmdline").read_bytes():
+                    os.kill(int(process.name), signal.SIGKILL)
+        time.sleep(0.1)
+        raise ValueError("no")
+    assert any("mpiexec" in note and "SIGKILL" in note for note in raised.value.__notes__)
 
 
 def test_a_rank_that_ends_before_the_world_is_there(monkeypatch: pytest.MonkeyPatch) -> None:

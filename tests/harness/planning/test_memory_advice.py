@@ -109,11 +109,27 @@ def test_a_cluster_of_nodes_grows_by_nodes() -> None:
     }
 
 
+@pytest.mark.parametrize(("samples", "there", "count"), [(15, 700, 3), (15, 300, 15), (7, 200, 7), (64, 230, 64)])
+def test_more_micro_batches_of_any_number_of_samples(samples: int, there: int, count: int) -> None:
+    """One device keeps 2 x 100 bytes of each sample of a micro-batch, which need no power of 2."""
+    profile = chain(1, samples, params=1, saved=100, output=1)
+    config = settled(f"batch.size={samples}", "batch.micro_batches=1", "engine=single", devices=1)
+    found = memory_advice.fitting(config, profile, cluster(1, there))
+    assert found == {"batch.micro_batches": count}
+
+
 def test_a_smaller_batch_where_all_else_is_done() -> None:
     """One device, one layer: what is kept of a whole batch is what it keeps."""
     profile = chain(1, 4, params=1, saved=10, output=100)
     config = settled("batch.size=32", "batch.micro_batches=8", devices=1)
     assert [*memory_advice.fitting(config, profile, cluster(1, 4000))] == ["batch.size"]
+
+
+def test_a_smaller_batch_of_any_number_of_samples() -> None:
+    """The inputs of 15 samples alone are too large, 3 samples fit."""
+    profile = chain(1, 15, params=1, saved=10, output=100)
+    config = settled("batch.size=15", "batch.micro_batches=1", "engine=single", devices=1)
+    assert memory_advice.fitting(config, profile, cluster(1, 1200)) == {"batch.size": 3}
 
 
 @pytest.mark.parametrize(
