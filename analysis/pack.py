@@ -45,11 +45,17 @@ def archives_of_sweeps(names: Sequence[str]) -> list[Path]:
 
 
 def write(folder: Path, archives: Path = ARCHIVES) -> tuple[Path, int]:
-    """Archive the records of a sweep's folder; returns the file and how many records it has."""
+    """Archive the records of a sweep's folder; returns the file and how many records it has.
+
+    Raises CannotRun where none can be read.
+    """
+    folder = folder.resolve()  # which has a name, other than "."
     path = archives / f"{folder.name}{SUFFIX}"
     loaded = records.load([folder, *([path] if path.is_file() else [])])
     for one in loaded.skipped:
         print(f"skipped {one.place}   {one.why}", file=sys.stderr)
+    if not loaded.records:
+        raise CannotRun([Problem(str(folder), None, "has no record that can be read")], "analysis.pack")
     newest = records.newest(loaded.records, records.point_of).values()
     documents = sorted((_anonymous(document(record), folder) for record in newest), key=_order)
     files.write_bytes(path, as_bytes(documents))

@@ -16,6 +16,7 @@ import pytest
 from analysis import pack, records, run_artifacts
 from analysis.record_archive import LEFT_OUT, document
 from harness.core.model_profile import LayerProfile, ModelProfile
+from harness.core.problem import CannotRun
 from harness.core.record import RunRecord
 from harness.core.trace import Span, Trace
 
@@ -115,6 +116,18 @@ def test_the_command_archives_all_scales_of_a_sweep(tmp_path: Path, capsys: pyte
 
 
 @pytest.mark.usefixtures("here")
+def test_a_folder_without_a_record_that_can_be_read_is_no_archive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine" / "0").mkdir(parents=True)
+    (tmp_path / "mine" / "0" / "record.json").write_text("{}")
+    with pytest.raises(CannotRun, match="mine"):
+        pack.write(tmp_path / "mine", tmp_path / "archives")
+    RunRecord("x", "ok").save(tmp_path / "mine" / "0" / "record.json")
+    monkeypatch.chdir(tmp_path / "mine")
+    assert pack.write(Path("."), tmp_path / "archives")[0].name == "mine.jsonl.gz"
+
+
 def test_a_sweep_of_one_s_own_is_packed_by_its_path_or_its_name(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
