@@ -115,7 +115,6 @@ def test_the_command_archives_all_scales_of_a_sweep(tmp_path: Path, capsys: pyte
     assert "madpipe_fig6" in message and "+sweeps=madpipe_fig6" in message and "nothing" in message
 
 
-@pytest.mark.usefixtures("here")
 def test_a_folder_without_a_record_that_can_be_read_is_no_archive(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -128,6 +127,7 @@ def test_a_folder_without_a_record_that_can_be_read_is_no_archive(
     assert pack.write(Path("."), tmp_path / "archives")[0].name == "mine.jsonl.gz"
 
 
+@pytest.mark.usefixtures("here")
 def test_a_sweep_of_one_s_own_is_packed_by_its_path_or_its_name(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
