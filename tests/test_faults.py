@@ -9,13 +9,16 @@ from __future__ import annotations
 import itertools
 import os
 import random
+import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
 from harness.core.record import EXIT_CODES
-from tests.support.faults import ENGINES, FAULTS, Disturbed, Ending
+from tests.support.faults import ENGINES, FAULTS, ROOT, Disturbed, Ending, processes
 
 SEED = os.environ.get("REGATTA_FAULTS_SEED", "0")
 AUDITED = ("KILL rank", "KILL group", "KILL parent", "STOP rank", "INT INT", "TERM", "INT all")
@@ -55,6 +58,26 @@ def check(engine: str, fault: str, folder: Path) -> None:
         assert engine in ("single", "gpipe") or "stage" in ending.record.reason
     if fault == "KILL launcher" and engine not in ("single", "gpipe"):
         assert "rank 0" not in ending.record.reason
+
+
+def test_no_run_outlives_tests_that_are_killed(tmp_path: Path) -> None:
+    code = f"from tests.support.faults import *; run = Disturbed('ddp', Path({str(tmp_path)!r})); print(run.mark)"
+    command = [sys.executable, "-c", f"{code}; sys.stdout.flush(); time.sleep(60)"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as tests:
+        assert tests.stdout
+        mark = tests.stdout.readline().strip()
+        deadline = time.monotonic() + 60
+        while not any("run.py" in one.command for one in processes(mark)) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert processes(mark)
+        tests.kill()
+    deadline = time.monotonic() + ENDS_S
+    while processes(mark) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    left = processes(mark)
+    for one in left:
+        os.kill(one.pid, signal.SIGKILL)
+    assert left == []
 
 
 @pytest.mark.parametrize(("engine", "fault"), EACH_ONCE)

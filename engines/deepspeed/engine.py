@@ -158,14 +158,14 @@ class DeepSpeedEngine(Engine):
         return [Problem("engine.zero", zero, message, ({"engine.zero": 0},), "other stages")]
 
     def notes(self, plan: Plan, profile: ModelProfile, cluster: Cluster, memory: MemoryModel) -> list[Problem]:
-        if not self.config.zero or plan.mesh.data > 1:
+        zero = self.config.zero
+        copies = self.config.offload or profile.dtype in ("bfloat16", "float16")  # ZeRO is there for another reason
+        if not zero or plan.mesh.data > 1 or copies:
             return []
-        fix: Fix = {"mesh.data": 2}
-        if cluster.devices == 1:
-            fix |= {"cluster.devices": 2}
-        elif cluster.devices < 2 * plan.mesh.size:
-            fix |= {"mesh.pipeline": 1}
-        return [Problem("engine.zero", self.config.zero, "has nothing to shard, there is 1 replica", (fix,))]
+        fix: Fix = {"engine.zero": 0}
+        if zero > 1:  # else there would be as many stages as devices
+            fix |= {"mesh.pipeline": plan.mesh.pipeline}
+        return [Problem("engine.zero", zero, "has nothing to shard, there is 1 replica", (fix,))]
 
     def schedule(self, plan: Plan, profile: ModelProfile) -> Schedule:
         return with_traffic(self._without_traffic(plan, profile), plan)

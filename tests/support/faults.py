@@ -23,6 +23,7 @@ from pathlib import Path
 
 from harness.core.record import RunRecord
 from harness.core.run_files import METRICS
+from harness.launch import die_with_parent
 from harness.run import checkpoint_files, stored_record
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -63,7 +64,7 @@ def timeout_s() -> float:
     return max(5.0, round(3 * (time.monotonic() - began)))
 
 
-def _processes(mark: str) -> list[Process]:
+def processes(mark: str) -> list[Process]:
     """Those that have `mark` in their environment, zombies not counted."""
     found = []
     for entry in Path("/proc").iterdir():
@@ -110,7 +111,8 @@ class Disturbed:
         variables = dict([self.mark.split("=", 1)]) | {"TMPDIR": str(self.temporary), "PYTHONPATH": str(ROOT)}
         self.errors = (folder / "stderr").open("w+")
         self.parent = subprocess.Popen(
-            [sys.executable, str(ROOT / "run.py"), *typed], env=os.environ | variables, cwd=folder,
+            [*die_with_parent.prefix(), sys.executable, str(ROOT / "run.py"), *typed],
+            env=os.environ | variables, cwd=folder,
             stdout=subprocess.DEVNULL, stderr=self.errors, start_new_session=True,
         )  # fmt: skip
 
@@ -126,7 +128,7 @@ class Disturbed:
         self.errors.close()
 
     def processes(self) -> list[Process]:
-        return _processes(self.mark)
+        return processes(self.mark)
 
     def steps(self) -> int:
         with suppress(OSError):

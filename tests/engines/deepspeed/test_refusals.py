@@ -91,21 +91,23 @@ def test_every_fix_is_offered_and_works(dtype: str, zero: int, data: int, right:
 
 
 @pytest.mark.parametrize(
-    ("zero", "plan", "devices", "fix"),
+    ("zero", "plan", "fix"),
     [
-        (1, Plan.contiguous([7, 7], 4), 2, "mesh.data=2 mesh.pipeline=1"),
-        (1, Plan.contiguous([7, 7], 4), 4, "mesh.data=2"),
-        (3, Plan.contiguous([14], 4), 2, "mesh.data=2"),
-        (3, Plan.contiguous([14], 4), 1, "mesh.data=2 cluster.devices=2"),
+        (1, Plan.contiguous([7, 7], 4), "engine.zero=0"),
+        (3, Plan.contiguous([14], 4), "engine.zero=0 mesh.pipeline=1"),
     ],
 )
-def test_one_replica_has_nothing_to_shard(zero: int, plan: Plan, devices: int, fix: str) -> None:
-    cluster, layers = Cluster(devices_per_node=devices), ModelProfile((LayerProfile(),) * 14)
+def test_one_replica_has_nothing_to_shard(zero: int, plan: Plan, fix: str) -> None:
+    """The fix keeps the mesh."""
+    cluster, layers = Cluster(devices_per_node=2), ModelProfile((LayerProfile(),) * 14)
     found = build(Config(zero=zero)).notes(plan, layers, cluster, MemoryModel())
     assert rows(found) == [("engine.zero", zero, [fix])]
     assert build(Config(zero=0)).notes(plan, layers, cluster, MemoryModel()) == []
     shared = replace(plan, mesh=replace(plan.mesh, data=2))
     assert build(Config(zero=zero)).notes(shared, layers, cluster, MemoryModel()) == []
+    for needed in (Config(zero=zero, offload=True), Config(zero=zero)):
+        seen = layers if needed.offload else replace(layers, dtype="bfloat16")
+        assert build(needed).notes(plan, seen, cluster, MemoryModel()) == [], "ZeRO has the copies in float32"
 
 
 def test_zero_2_and_3_have_no_pipeline() -> None:
