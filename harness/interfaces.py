@@ -1,4 +1,4 @@
-"""The interfaces of models, data sets, planners and engines. docs/extending.md shows a complete one of each.
+"""The interfaces of models, data sets, planners and engines. docs/howto has a complete one of each.
 
 The sessions of engines have two base classes: `harness.runtime.local_session.LocalSession` where one process drives all
 devices, and `harness.runtime.distributed_session.DistributedSession` where each device has a process of its own.

@@ -254,7 +254,7 @@ MUTANTS = (
     Mutant("gradients that DeepSpeed clips", "engines/deepspeed/load_deepspeed.py",
            '"gradient_clipping": 0.0', '"gradient_clipping": 0.01',
            DEEPSPEED, "zero_trains and unet"),
-    Mutant("replicas of the documented engine that stay apart", "docs/extending.md",
+    Mutant("replicas of the documented engine that stay apart", "docs/howto/add_an_engine.md",
            "dist.all_reduce(gradient)", "gradient.abs()",
            "tests/docs/test_extending.py", "trains_like_single"),
     Mutant("running statistics of the first replica alone", "harness/runtime/distributed_session.py",

@@ -1,4 +1,4 @@
-"""The documentation names only modules and files that exist."""
+"""The documentation names only modules and files that exist, and its pages are short."""
 
 import re
 from pathlib import Path
@@ -9,8 +9,8 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = "harness|engines|planners|models|analysis|slurm|tests"
 PATHS = re.compile(rf"(?<![\w./-])(?:{PACKAGES})/[\w/]+\.(?:py|md|yaml)\b")
 MODULES = re.compile(rf"(?<![\w./-])(?:{PACKAGES})(?:\.\w+)+")
-PAGES = sorted([*(ROOT / "docs").glob("*.md"), ROOT / "README.md"])
-EXAMPLES = re.compile(r".*[/.](?:mine|NAME|simple_dp|front_heavy|tiny)\b")
+PAGES = sorted([*(ROOT / "docs").rglob("*.md"), ROOT / "README.md"])
+EXAMPLES = re.compile(r".*[/.](?:mine|NAME|simple_dp|front_heavy|tiny|mycnn)\b")
 """Files that a page says the reader to write."""
 
 
@@ -28,7 +28,7 @@ def exists(dotted: str) -> bool:
     return False
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_it_names_what_exists(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     paths = {path for path in PATHS.findall(text) if not (ROOT / path).exists()}
@@ -36,3 +36,11 @@ def test_it_names_what_exists(page: Path) -> None:
     assert {path for path in paths if not EXAMPLES.match(path)} == set()
     modules = {name for name in modules if not EXAMPLES.match(name)}
     assert {name for name in modules if not re.match(r"slurm\.\w+$", name)} == set(), "slurm.* are keys, too"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_it_is_short(page: Path) -> None:
+    most, width = (150, 110) if page.name == "README.md" else (250, 100_000)
+    lines = page.read_text(encoding="utf-8").splitlines()
+    assert len(lines) <= most
+    assert max(map(len, lines)) <= width

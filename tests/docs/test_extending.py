@@ -1,4 +1,4 @@
-"""The examples of docs/extending.md are complete: copied into the tree as the page says, they train."""
+"""The examples of the pages docs/howto/add_*.md are complete: copied into the tree as they say, they train."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ from harness.core.run_files import METRICS, RECORD
 from harness.interfaces import OptimizerSpec, Session, SessionSpec
 from tests.engines import networks
 
-PAGE = (registry.ROOT / "docs/extending.md").read_text()
+PAGES = ("add_an_engine.md", "add_a_planner.md", "add_a_model.md")
+PAGE = "\n".join((registry.ROOT / "docs/howto" / name).read_text() for name in PAGES)
 FILES = dict(re.findall(r"^`([\w/]+\.(?:py|yaml))`.*:\n\n```\w+\n((?:.*\n)*?)```$", PAGE, re.MULTILINE))
 COMMANDS = [
     line for block in re.findall(r"^```sh\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL) for line in block.splitlines()
