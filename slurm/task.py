@@ -6,6 +6,7 @@ limit, and has made a new checkpoint, is requeued; a preempted one Slurm requeue
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import os
 import sys
@@ -28,7 +29,11 @@ LOCK_S = 120.0
 
 def main(arguments: Sequence[str]) -> int:
     """Returns the exit code of the point's run."""
-    folder, index = Path(arguments[0]), int(arguments[1])
+    parser = argparse.ArgumentParser("python -m slurm.task", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("folder", metavar="FOLDER", type=Path, help="of python -m slurm.submit")
+    parser.add_argument("index", metavar="INDEX", type=int, help="of the point in the array")
+    asked = parser.parse_args(arguments)
+    folder, index = asked.folder, asked.index
     try:
         array = Array(folder)
         with local.writing(folder):

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import hypothesis
 import pytest
 
+from tests import tiers
+from tests.support import processes
+
 CI = os.environ.get("CI", "").lower() in ("1", "true")
 ROOT = Path(__file__).resolve().parent.parent
 
-hypothesis.settings.register_profile("regatta", deadline=None, derandomize=CI)
-hypothesis.settings.load_profile("regatta")
+hypothesis.settings.register_profile("full", deadline=None, derandomize=CI)
+hypothesis.settings.register_profile("fast", deadline=None, derandomize=CI, max_examples=10)
+hypothesis.settings.load_profile("full")
 os.environ.setdefault("REGATTA_CACHE", str(ROOT / ".pytest_cache" / "regatta"))
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # what a shell starts in the background inherits that
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -29,8 +34,24 @@ def no_workspaces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory_meter, "_with_peak", lambda call: (call(), 0))
 
 
+@pytest.fixture
+def commands() -> Iterator[None]:
+    """A test that starts commands, each of which takes seconds. None is left when it ends, also if it fails."""
+    before = processes.children()
+    yield
+    left = [pid for pid in processes.children() - before if processes.there(pid)]
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    assert not left, f"{len(left)} processes are left"
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip tests marked gpu where torch sees no CUDA device; torch is imported only if there are such tests."""
+    """Mark the full tier, and skip tests marked gpu where torch sees no CUDA device.
+
+    Torch is imported only if there are such tests.
+    """
+    tiers.mark(items)
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if not marked:
         return

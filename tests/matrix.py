@@ -10,6 +10,7 @@ A cell is "ok" or the first problem that the run named. Any other end is broken,
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import re
 import sys
@@ -178,7 +179,8 @@ def _short(ended: End, notes: list[str]) -> str:
     return f"**broken** {number}" if ended.broken else number
 
 
-def main() -> int:
+def main(arguments: list[str]) -> int:
+    argparse.ArgumentParser("python -m tests.matrix", description=(__doc__ or "").split("\n")[0]).parse_args(arguments)
     with ThreadPoolExecutor(WORKERS) as workers:
         found: list[dict[Choice, End]] = []
         for jobs in (list(of_engines()), list(of_planners()), list(of_products())):
@@ -194,4 +196,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -6,6 +6,7 @@ its test survives, is an error.
 
 from __future__ import annotations
 
+import argparse
 import shutil
 import subprocess
 import sys
@@ -40,7 +41,10 @@ def survives(mutant: Mutant) -> str | None:
     return "its test passes" if done.returncode == 0 else f"pytest ended with {done.returncode}:\n{done.stdout[-800:]}"
 
 
-def main(names: list[str]) -> int:
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser("python -m tests.mutants", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("names", nargs="*", metavar="NAME", help="of a mutant; by default all")
+    names = parser.parse_args(arguments).names
     chosen = [m for m in MUTANTS if not names or m.name in names]
     alive = 0
     for mutant in chosen:

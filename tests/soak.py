@@ -56,6 +56,9 @@ FAILED = "missing,oom,infeasible,timeout,preempted,node_lost,error"
 
 def main(arguments: Sequence[str]) -> int:
     """`[POINTS ON SLURM] [POINTS HERE]`, or words for pytest's -k; raises AssertionError where a trial fails."""
+    if arguments[:1] == ["--help"]:
+        print(__doc__)
+        return 0
     tests = [sys.executable, "-m", "pytest", "-q", "-m", "soak"]
     if arguments and not arguments[0].isdigit():
         return subprocess.run([*tests, "tests", "-k", " ".join(arguments)], cwd=ROOT, check=False).returncode

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import statistics
 import subprocess
@@ -77,7 +78,8 @@ def simulator(rounds: int) -> list[dict[str, Any]]:
     return rows
 
 
-def main(names: list[str]) -> int:
+def main(arguments: list[str]) -> int:
+    """Returns 0; an unknown name ends the process with code 2, as a wrong argument does."""
     malloc.tune()
     os.environ |= supervisor.FORKABLE
     from analysis.bench import engines, gpipe, myelin, race_plot, sbp
@@ -96,10 +98,11 @@ def main(names: list[str]) -> int:
         "messages": myelin.messages,
         "race": engines.all_engines,
     }
-    unknown = sorted(set(names) - set(benches))
-    if unknown:
-        print(f"no benchmark is called {', '.join(unknown)}: there are {', '.join(benches)}", file=sys.stderr)
-        return 2
+    parser = argparse.ArgumentParser("python -m analysis.bench", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"one of {', '.join(benches)}; by default all")
+    names = parser.parse_args(arguments).names
+    if unknown := sorted(set(names) - set(benches)):
+        parser.error(f"no benchmark is called {', '.join(unknown)}: there are {', '.join(benches)}")
     all_results = results.load()
     for name in names or benches:
         rows = benches[name](int(os.environ.get("ROUNDS", ROUNDS)))

@@ -3,13 +3,14 @@
     python run.py -m +sweeps=traces                     small runs on this machine
     python run.py -m +sweeps=traces scale=paper         a pipeline on a described cluster
     python run.py -m +sweeps=torchgpipe_table1          torchgpipe's Table 1
-    python -m analysis.torchgpipe.traces                           takes their last steps into analysis/results/traces
+    python -m analysis.torchgpipe.traces                takes their last steps into analysis/results/traces
 
 A sweep has a folder of its own there: index.json names its traces in order, each a Chrome trace, gzipped.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from collections.abc import Sequence
@@ -72,9 +73,11 @@ def _from_zero(trace: Trace) -> Trace:
 
 def main(arguments: Sequence[str]) -> int:
     """Returns 2 if a sweep has no traces, which is said; else 0."""
-    if arguments:
-        print("python -m analysis.torchgpipe.traces takes no arguments", file=sys.stderr)
-        return 2
+    argparse.ArgumentParser(
+        "python -m analysis.torchgpipe.traces",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    ).parse_args(arguments)
     missing = []
     for sweep in TITLES:
         try:

@@ -6,6 +6,7 @@ What the user asked for, in his own words.
 from __future__ import annotations
 
 import copy
+import dataclasses
 import difflib
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -20,7 +21,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, ValueNode
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
-from harness.config import precision_words
+from harness.config import precision_words, registry
 from harness.core.problem import LEAVE_OUT, Fix, Problem, spelled
 from harness.core.serialization import DEEPEST
 
@@ -122,16 +123,24 @@ def _now(config: DictConfig, key: str) -> Any:
 def _unknown_key(config: DictConfig, override: Override, missing: str) -> Problem:
     """A key that does not exist: a fix with the one that was probably meant, if that takes the value."""
     key = override.key_or_group
-    message, best = f"is not a key{_of(key, missing)}", closest_key(key, names(config))
+    message, best = f"is not a key{_of(key, missing, config)}", closest_key(key, names(config))
     if not best or value_problem(config, _parsed(f"{best}={override.get_value_element_as_str()}")):
         return Problem(key, None, message, hint=_known_key(key, config))
     return Problem(key, None, message, ({best: override.value(), key: LEAVE_OUT},))
 
 
 def _known_key(key: str, config: DictConfig) -> str:
-    """A hint at the key that was probably meant, or at all keys."""
-    best = closest_key(key, names(config))
-    return f"{best}=..." if best else ALL_KEYS
+    """A hint at the key that was probably meant, at the choices of its group that have it, or at all keys."""
+    if best := closest_key(key, names(config)):
+        return f"{best}=..."
+    group, _, rest = key.partition(".")
+    first = rest.partition(".")[0]
+    choices = [name for (of, name), kind in registry.schemas().items() if of == group and first in _fields(kind)]
+    return f"{group}={', '.join(sorted(choices))} has it" if choices else ALL_KEYS
+
+
+def _fields(kind: type) -> set[str]:
+    return {field.name for field in dataclasses.fields(kind)}
 
 
 def _try(config: DictConfig, parent: DictConfig, key: str, value: Any) -> None:
@@ -261,10 +270,11 @@ def _walk(config: DictConfig, key: str) -> tuple[DictConfig, str]:
     return node, ""
 
 
-def _of(key: str, missing: str) -> str:
-    """Return the end of "is not a key": " of batch", if the key begins with a group."""
+def _of(key: str, missing: str, config: DictConfig) -> str:
+    """Return the end of "is not a key": " of batch", or " of engine=single", if the key begins with a group."""
     before = key[: key.rindex(missing)].rstrip(".")
-    return f" of {before}" if before else ""
+    chosen = OmegaConf.select(config, f"{before}.name") if before else None
+    return (f" of {before}={chosen}" if chosen else f" of {before}") if before else ""
 
 
 _hints = functools.cache(get_type_hints)

@@ -13,6 +13,7 @@ device 0   |__/~~~~~\\_____/~~~~~\\____/~~~~~\\____/~~|       stored bytes
 
 from __future__ import annotations
 
+import argparse
 import io
 import sys
 from collections.abc import Mapping, Sequence
@@ -196,10 +197,10 @@ def _title(record: Path) -> str:
 
 def main(arguments: Sequence[str]) -> int:
     """Draws the plan of a run's folder. Returns 2 for a folder without a plan that has a pattern, else 0."""
-    if len(arguments) != 1 or arguments[0].startswith("-"):
-        print("python -m harness.report.pattern_plot RUN: the folder of a run, with its plan.json", file=sys.stderr)
-        return 2
-    folder = Path(arguments[0])
+    description = (__doc__ or "").split("\n\n")[0]
+    parser = argparse.ArgumentParser("python -m harness.report.pattern_plot", description=description)
+    parser.add_argument("run", metavar="RUN", type=Path, help="the folder of a run, with its plan.json")
+    folder: Path = parser.parse_args(arguments).run
     try:
         draw_plan(Plan.load(folder / PLAN), folder / PATTERN, _title(folder / RECORD))
     except (OSError, SchemaError, ValueError) as error:

@@ -43,8 +43,9 @@ from harness.worker.profile_tasks import say, torch_devices
 def run_action(arguments: list[str]) -> None:
     """Run the action and exit; an error is left in `error.json`, and its traceback in the log."""
     malloc.tune()
-    if not arguments:
-        sys.exit(f"usage: python -m harness.worker RUN_DIR [{' | '.join(ACTIONS)}]")
+    if not arguments or arguments[0].startswith("-"):
+        print(__doc__)
+        sys.exit(0 if arguments == ["--help"] else 2)
     folder, action, *words = Path(arguments[0]), *(arguments[1:] or ["train"])
     rank = int(os.environ["SLURM_PROCID"]) if action == "train" and len(words) == 2 else None
     signal_watcher.watch(folder, rank)

@@ -18,6 +18,9 @@ USAGE = f"usage: python -m models.data.text [FILE] [tokens={'|'.join(TOKENS)}]"
 
 def main(arguments: Sequence[str]) -> int:
     """The exit code: 0, or 2 for arguments or a text that cannot be used."""
+    if arguments[:1] in (["--help"], ["-h"]):
+        print(USAGE, __doc__, sep="\n\n", end="")
+        return 0
     files = [argument for argument in arguments if not argument.startswith(("tokens=", "-"))]
     kinds = [argument.removeprefix("tokens=") for argument in arguments if argument.startswith("tokens=")]
     if len(files) > 1 or len(kinds) > 1 or len(files) + len(kinds) < len(arguments):

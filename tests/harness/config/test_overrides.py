@@ -3,7 +3,9 @@
 import pytest
 
 from harness.cli.compose import compose
-from harness.config.overrides import choices, given, title
+from harness.config.overrides import ALL_KEYS, choices, given, title
+from harness.core.problem import CannotRun
+from tests.problems import refused
 
 
 def test_presets_keep_their_names() -> None:
@@ -32,3 +34,17 @@ def test_a_stored_profile_is_the_model(tmp_path) -> None:
 def test_given() -> None:
     assert given(["model=unet"], "model") and given(["model.size=64"], "model")
     assert not given(["mode=run", "planner.model=x"], "model")
+
+
+@pytest.mark.parametrize(
+    ("typed", "has_it"),
+    [
+        (["engine=single", "engine.zero=1"], "engine=deepspeed has it"),
+        (["engine=gpipe", "engine.schedule=1f1b"], "engine=torch_pipelining has it"),
+        (["engine=single", "engine.nothing.like_it=1"], ALL_KEYS),
+    ],
+)
+def test_a_key_of_another_choice_is_found_there(typed: list[str], has_it: str) -> None:
+    with pytest.raises(CannotRun) as caught:
+        compose(typed)
+    assert [(problem.key, problem.hint) for problem in refused(caught)] == [(typed[1].partition("=")[0], has_it)]

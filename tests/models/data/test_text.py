@@ -146,7 +146,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     ]
     assert main([]) == 0
     assert "pydoc_data.topics\n" in capsys.readouterr().out
-    for wrong in (["a", "b"], ["--help"], ["tokens=words", "tokens=bytes"], ["/none"], ["tokens=letters"]):
+    for wrong in (["a", "b"], ["--tokens"], ["tokens=words", "tokens=bytes"], ["/none"], ["tokens=letters"]):
         assert main(wrong) == 2
         reported = capsys.readouterr()
         assert reported.err and not reported.out

@@ -1,0 +1,65 @@
+"""The two tiers of the tests: `make test` runs the fast one, `make test-full` all of them.
+
+Left to the full tier, by the marker `full`, are
+
+* tests that use a fixture of `SLOW`: it starts commands, a cluster, a browser or notebooks;
+* of a test with several `parametrize` the cases that repeat what another one has:
+
+      model    a      b      c
+      stages   1  2   1  2   1  2        full: all six
+               x         x   x           fast: each model and each number of stages at least once
+
+A test marked `fast` stays in the fast tier whatever it uses, with a covering set of its cases.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+
+import pytest
+
+SLOW = frozenset({"commands", "slurm", "browser", "notebooks"})
+"""Fixtures whose tests are too slow for the fast tier: see their docstrings."""
+Value = tuple[str, ...]
+"""The arguments of a `parametrize`, and what one case has for them."""
+
+
+def mark(items: Iterable[pytest.Item]) -> None:
+    """Marks tests of the full tier."""
+    for _, cases in groupby(items, key=lambda item: (item.path, getattr(item, "originalname", item.name))):
+        listed = list(cases)
+        covering = set(cover([_values(item) for item in listed]))
+        for number, item in enumerate(listed):
+            slow = SLOW & set(getattr(item, "fixturenames", ())) and not item.get_closest_marker("fast")
+            if slow or number not in covering:
+                item.add_marker(pytest.mark.full)
+
+
+def cover(cases: Sequence[frozenset[Value]]) -> list[int]:
+    """Returns the numbers of cases that have each value at least once: again and again the one with most new values.
+
+    All cases where none has more than one value: there each is an example of its own.
+    """
+    if all(len(case) <= 1 for case in cases):
+        return list(range(len(cases)))
+    missing, chosen = frozenset().union(*cases), list[int]()
+    while missing:
+        best = max(range(len(cases)), key=lambda number: len(cases[number] & missing))
+        chosen.append(best)
+        missing -= cases[best]
+    return chosen
+
+
+def _values(item: pytest.Item) -> frozenset[Value]:
+    spec = getattr(item, "callspec", None)
+    if spec is None:
+        return frozenset()
+    marked = [_names(mark.args[0]) for mark in item.iter_markers("parametrize")]
+    of_fixtures = [(name,) for name in spec.params if not any(name in names for names in marked)]
+    return frozenset((*names, *(repr(spec.params[name]) for name in names)) for names in (*marked, *of_fixtures))
+
+
+def _names(arguments: str | Sequence[str]) -> tuple[str, ...]:
+    names = arguments.split(",") if isinstance(arguments, str) else arguments
+    return tuple(name.strip() for name in names)
