@@ -8,6 +8,9 @@ from collections.abc import Sequence
 from harness.core.problem import CannotRun, Problem
 
 LIMIT_S = 30.0
+HERE = "python run.py -m ... runs the points here"
+UNREACHABLE = ("configuration source", "Unable to contact", "Connection refused", "Unable to connect")
+"""Parts of what Slurm's programs say where no controller answers."""
 
 
 def ask(command: Sequence[str], title: str = "this array") -> str:
@@ -18,13 +21,15 @@ def ask(command: Sequence[str], title: str = "this array") -> str:
             command, capture_output=True, text=True, check=False, timeout=LIMIT_S, stdin=subprocess.DEVNULL
         )
     except FileNotFoundError:
-        raise _cannot(
-            program, "is not found: this machine has no Slurm", "python run.py -m ... runs the points here", title
-        ) from None
+        raise _cannot(program, "is not found: this machine has no Slurm", HERE, title) from None
     except subprocess.TimeoutExpired:
         raise _cannot(program, f"has no answer within {LIMIT_S:g} s", "scontrol ping, and again later", title) from None
     if done.returncode:
-        raise _cannot(program, " ".join((done.stderr or done.stdout).split()), "", title)
+        said = " ".join((done.stderr or done.stdout).split())
+        if any(part in said for part in UNREACHABLE):
+            message = "finds no Slurm controller from this machine"
+            raise _cannot(program, message, f"the same command on a login node of the cluster; {HERE}", title)
+        raise _cannot(program, said, "", title)
     return done.stdout
 
 
