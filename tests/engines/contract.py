@@ -104,10 +104,10 @@ _REFERENCES: dict[Any, Outcome] = {}
 def check_gradient_norms(session: Session, case: Case, layers: nn.Sequential, states: list[dict[str, Any]]) -> None:
     """A session knows those of its gradients, named as in the whole model, each in a stage of the plan.
 
-    In the first step of SGD they are what the weights have moved by; a shard's are no larger.
+    In the first step of SGD in float64 they are what the weights have moved by; a shard's are no larger.
     """
     first = case.plan.stages[0]
-    if states[-1]:  # in rank 0
+    if states[-1] and case.dtype != "float16":  # in rank 0; a step that overflows updates nothing
         assert session.gradient_norms() or not any(
             parameter.requires_grad for parameter in layers[first.first : first.last + 1].parameters()
         )
@@ -115,7 +115,8 @@ def check_gradient_norms(session: Session, case: Case, layers: nn.Sequential, st
     for name, norm in norms.items():
         assert name.removeprefix("a shard of ") in {PART, *named}
         assert session.stage_of(name) in range(len(case.plan.stages))
-        if len(states) == 2 and states[1] and case.optimizer.name == "sgd" and name in named:
+        exact = case.dtype == "float64" and case.optimizer.name == "sgd"
+        if len(states) == 2 and states[1] and exact and name in named:
             start, end = (state["model"][name] for state in states)
             moved = float((end - start).norm()) / case.optimizer.lr
             assert norm <= moved * 1.001 + 1e-4

@@ -230,7 +230,7 @@ def test_a_thousand_points_are_one_array(cluster: Cluster, tmp_path: Path, monke
     assert len(calls) < 5, "and few other questions"
     lines = [json.loads(line) for line in (tmp_path / "s" / array.POINTS).read_text().splitlines()]
     assert len({line["id"] for line in lines}) == 1000
-    cluster.ask("scancel", Array(tmp_path / "s").jobs()[0].id)
+    cluster.ask("scancel", Array(tmp_path / "s").jobs()[0].job)
 
 
 def test_many_points_are_examined_like_few() -> None:

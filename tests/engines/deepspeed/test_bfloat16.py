@@ -59,7 +59,7 @@ def test_a_state_goes_on_exactly(zero: int, stages: int, data: int) -> None:
 
 def test_a_state_moves_between_all_of_them_unchanged() -> None:
     written = contract.run(short("tied", *SHARDED[0], ADAMW), steps=2).states[-1]
-    weights = written["model"].values()
+    weights = [value for name, value in written["model"].items() if not name.endswith("cache")]
     assert {weight.dtype for weight in weights} == {torch.float32}
     assert any(not torch.equal(weight, weight.bfloat16().float()) for weight in weights), "as exact as that"
     for zero, stages, data in SHARDED[1:]:
