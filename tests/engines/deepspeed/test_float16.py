@@ -30,7 +30,7 @@ def loud(zero: int, stages: int, data: int) -> Case:
     one = case("tied", stages, data, zero, m=2)
     quiet: Any = one.model
     model = Network("loud", lambda: [*quiet.layers()], quiet._inputs, quiet._targets,
-                    lambda output, target: 32 * quiet.loss(output, target))  # fmt: skip
+                    lambda output, target: 16 * quiet.loss(output, target))  # fmt: skip
     return replace(one, model=model, dtype="float16", optimizer=ADAMW)
 
 
