@@ -12,7 +12,7 @@ STAMP := $(VENV)/.set-up
 ARGS ?=
 
 .DEFAULT_GOAL := run
-.PHONY: setup run test lint types bench tables report replay mutants matrix soak
+.PHONY: setup run test lint types docs docs-serve bench tables report replay mutants matrix soak
 
 setup: $(STAMP)
 
@@ -20,7 +20,7 @@ setup: $(STAMP)
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(0 if v >= (3, 11) else f"{sys.executable} is Python {v.major}.{v.minor}, Regatta needs 3.11 or newer: make setup PYTHON=python3.12")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --disable-pip-version-check $(PIP_ARGS) -c constraints.txt -e '.[dev,mpi,notebooks,peers]'
+	$(BIN)/python -m pip install --disable-pip-version-check $(PIP_ARGS) -c constraints.txt -e '.[dev,docs,mpi,notebooks,peers]'
 	@touch $@
 
 run: $(STAMP)
@@ -47,6 +47,13 @@ lint: $(STAMP)
 
 types: $(STAMP)
 	$(BIN)/mypy
+
+# The documentation as a site, in build/site. A broken link, or a page that the navigation lacks, is an error.
+docs: $(STAMP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+
+docs-serve: $(STAMP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs serve
 
 bench: $(STAMP)
 	$(BIN)/python -m analysis.bench $(ARGS)

@@ -33,36 +33,64 @@ INDENT = 4
 KEY_WIDTH = 30
 
 
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """A key with its default value, or a choice of a group (`default` is None), and what it means."""
+
+    name: str
+    meaning: str
+    default: str | None = None
+
+
 def text() -> str:
     """The whole page, as wide as the terminal."""
     parts = [USAGE]
-    for group in registry.GROUPS:
-        parts += [f"{group}=...", "\n".join(_entry(name, what) for name, what in _choices(group))]
-        for (owner, name), config in registry.schemas().items():
-            if owner == group and (lines := list(keys(config, f"{group}."))):
-                parts.append("\n".join([f"  with {group}={name}" if name != group else "  with any {group}", *lines]))
+    for group, choices, owned in groups():
+        parts += [f"{group}=...", "\n".join(map(_line, choices))]
+        parts += ["\n".join([f"  with {owner}", *map(_line, entries)]) for owner, entries in owned.items()]
     return "\n\n".join([*parts, "other keys", "\n".join(keys(Config, ""))])
 
 
-def _choices(group: str) -> Iterator[tuple[str, str]]:
-    """Each choice with the comment that its file begins with."""
-    for path in sorted((CONF / group).glob("[!_]*.yaml")):
-        lines = path.read_text(encoding="utf-8").splitlines()
-        yield path.stem, next(line.lstrip("# ") for line in lines if not line.startswith("# @"))  # Hydra's header
+def groups() -> Iterator[tuple[str, list[Entry], dict[str, list[Entry]]]]:
+    """Each group, its choices, and the keys of each choice that has some: {"engine=gpipe": keys}."""
+    for group in registry.GROUPS:
+        owned = {
+            f"{group}={name}" if name != group else f"any {group}": entries
+            for (owner, name), config in registry.schemas().items()
+            if owner == group and (entries := list(_entries(config, f"{group}.")))
+        }
+        yield group, list(_choices(group)), owned
+
+
+def other_keys() -> list[Entry]:
+    """The keys of no group."""
+    return list(_entries(Config, ""))
 
 
 def keys(config: type, prefix: str) -> Iterator[str]:
-    """An entry for each key below `prefix`. Groups have their own; `name` follows from a group's choice."""
+    """A line for each key below `prefix`. Groups have their own; `name` follows from a group's choice."""
+    return map(_line, _entries(config, prefix))
+
+
+def _choices(group: str) -> Iterator[Entry]:
+    """Each choice with the comment that its file begins with."""
+    for path in sorted((CONF / group).glob("[!_]*.yaml")):
+        lines = path.read_text(encoding="utf-8").splitlines()
+        meaning = next(line.lstrip("# ") for line in lines if not line.startswith("# @"))  # Hydra's header
+        yield Entry(path.stem, meaning)
+
+
+def _entries(config: type, prefix: str) -> Iterator[Entry]:
     hints, meanings = get_type_hints(config), _meanings(config)
     hidden = {"defaults"} | ({"name"} if config in registry.schemas().values() else set())
     for field in dataclasses.fields(config):
         hint = hints[field.name]
         default = field.default_factory() if callable(field.default_factory) else field.default
         if dataclasses.is_dataclass(hint):
-            yield from keys(hint, f"{prefix}{field.name}.")  # type: ignore[arg-type]
+            yield from _entries(hint, f"{prefix}{field.name}.")  # type: ignore[arg-type]
         elif default != MISSING and field.name not in hidden:
             kind = "" if hint is str else f" ({described(hint)})"
-            yield _entry(f"{prefix}{field.name}={spelled(default)}", meanings.get(field.name, "") + kind)
+            yield Entry(f"{prefix}{field.name}", meanings.get(field.name, "") + kind, spelled(default))
 
 
 def _meanings(config: type) -> dict[str, str]:
@@ -76,10 +104,11 @@ def _meanings(config: type) -> dict[str, str]:
     }
 
 
-def _entry(name: str, what: str) -> str:
+def _line(entry: Entry) -> str:
     """A name and its meaning, on the same line or below."""
+    name = entry.name if entry.default is None else f"{entry.name}={entry.default}"
     width = max(60, min(shutil.get_terminal_size((120, 24)).columns, 120))
-    lines = textwrap.wrap(what, width - INDENT - KEY_WIDTH - 2) or [""]
+    lines = textwrap.wrap(entry.meaning, width - INDENT - KEY_WIDTH - 2) or [""]
     margin = " " * (INDENT + KEY_WIDTH + 2)
     if len(name) > KEY_WIDTH:
         return "\n".join([" " * INDENT + name, *(margin + line for line in lines)])

@@ -1,0 +1,44 @@
+"""Hooks of mkdocs: the pages of all keys, made from the same docstrings as `python run.py --help`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+
+from harness.cli import help
+
+FOLDER = "reference/keys"
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Add a page for each group, and one for the keys of no group."""
+    for name, text in pages():
+        files.append(File.generated(config, f"{FOLDER}/{name}.md", content=text))
+    return files
+
+
+def pages() -> Iterator[tuple[str, str]]:
+    """The name of each page and its text."""
+    for group, choices, owned in help.groups():
+        lines = [f"# Keys: {group}", "", f"Values of `{group}=`, each a file in conf/{group}:", ""]
+        lines += [
+            "| choice | what it is |",
+            "|---|---|",
+            *(f"| `{one.name}` | {_cell(one.meaning)} |" for one in choices),
+        ]
+        for owner, keys in owned.items():
+            lines += ["", f"## With {owner}", "", *_table(keys)]
+        yield group, "\n".join(lines) + "\n"
+    yield "other", "\n".join(["# Keys of no group", "", *_table(help.other_keys())]) + "\n"
+
+
+def _table(keys: list[help.Entry]) -> list[str]:
+    rows = [f"| `{key.name}` | `{_cell(key.default or '')}` | {_cell(key.meaning)} |" for key in keys]
+    return ["| key | default | meaning |", "|---|---|---|", *rows]
+
+
+def _cell(text: str) -> str:
+    """A text without what ends a cell of a table or begins markup."""
+    return text.replace("|", "\\|").replace("*", "\\*").replace("<", "&lt;")
