@@ -15,7 +15,6 @@ from analysis.paper_pages import PAGES
 
 TITLE = "The papers' claims"
 INTRO = "What each paper says, what is simulated or planned at its scale, what was measured, and whether it holds."
-WIDTH = 100
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -28,7 +27,7 @@ def main(arguments: Sequence[str]) -> int:
     if options.format:
         print(report.FORMATS[options.format](TITLE, INTRO, sections))
     else:
-        paper_cli.show(sections, WIDTH)
+        paper_cli.show(sections)
     return 0
 
 

@@ -99,6 +99,12 @@ class Points(Generic[Kind]):
         rows = self.rows(sweep, scale=scale)
         return sum(row.ran for row in rows), len(rows)
 
+    def others(self) -> int:
+        """Return the number of points with records that no sweep of the paper has."""
+        names = (folder.partition("-") for folder in self._folders)
+        known = {key_of(point.overrides) for sweep, _, scale in names for point in points_of(sweep, scale or None)}
+        return len(self._newest.keys() - known)
+
     def missing(self) -> str:
         """The commands of all sweeps of which points have no result; empty if there are none."""
         commands = []

@@ -7,12 +7,13 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from rich.console import Console
 
 from analysis import pack, record_shape, records, report
 from analysis.claim_check import Verdict
+from analysis.match_records import Points
 from analysis.plots import style
 from analysis.records import sweep_command
 from harness.core import files
@@ -22,7 +23,9 @@ from harness.core.record import RunRecord
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Results = TypeVar("Results")
+Results = TypeVar("Results", bound=Points[Any])
+WIDTH = 120
+"""Letters in a line where there is no terminal."""
 
 
 @dataclass(frozen=True)
@@ -30,8 +33,7 @@ class Page(Generic[Results]):
     """The report of a paper: `python -m MODULE`, which `--write`s the file `path`.
 
     `results` are made of records, by default those of `sweeps`, folders in runs/, and of their archives. `missing` says
-    what has not been run. `figures` are drawn by name, None where they were not run. Lines have `width` letters where
-    there is no terminal.
+    what has not been run. `figures` are drawn by name, None where they were not run.
     """
 
     module: str
@@ -45,7 +47,6 @@ class Page(Generic[Results]):
     verdicts: Callable[[Results], Sequence[Verdict]]
     missing: Callable[[Results], str]
     figures: Mapping[str, Callable[[Results], Figure | None]]
-    width: int = 150
 
     def load(self, sources: Sequence[str] = ()) -> records.Loaded:
         """The records of `sources`; by default those of the committed archives and of runs/. Raises CannotRun."""
@@ -66,12 +67,15 @@ def main(page: Page[Results], arguments: Sequence[str]) -> int:
         print("\n".join(["the records of this paper are made by", *_commands(page)]), file=sys.stderr)
         return 2
     results = page.results(loaded.records)
+    if options.sources and (others := results.others()):
+        print(f"of no sweep of this paper, and left out: {others}; its sweeps:", file=sys.stderr)
+        print("\n".join(_commands(page)), file=sys.stderr)
     sections, missing = page.sections(results), page.missing(results)
     if options.format:
         intro = "\n\n".join(filter(None, (page.intro, missing)))
         print(report.FORMATS[options.format](page.title, intro, sections))
     else:
-        show(sections, page.width)
+        show(sections)
         if missing:
             print(missing)
     if options.write:
@@ -82,13 +86,13 @@ def main(page: Page[Results], arguments: Sequence[str]) -> int:
     return 0
 
 
-def show(sections: Sequence[report.Section], width: int) -> None:
-    """Print the sections on the terminal; where there is none, `width` letters wide, without spaces at the ends."""
+def show(sections: Sequence[report.Section]) -> None:
+    """Print the sections on the terminal; where there is none, `WIDTH` letters wide, without spaces at the ends."""
     console = Console()
     if console.is_terminal:
         report.show(sections, console)
         return
-    with (plain := Console(width=width)).capture() as captured:
+    with (plain := Console(width=WIDTH)).capture() as captured:
         report.show(sections, plain)
     print("\n".join(line.rstrip() for line in captured.get().split("\n")), end="")
 

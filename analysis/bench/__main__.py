@@ -125,7 +125,8 @@ def show(name: str, title: str, rows: list[dict[str, Any]]) -> None:
             table.add_column(column, justify="right")
     for row in rows:
         table.add_row(*(cell(column, row.get(column)) for column in columns))
-    Console(width=max(120, Console().width)).print(table)
+    console = Console()
+    (console if console.is_terminal else Console(width=120)).print(table)
 
 
 def cell(column: str, value: Any) -> str:

@@ -25,5 +25,4 @@ PAGE = paper_cli.Page(
     verdicts=verdicts,
     missing=Results.missing,
     figures=FIGURES,
-    width=190,
 )

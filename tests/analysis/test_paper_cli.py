@@ -4,16 +4,24 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from analysis import pack, paper_cli, report
+from analysis import pack, paper_cli, paper_pages, report
 from analysis.claim_check import Verdict
 from analysis.report import Section
 from harness.core.record import RunRecord
 
 
-def page(folder: Path) -> paper_cli.Page[list[str]]:
+class Names(list[str]):
+    """Of which "stranger" is of another paper."""
+
+    def others(self) -> int:
+        return self.count("stranger")
+
+
+def page(folder: Path) -> paper_cli.Page[Any]:
     """Its results are the names of the runs, of which "b" should be there."""
     return paper_cli.Page(
         "analysis.paper",
@@ -22,7 +30,7 @@ def page(folder: Path) -> paper_cli.Page[list[str]]:
         "Paper",
         "From records.",
         ["one", "two"],
-        lambda found: [record.id for record in found],
+        lambda found: Names(record.id for record in found),
         lambda names: [Section("Runs", ("name",), tuple((name,) for name in names))],
         lambda names: [Verdict("P-1", "b is there", "holds" if "b" in names else "not run")],
         lambda names: "" if "b" in names else "Not run: b",
@@ -39,6 +47,22 @@ def test_tables_of_the_given_folders(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert paper_cli.main(page(tmp_path), [str(tmp_path / "runs")]) == 0
     assert [line.strip() for line in capsys.readouterr().out.split("\n")] == ["Runs", "name", "a", "", "Not run: b", ""]
     assert not (tmp_path / "out").exists()
+
+
+def test_records_of_another_paper_are_counted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("a", "stranger"):
+        record(tmp_path / "runs" / name, name)
+    paper_cli.main(page(tmp_path), [str(tmp_path / "runs")])
+    assert "of no sweep of this paper, and left out: 1;" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("paper", "others"), [("torchgpipe", True), ("madpipe", False)])
+def test_a_paper_knows_its_points(paper: str, others: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    archive = pack.ARCHIVES / "madpipe_fig6.jsonl.gz"
+    paper_cli.main(paper_pages.PAGES[paper], [str(archive)])
+    printed = capsys.readouterr()
+    assert ("no sweep of this paper" in printed.err) == others
+    assert max(map(len, printed.out.splitlines())) <= paper_cli.WIDTH
 
 
 def test_without_folders_those_of_the_archives_and_of_the_sweeps(
