@@ -32,12 +32,13 @@ MODULE = "import pytest\npytest.importorskip('no_such_module')\n"
 )
 def test_skips(tmp_path: Path, text: str, ci: str, workers: int, code: int) -> None:
     shutil.copy(HERE / "conftest.py", tmp_path)
-    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = gpu: needs one\n")
+    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers =\n  gpu: needs one\n  full: takes long\n  fast: stays\n")
     (tmp_path / "test_it.py").write_text(text)
     (tmp_path / "test_other.py").write_text("def test_c(): pass\n")
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"-n{workers}", "."],
-        cwd=tmp_path, env=os.environ | {"CI": ci}, capture_output=True, text=True, check=False,
+        cwd=tmp_path, env=os.environ | {"CI": ci, "PYTHONPATH": str(HERE.parent)},
+        capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == code, done.stdout
     assert ("an error where CI=true" in done.stdout) == (code == 1)

@@ -57,7 +57,8 @@ def run_action(arguments: list[str]) -> None:
         ACTIONS[action](folder, config, *words)
     except BaseException as error:
         code = failure.DISK_FULL_CODE if isinstance(error, OSError) and error.errno == errno.ENOSPC else 1
-        traceback.print_exc()
+        with suppress(OSError):  # the disk may be full
+            traceback.print_exc()
         with suppress(OSError):
             Failure.of(error, rank).report(folder)
     if rank is not None:
