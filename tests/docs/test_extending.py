@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shlex
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -21,14 +20,13 @@ from harness.core.plan import Plan
 from harness.core.record import RunRecord
 from harness.core.run_files import METRICS, RECORD
 from harness.interfaces import OptimizerSpec, Session, SessionSpec
+from tests.docs import pages
 from tests.engines import networks
 
 PAGES = ("add_an_engine.md", "add_a_planner.md", "add_a_model.md")
 PAGE = "\n".join((registry.ROOT / "docs/howto" / name).read_text() for name in PAGES)
-FILES = dict(re.findall(r"^`([\w/]+\.(?:py|yaml))`.*:\n\n```\w+\n((?:.*\n)*?)```$", PAGE, re.MULTILINE))
-COMMANDS = [
-    line for block in re.findall(r"^```sh\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL) for line in block.splitlines()
-]
+FILES = pages.files(PAGE)
+COMMANDS = [line for example in pages.examples(PAGE) for line in example.commands]
 COMMON = (
     "precision=fp64",
     "tracker=none",
@@ -38,20 +36,13 @@ COMMON = (
     "batch.size=8",
     "batch.micro_batches=2",
 )
-COPIED = ("conf", "engines", "harness", "models", "planners", "run.py")
 
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the sources with the files of the page."""
-    root = tmp_path_factory.mktemp("extended")
-    for name in COPIED:
-        source = registry.ROOT / name
-        (shutil.copytree if source.is_dir() else shutil.copy2)(source, root / name)
-    for name, text in FILES.items():
-        assert not (root / name).exists(), f"{name} is there already"
-        (root / name).parent.mkdir(exist_ok=True)
-        (root / name).write_text(text)
+    root = pages.copy_sources(tmp_path_factory.mktemp("extended"))
+    pages.write(FILES, root)
     return root
 
 

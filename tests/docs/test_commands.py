@@ -1,0 +1,93 @@
+"""The commands of README and of the tutorials run, and print what these pages promise, but for numbers."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness.config import registry
+from harness.host.devices import cpu_model
+from tests.docs import pages
+
+PAGES = (registry.ROOT / "README.md", *sorted((registry.ROOT / "docs/tutorials").glob("*.md")))
+EXCEPTED = {
+    "make run": "sets up an environment, from a network",
+    "make test": "runs this test",
+    "source .venv/bin/activate": "the test runs in the environment already",
+    "python run.py -m +sweeps=torchgpipe_table4 scale=local": "takes minutes; its tests are in tests/analysis",
+}
+SHORT = {"steps": "1", "warmup": "2", "tracker": "none"}
+SMALL = {"model=unet": {"model.size": "64", "model.channels": "4"}, "+sweeps=gpt_text": {"precision": "fp32"}}
+"""Further overrides of what takes long."""
+INFEASIBLE = 2
+NUMBER = re.compile(
+    r"[~<]?-?\b\d[\d.,]*(?:e[-+]?\d+)?(?: (?:[num]?s|B|[KMG]iB|%|[GT]?FLOP/s|samples/s)(?![\w/]))?(?: \*)?"
+)
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the sources, where runs leave their folders."""
+    return pages.copy_sources(tmp_path_factory.mktemp("documented"))
+
+
+@pytest.fixture(scope="module")
+def done() -> dict[str, str]:
+    """What each command printed, for pages that have the same one."""
+    return {}
+
+
+def shortened(command: str) -> list[str]:
+    """The words of a command, with few steps of a small model where it trains."""
+    python, *words = shlex.split(command)
+    assert python == "python", command
+    if words[0] != "run.py" or any(word.startswith(("mode=", "--")) or word == "scale=paper" for word in words):
+        return [sys.executable, *words]
+    added = SHORT | next((keys for word, keys in SMALL.items() if word in words), {})
+    kept = [word for word in words if word.partition("=")[0] not in added]
+    return [sys.executable, *kept, *(f"{key}={value}" for key, value in added.items())]
+
+
+def output(command: str, tree: Path) -> str:
+    environment = os.environ | {"REGATTA_CACHE": str(tree / ".cache"), "PYTHONPATH": str(tree), "COLUMNS": "150"}
+    words = shortened(command)
+    run = subprocess.run(words, cwd=tree, env=environment, capture_output=True, text=True, check=False)
+    assert run.returncode in (0, INFEASIBLE), f"{command}\n{run.stdout}{run.stderr}"
+    assert (run.returncode == INFEASIBLE) == (" cannot run:" in run.stderr), f"{command}\n{run.stdout}{run.stderr}"
+    return run.stdout + run.stderr
+
+
+def masked(line: str) -> str:
+    """A line without what differs from run to run, and from machine to machine."""
+    line = line.replace("AMD EPYC", "CPU").replace(cpu_model(), "CPU")
+    line = re.sub(r"torch [\d.]+(?:\+\w+)?", "torch", re.sub(r"\b[0-9a-f]{10}\b", "ID", line))
+    line = re.sub(r"\(?\S*runs/\S*", "PATH", line)
+    return " ".join(NUMBER.sub("#", line).split())
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+@pytest.mark.timeout(600)
+def test_what_it_shows_happens(page: Path, tree: Path, done: dict[str, str], commands: None) -> None:
+    text = page.read_text(encoding="utf-8")
+    pages.write(pages.files(text), tree)
+    for example in pages.examples(text):
+        for command in [command for command in example.commands if command not in EXCEPTED]:
+            if command not in done:
+                done[command] = output(command, tree)
+        printed = [masked(line) for one in example.commands for line in done.get(one, "").splitlines()]
+        for line in example.promised:
+            whole, dots, _ = masked(line).partition("...")
+            found = any(one.startswith(whole) if dots else one == whole for one in printed)
+            assert found, f"{example.commands} print no line {whole!r}:\n" + "\n".join(printed)
+
+
+def test_what_is_excepted_is_shown() -> None:
+    shown = {one for page in PAGES for example in pages.examples(page.read_text()) for one in example.commands}
+    assert set(EXCEPTED) <= shown
+    assert len(EXCEPTED) <= 5
