@@ -60,6 +60,11 @@ def main(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) 
     except CannotRun as error:
         print(error, file=sys.stderr)
         return EXIT_CODES["infeasible"]
+    except ModuleNotFoundError as error:
+        if error.name not in ("hydra", "omegaconf", "rich"):
+            raise
+        print(f"{sys.executable} lacks {error.name} -> make setup, then source .venv/bin/activate", file=sys.stderr)
+        return EXIT_CODES["infeasible"]
     except KeyboardInterrupt:
         return EXIT_CODES["preempted"]
 

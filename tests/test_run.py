@@ -344,3 +344,11 @@ def test_a_new_engine_is_one_module_and_one_yaml(tmp_path: Path) -> None:
     done = start("--cfg", "job", root=tmp_path)
     assert done.returncode == 2
     assert 'Config must be a dataclass that begins with name: str = "rocket"' in " ".join(done.stderr.split())
+
+
+def test_a_python_without_the_dependencies_says_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "hydra", None)
+        patch.delitem(sys.modules, "harness.cli.compose", raising=False)
+        assert run.main(["mode=plan"], {}) == 2
+    assert "lacks hydra -> make setup" in capsys.readouterr().err

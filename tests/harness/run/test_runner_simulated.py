@@ -233,7 +233,7 @@ def test_a_profile_of_another_device_is_not_taken_for_the_clusters(
 
     assert run(tmp_path / "b", "mode=plan", *typed).status == "ok"
     said = capsys.readouterr().out.splitlines()
-    assert said[-3].startswith("predicted: ") and said[-1].startswith("plan: ")
+    assert said[-4].startswith("predicted: ") and said[-1].startswith("plan: ")
     assert said[-2].startswith(
         "note: layer times   are those of the profile (measured on X), not of flat   -> cluster.peak"
     )
