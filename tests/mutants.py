@@ -1,7 +1,8 @@
 """Committed faults: each must make a named test fail. `make mutants` (or `python -m tests.mutants [name ...]`).
 
-A fault is a replacement of text in one file, applied to a copy of the tree. A fault that no longer applies, or that
-its test survives, is an error.
+A fault is a replacement of text in one file, applied to a copy of the tree. Its test runs in the fast tier first
+(`make test`), and, if that does not notice, in the full one (`make test-full`). It is an error if a fault no longer
+applies, if its test passes in both tiers, and if the fast tier notices less than half of all faults.
 """
 
 from __future__ import annotations
@@ -19,8 +20,20 @@ ROOT = Path(__file__).resolve().parents[1]
 COPIED = ("docs", "engines", "harness", "models", "planners", "tests", "conf", "sweeps", "pyproject.toml", "run.py")
 
 
-def survives(mutant: Mutant) -> str | None:
-    """None if the named test fails under the fault for a good reason, otherwise what is wrong."""
+TIERS = {
+    "fast": ["-m", "not soak and not full", "--hypothesis-profile=fast"],
+    "full": ["-m", "not soak", "--hypothesis-profile=full"],
+}
+FAILED, NONE_SELECTED = 1, 5
+"""Exit codes of pytest."""
+
+
+class NotKilled(Exception):
+    """A fault does not apply, or the test named for it passes; carries why."""
+
+
+def killed_by(mutant: Mutant) -> str:
+    """Returns the first tier whose test fails under the fault; raises `NotKilled`."""
     with tempfile.TemporaryDirectory() as folder:
         for name in COPIED:
             source = ROOT / name
@@ -28,17 +41,28 @@ def survives(mutant: Mutant) -> str | None:
                 shutil.copytree(source, Path(folder) / name, ignore=shutil.ignore_patterns("__pycache__"))
             elif source.exists():
                 shutil.copy(source, folder)
-        path = Path(folder) / mutant.file
-        text = path.read_text()
-        if text.count(mutant.old) != 1:
-            return f"{mutant.file} holds the text to replace {text.count(mutant.old)} times"
-        path.write_text(text.replace(mutant.old, mutant.new))
-        command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--timeout=30", mutant.test]
-        command += ["-k", mutant.only] if mutant.only else []
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
-    if done.returncode == 1:
-        return None
-    return "its test passes" if done.returncode == 0 else f"pytest ended with {done.returncode}:\n{done.stdout[-800:]}"
+        _break(Path(folder) / mutant.file, mutant)
+        for tier in TIERS:
+            code, output = _test(mutant, tier, folder)
+            if code == FAILED:
+                return tier
+            if code not in (0, NONE_SELECTED):
+                raise NotKilled(f"pytest ended with {code}:\n{output[-800:]}")
+    raise NotKilled("its test passes" if code == 0 else "there is no such test")
+
+
+def _break(path: Path, mutant: Mutant) -> None:
+    text = path.read_text()
+    if text.count(mutant.old) != 1:
+        raise NotKilled(f"{mutant.file} holds the text to replace {text.count(mutant.old)} times")
+    path.write_text(text.replace(mutant.old, mutant.new))
+
+
+def _test(mutant: Mutant, tier: str, folder: str) -> tuple[int, str]:
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--timeout=30", *TIERS[tier]]
+    command += [mutant.test, *(["-k", mutant.only] if mutant.only else [])]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
+    return done.returncode, done.stdout
 
 
 def main(arguments: list[str]) -> int:
@@ -46,15 +70,18 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("names", nargs="*", metavar="NAME", help="of a mutant; by default all")
     names = parser.parse_args(arguments).names
     chosen = [m for m in MUTANTS if not names or m.name in names]
-    alive = 0
+    killed = dict.fromkeys(TIERS, 0)
     for mutant in chosen:
-        wrong = survives(mutant)
-        print(f"{'killed' if wrong is None else 'ALIVE '}  {mutant.name:<50} {mutant.test} {mutant.only}", flush=True)
-        if wrong is not None:
-            alive += 1
-            print(f"        {wrong}")
-    print(f"{len(chosen) - alive} of {len(chosen)} mutants killed")
-    return 1 if alive or not chosen else 0
+        try:
+            tier = killed_by(mutant)
+        except NotKilled as error:
+            print(f"ALIVE         {mutant.name:<50} {mutant.test} {mutant.only}\n        {error}", flush=True)
+        else:
+            killed[tier] += 1
+            print(f"killed  {tier}  {mutant.name:<50} {mutant.test} {mutant.only}", flush=True)
+    dead = sum(killed.values())
+    print(f"{dead} of {len(chosen)} mutants killed, {killed['fast']} of them by the fast tier")
+    return 0 if chosen and dead == len(chosen) and 2 * killed["fast"] >= dead else 1
 
 
 if __name__ == "__main__":

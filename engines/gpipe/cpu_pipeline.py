@@ -191,6 +191,7 @@ class CpuPass(Run):
         if state is not None and not torch.equal(state, torch.get_rng_state()):
             self.draws[j] = True
             ins = {part: mapped(Tensor.clone, value) for part, value in slot.ins.items()}
+            slot.before.outputs = None  # those of the second run count
             with torch.no_grad(), self._drawing(slot):
                 outs = slot.stage.run_again(ins, slot.micro_batch, self.around, slot.before)
         return outs

@@ -26,6 +26,7 @@ from harness.core.trace import Span
 from harness.nn import batchnorm, dropout
 from harness.nn.skip import named_layers
 from harness.nn.tied import SharedBuffers, moved
+from harness.runtime import output_check
 from harness.runtime.cpu_streams import JobQueue
 from harness.schedule.builders.gpipe import RECOMPUTE
 
@@ -67,6 +68,9 @@ class GPipe(nn.Module):
     parameters run once for each micro-batch, as with accumulated gradients, on CPU devices in the device's thread: what
     needs a step's gradient belongs after `backward()`. Saved-tensor hooks that hold around the call reach every layer.
     Layers are found by number, as in the Sequential.
+
+    A recomputation sees the buffers and attributes of the layers as its first run saw them. RuntimeError if it gives
+    other outputs all the same (on CUDA devices in the next call), and if weights change before it.
 
     Raises ValueError or TypeError for arguments that don't fit together, naming them. An error in a layer reaches
     the caller as it was raised, with a note that says stage, layer and micro-batch; the module stays usable.
@@ -123,6 +127,7 @@ class GPipe(nn.Module):
 
     def forward(self, value: Value) -> Value:
         """The whole mini-batch -> the gathered output of the last stage."""
+        output_check.raise_differences()
         check_value(value, "the input of a pipeline")
         chunks = scatter(value, self.chunks)
         around = Surroundings.capture(self.seed, self.passes, self.devices[0].type)

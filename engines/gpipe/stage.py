@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from engines.gpipe.microbatch import Parts, check_value, mapped
+from engines.gpipe.microbatch import Parts, check_value, mapped, tensors_of
 from harness.core.error_notes import StageNote
 from harness.nn import dropout, skip
 from harness.runtime.autograd import on_backward
@@ -62,7 +62,7 @@ class Stage:
         skippable = [m for _, layer in self.layers for m in layer.modules() if isinstance(m, skip.Skippable)]
         self.pops = {module.key(name) for module in skippable for name in module.pops}
         self.stashes = {module.key(name) for module in skippable for name in module.stashes}
-        self.state = ForwardState(module for _, layer in self.layers for module in layer.modules())
+        self.state = ForwardState((m for _, layer in self.layers for m in layer.modules()), f"stage {number}")
 
     def run(self, parts: Parts, micro_batch: int, around: Surroundings) -> Parts:
         """Values and skips that arrive -> values and skips that leave."""
@@ -77,12 +77,19 @@ class Stage:
         copies = {part: mapped(Tensor.clone, value) for part, value in parts.items()}
         with self.state.first_run() as before:
             outs = self.run(copies, micro_batch, around)
+        before.same_outputs(_tensors(outs))
         return outs, before
 
     def run_again(self, parts: Parts, micro_batch: int, around: Surroundings, before: Before | None) -> Parts:
-        """Recompute a task: running statistics and other buffers stay as the first run left them."""
+        """Recompute a task: running statistics and other buffers stay as the first run left them.
+
+        Raises RuntimeError if its outputs are not those of the first run.
+        """
         with self.state.recomputation(before):
-            return self.run(parts, micro_batch, around)
+            outs = self.run(parts, micro_batch, around)
+        if before is not None:
+            before.same_outputs(_tensors(outs))
+        return outs
 
     def _layers(self, parts: Parts) -> Parts:
         value = parts[""]
@@ -109,3 +116,7 @@ class Stage:
             where = f"in stage {self.number}, layer {self.layer!r}, micro-batch {micro_batch}, {phase}"
             error.add_note(StageNote(where))
             raise
+
+
+def _tensors(parts: Parts) -> list[Tensor]:
+    return [tensor for value in parts.values() for tensor in tensors_of(value)]

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 from harness.nn import dropout, skip
 from harness.nn.skip import LayerSkip, Skippable
@@ -74,12 +74,15 @@ class SegmentedStage(StageModule):
             with skip.carried(dict(zip(gate.pops, tensors[len(own) :], strict=True))) as left:
                 out = self._through(segment.layers, inside)
                 single = isinstance(out, Tensor)
-                return (*((out,) if single else out), *(left[name] for name in gate.stashes))
+                outs = (*((out,) if single else out), *(left[name] for name in gate.stashes))
+            before[0].same_outputs(outs)
+            return outs
 
         def contexts() -> tuple[AbstractContextManager[object], AbstractContextManager[object]]:
             return _first(segment, before), _again(segment, key, before)
 
-        outs = checkpoint(run, *entering, use_reentrant=False, context_fn=contexts)
+        with set_checkpoint_early_stop(False):  # to the outputs, which are compared
+            outs = checkpoint(run, *entering, use_reentrant=False, context_fn=contexts)
         several = len(outs) - len(gate.stashes)
         for name, tensor in zip(gate.stashes, outs[several:], strict=True):
             gate.stash(name, tensor)
@@ -102,7 +105,10 @@ def _again(segment: Segment, key: tuple[int, int, int], before: list[Before]) ->
 
 
 def _segment(layers: Sequence[tuple[str, nn.Module]], gate: Skippable) -> Segment:
-    return Segment(layers, gate, ForwardState(module for _, layer in layers for module in layer.modules()))
+    state = ForwardState(
+        (m for _, layer in layers for m in layer.modules()), f"layers {layers[0][0]} to {layers[-1][0]}"
+    )
+    return Segment(layers, gate, state)
 
 
 def _gate(start: int, end: int, skips: Sequence[LayerSkip]) -> Skippable:

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 from harness.core.op import Op
 from harness.core.plan import Plan
 from harness.interfaces import Batch, Model, SessionSpec
+from harness.measure.layer_chain import tensors
 from harness.nn import batchnorm, dropout
 from harness.nn.tied import moved
 from harness.runtime.local_session import LocalSession
@@ -33,7 +34,7 @@ class SingleSession(LocalSession):
         if self.config.deferred_batch_norm:
             layers = batchnorm.deferred(layers, self.plan.micro_batches)
         self.stage = moved(layers, self.device)
-        self.state = ForwardState(self.stage.modules())
+        self.state = ForwardState(self.stage.modules(), "stage 0")
         self.optimizer = make_optimizer(self.stage.parameters(), self.spec.optimizer)
 
     def train_step(self, batch: Batch) -> Tensor:
@@ -58,7 +59,7 @@ class _Task:
 
     def run(self, inputs: Tensor, targets: Tensor, batch_size: int) -> Tensor:
         session = self.session
-        with session.span("F", self.i), session.autocast():
+        with session.span("F", self.i), session.autocast(), set_checkpoint_early_stop(False):
             output = checkpoint(self._forward, inputs, use_reentrant=False) if self.recompute else self._forward(inputs)
         loss = session.model.loss(output, targets) / batch_size
         del output
@@ -77,10 +78,12 @@ class _Task:
             inputs = inputs.clone()  # for layers that work in place
             if self.before is None:
                 with session.state.first_run() as self.before:
-                    return session.stage(inputs)
-            try:
-                with session.state.recomputation(self.before):
-                    return session.stage(inputs)
-            finally:  # torch leaves as soon as it has all it needs
-                self.backward_start = session.now()
-                session.record(Op(0, "R", self.i), start, self.backward_start)
+                    output = session.stage(inputs)
+                self.before.same_outputs(tensors(output))
+                return output
+            with session.state.recomputation(self.before):
+                output = session.stage(inputs)
+            self.before.same_outputs(tensors(output))
+            self.backward_start = session.now()
+            session.record(Op(0, "R", self.i), start, self.backward_start)
+            return output

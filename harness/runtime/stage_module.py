@@ -55,11 +55,13 @@ class StageModule(nn.Sequential):
         own = len(values) - len(self.arriving)
         value = values[0] if own == 1 else tuple(values[:own])
         arriving = dict(zip(self.arriving, values[own:], strict=True))
-        with self._around(values[0].device.type), skip.carried(arriving) as left:
+        with self._around(values[0].device.type) as before, skip.carried(arriving) as left:
             value = self._layers(value)
         if missing := [name for name in self.leaving if left.get(name) is None]:
             raise TypeError(f"stage {self.number} stashes None as {missing[0]!r}: between stages go tensors only")
         outs = [value] if isinstance(value, Tensor) else [*value]
+        if before is not None:
+            before.same_outputs([*outs, *(left[name] for name in self.leaving)])
         outs = [_differentiable(tensor).contiguous() for tensor in (*outs, *(left[name] for name in self.leaving))]
         return outs[0] if len(outs) == 1 else tuple(outs)
 
@@ -83,27 +85,30 @@ class StageModule(nn.Sequential):
         return value
 
     @contextmanager
-    def _around(self, kind: str) -> Iterator[None]:
+    def _around(self, kind: str) -> Iterator[Before | None]:
         cast = torch.autocast(kind, self.autocast) if self.autocast else nullcontext()
-        with cast, self._state_of_layers(), dropout.keyed(*self.key):
-            yield
+        with cast, self._state_of_layers() as before, dropout.keyed(*self.key):
+            yield before
 
     @contextmanager
-    def _state_of_layers(self) -> Iterator[None]:
+    def _state_of_layers(self) -> Iterator[Before | None]:
         """A recomputation sees what the first run of its micro-batch saw, and leaves the layers as they are."""
         if self.again:
-            with self._forward_state.recomputation(self._before.pop(self.key, None)):
-                yield
+            before = self._before.pop(self.key, None)
+            with self._forward_state.recomputation(before):
+                yield before
         elif self.recomputes:
             self._before = {key: before for key, before in self._before.items() if key[:2] == self.key[:2]}
-            with self._forward_state.first_run() as self._before[self.key]:
-                yield
+            with self._forward_state.first_run() as before:
+                self._before[self.key] = before
+                yield before
         else:
-            yield
+            yield None
 
     @cached_property
     def _forward_state(self) -> ForwardState:
-        return ForwardState(module for _, layer in named_layers(self) for module in layer.modules())
+        layers = named_layers(self)
+        return ForwardState((m for _, layer in layers for m in layer.modules()), f"stage {self.number}")
 
 
 def stage_modules(layers: nn.Sequential, plan: Plan, numbers: Sequence[int]) -> list[StageModule]:

@@ -18,6 +18,7 @@ from harness.core.trace import Trace
 from harness.interfaces import Data, Model, Session, StepMetrics
 from harness.launch.process_group import is_first_rank
 from harness.run.metrics import period_s, phases_s
+from harness.runtime import output_check
 from harness.worker.checkpoints import Checkpoints
 from harness.worker.divergence import DivergenceCheck
 from harness.worker.prefetch import Loader
@@ -113,6 +114,7 @@ def train_steps(
         for step, (batch, waited) in enumerate(batches, start):
             last = session.step(batch, meter=step == loop.warmup - 1 and step > 0)
             finite.after_step(step, last)
+            output_check.raise_differences()
             peak = last.peak_memory_bytes or peak
             line = _line(step, loop, last, waited)
             if reports:

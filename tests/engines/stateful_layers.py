@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -120,7 +122,7 @@ class LateCache(GrowingCache):
     """Needs one for large micro-batches only."""
 
     def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x) if x.shape[0] > 2 else x.tanh()
+        return super().forward(x) if x.shape[0] > 2 else 0.5 * x
 
 
 class PlainTensor(nn.Module):
@@ -143,7 +145,88 @@ class Alternates(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         self.odd = not self.odd
-        return x.tanh() if self.odd else 2 * x
+        return 3 * x if self.odd else 2 * x
+
+
+class LateLinear(nn.Linear):
+    """A layer of torch's with a number of its own that changes now and then."""
+
+    def __init__(self) -> None:
+        super().__init__(WIDTH, WIDTH)
+        self.factor = 1
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x) * self.factor
+        if x[0, 0] > 0:
+            self.factor += 1
+        return y
+
+
+class LateTensor(nn.Module):
+    """Has no tensor until some micro-batch leaves one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x if self.last is None else x * self.last
+        if x[0, 0] > 0:
+            self.last = 1 + x.detach().mean(0).abs()
+        return y
+
+
+class LateData(nn.Module):
+    """Changes a buffer past its version, now and then."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.ones(WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x * self.mean.clone()
+        if x[0, 0] > 0:
+            self.mean.data.mul_(0.5).add_(x.detach().mean(0))
+        return y
+
+
+class LateStatistics(nn.Module):
+    """A native kernel changes the buffers, now and then, and their versions stay."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(WIDTH))
+        self.register_buffer("variance", torch.ones(WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        shift = self.mean.clone()
+        if x[0, 0] > 0:
+            functional.batch_norm(x.detach(), self.mean, self.variance, training=True)
+        return x + shift
+
+
+class Members(nn.Module):
+    """Keeps its state in a container of the type that it is given."""
+
+    def __init__(self, seen: Any) -> None:
+        super().__init__()
+        self.seen = seen
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x * (1 + 0.5 * len(self.seen))
+        if x[0, 0] > 0:
+            self.note(x.detach().mean())
+        return y
+
+    def note(self, value: Tensor) -> None:
+        if isinstance(self.seen, dict):
+            self.seen[len(self.seen)] = value
+        elif isinstance(self.seen, set):
+            self.seen.add(len(self.seen))
+        elif isinstance(self.seen, tuple):
+            self.seen = (*self.seen, value)
+        else:
+            self.seen.append(value)
 
 
 def normed_linear() -> nn.Module:
@@ -160,7 +243,8 @@ def old_normed_linear() -> nn.Module:
 
 LAYERS: list[Callable[[], nn.Module]] = [
     SkipAddOne, CountSome, CountLate, Momentum, MomentumInPlace, OwnStatistics, GrowingCache, LateCache, PlainTensor,
-    Alternates,
+    Alternates, LateLinear, LateTensor, LateData, LateStatistics,
+    lambda: Members([]), lambda: Members({}), lambda: Members(set()), lambda: Members(()), lambda: Members(deque()),
     normed_linear, old_normed_linear, tracking_instance_norm, lambda: nn.BatchNorm1d(WIDTH),
     lambda: nn.Linear(WIDTH, WIDTH), Skip, AddOne,
 ]  # fmt: skip

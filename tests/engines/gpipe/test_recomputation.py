@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import random
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -70,14 +72,16 @@ def test_a_recomputation_does_not_write_to_the_callers_tensor(driver: str) -> No
 
 
 @pytest.mark.parametrize("driver", DRIVERS)
-def test_a_frozen_parameter_that_the_forward_pass_changes_is_refused(driver: str) -> None:
+@pytest.mark.parametrize("frozen", [True, False])
+def test_a_parameter_that_the_forward_pass_changes_is_refused(frozen: bool, driver: str) -> None:
     class Codebook(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.code = nn.Parameter(torch.ones(WIDTH), requires_grad=False)
+            self.code = nn.Parameter(torch.ones(WIDTH), requires_grad=not frozen)
 
         def forward(self, x: Tensor) -> Tensor:
-            self.code.mul_(0.5)
+            with torch.no_grad():
+                self.code.mul_(0.5)
             return x * self.code
 
     pipe = GPipe(nn.Sequential(nn.Linear(WIDTH, WIDTH), Codebook()), [1, 1], ["cpu"] * 2, 2, "always")
@@ -105,3 +109,84 @@ def test_a_recomputation_that_does_something_else_is_refused(driver: str) -> Non
     Switched.on = True
     with pytest.raises(RuntimeError, match="'count' of Switched"):
         loss.backward()
+
+
+class Drops(nn.Module):
+    """Leaves its work out by a random number of Python."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * random.random()
+
+
+class Outside(nn.Module):
+    """Keeps its state in an object that no module holds as its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.state = SimpleNamespace(calls=0)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.state.calls += 1
+        return x * self.state.calls
+
+
+class ReadsNorm(nn.Module):
+    """The output depends on the running statistics of a batch norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(x)
+        return y + x * self.norm.running_mean.clone()
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+@pytest.mark.parametrize("layer", [Drops, Outside, ReadsNorm])
+@pytest.mark.parametrize("width", [WIDTH, 700])
+def test_a_recomputation_with_other_outputs_is_refused(layer: type[nn.Module], width: int, driver: str) -> None:
+    """Of a large output some elements are compared."""
+    torch.manual_seed(0)
+    last = [nn.Linear(WIDTH, width), layer()] if layer is not ReadsNorm else [layer(), nn.Linear(WIDTH, width)]
+    pipe = GPipe(nn.Sequential(nn.Linear(WIDTH, WIDTH), *last), [1, 2], ["cpu"] * 2, 2, "always")
+    loss = DRIVERS[driver](pipe, torch.randn(8, WIDTH)).sum()
+    with pytest.raises(RuntimeError, match="other outputs than its first run") as raised:
+        loss.backward()
+    assert any("stage 1" in note for note in raised.value.__notes__)
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+def test_weights_that_change_before_the_recomputation_are_refused(driver: str) -> None:
+    pipe = GPipe(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 1)), [1, 1], ["cpu"] * 2, 2, "always")
+    x, weight = torch.randn(4, WIDTH), pipe[1].weight
+    loss = DRIVERS[driver](pipe, x).sum()
+    with torch.no_grad():
+        weight.add_(1)
+    with pytest.raises(RuntimeError, match="'weight' of Linear has changed"):
+        loss.backward()
+
+
+def test_other_weights_than_the_modules_own_are_refused() -> None:
+    pipe = GPipe(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 1)), [1, 1], ["cpu"] * 2, 2, "always")
+    others = {name: value.detach().clone().requires_grad_() for name, value in pipe.named_parameters()}
+    loss = torch.func.functional_call(pipe, others, torch.randn(4, WIDTH)).sum()
+    with pytest.raises(RuntimeError, match="has changed between a forward pass and its recomputation"):
+        loss.backward()
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+def test_eval_between_forward_and_backward_changes_nothing(driver: str) -> None:
+    torch.manual_seed(0)
+    layers = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH), nn.Linear(WIDTH, 1)).double()
+    gradients = []
+    for evaluated in (False, True):
+        pipe = GPipe(copy.deepcopy(layers), [1, 2], ["cpu"] * 2, 2, "always")
+        loss = DRIVERS[driver](pipe, torch.linspace(-1, 1, 6 * WIDTH, dtype=torch.float64).reshape(6, WIDTH)).sum()
+        if evaluated:
+            pipe.eval()
+        loss.backward()
+        assert pipe.training is not evaluated
+        assert all(module.training is not evaluated for module in pipe.modules())
+        gradients.append([parameter.grad for parameter in pipe.parameters()])
+    torch.testing.assert_close(gradients[0], gradients[1])
