@@ -52,6 +52,12 @@ def test_other_work_is_not_compared(other: dict[str, Any]) -> None:
     assert speeds_over_single([ran("single", 10.0), ran("gpipe", 15.0, **other)])[1] is None
 
 
+def test_simulated_is_not_compared_with_measured() -> None:
+    """Also where nothing is known of the machine."""
+    runs = [ran("single", 10.0, source="simulated", manifest={}), ran("gpipe", 15.0, manifest={})]
+    assert speeds_over_single(runs) == [1.0, None]
+
+
 def test_of_several_references_that_with_the_same_keys_counts() -> None:
     singles = [ran("single", 10.0, count=4), ran("single", 20.0, count=8)]
     assert speeds_over_single([*singles, ran("gpipe", 40.0, count=8), ran("gpipe", 40.0, count=4)])[2:] == [2.0, 4.0]
