@@ -18,15 +18,16 @@ import pandas
 
 from analysis.records import key_of
 from analysis.run_artifacts import ORIGIN
-from harness.core.plan import Mesh
 from harness.core.record import RunRecord
+from harness.report import comparison
 
 GROUPS = ("engine", "planner", "model", "cluster")
 POINT = ("sweep", "point", "id", "status", "source", *GROUPS)
-SETTINGS = ("data", "pipeline", "tensor", "devices", "batch", "micro_batches", "precision")
-FIGURES = ("throughput", "step_time_s", "utilization", "bubble", "peak_memory_bytes")
+SETTINGS = ("data", "pipeline", "tensor", "devices", "batch", "micro_batches", "micro_batch_size", "precision")
+FIGURES = ("throughput", "step_time_s", "utilization", "bubble", "peak_memory_bytes", "first_loss", "last_loss")
+OVER_SINGLE = "speed_over_single"
 PREDICTED = ("predicted_step_time_s", "predicted_peak_memory_bytes", "predicted_over_measured")
-COLUMNS = (*POINT, *SETTINGS, *FIGURES, *PREDICTED)
+COLUMNS = (*POINT, *SETTINGS, *FIGURES, OVER_SINGLE, *PREDICTED)
 """Before the keys that were given, bytes_KIND, one column for each kind that was sent, and `LAST`."""
 LAST = ("time", ORIGIN)
 """Columns at the end: the start of the run (UTC), and the source of its record."""
@@ -37,13 +38,21 @@ SOURCES = {"plan": PLANNED, "run": MEASURED, "calibrate": MEASURED}
 
 
 def runs(records: Iterable[RunRecord]) -> pandas.DataFrame:
-    """One row a run. Utilization is the mean over devices, memory that of the fullest one."""
+    """One row a run. Utilization is the mean over devices, memory that of the fullest one.
+
+    `OVER_SINGLE` is the throughput / that of the run with engine=single in the same sweep (`speeds_over_single`), both
+    measured or both simulated.
+    """
     records = list(records)
     keys = _given(records)
-    rows = [_row(record) | _values(record, keys) for record in records]
+    speeds = comparison.speeds_over_single(records, [str(_folder(record).parent) for record in records])
+    rows = [
+        _row(record) | _values(record, keys) | {OVER_SINGLE: speed}
+        for record, speed in zip(records, speeds, strict=True)
+    ]
     kinds = sorted({key for row in rows for key in row if key.startswith("bytes_")})
     frame = pandas.DataFrame(rows, columns=[*COLUMNS, *keys.values(), *kinds, *LAST])
-    frame = frame.astype(dict.fromkeys((*FIGURES, *PREDICTED, *kinds), float))
+    frame = frame.astype(dict.fromkeys((*FIGURES, OVER_SINGLE, *PREDICTED, *kinds), float))
     return frame.assign(time=pandas.to_datetime(frame["time"], utc=True, errors="coerce", format="ISO8601"))
 
 
@@ -106,9 +115,10 @@ def _row(record: RunRecord) -> dict[str, Any]:
         | {name: metrics.get(name) for name in ("throughput", "step_time_s")}
         | {"utilization": _of(statistics.fmean, metrics, "utilization"), "bubble": metrics.get("bubble_fraction")}
         | {"peak_memory_bytes": _of(max, metrics, "peak_memory_bytes")}
+        | dict(zip(("first_loss", "last_loss"), comparison.losses(record), strict=True))
         | {"predicted_step_time_s": predicted.get("step_time_s")}
         | {"predicted_peak_memory_bytes": _of(max, predicted, "peak_memory_bytes")}
-        | {"predicted_over_measured": (metrics.get("predicted_over_measured") or {}).get("step_time_s")}
+        | {"predicted_over_measured": comparison.predicted_over_measured(record)}
         | {f"bytes_{kind}": size for kind, size in sent.items()}
         | dict(zip(LAST, (record.manifest.get("start_time"), record.manifest.get(ORIGIN)), strict=True))
     )
@@ -116,23 +126,23 @@ def _row(record: RunRecord) -> dict[str, Any]:
 
 def _point(record: RunRecord) -> dict[str, Any]:
     """The columns that identify a run: its sweep and point by its folder, and its choice in each group."""
-    folder = PurePath(record.config.get("out") or record.manifest.get(ORIGIN, ""))
-    overrides = _overrides(record)
+    folder, overrides = _folder(record), _overrides(record)
     chosen = {group: overrides.get(group) or _name(record, group) for group in GROUPS}
     own = (folder.parent.name, folder.name, record.id, record.status, source(record), *chosen.values())
     return dict(zip(POINT, own, strict=True))
 
 
+def _folder(record: RunRecord) -> PurePath:
+    return PurePath(record.config.get("out") or record.manifest.get(ORIGIN, ""))
+
+
 def _settings(record: RunRecord) -> dict[str, Any]:
-    plan, batch = record.plan or {}, record.config.get("batch") or {}
-    mesh = plan.get("mesh") or {}
-    degrees = {name: mesh.get(name) for name in ("data", "pipeline", "tensor")}
-    count = Mesh(**mesh).size if mesh else None
+    mesh, batch = comparison.mesh(record), record.config.get("batch") or {}
     own = (
-        *degrees.values(),
-        count,
+        *((mesh.data, mesh.pipeline, mesh.tensor, mesh.size) if mesh else [None] * 4),
         batch.get("size"),
         batch.get("micro_batches"),
+        comparison.micro_batch_size(record),
         (record.config.get("precision") or {}).get("dtype"),
     )
     return dict(zip(SETTINGS, own, strict=True))

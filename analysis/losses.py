@@ -8,21 +8,23 @@
                 +---------------- step
 
 A sweep's folder means all its points, in the order in which they started. Steps count from 0, warm-up included; what
-only some runs have is not compared. A run without losses, such as an infeasible one, is skipped and named.
+only some runs have is not compared. A run without losses, such as an infeasible one, is skipped and named; several of a
+sweep in one line.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from analysis import run_artifacts
+from analysis import run_artifacts, run_folders
 from analysis.plots import style
 from analysis.run_folders import NoRun, Run, listed, load, titled
+from harness.core import problem
 from harness.worker.training_loop import METRICS
 
 if TYPE_CHECKING:
@@ -96,12 +98,14 @@ def curves(folders: Sequence[Path], titles: Sequence[str] | None = None) -> tupl
         except NoRun as error:
             missing.append(str(error))
             continue
+        without = []
         for run in of_folder:
             try:
                 losses.append(run_artifacts.step_losses(run.folder / METRICS))
                 runs.append(run)
             except run_artifacts.MissingData as error:
-                skipped.append(_without(run, error))
+                without.append((run, error))
+        skipped += _skipped(folder, without)
     if missing or not runs:
         raise ValueError("\n".join([*skipped, *missing]))
     notes = map(_note, runs)
@@ -116,12 +120,35 @@ def _note(run: Run) -> str:
     return f"{run.folder}   is {record.status}" + (f": {record.reason}" if record.reason else "")
 
 
+def _skipped(folder: Path, without: Sequence[tuple[Run, run_artifacts.MissingData]]) -> list[str]:
+    """A line for each run whose file is missing or damaged; of several that did not train one line in all."""
+    untrained = [run for run, _ in without if _untrained(run)]
+    if len(untrained) < 2:
+        return [_without(run, error) for run, error in without]
+    newest = run_folders.newest_points(folder)
+    states = [_state(run, newest) for run in untrained]
+    counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
+    summary = f"{len(untrained)} points of {folder} without losses: {counts}   -> python -m slurm.status {folder}"
+    return [*(_without(run, error) for run, error in without if not _untrained(run)), summary]
+
+
+def _untrained(run: Run) -> bool:
+    return run.record.status != "ok" or run.record.source != "measured"
+
+
+def _state(run: Run, newest: Set[str] | None) -> str:
+    """infeasible, simulated, infeasible of an earlier sweep"""
+    state = run.record.status if run.record.status != "ok" else run.record.source
+    return state if newest is None or run.folder.name in newest else f"{state} of an earlier sweep"
+
+
 def _without(run: Run, error: run_artifacts.MissingData) -> str:
     """Why a run has no losses: how it ended, or what is wrong with its file."""
-    if run.record.status == "ok":
+    record = run.record
+    if record.status == "ok":
         return str(error)
-    why, *_ = run.record.reason.strip().splitlines() or [""]
-    return f"{run.folder}   ended as {run.record.status}" + (f": {why}" if why else "")
+    why = problem.line(record.problems[0]) if record.problems else next(iter(record.reason.strip().splitlines()), "")
+    return f"{run.folder}   ended as {record.status}" + (f": {why}" if why else "")
 
 
 def report(curves: Sequence[Curve]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import sys
 from collections import defaultdict
@@ -18,6 +19,7 @@ from harness.config import overrides as config_overrides
 from harness.core.problem import Problem, ProblemError
 from harness.core.record import RunRecord
 from harness.core.run_files import RECORD
+from harness.sweep.local import POINTS
 
 IN_TITLE = ("out", "mode", "engine", "model", "cluster")
 """Keys that are in a title anyway; "measured" or "simulated" gives the mode."""
@@ -74,6 +76,15 @@ def load(folder: Path) -> list[Run]:
     for one in loaded.skipped:
         print(f"skipped {one.place}   {one.why}", file=sys.stderr)
     return [Run(Path(record.manifest[ORIGIN]), record) for record in loaded.records]
+
+
+def newest_points(folder: Path) -> frozenset[str] | None:
+    """The points of the sweep that has ended last in a folder, by its table; None where there is none to read."""
+    try:
+        rows = csv.DictReader((folder / POINTS).read_text(encoding="utf-8").splitlines())
+        return frozenset(row["id"] for row in rows)
+    except (OSError, ValueError, KeyError, csv.Error):
+        return None
 
 
 def titled(runs: Sequence[Run], titles: Sequence[str] | None = None) -> list[str]:

@@ -21,9 +21,9 @@ from harness.core.run_files import RECORD
 from harness.core.serialization import SchemaError
 from harness.core.value_checks import closest
 from harness.run import stored_record
-from harness.sweep import live_table, local
-from harness.sweep.live_table import Row
+from harness.sweep import local, table
 from harness.sweep.points import Point
+from harness.sweep.row import Row
 from slurm import array, partition, point_states, settings, submit
 
 STATES = (
@@ -69,7 +69,7 @@ def show_local(folder: Path) -> int:
         raise CannotRun(
             [Problem(str(folder), None, message, hint="the folder that slurm.submit or run.py has printed")], TITLE
         )
-    live_table.close(rows, folder)
+    table.close(rows, folder)
     return 0
 
 

@@ -20,8 +20,8 @@ from harness.core.problem import CannotRun, Problem, refuse
 from harness.core.record import EXIT_CODES, RunRecord
 from harness.run.folder_lock import Busy
 from harness.sweep import local, run_point
-from harness.sweep.live_table import Row
 from harness.sweep.points import Point, expand, refuse_mistyped
+from harness.sweep.row import Row
 from slurm import partition, point_states, resources, settings
 from slurm.array import Array
 from slurm.feasibility import Examined, examine

@@ -19,7 +19,7 @@ from harness.core.record import EXIT_CODES, RunRecord
 from harness.launch.signals import preemptible
 from harness.run.folder_lock import Busy
 from harness.sweep import local, run_point
-from harness.sweep.live_table import Row
+from harness.sweep.row import Row
 from slurm import commands
 from slurm.array import Array
 

@@ -28,8 +28,8 @@ from harness.core import files
 from harness.core.problem import advice
 from harness.core.record import RunRecord
 from harness.sweep import run_point
-from harness.sweep.live_table import Row
 from harness.sweep.points import Point
+from harness.sweep.row import Row
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "matrix.md"

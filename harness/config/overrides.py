@@ -135,7 +135,9 @@ def _known_key(key: str, config: DictConfig) -> str:
         return f"{best}=..."
     group, _, rest = key.partition(".")
     first = rest.partition(".")[0]
-    choices = [name for (of, name), kind in registry.schemas().items() if of == group and first in _fields(kind)]
+    here = any(name.startswith(f"{group}.{first}.") for name in leaves(config))  # the choice itself has it
+    schemas = {} if here else registry.schemas()
+    choices = [name for (of, name), kind in schemas.items() if of == group and first in _fields(kind)]
     return f"{group}={', '.join(sorted(choices))} has it" if choices else ALL_KEYS
 
 
@@ -155,12 +157,20 @@ def _try(config: DictConfig, parent: DictConfig, key: str, value: Any) -> None:
 def closest_key(key: str, known: Sequence[str]) -> str:
     """The known key that was probably meant; "" if none is close.
 
-    The last part counts most (model.chanels, micro_batches), and may be cut short (mesh.pipe); keys of the same group
-    come first (cluster.memory), and of several keys that end similar the most similar one.
+    The last part counts most (model.chanels, micro_batches), and may be cut short (mesh.pipe); of several keys that end
+    similar the most similar one. Of a key in a group only keys of that group are meant (cluster.memory), or the only
+    key elsewhere that is spelled like its last part (launch.steps, engine.micro_batches).
     """
-    group = key.rpartition(".")[0]
-    own = [name for name in known if group and name.rpartition(".")[0] == group]
-    return _closest(key, own) or _closest(key, known)
+    parent, _, last = key.rpartition(".")
+    groups = {name.partition(".")[0] for name in known if "." in name}
+    top = parent.partition(".")[0]
+    if top not in groups:
+        near = difflib.get_close_matches(top, groups, n=1)
+        return _closest(key, [name for name in known if not near or name.startswith(f"{near[0]}.")])
+    of_parent = [name for name in known if name.rpartition(".")[0] == parent]
+    of_group = [name for name in known if name.startswith(f"{top}.")]
+    elsewhere = [name for name in known if name.rpartition(".")[2] == last]
+    return _closest(key, of_parent) or _closest(key, of_group) or (elsewhere[0] if len(elsewhere) == 1 else "")
 
 
 def _closest(key: str, known: Sequence[str]) -> str:

@@ -63,7 +63,8 @@ def _table(titles: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
 
 
 def _whole_rows(record: RunRecord) -> Iterator[tuple[str, str, str, str]]:
-    """Yields (name, measured, predicted, ratio); a quantity that is unknown on both sides has no row."""
+    """Yields (name, measured, predicted, ratio); a quantity that is unknown on both sides has no row, nor has a kind of
+    message of which no byte was sent or predicted."""
     m, p = record.metrics, record.predicted
     if m.get("throughput") is not None:
         yield "throughput", rate(m["throughput"]), "", ""
@@ -92,7 +93,8 @@ def _whole_rows(record: RunRecord) -> Iterator[tuple[str, str, str, str]]:
     sent, planned = m.get("bytes_sent") or {}, p.get("bytes_sent") or {}
     for kind in dict.fromkeys((*sent, *planned)):
         measured, predicted = sent.get(kind), planned.get(kind)
-        yield f"sent: {kind}", size(measured), size(predicted), ratio(predicted, measured)
+        if measured or predicted:
+            yield f"sent: {kind}", size(measured), size(predicted), ratio(predicted, measured)
 
 
 def _device_rows(record: RunRecord) -> Iterator[tuple[str, ...]]:

@@ -23,8 +23,10 @@ from harness.launch.signals import preemptible
 from harness.run import folder_lock
 from harness.run.folder_lock import Busy, held
 from harness.sweep import run_point
-from harness.sweep.live_table import Display, Row, as_csv, close
+from harness.sweep.live_table import Display
 from harness.sweep.points import expand, refuse_mistyped, scale_of, value_of
+from harness.sweep.row import Row
+from harness.sweep.table import as_csv, close
 
 POINTS = "points.csv"
 """The file in a sweep's folder that holds its table."""

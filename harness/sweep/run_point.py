@@ -34,8 +34,8 @@ from harness.launch import die_with_parent
 from harness.launch.signals import Preempted
 from harness.run import folder_lock, run_folder, runner
 from harness.run.folder_lock import Lock, held
-from harness.sweep.live_table import Row
 from harness.sweep.points import Point
+from harness.sweep.row import Row
 
 POLL_S = 0.1
 GRACE_S = 20.0

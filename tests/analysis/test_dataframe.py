@@ -21,10 +21,12 @@ def record(number: int = 0, mode: str = "run", **changes: Any) -> RunRecord:
     }  # fmt: skip
     figures = {"step_time_s": 0.5, "utilization": [0.5, 0.75], "bubble_fraction": 0.375,
                "peak_memory_bytes": [100, 300], "bytes_sent": {"activations": 10, "skips": 5}}  # fmt: skip
-    metrics = figures | {"throughput": 32.0, "predicted_over_measured": {"step_time_s": 0.8}}
+    metrics = figures | {"throughput": 32.0, "first_loss": 0.75, "loss": 0.25}
+    metrics |= {"predicted_over_measured": {"step_time_s": 0.8}}
     fields: dict[str, Any] = {
         "source": "measured" if mode == "run" else "simulated", "config": config,
-        "plan": {"mesh": {"data": 2, "pipeline": 2, "tensor": 1}}, "metrics": metrics if mode != "plan" else {},
+        "plan": {"mesh": {"data": 2, "pipeline": 2, "tensor": 1}, "micro_batches": 8},
+        "metrics": metrics if mode != "plan" else {},
         "predicted": figures | {"step_time_s": 0.4, "peak_memory_bytes": [110, 290]},
         "manifest": {"overrides": ["model=unet_5_64"], "start_time": "2026-01-01T12:00:00.000+00:00", "origin": "a/b"},
     }  # fmt: skip
@@ -34,14 +36,28 @@ def record(number: int = 0, mode: str = "run", **changes: Any) -> RunRecord:
 def test_a_row_a_run() -> None:
     (row,) = dataframe.runs([record()]).to_dict("records")
     assert row.pop("time") == pandas.Timestamp("2026-01-01T12:00:00Z")
+    assert pandas.isna(row.pop("speed_over_single")), "there is no run with engine=single"
     assert row == {
         "sweep": "sweep-local", "point": "0", "id": "0", "status": "ok", "source": "measured", "engine": "gpipe",
         "planner": "balance", "model": "unet_5_64", "cluster": "local", "data": 2, "pipeline": 2, "tensor": 1,
-        "devices": 4, "batch": 16, "micro_batches": 8, "precision": "float32", "throughput": 32.0, "step_time_s": 0.5,
-        "utilization": 0.625, "bubble": 0.375, "peak_memory_bytes": 300, "predicted_step_time_s": 0.4,
+        "devices": 4, "batch": 16, "micro_batches": 8, "micro_batch_size": 1, "precision": "float32",
+        "throughput": 32.0, "step_time_s": 0.5, "first_loss": 0.75, "last_loss": 0.25, "utilization": 0.625,
+        "bubble": 0.375, "peak_memory_bytes": 300, "predicted_step_time_s": 0.4,
         "predicted_peak_memory_bytes": 290, "predicted_over_measured": 0.8, "bytes_activations": 10, "bytes_skips": 5,
         "origin": "a/b",
     }  # fmt: skip
+
+
+def test_speed_is_compared_with_single_in_the_same_sweep() -> None:
+    def on_one_device(speed: float, mode: str = "run", folder: str = "/runs/a") -> RunRecord:
+        found = record(mode=mode)
+        config = found.config | {"engine": {"name": "single"}, "out": f"{folder}/{mode}"}
+        return record(mode=mode, config=config, metrics=found.metrics | {"throughput": speed})
+
+    ran = record(config=record().config | {"out": "/runs/a/1"})
+    simulated = record(mode="simulate", config=record(mode="simulate").config | {"out": "/runs/a/2"})
+    runs = [ran, simulated, on_one_device(16.0), on_one_device(64.0, "simulate"), on_one_device(8.0, folder="/runs/b")]
+    assert dataframe.runs(runs)["speed_over_single"].tolist() == [2.0, 0.5, 1.0, 1.0, 1.0]
 
 
 def test_what_is_measured_simulated_and_planned_is_distinguished() -> None:

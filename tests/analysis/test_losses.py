@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from matplotlib.colors import to_hex
@@ -15,6 +16,7 @@ from PIL import Image
 from analysis import losses
 from analysis.losses import Curve
 from harness.cli.compose import compose
+from harness.core.problem import Problem
 from harness.core.record import RunRecord
 
 GPIPE = ["engine=gpipe", "model=unet"]
@@ -163,3 +165,38 @@ def test_a_level_has_a_name_and_a_value(level: str, why: str, capsys: pytest.Cap
     with pytest.raises(SystemExit):
         losses.main(["runs", "--out", "x.png", "--level", level])
     assert why in capsys.readouterr().err
+
+
+def without_losses(folder: Path, **changes: Any) -> None:
+    """A point that did not train."""
+    ran(folder, GPIPE, [])
+    (folder / "metrics.jsonl").unlink()
+    replace(RunRecord.load(folder / "record.json"), **changes).save(folder / "record.json")
+
+
+def test_points_that_did_not_train_are_one_line(
+    sweep: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Such as those of an earlier sweep in the folder; a file that is damaged has a line of its own."""
+    for name in ("old1", "old2"):
+        without_losses(sweep / name, status="infeasible", reason="this run cannot run:\n  ...")
+    without_losses(sweep / "new", status="infeasible")
+    without_losses(sweep / "plan", source="simulated")
+    ran(sweep / "damaged", GPIPE, [])
+    (sweep / "points.csv").write_text("id,engine,status\na,single,ok\nb,single,ok\nnew,gpipe,ok\nplan,gpipe,ok\n")
+    assert losses.main([str(sweep), "--out", str(tmp_path / "x.png")]) == 0
+    damaged, summary = capsys.readouterr().err.splitlines()
+    assert damaged.startswith(f"skipped {sweep / 'damaged' / 'metrics.jsonl'}   has 0 steps")
+    what, _, fix = summary.partition("   -> ")
+    start, _, counts = what.partition(": ")
+    assert start == f"skipped 4 points of {sweep} without losses" and fix == f"python -m slurm.status {sweep}"
+    assert sorted(counts.split(", ")) == ["1 infeasible", "1 simulated", "2 infeasible of an earlier sweep"]
+
+
+def test_one_point_that_cannot_run_says_why(sweep: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The first problem, not the title above it."""
+    problem = Problem("engine.threads", 1, "is not a key of engine=gpipe")
+    without_losses(sweep / "c", status="infeasible", reason="this run cannot run:\n  ...", problems=(problem,))
+    assert losses.main([str(sweep), "--out", str(tmp_path / "x.png")]) == 0
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == f"skipped {sweep / 'c'}   ended as infeasible: engine.threads 1   is not a key of engine=gpipe"

@@ -13,9 +13,9 @@ from omegaconf import OmegaConf
 
 from harness.cli.compose import CONF, compose
 from harness.config import registry
-from harness.config.overrides import closest_key, described, leaves, quoted
+from harness.config.overrides import ALL_KEYS, closest_key, described, leaves, quoted
 from harness.core.model_profile import LayerProfile, ModelProfile
-from harness.core.problem import CannotRun, Problem
+from harness.core.problem import CannotRun, Problem, advice
 from tests.problems import keys, rows
 
 FILES = sorted(path for group in registry.GROUPS for path in (CONF / group).glob("*.yaml"))
@@ -248,6 +248,30 @@ def test_a_key_that_is_cut_short_is_found() -> None:
     assert closest_key("mesh.pipe", KEYS) == "mesh.pipeline"
     assert closest_key("batch.micro", KEYS) == "batch.micro_batches"
     assert closest_key("mesh.zz", KEYS) == closest_key("mesh.o", KEYS) == ""
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("engine.threads=1", "engine=single has it"),
+        ("engine.head=2", ALL_KEYS),
+        ("cluster.headz=3", ALL_KEYS),
+        ("batch.treads=1", ALL_KEYS),
+        ("optimizer.chekpoint_every=1", ALL_KEYS),
+        ("mesh.name=1", ALL_KEYS),
+        ("model.lr=1", "optimizer.lr=1"),
+        ("modl.head=4", "model.heads=4"),
+        ("threds.heads=4", "model.heads=4"),
+        ("optimiser.lr=1", "optimizer.lr=1"),
+        ("launch.steps=3", "steps=3"),
+        ("cluster.effective.speed=1", ALL_KEYS),
+        ("cluster.effective.node_bandwidt_gb_s=1", "cluster.effective.node_bandwidth_gb_s=1"),
+        ("hiden=4", "model.hidden=4"),
+    ],
+)
+def test_a_suggestion_is_no_key_of_another_group_unless_it_is_spelled_so(typed: str, meant: str) -> None:
+    (problem,) = problems("engine=gpipe", "model=gpt", typed)
+    assert advice(problem).partition(" without ")[0] == meant
 
 
 def test_types_in_words() -> None:

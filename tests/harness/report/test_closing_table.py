@@ -79,6 +79,16 @@ def test_closing_table_has_measured_next_to_predicted() -> None:
     ]
 
 
+def test_messages_that_are_neither_sent_nor_predicted_have_no_row() -> None:
+    found = record()
+    found.metrics["bytes_sent"] = {"copy": 0, "skips": 0, "skip_gradients": 0, "gradients": 5}
+    found.predicted["bytes_sent"] = {"copy": 7, "skips": 0, "all_reduce": 0}
+    assert [row for row in rows(found) if row[0].startswith("sent")] == [
+        ["sent: copy", "0 B", "7 B", "-"],
+        ["sent: gradients", "5 B", "-", "-"],
+    ]
+
+
 def test_a_repeated_pattern_has_a_row_for_its_period() -> None:
     found = record()
     found = replace(found, metrics=found.metrics | {"period_s": 0.02}, predicted=found.predicted | {"period_s": 0.015})

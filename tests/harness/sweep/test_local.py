@@ -24,8 +24,8 @@ from harness.core.record import RunRecord, Source, Status
 from harness.run.folder_lock import Busy, held
 from harness.sweep import local
 from harness.sweep import run_point as sweep_run_point
-from harness.sweep.live_table import Row
 from harness.sweep.points import Point, expand, refuse_mistyped
+from harness.sweep.row import Row
 from tests.problems import refused, rows
 from tests.support.lock_holder import holder
 

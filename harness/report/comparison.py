@@ -1,0 +1,127 @@
+"""What distinguishes runs that are compared: micro-batch sizes, and speed against one device.
+
+engine=single   64 samples/s   1.00     the reference
+engine=gpipe    96 samples/s   1.50
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+from harness.core.plan import Mesh
+from harness.core.record import RunRecord
+
+REFERENCE = "single"
+"""The engine of the reference."""
+SAME = ("mode", "model", "profile", "data", "precision")
+"""Keys that a run and its reference have in common, in addition to the batch size, the cluster and the machine."""
+OWN = ("engine", "planner", "mesh", "cluster", "launch", "tracker", "out")
+"""Keys that may differ also where there are several references to choose from."""
+
+
+def mesh(record: RunRecord) -> Mesh | None:
+    """The mesh of the plan; None where there is no plan."""
+    return Mesh(**record.plan["mesh"]) if record.plan and record.plan.get("mesh") else None
+
+
+def micro_batch_size(record: RunRecord) -> int | None:
+    """Samples of a micro-batch, in each replica; None where there is no plan."""
+    found, batch = mesh(record), record.config.get("batch") or {}
+    count = (record.plan or {}).get("micro_batches")
+    return int(batch["size"]) // (found.data * count) if found and count and batch.get("size") else None
+
+
+def losses(record: RunRecord) -> tuple[float | None, float | None]:
+    """Loss of the first and of the last step; None where nothing was trained."""
+    return record.metrics.get("first_loss"), record.metrics.get("loss")
+
+
+def predicted_over_measured(record: RunRecord) -> float | None:
+    """Predicted step time / measured step time; None where nothing was measured."""
+    ratios: dict[str, float | None] = record.metrics.get("predicted_over_measured") or {}
+    return ratios.get("step_time_s")
+
+
+def is_reference(record: RunRecord) -> bool:
+    """Whether it is a run of the reference's engine."""
+    return (record.config.get("engine") or {}).get("name") == REFERENCE
+
+
+def speeds_over_single(records: Sequence[RunRecord | None], sweeps: Sequence[Hashable] = ()) -> list[float | None]:
+    """Throughput of each run / that of its reference; None where it has none, or is not ok.
+
+    The reference is the run with engine=single that is ok, has the same `SAME` keys, batch.size and cluster (but for
+    the number of devices), and was measured on the same processor or simulated, like the run. Of several, it is the one
+    with all of the run's keys but `OWN`; there is none if that leaves several. `sweeps` says to which sweep each run
+    belongs: the reference is of the same one.
+    """
+    homes = sweeps or [None] * len(records)
+    works = [_work(record, home) for record, home in zip(records, homes, strict=True)]
+    singles: dict[str, list[RunRecord]] = defaultdict(list)
+    for record, work in zip(records, works, strict=True):
+        if record and work and is_reference(record):
+            singles[work].append(record)
+    return [
+        _speed(record, singles[work]) if record and work and work in singles else None
+        for record, work in zip(records, works, strict=True)
+    ]
+
+
+def unequal_micro_batches(records: Sequence[RunRecord | None]) -> str:
+    """Of runs with the same batch.micro_batches whose replicas make micro-batches of another size: what that changes,
+    and the keys that make them equal. Empty where there are none, and where mode=tune has chosen."""
+    groups: dict[str, set[tuple[int, int]]] = defaultdict(set)
+    for record in records:
+        size, found = (micro_batch_size(record), mesh(record)) if record else (None, None)
+        if record and size and found and record.config.get("mode") != "tune":
+            batch = record.config["batch"]
+            groups[_text([batch, *(record.config.get(key) for key in SAME)])].add((found.data, size))
+    for text, kinds in groups.items():
+        if len({size for _, size in kinds}) > 1:
+            return _note(json.loads(text)[0], sorted(kinds))
+    return ""
+
+
+def _note(batch: dict[str, int], kinds: Sequence[tuple[int, int]]) -> str:
+    """`kinds` are (mesh.data, micro-batch size), the fewest replicas first: the others get the size of these."""
+    wanted = kinds[0][1]
+    fixes = [
+        f"batch.micro_batches={batch['size'] // (data * wanted)} where mesh.data={data}"
+        for data, size in kinds
+        if size != wanted and batch["size"] % (data * wanted) == 0
+    ]
+    sizes = " and ".join(map(str, sorted({size for _, size in kinds})))
+    why = "batch.micro_batches counts those of each replica. Batch norm and dropout then see other batches, and small"
+    return f"micro-batches have {sizes} samples: {why} micro-batches are slower" + (
+        f"   -> {', '.join(fixes)}" if fixes else ""
+    )
+
+
+def _work(record: RunRecord | None, home: Hashable) -> str:
+    """What a run has in common with its reference, as a text; empty without a throughput to compare."""
+    if record is None or record.status != "ok" or not record.metrics.get("throughput"):
+        return ""
+    config = record.config
+    cluster = {key: value for key, value in (config.get("cluster") or {}).items() if key not in ("nodes", "devices")}
+    machine = (record.manifest.get("machine") or {}).get("cpu") if record.source == "measured" else None
+    size = (config.get("batch") or {}).get("size")
+    return _text([str(home), record.source, machine, size, cluster, *(config.get(key) for key in SAME)])
+
+
+def _speed(record: RunRecord, singles: Sequence[RunRecord]) -> float | None:
+    if len(singles) > 1:
+        singles = [single for single in singles if _others(single) == _others(record)]
+    if len(singles) != 1:
+        return None
+    return float(record.metrics["throughput"] / singles[0].metrics["throughput"])
+
+
+def _others(record: RunRecord) -> dict[str, Any]:
+    return {key: value for key, value in record.config.items() if key not in OWN}
+
+
+def _text(values: Sequence[Any]) -> str:
+    return json.dumps(values, sort_keys=True)

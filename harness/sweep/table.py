@@ -1,0 +1,225 @@
+"""The table of a sweep, on the terminal and as CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from rich.align import Align
+from rich.cells import cell_len
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from harness.core.plan import Mesh
+from harness.core.units import UNKNOWN
+from harness.report import comparison
+from harness.sweep.row import FIGURES, FURTHER, PREDICTED, UNIT, Row
+
+REASON_LINES = 8
+LOG_WIDTH = 160
+GAP = 2
+"""Between two columns."""
+BEST = "*"
+MESH = "mesh"
+
+
+def console_of_sweep() -> Console:
+    """Return a console as wide as the terminal. It keeps this stdout while a point's own goes to a file."""
+    console = Console(file=sys.stdout)
+    return console if console.is_terminal else Console(file=sys.stdout, width=LOG_WIDTH)
+
+
+def differing(rows: Sequence[Row]) -> list[str]:
+    """The keys in which the points differ, in order of appearance."""
+    values = [row.point.values() for row in rows]
+    keys = dict.fromkeys(key for point in values for key in point)
+    return [key for key in keys if len({point.get(key) for point in values}) > 1]
+
+
+@dataclass(frozen=True)
+class Column:
+    """`title` may have two lines. One that has nothing to show has no column; one with a `rank` is left out, the
+    highest first, where the table is too wide."""
+
+    title: str
+    cells: list[str]
+    rank: int = 0
+
+    @property
+    def width(self) -> int:
+        """With the space to the next column."""
+        return max(map(cell_len, (*self.title.split("\n"), *self.cells))) + GAP
+
+    @property
+    def name(self) -> str:
+        """The title in one line."""
+        return self.title.replace("-\n", "-").replace("\n", " ")
+
+
+def table(rows: Sequence[Row], width: int) -> tuple[Table, list[str]]:
+    """A row for each point: id, what differs, status, figures. And the names of the columns that `width` leaves out."""
+    fixed = [
+        Column("id", [row.point.id for row in rows]),
+        *_differing_columns(rows),
+        Column("status", [row.status for row in rows]),
+    ]
+    figures = list(_figure_columns(rows))
+    room = width + GAP - sum(column.width for column in fixed)
+    shown = _fitting(figures, room)
+    drawn = Table(box=None, pad_edge=False)
+    for column in fixed:
+        drawn.add_column(_bottom(column.title), overflow="fold")
+    for column in shown:
+        drawn.add_column(_bottom(column.title, "right"), justify="right", no_wrap=True)
+    for cells in zip(*(column.cells for column in (*fixed, *shown)), strict=True):
+        drawn.add_row(*map(Text, cells))
+    return drawn, [column.name for column in figures if column not in shown]
+
+
+def _bottom(title: str, to: Literal["left", "right"] = "left") -> Align:
+    return Align(Text(title, justify=to), to, vertical="bottom")
+
+
+def _fitting(columns: Sequence[Column], room: int) -> list[Column]:
+    """The columns without a rank, and those of the lowest ranks for which there is room."""
+    kept = [column for column in columns if not column.rank]
+    for column in sorted(columns, key=lambda one: one.rank):
+        if column.rank and sum(one.width for one in (*kept, column)) <= room:
+            kept.append(column)
+    return [column for column in columns if column in kept]
+
+
+def _differing_columns(rows: Sequence[Row]) -> list[Column]:
+    keys = _short(differing(rows))
+    return [Column(key, list(cells)) for key, cells in zip(keys, zip(*values_of(rows), strict=True), strict=True)]
+
+
+def _figure_columns(rows: Sequence[Row]) -> Iterator[Column]:
+    """Speed, step time and memory; all others where some point has something to show."""
+    most, figures = best(rows), [row.figures(unit="") for row in rows]
+    marks = ["" if most is None else f" {BEST}" if row.throughput == most else "  " for row in rows]
+    yield Column(UNIT, [speed + mark for (speed, _, _), mark in zip(figures, marks, strict=True)])
+    yield Column("step time", [step for _, step, _ in figures])
+    yield Column("memory", [memory for *_, memory in figures], rank=1)
+    extents = [row.extent() for row in rows]
+    further = [
+        Column("loss", [row.losses for row in rows], rank=6),
+        Column("speed /\nsingle", _over_single(rows), rank=2),
+        Column("predicted\n/ measured", [_decimal(row.predicted_over_measured) for row in rows], rank=3),
+        *_sizes(rows),
+        Column("bubble", [bubble for bubble, _ in extents], rank=7),
+        Column("period", [period for _, period in extents], rank=8),
+    ]
+    yield from (column for column in further if any(cell != UNKNOWN for cell in column.cells))
+
+
+def _over_single(rows: Sequence[Row]) -> list[str]:
+    """The speed of each point over its reference's; nothing where there are only references."""
+    speeds = comparison.speeds_over_single([row.record for row in rows])
+    compared = [speed for row, speed in zip(rows, speeds, strict=True) if speed and not row.is_reference]
+    return [_decimal(speed) if compared else UNKNOWN for speed in speeds]
+
+
+def _sizes(rows: Sequence[Row]) -> Iterator[Column]:
+    """The mesh where it is more than one device, else the number of devices; both where these are not the same."""
+    meshes, several = [row.mesh for row in rows], _several_devices(rows)
+    if several:
+        yield Column(MESH, [_as_text(mesh) for mesh in meshes], rank=4)
+    yield Column("micro-\nbatch", [str(row.micro_batch_size or UNKNOWN) for row in rows], rank=5)
+    if not several or any(mesh and row.devices != mesh.size for row, mesh in zip(rows, meshes, strict=True)):
+        yield Column("devices", [str(row.devices or UNKNOWN) for row in rows], rank=9)
+
+
+def _several_devices(rows: Sequence[Row]) -> bool:
+    return any(row.mesh is not None and row.mesh.size > 1 for row in rows)
+
+
+def _as_text(mesh: Mesh | None) -> str:
+    """2x1x1: pipeline x data x tensor."""
+    return f"{mesh.pipeline}x{mesh.data}x{mesh.tensor}" if mesh else UNKNOWN
+
+
+def _decimal(value: float | None) -> str:
+    return UNKNOWN if value is None else f"{value:.2f}"
+
+
+def best(rows: Sequence[Row]) -> float | None:
+    """The highest throughput of the points that are ok; None where there is nothing to choose from."""
+    found = [row.throughput for row in rows if row.throughput is not None]
+    return max(found) if len(found) > 1 else None
+
+
+def values_of(rows: Sequence[Row]) -> list[list[str]]:
+    """The values of the keys that differ among points; of a path only the last part, if that is enough."""
+    columns = []
+    for key in differing(rows):
+        whole = [row.point.values().get(key, UNKNOWN) for row in rows]
+        lasts = [value.rstrip("}'\"").rpartition("/")[2] for value in whole]
+        columns.append(lasts if len(set(lasts)) == len(set(whole)) else whole)
+    return [list(cells) for cells in zip(*columns, strict=True)] or [[] for _ in rows]
+
+
+def _short(keys: Sequence[str]) -> list[str]:
+    """micro_batches for batch.micro_batches, where no other key ends like it."""
+    lasts = [key.rpartition(".")[2] for key in keys]
+    return [last if lasts.count(last) == 1 else key for key, last in zip(keys, lasts, strict=True)]
+
+
+def close(rows: Sequence[Row], folder: Path, console: Console | None = None) -> None:
+    """Print the closing table, why points failed, and one line about the whole sweep."""
+    console = console or console_of_sweep()
+    shown, left_out = table(rows, console.width)
+    console.print(shown)
+    for line in _legend(rows, left_out, console.width):
+        console.print(Text(line), soft_wrap=True)
+    for row in rows:
+        if row.record is not None and row.record.status != "ok":
+            lines = row.record.reason.strip().splitlines()[:REASON_LINES] + ([f"log: {row.log}"] if row.log else [])
+            console.print(Text("\n  ".join([f"{row.point.id} {row.record.status}", *lines])), soft_wrap=True)
+    console.print(Text(f"{summary(rows)} ({folder})"), soft_wrap=True)
+
+
+def _legend(rows: Sequence[Row], left_out: Sequence[str], width: int) -> Iterator[str]:
+    """What marks and sizes in the table mean, what it leaves out, and whether replicas see other micro-batches."""
+    if best(rows) is not None:
+        yield f"{BEST} best throughput"
+    if any(row.predicts for row in rows):
+        yield f"{PREDICTED} predicted"
+    if _several_devices(rows) and MESH not in left_out:
+        yield "mesh: pipeline x data x tensor parallel size"
+    if left_out:
+        yield f"no room on {width} columns for: {', '.join(left_out)}"
+    if unequal := comparison.unequal_micro_batches([row.record for row in rows]):
+        yield f"note: {unequal}"
+
+
+def summary(rows: Sequence[Row]) -> str:
+    """6 points: 4 ok, 1 oom, 1 not run; 2 of them done before"""
+    states = [row.record.status if row.record else _waiting(row) for row in rows]
+    counts = ", ".join(f"{states.count(state)} {state}" for state in sorted(set(states), key=lambda s: (s != "ok", s)))
+    before = sum(row.before for row in rows)
+    return f"{len(rows)} points: {counts}" + (f"; {before} of them done before" if before else "")
+
+
+def _waiting(row: Row) -> str:
+    return "not run" if row.waits == UNKNOWN else row.waits
+
+
+def as_csv(rows: Sequence[Row]) -> str:
+    """A line for each point, nothing shortened: id, every key that differs, status, source, and all figures."""
+    keys, speeds = differing(rows), comparison.speeds_over_single([row.record for row in rows])
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["id", *keys, "status", "source", *FIGURES, *FURTHER, "speed_over_single"])
+    for row, speed in zip(rows, speeds, strict=True):
+        values, numbers = row.point.values(), row.numbers()
+        ended = (row.record.status, row.record.source) if row.record else (_waiting(row), "")
+        figures = (numbers[name] for name in (*FIGURES, *FURTHER))
+        writer.writerow([row.point.id, *(values.get(key, "") for key in keys), *ended, *figures, speed])
+    return text.getvalue()

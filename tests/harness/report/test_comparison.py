@@ -1,0 +1,87 @@
+"""What distinguishes runs that are compared."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from harness.core.record import RunRecord
+from harness.report.comparison import micro_batch_size, speeds_over_single, unequal_micro_batches
+
+SAMPLES = 16
+
+
+def ran(name: str, speed: float, replicas: int = 1, count: int = 8, **changes: Any) -> RunRecord:
+    config = {
+        "engine": {"name": name}, "mode": "run", "batch": {"size": SAMPLES, "micro_batches": count},
+        "model": {"name": "unet", "size": 64}, "data": {"name": "synthetic"}, "precision": {"name": "fp32"},
+        "cluster": {"name": "local", "devices": None}, "seed": 0, "planner": {"name": "balance"},
+    }  # fmt: skip
+    config |= {key: changes.pop(key) for key in list(changes) if key in (*config, "profile")}
+    plan = {"mesh": {"data": replicas, "pipeline": 1, "tensor": 1}, "micro_batches": count}
+    fields = {"config": config, "plan": plan, "metrics": {"throughput": speed}, "manifest": {"machine": {"cpu": "A"}}}
+    return RunRecord("x", **{"status": "ok", **fields, **changes})
+
+
+def test_the_reference_is_the_run_on_one_device() -> None:
+    others = (ran("gpipe", 15.0), ran("ddp", 5.0, planner={"name": "uniform"}, cluster={"name": "local", "devices": 4}))
+    assert speeds_over_single([others[0], ran("single", 10.0), None, others[1]]) == [1.5, 1.0, None, 0.5]
+    assert speeds_over_single(others) == [None, None]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"model": {"name": "unet", "size": 128}},
+        {"data": {"name": "images"}},
+        {"precision": {"name": "bf16"}},
+        {"batch": {"size": 32, "micro_batches": 8}},
+        {"cluster": {"name": "local", "devices": None, "bandwidth_gb_s": 1}},
+        {"mode": "simulate"},
+        {"profile": "mine.json"},
+        {"source": "simulated"},
+        {"manifest": {"machine": {"cpu": "B"}}},
+        {"status": "oom"},
+        {"metrics": {}},
+    ],
+    ids=lambda other: next(iter(other)),
+)
+def test_other_work_is_not_compared(other: dict[str, Any]) -> None:
+    assert speeds_over_single([ran("single", 10.0, **other), ran("gpipe", 15.0)])[1] is None
+    assert speeds_over_single([ran("single", 10.0), ran("gpipe", 15.0, **other)])[1] is None
+
+
+def test_simulated_is_not_compared_with_measured() -> None:
+    """Also where nothing is known of the machine."""
+    runs = [ran("single", 10.0, source="simulated", manifest={}), ran("gpipe", 15.0, manifest={})]
+    assert speeds_over_single(runs) == [1.0, None]
+
+
+def test_of_several_references_that_with_the_same_keys_counts() -> None:
+    singles = [ran("single", 10.0, count=4), ran("single", 20.0, count=8)]
+    assert speeds_over_single([*singles, ran("gpipe", 40.0, count=8), ran("gpipe", 40.0, count=4)])[2:] == [2.0, 4.0]
+    assert speeds_over_single([*singles, ran("ddp", 40.0, count=2)])[2] is None
+    twice = [ran("single", 10.0), ran("single", 20.0, engine={"name": "single", "checkpoint": "always"})]
+    assert speeds_over_single([*twice, ran("gpipe", 40.0)]) == [None, None, None]
+
+
+def test_a_reference_is_of_the_same_sweep() -> None:
+    runs = [ran("single", 10.0), ran("gpipe", 15.0), ran("single", 20.0), ran("gpipe", 15.0)]
+    assert speeds_over_single(runs, ["a", "a", "b", "c"]) == [1.0, 1.5, 1.0, None]
+
+
+def test_replicas_split_a_micro_batch() -> None:
+    assert [micro_batch_size(ran("ddp", 1.0, replicas)) for replicas in (1, 2)] == [2, 1]
+    assert micro_batch_size(RunRecord("x", "infeasible")) is None
+
+
+def test_a_note_gives_the_keys_that_make_micro_batches_equal() -> None:
+    runs = [ran("single", 1.0), None, ran("ddp", 1.0, 2), RunRecord("x", "infeasible")]
+    note = unequal_micro_batches(runs)
+    assert note.startswith("micro-batches have 1 and 2 samples")
+    assert note.endswith("   -> batch.micro_batches=4 where mesh.data=2")
+    assert not unequal_micro_batches([ran("single", 1.0), ran("ddp", 1.0, 2, 4)]), "these are equal"
+    assert not unequal_micro_batches([ran("single", 1.0, count=4), ran("single", 1.0, count=8)]), "as the user wants"
+    tuned = [ran("single", 1.0, mode="tune"), ran("ddp", 1.0, 2, mode="tune")]
+    assert not unequal_micro_batches(tuned), "chosen by the search"
