@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import hypothesis
@@ -17,8 +18,8 @@ CI = os.environ.get("CI", "").lower() in ("1", "true")
 ROOT = Path(__file__).resolve().parent.parent
 
 hypothesis.settings.register_profile("full", deadline=None, derandomize=CI)
-hypothesis.settings.register_profile("fast", deadline=None, derandomize=CI, max_examples=10)
-hypothesis.settings.load_profile("full")
+hypothesis.settings.register_profile(tiers.FAST, deadline=None, derandomize=CI, max_examples=10)
+hypothesis.settings.load_profile("full")  # unless --hypothesis-profile=fast
 os.environ.setdefault("REGATTA_CACHE", str(ROOT / ".pytest_cache" / "regatta"))
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # what a shell starts in the background inherits that
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -37,11 +38,26 @@ def no_workspaces(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def commands() -> Iterator[None]:
     """A test that starts commands, each of which takes seconds. None is left when it ends, also if it fails."""
+    with _nothing_left():
+        yield
+
+
+@pytest.fixture
+def ranks() -> Iterator[None]:
+    """A test that trains in several processes. None is left when it ends, also if it fails."""
+    with _nothing_left():
+        yield
+
+
+@contextmanager
+def _nothing_left() -> Iterator[None]:
     before = processes.children()
-    yield
-    left = [pid for pid in processes.children() - before if processes.there(pid)]
-    for pid in left:
-        os.kill(pid, signal.SIGKILL)
+    try:
+        yield
+    finally:
+        left = [pid for pid in processes.children() - before if processes.there(pid)]
+        for pid in left:
+            os.kill(pid, signal.SIGKILL)
     assert not left, f"{len(left)} processes are left"
 
 

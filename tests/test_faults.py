@@ -20,6 +20,8 @@ import pytest
 from harness.core.record import EXIT_CODES
 from tests.support.faults import ENGINES, FAULTS, ROOT, Disturbed, Ending, processes
 
+pytestmark = pytest.mark.usefixtures("commands")
+
 SEED = os.environ.get("REGATTA_FAULTS_SEED", "0")
 AUDITED = ("KILL rank", "KILL group", "KILL parent", "STOP rank", "INT INT", "TERM", "INT all")
 STATUS = {"KILL parent": "lost", "STOP": "timeout", "KILL": "error", "TERM rank": "error", "INT": "preempted"}

@@ -25,13 +25,14 @@ from harness.core.run_files import LOG, RECORD
 from harness.launch import supervisor
 from harness.launch.supervisor import Outcome
 from tests.support import fuzz
+from tests.tiers import examples
 
 REFUSED_OR_DONE = (0, EXIT_CODES["infeasible"], EXIT_CODES["preempted"])
 
 
 def cases(count: int) -> settings:
     return settings(
-        max_examples=count,
+        max_examples=examples(count),
         deadline=None,
         derandomize=True,
         database=None,

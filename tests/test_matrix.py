@@ -31,6 +31,7 @@ def test_how_a_run_ended(record: RunRecord, ended: End) -> None:
     assert ended.broken == (ended.status not in ("ok", "infeasible"))
 
 
+@pytest.mark.usefixtures("commands")
 def test_cells_that_are_refused_and_that_run() -> None:
     """The first is refused before anything starts, the second trains."""
     refused = matrix.run(("engine=single", "planner=balance", "model=mlp", "mesh.pipeline=2", "mesh.data=1"))

@@ -321,6 +321,7 @@ def build(config: Config) -> object:
 '''
 
 
+@pytest.mark.usefixtures("commands")
 def test_a_new_engine_is_one_module_and_one_yaml(tmp_path: Path) -> None:
     for part in ("harness", "engines", "planners", "models", "conf"):
         shutil.copytree(registry.ROOT / part, tmp_path / part, ignore=shutil.ignore_patterns("__pycache__"))

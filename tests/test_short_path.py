@@ -15,6 +15,8 @@ from harness.core.cluster import Device, Link
 from harness.host import devices, machine
 from harness.host.machine import Machine
 
+pytestmark = pytest.mark.usefixtures("commands")
+
 ROOT = Path(__file__).resolve().parents[1]
 MOST = 9
 TYPED = ["engine=gpipe", "model=mlp", "batch.size=4", "batch.micro_batches=2", "cluster.device=cpu",

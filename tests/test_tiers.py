@@ -49,6 +49,7 @@ def test_no_value_is_left_out(sizes: list[int]) -> None:
     assert len(chosen) == len(set(chosen)) <= (sum(sizes) if len(sizes) > 1 else len(cases))
 
 
+@pytest.mark.usefixtures("commands")
 @pytest.mark.parametrize(
     ("tier", "there"),
     [

@@ -2,7 +2,7 @@
 
 Left to the full tier, by the marker `full`, are
 
-* tests that use a fixture of `SLOW`: it starts commands, a cluster, a browser or notebooks;
+* tests that use a fixture of `SLOW`: it starts commands, ranks, a cluster, a browser or notebooks;
 * of a test with several `parametrize` the cases that repeat what another one has:
 
       model    a      b      c
@@ -10,6 +10,8 @@ Left to the full tier, by the marker `full`, are
                x         x   x           fast: each model and each number of stages at least once
 
 A test marked `fast` stays in the fast tier whatever it uses, with a covering set of its cases.
+
+A property test has at most ten examples in the fast tier: `@settings(max_examples=examples(60))`.
 """
 
 from __future__ import annotations
@@ -17,12 +19,21 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 
+import hypothesis
 import pytest
 
-SLOW = frozenset({"commands", "slurm", "browser", "notebooks"})
+SLOW = frozenset({"commands", "ranks", "slurm", "browser", "notebooks"})
 """Fixtures whose tests are too slow for the fast tier: see their docstrings."""
+FAST = "fast"
+"""The profile of Hypothesis for the fast tier."""
 Value = tuple[str, ...]
 """The arguments of a `parametrize`, and what one case has for them."""
+
+
+def examples(count: int) -> int:
+    """Returns how many examples a property test has in this tier; `count` in the full one."""
+    fast = hypothesis.settings.get_current_profile_name() == FAST
+    return min(count, hypothesis.settings.default.max_examples) if fast else count
 
 
 def mark(items: Iterable[pytest.Item]) -> None:
@@ -34,6 +45,8 @@ def mark(items: Iterable[pytest.Item]) -> None:
             slow = SLOW & set(getattr(item, "fixturenames", ())) and not item.get_closest_marker("fast")
             if slow or number not in covering:
                 item.add_marker(pytest.mark.full)
+            if "slurm" in getattr(item, "fixturenames", ()):
+                item.add_marker(pytest.mark.xdist_group("slurm"))  # one cluster, in one of the parallel processes
 
 
 def cover(cases: Sequence[frozenset[Value]]) -> list[int]:

@@ -23,6 +23,8 @@ from harness.interfaces import OptimizerSpec, Session, SessionSpec
 from tests.docs import pages
 from tests.engines import networks
 
+pytestmark = pytest.mark.usefixtures("commands")
+
 PAGES = ("add_an_engine.md", "add_a_planner.md", "add_a_model.md")
 PAGE = "\n".join((registry.ROOT / "docs/howto" / name).read_text() for name in PAGES)
 FILES = pages.files(PAGE)

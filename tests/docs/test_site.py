@@ -46,6 +46,7 @@ def test_it_loads_nothing_from_the_network(site: Path) -> None:
     assert [found for page in site.rglob("*.html") for found in loaded.findall(page.read_text())] == []
 
 
+@pytest.mark.usefixtures("commands")
 @pytest.mark.parametrize(
     ("page", "added"),
     [

@@ -26,6 +26,8 @@ from tests.engines.networks import Network
 from tests.support.allocator import allocator_peak_bytes
 from tests.support.sessions import run_session
 
+pytestmark = pytest.mark.usefixtures("ranks")
+
 MODELS: dict[str, Model] = {**networks.ALL, **{name: zoo.model(name) for name in ("unet", "amoebanet", "gpt")}}
 SMALL = 1e-4
 """MiB: every parameter is a bucket."""
@@ -43,6 +45,7 @@ def test_trains_like_single(model: str, bucket_mb: float) -> None:
     contract.check_training(case(model, bucket_mb=bucket_mb))
 
 
+@pytest.mark.fast
 @pytest.mark.parametrize("model", ["unet", "amoebanet", "gpt"])
 def test_trains_the_zoo_like_single(model: str) -> None:
     contract.check_training(gentle(case(model)))

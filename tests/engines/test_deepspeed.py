@@ -14,6 +14,8 @@ from tests.engines.contract import Case
 from tests.engines.deepspeed.cases import GENTLE, MODELS, case
 from tests.support.sessions import run_session
 
+pytestmark = pytest.mark.usefixtures("ranks")
+
 CLOSE = 1e-6
 """What DeepSpeed must agree to in float32, losses and parameters of three steps."""
 REPLICATED = [(model, zero) for model in MODELS for zero in (0, 1, 2, 3) if (model, zero) != ("inception", 3)]
@@ -25,6 +27,7 @@ def close(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(contract.TOLERANCE, "float32", CLOSE)
 
 
+@pytest.mark.fast
 @pytest.mark.usefixtures("close")
 @pytest.mark.parametrize("model", MODELS)
 def test_the_pipeline_trains_like_single(model: str) -> None:

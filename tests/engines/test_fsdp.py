@@ -26,6 +26,8 @@ from tests.engines.contract import Case, gentle
 from tests.engines.networks import Network
 from tests.support.sessions import run_session
 
+pytestmark = pytest.mark.usefixtures("ranks")
+
 
 class Widen(nn.Module):
     """Changes in place what it gets, and ends in a view."""
@@ -111,6 +113,7 @@ def steady(model: str, **options: Any) -> Case:
     return gentle(case(model, **options)) if model == "views" else case(model, **options)
 
 
+@pytest.mark.fast
 @pytest.mark.parametrize("model", NETWORKS)
 def test_trains_like_single(model: str) -> None:
     contract.check_training(steady(model))
@@ -122,6 +125,7 @@ def test_trains_like_single_with_other_groups_and_less_freed(model: str, options
     contract.check_training(steady(model, **OPTIONS[options]))
 
 
+@pytest.mark.fast
 @pytest.mark.parametrize("model", ["unet", "amoebanet", "gpt"])
 def test_trains_the_zoo_like_single(model: str) -> None:
     contract.check_training(gentle(case(model)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from omegaconf import OmegaConf
 
 from engines.gpipe.engine import Config as GPipeConfig
@@ -14,6 +15,8 @@ from harness.config import registry
 from harness.core.plan import Plan
 from harness.interfaces import Data, Engine, Model, OptimizerSpec, Session, SessionSpec
 from tests.support.sessions import run_session
+
+pytestmark = pytest.mark.usefixtures("ranks")
 
 ADAMW = OptimizerSpec("adamw", lr=0.005, weight_decay=0.01)
 

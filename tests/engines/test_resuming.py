@@ -42,6 +42,8 @@ from tests.engines.periodic.patterns import plan as periodic_plan
 from tests.support.sbp_plans import planned
 from tests.support.sessions import run_session
 
+pytestmark = pytest.mark.usefixtures("ranks")
+
 STEPS = 6
 MOMENTUM = OptimizerSpec("sgd", lr=0.1, momentum=0.9)
 ADAM = OptimizerSpec("adamw", lr=0.01, weight_decay=0.01)

@@ -37,6 +37,8 @@ from tests.problems import Row, rows
 from tests.support.sbp_plans import flat, planned, with_strategies
 from tests.support.sessions import run_session
 
+pytestmark = pytest.mark.usefixtures("ranks")
+
 MODELS: dict[str, Model] = {**networks.ALL, **{name: zoo.model(name) for name in ("gpt", "mlp", "vgg", "amoebanet")}}
 ENDS: dict[int, Ends] = {1: "free", 2: "batch_split"}
 """By the number of micro-batches, so that every model has both of both."""
@@ -51,6 +53,7 @@ def case(model: str, devices: int = 2, m: int = 1) -> Case:
 EVERY = [(model, m) for model in networks.ALL for m in ENDS]
 
 
+@pytest.mark.fast
 @pytest.mark.parametrize(("model", "m"), EVERY)
 def test_trains_like_single(model: str, m: int) -> None:
     contract.check_training(case(model, m=m))

@@ -27,6 +27,8 @@ from tests.engines.networks import Network
 from tests.problems import Row, row, rows
 from tests.support.sessions import run_session
 
+pytestmark = pytest.mark.usefixtures("ranks")
+
 ZOO: dict[str, Model] = {name: zoo.model(name) for name in ("unet", "amoebanet", "gpt")}
 MODELS: dict[str, Model] = {**networks.ALL, **ZOO}
 TASKS = ("compute",)
@@ -46,12 +48,14 @@ def plan_of(
     return replace(plan, mesh=Mesh(data=data, pipeline=devices), stages=stages)
 
 
+@pytest.mark.fast
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("model", networks.ALL)
 def test_trains_like_single(model: str, schedule: str) -> None:
     contract.check_training(case(model, schedule))
 
 
+@pytest.mark.fast
 @pytest.mark.parametrize(
     ("model", "schedule"),
     [

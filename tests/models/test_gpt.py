@@ -21,6 +21,7 @@ from models.gpt.config import Config
 from models.gpt.gpt import build
 from tests.problems import refused, replaced
 from tests.support.quick import within_s
+from tests.tiers import examples
 
 ROOT = Path(__file__).parents[2]
 SMALL = Config(layers=2, hidden=12, heads=3, sequence=5, vocabulary=7)
@@ -83,7 +84,7 @@ def test_the_largest_is_built_in_no_time() -> None:
     within_s(1, lambda: on_meta(preset("gpt_100b")))
 
 
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(
     layers=st.integers(1, 3), heads=st.integers(1, 5), width=st.integers(1, 8), sequence=st.integers(1, 9),
     vocabulary=st.integers(2, 300), tied=st.booleans(),

@@ -20,6 +20,7 @@ from harness.schedule.transfers import plan_transfers
 from models.unet.config import Config
 from models.unet.unet import build
 from tests.problems import refused, replaced
+from tests.tiers import examples
 
 ROOT = Path(__file__).parents[2]
 
@@ -83,7 +84,7 @@ def test_every_preset_is_listed() -> None:
     assert sorted(PRESETS) == sorted(file.stem for file in (ROOT / "conf/model").glob("unet*.yaml"))
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(convs=st.integers(1, 6), half=st.integers(1, 40))
 def test_counts_follow_the_closed_form(convs: int, half: int) -> None:
     c = 2 * half

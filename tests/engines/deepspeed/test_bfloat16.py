@@ -15,6 +15,8 @@ from tests.engines.contract import Case, Outcome
 from tests.engines.deepspeed.cases import SHARDED, case
 from tests.support.sessions import run_session
 
+pytestmark = pytest.mark.usefixtures("ranks")
+
 ADAMW = OptimizerSpec("adamw", lr=0.001, weight_decay=0.01)
 UNIT = 2.0**-8
 """Half the distance from 1 to the next bfloat16: what one rounding may be wrong by."""

@@ -16,6 +16,8 @@ from tests.engines.deepspeed.cases import SHARDED, case
 from tests.engines.networks import Network
 from tests.support.sessions import run_session
 
+pytestmark = pytest.mark.usefixtures("ranks")
+
 ADAMW = OptimizerSpec("adamw", lr=0.001, weight_decay=0.01)
 FIRST = {"value": 2.0**16, "good": 0.0, "hysteresis": 2.0}
 

@@ -23,6 +23,7 @@ warnings.warn("`torch.distributed.reduce` is deprecated", FutureWarning)
 """
 
 
+@pytest.mark.usefixtures("commands")
 @pytest.mark.parametrize("loaded", [True, False])
 def test_known_warnings_are_left_out_of_the_log_and_no_others(loaded: bool) -> None:
     code = COLLECTIVES.format(loaded=loaded)

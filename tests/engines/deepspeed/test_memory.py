@@ -20,6 +20,8 @@ from tests.engines.deepspeed import cases
 from tests.engines.deepspeed.cases import case
 from tests.support.sessions import run_session
 
+pytestmark = pytest.mark.usefixtures("ranks")
+
 NETS: dict[str, dict[str, Any]] = {
     "unet": {"convs": 1, "channels": 8, "size": 64},
     "gpt": {"layers": 3, "hidden": 32, "heads": 4, "sequence": 32, "vocabulary": 64},

@@ -16,6 +16,8 @@ from harness.interfaces import OptimizerSpec, Session
 from tests.engines.deepspeed.cases import SHARDED, case
 from tests.support.sessions import run_session
 
+pytestmark = pytest.mark.usefixtures("ranks")
+
 SAID = "gradients are not finite, DeepSpeed skips the optimizer"
 
 

@@ -33,6 +33,8 @@ from tests.engines.networks import Network
 from tests.support.allocator import allocator_peak_bytes
 from tests.support.sessions import run_session
 
+pytestmark = pytest.mark.usefixtures("ranks")
+
 
 def peak(case: Case, meter_after: int = 2) -> int:
     """The median of five sessions: in some gloo's threads hold a buffer longer, in some a shorter time."""

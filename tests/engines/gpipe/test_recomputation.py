@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from engines.gpipe.gpipe_module import GPipe
 from tests.engines.stateful_layers import LAYERS, WIDTH, AddOne
 from tests.support.gpipe_drivers import DRIVERS
+from tests.tiers import examples
 
 MODES = ["never", "except_last", "always"]
 
@@ -47,7 +48,7 @@ def test_a_layer_is_recomputed_as_it_was(layer: Callable[[], nn.Module], mode: s
     check(nn.Sequential(nn.Linear(WIDTH, WIDTH), layer(), nn.Linear(WIDTH, WIDTH)), [1, 2], 4, mode, driver)
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=examples(40), deadline=None, derandomize=True)
 @given(data=st.data())
 def test_any_layers_are_recomputed_as_they_were(data: st.DataObject) -> None:
     torch.manual_seed(data.draw(st.integers(0, 1000)))

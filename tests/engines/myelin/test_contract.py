@@ -15,7 +15,10 @@ from tests.engines import contract, networks
 from tests.engines.myelin.cases import case
 from tests.engines.networks import Network
 
+pytestmark = pytest.mark.usefixtures("ranks")
 
+
+@pytest.mark.fast
 @pytest.mark.parametrize(("pipeline", "data"), [(2, 1), (4, 1), (1, 2), (2, 2)])
 @pytest.mark.parametrize("model", networks.ALL)
 def test_trains_like_single(model: str, pipeline: int, data: int) -> None:

@@ -16,6 +16,8 @@ from tests.engines.contract import Case
 from tests.engines.myelin.cases import case
 from tests.support.sessions import run_session
 
+pytestmark = pytest.mark.usefixtures("ranks")
+
 STEPS, SAVED = 4, 2
 
 

@@ -9,7 +9,10 @@ import pytest
 from tests.engines import contract, zoo
 from tests.engines.myelin.cases import case
 
+pytestmark = pytest.mark.usefixtures("ranks")
 
+
+@pytest.mark.fast
 @pytest.mark.parametrize(("pipeline", "data"), [(2, 1), (1, 2)])
 @pytest.mark.parametrize("model", zoo.SIZES)
 def test_trains_the_zoo_like_single(model: str, pipeline: int, data: int) -> None:

@@ -17,6 +17,8 @@ from harness.sbp.device_grid import Grid
 from harness.simulate.routes import STEPS
 from tests.support.sbp_blocks import block, exchanged, on, walk
 
+pytestmark = pytest.mark.usefixtures("ranks")
+
 SHAPES = ((2, 2), (2, 3, 2), (2, 2, 3, 1))
 """Rows, features (the last dimension; of images the second) and others; times the size of the mesh."""
 MESHES = [Mesh(Grid(1, 2)), Mesh(Grid(1, 4)), Mesh(Grid(1, 6)), Mesh(Grid(2, 4))]

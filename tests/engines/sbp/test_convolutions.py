@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise, product
 
+import pytest
 from torch import nn
 
 from harness.measure.count_model import count
@@ -13,6 +14,8 @@ from harness.sbp.shortest_path import Ends
 from models.classifier import Classifier
 from tests.support.sbp_plans import costs_of, flat, with_strategies
 from tests.support.sbp_runs import Run, check
+
+pytestmark = pytest.mark.usefixtures("ranks")
 
 SAMPLES = 4
 ENDS: tuple[Ends, ...] = ("free", "batch_split")

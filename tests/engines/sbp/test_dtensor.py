@@ -26,6 +26,8 @@ from tests.engines.networks import Network
 from tests.support.sbp_blocks import block, on
 from tests.support.sbp_plans import flat, with_strategies
 
+pytestmark = pytest.mark.usefixtures("ranks")
+
 MESH = Mesh(Grid(1, 4))
 WHOLE = (8, 12)
 S0, S1, R, P = Shard(0), Shard(1), Replicate(), Partial()

@@ -19,6 +19,8 @@ from models.gpt.block import Block
 from tests.support.sbp_plans import costs_of, flat, with_strategies
 from tests.support.sbp_runs import Run, check, predicted
 
+pytestmark = pytest.mark.usefixtures("ranks")
+
 SAMPLES = 4
 TOKENS, HIDDEN, WORDS = 5, 8, 6
 BY_SAMPLES, BY_OUTPUTS, BY_INPUTS = (Grid(1, 2).strategy(numbers) for numbers in ((2, 1, 1), (1, 2, 1), (1, 1, 2)))

@@ -22,6 +22,8 @@ from models.gpt.gpt import build
 from tests.support.sbp_plans import drawn, flat, planned, with_strategies
 from tests.support.sbp_runs import ADAM, SGD, Run, check
 
+pytestmark = pytest.mark.usefixtures("ranks")
+
 ENDS: tuple[Ends, ...] = ("free", "batch_split")
 LATENCIES_S = (1e-4, 1e-8)
 """Where messages are dear, and where they cost their bytes alone."""

@@ -25,6 +25,8 @@ from models.vgg.config import Config as VGGConfig
 from models.vgg.vgg import build as build_vgg
 from tests.support.sbp_plans import flat, planned, with_strategies
 
+pytestmark = pytest.mark.usefixtures("ranks")
+
 ENGINE = build(Config())
 MLP = build_mlp(MLPConfig(widths=[128] * 5))
 VGG = build_vgg(VGGConfig())

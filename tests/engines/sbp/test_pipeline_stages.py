@@ -23,6 +23,8 @@ from tests.support.sbp_plans import flat
 from tests.support.sbp_runs import GENTLE, UNPLANNED, Run, alone, check_equal, train
 from tests.support.violations import violations
 
+pytestmark = pytest.mark.usefixtures("ranks")
+
 STAGES, SHARDS, SAMPLES, MICRO_BATCHES = 2, 2, 8, 4
 MODELS = ("gpt", "mlp", "unet", "vgg")
 """Tied weights in two stages; products split otherwise than by samples; skips between stages; convolutions."""

@@ -17,6 +17,8 @@ from tests.engines import zoo
 from tests.support.sbp_plans import planned
 from tests.support.sbp_runs import Outcome, Run, alone, check, check_sent, in_ranks
 
+pytestmark = pytest.mark.usefixtures("ranks")
+
 PLAIN = OptimizerSpec("sgd", lr=0.02, momentum=0.9)
 UNIT = 2.0**-8
 """Half the distance from 1 to the next bfloat16: what one rounding may be wrong by."""

@@ -25,6 +25,7 @@ from models.gpt.gpt import build as build_gpt
 from models.mlp.config import Config as MLPConfig
 from models.mlp.mlp import build as build_mlp
 from tests.support.sbp_plans import drawn, flat, with_strategies
+from tests.tiers import examples
 
 ENDS: tuple[Ends, ...] = ("free", "batch_split")
 
@@ -117,7 +118,7 @@ def check_chain(found: Program, chain: Chain) -> None:
     assert at == found.end or list(found.instructions.values())[-1].on
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     st.sampled_from(["mlp", "gpt", "gpt, untied", "gpt, few heads"]), st.sampled_from([1, 2, 4, 6, 8]),
     st.sampled_from(ENDS), st.integers(0, 2**32), st.sampled_from([0.3, 0.6, 1.0]),
@@ -149,7 +150,7 @@ def exchanges(found: Program) -> list:  # type: ignore[type-arg]
     ]  # fmt: skip
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(st.sampled_from([2, 4, 6, 8]), st.integers(0, 2**32))
 def test_one_weight_is_split_once(devices: int, seed: int) -> None:
     """The head's columns are the embedding's rows: the same block of the one weight that both have."""

@@ -17,6 +17,8 @@ from models.gpt.gpt import build
 from tests.support.sbp_plans import drawn, planned
 from tests.support.sbp_runs import ADAM, SGD, Outcome, Run, alone, check_equal, in_ranks
 
+pytestmark = pytest.mark.usefixtures("ranks")
+
 GPT = build(Config(layers=2, hidden=32, heads=4, sequence=4, vocabulary=16, dropout=0.2))
 """With one weight at both ends."""
 DEVICES, SAMPLES = 4, 8

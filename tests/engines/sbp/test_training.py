@@ -17,6 +17,8 @@ from models.mlp.mlp import build
 from tests.support.sbp_plans import drawn, flat, with_strategies
 from tests.support.sbp_runs import ADAM, SGD, Run, check
 
+pytestmark = pytest.mark.usefixtures("ranks")
+
 MLP = build(Config(widths=[24, 48, 24, 48]))
 SAMPLES = 48
 ENDS: tuple[Ends, ...] = ("free", "batch_split")

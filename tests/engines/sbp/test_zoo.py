@@ -9,6 +9,8 @@ from tests.engines import zoo
 from tests.support.sbp_plans import planned
 from tests.support.sbp_runs import GENTLE, Run, check
 
+pytestmark = pytest.mark.usefixtures("ranks")
+
 SAMPLES = 8
 CHAINS = ("unet",), ("amoebanet",), ("gpt", "gpt with dropout, untied", "mlp", "vgg"), (
     "resnet", "resnet, elementary layers", "densenet"), ("inception",)  # fmt: skip
@@ -18,6 +20,7 @@ TINY = OptimizerSpec("sgd", lr=2e-5, momentum=0.9)
 """Inception's gradients are of a size of 50, and with larger steps they grow: so does what is rounded."""
 
 
+@pytest.mark.fast
 @pytest.mark.parametrize("names", CHAINS, ids=", ".join)
 def test_trains_like_single(names: tuple[str, ...]) -> None:
     runs = []

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from harness.core.model_profile import LayerProfile, ModelProfile, Product, Skip, Tied
 from harness.host import profile_cache
+from tests.tiers import examples
 
 ROOT = Path(__file__).parents[3]
 PROFILE = ModelProfile(
@@ -158,7 +159,7 @@ def test_what_cannot_be_read_is_measured_again(package, spoilt):
     assert profile_cache.load(path) == PROFILE
 
 
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(50), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_a_damaged_file_gives_a_profile_or_none(tmp_path, data):
     text = json.dumps(PROFILE.to_json())

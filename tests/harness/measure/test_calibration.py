@@ -21,6 +21,8 @@ from harness.simulate.routes import STEPS
 from tests.harness.measure.calibration_runs import NO_TORCH, TYPED, disturbed, python
 from tests.problems import row, rows
 
+pytestmark = pytest.mark.usefixtures("commands")
+
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory, cache: None) -> tuple[Path, str]:

@@ -6,7 +6,11 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
+
 from tests.harness.measure.calibration_runs import disturbed
+
+pytestmark = pytest.mark.usefixtures("commands")
 
 
 def test_ranks_that_hang_end_it(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from harness.core.model_profile import Product
 from harness.measure.count_model import count
 from harness.measure.profile_model import measure
 from tests.support.nets import Net
+from tests.tiers import examples
 
 FLOAT = 4
 
@@ -198,7 +199,7 @@ def test_tables():
     assert found(lambda: nn.Embedding(11, 6), (5,), "text") == [Product("embedding", "embedding", 5, 11, 6, 264)]
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(
     samples=st.integers(1, 4), heads=st.integers(1, 3), queries=st.integers(1, 5), keys=st.integers(1, 5),
     size=st.integers(1, 9), causal=st.booleans(),
@@ -220,7 +221,7 @@ def test_attention_has_the_flops_of_its_two_products(samples, heads, queries, ke
     assert [product.name for product in layer.products] == ["scores", "values"]
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(
     samples=st.integers(1, 4), groups=st.integers(1, 3), inside=st.integers(1, 3), outside=st.integers(1, 3),
     kernel=st.integers(1, 3), stride=st.integers(1, 3), transposed=st.booleans(),

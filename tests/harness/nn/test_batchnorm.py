@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from harness.nn import batchnorm
 from harness.nn.batchnorm import DeferredBatchNorm, combined
+from tests.tiers import examples
 
 KINDS = {2: nn.BatchNorm1d, 3: nn.BatchNorm1d, 4: nn.BatchNorm2d, 5: nn.BatchNorm3d}
 
@@ -28,7 +29,7 @@ def deferred_after(norm: nn.Module, batches: list[Tensor], chunks: int) -> Defer
     return found
 
 
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=examples(25), deadline=None, derandomize=True)
 @given(
     st.integers(2, 5), st.integers(1, 5), st.sampled_from([0.1, 1.0, None]),
     st.floats(-1e3, 1e3), st.floats(1e-2, 1e2), st.integers(0, 99),
@@ -74,7 +75,7 @@ def test_half_precision_is_summed_in_float32(dtype: torch.dtype, mean: float, de
 
 
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=5), st.integers(0, 99))
-@settings(max_examples=40, deadline=None, derandomize=True)
+@settings(max_examples=examples(40), deadline=None, derandomize=True)
 def test_moments_of_parts_make_those_of_all(sizes: list[int], seed: int) -> None:
     drawn = torch.Generator().manual_seed(seed)
     parts = [10 * k + torch.randn(n, 3, dtype=torch.float64, generator=drawn) for k, n in enumerate(sizes)]

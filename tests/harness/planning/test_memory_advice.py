@@ -18,6 +18,7 @@ from harness.core.model_profile import LayerProfile, ModelProfile
 from harness.core.problem import CannotRun, Problem, typed
 from harness.planning import draft as planning_draft
 from harness.planning import memory_advice
+from tests.tiers import examples
 
 
 def chain(layers: int, micro_batch: int, params: int, saved: int, output: int) -> ModelProfile:
@@ -152,7 +153,7 @@ def test_micro_batches_of_a_stored_profile_stay_as_they_are(tmp_path) -> None:
     assert "batch.micro_batches" not in memory_advice.fitting(config, profile, cluster(2, 700))
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(
     st.integers(1, 6), st.sampled_from([1, 2, 4]), st.integers(0, 50), st.integers(0, 50), st.integers(1, 20),
     st.integers(1, 2), st.integers(1, 3000),

@@ -15,6 +15,7 @@ from harness.core.pattern import Pattern
 from harness.core.plan import Mesh, Plan, Stage
 from harness.report.pattern_text import LEGEND, SHOWN, UNNAMED, grid, grid_rows, least_s, pattern_text
 from tests.support.patterns import TWO, Chain, patterns, placed
+from tests.tiers import examples
 
 NEAR = Pattern(6, (placed("0F0", 0, 0), placed("1copy0<0", 1, 0), placed("1F0", 2, 0), placed("1B0", 3, 0),
                    placed("0copy0<1", 5, 0), placed("0B0", 1, 1)))  # fmt: skip
@@ -84,7 +85,7 @@ def test_an_op_without_a_duration_is_named() -> None:
         grid(NEAR, {name: 1.0 for name in SECONDS if name != "0B0"})
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(patterns())
 def test_with_room_for_all_every_slot_and_every_label_is_there(case: tuple[Chain, Pattern]) -> None:
     chain, pattern = case
@@ -113,7 +114,7 @@ def test_with_room_for_all_every_slot_and_every_label_is_there(case: tuple[Chain
     assert {name: "".join(row) for name, row in rows.items()} == expected
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(patterns(), st.integers(40, 130))
 def test_in_any_width_no_label_is_wrong_and_no_name_is_missing(case: tuple[Chain, Pattern], width: int) -> None:
     """What is written where an op begins, or after the end of a period that it crosses, belongs to it; what is idle

@@ -16,6 +16,8 @@ from harness.host import machine
 from harness.run.checkpoint_files import place, steps
 from tests.support.machines import MACHINE
 
+pytestmark = pytest.mark.usefixtures("commands")
+
 TYPED = ["engine=single", "model=mlp", "model.widths=[400,400]", "optimizer.name=adam", "batch.size=16", "warmup=1",
          "batch.micro_batches=4", "cluster.device=cpu", "tracker=none", "launch.checkpoint_every=10"]  # fmt: skip
 LIMITED = ["bash", "-c", 'ulimit -f 1000; exec "$@"', "limited"]

@@ -307,6 +307,7 @@ def straight(cache, tmp_path_factory) -> list[float]:
     return losses(folder)
 
 
+@pytest.mark.usefixtures("commands")
 def test_stopped_by_a_signal_and_started_again(straight, tmp_path, monkeypatch, capsys):
     thread = when(has_lines(tmp_path, 10), lambda: os.kill(os.getpid(), signal.SIGUSR1))
     first = run(tmp_path, "steps=118")
@@ -328,6 +329,7 @@ def test_stopped_by_a_signal_and_started_again(straight, tmp_path, monkeypatch, 
     assert second.metrics["first_loss"] == straight[0]
 
 
+@pytest.mark.usefixtures("commands")
 def test_killed_at_any_moment_and_the_newest_checkpoint_damaged(straight, tmp_path):
     """The parent, with SIGKILL; its ranks end with it."""
     more = ["steps=118", "launch.checkpoint_every=7"]
@@ -351,6 +353,7 @@ def test_killed_at_any_moment_and_the_newest_checkpoint_damaged(straight, tmp_pa
     assert steps(tmp_path) == [120, 119]
 
 
+@pytest.mark.usefixtures("commands")
 def test_a_finished_run_trains_on_with_more_steps(straight, tmp_path, capsys):
     first = run(tmp_path, "steps=50")
     assert steps(tmp_path) == [52]
@@ -366,6 +369,7 @@ def test_a_finished_run_trains_on_with_more_steps(straight, tmp_path, capsys):
     assert losses(tmp_path) == straight[:10]
 
 
+@pytest.mark.usefixtures("commands")
 def test_a_run_that_was_killed_after_its_last_checkpoint(straight, tmp_path):
     first = run(tmp_path, "steps=118")
     replace(first, status="running", metrics={}).save(tmp_path / "record.json")
@@ -375,6 +379,7 @@ def test_a_run_that_was_killed_after_its_last_checkpoint(straight, tmp_path):
     assert second.metrics["step_time_s"] == first.metrics["step_time_s"]
 
 
+@pytest.mark.usefixtures("commands")
 def test_a_refused_start_leaves_a_run_that_can_resume(straight, tmp_path, monkeypatch):
     def refuse(*_: object) -> None:
         raise CannotRun([Problem("cluster.memory_gb", 1, "is too small")])

@@ -201,6 +201,7 @@ def test_a_model_is_counted_once_and_priced_on_the_described_device(
     assert len([path for path in (cache / "profiles").iterdir() if "unet-4-" in path.name]) == 1
 
 
+@pytest.mark.usefixtures("commands")
 def test_a_profile_of_the_model_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Engine and planner have no say: neither a stage too many nor a dtype that gpipe lacks is looked at."""
     record = run(tmp_path / "a", *TINY, "mode=profile", "batch.micro_batches=8", "mesh.pipeline=99")
@@ -294,6 +295,7 @@ def test_what_cannot_be_simulated(tmp_path: Path, file: str, typed: list[str], r
     assert reported in record.reason
 
 
+@pytest.mark.usefixtures("commands")
 def test_this_machine_is_measured_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

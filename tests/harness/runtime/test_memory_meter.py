@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 from harness.launch import forked_ranks
 from harness.runtime.memory_meter import Meter
 from tests.support.allocator import allocator_peak_bytes
+from tests.tiers import examples
 
 FLOAT = 4
 
@@ -288,7 +289,7 @@ ACTIONS = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(ACTIONS)
 def test_live_bytes_are_those_of_the_storages_that_python_holds(actions):
     """A random program; the brute force looks at every tensor that it still holds."""

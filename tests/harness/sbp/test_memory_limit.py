@@ -19,6 +19,7 @@ from harness.sbp.shortest_path import Infeasible, Search
 from harness.sbp.strategy_costs import Costs, Rules
 from tests.harness.sbp.brute_force import Every, least
 from tests.support.quick import within_s
+from tests.tiers import examples
 
 
 def search(items: list, p: int, paths: str, ends: str) -> Search:
@@ -49,7 +50,7 @@ def check(one: Search, *shares: float) -> None:
         assert held(route, one) <= limit * (1 + 1e-9)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=examples(12), deadline=None)
 @given(
     st.lists(st.integers(1, 64).map(lambda n: 8 * n), min_size=3, max_size=4), st.integers(1, 512),
     st.sampled_from(["mixed", "paper"]), st.sampled_from(["free", "batch_split"]), st.floats(0.0, 1.0),
@@ -119,7 +120,7 @@ def check_all(one: Search, shares: tuple[float, ...]) -> None:
         assert again.seconds <= route.seconds * (1 + 1e-9)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(
     st.integers(0, 7).map(lambda n: 1 << n), st.sampled_from([8, 64, 256]), st.integers(1, 2), st.booleans(),
     st.sampled_from([2, 3, 4]), st.sampled_from(["mixed", "paper"]), st.sampled_from(["free", "batch_split"]),

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.sbp.pareto import SLOTS, matches, pareto_optimal, ranks
+from tests.tiers import examples
 
 BITS = 20
 
@@ -17,7 +18,7 @@ def kept(group: np.ndarray, seconds: np.ndarray, bytes_: np.ndarray) -> list[tup
     return [(int(group[k]), int(bytes_[k]), int(seconds[k])) for k in found]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 6), st.integers(0, 6)), max_size=40))
 def test_what_nothing_equals_or_beats_stays_once_and_in_order(entries):
     group, bytes_, seconds = (np.array([entry[k] for entry in entries], dtype=np.int64) for k in range(3))

@@ -20,6 +20,7 @@ from harness.sbp.shortest_path import Search
 from harness.sbp.strategy_costs import Costs, Rules
 from tests.harness.sbp.brute_force import Every, least
 from tests.support.quick import within_s
+from tests.tiers import examples
 
 
 def costs(nodes: int, local: int, paths: str) -> Costs:
@@ -110,7 +111,7 @@ def assert_equal(route: Route, before: int, times: int, per_block: int) -> None:
     assert len(set(names)) == len(names)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     st.sampled_from(["dense", "pair", "branch", "layer"]), st.sampled_from(["nothing", "before", "both", "tied"]),
     st.integers(1, 256), st.lists(st.integers(1, 64).map(lambda n: 8 * n), min_size=2, max_size=2, unique=True),

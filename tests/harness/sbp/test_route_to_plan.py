@@ -29,6 +29,7 @@ from harness.sbp.strategy_costs import Costs, Rules
 from harness.simulate.layer_times import analytic
 from tests.harness.sbp.nets import dense, transformer
 from tests.harness.sbp.volumes import sent
+from tests.tiers import examples
 
 CLUSTER = Cluster(nodes=4, devices_per_node=2, intra=Link(1e-6, 1e-11), node_port=Link(1e-5, 1e-10))
 NETS = {"dense": dense((64, 128, 32, 16)), "transformer": transformer()}
@@ -47,7 +48,7 @@ def planned(profile: ModelProfile, found: Costs, stages: tuple[Stage, ...] = (),
     return route, with_route(plan, route, found, profile, ends)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(
     st.sampled_from(sorted(NETS)), st.sampled_from([1, 2, 4, 8]), st.integers(1, 3),
     st.sampled_from(["mixed", "paper"]), st.sampled_from(["free", "batch_split"]),

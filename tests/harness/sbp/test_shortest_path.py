@@ -20,6 +20,7 @@ from harness.sbp.shortest_path import Infeasible, Search
 from harness.sbp.strategy_costs import INFINITE, Costs, Place, Rules
 from tests.harness.sbp.nets import clusters
 from tests.support.quick import within_s
+from tests.tiers import examples
 
 INTRA, PORT = Link(1e-6, 1e-11), Link(1e-5, 1e-10)
 
@@ -62,7 +63,7 @@ def as_printed(layers: list[Matmul], strategies: list[tuple[int, int, int]], p: 
 widths = st.lists(st.integers(1, 64).map(lambda n: 8 * n), min_size=2, max_size=4)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(widths, st.integers(1, 512), st.sampled_from([1, 2, 4, 6, 8, 12]), st.sampled_from(["free", "batch_split"]))
 def test_the_papers_paths_are_as_printed(sizes, samples, p, ends):
     layers = [dense(str(k), samples, *pair) for k, pair in enumerate(pairwise(sizes))]
@@ -141,7 +142,7 @@ def by_digits(items: list, found: Costs, ends: str) -> float:
 small = clusters().filter(lambda cluster: cluster.devices <= 12)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(widths, st.integers(1, 512), small, st.sampled_from(["free", "batch_split"]))
 def test_mixed_paths_are_the_best_of_all_digits(sizes, samples, cluster, ends):
     layers = [dense(str(k), samples, *pair) for k, pair in enumerate(pairwise(sizes))]
@@ -150,7 +151,7 @@ def test_mixed_paths_are_the_best_of_all_digits(sizes, samples, cluster, ends):
     assert route.seconds == pytest.approx(by_digits(layers, mixed, ends), rel=1e-9)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(clusters(), st.floats(1, 1e9))
 def test_no_move_is_dearer_than_the_papers(cluster, elements):
     mixed, paper = costs_on(cluster, "mixed"), costs_on(cluster, "paper")
@@ -158,7 +159,7 @@ def test_no_move_is_dearer_than_the_papers(cluster, elements):
     assert (mixed.moving(elements)[np.ix_(there, there)] <= paper.moving(elements) * (1 + 1e-12)).all()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     clusters(), st.lists(st.sampled_from([48, 96, 768, 12288]), min_size=2, max_size=5), st.sampled_from([1, 96, 960]),
     st.sampled_from(["dense", "blocks", "tied"]), st.sampled_from(["even", "any"]),

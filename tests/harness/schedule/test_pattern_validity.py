@@ -13,6 +13,7 @@ from harness.core.problem import Problem
 from harness.schedule import pattern_validity
 from harness.schedule.pattern_validity import peak_bytes, replay_pattern
 from tests.support.patterns import FAR, FAR_S, TWO, TWO_S, Chain, patterns, placed
+from tests.tiers import examples
 
 OVERLAP, OVERFULL = "a longer period, or another start", "a longer period, or other stages on it"
 NEAR = replace(TWO, ops=(TWO.ops[0], placed("1copy0<0", 1, 0), *TWO.ops[1:3], placed("0copy0<1", 1, 1), TWO.ops[3]))
@@ -152,7 +153,7 @@ def test_a_start_is_a_number(start: float) -> None:
         placed("0F0", start, 0)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(
     period=st.integers(1, 12),
     tasks=st.lists(st.tuples(st.integers(0, 15), st.integers(1, 4)), min_size=1, max_size=4),
@@ -191,7 +192,7 @@ def by_slots(chain: Chain, pattern: Pattern) -> dict[int, int]:
     return found_bytes
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(patterns())
 def test_valid_patterns_have_no_faults_and_the_memory_of_every_slot(case: tuple[Chain, Pattern]) -> None:
     chain, pattern = case
@@ -206,7 +207,7 @@ def test_valid_patterns_have_no_faults_and_the_memory_of_every_slot(case: tuple[
         assert (full.key, full.numbers["needed_bytes"]) == (f"device {device}", limits[device])
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(patterns(), st.data())
 def test_each_fault_that_is_put_in_is_found(case: tuple[Chain, Pattern], data: st.DataObject) -> None:
     """In times that are no whole numbers, so that roundings are met, too."""

@@ -21,6 +21,7 @@ from harness.schedule.validate import validation_errors
 from harness.simulate import Deadlock, Simulation, simulate
 from tests.support.patterns import Chain, pattern_of, patterns
 from tests.support.violations import violations
+from tests.tiers import examples
 
 M, FROM, TO = 90, 40, 70
 """Micro-batches of a run, and those between which it is measured: far from both of its ends."""
@@ -58,7 +59,7 @@ def stored(order: list[Op]) -> dict[int, int]:
     return dict(most)
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(patterns(), st.sampled_from((1.0, 1.25, 2.0, 50.0)))
 def test_a_pattern_keeps_its_period_and_its_order_on_links_that_are_as_fast_or_faster(
     case: tuple[Chain, Pattern], speed: float

@@ -232,6 +232,7 @@ time.sleep(60)
 """
 
 
+@pytest.mark.usefixtures("commands")
 @pytest.mark.parametrize(
     ("code", "reason", "number"),
     [
@@ -330,6 +331,7 @@ record(status='ok')
 """
 
 
+@pytest.mark.usefixtures("commands")
 def test_two_sweeps_share_the_points_of_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     root = registry.ROOT
     stand_in(tmp_path, monkeypatch, COUNTING)

@@ -13,6 +13,7 @@ from harness.config import registry
 from harness.core.problem import CannotRun
 from harness.sweep.points import Point, expand, scale_of
 from tests.problems import Row, refused, rows
+from tests.tiers import examples
 
 LISTS = st.dictionaries(
     st.sampled_from(["batch.size", "steps", "seed", "engine.threads"]),
@@ -25,7 +26,7 @@ def overrides(*given: str) -> list[tuple[str, ...]]:
     return [point.overrides for point in expand(given)]
 
 
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(LISTS)
 def test_expand_is_the_product(lists: dict[str, list[int]]) -> None:
     typed = [f"{key}={','.join(map(str, values))}" for key, values in lists.items()]

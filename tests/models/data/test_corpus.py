@@ -16,6 +16,7 @@ from harness.core.problem import CannotRun, Problem
 from models.data.text import source
 from models.data.text.corpus import Corpus, read
 from tests.problems import fixes
+from tests.tiers import examples
 
 
 def words_of(path: Path, text: str) -> Corpus:
@@ -53,7 +54,7 @@ def test_the_last_line_ends_once(tmp_path: Path, end: str) -> None:
     assert words_of(tmp_path / "t", f"a b\r\na{end}").tokens.tolist() == [0, 2, 1, 0, 1]
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(150), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(text=st.text(st.sampled_from("ab \n\r\té—\u2028𝄞"), min_size=1, max_size=40), block=st.integers(1, 9))
 def test_blocks_may_end_anywhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, block: int) -> None:
     """Within a word, a character, a line's end."""

@@ -5,9 +5,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from models.data.shuffled_epochs import Walk, generator
+from tests.tiers import examples
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(samples=st.integers(1, 20), count=st.integers(1, 30), steps=st.integers(1, 8))
 def test_each_sample_comes_once_in_an_epoch(samples: int, count: int, steps: int) -> None:
     walk = Walk(samples, seed=0)
@@ -19,7 +20,7 @@ def test_each_sample_comes_once_in_an_epoch(samples: int, count: int, steps: int
     assert len(set(rest)) == len(rest)
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(st.lists(st.tuples(st.integers(0, 200), st.integers(1, 40)), min_size=1, max_size=6), st.integers(0, 3))
 def test_what_was_asked_before_makes_no_difference(asked: list[tuple[int, int]], seed: int) -> None:
     walk = Walk(13, seed)

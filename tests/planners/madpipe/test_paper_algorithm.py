@@ -14,6 +14,7 @@ from planners.madpipe.paper_algorithm import Grid, Program, algorithm_1
 from planners.periodic.layer_ticks import Chain
 from planners.periodic.min_period import Bound, fixed_point
 from tests.planners.periodic.contiguous_cases import chain, chains
+from tests.tiers import examples
 
 grids = st.builds(Grid, st.integers(2, 9), st.integers(2, 6), st.integers(2, 9))
 NEVER = 10**6
@@ -70,14 +71,14 @@ def value(chain: Chain, devices: int, period: int, grid: Grid) -> int | None:
     return found and found[0]
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(chains(most=5, longest=4, messages=3), st.integers(1, 4), st.integers(1, 30))
 def test_on_a_grid_of_ticks_it_is_the_recursion(chain: Chain, devices: int, period: int) -> None:
     grid = unrounded(chain)
     assert value(chain, devices, period, grid) == recursion(chain, devices, period, grid)
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(chains(most=5, longest=4, messages=3), st.integers(1, 4), st.integers(1, 30), grids)
 def test_on_any_grid_it_is_the_recursion(chain: Chain, devices: int, period: int, grid: Grid) -> None:
     assert value(chain, devices, period, grid) == recursion(chain, devices, period, grid)
@@ -91,7 +92,7 @@ def test_rounding_never_shortens(chain: Chain, devices: int, period: int, grid: 
     assert coarse >= fine >= exact
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(chains(most=5, longest=4, messages=3), st.integers(1, 4), grids, st.integers(1, 6))
 @example(
     replace(chain([(0, 0), (0, 0), (0, 1), (0, 3), (0, 1)]), stored=(0, 0, 3, 0, 0), memory=12), 3, Grid(2, 2, 2), 2

@@ -14,6 +14,7 @@ from planners.periodic.layer_ticks import TICKS, Chain
 from planners.periodic.one_f_one_b_star import groups, smallest_period
 from tests.planners.periodic.contiguous_cases import chain, chains, into, partitions
 from tests.support.quick import within_s
+from tests.tiers import examples
 
 
 def test_with_memory_the_loads_are_balanced() -> None:
@@ -50,7 +51,7 @@ def test_fewer_stages_where_more_are_no_faster() -> None:
 
 
 @given(chains(), st.integers(1, 7))
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 def test_no_partition_is_better(some: Chain, devices: int) -> None:
     periods = [smallest_period(some, stages) for stages in partitions(some.layers, devices)]
     least = min((period for period in periods if period), default=None)

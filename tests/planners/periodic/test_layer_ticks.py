@@ -16,6 +16,7 @@ from planners.periodic.bounds import sequential
 from planners.periodic.layer_ticks import BUFFERS, chain_from_profile
 from planners.periodic.reassign_devices import join_adjacent
 from planners.periodic.stage_ranges import Spans
+from tests.tiers import examples
 
 LAYERS = (
     LayerProfile("a", 0.1, 0.2, param_bytes=10, output_bytes=120, saved_bytes=500),
@@ -39,7 +40,7 @@ def test_the_papers_costs() -> None:
     assert chain_from_profile(PROFILE, CLUSTER, named("madpipe_paper"), "full").busy(1) == chain.sent[1]
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(st.lists(st.sets(st.sampled_from("ABC")), min_size=2, max_size=6), st.data())
 def test_state_on_a_device_is_what_the_harness_counts(names: list[set[str]], data: st.DataObject) -> None:
     """Tied weights once on each device, whichever of its stages have them."""

@@ -16,6 +16,7 @@ from planners.periodic.milp import _Program, layers_apart, solve
 from planners.periodic.retiming import laps_from_starts, retime
 from tests.planners.periodic.brute_force import allocations, chains, check, optimum
 from tests.planners.periodic.brute_force_period import shortest
+from tests.tiers import examples
 
 ZIGZAG = (Stage(0, 0, 0), Stage(1, 1, 1), Stage(2, 2, 0))
 
@@ -71,7 +72,7 @@ def small(layers: int, devices: int) -> st.SearchStrategy[tuple[Chain, tuple[Sta
     return st.tuples(chains(layers), allocation)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(st.one_of(small(3, 2), small(3, 3)))
 def test_no_other_orders_have_a_smaller_period(case: tuple[Chain, tuple[Stage, ...]]) -> None:
     """The program itself must find it: the quick schedule before it may, too."""
@@ -89,7 +90,7 @@ def test_no_other_orders_have_a_smaller_period(case: tuple[Chain, tuple[Stage, .
     check(alone)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(chains(6, 9, 4), st.lists(st.integers(0, 2), min_size=6, max_size=6), st.booleans())
 def test_every_timing_is_valid_and_cannot_be_retimed(chain: Chain, devices: list[int], hasty: bool) -> None:
     stages = tuple(Stage(layer, layer, device) for layer, device in enumerate(devices))
@@ -171,7 +172,7 @@ def test_layers_that_do_not_run_as_one_block_beat_all_whole_stages() -> None:
     assert best is not None and best.period == 15
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(chains(3), st.integers(1, 3))
 def test_the_optimum_of_all_allocations_is_theirs_by_orders(chain: Chain, devices: int) -> None:
     periods = [shortest(chain, stages) for stages in allocations(3, devices)]

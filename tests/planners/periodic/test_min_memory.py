@@ -13,9 +13,10 @@ from planners.periodic.min_memory import needed_bytes, pack_layers
 from planners.periodic.reassign_devices import join_adjacent
 from tests.planners.periodic.brute_force import allocations
 from tests.planners.periodic.contiguous_cases import chain, chains, into
+from tests.tiers import examples
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(chains(most=5, shortest=1), st.integers(1, 3))
 def test_no_allocation_needs_less(some: Chain, devices: int) -> None:
     """Of layers that take time: what begins and ends in the same instant is never stored."""
@@ -25,7 +26,7 @@ def test_no_allocation_needs_less(some: Chain, devices: int) -> None:
     assert {stage.device for stage in stages} <= set(range(devices))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(chains(most=5, shortest=1), st.integers(1, 3))
 def test_what_is_needed_is_enough_and_a_byte_less_is_not(some: Chain, devices: int) -> None:
     least, stages = pack_layers(replace(some, memory=0), devices, 20)

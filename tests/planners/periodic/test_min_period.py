@@ -18,6 +18,7 @@ from planners.periodic.min_period import fixed_point, possible, stages_from_runs
 from tests.planners.periodic.brute_force_period import shortest
 from tests.planners.periodic.contiguous_cases import chain, chains
 from tests.planners.strategies import cuttings
+from tests.tiers import examples
 
 
 def allocations(layers: int, normals: int) -> Iterator[list[Run]]:
@@ -150,7 +151,7 @@ SHARING = replace(
 """12 ticks on 3 devices, 13 if it does not matter what shared state the special device has."""
 
 
-@settings(max_examples=80)
+@settings(max_examples=examples(80))
 @given(chains(most=7, longest=3, messages=3), st.integers(2, 4))
 @example(ALTERNATING, 3)
 @example(FILLED, 3)
@@ -235,7 +236,7 @@ def test_large_numbers_are_as_exact_as_small_ones(chain: Chain, devices: int) ->
         assert (found is None) == (small is None)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(chains(most=3, shortest=1, longest=2, messages=1), st.integers(2, 3))
 def test_no_pattern_is_shorter(chain: Chain, devices: int) -> None:
     """In full duplex the period is rounded up to a tick."""

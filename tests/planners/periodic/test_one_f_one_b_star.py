@@ -11,6 +11,7 @@ from planners.periodic.layer_ticks import Chain
 from planners.periodic.one_f_one_b_star import delay_after, group_of, groups, smallest_period, timing
 from planners.periodic.task_times import Task, Timing, path
 from tests.planners.periodic.contiguous_cases import chain, chains, into, partitions
+from tests.tiers import examples
 
 PLENTY = 8
 
@@ -94,7 +95,7 @@ def test_groups_are_those_of_the_paper(some: Chain, data: st.DataObject) -> None
 
 
 @given(chains(), st.data())
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 def test_no_shorter_period_fits(some: Chain, data: st.DataObject) -> None:
     """All periods are tried, and in half duplex those that are sums of consecutive items are enough."""
     stages = data.draw(st.sampled_from([*partitions(some.layers, PLENTY)]))
@@ -110,7 +111,7 @@ def test_no_shorter_period_fits(some: Chain, data: st.DataObject) -> None:
 
 
 @given(chains(most=3, shortest=1, longest=2, messages=1), st.data())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_no_periodic_pattern_stores_fewer(some: Chain, data: st.DataObject) -> None:
     """MP-1, Prop. 1 of MadPipe: every pattern of whole ticks is tried."""
     stages = data.draw(st.sampled_from([*partitions(some.layers, PLENTY)]))

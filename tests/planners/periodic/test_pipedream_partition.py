@@ -12,6 +12,7 @@ from planners.periodic.layer_ticks import Chain
 from planners.periodic.one_f_one_b_star import smallest_period
 from planners.periodic.pipedream_partition import Estimate, estimated, least_memory, partition
 from tests.planners.periodic.contiguous_cases import chain, chains, into, partitions
+from tests.tiers import examples
 
 ESTIMATES = st.sampled_from(get_args(Estimate))
 
@@ -52,7 +53,7 @@ def test_the_public_estimate_forgets_the_last_stage() -> None:
 
 
 @given(chains(), st.integers(1, 7), ESTIMATES)
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 def test_no_partition_that_is_allowed_is_better(some: Chain, devices: int, estimate: Estimate) -> None:
     allowed = [stages for stages in partitions(some.layers, devices) if _allowed(some, stages, devices, estimate)]
     expected = min((_busiest(some, stages) for stages in allowed), default=None)

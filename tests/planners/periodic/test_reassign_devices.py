@@ -8,6 +8,7 @@ from planners.periodic.layer_ticks import Chain
 from planners.periodic.milp import solve
 from planners.periodic.reassign_devices import improve, join_adjacent, neighbours
 from tests.planners.periodic.brute_force import chains, check, optimum
+from tests.tiers import examples
 
 
 def named(allocations: list[tuple[Stage, ...]]) -> set[str]:
@@ -47,7 +48,7 @@ def test_two_stages_of_a_device_are_balanced() -> None:
     assert improve(chain, start, 2, 0) == (start, False)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(chains(5, 4, 2))
 def test_it_is_valid_never_worse_and_never_below_the_optimum(chain: Chain) -> None:
     stages = (Stage(0, 1, 0), Stage(2, 4, 1))

@@ -13,6 +13,7 @@ from planners.periodic.layer_ticks import Chain
 from planners.periodic.retiming import Laps, laps_from_starts, retime, sharing
 from planners.periodic.task_times import Task, path
 from tests.planners.periodic.brute_force import chains, check
+from tests.tiers import examples
 
 NOTHING = (0, 0, 0)
 TWO = Chain((1, 1), (2, 2), (0, 0), (1, 1), NOTHING, NOTHING, NOTHING, 100)
@@ -91,7 +92,7 @@ def fastest(tasks: tuple[Task, ...], laps: Laps) -> float:
     return float(answer.x[0])
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(orders())
 def test_the_period_is_the_smallest_of_its_orders(order: tuple[Chain, tuple[Stage, ...], Laps]) -> None:
     chain, stages, laps = order
