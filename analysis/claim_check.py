@@ -73,13 +73,17 @@ def check_claims(
             continue
         finding = _finding(checks[claim.id], results)
         if isinstance(finding, str):
-            checked.append(Verdict(claim.id, claim.claim, "not run", reason="; ".join(filter(None, (finding, tests)))))
+            checked.append(Verdict(claim.id, claim.claim, "not run", reason=_joined(finding, tests)))
             continue
         why = "" if finding.holds else reasons.get(claim.id, "")
-        says, reason = "holds" if finding.holds else "does not hold", "; ".join(filter(None, (why, tests)))
+        says = "holds" if finding.holds else "does not hold"
         figures = (finding.published, finding.simulated, finding.measured)
-        checked.append(Verdict(claim.id, claim.claim, says, *figures, reason))
+        checked.append(Verdict(claim.id, claim.claim, says, *figures, _joined(why, tests)))
     return checked
+
+
+def _joined(why: str, tests: str) -> str:
+    return f"{why.removesuffix('.')}; {tests}" if why and tests else why or tests
 
 
 def _finding(check: Check[Results], results: Results) -> Finding | str:

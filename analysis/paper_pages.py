@@ -13,6 +13,7 @@ from analysis.claim_check import Verdict, section
 from analysis.madpipe.page import PAGE as MADPIPE
 from analysis.myelin.page import PAGE as MYELIN
 from analysis.paper_cli import Page
+from analysis.records import Loaded
 from analysis.report import Section, html_section, paragraphs
 from analysis.torchgpipe.page import PAGE as TORCHGPIPE
 
@@ -29,18 +30,21 @@ PAGES: dict[str, Page[Any]] = {
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure as the bytes of a PNG, `width` x `height` pixels; notebooks show it."""
+    """A figure as the bytes of a PNG, `width` x `height` pixels; notebooks show it. `title` is what it has above it."""
 
     png: bytes = field(repr=False)
     width: int
     height: int
+    title: str = ""
 
     @classmethod
     def of(cls, figure: Figure) -> Picture:
         buffer = io.BytesIO()
         figure.savefig(buffer, format="png", dpi=figure.dpi)
         width, height = (round(side * figure.dpi) for side in figure.get_size_inches())
-        return cls(buffer.getvalue(), width, height)
+        axes = figure.get_axes()
+        title = figure.get_suptitle() or (axes[0].get_title() if len(axes) == 1 else "")
+        return cls(buffer.getvalue(), width, height, title)
 
     def _repr_png_(self) -> bytes:
         return self.png
@@ -99,10 +103,10 @@ class Report:
         return {name: Picture.of(figure) for name, figure in drawn.items() if figure}
 
 
-def report(name: str) -> Report:
-    """The report of a paper, from the committed records and those in runs/."""
+def report(name: str, loaded: Loaded | None = None) -> Report:
+    """The report of a paper; by default from the committed records and those in runs/."""
     page = PAGES[name]
-    loaded = page.load()
+    loaded = loaded or page.load()
     results = page.results(loaded.records)
     verdicts = page.verdicts(results)
     title = page.title.partition(":")[0]

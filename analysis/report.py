@@ -112,10 +112,14 @@ def html(title: str, intro: str, sections: Sequence[Section]) -> str:
 
 
 def html_section(section: Section) -> str:
-    """A heading, a table whose cells of numbers have the class "number", and paragraphs."""
+    """A heading, and `html_table`."""
+    return f"<h2>{markup.escape(section.title)}</h2>\n{html_table(section)}"
+
+
+def html_table(section: Section) -> str:
+    """A table whose cells of numbers have the class "number", and paragraphs; without the title."""
     kinds = section.aligned("", ' class="number"')
     lines = [
-        f"<h2>{markup.escape(section.title)}</h2>",
         '<div class="table">',
         "<table>",
         "<thead>",

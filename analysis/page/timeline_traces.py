@@ -28,25 +28,50 @@ DIGITS = 4
 
 @dataclass(frozen=True)
 class Choice:
-    """A box to tick."""
+    """A box to tick: the number of a trace, and in `label` its source."""
 
     number: int
-    title: str
+    label: str
     chosen: bool
 
 
 @dataclass(frozen=True)
+class Run:
+    """The boxes of one run, measured and simulated; `label` is what distinguishes it in its group."""
+
+    label: str
+    choices: Sequence[Choice]
+
+
+@dataclass(frozen=True)
 class Group:
-    """The boxes to tick of a sweep."""
+    """The runs of a sweep; `common` is what all their titles have."""
 
     title: str
-    traces: Sequence[Choice]
+    common: str
+    runs: Sequence[Run]
 
 
 def groups(traces: Sequence[Chosen]) -> list[Group]:
     """Return a group for each sweep."""
-    choices = [(one.sweep, Choice(number, one.title, number < FIRST)) for number, one in enumerate(traces)]
-    return [Group(TITLES[sweep], [choice for _, choice in own]) for sweep, own in groupby(choices, lambda one: one[0])]
+    numbered = groupby(enumerate(traces), lambda one: one[1].sweep)
+    return [_group(TITLES[sweep], [(number, one.title) for number, one in own]) for sweep, own in numbered]
+
+
+def _group(title: str, traces: Sequence[tuple[int, str]]) -> Group:
+    """A run's traces follow each other, and their titles end with a comma and their source."""
+    names = [name.rpartition(", ")[0].split() for _, name in traces]
+    common = [word for word in names[0] if all(word in words for words in names)] if len(names) > 1 else []
+    runs = []
+    for words, own in groupby(zip(names, traces, strict=True), lambda one: one[0]):
+        choices = [Choice(number, name.rpartition(", ")[2], number < FIRST) for _, (number, name) in own]
+        runs.append(Run(_label([word for word in words if word not in common] or words), choices))
+    return Group(title, "" if len(runs) == 1 else _label(common), runs)
+
+
+def _label(words: Sequence[str]) -> str:
+    """gpipe, unet, checkpoint=never for engine=gpipe model=unet checkpoint=never."""
+    return ", ".join(word.removeprefix("engine=").removeprefix("model=") for word in words)
 
 
 def data(traces: Sequence[Chosen]) -> dict[str, Any]:

@@ -54,6 +54,12 @@ def test_a_verdict_has_the_figures_of_each_source_and_a_reason() -> None:
     assert (found(True)["TG-1"].says, found(True)["TG-1"].reason) == ("holds", "")
 
 
+def test_a_reason_that_ends_a_sentence_goes_on_with_the_tests() -> None:
+    reasons = REASONS | {"TG-5": "it was late."}
+    (found,) = [one for one in check_claims("torchgpipe", Ran(False), CHECKS, TESTS, reasons) if one.id == "TG-5"]
+    assert found.reason == "it was late; exact in tests/a.py::b and tests/c.py::d"
+
+
 def test_what_was_not_run_says_what_makes_it_or_what_is_missing() -> None:
     shown = found(True)
     reason = "run table1; run table2; exact in tests/a.py::b"

@@ -1,14 +1,16 @@
-"""Headless Chromium: a page with a script of the test's own, and what it has left; screenshots."""
+"""Headless Chromium: a page with a script of the test's own, and what it has left; keys; screenshots."""
 
 from __future__ import annotations
 
 import html
 import json
+import os
 import re
 import shutil
 import subprocess
+import time
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome") or ""
 PATIENCE_S = 60
@@ -42,8 +44,66 @@ def screenshot(page: Path, path: Path, width: int = 1280, height: int = 900, dar
     _chromium(page, f"--screenshot={path}", f"--window-size={width},{height}", *scheme)
 
 
+def press(page: Path, keys: str, script: str) -> Any:
+    """What the expression `script` gives once real `keys` were pressed in the page; "\\t" is Tab, "\\r" Enter."""
+    to_browser, from_browser = os.pipe(), os.pipe()
+    inside = f'exec "$0" "$@" 3<&{to_browser[0]} 4>&{from_browser[1]}'
+    command = ["bash", "-c", inside, CHROMIUM, "--remote-debugging-pipe", *_options(page), "about:blank"]
+    with subprocess.Popen(command, pass_fds=(to_browser[0], from_browser[1]), stderr=subprocess.DEVNULL) as process:
+        os.close(to_browser[0])
+        os.close(from_browser[1])
+        try:
+            with open(to_browser[1], "wb") as sent, open(from_browser[0], "rb") as received:
+                return _pressed(_Protocol(sent, received), page, keys, script)
+        finally:
+            process.kill()
+
+
+class _Protocol:
+    """Calls of the DevTools protocol, JSON that ends with a zero byte."""
+
+    def __init__(self, sent: IO[bytes], received: IO[bytes]) -> None:
+        self.sent, self.received, self.session, self.calls = sent, received, "", 0
+
+    def call(self, method: str, **params: Any) -> dict[str, Any]:
+        self.calls += 1
+        message = {"id": self.calls, "method": method, "params": params}
+        message |= {"sessionId": self.session} if self.session else {}
+        self.sent.write(json.dumps(message).encode() + b"\0")
+        self.sent.flush()
+        while True:
+            text = b"".join(iter(lambda: self.received.read(1), b"\0"))
+            answer: dict[str, Any] = json.loads(text)
+            if answer.get("id") == self.calls:
+                assert "result" in answer, answer
+                result: dict[str, Any] = answer["result"]
+                return result
+
+
+def _pressed(devtools: _Protocol, page: Path, keys: str, script: str) -> Any:
+    target = devtools.call("Target.createTarget", url=page.as_uri())["targetId"]
+    devtools.session = devtools.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+    loaded, end = (
+        f"document.readyState === 'complete' && document.URL === '{page.as_uri()}'",
+        time.monotonic() + PATIENCE_S,
+    )
+    while not devtools.call("Runtime.evaluate", expression=loaded)["result"]["value"]:
+        assert time.monotonic() < end, "the page has not been loaded"
+    for key in keys:
+        name = {"\t": "Tab", "\r": "Enter", " ": " "}[key]
+        named = {"key": name, "code": name.replace(" ", "Space"), "windowsVirtualKeyCode": ord(key)}
+        devtools.call("Input.dispatchKeyEvent", type="keyDown", text=key.strip("\t"), **named)
+        devtools.call("Input.dispatchKeyEvent", type="keyUp", **named)
+    answer = devtools.call("Runtime.evaluate", expression=script, returnByValue=True)
+    assert "exceptionDetails" not in answer, answer
+    return answer["result"]["value"]
+
+
+def _options(page: Path) -> list[str]:
+    return ["--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars",
+            "--host-resolver-rules=MAP * ~NOTFOUND", f"--user-data-dir={page.parent / 'profile'}"]  # fmt: skip
+
+
 def _chromium(page: Path, *options: str) -> str:
-    command = [CHROMIUM, "--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars",
-               "--host-resolver-rules=MAP * ~NOTFOUND",
-               f"--user-data-dir={page.parent / 'profile'}", *options, page.as_uri()]  # fmt: skip
+    command = [CHROMIUM, *_options(page), *options, page.as_uri()]
     return subprocess.run(command, check=True, capture_output=True, text=True, timeout=PATIENCE_S).stdout

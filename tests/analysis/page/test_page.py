@@ -7,13 +7,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
 from PIL import Image
 
 from analysis.bench import race_plot
 from analysis.claim_check import Verdict
 from analysis.page import timeline_traces
-from analysis.page.build import page
+from analysis.page.build import Content, page
+from analysis.page.papers import paper
 from analysis.paper_pages import PAGES, Report
+from analysis.plots import style
 from analysis.report import Section
 from analysis.torchgpipe.traces import Chosen
 from harness.core.trace import Span, Trace
@@ -21,11 +24,18 @@ from tests.analysis.page import browser
 
 WINDOW_MS = 100.0
 TESTED = "it is not, <see> tests/some/test_it.py::test_this_and_that"
+HERE = "tests/analysis/page/test_page.py"
+LONG = "a long figure, of many words and of more than one number; " * 12
 RACE = [
     {"model": "A", "entry": "single", "step": 2.0, "quartiles": [1.9, 2.1], "speed / single": 1.0},
     {"model": "A", "entry": "gpipe", "step": 1.0, "quartiles": [0.9, 1.1], "speed / single": 2.0},
     {"model": "A", "entry": "torchgpipe", "step": 1.25, "quartiles": [1.2, 1.3], "speed / single": 1.6},
 ]
+PREDICTION = [
+    {"entry": "1 micro-batches, never", "step": 0.5, "quartiles": [0.4, 0.6], "predicted": 0.45,
+     "predicted / measured": 0.9, "memory, device 0": 1.0, "memory, device 1": 0.95},
+    {"error of time": 0.1},
+]  # fmt: skip
 chromium = pytest.mark.skipif(not browser.CHROMIUM, reason="no Chromium: apt-get install chromium")
 
 
@@ -50,64 +60,122 @@ def report(name: str, verdicts: list[Verdict]) -> Report:
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     reports = {
         "torchgpipe": report("torchgpipe", [
-            Verdict("TG-1", "it is fast </script>", "holds", "2", "2.1"),
+            Verdict("TG-1", "it is fast </script>", "holds", "2", LONG, LONG),
             Verdict("TG-2", "it is small", "does not hold", "1", "3", reason=TESTED),
             Verdict("TG-3", "it is old", "does not hold", "1", "3", reason=TESTED),
-            Verdict("TG-4", "it is exact <!--<script>", "by tests"),
+            Verdict("TG-4", "it is exact <!--<script>", "by tests", reason=f"exact in {HERE}::made and {HERE}"),
         ]),
         "madpipe": report("madpipe", [Verdict("MP-1", "plans are short", "not run")]),
     }  # fmt: skip
     titles = ("it, measured", "it, simulated", "</script>", "<!--<script>")
     chosen = [Chosen("traces-local", title, trace()) for title in titles]
     path = tmp_path_factory.mktemp("page") / "report.html"
-    path.write_text(page(reports, RACE, chosen), encoding="utf-8")
+    bench = {"race": {"rows": RACE}, "prediction": {"rows": PREDICTION}}
+    path.write_text(page(Content(reports, bench, [], chosen), path.parent), encoding="utf-8")
     return path
 
 
 def test_it_needs_nothing_from_anywhere(made: Path) -> None:
     text = made.read_text(encoding="utf-8")
-    assert not re.findall(r"""(?:src|href)=["'](?!data:|#)""", text)
+    links = re.findall(r"""<a href=["']([^"'#]+)""", text)
+    assert not re.findall(r"""(?<!<a )(?:src|href)=["'](?!data:|#)""", text)
+    assert links and all((made.parent / link).is_file() for link in links)
     assert not re.findall(r"https?://|@import|url\(", text)
 
 
 def test_text_is_no_markup(made: Path) -> None:
     text = made.read_text(encoding="utf-8")
-    assert "it is fast &lt;/script&gt;" in text and "<h2>Table 1: &lt;b&gt;</h2>" in text
+    assert "it is fast &lt;/script&gt;" in text and "<summary>Table 1: &lt;b&gt;</summary>" in text
     assert text.count("</script>") == text.count("<script") == 3 and "<!--" not in text.partition("<body")[2]
 
 
 def test_names_of_tests_may_break_between_words(made: Path) -> None:
     text = made.read_text(encoding="utf-8")
-    assert "&lt;see&gt; tests/<wbr>some/<wbr>test_<wbr>it.py::<wbr>test_<wbr>this_<wbr>and_<wbr>that</td>" in text
+    assert "&lt;see&gt; tests/<wbr>some/<wbr>test_<wbr>it.py::<wbr>test_<wbr>this_<wbr>and_<wbr>that</dd>" in text
 
 
 def test_a_reason_of_several_claims_is_shown_once(made: Path) -> None:
     text = made.read_text(encoding="utf-8")
-    assert text.count("it is not, ") == 1 and text.count("<td>as for TG-2</td>") == 1
+    assert text.count("it is not, ") == 1 and text.count("<dd>as for TG-2</dd>") == 1
 
 
 @chromium
 @pytest.mark.parametrize("width", [500, 1280])
 def test_no_verdict_overprints_its_neighbour(made: Path, width: int) -> None:
-    script = """return {over: [...document.querySelectorAll("#claims td:nth-child(-n+2)")]
+    script = """return {over: [...document.querySelectorAll(".claim .id, .claim .says")]
         .filter((cell) => cell.scrollWidth > cell.clientWidth).map((cell) => cell.innerText)};"""
     found = browser.run(made, script, width=width)
     assert found["errors"] == [] and found["over"] == []
 
 
 @chromium
-def test_tables_keep_their_numbers_in_one_line_and_claims_their_columns(made: Path) -> None:
-    """On a phone the tables are scrolled, each by itself."""
+@pytest.mark.parametrize("width", [390, 800])
+def test_tables_keep_their_numbers_in_one_line_and_claims_their_columns(made: Path, width: int) -> None:
+    """Tables are scrolled, each by itself; claims have no need to."""
     found = browser.run(
         made,
         """
+        document.querySelectorAll("details").forEach((one) => { one.open = true; });
         const wide = (selector) => [...document.querySelectorAll(selector)].map((cell) => cell.offsetWidth);
+        const over = (one) => one.scrollWidth > one.clientWidth, tables = [...document.querySelectorAll(".table")];
         return {wraps: [...document.querySelectorAll("article td")].map((cell) => getComputedStyle(cell).whiteSpace),
-                claims: wide("#claims th"), scrolled: document.querySelector(".table").scrollWidth};""",
-        width=390,
+                ids: wide(".claim .id"), cuts: wide(".claim .cut"), dds: wide(".claim dd"),
+                scrolled: tables.some(over), page: over(document.documentElement)};""",
+        width=width,
     )
     assert found["errors"] == [] and set(found["wraps"]) == {"nowrap"}
-    assert min(found["claims"]) > 45 and found["claims"][2] > 150 and found["scrolled"] > 390
+    assert min(found["ids"]) > 45 and min(found["cuts"]) > 150 and min(found["dds"]) > 150
+    assert found["scrolled"] and not found["page"]
+
+
+@chromium
+def test_people_see_the_race_first_then_figures_then_claims(made: Path) -> None:
+    found = browser.run(
+        made,
+        """
+        const top = (one) => one.getBoundingClientRect().top;
+        const sections = [...document.querySelectorAll("main > section")].sort((a, b) => top(a) - top(b));
+        const links = [...document.querySelectorAll("nav a")].map((one) => one.getAttribute("href").slice(1));
+        return {order: sections.map((one) => one.id), links};""",
+    )
+    order = ["the-race", "predictions", "torchgpipe", "madpipe", "claims", "traces-of-runs"]
+    assert found["errors"] == [] and found["order"] == found["links"] == order
+
+
+def test_what_is_not_there_has_no_place(made: Path) -> None:
+    text = page(Content({}, {}, [], []), made.parent)
+    assert not re.findall(r"the-race|predictions|None|Undefined", text.partition("<body>")[2].partition("<script>")[0])
+
+
+@chromium
+def test_a_closed_claim_has_at_most_four_lines(made: Path) -> None:
+    """Also the one with a long figure, which is there once it is open."""
+    found = browser.run(
+        made,
+        """
+        const lines = () => [...document.querySelectorAll(".claim")].map((one) =>
+            one.getBoundingClientRect().height / parseFloat(getComputedStyle(one.querySelector("summary")).lineHeight));
+        const closed = lines();
+        document.querySelectorAll(".claim").forEach((one) => { one.open = true; });
+        const cut = [...document.querySelectorAll(".cut")].filter((one) => one.scrollHeight > one.clientHeight + 1);
+        return {closed, open: lines(), cut: cut.length};""",
+    )
+    assert found["errors"] == [] and len(found["closed"]) == 5
+    assert max(found["closed"]) <= 4 < found["open"][0] and found["cut"] == 0
+
+
+@chromium
+def test_details_open_by_keyboard_and_without_a_script(made: Path) -> None:
+    """Each key pressed for real: Tab until the claim has the focus, then Enter and Space."""
+    text = re.sub(r"<script.*?</script>", "", made.read_text(encoding="utf-8"), flags=re.DOTALL)
+    bare = made.with_name("bare.html")
+    bare.write_text(text, encoding="utf-8")
+    inside = "document.activeElement.parentElement.id"
+    open_ = f'[{inside}, document.querySelector("#TG-2 dl").checkVisibility()]'
+    focusable = re.findall(r"<a |<summary|<select|<input ", text[: text.index('id="TG-2"')])
+    tabs = "\t" * (len(focusable) + 1)
+    steps = [browser.press(bare, tabs + keys, open_) for keys in ("", "\r", " ", "\r\r")]
+    assert steps == [["TG-2", False], ["TG-2", True], ["TG-2", True], ["TG-2", False]]
 
 
 @chromium
@@ -140,19 +208,46 @@ def test_every_op_of_a_trace_is_there_with_its_times() -> None:
     assert found["length"] == pytest.approx(WINDOW_MS)
 
 
+def test_boxes_of_traces_do_not_repeat_what_is_equal() -> None:
+    words = ("engine=gpipe model=unet checkpoint=never planner=balance", "engine=myelin model=unet planner=balance")
+    titles = [f"{one}, {source}" for one in words for source in ("measured", "simulated")]
+    chosen = [Chosen("traces-local", title, trace()) for title in titles]
+    local, other = timeline_traces.groups([*chosen, Chosen("torchgpipe_table1-paper", "baseline, simulated", trace())])
+    assert local.common == "unet, planner=balance"
+    assert [run.label for run in local.runs] == ["gpipe, checkpoint=never", "myelin"]
+    boxes = [[(one.number, one.label, one.chosen) for one in run.choices] for run in (*local.runs, *other.runs)]
+    assert boxes == [[(0, "measured", True), (1, "simulated", True)], [(2, "measured", False), (3, "simulated", False)],
+                     [(4, "simulated", False)]]  # fmt: skip
+    assert (other.common, other.runs[0].label) == ("", "baseline")
+
+
+def test_a_caption_repeats_no_title() -> None:
+    def titled(results: object) -> Figure:
+        drawn = style.panels(1, 1, 2, 1)[0]
+        drawn.suptitle("torchgpipe, Table 1: it")
+        return drawn
+
+    made_of = report("torchgpipe", [])
+    figures = {"torchgpipe_table1": titled, "torchgpipe_fig7": lambda results: style.panels(1, 2, 2, 1)[0]}
+    found = paper("torchgpipe", replace(made_of, page=replace(made_of.page, figures=figures)))
+    assert [(one.alt, one.caption) for one in found.figures] == [("torchgpipe, Table 1: it", ""), ("Fig. 7", "Fig. 7")]
+
+
 @chromium
 def test_it_opens_without_an_error_and_shows_how_many_claims_hold(made: Path) -> None:
     found = browser.run(
         made,
         """
-        return {cards: [...document.querySelectorAll(".cards li")].map((card) => card.innerText),
+        const cards = [...document.querySelectorAll("#the-race .cards li, #claims .cards li")];
+        return {cards: cards.map((card) => card.innerText),
                 wide: document.documentElement.scrollWidth,
                 images: [...document.images].every((one) => one.naturalWidth > 0)};""",
     )
     assert found["errors"] == []
-    assert found["cards"][0].split("\n") == ["2 of 4", "claims of torchgpipe hold (1 by tests)"]
-    assert found["cards"][1].split("\n") == ["0 of 1", "claims of madpipe hold; 1 not run"]
-    assert found["cards"][2].startswith("1.25 x") and "torchgpipe" in found["cards"][2]
+    assert found["cards"][0].startswith("1.25 x") and "torchgpipe" in found["cards"][0]
+    assert found["cards"][1].startswith("10.0 %")
+    assert found["cards"][2].split("\n") == ["2 of 4", "claims of torchgpipe hold (1 by tests)"]
+    assert found["cards"][3].split("\n") == ["0 of 1", "claims of madpipe hold; 1 not run"]
     assert found["images"] and found["wide"] <= 1280
 
 
@@ -162,17 +257,22 @@ def test_claims_are_filtered_by_paper_verdict_and_words(made: Path) -> None:
         made,
         """
         const form = document.getElementById("filter");
-        const shown = () => [...document.querySelectorAll("#claims tbody tr")].filter((row) => row.offsetHeight)
-            .map((row) => row.cells[0].innerText);
+        const shown = () => [...document.querySelectorAll(".claim")].filter((row) => row.offsetHeight)
+            .map((row) => row.querySelector(".id").innerText);
         const set = (name, value) => { form.elements[name].value = value; form.dispatchEvent(new Event("input")); };
         const steps = [shown()];
-        const values = [["paper", "torchgpipe"], ["verdict", "does not hold"], ["words", "FAST"], ["verdict", ""]];
+        const values = [["paper", "torchgpipe"], ["verdict", "does not hold"], ["words", "FAST"], ["verdict", ""],
+                        ["words", "<SEE>"], ["paper", "madpipe"], ["words", ""]];
         for (const [name, value] of values) { set(name, value); steps.push(shown()); }
-        return {steps, count: form.querySelector("output").innerText};""",
+        const heads = [...document.querySelectorAll(".claims h3")].filter((one) => one.offsetHeight)
+            .map((one) => one.innerText);
+        return {steps, heads, count: form.querySelector("output").innerText};""",
     )
     assert found["errors"] == []
     ours = ["TG-1", "TG-2", "TG-3", "TG-4"]
-    assert found["steps"] == [[*ours, "MP-1"], ours, ["TG-2", "TG-3"], [], ["TG-1"]]
+    in_details = ["TG-2"]
+    assert found["steps"] == [[*ours, "MP-1"], ours, ["TG-2", "TG-3"], [], ["TG-1"], in_details, [], ["MP-1"]]
+    assert found["heads"] == ["madpipe"]
     assert found["count"] == "1 of 5 claims"
 
 

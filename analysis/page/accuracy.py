@@ -1,0 +1,101 @@
+"""How near simulated step times are to measured ones: of the benchmark `prediction`, and of all measured records."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from analysis import records
+from analysis.plots.style import COLOURS, legend, panels, styled
+from analysis.report import Section
+from harness.core.record import RunRecord
+from harness.core.units import seconds
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+TITLE = "The benchmark: a U-Net in two stages of engine=gpipe on two CPU devices, batch 16"
+COLUMNS = (
+    "micro-batches, recomputation",
+    "measured step",
+    "quartiles",
+    "simulated step",
+    "simulated / measured: time",
+    "memory, device 0",
+    "memory, device 1",
+)
+NEAR = 0.1
+"""Half the width of the band around equal."""
+MOST = 1.2
+"""The axis reaches at least so far in both directions."""
+TICKS = (0.125, 0.25, 0.5, 0.75, 1, 1.25, 1.5, 2, 4, 8)
+
+
+def table(rows: Sequence[dict[str, Any]]) -> Section | None:
+    """The benchmark's runs, measured and simulated; None without any. `rows` are those of bench.json."""
+    lines = tuple(_line(row) for row in rows if "predicted" in row)
+    return Section(TITLE, COLUMNS, lines) if lines else None
+
+
+def headline(rows: Sequence[dict[str, Any]]) -> dict[str, str] | None:
+    """The median error of the benchmark's step times as a "figure" and a "text"; None without any."""
+    error = next((row["error of time"] for row in rows if "error of time" in row), None)
+    count = sum("predicted" in row for row in rows)
+    text = f"median error of simulated step times: {count} runs of a U-Net in two stages"
+    return None if error is None else {"figure": f"{100 * error:.1f} %", "text": text}
+
+
+def ratios(loaded: Iterable[RunRecord]) -> dict[str, dict[str, list[float]]]:
+    """Simulated / measured step time of the newest record of each measured point: by engine, then by model."""
+    found: dict[str, dict[str, list[float]]] = {}
+    for record in records.newest(loaded, records.point_of).values():
+        ratio = (record.metrics.get("predicted_over_measured") or {}).get("step_time_s")
+        if record.source == "measured" and record.status == "ok" and ratio and record.config:
+            of_engine = found.setdefault(record.config["engine"]["name"], {})
+            of_engine.setdefault(record.config["model"]["name"], []).append(ratio)
+    return found
+
+
+@styled
+def figure(found: dict[str, dict[str, list[float]]]) -> Figure | None:
+    """A line of dots for each engine, coloured by model; None without any. `found` is from `ratios`."""
+    from matplotlib.ticker import FixedLocator, NullLocator, StrMethodFormatter
+
+    if not found:
+        return None
+    engines = sorted(found, reverse=True)
+    models = sorted({model for of_engine in found.values() for model in of_engine})
+    drawn, ((axes,),) = panels(1, 1, 12, 0.34 * len(engines) + 1.6)
+    everything = [1 / MOST, MOST]
+    for place, engine in enumerate(engines):
+        for model, values in found[engine].items():
+            number = models.index(model)
+            height = place + 0.2 * (number - (len(models) - 1) / 2)  # so that no model's dots are over another's
+            axes.scatter(values, [height] * len(values), 26, COLOURS[number % len(COLOURS)], alpha=0.75, linewidths=0)
+            everything += values
+    axes.axvspan(1 - NEAR, 1 + NEAR, color="#DDDDDD", alpha=0.5, zorder=0)
+    axes.axvline(1.0, color="black", linewidth=0.8, linestyle=":")
+    axes.set(xscale="log", xlim=(0.9 * min(everything), 1.05 * max(everything)), ylim=(-0.6, len(engines) - 0.4))
+    axes.xaxis.set_major_locator(FixedLocator(TICKS))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    axes.set_yticks(range(len(engines)), [f"{name} ({_count(found[name])})" for name in engines])
+    axes.set_xlabel(f"simulated / measured step time (left of 1: the run took longer; grey: within {NEAR:.0%})")
+    total = sum(map(_count, found.values()))
+    axes.set_title(f"{total} runs of small models on CPU devices; in brackets, runs of an engine")
+    legend(drawn, dict(zip(models, COLOURS, strict=False)))
+    return drawn
+
+
+def _count(of_engine: dict[str, list[float]]) -> int:
+    return sum(map(len, of_engine.values()))
+
+
+def _line(row: dict[str, Any]) -> tuple[str, ...]:
+    return (
+        row["entry"],
+        seconds(row["step"]),
+        " - ".join(map(seconds, row["quartiles"])),
+        seconds(row["predicted"]),
+        *(f"{row[key]:.2f}" for key in ("predicted / measured", "memory, device 0", "memory, device 1")),
+    )
