@@ -157,7 +157,7 @@ MUTANTS = (
            "with throwaway(statistics(self.modules)):", "with throwaway([]):",
            GPIPE, "running_statistics"),
     Mutant("deferred statistics for each micro-batch", "harness/nn/batchnorm.py",
-           "if self.seen >= self.chunks:", "if self.seen >= 1:",
+           "if seen >= self.chunks:", "if seen >= 1:",
            GPIPE, "deferred_batch_norm"),
     Mutant("the backward pass in the calling thread", "harness/runtime/cpu_streams.py",
            "        self._jobs.put(job)\n        return job",
