@@ -19,6 +19,7 @@ from torch.autograd import Function
 from engines.gpipe.cpu_pipeline import CpuPass, Slot
 from engines.gpipe.dependency import check_whole, fork, join
 from engines.gpipe.microbatch import Value, gather, tensors_of
+from harness.runtime.autograd import differentiable
 from harness.schedule.builders.gpipe import clock_cycles
 from harness.schedule.transfers import Transfer
 
@@ -122,7 +123,7 @@ class Exit(Function):
         ctx.sizes = [[t.size(0) for t in column] for column in zip(*map(tensors_of, outputs), strict=True)]
         run.output_is_tuple = isinstance(gathered, tuple)
         result = tensors_of(gathered)
-        ctx.mark_non_differentiable(*(t for t in result if not (t.is_floating_point() or t.is_complex())))
+        ctx.mark_non_differentiable(*(t for t in result if not differentiable(t)))
         return result
 
     @staticmethod

@@ -23,6 +23,11 @@ class Identity(Function):
         return gradient.contiguous()
 
 
+def differentiable(tensor: Tensor) -> bool:
+    """Whether a tensor's dtype is one that has gradients: real or complex."""
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
 def non_leaf(tensor: Tensor) -> Tensor:
     """The tensor to give to a task's first layer, which may change it in place: a leaf that requires a gradient may not
     be changed."""

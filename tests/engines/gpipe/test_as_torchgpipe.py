@@ -24,6 +24,7 @@ from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 from engines.gpipe.gpipe_module import GPipe
 from engines.gpipe.microbatch import gather, scatter
 from harness.nn.skip import Skippable
+from tests.engines.networks import AsComplex, AsReal
 from tests.support.gpipe_drivers import DRIVERS
 
 MODES = ["never", "except_last", "always"]
@@ -323,3 +324,27 @@ def test_saved_tensor_hooks_reach_every_layer(mode: str, driver: str) -> None:
     with save_on_cpu():
         loss = DRIVERS[driver](split, x).sum()
     loss.backward()
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("balance", [[2, 2], [1, 1, 2], [2, 1, 1], [4]])
+def test_complex_tensors_between_layers_have_gradients(balance: list[int], mode: str, driver: str) -> None:
+    layers = nn.Sequential(nn.Linear(3, 3), AsComplex(), AsReal(), nn.Linear(3, 3)).double()
+    split = GPipe(copy.deepcopy(layers), balance, ["cpu"] * len(balance), 3, mode)
+    x = torch.randn(6, 3, dtype=torch.float64, requires_grad=True)
+    layers(x).square().sum().backward()
+    wanted, x.grad = [x.grad, *(p.grad for p in layers.parameters())], None
+    DRIVERS[driver](split, x).square().sum().backward()
+    torch.testing.assert_close([x.grad, *(p.grad for p in split.parameters())], wanted)
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+@pytest.mark.parametrize("mode", MODES)
+def test_complex_inputs_and_outputs(mode: str, driver: str) -> None:
+    layers = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)).to(torch.complex128)
+    split = GPipe(copy.deepcopy(layers), [1, 1], ["cpu"] * 2, 3, mode)
+    x = torch.randn(6, 3, dtype=torch.complex128)
+    layers(x).abs().sum().backward()
+    DRIVERS[driver](split, x).abs().sum().backward()
+    torch.testing.assert_close([p.grad for p in split.parameters()], [p.grad for p in layers.parameters()])
