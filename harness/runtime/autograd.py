@@ -58,8 +58,11 @@ def failing_layer(
     """
     reached, names = ["unknown"], iter([name for name, _ in layers])
 
-    def watch(module: nn.Module, inputs: Any, output: Any) -> None:
-        on_backward(output, partial(reached.append, next(names, "unknown")))
+    def watch(module: nn.Module, inputs: Any, output: Any) -> Any:
+        """After the layer's own hooks of its output, any of which may be what fails."""
+        after = tuple(map(non_leaf, output)) if isinstance(output, tuple) else non_leaf(output)
+        on_backward(after, partial(reached.append, next(names, "unknown")))
+        return after
 
     modules = dict.fromkeys(layer for _, layer in layers)
     hooks = [module.register_forward_hook(watch) for module in modules]
