@@ -8,7 +8,7 @@ loss.backward()
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn, Self
 
 import torch
@@ -152,7 +152,7 @@ class GPipe(nn.Module):
         self.spans, self.bytes_sent = run.spans, run.bytes_sent
         try:
             with self.shared_state.unchanged():
-                return run_cpu_pass(run, value, self._anchor, self.dependency, self._unhooked())
+                return run_cpu_pass(run, value, self._anchor, self.dependency, self._trained())
         except BaseException as error:
             run.abandon(error)
             raise
@@ -160,16 +160,15 @@ class GPipe(nn.Module):
     def _run_cuda_pass(self, chunks: list[Value], around: Surroundings, mode: str, grad: bool) -> Value:
         streams = Streams(self.devices, len(chunks), self.streams)
         run = CudaPass(
-            self.stages, self.layout, streams, around, mode, grad, self.dependency, self.ties, self._unhooked()
+            self.stages, self.layout, streams, around, mode, grad, self.dependency, self.ties, self._trained()
         )
         self.bytes_sent, self.recorder = run.bytes_sent, run.recorder
         with self.shared_state.unchanged():
             return run.run(chunks)
 
-    def _unhooked(self) -> list[nn.Parameter]:
-        """The parameters that the outer graph may show autograd: there a hook would be called without a gradient."""
-        wanted = (p for p in self.parameters() if p.requires_grad)
-        return [p for p in wanted if not (p._backward_hooks or getattr(p, "_post_accumulate_grad_hooks", None))]
+    def _trained(self) -> list[nn.Parameter]:
+        """The parameters that the outer graph shows autograd."""
+        return [parameter for parameter in self.parameters() if parameter.requires_grad]
 
     def __len__(self) -> int:
         return len(self._layers())
@@ -189,6 +188,14 @@ class GPipe(nn.Module):
         if any(issubclass(kind, torch.device | Tensor | str | int) for kind in kinds):
             self._stay()
         return super().to(*args, **kwargs)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Cast, as a module that has the pipeline in it does, too. Raises TypeError for a move."""
+        for device in self.devices:
+            probe = torch.empty(0, device=device)
+            if fn(probe).device != probe.device:
+                self._stay()
+        return super()._apply(fn, recurse)
 
     def _stay(self, *_: Any, **__: Any) -> NoReturn:
         raise TypeError(

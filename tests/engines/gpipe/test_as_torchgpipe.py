@@ -277,8 +277,11 @@ def wanted_alone(loss: Tensor, x: Tensor, split: GPipe, way: str) -> None:
     "grad of inputs", "grad of parameters", "grad of parameters, unused allowed", "backward to inputs",
     "backward to parameters",
 ])  # fmt: skip
-def test_some_gradients_alone_are_refused(way: str, mode: str, driver: str) -> None:
+@pytest.mark.parametrize("hooks", ["", "register_hook", "register_post_accumulate_grad_hook"])
+def test_some_gradients_alone_are_refused(hooks: str, way: str, mode: str, driver: str) -> None:
     split = pipe(nn.Linear(1, 1), nn.Linear(1, 1), checkpoint=mode)
+    for parameter in split.parameters() if hooks else ():
+        getattr(parameter, hooks)(lambda _: None)
     x = torch.ones(4, 1, requires_grad=True)
     loss = DRIVERS[driver](split, x).sum()
     with pytest.raises(RuntimeError, match=r"torch\.autograd\.grad and"):
@@ -298,6 +301,35 @@ def test_hooks_of_parameters_see_gradients_only(driver: str) -> None:
     DRIVERS[driver](split, torch.randn(6, 1)).sum().backward()
     assert len(seen) == len(after) == 3
     torch.testing.assert_close(torch.stack(seen).sum(0), parameter.grad)
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+@pytest.mark.parametrize("mode", MODES)
+def test_hooks_that_come_after_the_forward_pass_and_go_again(mode: str, driver: str) -> None:
+    split = pipe(nn.Linear(1, 1), nn.Linear(1, 1), chunks=3, checkpoint=mode)
+    loss, seen, after = DRIVERS[driver](split, torch.randn(6, 1)).sum(), list[Tensor](), list[Tensor]()
+    first = split[0].weight.register_hook(seen.append)
+    second = split[1].weight.register_post_accumulate_grad_hook(after.append)
+    loss.backward()
+    assert len(seen) == len(after) > 0 and all(isinstance(gradient, Tensor) for gradient in seen)
+    first.remove()
+    second.remove()
+    seen.clear()
+    after.clear()
+    DRIVERS[driver](split, torch.randn(6, 1)).sum().backward()
+    assert not seen and not after
+
+
+@pytest.mark.parametrize("move", [
+    lambda outer: outer.to("meta"), lambda outer: outer.to_empty(device="meta"),
+    lambda outer: outer.to(device="meta", dtype=torch.float64),
+])  # fmt: skip
+def test_a_module_around_a_pipeline_does_not_move_it(move: Any) -> None:
+    outer = nn.Sequential(pipe(nn.Linear(1, 1), nn.Linear(1, 1)))
+    with pytest.raises(TypeError, match="stay on the devices"):
+        move(outer)
+    assert {p.device.type for p in outer.parameters()} == {"cpu"}
+    assert {p.dtype for p in outer.double().parameters()} == {torch.float64}
 
 
 @pytest.mark.parametrize("driver", DRIVERS)
