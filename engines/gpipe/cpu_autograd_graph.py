@@ -17,8 +17,9 @@ from torch import Tensor
 from torch.autograd import Function
 
 from engines.gpipe.cpu_pipeline import CpuPass, Slot
-from engines.gpipe.dependency import check_whole, fork, join
+from engines.gpipe.dependency import check_whole, fork, join, let_hooks_skip_empty
 from engines.gpipe.microbatch import Value, gather, tensors_of
+from harness.runtime.autograd import differentiable
 from harness.schedule.builders.gpipe import clock_cycles
 from harness.schedule.transfers import Transfer
 
@@ -117,12 +118,12 @@ class Exit(Function):
     def forward(ctx: Any, run: CpuPass, tokens: int, *tokens_and_parameters: Tensor) -> tuple[Tensor, ...]:
         ctx.set_materialize_grads(False)
         outputs = run.outputs()
-        ctx.run, ctx.tokens, ctx.parameters = run, tokens, len(tokens_and_parameters) - tokens
+        ctx.run, ctx.tokens, ctx.parameters = run, tokens, tokens_and_parameters[tokens:]
         gathered = gather(outputs)
         ctx.sizes = [[t.size(0) for t in column] for column in zip(*map(tensors_of, outputs), strict=True)]
         run.output_is_tuple = isinstance(gathered, tuple)
         result = tensors_of(gathered)
-        ctx.mark_non_differentiable(*(t for t in result if not (t.is_floating_point() or t.is_complex())))
+        ctx.mark_non_differentiable(*(t for t in result if not differentiable(t)))
         return result
 
     @staticmethod
@@ -137,13 +138,14 @@ class Exit(Function):
         if torch.is_grad_enabled():
             raise RuntimeError("the pipeline has no second derivatives: call backward without create_graph")
         check_whole()
+        let_hooks_skip_empty(ctx.parameters)
         run.backward_begun = True
         for shared in run.shared:
             shared.begin()
         pieces = [None if g is None else g.split(sizes) for g, sizes in zip(gradients, ctx.sizes, strict=True)]
         for i in range(run.m):
             run.slots[i, run.n - 1].grads_out[""] = tuple(None if p is None else p[i] for p in pieces)
-        return None, None, *(torch.empty(0) for _ in range(ctx.tokens)), *(None,) * ctx.parameters
+        return None, None, *(torch.empty(0) for _ in range(ctx.tokens)), *(None,) * len(ctx.parameters)
 
 
 def run_cpu_pass(

@@ -26,7 +26,7 @@ from engines.gpipe.stage_layout import StageLayout
 from engines.gpipe.task_rng import TaskRng
 from engines.gpipe.tied_copies import SUMS, SharedParameter
 from harness.core.op import Op, Queue
-from harness.runtime.autograd import failing_layer, non_leaf
+from harness.runtime.autograd import differentiable, failing_layer, non_leaf
 from harness.runtime.cpu_streams import Job, JobQueue, Run, nothing, submit_together
 from harness.runtime.recomputation import Before
 from harness.schedule.builders.gpipe import recomputed
@@ -347,7 +347,7 @@ def _leaf(tensor: Tensor, is_input: bool, again: bool) -> Tensor:
     """
     if is_input:
         return (tensor.detach().clone() if again else tensor.data).requires_grad_(tensor.requires_grad)
-    return tensor.detach().requires_grad_(tensor.is_floating_point() or tensor.is_complex())
+    return tensor.detach().requires_grad_(differentiable(tensor))
 
 
 def _apart(outs: Parts) -> Parts:

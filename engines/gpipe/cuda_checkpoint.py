@@ -20,7 +20,7 @@ from torch.autograd import Function
 from engines.gpipe.microbatch import Parts, mapped, tensors_of
 from engines.gpipe.stage import Stage
 from harness.core.op import Kind, Op
-from harness.runtime.autograd import non_leaf
+from harness.runtime.autograd import differentiable, non_leaf
 from harness.runtime.recomputation import Before
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ class CheckpointedTask:
 
 
 def _leaf(tensor: Tensor) -> Tensor:
-    return tensor.detach().requires_grad_(tensor.is_floating_point())
+    return tensor.detach().requires_grad_(differentiable(tensor))
 
 
 def _cuda_rng(device: torch.device) -> Tensor | None:
@@ -117,7 +117,7 @@ class Checkpoint(Function):
         ctx.set_materialize_grads(False)
         ctx.task = task
         outs = tuple(t.detach() for t in task.compute())
-        ctx.mark_non_differentiable(*(t for t in outs if not t.is_floating_point()))
+        ctx.mark_non_differentiable(*(t for t in outs if not differentiable(t)))
         return outs
 
     @staticmethod

@@ -25,6 +25,7 @@ from engines.gpipe.stage import Stage, Surroundings
 from engines.gpipe.stage_layout import StageLayout
 from engines.gpipe.tied_copies import SUMS, TiedCopies
 from harness.core.op import Op, Queue
+from harness.runtime.autograd import differentiable
 from harness.schedule.builders.gpipe import clock_cycles, recomputed
 from harness.schedule.transfers import Transfer
 
@@ -72,7 +73,7 @@ class CudaPass:
         return gathered
 
     def _whole(self, tensor: Tensor) -> Tensor:
-        return WholeBackward.apply(tensor, *self.parameters) if tensor.is_floating_point() else tensor
+        return WholeBackward.apply(tensor, *self.parameters) if differentiable(tensor) else tensor
 
     def _before_backward(self, gradient: Tensor) -> None:
         """The sums over copies of parameters come once, when autograd is through with all devices."""
@@ -146,7 +147,7 @@ class _Graph:
         }
         parts = parts or self.state[i]
         phony = self.before.pop(j, None)
-        tokens = not tensors_of(parts[""])[0].is_floating_point()  # integers have no place in the graph
+        tokens = not differentiable(tensors_of(parts[""])[0])  # integers have no place in the graph
         if phony is not None and not tokens:
             parts[""] = _tied(parts[""], phony)
         if recomputed(i, len(self.state), run.mode):
@@ -199,7 +200,7 @@ class Leave(Function):
         ctx.set_materialize_grads(False)
         ctx.run, ctx.i, ctx.device = run, i, device
         run.streams.copy_after_compute(device, i)
-        ctx.mark_non_differentiable(*(t for t in tensors if not t.is_floating_point()))
+        ctx.mark_non_differentiable(*(t for t in tensors if not differentiable(t)))
         return tuple(t.detach() for t in tensors)
 
     @staticmethod
@@ -221,7 +222,7 @@ class Arrive(Function):
         run.streams.compute_after_copy(device, i)
         for tensor in tensors:
             run.streams.used_by_compute(tensor, device)
-        ctx.mark_non_differentiable(*(t for t in tensors if not t.is_floating_point()))
+        ctx.mark_non_differentiable(*(t for t in tensors if not differentiable(t)))
         return tuple(t.detach() for t in tensors)
 
     @staticmethod
@@ -243,7 +244,7 @@ class Copy(Function):
             run, Op(transfer.target, "copy", i, transfer.part, transfer.source), i, source, target, tensors
         )
         run.count(transfer, True, tensors)
-        ctx.mark_non_differentiable(*(t for t in copied if t is not None and not t.is_floating_point()))
+        ctx.mark_non_differentiable(*(t for t in copied if t is not None and not differentiable(t)))
         return copied  # type: ignore[return-value]
 
     @staticmethod
@@ -297,7 +298,7 @@ class MarkBackward(Function):
 
 def _marked(run: CudaPass, j: int, i: int, device: int, begins: bool, value: Value) -> Value:
     first, *rest = tensors_of(value)
-    if not first.is_floating_point():
+    if not differentiable(first):
         return value
     if not begins and not first.requires_grad:
         first = first.detach().requires_grad_()

@@ -8,6 +8,8 @@ backward   the gradient of x waits until the one of y has passed: whatever follo
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -50,13 +52,49 @@ class WholeBackward(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, *parameters: Tensor) -> Tensor:
         ctx.set_materialize_grads(False)
-        ctx.count = len(parameters)
+        ctx.parameters = parameters
         return x.detach()
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor | None) -> tuple[Tensor | None, ...]:
         check_whole()
-        return gradient, *(None,) * ctx.count
+        let_hooks_skip_empty(ctx.parameters)
+        return gradient, *(None,) * len(ctx.parameters)
+
+
+class _Empty(threading.local):
+    gradient = False
+
+
+_empty = _Empty()
+
+
+class GradientHook:
+    """A parameter's hook that is not called where autograd hands the parameter no gradient.
+
+    Hooks before accumulation get None then; those after it (`after`) follow in the same thread.
+    """
+
+    def __init__(self, hook: Callable[[Any], Any], after: bool) -> None:
+        self.hook, self.after = hook, after
+
+    def __call__(self, value: Any) -> Any:
+        if not self.after:
+            _empty.gradient = value is None
+        return None if _empty.gradient else self.hook(value)
+
+
+def let_hooks_skip_empty(parameters: Iterable[Tensor]) -> None:
+    """Have the hooks of parameters skip that the outer graph, where they are for `check_whole`, has no gradients."""
+    for parameter in parameters:
+        after: dict[int, Any] = getattr(parameter, "_post_accumulate_grad_hooks", None) or {}
+        if after and not parameter._backward_hooks:
+            parameter.register_hook(lambda _: None)
+        before: dict[int, Any] = parameter._backward_hooks or {}
+        for hooks, is_after in ((before, False), (after, True)):
+            for key, hook in hooks.items():
+                if not isinstance(hook, GradientHook):
+                    hooks[key] = GradientHook(hook, is_after)
 
 
 def check_whole() -> None:

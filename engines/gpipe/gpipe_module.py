@@ -8,7 +8,7 @@ loss.backward()
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn, Self
 
 import torch
@@ -22,10 +22,12 @@ from engines.gpipe.microbatch import Value, check_value, scatter, tensors_of
 from engines.gpipe.stage import Stage, Surroundings
 from engines.gpipe.stage_layout import layout
 from engines.gpipe.tied_copies import LayerAdoption, SharedParameter, TiedCopies
+from harness.core.shared_buffers import Home
 from harness.core.trace import Span
 from harness.nn import batchnorm, dropout
+from harness.nn.shared_state import SharedState
 from harness.nn.skip import named_layers
-from harness.nn.tied import SharedBuffers, moved
+from harness.nn.tied import move_apart
 from harness.runtime import output_check
 from harness.runtime.cpu_streams import JobQueue
 from harness.schedule.builders.gpipe import RECOMPUTE
@@ -44,7 +46,7 @@ ATTRIBUTES = (
     "recorder",
     "seed",
     "shared",
-    "shared_buffers",
+    "shared_state",
     "spans",
     "stages",
     "streams",
@@ -63,7 +65,8 @@ class GPipe(nn.Module):
     and `portals` switch off the three optimizations of the paper's section 4.1. Gradients arrive in the parameters'
     `.grad` by `backward()`. A parameter that layers on several devices share is copied to each of them; every copy gets
     the sum of all gradients, so an optimizer that has them all keeps them equal (a norm over `parameters()` counts each
-    copy); `module` itself keeps its own. So is a shared buffer; ProblemError if a pass changes it.
+    copy); `module` itself keeps its own. So is a shared buffer; ProblemError if a pass
+    changes it, or other state that layers of several stages share.
     `torch.autograd.grad` and `backward(inputs=...)` are refused, as are second derivatives on CPU devices. Hooks of
     parameters run once for each micro-batch, as with accumulated gradients, on CPU devices in the device's thread: what
     needs a step's gradient belongs after `backward()`. Saved-tensor hooks that hold around the call reach every layer.
@@ -153,8 +156,8 @@ class GPipe(nn.Module):
         )
         self.spans, self.bytes_sent = run.spans, run.bytes_sent
         try:
-            with self.shared_buffers.unchanged():
-                return run_cpu_pass(run, value, self._anchor, self.dependency, self._unhooked())
+            with self.shared_state.unchanged():
+                return run_cpu_pass(run, value, self._anchor, self.dependency, self._trained())
         except BaseException as error:
             run.abandon(error)
             raise
@@ -162,16 +165,15 @@ class GPipe(nn.Module):
     def _run_cuda_pass(self, chunks: list[Value], around: Surroundings, mode: str, grad: bool) -> Value:
         streams = Streams(self.devices, len(chunks), self.streams)
         run = CudaPass(
-            self.stages, self.layout, streams, around, mode, grad, self.dependency, self.ties, self._unhooked()
+            self.stages, self.layout, streams, around, mode, grad, self.dependency, self.ties, self._trained()
         )
         self.bytes_sent, self.recorder = run.bytes_sent, run.recorder
-        with self.shared_buffers.unchanged():
+        with self.shared_state.unchanged():
             return run.run(chunks)
 
-    def _unhooked(self) -> list[nn.Parameter]:
-        """The parameters that the outer graph may show autograd: there a hook would be called without a gradient."""
-        wanted = (p for p in self.parameters() if p.requires_grad)
-        return [p for p in wanted if not (p._backward_hooks or getattr(p, "_post_accumulate_grad_hooks", None))]
+    def _trained(self) -> list[nn.Parameter]:
+        """The parameters that the outer graph shows autograd."""
+        return [parameter for parameter in self.parameters() if parameter.requires_grad]
 
     def __len__(self) -> int:
         return len(self._layers())
@@ -191,6 +193,14 @@ class GPipe(nn.Module):
         if any(issubclass(kind, torch.device | Tensor | str | int) for kind in kinds):
             self._stay()
         return super().to(*args, **kwargs)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        """Cast, as a module that has the pipeline in it does, too. Raises TypeError for a move."""
+        for device in self.devices:
+            probe = torch.empty(0, device=device)
+            if fn(probe).device != probe.device:
+                self._stay()
+        return super()._apply(fn, recurse)
 
     def _stay(self, *_: Any, **__: Any) -> NoReturn:
         raise TypeError(
@@ -218,7 +228,6 @@ class GPipe(nn.Module):
     def _adopt(self, module: nn.Sequential) -> list[Stage]:
         """Move the layers to their devices; register them under their own names."""
         children, adoption = named_layers(module), LayerAdoption(module)
-        homes = [place for count, place in zip(self.balance, self.placement, strict=True) for _ in range(count)]
         stages, first = [], 0
         for number, (count, place) in enumerate(zip(self.balance, self.placement, strict=True)):
             own = [(name, adoption.layer(layer, number, place)) for name, layer in children[first : first + count]]
@@ -228,12 +237,10 @@ class GPipe(nn.Module):
             stages.append(stage)
             first += count
         adopted = [layer for stage in stages for _, layer in stage.layers]
-        for place in set(homes):
-            here = [layer for layer, home in zip(adopted, homes, strict=True) if home == place]
-            moved(nn.ModuleList(here), self.devices[place])
-        self.shared_buffers = SharedBuffers(
-            (name, layer, home) for (name, _), layer, home in zip(children, adopted, homes, strict=True)
-        )
+        homes = [Home(stage.number, self.placement[stage.number]) for stage in stages for _ in stage.layers]
+        self.shared_state = SharedState(children, homes, adopted)
+        self.shared_state.refuse(self.shared_state.statistics)
+        move_apart(adopted, [home.device for home in homes], dict(enumerate(self.devices)))
         self.ties = TiedCopies(adoption.shared())
         return stages
 

@@ -17,6 +17,7 @@ from harness.core.op import Op
 from harness.core.plan import Plan
 from harness.core.trace import Span
 from harness.interfaces import Batch, Model, SessionSpec
+from harness.nn.shared_state import SharedState
 from harness.runtime.cpu_streams import Job, Run
 from harness.runtime.local_session import LocalSession
 from harness.runtime.memory_meter import DeviceMemory
@@ -33,6 +34,10 @@ class GPipeSession(LocalSession):
     def __init__(self, model: Model, plan: Plan, spec: SessionSpec, config: Config) -> None:
         super().__init__(model, plan, spec)
         self.config = config
+
+    def watch_shared_state(self, layers: nn.Sequential) -> None:
+        """The pipeline itself watches what its layers share."""
+        self.shared_state = SharedState([], [])
 
     def build(self, layers: nn.Sequential) -> None:
         plan, config = self.plan, self.config

@@ -16,7 +16,7 @@ from harness.core.pattern import Pattern
 from harness.core.plan import Plan
 from harness.core.problem import refuse
 from harness.interfaces import Batch, Model, SessionSpec
-from harness.nn.tied import moved
+from harness.nn.tied import move_apart
 from harness.runtime.gradient_norms import UpdateNorms
 from harness.runtime.local_session import LocalSession
 from harness.runtime.memory_meter import DeviceMemory
@@ -37,9 +37,7 @@ class PeriodicSession(LocalSession):
         plan = self.plan
         self.parameter_names = [name for name, _ in layers.named_parameters()]
         modules = stage_modules(layers, plan, range(len(plan.stages)))
-        for number, device in self.devices.items():
-            here = [module for module, stage in zip(modules, plan.stages, strict=True) if stage.device == number]
-            moved(nn.ModuleList(here), device)
+        move_apart(modules, [stage.device for stage in plan.stages], self.devices)
         self.stages = [
             TwoVersionStage(module, self.devices[stage.device], self.spec)
             for module, stage in zip(modules, plan.stages, strict=True)

@@ -24,7 +24,7 @@ from harness.core.error_notes import StageNote
 from harness.core.op import Op
 from harness.interfaces import Batch, Model
 from harness.nn.skip import named_layers
-from harness.runtime.autograd import failing_layer
+from harness.runtime.autograd import differentiable, failing_layer
 from harness.runtime.cpu_streams import Job, Run
 from harness.runtime.stage_module import StageModule
 from harness.schedule import Schedule
@@ -200,7 +200,7 @@ class Step(Run):
 
 
 def _leaf(tensor: Tensor) -> Tensor:
-    return tensor.detach().requires_grad_(tensor.is_floating_point() or tensor.is_complex())
+    return tensor.detach().requires_grad_(differentiable(tensor))
 
 
 @contextmanager

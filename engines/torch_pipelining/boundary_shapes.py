@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from harness.core.plan import Plan
+from harness.runtime.autograd import differentiable
 from harness.runtime.stage_module import stage_modules
 
 Boundary = tuple[Tensor, ...]
@@ -44,5 +45,5 @@ class BoundaryShapes:
 
 
 def _example(tensor: Tensor, computed: bool) -> Tensor:
-    gradient = computed and tensor.is_floating_point()
+    gradient = computed and differentiable(tensor)
     return torch.empty(tensor.shape, dtype=tensor.dtype, device="meta", requires_grad=gradient)

@@ -72,7 +72,8 @@ class Tied:
 class SharedBuffer:
     """A buffer that a layer shares with another one: its first name in the whole model, as "0.rotary.cosines".
 
-    `written`: a forward pass changes it in place, so that copies on several devices would not stay equal.
+    `written`: a forward pass changes it, so that copies on several devices would not stay equal. Other state that
+    layers share is listed where a forward pass changes it, a plain attribute for example, with 0 bytes.
     """
 
     name: str

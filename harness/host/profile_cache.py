@@ -28,6 +28,7 @@ MEASURING = (
     "measure/layer_chain.py",
     "core/model_profile.py",
     "nn/dropout.py",
+    "nn/shared_state.py",
     "nn/skip.py",
     "nn/tied.py",
     "host/malloc.py",

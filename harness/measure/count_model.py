@@ -18,12 +18,14 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from harness.config.schema import DTYPES
 from harness.core.model_profile import LayerProfile, ModelProfile, SharedBuffer, Skip, Tied
+from harness.core.shared_buffers import Home
 from harness.interfaces import Batch, Model
 from harness.measure.kernel_counter import Work
 from harness.measure.layer_chain import Chain, Phase, Task, tensors
 from harness.nn import dropout
+from harness.nn.shared_state import SharedState
 from harness.nn.skip import named_layers
-from harness.nn.tied import running_statistics, shared_buffers, tensor_bytes, ties, version
+from harness.nn.tied import tensor_bytes, ties
 
 
 def count(
@@ -54,15 +56,16 @@ def counted(chain: Chain, dtype: str, autocast: str | None = None) -> ModelProfi
     left out: it belongs to no layer.
     """
     counts = Counts(chain)
-    buffers = [(*one, version(one[1])) for one in chain.layers.named_buffers(remove_duplicate=False)]
-    tasks = chain.forward(counts)
-    written = {buffer for _, buffer, before in buffers if version(buffer) != before} | running_statistics(chain.layers)
-    tied, shared = ties(chain.layers), shared_buffers([one[:2] for one in buffers], written)
+    named = named_layers(chain.layers)
+    state = SharedState(named, [Home(number, number) for number in range(len(named))])
+    with state.noting() as changed:
+        tasks = chain.forward(counts)
+    tied, shared = ties(chain.layers), state.in_profile(state.statistics | changed)
     layers = [
         _layer(
             name, layer, task, counts.work[index], counts.saved_bytes[index], tied.get(name, ()), shared.get(name, ())
         )
-        for index, ((name, layer), task) in enumerate(zip(named_layers(chain.layers), tasks, strict=True))
+        for index, ((name, layer), task) in enumerate(zip(named, tasks, strict=True))
     ]
     skips = tuple(Skip(s.source, s.target, tensor_bytes(tasks[s.source].stashed[s.name]), s.name) for s in chain.skips)
     batch = chain.batch

@@ -3,6 +3,9 @@
 Each micro-batch is normalized with its own statistics; the running mean and variance are updated once for each
 mini-batch, from those of its micro-batches, as the unsplit layer would. No square of a mean is taken, so nothing
 cancels where means are large next to deviations (Chan, Golub, LeVeque 1979).
+
+    calls     mb 0: use 0, use 1   mb 1: use 0, use 1       a layer in two places: two updates for each mini-batch,
+    updates                              use 0, use 1       each from the same use in all micro-batches
 """
 
 from __future__ import annotations
@@ -16,35 +19,45 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from harness.nn import dropout
+
 Buffer = tuple[nn.Module, str]  # a module, and the name of a buffer of its own
 
 
 class DeferredBatchNorm(_BatchNorm):
-    """A batch norm for `chunks` micro-batches a step. Its state dict is that of the layer it replaces."""
+    """A batch norm for `chunks` micro-batches a step. Its state dict is that of the layer it replaces.
+
+    `mean`, `variance`, `count` and `seen` have a row for each use of the layer in a micro-batch, as far as the
+    mini-batch has come; `call` is the micro-batch of the last call, and how many it has had.
+    """
 
     mean: Tensor
     variance: Tensor
     count: Tensor
     seen: Tensor
+    call: Tensor
 
     def __init__(self, features: int, chunks: int, **options: Any) -> None:
         super().__init__(features, **options)
         self.chunks = chunks
         device = self.running_mean.device if self.running_mean is not None else None
         dtype = self.running_mean.dtype if self.running_mean is not None else None
-        self.register_buffer("mean", torch.zeros(features, device=device, dtype=dtype), persistent=False)
-        self.register_buffer("variance", torch.zeros(features, device=device, dtype=dtype), persistent=False)
-        self.register_buffer("count", torch.zeros((), device=device, dtype=torch.long), persistent=False)
-        self.register_buffer("seen", torch.zeros((), device=device, dtype=torch.long), persistent=False)
+        self.register_buffer("mean", torch.zeros(0, features, device=device, dtype=dtype), persistent=False)
+        self.register_buffer("variance", torch.zeros(0, features, device=device, dtype=dtype), persistent=False)
+        self.register_buffer("count", torch.zeros(0, device=device, dtype=torch.long), persistent=False)
+        self.register_buffer("seen", torch.zeros(0, device=device, dtype=torch.long), persistent=False)
+        self.register_buffer("call", torch.zeros(2, device=device, dtype=torch.long), persistent=False)
 
     def begin(self, chunks: int) -> None:
         """Begins a mini-batch of `chunks` micro-batches; discards what an earlier one that failed has left."""
         self.chunks = chunks
-        self._clear()
-
-    def _clear(self) -> None:
-        for buffer in (self.mean, self.variance, self.count, self.seen):
-            buffer.zero_()
+        self.mean, self.variance, self.count, self.seen = (
+            self.mean[:0],
+            self.variance[:0],
+            self.count[:0],
+            self.seen[:0],
+        )
+        self.call = torch.zeros_like(self.call)
 
     def _check_input_dim(self, input: Tensor) -> None:
         if input.dim() < 2:
@@ -59,22 +72,43 @@ class DeferredBatchNorm(_BatchNorm):
 
     def _gather(self, input: Tensor) -> None:
         mean, variance = own_statistics(input)
-        means, variances = torch.stack([self.mean.to(mean), mean]), torch.stack([self.variance.to(mean), variance])
-        counts = torch.stack([self.count, self.count.new_full((), input.numel() // input.size(1))])
-        self.mean, self.variance = combined(means, variances, counts)
-        self.count += counts[1]
-        self.seen += 1
-        if self.seen >= self.chunks:
-            self._commit()
+        use = self._use()
+        means = torch.stack([_row(self.mean, use).to(mean), mean])
+        variances = torch.stack([_row(self.variance, use).to(mean), variance])
+        counts = torch.stack([_row(self.count, use), self.count.new_full((), input.numel() // input.size(1))])
+        mean, variance = combined(means, variances, counts)
+        count, seen = counts.sum(), _row(self.seen, use) + 1
+        if seen >= self.chunks:
+            self._commit(mean, variance, count)
+            mean, variance, count, seen = (torch.zeros_like(each) for each in (mean, variance, count, seen))
+        self.mean, self.variance = _with_row(self.mean, use, mean), _with_row(self.variance, use, variance)
+        self.count, self.seen = _with_row(self.count, use, count), _with_row(self.seen, use, seen)
 
-    def _commit(self) -> None:
+    def _use(self) -> int:
+        """The number of this call among those of its micro-batch; outside an engine each call is a micro-batch."""
+        number = dropout.micro_batch()
+        if number is None:
+            return 0
+        last, calls = self.call.tolist()
+        use = int(calls) if last == number else 0
+        self.call = self.call.new_tensor([number, use + 1])
+        return use
+
+    def _commit(self, mean: Tensor, variance: Tensor, count: Tensor) -> None:
         assert self.running_mean is not None and self.running_var is not None and self.num_batches_tracked is not None
         self.num_batches_tracked += 1
         factor = self.momentum if self.momentum is not None else 1.0 / float(self.num_batches_tracked)
-        variance = self.variance * self.count / (self.count - 1)
-        for running, value in ((self.running_mean, self.mean), (self.running_var, variance)):
+        for running, value in ((self.running_mean, mean), (self.running_var, variance * count / (count - 1))):
             running.copy_(running.to(value).lerp_(value, factor))
-        self._clear()
+
+
+def _row(buffer: Tensor, use: int) -> Tensor:
+    """A row of a buffer; zeros where it has none yet."""
+    return buffer[use] if use < len(buffer) else buffer.new_zeros(buffer.shape[1:])
+
+
+def _with_row(buffer: Tensor, use: int, row: Tensor) -> Tensor:
+    return torch.cat([buffer[:use].to(row), row.unsqueeze(0), buffer[use + 1 :].to(row)])
 
 
 def own_statistics(input: Tensor) -> tuple[Tensor, Tensor]:
@@ -102,11 +136,17 @@ def begin(module: nn.Module, chunks: int) -> None:
 
 
 def deferred(module: nn.Sequential, chunks: int) -> nn.Sequential:
-    """Replaces every batch norm of `module` that tracks statistics; parameters and buffers are shared."""
+    """Replaces every batch norm of `module` that tracks statistics; parameters and buffers are shared.
+
+    One that is in several places has one replacement.
+    """
+    replacements: dict[nn.Module, DeferredBatchNorm] = {}
     for parent in module.modules():
-        for name, child in parent.named_children():
+        for name, child in parent._modules.items():
             if isinstance(child, _BatchNorm) and not isinstance(child, DeferredBatchNorm) and child.track_running_stats:
-                setattr(parent, name, _replacement(child, chunks))
+                if child not in replacements:
+                    replacements[child] = _replacement(child, chunks)
+                parent._modules[name] = replacements[child]
     return module
 
 

@@ -69,6 +69,11 @@ def keyed(seed: int, step: int, micro_batch: int) -> Iterator[None]:
         _state.key = outer
 
 
+def micro_batch() -> int | None:
+    """Returns the global micro-batch within `keyed`, else None."""
+    return _state.key[2] if _state.key else None
+
+
 def _mixed(key: tuple[int, ...]) -> int:
     """Returns a 63-bit seed; similar keys give unrelated seeds."""
     return int.from_bytes(hashlib.blake2b(repr(key).encode(), digest_size=8).digest(), "big") >> 1

@@ -23,6 +23,11 @@ class Identity(Function):
         return gradient.contiguous()
 
 
+def differentiable(tensor: Tensor) -> bool:
+    """Whether a tensor's dtype is one that has gradients: real or complex."""
+    return tensor.is_floating_point() or tensor.is_complex()
+
+
 def non_leaf(tensor: Tensor) -> Tensor:
     """The tensor to give to a task's first layer, which may change it in place: a leaf that requires a gradient may not
     be changed."""
@@ -53,8 +58,11 @@ def failing_layer(
     """
     reached, names = ["unknown"], iter([name for name, _ in layers])
 
-    def watch(module: nn.Module, inputs: Any, output: Any) -> None:
-        on_backward(output, partial(reached.append, next(names, "unknown")))
+    def watch(module: nn.Module, inputs: Any, output: Any) -> Any:
+        """After the layer's own hooks of its output, any of which may be what fails."""
+        after = tuple(map(non_leaf, output)) if isinstance(output, tuple) else non_leaf(output)
+        on_backward(after, partial(reached.append, next(names, "unknown")))
+        return after
 
     modules = dict.fromkeys(layer for _, layer in layers)
     hooks = [module.register_forward_hook(watch) for module in modules]

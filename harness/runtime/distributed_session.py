@@ -78,7 +78,7 @@ class DistributedSession(BaseSession):
             self.state_names = list(layers.state_dict())
             self.buffer_names = {name for name, _ in layers.named_buffers()}
             self.parameter_names = {parameter: name for name, parameter in layers.named_parameters()}
-            self.watch_shared_buffers(layers)
+            self.watch_shared_state(layers)
             self.build(layers)
         return self
 
@@ -108,10 +108,10 @@ class DistributedSession(BaseSession):
         share = cast_batch(self.share(batch), self.spec.dtype)
         memory = DeviceMemory(self.device, [*self.held_tensors(), *self._used_here(share)]) if meter else None
         self._recorded, self.bytes_sent, self.skipped = [], Counter(), None
-        with intra_op_threads(1) if self.device.type == "cpu" else nullcontext():
+        with intra_op_threads(1) if self.device.type == "cpu" else nullcontext(), self.shared_state.unchanged():
             dist.barrier()
             start_s, start = self._synchronize(), self.now()
-            with self.shared_buffers.unchanged(), memory.counting() if memory else nullcontext():
+            with memory.counting() if memory else nullcontext():
                 loss = self.train_step(share, len(batch))
             end_s = self._synchronize()
         self.steps += 1

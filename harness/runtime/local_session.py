@@ -47,7 +47,7 @@ class LocalSession(BaseSession):
     def __enter__(self) -> Self:
         layers = initial_layers(self.model, self.spec)
         self.layer_names = [name for name, _ in named_layers(layers)]
-        self.watch_shared_buffers(layers)
+        self.watch_shared_state(layers)
         self.build(layers)
         return self
 
@@ -72,9 +72,9 @@ class LocalSession(BaseSession):
         self.count_memory(meters)
         self.spans, self.bytes_sent = [], Counter()
         caller = meters.get(self.plan.stages[-1].device)  # the loss is computed in the calling thread
-        with intra_op_threads(self.threads) if self.on_cpu else nullcontext():
+        with intra_op_threads(self.threads) if self.on_cpu else nullcontext(), self.shared_state.unchanged():
             start_s = self.now()
-            with self.shared_buffers.unchanged(), caller.counting() if caller else nullcontext():
+            with caller.counting() if caller else nullcontext():
                 loss = self.train_step(batch)
             end_s = self.now()
         self.steps += 1

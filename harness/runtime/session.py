@@ -19,10 +19,11 @@ from torch import Tensor, nn
 from harness.core.error_notes import StageNote, has_note
 from harness.core.op import COMPUTE, Kind, Op
 from harness.core.plan import Plan
+from harness.core.shared_buffers import homes
 from harness.core.trace import Recording, Trace
 from harness.interfaces import Activity, Batch, Model, SessionSpec
+from harness.nn.shared_state import SharedState
 from harness.nn.skip import named_layers
-from harness.nn.tied import SharedBuffers
 from harness.runtime.gradient_norms import norms_of
 from harness.runtime.stage_module import StageModule
 from harness.runtime.training_state import (
@@ -64,11 +65,10 @@ class BaseSession(ABC):
         """Release what the session holds; by default that is nothing."""
         return
 
-    def watch_shared_buffers(self, layers: nn.Sequential) -> None:
-        """Raise ProblemError where a step changes a buffer that layers on several devices share."""
-        home = [stage.device for stage in self.plan.stages for _ in range(stage.layers)]
-        named = named_layers(layers)
-        self.shared_buffers = SharedBuffers((*one, device) for one, device in zip(named, home, strict=True))
+    def watch_shared_state(self, layers: nn.Sequential) -> None:
+        """Have steps raise ProblemError where they change what layers of several stages share."""
+        self.shared_state = SharedState(named_layers(layers), homes(self.plan))
+        self.shared_state.refuse(self.shared_state.statistics)
 
     @property
     def autocast_dtype(self) -> torch.dtype | None:

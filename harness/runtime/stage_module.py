@@ -19,7 +19,7 @@ from harness.core.error_notes import StageNote
 from harness.core.plan import Plan
 from harness.nn import dropout, skip
 from harness.nn.skip import LayerSkip, layer_skips, named_layers
-from harness.runtime.autograd import non_leaf
+from harness.runtime.autograd import differentiable, non_leaf
 from harness.runtime.recomputation import Before, ForwardState
 
 
@@ -130,6 +130,6 @@ def _differentiable(tensor: Tensor) -> Tensor:
     """
     if tensor.requires_grad:
         return non_leaf(tensor)
-    if not tensor.is_floating_point() or not torch.is_grad_enabled():
+    if not differentiable(tensor) or not torch.is_grad_enabled():
         return tensor
     return tensor.detach().requires_grad_()

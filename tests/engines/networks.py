@@ -176,4 +176,20 @@ def tied() -> Network:
     return Network("tied", layers, draw, draw, _tokens)
 
 
+class AsComplex(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.complex(x, 2 * x)
+
+
+class AsReal(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.real * x.imag
+
+
+def complexes() -> Network:
+    """Complex numbers between its layers."""
+    return Network("complexes", lambda: [nn.Linear(4, 4), AsComplex(), AsReal(), nn.Linear(4, 2)],
+                   lambda n: torch.randn(n, 4), lambda n: torch.randn(n, 2), _squares)  # fmt: skip
+
+
 ALL = {network.name: network for network in (skips(), pairs(), tokens(), norms(), shared(), tied())}

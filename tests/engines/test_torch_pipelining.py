@@ -298,3 +298,8 @@ def test_refuses_keys(config: Config, found: Row) -> None:
 @pytest.mark.parametrize("config", [*(Config(schedule=name) for name in SCHEDULES), Config(chunks=1)])
 def test_accepts_keys(config: Config) -> None:
     assert plug_in.check(config) == []
+
+
+def test_complex_numbers_between_stages() -> None:
+    engine = build(Config())
+    contract.check_training(Case(engine, networks.complexes(), plan_of(engine, networks.complexes())))

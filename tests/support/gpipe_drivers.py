@@ -18,7 +18,7 @@ def run_tensors(pipe: GPipe, value: Value, chunks: int, mode: str, dependency: b
     streams = Streams(pipe.devices, chunks, separate)
     transfers = layout([pair for stage in pipe.stages for pair in stage.layers], pipe.balance, pipe.placement, portals)
     around = Surroundings.capture(pipe.seed, 0, "cpu")
-    run = CudaPass(pipe.stages, transfers, streams, around, mode, True, dependency, pipe.ties, pipe._unhooked())
+    run = CudaPass(pipe.stages, transfers, streams, around, mode, True, dependency, pipe.ties, pipe._trained())
     return run, run.run(scatter(value, chunks))
 
 

@@ -24,6 +24,7 @@ from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 from engines.gpipe.gpipe_module import GPipe
 from engines.gpipe.microbatch import gather, scatter
 from harness.nn.skip import Skippable
+from tests.engines.networks import AsComplex, AsReal
 from tests.support.gpipe_drivers import DRIVERS
 
 MODES = ["never", "except_last", "always"]
@@ -276,8 +277,11 @@ def wanted_alone(loss: Tensor, x: Tensor, split: GPipe, way: str) -> None:
     "grad of inputs", "grad of parameters", "grad of parameters, unused allowed", "backward to inputs",
     "backward to parameters",
 ])  # fmt: skip
-def test_some_gradients_alone_are_refused(way: str, mode: str, driver: str) -> None:
+@pytest.mark.parametrize("hooks", ["", "register_hook", "register_post_accumulate_grad_hook"])
+def test_some_gradients_alone_are_refused(hooks: str, way: str, mode: str, driver: str) -> None:
     split = pipe(nn.Linear(1, 1), nn.Linear(1, 1), checkpoint=mode)
+    for parameter in split.parameters() if hooks else ():
+        getattr(parameter, hooks)(lambda _: None)
     x = torch.ones(4, 1, requires_grad=True)
     loss = DRIVERS[driver](split, x).sum()
     with pytest.raises(RuntimeError, match=r"torch\.autograd\.grad and"):
@@ -297,6 +301,35 @@ def test_hooks_of_parameters_see_gradients_only(driver: str) -> None:
     DRIVERS[driver](split, torch.randn(6, 1)).sum().backward()
     assert len(seen) == len(after) == 3
     torch.testing.assert_close(torch.stack(seen).sum(0), parameter.grad)
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+@pytest.mark.parametrize("mode", MODES)
+def test_hooks_that_come_after_the_forward_pass_and_go_again(mode: str, driver: str) -> None:
+    split = pipe(nn.Linear(1, 1), nn.Linear(1, 1), chunks=3, checkpoint=mode)
+    loss, seen, after = DRIVERS[driver](split, torch.randn(6, 1)).sum(), list[Tensor](), list[Tensor]()
+    first = split[0].weight.register_hook(seen.append)
+    second = split[1].weight.register_post_accumulate_grad_hook(after.append)
+    loss.backward()
+    assert len(seen) == len(after) > 0 and all(isinstance(gradient, Tensor) for gradient in seen)
+    first.remove()
+    second.remove()
+    seen.clear()
+    after.clear()
+    DRIVERS[driver](split, torch.randn(6, 1)).sum().backward()
+    assert not seen and not after
+
+
+@pytest.mark.parametrize("move", [
+    lambda outer: outer.to("meta"), lambda outer: outer.to_empty(device="meta"),
+    lambda outer: outer.to(device="meta", dtype=torch.float64),
+])  # fmt: skip
+def test_a_module_around_a_pipeline_does_not_move_it(move: Any) -> None:
+    outer = nn.Sequential(pipe(nn.Linear(1, 1), nn.Linear(1, 1)))
+    with pytest.raises(TypeError, match="stay on the devices"):
+        move(outer)
+    assert {p.device.type for p in outer.parameters()} == {"cpu"}
+    assert {p.dtype for p in outer.double().parameters()} == {torch.float64}
 
 
 @pytest.mark.parametrize("driver", DRIVERS)
@@ -323,3 +356,27 @@ def test_saved_tensor_hooks_reach_every_layer(mode: str, driver: str) -> None:
     with save_on_cpu():
         loss = DRIVERS[driver](split, x).sum()
     loss.backward()
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("balance", [[2, 2], [1, 1, 2], [2, 1, 1], [4]])
+def test_complex_tensors_between_layers_have_gradients(balance: list[int], mode: str, driver: str) -> None:
+    layers = nn.Sequential(nn.Linear(3, 3), AsComplex(), AsReal(), nn.Linear(3, 3)).double()
+    split = GPipe(copy.deepcopy(layers), balance, ["cpu"] * len(balance), 3, mode)
+    x = torch.randn(6, 3, dtype=torch.float64, requires_grad=True)
+    layers(x).square().sum().backward()
+    wanted, x.grad = [x.grad, *(p.grad for p in layers.parameters())], None
+    DRIVERS[driver](split, x).square().sum().backward()
+    torch.testing.assert_close([x.grad, *(p.grad for p in split.parameters())], wanted)
+
+
+@pytest.mark.parametrize("driver", DRIVERS)
+@pytest.mark.parametrize("mode", MODES)
+def test_complex_inputs_and_outputs(mode: str, driver: str) -> None:
+    layers = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)).to(torch.complex128)
+    split = GPipe(copy.deepcopy(layers), [1, 1], ["cpu"] * 2, 3, mode)
+    x = torch.randn(6, 3, dtype=torch.complex128)
+    layers(x).abs().sum().backward()
+    DRIVERS[driver](split, x).abs().sum().backward()
+    torch.testing.assert_close([p.grad for p in split.parameters()], [p.grad for p in layers.parameters()])

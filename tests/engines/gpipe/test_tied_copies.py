@@ -135,12 +135,14 @@ def test_copies_stay_linked_when_a_state_is_loaded() -> None:
 
 
 def test_running_statistics_cannot_be_shared_by_devices() -> None:
-    """Those of one layer in two places, or one tensor in two layers; what only one device has is no matter."""
+    """Those of one layer in two places, or one tensor in two layers; what only one stage has is no matter."""
     norm = nn.BatchNorm1d(4)
     layers = nn.Sequential(norm, nn.Linear(4, 4), norm)
     with pytest.raises(ProblemError, match=r"'0.running_mean'.* '0' \(device 0\) .*'2' \(device 1\)"):
         GPipe(layers, [2, 1], ["cpu", "cpu"])
-    GPipe(layers, [2, 1], ["cpu", "cpu"], placement=[0, 0])
+    with pytest.raises(ProblemError, match=r"'0.running_mean'.* '0' \(stage 0\) .*'2' \(stage 1\)"):
+        GPipe(layers, [2, 1], ["cpu", "cpu"], placement=[0, 0])
+    GPipe(layers, [3], ["cpu", "cpu"])
     one, other = nn.BatchNorm1d(4), nn.BatchNorm1d(4)
     other.running_mean = one.running_mean
     with pytest.raises(ProblemError) as caught:

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from engines.gpipe.gpipe_module import GPipe
 from harness.nn import batchnorm
 from harness.nn.batchnorm import DeferredBatchNorm, combined
 from tests.tiers import examples
@@ -83,3 +84,44 @@ def test_moments_of_parts_make_those_of_all(sizes: list[int], seed: int) -> None
     mean, variance = combined(means, variances, torch.tensor(sizes))
     torch.testing.assert_close(mean, torch.cat(parts).mean(0))
     torch.testing.assert_close(variance, torch.cat(parts).var(0, correction=0))
+
+
+class Both(nn.Module):
+    """Calls a norm twice."""
+
+    def __init__(self, norm: nn.Module) -> None:
+        super().__init__()
+        self.norm = norm
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.norm(2 * x + self.norm(x))
+        return y
+
+
+def test_a_layer_in_several_places_has_one_replacement() -> None:
+    norm = nn.BatchNorm1d(3)
+    found = batchnorm.deferred(nn.Sequential(norm, nn.Linear(3, 3), norm, Both(norm)), 4)
+    assert isinstance(found[0], DeferredBatchNorm)
+    assert found[0] is found[2] is found[3].norm
+
+
+@pytest.mark.parametrize("mode", ["never", "except_last", "always"])
+@pytest.mark.parametrize("places", [1, 2])
+def test_each_use_of_a_layer_has_the_statistics_of_the_whole_batch(places: int, mode: str) -> None:
+    norm, wanted = nn.BatchNorm1d(3).double(), nn.BatchNorm1d(3).double()
+    plain = nn.Sequential(Both(norm), nn.Linear(3, 3).double(), *[nn.Identity(), norm][: 2 * (places - 1)])
+    pipe = GPipe(copy.deepcopy(plain), [len(plain)], ["cpu"], 4, mode, deferred_batch_norm=True)
+    inputs: list[Tensor] = []
+    norm.register_forward_pre_hook(lambda _, args: inputs.append(args[0].detach()))
+    for _ in range(2):
+        x = torch.randn(15, 3, dtype=torch.float64)
+        pipe(x).sum().backward()
+        inputs.clear()
+        for part in x.tensor_split(4):
+            plain(part)
+        uses = len(inputs) // 4
+        for use in range(uses):
+            wanted(torch.cat(inputs[use::uses]))
+    pipe.close()
+    for name, value in wanted.state_dict().items():
+        torch.testing.assert_close(pipe.state_dict()[f"0.norm.{name}"], value, rtol=1e-9, atol=1e-9)

@@ -92,3 +92,29 @@ def test_the_layer_whose_backward_pass_fails(call: int, name: str) -> None:
     assert failing_layer(layers, run, [leaf]) == name
     assert not any(layer._forward_hooks for _, layer in layers)
     assert all(parameter.grad is None for _, layer in layers for parameter in layer.parameters())
+
+
+class HookFails(nn.Module):
+    """The backward pass fails in a hook of its output."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        def fail(gradient: torch.Tensor) -> None:
+            raise ZeroDivisionError
+
+        y = x * 1.0
+        y.register_hook(fail)
+        return y
+
+
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_a_layer_whose_output_has_a_hook_that_fails(number: int) -> None:
+    layers: list[tuple[str, nn.Module]] = [(str(n), HookFails() if n == number else nn.Tanh()) for n in range(3)]
+    leaf = torch.rand(1, 2, requires_grad=True)
+
+    def run() -> list[tuple[torch.Tensor, torch.Tensor | None]]:
+        value = leaf
+        for _, layer in layers:
+            value = layer(value)
+        return [(value, torch.ones_like(value))]
+
+    assert failing_layer(layers, run, [leaf]) == str(number)

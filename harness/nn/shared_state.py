@@ -1,0 +1,215 @@
+"""State that layers of several stages share: a copy on each device is right as long as no forward pass changes it.
+
+    stage 0   layer 0 --\\
+                         one module in two places, or one buffer, tensor or list of two modules
+    stage 1   layer 3 --/
+
+A layer's state is what its modules hold: buffers, frozen parameters and plain attributes. In place, a pass may change
+whatever two stages hold; it may replace what belongs to a module, unless two stages hold that module.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import FunctionType, ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn.modules.batchnorm import _NormBase
+
+from harness.core.model_profile import SharedBuffer
+from harness.core.problem import ProblemError
+from harness.core.shared_buffers import Home, not_to_be_copied
+from harness.nn.tied import tensor_bytes, version
+
+Places = list[tuple[str, Home]]
+"""Layers with their homes."""
+IMMUTABLE = (bool, int, float, complex, str, bytes, type(None))
+OF_EVERY_MODULE = frozenset(vars(nn.Module())) - {"training"}
+UNPICKLABLE = (pickle.PicklingError, TypeError, AttributeError, NotImplementedError, RuntimeError)
+"""What objects raise that cannot be pickled: locks, open files, process groups."""
+
+
+@dataclass
+class _Shared:
+    """A module or a value that several layers hold: `holders` are the modules in use, each with its key of the value.
+
+    `name` is the first one in the whole model: "0.norm.count" of a value, "0.norm." of a module. A buffer has bytes.
+    """
+
+    name: str
+    places: dict[tuple[str, Home], None] = field(default_factory=dict)
+    holders: list[tuple[nn.Module, str]] = field(default_factory=list)
+    bytes: int | None = None
+    statistics: bool = False
+
+    @property
+    def spread(self) -> bool:
+        return len({home for _, home in self.places}) > 1
+
+
+class SharedState:
+    """The state that layers of several homes share; layer k of `named` is in the stage and on the device `homes[k]`.
+
+    `used[k]` is the module that runs as layer k, a copy with the same submodules, if it is not the layer itself.
+    """
+
+    def __init__(
+        self, named: Sequence[tuple[str, nn.Module]], homes: Sequence[Home], used: Sequence[nn.Module] = ()
+    ) -> None:
+        modules: dict[int, _Shared] = {}
+        values: dict[int, _Shared] = {}
+        for (name, layer), home, runs in zip(named, homes, used or [layer for _, layer in named], strict=True):
+            for (path, module), twin in zip(layer.named_modules(), runs.modules(), strict=True):
+                prefix = f"{name}.{path}." if path else f"{name}."
+                _hold(modules, module, prefix, (name, home), (twin, ""))
+                for key, value in _state(module).items():
+                    if not isinstance(value, IMMUTABLE):
+                        shared = _hold(values, value, prefix + key, (name, home), (twin, key))
+                        if key in module._buffers:
+                            shared.bytes = tensor_bytes(value)
+                            shared.statistics |= isinstance(module, _NormBase)
+        self._modules = [one for one in modules.values() if one.spread]
+        self._values = [one for one in values.values() if one.spread]
+
+    @property
+    def statistics(self) -> dict[str, Places]:
+        """The running statistics of batch norms: every pass changes them, in versions that torch does not count."""
+        return {one.name: list(one.places) for one in self._values if one.statistics}
+
+    def refuse(self, changed: dict[str, Places]) -> None:
+        """Raises ProblemError with what a pass has changed."""
+        if changed:
+            raise ProblemError(*(not_to_be_copied(name, places) for name, places in changed.items()))
+
+    @contextmanager
+    def unchanged(self) -> Iterator[None]:
+        """Around a step. Raises ProblemError if it has changed something."""
+        with self.noting() as changed:
+            yield
+        self.refuse(changed)
+
+    @contextmanager
+    def noting(self) -> Iterator[dict[str, Places]]:
+        """Around forward passes. What is yielded has the names of what they have changed, and who shares it."""
+        changed: dict[str, Places] = {}
+        seen: dict[int, _Snapshot] = {}
+
+        def snapshot(value: Any) -> _Snapshot:
+            if id(value) not in seen:
+                seen[id(value)] = _Snapshot(value)
+            return seen[id(value)]
+
+        values = [(one, snapshot(value)) for one in self._values for value in _held(one)]
+        modules = [
+            (one, module, {key: snapshot(value) for key, value in _state(module).items()})
+            for one in self._modules
+            for module in dict(one.holders)
+        ]
+        yield changed
+        for one, before in values:
+            if before.differs(before.value):
+                changed[one.name] = list(one.places)
+        for one, module, state in modules:
+            now = _state(module)
+            for key in now.keys() | state.keys():
+                if key not in now or key not in state or _replaced(state[key], now[key]):
+                    changed.setdefault(one.name + key, list(one.places))
+
+    def in_profile(self, changed: dict[str, Places]) -> dict[str, tuple[SharedBuffer, ...]]:
+        """Maps each layer to the buffers that it shares, and to what else it shares of what passes have changed."""
+        sizes = {one.name: (list(one.places), one.bytes) for one in self._values if one.bytes is not None}
+        sizes |= {name: (places, 0) for name, places in changed.items() if name not in sizes}
+        found: dict[str, list[SharedBuffer]] = {}
+        for name, (places, size) in sizes.items():
+            for layer in dict(places):
+                found.setdefault(layer, []).append(SharedBuffer(name, size, name in changed))
+        return {layer: tuple(own) for layer, own in found.items()}
+
+
+class _Snapshot:
+    """A value as it is now: the form in which pickle writes it, and copies of the tensors in it."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+        self._form, self._tensors = _form(value)
+        self._copies = [(version(tensor), tensor.detach().clone()) for tensor in self._tensors]
+
+    def differs(self, now: Any) -> bool:
+        """Says whether a value, or the same one later, is not what this one was."""
+        form, tensors = _form(now)
+        pairs = zip(self._tensors, self._copies, tensors, strict=False)
+        return form != self._form or any(_changed(then, *copied, tensor) for then, copied, tensor in pairs)
+
+
+class _Form(pickle.Pickler):
+    """Writes all but tensors, which it collects, and what is compared by identity: code, modules and weights."""
+
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file)
+        self.tensors: list[Tensor] = []
+
+    def persistent_id(self, value: Any) -> Any:
+        if isinstance(value, Tensor) and not (isinstance(value, nn.Parameter) and value.requires_grad):
+            self.tensors.append(value)
+            return "tensor"
+        return id(value) if isinstance(value, (Tensor, nn.Module, type, FunctionType, ModuleType)) else None
+
+
+def _form(value: Any) -> tuple[bytes, list[Tensor]]:
+    """The bytes of a value and the tensors in it; its identity where it cannot be pickled."""
+    file = io.BytesIO()
+    form = _Form(file)
+    try:
+        form.dump(value)
+    except UNPICKLABLE:
+        return id(value).to_bytes(8), []
+    return file.getvalue(), form.tensors
+
+
+def _changed(then: Tensor, versions: int, copied: Tensor, now: Tensor) -> bool:
+    """Whether a tensor is another one than `then`, in values; those without values by identity and version.
+
+    Engines may copy a frozen parameter onto itself: for these only values count.
+    """
+    known = not any(isinstance(tensor, FakeTensor) or tensor.is_meta for tensor in (copied, now))
+    if now is then and version(now) != versions and not (known and isinstance(now, nn.Parameter)):
+        return True
+    if not known:
+        return now is not then
+    if (copied.shape, copied.dtype, copied.device) != (now.shape, now.dtype, now.device):
+        return True
+    now = now.detach()
+    return not torch.equal(copied, now) and not bool(((copied == now) | ((copied != copied) & (now != now))).all())
+
+
+def _replaced(before: _Snapshot, now: Any) -> bool:
+    return now is not before.value and before.differs(now)
+
+
+def _held(shared: _Shared) -> list[Any]:
+    """The value on each device; one that a module has replaced by another is its own from then on."""
+    found = {id(value): value for module, key in shared.holders if (value := _state(module).get(key)) is not None}
+    return list(found.values())
+
+
+def _hold(
+    found: dict[int, _Shared], what: object, name: str, place: tuple[str, Home], holder: tuple[nn.Module, str]
+) -> _Shared:
+    shared = found.setdefault(id(what), _Shared(name))
+    shared.places[place] = None
+    shared.holders.append(holder)
+    return shared
+
+
+def _state(module: nn.Module) -> dict[str, Any]:
+    """Buffers, frozen parameters and plain attributes of a module itself."""
+    frozen = {key: value for key, value in module._parameters.items() if value is not None and not value.requires_grad}
+    plain = {key: value for key, value in vars(module).items() if key not in OF_EVERY_MODULE}
+    return {**{key: value for key, value in module._buffers.items() if value is not None}, **frozen, **plain}
