@@ -1,6 +1,6 @@
 # Two commands on a fresh machine with Python 3.11+ and make:
 #   make run [ARGS="engine=gpipe model=unet batch.micro_batches=4"]
-#   make test [ARGS="tests/harness -k sweep"]
+#   make test [ARGS="tests/harness -k sweep"]          make test-full: all tests
 # PYTHON=python3.12 chooses the interpreter, PIP_ARGS="--extra-index-url https://download.pytorch.org/whl/cpu" where
 # packages come from (that one has a torch without CUDA, which saves some GB on a machine without GPU).
 
@@ -12,7 +12,7 @@ STAMP := $(VENV)/.set-up
 ARGS ?=
 
 .DEFAULT_GOAL := run
-.PHONY: setup run test lint types docs docs-serve bench tables report replay mutants matrix soak
+.PHONY: setup run test test-full lint types docs docs-serve bench tables report replay mutants matrix soak
 
 setup: $(STAMP)
 
@@ -26,18 +26,21 @@ $(STAMP): pyproject.toml constraints.txt
 run: $(STAMP)
 	$(BIN)/python run.py $(ARGS)
 
-# Tests that start no processes, or next to none, run two at a time; the others have ranks, and time limits: one by one.
-TWO_AT_A_TIME := tests/analysis/plots tests/harness/cli tests/harness/core tests/harness/planning/tune tests/harness/sbp \
-    tests/harness/schedule tests/harness/simulate tests/harness/report tests/harness/sweep/test_points.py tests/models \
-    tests/planners
+# Two tests at a time, each with one thread; those on the emulated Slurm one after the other. tests/tiers.py has the tiers.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+TWO_AT_A_TIME := -n 2 --dist loadgroup
 
+# The fast tier: four minutes. With ARGS, these tests alone, of both tiers.
 test: $(STAMP)
 ifeq ($(ARGS),)
-	@set -x; OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal $(TWO_AT_A_TIME); first=$$?; \
-	$(BIN)/python -m pytest $(addprefix --ignore=,$(TWO_AT_A_TIME)); exit $$((first | $$?))
+	$(PYTEST) $(TWO_AT_A_TIME) -m "not soak and not full" --hypothesis-profile=fast
 else
 	$(BIN)/python -m pytest $(ARGS)
 endif
+
+# All tests: twelve minutes.
+test-full: $(STAMP)
+	$(PYTEST) $(TWO_AT_A_TIME) $(ARGS)
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

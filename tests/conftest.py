@@ -49,6 +49,13 @@ def ranks() -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def browser() -> Iterator[None]:
+    """A test that looks at a page with Chromium. None is left when it ends, also if it fails."""
+    with _nothing_left():
+        yield
+
+
 @contextmanager
 def _nothing_left() -> Iterator[None]:
     before = processes.children()

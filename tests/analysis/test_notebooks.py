@@ -35,15 +35,15 @@ def test_every_cell_was_executed_without_an_error(name: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def executed() -> Iterator[dict[str, Future[Any]]]:
-    """All notebooks, two at a time."""
+def kernels() -> Iterator[dict[str, Future[Any]]]:
+    """All notebooks, executed in kernels of Jupyter, two at a time."""
     with ThreadPoolExecutor(2) as pool:
         yield {name: pool.submit(notebooks.execute, FOLDER / f"{name}.py") for name in notebooks.NAMES}
 
 
 @pytest.mark.parametrize("name", notebooks.NAMES)
-def test_it_executes_on_the_committed_records(executed: dict[str, Future[Any]], name: str) -> None:
-    cells = executed[name].result().cells
+def test_it_executes_on_the_committed_records(kernels: dict[str, Future[Any]], name: str) -> None:
+    cells = kernels[name].result().cells
     shown = [output.data for cell in cells for output in cell.get("outputs", ()) if "data" in output]
     assert any("text/html" in data for data in shown)
     if name in PAGES and len(pack.archives_of_sweeps(PAGES[name].sweeps)) == len(PAGES[name].sweeps):

@@ -72,7 +72,6 @@ def masked(line: str) -> str:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-@pytest.mark.soak
 @pytest.mark.timeout(600)
 def test_what_it_shows_happens(page: Path, tree: Path, done: dict[str, str], commands: None) -> None:
     text = page.read_text(encoding="utf-8")

@@ -15,6 +15,8 @@ from analysis.page.__main__ import main
 from tests.analysis.page import browser
 from tests.analysis.page.test_page import chromium
 
+pytestmark = pytest.mark.usefixtures("browser")
+
 
 @dataclass(frozen=True)
 class Made:

@@ -99,6 +99,7 @@ def test_a_reason_of_several_claims_is_shown_once(made: Path) -> None:
     assert text.count("it is not, ") == 1 and text.count("<dd>as for TG-2</dd>") == 1
 
 
+@pytest.mark.usefixtures("browser")
 @chromium
 @pytest.mark.parametrize("width", [500, 1280])
 def test_no_verdict_overprints_its_neighbour(made: Path, width: int) -> None:
@@ -108,6 +109,7 @@ def test_no_verdict_overprints_its_neighbour(made: Path, width: int) -> None:
     assert found["errors"] == [] and found["over"] == []
 
 
+@pytest.mark.usefixtures("browser")
 @chromium
 @pytest.mark.parametrize("width", [390, 800])
 def test_tables_keep_their_numbers_in_one_line_and_claims_their_columns(made: Path, width: int) -> None:
@@ -128,6 +130,7 @@ def test_tables_keep_their_numbers_in_one_line_and_claims_their_columns(made: Pa
     assert found["scrolled"] and not found["page"]
 
 
+@pytest.mark.usefixtures("browser")
 @chromium
 def test_people_see_the_race_first_then_figures_then_claims(made: Path) -> None:
     found = browser.run(
@@ -147,6 +150,7 @@ def test_what_is_not_there_has_no_place(made: Path) -> None:
     assert not re.findall(r"the-race|predictions|None|Undefined", text.partition("<body>")[2].partition("<script>")[0])
 
 
+@pytest.mark.usefixtures("browser")
 @chromium
 def test_a_closed_claim_has_at_most_four_lines(made: Path) -> None:
     """Also the one with a long figure, which is there once it is open."""
@@ -164,6 +168,7 @@ def test_a_closed_claim_has_at_most_four_lines(made: Path) -> None:
     assert max(found["closed"]) <= 4 < found["open"][0] and found["cut"] == 0
 
 
+@pytest.mark.usefixtures("browser")
 @chromium
 def test_details_open_by_keyboard_and_without_a_script(made: Path) -> None:
     """Each key pressed for real: Tab until the claim has the focus, then Enter and Space."""
@@ -178,6 +183,7 @@ def test_details_open_by_keyboard_and_without_a_script(made: Path) -> None:
     assert steps == [["TG-2", False], ["TG-2", True], ["TG-2", True], ["TG-2", False]]
 
 
+@pytest.mark.usefixtures("browser")
 @chromium
 def test_on_paper_there_is_nothing_to_click(made: Path, tmp_path: Path) -> None:
     """The print's rules, as if they were the screen's."""
@@ -233,6 +239,7 @@ def test_a_caption_repeats_no_title() -> None:
     assert [(one.alt, one.caption) for one in found.figures] == [("torchgpipe, Table 1: it", ""), ("Fig. 7", "Fig. 7")]
 
 
+@pytest.mark.usefixtures("browser")
 @chromium
 def test_it_opens_without_an_error_and_shows_how_many_claims_hold(made: Path) -> None:
     found = browser.run(
@@ -251,6 +258,7 @@ def test_it_opens_without_an_error_and_shows_how_many_claims_hold(made: Path) ->
     assert found["images"] and found["wide"] <= 1280
 
 
+@pytest.mark.usefixtures("browser")
 @chromium
 def test_claims_are_filtered_by_paper_verdict_and_words(made: Path) -> None:
     found = browser.run(
@@ -287,6 +295,7 @@ POINT = """
 """
 
 
+@pytest.mark.usefixtures("browser")
 @chromium
 def test_the_timeline_draws_what_is_chosen(made: Path) -> None:
     found = browser.run(
@@ -307,6 +316,7 @@ def test_the_timeline_draws_what_is_chosen(made: Path) -> None:
     assert found["before"]["pixels"][:2] == [blue, blue] and found["before"]["pixels"][2] != blue
 
 
+@pytest.mark.usefixtures("browser")
 @chromium
 def test_hovering_shows_the_op_its_device_and_its_times(made: Path) -> None:
     found = browser.run(
@@ -323,6 +333,7 @@ def test_hovering_shows_the_op_its_device_and_its_times(made: Path) -> None:
     assert (found["hidden"], found["between"]) == (False, True)
 
 
+@pytest.mark.usefixtures("browser")
 @chromium
 def test_the_wheel_zooms_where_it_points_and_dragging_pans(made: Path) -> None:
     found = browser.run(
@@ -349,6 +360,7 @@ def test_the_wheel_zooms_where_it_points_and_dragging_pans(made: Path) -> None:
     assert panned == pytest.approx([zoomed[0] + 10, zoomed[1] + 10], abs=0.1)
 
 
+@pytest.mark.usefixtures("browser")
 @chromium
 def test_the_keyboard_does_all_that_the_mouse_does(made: Path) -> None:
     found = browser.run(
@@ -370,12 +382,14 @@ def test_the_keyboard_does_all_that_the_mouse_does(made: Path) -> None:
     assert found["ops"] == ["0F0", "1F0", "0F0"]
 
 
+@pytest.mark.usefixtures("browser")
 @chromium
 def test_it_fits_a_phone(made: Path) -> None:
     found = browser.run(made, "return {wide: document.documentElement.scrollWidth, window: innerWidth};", width=390)
     assert found["errors"] == [] and found["wide"] <= found["window"]
 
 
+@pytest.mark.usefixtures("browser")
 @chromium
 def test_light_and_dark_differ(made: Path, tmp_path: Path) -> None:
     grounds = []
