@@ -24,8 +24,7 @@ def main(arguments: Sequence[str]) -> int:
     out = parser.parse_args(arguments).out
     reports = {name: paper_pages.report(name) for name in paper_pages.PAGES}
     chosen = [trace for sweep in traces.TITLES for trace in traces.load(sweep)]
-    rows = results.load().get("race", {}).get("rows", [])
-    text = page(reports, rows, chosen)
+    text = page(reports, results.load().get("race", {}), chosen)
     files.write_text(out, text)
     print(f"{out}: {units.size(len(text.encode()))}")
     return 0

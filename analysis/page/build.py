@@ -66,8 +66,8 @@ class Paper:
         return verdict.reason if first == verdict or not verdict.reason else f"as for {first.id}"
 
 
-def page(reports: Mapping[str, Report], rows: Sequence[dict[str, Any]], traces: Sequence[Chosen]) -> str:
-    """The whole file; `rows` are those of the race."""
+def page(reports: Mapping[str, Report], race: Mapping[str, Any], traces: Sequence[Chosen]) -> str:
+    """The whole file; `race` has the "rows" and the "manifest" of that benchmark, or nothing."""
     environment = jinja2.Environment(loader=jinja2.FileSystemLoader(FOLDER), autoescape=True)
     environment.filters["breakable"] = _breakable
     return environment.get_template(TEMPLATE).render(
@@ -78,7 +78,7 @@ def page(reports: Mapping[str, Report], rows: Sequence[dict[str, Any]], traces: 
         groups=timeline_traces.groups(traces),
         legend=timeline_traces.legend(traces),
         papers=[_paper(name, report) for name, report in reports.items()],
-        race=_race(rows),
+        race=_race(race.get("rows", []), race.get("manifest")),
         said=SAYS,
         claim_columns=COLUMNS,
     )
@@ -101,8 +101,8 @@ def _figure(name: str, caption: str, picture: Picture) -> Figure:
     return Figure(name, caption, uri, picture.width, picture.height)
 
 
-def _race(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    drawn = race_plot.figure(rows)
+def _race(rows: Sequence[dict[str, Any]], manifest: Mapping[str, Any] | None) -> dict[str, Any]:
+    drawn = race_plot.figure(rows, manifest)
     figures = [_figure("race", "The race", Picture.of(drawn))] if drawn else []
     return {"figures": figures, "headline": race_plot.headline(rows)}
 

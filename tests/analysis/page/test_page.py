@@ -60,7 +60,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     titles = ("it, measured", "it, simulated", "</script>", "<!--<script>")
     chosen = [Chosen("traces-local", title, trace()) for title in titles]
     path = tmp_path_factory.mktemp("page") / "report.html"
-    path.write_text(page(reports, RACE, chosen), encoding="utf-8")
+    path.write_text(page(reports, {"rows": RACE}, chosen), encoding="utf-8")
     return path
 
 
