@@ -33,8 +33,8 @@ PATTERNS: dict[Dash, tuple[float, ...]] = {
 }
 """Lengths on and off in turn, in widths of the line."""
 WIDTH_PT = 2.0
-NEAR, SHARE = 0.006, 0.5
-"""Two lines coincide that are as near as this share of all lines' height, in more than this share of their common x."""
+NEAR = 0.006
+"""Two lines coincide where they are as near as this share of all lines' height."""
 _RING_PT = 2.5
 """By so much a mark is wider than the next one on it."""
 
@@ -81,38 +81,52 @@ def overlay(axes: Axes, lines: Sequence[Line], marked: bool = False) -> None:
         for place, number in enumerate(group):
             line = lines[number]
             y = np.where(np.isfinite(line.y), line.y, math.nan)
-            look: dict[str, Any] = {"color": line.look.colour, "linewidth": WIDTH_PT}
-            axes.plot(
-                line.x,
-                y,
-                linestyle=_dashes(line.look.dash, place, len(group)),
-                marker="o",
-                markersize=2 * WIDTH_PT + _RING_PT * (len(group) - 1 - place),
-                markevery=list(range(len(y))) if marked else _lonely(y),
-                markeredgewidth=0,
-                **look,
-            )
-            alone = ~np.any([_on(line, lines[other], near, logarithmic) for other in group[:place]], axis=0)
-            alone = alone & np.isfinite(y)
-            if place and alone.any():
-                ends = alone | np.append(alone[1:], False) | np.append(False, alone[:-1])
-                axes.plot(line.x, np.where(ends, y, math.nan), linestyle=_dashes(line.look.dash, 0, 1), **look)
+            covers = np.any([_on(line, lines[other], near, logarithmic) for other in group[:place]], axis=0)
+            _draw(axes, line, y, place, len(group), covers)
+            if marks := list(range(len(y))) if marked else _lonely(y):
+                size = 2 * WIDTH_PT + _RING_PT * (len(group) - 1 - place)
+                look: dict[str, Any] = {"color": line.look.colour, "markersize": size, "markeredgewidth": 0}
+                axes.plot(line.x, y, "o", markevery=marks, **look)
+
+
+def _draw(axes: Axes, line: Line, y: np.ndarray, place: int, count: int, covers: np.ndarray) -> None:
+    """Draw line `place` of `count`: whole, but for parts between points that cover earlier lines, which are pieces."""
+    look: dict[str, Any] = {"color": line.look.colour, "linewidth": WIDTH_PT}
+    whole = _dashes(line.look.dash, 0, 1)
+    if not place:
+        axes.plot(line.x, y, linestyle=whole, **look)
+        return
+    alone = ~covers & np.isfinite(y)
+    solid = line.look.dash == "solid"  # pieces of the whole path: they do not begin again after each part
+    axes.plot(line.x, y if solid else _with_ends(covers, y), linestyle=_dashes(line.look.dash, place, count), **look)
+    if alone.any():
+        axes.plot(line.x, _with_ends(alone, y), linestyle=whole, **look)
+
+
+def _with_ends(chosen: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """The values at the chosen points and next to them, else NaN."""
+    kept = chosen | np.append(chosen[1:], False) | np.append(False, chosen[:-1])
+    return np.where(kept, y, math.nan)
 
 
 def coinciding(lines: Sequence[Line], logarithmic: bool = False) -> list[list[int]]:
-    """The numbers of the lines in groups of those that coincide; one that is alone is a group of one."""
+    """The numbers of the lines in groups of those that coincide somewhere; one that is alone is a group of one."""
     near = _near(lines, logarithmic)
     groups: list[list[int]] = []
     for number, line in enumerate(lines):
         for group in groups:
-            first = lines[group[0]]
-            common = np.isin(_drawn_x(line), _drawn_x(first)).sum()
-            if common and _on(line, first, near, logarithmic).sum() > SHARE * common:
+            if any(_coincide(line, lines[other], near, logarithmic) for other in group):
                 group.append(number)
                 break
         else:
             groups.append([number])
     return groups
+
+
+def _coincide(line: Line, other: Line, near: float, logarithmic: bool) -> bool:
+    """Whether the line from one point to the next is on the other one, or the only point that both have."""
+    on = _on(line, other, near, logarithmic)
+    return bool((on[:-1] & on[1:]).any() or on.sum() == np.isin(_drawn_x(line), _drawn_x(other)).sum() == 1)
 
 
 def _drawn_x(line: Line) -> np.ndarray:

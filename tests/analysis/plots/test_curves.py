@@ -45,14 +45,24 @@ def test_a_line_is_whole_where_it_leaves_the_others() -> None:
     assert str(whole.get_ydata().tolist()) == "[9.0, 3.0, nan, nan]"
 
 
-def test_lines_coincide_where_more_than_half_of_their_points_do() -> None:
+def test_lines_coincide_where_two_points_in_turn_do() -> None:
     equal, near, apart = [4.0, 3.0, 2.0, 0.0], [4.0, 3.0, 2.001, 0.0], [5.0, 4.0, 3.0, 0.0]
     assert coinciding(lines(equal, apart, near)) == [[0, 2], [1]]
     assert coinciding(lines(equal, [4.0, 3.0])) == [[0, 1]], "of points that both have"
     assert coinciding(lines(equal, [math.inf, math.nan, math.nan, 0.0])) == [[0, 1]]
     assert coinciding(lines([1e-9, 1.0], [1e-6, 1.0], [1e-6, 1e-9])) == [[0, 1], [2]]
     assert coinciding(lines([1e-9, 1e-9, 1.0], [1e-6, 1e-6, 1.0]), logarithmic=True) == [[0], [1]]
+    assert coinciding(lines([9.0, 1.0, 1.0], [9.0, 8.0, 1.0], [0.0, 8.0, 1.0])) == [[0], [1, 2]], "of any line before"
     assert coinciding([]) == [] and coinciding(lines([])) == [[0]]
+
+
+def test_dashes_are_not_drawn_twice_where_a_line_is_alone() -> None:
+    first, other = lines([4.0, 3.0, 2.0, 1.0, 1.0], [9.0, 9.0, 9.0, 1.0, 1.0])
+    axes = style.panels(1, 1, 8, 5)[1][0, 0]
+    overlay(axes, [first, Line(other.x, other.y, curves.Look(style.BLUE, "dotted"))])
+    _, pieces, whole = axes.get_lines()
+    assert str(pieces.get_ydata().tolist()) == "[nan, nan, 9.0, 1.0, 1.0]"
+    assert str(whole.get_ydata().tolist()) == "[9.0, 9.0, 9.0, 1.0, nan]"
 
 
 def test_28_lines_have_different_looks() -> None:
@@ -64,8 +74,8 @@ def test_28_lines_have_different_looks() -> None:
 def test_marks_of_equal_lines_are_rings_and_lonely_points_have_one() -> None:
     axes = style.panels(1, 1, 4, 3)[1][0, 0]
     overlay(axes, lines([1.0, 2.0], [1.0, 2.0]), marked=True)
-    outer, inner = axes.get_lines()
+    _, outer, _, inner = axes.get_lines()
     assert outer.get_markersize() > inner.get_markersize() and outer.get_markevery() == [0, 1]
     axes = style.panels(1, 1, 4, 3)[1][0, 0]
     overlay(axes, lines([1.0, math.nan, 2.0, 3.0]))
-    assert axes.get_lines()[0].get_markevery() == [0]
+    assert axes.get_lines()[1].get_markevery() == [0]
