@@ -52,7 +52,8 @@ def test_lines_coincide_where_two_points_in_turn_do() -> None:
     assert coinciding(lines(equal, [math.inf, math.nan, math.nan, 0.0])) == [[0, 1]]
     assert coinciding(lines([1e-9, 1.0], [1e-6, 1.0], [1e-6, 1e-9])) == [[0, 1], [2]]
     assert coinciding(lines([1e-9, 1e-9, 1.0], [1e-6, 1e-6, 1.0]), logarithmic=True) == [[0], [1]]
-    assert coinciding(lines([9.0, 1.0, 1.0], [9.0, 8.0, 1.0], [0.0, 8.0, 1.0])) == [[0], [1, 2]], "of any line before"
+    one, both, other = [9.0, 1.0, 1.0, 5.0], [9.0, 1.0, 8.0, 7.0], [0.0, 5.0, 8.0, 7.0]
+    assert coinciding(lines(one, both, other)) == [[0, 1, 2]] and coinciding(lines(one, other)) == [[0], [1]]
     assert coinciding([]) == [] and coinciding(lines([])) == [[0]]
 
 
