@@ -2,10 +2,12 @@
 
     python -m analysis.losses RUN_DIR [RUN_DIR ...] --out FILE.png [--titles "A,B"] [--level "unigram entropy=3.26"]
 
-    loss        |\\___  - - - - - -   a line for each run, the first one the widest; a level is dashed
-                |    \\_________
-    difference  |  _____-----~~~     of each other run from the first one, |a - b| / max(|a|, |b|), logarithmic
-                +---------------- step
+    model=unet, batch.size=16        what all runs have in common
+    loss        |\\___  - - - - - -   a line for each run, the first one wide and grey; a level is dashed
+                |    \\_________      where lines lie on one another, each has pieces in turn
+    relative    |  _____-----~~~     of each other run to the first one, |a - b| / max(|a|, |b|), logarithmic
+    difference  +---------------- step
+                - engine=single  - engine=gpipe
 
 A sweep's folder means all its points, in the order in which they started. Steps count from 0, warm-up included; what
 only some runs have is not compared. A run without losses, such as an infeasible one, is skipped and named; several of a
@@ -15,6 +17,7 @@ sweep in one line.
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
@@ -22,22 +25,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from analysis import run_artifacts, run_folders
+from analysis.plots import curves as plotted
 from analysis.plots import style
-from analysis.run_folders import NoRun, Run, listed, load, titled
+from analysis.run_folders import NoRun, Run, common, listed, load, titled
 from harness.core import problem
 from harness.worker.training_loop import METRICS
 
 if TYPE_CHECKING:
+    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 FIRST = "#BBBBBB"
 """Grey, for the run that the others are held against; the others have the palette of all pictures."""
 _SIZE_IN = (12.0, 7.0)
-_WIDEST_PT, _NARROWEST_PT = 8.0, 1.0
-"""Lines get narrower from run to run, so that equal curves are seen one on the other."""
-_ALONE_PT, _OF_DIFFERENCES_PT = 1.5, 2.5
-"""The width of a single run's line, and the most for one of differences."""
+_FIRST_PT = 7.0
+"""Width of the first run's line, on which the others are where they are equal to it."""
+IN_COMMON = ("batch.size", "batch.micro_batches", "precision")
+"""Keys that the picture's title has if all runs agree in them."""
 
 
 @dataclass(frozen=True)
@@ -71,8 +76,8 @@ def main(arguments: Sequence[str]) -> int:
     )
     options = parser.parse_args(arguments)
     try:
-        all_curves, skipped = curves(options.folders, options.titles)
-        draw(all_curves, options.out, options.levels)
+        all_curves, skipped, agreed = curves(options.folders, options.titles)
+        draw(all_curves, options.out, options.levels, agreed)
     except (ValueError, OSError) as error:
         print(error, file=sys.stderr)
         return 2
@@ -81,12 +86,16 @@ def main(arguments: Sequence[str]) -> int:
     for curve in all_curves:
         if curve.note:
             print(curve.note, file=sys.stderr)
+    if agreed:
+        print(f"all runs: {agreed}" if len(all_curves) > 1 else agreed)
     print("\n".join([*report(all_curves), f"{options.out}: {len(all_curves)} runs"]))
     return 0
 
 
-def curves(folders: Sequence[Path], titles: Sequence[str] | None = None) -> tuple[list[Curve], list[str]]:
-    """The curves of all runs with losses, and a line for each run without; `titles` are those of the curves, in order.
+def curves(folders: Sequence[Path], titles: Sequence[str] | None = None) -> tuple[list[Curve], list[str], str]:
+    """The curves of all runs with losses, a line for each run without, and what all of the curves' runs agree in.
+
+    `titles` are those of the curves, in order; else these have only what differs.
 
     Raises ValueError with a line for each folder without runs, where no run has losses, and where `titles` are not as
     many as the curves.
@@ -108,8 +117,15 @@ def curves(folders: Sequence[Path], titles: Sequence[str] | None = None) -> tupl
         skipped += _skipped(folder, without)
     if missing or not runs:
         raise ValueError("\n".join([*skipped, *missing]))
-    notes = map(_note, runs)
-    return [Curve(*parts) for parts in zip(titled(runs, titles), losses, notes, strict=True)], skipped
+    shared = common(runs)
+    parts = zip(titled(runs, titles, shared), losses, map(_note, runs), strict=True)
+    return [Curve(*one) for one in parts], skipped, " ".join([*shared, *_agreed(runs)])
+
+
+def _agreed(runs: Sequence[Run]) -> list[str]:
+    """["batch.size=16", "precision=fp32"], of the keys in which all runs agree."""
+    found = {key: {run.values.get(key) for run in runs} for key in IN_COMMON}
+    return [f"{key}={value}" for key, values in found.items() if len(values) == 1 for value in values - {None}]
 
 
 def _note(run: Run) -> str:
@@ -164,27 +180,40 @@ def report(curves: Sequence[Curve]) -> list[str]:
     return lines
 
 
-def draw(curves: Sequence[Curve], path: Path, levels: Sequence[tuple[str, float]] = ()) -> None:
-    """Write the picture to `path` as a PNG, 1200 x 700 pixels."""
-    style.write(figure(curves, levels), path)
+def draw(curves: Sequence[Curve], path: Path, levels: Sequence[tuple[str, float]] = (), title: str = "") -> None:
+    """Write the picture to `path` as a PNG, 1200 pixels wide, 700 high and more for a legend of several lines."""
+    style.write(figure(curves, levels, title), path)
 
 
 @style.styled
-def figure(curves: Sequence[Curve], levels: Sequence[tuple[str, float]] = ()) -> Figure:
-    """Losses above; below, where there are several runs, their differences from the first one."""
+def figure(curves: Sequence[Curve], levels: Sequence[tuple[str, float]] = (), title: str = "") -> Figure:
+    """Losses above; below, where there are several runs, their differences from the first one. A single run's own title
+    is the picture's, before `title`."""
     several = len(curves) > 1
     drawn, axes = style.panels(1 + several, 1, *_SIZE_IN, sharex=True, height_ratios=(2, 1)[: 1 + several])
-    _draw_losses(axes[0, 0], curves, levels)
+    looks = plotted.looks(len(curves) - 1) if several else [plotted.Look(style.BLUE)]
+    _draw_losses(axes[0, 0], curves, looks)
+    _draw_levels(axes[0, 0], levels)
+    style.title(drawn, title if several else f"{curves[0].title} {title}".strip())
     if several:
-        _draw_differences(axes[1, 0], curves)
+        _draw_differences(axes[1, 0], curves, looks)
+        style.below(drawn, _handles(curves, looks), grow=True)
     axes[-1, 0].set_xlabel("step")
     axes[-1, 0].xaxis.get_major_locator().set_params(integer=True)
     return drawn
 
 
-def _draw_losses(axes: Axes, curves: Sequence[Curve], levels: Sequence[tuple[str, float]]) -> None:
-    for number, curve in enumerate(curves):
-        axes.plot(curve.losses, label=curve.title, **_style(number, len(curves)))
+def _draw_losses(axes: Axes, curves: Sequence[Curve], looks: Sequence[plotted.Look]) -> None:
+    if len(curves) > 1:
+        first, *curves = curves
+        axes.plot(first.losses, **_first(first.losses))
+    lines = [_line(curve.losses, look) for curve, look in zip(curves, looks, strict=True)]
+    plotted.overlay(axes, lines)
+    axes.set_ylabel("loss")
+    axes.margins(x=0.01)
+
+
+def _draw_levels(axes: Axes, levels: Sequence[tuple[str, float]]) -> None:
     for name, value in levels:
         axes.axhline(value, color="black", linewidth=1.2, linestyle="--")
         axes.annotate(
@@ -196,25 +225,39 @@ def _draw_losses(axes: Axes, curves: Sequence[Curve], levels: Sequence[tuple[str
             ha="right",
             parse_math=False,
         )
-    axes.set_ylabel("loss")
-    axes.margins(x=0.01)
-    style.distinguished(axes)
 
 
-def _draw_differences(axes: Axes, curves: Sequence[Curve]) -> None:
+def _draw_differences(axes: Axes, curves: Sequence[Curve], looks: Sequence[plotted.Look]) -> None:
     """A logarithmic axis cannot show 0: there a curve has a gap."""
-    for number, curve in enumerate(curves[1:], start=1):
-        differences = [difference or float("nan") for difference in curve.differences(curves[0])]
-        style = _style(number, len(curves))
-        axes.plot(differences, **{**style, "linewidth": min(style["linewidth"], _OF_DIFFERENCES_PT)})
     axes.set_yscale("log")
-    axes.set_ylabel("difference from\nthe first run")
+    of_others = [curve.differences(curves[0]) for curve in curves[1:]]
+    lines = [_line([one or math.nan for one in own], look) for own, look in zip(of_others, looks, strict=True)]
+    plotted.overlay(axes, lines)
+    if not any(any(own) for own in of_others):
+        axes.text(0.5, 0.5, "no run differs from the first one", ha="center", va="center", transform=axes.transAxes)
+        axes.set_yticks([], minor=False)
+    axes.set_ylabel("relative difference\nfrom the first run")
 
 
-def _style(number: int, count: int) -> dict[str, Any]:
-    narrower = (_WIDEST_PT - _NARROWEST_PT) * number / max(1, count - 1)
-    colours = (FIRST, *style.COLOURS)
-    return {"color": colours[number % len(colours)], "linewidth": _WIDEST_PT - narrower if count > 1 else _ALONE_PT}
+def _handles(curves: Sequence[Curve], looks: Sequence[plotted.Look]) -> list[Artist]:
+    """The legend says of a run that it has no line of differences."""
+    from matplotlib.lines import Line2D
+
+    first, *others = curves
+    handles: list[Artist] = [Line2D([], [], label=f"{first.title} (the first run)", **_first([]))]
+    for curve, look in zip(others, looks, strict=True):
+        differs = any(curve.differences(first))
+        handles.append(plotted.handle(curve.title if differs else f"{curve.title} (no difference)", look))
+    return handles
+
+
+def _line(values: Sequence[float], look: plotted.Look) -> plotted.Line:
+    return plotted.Line(range(len(values)), values, look)
+
+
+def _first(losses: Sequence[float]) -> dict[str, Any]:
+    """Its look; of a single step there is a mark."""
+    return {"color": FIRST, "linewidth": _FIRST_PT, "marker": "o" if len(losses) == 1 else ""}
 
 
 def _level(text: str) -> tuple[str, float]:

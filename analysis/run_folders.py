@@ -6,7 +6,7 @@ import csv
 import json
 import sys
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -87,10 +87,13 @@ def newest_points(folder: Path) -> frozenset[str] | None:
         return None
 
 
-def titled(runs: Sequence[Run], titles: Sequence[str] | None = None) -> list[str]:
-    """`titles`, if they are given and as many as the runs (else ValueError); else texts that distinguish the runs."""
+def titled(runs: Sequence[Run], titles: Sequence[str] | None = None, without: Collection[str] = ()) -> list[str]:
+    """`titles`, if they are given and as many as the runs (else ValueError); else texts that distinguish the runs.
+
+    These do not have the words `without`, such as those that are `common` to all runs.
+    """
     if titles is None:
-        return _distinguishing(runs)
+        return _distinguishing(runs, without)
     if len(titles) != len(runs):
         names = ",".join(run.folder.resolve().name for run in runs)
         raise ProblemError(
@@ -99,22 +102,34 @@ def titled(runs: Sequence[Run], titles: Sequence[str] | None = None) -> list[str
     return list(titles)
 
 
-def _distinguishing(runs: Sequence[Run]) -> list[str]:
+def common(runs: Sequence[Run]) -> list[str]:
+    """The words that the titles of all runs share, ["model=unet", "cluster=flat"]; none where there is one run only."""
+    first, *others = (run.title.split() for run in runs)
+    return [word for word in first if all(word in other for other in others)] if others else []
+
+
+def _distinguishing(runs: Sequence[Run], without: Collection[str]) -> list[str]:
     """engine=gpipe model=unet_5_64 streams=true portals=false; runs that differ in nothing get their folder's name."""
     keys = differing(runs)
     lasts = [key.rpartition(".")[2] for key in keys]
     short = {key: last if lasts.count(last) == 1 else key for key, last in zip(keys, lasts, strict=True)}
-    titles = [
-        " ".join([run.title, *(f"{short[key]}={_shown(run.values[key])}" for key in keys if key in run.values)])
-        for run in runs
-    ]
+    of_keys = [[f"{short[key]}={_shown(run.values[key])}" for key in keys if key in run.values] for run in runs]
+    titles = [" ".join([*_except(without, run.title), *own]) for run, own in zip(runs, of_keys, strict=True)]
     homes: dict[str, set[Path]] = defaultdict(set)
     for run, title in zip(runs, titles, strict=True):
         homes[title].add(run.folder)
     return [
-        f"{title} ({run.folder.name})" if len(homes[title]) > 1 else title
+        _with_folder(title, run.folder.resolve().name) if len(homes[title]) > 1 or not title else title
         for run, title in zip(runs, titles, strict=True)
     ]
+
+
+def _except(without: Collection[str], title: str) -> list[str]:
+    return [word for word in title.split() if word not in without]
+
+
+def _with_folder(title: str, folder: str) -> str:
+    return f"{title} ({folder})" if title else folder
 
 
 def differing(runs: Sequence[Run]) -> list[str]:

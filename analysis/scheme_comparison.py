@@ -39,9 +39,8 @@ def section(source: Source) -> Section:
     loaded = load(source)
     newest = _newest(loaded)
     lines = tuple(sorted(_row(record, one) for record, one in zip(newest, _figures(newest), strict=True)))
-    cluster = ", ".join(sorted({str(record.config["cluster"]["name"]) for record in newest if record.config}))
     notes = () if source == "measured" else ("Predicted / measured: nothing was measured there.",)
-    title = f"All schemes, {source} on cluster={cluster}"
+    title = f"All schemes, {source} on cluster={_listed(newest, 'cluster', 'name')}"
     return Section(title, COLUMNS, lines, (*notes, *loaded.messages()), texts=3)
 
 
@@ -59,8 +58,10 @@ def figure(source: Source) -> Figure | None:
     for panel, model, colour in zip(axes[0], sorted(speeds), COLOURS, strict=False):
         own = dict(sorted(speeds[model].items(), key=lambda one: one[1]))
         rows(panel, [*own], [*own.values()], colour, source)
-        panel.set(title=model, xlabel="samples/s")
-    drawn.suptitle(f"All schemes, {source}")
+        panel.set(title=model, xlabel="throughput (samples/s)")
+    run_records = [record for record, _ in run]
+    where, batch = _listed(run_records, "cluster", "name"), _listed(run_records, "batch", "size")
+    drawn.suptitle(f"All schemes (engine, planner), {source} on cluster={where}{f', batch {batch}' * bool(batch)}")
     return drawn
 
 
@@ -101,6 +102,12 @@ def _row(record: RunRecord, one: dict[str, Any]) -> tuple[str, ...]:
         size(_number(one["peak_memory_bytes"])),
         MISSING if ratio is None else f"{ratio:.2f}",
     )
+
+
+def _listed(newest: Sequence[RunRecord], group: str, key: str) -> str:
+    """All values of a key, as in "16, 64"."""
+    found = {record.config[group][key] for record in newest if group in record.config}
+    return ", ".join(map(str, sorted(found)))
 
 
 def _number(value: Any) -> float | None:

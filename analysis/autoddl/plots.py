@@ -67,7 +67,7 @@ def fig3(results: Results) -> Figure | None:
     ours = [fig3_fig4.elements(row) / BILLION for row in rows.values()]
     bars(axes[0, 0], [*rows], [Bars(paper, BLUE, "paper"), Bars(ours, BLUE)])
     axes[0, 0].set(
-        title="AutoDDL, Fig. 3: an attention layer on 64 nodes, planned", ylabel="elements sent by a device, 2^30"
+        title="AutoDDL, Fig. 3: an attention layer on 64 nodes, planned", ylabel="elements sent per device (2^30)"
     )
     legend(figure, {}, ("paper", "simulated"))
     return figure
@@ -91,9 +91,12 @@ def fig4(results: Results) -> Figure | None:
             ],
             "{:.2f}",
         )
-        panel.set(title=f"{devices} processes: Kendall's tau {fig3_fig4.tau(own):.2f}", xlabel="strategy, as predicted")
-    axes[0, 0].set_ylabel("communication / longest")
-    figure.suptitle("AutoDDL, Fig. 4: eight strategies of a Transformer layer (full: predicted; dotted: measured)")
+        panel.set(
+            title=f"{devices} processes: Kendall's tau {fig3_fig4.tau(own):.2f}",
+            xlabel="strategies, the fastest predicted first",
+        )
+    axes[0, 0].set_ylabel("time relative to the slowest strategy")
+    figure.suptitle("AutoDDL, Fig. 4: communication time of eight strategies of a Transformer layer")
     legend(figure, {}, ("simulated", "measured"))
     return figure
 
@@ -111,7 +114,7 @@ def fig7(results: Results) -> Figure | None:
         panel.set_yscale("log", base=2)
         panel.set(title=f"planner.paths={row['planner.paths']}", ylim=(0.8, 48), yticks=[1, 2, 4, 8, 16, 32])
         panel.set_yticklabels(["1", "2", "4", "8", "16", "32"])
-    axes[0, 0].set_ylabel("devices")
+    axes[0, 0].set_ylabel("number of devices")
     figure.suptitle("AutoDDL, Fig. 7: VGG13's dense layers on 32 nodes, planned; p0 = 1: no weight is replicated")
     legend(figure, dict(zip(FACTORS, COLOURS, strict=False)))
     return figure
@@ -127,7 +130,7 @@ def fig8(results: Results) -> Figure | None:
     figure, axes = panels(1, len(NODES), 12, 4.6, sharey=True)
     for panel, nodes in zip(axes[0], NODES, strict=True):
         _searches(panel, nodes, {name: all_curves[nodes, name] for name in SEARCHES})
-    axes[0, 0].set_ylabel("communication of the best plan / optimum")
+    axes[0, 0].set_ylabel("communication relative to the optimum")
     figure.suptitle(f"AutoDDL, Fig. 8: searches against the proven optimum, batch {batch}, planned")
     below(
         figure,
@@ -153,7 +156,7 @@ def _searches(axes: Axes, nodes: str, by_search: dict[str, list[Curve]]) -> None
     axes.set_yscale("log")
     axes.set_yticks(TICKS, [f"{tick:g}" for tick in TICKS])
     axes.set_yticks([], minor=True)
-    axes.set(title=f"{nodes} nodes", xlabel="plans looked at")
+    axes.set(title=f"{nodes} nodes", xlabel="plans evaluated")
 
 
 def fig9(results: Results) -> Figure | None:
@@ -176,7 +179,7 @@ def _schemes(results: Results, settings: Sequence[Setting], title: str) -> Figur
     for panel, setting in zip(axes.flat, settings, strict=True):
         _steps(panel, results, setting)
     for row in axes:
-        row[0].set_ylabel("step, s")
+        row[0].set_ylabel("step time (s)")
     figure.suptitle(title)
     below(
         figure,

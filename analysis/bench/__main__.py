@@ -109,7 +109,7 @@ def main(arguments: list[str]) -> int:
         show(name, (benches[name].__doc__ or "").strip().splitlines()[0], rows)
         all_results[name] = {"rows": rows, "manifest": manifest([], ["cpu"], {}, 1)}
         results.save(all_results)
-        if name == "race" and (picture := race_plot.figure(rows)):
+        if name == "race" and (picture := race_plot.figure(rows, all_results[name]["manifest"])):
             style.write(picture, PICTURE)
     return 0
 

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from analysis.bench.results import BASE
+from analysis.bench.results import BASE, DEVICES
 from analysis.bench.round_robin import Times, run_interleaved, speedup
 from analysis.bench.worker import Entry, EntryProcess
 from harness.checks import mesh, request
@@ -37,7 +37,6 @@ from harness.planning import draft as planning_draft
 
 T = TypeVar("T")
 Row = dict[str, Any]
-DEVICES = 2
 MODELS = {
     "U-Net": ("model=unet", "batch.size=16", "batch.micro_batches=8"),
     "GPT": ("model=gpt", "model.hidden=256", "model.sequence=128", "batch.size=16", "batch.micro_batches=8"),
@@ -85,13 +84,15 @@ def all_engines(rounds: int) -> list[Row]:
 
 
 def benchmark_model(name: str, keys: Sequence[str], here: Machine, rounds: int) -> list[Row]:
-    """Benchmark one model: `name` is its name in the rows, `keys` choose model and batch."""
+    """Benchmark one model: `name` is its name in the rows, `keys` choose model and batch, whose samples rows say."""
     entries, refused = entered(keys, here)
     config = compose([*keys, f"engine={BASE}"])
     torch.manual_seed(0)
     model: Model = registry.build("model", config.model)
-    rows = run_entries(name, entries, model.sample(config.batch.size), rounds)
-    return rows + [{"model": name, "entry": title, "note": why} for title, why in refused.items()]
+    rows: list[Row] = run_entries(name, entries, model.sample(config.batch.size), rounds)
+    rows += [{"model": name, "entry": title, "note": why} for title, why in refused.items()]
+    samples = {"batch": config.batch.size, "micro-batch": config.batch.size // config.batch.micro_batches}
+    return [row | samples for row in rows]
 
 
 def entered(keys: Sequence[str], here: Machine) -> tuple[dict[str, Entry], dict[str, str]]:

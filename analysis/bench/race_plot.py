@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from analysis.bench.results import BASE
-from analysis.plots.style import BLUE, DARK, ORANGE, legend, panels, styled
+from analysis.bench.results import BASE, DEVICES
+from analysis.plots.style import BLUE, DARK, ORANGE, legend, panels, styled, title
+from harness.core.units import size
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -17,32 +18,56 @@ SPEED = f"speed / {BASE}"
 PIPELINES = ("torchgpipe", "torch_pipelining", "deepspeed, pipeline")
 """Prefixes of the names of other libraries' pipelines."""
 PALE = "#BBBBBB"
+GROUND = {"facecolor": "white", "edgecolor": "none", "pad": 0.8}
 
 
 @styled
-def figure(rows: Sequence[dict[str, Any]]) -> Figure | None:
-    """A panel for each model; a bar for each entry that finished, with the quartiles of its step time.
+def figure(rows: Sequence[dict[str, Any]], manifest: Mapping[str, Any] | None = None) -> Figure | None:
+    """A panel for each model; a bar for each entry that finished, the fastest above, with quartiles of its step time.
 
-    The text in place of a bar is "refused" if the engine does not take the model, "failed" if it ended early.
-    None if no row has a speed.
+    The text in place of a bar is "refused" if the engine does not take the model, "failed" if it ended early. The title
+    names the machine of the `manifest`, that of a panel the batch. None if no row has a speed.
     """
     timed = [row for row in rows if SPEED in row]
     if not timed:
         return None
+    names = {row["entry"] for row in timed}
     models = list(dict.fromkeys(row["model"] for row in timed))
-    names = list(dict.fromkeys(row["entry"] for row in timed))[::-1]
-    drawn, axes = panels(1, len(models), 13, 0.32 * len(names) + 1.7, sharey=True)
-    for panel, model in zip(axes[0], models, strict=True):
-        for row in (row for row in timed if row["model"] == model):
-            _bar(panel, row, names.index(row["entry"]))
-        for row in (row for row in rows if row["model"] == model and SPEED not in row and row["entry"] in names):
-            panel.text(0.03, names.index(row["entry"]), _why_not(row), va="center", fontsize=8, color=DARK)
-        panel.axvline(1.0, color="black", linewidth=0.8, linestyle=":")
-        panel.set(title=model, xlabel=SPEED, xlim=(0, 1.25 * max(row[SPEED] for row in timed)))
+    of_model = {name: _sorted(row for row in rows if row["model"] == name and row["entry"] in names) for name in models}
+    highest = max(map(len, of_model.values()))
+    drawn, axes = panels(1, len(models), max(7.0, 4.6 * len(models)), 0.3 * highest + 2.4)
+    for panel, (model, own) in zip(axes[0], of_model.items(), strict=True):
+        for place, row in enumerate(own):
+            _entry(panel, row, place)
+        panel.axvline(1.0, color="black", linewidth=0.8, linestyle=":", zorder=2.5)
+        panel.set_yticks(range(len(own)), [row["entry"] for row in own])
+        panel.set(title=_title(model, own), xlabel=f"speed relative to {BASE}")
+        panel.set(xlim=(0, 1.45 * max(row[SPEED] for row in timed)), ylim=(len(own) - highest - 0.6, len(own) - 0.4))
         panel.grid(axis="y", visible=False)
-    axes[0, 0].set_yticks(range(len(names)), names)
+    title(drawn, f"Training speed, and memory of the fullest device, measured{_machine(manifest)}")
     legend(drawn, {"Regatta": BLUE, "other libraries": ORANGE, "one device": PALE})
     return drawn
+
+
+def _sorted(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """From the lowest place upwards: those without a speed, then from slow to fast."""
+    return sorted(rows, key=lambda row: row.get(SPEED, 0.0))
+
+
+def _title(model: str, rows: Sequence[dict[str, Any]]) -> str:
+    """U-Net, below it: batch 16, micro-batches of 2"""
+    of_batch = [f"\nbatch {row['batch']}, micro-batches of {row['micro-batch']}" for row in rows if "batch" in row]
+    return model + "".join(of_batch[:1])
+
+
+def _machine(manifest: Mapping[str, Any] | None) -> str:
+    """: 2 CPU devices of a machine with 2 cores (Intel(R) Xeon(R) Processor)"""
+    if not manifest:
+        return ""
+    if manifest["gpus"]:
+        return f" on {DEVICES} GPUs ({manifest['gpus'][0]['name']})"
+    machine = manifest["machine"]
+    return f" on {DEVICES} CPU devices of a machine with {machine['cores_allowed']} cores ({machine['cpu']})"
 
 
 def headline(rows: Sequence[dict[str, Any]]) -> list[dict[str, str]]:
@@ -58,16 +83,22 @@ def headline(rows: Sequence[dict[str, Any]]) -> list[dict[str, str]]:
     return headlines
 
 
-def _bar(axes: Axes, row: dict[str, Any], place: int) -> None:
+def _entry(axes: Axes, row: dict[str, Any], place: int) -> None:
+    """A bar with its speed and memory; in place of a bar why there is none."""
+    if SPEED not in row:
+        _write(axes, 0.0, place, "failed" if "failed" in row else "refused")
+        return
     speed = row[SPEED]
     slow, fast = (speed * row["step"] / seconds for seconds in reversed(row["quartiles"]))
     axes.barh(place, speed, color=_colour(row["entry"]), height=0.7)
     axes.plot([slow, fast], [place, place], color=DARK, linewidth=1)
-    axes.text(max(speed, fast) + 0.03, place, f"{speed:.2f}", va="center", fontsize=8)
+    memory = f"   {size(row['peak memory'])}" if "peak memory" in row else ""
+    _write(axes, max(speed, fast), place, f"{speed:.2f}{memory}")
 
 
-def _why_not(row: dict[str, Any]) -> str:
-    return "failed" if "failed" in row else "refused"
+def _write(axes: Axes, x: float, place: int, text: str) -> None:
+    """Right of x, on a white ground that covers the line of speed 1."""
+    axes.text(x + 0.03, place, text, va="center", fontsize=8, color=DARK, zorder=3, bbox=GROUND)
 
 
 def _colour(entry: str) -> str:

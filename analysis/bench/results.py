@@ -12,6 +12,8 @@ ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "analysis" / "results" / "bench.json"
 BASE = "single"
 """The entry to which all others are compared. Rows have the names of entries under the key "entry"."""
+DEVICES = 2
+"""Of every entry of the race but for `BASE`."""
 
 
 def load() -> dict[str, Any]:

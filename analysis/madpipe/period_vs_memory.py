@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from analysis import run_folders
+from analysis.plots import curves as plotted
 from analysis.plots import style
 from harness.core.problem import Problem, ProblemError
 
@@ -39,8 +40,9 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--out", required=True, type=Path, metavar="FILE.png")
     options = parser.parse_args(arguments)
     try:
-        all_curves = curves(options.folder)
-        draw(all_curves, options.out)
+        points = _points(options.folder)
+        all_curves = _curves(options.folder, points)
+        draw(all_curves, options.out, _title(points))
     except (ProblemError, OSError) as error:
         print(error, file=sys.stderr)
         return 2
@@ -56,9 +58,21 @@ def curves(folder: Path) -> dict[str, Curve]:
 
     Raises ProblemError for a folder without a sweep over the memory of devices, or whose plans have no period.
     """
-    points = [
-        run for run in run_folders.load(folder) if run.record.status in ("ok", "infeasible") and MEMORY in run.values
-    ]
+    return _curves(folder, _points(folder))
+
+
+def _points(folder: Path) -> list[run_folders.Run]:
+    found = run_folders.load(folder)
+    return [run for run in found if run.record.status in ("ok", "infeasible") and MEMORY in run.values]
+
+
+def _title(points: Sequence[run_folders.Run]) -> str:
+    """Planned periods of model=mine cluster=flat; a period does not depend on the engine."""
+    named = " ".join(word for word in run_folders.common(points) if not word.startswith("engine="))
+    return f"Planned periods{' of ' * bool(named)}{named}"
+
+
+def _curves(folder: Path, points: Sequence[run_folders.Run]) -> dict[str, Curve]:
     if len({run.values[MEMORY] for run in points}) < 2:
         message, hint = "has no points that differ in their memory", "cluster.memory_gb=4,8,16 in the sweep"
         raise ProblemError(Problem(str(folder), None, message, hint=hint))
@@ -74,26 +88,29 @@ def curves(folder: Path) -> dict[str, Curve]:
     return all_curves
 
 
-def draw(all_curves: Mapping[str, Curve], path: Path) -> None:
-    """Write the picture to `path` as a PNG, 900 x 500 pixels."""
-    style.write(figure(all_curves), path)
+def draw(all_curves: Mapping[str, Curve], path: Path, title: str) -> None:
+    """Write the picture to `path` as a PNG, 900 pixels wide, 500 high and more for a legend of several lines."""
+    style.write(figure(all_curves, title), path)
 
 
 @style.styled
-def figure(all_curves: Mapping[str, Curve]) -> Figure:
-    """All curves in one panel."""
+def figure(all_curves: Mapping[str, Curve], title: str) -> Figure:
+    """All curves in one panel; a mark at each memory for which there is a plan."""
     longest = max(period_s for curve in all_curves.values() for period_s in curve.values() if math.isfinite(period_s))
     unit, name = next((unit for unit in UNITS if longest >= unit[0]), UNITS[-1])
     drawn, panels = style.panels(1, 1, *_SIZE_IN)
     axes = panels[0, 0]
-    for number, (title, curve) in enumerate(all_curves.items()):
-        shown = [period_s / unit if math.isfinite(period_s) else math.nan for period_s in curve.values()]
-        width = 6 - 4.5 * number / max(1, len(all_curves) - 1)  # so that equal curves are seen one on the other
-        colour = style.COLOURS[number % len(style.COLOURS)]
-        axes.plot([*curve], shown, ".-", label=title, color=colour, linewidth=width)
-    axes.set(xlabel="memory of a device, GB", ylabel=f"period, {name}")
+    looks = plotted.looks(len(all_curves))
+    lines = [
+        plotted.Line([*curve], [period_s / unit for period_s in curve.values()], look)
+        for curve, look in zip(all_curves.values(), looks, strict=True)
+    ]
+    plotted.overlay(axes, lines, marked=True)
+    axes.set(xlabel="memory per device (GB)", ylabel=f"period ({name})")
+    axes.margins(y=0.1)
     axes.set_ylim(bottom=0)
-    style.distinguished(axes)
+    style.title(drawn, title)
+    style.below(drawn, list(map(plotted.handle, all_curves, looks)), grow=True)
     return drawn
 
 

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 from analysis.madpipe.claim_checks import BASELINE, least_ratio
 from analysis.madpipe.fig7 import cell
 from analysis.madpipe.sweep_results import CONTIGUOUS, MADPIPE, NETWORKS, PIPEDREAM, Results, Schemes
 from analysis.madpipe.tables import MEMORIES, SPEEDS
-from analysis.plots.style import BLUE, COLOURS, DARK, GREEN, VERMILLION, Dash, below, lined, panels, styled
+from analysis.plots.curves import Dash, Line, Look, handle, overlay
+from analysis.plots.style import BLUE, COLOURS, DARK, GREEN, ORANGE, SKY, VERMILLION, below, lined, panels, styled
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 DEVICES = (2, 4, 6, 8)
-BANDWIDTHS: dict[int, Dash] = {12: "-", 24: ":"}
+BANDWIDTHS: dict[int, Dash] = {12: "solid", 24: "dotted"}
 """GB/s, and how the lines of speed-ups are drawn."""
-PERIODS = {BASELINE: ("PipeDream", VERMILLION), MADPIPE: ("MadPipe", BLUE)}
+PERIODS = {BASELINE: ("PipeDream", VERMILLION, ORANGE), MADPIPE: ("MadPipe", BLUE, SKY)}
+"""By scheme: its name, the colour of its lines, and that of dashed and dotted ones."""
 RATIOS = dict(zip((CONTIGUOUS, *PIPEDREAM.values()), (GREEN, VERMILLION, *COLOURS[3:5], COLOURS[1]), strict=True))
 
 
@@ -30,30 +31,33 @@ def fig6(results: Results) -> Figure | None:
     devices = [count for count in DEVICES if any(count == one for one, _ in known)]
     if not devices or not all(name in schemes for name in PERIODS):
         return None
-    figure, axes = panels(len(BANDWIDTHS), len(devices), 13, 6.2, sharex=True, sharey="col")
+    figure, axes = panels(len(BANDWIDTHS), len(devices), 13, 6.2, sharex=True, sharey=True)
     for row, bandwidth in zip(axes, BANDWIDTHS, strict=True):
         for panel, count in zip(row, devices, strict=True):
             _periods(panel, schemes, count, bandwidth)
-        row[0].set_ylabel("period, ms")
+        row[0].set_ylabel("period (ms)")
+    axes[0, 0].set_ylim(bottom=0)
     for panel in axes[-1]:
-        panel.set_xlabel("memory of a device, GB")
+        panel.set_xlabel("memory per device (GB)")
     figure.suptitle("MadPipe, Fig. 6: periods of ResNet-50, planned")
-    schedules = [lined(f"{title}: period of the schedule", colour, "-") for title, colour in PERIODS.values()]
-    hopes = [lined(f"{title}: what the first phase hopes for", colour, "--") for title, colour in PERIODS.values()]
-    below(figure, [*schedules, *hopes])
+    handles = []
+    for title, colour, pale in PERIODS.values():
+        handles.append(handle(f"{title}: period of the schedule", Look(colour)))
+        handles.append(handle(f"{title}: estimate of the first phase", Look(pale, "dashed")))
+    below(figure, handles)
     return figure
 
 
 def _periods(axes: Axes, schemes: Schemes, devices: int, bandwidth: int) -> None:
-    for scheme, (_, colour) in PERIODS.items():
+    lines = []
+    for scheme, (_, colour, pale) in PERIODS.items():
         own = [row for (_, p, _, b), row in schemes[scheme].items() if (p, b) == (devices, bandwidth)]
         own.sort(key=lambda row: row.memory_gb)
         memory = [row.memory_gb for row in own]
-        for values, dash in (([row.period_s for row in own], "-"), ([row.first_phase_s for row in own], "--")):
-            shown = [1e3 * value if math.isfinite(value) else math.nan for value in values]
-            axes.plot(memory, shown, dash, color=colour, marker=".")
+        lines.append(Line(memory, [1e3 * row.period_s for row in own], Look(colour)))
+        lines.append(Line(memory, [1e3 * row.first_phase_s for row in own], Look(pale, "dashed")))
+    overlay(axes, lines)
     axes.set_title(f"{devices} devices, {bandwidth} GB/s")
-    axes.set_ylim(bottom=0)
     axes.set_xticks(range(4, 17, 4))
 
 
@@ -64,17 +68,19 @@ def fig7(results: Results) -> Figure | None:
         return None
     figure, axes = panels(1, len(NETWORKS), 13, 4, sharey=True)
     for panel, network in zip(axes[0], NETWORKS.values(), strict=True):
+        lines = []
         for scheme, colour in RATIOS.items():
             found = {memory: cell(results, network, memory, scheme).ratio for memory in MEMORIES}
             known = {memory: ratio for memory, ratio in found.items() if ratio is not None}
-            panel.plot([*known], [*known.values()], color=colour, marker=".")
+            lines.append(Line([*known], [*known.values()], Look(colour)))
+        overlay(panel, lines)
         panel.axhline(1.0, color=DARK, linewidth=0.9)
         panel.plot([MEMORIES[0], 10], [least_ratio()] * 2, color=DARK, linestyle="--", linewidth=1.2)
-        panel.set(title=network, xlabel="memory of a device, GB")
+        panel.set(title=network, xlabel="memory per device (GB)")
         panel.set_xticks(range(4, 17, 4))
-    axes[0, 0].set_ylabel("period / MadPipe's")
+    axes[0, 0].set_ylabel("period relative to MadPipe")
     figure.suptitle("MadPipe, Fig. 7: ratios of periods, planned")
-    handles = [lined(scheme, colour, "-") for scheme, colour in RATIOS.items()]
+    handles = [handle(scheme, Look(colour)) for scheme, colour in RATIOS.items()]
     below(figure, [*handles, lined(f"paper: at least {least_ratio():g} below 10 GB", DARK, "--")])
     return figure
 
@@ -91,29 +97,31 @@ def fig8(results: Results) -> Figure | None:
             _speedups(panel, schemes, network, memory)
         row[0].set_ylabel("speed-up over one device")
     for panel in axes[-1]:
-        panel.set_xlabel("devices")
+        panel.set_xlabel("number of devices")
     figure.suptitle("MadPipe, Fig. 8: speed-ups, planned")
     below(
         figure,
         [
-            lined(f"{title}, {bandwidth} GB/s", colour, dash)
-            for title, colour in PERIODS.values()
-            for bandwidth, dash in BANDWIDTHS.items()
+            handle(f"{title}, {bandwidth} GB/s", Look(colour, dash))
+            for title, *colours in PERIODS.values()
+            for (bandwidth, dash), colour in zip(BANDWIDTHS.items(), colours, strict=True)
         ],
     )
     return figure
 
 
 def _speedups(axes: Axes, schemes: Schemes, network: str, memory: int) -> None:
-    for scheme, (_, colour) in PERIODS.items():
-        for bandwidth, dash in BANDWIDTHS.items():
+    lines = []
+    for scheme, (_, *colours) in PERIODS.items():
+        for (bandwidth, dash), colour in zip(BANDWIDTHS.items(), colours, strict=True):
             own = {
                 p: row.speedup
                 for (name, p, m, b), row in schemes[scheme].items()
                 if (name, m, b) == (network, memory, bandwidth) and row.ok
             }
             devices = sorted(own)
-            axes.plot(devices, [own[count] for count in devices], dash, color=colour, marker=".")
+            lines.append(Line(devices, [own[count] for count in devices], Look(colour, dash)))
+    overlay(axes, lines)
     axes.axline((1, 1), slope=1, color="#CCCCCC", linewidth=0.8)
     axes.set_title(f"{network}, {memory} GB")
     axes.set(xlim=(1.5, 8.5), ylim=(0, 8.5), xticks=range(2, 9, 2))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from analysis import losses, run_artifacts
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 BOTH: tuple[Source, ...] = ("paper", "simulated")
 PHASES = dict(zip(("pipelining", "data_parallel", "optimizer"), COLOURS, strict=False))
+PHASES_AS = {"pipelining": "pipeline phase", "data_parallel": "all-reduce of gradients", "optimizer": "optimizer"}
 OF_FRAMEWORK = dict(zip(FRAMEWORKS, COLOURS, strict=False))
 
 
@@ -33,7 +35,9 @@ def fig5(results: Results) -> Figure | None:
     ours = [row.phase_s("pipelining") for row in rows]
     bars(axes[0, 0], [str(count) for count in stages], [Bars(paper, BLUE, "paper"), Bars(ours, BLUE)])
     axes[0, 0].set(
-        title="Myelin, Fig. 5: 12B on 48 GPUs, batch 2048", xlabel="stages (G_inter)", ylabel="pipelining phase, s"
+        title="Myelin, Fig. 5: 12B on 48 GPUs, batch 2048",
+        xlabel="stages (G_inter)",
+        ylabel="time of the pipeline phase (s)",
     )
     legend(figure, {}, BOTH)
     return figure
@@ -51,7 +55,7 @@ def fig6(results: Results) -> Figure | None:
     for panel, (phase, colour) in zip(axes[0], PHASES.items(), strict=True):
         paper = [_paper_phase(row, phase) for row in ends]
         bars(panel, grids, [Bars(paper, colour, "paper"), Bars([row.phase_s(phase) for row in ends], colour)])
-        panel.set(title=phase.replace("_", " "), ylabel="s")
+        panel.set(title=PHASES_AS[phase], ylabel="time (s)")
     figure.suptitle("Myelin, Fig. 6: phases of a step without and with the memory optimization, 12B on 48 GPUs")
     legend(figure, {}, BOTH)
     return figure
@@ -69,12 +73,12 @@ def _paper_phase(row: Row, phase: str) -> float | None:
 
 @styled
 def fig8(results: Results) -> Figure | None:
-    """Sums over replicas and updates against the buckets in a chunk; levels are without overlap."""
+    """All-reduce and optimizer against the buckets in a chunk; levels are without overlap."""
     times = {int(row["engine.k"]): quantities.tail_s(row) for row in results.good("fig8")}
     counts = sorted(k for k in times if k)
     if not counts:
         return None
-    figure, axes = panels(1, 1, 7, 4)
+    figure, axes = panels(1, 1, 7.5, 4)
     paper = [value(IPDPS, "allreduce_plus_optimizer_time", case=f"k={k}") for k in counts]
     panel = axes[0, 0]
     line(panel, counts, [float("nan") if one is None else one for one in paper], BLUE, "paper")
@@ -94,13 +98,19 @@ def fig8(results: Results) -> Figure | None:
     panel.set_xscale("log", base=2)
     panel.set_xticks(counts, [str(k) for k in counts])
     panel.set(
-        title="Myelin, Fig. 8: sums and updates, overlapped",
-        xlabel="buckets in a chunk (k)",
-        ylabel="after the pipelining phase, s",
+        title="Myelin, Fig. 8: overlapped all-reduce and optimizer, 12B on 48 GPUs, batch 2048",
+        xlabel=f"buckets in a chunk (k){_unpublished(counts, paper)}",
+        ylabel="time after the pipeline phase (s)",
     )
     panel.set_ylim(0, 1.1 * max(*times.values(), levels["paper"], *filter(None, paper)))
     legend(figure, {}, BOTH, lines=True)
     return figure
+
+
+def _unpublished(counts: Sequence[int], paper: Sequence[float | None]) -> str:
+    """; the paper has no value for 2, 128"""
+    without = [str(k) for k, one in zip(counts, paper, strict=True) if one is None]
+    return f"; the paper has no value for {', '.join(without)}" if without else ""
 
 
 @styled
@@ -110,12 +120,13 @@ def fig9(results: Results) -> Figure | None:
     if not rows:
         return None
     first = [row for row in rows if gpt_title(row) == gpt_title(rows[0])]
-    return losses.figure([losses.Curve(_run(row), tuple(row.losses)) for row in first])
+    title = f"Myelin, Fig. 9: losses of {gpt_title(rows[0])}, measured"
+    return losses.figure([losses.Curve(_run(row), tuple(row.losses)) for row in first], title=title)
 
 
 def _run(row: Row) -> str:
     where = "one device" if row["engine"] == "single" else f"{row.mesh.pipeline} stages x {row.mesh.data} replicas"
-    return f"{gpt_title(row)}, {row['engine']} on {where}, measured"
+    return f"{row['engine']} on {where}"
 
 
 @styled
@@ -131,7 +142,7 @@ def fig10(results: Results) -> Figure | None:
         ours = [quantities.days(rows[size][name]) for size in SIZES]
         series += [Bars(paper, colour, "paper"), Bars(ours, colour)]
     bars(axes[0, 0], [f"{size}, {GPUS[size]} GPUs" for size in SIZES], series, "{:.0f}")
-    axes[0, 0].set(title="Myelin, Fig. 10: training on 300e9 words, batch 16384", ylabel="days")
+    axes[0, 0].set(title="Myelin, Fig. 10: training on 300e9 words, batch 16384", ylabel="training time (days)")
     legend(figure, OF_FRAMEWORK, BOTH)
     return figure
 
@@ -154,8 +165,11 @@ def fig11(results: Results) -> Figure | None:
     axes[0, 0].set_xscale("log", base=2)
     axes[0, 0].set_xticks(every, [str(count) for count in every])
     axes[0, 0].set(
-        title="Myelin, Fig. 11: 12B, the batch grows with the GPUs", xlabel="GPUs", ylabel="days x GPUs / 48"
+        title="Myelin, Fig. 11: 12B, the batch grows with the GPUs",
+        xlabel="GPUs",
+        ylabel="training time (days) x GPUs / 48",
     )
+    axes[0, 0].margins(y=0.1)
     axes[0, 0].set_ylim(bottom=0)
     legend(figure, OF_FRAMEWORK, BOTH, lines=True)
     return figure

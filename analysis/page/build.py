@@ -54,11 +54,10 @@ def page(content: Content, folder: Path) -> str:
 
 def _race(bench: Mapping[str, Any]) -> dict[str, Any]:
     rows = bench.get("rows", [])
-    drawn, machine = race_plot.figure(rows), bench.get("manifest", {}).get("machine")
+    drawn = race_plot.figure(rows, bench.get("manifest"))
     return {
         "figure": figure("race", "Speed of every engine relative to one device", Picture.of(drawn)) if drawn else None,
         "headline": race_plot.headline(rows),
-        "machine": f"{machine['cpu']}, {machine['cores_allowed']} cores" if machine else "",
     }
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import io
 import math
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,8 +35,8 @@ BLUE, ORANGE, GREEN, PURPLE, SKY, VERMILLION, YELLOW = COLOURS
 GREY, DARK = "#999999", "#444444"
 DPI = 100
 _BARS, _LABEL_PT = 0.84, 7.5
-_LETTERS_IN, _HANDLE_LETTERS = 13, 7
-"""Letters of a legend in an inch, and how many a handle takes."""
+_LETTERS_IN, _HANDLE_LETTERS, _TITLE_LETTERS_IN, _LINE_IN = 13, 7, 11, 0.2
+"""Letters of a legend in an inch, how many a handle takes, letters of a title in an inch, and a legend's line."""
 
 
 @dataclass(frozen=True)
@@ -145,20 +146,31 @@ def legend(figure: Figure, colours: Mapping[str, str], sources: Sequence[Source]
     below(figure, handles)
 
 
-def distinguished(axes: Axes) -> None:
-    """A legend inside of a panel whose lines have users' own titles, in which "$" is no formula."""
-    for text in axes.legend(frameon=False).get_texts():
-        text.set_parse_math(False)
+def title(figure: Figure, text: str) -> None:
+    """The figure's title, in lines that are not wider than the figure; in users' own words "$" is no formula."""
+    if text:
+        width = int(figure.get_figwidth() * _TITLE_LETTERS_IN)
+        figure.suptitle(textwrap.fill(text, width), parse_math=False)
 
 
-def below(figure: Figure, handles: Sequence[Artist]) -> None:
-    """A legend of these handles, below the figure."""
-    longest = max((len(str(handle.get_label())) for handle in handles), default=0)
-    room = max(1, int(figure.get_figwidth() * _LETTERS_IN / (longest + _HANDLE_LETTERS)))
-    lines = math.ceil(len(handles) / room)
+def below(figure: Figure, handles: Sequence[Artist], grow: bool = False) -> None:
+    """A legend of these handles, below the figure; in users' own labels "$" is no formula.
+
+    `grow` makes the figure higher by what the legend has more than one line, so that its panels stay as high.
+    """
+    letters = int(figure.get_figwidth() * _LETTERS_IN)
+    for handle in handles:
+        handle.set_label(textwrap.fill(str(handle.get_label()), letters - _HANDLE_LETTERS))
+    labels = [str(handle.get_label()).splitlines() for handle in handles]
+    longest = max((len(line) for label in labels for line in label), default=0)
+    lines = math.ceil(len(handles) / max(1, letters // (longest + _HANDLE_LETTERS)))
     if handles:
         columns = math.ceil(len(handles) / lines)
-        figure.legend(handles=list(handles), loc="outside lower center", ncols=columns, frameon=False)
+        drawn = figure.legend(handles=list(handles), loc="outside lower center", ncols=columns, frameon=False)
+        for text in drawn.get_texts():
+            text.set_parse_math(False)
+        if grow:
+            figure.set_figheight(figure.get_figheight() + _LINE_IN * (lines * max(map(len, labels)) - 1))
 
 
 def filled(label: str, colour: str) -> Artist:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from typing import TYPE_CHECKING
 
-from analysis.plots.style import BLUE, COLOURS, LOOKS, Bars, Source, bars, legend, line, panels, styled
+from analysis.plots.style import BLUE, COLOURS, DARK, LOOKS, Bars, Source, bars, legend, line, panels, styled
 from analysis.torchgpipe import traces
 from analysis.torchgpipe.quantities import MEMORY, SPEED, SPEED_UP, UTILIZATION, Quantity, paper, small_speed_up
 from analysis.torchgpipe.sweep_results import ROWS, SMALL, Results
@@ -14,7 +14,12 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-UNITS = {SPEED.name: "samples/s", SPEED_UP.name: "speed-up", UTILIZATION.name: "%", MEMORY.name: "GiB"}
+UNITS = {
+    SPEED.name: "throughput (samples/s)",
+    SPEED_UP.name: "speed-up",
+    UTILIZATION.name: "utilization (%)",
+    MEMORY.name: "peak memory (GiB)",
+}
 STAGES, MICRO_BATCHES = (2, 4, 8), (1, 4, 32)
 """Of Table 2."""
 
@@ -38,8 +43,8 @@ def table2(results: Results) -> Figure | None:
     """Speed-up over n = 2, m = 1 against micro-batches; on the right in small."""
     if not results.has_rows(2):
         return None
-    figure, axes = panels(1, 2, 11, 3.8)
-    colours = dict(zip((*STAGES, 1), COLOURS, strict=False))
+    figure, axes = panels(1, 2, 11, 4.1)
+    colours = {1: DARK} | dict(zip(STAGES, COLOURS, strict=False))
     for stages in STAGES:
         rows = [f"n={stages} m={count}" for count in MICRO_BATCHES]
         simulated = [SPEED_UP.of(results, 2, row, "simulated") for row in rows]
@@ -51,7 +56,8 @@ def table2(results: Results) -> Figure | None:
         colour = colours[int(stages.removeprefix("n="))]
         _curve(axes[0, 1], counts, [small_speed_up(results, row) for row in rows], colour, "measured")
     axes[0, 0].set(title="AmoebaNet-D (18, 256) on 2, 4 and 8 devices", ylabel="speed-up over n = 2, m = 1")
-    axes[0, 1].set(title="in small, on this machine", ylabel="speed-up over n = 2, m = 1")
+    axes[0, 1].set(title="in small, two devices share two cores, measured", ylabel="speed-up over n = 2, m = 1")
+    figure.suptitle("torchgpipe, Table 2: speed-up by number of micro-batches (m) and of devices (n)")
     for panel in axes[0]:
         panel.set_ylim(bottom=0)
     legend(figure, {f"n = {stages}": colour for stages, colour in colours.items()}, [*LOOKS], lines=True)
@@ -100,7 +106,7 @@ def _curve(axes: Axes, x: tuple[int, ...] | list[int], values: list[float | None
     line(axes, x, [float("nan") if one is None else one for one in values], colour, source)
     axes.set_xscale("log", base=2)
     axes.set_xticks(list(x), [str(count) for count in x])
-    axes.set_xlabel("micro-batches (m)")
+    axes.set_xlabel("number of micro-batches (m)")
 
 
 FIGURES = {

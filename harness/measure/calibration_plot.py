@@ -1,9 +1,9 @@
 """A calibration as a picture: measured against fitted, a panel for each collective.
 
-seconds |            . /      points   medians, with their quartiles
+time (s)|            . /      points   medians, with their quartiles
         |        . /          lines    the fit that the cluster file has; dashed the other one
         | . . /               colours  how many ranks
-        +-------------- bytes
+        +-------------- message size (bytes)
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ def draw(found: Calibration, path: Path, title: str) -> None:
     for axes, name in zip(panels.flat, found.alone, strict=True):
         _panel(axes, found, name)
     for axes in panels[:, 0]:
-        axes.set_ylabel("seconds")
+        axes.set_ylabel("time (s)")
     for axes in panels[1]:
-        axes.set_xlabel("bytes")
+        axes.set_xlabel("message size (bytes)")
     panels.flat[0].legend(loc="upper left", fontsize=9)
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png")

@@ -33,8 +33,8 @@ from harness.core.run_files import PATTERN, PLAN, RECORD
 from harness.core.serialization import SchemaError
 from harness.core.trace import Span, Trace
 from harness.core.units import seconds
-from harness.report.pattern_text import SHOWN, least_s, steady
-from harness.report.timeline_layout import INNER_PX, LEFT_PX, WIDTH_PX, lay_out
+from harness.report.pattern_text import LEGEND, SHOWN, least_s, steady
+from harness.report.timeline_layout import INNER_PX, LEFT_PX, LINE_PX, WIDTH_PX, Panel, lay_out
 from harness.report.timeline_plot import BOTTOM_PX, DPI, TOP_PX, panels_figure
 from harness.schedule.pattern_validity import ROUNDING, ByNumber, Replay
 
@@ -48,6 +48,7 @@ _SMALL_SHARE = 0.25
 """Share of its limit: if no device holds as much, the axes end at the largest maximum, and limits are only text."""
 _BYTES = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
 _LIMIT_COLOUR, _HELD_COLOUR = "#D55E00", "#0072B2"
+_STORED_COLOUR, _FIXED_COLOUR = "#9CC7E4", "#BBBBBB"
 
 
 def draw(
@@ -107,13 +108,37 @@ def figure(
     for axes, (device, curve) in zip(_memory_axes(drawn, len(curves)), curves.items(), strict=True):
         top = max(most.values()) if small else max(limit_of[device], most[device])
         _draw_memory(axes, device, curve, fixed[device], limit_of[device], top)
+    _explain(drawn, panel)
     for axes in drawn.axes:
         height = 1 - panel.lanes[0].top_px / panel.bottom_px if axes is drawn.axes[0] else 1  # below the title
         for number in range(1, SHOWN):
             axes.axvline(1e3 * number * pattern.period_s, ymax=height, color="#333333", linewidth=1, linestyle=":")
         axes.tick_params(axis="x", labelbottom=axes is drawn.axes[-1], labelsize=_SMALL_PT)
-        axes.set_xlabel("ms" if axes is drawn.axes[-1] else "")
+        axes.set_xlabel("time (ms)" if axes is drawn.axes[-1] else "")
     return drawn
+
+
+def _explain(drawn: Figure, panel: Panel) -> None:
+    """Writes what the texts in boxes mean, and adds a legend of the panels of memory."""
+    from matplotlib.patches import Patch
+
+    axes = drawn.axes[0]
+    middle_px = panel.top_px + LINE_PX * (len(panel.lines) - 0.5)
+    axes.text(1, middle_px, LEGEND, transform=axes.get_yaxis_transform(), ha="right", va="center", fontsize=_SMALL_PT)
+    stored = Patch(color=_STORED_COLOUR, label="memory of micro-batches")
+    fixed = Patch(color=_FIXED_COLOUR, label="memory of weights, gradients, optimizer, buffers")
+    right = (LEFT_PX + INNER_PX) / WIDTH_PX
+    drawn.legend(
+        handles=[stored, fixed],
+        ncols=2,
+        loc="upper right",
+        bbox_to_anchor=(right, 1),
+        frameon=False,
+        fontsize=_SMALL_PT,
+        borderaxespad=0.2,
+        handlelength=1.2,
+        borderpad=0.2,
+    )
 
 
 def trace(replay: Replay) -> Trace:
@@ -165,8 +190,8 @@ def _draw_memory(axes: Axes, device: int, curve: Sequence[tuple[float, int]], fi
     """Draws permanent bytes in grey, above them those stored for micro-batches, with the maximum and the limit as text.
     The axis ends a little above `top` bytes."""
     at_ms, held = [point[0] for point in curve], [point[1] for point in curve]
-    axes.fill_between(at_ms, held, fixed, step="post", color="#9CC7E4", linewidth=0)
-    axes.fill_between([at_ms[0], at_ms[-1]], fixed, color="#BBBBBB", linewidth=0)
+    axes.fill_between(at_ms, held, fixed, step="post", color=_STORED_COLOUR, linewidth=0)
+    axes.fill_between([at_ms[0], at_ms[-1]], fixed, color=_FIXED_COLOUR, linewidth=0)
     axes.step(at_ms, held, where="post", color=_HELD_COLOUR, linewidth=1.4)
     axes.axhline(limit, color=_LIMIT_COLOUR, linestyle="--", linewidth=1.2)
     axes.set_ylim(0, 1.15 * top or 1)

@@ -133,7 +133,7 @@ def panels_figure(panels: Sequence[Panel], below_px: int = 0) -> Figure:
     axes.set_xlim(0, max(panel.length_ms for panel in panels) or 1)
     axes.set_ylim(height_px - BOTTOM_PX - below_px, 0)
     axes.set_yticks([])
-    axes.set_xlabel("ms")
+    axes.set_xlabel("time (ms)")
     axes.grid(axis="x", color="white", linewidth=0.8)
     axes.set_axisbelow(True)
     axes.spines[["left", "right", "top"]].set_visible(False)

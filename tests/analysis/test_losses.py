@@ -44,12 +44,21 @@ def sweep(tmp_path: Path) -> Path:
 
 def test_a_sweep_means_its_points_in_the_order_in_which_they_began(sweep: Path, tmp_path: Path) -> None:
     alone = ran(tmp_path / "alone", [*GPIPE, "precision=fp64", "engine.checkpoint=never"], [3.0])
-    found, skipped = losses.curves([alone, sweep])
+    found, skipped, agreed = losses.curves([alone, sweep])
     assert not skipped and found == [
-        Curve("engine=gpipe model=unet precision=fp64", (3.0,)),
-        Curve("engine=single model=unet precision=fp64", (4.0, 2.0, 1.0)),
-        Curve("engine=single model=unet precision=fp32", (4.0, 2.5, 1.0)),
+        Curve("engine=gpipe precision=fp64", (3.0,)),
+        Curve("engine=single precision=fp64", (4.0, 2.0, 1.0)),
+        Curve("engine=single precision=fp32", (4.0, 2.5, 1.0)),
     ]
+    assert agreed == "model=unet batch.size=16 batch.micro_batches=8"
+    assert losses.curves([alone])[2] == "batch.size=16 batch.micro_batches=8 precision=fp64", "its title has the rest"
+
+
+def test_runs_that_differ_in_nothing_have_their_folders_as_labels(tmp_path: Path) -> None:
+    folders = [ran(tmp_path / name, GPIPE, [3.0]) for name in ("a", "b")]
+    found, _, agreed = losses.curves(folders)
+    assert [curve.title for curve in found] == ["a", "b"]
+    assert agreed.startswith("engine=gpipe model=unet ")
 
 
 def test_differences_are_relative_and_of_the_steps_that_both_have() -> None:
@@ -67,6 +76,7 @@ def test_command_prints_the_largest_difference_from_the_first(
     assert losses.main([str(sweep), str(same), "--out", str(out), "--titles", "x, y,another"]) == 0
     assert Image.open(out).size == (1200, 700)
     assert capsys.readouterr().out.splitlines() == [
+        "all runs: model=unet batch.size=16 batch.micro_batches=8",
         "run      steps  first loss   last loss  largest difference from the first run",
         "x            3    4.000000    1.000000",
         "y            3    4.000000    1.000000  2.00e-01 at step 1",
@@ -76,32 +86,56 @@ def test_command_prints_the_largest_difference_from_the_first(
 
 
 def test_what_the_picture_shows() -> None:
-    """Of equal curves the later one is the narrower. Where there is no difference, there is a gap."""
+    """The first run is wide, what is equal to it is on it. Where there is no difference, there is a gap."""
     curves = [Curve("$first", (4.0, 2.0, 1.0)), Curve("second", (4.0, 2.5, 1.0)), Curve("third", (4.0, 2.0))]
-    above, below = losses.figure(curves, [("entropy", 3.26), ("other", 0.5)]).axes
+    drawn = losses.figure(curves, [("entropy", 3.26), ("other", 0.5)], "model=$unet")
+    above, below = drawn.axes
     lines = above.get_lines()
     assert [list(line.get_ydata()) for line in lines] == [[4, 2, 1], [4, 2.5, 1], [4, 2], [3.26] * 2, [0.5] * 2]
-    widths = [line.get_linewidth() for line in lines[:3]]
-    assert widths == sorted(set(widths), reverse=True)
+    assert lines[0].get_linewidth() > 2 * lines[1].get_linewidth()
     assert len({to_hex(line.get_color()) for line in lines[:3]}) == 3
-    assert [text.get_text() for text in above.get_legend().get_texts()] == ["$first", "second", "third"]
+    assert [text.get_text() for text in drawn.legends[0].get_texts()] == [
+        "$first (the first run)", "second", "third (no difference)"
+    ]  # fmt: skip
+    assert (drawn.get_suptitle(), above.get_legend(), below.get_legend()) == ("model=$unet", None, None)
     assert [text.get_text() for text in above.texts] == ["entropy 3.26", "other 0.5"]
-    assert [str(line.get_ydata().tolist()) for line in below.get_lines()] == ["[nan, 0.2, nan]", "[nan, nan]"]
-    assert [line.get_color() for line in below.get_lines()] == [line.get_color() for line in lines[1:3]]
+    differences = [line for line in below.get_lines() if line.get_linestyle() != "None"]
+    assert [str(line.get_ydata().tolist()) for line in differences] == ["[nan, 0.2, nan]", "[nan, nan]"]
+    assert [line.get_color() for line in differences] == [line.get_color() for line in lines[1:3]]
+    assert below.get_lines()[1].get_markevery() == [1], "a lonely point has a mark"
     assert (below.get_yscale(), below.get_xlabel(), above.get_ylabel()) == ("log", "step", "loss")
+
+
+def test_the_legend_of_many_runs_hides_no_curve() -> None:
+    """It is below the panels, which stay as high: the picture grows."""
+    curves = [
+        Curve(f"engine=number_{n} checkpoint=except_last micro_batches=8", (4.0, 2.0 + n / 10)) for n in range(13)
+    ]
+    few, many = losses.figure(curves[:2]), losses.figure(curves)
+    for drawn in (few, many):
+        drawn.canvas.draw()
+        assert drawn.legends[0].get_window_extent().y1 <= min(axes.bbox.y0 for axes in drawn.axes)
+    assert many.axes[0].bbox.height == pytest.approx(few.axes[0].bbox.height, rel=0.1)
+    handles = many.legends[0].legend_handles
+    assert len({(line.get_color(), line.get_linestyle()) for line in handles}) == 13
 
 
 def test_one_run_has_nothing_to_be_compared_with(sweep: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = sweep / "losses.png"
     assert losses.main([str(sweep / "b"), "--out", str(out), "--level", "unigram entropy=3.26"]) == 0
-    assert len(capsys.readouterr().out.splitlines()) == 3
-    assert len(losses.figure(losses.curves([sweep / "b"])[0]).axes) == 1
+    assert len(capsys.readouterr().out.splitlines()) == 4
+    drawn = losses.figure(losses.curves([sweep / "b"])[0], title="batch.size=16")
+    assert len(drawn.axes) == 1 and not drawn.legends
+    assert drawn.get_suptitle() == "engine=single model=unet batch.size=16"
 
 
 def test_runs_without_any_difference_can_be_drawn(tmp_path: Path) -> None:
     curve = Curve("same", (1.0, 2.0))
     losses.draw([curve, curve], tmp_path / "x.png")
     assert (tmp_path / "x.png").exists()
+    assert [text.get_text() for text in losses.figure([curve, curve]).axes[1].texts] == [
+        "no run differs from the first one"
+    ]
 
 
 def test_everything_that_is_missing_is_reported_at_once(

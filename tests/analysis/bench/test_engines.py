@@ -36,7 +36,9 @@ def test_a_race_has_a_row_for_each_whose_engine_is_there(monkeypatch: pytest.Mon
     assert rows[0]["speed / single"] == 1.0
     drawn = race_picture.figure(rows)
     assert drawn
-    assert [text.get_text() for text in drawn.axes[0].get_yticklabels()] == ["ddp", "gpipe", "single"]
+    upwards = sorted(rows[:3], key=lambda row: row["speed / single"])
+    assert [text.get_text() for text in drawn.axes[0].get_yticklabels()] == [row["entry"] for row in upwards]
+    assert {(row["batch"], row["micro-batch"]) for row in rows} == {(8, 2)}
 
 
 def test_the_figures_of_a_row() -> None:

@@ -84,5 +84,6 @@ def test_of_all_schemes(source: Any) -> None:
 
 
 def test_of_the_race() -> None:
-    figure = race_plot.figure(results.load()["race"]["rows"])
+    race = results.load()["race"]
+    figure = race_plot.figure(race["rows"], race["manifest"])
     assert figure and overlaps(figure) == []

@@ -26,30 +26,40 @@ def test_a_panel_for_each_model_and_a_bar_for_each_that_finished() -> None:
     panels = race_plot.figure(ROWS).axes
     assert [axes.get_title() for axes in panels] == ["A", "B"]
     names = [text.get_text() for text in panels[0].get_yticklabels()]
-    assert names == ["other", "gpipe", "single"]
-    bars = [
-        {names[round(bar.get_y() + bar.get_height() / 2)]: bar.get_width() for bar in axes.patches} for axes in panels
-    ]
-    assert bars == [{"single": 1.0, "gpipe": 2.0}, {"single": 1.0, "other": 0.5}]
-    assert [[text.get_text() for text in axes.texts] for axes in panels] == [
-        ["1.00", "2.00", "failed"], ["1.00", "0.50", "refused"]
-    ]  # fmt: skip
-    places = [axes.texts[2].get_position()[1] for axes in panels]
-    assert [names[round(place)] for place in places] == ["other", "gpipe"]
+    assert names == ["other", "single", "gpipe"], "the fastest above, those without a speed below"
+    assert [text.get_text() for text in panels[1].get_yticklabels()] == ["gpipe", "other", "single"]
+    for axes, speeds, written in (
+        (panels[0], {1: 1.0, 2: 2.0}, ["failed", "1.00", "2.00"]),
+        (panels[1], {1: 0.5, 2: 1.0}, ["refused", "0.50", "1.00"]),
+    ):
+        bars = {round(bar.get_y() + bar.get_height() / 2): bar.get_width() for bar in axes.patches}
+        assert bars == speeds
+        assert [text.get_text() for text in axes.texts] == written
+        assert [text.get_position()[1] for text in axes.texts] == [0, 1, 2]
     assert all(axes.get_xlim()[1] > 2.0 for axes in panels)
 
 
 def test_black_lines_are_the_quartiles_as_speeds() -> None:
     lines = race_plot.figure(ROWS).axes[0].get_lines()
     assert [list(line.get_xdata()) for line in lines] == [[0.5, 2.0], [1.6, 2.5], [1.0, 1.0]]
-    assert [list(line.get_ydata()) for line in lines[:2]] == [[2, 2], [1, 1]]
+    assert [list(line.get_ydata()) for line in lines[:2]] == [[1, 1], [2, 2]]
 
 
 def test_colours_distinguish_ours_from_one_device_and_from_other_libraries() -> None:
     first, second = race_plot.figure(ROWS).axes
     colours = [tuple(bar.get_facecolor()) for bar in (*first.patches, *second.patches)]
-    assert colours[0] == colours[2]
+    assert colours[0] == colours[3]
     assert len(set(colours)) == 3
+
+
+def test_titles_have_machine_and_batch() -> None:
+    machine = {"cores_allowed": 4, "cpu": "Some CPU"}
+    rows = [row | {"batch": 16, "micro-batch": 2, "peak memory": 2**20} for row in ROWS]
+    drawn = race_plot.figure(rows, {"gpus": [], "machine": machine})
+    assert "4 cores (Some CPU)" in " ".join(drawn.get_suptitle().split())
+    assert drawn.axes[0].get_title() == "A\nbatch 16, micro-batches of 2"
+    assert [text.get_text() for text in drawn.axes[0].texts] == ["failed", "1.00   1.0 MiB", "2.00   1.0 MiB"]
+    assert "2 GPUs (H100)" in race_plot.figure(rows, {"gpus": [{"name": "H100"}]}).get_suptitle()
 
 
 def test_it_is_written_as_a_png(tmp_path: Path) -> None:
@@ -58,7 +68,7 @@ def test_it_is_written_as_a_png(tmp_path: Path) -> None:
     style.write(drawn, tmp_path / "race.png")
     with Image.open(tmp_path / "race.png") as image:
         assert image.format == "PNG"
-        assert image.width == 1300
+        assert image.width == 920
 
 
 def test_nothing_is_drawn_of_rows_without_a_speed() -> None:

@@ -10,7 +10,7 @@ from matplotlib.colors import to_rgb
 from harness.core.pattern import Pattern
 from harness.core.plan import Mesh, Plan, Stage
 from harness.core.record import RunRecord
-from harness.report import pattern_plot
+from harness.report import pattern_plot, pattern_text
 from harness.report.pattern_plot import draw, figure, headline, label, trace
 from harness.report.pattern_text import SHOWN
 from harness.report.timeline_layout import WIDTH_PX
@@ -71,7 +71,9 @@ def test_axes_are_right_for_small_models_too() -> None:
     tiny = Pattern(3e-6, tuple(replace(p, start_s=p.start_s * 1e-6) for p in TWO.ops))
     seconds = {name: 1e-6 * took for name, took in TWO_S.items()}
     axes = figure(tiny, seconds, [500, 3000], [1000, 2000], 10**9).axes
-    assert [one.get_xlabel() for one in axes] == ["", "", "ms"] and axes[-1].get_xlim() == pytest.approx((0, 0.006))
+    assert [one.get_xlabel() for one in axes] == ["", "", "time (ms)"] and axes[-1].get_xlim() == pytest.approx(
+        (0, 0.006)
+    )
     assert [one.get_ylabel() for one in axes[1:]] == ["device 0\nkB", "device 1\nkB"]
     assert axes[1].get_ylim() == axes[2].get_ylim() == (0, 1.15 * 5000)
     near = figure(tiny, seconds, [500, 3000], [1000, 2000], {0: 10**6, 1: 10**4}).axes
@@ -110,7 +112,8 @@ def test_no_text_overlaps_another_one() -> None:
     drawn = figure(pattern_of(CHAIN, [0] * 16), CHAIN.durations(), [4] * 4, [9] * 3, 12, "planner=madpipe, 3 devices")
     drawn.canvas.draw()
     texts = [text for axes in drawn.axes for text in axes.texts if text.get_text()]
-    texts += [*drawn.texts, *drawn.axes[0].get_legend().get_texts()]
+    texts += [*drawn.texts, *drawn.axes[0].get_legend().get_texts(), *drawn.legends[0].get_texts()]
+    assert {pattern_text.LEGEND, "memory of micro-batches"} <= {text.get_text() for text in texts}
     extents = [text.get_window_extent() for text in texts]
     width = drawn.bbox.width
     assert all(extent.x0 >= 0 and extent.x1 <= width for extent in extents)
