@@ -1,8 +1,13 @@
-"""The processes of a test."""
+"""The processes of a test, and what they leave in shared memory."""
 
 from __future__ import annotations
 
+import os
+import time
 from pathlib import Path
+
+SHARED_MEMORY = Path("/dev/shm")
+SOON_S = 10.0
 
 
 def children() -> set[int]:
@@ -19,3 +24,17 @@ def there(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
+
+
+def shared_memory() -> set[str]:
+    """The files of MPI and torch in shared memory."""
+    return {name for name in os.listdir(SHARED_MEMORY) if name.startswith(("mpich", "ucx", "torch_"))}
+
+
+def left_in_shared_memory(before: set[str]) -> set[str]:
+    """Files that are there since `before`, and stay: those of a test that runs at the same time go again."""
+    left, deadline = shared_memory() - before, time.monotonic() + SOON_S
+    while left and time.monotonic() < deadline:
+        time.sleep(0.05)
+        left &= shared_memory()
+    return left

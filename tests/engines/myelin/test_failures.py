@@ -17,24 +17,20 @@ from harness.launch.forked_ranks import RankKilled
 from tests.engines import networks
 from tests.engines.myelin.cases import case
 from tests.engines.networks import Network
-from tests.support.processes import children
+from tests.support.processes import children, left_in_shared_memory, shared_memory
 from tests.support.sessions import run_session
 
 SOON_S = 10.0
 M = 4
 
 
-def left_over() -> set[str]:
-    return {name for name in os.listdir("/dev/shm") if name.startswith(("mpich", "ucx", "torch_"))}
-
-
 @pytest.fixture(autouse=True)
 def nothing_stays() -> Any:
-    files, processes, began = left_over(), children(), time.monotonic()
+    files, processes, began = shared_memory(), children(), time.monotonic()
     yield
-    assert left_over() <= files
-    assert children() <= processes
     assert time.monotonic() - began < SOON_S
+    assert children() <= processes
+    assert left_in_shared_memory(files) == set()
 
 
 def failing(transport: str, rank: int, at: int, forward: bool, what: Callable[[], object]) -> None:

@@ -18,21 +18,17 @@ import torch.distributed as dist
 from harness.launch import forked_ranks, mpi
 from harness.launch.forked_ranks import RankKilled
 from tests.problems import row
-from tests.support.processes import children
+from tests.support.processes import children, left_in_shared_memory, shared_memory
 
 SOON_S = 10.0
 
 
-def shared() -> set[str]:
-    return {name for name in os.listdir("/dev/shm") if name.startswith(("mpich", "ucx"))}
-
-
 @pytest.fixture(autouse=True)
 def nothing_left() -> Any:
-    files, processes = shared(), children()
+    files, processes = shared_memory(), children()
     yield
-    assert shared() <= files
     assert children() <= processes
+    assert left_in_shared_memory(files) == set()
 
 
 def passed_round() -> tuple[int, float, float]:
@@ -109,7 +105,7 @@ def test_a_rank_that_ends_before_the_world_is_there(monkeypatch: pytest.MonkeyPa
     """Its shared memory has a name then: the host removes it."""
 
     def in_rank() -> None:
-        assert shared()
+        assert shared_memory()
         raise ValueError("before")
 
     monkeypatch.setattr(mpi, "unlink_own_memory", in_rank)
