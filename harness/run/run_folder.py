@@ -33,7 +33,7 @@ from harness.core.serialization import SchemaError, finite
 from harness.launch.failure import Failure
 from harness.run import checkpoint_files, folder_lock
 from harness.run.folder_lock import Busy, Lock
-from harness.run.resume import Resumed
+from harness.run.resume import Resumed, is_finished
 
 NEW = ".new"
 
@@ -213,8 +213,7 @@ def has_trained(folder: Path) -> bool:
         record = RunRecord.load(folder / RECORD)
     except (SchemaError, OSError):
         return checkpoint_files.has_usable(folder)
-    finished = record.status == "ok" and record.config.get("mode") == "run"
-    return finished or bool(checkpoint_files.steps(folder))
+    return is_finished(record) or bool(checkpoint_files.steps(folder))
 
 
 def clear_refused(folder: Path) -> None:
