@@ -32,6 +32,34 @@ ENTRY = re.compile(r"([\w.-]+)(@\w+)?", re.ASCII)
 """An entry of `defaults`: a name, and where its keys go ("_given@planner")."""
 
 
+def missing(group: str, name: str, folders: Sequence[Path]) -> set[str]:
+    """The keys to which a choice says `???`, "to be given": Hydra takes the default for these. A file based on another
+    one gives what that misses, and the reverse."""
+    path = find(group, name, folders)
+    if path is None:
+        return set()
+    content = read(path)
+    found: set[str] = set()
+    entries = content.pop("defaults", [])
+    for entry in entries if "_self_" in entries else [*entries, "_self_"]:
+        if entry == "_self_":
+            keys = dict(_leaves(content, "" if any(_header(path)) else f"{group}."))
+            found = {key for key in found if key not in keys} | {key for key, value in keys.items() if value == "???"}
+        elif elsewhere := _override(entry):
+            found |= missing(*elsewhere, folders)
+        elif match := ENTRY.fullmatch(entry):
+            found |= missing(group, match[1], folders)
+    return found
+
+
+def _leaves(content: dict[Any, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    for key, value in content.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
 def check_choice(group: str, name: str, folders: Sequence[Path], above: tuple[Path, ...] = ()) -> None:
     """Raise CannotRun for a choice that Hydra cannot compose. The first of the `folders` that has GROUP/NAME.yaml
     counts; the files `above` bring this choice."""
