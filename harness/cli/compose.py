@@ -152,7 +152,7 @@ def _composed(choices: tuple[str, ...]) -> bytes:
     try:
         config = hydra.compose("config", list(choices))
     except (HydraException, OmegaConfBaseException) as error:
-        reason = f"{error.__cause__ or error}".partition("\n\n")[0]
+        reason = _reason(f"{error.__cause__ or error}".partition("\n\n")[0])
         paths = (choice_files.find(group, name, folders[1:]) for group, name in typed.items())
         where = ", ".join(map(str, filter(None, paths))) or str(CONF)
         raise CannotRun([Problem(where, None, " ".join(reason.split()))]) from error
@@ -160,6 +160,14 @@ def _composed(choices: tuple[str, ...]) -> bytes:
         OmegaConf.update(config, key, "???")
     refuse([problem for group in registry.GROUPS if (problem := _other_schema(config, group, typed.get(group)))])
     return pickle.dumps(config)
+
+
+def _reason(text: str) -> str:
+    """What OmegaConf says, without the names of Hydra's and of this project's types, and with the key in front."""
+    lines = [line.strip() for line in text.splitlines()]
+    said = [line for line in lines if not line.startswith(("In '", "full_key:", "object_type="))]
+    keys = [line.partition(":")[2].strip() for line in lines if line.startswith("full_key:")]
+    return ": ".join(filter(None, [*keys, " ".join(said)]))
 
 
 def _other_schema(config: DictConfig, group: str, name: str | None) -> Problem | None:

@@ -72,3 +72,10 @@ def test_a_missing_name(group: str, schema: str, hint: str, folder: Path) -> Non
     write(folder, f"{group}/q", f"defaults: [_{schema}, _self_]\nname: ???\n")
     [problem] = problems(f"{group}=q")
     assert (problem.key, problem.hint) == (group, hint)
+
+
+def test_a_wrong_type_is_said_without_the_names_of_types(folder: Path) -> None:
+    write(folder, "cluster/q", "defaults: [_cluster, _self_]\nname: mine\ndevices: many\n")
+    [problem] = problems("cluster=q")
+    assert problem.key == str(folder / "cluster/q.yaml")
+    assert problem.message == "cluster.devices: Value 'many' of type 'str' could not be converted to Integer"
