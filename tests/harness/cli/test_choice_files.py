@@ -79,3 +79,25 @@ def test_a_wrong_type_is_said_without_the_names_of_types(folder: Path) -> None:
     [problem] = problems("cluster=q")
     assert problem.key == str(folder / "cluster/q.yaml")
     assert problem.message == "cluster.devices: Value 'many' of type 'str' could not be converted to Integer"
+
+
+@pytest.mark.parametrize(
+    ("text", "right"),
+    [
+        ("# @package _global_\ndefaults: [_cluster, _self_]\nname: x\n", "defaults: [_cluster, _self_]\nname: x\n"),
+        ("# @package foo\nname: x\n", "defaults: [_cluster, _self_]\nname: x\n"),
+        ("# @package foo\ncluster:\n  name: x\n", "# @package _global_\ndefaults: [_cluster@cluster, _self_]\ncluster:\n  name: x\n"),
+        ("# @package _global_\ncluster:\n  name: x\n", "# @package _global_\ndefaults: [_cluster@cluster, _self_]\ncluster:\n  name: x\n"),
+    ],
+)  # fmt: skip
+def test_the_advice_on_packages_works(text: str, right: str, folder: Path) -> None:
+    write(folder, "cluster/q", text)
+    [problem] = problems("cluster=q")
+    lines = right.splitlines()
+    assert [line for line in lines[:2] if "defaults" in line][0] in problem.hint
+    if lines[0].startswith("#"):
+        assert lines[0] in problem.hint or text.startswith(lines[0])
+    else:
+        assert "no such line" in problem.hint
+    write(folder, "cluster/q", right)
+    assert compose(["cluster=q"]).cluster.name == "x"
