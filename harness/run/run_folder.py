@@ -50,7 +50,7 @@ def make_folder(out: str | None, record_id: str) -> Path:
     date = f"{record_id[:4]}-{record_id[4:6]}-{record_id[6:8]}"
     folder = Path(out) if out else Path("runs") / date / record_id
     if out:
-        _refuse_inside_a_run(folder)
+        refuse_inside_a_run(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -66,7 +66,7 @@ def make_folder(out: str | None, record_id: str) -> Path:
     return folder.resolve()
 
 
-def _refuse_inside_a_run(folder: Path) -> None:
+def refuse_inside_a_run(folder: Path) -> None:
     """Raise CannotRun where a folder above has a run, whose next start removes its files."""
     try:
         above = folder.resolve().parents
