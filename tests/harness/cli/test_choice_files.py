@@ -35,6 +35,8 @@ def problems(*overrides: str) -> list[Problem]:
     return refused(caught)
 
 
+IN_A_RUN = "# @package _global_\ndefaults: [_cluster@cluster, _self_]\ncluster:\n  name: x\n"
+GIVEN = "# @package _global_\ndefaults: [_given@planner, _self_]\nplanner:\n  name: given\n  balance: ???\n"
 MISSING = "defaults: [_cluster, _self_]\nname: mine\ndevices: ???\nmemory_gb: ???\n"
 
 
@@ -45,7 +47,7 @@ MISSING = "defaults: [_cluster, _self_]\nname: mine\ndevices: ???\nmemory_gb: ??
         ("engine/q", "defaults: [_gpipe, _self_]\nname: gpipe\nportals: ???\n", ["engine.portals"]),
         ("model/q", "defaults: [_unet, _self_]\nname: unet\nchannels: ???\n", ["model.channels"]),
         ("data/q", "defaults: [_text, _self_]\nname: text\nfile: ???\n", ["data.file"]),
-        ("planner/q", "# @package _global_\ndefaults: [_given@planner, _self_]\nplanner:\n  name: given\n  balance: ???\n", ["planner.balance"]),
+        ("planner/q", GIVEN, ["planner.balance"]),
         ("precision/q", "defaults: [_precision, _self_]\ndtype: ???\n", ["precision.dtype"]),
     ],
 )  # fmt: skip
@@ -86,15 +88,15 @@ def test_a_wrong_type_is_said_without_the_names_of_types(folder: Path) -> None:
     [
         ("# @package _global_\ndefaults: [_cluster, _self_]\nname: x\n", "defaults: [_cluster, _self_]\nname: x\n"),
         ("# @package foo\nname: x\n", "defaults: [_cluster, _self_]\nname: x\n"),
-        ("# @package foo\ncluster:\n  name: x\n", "# @package _global_\ndefaults: [_cluster@cluster, _self_]\ncluster:\n  name: x\n"),
-        ("# @package _global_\ncluster:\n  name: x\n", "# @package _global_\ndefaults: [_cluster@cluster, _self_]\ncluster:\n  name: x\n"),
+        ("# @package foo\ncluster:\n  name: x\n", IN_A_RUN),
+        ("# @package _global_\ncluster:\n  name: x\n", IN_A_RUN),
     ],
 )  # fmt: skip
 def test_the_advice_on_packages_works(text: str, right: str, folder: Path) -> None:
     write(folder, "cluster/q", text)
     [problem] = problems("cluster=q")
     lines = right.splitlines()
-    assert [line for line in lines[:2] if "defaults" in line][0] in problem.hint
+    assert next(line for line in lines if "defaults" in line) in problem.hint
     if lines[0].startswith("#"):
         assert lines[0] in problem.hint or text.startswith(lines[0])
     else:

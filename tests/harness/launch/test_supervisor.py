@@ -368,7 +368,9 @@ def test_this_machine_is_measured_and_kept(tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize(
-    ("action", "result"), [("train", "result.json"), ("train", "stop"), ("profile", "profile.json"), ("count", "profile.json"), ("machine", "machine.json"), ("calibrate", "timings.json")]
+    ("action", "result"),
+    [("train", "result.json"), ("train", "stop"), ("profile", "profile.json"), ("count", "profile.json"),
+     ("machine", "machine.json"), ("calibrate", "timings.json")],
 )  # fmt: skip
 def test_a_worker_without_a_result_has_not_done_its_work(tmp_path, monkeypatch, action, result):
     """`os._exit(0)` in a user's code is no good end; an old result is none of this worker's."""
