@@ -22,6 +22,7 @@ from collections.abc import Mapping, Sequence  # noqa: E402
 
 from harness.core.problem import CannotRun, Problem  # noqa: E402
 from harness.core.record import EXIT_CODES  # noqa: E402
+from harness.host import output  # noqa: E402
 
 ALONE = {"SLURM_STEP_NUM_TASKS": 1, "SLURM_PROCID": 0, "PMI_SIZE": 1, "OMPI_COMM_WORLD_SIZE": 1, "WORLD_SIZE": 1}
 """Variables that srun, mpiexec and torchrun set for a process that is alone; SLURM_NTASKS is the whole job's, also in
@@ -41,7 +42,7 @@ def main(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) 
             from harness.cli import help
 
             print(help.text())
-            return 0
+            return output.code(0)
         if options.multirun:
             from harness.sweep import local
 
@@ -53,7 +54,7 @@ def main(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) 
             from omegaconf import OmegaConf
 
             print(OmegaConf.to_yaml(config), end="")
-            return 0
+            return output.code(0)
         from harness.run import runner
 
         return EXIT_CODES[runner.run(config, options.overrides).status]
@@ -91,6 +92,7 @@ def _refuse_many_ranks(environment: Mapping[str, str]) -> None:
 
 
 if __name__ == "__main__":
+    output.protect()
     code = main(sys.argv[1:])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the run has ended, Ctrl-C does not change how
     sys.exit(code)

@@ -1,5 +1,5 @@
 """What is made of records: pages of the papers, tables, figures, claims, benchmarks, the report."""
 
-from harness.host import interrupt
+from harness.host import command
 
-interrupt.of_command()
+command.of_command()

@@ -10,12 +10,15 @@ and the others continue. The output of each is in runs/tables/SWEEP.log.
 from __future__ import annotations
 
 import argparse
+import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import repeat
 from pathlib import Path
 
 from harness.config import registry
@@ -24,6 +27,7 @@ from harness.launch import die_with_parent
 
 LOGS = Path("runs") / "tables"
 AT_ONCE = 2
+POLL_S = 0.1
 
 
 @dataclass(frozen=True)
@@ -108,14 +112,24 @@ def chosen(jobs: Iterable[Job], full: bool) -> list[Job]:
 
 
 def run(jobs: Iterable[Job], at_once: int) -> list[str]:
-    """Run the jobs, so many at a time, and print the end of each; returns the names of those that failed."""
+    """Run the jobs, so many at a time, and print the end of each; returns the names of those that failed.
+
+    Ctrl-C ends them all, in order: each gets it, too.
+    """
+    stop = threading.Event()
     with ThreadPoolExecutor(at_once) as pool:
-        ended = list(pool.map(_run, jobs))
+        try:
+            ended = list(pool.map(_run, jobs, repeat(stop)))
+        except KeyboardInterrupt:
+            stop.set()
+            raise
     return [name for name in ended if name]
 
 
-def _run(job: Job) -> str:
-    """The job's name if it failed, else nothing."""
+def _run(job: Job, stop: threading.Event) -> str:
+    """The job's name if it failed, else nothing. It is ended, or not begun, where it is to `stop`."""
+    if stop.is_set():
+        return job.name
     log, began_s = LOGS / f"{job.name.replace(' ', '_')}.log", time.monotonic()
     with log.open("wb") as output:
         process = subprocess.Popen(
@@ -125,7 +139,11 @@ def _run(job: Job) -> str:
             stdout=output,
             stderr=output,
         )
-        code = process.wait()
+        while (code := process.poll()) is None:
+            if stop.wait(POLL_S):
+                process.send_signal(signal.SIGINT)
+                code = process.wait()
+                break
     how = "ok" if code == 0 else f"ended with {code}, see {log}"
     print(f"{job.name:<28} {units.seconds(time.monotonic() - began_s):>9}   {how}", flush=True)
     return job.name if code else ""

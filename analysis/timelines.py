@@ -38,6 +38,8 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--step", type=int, metavar="K", help="of the measured steps, from 0; the last one by default")
     parser.add_argument("--titles", type=listed, metavar='"A,B"', help="one for each run, in place of what differs")
     options = parser.parse_args(arguments)
+    if options.out.is_dir():
+        parser.error(f"argument --out: {options.out} is a folder, it must be a file")
     try:
         drawn = panels(options.folders, options.step, options.titles)
         draw_panels(drawn, options.out)

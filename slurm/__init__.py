@@ -1,5 +1,5 @@
 """Sweeps as Slurm arrays: `python -m slurm.submit +sweeps=NAME`, then `python -m slurm.status FOLDER`."""
 
-from harness.host import interrupt
+from harness.host import command
 
-interrupt.of_command()
+command.of_command()

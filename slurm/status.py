@@ -129,7 +129,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("python -m slurm.status", description=__doc__, allow_abbrev=False)
     parser.add_argument("folder", metavar="FOLDER")
     parser.add_argument("--only", metavar="STATES", help=",".join(STATES))
-    parser.add_argument("settings", nargs="*", metavar="slurm.key=value")
+    parser.add_argument("settings", nargs="*", default=[], metavar="slurm.key=value")
     return parser
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from harness.core.problem import CannotRun, Problem
 from harness.core.record import EXIT_CODES, RunRecord
+from harness.host import command
 from harness.launch.signals import preemptible
 from harness.run.folder_lock import Busy
 from harness.sweep import local, run_point
@@ -104,4 +105,5 @@ def _checkpoints(folder: Path) -> set[str]:
 
 
 if __name__ == "__main__":
+    command.keep_code()
     sys.exit(main(sys.argv[1:]))

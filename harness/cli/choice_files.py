@@ -9,6 +9,7 @@ Hydra raises errors of many kinds for a file that it cannot take; here each faul
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import os
 import re
@@ -21,6 +22,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from harness.config import registry
+from harness.config.schema import Config
 from harness.core import files
 from harness.core.problem import CannotRun, Problem
 from harness.core.serialization import DEEPEST, MOST_DIGITS
@@ -32,6 +34,34 @@ ENTRY = re.compile(r"([\w.-]+)(@\w+)?", re.ASCII)
 """An entry of `defaults`: a name, and where its keys go ("_given@planner")."""
 
 
+def missing(group: str, name: str, folders: Sequence[Path]) -> set[str]:
+    """The keys to which a choice says `???`, "to be given": Hydra takes the default for these. A file based on another
+    one gives what that misses, and the reverse."""
+    path = find(group, name, folders)
+    if path is None:
+        return set()
+    content = read(path)
+    found: set[str] = set()
+    entries = content.pop("defaults", [])
+    for entry in entries if "_self_" in entries else [*entries, "_self_"]:
+        if entry == "_self_":
+            keys = dict(_leaves(content, "" if any(_header(path)) else f"{group}."))
+            found = {key for key in found if key not in keys} | {key for key, value in keys.items() if value == "???"}
+        elif elsewhere := _override(entry):
+            found |= missing(*elsewhere, folders)
+        elif match := ENTRY.fullmatch(entry):
+            found |= missing(group, match[1], folders)
+    return found
+
+
+def _leaves(content: dict[Any, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    for key, value in content.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
 def check_choice(group: str, name: str, folders: Sequence[Path], above: tuple[Path, ...] = ()) -> None:
     """Raise CannotRun for a choice that Hydra cannot compose. The first of the `folders` that has GROUP/NAME.yaml
     counts; the files `above` bring this choice."""
@@ -41,7 +71,7 @@ def check_choice(group: str, name: str, folders: Sequence[Path], above: tuple[Pa
     found = _schemas(group, path, folders, above)
     if len(found) != 1:
         names = ", ".join(sorted(found)) or "none"
-        raise _fault(path, f"needs one schema among its defaults, it has {names}", example(group))
+        raise _fault(path, f"needs one schema among its defaults, it has {names}", _example_for(group, path))
 
 
 def read(path: Path) -> dict[Any, Any]:
@@ -73,12 +103,10 @@ def read(path: Path) -> dict[Any, Any]:
 def _schemas(group: str, path: Path, folders: Sequence[Path], above: tuple[Path, ...]) -> set[str]:
     """The schemas that a choice has among its defaults, and among the defaults of these."""
     content = read(path)
-    for line in _header(path):
-        if line != PACKAGE:
-            raise _fault(path, f"begins with {line}", PACKAGE)
+    _check_header(group, path, content)
     defaults = content.get("defaults", [])
     if not isinstance(defaults, list):
-        raise _fault(path, f"has defaults that are no list: {defaults!r:.60}", example(group))
+        raise _fault(path, f"has defaults that are no list: {defaults!r:.60}", _example_for(group, path))
     found: set[str] = set()
     chain = (*above, path)
     for entry in defaults:
@@ -88,7 +116,7 @@ def _schemas(group: str, path: Path, folders: Sequence[Path], above: tuple[Path,
             check_choice(*elsewhere, folders, chain)
             continue
         if not match:
-            raise _fault(path, f"has {entry!r:.60} among its defaults, which is no name", example(group))
+            raise _fault(path, f"has {entry!r:.60} among its defaults, which is no name", _example_for(group, path))
         name = match[1]
         if name == "_self_":
             continue
@@ -99,11 +127,24 @@ def _schemas(group: str, path: Path, folders: Sequence[Path], above: tuple[Path,
         other = find(group, name, folders)
         if other is None or other in chain:
             why = "which is based on it" if other else f"which is no choice of {group}"
-            raise _fault(path, f"has {name} among its defaults, {why}", example(group))
+            raise _fault(path, f"has {name} among its defaults, {why}", _example_for(group, path))
         if not any(_header(other)):
             _check_place(group, path, entry, name)
         found |= _schemas(group, other, folders, chain)
     return found
+
+
+def _check_header(group: str, path: Path, content: dict[Any, Any]) -> None:
+    """The keys of a file are its group's own, or below `PACKAGE` those of a run: the advice follows from them."""
+    of_run = {field.name for field in dataclasses.fields(Config)} | {"defaults"}
+    others = [str(key) for key in content if key not in of_run]
+    whole = not others and len(content.keys() - {"defaults"}) > 0
+    for line in _header(path):
+        if whole and line != PACKAGE:
+            raise _fault(path, f"begins with {line}", f"{PACKAGE}, and {_placed(group)}")
+        if not whole and (line != PACKAGE or others):
+            why = f", and {others[0]} is no key of a run" if line == PACKAGE else ""
+            raise _fault(path, f"begins with {line}{why}", f"no such line, and {example(group)}")
 
 
 def _check_place(group: str, path: Path, entry: str, name: str) -> None:
@@ -184,6 +225,15 @@ def example(group: str) -> str:
     """defaults: [_cluster, _self_]; of a group of plug-ins with their names."""
     names = sorted(name for owner, name in registry.schemas() if owner == group)
     return f"defaults: [_{names[0]}, _self_]" + (f", or of {', '.join(names[1:])}" if names[1:] else "")
+
+
+def _placed(group: str) -> str:
+    """The same below `PACKAGE`: defaults: [_cluster@cluster, _self_]."""
+    return re.sub(r"\[(\w+),", rf"[\1@{group},", example(group))
+
+
+def _example_for(group: str, path: Path) -> str:
+    return _placed(group) if any(_header(path)) else example(group)
 
 
 def _line(path: Path, event: yaml.Event) -> str:

@@ -55,10 +55,11 @@ def compose(overrides: Sequence[str], expected: Expected | None = None) -> DictC
     choices, numbers that no run can have.
     """
     config, parsed, problems = _taken(overrides)
-    cluster_config.override_effective_values(config.cluster, [override.key_or_group for override in parsed.values])
-    problems += follow(config)
-    readable = not problems
     unresolved = _unresolved(config)
+    if not unresolved:
+        cluster_config.override_effective_values(config.cluster, [override.key_or_group for override in parsed.values])
+        problems += follow(config)
+    readable = not problems
     problems += unresolved or values.problems(config)
     if problems and readable and not unresolved:
         reported = {problem.key for problem in problems}
@@ -151,16 +152,26 @@ def _composed(choices: tuple[str, ...]) -> bytes:
     try:
         config = hydra.compose("config", list(choices))
     except (HydraException, OmegaConfBaseException) as error:
-        reason = f"{error.__cause__ or error}".partition("\n\n")[0]
+        reason = _reason(f"{error.__cause__ or error}".partition("\n\n")[0])
         paths = (choice_files.find(group, name, folders[1:]) for group, name in typed.items())
         where = ", ".join(map(str, filter(None, paths))) or str(CONF)
         raise CannotRun([Problem(where, None, " ".join(reason.split()))]) from error
+    for key in sorted({key for group, name in typed.items() for key in choice_files.missing(group, name, folders)}):
+        OmegaConf.update(config, key, "???")
     refuse([problem for group in registry.GROUPS if (problem := _other_schema(config, group, typed.get(group)))])
     return pickle.dumps(config)
 
 
+def _reason(text: str) -> str:
+    """What OmegaConf says, without the names of Hydra's and of this project's types, and with the key in front."""
+    lines = [line.strip() for line in text.splitlines()]
+    said = [line for line in lines if not line.startswith(("In '", "full_key:", "object_type="))]
+    keys = [line.partition(":")[2].strip() for line in lines if line.startswith("full_key:")]
+    return ": ".join(filter(None, [*keys, " ".join(said)]))
+
+
 def _other_schema(config: DictConfig, group: str, name: str | None) -> Problem | None:
-    """A choice whose keys are not where its group's are, or that says to be another plug-in."""
+    """A choice whose keys are not where its group's are, that has no name, or that says to be another plug-in."""
     node = config._get_node(group)
     kind = OmegaConf.get_type(node) if isinstance(node, DictConfig) else None
     owners = [plugin for (owner, plugin), schema in registry.schemas().items() if owner == group and schema is kind]
@@ -168,6 +179,8 @@ def _other_schema(config: DictConfig, group: str, name: str | None) -> Problem |
         return Problem(group, name, "has no schema of its group", hint=choice_files.example(group))
     own = owners[0]
     typed: Any = OmegaConf.to_container(node)  # a name that follows from another key is none
+    if typed.get("name") == "???":
+        return Problem(group, name, "has no name", hint=f"name: {name if group in registry.SCHEMAS else own}")
     if group in registry.SCHEMAS or typed.get("name") == own:
         return None
     return Problem(group, name, f"has another name than {own}, whose keys it has", hint=f"name: {own}")

@@ -11,6 +11,9 @@ import dataclasses
 import functools
 import importlib
 import re
+import reprlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,8 +39,14 @@ SCHEMAS = {
     "precision": ("harness.config.schema", "PrecisionConfig"),
 }
 """Groups with one dataclass for all their choices."""
-
-
+RETURNS = {
+    "engine": ("harness.interfaces.Engine", "session"),
+    "planner": ("harness.interfaces.Planner", "plan"),
+    "model": ("harness.interfaces.Model", "layers"),
+    "data": ("harness.interfaces.Data", "batch"),
+    "tracker": ("harness.trackers.Tracker", "start"),
+}
+"""What `build` of a group must return, and a method by which that is known."""
 GROUPS = (*FOLDERS, *SCHEMAS)
 """All groups of choices."""
 
@@ -82,7 +91,8 @@ def schemas() -> dict[tuple[str, str], type]:
     found: dict[tuple[str, str], type] = {}
     for plugin in _here().values():
         try:
-            config: type = importlib.import_module(plugin.module).Config
+            with _may_not_exit(plugin.path, "the module"):
+                config: type = importlib.import_module(plugin.module).Config
         except SyntaxError as error:
             raise _fault(plugin.path, f"line {error.lineno} is not Python: {error.msg}") from error
         if not (dataclasses.is_dataclass(config) and getattr(config, "name", None) == plugin.name):
@@ -107,16 +117,23 @@ def splits_matmuls(planner: str) -> bool:
 def build(group: str, node: DictConfig, *extra: Any) -> Any:
     """Build the plug-in `node.name` from its part of the configuration: what its `build(config, *extra)` returns.
 
-    The node may also come from a file: it is checked against the plug-in's Config.
+    The node may also come from a file: it is checked against the plug-in's Config. Raises CannotRun where `build` ends
+    the process, or returns something else than its group's.
     """
     settings = _config(_module(group, node), node)
-    return importlib.import_module(_here()[group, node.name].builder).build(settings, *extra)
+    builder, (wanted, method) = _here()[group, node.name].builder, RETURNS[group]
+    path = ROOT / f"{builder.replace('.', '/')}.py"
+    with _may_not_exit(path, "build()"):
+        built = importlib.import_module(builder).build(settings, *extra)
+    if not hasattr(built, method):
+        raise _fault(path, f"build() returned {_described(built)}, it must return a {wanted}")
+    return built
 
 
 def problems(group: str, node: DictConfig) -> list[Problem]:
     """Return the problems that the plug-in's own `check(config)` finds, if it has one."""
     module = _module(group, node)
-    return module.check(_config(module, node)) if hasattr(module, "check") else []
+    return _checked(module, "check", _config(module, node)) if hasattr(module, "check") else []
 
 
 def unsuited(data: DictConfig, model: DictConfig) -> list[Problem]:
@@ -127,7 +144,32 @@ def unsuited(data: DictConfig, model: DictConfig) -> list[Problem]:
     module, task = _module("data", data), getattr(_module("model", model), "TASK", None)
     if task is None or not hasattr(module, "check_model"):
         return []
-    return module.check_model(_config(module, data), task, _config(_module("model", model), model))
+    return _checked(module, "check_model", _config(module, data), task, _config(_module("model", model), model))
+
+
+def _checked(module: Any, function: str, *given: Any) -> list[Problem]:
+    """The problems that a function of a plug-in returns."""
+    path = Path(module.__file__)
+    with _may_not_exit(path, f"{function}()"):
+        found: Any = getattr(module, function)(*given)
+    others = [] if not isinstance(found, list) else [item for item in found if not isinstance(item, Problem)]
+    if others or not isinstance(found, list):
+        returned = f"a list with {_described(others[0])}" if others else _described(found)
+        raise _fault(path, f"{function}() returned {returned}, it must return a list of harness.core.problem.Problem")
+    return found
+
+
+@contextmanager
+def _may_not_exit(path: Path, function: str) -> Iterator[None]:
+    """Say of a plug-in's function that it calls sys.exit, in the place of the end of the process."""
+    try:
+        yield
+    except SystemExit as error:
+        raise _fault(path, f"{function} calls sys.exit({error.code!r}), it must return or raise an error") from error
+
+
+def _described(value: object) -> str:
+    return "None" if value is None else f"{type(value).__name__} {reprlib.repr(value)}"
 
 
 def _candidates(root: Path, folder: str) -> list[Path]:

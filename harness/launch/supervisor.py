@@ -24,7 +24,7 @@ from typing import IO
 from harness.core import files
 from harness.core.problem import CannotRun, Problem
 from harness.core.record import Status
-from harness.core.run_files import CHECKPOINTS, HANG, LOG, MACHINE, METRICS
+from harness.core.run_files import CHECKPOINTS, HANG, LOG, MACHINE, METRICS, PROFILE, RESULT, STOP, TIMINGS
 from harness.host import machine, malloc
 from harness.host.machine import Machine
 from harness.launch import die_with_parent, hang, mpi
@@ -38,6 +38,15 @@ LOG_BYTES = 256 << 20
 """A worker that prints without end does not fill the disk."""
 WATCHED = (LOG, METRICS, CHECKPOINTS)
 """The files, and the folder of files, that change while the worker makes progress."""
+RESULTS = {
+    "train": (RESULT, STOP),
+    "profile": (PROFILE,),
+    "count": (PROFILE,),
+    "machine": (MACHINE,),
+    "calibrate": (TIMINGS,),
+}
+"""What a worker leaves that has done an action, or was asked to stop: one without has ended itself, as `os._exit(0)`
+does."""
 POLL_S = 0.05
 START_S = 300.0
 """The time without progress that ends a worker, as long as few steps are measured; the most there is, too."""
@@ -85,6 +94,9 @@ def run_worker(
     """
     # -P: a module in the user's folder does not hide one of this project
     command = [sys.executable, "-P", "-m", "harness.worker", str(folder.resolve()), *action]
+    results = [folder / name for name in RESULTS.get(action[0], ())]
+    for path in results[:1]:
+        path.unlink(missing_ok=True)
     with step.cleaning_up(folder) if step else nullcontext():
         if step:
             command = [*step.command(), *command, step.token]
@@ -93,6 +105,9 @@ def run_worker(
         raise CannotRun(outcome.problems, title)
     if outcome.status != "ok":
         raise WorkerFailed(outcome)
+    if results and not any(path.exists() for path in results):
+        who = step.names.worker if step else names.worker
+        raise WorkerFailed(Outcome("error", f"{who} ended with exit code 0 before it had a result"))
 
 
 def measure_machine(folder: Path, title: str, timeout_s: float | None, kind: str) -> Machine:

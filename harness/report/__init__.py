@@ -1,5 +1,5 @@
 """Output of a run: progress, tables, timelines, periodic schedules."""
 
-from harness.host import interrupt
+from harness.host import command
 
-interrupt.of_command()
+command.of_command()

@@ -1,7 +1,8 @@
 """Whether a run resumes where an earlier start in its folder ended: from which checkpoint, with which plan.
 
 It resumes from a checkpoint of the same configuration; `FREE` keys may differ, and there may be more steps. All that it
-needs is in the checkpoint: other files may be damaged.
+needs is in the checkpoint: other files may be damaged. Without a checkpoint steps that are trained are replaced by the
+same run alone, if that is not finished.
 """
 
 from __future__ import annotations
@@ -95,6 +96,46 @@ def find_resumable(folder: Path, config: DictConfig, say: Callable[[str], None],
     return None
 
 
+def refuse_to_replace(folder: Path, config: DictConfig, say: Callable[[str], None], title: str) -> None:
+    """Raise CannotRun if a run that cannot resume would replace steps that are trained, unless it may overwrite them.
+
+    Of the same run, if that is not finished, they may be trained again: `say` gets that they are.
+    """
+    done = trained_steps(folder)
+    if config.mode != "run" or config.overwrite or not (done or checkpoint_files.steps(folder)):
+        return
+    record = _load_or_none(RunRecord, folder / RECORD)
+    finished = is_finished(record)
+    differences = _differences(record.config, config) if record is not None and record.config else {}
+    if done and (record is None or finished or differences):
+        what = "a finished run" if finished else "a run" if record is not None else "a run without a readable record"
+        which = f" with {_spelled(differences)}" if differences else ""
+        message = f"holds {what} that has ended {after_steps(done)}{which}, and no checkpoint to resume from"
+        raise CannotRun([_occupied(config.out, message)], title)
+    say(f"there is no checkpoint to resume from: the run, which had ended {after_steps(done)}, begins again")
+
+
+def trained_steps(folder: Path) -> int:
+    """The steps that the run in a folder has trained, warm-up included: as its metrics.jsonl has them, or its record
+    if it is finished."""
+    record = _load_or_none(RunRecord, folder / RECORD)
+    if record is not None and is_finished(record):
+        return _total(record)
+    try:
+        return files.read_bytes(folder / METRICS).count(b"\n")
+    except OSError:
+        return 0
+
+
+def is_finished(record: RunRecord | None) -> bool:
+    """Whether a run has trained to its end."""
+    return record is not None and record.status == "ok" and record.config.get("mode") == "run"
+
+
+def _total(record: RunRecord) -> int:
+    return sum(record.config.get(key, 0) for key in ("warmup", "steps"))
+
+
 def _load_or_none(kind: Any, path: Path) -> Any:
     try:
         return kind.load(path)
@@ -106,7 +147,7 @@ def _done(folder: Path, state: RunState) -> int:
     """The steps that the run has done: more than the checkpoint's, if it is finished."""
     record = _load_or_none(RunRecord, folder / RECORD)
     finished = record is not None and record.status == "ok" and record.id == state.id
-    return sum(record.config.get(key, 0) for key in ("warmup", "steps")) if record and finished else state.step
+    return _total(record) if record is not None and finished else state.step
 
 
 def _differences(before: dict[str, Any], config: DictConfig) -> dict[str, tuple[Any, Any]]:
@@ -118,13 +159,20 @@ def _differences(before: dict[str, Any], config: DictConfig) -> dict[str, tuple[
 
 
 def _of_another_run(out: str, step: int, differences: dict[str, tuple[Any, Any]]) -> Problem:
+    return _occupied(out, f"holds a checkpoint {after_steps(step)} of a run with {_spelled(differences)}")
+
+
+def _occupied(out: str, message: str) -> Problem:
+    fixes: tuple[Fix, ...] = ({"out": f"{out}-2"}, {"overwrite": True})
+    return Problem("out", out, message, fixes)
+
+
+def _spelled(differences: dict[str, tuple[Any, Any]]) -> str:
     keys = sorted(differences, key=lambda key: (key not in FIRST, None in differences[key], key))
     named = keys if len(keys) <= NAMED else keys[:NAMED]
     texts = [f"{key} {spelled(differences[key][0])} (here {spelled(differences[key][1])})" for key in named]
     texts += [f"{len(keys) - NAMED} more"] if len(keys) > NAMED else []
-    message = f"holds a checkpoint {after_steps(step)} of a run with {', '.join(texts)}"
-    fixes: tuple[Fix, ...] = ({"out": f"{out}-2"}, {"overwrite": True})
-    return Problem("out", out, message, fixes)
+    return ", ".join(texts)
 
 
 def _damaged(folder: Path, state: RunState) -> list[str]:

@@ -33,7 +33,7 @@ from harness.core.serialization import SchemaError, finite
 from harness.launch.failure import Failure
 from harness.run import checkpoint_files, folder_lock
 from harness.run.folder_lock import Busy, Lock
-from harness.run.resume import Resumed
+from harness.run.resume import Resumed, is_finished
 
 NEW = ".new"
 
@@ -49,6 +49,8 @@ def make_folder(out: str | None, record_id: str) -> Path:
     """`out`, or runs/<date>/<id>. Raises `CannotRun` where that cannot be a folder that can be written."""
     date = f"{record_id[:4]}-{record_id[4:6]}-{record_id[6:8]}"
     folder = Path(out) if out else Path("runs") / date / record_id
+    if out:
+        refuse_inside_a_run(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -62,6 +64,18 @@ def make_folder(out: str | None, record_id: str) -> Path:
         problem = Problem("out", str(folder), f"cannot be written: {error.strerror}", hint="out=DIR")
         raise CannotRun([problem]) from error
     return folder.resolve()
+
+
+def refuse_inside_a_run(folder: Path) -> None:
+    """Raise CannotRun where a folder above has a run, whose next start removes its files."""
+    try:
+        above = folder.resolve().parents
+        found = next((one for one in above if os.path.isfile(one / RECORD) and os.path.lexists(one / LOCK)), None)
+    except (OSError, ValueError):  # what is no path is refused by name
+        return
+    if found:
+        other: Fix = {"out": f"{found}-2"}
+        raise CannotRun([Problem("out", str(folder), f"is in the folder of a run, {found}", (other,))])
 
 
 @contextmanager
@@ -213,8 +227,7 @@ def has_trained(folder: Path) -> bool:
         record = RunRecord.load(folder / RECORD)
     except (SchemaError, OSError):
         return checkpoint_files.has_usable(folder)
-    finished = record.status == "ok" and record.config.get("mode") == "run"
-    return finished or bool(checkpoint_files.steps(folder))
+    return is_finished(record) or bool(checkpoint_files.steps(folder))
 
 
 def clear_refused(folder: Path) -> None:

@@ -46,7 +46,7 @@ from harness.run import checkpoint_files, folder_lock, metrics
 from harness.run.checkpoint_files import after_steps
 from harness.run.folder_lock import Lock
 from harness.run.manifest import manifest
-from harness.run.resume import Resumed, SamePlan, find_finished, find_resumable
+from harness.run.resume import Resumed, SamePlan, find_finished, find_resumable, refuse_to_replace
 from harness.run.run_folder import RunFolder, has_trained, in_use, make_folder, new_id
 from harness.run.stop_request import StopRequest
 from harness.trackers import Tracker
@@ -127,6 +127,8 @@ class Run:
         if self.resumed:
             self.folder.resume(self.resumed)
             self.folder.update(manifest=found | {"resumed": self.resumed.steps})
+        else:
+            refuse_to_replace(path, self.config, self.note, self.title)
         files.write_text(self.folder.work / CONFIG, OmegaConf.to_yaml(self._with_end_checkpoint(), resolve=True))
 
     def note(self, text: str) -> None:

@@ -45,7 +45,7 @@ class StopRequest:
             raise Preempted(f"ended by {self.signals.asked}: {late}; {self._last_checkpoint()}")
 
     def stopped(self, steps: int) -> Preempted:
-        """The end of a run whose ranks stopped after so many steps."""
+        """The end of a run whose ranks stopped after so many steps, by a signal or a file `stop` of the user's own."""
         asked = self.signals.asked or f"the file {self.folder / STOP}"
         return Preempted(f"ended by {asked} {after_steps(steps)}; {self._last_checkpoint()}")
 

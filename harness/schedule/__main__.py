@@ -2,6 +2,10 @@
 
 import sys
 
-from harness.report.schedule_text import main
+from harness.host import command
+
+command.begin()
+
+from harness.report.schedule_text import main  # noqa: E402
 
 sys.exit(main())

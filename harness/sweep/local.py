@@ -20,7 +20,7 @@ from harness.core.problem import CannotRun, Fix, Problem
 from harness.core.record import EXIT_CODES, RunRecord
 from harness.core.run_files import RECORD
 from harness.launch.signals import preemptible
-from harness.run import folder_lock
+from harness.run import folder_lock, run_folder
 from harness.run.folder_lock import Busy, held
 from harness.sweep import run_point
 from harness.sweep.live_table import Display
@@ -139,7 +139,8 @@ def folder_of(overrides: Sequence[str]) -> Path:
 
 def make(folder: Path) -> None:
     """Make the sweep's folder, if it is not there. Raises CannotRun, also for the folder of a run that is in progress:
-    sweeps hold the locks of their points alone."""
+    sweeps hold the locks of their points alone. Nor is it inside the folder of a run."""
+    run_folder.refuse_inside_a_run(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

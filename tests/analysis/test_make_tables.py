@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -12,6 +15,7 @@ from analysis.autoddl.page import PAGE as AUTODDL
 from analysis.make_tables import Job
 from analysis.paper_pages import PAGES
 from analysis.scheme_comparison import SWEEPS
+from harness.config import registry
 
 SLEEPS = "import time; time.sleep(0.5)"
 
@@ -76,3 +80,29 @@ def test_what_failed_is_the_exit_code(monkeypatch: pytest.MonkeyPatch, capsys: p
     assert make_tables.main([]) == 1
     printed = capsys.readouterr().out
     assert "long" not in printed and printed.splitlines()[-1].endswith("failed: bad")
+
+
+def test_a_signal_to_it_alone_ends_its_jobs_too(tmp_path: Path) -> None:
+    """Each of two jobs says that it has begun, and how it was ended; a third one does not begin."""
+    job = (
+        "import sys, time, pathlib\n"
+        "own = pathlib.Path(sys.argv[1]); own.touch()\n"
+        "try: time.sleep(60)\n"
+        "except KeyboardInterrupt: own.write_text('interrupted')"
+    )
+    code = (
+        "import pathlib; from analysis import make_tables as m\n"
+        f"m.LOGS = pathlib.Path({str(tmp_path)!r})\n"
+        f"m.run([m.Job(n, ('-c', {job!r}, {str(tmp_path)!r} + '/' + n)) for n in 'abc'], 2)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], cwd=registry.ROOT, stderr=subprocess.DEVNULL) as process:
+        try:
+            deadline = time.monotonic() + 30
+            while not ((tmp_path / "a").exists() and (tmp_path / "b").exists()) and time.monotonic() < deadline:
+                time.sleep(0.05)
+            process.send_signal(signal.SIGINT)
+            assert process.wait(5) != 0
+        finally:
+            process.kill()
+    assert [(tmp_path / name).read_text() for name in "ab"] == ["interrupted"] * 2
+    assert not (tmp_path / "c").exists()

@@ -172,3 +172,9 @@ def test_a_step_that_was_not_measured_is_refused(tmp_path: Path) -> None:
     steps([]).save(folder / "trace.json.gz")
     with pytest.raises(ValueError, match="has no spans"):
         timelines.panels([folder])
+
+
+def test_a_folder_is_no_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        timelines.main(["runs/a", "--out", str(tmp_path)])
+    assert f"--out: {tmp_path} is a folder" in capsys.readouterr().err

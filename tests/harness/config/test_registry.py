@@ -1,8 +1,10 @@
 """Plug-ins are found by what their files hold, and nothing is imported on the way."""
 
+import importlib
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 from omegaconf import OmegaConf
@@ -118,3 +120,52 @@ def test_problems_are_those_of_the_plugin() -> None:
     assert rows(registry.problems("model", node)) == [("model.convs", 0, ["model.convs=1"])]
     assert registry.problems("model", OmegaConf.create({"name": "unet"})) == []
     assert registry.problems("planner", OmegaConf.create({"name": "uniform"})) == []
+
+
+# -- functions of a plug-in that end the process, or return something else
+
+
+def plugin(monkeypatch: pytest.MonkeyPatch, **functions: object) -> ModuleType:
+    """The planner `uniform`, with these functions."""
+    registry.register()
+    module = importlib.import_module("planners.uniform")
+    for name, function in functions.items():
+        monkeypatch.setattr(module, name, function, raising=False)
+    return module
+
+
+NODE = OmegaConf.create({"name": "uniform"})
+
+
+@pytest.mark.parametrize(
+    ("returned", "text"), [(5, "int 5"), (None, "None"), ("no", "str 'no'"), (["no"], "a list with str 'no'")]
+)
+def test_a_check_that_returns_no_problems_is_named(
+    returned: object, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = plugin(monkeypatch, check=lambda config: returned)
+    with pytest.raises(CannotRun) as caught:
+        registry.problems("planner", NODE)
+    (problem,) = caught.value.problems
+    assert problem.key == module.__file__
+    assert problem.message == f"check() returned {text}, it must return a list of harness.core.problem.Problem"
+
+
+@pytest.mark.parametrize("returned", [None, 5])
+def test_a_build_that_returns_something_else_is_named(returned: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = plugin(monkeypatch, build=lambda config: returned)
+    with pytest.raises(CannotRun) as caught:
+        registry.build("planner", NODE)
+    (problem,) = caught.value.problems
+    assert problem.key == module.__file__
+    assert "it must return a harness.interfaces.Planner" in problem.message
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_a_function_that_ends_the_process_is_named(code: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = plugin(monkeypatch, check=lambda config: sys.exit(code), build=lambda config: sys.exit(code))
+    for name, call in (("check()", registry.problems), ("build()", registry.build)):
+        with pytest.raises(CannotRun) as caught:
+            call("planner", NODE)
+        (problem,) = caught.value.problems
+        assert problem.key == module.__file__ and problem.message.startswith(f"{name} calls sys.exit({code})")

@@ -366,3 +366,26 @@ def test_this_machine_is_measured_and_kept(tmp_path: Path, monkeypatch: pytest.M
     assert found.device.peak_flops["float32"] > 0 and found.link.beta_s_per_byte > 0
     assert machine.stored("cpu") == found
     assert not (run / MACHINE).exists()
+
+
+@pytest.mark.parametrize(
+    ("action", "result"),
+    [("train", "result.json"), ("train", "stop"), ("profile", "profile.json"), ("count", "profile.json"),
+     ("machine", "machine.json"), ("calibrate", "timings.json")],
+)  # fmt: skip
+def test_a_worker_without_a_result_has_not_done_its_work(tmp_path, monkeypatch, action, result):
+    """`os._exit(0)` in a user's code is no good end; an old result is none of this worker's."""
+    run = folder(tmp_path)
+    does, quits = tmp_path / "does", tmp_path / "quits"
+    does.write_text(f"#!/bin/sh\ntouch {run / result}\n")
+    quits.write_text("#!/bin/sh\nexit 0\n")
+    for script in (does, quits):
+        script.chmod(0o755)
+    monkeypatch.setattr(supervisor.sys, "executable", str(does))
+    supervisor.run_worker(run, "title", 60, action)
+    if result == "stop":
+        (run / result).unlink()
+    monkeypatch.setattr(supervisor.sys, "executable", str(quits))
+    with pytest.raises(WorkerFailed, match="ended with exit code 0 before it had a result") as caught:
+        supervisor.run_worker(run, "title", 60, action)
+    assert caught.value.outcome.status == "error"

@@ -34,7 +34,7 @@ from harness.host import machine
 from harness.interfaces import BatchShape, PlanRequest
 from harness.run import runner
 from harness.run.checkpoint_files import RunState, place, steps, write
-from harness.run.resume import Resumed, SamePlan, find_finished, find_resumable
+from harness.run.resume import Resumed, SamePlan, find_finished, find_resumable, refuse_to_replace
 from harness.run.run_folder import RunFolder
 from harness.trackers import none
 from tests.problems import refused, row
@@ -129,6 +129,51 @@ def test_a_finished_run_is_not_made_shorter(tmp_path: Path) -> None:
     with pytest.raises(CannotRun) as caught:
         resumes(left(tmp_path, 6, status="ok"), "steps=8")
     assert "steps 10 (here 8)" in refused(caught)[0].message
+
+
+def replaces(folder: Path, *overrides: str) -> list[str]:
+    """What a run that cannot resume says before it begins; raises CannotRun if it would replace steps."""
+    said: list[str] = []
+    before = contents(folder)
+    try:
+        refuse_to_replace(folder, compose([*TYPED, *overrides, f"out={folder}"]), said.append, "this run")
+    finally:
+        assert contents(folder) == before
+    return said
+
+
+@pytest.mark.parametrize("metrics", ["whole", "gone"])
+@pytest.mark.parametrize("steps", ["steps=10", "steps=5", "steps=20"])
+def test_a_finished_run_without_a_checkpoint_is_not_replaced(tmp_path: Path, steps: str, metrics: str) -> None:
+    left(tmp_path, status="ok")
+    if metrics == "gone":
+        (tmp_path / "metrics.jsonl").unlink()
+    problem = only_problem(lambda: replaces(tmp_path, steps))
+    assert problem.key == "out" and "a finished run that has ended after 12 steps" in problem.message
+    assert problem.fixes == ({"out": f"{tmp_path}-2"}, {"overwrite": True})
+    assert replaces(tmp_path, steps, "overwrite=true") == []
+
+
+def test_steps_of_another_run_are_not_replaced(tmp_path: Path) -> None:
+    problem = only_problem(lambda: replaces(left(tmp_path), "seed=1"))
+    assert "ended after 9 steps with seed 0 (here 1)" in problem.message and {"overwrite": True} in problem.fixes
+    (tmp_path / "record.json").write_text("damaged")
+    assert "a run without a readable record" in only_problem(lambda: replaces(tmp_path)).message
+
+
+def test_an_unfinished_run_without_a_checkpoint_begins_again_and_says_so(tmp_path: Path) -> None:
+    assert replaces(left(tmp_path)) == [
+        "there is no checkpoint to resume from: the run, which had ended after 9 steps, begins again"
+    ]
+    (tmp_path / "metrics.jsonl").unlink()
+    assert replaces(tmp_path, "seed=1") == []
+
+
+def only_problem(command: Callable[[], object]) -> Problem:
+    with pytest.raises(CannotRun) as caught:
+        command()
+    (problem,) = refused(caught)
+    return problem
 
 
 @pytest.mark.parametrize("overrides", [["mode=plan"], ["mode=simulate"]])
@@ -367,6 +412,18 @@ def test_a_finished_run_trains_on_with_more_steps(straight, tmp_path, capsys):
     third = run(tmp_path, "steps=8", "overwrite=true", "launch.end_checkpoint=false")
     assert (third.status, third.id != first.id, steps(tmp_path)) == ("ok", True, [])
     assert losses(tmp_path) == straight[:10]
+
+
+@pytest.mark.parametrize("damage", ["gone", "a file"])
+def test_a_finished_run_is_not_replaced_where_its_checkpoints_are_lost(tmp_path, damage):
+    run(tmp_path, "steps=50")
+    shutil.rmtree(tmp_path / "checkpoints")
+    if damage == "a file":
+        (tmp_path / "checkpoints").write_text("no folder")
+    before = contents(tmp_path)
+    typed = [*TYPED, "steps=118", f"out={tmp_path}"]
+    assert runner.run(compose(typed), typed).status == "infeasible"
+    assert {name: data for name, data in contents(tmp_path).items() if name != "refused.json"} == before
 
 
 @pytest.mark.usefixtures("commands")

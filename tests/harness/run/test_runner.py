@@ -357,6 +357,17 @@ def test_a_folder_that_is_none(tmp_path):
         runner.run(compose(typed), typed)
 
 
+@pytest.mark.parametrize("inside", ["sub", "checkpoints", "sub/deeper"])
+def test_a_folder_in_that_of_a_run(copied, inside):
+    before = contents(copied)
+    typed = [*TINY, "mode=plan", f"out={copied / inside}"]
+    with pytest.raises(CannotRun) as caught:
+        runner.run(compose(typed), typed)
+    (problem,) = caught.value.problems
+    assert problem.fixes == ({"out": f"{copied}-2"},) and str(copied) in problem.message
+    assert contents(copied) == before and not (copied / "sub").exists()
+
+
 def test_runs_without_a_folder_of_their_own_lie_under_their_date(done, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     typed = [*TINY, "mode=plan"]

@@ -401,3 +401,11 @@ def test_a_start_that_ends_at_once_leaves_the_run_that_can_resume(
     assert row.record and (row.record.status, row.record.id) == ("error", point.id)
     assert "ended by signal 9" in row.record.reason
     assert (tmp_path / "checkpoints" / "step-5.pt").exists()
+
+
+def test_a_sweep_in_the_folder_of_a_run_is_refused(tmp_path: Path) -> None:
+    for name in ("record.json", ".lock"):
+        (tmp_path / name).touch()
+    with pytest.raises(CannotRun):
+        local.make(tmp_path / "sweep")
+    assert not (tmp_path / "sweep").exists()
