@@ -66,16 +66,32 @@ def is_killed() -> None:
 
 
 def alive() -> set[int]:
-    """The processes of this process group, less those that have ended and that nobody asks for."""
-    found = set()
+    """The processes that this one has started, and theirs; of those whose parent is gone, this pytest-xdist worker's.
+
+    Those that have ended and that nobody asks for do not count.
+    """
+    parents = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
-            state, _, group = path.read_text().rpartition(")")[2].split()[:3]
+            state, parent, group = path.read_text().rpartition(")")[2].split()[:3]
         except (FileNotFoundError, ProcessLookupError):
             continue
         if state not in "ZX" and int(group) == os.getpgrp():
-            found.add(int(path.parent.name))
-    return found
+            parents[int(path.parent.name)] = int(parent)
+    return {pid for pid in parents if _is_own(pid, parents)}
+
+
+def _is_own(pid: int, parents: dict[int, int]) -> bool:
+    line = [pid]
+    while line[-1] in parents and line[-1] != os.getpid():
+        line.append(parents[line[-1]])
+    if line[-1] == os.getpid():
+        return pid != os.getpid()
+    try:
+        environment = Path(f"/proc/{line[-2] if len(line) > 1 else pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    return f"PYTEST_XDIST_WORKER={os.environ.get('PYTEST_XDIST_WORKER')}".encode() in environment
 
 
 @contextmanager

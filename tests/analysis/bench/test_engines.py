@@ -16,6 +16,8 @@ from harness.interfaces import Batch, OptimizerSpec
 from tests.analysis.bench.conftest import ENTRIES, HERE, KEYS
 from tests.analysis.bench.stumbling import fails, hangs, is_killed, stumbles
 
+pytestmark = pytest.mark.usefixtures("ranks")
+
 
 def noted(rows: list[Row]) -> dict[str, str]:
     """Why rows have no times: they are refused ("note"), or have "failed"."""

@@ -7,6 +7,8 @@ import pytest
 from analysis.bench import myelin
 from tests.analysis.bench.conftest import HERE
 
+pytestmark = pytest.mark.usefixtures("ranks")
+
 
 def test_every_entry_has_a_row_and_so_has_every_prediction(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(myelin, "MODELS", {"MLP": ("model=mlp", "batch.size=8")})

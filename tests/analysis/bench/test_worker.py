@@ -12,6 +12,8 @@ from analysis.bench.worker import Entry, EntryProcess
 from harness.interfaces import Batch
 from tests.analysis.bench.stumbling import alive, fails, hangs, nothing_left, stumbles
 
+pytestmark = pytest.mark.usefixtures("commands")
+
 
 def test_steps_until_it_is_let_go(entries: dict[str, Entry], batch: Batch) -> None:
     before = alive()

@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from engines.gpipe.gpipe_module import GPipe
 from tests.support.gpipe_drivers import DRIVERS
 
+pytestmark = pytest.mark.usefixtures("commands")
+
 
 class Watched(nn.Module):
     """Remembers its outputs weakly."""

@@ -20,6 +20,8 @@ from tests.engines.networks import Network
 from tests.support.processes import children, left_in_shared_memory, shared_memory
 from tests.support.sessions import run_session
 
+pytestmark = pytest.mark.usefixtures("ranks")
+
 SOON_S = 10.0
 M = 4
 

@@ -23,6 +23,8 @@ from tests.engines.myelin.cases import case, schedule_of, trace_of
 from tests.support.sessions import run_session
 from tests.support.violations import violations
 
+pytestmark = pytest.mark.usefixtures("ranks")
+
 TRACED = [
     ("skips", 4, 1, {"transport": "mpi"}), ("skips", 3, 1, {"policy": "backward_first", "pipeline_limit": 2}),
     ("tied", 2, 2, {"k": 1, "bsize": 50}), ("tied", 2, 2, {"k": 0}), ("gpt", 2, 1, {"offload": True, "bsize": 300}),

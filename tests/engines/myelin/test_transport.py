@@ -16,6 +16,8 @@ from harness.core.problem import ProblemError
 from harness.launch import forked_ranks
 from tests.problems import keys, refused
 
+pytestmark = pytest.mark.usefixtures("ranks")
+
 T = TypeVar("T")
 DATA = Channel(0, 1)
 SKIP = Channel(0, 1, "up")

@@ -20,6 +20,8 @@ from planners.periodic.layer_ticks import Chain
 from tests.engines.networks import Network
 from tests.engines.periodic import patterns
 
+pytestmark = pytest.mark.usefixtures("ranks")
+
 UNIT_S = 0.03
 """Next to it a task has half a millisecond of its own, and some more where others use the machine."""
 MICRO_BATCHES, STEPS = 10, 4

@@ -25,6 +25,8 @@ from harness.launch.signals import Preempted
 from harness.launch.supervisor import ROOT
 from tests.support.processes import children, there
 
+pytestmark = pytest.mark.usefixtures("ranks")
+
 CPUS = ("cpu",) * 4
 LONG_S = 60.0
 SOON_S = 10.0

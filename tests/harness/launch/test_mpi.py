@@ -20,6 +20,8 @@ from harness.launch.forked_ranks import RankKilled
 from tests.problems import row
 from tests.support.processes import children, left_in_shared_memory, shared_memory
 
+pytestmark = pytest.mark.usefixtures("ranks")
+
 SOON_S = 10.0
 
 

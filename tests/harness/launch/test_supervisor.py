@@ -23,6 +23,8 @@ from harness.launch.signals import ENDING, Preempted, preemptible
 from harness.launch.supervisor import Outcome, WorkerFailed, supervise
 from tests.problems import rows
 
+pytestmark = pytest.mark.usefixtures("commands")
+
 ROOT = Path(__file__).parents[3]
 
 

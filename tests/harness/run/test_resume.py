@@ -41,6 +41,8 @@ from tests.problems import refused, row
 from tests.support.machines import MACHINE
 from tests.support.recorder import Recorder
 
+pytestmark = pytest.mark.usefixtures("commands")
+
 ROOT = Path(__file__).parents[3]
 TYPED = ["engine=ddp", "model=mlp", "batch.size=8", "batch.micro_batches=2", "cluster.device=cpu", "cluster.devices=2",
          "mesh.data=2", "precision=fp64", "tracker=none", "launch.grace_s=600", "warmup=2", "optimizer.name=adam",

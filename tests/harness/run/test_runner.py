@@ -35,6 +35,8 @@ from harness.trackers import none
 from tests.support.recorder import Recorder
 from tests.support.violations import violations
 
+pytestmark = pytest.mark.usefixtures("commands")
+
 ROOT = Path(__file__).parents[3]
 TINY = ["model.size=64", "model.channels=4", "model.convs=1", "batch.size=4", "batch.micro_batches=2",
         "cluster.device=cpu", "cluster.devices=2", "tracker=none", "steps=2", "warmup=2"]  # fmt: skip

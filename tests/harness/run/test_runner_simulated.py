@@ -23,6 +23,8 @@ from harness.launch.supervisor import Outcome, WorkerFailed
 from harness.run import runner
 from tests.problems import row
 
+pytestmark = pytest.mark.usefixtures("commands")
+
 ROOT = Path(__file__).parents[3]
 PEAKS = Device(devices.cpu_model(), 10**10, {"float32": 1e12}, 1e10, kernel_s=1e-6)
 TINY = ["model=unet", "model.size=64", "model.channels=4", "model.convs=1"]

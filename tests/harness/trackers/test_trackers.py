@@ -19,6 +19,8 @@ from harness.core.problem import CannotRun
 from harness.trackers import Guarded, Tracker, none, wandb
 from tests.problems import refused, rows
 
+pytestmark = pytest.mark.usefixtures("commands")
+
 ROOT = Path(__file__).resolve().parents[3]
 
 # Two runs, one after the other in one process, as simulated points of a sweep have them.
