@@ -11,6 +11,9 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.set-up
 ARGS ?=
 
+# Where it is set, each of the many processes of a test or a sweep compiles all sources again.
+unexport PYTHONDONTWRITEBYTECODE
+
 .DEFAULT_GOAL := run
 .PHONY: setup run test test-full lint types docs docs-serve bench tables report replay mutants matrix soak
 

@@ -50,6 +50,11 @@ def ranks() -> Iterator[None]:
 
 
 @pytest.fixture
+def computation() -> None:
+    """A test that computes for seconds: a large search, all pictures or all sweeps of the papers."""
+
+
+@pytest.fixture
 def browser() -> Iterator[None]:
     """A test that looks at a page with Chromium. None is left when it ends, also if it fails."""
     with _nothing_left():

@@ -2,7 +2,8 @@
 
 Left to the full tier, by the marker `full`, are
 
-* tests that use a fixture of `SLOW`: it starts commands, ranks, a cluster, a browser or kernels of notebooks;
+* tests that use a fixture of `SLOW`: it starts commands, ranks, a cluster, a browser or kernels of
+  notebooks, or computes for seconds;
 * of a test with several `parametrize` the cases that repeat what another one has:
 
       model    a      b      c
@@ -22,7 +23,7 @@ from itertools import groupby
 import hypothesis
 import pytest
 
-SLOW = frozenset({"commands", "ranks", "slurm", "browser", "kernels"})
+SLOW = frozenset({"commands", "ranks", "slurm", "browser", "kernels", "computation"})
 """Fixtures whose tests are too slow for the fast tier: see their docstrings."""
 FAST = "fast"
 """The profile of Hypothesis for the fast tier."""

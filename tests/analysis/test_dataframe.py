@@ -119,6 +119,7 @@ def test_a_row_a_device() -> None:
     assert set(found["source"]) == {"measured"} and set(found["id"]) == {"0"}
 
 
+@pytest.mark.usefixtures("computation")
 def test_ten_thousand_records_take_at_most_ten_seconds(tmp_path: Path) -> None:
     """Of a fifth of them at most a fifth of that; a record is as large as that of a pipeline of eight stages."""
     count = 2000

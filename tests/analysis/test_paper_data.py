@@ -43,6 +43,7 @@ def fresh() -> Iterator[None]:
     paper_data.numbers.cache_clear()
 
 
+@pytest.mark.usefixtures("computation")
 @pytest.mark.usefixtures("fresh")
 def test_every_file_is_read_by_a_page_or_is_said_not_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
     """README.md of the files lists those that are not, with a reason."""

@@ -132,6 +132,7 @@ def test_every_preset_is_listed() -> None:
     assert sorted(PRESETS) == sorted(files)
 
 
+@pytest.mark.usefixtures("computation")
 @pytest.mark.parametrize("name", PROFILES)
 def test_every_layer(name: str) -> None:
     """Names, parameters, inputs, outputs and work against numbers that were written down without these models."""

@@ -42,6 +42,7 @@ def measured() -> tuple[Machine, list[float]]:
 # -- measuring ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.usefixtures("computation")
 def test_a_cpu_has_plausible_figures(measured):
     """Wide enough for any machine, and for one that others use: a wrong unit is a factor of 1000."""
     found, moments = measured
@@ -63,6 +64,7 @@ def test_it_makes_progress_all_the_time(measured):
     assert len(moments) >= 6
 
 
+@pytest.mark.usefixtures("computation")
 def test_a_matmul_runs_on_one_thread(measured):
     """Two threads would show in the time that this process runs."""
     with benchmark_machine.intra_op_threads(1):

@@ -202,6 +202,7 @@ def test_a_lane_of_very_many_ops_mixes_their_colours_by_their_share(tmp_path: Pa
     assert lay_out("", Trace(tuple(spans)), 0.0).lines[-1].endswith("colours mix where boxes are narrower than a pixel")
 
 
+@pytest.mark.usefixtures("computation")
 @pytest.mark.parametrize(("devices", "micro_batches"), [(2, 8), (4, 8), (8, 8), (8, 32), (40, 2)])
 def test_texts_neither_overlap_nor_leave_the_picture(devices: int, micro_batches: int) -> None:
     title = " ".join(f"engine.some_key_{i}=some_$value_{i}" for i in range(9))
@@ -224,6 +225,7 @@ def test_texts_neither_overlap_nor_leave_the_picture(devices: int, micro_batches
     assert overlaps.sum() == len(extents)
 
 
+@pytest.mark.usefixtures("computation")
 def test_a_hundred_thousand_ops_are_drawn_in_seconds(tmp_path: Path) -> None:
     trace = busy(1024, 16, ("network", "copy in"))
     assert len(trace.spans) > 98_000

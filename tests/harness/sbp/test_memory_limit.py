@@ -144,6 +144,7 @@ def fitting(chain: Chain, costs: Costs, limit: float) -> Route:
     return cheapest_within(Search(chain, costs), limit)
 
 
+@pytest.mark.usefixtures("computation")
 def test_a_limit_at_scale_is_quick():
     """A hundred layers of a transformer on 16,384 devices and on 128 nodes of 8; four dense layers on 4,096."""
     sizes = [32768, 16384, 4096, 2048, 512]

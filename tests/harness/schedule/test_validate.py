@@ -218,6 +218,7 @@ def test_every_op_that_is_left_out_or_doubled_is_noticed(m: int, n: int, data: s
     assert faults(with_ops((*ops, op)), plan) == [(f"{op} of stage {op.stage}", "once")]
 
 
+@pytest.mark.usefixtures("computation")
 def test_a_large_schedule_is_looked_through_in_a_second() -> None:
     """About 100,000 ops; 0.6 s of one core when it was written."""
     large = gpipe(512, range(48), [Transfer(j, j + 1) for j in range(47)], "never")

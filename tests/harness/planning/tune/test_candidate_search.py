@@ -61,6 +61,7 @@ def tuned(folder: Path, *typed: str, forward_s: list[float] = LAYERS, size: int 
     return tuner.search()
 
 
+@pytest.mark.usefixtures("computation")
 @settings(max_examples=8)
 @given(
     forward_s=st.lists(st.floats(1e-4, 1e-2), min_size=8, max_size=8),
@@ -290,6 +291,7 @@ def test_without_a_planner_that_splits_matmuls_there_are_no_shards(tmp_path: Pat
     assert all(line.closed_form_memory_bytes is None for line in out), "what cannot be planned needs nothing"
 
 
+@pytest.mark.usefixtures("computation")
 @pytest.mark.parametrize("memory_gb", [0.01, 0.03])
 @pytest.mark.parametrize("planner", ["balance", "madpipe", "deepspeed"])
 def test_memory_that_the_user_gave_has_a_fix(planner: str, memory_gb: float, tmp_path: Path, file: str) -> None:

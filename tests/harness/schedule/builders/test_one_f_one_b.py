@@ -108,6 +108,7 @@ def test_two_stages_on_one_device_are_refused() -> None:
     assert [(one.key, one.hint) for one in refused(caught)] == [("stages 0 and 2", "3 devices, or interleaved stages")]
 
 
+@pytest.mark.usefixtures("computation")
 @pytest.mark.parametrize("build", [gpipe, one_f_one_b])
 def test_a_large_schedule_is_built_in_a_fraction_of_a_second(build) -> None:  # type: ignore[no-untyped-def]
     """48 stages, 1,024 micro-batches: about 200,000 ops; 0.3 s of one core when it was written."""
