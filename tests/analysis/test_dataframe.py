@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas
+import pytest
 
 from analysis import dataframe, records
 from harness.core.record import RunRecord
