@@ -41,7 +41,7 @@ else
 	$(BIN)/python -m pytest $(ARGS)
 endif
 
-# All tests: twelve minutes.
+# All tests: eighteen minutes.
 test-full: $(STAMP)
 	$(PYTEST) $(TWO_AT_A_TIME) $(ARGS)
 
