@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from engines.gpipe.microbatch import Parts, Value, mapped, tensors_of
+from engines.gpipe.microbatch import Parts, Value, all_tensors, mapped, tensors_of
 from engines.gpipe.stage import Stage, Surroundings
 from engines.gpipe.stage_layout import StageLayout
 from engines.gpipe.task_rng import TaskRng
@@ -259,8 +259,7 @@ class CpuPass(Run):
                 for pair in zip(tensors_of(outs[part]), gradients, strict=False)
             ]
 
-        leaves = [tensor for value in slot.leaves.values() for tensor in tensors_of(value)]
-        return failing_layer(slot.stage.layers, run_again, leaves)
+        return failing_layer(slot.stage.layers, run_again, all_tensors(slot.leaves))
 
     def _move(self, source: Slot, target: Slot, part: str) -> None:
         value = source.outs.pop(part)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from engines.gpipe.microbatch import Parts, mapped, tensors_of
+from engines.gpipe.microbatch import Parts, all_tensors, mapped, tensors_of
 from engines.gpipe.stage import Stage
 from harness.core.op import Kind, Op
 from harness.runtime.autograd import differentiable, non_leaf
@@ -52,7 +52,7 @@ class CheckpointedTask:
         """Through Checkpoint, so that the graph has one node for the whole task, which `phony` ties to its place."""
         self.ins = {part: mapped(Tensor.detach, value) for part, value in parts.items()}
         anchor = torch.zeros((), device=self.stage.device, requires_grad=True) if phony is None else phony
-        flat = list(Checkpoint.apply(self, anchor, *(t for value in parts.values() for t in tensors_of(value))))
+        flat = list(Checkpoint.apply(self, anchor, *all_tensors(parts)))
         outs: Parts = {}
         for part, is_tuple, count in self.names:
             tensors = tuple(flat.pop(0) for _ in range(count))
@@ -65,7 +65,7 @@ class CheckpointedTask:
         with self._at_work("F", "forward"), torch.no_grad():
             outs, self.before = self.stage.run_kept(self.ins, self.i, self.run_of.around)
         self.names = [(part, isinstance(value, tuple), len(tensors_of(value))) for part, value in outs.items()]
-        return [t for value in outs.values() for t in tensors_of(value)]
+        return all_tensors(outs)
 
     def recompute(self) -> None:
         """Run it again with a graph, with the same random numbers."""
@@ -73,7 +73,7 @@ class CheckpointedTask:
         if self.stage.number == 0:  # the caller's own tensors
             ins = {part: mapped(Tensor.clone, value) for part, value in ins.items()}
         leaves = {part: mapped(_leaf, value) for part, value in ins.items()}
-        self.leaves = [t for value in leaves.values() for t in tensors_of(value)]
+        self.leaves = all_tensors(leaves)
         cuda = [self.stage.device] if self.stage.device.type == "cuda" else []
         with _rewinding, torch.random.fork_rng(cuda), self._at_work("R", "recomputation"), torch.enable_grad():
             assert self.rng is not None
@@ -82,7 +82,7 @@ class CheckpointedTask:
                 torch.cuda.set_rng_state(self.rng[1], self.stage.device)
             ins = {part: mapped(non_leaf, value) for part, value in leaves.items()}
             outs = self.stage.run_again(ins, self.i, self.run_of.around, self.before)
-        self.outs = [t for value in outs.values() for t in tensors_of(value)]
+        self.outs = all_tensors(outs)
         self.ins, self.before = {}, None
 
     def backward(self, gradients: tuple[Tensor | None, ...]) -> list[Tensor | None]:

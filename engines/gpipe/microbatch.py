@@ -18,6 +18,11 @@ def tensors_of(value: Value | None) -> tuple[Tensor, ...]:
     return value if isinstance(value, tuple) else (value,)
 
 
+def all_tensors(parts: Parts) -> list[Tensor]:
+    """The tensors of all values and skips, in their order."""
+    return [tensor for value in parts.values() for tensor in tensors_of(value)]
+
+
 def mapped(function: Callable[[Tensor], Tensor], value: Any) -> Any:
     """Apply `function` to every tensor of a value; None stays None."""
     if value is None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from engines.gpipe.microbatch import Parts, check_value, mapped, tensors_of
+from engines.gpipe.microbatch import Parts, all_tensors, check_value, mapped
 from harness.core.error_notes import StageNote
 from harness.nn import dropout, skip
 from harness.runtime.autograd import on_backward
@@ -77,7 +77,7 @@ class Stage:
         copies = {part: mapped(Tensor.clone, value) for part, value in parts.items()}
         with self.state.first_run() as before:
             outs = self.run(copies, micro_batch, around)
-        before.same_outputs(_tensors(outs))
+        before.same_outputs(all_tensors(outs))
         return outs, before
 
     def run_again(self, parts: Parts, micro_batch: int, around: Surroundings, before: Before | None) -> Parts:
@@ -88,7 +88,7 @@ class Stage:
         with self.state.recomputation(before):
             outs = self.run(parts, micro_batch, around)
         if before is not None:
-            before.same_outputs(_tensors(outs))
+            before.same_outputs(all_tensors(outs))
         return outs
 
     def _layers(self, parts: Parts) -> Parts:
@@ -116,7 +116,3 @@ class Stage:
             where = f"in stage {self.number}, layer {self.layer!r}, micro-batch {micro_batch}, {phase}"
             error.add_note(StageNote(where))
             raise
-
-
-def _tensors(parts: Parts) -> list[Tensor]:
-    return [tensor for value in parts.values() for tensor in tensors_of(value)]
