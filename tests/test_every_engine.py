@@ -10,11 +10,9 @@ import pytest
 
 import run
 from harness.config import registry
-from harness.core.cluster import Device, Link
 from harness.core.record import RunRecord
 from harness.core.run_files import METRICS, RECORD
-from harness.host import devices, machine
-from harness.host.machine import Machine
+from tests.support import known_machine
 from tests.support.faults import ENGINES
 
 STEPS = 3
@@ -24,17 +22,12 @@ FURTHER = {
     "periodic": ("mesh.pipeline=2", "planner=contiguous", "engine.update_every=4"),
 }
 MICRO_BATCHES = 4
-MACHINE = Machine(
-    Device(devices.cpu_model(), 10**10, {"float32": 1e12}, 1e10, kernel_s=1e-6), Link(1e-5, 1e-9), None, 1.8
-)
 
 
 @pytest.fixture(scope="module", autouse=True)
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """A cache of this module's own: the model is profiled once for each size of a micro-batch, the machine is known."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("REGATTA_CACHE", str(tmp_path_factory.mktemp("cache")))
-        machine.store(MACHINE)
+    with known_machine.known(tmp_path_factory):
         yield
 
 

@@ -6,14 +6,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from harness.host import machine
 from tests.harness.measure.calibration_runs import MACHINE
+from tests.support import known_machine
 
 
 @pytest.fixture(scope="module", autouse=True)
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """A cache of this module's own, in which the machine is known."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("REGATTA_CACHE", str(tmp_path_factory.mktemp("cache")))
-        machine.store(MACHINE)
+    with known_machine.known(tmp_path_factory, MACHINE):
         yield

@@ -18,20 +18,18 @@ from omegaconf import OmegaConf
 from harness.cli.compose import compose
 from harness.config import registry
 from harness.core import files, run_files
-from harness.core.cluster import Device, Link
 from harness.core.model_profile import ModelProfile
 from harness.core.plan import Plan
 from harness.core.problem import CannotRun
 from harness.core.record import RunRecord
 from harness.core.run_files import REFUSED
 from harness.core.trace import Trace
-from harness.host import devices, machine
-from harness.host.machine import Machine
 from harness.launch.failure import DISK_FULL
 from harness.run import metrics as run_metrics
 from harness.run import runner
 from harness.run.run_folder import NEW
 from harness.trackers import none
+from tests.support import known_machine
 from tests.support.recorder import Recorder
 from tests.support.violations import violations
 
@@ -40,17 +38,12 @@ pytestmark = pytest.mark.usefixtures("commands")
 ROOT = Path(__file__).parents[3]
 TINY = ["model.size=64", "model.channels=4", "model.convs=1", "batch.size=4", "batch.micro_batches=2",
         "cluster.device=cpu", "cluster.devices=2", "tracker=none", "steps=2", "warmup=2"]  # fmt: skip
-MACHINE = Machine(
-    Device(devices.cpu_model(), 10**10, {"float32": 1e12}, 1e10, kernel_s=1e-6), Link(1e-5, 1e-9), None, 1.8
-)
 
 
 @pytest.fixture(scope="module", autouse=True)
 def cache(tmp_path_factory):
     """A cache of this module's own: the tiny model is profiled once, the machine is known."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("REGATTA_CACHE", str(tmp_path_factory.mktemp("cache")))
-        machine.store(MACHINE)
+    with known_machine.known(tmp_path_factory):
         yield
 
 
@@ -118,7 +111,7 @@ def test_what_the_prediction_rests_on(done):
     assert basis["cluster"]["intra"]["alpha_s"] == 1e-5 and basis["cluster"]["cores"] == 1.8
     profile = ModelProfile.load(done / "profile.json")
     assert basis["layer_times"] == profile.source
-    assert profile.device == MACHINE.device, "so that it can be scaled to another device"
+    assert profile.device == known_machine.MACHINE.device, "so that it can be scaled to another device"
 
 
 def test_the_prediction_is_a_trace_too(done):
