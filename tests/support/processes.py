@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from pathlib import Path
@@ -14,7 +15,8 @@ def children() -> set[int]:
     """The processes that this one has started, zombies included."""
     found = set()
     for thread in Path("/proc/self/task").iterdir():
-        found |= set(map(int, (thread / "children").read_text().split()))
+        with contextlib.suppress(FileNotFoundError):  # the thread has ended since
+            found |= set(map(int, (thread / "children").read_text().split()))
     return found
 
 
@@ -22,8 +24,18 @@ def there(pid: int) -> bool:
     """Whether a process runs; one that ended and waits to be collected does not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # the second one: it ended between opening and reading
         return False
+
+
+def running(*words: str) -> list[int]:
+    """Those that have all these words somewhere in their command line."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):  # it has ended since
+            command = path.read_bytes()
+            found += [int(path.parent.name)] if all(word.encode() in command for word in words) else []
+    return sorted(found)
 
 
 def shared_memory() -> set[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import time
@@ -15,6 +14,7 @@ from harness.core.record import RunRecord
 from harness.host import devices
 from harness.host.machine import Machine
 from harness.launch.supervisor import ROOT
+from tests.support import processes
 
 MACHINE = Machine(Device(devices.cpu_model(), 10**10, {"float32": 1e12}, 1e10, kernel_s=1e-6), Link(1e-5, 1e-10))
 TYPED = ["mode=calibrate", "cluster.device=cpu", "cluster.devices=2"]
@@ -36,15 +36,7 @@ def python(code: str, *arguments: str) -> subprocess.Popen[str]:
 
 def ranks_of(folder: Path) -> list[int]:
     """The processes that were started for a run: the host of the ranks, which comes first, and the ranks."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            words = path.read_bytes().split(b"\0")
-        except OSError:
-            continue
-        if b"harness.worker" in words and os.fsencode(folder) in words:
-            found.append(int(path.parent.name))
-    return sorted(found)
+    return processes.running("harness.worker", str(folder))
 
 
 def disturbed(folder: Path, disturb: Callable[[list[int]], Any], *typed: str) -> RunRecord:

@@ -13,7 +13,6 @@ import threading
 import time
 import zipfile
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -38,6 +37,7 @@ from harness.run.resume import Resumed, SamePlan, find_finished, find_resumable,
 from harness.run.run_folder import RunFolder
 from harness.trackers import none
 from tests.problems import refused, row
+from tests.support import processes
 from tests.support.machines import MACHINE
 from tests.support.recorder import Recorder
 
@@ -332,13 +332,9 @@ def when(there: Callable[[], bool], then: Callable[[], None]) -> threading.Threa
     return thread
 
 
-def ranks_of(folder: Path) -> list[Path]:
+def ranks_of(folder: Path) -> list[int]:
     """Processes that work in this folder: those of a parent that was killed end with it, a moment later."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        with suppress(OSError):
-            found += [path] if str(folder).encode() in path.read_bytes() else []
-    return found
+    return processes.running(str(folder))
 
 
 def has_lines(folder: Path, count: int) -> Callable[[], bool]:

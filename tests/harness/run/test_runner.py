@@ -29,7 +29,7 @@ from harness.run import metrics as run_metrics
 from harness.run import runner
 from harness.run.run_folder import NEW
 from harness.trackers import none
-from tests.support import known_machine
+from tests.support import known_machine, processes
 from tests.support.recorder import Recorder
 from tests.support.violations import violations
 
@@ -331,8 +331,7 @@ def test_a_signal_in_the_middle(done, tmp_path):
     record = run(tmp_path, "steps=100000")
     thread.join()
     assert (record.status, record.reason.partition(" after ")[0]) == ("preempted", "ended by SIGTERM")
-    commands = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline") if path.exists()]
-    assert not any(str(tmp_path).encode() in command for command in commands)
+    assert not processes.running(str(tmp_path))
 
 
 def test_a_second_run_in_a_folder_begins_from_scratch(done, tmp_path):
