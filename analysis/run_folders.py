@@ -18,8 +18,7 @@ from analysis.run_artifacts import ORIGIN
 from harness.config import overrides as config_overrides
 from harness.core.problem import Problem, ProblemError
 from harness.core.record import RunRecord
-from harness.core.run_files import RECORD
-from harness.sweep.local import POINTS
+from harness.core.run_files import RECORD, TABLE
 
 IN_TITLE = ("out", "mode", "engine", "model", "cluster")
 """Keys that are in a title anyway; "measured" or "simulated" gives the mode."""
@@ -81,7 +80,7 @@ def load(folder: Path) -> list[Run]:
 def newest_points(folder: Path) -> frozenset[str] | None:
     """The points of the sweep that has ended last in a folder, by its table; None where there is none to read."""
     try:
-        rows = csv.DictReader((folder / POINTS).read_text(encoding="utf-8").splitlines())
+        rows = csv.DictReader((folder / TABLE).read_text(encoding="utf-8").splitlines())
         return frozenset(row["id"] for row in rows)
     except (OSError, ValueError, KeyError, csv.Error):
         return None

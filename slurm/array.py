@@ -22,6 +22,7 @@ from harness.cli import compose
 from harness.config import registry
 from harness.core import files
 from harness.core.problem import CannotRun, Problem
+from harness.core.run_files import POINTS
 from harness.core.serialization import SchemaError, decode, encode, parse
 from harness.sweep.points import Point
 from slurm import commands
@@ -29,7 +30,6 @@ from slurm.resources import Shape
 from slurm.script import Places, script
 from slurm.settings import TITLE, Settings
 
-POINTS = "points.jsonl"
 OWN = "slurm"
 JOBS, SETTINGS, SCRIPT, LOCK = "jobs.jsonl", "settings.json", "array.sbatch", ".lock"
 Line = TypeVar("Line")

@@ -17,7 +17,7 @@ from typing import get_args
 from harness.cli import compose
 from harness.core.problem import CannotRun, Problem, refuse
 from harness.core.record import EXIT_CODES, Status
-from harness.core.run_files import RECORD
+from harness.core.run_files import POINTS, RECORD
 from harness.core.serialization import SchemaError
 from harness.core.value_checks import closest
 from harness.run import stored_record
@@ -38,7 +38,7 @@ def main(arguments: Sequence[str]) -> int:
     options = _parser().parse_intermixed_args(arguments)
     try:
         folder = Path(options.folder)
-        if options.only is None and not os.path.exists(folder / array.POINTS):
+        if options.only is None and not os.path.exists(folder / POINTS):
             return show_local(folder)
         opened = _open(folder)
         with local.writing(opened.folder):
@@ -65,7 +65,7 @@ def show_local(folder: Path) -> int:
     """The table of a sweep on this machine, or of a run, as their records and locks are now."""
     rows = [_local_row(path) for path in [folder, *sorted(folder.glob("[!.]*"))] if os.path.exists(path / RECORD)]
     if not rows:
-        message = f"has neither {array.POINTS} nor a {RECORD}: it is the folder of no sweep and of no run"
+        message = f"has neither {POINTS} nor a {RECORD}: it is the folder of no sweep and of no run"
         raise CannotRun(
             [Problem(str(folder), None, message, hint="the folder that slurm.submit or run.py has printed")], TITLE
         )
@@ -111,8 +111,8 @@ def _row(one: point_states.PointState) -> Row:
 
 
 def _open(folder: Path) -> array.Array:
-    if not os.path.exists(folder / array.POINTS):
-        message = f"has no {array.POINTS}: only what python -m slurm.submit has submitted is submitted again"
+    if not os.path.exists(folder / POINTS):
+        message = f"has no {POINTS}: only what python -m slurm.submit has submitted is submitted again"
         raise CannotRun([Problem(str(folder), None, message, hint="the folder that slurm.submit has printed")], TITLE)
     return array.Array(folder)
 

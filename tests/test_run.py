@@ -338,7 +338,7 @@ def test_a_new_engine_is_one_module_and_one_yaml(tmp_path: Path) -> None:
     (tmp_path / "conf" / "engine" / "rocket.yaml").write_text("defaults: [_rocket, _self_]\nsped: 5\n")
     done = start("--cfg", "job", "engine=rocket", root=tmp_path)
     assert done.returncode == 2
-    assert "Key 'sped' not in 'Config'" in done.stderr
+    assert "engine.sped is not a key" in done.stderr
     assert "Traceback" not in done.stderr
 
     (tmp_path / "engines" / "rocket.py").write_text(PLUGIN.replace("NAME", "racket"))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import os
 import pickle
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,12 +29,23 @@ from harness.checks.configuration import Expected
 from harness.cli import choice_files
 from harness.cli.choice_files import CONF
 from harness.config import cluster_config, registry
-from harness.config.overrides import Parsed, leaves, parse, value_problem
+from harness.config.overrides import WANTED, Parsed, leaves, parse, value_problem
 from harness.core.problem import LEAVE_OUT, CannotRun, Fix, Problem, bare_key, refuse
 
 TITLE_WIDTH = 100
 FURTHER = "REGATTA_CONFIG_DIR"
 """The variable with a further folder of choices, which the points of a sweep inherit, also those of an array."""
+
+WORDS = (
+    (r"Key '(.*)' not in '\w+'.*", "is not a key"),
+    (r"Merge error: (\w+) is not a subclass of (\w+)\. value: (.*)", r"\3 stands where a group of keys belongs"),
+    (r"Value '(.*)' of type '\w+' could not be converted to (\w+).*", r"\1 is not \2"),
+    (r"(?<=is not )Integer$", WANTED[int]),
+    (r"(?<=is not )Float$", WANTED[float]),
+    (r"(?<=is not )Boolean$", WANTED[bool]),
+    (r"(?<=is not )String$", WANTED[str]),
+)
+"""What OmegaConf says of a YAML file, and how it is said here."""
 
 
 class _Root(SearchPathPlugin):
@@ -163,11 +175,14 @@ def _composed(choices: tuple[str, ...]) -> bytes:
 
 
 def _reason(text: str) -> str:
-    """What OmegaConf says, without the names of Hydra's and of this project's types, and with the key in front."""
+    """What OmegaConf says, in this project's words and with the key in front."""
     lines = [line.strip() for line in text.splitlines()]
-    said = [line for line in lines if not line.startswith(("In '", "full_key:", "object_type="))]
+    said = [line for line in lines if not line.startswith(("In '", "full_key:", "object_type=", "reference_type="))]
     keys = [line.partition(":")[2].strip() for line in lines if line.startswith("full_key:")]
-    return ": ".join(filter(None, [*keys, " ".join(said)]))
+    reason = " ".join([*keys, *said])
+    for pattern, words in WORDS:
+        reason = re.sub(pattern, words, reason)
+    return reason
 
 
 def _other_schema(config: DictConfig, group: str, name: str | None) -> Problem | None:

@@ -17,6 +17,8 @@ METRICS, CHECKPOINTS, TRACE, ERROR = "metrics.jsonl", "checkpoints", "trace.json
 PROFILE, MACHINE, TIMINGS, RESULT = "profile.json", "machine.json", "timings.json", "result.json"
 STOP, RENDEZVOUS, HANG = "stop", "rendezvous.json", "hang"
 LOCK, REFUSED, REFUSED_LOG = ".lock", "refused.json", "refused.log"
+TABLE, POINTS = "points.csv", "points.jsonl"
+"""In the folder of a sweep: its table, and the points that are submitted to Slurm."""
 LOCK_VARIABLE = "REGATTA_LOCK"
 """The environment variable that says to a process which of its descriptors is the lock of its run's folder."""
 CALIBRATION, CALIBRATION_PLOT, CANDIDATES = "calibration.json", "calibration.png", "tune.csv"

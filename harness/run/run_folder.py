@@ -28,7 +28,7 @@ from typing import Any
 from harness.core import files, run_files
 from harness.core.problem import CannotRun, Fix, Problem
 from harness.core.record import RunRecord, Status
-from harness.core.run_files import CHECKPOINTS, LOCK, LOG, METRICS, RECORD, REFUSED, REFUSED_LOG, TRACE
+from harness.core.run_files import CHECKPOINTS, LOCK, LOG, METRICS, POINTS, RECORD, REFUSED, REFUSED_LOG, TABLE, TRACE
 from harness.core.serialization import SchemaError, finite
 from harness.launch.failure import Failure
 from harness.run import checkpoint_files, folder_lock
@@ -36,6 +36,8 @@ from harness.run.folder_lock import Busy, Lock
 from harness.run.resume import Resumed, is_finished
 
 NEW = ".new"
+DEEPEST = 3
+"""Levels below a folder in which it is looked for runs: runs/<date>/<id>, and what is above."""
 
 
 def new_id(overrides: Sequence[str]) -> str:
@@ -51,6 +53,7 @@ def make_folder(out: str | None, record_id: str) -> Path:
     folder = Path(out) if out else Path("runs") / date / record_id
     if out:
         refuse_inside_a_run(folder)
+        _refuse_above_runs(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -76,6 +79,21 @@ def refuse_inside_a_run(folder: Path) -> None:
     if found:
         other: Fix = {"out": f"{found}-2"}
         raise CannotRun([Problem("out", str(folder), f"is in the folder of a run, {found}", (other,))])
+
+
+def _refuse_above_runs(folder: Path) -> None:
+    """Raise CannotRun where the folder has runs below it, as that of a sweep has: with a run of its own they would be
+    inside that one."""
+    try:
+        inner = (f"{'[!.]*/' * depth}{RECORD}" for depth in range(1, DEEPEST + 1))
+        runs_below = any(True for pattern in inner for _ in folder.glob(pattern))
+        found = [name for name in (TABLE, POINTS) if os.path.lexists(folder / name)]
+    except (OSError, ValueError):
+        return
+    if (runs_below or found) and not os.path.lexists(folder / RECORD):
+        what = "a sweep" if found else "other runs"
+        other: Fix = {"out": f"{folder.resolve()}-2"}
+        raise CannotRun([Problem("out", str(folder), f"is the folder of {what}", (other,))])
 
 
 @contextmanager

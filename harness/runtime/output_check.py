@@ -16,6 +16,7 @@ import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import groupby
 
 import torch
 from torch import Tensor
@@ -70,9 +71,11 @@ def raise_differences() -> None:
     with _lock:
         pending = list(_pending)
         _pending.clear()
-    for differs, where in pending:
-        if differs.item():
-            raise RuntimeError(f"in {where}, {DIFFERENT}")
+    by_device = groupby(sorted(pending, key=lambda one: str(one[0].device)), key=lambda one: one[0].device)
+    for _, found in by_device:
+        differs, where = zip(*found, strict=True)
+        if bad := torch.stack(differs).nonzero().flatten().tolist():  # waits once for each device
+            raise RuntimeError(f"in {where[bad[0]]}, {DIFFERENT}")
 
 
 def _differs(was: Tensor, new: Tensor) -> Tensor:

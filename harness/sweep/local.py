@@ -18,7 +18,7 @@ from omegaconf import DictConfig
 from harness.core import files
 from harness.core.problem import CannotRun, Fix, Problem
 from harness.core.record import EXIT_CODES, RunRecord
-from harness.core.run_files import RECORD
+from harness.core.run_files import RECORD, TABLE
 from harness.launch.signals import preemptible
 from harness.run import folder_lock, run_folder
 from harness.run.folder_lock import Busy, held
@@ -28,12 +28,9 @@ from harness.sweep.points import expand, refuse_mistyped, scale_of, value_of
 from harness.sweep.row import Row
 from harness.sweep.table import as_csv, close
 
-POINTS = "points.csv"
-"""The file in a sweep's folder that holds its table."""
-
 
 def main(overrides: Sequence[str]) -> int:
-    """`python run.py -m ...`: run every point, print the closing table and keep it as `POINTS`.
+    """`python run.py -m ...`: run every point, print the closing table and keep it as points.csv.
 
     Returns 0 if every point has a result: it is ok, or was only simulated or planned and is infeasible. Else 1, and 130
     if the sweep was interrupted. Raises CannotRun if all points have the same typing error, or cannot be read, or the
@@ -56,10 +53,10 @@ def main(overrides: Sequence[str]) -> int:
 
 
 def show(rows: Sequence[Row], folder: Path) -> None:
-    """Print the closing table and keep it as `POINTS`; raises CannotRun if it cannot be written."""
+    """Print the closing table and keep it as points.csv; raises CannotRun if it cannot be written."""
     close(rows, folder)
     with writing(folder):
-        files.write_text(folder / POINTS, as_csv(rows))
+        files.write_text(folder / TABLE, as_csv(rows))
 
 
 def _go_through(rows: Sequence[Row], folder: Path, display: Display) -> None:

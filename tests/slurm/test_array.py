@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.core import files
+from harness.core import files, run_files
 from harness.core.record import RunRecord
 from harness.sweep.points import Point, expand
 from slurm import array, commands, status
@@ -57,7 +57,7 @@ def test_the_status_of_a_folder_is_kept_as_a_table(
     assert [(row["seed"], row["status"]) for row in rows] == [("0", "pending"), ("1", "missing"), ("2", "ok")]
 
 
-@pytest.mark.parametrize("name", [array.POINTS, f"{array.OWN}/{array.JOBS}"])
+@pytest.mark.parametrize("name", [run_files.POINTS, f"{array.OWN}/{array.JOBS}"])
 @pytest.mark.parametrize("content", ["{", "3\n", "[1]\n", "{}\n", '{"id": 3, "job": 3}\n', "[" * 100000, None])
 def test_a_file_that_is_damaged_is_named(
     tmp_path: Path,
@@ -87,7 +87,7 @@ def test_what_was_submitted_is_known(tmp_path: Path, asked: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "expected"), [(array.JOBS, ["sbatch", "scancel"]), (array.SCRIPT, []), (array.POINTS, [])]
+    ("name", "expected"), [(array.JOBS, ["sbatch", "scancel"]), (array.SCRIPT, []), (run_files.POINTS, [])]
 )
 def test_a_full_disk_leaves_no_job_that_nobody_knows(
     tmp_path: Path, asked: list[str], monkeypatch: pytest.MonkeyPatch, name: str, expected: list[str]

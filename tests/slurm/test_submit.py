@@ -9,6 +9,7 @@ import pytest
 
 from harness.cli import compose
 from harness.config.overrides import quoted
+from harness.core import run_files
 from harness.core.model_profile import LayerProfile, ModelProfile
 from harness.core.record import RunRecord
 from harness.sweep.points import expand
@@ -190,7 +191,7 @@ def parent_of(cluster: Cluster, job: str) -> int:
 
 def shorten(folder: Path, steps: int) -> None:
     """So many steps instead of a million, in the points' own file; their folders stay."""
-    path = folder / array.POINTS
+    path = folder / run_files.POINTS
     path.write_text(path.read_text().replace("steps=1000000", f"steps={steps}"))
 
 
@@ -228,7 +229,7 @@ def test_a_thousand_points_are_one_array(cluster: Cluster, tmp_path: Path, monke
         cluster.ask("scontrol", "update", "partitionname=batch", "state=up")
     assert calls.count("sbatch") == 1
     assert len(calls) < 5, "and few other questions"
-    lines = [json.loads(line) for line in (tmp_path / "s" / array.POINTS).read_text().splitlines()]
+    lines = [json.loads(line) for line in (tmp_path / "s" / run_files.POINTS).read_text().splitlines()]
     assert len({line["id"] for line in lines}) == 1000
     cluster.ask("scancel", Array(tmp_path / "s").jobs()[0].job)
 
@@ -267,6 +268,6 @@ def test_mistyped(tmp_path: Path, capsys: pytest.CaptureFixture[str], typed: lis
 def test_status_of_something_else(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert status.main([str(tmp_path)]) == 2
     assert "has neither points.jsonl nor a record.json" in " ".join(capsys.readouterr().err.split())
-    (tmp_path / array.POINTS).write_text("")
+    (tmp_path / run_files.POINTS).write_text("")
     assert status.main([str(tmp_path), "--only", "mising,oom"]) == 2
     assert "--only mising   is not one of missing" in capsys.readouterr().err
