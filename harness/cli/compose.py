@@ -110,10 +110,17 @@ def mistyped(overrides: Sequence[str]) -> list[Problem]:
     """Return the problems of overrides that no configuration accepts: unknown keys and choices, wrong types, wrong
     syntax."""
     try:
-        config, _, problems = _taken(overrides)
-        return _improved(problems, overrides, config)
+        read(overrides)
     except CannotRun as error:
         return list(error.problems)
+    return []
+
+
+def read(overrides: Sequence[str]) -> DictConfig:
+    """The configuration, whose values no run may have. Raises CannotRun for what is `mistyped`."""
+    config, _, problems = _taken(overrides)
+    refuse(_improved(problems, overrides, config), title(overrides))
+    return config
 
 
 def _taken(overrides: Sequence[str]) -> tuple[DictConfig, Parsed, list[Problem]]:
