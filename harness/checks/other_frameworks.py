@@ -62,11 +62,14 @@ def _shards(size: Any, config: DictConfig) -> Meant:
 
 def _micro_batches(samples: Any, config: DictConfig) -> Meant:
     """The number of micro-batches of so many samples that each replica has."""
-    each, remainder = divmod(config.batch.size, _replicas(config))
+    replicas = _replicas(config)
+    each, remainder = divmod(config.batch.size, replicas)
     if config.profile:
         return Meant(hint="profile=FILE with micro-batches of that size")
-    if not _is_count(samples) or remainder:
+    if not _is_count(samples):
         return Meant(hint="batch.micro_batches=...")
+    if remainder:
+        return Meant(hint=f"batch.micro_batches=..., with a batch.size that divides by the {replicas} replicas")
     if each % samples:
         return Meant(hint=f"a size that divides the {each} samples of each replica, which {samples} does not")
     return Meant(({"batch.micro_batches": each // samples},))

@@ -59,10 +59,18 @@ def test_a_key_of_another_framework(typed: str, meant: str) -> None:
     assert suggested(*typed.split()) == [meant]
 
 
-@pytest.mark.parametrize("typed", ["micro_batch_size=3", "micro_batch_size=0", "micro_batch_size=true"])
+@pytest.mark.parametrize(
+    "typed",
+    [
+        "micro_batch_size=3",
+        "micro_batch_size=0",
+        "micro_batch_size=true",
+        "micro_batch_size=3 batch.size=15 engine=ddp",
+    ],
+)
 def test_a_size_that_divides_no_batch_has_a_hint_and_no_fix(typed: str) -> None:
     with pytest.raises(CannotRun) as caught:
-        compose([typed])
+        compose(typed.split())
     (problem,) = refused(caught)
     assert problem.hint and not problem.fixes
 
