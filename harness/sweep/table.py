@@ -18,6 +18,7 @@ from rich.text import Text
 
 from harness.core.plan import Mesh
 from harness.core.units import UNKNOWN
+from harness.planning.tune.result import Reason
 from harness.report import comparison
 from harness.sweep.row import FIGURES, FURTHER, PREDICTED, UNIT, Row
 
@@ -182,7 +183,19 @@ def close(rows: Sequence[Row], folder: Path, console: Console | None = None) -> 
         if row.record is not None and row.record.status != "ok":
             lines = row.record.reason.strip().splitlines()[:REASON_LINES] + ([f"log: {row.log}"] if row.log else [])
             console.print(Text("\n  ".join([f"{row.point.id} {row.record.status}", *lines])), soft_wrap=True)
+    for line in _tuned(rows):
+        console.print(Text(line), soft_wrap=True)
     console.print(Text(f"{summary(rows)} ({folder})"), soft_wrap=True)
+
+
+def _tuned(rows: Sequence[Row]) -> Iterator[str]:
+    """Of points of mode=tune: why candidates are impossible, and the command of the fastest one of all points."""
+    found = [(row, row.record.metrics["tuned"]) for row in rows if row.record and row.record.metrics.get("tuned")]
+    for row, tuned in found:
+        yield from (f"{row.point.id} {Reason(**one)}" for one in tuned.get("impossible", ()))
+    if found:
+        fastest, tuned = max(found, key=lambda one: one[0].throughput or 0.0)
+        yield f"{fastest.point.id} is the fastest, run it: {tuned['command']}"
 
 
 def _legend(rows: Sequence[Row], left_out: Sequence[str], width: int) -> Iterator[str]:

@@ -198,3 +198,16 @@ def test_a_point_that_waits_says_for_what() -> None:
     assert row.status == "pending (Priority)"
     assert summary([row]) == "1 points: 1 pending"
     assert next(csv.DictReader(as_csv([row]).splitlines()))["status"] == "pending"
+
+
+def test_of_tuned_points_the_reasons_and_the_command_of_the_fastest_are_printed() -> None:
+    def tuned(speed: float, **found: Any) -> RunRecord:
+        figures = {"throughput": speed, "step_time_s": 1 / speed}
+        return RunRecord("x", "ok", "simulated", config={"mode": "tune"}, metrics=figures | {"tuned": found})
+
+    slow = tuned(1.0, command="python run.py slow", impossible=[{"candidates": 21, "reason": "engine sbp   needs"}])
+    fast = tuned(2.0, command="python run.py fast")  # of an earlier version
+    rows = rows_of(slow, fast)
+    lines = [" ".join(line) for line in shown(rows)]
+    assert f"{rows[0].point.id} 21 impossible: engine sbp needs" in lines
+    assert lines[-2] == f"{rows[1].point.id} is the fastest, run it: python run.py fast"
