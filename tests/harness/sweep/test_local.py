@@ -82,12 +82,12 @@ def test_what_a_sweep_ends_with(
 
     monkeypatch.setattr(sweep_run_point, "run_point", run_point)
     assert local.main(["steps=1,2", f"out={tmp_path}"]) == code
-    stored = csv.DictReader((tmp_path / local.POINTS).read_text().splitlines())
+    stored = csv.DictReader((tmp_path / local.TABLE).read_text().splitlines())
     assert [row["status"] for row in stored] == ["ok", status]
 
 
 def test_a_folder_that_takes_no_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / local.POINTS).mkdir()
+    (tmp_path / local.TABLE).mkdir()
     monkeypatch.setattr(sweep_run_point, "run_point", lambda *_: None)
     with pytest.raises(CannotRun, match="cannot be written"):
         local.main(["steps=1", f"out={tmp_path}"])
