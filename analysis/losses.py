@@ -168,9 +168,9 @@ def _without(run: Run, error: run_artifacts.MissingData) -> str:
 
 
 def report(curves: Sequence[Curve]) -> list[str]:
-    """A line for each run: steps, first and last loss, and its largest difference from the first run."""
+    """A line for each run: steps, first and last loss, and its largest relative difference from the first run."""
     width = max(len(curve.title) for curve in curves)
-    lines = [f"{'run':{width}}  steps  first loss   last loss  largest difference from the first run"]
+    lines = [f"{'run':{width}}  steps  first loss   last loss  largest relative difference from the first run"]
     for number, curve in enumerate(curves):
         lines.append(f"{curve.title:{width}}  {len(curve.losses):5}  {curve.losses[0]:10.6f}  {curve.losses[-1]:10.6f}")
         if number:

@@ -24,6 +24,8 @@ IN_TITLE = ("out", "mode", "engine", "model", "cluster")
 """Keys that are in a title anyway; "measured" or "simulated" gives the mode."""
 IGNORED = ("tracker", "launch", "steps", "warmup")
 """Keys, and groups of keys, that a comparison does not depend on."""
+VAGUE = ("size",)
+"""Last parts of keys that do not say alone what they are of: batch.size, model.size."""
 
 
 RUN_FOLDER = "the folder that run.py names, such as runs/NAME"
@@ -111,7 +113,10 @@ def _distinguishing(runs: Sequence[Run], without: Collection[str]) -> list[str]:
     """engine=gpipe model=unet_5_64 streams=true portals=false; runs that differ in nothing get their folder's name."""
     keys = differing(runs)
     lasts = [key.rpartition(".")[2] for key in keys]
-    short = {key: last if lasts.count(last) == 1 else key for key, last in zip(keys, lasts, strict=True)}
+    short = {
+        key: last if lasts.count(last) == 1 and last not in VAGUE else key
+        for key, last in zip(keys, lasts, strict=True)
+    }
     of_keys = [[f"{short[key]}={_shown(run.values[key])}" for key in keys if key in run.values] for run in runs]
     titles = [" ".join([*_except(without, run.title), *own]) for run, own in zip(runs, of_keys, strict=True)]
     homes: dict[str, set[Path]] = defaultdict(set)

@@ -16,7 +16,8 @@ class BatchConfig:
     size: int = 16
     """Global batch size: samples of one optimizer step, over all replicas."""
     micro_batches: int = 8
-    """Micro-batches that each replica of the pipeline splits its samples into."""
+    """Micro-batches that each replica of the pipeline splits its samples into. Planners of tensor parallelism (autoddl,
+    megatron, data_parallel, strategies, summa) set 1, unless it is given."""
 
 
 @dataclass
@@ -96,7 +97,7 @@ class Config:
     """Bytes of memory for each parameter: auto (from the optimizer) or the name of a memory model
     (harness/core/memory_model.py)."""
     steps: int = 10
-    """Training steps that are measured; with mode=calibrate, rounds of all collectives."""
+    """Training steps that are measured, after those of warmup; with mode=calibrate, rounds of all collectives."""
     warmup: int = 2
     """Training steps before the measured ones. Memory is measured in the last of them, if there are at least 2."""
     seed: int = 0

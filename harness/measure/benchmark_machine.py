@@ -13,7 +13,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +20,7 @@ from torch import Tensor, nn
 from harness.config.schema import AUTOCAST, DTYPES
 from harness.core.cluster import Device, Link
 from harness.core.op import Op
-from harness.host import devices
+from harness.host import devices, run_queue
 from harness.host.devices import DetectedDevices
 from harness.host.machine import Machine
 from harness.runtime.cpu_streams import Job, JobQueue, Run
@@ -175,10 +174,7 @@ def _round(queues: list[JobQueue], passes: list[Callable[[], None]]) -> _Round:
 
 def _clocks() -> tuple[float, float, float]:
     """Return this thread's wall time, time on a core, and time in the run queue of a core (Linux; elsewhere 0)."""
-    waited = 0.0
-    with suppress(OSError, ValueError, IndexError):
-        waited = int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
-    return time.perf_counter(), time.thread_time(), waited
+    return time.perf_counter(), time.thread_time(), run_queue.of_thread().waited_s
 
 
 def _layers() -> Callable[[], None]:

@@ -23,7 +23,7 @@ from harness.core.cluster import Cluster, Device
 from harness.core.model_profile import ModelProfile
 from harness.core.problem import CannotRun, Problem
 from harness.core.run_files import PROFILE
-from harness.host import devices, profile_cache
+from harness.host import devices, profile_cache, run_queue
 from harness.launch import supervisor
 from harness.report.progress import Progress
 from harness.simulate import layer_times
@@ -31,8 +31,6 @@ from harness.simulate import layer_times
 COUNTED = "meta"
 """The device of counted profiles in the cache: they are the same on every machine."""
 Origin = Literal["file", "measured", "counted"]
-BUSY = 1.2
-"""Ratio of a pass's wall time to its own time above which other programs kept the machine busy."""
 
 
 class Profiles:
@@ -104,7 +102,7 @@ class Profiles:
 
     def doubt(self, profile: ModelProfile) -> Problem | None:
         """A note on a priced profile whose times were measured while this machine did other things, too."""
-        if profile.slowed < BUSY or profile.times not in ("measured", "scaled"):
+        if profile.slowed < run_queue.BUSY or profile.times not in ("measured", "scaled"):
             return None
         file = self.config.profile
         key = "profile" if file else f"profile of micro-batches of {profile.micro_batch}"

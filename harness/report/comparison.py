@@ -1,4 +1,4 @@
-"""What distinguishes runs that are compared: micro-batch sizes, and speed against one device.
+"""What distinguishes runs that are compared: micro-batches, recomputation, a busy machine; speed against one device.
 
 engine=single   64 samples/s   1.00     the reference
 engine=gpipe    96 samples/s   1.50
@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 from harness.core.plan import Mesh
 from harness.core.record import RunRecord
+from harness.host import run_queue
 
 REFERENCE = "single"
 """The engine of the reference."""
 SAME = ("mode", "model", "profile", "data", "precision")
 """Keys that a run and its reference have in common, in addition to the batch size, the cluster and the machine."""
+RECOMPUTATION, NEVER = ("checkpoint", "checkpoint_every"), "never"
+"""Keys of engines that say what is recomputed, and their value for nothing."""
 OWN = ("engine", "planner", "mesh", "cluster", "launch", "tracker", "out")
 """Keys that may differ also where there are several references to choose from."""
 
@@ -83,6 +86,62 @@ def unequal_micro_batches(records: Sequence[RunRecord | None]) -> str:
         if len({size for _, size in kinds}) > 1:
             return _note(json.loads(text)[0], sorted(kinds))
     return ""
+
+
+def slowed(record: RunRecord) -> float | None:
+    """By how much other programs slowed down the measured steps, if so much that it must be known; else None."""
+    found: float | None = record.metrics.get("slowed")
+    return found if found and found >= run_queue.BUSY else None
+
+
+def busy_machine(records: Sequence[RunRecord | None]) -> str:
+    """Of measured runs some of which had to share their cores with other programs: by how much. Empty without one."""
+    ran = [record for record in records if record and record.status == "ok" and record.source == "measured"]
+    found = sorted(filter(None, map(slowed, ran)))
+    if not found:
+        return ""
+    who = f"{len(found)} of {len(ran)} runs" if len(ran) > 1 else "this run"
+    factors = f"{found[0]:.2f}" if len(found) == 1 else f"{found[0]:.2f} to {found[-1]:.2f}"
+    again = "them" if len(found) > 1 else "it"
+    return (
+        f"{who} had a busy machine: steps took {factors} times what they computed, waiting for a core"
+        f"   -> run {again} again, while nothing else runs"
+    )
+
+
+def unequal_recomputation(records: Sequence[RunRecord | None]) -> str:
+    """Of engines of which some recompute activations and others do not: what that changes, and the key that makes them
+    equal. Empty where they are equal, or a sweep tries the same values with each engine."""
+    groups: dict[str, dict[str, set[tuple[str, str]]]] = defaultdict(lambda: defaultdict(set))
+    for record in records:
+        if record and record.status == "ok" and record.config.get("engine"):
+            work = _text([record.source, *(record.config.get(key) for key in SAME)])
+            groups[work][record.config["engine"]["name"]].add(_recomputation(record))
+    for engines in groups.values():
+        if len({frozenset(value for _, value in found) for found in engines.values()}) > 1:
+            return _recomputing(engines)
+    return ""
+
+
+def _recomputation(record: RunRecord) -> tuple[str, str]:
+    """The engine's key of recomputation and its value; an engine without one recomputes nothing."""
+    engine = record.config["engine"]
+    key = next((key for key in RECOMPUTATION if key in engine), "")
+    return key, str(engine[key]) if key else NEVER
+
+
+def _recomputing(engines: Mapping[str, set[tuple[str, str]]]) -> str:
+    some = {name: [one for one in sorted(found) if one[1] != NEVER] for name, found in engines.items()}
+    who = " and ".join(
+        f"{name} ({', '.join(f'{key}={value}' for key, value in found)})" for name, found in some.items() if found
+    )
+    fixes = [f"engine.{found[0][0]}={NEVER} where engine={name}" for name, found in some.items() if found]
+    others = ", ".join(name for name, found in some.items() if not found)
+    than = f", not by {others}" if others else ""
+    return (
+        f"activations are recomputed by {who}{than}: that saves memory and takes time, so neither is like with like"
+        f"   -> {', '.join(fixes)}"
+    )
 
 
 def _note(batch: dict[str, int], kinds: Sequence[tuple[int, int]]) -> str:

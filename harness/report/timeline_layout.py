@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import get_args
 
-from harness.core.op import Op, Queue
+from harness.core.op import COMPUTE, Op, Queue
 from harness.core.trace import DeviceQueue, Span, Trace
 
 SHOWN_DEVICES = 16
@@ -76,12 +76,28 @@ def micro_batch(op: Op) -> str:
     return "" if op.micro_batch is None else str(op.micro_batch)
 
 
+def stage_and_micro_batch(op: Op) -> str:
+    """Returns the text of a box where a device has several stages: the stage above the micro-batch, in two lines."""
+    both = op.kind in COMPUTE and op.micro_batch is not None
+    return f"{op.stage}\n{op.micro_batch}" if both else micro_batch(op)
+
+
+def _several_stages(spans: Sequence[Span]) -> bool:
+    """Whether a device computes for more than one stage."""
+    stages: dict[int, set[int]] = defaultdict(set)
+    for span in spans:
+        if span.parsed.kind in COMPUTE and span.parsed.micro_batch is not None:
+            stages[span.device].add(span.parsed.stage)
+    return any(len(found) > 1 for found in stages.values())
+
+
 def lay_out(
-    title: str, trace: Trace, top_px: float, label: Callable[[Op], str] = micro_batch, window: str = "step"
+    title: str, trace: Trace, top_px: float, label: Callable[[Op], str] | None = None, window: str = "step"
 ) -> Panel:
     """Lays out the last step of a trace, from `top_px` downwards. Raises ValueError for a trace without spans.
 
-    `label` gives the text of a box, `window` is the word for what the picture shows.
+    `label` gives the text of a box: by default the micro-batch, below the stage where a device has several. `window`
+    is the word for what the picture shows.
     """
     step = last_step(trace)
     spans = sorted((span for span in trace.spans if span.step == step), key=lambda s: (s.start_s, s.end_s))
@@ -99,10 +115,13 @@ def lay_out(
     }
     shown = {lane: queues[lane] for lane in sorted(queues, key=_order) if lane[0] in devices[:SHOWN_DEVICES]}
     lines = textwrap.wrap(title, _TITLE_LETTERS)
+    several = label is None and _several_stages(spans)
+    label = label or (stage_and_micro_batch if several else micro_batch)
     boxes = {lane: [_box(span, times[0], label) for span in of_lane] for lane, of_lane in shown.items()}
     lanes = list(_lanes(boxes, used, top_px + LINE_PX * (len(lines) + 1)))
     length_ms = 1e3 * (times[1] - times[0])
     facts = f"{window} {_facts(length_ms, used, len(spans), len(devices), lanes)}"
+    facts += "     in a box: stage above micro-batch" * several
     return Panel([*lines, facts], top_px, length_ms, lanes)
 
 

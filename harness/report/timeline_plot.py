@@ -218,8 +218,9 @@ def _corners(box: Box, top_px: float, bottom_px: float, pixel_ms: float) -> list
 
 
 def _draw_numbers(axes: Axes, boxes: Sequence[Box], middle_px: float, pixel_ms: float) -> None:
-    """Writes the micro-batch into each box that has room for the longest number of its row."""
-    needed_ms = _DIGIT_PX * pixel_ms * (max(len(box.text) for box in boxes) + 0.6)
+    """Writes the micro-batch into each box that has room for the longest number of its row; its stage above it."""
+    letters = max(len(line) for box in boxes for line in box.text.split("\n"))
+    needed_ms = _DIGIT_PX * pixel_ms * (letters + 0.6)
     for box in boxes:
         if box.text and box.end_ms - box.start_ms > needed_ms:
             axes.text(
@@ -231,6 +232,7 @@ def _draw_numbers(axes: Axes, boxes: Sequence[Box], middle_px: float, pixel_ms: 
                 ha="center",
                 va="center",
                 fontsize=_DIGIT_PT,
+                linespacing=0.95,
                 color=STYLES[box.kind].ink,
             )
 

@@ -37,7 +37,9 @@ def measured(result: dict[str, Any], draft: Draft, config: DictConfig, kind: dev
     }
     count = threads(config)
     work = _work(draft, result["step_time_s"], count if kind == "cpu" else 1)
-    return {**result, **work, "threads": count, "predicted_over_measured": ratios}
+    own = kind == "cpu" and draft.devices * count > devices.cores()  # its devices wait for one another
+    slowed = None if own else result.get("slowed")
+    return {**result, **work, "slowed": slowed, "threads": count, "predicted_over_measured": ratios}
 
 
 def simulated(simulation: Simulation, draft: Draft) -> dict[str, Any]:

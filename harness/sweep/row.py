@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.core.plan import Mesh, Plan
+from harness.core.problem import spelled
 from harness.core.record import RunRecord
 from harness.core.units import UNKNOWN, number, percent, rate, seconds, size
 from harness.report import comparison
@@ -104,6 +105,21 @@ class Row:
             return None
         plan = Plan.from_json(self.record.plan)
         return len(plan.devices) * plan.mesh.data * plan.mesh.tensor
+
+    def used(self, key: str) -> str:
+        """The value of a key with which the point was run, whether it was given or not."""
+        if self.record is None:
+            return UNKNOWN
+        group, _, name = key.lstrip("+").partition(".")
+        if group == "mesh" and self.mesh:
+            return str(getattr(self.mesh, name))
+        if key == "batch.micro_batches" and self.record.plan:
+            return str(self.record.plan["micro_batches"])
+        value: Any = self.record.config
+        for part in filter(None, (group, *name.split("."))):
+            value = value.get(part, UNKNOWN) if isinstance(value, dict) else UNKNOWN
+        value = value.get("name", UNKNOWN) if isinstance(value, dict) else value
+        return UNKNOWN if value == UNKNOWN else spelled(value)
 
     @property
     def is_reference(self) -> bool:

@@ -18,6 +18,7 @@ from rich.text import Text
 
 from harness.core.plan import Mesh
 from harness.core.units import UNKNOWN
+from harness.planning.tune.result import Reason
 from harness.report import comparison
 from harness.sweep.row import FIGURES, FURTHER, PREDICTED, UNIT, Row
 
@@ -27,6 +28,9 @@ GAP = 2
 """Between two columns."""
 BEST = "*"
 MESH = "mesh"
+REPEATED = ("mesh.pipeline", "mesh.data", "mesh.tensor", "batch.micro_batches")
+"""Keys that are shown in other columns, too, and the rank of theirs."""
+REPEATS = 10
 
 
 def console_of_sweep() -> Console:
@@ -50,6 +54,7 @@ class Column:
     title: str
     cells: list[str]
     rank: int = 0
+    figure: bool = False
 
     @property
     def width(self) -> int:
@@ -64,22 +69,22 @@ class Column:
 
 def table(rows: Sequence[Row], width: int) -> tuple[Table, list[str]]:
     """A row for each point: id, what differs, status, figures. And the names of the columns that `width` leaves out."""
-    fixed = [
+    columns = [
         Column("id", [row.point.id for row in rows]),
         *_differing_columns(rows),
         Column("status", [row.status for row in rows]),
+        *_figure_columns(rows),
     ]
-    figures = list(_figure_columns(rows))
-    room = width + GAP - sum(column.width for column in fixed)
-    shown = _fitting(figures, room)
+    shown = _fitting(columns, width + GAP)
     drawn = Table(box=None, pad_edge=False)
-    for column in fixed:
-        drawn.add_column(_bottom(column.title), overflow="fold")
     for column in shown:
-        drawn.add_column(_bottom(column.title, "right"), justify="right", no_wrap=True)
-    for cells in zip(*(column.cells for column in (*fixed, *shown)), strict=True):
+        if column.figure:
+            drawn.add_column(_bottom(column.title, "right"), justify="right", no_wrap=True)
+        else:
+            drawn.add_column(_bottom(column.title), overflow="fold")
+    for cells in zip(*(column.cells for column in shown), strict=True):
         drawn.add_row(*map(Text, cells))
-    return drawn, [column.name for column in figures if column not in shown]
+    return drawn, [column.name for column in columns if column not in shown]
 
 
 def _bottom(title: str, to: Literal["left", "right"] = "left") -> Align:
@@ -96,25 +101,28 @@ def _fitting(columns: Sequence[Column], room: int) -> list[Column]:
 
 
 def _differing_columns(rows: Sequence[Row]) -> list[Column]:
-    keys = _short(differing(rows))
-    return [Column(key, list(cells)) for key, cells in zip(keys, zip(*values_of(rows), strict=True), strict=True)]
+    """Those that mesh and size of micro-batches repeat are the first to be left out, where these are known of all."""
+    keys = differing(rows)
+    ranks = [REPEATS if key in REPEATED and all(row.mesh for row in rows) else 0 for key in keys]
+    columns = zip(_short(keys), zip(*values_of(rows), strict=True), ranks, strict=True)
+    return [Column(title, list(cells), rank) for title, cells, rank in columns]
 
 
 def _figure_columns(rows: Sequence[Row]) -> Iterator[Column]:
     """Speed, step time and memory; all others where some point has something to show."""
     most, figures = best(rows), [row.figures(unit="") for row in rows]
     marks = ["" if most is None else f" {BEST}" if row.throughput == most else "  " for row in rows]
-    yield Column(UNIT, [speed + mark for (speed, _, _), mark in zip(figures, marks, strict=True)])
-    yield Column("step time", [step for _, step, _ in figures])
-    yield Column("memory", [memory for *_, memory in figures], rank=1)
+    yield Column(UNIT, [speed + mark for (speed, _, _), mark in zip(figures, marks, strict=True)], figure=True)
+    yield Column("step time", [step for _, step, _ in figures], figure=True)
+    yield Column("memory", [memory for *_, memory in figures], rank=1, figure=True)
     extents = [row.extent() for row in rows]
     further = [
-        Column("loss", [row.losses for row in rows], rank=6),
-        Column("speed /\nsingle", _over_single(rows), rank=2),
-        Column("predicted\n/ measured", [_decimal(row.predicted_over_measured) for row in rows], rank=3),
+        Column("loss", [row.losses for row in rows], rank=6, figure=True),
+        Column("speed /\nsingle", _over_single(rows), rank=2, figure=True),
+        Column("predicted\n/ measured", [_decimal(row.predicted_over_measured) for row in rows], rank=3, figure=True),
         *_sizes(rows),
-        Column("bubble", [bubble for bubble, _ in extents], rank=7),
-        Column("period", [period for _, period in extents], rank=8),
+        Column("bubble", [bubble for bubble, _ in extents], rank=7, figure=True),
+        Column("period", [period for _, period in extents], rank=8, figure=True),
     ]
     yield from (column for column in further if any(cell != UNKNOWN for cell in column.cells))
 
@@ -130,10 +138,10 @@ def _sizes(rows: Sequence[Row]) -> Iterator[Column]:
     """The mesh where it is more than one device, else the number of devices; both where these are not the same."""
     meshes, several = [row.mesh for row in rows], _several_devices(rows)
     if several:
-        yield Column(MESH, [_as_text(mesh) for mesh in meshes], rank=4)
-    yield Column("micro-\nbatch", [str(row.micro_batch_size or UNKNOWN) for row in rows], rank=5)
+        yield Column(MESH, [_as_text(mesh) for mesh in meshes], rank=4, figure=True)
+    yield Column("micro-\nbatch", [str(row.micro_batch_size or UNKNOWN) for row in rows], rank=5, figure=True)
     if not several or any(mesh and row.devices != mesh.size for row, mesh in zip(rows, meshes, strict=True)):
-        yield Column("devices", [str(row.devices or UNKNOWN) for row in rows], rank=9)
+        yield Column("devices", [str(row.devices or UNKNOWN) for row in rows], rank=9, figure=True)
 
 
 def _several_devices(rows: Sequence[Row]) -> bool:
@@ -156,10 +164,11 @@ def best(rows: Sequence[Row]) -> float | None:
 
 
 def values_of(rows: Sequence[Row]) -> list[list[str]]:
-    """The values of the keys that differ among points; of a path only the last part, if that is enough."""
+    """The values of the keys that differ among points; of a path only the last part, if that is enough. Of a key that
+    a point does not give what its run used."""
     columns = []
     for key in differing(rows):
-        whole = [row.point.values().get(key, UNKNOWN) for row in rows]
+        whole = [row.point.values().get(key) or row.used(key) for row in rows]
         lasts = [value.rstrip("}'\"").rpartition("/")[2] for value in whole]
         columns.append(lasts if len(set(lasts)) == len(set(whole)) else whole)
     return [list(cells) for cells in zip(*columns, strict=True)] or [[] for _ in rows]
@@ -182,21 +191,36 @@ def close(rows: Sequence[Row], folder: Path, console: Console | None = None) -> 
         if row.record is not None and row.record.status != "ok":
             lines = row.record.reason.strip().splitlines()[:REASON_LINES] + ([f"log: {row.log}"] if row.log else [])
             console.print(Text("\n  ".join([f"{row.point.id} {row.record.status}", *lines])), soft_wrap=True)
+    for line in _tuned(rows):
+        console.print(Text(line), soft_wrap=True)
     console.print(Text(f"{summary(rows)} ({folder})"), soft_wrap=True)
 
 
+def _tuned(rows: Sequence[Row]) -> Iterator[str]:
+    """Of points of mode=tune: why candidates are impossible, and the command of the fastest one of all points."""
+    found = [(row, row.record.metrics["tuned"]) for row in rows if row.record and row.record.metrics.get("tuned")]
+    for row, tuned in found:
+        yield from (f"{row.point.id} {Reason(**one)}" for one in tuned.get("impossible", ()))
+    if found:
+        fastest, tuned = max(found, key=lambda one: one[0].throughput or 0.0)
+        yield f"{fastest.point.id} is the fastest, run it: {tuned['command']}"
+
+
 def _legend(rows: Sequence[Row], left_out: Sequence[str], width: int) -> Iterator[str]:
-    """What marks and sizes in the table mean, what it leaves out, and whether replicas see other micro-batches."""
+    """What marks and sizes in the table mean, what it leaves out, and why points cannot be compared like with like."""
+    records = [row.record for row in rows]
     if best(rows) is not None:
-        yield f"{BEST} best throughput"
+        fastest = (row.record for row in rows if row.record and row.throughput == best(rows))
+        doubt = ", but on a busy machine" if any(map(comparison.slowed, fastest)) else ""
+        yield f"{BEST} best throughput{doubt}"
     if any(row.predicts for row in rows):
         yield f"{PREDICTED} predicted"
     if _several_devices(rows) and MESH not in left_out:
         yield "mesh: pipeline x data x tensor parallel size"
     if left_out:
         yield f"no room on {width} columns for: {', '.join(left_out)}"
-    if unequal := comparison.unequal_micro_batches([row.record for row in rows]):
-        yield f"note: {unequal}"
+    notes = (comparison.unequal_micro_batches, comparison.unequal_recomputation, comparison.busy_machine)
+    yield from (f"note: {text}" for text in (note(records) for note in notes) if text)
 
 
 def summary(rows: Sequence[Row]) -> str:

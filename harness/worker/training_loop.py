@@ -15,6 +15,7 @@ from typing import Any, Literal
 from harness.core import files, problem
 from harness.core.run_files import METRICS, RESULT, TRACE
 from harness.core.trace import Trace
+from harness.host import run_queue
 from harness.interfaces import Data, Model, Session, StepMetrics
 from harness.launch.process_group import is_first_rank
 from harness.run.metrics import period_s, phases_s
@@ -97,7 +98,8 @@ def train_steps(
     start: new lines are appended, and the trace holds the steps from there on. Returns None if it was asked to stop
     before the last step.
 
-    The next batch is made while a step runs; `data_wait_s` is what a step still waited for its own.
+    The next batch is made while a step runs; `data_wait_s` is what a step still waited for its own. `slowed` is by how
+    much this process's threads waited for cores in the measured steps.
     Memory is metered in the last warm-up step, since that costs time; not in the very first one, where optimizers
     have no state yet: it is known for a warm-up of 2 and more. Raises `Diverged` at the first loss or gradient that is
     not finite, and `NeverUpdated` at the end, if the optimizer has skipped every step.
@@ -109,9 +111,11 @@ def train_steps(
     path = folder / METRICS if reports else Path(os.devnull)
     lines = _stored(folder / METRICS) if start else []
     texts = [one.text for one in lines]
-    finite = DivergenceCheck(session)
+    finite, began = DivergenceCheck(session), run_queue.of_process()
     with closing(LineFile(path, start > 0)) as out, Loader(data, loop.batch_size, range(start, total)) as batches:
         for step, (batch, waited) in enumerate(batches, start):
+            if step <= loop.warmup:
+                began = run_queue.of_process()
             last = session.step(batch, meter=step == loop.warmup - 1 and step > 0)
             finite.after_step(step, last)
             output_check.raise_differences()
@@ -128,7 +132,9 @@ def train_steps(
                 return None
     if last and last.skipped and all(one.skipped for one in lines):
         raise NeverUpdated(f"none of {len(lines)} steps updated a weight: {problem.line(last.skipped)}")
-    summary = {**_summary(lines, loop), "peak_memory_bytes": peak, "bytes_sent": last.bytes_sent if last else {}}
+    slowed = run_queue.slowed(began, run_queue.of_process()) if last else None
+    sent = last.bytes_sent if last else {}
+    summary = {**_summary(lines, loop), "slowed": slowed, "peak_memory_bytes": peak, "bytes_sent": sent}
     if last is None:  # the checkpoint is that of the last step
         return summary, Trace(())
     kept = session.trace()

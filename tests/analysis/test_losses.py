@@ -77,7 +77,7 @@ def test_command_prints_the_largest_difference_from_the_first(
     assert Image.open(out).size == (1200, 700)
     assert capsys.readouterr().out.splitlines() == [
         "all runs: model=unet batch.size=16 batch.micro_batches=8",
-        "run      steps  first loss   last loss  largest difference from the first run",
+        "run      steps  first loss   last loss  largest relative difference from the first run",
         "x            3    4.000000    1.000000",
         "y            3    4.000000    1.000000  2.00e-01 at step 1",
         "another      3    4.000000    1.000000  none",

@@ -112,6 +112,12 @@ def test_titles_say_what_differs_and_nothing_else(tmp_path: Path) -> None:
     ]
 
 
+def test_a_size_says_of_what_it_is(tmp_path: Path) -> None:
+    folders = [ran(tmp_path / size, ["engine=gpipe", f"batch.size={size}"]) for size in ("16", "32")]
+    titles = [title for title, _ in timelines.panels(folders)]
+    assert titles == [f"engine=gpipe model=unet batch.size={size}, simulated" for size in ("16", "32")]
+
+
 def test_the_model_is_what_the_user_chose(tmp_path: Path) -> None:
     """unet_5_64 and unet_6_72 are the same network with other keys, which their names say."""
     small = ran(tmp_path / "a", ["engine=gpipe", "model=unet_5_64"])

@@ -71,6 +71,16 @@ def train(tree: Path, line: str) -> tuple[RunRecord, list[float]]:
     return RunRecord.load(folder / RECORD), losses
 
 
+def test_a_check_refuses_what_the_page_says(tree: Path) -> None:
+    (rule,) = (block for block in PAGE.split("```python\n") if "def check(config)" in block)
+    config = tree / "models/tiny/config.py"
+    config.write_text(f"{FILES['models/tiny/config.py']}\n\n{rule.partition('```')[0]}")
+    words = [*shlex.split(command("engine=single", "model=tiny"))[1:], "model.width=2"]
+    done = subprocess.run([sys.executable, *words], cwd=tree, capture_output=True, text=True, check=False)
+    (printed,) = (block for block in PAGE.split("```text\n") if block.startswith("engine=single model=tiny"))
+    assert (done.returncode, done.stderr.strip()) == (2, printed.partition("```")[0].strip())
+
+
 @pytest.mark.parametrize(
     ("prefix", "most"), [("engines/simple_dp/", 50), ("planners/front_heavy.py", 30), ("models/tiny/", 30)]
 )

@@ -4,7 +4,7 @@
     step_time          an analytic estimate of the seconds of a step;  peak_memory  of its memory
     extrapolate        a simulation of few micro-batches, extended to many
     candidate_search   estimates all candidates, simulates the best ones
-    infeasible         what helps if no candidate fits
+    infeasible         what helps if no candidate fits;  impossible  why candidates are
     result             what was found;  candidate_table  how it is printed
 
 The search of Myelin's Table II (section VI): (micro-batch, G_intra, G_inter, G_data) under the memory model.

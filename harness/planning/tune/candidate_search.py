@@ -9,18 +9,19 @@ from pathlib import Path
 from omegaconf import DictConfig
 
 from harness.checks import engine_support, plan_fits, profile_match, stored_profile
+from harness.cli.compose import compose
 from harness.config import cluster_config, registry
 from harness.config import overrides as config_overrides
 from harness.core import files, units
 from harness.core.cluster import Cluster
 from harness.core.model_profile import ModelProfile
-from harness.core.problem import CannotRun, NoPlan, Problem, ProblemError
+from harness.core.problem import CannotRun, Fix, NoPlan, Problem, ProblemError, apply
 from harness.core.run_files import CANDIDATES, PROFILE
 from harness.interfaces import Engine, Planner
 from harness.planning import prepare
 from harness.planning.draft import Draft, Layout, laid_out, memory_model, of_engine
 from harness.planning.prepare import Ground
-from harness.planning.tune import extrapolate, infeasible, peak_memory
+from harness.planning.tune import extrapolate, impossible, infeasible, peak_memory
 from harness.planning.tune.candidates import Candidate, candidates
 from harness.planning.tune.result import Line, Tuned, as_csv
 from harness.planning.tune.step_time import estimate
@@ -55,15 +56,17 @@ class Tuner:
             if self.lines:
                 files.write_text(self.folder / CANDIDATES, as_csv([*self.lines.values()]))
         if not self.best:
-            lines = [self.with_layers(line) for line in self.lines.values()]
-            found = infeasible.problems(self.config, self.overrides, lines, self.fits)
+            layered = [self.with_layers(line) for line in self.lines.values()]
+            found = infeasible.problems(self.config, self.overrides, layered, self.fits)
             raise CannotRun(self.typed(found), self.title)
         line, draft = self.best
         ground = self.grounds[line.candidate.micro_batch]
         ground.profile.save(self.folder / PROFILE)
         command = line.candidate.command(self.config, self.overrides, self.engine.capabilities)
         notes = self.engine.notes(draft.plan, ground.profile, draft.cluster, draft.memory)
-        return Tuned(tuple(self.lines.values()), line, draft, ground, command, tuple(notes))
+        lines = [*self.lines.values()]
+        reasons = impossible.reasons(lines, self.helps)
+        return Tuned(tuple(lines), line, draft, ground, command, tuple(notes), reasons)
 
     def typed(self, problems: Sequence[Problem]) -> list[Problem]:
         """The problems with the memory of the devices, if the user has typed it."""
@@ -166,10 +169,11 @@ class Tuner:
         left = [line for line in self.lines.values() if not line.out]
         left.sort(key=lambda line: line.closed_form_step_time_s or 0.0)
         fitting = 0
-        for line in left:
+        for number, line in enumerate(left):
             if fitting == SIMULATED:
                 return
-            self.progress.phase("simulating", f"{fitting + 1} of {min(SIMULATED, len(left))}")
+            total = min(SIMULATED + number - fitting, len(left))  # one that does not fit gives way to another
+            self.progress.phase("simulating", f"{number + 1} of {total}")
             done, draft = self.simulation(line)
             fitting += not done.out
             if draft and (not self.best or _seconds(done) < _seconds(self.best[0])):
@@ -188,6 +192,22 @@ class Tuner:
         full = tuple(plan_fits.check_memory(draft.plan, peaks, draft.cluster, draft.memory))
         line = replace(line, problems=full, simulated_memory_bytes=max(peaks), simulated_step_time_s=seconds)
         return line, None if full else draft
+
+    def helps(self, line: Line, fix: Fix) -> bool:
+        """Whether a candidate has a plan once the fix is typed; it may need too much memory."""
+        typed = apply(self.overrides, fix)
+        try:
+            config = compose(typed)
+            stored_profile.follow(config, typed)
+            other = type(self)(config, typed, self.folder, self.progress)
+        except CannotRun:
+            return False
+        other.grounds, one = self.grounds, line.candidate
+        ground = self.grounds.get(one.micro_batch)
+        if not ground or other.against(one, config, ground.cluster):
+            return False
+        judged = other.judged(Line(one))
+        return judged.full or not judged.out
 
     def fits(self, config: DictConfig, cluster: Cluster) -> bool:
         """Whether any candidate of the smallest micro-batch fits with another configuration on another cluster."""

@@ -8,27 +8,29 @@ from collections.abc import Iterator
 from rich.table import Table
 from rich.text import Text
 
-from harness.core.units import rate, seconds, size
+from harness.core.units import percent, rate, seconds, size
 from harness.planning.tune.result import Line, Tuned
 
 TITLES = (
     "micro-batch",
     "micro-batches",
-    "tensor",
     "pipeline",
     "data",
+    "tensor",
     "analytic estimate",
     "simulated",
     "analytic / simulated",
     "throughput, simulated",
-    "memory, simulated",
 )
+NEARLY_FULL = 0.9
+"""The share of a device's memory above which a predicted peak is marked."""
+MARK = "!"
 
 
 def simulated(found: Tuned) -> Table:
     """A row for each candidate that was simulated and fits, the fastest first."""
     table = Table(box=None, pad_edge=False)
-    for title in TITLES:
+    for title in (*TITLES, f"memory, simulated, of {size(found.best.memory_limit_bytes)}"):
         table.add_column(title, justify="right")
     for line, off in zip(found.simulated, found.off(), strict=True):
         table.add_row(*map(Text, _row(line, off)))
@@ -36,7 +38,13 @@ def simulated(found: Tuned) -> Table:
 
 
 def reported(found: Tuned) -> Iterator[str]:
-    """Yield two lines: the error of the analytic estimate, and the number of candidates by outcome."""
+    """Yield what the mark means, the error of the analytic estimate, the number of candidates by outcome, and why those
+    that are impossible are."""
+    if any(map(_nearly_full, found.simulated)):
+        yield (
+            f"{MARK} above {percent(NEARLY_FULL)} of a device's memory: leave 10 to 20 % for an allocator "
+            "(docs/explanation/accuracy.md)"
+        )
     off = found.off()
     yield (
         f"analytic estimate / simulated: {min(off):.3f} to {max(off):.3f}, median {statistics.median(off):.3f}; "
@@ -49,6 +57,7 @@ def reported(found: Tuned) -> Iterator[str]:
         f"{len(found.lines)} candidates: {len(found.simulated)} simulated, {left} slower by analytic estimate, "
         f"{full} too large for memory, {len(out) - full} impossible"
     )
+    yield from map(str, found.impossible)
 
 
 def _place(found: Tuned) -> int:
@@ -59,6 +68,11 @@ def _place(found: Tuned) -> int:
 
 def _row(line: Line, off: float) -> Iterator[str]:
     one, simulated_s = line.candidate, line.simulated_step_time_s
-    yield from map(str, (one.micro_batch, one.micro_batches, one.mesh.tensor, one.mesh.pipeline, one.mesh.data))
+    yield from map(str, (one.micro_batch, one.micro_batches, one.mesh.pipeline, one.mesh.data, one.mesh.tensor))
     yield from (seconds(line.closed_form_step_time_s), seconds(simulated_s), f"{off:.3f}")
-    yield from (rate(one.batch / simulated_s if simulated_s else None), size(line.simulated_memory_bytes))
+    mark = f" {MARK}" if _nearly_full(line) else "  "
+    yield from (rate(one.batch / simulated_s if simulated_s else None), size(line.simulated_memory_bytes) + mark)
+
+
+def _nearly_full(line: Line) -> bool:
+    return (line.simulated_memory_bytes or 0) > NEARLY_FULL * (line.memory_limit_bytes or 0)

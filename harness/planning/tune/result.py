@@ -20,9 +20,9 @@ from harness.planning.tune.candidates import Candidate
 TITLES = (
     "micro_batch",
     "micro_batches",
-    "mesh.tensor",
     "mesh.pipeline",
     "mesh.data",
+    "mesh.tensor",
     "out",
     "closed_form_memory_bytes",
     "simulated_memory_bytes",
@@ -71,9 +71,9 @@ class Line:
         return [
             one.micro_batch,
             one.micro_batches,
-            one.mesh.tensor,
             one.mesh.pipeline,
             one.mesh.data,
+            one.mesh.tensor,
             *(getattr(self, title) for title in TITLES[5:]),
         ]
 
@@ -88,8 +88,21 @@ def as_csv(lines: Sequence[Line]) -> str:
 
 
 @dataclass(frozen=True)
+class Reason:
+    """Why so many candidates are impossible, with the fixes."""
+
+    candidates: int
+    reason: str
+
+    def __str__(self) -> str:
+        """21 impossible: engine sbp   needs a plan   -> planner=autoddl"""
+        return f"{self.candidates} impossible: {self.reason}"
+
+
+@dataclass(frozen=True)
 class Tuned:
-    """All candidates; the best one, its plan, what that rests on, the command that runs it, and what to know of it."""
+    """All candidates; the best one, its plan, what that rests on, the command that runs it, and what to know of it; why
+    others are impossible."""
 
     lines: tuple[Line, ...]
     best: Line
@@ -97,6 +110,7 @@ class Tuned:
     ground: Ground
     command: str
     notes: tuple[Problem, ...]
+    impossible: tuple[Reason, ...] = ()
 
     @property
     def simulated(self) -> list[Line]:
@@ -127,5 +141,6 @@ class Tuned:
                 "candidates": len(self.lines),
                 "simulated": len(self.simulated),
                 "command": self.command,
+                "impossible": [*map(vars, self.impossible)],
             },
         }

@@ -7,7 +7,13 @@ from typing import Any
 import pytest
 
 from harness.core.record import RunRecord
-from harness.report.comparison import micro_batch_size, speeds_over_single, unequal_micro_batches
+from harness.report.comparison import (
+    busy_machine,
+    micro_batch_size,
+    speeds_over_single,
+    unequal_micro_batches,
+    unequal_recomputation,
+)
 
 SAMPLES = 16
 
@@ -85,3 +91,34 @@ def test_a_note_gives_the_keys_that_make_micro_batches_equal() -> None:
     assert not unequal_micro_batches([ran("single", 1.0, count=4), ran("single", 1.0, count=8)]), "as the user wants"
     tuned = [ran("single", 1.0, mode="tune"), ran("ddp", 1.0, 2, mode="tune")]
     assert not unequal_micro_batches(tuned), "chosen by the search"
+
+
+def recomputing(name: str, **keys: str) -> RunRecord:
+    return ran(name, 1.0, engine={"name": name, **keys})
+
+
+def test_a_note_gives_the_key_that_makes_recomputation_equal() -> None:
+    gpipe, ddp, single = (
+        recomputing("gpipe", checkpoint="except_last"), recomputing("ddp"), recomputing("single", checkpoint="never")
+    )  # fmt: skip
+    note = unequal_recomputation([single, None, gpipe, ddp, RunRecord("x", "infeasible")])
+    assert note.startswith("activations are recomputed by gpipe (checkpoint=except_last), not by single, ddp: ")
+    assert note.endswith("   -> engine.checkpoint=never where engine=gpipe")
+    assert not unequal_recomputation([single, ddp]), "none does"
+    assert not unequal_recomputation([gpipe, recomputing("gpipe", checkpoint="never")]), "as the user wants"
+    same = recomputing("torchgpipe", checkpoint="except_last")
+    assert not unequal_recomputation([gpipe, same]), "both do the same"
+    assert "engine.checkpoint_every=never where engine=myelin" in unequal_recomputation(
+        [ddp, recomputing("myelin", checkpoint_every="1")]
+    )
+    assert not unequal_recomputation([ddp, ran("gpipe", 1.0, engine=gpipe.config["engine"], profile="mine.json")])
+
+
+@pytest.mark.parametrize(("slowed", "busy"), [(None, False), (1.19, False), (1.2, True)])
+def test_steps_that_waited_for_cores_are_noted(slowed: float | None, busy: bool) -> None:
+    one = ran("gpipe", 1.0, metrics={"slowed": slowed})
+    assert busy_machine([one]).startswith("this run had a busy machine: steps took 1.20 times") == busy
+    others = [None, ran("single", 1.0, metrics={"slowed": 3.0}), ran("ddp", 1.0), RunRecord("x", "oom")]
+    wanted = "2 of 3 runs had a busy machine: steps took 1.20 to 3.00" if busy else "1 of 3 runs had a busy machine"
+    assert busy_machine([one, *others]).startswith(wanted)
+    assert not busy_machine([ran("gpipe", 1.0, metrics={"slowed": 3.0}, source="simulated")])

@@ -112,6 +112,15 @@ def test_facts_are_step_time_mean_utilization_and_spans() -> None:
     assert [lane.utilization for lane in panel.lanes] == [0.5, 1.0]
 
 
+def test_boxes_of_several_stages_on_a_device_have_the_stage_above_the_micro_batch() -> None:
+    ops = ("0F0", "3F0", "3B12", "3copy0<2", "0step")
+    for known, text, named in ((ops, ["0\n0", "3\n0", "3\n12", "0", ""], True), (ops[1:4], ["0", "12", "0"], False)):
+        spans = tuple(Span(op, 0, "compute", number, number + 1) for number, op in enumerate(known))
+        panel = lay_out("t", Trace(spans), 0)
+        assert [box.text for lane in panel.lanes for row in lane.rows for box in row] == text
+        assert ("stage above micro-batch" in panel.lines[-1]) == named
+
+
 def test_only_16_devices_have_lanes_and_the_rest_is_reported() -> None:
     panel = lay_out("", busy(2, 20, ()), 0.0)
     assert [lane.device for lane in panel.lanes] == list(range(16))

@@ -12,6 +12,7 @@ from harness.core.cluster import Cluster, Device
 from harness.core.memory_model import MemoryModel
 from harness.core.model_profile import LayerProfile, ModelProfile
 from harness.core.plan import Mesh, Plan
+from harness.host.devices import Kind
 from harness.planning.draft import Draft
 from harness.run import metrics
 from harness.schedule.builders.gpipe import gpipe
@@ -48,6 +49,15 @@ def test_predicted_over_measured() -> None:
     assert (found["loss"], found["threads"]) == (0.5, 1)
     unmetered = metrics.measured(RESULT | {"peak_memory_bytes": None}, draft(), config(), "cpu")
     assert unmetered["predicted_over_measured"]["peak_memory_bytes"] is None
+
+
+@pytest.mark.parametrize(("cores", "kind", "slowed"), [(2, "cpu", 1.5), (1, "cpu", None), (1, "cuda", 1.5)])
+def test_devices_that_are_more_than_cores_wait_for_one_another(
+    cores: int, kind: Kind, slowed: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("harness.host.devices.cores", lambda: cores)
+    assert draft().devices == 2
+    assert metrics.measured(RESULT | {"slowed": 1.5}, draft(), config(), kind)["slowed"] == slowed
 
 
 def test_share_of_the_peak() -> None:

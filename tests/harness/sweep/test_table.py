@@ -198,3 +198,61 @@ def test_a_point_that_waits_says_for_what() -> None:
     assert row.status == "pending (Priority)"
     assert summary([row]) == "1 points: 1 pending"
     assert next(csv.DictReader(as_csv([row]).splitlines()))["status"] == "pending"
+
+
+def test_of_tuned_points_the_reasons_and_the_command_of_the_fastest_are_printed() -> None:
+    def tuned(speed: float, **found: Any) -> RunRecord:
+        figures = {"throughput": speed, "step_time_s": 1 / speed}
+        return RunRecord("x", "ok", "simulated", config={"mode": "tune"}, metrics=figures | {"tuned": found})
+
+    slow = tuned(1.0, command="python run.py slow", impossible=[{"candidates": 21, "reason": "engine sbp   needs"}])
+    fast = tuned(2.0, command="python run.py fast")  # of an earlier version
+    rows = rows_of(slow, fast)
+    lines = [" ".join(line) for line in shown(rows)]
+    assert f"{rows[0].point.id} 21 impossible: engine sbp needs" in lines
+    assert lines[-2] == f"{rows[1].point.id} is the fastest, run it: python run.py fast"
+
+
+def test_a_best_throughput_of_a_busy_machine_has_the_caution() -> None:
+    slow, fast = ran("gpipe"), ran("gpipe")
+    fast.metrics.update(throughput=64.0, slowed=2.5)
+    assert ["* best throughput, but on a busy machine"] in shown(rows_of(slow, fast))
+    assert any(line[0].startswith("note: 1 of 2 runs had a busy machine") for line in shown(rows_of(slow, fast)))
+    slow.metrics["slowed"], fast.metrics["slowed"] = 2.5, 1.0
+    assert ["* best throughput"] in shown(rows_of(slow, fast))
+
+
+def test_engines_that_differ_in_recomputation_are_noted() -> None:
+    single, gpipe = ran("single"), ran("gpipe", pipeline=2)
+    gpipe.config["engine"]["checkpoint"] = "except_last"
+    lines = shown(rows_of(single, gpipe, typed="engine=single,gpipe"))
+    notes = [cell for line in lines for cell in line if "engine.checkpoint=never where engine=gpipe" in cell]
+    assert len(notes) == 1
+
+
+def test_a_key_that_a_run_did_not_set_has_the_value_that_it_used() -> None:
+    single, ddp, refused = ran("single"), ran("ddp", data=2), RunRecord("x", "infeasible")
+    ddp.config["batch"]["micro_batches"] = 4
+    ddp.plan["micro_batches"] = 4  # type: ignore[index]
+    points = [Point.of(typed) for typed in (["engine=single"], ["engine=ddp", "batch.micro_batches=4"], ["engine=ddp"])]
+    rows = [Row(point, record=record) for point, record in zip(points, (single, ddp, refused), strict=True)]
+    title, *lines = shown(rows)[1:]
+    assert title[2] == "micro_batches"
+    assert [line[2] for line in lines[:3]] == ["8", "4", "-"]
+
+
+def test_what_mesh_and_micro_batch_repeat_gives_way_first() -> None:
+    rows = rows_of(ran("ddp", data=2), ran("ddp", data=1), typed="mesh.data=2,1")
+    for row in rows:
+        assert row.record
+        row.record.metrics["bubble_fraction"] = 0.25
+
+    def titles(width: int) -> str:
+        output = io.StringIO()
+        close(rows, Path("here"), Console(file=output, width=width))
+        return output.getvalue()
+
+    whole = titles(200)
+    assert "data" in whole.splitlines()[1].split() and "bubble" in whole
+    width = max(map(len, (line.rstrip() for line in whole.splitlines()[:4])))
+    assert f"no room on {width - 2} columns for: data\n" in titles(width - 2)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from harness.core.problem import Problem
 from harness.core.trace import Span, Trace
+from harness.host.run_queue import CoreTime
 from harness.interfaces import StepMetrics
 from harness.worker.checkpoints import Checkpoints
 from harness.worker.divergence import Diverged
@@ -90,6 +91,21 @@ def test_a_line_for_each_step(tmp_path):
         {"step": 1, "phase": "measured", "loss": 1 / 2, "step_time_s": 2.0, "skipped": True},
         {"step": 2, "phase": "measured", "loss": 1 / 3, "step_time_s": 3.0, "skipped": False},
     ]
+
+
+def test_waiting_for_cores_counts_in_measured_steps_only(tmp_path, monkeypatch):
+    """Each look finds a second of computing and, up to the first measured step, nine of waiting; then one."""
+    looks = []
+
+    def of_process():
+        looks.append(None)
+        return {"1": CoreTime(float(len(looks)), float(len(looks)) if len(looks) > 3 else 9.0 * len(looks) - 24.0)}
+
+    monkeypatch.setattr("harness.host.run_queue.of_process", of_process)
+    loop = Loop(8, steps=3, warmup=1)
+    summary, _ = train_steps(Session(), Counting(), loop, tmp_path, Checkpoints(tmp_path))
+    assert len(looks) == 4, "at the start, before the warm-up and the first measured step, at the end"
+    assert summary["slowed"] == pytest.approx(2.0)
 
 
 def test_steps_that_the_optimizer_left_out_are_counted(tmp_path):

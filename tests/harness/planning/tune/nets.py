@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 from harness.checks import plan_fits
 from harness.cli.compose import compose
-from harness.config import registry
+from harness.config import cluster_config, registry
+from harness.config.cluster_config import ClusterConfig
 from harness.core.cluster import Cluster, Device, Link
 from harness.core.model_profile import LayerProfile, ModelProfile
 from harness.interfaces import Engine, Planner
 from harness.planning import draft as planning_draft
 from harness.planning.draft import Draft, Layout
+from harness.planning.prepare import Ground
+from harness.planning.tune.candidate_search import Tuner
 from harness.planning.tune.candidates import Candidate
+from harness.planning.tune.result import Tuned
+from harness.report.progress import Progress
 
 NODE = Cluster(
     "flat", 2, 4, Device("d", 10**9, memory_bandwidth=1e11), Link(1e-5, 1e-9), Link(2e-5, 4e-9), Link(0, 1e-9)
@@ -50,3 +57,29 @@ class Bench:
     def fits(self, draft: Draft) -> bool:
         peaks = draft.plan.predicted["peak_memory_bytes"]
         return not plan_fits.check_memory(draft.plan, peaks, draft.cluster, draft.memory)
+
+
+FLAT = ["cluster=flat", "cluster.nodes=2", "cluster.devices=4", "cluster.memory_gb=1", "cluster.alpha_s=1e-5",
+        "cluster.bandwidth_gb_s=1", "cluster.node_bandwidth_gb_s=0.25"]  # fmt: skip
+LAYERS = [1e-3, 2e-3, 1e-3, 1e-3, 3e-3, 1e-3, 1e-3, 1e-3]
+
+
+class Nets(Tuner):
+    """A tuner whose profiles nobody has to measure."""
+
+    forward_s = LAYERS
+    size = 10**6
+
+    def ground(self, one: Candidate, larger: Sequence[int]) -> Ground:
+        cluster = cluster_config.build(ClusterConfig(**self.config.cluster))
+        return Ground(cluster, net(self.forward_s, one.micro_batch, self.size), "nominal", "made up")
+
+    def fits(self, config: Any, cluster: Any) -> bool:
+        return False
+
+
+def tuned(folder: Path, *typed: str, forward_s: list[float] = LAYERS, size: int = 10**6) -> Tuned:
+    overrides = ["mode=tune", *FLAT, *typed]
+    tuner = Nets(compose(overrides), overrides, folder, Progress())
+    tuner.forward_s, tuner.size = forward_s, size
+    return tuner.search()

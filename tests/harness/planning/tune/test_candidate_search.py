@@ -5,10 +5,8 @@ from __future__ import annotations
 import csv
 import json
 import shlex
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -24,41 +22,15 @@ from harness.core.problem import CannotRun, Fix, NoPlan, Problem, apply
 from harness.core.record import RunRecord
 from harness.planning import profiles
 from harness.planning.draft import Draft, Layout
-from harness.planning.prepare import Ground
 from harness.planning.tune import infeasible
 from harness.planning.tune.candidate_search import SIMULATED, Tuner
 from harness.planning.tune.candidates import Candidate
-from harness.planning.tune.result import TITLES, Line, Tuned
+from harness.planning.tune.result import TITLES, Line
 from harness.report.progress import Progress
 from harness.run import runner
 from harness.worker import profile_tasks
-from tests.harness.planning.tune.nets import Bench, net
+from tests.harness.planning.tune.nets import FLAT, LAYERS, Bench, Nets, net, tuned
 from tests.problems import refused, row, rows
-
-FLAT = ["cluster=flat", "cluster.nodes=2", "cluster.devices=4", "cluster.memory_gb=1", "cluster.alpha_s=1e-5",
-        "cluster.bandwidth_gb_s=1", "cluster.node_bandwidth_gb_s=0.25"]  # fmt: skip
-LAYERS = [1e-3, 2e-3, 1e-3, 1e-3, 3e-3, 1e-3, 1e-3, 1e-3]
-
-
-class Nets(Tuner):
-    """A tuner whose profiles nobody has to measure."""
-
-    forward_s = LAYERS
-    size = 10**6
-
-    def ground(self, one: Candidate, larger: Sequence[int]) -> Ground:
-        cluster = cluster_config.build(ClusterConfig(**self.config.cluster))
-        return Ground(cluster, net(self.forward_s, one.micro_batch, self.size), "nominal", "made up")
-
-    def fits(self, config: Any, cluster: Any) -> bool:
-        return False
-
-
-def tuned(folder: Path, *typed: str, forward_s: list[float] = LAYERS, size: int = 10**6) -> Tuned:
-    overrides = ["mode=tune", *FLAT, *typed]
-    tuner = Nets(compose(overrides), overrides, folder, Progress())
-    tuner.forward_s, tuner.size = forward_s, size
-    return tuner.search()
 
 
 @pytest.mark.usefixtures("computation")
@@ -90,7 +62,7 @@ def test_the_choice_is_the_best_by_simulation(
     assert ten[found.best.candidate] == min(ten.values()) <= 1.02 * min(simulated.values())
 
 
-def test_what_the_simulator_refuses_gives_way(tmp_path: Path) -> None:
+def test_what_the_simulator_refuses_gives_way(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The first three by analytic estimate do not fit: the next ones are simulated in their place."""
     refused: list[Candidate] = []
 
@@ -108,6 +80,8 @@ def test_what_the_simulator_refuses_gives_way(tmp_path: Path) -> None:
     assert refused == [line.candidate for line in ranked[:3]]
     assert {line.candidate for line in found.simulated} == {line.candidate for line in ranked[3:13]}
     assert {line.candidate: line.out for line in found.lines}[refused[0]] == "cluster.memory_gb 1 is too small"
+    counted = [line.split()[1::2] for line in capsys.readouterr().out.splitlines() if line.startswith("simulating")]
+    assert counted == [[str(number), str(min(number, 4) + 9)] for number in range(1, 14)]
 
 
 def test_each_candidate_is_planned_once(tmp_path: Path) -> None:

@@ -1,0 +1,45 @@
+"""How long threads compute, and how long they wait for a core that others keep (Linux; elsewhere nothing is known).
+
+thread  |== on a core ==|.. ready, but without one ..|== on a core ==|          slowed = (2 x == + ..) / (2 x ==)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+BUSY = 1.2
+"""Ratio of the time with waiting to that without from which on other programs kept the machine busy."""
+
+
+@dataclass(frozen=True)
+class CoreTime:
+    """Seconds of a thread since it began: on a core, and ready but without one."""
+
+    running_s: float = 0.0
+    waited_s: float = 0.0
+
+
+def of_thread(folder: Path = Path("/proc/thread-self")) -> CoreTime:
+    """That of this thread, or of the one whose folder in /proc it is; zero where the system does not say."""
+    with suppress(OSError, ValueError, IndexError):
+        running, waited, *_ = (folder / "schedstat").read_text().split()
+        return CoreTime(int(running) / 1e9, int(waited) / 1e9)
+    return CoreTime()
+
+
+def of_process() -> dict[str, CoreTime]:
+    """Those of all threads of this process, by their ids."""
+    with suppress(OSError):
+        return {folder.name: of_thread(folder) for folder in Path("/proc/self/task").iterdir()}
+    return {}
+
+
+def slowed(before: Mapping[str, CoreTime], now: Mapping[str, CoreTime]) -> float | None:
+    """By how much the threads of `now` were slowed down since `before`: 1 if none waited; None if none computed."""
+    spans = [(before.get(thread, CoreTime()), after) for thread, after in now.items()]
+    running_s = sum(after.running_s - then.running_s for then, after in spans)
+    waited_s = sum(after.waited_s - then.waited_s for then, after in spans)
+    return (running_s + waited_s) / running_s if running_s > 0 else None

@@ -1,0 +1,48 @@
+"""How long threads wait for a core."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from harness.host.run_queue import CoreTime, of_process, of_thread, slowed
+
+
+def test_waiting_of_all_threads_counts_by_what_they_compute() -> None:
+    before = {"1": CoreTime(10.0, 5.0), "2": CoreTime(1.0, 1.0), "gone": CoreTime(9.0, 9.0)}
+    now = {"1": CoreTime(13.0, 6.0), "2": CoreTime(1.0, 1.0), "new": CoreTime(1.0, 1.0)}
+    assert slowed(before, now) == pytest.approx((4.0 + 2.0) / 4.0)
+    assert slowed(now, now) is None, "nothing has computed"
+    assert slowed({}, {}) is None
+
+
+def test_what_the_system_does_not_say_is_zero(tmp_path: Path) -> None:
+    assert of_thread(tmp_path) == CoreTime()
+    (tmp_path / "schedstat").write_text("2000000000 500000000 7\n")
+    assert of_thread(tmp_path) == CoreTime(2.0, 0.5)
+    (tmp_path / "schedstat").write_text("\n")
+    assert of_thread(tmp_path) == CoreTime()
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_a_thread_that_computes_is_seen() -> None:
+    def compute() -> None:
+        end = time.thread_time() + 0.05
+        while time.thread_time() < end:
+            pass
+        done.set()
+        ended.wait()
+
+    done, ended, before = threading.Event(), threading.Event(), of_process()
+    thread = threading.Thread(target=compute)
+    thread.start()
+    done.wait()
+    now = of_process()
+    ended.set()
+    thread.join()
+    assert max(now[one].running_s - before.get(one, CoreTime()).running_s for one in now) >= 0.04
+    assert (slowed(before, now) or 0.0) >= 1.0
