@@ -1,4 +1,5 @@
-"""The front door: `python run.py engine=gpipe model=unet`; `python run.py --help` lists every key."""
+"""The front door: `python run.py engine=gpipe model=unet`. `python run.py --help` lists every key, with engine=gpipe
+those of this choice."""
 
 from __future__ import annotations
 
@@ -17,6 +18,7 @@ if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_
     signal.signal(signal.SIGINT, _interrupted)  # before the other imports, which take most of the first second
 
 import argparse  # noqa: E402
+import shlex  # noqa: E402
 import sys  # noqa: E402
 from collections.abc import Mapping, Sequence  # noqa: E402
 
@@ -31,8 +33,14 @@ its parent."""
 
 def main(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) -> int:
     """Returns the exit code; mistakes of the user are printed, all at once, without a traceback."""
-    options = _parser().parse_intermixed_args(arguments)
+    parser = _parser()
+    options, unknown = parser.parse_known_intermixed_args(arguments)
     try:
+        if unknown:
+            from harness.cli import dashes
+
+            command = " ".join(["python run.py", *map(shlex.quote, dashes.taken_away(arguments, unknown))])
+            parser.error(f"unrecognized arguments: {' '.join(unknown)}\nkeys have no dashes: {command}")
         _refuse_many_ranks(environment)
         if options.config_dir is not None:  # imports are where they are needed: each command needs little of the others
             from harness.cli.compose import search
@@ -41,7 +49,7 @@ def main(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) 
         if options.help:
             from harness.cli import help
 
-            print(help.text())
+            print(help.text(options.overrides))
             return output.code(0)
         if options.multirun:
             from harness.sweep import local

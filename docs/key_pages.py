@@ -1,4 +1,5 @@
-"""Hooks of mkdocs: the pages of all keys, made from the same docstrings as `python run.py --help`."""
+"""Hooks of mkdocs: the pages of all keys, made from the same docstrings as `python run.py --help`, and of the
+names that they have in other frameworks."""
 
 from __future__ import annotations
 
@@ -7,7 +8,9 @@ from collections.abc import Iterator
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 
+from harness.checks.other_frameworks import ENGINES, ROWS
 from harness.cli import help
+from harness.core.problem import typed
 
 FOLDER = "reference/keys"
 
@@ -31,7 +34,20 @@ def pages() -> Iterator[tuple[str, str]]:
         for owner, keys in owned.items():
             lines += ["", f"## With {owner}", "", *_table(keys)]
         yield group, "\n".join(lines) + "\n"
-    yield "other", "\n".join(["# Keys of no group", "", *_table(help.other_keys())]) + "\n"
+    yield "other", "\n".join(["# Keys of no group", "", *_table(help.other_keys()), *_names_elsewhere()]) + "\n"
+
+
+def _names_elsewhere() -> Iterator[str]:
+    """The tables of `harness.checks.other_frameworks`."""
+    yield from ("", "## Names in torchgpipe, Megatron-LM, DeepSpeed and Regatta", "")
+    yield from ("Typed as a key, a name of another framework gets the key of this project as a suggestion.", "")
+    yield from ("| name | in | what it is | here |", "|---|---|---|---|")
+    for row in ROWS:
+        names = ", ".join(f"`{name}`" for name in row.names)
+        yield f"| {names} | {row.frameworks} | {row.meaning} | `{row.key}`{row.note and f': {row.note}'} |"
+    yield from ("", "| `engine=` elsewhere | here |", "|---|---|")
+    for engines, fixes in ENGINES.items():
+        yield f"| {', '.join(f'`{name}`' for name in engines)} | {', '.join(f'`{typed(fix)}`' for fix in fixes)} |"
 
 
 def _table(keys: list[help.Entry]) -> list[str]:

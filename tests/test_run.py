@@ -266,6 +266,20 @@ def test_an_unknown_option(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
+def test_keys_with_dashes_and_the_word_help(tmp_path: Path) -> None:
+    done = start("--engine", "gpipe", "--model", "unet", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "unrecognized arguments: --engine" in done.stderr
+    assert "python run.py engine=gpipe model=unet" in done.stderr.splitlines()[-1]
+    assert "-> python run.py --help" in start("help", cwd=tmp_path).stderr
+
+
+def test_help_of_a_choice(tmp_path: Path) -> None:
+    done = without_torch("engine=gpipe", "--help", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "    engine.streams=true" in done.stdout and "    planner.by=" not in done.stdout
+
+
 def test_a_plan_from_a_stored_profile_needs_no_torch(tmp_path: Path) -> None:
     layer = LayerProfile("l", forward_s=1e-3, backward_s=2e-3, param_bytes=4, output_bytes=4, saved_bytes=4)
     profile = ModelProfile((layer,) * 4, model="unet", micro_batch=2, dtype="float32", input_bytes=4, source="a test")

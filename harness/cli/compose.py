@@ -26,7 +26,7 @@ from omegaconf.errors import InterpolationValidationError, MissingMandatoryValue
 
 from harness.checks import configuration, values
 from harness.checks.configuration import Expected
-from harness.cli import choice_files
+from harness.cli import choice_files, suggestions
 from harness.cli.choice_files import CONF
 from harness.config import cluster_config, registry
 from harness.config.overrides import WANTED, Parsed, leaves, mistyped_interpolations, parse, value_problem
@@ -67,6 +67,16 @@ def compose(overrides: Sequence[str], expected: Expected | None = None) -> DictC
     Raises CannotRun with all problems at once: overrides that cannot be read, unknown keys, wrong types, unknown
     choices, numbers that no run can have.
     """
+    config, problems = _composed_and_checked(overrides, expected)
+    refuse(_improved(problems, overrides, config, expected), title(overrides))
+    OmegaConf.resolve(config)
+    return config
+
+
+def _composed_and_checked(
+    overrides: Sequence[str], expected: Expected | None = None
+) -> tuple[DictConfig, list[Problem]]:
+    """The configuration, and all that is wrong with it. What cluster and engine refuse is asked if anything else is."""
     config, parsed, problems = _taken(overrides)
     unresolved = _unresolved(config)
     if not unresolved:
@@ -79,18 +89,40 @@ def compose(overrides: Sequence[str], expected: Expected | None = None) -> DictC
         reported = {problem.key for problem in problems}
         further = configuration.request_problems(config, overrides, expected)
         problems += [problem for problem in further if problem.key not in reported]
-    refuse(problems, title(overrides))
-    OmegaConf.resolve(config)
-    return config
+    return config, problems
+
+
+def _improved(
+    problems: list[Problem], overrides: Sequence[str], config: DictConfig, expected: Expected | None = None
+) -> list[Problem]:
+    """The problems with suggestions for names of other frameworks, which are tried in the place of what was typed."""
+
+    def examine(texts: Sequence[str]) -> tuple[DictConfig, list[Problem]]:
+        config, found = _composed_and_checked(texts, expected)
+        return config, found or configuration.request_problems(config, texts, expected)
+
+    if not problems:
+        return []
+    with session() as loader:
+        known = {group: choices(loader, group) for group in registry.GROUPS}
+    return suggestions.improve(problems, overrides, config, known, examine)
 
 
 def mistyped(overrides: Sequence[str]) -> list[Problem]:
     """Return the problems of overrides that no configuration accepts: unknown keys and choices, wrong types, wrong
     syntax."""
     try:
-        return _taken(overrides)[2]
+        read(overrides)
     except CannotRun as error:
         return list(error.problems)
+    return []
+
+
+def read(overrides: Sequence[str]) -> DictConfig:
+    """The configuration, whose values no run may have. Raises CannotRun for what is `mistyped`."""
+    config, _, problems = _taken(overrides)
+    refuse(_improved(problems, overrides, config), title(overrides))
+    return config
 
 
 def _taken(overrides: Sequence[str]) -> tuple[DictConfig, Parsed, list[Problem]]:

@@ -1,4 +1,7 @@
-"""`python run.py --help`: every group with its choices, every key with its meaning, read from conf/ and the sources."""
+"""`python run.py --help`: every group with its choices, every key with its meaning, read from conf/ and the sources.
+
+`python run.py engine=gpipe --help`: the keys of this choice.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +11,16 @@ import inspect
 import itertools
 import shutil
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, get_type_hints
 
-from omegaconf import MISSING
+from omegaconf import MISSING, DictConfig, OmegaConf
 
-from harness.cli.compose import CONF
+from harness.cli.compose import CONF, read
 from harness.config import registry
 from harness.config.overrides import described
 from harness.config.schema import Config
-from harness.core.problem import spelled
+from harness.core.problem import bare_key, spelled
 
 USAGE = """\
 python run.py [key=value ...]        plan, predict, train a few steps, report and record
@@ -28,7 +31,10 @@ python run.py mode=tune [...]        find the fastest mesh of all devices and nu
 python run.py --config-dir DIR [...] also read choices from DIR: DIR/cluster/NAME.yaml is cluster=NAME
 python run.py -m [key=v1,v2 ...]     a sweep over every combination; +sweeps=NAME takes the points of sweeps/NAME.yaml
 python run.py --cfg job [...]        print the configuration and stop
-python run.py --help                 this page"""
+python run.py --help                 this page; with choices, as engine=gpipe --help, their keys alone"""
+EVERYTHING = """\
+python run.py --help                every choice and every key, also those of no group: batch.size, mesh.pipeline, ...
+python run.py --cfg job [...]       what a run would have"""
 INDENT = 4
 KEY_WIDTH = 30
 
@@ -42,13 +48,43 @@ class Entry:
     default: str | None = None
 
 
-def text() -> str:
-    """The whole page, as wide as the terminal."""
+def text(overrides: Sequence[str] = ()) -> str:
+    """The whole page, as wide as the terminal; of choices that are typed, their keys alone.
+
+    Raises CannotRun for choices that do not exist.
+    """
+    if chosen := [text for text in overrides if bare_key(text) in registry.GROUPS]:
+        return "\n\n".join(_of_choices(chosen))
     parts = [USAGE]
     for group, choices, owned in groups():
         parts += [f"{group}=...", "\n".join(map(_line, choices))]
         parts += ["\n".join([f"  with {owner}", *map(_line, entries)]) for owner, entries in owned.items()]
     return "\n\n".join([*parts, "other keys", "\n".join(keys(Config, ""))])
+
+
+def _of_choices(chosen: Sequence[str]) -> Iterator[str]:
+    """The keys of each choice with the values that it gives them; a line for each group of which none is typed."""
+    config = read(chosen)
+    typed = {bare_key(text): text.partition("=")[2] for text in chosen}
+    for group, name in typed.items():
+        meaning = next((one.meaning for one in _choices(group) if one.name == name), "")
+        schema = registry.schemas()[group, group if group in registry.SCHEMAS else config[group].name]
+        entries = (_given(entry, config) for entry in _entries(schema, f"{group}."))
+        yield "\n".join([_line(Entry(f"{group}={name}", meaning), 0), *map(_line, entries)])
+    others = (_other_choices(group, config[group].name) for group in registry.GROUPS if group not in typed)
+    yield "\n".join(["as it is, or another choice:", *others])
+    yield EVERYTHING
+
+
+def _given(entry: Entry, config: DictConfig) -> Entry:
+    """A key with its value in a configuration."""
+    return dataclasses.replace(entry, default=spelled(OmegaConf.select(config, entry.name)))
+
+
+def _other_choices(group: str, name: str) -> str:
+    others = ", ".join(one.name for one in _choices(group) if one.name != name)
+    shown = textwrap.shorten(others, _width() - INDENT - KEY_WIDTH - 2, placeholder=" ...")
+    return _line(Entry(f"{group}={name}", shown))
 
 
 def groups() -> Iterator[tuple[str, list[Entry], dict[str, list[Entry]]]]:
@@ -104,12 +140,16 @@ def _meanings(config: type) -> dict[str, str]:
     }
 
 
-def _line(entry: Entry) -> str:
+def _width() -> int:
+    return max(60, min(shutil.get_terminal_size((120, 24)).columns, 120))
+
+
+def _line(entry: Entry, indent: int = INDENT) -> str:
     """A name and its meaning, on the same line or below."""
     name = entry.name if entry.default is None else f"{entry.name}={entry.default}"
-    width = max(60, min(shutil.get_terminal_size((120, 24)).columns, 120))
-    lines = textwrap.wrap(entry.meaning, width - INDENT - KEY_WIDTH - 2) or [""]
+    lines = textwrap.wrap(entry.meaning, _width() - INDENT - KEY_WIDTH - 2) or [""]
     margin = " " * (INDENT + KEY_WIDTH + 2)
-    if len(name) > KEY_WIDTH:
-        return "\n".join([" " * INDENT + name, *(margin + line for line in lines)])
-    return "\n".join([f"{'':{INDENT}}{name:<{KEY_WIDTH}}  {lines[0]}".rstrip(), *(margin + line for line in lines[1:])])
+    column = INDENT + KEY_WIDTH - indent
+    if len(name) > column:
+        return "\n".join([" " * indent + name, *(margin + line for line in lines)])
+    return "\n".join([f"{'':{indent}}{name:<{column}}  {lines[0]}".rstrip(), *(margin + line for line in lines[1:])])

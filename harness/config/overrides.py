@@ -22,7 +22,7 @@ from omegaconf import DictConfig, OmegaConf, ValueNode
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 
 from harness.config import precision_words, registry
-from harness.core.problem import LEAVE_OUT, Fix, Problem, spelled
+from harness.core.problem import LEAVE_OUT, Fix, Problem, bare_key, spelled
 from harness.core.serialization import DEEPEST
 
 SHORT = 3
@@ -74,8 +74,9 @@ def parse(
         try:
             override = _parsed(text)
         except (HydraException, ValueError) as error:
-            hint = "" if "=" in text else f"{text}=..."
-            problems.append(Problem(text, None, f"cannot be read: {first_line(error)}", hint=hint))
+            problems.append(
+                Problem(text, None, f"cannot be read: {first_line(error)}", hint=_hint_at(text, options, groups))
+            )
             continue
         problem = _form_problem(override) or _choice_problem(override, options, groups)
         if problem:
@@ -83,6 +84,16 @@ def parse(
         else:
             (parsed.choices if override.key_or_group in groups else parsed.values).append(override)
     return parsed, problems
+
+
+def _hint_at(text: str, options: Callable[[str], list[str]], groups: Iterable[str]) -> str:
+    """What a word without a value was meant to be: a choice, or a key."""
+    if text == "help":
+        return "python run.py --help"
+    if "=" in text:
+        return ""
+    of = [group for group in groups if text in options(group)]
+    return " or ".join(f"{group}={text}" for group in of) or f"{text}=..."
 
 
 def value_problem(config: DictConfig, override: Override) -> Problem | None:
@@ -157,9 +168,13 @@ def _known_key(key: str, config: DictConfig) -> str:
     group, _, rest = key.partition(".")
     first = rest.partition(".")[0]
     here = any(name.startswith(f"{group}.{first}.") for name in leaves(config))  # the choice itself has it
-    schemas = {} if here else registry.schemas()
-    choices = [name for (of, name), kind in schemas.items() if of == group and first in _fields(kind)]
-    return f"{group}={', '.join(sorted(choices))} has it" if choices else ALL_KEYS
+    choices = [] if here else having(group, first)
+    return f"{group}={', '.join(choices)} has it" if choices else ALL_KEYS
+
+
+def having(group: str, name: str) -> list[str]:
+    """The plug-ins of a group that have a key."""
+    return sorted(plugin for (of, plugin), kind in registry.schemas().items() if of == group and name in _fields(kind))
 
 
 def _fields(kind: type) -> set[str]:
@@ -301,6 +316,11 @@ def _walk(config: DictConfig, key: str) -> tuple[DictConfig, str]:
     return node, ""
 
 
+def has(config: DictConfig, key: str) -> bool:
+    """Whether a composed configuration has a key, or a group of keys."""
+    return not _walk(config, key)[1]
+
+
 def _of(key: str, missing: str, config: DictConfig) -> str:
     """Return the end of "is not a key": " of batch", or " of engine=single", if the key begins with a group."""
     before = key[: key.rindex(missing)].rstrip(".")
@@ -338,6 +358,11 @@ def title(config: DictConfig, overrides: Sequence[str]) -> str:
     if config.mode == "profile":
         del chosen["engine"]
     return " ".join(f"{group}={name}" for group, name in chosen.items() if (group, name) != ("cluster", "local"))
+
+
+def value_of(overrides: Sequence[str], key: str) -> Any:
+    """The value that `key` is given, +key=value counts, too. It must be given, and be readable."""
+    return next(_parsed(text).value() for text in reversed(overrides) if bare_key(text) == key)
 
 
 def given(overrides: Sequence[str], key: str) -> bool:

@@ -32,12 +32,14 @@ def above_0(key: str, value: float | None, fix: Any) -> list[Problem]:
 
 
 def closest(typed: str, known: Sequence[str], default: str | None = None) -> str:
-    """The known word that was probably meant: one that begins so, else a similar one, else the default or the first.
+    """The known word that was probably meant: a similar one, else the default or the first."""
+    return similar(typed, known) or default or known[0]
 
-    Capitals count as small letters.
-    """
+
+def similar(typed: str, known: Sequence[str]) -> str | None:
+    """The known word that begins so, else the most similar one, if any is. Capitals count as small letters."""
     typed = typed.lower()
     small = {word.lower(): word for word in known}
     begun = [word for word in small if word.startswith(typed)]
     near = begun or difflib.get_close_matches(typed, list(small), n=1)
-    return small[near[0]] if near else default or known[0]
+    return small[near[0]] if near else None

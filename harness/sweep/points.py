@@ -20,7 +20,7 @@ from harness.cli.compose import choices, further, mistyped, session
 from harness.config import registry
 from harness.config.overrides import first_line, read
 from harness.core.problem import LEAVE_OUT, CannotRun, Problem, refuse
-from harness.core.value_checks import closest, one_of
+from harness.core.value_checks import one_of, similar
 
 ID_LENGTH = 10
 SWEEP = "this sweep"
@@ -127,7 +127,8 @@ def _content(stem: str | None, parser: OverridesParser) -> tuple[str, dict[Any, 
     known = choices(parser.config_loader, "sweeps") if parser.config_loader else []
     if stem not in known:
         message = f"is not one of {', '.join(known)}"
-        fixes = ({"+sweeps": closest(stem, known)},) if known else ()
+        near = similar(stem, known)
+        fixes = ({"+sweeps": near},) if near else ()
         raise CannotRun([Problem("+sweeps", stem, message, fixes)], SWEEP)
     where = Path("sweeps", f"{stem}.yaml")
     folders = [registry.ROOT, *map(Path, filter(None, [further()]))]

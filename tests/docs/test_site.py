@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from docs import key_pages
+from harness.checks import other_frameworks
 from harness.cli import help
 from harness.config import registry
 
@@ -75,3 +76,12 @@ def test_the_pages_of_keys_have_what_help_has() -> None:
     assert [name for name in names if not any(f"| `{name}` |" in page for page in pages.values())] == []
     for group, choices, _ in help.groups():
         assert [one.name for one in choices if f"| `{one.name}` |" not in pages[group]] == []
+
+
+def test_names_of_other_frameworks_are_in_the_pages_of_keys() -> None:
+    page = dict(key_pages.pages())["other"]
+    for row in other_frameworks.ROWS:
+        names = ", ".join(f"`{name}`" for name in row.names)
+        assert f"| {names} | {row.frameworks} | {row.meaning} | `{row.key}`" in page
+    for names in other_frameworks.ENGINES:
+        assert f"| `{names[0]}`" in page

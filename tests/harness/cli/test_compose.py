@@ -161,6 +161,10 @@ def test_one_mistake(override: str, key: str, value: Any, fixes: list[str]) -> N
         ("batch=3", "batch.size=..."),
         ("batch={sise: 3}", "batch.size=..."),
         ("+sweeps=smoke", "python run.py -m +sweeps=smoke"),
+        ("help", "python run.py --help"),
+        ("gpipe", "engine=gpipe"),
+        ("deepspeed", "engine=deepspeed or planner=deepspeed"),
+        ("steps", "steps=..."),
         ("batch.size=1,2", "python run.py -m batch.size=1,2, or batch.size=[...] for a list"),
     ],
 )

@@ -32,6 +32,7 @@ def started(stdout: str, *arguments: str) -> tuple[int, str]:
     return done.returncode, done.stderr
 
 
+@pytest.mark.usefixtures("commands")
 @pytest.mark.parametrize("stdout", ["pipe", "full", "closed"])
 def test_a_run_goes_on(stdout: str, tmp_path: Path) -> None:
     ended = started(stdout, "run.py", "engine=single", *KEYS, f"out={tmp_path}")
@@ -49,11 +50,10 @@ def test_a_sweep_goes_on(stdout: str, tmp_path: Path) -> None:
 
 COMMANDS = [
     ["run.py", "--help"],
-    ["run.py", "--cfg", "job"],
     ["-u", "run.py", "--cfg", "job"],
     ["-m", "harness.schedule", "gpipe", "stages=200", "micro_batches=200"],
     ["-m", "models.data.text"],
-    *(["-m", name, "--help"] for name in ("analysis.torchgpipe", "slurm.status", "harness.report.pattern_plot")),
+    *(["-m", name, "--help"] for name in ("analysis.torchgpipe", "slurm.status")),
 ]
 
 

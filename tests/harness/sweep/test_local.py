@@ -17,7 +17,7 @@ from omegaconf import DictConfig
 from harness.cli.compose import compose
 from harness.config import registry
 from harness.config.overrides import quoted
-from harness.core import files
+from harness.core import files, run_files
 from harness.core.model_profile import LayerProfile, ModelProfile
 from harness.core.problem import CannotRun
 from harness.core.record import RunRecord, Source, Status
@@ -82,12 +82,12 @@ def test_what_a_sweep_ends_with(
 
     monkeypatch.setattr(sweep_run_point, "run_point", run_point)
     assert local.main(["steps=1,2", f"out={tmp_path}"]) == code
-    stored = csv.DictReader((tmp_path / local.POINTS).read_text().splitlines())
+    stored = csv.DictReader((tmp_path / run_files.TABLE).read_text().splitlines())
     assert [row["status"] for row in stored] == ["ok", status]
 
 
 def test_a_folder_that_takes_no_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / local.POINTS).mkdir()
+    (tmp_path / run_files.TABLE).mkdir()
     monkeypatch.setattr(sweep_run_point, "run_point", lambda *_: None)
     with pytest.raises(CannotRun, match="cannot be written"):
         local.main(["steps=1", f"out={tmp_path}"])

@@ -34,6 +34,14 @@ def test_expand_is_the_product(lists: dict[str, list[int]]) -> None:
     assert overrides(*typed) == list(product)
 
 
+@pytest.mark.parametrize(("name", "fixes"), [("smok", ["+sweeps=smoke"]), ("nope", []), ("xyz", [])])
+def test_a_sweep_that_does_not_exist_is_another_one_only_if_that_is_similar(name: str, fixes: list[str]) -> None:
+    with pytest.raises(CannotRun) as caught:
+        expand([f"+sweeps={name}"])
+    assert rows(refused(caught)) == [("+sweeps", name, fixes)]
+    assert "smoke" in refused(caught)[0].message
+
+
 def test_the_ways_to_give_several_values() -> None:
     assert overrides("batch.size=range(2,8,2)") == [("batch.size=2",), ("batch.size=4",), ("batch.size=6",)]
     assert overrides("engine=choice(gpipe,single)") == [("engine=gpipe",), ("engine=single",)]
