@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from rich.console import Console
 
-from analysis import pack, record_shape, records, report
+from analysis import pack, records, report
 from analysis.claim_check import Verdict
 from analysis.match_records import Points
 from analysis.plots import style
 from analysis.records import sweep_command
+from harness.config import record_shape
 from harness.core import files
 from harness.core.problem import CannotRun
 from harness.core.record import RunRecord

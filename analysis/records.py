@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from analysis import record_archive, record_shape, run_artifacts
+from analysis import record_archive, run_artifacts
 from analysis.record_archive import Reading
 from analysis.run_artifacts import ORIGIN
+from harness.config import record_shape
 from harness.config.registry import ROOT
 from harness.core import files
 from harness.core.problem import Problem, refuse

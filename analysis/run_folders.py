@@ -13,9 +13,10 @@ from typing import Any
 
 from omegaconf import OmegaConf
 
-from analysis import record_shape, records
+from analysis import records
 from analysis.run_artifacts import ORIGIN
 from harness.config import overrides as config_overrides
+from harness.config import record_shape
 from harness.core.problem import Problem, ProblemError
 from harness.core.record import RunRecord
 from harness.core.run_files import RECORD, TABLE

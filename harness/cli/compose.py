@@ -29,7 +29,7 @@ from harness.checks.configuration import Expected
 from harness.cli import choice_files, suggestions
 from harness.cli.choice_files import CONF
 from harness.config import cluster_config, registry
-from harness.config.overrides import WANTED, Parsed, leaves, parse, value_problem
+from harness.config.overrides import WANTED, Parsed, leaves, mistyped_interpolations, parse, value_problem
 from harness.core.problem import LEAVE_OUT, CannotRun, Fix, Problem, bare_key, refuse
 
 TITLE_WIDTH = 100
@@ -46,6 +46,7 @@ WORDS = (
     (r"(?<=is not )String$", WANTED[str]),
 )
 """What OmegaConf says of a YAML file, and how it is said here."""
+OTHER_TYPE = "takes the value of another key, which has one of another type"
 
 
 class _Root(SearchPathPlugin):
@@ -82,7 +83,8 @@ def _composed_and_checked(
         cluster_config.override_effective_values(config.cluster, [override.key_or_group for override in parsed.values])
         problems += follow(config)
     readable = not problems
-    problems += unresolved or values.problems(config)
+    known = {problem.key for problem in problems}  # those have their defaults, which nobody typed
+    problems += unresolved or [problem for problem in values.problems(config) if problem.key not in known]
     if problems and readable and not unresolved:
         reported = {problem.key for problem in problems}
         further = configuration.request_problems(config, overrides, expected)
@@ -234,12 +236,13 @@ def _other_schema(config: DictConfig, group: str, name: str | None) -> Problem |
 
 
 def _unresolved(config: DictConfig) -> list[Problem]:
-    """Keys without a value, and ${...} that lead nowhere."""
+    """Keys without a value, and ${...} that lead nowhere, or to a value of another type."""
     try:
         OmegaConf.to_container(config, resolve=True, throw_on_missing=True)
-        return []
+        return mistyped_interpolations(config)
     except OmegaConfBaseException as error:
-        first = Problem(str(error.full_key), None, f"{error}".partition("\n")[0])
+        wrong = isinstance(error, InterpolationValidationError)
+        first = Problem(str(error.full_key), None, OTHER_TYPE if wrong else f"{error}".partition("\n")[0])
     problems = []
     for key in leaves(config):
         try:
@@ -247,7 +250,7 @@ def _unresolved(config: DictConfig) -> list[Problem]:
         except MissingMandatoryValue:
             problems.append(Problem(key, None, "needs a value", hint=f"{key}=..."))
         except InterpolationValidationError:
-            problems.append(Problem(key, None, "takes the value of another key, which has one of another type"))
+            problems.append(Problem(key, None, OTHER_TYPE))
         except OmegaConfBaseException as error:
             problems.append(Problem(key, None, str(error).partition("\n")[0]))
     return problems or [first]  # in a list: its items are no keys

@@ -114,7 +114,7 @@ def value_problem(config: DictConfig, override: Override) -> Problem | None:
     except OverflowError:  # a float of 400 digits
         refused = True
     except OmegaConfBaseException as error:
-        if isinstance(value, dict):
+        if isinstance(value, dict) and OmegaConf.is_dict(_now(config, key)):
             name = error.full_key or key
             if isinstance(error, (ConfigKeyError, ConfigAttributeError)):
                 return Problem(name, None, "is not a key", hint=_known_key(name, config))
@@ -122,8 +122,29 @@ def value_problem(config: DictConfig, override: Override) -> Problem | None:
         refused = True
     if not refused:
         return None
-    fix: Fix = {key: _now(config, key)}
-    return Problem(key, _text(override), f"is not {described(wanted)}", (fix,))
+    now, message = _now(config, key), f"is not {described(wanted)}"
+    if not OmegaConf.is_list(now):
+        return Problem(key, _text(override), message, ({key: now},))
+    return Problem(key, _text(override), message, ({key: list(now)},) if now else (), "" if now else f"{key}=[...]")
+
+
+def mistyped_interpolations(config: DictConfig) -> list[Problem]:
+    """Return the problems of lists and groups that take the value of another key, ${...}, and get one of another type;
+    OmegaConf sees to it that numbers and texts do not."""
+    content: Any = OmegaConf.to_container(config, resolve=True)
+    found = []
+    for key in leaves(config):
+        parent, name = _walk(config, key)[0], key.rpartition(".")[2]
+        node: Any = parent._get_node(name)
+        if isinstance(node, ValueNode) or not OmegaConf.is_interpolation(parent, name):
+            continue
+        value = functools.reduce(lambda group, part: group[part], key.split("."), content)
+        try:
+            _try(config, parent, key, value)
+        except OmegaConfBaseException:
+            message = f"takes the value of another key, which is not {described(_hint(parent, name))}"
+            found.append(Problem(key, None, message))
+    return found
 
 
 def _now(config: DictConfig, key: str) -> Any:

@@ -109,8 +109,9 @@ class Config:
     out: str | None = None
     """The folder of the run; null: runs/<date>/<id>."""
     overwrite: bool = False
-    """Replace a run in the folder that is finished, or that has other keys and checkpoints. An unfinished run with the
-    same keys is resumed all the same."""
+    """Replace training in the folder that is finished, or has other keys, and files of yours that have the names of a
+    run's files. An unfinished run with the same keys is resumed all the same. Results of mode=plan, simulate, profile,
+    calibrate and tune are always replaced, with a note if their keys were others."""
 
 
 PRECISIONS = {"float32": "fp32", "float64": "fp64", "bfloat16": "bf16", "float16": "fp16"}

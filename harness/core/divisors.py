@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import math
 
+MOST = 10**6
+"""Divisors that are tried: what a user may type is not limited before its divisors are asked for."""
+
 
 def list_divisors(number: int) -> list[int]:
-    """Returns all divisors of a number of at least 1, the smallest first."""
-    small = [divisor for divisor in range(1, math.isqrt(number) + 1) if number % divisor == 0]
+    """Returns all divisors of a number of at least 1, the smallest first.
+
+    Of one above the square of `MOST`, those up to `MOST` and their counterparts: no run has so many samples or devices.
+    """
+    small = [divisor for divisor in range(1, min(math.isqrt(number), MOST) + 1) if number % divisor == 0]
     return sorted({*small, *(number // divisor for divisor in small)})
 
 

@@ -31,5 +31,7 @@ ALL = (
     *(TIMINGS, CALIBRATION, CALIBRATION_PLOT, CANDIDATES, *OF_END),
 )
 """All of them: a new run in the folder of an earlier one removes them. Other files in the folder are the user's."""
+FOLDERS = (CHECKPOINTS, HANG)
+"""Those that are folders."""
 SPARE = (PROFILE, SIMULATED, TIMELINE)
 """Copies and pictures: they make room for the record where the disk is full."""

@@ -15,7 +15,6 @@ import json
 import lzma
 import os
 import re
-import shutil
 import struct
 import zipfile
 import zlib
@@ -34,8 +33,9 @@ STATE_BYTES = 1 << 30
 """More than any run's: a file that claims more is none of ours."""
 _DIRECTORY_SUM = 8
 """Bytes of the checksum at the end of the file."""
-_NAME = re.compile(r"step-(\d+)\.pt")
-_PART, _DAMAGED = ".part", ".damaged"
+_NAME = re.compile(r"step-(0|[1-9][0-9]*)(\.\w+)")
+"""As `place` spells it: a file step-0099.pt is the user's."""
+_WHOLE, _PART, _DAMAGED = ".pt", ".part", ".damaged"
 _UNREADABLE = (
     *(zipfile.BadZipFile, zlib.error, lzma.LZMAError, OSError, EOFError, struct.error),
     *(NotImplementedError, RuntimeError, ValueError, LookupError),
@@ -70,8 +70,13 @@ class Unusable(Exception):
 
 def steps(run_dir: Path) -> list[int]:
     """Steps after which there is a checkpoint, the newest first."""
-    found = (_NAME.fullmatch(path.name) for path in (run_dir / CHECKPOINTS).glob("step-*.pt"))
-    return sorted((int(match[1]) for match in found if match), reverse=True)
+    return sorted((int(path.stem.removeprefix("step-")) for path in _ours(run_dir, _WHOLE)), reverse=True)
+
+
+def _ours(run_dir: Path, *kinds: str) -> list[Path]:
+    """The files of checkpoints with these endings; others in their folder are the user's."""
+    found = ((path, _NAME.fullmatch(path.name)) for path in (run_dir / CHECKPOINTS).glob("step-*"))
+    return [path for path, match in found if match and match[2] in kinds]
 
 
 def after_steps(step: int) -> str:
@@ -81,7 +86,7 @@ def after_steps(step: int) -> str:
 
 def place(run_dir: Path, step: int) -> Path:
     """The file of the checkpoint after so many steps."""
-    return run_dir / CHECKPOINTS / f"step-{step}.pt"
+    return run_dir / CHECKPOINTS / f"step-{step}{_WHOLE}"
 
 
 def write(run_dir: Path, state: RunState, fill: Callable[[IO[bytes]], None]) -> None:
@@ -104,7 +109,8 @@ def write(run_dir: Path, state: RunState, fill: Callable[[IO[bytes]], None]) -> 
     except BaseException:
         part.unlink(missing_ok=True)
         raise
-    for old in steps(run_dir)[KEPT:]:
+    older = [step for step in steps(run_dir) if step < state.step]
+    for old in older[KEPT - 1 :]:
         place(run_dir, old).unlink(missing_ok=True)
 
 
@@ -168,7 +174,7 @@ def read(run_dir: Path, step: int) -> RunState:
         with place(run_dir, step).open("rb") as file, zipfile.ZipFile(file) as archive:
             state = _state(archive)
             if state.step != step:
-                raise Unusable(f"is the one after {state.step} steps")
+                raise Unusable(f"is the one {after_steps(state.step)}, whose name is {place(run_dir, state.step).name}")
             if archive.comment != _directory_sum(archive, file):
                 raise Unusable("is damaged in its directory")
             if damaged := archive.testzip():
@@ -201,24 +207,25 @@ def has_usable(run_dir: Path) -> bool:
     return False
 
 
-def damaged(run_dir: Path) -> list[Path]:
-    """Checkpoints that were renamed because they cannot be used."""
-    return sorted((run_dir / CHECKPOINTS).glob(f"*{_DAMAGED}"))
-
-
 def tidy(run_dir: Path, unusable: Sequence[int]) -> None:
     """Rename the checkpoints that cannot be used, and remove what a writer that was killed has left."""
     for step in unusable:
         path = place(run_dir, step)
         remove(path.with_suffix(_DAMAGED))
         path.replace(path.with_suffix(_DAMAGED))
-    for path in (run_dir / CHECKPOINTS).glob(f"*{_PART}"):
+    for path in _ours(run_dir, _PART):
+        remove(path)
+
+
+def remove_all(run_dir: Path) -> None:
+    """Remove all checkpoints, and what writers that were killed have left; other files in their folder stay."""
+    for path in _ours(run_dir, _WHOLE, _PART, _DAMAGED):
         remove(path)
 
 
 def remove(path: Path) -> None:
-    """Remove a file, or whatever else is there by its name."""
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
+    """Remove a file, or an empty folder by its name; one with something in it stays, and so does a link to one."""
+    if not path.is_dir():
         path.unlink(missing_ok=True)
+    elif not path.is_symlink() and not any(path.iterdir()):
+        path.rmdir()

@@ -26,7 +26,7 @@ from harness.core.record import RunRecord
 from harness.core.run_files import CONFIG, METRICS, PLAN, RECORD
 from harness.core.serialization import SchemaError, finite
 from harness.interfaces import Planner, PlanRequest
-from harness.run import checkpoint_files
+from harness.run import checkpoint_files, stored_record
 from harness.run.checkpoint_files import RunState, Unusable, after_steps
 
 FREE = ("launch", "tracker", "out", "overwrite")
@@ -60,8 +60,11 @@ def find_finished(folder: Path, config: DictConfig) -> RunRecord | None:
     """The record in a folder if this run, with these steps, has trained to its end, and is not to train again."""
     if config.mode != "run" or config.overwrite:
         return None
-    record = _load_or_none(RunRecord, folder / RECORD)
-    if record is None or record.status != "ok" or not record.config or _differences(record.config, config):
+    try:
+        record = stored_record.read(folder)
+    except (OSError, SchemaError):
+        return None
+    if record.status != "ok" or not record.config or _differences(record.config, config):
         return None
     return record if record.config.get("steps") == config.steps else None
 
@@ -115,12 +118,24 @@ def refuse_to_replace(folder: Path, config: DictConfig, say: Callable[[str], Non
     say(f"there is no checkpoint to resume from: the run, which had ended {after_steps(done)}, begins again")
 
 
+def say_what_is_replaced(folder: Path, config: DictConfig, say: Callable[[str], None]) -> None:
+    """`say` that a result is replaced that no training is in, of other keys: it is soon made again."""
+    record = _load_or_none(RunRecord, folder / RECORD)
+    if record is None or record.status != "ok" or is_finished(record) or config.overwrite:
+        return
+    differences = _differences(record.config, config)
+    others = {key: both for key, both in differences.items() if key != "mode"}
+    if differences:
+        which = f", with {_spelled(others)}" if others else ""
+        say(f"replaces the result of mode={record.config.get('mode')} in {folder}{which}")
+
+
 def trained_steps(folder: Path) -> int:
     """The steps that the run in a folder has trained, warm-up included: as its metrics.jsonl has them, or its record
     if it is finished."""
     record = _load_or_none(RunRecord, folder / RECORD)
-    if record is not None and is_finished(record):
-        return _total(record)
+    if record is not None and is_finished(record) and (total := _total(record)):
+        return total
     try:
         return files.read_bytes(folder / METRICS).count(b"\n")
     except OSError:
@@ -133,7 +148,9 @@ def is_finished(record: RunRecord | None) -> bool:
 
 
 def _total(record: RunRecord) -> int:
-    return sum(record.config.get(key, 0) for key in ("warmup", "steps"))
+    """The steps that a run was to train; 0 where its record does not say so, since somebody has changed it."""
+    numbers = (record.config.get(key) for key in ("warmup", "steps"))
+    return sum(number for number in numbers if isinstance(number, int))
 
 
 def _load_or_none(kind: Any, path: Path) -> Any:
@@ -147,7 +164,7 @@ def _done(folder: Path, state: RunState) -> int:
     """The steps that the run has done: more than the checkpoint's, if it is finished."""
     record = _load_or_none(RunRecord, folder / RECORD)
     finished = record is not None and record.status == "ok" and record.id == state.id
-    return _total(record) if record is not None and finished else state.step
+    return max(_total(record), state.step) if record is not None and finished else state.step
 
 
 def _differences(before: dict[str, Any], config: DictConfig) -> dict[str, tuple[Any, Any]]:

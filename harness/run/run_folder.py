@@ -1,6 +1,6 @@
 """The folder of a run and the record in it.
 
-    make_folder     runs/2025-01-31/20250131-235959-1a2b3c, or what `out` says
+    make_folder     runs/2025-01-31/20250131-235959-1a2b3c, or what `out` says, if nothing there is lost by that
     in_use          whoever else uses it is not disturbed
     RunFolder       a new run in it: an earlier run stays until the new one, or its own next start, is accepted
 
@@ -26,14 +26,14 @@ from pathlib import Path
 from typing import Any
 
 from harness.core import files, run_files
-from harness.core.problem import CannotRun, Fix, Problem
+from harness.core.problem import CannotRun, Fix, Problem, spelled
 from harness.core.record import RunRecord, Status
 from harness.core.run_files import CHECKPOINTS, LOCK, LOG, METRICS, POINTS, RECORD, REFUSED, REFUSED_LOG, TABLE, TRACE
-from harness.core.serialization import SchemaError, finite
+from harness.core.serialization import SchemaError, finite, parse
 from harness.launch.failure import Failure
 from harness.run import checkpoint_files, folder_lock
 from harness.run.folder_lock import Busy, Lock
-from harness.run.resume import Resumed, is_finished
+from harness.run.resume import Resumed, is_finished, trained_steps
 
 NEW = ".new"
 DEEPEST = 3
@@ -47,13 +47,15 @@ def new_id(overrides: Sequence[str]) -> str:
     return f"{datetime.fromtimestamp(now / 1e9):%Y%m%d-%H%M%S}-{digest}"
 
 
-def make_folder(out: str | None, record_id: str) -> Path:
-    """`out`, or runs/<date>/<id>. Raises `CannotRun` where that cannot be a folder that can be written."""
+def make_folder(out: str | None, record_id: str, overwrite: bool = False) -> Path:
+    """`out`, or runs/<date>/<id>. Raises `CannotRun` where that cannot be a folder that can be written, or is not one
+    of a run and would be made one: it is inside a run's, above those of others, or has files of the user's."""
     date = f"{record_id[:4]}-{record_id[4:6]}-{record_id[6:8]}"
     folder = Path(out) if out else Path("runs") / date / record_id
     if out:
-        refuse_inside_a_run(folder)
+        refuse_no_place(folder)
         _refuse_above_runs(folder)
+        _refuse_files_of_others(folder, overwrite)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -69,31 +71,100 @@ def make_folder(out: str | None, record_id: str) -> Path:
     return folder.resolve()
 
 
-def refuse_inside_a_run(folder: Path) -> None:
-    """Raise CannotRun where a folder above has a run, whose next start removes its files."""
+def refuse_no_place(folder: Path) -> None:
+    """Raise CannotRun for a folder whose name ends in blanks, and for one that is inside the folder of a run."""
+    typed = str(folder)
+    if typed != (name := typed.rstrip()):
+        fixes: tuple[Fix, ...] = ({"out": name},) if name else ()
+        raise CannotRun([Problem("out", spelled(typed), "ends in blanks", fixes, "" if name else "out=DIR")])
     try:
         above = folder.resolve().parents
-        found = next((one for one in above if os.path.isfile(one / RECORD) and os.path.lexists(one / LOCK)), None)
+        found = next((one for one in above if _is_started(one) or _is_in_use(one)), None)
     except (OSError, ValueError):  # what is no path is refused by name
         return
     if found:
-        other: Fix = {"out": f"{found}-2"}
-        raise CannotRun([Problem("out", str(folder), f"is in the folder of a run, {found}", (other,))])
+        message = f"is in the folder of a run, {found}"
+        raise CannotRun([Problem("out", str(folder), message, (_other_folder(found),))])
+
+
+def _is_started(folder: Path) -> bool:
+    return os.path.isfile(folder / RECORD) and os.path.lexists(folder / LOCK)
+
+
+def _is_in_use(folder: Path) -> bool:
+    """Whether a run is in progress there: it may have no record yet."""
+    seen = folder_lock.look(folder)
+    return bool(seen.held and seen.owner)
 
 
 def _refuse_above_runs(folder: Path) -> None:
     """Raise CannotRun where the folder has runs below it, as that of a sweep has: with a run of its own they would be
-    inside that one."""
+    inside that one. The folder of a run may have some that have ended, those of a user who put them there."""
     try:
-        inner = (f"{'[!.]*/' * depth}{RECORD}" for depth in range(1, DEEPEST + 1))
-        runs_below = any(True for pattern in inner for _ in folder.glob(pattern))
-        found = [name for name in (TABLE, POINTS) if os.path.lexists(folder / name)]
+        sweep = any(os.path.lexists(folder / name) for name in (TABLE, POINTS))
+        own = os.path.lexists(folder / RECORD)
+        below = (not own and (sweep or any(_below(folder, RECORD)))) or _is_in_use(folder / NEW)
+        below = below or any(_is_in_use(lock.parent) for lock in _below(folder, LOCK))
     except (OSError, ValueError):
         return
-    if (runs_below or found) and not os.path.lexists(folder / RECORD):
-        what = "a sweep" if found else "other runs"
-        other: Fix = {"out": f"{folder.resolve()}-2"}
-        raise CannotRun([Problem("out", str(folder), f"is the folder of {what}", (other,))])
+    if below:
+        what = "a sweep" if sweep else "other runs"
+        raise CannotRun([Problem("out", str(folder), f"is the folder of {what}", (_other_folder(folder),))])
+
+
+def _below(folder: Path, name: str) -> Iterator[Path]:
+    return (found for depth in range(1, DEEPEST + 1) for found in folder.glob(f"{'[!.]*/' * depth}{name}"))
+
+
+def _refuse_files_of_others(folder: Path, overwrite: bool) -> None:
+    """Raise CannotRun where files have names of ours and no run has made them: a run would remove them.
+
+    With `overwrite` they may go, except for what no run makes: a folder with something in it by the name of a file.
+    """
+    try:
+        there = [name for name in run_files.ALL if _is_something(folder / name)]
+        folders = [name for name in there if name not in run_files.FOLDERS and os.path.isdir(folder / name)]
+        ours = overwrite or not there or _has_a_run(folder)
+    except (OSError, ValueError):
+        return
+    if folders:
+        message = f"has a folder {folders[0]}, where a run has a file"
+        raise CannotRun([Problem("out", str(folder), message, (_other_folder(folder),))])
+    if not ours:
+        message = f"has {_enumerated(there)}, which no run has made and this one would replace"
+        fixes = (_other_folder(folder), {"overwrite": True})
+        raise CannotRun([Problem("out", str(folder), message, fixes)])
+
+
+def _is_something(path: Path) -> bool:
+    """Whether there is a file, or a folder with something in it."""
+    try:
+        return any(path.iterdir()) if os.path.isdir(path) else os.path.lexists(path)
+    except OSError:  # that cannot be seen
+        return True
+
+
+def _has_a_run(folder: Path) -> bool:
+    """Whether a run has been started in a folder. Each makes the lock before any other file; a folder that was copied
+    without it has a record, also a damaged one, or a checkpoint that can be used."""
+    if os.path.lexists(folder / LOCK):
+        return True
+    try:
+        found = parse(files.read_bytes(folder / RECORD))
+    except OSError:
+        return checkpoint_files.has_usable(folder)
+    except SchemaError:
+        return True
+    return isinstance(found, dict) and {"id", "status"} <= found.keys()
+
+
+def _enumerated(names: Sequence[str]) -> str:
+    """config.yaml, log and checkpoints."""
+    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
+
+
+def _other_folder(folder: Path) -> Fix:
+    return {"out": f"{folder.resolve()}-2"}
 
 
 @contextmanager
@@ -103,8 +174,8 @@ def in_use(path: Path, title: str) -> Iterator[Lock]:
         try:
             lock = stack.enter_context(folder_lock.held(path, folder_lock.PATIENCE_S))
         except Busy as error:
-            other: Fix = {"out": f"{path}-2"}
-            raise CannotRun([Problem("out", str(path), f"is in use by {error}", (other,))], title) from None
+            problem = Problem("out", str(path), f"is in use by {error}", (_other_folder(path),))
+            raise CannotRun([problem], title) from None
         except OSError as error:
             message = f"cannot be used, its file {LOCK} cannot be opened and locked: {error.strerror}"
             raise CannotRun([Problem("out", str(path), message, hint="out=DIR")], title) from error
@@ -216,12 +287,12 @@ class RunFolder:
 
         Checkpoints that are there although nobody asked to overwrite them are of no use to this version: they are kept.
         """
-        if not self.record.config.get("overwrite"):
+        if self.record.config.get("overwrite"):
+            checkpoint_files.remove_all(self.path)
+        else:
             checkpoint_files.tidy(self.path, checkpoint_files.steps(self.path))
-        kept = checkpoint_files.damaged(self.path) and not self.record.config.get("overwrite")
         for path in sorted(_files_of(self.path), key=lambda path: path.name == RECORD):
-            if not (kept and path.name == CHECKPOINTS):
-                checkpoint_files.remove(path)
+            checkpoint_files.remove(path)
 
 
 def _files_of(folder: Path) -> list[Path]:
@@ -240,7 +311,9 @@ def holds_run(folder: Path) -> bool:
 
 
 def has_trained(folder: Path) -> bool:
-    """Whether the run in a folder has done steps that count: it is finished, or could be resumed."""
+    """Whether the run in a folder has done steps that count: it is finished, has trained some, or could be resumed."""
+    if trained_steps(folder):
+        return True
     try:
         record = RunRecord.load(folder / RECORD)
     except (SchemaError, OSError):
@@ -250,6 +323,7 @@ def has_trained(folder: Path) -> bool:
 
 def clear_refused(folder: Path) -> None:
     """Remove what starts before have left that were refused or killed."""
+    shutil.rmtree(folder / NEW, ignore_errors=True)
     for name in (NEW, REFUSED, REFUSED_LOG):
         checkpoint_files.remove(folder / name)
 

@@ -46,7 +46,7 @@ from harness.run import checkpoint_files, folder_lock, metrics
 from harness.run.checkpoint_files import after_steps
 from harness.run.folder_lock import Lock
 from harness.run.manifest import manifest
-from harness.run.resume import Resumed, SamePlan, find_finished, find_resumable, refuse_to_replace
+from harness.run.resume import Resumed, SamePlan, find_finished, find_resumable, refuse_to_replace, say_what_is_replaced
 from harness.run.run_folder import RunFolder, has_trained, in_use, make_folder, new_id
 from harness.run.stop_request import StopRequest
 from harness.trackers import Tracker
@@ -60,7 +60,7 @@ def run(config: DictConfig, overrides: Sequence[str]) -> RunRecord:
     """
     stored_profile.follow(config, overrides)
     record_id = new_id(overrides)
-    path = make_folder(config.out, record_id)
+    path = make_folder(config.out, record_id, config.overwrite)
     with in_use(path, config_overrides.title(config, overrides)) as lock:
         if finished := find_finished(path, config):
             report_finished(finished, path)
@@ -129,6 +129,7 @@ class Run:
             self.folder.update(manifest=found | {"resumed": self.resumed.steps})
         else:
             refuse_to_replace(path, self.config, self.note, self.title)
+            say_what_is_replaced(path, self.config, self.note)
         files.write_text(self.folder.work / CONFIG, OmegaConf.to_yaml(self._with_end_checkpoint(), resolve=True))
 
     def note(self, text: str) -> None:

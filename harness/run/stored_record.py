@@ -14,6 +14,7 @@ import socket
 from dataclasses import replace
 from pathlib import Path
 
+from harness.config import record_shape
 from harness.core.record import RunRecord
 from harness.core.run_files import RECORD
 from harness.run import checkpoint_files, folder_lock
@@ -21,8 +22,16 @@ from harness.run.checkpoint_files import after_steps
 
 
 def load(folder: Path) -> RunRecord:
-    """The record in a folder, with a true status. Raises OSError and SchemaError."""
-    return with_true_status(RunRecord.load(folder / RECORD), folder)
+    """The record in a folder, with a true status. Raises as `read` does."""
+    return with_true_status(read(folder), folder)
+
+
+def read(folder: Path) -> RunRecord:
+    """The record in a folder as it is. Raises OSError, and SchemaError also for fields that have other types than
+    tables expect."""
+    record = RunRecord.load(folder / RECORD)
+    record_shape.check_types(record)
+    return record
 
 
 def with_true_status(record: RunRecord, folder: Path) -> RunRecord:

@@ -136,8 +136,8 @@ def folder_of(overrides: Sequence[str]) -> Path:
 
 def make(folder: Path) -> None:
     """Make the sweep's folder, if it is not there. Raises CannotRun, also for the folder of a run that is in progress:
-    sweeps hold the locks of their points alone. Nor is it inside the folder of a run."""
-    run_folder.refuse_inside_a_run(folder)
+    sweeps hold the locks of their points alone. It is not inside the folder of a run; its name ends in no blanks."""
+    run_folder.refuse_no_place(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -32,7 +32,7 @@ from harness.core.run_files import RECORD
 from harness.core.serialization import SchemaError, finite
 from harness.launch import die_with_parent
 from harness.launch.signals import Preempted
-from harness.run import folder_lock, run_folder, runner
+from harness.run import folder_lock, run_folder, runner, stored_record
 from harness.run.folder_lock import Lock, held
 from harness.sweep.points import Point
 from harness.sweep.row import Row
@@ -190,9 +190,9 @@ def _end(process: subprocess.Popen[bytes], grace_s: float, number: int) -> None:
 
 
 def stored(folder: Path) -> RunRecord | None:
-    """The record in a run's folder; None where there is none, or none of this schema."""
+    """The record in a run's folder; None where there is none, or none that tables can show."""
     try:
-        return RunRecord.load(folder / RECORD)
+        return stored_record.read(folder)
     except (OSError, SchemaError):
         return None
 

@@ -15,7 +15,7 @@ from harness.cli.compose import CONF, compose
 from harness.config import registry
 from harness.config.overrides import ALL_KEYS, closest_key, described, leaves, quoted
 from harness.core.model_profile import LayerProfile, ModelProfile
-from harness.core.problem import CannotRun, Problem, advice
+from harness.core.problem import CannotRun, Problem, advice, apply
 from tests.problems import keys, rows
 
 FILES = sorted(path for group in registry.GROUPS for path in (CONF / group).glob("*.yaml"))
@@ -276,6 +276,52 @@ def test_a_key_that_is_cut_short_is_found() -> None:
 def test_a_suggestion_is_no_key_of_another_group_unless_it_is_spelled_so(typed: str, meant: str) -> None:
     (problem,) = problems("engine=gpipe", "model=gpt", typed)
     assert advice(problem).partition(" without ")[0] == meant
+
+
+LIST = "is not a list, each a whole number"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key", "message"),
+    [
+        (["model=mlp", "model.widths=${mode}"], "model.widths", LIST),
+        (["model=mlp", "model.widths=${oc.env:HOME}"], "model.widths", LIST),
+        (["model=mlp", "model.widths=${batch}"], "model.widths", LIST),
+        (["model=mlp", 'model.widths=${oc.decode:"[8,x]"}'], "model.widths", LIST),
+        (["model=mlp", "model.widths=[8,${mode}]"], "model.widths[1]", "has one of another type"),
+        (["model=resnet", "model.blocks=${oc.env:HOME}"], "model.blocks", LIST),
+        (["engine=gpipe", "mesh.pipeline=2", "planner=given", "planner.balance=${mode}"], "planner.balance", LIST),
+        (["batch.size=${mode}"], "batch.size", "has one of another type"),
+        (["batch={size: ${mode}}"], "batch.size", "has one of another type"),
+        (["batch=${optimizer}"], "batch", "is a group of keys"),
+    ],
+)
+def test_the_value_of_another_key_has_the_type_of_this_one(overrides: list[str], key: str, message: str) -> None:
+    (problem,) = problems(*overrides)
+    assert problem.key == key and message in problem.message
+
+
+def test_a_list_may_be_that_of_another_key() -> None:
+    given = ["engine=gpipe", "mesh.pipeline=2", "planner=given", "model=mlp", "model.widths=[2,3]"]
+    assert compose([*given, "planner.balance=${model.widths}"]).planner.balance == [2, 3]
+
+
+@pytest.mark.parametrize("typed", ["abc", "{a:1}", "3", "[1,x]"])
+def test_what_is_no_list_is_one_problem(typed: str) -> None:
+    (problem,) = problems("engine=gpipe", "mesh.pipeline=2", "planner=given", f"planner.balance={typed}")
+    assert (problem.key, problem.value, problem.message) == ("planner.balance", typed, LIST)
+    assert advice(problem) == "planner.balance=[...]"
+    (problem,) = problems("model=mlp", f"model.widths={typed}")
+    assert problem.message == LIST and compose(apply(["model=mlp"], problem.fixes[0])).model.widths
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("engine", ["single", "torch_pipelining"])
+@pytest.mark.parametrize("number", [10**12, 2**63 - 1, 10**30])
+@pytest.mark.parametrize("key", ["batch.size", "batch.micro_batches"])
+def test_a_number_that_no_run_has_is_refused_at_once(key: str, number: int, engine: str) -> None:
+    """Whatever the checks compute with it."""
+    assert key in keys(problems(f"engine={engine}", f"{key}={number}", "mode=plan", "cluster=p40x8"))
 
 
 def test_types_in_words() -> None:

@@ -33,8 +33,8 @@ from harness.host import machine
 from harness.interfaces import BatchShape, PlanRequest
 from harness.run import runner
 from harness.run.checkpoint_files import RunState, place, steps, write
-from harness.run.resume import Resumed, SamePlan, find_finished, find_resumable, refuse_to_replace
-from harness.run.run_folder import RunFolder
+from harness.run.resume import Resumed, SamePlan, find_finished, find_resumable, refuse_to_replace, say_what_is_replaced
+from harness.run.run_folder import RunFolder, has_trained
 from harness.trackers import none
 from tests.problems import refused, row
 from tests.support import processes
@@ -176,6 +176,81 @@ def only_problem(command: Callable[[], object]) -> Problem:
         command()
     (problem,) = refused(caught)
     return problem
+
+
+def test_steps_without_a_checkpoint_count_for_every_mode(tmp_path: Path) -> None:
+    """mode=plan and the like ask `has_trained`, a run `refuse_to_replace`."""
+    assert has_trained(left(tmp_path))
+    (tmp_path / "record.json").write_text("damaged")
+    assert has_trained(tmp_path)
+    (tmp_path / "metrics.jsonl").unlink()
+    assert not has_trained(tmp_path)
+
+
+def test_a_result_without_training_is_replaced_and_said(tmp_path: Path) -> None:
+    said: list[str] = []
+
+    def replaced_by(*overrides: str) -> list[str]:
+        said.clear()
+        say_what_is_replaced(tmp_path, compose([*TYPED, *overrides, f"out={tmp_path}"]), said.append)
+        return said
+
+    left(tmp_path, status="ok", typed=[*TYPED, "mode=simulate"])
+    assert replaced_by("mode=simulate", "steps=3") == []
+    assert replaced_by("mode=run") == [f"replaces the result of mode=simulate in {tmp_path}"]
+    assert replaced_by("mode=run", "overwrite=true") == []
+    assert replaced_by("mode=simulate", "seed=1") == [
+        f"replaces the result of mode=simulate in {tmp_path}, with seed 0 (here 1)"
+    ]
+    left(tmp_path, status="ok")
+    assert replaced_by("seed=1") == [], "training is refused"
+
+
+WRONG = {"warmup": None, "steps": "many", "mode": 3, "batch": [], "model": "mlp", "seed": {"x": 1}}
+
+
+@pytest.mark.parametrize("status", ["ok", "preempted"])
+@pytest.mark.parametrize("key", WRONG)
+def test_a_record_with_values_of_other_types_is_no_obstacle(tmp_path: Path, key: str, status: str) -> None:
+    """A checkpoint is enough; without one nothing that is trained is replaced."""
+    record = RunRecord.load(left(tmp_path, 6, status=status) / "record.json")
+    replace(record, config=record.config | {key: WRONG[key]}).save(tmp_path / "record.json")
+    found, _ = resumes(tmp_path)
+    assert found and found.step == 6
+    assert find_finished(tmp_path, compose([*TYPED, f"out={tmp_path}"])) is None
+    shutil.rmtree(tmp_path / "checkpoints")
+    if (key, status) == ("steps", "preempted"):  # an unfinished run may be of more steps
+        assert "begins again" in replaces(tmp_path)[0]
+        return
+    problem = only_problem(lambda: replaces(tmp_path))
+    assert problem.fixes == ({"out": f"{tmp_path}-2"}, {"overwrite": True})
+
+
+def test_a_finished_run_whose_figures_have_other_types_is_not_shown(tmp_path: Path) -> None:
+    record = RunRecord.load(left(tmp_path, status="ok") / "record.json")
+    replace(record, metrics={"throughput": "fast"}).save(tmp_path / "record.json")
+    assert find_finished(tmp_path, compose([*TYPED, f"out={tmp_path}"])) is None
+    assert "a finished run" in only_problem(lambda: replaces(tmp_path)).message
+
+
+@pytest.mark.parametrize("name", ["step-0099.pt", "step-\u0669.pt", "step-+9.pt", "step-9.5.pt", "step-1e3.pt"])
+def test_only_names_as_a_run_spells_them_are_checkpoints(tmp_path: Path, name: str) -> None:
+    shutil.copy(place(left(tmp_path, 4, 6), 6), tmp_path / "checkpoints" / name)
+    assert steps(tmp_path) == [6, 4]
+    found, said = resumes(tmp_path)
+    assert found and (found.step, found.unusable, said) == (6, (), [])
+
+
+def test_a_checkpoint_by_the_name_of_another_step(tmp_path: Path) -> None:
+    """It is not used, says what it is, and is not taken for one of the last two."""
+    for wrong in (98, 99):
+        shutil.copy(place(left(tmp_path, 4, 6), 6), place(tmp_path, wrong))
+    found, said = resumes(tmp_path)
+    assert found and (found.step, found.unusable) == (6, (99, 98))
+    assert said[0].endswith("step-99.pt is the one after 6 steps, whose name is step-6.pt: it is not used")
+    lines = tuple(f'{{"step": {step}}}' for step in range(7))
+    write(tmp_path, replace(found.state, step=7, lines=lines), lambda file: torch.save({}, file))
+    assert steps(tmp_path) == [99, 98, 7, 6]
 
 
 @pytest.mark.parametrize("overrides", [["mode=plan"], ["mode=simulate"]])

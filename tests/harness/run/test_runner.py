@@ -243,6 +243,9 @@ def test_no_other_mode_takes_the_place_of_a_run_that_has_trained(mode, copied, c
 def test_another_mode_takes_the_place_of_a_run_without_a_checkpoint(done, copied):
     shutil.rmtree(copied / "checkpoints")
     replace(RunRecord.load(copied / "record.json"), status="error").save(copied / "record.json")
+    typed = [*TINY, "mode=plan", f"out={copied}"]
+    assert runner.run(compose(typed), typed).status == "infeasible", "the losses of its steps are in metrics.jsonl"
+    (copied / "metrics.jsonl").unlink()
     assert run(copied, "mode=plan").status == "ok"
     assert run(copied, "mode=simulate").status == "ok"
 

@@ -134,14 +134,22 @@ def test_a_sweep_and_its_second_start(
     assert "1 points: 1 ok; 1 of them done before (here)" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"id": "x", "sta',
+        '{"id": "x", "status": "ok", "config": {"batch": "big"}}',
+        '{"id": "x", "status": "ok", "plan": {"mesh": {"data": "x"}}, "metrics": {"throughput": "fast"}}',
+    ],
+)
 def test_a_record_that_cannot_be_read_is_reported_and_made_again(
-    tmp_path: Path, profile: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, profile: Path, capsys: pytest.CaptureFixture[str], text: str
 ) -> None:
     typed = ["mode=plan", "tracker=none", "batch.micro_batches=8", quoted("profile", str(profile)), f"out={tmp_path}"]
     (point,) = expand(typed)
     record = tmp_path / point.id / "record.json"
     record.parent.mkdir()
-    record.write_text('{"id": "x", "sta')
+    record.write_text(text)
     assert local.main(typed) == 0
     reported = f"{point.id} has a record.json that cannot be read, it is run again"
     assert reported in capsys.readouterr().out

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from analysis import record_shape, records
+from analysis import records
+from harness.config import record_shape
 from harness.config.registry import ROOT
 
 ARCHIVES = ROOT / "analysis" / "results" / "records"
