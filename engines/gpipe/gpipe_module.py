@@ -18,7 +18,7 @@ from engines.gpipe.cpu_autograd_graph import run_cpu_pass
 from engines.gpipe.cpu_pipeline import CpuPass, DeviceQueues
 from engines.gpipe.cuda_pipeline import CudaPass
 from engines.gpipe.cuda_streams import Streams
-from engines.gpipe.microbatch import Value, check_value, scatter, tensors_of
+from engines.gpipe.microbatch import scatter
 from engines.gpipe.stage import Stage, Surroundings
 from engines.gpipe.stage_layout import layout
 from engines.gpipe.tied_copies import LayerAdoption, SharedParameter, TiedCopies
@@ -30,6 +30,7 @@ from harness.nn.skip import named_layers
 from harness.nn.tied import move_apart
 from harness.runtime import output_check
 from harness.runtime.cpu_streams import JobQueue
+from harness.runtime.values import Value, check_value, mark_overlaps, tensors_of
 from harness.schedule.builders.gpipe import RECOMPUTE
 
 ATTRIBUTES = (
@@ -71,6 +72,9 @@ class GPipe(nn.Module):
     parameters run once for each micro-batch, as with accumulated gradients, on CPU devices in the device's thread: what
     needs a step's gradient belongs after `backward()`. Saved-tensor hooks that hold around the call reach every layer.
     Layers are found by number, as in the Sequential.
+
+    A tensor that is in a tuple twice stays one tensor in the next stage; RuntimeError if a stage changes in place one of
+    several that overlapped when they were made. A skip is a copy, which the layers between do not change.
 
     A recomputation sees the buffers and attributes of the layers as its first run saw them. RuntimeError if it gives
     other outputs all the same (on CUDA devices in the next call), and if weights change before it.
@@ -133,6 +137,8 @@ class GPipe(nn.Module):
         output_check.raise_differences()
         check_value(value, "the input of a pipeline")
         chunks = scatter(value, self.chunks)
+        for chunk in chunks:
+            mark_overlaps(chunk)
         around = Surroundings.capture(self.seed, self.passes, self.devices[0].type)
         grad = torch.is_grad_enabled() and self._wants_grad(value)
         mode = self.checkpoint if self.training else "never"

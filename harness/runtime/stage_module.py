@@ -21,6 +21,7 @@ from harness.nn import dropout, skip
 from harness.nn.skip import LayerSkip, layer_skips, named_layers
 from harness.runtime.autograd import differentiable, non_leaf
 from harness.runtime.recomputation import Before, ForwardState
+from harness.runtime.values import SEVERAL, OverlapWatch, check_value
 
 
 class StageModule(nn.Sequential):
@@ -75,13 +76,16 @@ class StageModule(nn.Sequential):
         return self._through(named_layers(self), value)
 
     def _through(self, layers: Sequence[tuple[str, nn.Module]], value: Any) -> Any:
+        watch = OverlapWatch(value)
         for name, layer in layers:
             try:
                 value = layer(value)
-            except Exception as error:
+                watch.check(name)
+            except BaseException as error:
                 where = f"in stage {self.number}, layer {name!r}, micro-batch {self.key[2]}"
                 error.add_note(StageNote(where))
                 raise
+        check_value(value, f"the output of layer {layers[-1][0]!r}" if layers else "the input", SEVERAL)
         return value
 
     @contextmanager
