@@ -8,7 +8,7 @@ loss.backward()
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn, Self
 
 import torch
@@ -73,11 +73,14 @@ class GPipe(nn.Module):
     needs a step's gradient belongs after `backward()`. Saved-tensor hooks that hold around the call reach every layer.
     Layers are found by number, as in the Sequential.
 
-    A tensor that is in a tuple twice stays one tensor in the next stage; RuntimeError if a stage changes in place one of
-    several that overlapped when they were made. A skip is a copy, which the layers between do not change.
+    A tensor that is in a tuple twice stays one tensor in the next stage; RuntimeError if a stage changes in place one
+    of several that overlapped when they were made. A skip is a copy, which the layers between do not change.
 
-    A recomputation sees the buffers and attributes of the layers as its first run saw them. RuntimeError if it gives
-    other outputs all the same (on CUDA devices in the next call), and if weights change before it.
+    A recomputation sees the buffers and attributes of the layers as its first run saw them, and what objects hold that
+    can be reached from them or from forward hooks. RuntimeError if it gives other outputs all the same (on CUDA devices
+    in the next call), and if weights change before it or in it. It sees global variables as they are now, and Python's
+    and NumPy's global random generators go on: gradients that depend on these, where outputs do not, need
+    checkpoint="never".
 
     Raises ValueError or TypeError for arguments that don't fit together, naming them. An error in a layer reaches
     the caller as it was raised, with a note that says stage, layer and micro-batch; the module stays usable.
@@ -243,6 +246,8 @@ class GPipe(nn.Module):
             stages.append(stage)
             first += count
         adopted = [layer for stage in stages for _, layer in stage.layers]
+        for stage in stages:
+            stage.state = stage.state.without(_modules(other for other in stages if other is not stage))
         homes = [Home(stage.number, self.placement[stage.number]) for stage in stages for _ in stage.layers]
         self.shared_state = SharedState(children, homes, adopted)
         self.shared_state.refuse(self.shared_state.statistics)
@@ -258,6 +263,10 @@ class GPipe(nn.Module):
         # A graph that outlives the module still needs its queues: they end with the last holder of `queues`.
         self._finalizer = weakref.finalize(queues, _close, queues.all())
         return queues
+
+
+def _modules(stages: Iterable[Stage]) -> list[nn.Module]:
+    return [module for stage in stages for _, layer in stage.layers for module in layer.modules()]
 
 
 def _close(queues: list[JobQueue]) -> None:

@@ -26,6 +26,10 @@ DIFFERENT = (
     "a recomputation gives other outputs than its first run, so gradients would be wrong: the layers depend on state "
     "that is none of their buffers and attributes, or on random numbers of Python or NumPy -> checkpoint='never'"
 )
+WRITTEN = (
+    "a forward pass changes a parameter in a way that torch does not count (by .data), and its recomputation would "
+    "change it again -> make it a buffer, or checkpoint='never'"
+)
 _pending: list[tuple[Tensor, str]] = []
 _lock = threading.Lock()
 
@@ -62,20 +66,25 @@ def compare(before: Sequence[Sample], outputs: Iterable[Tensor], where: str) -> 
             if differs.item():
                 raise RuntimeError(DIFFERENT)
         elif not differs.is_meta:
-            with _lock:
-                _pending.append((differs, where))
+            later(differs, f"in {where}, {DIFFERENT}")
+
+
+def later(differs: Tensor, message: str) -> None:
+    """`raise_differences` will raise `message` if `differs`, one truth value on a GPU, is true."""
+    with _lock:
+        _pending.append((differs, message))
 
 
 def raise_differences() -> None:
-    """Raises RuntimeError if a recomputation on a GPU since the last call had other outputs; waits for the GPU."""
+    """Raises RuntimeError if what was compared on a GPU since the last call differs; waits for the GPU."""
     with _lock:
         pending = list(_pending)
         _pending.clear()
     by_device = groupby(sorted(pending, key=lambda one: str(one[0].device)), key=lambda one: one[0].device)
     for _, found in by_device:
-        differs, where = zip(*found, strict=True)
+        differs, messages = zip(*found, strict=True)
         if bad := torch.stack(differs).nonzero().flatten().tolist():  # waits once for each device
-            raise RuntimeError(f"in {where[bad[0]]}, {DIFFERENT}")
+            raise RuntimeError(messages[bad[0]])
 
 
 def _differs(was: Tensor, new: Tensor) -> Tensor:

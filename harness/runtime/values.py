@@ -153,18 +153,21 @@ def _storage(tensor: Tensor) -> tuple[torch.device, int] | None:
 
 
 def _related(a: Tensor, b: Tensor, marks: dict[Any, object]) -> bool:
-    one, other = _storage(a), _storage(b)
-    if one is None or other is None:
+    mark = marks.get(_storage(a))
+    return overlap(a, b) or (mark is not None and _storage(a) != _storage(b) and mark is marks.get(_storage(b)))
+
+
+def overlap(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors have memory in common."""
+    if _storage(a) is None or _storage(a) != _storage(b):
         return False
-    if one != other:
-        return marks.get(one) is not None and marks.get(one) is marks.get(other)
     if a.element_size() != b.element_size():
         return True
-    return _overlap(*((tuple(t.shape), t.stride(), t.storage_offset()) for t in (a, b)))
+    return _meet(*((tuple(t.shape), t.stride(), t.storage_offset()) for t in (a, b)))
 
 
 @lru_cache(maxsize=256)
-def _overlap(a: Geometry, b: Geometry) -> bool:
+def _meet(a: Geometry, b: Geometry) -> bool:
     """Whether two tensors of one memory have an element in common."""
     ends = [offset + sum((n - 1) * step for n, step in zip(*sizes, strict=True)) for *sizes, offset in (a, b)]
     begin = min(a[2], b[2])
