@@ -24,7 +24,7 @@ from engines.gpipe.stage_layout import layout
 from engines.gpipe.tied_copies import LayerAdoption, SharedParameter, TiedCopies
 from harness.core.shared_buffers import Home
 from harness.core.trace import Span
-from harness.nn import batchnorm, dropout
+from harness.nn import batchnorm, dropout, parametrization_cache
 from harness.nn.shared_state import SharedState
 from harness.nn.skip import named_layers
 from harness.nn.tied import move_apart
@@ -75,6 +75,8 @@ class GPipe(nn.Module):
 
     A tensor that is in a tuple twice stays one tensor in the next stage; RuntimeError if a stage changes in place one
     of several that overlapped when they were made. A skip is a copy, which the layers between do not change.
+
+    Each task has a cache of its own for `torch.nn.utils.parametrize.cached`, which around the call has no effect.
 
     A recomputation sees the buffers and attributes of the layers as its first run saw them, and what objects hold that
     can be reached from them or from forward hooks. RuntimeError if it gives other outputs all the same (on CUDA devices
@@ -143,6 +145,7 @@ class GPipe(nn.Module):
         for chunk in chunks:
             mark_overlaps(chunk)
         around = Surroundings.capture(self.seed, self.passes, self.devices[0].type)
+        parametrization_cache.use(self.modules())
         grad = torch.is_grad_enabled() and self._wants_grad(value)
         mode = self.checkpoint if self.training else "never"
         if self.training:

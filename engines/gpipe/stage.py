@@ -14,7 +14,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from engines.gpipe.microbatch import Parts, all_tensors
 from harness.core.error_notes import StageNote
-from harness.nn import dropout, skip
+from harness.nn import dropout, parametrization_cache, skip
 from harness.runtime.autograd import on_backward
 from harness.runtime.recomputation import Before, ForwardState
 from harness.runtime.values import OverlapWatch, check_value, mapped, mark_overlaps, tensors_of
@@ -43,7 +43,7 @@ class Surroundings:
     def entered(self, micro_batch: int) -> Iterator[None]:
         cast = torch.autocast(self.device_type, self.autocast_dtype, self.autocast, self.autocast_cache)
         hooks = saved_tensors_hooks(*self.saved_tensor_hooks) if self.saved_tensor_hooks else nullcontext()
-        with cast, hooks, dropout.keyed(self.seed, self.step, micro_batch):
+        with cast, hooks, dropout.keyed(self.seed, self.step, micro_batch), parametrization_cache.own():
             yield
 
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from harness.core.error_notes import StageNote
 from harness.core.plan import Plan
-from harness.nn import dropout, skip
+from harness.nn import dropout, parametrization_cache, skip
 from harness.nn.skip import LayerSkip, layer_skips, named_layers
 from harness.runtime.autograd import differentiable, non_leaf
 from harness.runtime.recomputation import Before, ForwardState
@@ -91,7 +91,8 @@ class StageModule(nn.Sequential):
     @contextmanager
     def _around(self, kind: str) -> Iterator[Before | None]:
         cast = torch.autocast(kind, self.autocast) if self.autocast else nullcontext()
-        with cast, self._state_of_layers() as before, dropout.keyed(*self.key):
+        parametrization_cache.use(self.modules())
+        with cast, self._state_of_layers() as before, dropout.keyed(*self.key), parametrization_cache.own():
             yield before
 
     @contextmanager
