@@ -168,7 +168,7 @@ class GPipe(nn.Module):
         )
         self.spans, self.bytes_sent = run.spans, run.bytes_sent
         try:
-            with self.shared_state.unchanged():
+            with self.shared_state.unchanged(grad and mode != "never"):
                 return run_cpu_pass(run, value, self._anchor, self.dependency, self._trained())
         except BaseException as error:
             run.abandon(error)
@@ -180,7 +180,7 @@ class GPipe(nn.Module):
             self.stages, self.layout, streams, around, mode, grad, self.dependency, self.ties, self._trained()
         )
         self.bytes_sent, self.recorder = run.bytes_sent, run.recorder
-        with self.shared_state.unchanged():
+        with self.shared_state.unchanged(grad and mode != "never"):
             return run.run(chunks)
 
     def _trained(self) -> list[nn.Parameter]:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from engines.gpipe.gpipe_module import GPipe
+from harness.core.problem import ProblemError
 from tests.engines.stateful_layers import LAYERS, WIDTH, AddOne
 from tests.support.gpipe_drivers import DRIVERS
 from tests.tiers import examples
@@ -225,3 +226,61 @@ def test_changes_that_cannot_be_put_back_are_refused(layer: Callable[[], nn.Modu
     with pytest.raises(RuntimeError, match=message) as raised:
         DRIVERS[driver](pipe, torch.ones(4, WIDTH))
     assert any("stage 1" in note for note in raised.value.__notes__)
+
+
+class Keeps(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.last: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.last = x * 2
+        return x * 1
+
+
+class Reads(nn.Module):
+    def __init__(self, other: Keeps) -> None:
+        super().__init__()
+        self.others = [other]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.others[0].last
+
+
+def by_list() -> nn.Sequential:
+    keeps = Keeps()
+    return nn.Sequential(nn.Linear(WIDTH, WIDTH), keeps, nn.Linear(WIDTH, WIDTH), Reads(keeps))
+
+
+def by_hooks() -> nn.Sequential:
+    layers, box = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(4))), {}
+    layers[1].register_forward_hook(lambda module, x, y: box.__setitem__("y", y))
+    layers[3].register_forward_hook(lambda module, x, y: y + box["y"])
+    return layers
+
+
+@pytest.mark.parametrize("chunks", [1, 3])
+@pytest.mark.parametrize("mode", ["except_last", "always"])
+@pytest.mark.parametrize(
+    ("layers", "name"), [(by_list, "1: a tensor of Keeps"), (by_hooks, "1: 'box' of a forward hook")]
+)
+def test_a_tensor_that_goes_past_the_pipeline_is_refused(
+    layers: Callable[[], nn.Sequential], name: str, mode: str, chunks: int
+) -> None:
+    pipe = GPipe(layers(), [2, 2], ["cpu"] * 2, chunks, mode)
+    with pytest.raises(ProblemError, match=f"{name}.*layer '1' .device 0. and layer '3' .device 1. share"):
+        pipe(torch.ones(6, WIDTH)).sum().backward()
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("layers", [by_list, by_hooks])
+def test_a_tensor_that_goes_past_layers_of_one_stage(layers: Callable[[], nn.Sequential], mode: str) -> None:
+    torch.manual_seed(0)
+    plain = layers().double()
+    expected, x = [], torch.randn(6, WIDTH, dtype=torch.float64)
+    (plain(x) ** 2).sum().backward()
+    expected = [parameter.grad.clone() for parameter in plain.parameters()]
+    plain.zero_grad()
+    pipe = GPipe(plain, [1, 3], ["cpu"] * 2, 3, mode)
+    (pipe(x) ** 2).sum().backward()
+    torch.testing.assert_close([p.grad for p in pipe.parameters()], expected, rtol=1e-12, atol=1e-12)
