@@ -13,7 +13,7 @@ from __future__ import annotations
 import io
 import pickle
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from types import FunctionType, MethodType, ModuleType
@@ -176,14 +176,11 @@ def _closures(module: nn.Module) -> dict[str, Any]:
     """What the forward hooks of a module have in their closures, or are methods of, and may change."""
     found: dict[str, Any] = {}
     for hook in [*module._forward_pre_hooks.values(), *module._forward_hooks.values()]:
-        cells = (
-            zip(hook.__code__.co_freevars, hook.__closure__ or (), strict=True)
-            if isinstance(hook, FunctionType)
-            else ()
-        )
-        values = {name: cell.cell_contents for name, cell in cells}
-        if isinstance(hook, MethodType):
-            values["self"] = hook.__self__
+        values: dict[str, Any] = {"self": hook.__self__} if isinstance(hook, MethodType) else {}
+        if isinstance(hook, FunctionType):
+            for name, cell in zip(hook.__code__.co_freevars, hook.__closure__ or (), strict=True):
+                with suppress(ValueError):  # it is empty
+                    values[name] = cell.cell_contents
         kept = {name: value for name, value in values.items() if not isinstance(value, (*IMMUTABLE, nn.Module, type))}
         found |= {f"{name!r} of a forward hook": value for name, value in kept.items()}
     return found

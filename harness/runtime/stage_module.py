@@ -27,6 +27,9 @@ from harness.runtime.values import SEVERAL, OverlapWatch, check_value
 class StageModule(nn.Sequential):
     """Layers of one stage, under their names in the whole model. It takes and gives a tensor, or a flat tuple of them.
 
+    Between ranks each tensor of a tuple is sent by itself: of one that is there twice, and of two that share memory, a
+    change in place reaches one only. Namedtuples arrive as plain tuples.
+
     Whoever runs it says with `at` which micro-batch comes next: for the dropout masks, and for errors.
     """
 

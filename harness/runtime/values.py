@@ -36,7 +36,7 @@ def tensors_of(value: Value | None) -> tuple[Tensor, ...]:
 def check_value(value: object, what: str, kinds: type | tuple[type, ...] = tuple) -> None:
     """Raise TypeError unless `value` is a tensor or a tuple of tensors."""
     if not (isinstance(value, Tensor) or (isinstance(value, kinds) and all(isinstance(t, Tensor) for t in value))):  # type: ignore[attr-defined]
-        inside = [type(item).__name__ for item in value] if isinstance(value, SEVERAL) else type(value).__name__
+        inside = [type(item).__name__ for item in value] if isinstance(value, kinds) else type(value).__name__
         raise TypeError(f"{what} must be a tensor or a tuple of tensors, got {inside}")
 
 

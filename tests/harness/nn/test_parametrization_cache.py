@@ -1,4 +1,4 @@
-"""Parametrized weights that are cached: for each task anew, with the gradients of the layers alone."""
+"""Parametrized weights that are cached: for each task by itself, with the gradients of the layers alone."""
 
 from __future__ import annotations
 
