@@ -33,11 +33,12 @@ def tensors_of(value: Value | None) -> tuple[Tensor, ...]:
     return tuple(value) if isinstance(value, SEVERAL) else (value,)
 
 
-def check_value(value: object, what: str, kinds: type | tuple[type, ...] = tuple) -> None:
+def check_value(value: object, what: str, kinds: tuple[type, ...] = (tuple,)) -> None:
     """Raise TypeError unless `value` is a tensor or a tuple of tensors."""
-    if not (isinstance(value, Tensor) or (isinstance(value, kinds) and all(isinstance(t, Tensor) for t in value))):  # type: ignore[attr-defined]
-        inside = [type(item).__name__ for item in value] if isinstance(value, kinds) else type(value).__name__
-        raise TypeError(f"{what} must be a tensor or a tuple of tensors, got {inside}")
+    inside = [*value] if isinstance(value, SEVERAL) and isinstance(value, kinds) else None
+    if not isinstance(value, Tensor) and (inside is None or not all(isinstance(item, Tensor) for item in inside)):
+        got = type(value).__name__ if inside is None else [type(item).__name__ for item in inside]
+        raise TypeError(f"{what} must be a tensor or a tuple of tensors, got {got}")
 
 
 def distinct(value: Value | None) -> list[Tensor]:
