@@ -3,7 +3,8 @@
     first run       objects that can be reached from the attributes, and what each of them holds
     recomputation   each holds that again, in place, so that whoever has the object sees it; afterwards what it held
 
-Not followed are global names, and what the standard library, torch and extensions make: loggers, locks, process groups.
+Not followed are global names but containers that a hook names, and what the standard library, torch and extensions
+make: loggers, locks, process groups.
 """
 
 from __future__ import annotations
@@ -156,8 +157,20 @@ def _parts(one: Any) -> list[Any]:
     if isinstance(one, partial):
         return [one.func, *one.args, *one.keywords.values()]
     if isinstance(one, FunctionType):
-        return [*(one.__closure__ or ()), *(one.__defaults__ or ()), *vars(one).values()]
+        return [
+            *(one.__closure__ or ()),
+            *(one.__defaults__ or ()),
+            *vars(one).values(),
+            *global_containers(one).values(),
+        ]
     return []
+
+
+def global_containers(function: FunctionType) -> dict[str, Any]:
+    """The global lists, dicts and sets that a function names."""
+    names = function.__code__.co_names
+    found = {name: function.__globals__[name] for name in names if name in function.__globals__}
+    return {name: value for name, value in found.items() if isinstance(value, CONTAINERS)}
 
 
 def _is_plain(one: Any) -> bool:

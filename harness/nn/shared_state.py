@@ -27,7 +27,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from harness.core.model_profile import SharedBuffer
 from harness.core.problem import ProblemError
 from harness.core.shared_buffers import Home, not_to_be_copied
-from harness.nn.object_state import hidden_modules
+from harness.nn.object_state import global_containers, hidden_modules
 from harness.nn.tied import tensor_bytes, version
 
 Places = list[tuple[str, Home]]
@@ -173,11 +173,12 @@ def _plain_tensors(module: nn.Module) -> dict[str, Tensor]:
 
 
 def _closures(module: nn.Module) -> dict[str, Any]:
-    """What the forward hooks of a module have in their closures, or are methods of, and may change."""
+    """What the forward hooks of a module have in their closures or name globally, or are methods of, and may change."""
     found: dict[str, Any] = {}
     for hook in [*module._forward_pre_hooks.values(), *module._forward_hooks.values()]:
         values: dict[str, Any] = {"self": hook.__self__} if isinstance(hook, MethodType) else {}
         if isinstance(hook, FunctionType):
+            values |= global_containers(hook)
             for name, cell in zip(hook.__code__.co_freevars, hook.__closure__ or (), strict=True):
                 with suppress(ValueError):  # it is empty
                     values[name] = cell.cell_contents

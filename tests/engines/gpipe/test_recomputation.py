@@ -20,6 +20,7 @@ from tests.support.gpipe_drivers import DRIVERS
 from tests.tiers import examples
 
 MODES = ["never", "except_last", "always"]
+CALLS: list[int] = []
 
 
 def check(layers: nn.Sequential, balance: list[int], chunks: int, mode: str, driver: str, steps: int = 2) -> None:
@@ -182,11 +183,14 @@ def test_eval_between_forward_and_backward_changes_nothing(driver: str) -> None:
 
 @pytest.mark.parametrize("driver", DRIVERS)
 def test_a_hook_counts_once(driver: str) -> None:
+    """In its closure, and in a global list."""
     layers, calls = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)), [0]
+    CALLS.clear()
+    layers[1].register_forward_hook(lambda *_: CALLS.append(1))
     layers[1].register_forward_hook(lambda *_: calls.__setitem__(0, calls[0] + 1))
     pipe = GPipe(layers, [1, 1], ["cpu"] * 2, 3, "always")
     DRIVERS[driver](pipe, torch.ones(6, WIDTH)).sum().backward()
-    assert calls == [3]
+    assert calls == [3] and CALLS == [1, 1, 1]
 
 
 class Decays(nn.Module):
