@@ -163,7 +163,7 @@ MUTANTS = (
            "            _refuse_other_weights(before.weights)\n", "",
            "tests/engines/gpipe/test_recomputation.py", "weights"),
     Mutant("a recomputation that sees the members of now", "harness/runtime/recomputation.py",
-           "_Members(copy.copy(value))", "_Members(value)",
+           "            before.objects.put(copied.member)\n", "",
            "tests/engines/gpipe/test_recomputation.py", "recomputed_as_it_was"),
     Mutant("buffers that change late past their version", "harness/runtime/recomputation.py",
            'waits = value.value.device.type != "cpu" and ', "waits = ",

@@ -18,8 +18,9 @@ from torch.autograd import Function
 
 from engines.gpipe.cpu_pipeline import CpuPass, Slot
 from engines.gpipe.dependency import check_whole, fork, join, let_hooks_skip_empty
-from engines.gpipe.microbatch import Value, gather, tensors_of
+from engines.gpipe.microbatch import gather
 from harness.runtime.autograd import differentiable
+from harness.runtime.values import Form, Value, tensors_of
 from harness.schedule.builders.gpipe import clock_cycles
 from harness.schedule.transfers import Transfer
 
@@ -121,7 +122,7 @@ class Exit(Function):
         ctx.run, ctx.tokens, ctx.parameters = run, tokens, tokens_and_parameters[tokens:]
         gathered = gather(outputs)
         ctx.sizes = [[t.size(0) for t in column] for column in zip(*map(tensors_of, outputs), strict=True)]
-        run.output_is_tuple = isinstance(gathered, tuple)
+        run.output_form = Form.of(gathered)
         result = tensors_of(gathered)
         ctx.mark_non_differentiable(*(t for t in result if not differentiable(t)))
         return result
@@ -162,7 +163,7 @@ def run_cpu_pass(
             graph.compute(i, j)
     tokens = graph.exits()
     outputs: tuple[Tensor, ...] = Exit.apply(run, len(tokens), *tokens, *parameters)
-    return outputs if run.output_is_tuple else outputs[0]
+    return run.output_form.built(outputs)
 
 
 def _run_without_graph(run: CpuPass) -> Value:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from engines.gpipe.microbatch import Parts, Value, all_tensors, mapped, tensors_of
+from engines.gpipe.microbatch import Parts, all_tensors
 from engines.gpipe.stage import Stage, Surroundings
 from engines.gpipe.stage_layout import StageLayout
 from engines.gpipe.task_rng import TaskRng
@@ -29,6 +29,7 @@ from harness.core.op import Op, Queue
 from harness.runtime.autograd import differentiable, failing_layer, non_leaf
 from harness.runtime.cpu_streams import Job, JobQueue, Run, nothing, submit_together
 from harness.runtime.recomputation import Before
+from harness.runtime.values import Form, Value, distinct, gradients, mapped, tensors_of
 from harness.schedule.builders.gpipe import recomputed
 from harness.schedule.transfers import Transfer
 
@@ -91,7 +92,7 @@ class CpuPass(Run):
         super().__init__()
         self.shared = shared
         self.sums: list[Job] = []
-        self.output_is_tuple = False
+        self.output_form = Form.of(None)
         self.backward_begun = False
         self.layout = layout
         self.queues = queues
@@ -228,22 +229,22 @@ class CpuPass(Run):
             if not self.layout.is_copied(transfer):
                 target = self.slots[slot.micro_batch, transfer.target]
                 slot.grads_out[transfer.part] = target.grads_in.pop(transfer.part, ())
-        edges, gradients = [], []
+        edges, arrived = [], []
         for part, grads in slot.grads_out.items():
             for edge, gradient in zip(slot.edges.get(part, ()), grads, strict=False):
                 if edge is not None and gradient is not None:
                     edges.append(edge)
-                    gradients.append(gradient)
+                    arrived.append(gradient)
         with slot.stage.annotating_errors("backward", slot.micro_batch):
             try:
                 if edges:
-                    torch.autograd.backward(edges, gradients)
+                    torch.autograd.backward(edges, arrived)
             except Exception as error:
                 if not isinstance(error, MemoryError | torch.OutOfMemoryError):
                     slot.stage.layer = self._failing_layer(slot)
                 raise
         slot.grads_out, slot.edges = {}, {}
-        slot.grads_in = {part: tuple(t.grad for t in tensors_of(leaves)) for part, leaves in slot.leaves.items()}
+        slot.grads_in = {part: gradients(leaves) for part, leaves in slot.leaves.items()}
         slot.leaves = {}
 
     def _failing_layer(self, slot: Slot) -> str:
@@ -255,8 +256,8 @@ class CpuPass(Run):
                 outs = slot.stage.run_again(ins, slot.micro_batch, self.around, None)
             return [
                 pair
-                for part, gradients in slot.grads_out.items()
-                for pair in zip(tensors_of(outs[part]), gradients, strict=False)
+                for part, arrived in slot.grads_out.items()
+                for pair in zip(tensors_of(outs[part]), arrived, strict=False)
             ]
 
         return failing_layer(slot.stage.layers, run_again, all_tensors(slot.leaves))
@@ -264,19 +265,19 @@ class CpuPass(Run):
     def _move(self, source: Slot, target: Slot, part: str) -> None:
         value = source.outs.pop(part)
         target.ins[part] = mapped(Tensor.clone, value)
-        self._count("skips" if part else "activations", tensors_of(value))
+        self._count("skips" if part else "activations", distinct(value))
 
     def _move_gradient(self, source: Slot, target: Slot, part: str) -> None:
-        gradients = source.grads_in.pop(part, ())
-        target.grads_out[part] = tuple(None if g is None else g.clone() for g in gradients)
-        self._count("skip_gradients" if part else "gradients", gradients)
+        found = source.grads_in.pop(part, ())
+        target.grads_out[part] = tuple(None if g is None else g.clone() for g in found)
+        self._count("skip_gradients" if part else "gradients", found)
 
     def _sum(self, shared: SharedParameter) -> None:
         size = shared.sum_gradients()
         with self.lock:
             self.bytes_sent[SUMS] = self.bytes_sent.get(SUMS, 0) + size
 
-    def _count(self, kind: str, tensors: tuple[Tensor | None, ...]) -> None:
+    def _count(self, kind: str, tensors: Sequence[Tensor | None]) -> None:
         size = sum(t.numel() * t.element_size() for t in tensors if t is not None)
         with self.lock:
             self.bytes_sent[kind] += size

@@ -17,11 +17,12 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from engines.gpipe.microbatch import Parts, all_tensors, mapped, tensors_of
+from engines.gpipe.microbatch import Parts
 from engines.gpipe.stage import Stage
 from harness.core.op import Kind, Op
 from harness.runtime.autograd import differentiable, non_leaf
 from harness.runtime.recomputation import Before
+from harness.runtime.values import Form, distinct, mapped
 
 if TYPE_CHECKING:
     from engines.gpipe.cuda_pipeline import CudaPass
@@ -40,7 +41,7 @@ class CheckpointedTask:
     ins: Parts = field(default_factory=dict)
     leaves: list[Tensor] = field(default_factory=list)
     outs: list[Tensor] = field(default_factory=list)
-    names: list[tuple[str, bool, int]] = field(default_factory=list)
+    forms: dict[str, Form] = field(default_factory=dict)
     rng: tuple[Tensor, Tensor | None] | None = None
     before: Before | None = None
 
@@ -52,20 +53,16 @@ class CheckpointedTask:
         """Through Checkpoint, so that the graph has one node for the whole task, which `phony` ties to its place."""
         self.ins = {part: mapped(Tensor.detach, value) for part, value in parts.items()}
         anchor = torch.zeros((), device=self.stage.device, requires_grad=True) if phony is None else phony
-        flat = list(Checkpoint.apply(self, anchor, *all_tensors(parts)))
-        outs: Parts = {}
-        for part, is_tuple, count in self.names:
-            tensors = tuple(flat.pop(0) for _ in range(count))
-            outs[part] = tensors if is_tuple else tensors[0] if tensors else None
-        return outs
+        flat = iter(Checkpoint.apply(self, anchor, *_flat(parts)))
+        return {part: form.built([next(flat) for _ in form.marks]) for part, form in self.forms.items()}
 
     def compute(self) -> list[Tensor]:
         """The forward task, without a graph."""
         self.rng = torch.get_rng_state(), _cuda_rng(self.stage.device)
         with self._at_work("F", "forward"), torch.no_grad():
             outs, self.before = self.stage.run_kept(self.ins, self.i, self.run_of.around)
-        self.names = [(part, isinstance(value, tuple), len(tensors_of(value))) for part, value in outs.items()]
-        return all_tensors(outs)
+        self.forms = {part: Form.of(value) for part, value in outs.items()}
+        return _flat(outs)
 
     def recompute(self) -> None:
         """Run it again with a graph, with the same random numbers."""
@@ -73,7 +70,7 @@ class CheckpointedTask:
         if self.stage.number == 0:  # the caller's own tensors
             ins = {part: mapped(Tensor.clone, value) for part, value in ins.items()}
         leaves = {part: mapped(_leaf, value) for part, value in ins.items()}
-        self.leaves = all_tensors(leaves)
+        self.leaves = _flat(leaves)
         cuda = [self.stage.device] if self.stage.device.type == "cuda" else []
         with _rewinding, torch.random.fork_rng(cuda), self._at_work("R", "recomputation"), torch.enable_grad():
             assert self.rng is not None
@@ -82,7 +79,7 @@ class CheckpointedTask:
                 torch.cuda.set_rng_state(self.rng[1], self.stage.device)
             ins = {part: mapped(non_leaf, value) for part, value in leaves.items()}
             outs = self.stage.run_again(ins, self.i, self.run_of.around, self.before)
-        self.outs = all_tensors(outs)
+        self.outs = _flat(outs)
         self.ins, self.before = {}, None
 
     def backward(self, gradients: tuple[Tensor | None, ...]) -> list[Tensor | None]:
@@ -99,6 +96,11 @@ class CheckpointedTask:
         op = Op(self.stage.number, kind, self.i)
         with self.run_of.recorder.computing(op, self.device), self.stage.annotating_errors(phase, self.i):
             yield
+
+
+def _flat(parts: Parts) -> list[Tensor]:
+    """The tensors of all values and skips, in their order; one that is in a value several times once."""
+    return [tensor for value in parts.values() for tensor in distinct(value)]
 
 
 def _leaf(tensor: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ Autograd has a thread for each CUDA device and its work is asynchronous, so the 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,12 +21,13 @@ from torch.autograd import Function
 from engines.gpipe.cuda_checkpoint import CheckpointedTask, Recompute
 from engines.gpipe.cuda_streams import Recorder, Streams, TimePoint
 from engines.gpipe.dependency import WholeBackward, fork, join
-from engines.gpipe.microbatch import Parts, Value, gather, mapped, tensors_of
+from engines.gpipe.microbatch import Parts, gather
 from engines.gpipe.stage import Stage, Surroundings
 from engines.gpipe.stage_layout import StageLayout
 from engines.gpipe.tied_copies import SUMS, TiedCopies
 from harness.core.op import Op, Queue
 from harness.runtime.autograd import differentiable
+from harness.runtime.values import Form, Value, distinct, mapped, tensors_of, together
 from harness.schedule.builders.gpipe import clock_cycles, recomputed
 from harness.schedule.transfers import Transfer
 
@@ -137,8 +139,8 @@ class _Graph:
             value = self.waiting[i, transfer]
             if value is None:
                 continue
-            arrived = Arrive.apply(run, i, target, *Copy.apply(run, i, transfer, source, target, *tensors_of(value)))
-            self.waiting[i, transfer] = arrived if isinstance(value, tuple) else arrived[0]
+            copied = together(partial(Copy.apply, run, i, transfer, source, target), value)
+            self.waiting[i, transfer] = together(partial(Arrive.apply, run, i, target), copied)
 
     def _compute(self, i: int, j: int) -> None:
         run, stage = self.run, self.run.stages[j]
@@ -179,8 +181,8 @@ class _Graph:
     def _leave(self, i: int, device: int, value: Value | None) -> Value | None:
         if value is None:
             return None
-        left: tuple[Tensor, ...] = Leave.apply(self.run, i, device, *tensors_of(value))
-        return left if isinstance(value, tuple) else left[0]
+        left: Value = together(partial(Leave.apply, self.run, i, device), value)
+        return left
 
     def _order(self, task: CheckpointedTask | None, j: int, phony: Tensor) -> None:
         if task is not None and not self.run.dependency:
@@ -297,22 +299,24 @@ class MarkBackward(Function):
 
 
 def _marked(run: CudaPass, j: int, i: int, device: int, begins: bool, value: Value) -> Value:
-    first, *rest = tensors_of(value)
+    first = tensors_of(value)[0]
     if not differentiable(first):
         return value
     if not begins and not first.requires_grad:
         first = first.detach().requires_grad_()
-    first = MarkBackward.apply(run, j, i, device, begins, first)
-    return (first, *rest) if isinstance(value, tuple) else first
+    return _begun(value, MarkBackward.apply(run, j, i, device, begins, first))
 
 
 def _forked(value: Value) -> tuple[Value, Tensor]:
-    first, *rest = tensors_of(value)
-    first, phony = fork(first)
-    return (first, *rest) if isinstance(value, tuple) else first, phony
+    first, phony = fork(tensors_of(value)[0])
+    return _begun(value, first), phony
 
 
 def _tied(value: Value, phony: Tensor) -> Value:
-    first, *rest = tensors_of(value)
-    first = join(first, phony)
-    return (first, *rest) if isinstance(value, tuple) else first
+    return _begun(value, join(tensors_of(value)[0], phony))
+
+
+def _begun(value: Value, first: Tensor) -> Value:
+    """The value with another first tensor, in every place that has it."""
+    found: Value = Form.of(value).built([first, *distinct(value)[1:]])
+    return found

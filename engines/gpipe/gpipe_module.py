@@ -8,7 +8,7 @@ loss.backward()
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn, Self
 
 import torch
@@ -18,18 +18,19 @@ from engines.gpipe.cpu_autograd_graph import run_cpu_pass
 from engines.gpipe.cpu_pipeline import CpuPass, DeviceQueues
 from engines.gpipe.cuda_pipeline import CudaPass
 from engines.gpipe.cuda_streams import Streams
-from engines.gpipe.microbatch import Value, check_value, scatter, tensors_of
+from engines.gpipe.microbatch import scatter
 from engines.gpipe.stage import Stage, Surroundings
 from engines.gpipe.stage_layout import layout
 from engines.gpipe.tied_copies import LayerAdoption, SharedParameter, TiedCopies
 from harness.core.shared_buffers import Home
 from harness.core.trace import Span
-from harness.nn import batchnorm, dropout
+from harness.nn import batchnorm, dropout, parametrization_cache
 from harness.nn.shared_state import SharedState
 from harness.nn.skip import named_layers
 from harness.nn.tied import move_apart
 from harness.runtime import output_check
 from harness.runtime.cpu_streams import JobQueue
+from harness.runtime.values import Value, check_value, mark_overlaps, tensors_of
 from harness.schedule.builders.gpipe import RECOMPUTE
 
 ATTRIBUTES = (
@@ -72,8 +73,16 @@ class GPipe(nn.Module):
     needs a step's gradient belongs after `backward()`. Saved-tensor hooks that hold around the call reach every layer.
     Layers are found by number, as in the Sequential.
 
-    A recomputation sees the buffers and attributes of the layers as its first run saw them. RuntimeError if it gives
-    other outputs all the same (on CUDA devices in the next call), and if weights change before it.
+    A tensor that is in a tuple twice stays one tensor in the next stage; RuntimeError if a stage changes in place one
+    of several that overlapped when they were made. A skip is a copy, which the layers between do not change.
+
+    Each task has a cache of its own for `torch.nn.utils.parametrize.cached`, which around the call has no effect.
+
+    A recomputation sees the buffers and attributes of the layers as its first run saw them, and what objects hold that
+    can be reached from them or from forward hooks. RuntimeError if it gives other outputs all the same (on CUDA devices
+    in the next call), and if weights change before it or in it. It sees global variables as they are now, and Python's
+    and NumPy's global random generators go on: gradients that depend on these, where outputs do not, need
+    checkpoint="never".
 
     Raises ValueError or TypeError for arguments that don't fit together, naming them. An error in a layer reaches
     the caller as it was raised, with a note that says stage, layer and micro-batch; the module stays usable.
@@ -133,7 +142,10 @@ class GPipe(nn.Module):
         output_check.raise_differences()
         check_value(value, "the input of a pipeline")
         chunks = scatter(value, self.chunks)
+        for chunk in chunks:
+            mark_overlaps(chunk)
         around = Surroundings.capture(self.seed, self.passes, self.devices[0].type)
+        parametrization_cache.use(self.modules())
         grad = torch.is_grad_enabled() and self._wants_grad(value)
         mode = self.checkpoint if self.training else "never"
         if self.training:
@@ -156,7 +168,7 @@ class GPipe(nn.Module):
         )
         self.spans, self.bytes_sent = run.spans, run.bytes_sent
         try:
-            with self.shared_state.unchanged():
+            with self.shared_state.unchanged(grad and mode != "never"):
                 return run_cpu_pass(run, value, self._anchor, self.dependency, self._trained())
         except BaseException as error:
             run.abandon(error)
@@ -168,7 +180,7 @@ class GPipe(nn.Module):
             self.stages, self.layout, streams, around, mode, grad, self.dependency, self.ties, self._trained()
         )
         self.bytes_sent, self.recorder = run.bytes_sent, run.recorder
-        with self.shared_state.unchanged():
+        with self.shared_state.unchanged(grad and mode != "never"):
             return run.run(chunks)
 
     def _trained(self) -> list[nn.Parameter]:
@@ -237,6 +249,8 @@ class GPipe(nn.Module):
             stages.append(stage)
             first += count
         adopted = [layer for stage in stages for _, layer in stage.layers]
+        for stage in stages:
+            stage.state = stage.state.without(_modules(other for other in stages if other is not stage))
         homes = [Home(stage.number, self.placement[stage.number]) for stage in stages for _ in stage.layers]
         self.shared_state = SharedState(children, homes, adopted)
         self.shared_state.refuse(self.shared_state.statistics)
@@ -252,6 +266,10 @@ class GPipe(nn.Module):
         # A graph that outlives the module still needs its queues: they end with the last holder of `queues`.
         self._finalizer = weakref.finalize(queues, _close, queues.all())
         return queues
+
+
+def _modules(stages: Iterable[Stage]) -> list[nn.Module]:
+    return [module for stage in stages for _, layer in stage.layers for module in layer.modules()]
 
 
 def _close(queues: list[JobQueue]) -> None:

@@ -2,39 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-Value = Tensor | tuple[Tensor, ...]
+from harness.runtime.values import Form, Value, distinct, rebuilt, tensors_of
+
 Parts = dict[str, Any]  # what a stage takes or gives: "" is the layers' value, other keys are skips, each maybe None
-
-
-def tensors_of(value: Value | None) -> tuple[Tensor, ...]:
-    if value is None:
-        return ()
-    return value if isinstance(value, tuple) else (value,)
 
 
 def all_tensors(parts: Parts) -> list[Tensor]:
     """The tensors of all values and skips, in their order."""
     return [tensor for value in parts.values() for tensor in tensors_of(value)]
-
-
-def mapped(function: Callable[[Tensor], Tensor], value: Any) -> Any:
-    """Apply `function` to every tensor of a value; None stays None."""
-    if value is None:
-        return None
-    return tuple(map(function, value)) if isinstance(value, tuple) else function(value)
-
-
-def check_value(value: object, what: str) -> None:
-    """Raise TypeError unless `value` is a tensor or a tuple of tensors."""
-    if not (isinstance(value, Tensor) or (isinstance(value, tuple) and all(isinstance(t, Tensor) for t in value))):
-        inside = [type(item).__name__ for item in value] if isinstance(value, tuple) else type(value).__name__
-        raise TypeError(f"{what} must be a tensor or a tuple of tensors, got {inside}")
 
 
 def scatter(value: Value, chunks: int) -> list[Value]:
@@ -52,10 +32,9 @@ def scatter(value: Value, chunks: int) -> list[Value]:
             "inputs need samples (at least 1) in dimension 0, and as many micro-batches each: got shapes "
             f"{shapes} for {chunks} chunks"
         )
-    pieces = [torch.tensor_split(t, min(chunks, t.size(0))) for t in tensors]
-    if not isinstance(value, tuple):
-        return list(pieces[0])
-    return [tuple(piece) for piece in zip(*pieces, strict=True)]
+    form = Form.of(value)
+    pieces = [torch.tensor_split(t, min(chunks, t.size(0))) for t in distinct(value)]
+    return [form.built(piece) for piece in zip(*pieces, strict=True)]
 
 
 def gather(values: list[Value]) -> Value:
@@ -65,6 +44,5 @@ def gather(values: list[Value]) -> Value:
             "the last layer gives a scalar for each micro-batch: outputs are gathered along dimension 0 -> give a "
             "value for each sample, and reduce what the pipeline returns"
         )
-    if isinstance(values[0], tuple):
-        return tuple(torch.cat(column) for column in zip(*map(tensors_of, values), strict=True))
-    return torch.cat([t for value in values for t in tensors_of(value)])
+    columns = [torch.cat(column) for column in zip(*map(tensors_of, values), strict=True)]
+    return rebuilt(values[0], columns)

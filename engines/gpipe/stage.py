@@ -12,11 +12,12 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from engines.gpipe.microbatch import Parts, all_tensors, check_value, mapped
+from engines.gpipe.microbatch import Parts, all_tensors
 from harness.core.error_notes import StageNote
-from harness.nn import dropout, skip
+from harness.nn import dropout, parametrization_cache, skip
 from harness.runtime.autograd import on_backward
 from harness.runtime.recomputation import Before, ForwardState
+from harness.runtime.values import OverlapWatch, check_value, mapped, mark_overlaps, tensors_of
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class Surroundings:
     def entered(self, micro_batch: int) -> Iterator[None]:
         cast = torch.autocast(self.device_type, self.autocast_dtype, self.autocast, self.autocast_cache)
         hooks = saved_tensors_hooks(*self.saved_tensor_hooks) if self.saved_tensor_hooks else nullcontext()
-        with cast, hooks, dropout.keyed(self.seed, self.step, micro_batch):
+        with cast, hooks, dropout.keyed(self.seed, self.step, micro_batch), parametrization_cache.own():
             yield
 
 
@@ -93,15 +94,18 @@ class Stage:
 
     def _layers(self, parts: Parts) -> Parts:
         value = parts[""]
+        entered, watch = tensors_of(value), OverlapWatch(value)
         incoming = {name: part for name, part in parts.items() if name}
         with skip.carried(incoming) as skips:
             for name, layer in self.layers:
                 self.layer = name
                 value = layer(value)
+                watch.check(name)
                 if self.marking:
                     on_backward(value, partial(setattr, self, "layer", name))
             leaving = dict(skips)
         check_value(value, f"the output of layer {self.layer!r}")
+        mark_overlaps(value, entered)
         if wrong := leaving.keys() ^ ((incoming.keys() | self.stashes) - self.pops):
             names = ", ".join(map(repr, sorted(wrong)))
             raise LookupError(f"stage {self.number} declares to stash or pop {names}, and its layers have not done so")

@@ -11,7 +11,7 @@ them as they are.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,7 @@ from harness.nn import dropout, skip
 from harness.nn.skip import LayerSkip, Skippable
 from harness.runtime.recomputation import Before, ForwardState
 from harness.runtime.stage_module import StageModule
+from harness.runtime.values import Form, distinct, mark_overlaps
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,31 +63,32 @@ class SegmentedStage(StageModule):
     def _kept(self, segment: Segment, value: Any) -> Any:
         """The segment's output; what it saves is made again in its backward pass."""
         gate, key = segment.gate, self.key
-        own = [value] if isinstance(value, Tensor) else [*value]
+        form, own = Form.of(value), distinct(value)
         entering = [*own, *(gate.pop(name) for name in gate.pops)]
-        single = True
+        out_form = form
         before: list[Before] = []
 
         def run(*tensors: Tensor) -> tuple[Tensor, ...]:
-            nonlocal single
+            nonlocal out_form
             tensors = tuple(tensor.clone() for tensor in tensors)  # any layer may work in place
-            inside = tensors[0] if isinstance(value, Tensor) else tensors[: len(own)]
+            inside = form.built(tensors[: len(own)])
             with skip.carried(dict(zip(gate.pops, tensors[len(own) :], strict=True))) as left:
                 out = self._through(segment.layers, inside)
-                single = isinstance(out, Tensor)
-                outs = (*((out,) if single else out), *(left[name] for name in gate.stashes))
+                mark_overlaps(out, distinct(inside))
+                out_form = Form.of(out)
+                outs = (*distinct(out), *(left[name] for name in gate.stashes))
             before[0].same_outputs(outs)
             return outs
 
         def contexts() -> tuple[AbstractContextManager[object], AbstractContextManager[object]]:
-            return _first(segment, before), _again(segment, key, before)
+            return _first(segment, before), _Again(segment, key, before)
 
         with set_checkpoint_early_stop(False):  # to the outputs, which are compared
             outs = checkpoint(run, *entering, use_reentrant=False, context_fn=contexts)
-        several = len(outs) - len(gate.stashes)
+        several = len(out_form.marks)
         for name, tensor in zip(gate.stashes, outs[several:], strict=True):
             gate.stash(name, tensor)
-        return outs[0] if single else outs[:several]
+        return out_form.built(outs[:several])
 
 
 @contextmanager
@@ -97,11 +99,21 @@ def _first(segment: Segment, before: list[Before]) -> Iterator[None]:
         yield
 
 
-@contextmanager
-def _again(segment: Segment, key: tuple[int, int, int], before: list[Before]) -> Iterator[None]:
-    """Around a recomputation, in whatever thread it runs."""
-    with segment.state.recomputation(before[0]), dropout.keyed(*key):
-        yield
+class _Again(AbstractContextManager[None]):
+    """Around each recomputation, in whatever thread it runs: there is one more for each gradient inside of a layer."""
+
+    def __init__(self, segment: Segment, key: tuple[int, int, int], before: list[Before]) -> None:
+        self.segment, self.key, self.before = segment, key, before
+        self._entered: list[ExitStack] = []
+
+    def __enter__(self) -> None:
+        with ExitStack() as stack:
+            stack.enter_context(self.segment.state.recomputation(self.before[0]))
+            stack.enter_context(dropout.keyed(*self.key))
+            self._entered.append(stack.pop_all())
+
+    def __exit__(self, *error: Any) -> bool | None:
+        return self._entered.pop().__exit__(*error)
 
 
 def _segment(layers: Sequence[tuple[str, nn.Module]], gate: Skippable) -> Segment:

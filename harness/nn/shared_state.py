@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import io
 import pickle
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from types import FunctionType, ModuleType
+from functools import partial
+from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
@@ -26,6 +27,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from harness.core.model_profile import SharedBuffer
 from harness.core.problem import ProblemError
 from harness.core.shared_buffers import Home, not_to_be_copied
+from harness.nn.object_state import global_containers, hidden_modules
 from harness.nn.tied import tensor_bytes, version
 
 Places = list[tuple[str, Home]]
@@ -77,6 +79,7 @@ class SharedState:
                             shared.statistics |= isinstance(module, _NormBase)
         self._modules = [one for one in modules.values() if one.spread]
         self._values = [one for one in values.values() if one.spread]
+        self._ways = _ways(named, homes, used or [layer for _, layer in named])
 
     @property
     def statistics(self) -> dict[str, Places]:
@@ -89,10 +92,16 @@ class SharedState:
             raise ProblemError(*(not_to_be_copied(name, places) for name, places in changed.items()))
 
     @contextmanager
-    def unchanged(self) -> Iterator[None]:
-        """Around a step. Raises ProblemError if it has changed something."""
+    def unchanged(self, recomputed: bool = False) -> Iterator[None]:
+        """Around a step. Raises ProblemError if it has changed something; if tasks are `recomputed`, also what forward
+        hooks of several stages have in their closures, and tensors that a layer keeps where another stage reaches them:
+        the recomputation of one stage would find what another one has made, without its gradient."""
+        before = [(one, _Snapshot(way())) for one, way in self._ways] if recomputed else []
         with self.noting() as changed:
             yield
+        for (one, way), (_, then) in zip(self._ways, before, strict=False):
+            if then.differs(way()):
+                changed.setdefault(one.name, list(one.places))
         self.refuse(changed)
 
     @contextmanager
@@ -131,6 +140,51 @@ class SharedState:
             for layer in dict(places):
                 found.setdefault(layer, []).append(SharedBuffer(name, size, name in changed))
         return {layer: tuple(own) for layer, own in found.items()}
+
+
+def _ways(
+    named: Sequence[tuple[str, nn.Module]], homes: Sequence[Home], used: Sequence[nn.Module]
+) -> list[tuple[_Shared, Callable[[], Any]]]:
+    """What tensors may go through from stage to stage, past the pipeline, each with what it holds: closures of forward
+    hooks, and the attributes of a module that a layer of another stage has in a list."""
+    found: dict[int, _Shared] = {}
+    held: dict[int, Callable[[], Any]] = {}
+    for (name, _), home, layer in zip(named, homes, used, strict=True):
+        own = dict.fromkeys(layer.modules())
+        for module in own:
+            _hold(found, module, f"{name}: a tensor of {type(module).__name__}", (name, home), (module, ""))
+            held[id(module)] = partial(_plain_tensors, module)
+            for key, value in _closures(module).items():
+                _hold(found, value, f"{name}: {key}", (name, home), (module, key))
+                held[id(value)] = partial(_itself, value)
+        for hidden in hidden_modules(value for module in own for value in _plain(module).values()):
+            if hidden not in own:
+                _hold(found, hidden, f"{name}: a tensor of {type(hidden).__name__}", (name, home), (hidden, ""))
+                held[id(hidden)] = partial(_plain_tensors, hidden)
+    return [(one, held[key]) for key, one in found.items() if one.spread]
+
+
+def _itself(value: Any) -> Any:
+    return value
+
+
+def _plain_tensors(module: nn.Module) -> dict[str, Tensor]:
+    return {key: value for key, value in _plain(module).items() if isinstance(value, Tensor)}
+
+
+def _closures(module: nn.Module) -> dict[str, Any]:
+    """What the forward hooks of a module have in their closures or name globally, or are methods of, and may change."""
+    found: dict[str, Any] = {}
+    for hook in [*module._forward_pre_hooks.values(), *module._forward_hooks.values()]:
+        values: dict[str, Any] = {"self": hook.__self__} if isinstance(hook, MethodType) else {}
+        if isinstance(hook, FunctionType):
+            values |= global_containers(hook)
+            for name, cell in zip(hook.__code__.co_freevars, hook.__closure__ or (), strict=True):
+                with suppress(ValueError):  # it is empty
+                    values[name] = cell.cell_contents
+        kept = {name: value for name, value in values.items() if not isinstance(value, (*IMMUTABLE, nn.Module, type))}
+        found |= {f"{name!r} of a forward hook": value for name, value in kept.items()}
+    return found
 
 
 class _Snapshot:
@@ -211,5 +265,8 @@ def _hold(
 def _state(module: nn.Module) -> dict[str, Any]:
     """Buffers, frozen parameters and plain attributes of a module itself."""
     frozen = {key: value for key, value in module._parameters.items() if value is not None and not value.requires_grad}
-    plain = {key: value for key, value in vars(module).items() if key not in OF_EVERY_MODULE}
-    return {**{key: value for key, value in module._buffers.items() if value is not None}, **frozen, **plain}
+    return {**{key: value for key, value in module._buffers.items() if value is not None}, **frozen, **_plain(module)}
+
+
+def _plain(module: nn.Module) -> dict[str, Any]:
+    return {key: value for key, value in vars(module).items() if key not in OF_EVERY_MODULE}

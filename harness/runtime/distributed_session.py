@@ -147,7 +147,7 @@ class DistributedSession(BaseSession):
         self.now_doing(where, waits)
         try:
             yield
-        except Exception as error:
+        except BaseException as error:
             if not has_note(error, RankNote):
                 error.add_note(RankNote(text))
             raise

@@ -119,7 +119,7 @@ class BaseSession(ABC):
         self.now_doing(where, waits)
         try:
             yield
-        except Exception as error:
+        except BaseException as error:
             if not has_note(error, StageNote):
                 error.add_note(StageNote(f"in stage {self.stage_number}, {where}"))
             raise

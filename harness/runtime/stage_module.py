@@ -17,14 +17,18 @@ from torch import Tensor, nn
 
 from harness.core.error_notes import StageNote
 from harness.core.plan import Plan
-from harness.nn import dropout, skip
+from harness.nn import dropout, parametrization_cache, skip
 from harness.nn.skip import LayerSkip, layer_skips, named_layers
 from harness.runtime.autograd import differentiable, non_leaf
 from harness.runtime.recomputation import Before, ForwardState
+from harness.runtime.values import SEVERAL, OverlapWatch, check_value
 
 
 class StageModule(nn.Sequential):
     """Layers of one stage, under their names in the whole model. It takes and gives a tensor, or a flat tuple of them.
+
+    Between ranks each tensor of a tuple is sent by itself: of one that is there twice, and of two that share memory, a
+    change in place reaches one only. Namedtuples arrive as plain tuples.
 
     Whoever runs it says with `at` which micro-batch comes next: for the dropout masks, and for errors.
     """
@@ -75,19 +79,23 @@ class StageModule(nn.Sequential):
         return self._through(named_layers(self), value)
 
     def _through(self, layers: Sequence[tuple[str, nn.Module]], value: Any) -> Any:
+        watch = OverlapWatch(value)
         for name, layer in layers:
             try:
                 value = layer(value)
-            except Exception as error:
+                watch.check(name)
+            except BaseException as error:
                 where = f"in stage {self.number}, layer {name!r}, micro-batch {self.key[2]}"
                 error.add_note(StageNote(where))
                 raise
+        check_value(value, f"the output of layer {layers[-1][0]!r}" if layers else "the input", SEVERAL)
         return value
 
     @contextmanager
     def _around(self, kind: str) -> Iterator[Before | None]:
         cast = torch.autocast(kind, self.autocast) if self.autocast else nullcontext()
-        with cast, self._state_of_layers() as before, dropout.keyed(*self.key):
+        parametrization_cache.use(self.modules())
+        with cast, self._state_of_layers() as before, dropout.keyed(*self.key), parametrization_cache.own():
             yield before
 
     @contextmanager

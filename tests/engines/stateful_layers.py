@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+import random
 from collections import deque
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -232,10 +236,124 @@ def old_normed_linear() -> nn.Module:
     return torch.nn.utils.spectral_norm(nn.Linear(WIDTH, WIDTH))
 
 
+class ReadsNorm(nn.Module):
+    """The output depends on the running statistics of a batch norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(x)
+        return y + x * self.norm.running_mean.clone()
+
+
+class HiddenNorm(nn.Module):
+    """The batch norm is in a list, where torch does not see it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norms = [nn.BatchNorm1d(WIDTH, affine=False).double()]
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norms[0](x.double()) + x * self.norms[0].running_mean.clone()
+        return y.to(x.dtype)  # type: ignore[no-any-return]
+
+
+class _Scaled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, factor: Any) -> Tensor:
+        ctx.factor = factor
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient * ctx.factor, None
+
+
+class Reversal(nn.Module):
+    """Gradients, and they alone, are multiplied by what `factor` takes of `state`, another one in each pass."""
+
+    def __init__(self, state: Any, factor: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.state, self.factor = state, factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        return _Scaled.apply(x, self.factor(self.state))  # type: ignore[no-any-return]
+
+
+class Slotted:
+    __slots__ = ("calls",)
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+
+def add_one(state: Any) -> float:
+    state.calls += 1
+    return 0.1 * state.calls  # type: ignore[no-any-return]
+
+
+def add_one_inside(state: Any) -> float:
+    state["a"]["step"] += 1
+    return 0.1 * float(state["a"]["step"])
+
+
+def add_one_to_array(state: Any) -> float:
+    state += 1
+    return float(state[0])
+
+
+def add_one_to_tensor(state: Any) -> float:
+    state["a"].add_(1)
+    return float(state["a"])
+
+
+def draw(generator: Any) -> Tensor:
+    return torch.rand(WIDTH, generator=generator)
+
+
+def hooked() -> nn.Module:
+    """A layer of torch's own whose hook counts in an attribute of the layer."""
+    layer = nn.Linear(WIDTH, WIDTH)
+    layer.seen = []  # type: ignore[assignment]
+
+    def hook(module: Any, _: Any, output: Tensor) -> Tensor:
+        module.seen.append(1)
+        return _Scaled.apply(output, 0.1 * len(module.seen))  # type: ignore[no-any-return]
+
+    layer.register_forward_hook(hook)
+    return layer
+
+
+def counted_norm() -> nn.Module:
+    class Counted(ReadsNorm):
+        def forward(self, x: Tensor) -> Tensor:
+            return _Scaled.apply(self.norm(x), self.norm.num_batches_tracked.item())  # type: ignore[no-any-return]
+
+    return Counted()
+
+
+GRADIENT_ONLY: list[Callable[[], nn.Module]] = [
+    lambda: Reversal(SimpleNamespace(calls=0), add_one),
+    lambda: Reversal(Slotted(), add_one),
+    lambda: Reversal({"a": {"step": 0}}, add_one_inside),
+    lambda: Reversal({"a": {"step": np.zeros(())}}, add_one_inside),
+    lambda: Reversal(np.zeros(1), add_one_to_array),
+    lambda: Reversal({"a": torch.zeros(())}, add_one_to_tensor),
+    lambda: Reversal(itertools.count(1), next),
+    lambda: Reversal([itertools.count(1)], lambda state: next(state[0])),
+    lambda: Reversal(torch.Generator().manual_seed(1), draw),
+    lambda: Reversal(random.Random(1), lambda state: state.random()),
+    lambda: Reversal(np.random.default_rng(1), lambda state: float(state.random())),
+    hooked, counted_norm,
+]  # fmt: skip
+
+
 LAYERS: list[Callable[[], nn.Module]] = [
     SkipAddOne, CountSome, CountLate, Momentum, MomentumInPlace, OwnStatistics, GrowingCache, LateCache, PlainTensor,
     Alternates, LateLinear, LateTensor, LateData, LateStatistics,
     lambda: Members([]), lambda: Members({}), lambda: Members(set()), lambda: Members(()), lambda: Members(deque()),
     normed_linear, old_normed_linear, tracking_instance_norm, lambda: nn.BatchNorm1d(WIDTH),
-    lambda: nn.Linear(WIDTH, WIDTH), Skip, AddOne,
+    lambda: nn.Linear(WIDTH, WIDTH), Skip, AddOne, ReadsNorm, HiddenNorm, *GRADIENT_ONLY,
 ]  # fmt: skip

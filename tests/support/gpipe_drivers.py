@@ -7,9 +7,10 @@ from typing import Any
 from engines.gpipe.cuda_pipeline import CudaPass
 from engines.gpipe.cuda_streams import Streams
 from engines.gpipe.gpipe_module import GPipe
-from engines.gpipe.microbatch import Value, scatter
+from engines.gpipe.microbatch import scatter
 from engines.gpipe.stage import Surroundings
 from engines.gpipe.stage_layout import layout
+from harness.runtime.values import Value, mark_overlaps
 
 
 def run_tensors(pipe: GPipe, value: Value, chunks: int, mode: str, dependency: bool = True, portals: bool = True,
@@ -19,7 +20,10 @@ def run_tensors(pipe: GPipe, value: Value, chunks: int, mode: str, dependency: b
     transfers = layout([pair for stage in pipe.stages for pair in stage.layers], pipe.balance, pipe.placement, portals)
     around = Surroundings.capture(pipe.seed, 0, "cpu")
     run = CudaPass(pipe.stages, transfers, streams, around, mode, True, dependency, pipe.ties, pipe._trained())
-    return run, run.run(scatter(value, chunks))
+    pieces = scatter(value, chunks)
+    for piece in pieces:
+        mark_overlaps(piece)
+    return run, run.run(pieces)
 
 
 def on_queues(pipe: GPipe, x: Any) -> Any:

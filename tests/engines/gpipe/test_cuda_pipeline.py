@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from engines.gpipe.gpipe_module import GPipe
-from engines.gpipe.microbatch import Value
 from harness.core.op import Op
 from harness.nn import dropout
+from harness.runtime.values import Value
 from harness.schedule.builders.gpipe import recomputed
 from tests.engines import networks
 from tests.engines.networks import Network

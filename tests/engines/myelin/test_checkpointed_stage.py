@@ -112,3 +112,80 @@ def test_memory_falls() -> None:
         return run_session(one.engine, one.model, one.plan, one.spec, work)
 
     assert peak("4") < 0.6 * peak("never")
+
+
+class Energy(nn.Module):
+    """A step down the gradient of an energy, which it takes inside of its forward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.enable_grad():
+            y = x if x.requires_grad else x.detach().requires_grad_()
+            (slope,) = torch.autograd.grad(self.inner(y).tanh().sum(), y, create_graph=True)
+        return x - 0.1 * slope
+
+
+class Twice(nn.Module):
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return x, x
+
+
+class InPlaceOnFirst(nn.Module):
+    def forward(self, pair: tuple[Tensor, Tensor]) -> Tensor:
+        return pair[0].mul_(2) * pair[1]
+
+
+@pytest.mark.parametrize("inside", [[Energy], [Twice, InPlaceOnFirst]])
+def test_layers_in_segments_of_one_have_the_gradients_of_the_layers_alone(inside: list[type[nn.Module]]) -> None:
+    torch.manual_seed(0)
+    layers = nn.Sequential(nn.Linear(4, 4), *(kind() for kind in inside), nn.Linear(4, 4)).double()
+    stage = SegmentedStage(0, named_layers(layers), 0, [], [(k, k) for k in range(len(layers))])
+    x, found = torch.randn(3, 4, dtype=torch.float64), []
+    for run in (layers, stage):
+        layers.zero_grad()
+        run(x.clone().requires_grad_()).sin().sum().backward()
+        found.append([parameter.grad for parameter in layers.parameters()])
+    torch.testing.assert_close(*found, rtol=1e-12, atol=1e-12)
+
+
+class Detached(nn.Module):
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return x, x.detach()
+
+
+class Named(nn.Module):
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        return {"a": x}
+
+
+@pytest.mark.parametrize(
+    ("kind", "error", "message"),
+    [
+        (Detached, RuntimeError, "layer '2' works in place on one of two"),
+        (Named, TypeError, "layer '1' must be"),
+    ],
+)
+def test_what_cannot_go_from_segment_to_segment(kind: type[nn.Module], error: type[Exception], message: str) -> None:
+    layers = nn.Sequential(nn.Linear(4, 4), kind(), InPlaceOnFirst())
+    stage = SegmentedStage(0, named_layers(layers), 0, [], [(k, k) for k in range(3)])
+    with pytest.raises(error, match=message):
+        stage(torch.ones(2, 4, requires_grad=True))
+
+
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt, ZeroDivisionError])
+def test_whatever_a_layer_raises_says_where(error: type[BaseException]) -> None:
+    class Raises(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            raise error
+
+    pairs = networks.pairs()
+    network = Network("raises", lambda: [nn.Linear(4, 4), Raises()], pairs._inputs, pairs._targets, pairs._loss)
+    one = case(network, 1, m=2)
+    with pytest.raises(error) as caught:
+        run_session(one.engine, one.model, one.plan, one.spec, lambda session: session.step(one.model.sample(8)).loss)
+    notes = caught.value.__notes__
+    assert "in stage 0, layer '1', micro-batch 0" in notes
+    assert any(note.startswith("in rank 0, stage 0") for note in notes)

@@ -26,6 +26,14 @@ def test_rounding_is_no_difference(dtype: torch.dtype, shape: tuple[int, ...]) -
     assert not x.numel() or not same(x, x + 1)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "change"), [(torch.float64, 1e-12), (torch.float32, 1e-4), (torch.complex128, 1e-12)]
+)
+def test_a_small_change_is_a_difference(dtype: torch.dtype, change: float) -> None:
+    x = torch.randn(7, dtype=dtype)
+    assert not same(x, x * (1 + change))
+
+
 def test_one_sample_of_a_micro_batch_that_differs_is_seen() -> None:
     x = torch.randn(16, 1000)
     y = x.clone()

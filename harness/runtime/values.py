@@ -1,0 +1,180 @@
+"""Values between layers, tensors and tuples of them, and what they share on their way from stage to stage.
+
+    layer 1   (y, y)           one tensor stays one                    a layer may work in place on it
+    layer 2   (y, y[:, :2])    tensors that overlap become copies      RuntimeError if a layer changes one of them
+
+Overlapping tensors get a mark, which goes along with their copies. Tensors of one memory that do not overlap, as those
+of `chunk`, are copied without one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from harness.nn.tied import version
+
+Value = Tensor | tuple[Tensor, ...]
+SEVERAL = (tuple, list)
+Geometry = tuple[tuple[int, ...], tuple[int, ...], int]
+"""Sizes, strides and offset of a tensor, in elements."""
+_MARK = "_overlaps"
+
+
+def tensors_of(value: Value | None) -> tuple[Tensor, ...]:
+    if value is None:
+        return ()
+    return tuple(value) if isinstance(value, SEVERAL) else (value,)
+
+
+def check_value(value: object, what: str, kinds: tuple[type, ...] = (tuple,)) -> None:
+    """Raise TypeError unless `value` is a tensor or a tuple of tensors."""
+    inside = [*value] if isinstance(value, SEVERAL) and isinstance(value, kinds) else None
+    if not isinstance(value, Tensor) and (inside is None or not all(isinstance(item, Tensor) for item in inside)):
+        got = type(value).__name__ if inside is None else [type(item).__name__ for item in inside]
+        raise TypeError(f"{what} must be a tensor or a tuple of tensors, got {got}")
+
+
+def distinct(value: Value | None) -> list[Tensor]:
+    """The tensors of a value, each once."""
+    return list({id(tensor): tensor for tensor in tensors_of(value)}.values())
+
+
+@dataclass(frozen=True)
+class Form:
+    """How a value is made of its distinct tensors: tensor k of it is number `places[k]` of them; `kind` is the type of
+    a tuple; `marks` are those of the distinct tensors."""
+
+    kind: type[tuple[Tensor, ...]] | None
+    places: tuple[int, ...]
+    marks: tuple[object, ...]
+
+    @classmethod
+    def of(cls, value: Value | None) -> Form:
+        numbers: dict[int, int] = {}
+        places = tuple(numbers.setdefault(id(tensor), len(numbers)) for tensor in tensors_of(value))
+        return cls(type(value) if isinstance(value, SEVERAL) else None, places, tuple(map(_mark, distinct(value))))
+
+    def built(self, tensors: Sequence[Tensor]) -> Any:
+        """A value of this form from its distinct tensors; they get the marks."""
+        for tensor, mark in zip(tensors, self.marks, strict=True):
+            if mark is not None:
+                setattr(tensor, _MARK, mark)
+        if self.kind is None:
+            return tensors[0] if self.places else None
+        return _made(self.kind, [tensors[place] for place in self.places])
+
+
+def together(function: Callable[..., Sequence[Tensor]], value: Any) -> Any:
+    """The value with other tensors: `function` gets the distinct ones, and returns as many."""
+    return Form.of(value).built(function(*distinct(value)))
+
+
+def rebuilt(value: Any, tensors: Sequence[Tensor]) -> Any:
+    """A tensor or a tuple of the type of `value` from other tensors, one for each of its own."""
+    return _made(type(value), tensors) if isinstance(value, tuple) else tensors[0]
+
+
+def mapped(function: Callable[[Tensor], Tensor], value: Any) -> Any:
+    """Apply `function` to every tensor of a value, once if it is there several times; None stays None."""
+    return together(lambda *tensors: tuple(map(function, tensors)), value)
+
+
+def gradients(leaves: Any) -> tuple[Tensor | None, ...]:
+    """The gradients of the tensors of a value; of one that is there several times, the first has it."""
+    seen: set[int] = set()
+    found = []
+    for leaf in tensors_of(leaves):
+        found.append(None if id(leaf) in seen else leaf.grad)
+        seen.add(id(leaf))
+    return tuple(found)
+
+
+def mark_overlaps(value: Any, entered: Iterable[Tensor] = ()) -> None:
+    """Mark the tensors of a value that overlap, before each is copied.
+
+    `entered` are the tensors that came into the stage: what is made of two with one mark overlaps in the whole model.
+    """
+    tensors = distinct(value)
+    if len(tensors) < 2:
+        return
+    marks = {_storage(tensor): _mark(tensor) for tensor in (*entered, *tensors) if _mark(tensor) is not None}
+    groups: list[list[Tensor]] = []
+    for tensor in tensors:
+        near = [group for group in groups if any(_related(tensor, other, marks) for other in group)]
+        groups = [group for group in groups if not any(group is one for one in near)]
+        groups.append([tensor, *(other for group in near for other in group)])
+    for group in groups:
+        if len(group) > 1:
+            mark = object()
+            for tensor in group:
+                setattr(tensor, _MARK, mark)
+
+
+class OverlapWatch:
+    """The tensors of a value that overlapped before they were copied; no layer may change them in place."""
+
+    def __init__(self, value: Any) -> None:
+        marked = [tensor for tensor in distinct(value) if _mark(tensor) is not None]
+        counts = Counter(id(_mark(tensor)) for tensor in marked)
+        self.seen = [(tensor, version(tensor)) for tensor in marked if counts[id(_mark(tensor))] > 1]
+
+    def check(self, layer: str) -> None:
+        """After a layer; RuntimeError if it has changed one of them."""
+        if any(version(tensor) != before for tensor, before in self.seen):
+            raise RuntimeError(
+                f"layer {layer!r} works in place on one of two tensors that share memory where they were made, in an "
+                "earlier stage or segment: it would change both, and between stages each is copied -> clone one of "
+                "them where they are made, or work out of place"
+            )
+
+
+def _made(kind: type[tuple[Tensor, ...]], tensors: Sequence[Tensor]) -> Any:
+    """A tuple, a namedtuple, or one of torch's return types."""
+    made: Any = getattr(kind, "_make", kind)
+    return made(tensors)
+
+
+def _mark(tensor: Tensor) -> object:
+    return getattr(tensor, _MARK, None)
+
+
+def _storage(tensor: Tensor) -> tuple[torch.device, int] | None:
+    """The memory of a tensor; None if that is not known."""
+    if tensor.layout is not torch.strided or not tensor.numel():
+        return None
+    where = tensor.untyped_storage().data_ptr()
+    return (tensor.device, where) if where else None
+
+
+def _related(a: Tensor, b: Tensor, marks: dict[Any, object]) -> bool:
+    mark = marks.get(_storage(a))
+    return overlap(a, b) or (mark is not None and _storage(a) != _storage(b) and mark is marks.get(_storage(b)))
+
+
+def overlap(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors have memory in common."""
+    if _storage(a) is None or _storage(a) != _storage(b):
+        return False
+    if a.element_size() != b.element_size():
+        return True
+    return _meet(*((tuple(t.shape), t.stride(), t.storage_offset()) for t in (a, b)))
+
+
+@lru_cache(maxsize=256)
+def _meet(a: Geometry, b: Geometry) -> bool:
+    """Whether two tensors of one memory have an element in common."""
+    ends = [offset + sum((n - 1) * step for n, step in zip(*sizes, strict=True)) for *sizes, offset in (a, b)]
+    begin = min(a[2], b[2])
+    if max(a[2], b[2]) > min(ends):
+        return False
+    with torch.device("cpu"):
+        used = torch.zeros(max(ends) + 1 - begin, dtype=torch.bool)
+    used.as_strided(a[0], a[1], a[2] - begin).fill_(True)
+    return bool(used.as_strided(b[0], b[1], b[2] - begin).any())
