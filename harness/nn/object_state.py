@@ -33,7 +33,7 @@ ENDS = (*SCALARS, Tensor, nn.Module)
 ITERATORS: tuple[type, ...] = (itertools.count, itertools.cycle, type(iter([])), type(iter(())), type(iter(range(0))))
 CONTAINERS = (list, dict, set, deque)
 RANDOM = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState)
-FOREIGN = sys.stdlib_module_names - {"__main__"} | {"torch", "numpy", "omegaconf"}
+FOREIGN = sys.stdlib_module_names - {"__main__"} | {"torch", "numpy", "omegaconf", "deepspeed"}
 """Packages whose objects are not followed."""
 
 
@@ -132,6 +132,8 @@ def hidden_modules(roots: Iterable[Any]) -> list[nn.Module]:
 
 def _held(one: Any) -> Held | None:
     """What a changeable object holds; None of all others."""
+    if isinstance(one, CONTAINERS) and type(one).__module__.partition(".")[0] == "deepspeed":
+        return None
     if isinstance(one, dict):
         return Held.by_name(one)
     if isinstance(one, CONTAINERS):
@@ -157,12 +159,16 @@ def _parts(one: Any) -> list[Any]:
     if isinstance(one, partial):
         return [one.func, *one.args, *one.keywords.values()]
     if isinstance(one, FunctionType):
-        return [
-            *(one.__closure__ or ()),
-            *(one.__defaults__ or ()),
-            *vars(one).values(),
-            *global_containers(one).values(),
-        ]
+        return (
+            []
+            if _is_foreign(one.__module__)
+            else [
+                *(one.__closure__ or ()),
+                *(one.__defaults__ or ()),
+                *vars(one).values(),
+                *global_containers(one).values(),
+            ]
+        )
     return []
 
 
@@ -180,9 +186,13 @@ def _is_plain(one: Any) -> bool:
         return True
     if isinstance(one, (FunctionType, MethodType, partial, tuple, *ITERATORS)):
         return False
-    package, _, rest = kind.__module__.partition(".")
-    foreign = package in FOREIGN and not (package == "torch" and rest.startswith("nn."))
-    return not foreign and (hasattr(one, "__dict__") or bool(_slots(kind)))
+    return not _is_foreign(kind.__module__) and (hasattr(one, "__dict__") or bool(_slots(kind)))
+
+
+def _is_foreign(module: str | None) -> bool:
+    """Whether a class or a function of this module is a library's own; torch.nn has the user's layers."""
+    package, _, rest = (module or "").partition(".")
+    return package in FOREIGN and not (package == "torch" and rest.startswith("nn."))
 
 
 def _slots(kind: type) -> list[str]:
