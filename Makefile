@@ -29,7 +29,7 @@ $(STAMP): pyproject.toml constraints.txt
 run: $(STAMP)
 	$(BIN)/python run.py $(ARGS)
 
-# Tests run beside each other, each with one thread; those on the emulated Slurm one after the other. tests/tiers.py has
+# Several tests run at a time, each with one thread; those on the emulated Slurm one after the other. tests/tiers.py has
 # the tiers. Three for two cores in the full tier: many of its tests wait for a process.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --dist loadgroup
 
@@ -41,7 +41,7 @@ else
 	$(BIN)/python -m pytest $(ARGS)
 endif
 
-# All tests: eighteen minutes.
+# All tests: twenty minutes.
 test-full: $(STAMP)
 	$(PYTEST) -n 3 $(ARGS)
 

@@ -212,12 +212,16 @@ def _attributes(one: Any) -> dict[str, Any]:
 
 
 def _write(one: Any, held: Held) -> None:
-    if isinstance(one, (dict, set, deque)):
+    if isinstance(one, dict):
         one.clear()
-        if isinstance(one, deque):
-            one.extend(held.members)
-        else:
-            one.update(held.members if held.keys is None else zip(held.keys, held.members, strict=True))
+        for key, member in zip(held.keys or (), held.members, strict=True):
+            one[key] = member  # a Counter's update adds
+    elif isinstance(one, deque):
+        one.clear()
+        one.extend(held.members)
+    elif isinstance(one, set):
+        one.clear()
+        one.update(held.members)
     elif isinstance(one, list):
         one[:] = held.members
     elif isinstance(one, CellType):

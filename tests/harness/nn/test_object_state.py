@@ -6,7 +6,7 @@ import itertools
 import logging
 import random
 import threading
-from collections import OrderedDict, defaultdict, deque
+from collections import Counter, OrderedDict
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -108,3 +108,12 @@ def test_cycles_end_and_too_many_objects_are_refused(monkeypatch: pytest.MonkeyP
 def test_modules_that_torch_does_not_know() -> None:
     norm, counted = nn.Sequential(nn.BatchNorm1d(2)), itertools.count()
     assert set(hidden_modules([{"a": [SimpleNamespace(norm=norm)]}, counted])) == {norm, norm[0]}
+
+
+def test_dictionaries_of_other_types_hold_again_what_they_held() -> None:
+    counted, ordered = Counter(a=2), OrderedDict(x=1, y=2)
+    before = Snapshot([("counted", counted), ("ordered", ordered)], lambda value: value)
+    counted.update("aab")
+    ordered.move_to_end("x")
+    before.put(lambda value: value)
+    assert (counted, list(ordered.items())) == (Counter(a=2), [("x", 1), ("y", 2)])
