@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import collections
 import itertools
 import logging
 import random
 import threading
-from collections import Counter, OrderedDict
+from collections import OrderedDict, defaultdict, deque
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -111,9 +112,9 @@ def test_modules_that_torch_does_not_know() -> None:
 
 
 def test_dictionaries_of_other_types_hold_again_what_they_held() -> None:
-    counted, ordered = Counter(a=2), OrderedDict(x=1, y=2)
-    before = Snapshot([("counted", counted), ("ordered", ordered)], lambda value: value)
+    counted, ordered = collections.Counter(a=2), OrderedDict(x=1, y=2)
+    before = Snapshot([("counted", counted), ("ordered", ordered)], same)
     counted.update("aab")
     ordered.move_to_end("x")
-    before.put(lambda value: value)
-    assert (counted, list(ordered.items())) == (Counter(a=2), [("x", 1), ("y", 2)])
+    before.put(same)
+    assert (counted, list(ordered.items())) == (collections.Counter(a=2), [("x", 1), ("y", 2)])
