@@ -33,7 +33,9 @@ ENDS = (*SCALARS, Tensor, nn.Module)
 ITERATORS: tuple[type, ...] = (itertools.count, itertools.cycle, type(iter([])), type(iter(())), type(iter(range(0))))
 CONTAINERS = (list, dict, set, deque)
 RANDOM = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState)
-FOREIGN = sys.stdlib_module_names - {"__main__"} | {"torch", "numpy", "omegaconf", "deepspeed"}
+LIBRARIES = {"torch", "numpy", "omegaconf", "deepspeed"}
+"""Packages whose containers are not followed either: DeepSpeed's registries are dictionaries."""
+FOREIGN = sys.stdlib_module_names - {"__main__"} | LIBRARIES
 """Packages whose objects are not followed."""
 
 
@@ -132,7 +134,7 @@ def hidden_modules(roots: Iterable[Any]) -> list[nn.Module]:
 
 def _held(one: Any) -> Held | None:
     """What a changeable object holds; None of all others."""
-    if isinstance(one, CONTAINERS) and type(one).__module__.partition(".")[0] == "deepspeed":
+    if isinstance(one, CONTAINERS) and type(one).__module__.partition(".")[0] in LIBRARIES:
         return None
     if isinstance(one, dict):
         return Held.by_name(one)
