@@ -62,7 +62,11 @@ def execute(path: Path) -> Any:
     notebook, place = read(path), {"metadata": {"path": str(registry.ROOT)}}
     with tempfile.TemporaryDirectory() as folder:  # of the kernel's sockets, which no other user can open
         sockets = Config({"KernelManager": {"transport": "ipc", "ip": str(Path(folder) / "kernel")}})
-        NotebookClient(notebook, config=sockets, timeout=PATIENCE_S, resources=place).execute()
+        # A kernel that is asked to end races with its own threads and may print a traceback; this one is killed.
+        client = NotebookClient(
+            notebook, config=sockets, timeout=PATIENCE_S, resources=place, shutdown_kernel="immediate"
+        )
+        client.execute()
     for cell in notebook.cells:
         for key in CLOCKED:
             cell.metadata.pop(key, None)

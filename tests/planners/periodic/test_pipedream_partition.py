@@ -4,17 +4,18 @@ from dataclasses import replace
 from typing import get_args
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from harness.core.plan import Stage
-from planners.periodic.layer_ticks import Chain
+from planners.periodic.layer_ticks import Chain, Shared
 from planners.periodic.one_f_one_b_star import smallest_period
 from planners.periodic.pipedream_partition import Estimate, estimated, least_memory, partition
 from tests.planners.periodic.contiguous_cases import chain, chains, into, partitions
 from tests.tiers import examples
 
 ESTIMATES = st.sampled_from(get_args(Estimate))
+TIED = replace(chain([(1, 1)] * 6, memory=1), state=(1, 1, 0, 0, 0, 0), shared=(Shared(bytes=1, layers=(0, 1)),))
 
 
 def test_the_busiest_stage_or_link_is_made_least() -> None:
@@ -53,6 +54,7 @@ def test_the_public_estimate_forgets_the_last_stage() -> None:
 
 
 @given(chains(), st.integers(1, 7), ESTIMATES)
+@example(TIED, 2, "optimizer")
 @settings(max_examples=examples(200))
 def test_no_partition_that_is_allowed_is_better(some: Chain, devices: int, estimate: Estimate) -> None:
     allowed = [stages for stages in partitions(some.layers, devices) if _allowed(some, stages, devices, estimate)]
@@ -82,7 +84,7 @@ def _allowed(some: Chain, stages: tuple[Stage, ...], devices: int, estimate: Est
     for position, stage in enumerate(stages):
         own = slice(stage.first, stage.last + 1)
         bytes_of = {
-            "optimizer": (sum(some.stored[own]) + sum(some.state[own])) * (devices - 1 - position),
+            "optimizer": (sum(some.stored[own]) + _state(some, stage)) * (devices - 1 - position),
             "position": some.held(stage.first, stage.last, len(stages) - position),
             "devices": some.held(stage.first, stage.last, devices),
             "none": 0,
@@ -90,3 +92,10 @@ def _allowed(some: Chain, stages: tuple[Stage, ...], devices: int, estimate: Est
         if bytes_of[estimate] > some.memory:
             return False
     return True
+
+
+def _state(some: Chain, stage: Stage) -> int:
+    """The bytes of a stage's state; what several of its layers share counts once."""
+    layers = range(stage.first, stage.last + 1)
+    of_shared = [(shared.bytes, sum(layer in layers for layer in shared.layers)) for shared in some.shared]
+    return sum(some.state[n] for n in layers) - sum(size * (count - 1) for size, count in of_shared if count)
