@@ -11,7 +11,7 @@
 
 A sweep's folder means all its points, in the order in which they started. Steps count from 0, warm-up included; what
 only some runs have is not compared. A run without losses, such as an infeasible one, is skipped and named; several of a
-sweep in one line.
+sweep in one line. An infeasible point that a later sweep in the folder does not have is left out silently.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from analysis.plots import curves as plotted
 from analysis.plots import style
 from analysis.run_folders import NoRun, Run, common, listed, load, titled
 from harness.core import problem
-from harness.worker.training_loop import METRICS
+from harness.core.run_files import METRICS
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -43,6 +43,9 @@ _FIRST_PT = 7.0
 """Width of the first run's line, on which the others are where they are equal to it."""
 IN_COMMON = ("batch.size", "batch.micro_batches", "precision")
 """Keys that the picture's title has if all runs agree in them."""
+
+
+EARLIER = " of an earlier sweep"
 
 
 @dataclass(frozen=True)
@@ -137,11 +140,13 @@ def _note(run: Run) -> str:
 
 
 def _skipped(folder: Path, without: Sequence[tuple[Run, run_artifacts.MissingData]]) -> list[str]:
-    """A line for each run whose file is missing or damaged; of several that did not train one line in all."""
+    """A line for each run whose file is missing or damaged; of several that did not train one line in all. None for
+    infeasible points of an earlier sweep: nothing became of them."""
+    newest = run_folders.newest_points(folder)
+    without = [one for one in without if _state(one[0], newest) != f"infeasible{EARLIER}"]
     untrained = [run for run, _ in without if _untrained(run)]
     if len(untrained) < 2:
         return [_without(run, error) for run, error in without]
-    newest = run_folders.newest_points(folder)
     states = [_state(run, newest) for run in untrained]
     counts = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
     summary = f"{len(untrained)} points of {folder} without losses: {counts}   -> python -m slurm.status {folder}"
@@ -153,9 +158,9 @@ def _untrained(run: Run) -> bool:
 
 
 def _state(run: Run, newest: Set[str] | None) -> str:
-    """infeasible, simulated, infeasible of an earlier sweep"""
+    """infeasible, simulated, oom of an earlier sweep"""
     state = run.record.status if run.record.status != "ok" else run.record.source
-    return state if newest is None or run.folder.name in newest else f"{state} of an earlier sweep"
+    return state if newest is None or run.folder.name in newest else f"{state}{EARLIER}"
 
 
 def _without(run: Run, error: run_artifacts.MissingData) -> str:

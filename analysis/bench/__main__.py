@@ -32,6 +32,11 @@ from harness.simulate import simulate
 
 PICTURE = results.ROOT / "docs" / "race.png"
 ROUNDS = 9
+NAMES = (
+    *("two_devices", "one_device", "checkpointing", "components"),
+    *("planning", "prediction", "simulator", "sbp", "messages", "race"),
+)
+"""The benchmarks, in the order in which they run."""
 
 
 def planning(rounds: int) -> list[dict[str, Any]]:
@@ -78,31 +83,29 @@ def simulator(rounds: int) -> list[dict[str, Any]]:
     return rows
 
 
+def _benches() -> dict[str, Callable[[int], list[dict[str, Any]]]]:
+    """The benchmarks by name. They import torch, which takes seconds and is not needed for --help."""
+    from analysis.bench import engines, gpipe, myelin, sbp
+    from analysis.bench.prediction import prediction
+
+    of_gpipe = (gpipe.two_devices, gpipe.one_device, gpipe.checkpointing, gpipe.components)
+    others = (planning, prediction, simulator, sbp.sbp, myelin.messages, engines.all_engines)
+    return dict(zip(NAMES, (*of_gpipe, *others), strict=True))
+
+
 def main(arguments: list[str]) -> int:
     """Returns 0; an unknown name ends the process with code 2, as a wrong argument does."""
+    parser = argparse.ArgumentParser("python -m analysis.bench", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"one of {', '.join(NAMES)}; by default all")
+    names = parser.parse_args(arguments).names
+    if unknown := sorted(set(names) - set(NAMES)):
+        parser.error(f"no benchmark is called {', '.join(unknown)}: there are {', '.join(NAMES)}")
     malloc.tune()
     os.environ |= supervisor.FORKABLE
-    from analysis.bench import engines, gpipe, myelin, race_plot, sbp
-    from analysis.bench.prediction import prediction
+    from analysis.bench import race_plot
     from analysis.plots import style
 
-    benches = {
-        "two_devices": gpipe.two_devices,
-        "one_device": gpipe.one_device,
-        "checkpointing": gpipe.checkpointing,
-        "components": gpipe.components,
-        "planning": planning,
-        "prediction": prediction,
-        "simulator": simulator,
-        "sbp": sbp.sbp,
-        "messages": myelin.messages,
-        "race": engines.all_engines,
-    }
-    parser = argparse.ArgumentParser("python -m analysis.bench", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"one of {', '.join(benches)}; by default all")
-    names = parser.parse_args(arguments).names
-    if unknown := sorted(set(names) - set(benches)):
-        parser.error(f"no benchmark is called {', '.join(unknown)}: there are {', '.join(benches)}")
+    benches = _benches()
     all_results = results.load()
     for name in names or benches:
         rows = benches[name](int(os.environ.get("ROUNDS", ROUNDS)))

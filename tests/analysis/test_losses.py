@@ -211,9 +211,9 @@ def without_losses(folder: Path, **changes: Any) -> None:
 def test_points_that_did_not_train_are_one_line(
     sweep: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Such as those of an earlier sweep in the folder; a file that is damaged has a line of its own."""
-    for name in ("old1", "old2"):
-        without_losses(sweep / name, status="infeasible", reason="this run cannot run:\n  ...")
+    """But for infeasible ones of an earlier sweep in the folder; a file that is damaged has a line of its own."""
+    without_losses(sweep / "old1", status="infeasible", reason="this run cannot run:\n  ...")
+    without_losses(sweep / "old2", status="oom")
     without_losses(sweep / "new", status="infeasible")
     without_losses(sweep / "plan", source="simulated")
     ran(sweep / "damaged", GPIPE, [])
@@ -223,8 +223,17 @@ def test_points_that_did_not_train_are_one_line(
     assert damaged.startswith(f"skipped {sweep / 'damaged' / 'metrics.jsonl'}   has 0 steps")
     what, _, fix = summary.partition("   -> ")
     start, _, counts = what.partition(": ")
-    assert start == f"skipped 4 points of {sweep} without losses" and fix == f"python -m slurm.status {sweep}"
-    assert sorted(counts.split(", ")) == ["1 infeasible", "1 simulated", "2 infeasible of an earlier sweep"]
+    assert start == f"skipped 3 points of {sweep} without losses" and fix == f"python -m slurm.status {sweep}"
+    assert sorted(counts.split(", ")) == ["1 infeasible", "1 oom of an earlier sweep", "1 simulated"]
+
+
+def test_infeasible_points_of_an_earlier_sweep_are_forgotten(
+    sweep: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    without_losses(sweep / "old", status="infeasible", reason="this run cannot run:\n  ...")
+    (sweep / "points.csv").write_text("id,engine,status\na,single,ok\nb,single,ok\n")
+    assert losses.main([str(sweep), "--out", str(tmp_path / "x.png")]) == 0
+    assert capsys.readouterr().err == ""
 
 
 def test_one_point_that_cannot_run_says_why(sweep: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,6 +6,7 @@ two cores free, or both numbers mean little.
 
 from __future__ import annotations
 
+import argparse
 import statistics
 from collections import defaultdict
 
@@ -68,6 +69,8 @@ def ran(engine: PeriodicEngine, model: Model, plan: Plan) -> Trace:
 
 
 def main() -> None:
+    description = (__doc__ or "").partition(":")[0]
+    argparse.ArgumentParser("python -m tests.engines.periodic.period", description=description).parse_args()
     malloc.tune()
     torch.set_num_threads(1)
     print("model     every   planned   busiest device as it ran   measured   (ms)")
