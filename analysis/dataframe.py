@@ -3,7 +3,7 @@
 Measured, simulated and planned figures have the same columns; the column `source` says which they are.
 Each key that a record's overrides give (optimizer.lr, engine.checkpoint) is a column of all rows, with the value that
 the run's configuration has, overridden or not; None where it has no such key. A key whose name another column has is
-"chosen.KEY" (chosen.data); those of `GROUPS` have their columns anyway.
+"chosen.KEY" (chosen.precision); those of `GROUPS` have their columns anyway.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from harness.report import comparison
 
 GROUPS = ("engine", "planner", "model", "cluster")
 POINT = ("sweep", "point", "id", "status", "source", *GROUPS)
-SETTINGS = ("data", "pipeline", "tensor", "devices", "batch", "micro_batches", "micro_batch_size", "precision")
+MESH = ("data_parallel_size", "pipeline_parallel_size", "tensor_parallel_size")
+SETTINGS = (*MESH, "devices", "batch", "micro_batches", "micro_batch_size", "precision")
 FIGURES = ("throughput", "step_time_s", "utilization", "bubble", "peak_memory_bytes", "first_loss", "last_loss")
 OVER_SINGLE = "speed_over_single"
 PREDICTED = ("predicted_step_time_s", "predicted_peak_memory_bytes", "predicted_over_measured")

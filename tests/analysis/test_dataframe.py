@@ -40,7 +40,8 @@ def test_a_row_a_run() -> None:
     assert pandas.isna(row.pop("speed_over_single")), "there is no run with engine=single"
     assert row == {
         "sweep": "sweep-local", "point": "0", "id": "0", "status": "ok", "source": "measured", "engine": "gpipe",
-        "planner": "balance", "model": "unet_5_64", "cluster": "local", "data": 2, "pipeline": 2, "tensor": 1,
+        "planner": "balance", "model": "unet_5_64", "cluster": "local",
+        "data_parallel_size": 2, "pipeline_parallel_size": 2, "tensor_parallel_size": 1,
         "devices": 4, "batch": 16, "micro_batches": 8, "micro_batch_size": 1, "precision": "float32",
         "throughput": 32.0, "step_time_s": 0.5, "first_loss": 0.75, "last_loss": 0.25, "utilization": 0.625,
         "bubble": 0.375, "peak_memory_bytes": 300, "predicted_step_time_s": 0.4,
@@ -102,10 +103,10 @@ def test_each_key_that_is_given_is_a_column_of_all_rows() -> None:
     runs = [record(0, config=config, manifest={"overrides": ["precision=fp32"]}),
             record(1, config=text, manifest={"overrides": [*given, "~seed"]})]  # fmt: skip
     found = dataframe.runs(runs)
-    keys = ["chosen.precision", "optimizer.lr", "chosen.data", "engine.balance", "mine"]
+    keys = ["chosen.precision", "optimizer.lr", "data", "engine.balance", "mine"]
     assert list(found.columns) == [*dataframe.COLUMNS, *keys, "bytes_activations", "bytes_skips", "time", "origin"]
-    assert found["optimizer.lr"].tolist() == [0.1, 0.01] and found["data"].tolist() == [2, 2]
-    assert found["chosen.data"].tolist() == ["synthetic", "text"]
+    assert found["optimizer.lr"].tolist() == [0.1, 0.01] and found["data_parallel_size"].tolist() == [2, 2]
+    assert found["data"].tolist() == ["synthetic", "text"]
     assert found["chosen.precision"].tolist() == ["fp32", "fp32"] and found["precision"].tolist() == ["float32"] * 2
     assert pandas.isna(found.loc[0, ["engine.balance", "mine"]]).all()
     assert found.loc[1, ["engine.balance", "mine"]].tolist() == ["[1, 2]", "a"]
