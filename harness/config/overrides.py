@@ -164,12 +164,13 @@ def _unknown_key(config: DictConfig, override: Override, missing: str) -> Proble
 def _known_key(key: str, config: DictConfig) -> str:
     """A hint at the key that was probably meant, at the choices of its group that have it, or at all keys."""
     if best := closest_key(key, names(config)):
-        return f"{best}=..."
+        sets_others = OmegaConf.is_dict(config.get(best)) and best not in registry.GROUPS  # batch is a prefix of keys
+        return f"{best}.KEY=..., {ALL_KEYS}" if sets_others else f"{best}=..."
     group, _, rest = key.partition(".")
     first = rest.partition(".")[0]
     here = any(name.startswith(f"{group}.{first}.") for name in leaves(config))  # the choice itself has it
     choices = [] if here else having(group, first)
-    return f"{group}={', '.join(choices)} has it" if choices else ALL_KEYS
+    return f"{group}={', '.join(choices)} {'has' if len(choices) == 1 else 'have'} it" if choices else ALL_KEYS
 
 
 def having(group: str, name: str) -> list[str]:

@@ -271,6 +271,8 @@ def test_a_key_that_is_cut_short_is_found() -> None:
         ("cluster.effective.speed=1", ALL_KEYS),
         ("cluster.effective.node_bandwidt_gb_s=1", "cluster.effective.node_bandwidth_gb_s=1"),
         ("hiden=4", "model.hidden=4"),
+        ("model.batch=8", f"batch.KEY=..., {ALL_KEYS}"),
+        ("bach=8", f"batch.KEY=..., {ALL_KEYS}"),
     ],
 )
 def test_a_suggestion_is_no_key_of_another_group_unless_it_is_spelled_so(typed: str, meant: str) -> None:

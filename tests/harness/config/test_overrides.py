@@ -41,6 +41,7 @@ def test_given() -> None:
     [
         (["engine=single", "engine.zero=1"], "engine=deepspeed has it"),
         (["engine=gpipe", "engine.schedule=1f1b"], "engine=torch_pipelining has it"),
+        (["model=gpt", "model.blocks=1"], "model=densenet, resnet have it"),
         (["engine=single", "engine.nothing.like_it=1"], ALL_KEYS),
     ],
 )
