@@ -9,8 +9,17 @@ from harness.core.problem import CannotRun, Problem
 
 LIMIT_S = 30.0
 HERE = "python run.py -m ... runs the points here"
-UNREACHABLE = ("configuration source", "Unable to contact", "Connection refused", "Unable to connect")
-"""Parts of what Slurm's programs say where no controller answers."""
+NO_CONTROLLER = "finds no Slurm controller from this machine"
+UNREACHABLE = {
+    "Munge encode failed": "has no munge on this machine, which Slurm needs",
+    "configuration source": NO_CONTROLLER,
+    "configuration file": NO_CONTROLLER,
+    "getaddrinfo": NO_CONTROLLER,
+    "Unable to contact": NO_CONTROLLER,
+    "Connection refused": NO_CONTROLLER,
+    "Unable to connect": NO_CONTROLLER,
+}
+"""Parts of what Slurm's programs say where they cannot ask a controller, and what that means."""
 
 
 def ask(command: Sequence[str], title: str = "this array") -> str:
@@ -26,9 +35,8 @@ def ask(command: Sequence[str], title: str = "this array") -> str:
         raise _cannot(program, f"has no answer within {LIMIT_S:g} s", "scontrol ping, and again later", title) from None
     if done.returncode:
         said = " ".join((done.stderr or done.stdout).split())
-        if any(part in said for part in UNREACHABLE):
-            message = "finds no Slurm controller from this machine"
-            raise _cannot(program, message, f"the same command on a login node of the cluster; {HERE}", title)
+        if why := next((why for part, why in UNREACHABLE.items() if part in said), ""):
+            raise _cannot(program, why, f"the same command on a login node of the cluster; {HERE}", title)
         raise _cannot(program, said, "", title)
     return done.stdout
 

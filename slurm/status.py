@@ -30,7 +30,7 @@ STATES = (
     point_states.MISSING,
     *(status for status in get_args(Status) if status not in ("running", "ok", "lost", "unknown")),
 )
-TITLE = "this status"
+TITLE = "slurm.status"
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -65,7 +65,7 @@ def show_local(folder: Path) -> int:
     """The table of a sweep on this machine, or of a run, as their records and locks are now."""
     rows = [_local_row(path) for path in [folder, *sorted(folder.glob("[!.]*"))] if os.path.exists(path / RECORD)]
     if not rows:
-        message = f"has neither {POINTS} nor a {RECORD}: it is the folder of no sweep and of no run"
+        message = f"has neither {POINTS} nor {RECORD}: it is not the folder of a sweep or of a run"
         raise CannotRun(
             [Problem(str(folder), None, message, hint="the folder that slurm.submit or run.py has printed")], TITLE
         )

@@ -162,7 +162,7 @@ def _counts(rows: dict[int, Row], submitted: int, active: dict[int, str]) -> str
         ("waiting or running already", sum(index in active for index in rows)),
     ):
         parts += [f"{number} {what}"] if number else []
-    return f"{len(rows)} points: {', '.join(parts)}"
+    return f"{len(rows)} point{'s' * (len(rows) != 1)}: {', '.join(parts)}"
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -228,7 +228,9 @@ def summary(rows: Sequence[Row]) -> str:
     states = [row.record.status if row.record else _waiting(row) for row in rows]
     counts = ", ".join(f"{states.count(state)} {state}" for state in sorted(set(states), key=lambda s: (s != "ok", s)))
     before = sum(row.before for row in rows)
-    return f"{len(rows)} points: {counts}" + (f"; {before} of them done before" if before else "")
+    return f"{len(rows)} point{'s' * (len(rows) != 1)}: {counts}" + (
+        f"; {before} of them done before" if before else ""
+    )
 
 
 def _waiting(row: Row) -> str:

@@ -14,6 +14,9 @@ from tests.problems import refused
     [
         ("sinfo: fatal: Could not establish a configuration source", True),
         ("slurm_load_partitions: Unable to contact slurm controller (connect failure)", True),
+        ("sinfo: error: Munge encode failed: Failed to access munge.socket.2: No such file or directory", True),
+        ("sinfo: error: get_addr_info: getaddrinfo() failed: Name or service not known: Invalid argument", True),
+        ("sinfo: fatal: Unable to process configuration file", True),
         ("sinfo: error: Invalid node state specified: nothing", False),
     ],
 )

@@ -75,7 +75,7 @@ def test_points_reach_their_run_as_they_were_typed(
     assert not list(tmp_path.rglob("hacked"))
     assert states_by_index(cluster, job.job) == {"0": "COMPLETED", "1": "FAILED"}, "Slurm says what the records say"
     assert submit.main([*given, "batch.micro_batches=8"]) == 0
-    assert "1 points: 0 submitted, 1 done before: nothing to submit" in capsys.readouterr().out
+    assert "1 point: 0 submitted, 1 done before: nothing to submit" in capsys.readouterr().out
 
 
 def test_the_users_own_choices(
@@ -100,7 +100,7 @@ def test_the_users_own_choices(
             monkeypatch.setenv(compose.FURTHER, "")  # another shell
             monkeypatch.setenv("SBATCH_EXPORT", "NONE")  # which counts more than what the file says
             assert status.main([str(found.folder), "--only", "missing"]) == 0
-    assert "1 points: 1 submitted" in capsys.readouterr().out
+    assert "1 point: 1 submitted" in capsys.readouterr().out
 
 
 @pytest.mark.timeout(900)
@@ -267,7 +267,7 @@ def test_mistyped(tmp_path: Path, capsys: pytest.CaptureFixture[str], typed: lis
 
 def test_status_of_something_else(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert status.main([str(tmp_path)]) == 2
-    assert "has neither points.jsonl nor a record.json" in " ".join(capsys.readouterr().err.split())
+    assert "has neither points.jsonl nor record.json" in " ".join(capsys.readouterr().err.split())
     (tmp_path / run_files.POINTS).write_text("")
     assert status.main([str(tmp_path), "--only", "mising,oom"]) == 2
     assert "--only mising   is not one of missing" in capsys.readouterr().err

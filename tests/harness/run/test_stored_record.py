@@ -111,7 +111,7 @@ def shown(folder: Path, capsys: pytest.CaptureFixture[str], *more: str) -> str:
 
 def test_status_of_a_run_and_of_a_local_sweep(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     one = left(tmp_path / "one")
-    assert "1 points: 1 lost" in shown(one, capsys)
+    assert "1 point: 1 lost" in shown(one, capsys)
     left(tmp_path / "two", status="ok")
     (left(tmp_path / "three") / RECORD).write_text("no record")
     held = left(tmp_path / "four")

@@ -131,7 +131,7 @@ def test_a_sweep_and_its_second_start(
     began = (tmp_path / "here" / points[0].id / "record.json").stat().st_mtime_ns
     assert local.main([*typed, "batch.micro_batches=8", "batch.size=16"]) == 0
     assert (tmp_path / "here" / points[0].id / "record.json").stat().st_mtime_ns == began
-    assert "1 points: 1 ok; 1 of them done before (here)" in capsys.readouterr().out
+    assert "1 point: 1 ok; 1 of them done before (here)" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -196,7 +196,7 @@ def test_a_point_that_waits_says_for_what() -> None:
     """As Slurm says it; only the state counts in the summary and in the file."""
     row = Row(Point.of(["steps=1"]), waits="pending", waits_for="Priority")
     assert row.status == "pending (Priority)"
-    assert summary([row]) == "1 points: 1 pending"
+    assert summary([row]) == "1 point: 1 pending"
     assert next(csv.DictReader(as_csv([row]).splitlines()))["status"] == "pending"
 
 
