@@ -36,6 +36,19 @@ def examples(page: str) -> list[Example]:
     return found
 
 
+def scripts(page: str) -> list[str]:
+    """The blocks "python" of a page that are no files."""
+    shown = set(files(page).values())
+    return [text for language, text in _BLOCKS.findall(page) if language == "python" and text not in shown]
+
+
+def transcripts(page: str) -> list[Example]:
+    """The commands of a page's transcripts, each with the lines that it prints there."""
+    texts = [text.replace("\\\n", " ") for _, text in _BLOCKS.findall(page) if text.startswith("$ ")]
+    parts = [part.splitlines() for text in texts for part in re.split(r"^\$ ", text, flags=re.MULTILINE)[1:]]
+    return [Example([command], promised) for command, *promised in parts]
+
+
 def files(page: str) -> dict[str, str]:
     """The files that a page shows in full, each after a line that begins with its path and ends with a colon."""
     return dict(_FILES.findall(page))

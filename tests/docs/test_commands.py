@@ -1,4 +1,4 @@
-"""The commands of README and of the tutorials run, and print what these pages promise, but for numbers."""
+"""The commands and scripts of README and of the tutorials run, and print what these pages promise, but for numbers."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ EXCEPTED = {
     "make run": "sets up an environment, from a network",
     "make test": "runs this test",
     "source .venv/bin/activate": "the test runs in the environment already",
+    "python -m slurm.submit engine=ddp,fsdp batch.micro_batches=2,4 ... tracker=wandb out=runs/wb": "is abridged",
     "python run.py -m +sweeps=torchgpipe_table4 scale=local": "takes minutes; its tests are in tests/analysis",
 }
 SHORT = {"steps": "1", "warmup": "2", "tracker": "none"}
@@ -85,9 +86,13 @@ def test_what_it_shows_happens(page: Path, tree: Path, done: dict[str, str], com
             whole, dots, _ = masked(line).partition("...")
             found = any(one.startswith(whole) if dots else one == whole for one in printed)
             assert found, f"{example.commands} print no line {whole!r}:\n" + "\n".join(printed)
+    for script in pages.scripts(text):
+        output(shlex.join(["python", "-c", script]), tree)
 
 
 def test_what_is_excepted_is_shown() -> None:
-    shown = {one for page in PAGES for example in pages.examples(page.read_text()) for one in example.commands}
+    texts = [page.read_text() for page in PAGES]
+    examples = [example for text in texts for example in (*pages.examples(text), *pages.transcripts(text))]
+    shown = {one for example in examples for one in example.commands}
     assert set(EXCEPTED) <= shown
     assert len(EXCEPTED) <= 5
