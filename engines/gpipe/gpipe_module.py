@@ -76,6 +76,9 @@ class GPipe(nn.Module):
     A tensor that is in a tuple twice stays one tensor in the next stage; RuntimeError if a stage changes in place one
     of several that overlapped when they were made. A skip is a copy, which the layers between do not change.
 
+    Layers may recompute by themselves (`torch.utils.checkpoint`): harness.nn.dropout draws the same masks again;
+    RuntimeError on CPU devices for other random numbers inside, which would be others.
+
     Each task has a cache of its own for `torch.nn.utils.parametrize.cached`, which around the call has no effect.
 
     A recomputation sees the buffers and attributes of the layers as its first run saw them, and what objects hold that
