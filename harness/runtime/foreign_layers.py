@@ -19,6 +19,7 @@ from torch.distributed.tensor import DTensor
 from harness.core.plan import Plan
 from harness.core.problem import Problem, ProblemError
 from harness.nn.skip import named_layers
+from harness.nn.tied import renormed
 from harness.runtime.values import memory, overlap
 
 HIDDEN = "an attribute of the layer itself that is this parameter or module, or both layers in one stage"
@@ -40,8 +41,9 @@ class ForeignLayers:
 
     def watch(self, stages: Iterable[int]) -> None:
         """From now on this process has these stages alone. Raises ProblemError if tensors of one memory have become
-        two."""
-        refuse(self._separated())
+        two, and for weights of several processes that a forward pass changes."""
+        several = self.plan.mesh.data * self.plan.mesh.tensor > 1
+        refuse([*self._separated(), *renormed(named_layers(self.layers), self._stages(), several)])
         numbers = list(stages)
         self.stages = f"stage {', '.join(map(str, numbers))}"
         own = nn.ModuleList(layer for number in numbers for layer in self._stage(number))
@@ -64,6 +66,9 @@ class ForeignLayers:
             if self._stage_of(one) != self._stage_of(other) or not overlap(_local(now[one]), _local(now[other])):
                 message = f"shows the memory of {other!r}, too, which this engine keeps apart"
                 yield Problem(f"model, its weight {one!r}", None, message, hint=MEMORY)
+
+    def _stages(self) -> list[int]:
+        return [number for number, stage in enumerate(self.plan.stages) for _ in range(stage.layers)]
 
     def _stage(self, number: int) -> list[nn.Module]:
         stage = self.plan.stages[number]

@@ -15,6 +15,7 @@ from engines.ddp.engine import Config as DDP
 from engines.ddp.engine import build as build_ddp
 from engines.fsdp.engine import Config as FSDP
 from engines.fsdp.engine import build as build_fsdp
+from engines.gpipe.gpipe_module import GPipe
 from engines.myelin.engine import Config as Myelin
 from engines.myelin.engine import build as build_myelin
 from engines.torch_pipelining.engine import Config as TorchPipelining
@@ -121,3 +122,41 @@ def test_weights_of_one_memory_are_refused_where_they_get_two(engine: str) -> No
 def test_weights_of_one_memory_train_where_they_keep_it() -> None:
     model = network(lambda first: Copies(first.weight), linear)  # type: ignore[arg-type]
     contract.check_training(replace(replicas("ddp", model), dtype="float32"))
+
+
+class Twice(nn.Module):
+    """Looks up once more in the embedding of the first layer."""
+
+    def __init__(self, first: nn.Module) -> None:
+        super().__init__()
+        self.first = first
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.first((x[:, 0] > 0).long())
+
+
+def look_ups(last: Callable[[nn.Module], nn.Module]) -> Network:
+    def layers() -> list[nn.Module]:
+        first = nn.Embedding(7, WIDTH, max_norm=0.5)
+        return [first, nn.Tanh(), last(first), nn.Linear(WIDTH, WIDTH)]
+
+    return Network("renormed", layers, lambda n: torch.randint(7, (n,)), lambda n: torch.randn(n, WIDTH), _squares)
+
+
+@pytest.mark.parametrize("engine", ["myelin", "ddp", "fsdp"])
+def test_an_embedding_that_scales_its_rows_is_refused_in_several_processes(engine: str) -> None:
+    case = pipeline(engine, look_ups(Twice)) if engine in PIPELINES else replicas(engine, look_ups(Twice))
+    with pytest.raises(ProblemError, match=r"layer '0' +has max_norm, which changes the weight"):
+        contract.run(case)
+
+
+def test_an_embedding_of_two_devices_of_gpipe_is_refused() -> None:
+    layers = look_ups(Twice).layers()
+    with pytest.raises(ProblemError, match=r"layer '2' +has max_norm"):
+        GPipe(layers, [2, 2], ["cpu", "cpu"], checkpoint="never")
+    GPipe(layers, [2, 2], ["cpu"], checkpoint="never", placement=[0, 0]).close()
+
+
+def test_an_embedding_of_one_stage_may_scale_its_rows() -> None:
+    model = look_ups(lambda _: nn.Linear(WIDTH, WIDTH))
+    contract.check_training(replace(pipeline("myelin", model), dtype="float32"))
