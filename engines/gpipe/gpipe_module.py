@@ -22,12 +22,13 @@ from engines.gpipe.microbatch import scatter
 from engines.gpipe.stage import Stage, Surroundings
 from engines.gpipe.stage_layout import layout
 from engines.gpipe.tied_copies import LayerAdoption, SharedParameter, TiedCopies
+from harness.core.problem import ProblemError
 from harness.core.shared_buffers import Home
 from harness.core.trace import Span
 from harness.nn import batchnorm, dropout, parametrization_cache
 from harness.nn.shared_state import SharedState
 from harness.nn.skip import named_layers
-from harness.nn.tied import move_apart
+from harness.nn.tied import move_apart, renormed
 from harness.runtime import output_check
 from harness.runtime.cpu_streams import JobQueue
 from harness.runtime.values import Value, check_value, mark_overlaps, tensors_of
@@ -67,7 +68,7 @@ class GPipe(nn.Module):
     `.grad` by `backward()`. A parameter that layers on several devices share is copied to each of them; every copy gets
     the sum of all gradients, so an optimizer that has them all keeps them equal (a norm over `parameters()` counts each
     copy); `module` itself keeps its own. So is a shared buffer; ProblemError if a pass
-    changes it, or other state that layers of several stages share.
+    changes it, or other state that layers of several stages share, and for a shared embedding with max_norm.
     `torch.autograd.grad` and `backward(inputs=...)` are refused, as are second derivatives on CPU devices. Hooks of
     parameters run once for each micro-batch, as with accumulated gradients, on CPU devices in the device's thread: what
     needs a step's gradient belongs after `backward()`. Saved-tensor hooks that hold around the call reach every layer.
@@ -75,6 +76,9 @@ class GPipe(nn.Module):
 
     A tensor that is in a tuple twice stays one tensor in the next stage; RuntimeError if a stage changes in place one
     of several that overlapped when they were made. A skip is a copy, which the layers between do not change.
+
+    Layers may recompute by themselves (`torch.utils.checkpoint`): harness.nn.dropout draws the same masks again;
+    RuntimeError on CPU devices for other random numbers inside, which would be others.
 
     Each task has a cache of its own for `torch.nn.utils.parametrize.cached`, which around the call has no effect.
 
@@ -240,6 +244,9 @@ class GPipe(nn.Module):
     def _adopt(self, module: nn.Sequential) -> list[Stage]:
         """Move the layers to their devices; register them under their own names."""
         children, adoption = named_layers(module), LayerAdoption(module)
+        places = [p for count, p in zip(self.balance, self.placement, strict=True) for _ in range(count)]
+        if problems := list(renormed(children, places)):
+            raise ProblemError(*problems)
         stages, first = [], 0
         for number, (count, place) in enumerate(zip(self.balance, self.placement, strict=True)):
             own = [(name, adoption.layer(layer, number, place)) for name, layer in children[first : first + count]]

@@ -63,12 +63,16 @@ class Stage:
         skippable = [m for _, layer in self.layers for m in layer.modules() if isinstance(m, skip.Skippable)]
         self.pops = {module.key(name) for module in skippable for name in module.pops}
         self.stashes = {module.key(name) for module in skippable for name in module.stashes}
+        self.draws_masks = dropout.used(m for _, layer in self.layers for m in layer.modules())
         self.state = ForwardState((m for _, layer in self.layers for m in layer.modules()), f"stage {number}")
 
     def run(self, parts: Parts, micro_batch: int, around: Surroundings) -> Parts:
         """Values and skips that arrive -> values and skips that leave."""
         with around.entered(micro_batch):
-            return self._layers(parts)
+            outs = self._layers(parts)
+            if self.draws_masks:
+                dropout.remember(all_tensors(outs))
+            return outs
 
     def run_kept(self, parts: Parts, micro_batch: int, around: Surroundings) -> tuple[Parts, Before]:
         """`run` for a task that will be recomputed, and what the layers' state was.

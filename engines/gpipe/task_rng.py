@@ -6,11 +6,13 @@ state for a recomputation would rewind it for the others. So each task draws fro
 
 from __future__ import annotations
 
+import inspect
 import threading
 from functools import cache
 from typing import Any
 
 import torch
+import torch.utils.checkpoint
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -37,6 +39,7 @@ class TaskRng(TorchDispatchMode):
         if torch.Tag.nondeterministic_seeded not in func.tags or kwargs.get("generator") is not None:
             return func(*args, **kwargs)
         self.drew = True
+        _refuse_checkpoint()
         overload = _with_generator(func)
         if overload is None:
             return self._in_place_of_the_global_one(func, args, kwargs)
@@ -53,6 +56,19 @@ class TaskRng(TorchDispatchMode):
             finally:
                 torch.set_rng_state(outer)
         return result
+
+
+def _refuse_checkpoint() -> None:
+    """Raise RuntimeError inside of torch's checkpoint: it would draw again from the global generator."""
+    frame = inspect.currentframe()
+    while frame is not None:
+        if frame.f_code.co_filename == torch.utils.checkpoint.__file__:
+            raise RuntimeError(
+                "torch.utils.checkpoint inside of a layer draws random numbers, and its recomputation would draw "
+                "others than this task of the pipeline -> harness.nn.dropout.Dropout for nn.Dropout, or no checkpoint "
+                "inside of layers: that of the pipeline (checkpoint='always') draws the same again"
+            )
+        frame = frame.f_back
 
 
 @cache

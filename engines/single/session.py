@@ -35,6 +35,7 @@ class SingleSession(LocalSession):
             layers = batchnorm.deferred(layers, self.plan.micro_batches)
         self.stage = moved(layers, self.device)
         self.state = ForwardState(self.stage.modules(), "stage 0")
+        self.draws_masks = dropout.used(self.stage.modules())
         self.optimizer = make_optimizer(self.stage.parameters(), self.spec.optimizer)
 
     def train_step(self, batch: Batch) -> Tensor:
@@ -74,16 +75,22 @@ class _Task:
         start = session.now()
         with dropout.keyed(session.spec.seed, session.steps, self.i):
             if not self.recompute:
-                return session.stage(inputs)
+                return self._layers(inputs)
             inputs = inputs.clone()  # for layers that work in place
             if self.before is None:
                 with session.state.first_run() as self.before:
-                    output = session.stage(inputs)
+                    output = self._layers(inputs)
                 self.before.same_outputs(tensors(output))
                 return output
             with session.state.recomputation(self.before):
-                output = session.stage(inputs)
+                output = self._layers(inputs)
             self.before.same_outputs(tensors(output))
             self.backward_start = session.now()
             session.record(Op(0, "R", self.i), start, self.backward_start)
             return output
+
+    def _layers(self, inputs: Tensor) -> Any:
+        output = self.session.stage(inputs)
+        if self.session.draws_masks:
+            dropout.remember(tensors(output))
+        return output

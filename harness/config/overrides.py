@@ -31,6 +31,8 @@ SIMILAR = 0.5
 """Similarity (`difflib`) above which a choice is suggested."""
 ALL_KEYS = "python run.py --help lists every key"
 WANTED = {int: "a whole number", float: "a number", bool: "true or false", str: "a string", NoneType: "null"}
+SYNTAX = frozenset(",'\"[](){}\\$=")
+"""What has a meaning for Hydra, in a value."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,13 @@ def read(text: str, parser: OverridesParser) -> Override:
         depth += (letter in "([{") - (letter in ")]}")
         if depth > DEEPEST:
             raise ValueError(f"is nested more than {DEEPEST} levels deep")
-    return parser.parse_override(text)
+    return parser.parse_override(_with_quotes(text))
+
+
+def _with_quotes(text: str) -> str:
+    """Hydra's grammar has ASCII letters alone: a value with others gets quotes, unless it has some, or is a list."""
+    key, _, value = text.partition("=")
+    return quoted(key, value) if not value.isascii() and SYNTAX.isdisjoint(value) else text
 
 
 _parser = functools.cache(OverridesParser.create)

@@ -20,7 +20,7 @@ _lost: dict[int, OSError] = {}
 
 
 def protect() -> None:
-    """From now on nothing that is printed raises OSError. To be called before anything is."""
+    """From now on nothing that is printed raises OSError, or UnicodeError. To be called before anything is."""
     sys.stdout, sys.stderr = _protected(sys.stdout, 1), _protected(sys.stderr, 2)
 
 
@@ -42,7 +42,7 @@ def _protected(stream: Any, descriptor: int) -> Any:
     return io.TextIOWrapper(
         written if stream.write_through else io.BufferedWriter(written),  # python -u
         encoding=stream.encoding,
-        errors=stream.errors,
+        errors="backslashreplace" if stream.errors == "strict" else stream.errors,  # names of files may be no text
         line_buffering=stream.line_buffering,
         write_through=stream.write_through,
     )

@@ -3,13 +3,16 @@
 A mask is a function of (seed, step, micro-batch, layer): engines that run stages in parallel, in another order, twice
 (recomputation) or on other devices of the same type get the same one. Outside `keyed`, in a plain call of the model,
 it draws from torch's own generator like `nn.Dropout`.
+
+A layer may recompute by itself (`torch.utils.checkpoint`), in the backward pass, which is outside of `keyed`:
+`remember` has the key there again.
 """
 
 from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -31,14 +34,14 @@ class Dropout(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         if not self.training or self.p == 0:
             return x
-        if _state.key is None:
+        if _key() is None:
             return functional.dropout2d(x, self.p) if self.channels else functional.dropout(x, self.p)
         shape = x.shape[:2] + (1,) * (x.dim() - 2) if self.channels else x.shape
         return x * self._mask(shape, x)
 
     def _mask(self, shape: tuple[int, ...], x: Tensor) -> Tensor:
         generator = torch.Generator(x.device)
-        generator.manual_seed(_mixed((*(_state.key or ()), self.layer)))
+        generator.manual_seed(_mixed((*(_key() or ()), self.layer)))
         kept = torch.rand(shape, generator=generator, device=x.device) >= self.p
         return kept.to(x.dtype).div_(1 - self.p)
 
@@ -54,6 +57,8 @@ def number(model: nn.Module) -> None:
 
 class _State(threading.local):
     key: tuple[int, ...] | None = None
+    backward: tuple[int, tuple[int, ...] | None] | None = None
+    """A backward pass of autograd, and the key of what it goes through."""
 
 
 _state = _State()
@@ -67,6 +72,36 @@ def keyed(seed: int, step: int, micro_batch: int) -> Iterator[None]:
         yield
     finally:
         _state.key = outer
+
+
+def used(modules: Iterable[nn.Module]) -> bool:
+    """Returns whether any of these modules is a dropout layer."""
+    return any(isinstance(module, Dropout) for module in modules)
+
+
+def remember(outputs: Iterable[Tensor]) -> None:
+    """Within `keyed`: the backward pass that begins at these outputs has the same key."""
+    key = _state.key
+
+    def begin(_: Tensor) -> None:
+        _state.backward = _backward_pass(), key
+
+    for tensor in outputs:
+        if tensor.requires_grad:
+            tensor.register_hook(begin)
+
+
+def _key() -> tuple[int, ...] | None:
+    """The key of this thread, also in the backward pass of what was keyed."""
+    if _state.key is not None or _state.backward is None or _backward_pass() != _state.backward[0]:
+        return _state.key
+    return _state.backward[1]
+
+
+def _backward_pass() -> int:
+    """The number of autograd's pass in this thread, -1 outside of one."""
+    number: int = torch._C._current_graph_task_id()
+    return number
 
 
 def micro_batch() -> int | None:

@@ -6,13 +6,14 @@ each device, too, which is right as long as no forward pass changes it (`harness
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from harness.core.model_profile import Tied
+from harness.core.problem import Problem
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -49,6 +50,24 @@ def move_apart(modules: Sequence[nn.Module], homes: Sequence[int], devices: Mapp
     for number in dict.fromkeys(homes):
         here = [module for module, home in zip(modules, homes, strict=True) if home == number]
         moved(nn.ModuleList(here), devices[number])
+
+
+def renormed(named: Sequence[tuple[str, nn.Module]], homes: Sequence[int], several: bool = False) -> Iterator[Problem]:
+    """Yields the embeddings with `max_norm`, whose look-ups scale rows of the weight, if layers of several homes have
+    that weight, or `several` processes every layer: copies would differ."""
+    holders: dict[nn.Parameter, set[int]] = {}
+    for (_, layer), home in zip(named, homes, strict=True):
+        for weight in layer.parameters():
+            holders.setdefault(weight, set()).add(home)
+    for name, layer in named:
+        scaling = [
+            module
+            for module in layer.modules()
+            if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None
+        ]
+        if any(several or len(holders[weight]) > 1 for module in scaling for weight in module.parameters()):
+            message = "has max_norm, which changes the weight in the forward pass: its copies would differ"
+            yield Problem(f"model, its layer {name!r}", None, message, hint="max_norm=None, or no copies of its weight")
 
 
 def version(tensor: Tensor) -> int:

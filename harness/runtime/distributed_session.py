@@ -29,6 +29,7 @@ from harness.core.problem import Problem
 from harness.core.trace import Span
 from harness.interfaces import Batch, Model, SessionSpec, StepMetrics
 from harness.nn.tied import moved
+from harness.runtime.foreign_layers import ForeignLayers
 from harness.runtime.memory_meter import DeviceMemory
 from harness.runtime.session import BaseSession, TimePoint
 from harness.runtime.stage_module import StageModule, stage_modules
@@ -79,7 +80,10 @@ class DistributedSession(BaseSession):
             self.buffer_names = {name for name, _ in layers.named_buffers()}
             self.parameter_names = {parameter: name for name, parameter in layers.named_parameters()}
             self.watch_shared_state(layers)
+            foreign = ForeignLayers(layers, self.plan)
             self.build(layers)
+            foreign.watch(j for j, stage in enumerate(self.plan.stages) if stage.device == self.pipeline_rank)
+            self.foreign = foreign
         return self
 
     def build(self, layers: nn.Sequential) -> None:
@@ -114,6 +118,7 @@ class DistributedSession(BaseSession):
             with memory.counting() if memory else nullcontext():
                 loss = self.train_step(share, len(batch))
             end_s = self._synchronize()
+        self.foreign.refuse()
         self.steps += 1
         peak = memory.peak_bytes() if memory else None
         with self.phase("in the report of a step"):

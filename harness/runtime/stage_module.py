@@ -21,7 +21,7 @@ from harness.nn import dropout, parametrization_cache, skip
 from harness.nn.skip import LayerSkip, layer_skips, named_layers
 from harness.runtime.autograd import differentiable, non_leaf
 from harness.runtime.recomputation import Before, ForwardState
-from harness.runtime.values import SEVERAL, OverlapWatch, check_value
+from harness.runtime.values import SEVERAL, OverlapWatch, check_value, tensors_of
 
 
 class StageModule(nn.Sequential):
@@ -61,6 +61,8 @@ class StageModule(nn.Sequential):
         arriving = dict(zip(self.arriving, values[own:], strict=True))
         with self._around(values[0].device.type) as before, skip.carried(arriving) as left:
             value = self._layers(value)
+            if self._draws_masks:
+                dropout.remember([*tensors_of(value), *left.values()])
         if missing := [name for name in self.leaving if left.get(name) is None]:
             raise TypeError(f"stage {self.number} stashes None as {missing[0]!r}: between stages go tensors only")
         outs = [value] if isinstance(value, Tensor) else [*value]
@@ -112,6 +114,10 @@ class StageModule(nn.Sequential):
                 yield before
         else:
             yield None
+
+    @cached_property
+    def _draws_masks(self) -> bool:
+        return dropout.used(self.modules())
 
     @cached_property
     def _forward_state(self) -> ForwardState:

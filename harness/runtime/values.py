@@ -104,7 +104,7 @@ def mark_overlaps(value: Any, entered: Iterable[Tensor] = ()) -> None:
     tensors = distinct(value)
     if len(tensors) < 2:
         return
-    marks = {_storage(tensor): _mark(tensor) for tensor in (*entered, *tensors) if _mark(tensor) is not None}
+    marks = {memory(tensor): _mark(tensor) for tensor in (*entered, *tensors) if _mark(tensor) is not None}
     groups: list[list[Tensor]] = []
     for tensor in tensors:
         near = [group for group in groups if any(_related(tensor, other, marks) for other in group)]
@@ -145,7 +145,7 @@ def _mark(tensor: Tensor) -> object:
     return getattr(tensor, _MARK, None)
 
 
-def _storage(tensor: Tensor) -> tuple[torch.device, int] | None:
+def memory(tensor: Tensor) -> tuple[torch.device, int] | None:
     """The memory of a tensor; None if that is not known."""
     if tensor.layout is not torch.strided or not tensor.numel():
         return None
@@ -154,13 +154,13 @@ def _storage(tensor: Tensor) -> tuple[torch.device, int] | None:
 
 
 def _related(a: Tensor, b: Tensor, marks: dict[Any, object]) -> bool:
-    mark = marks.get(_storage(a))
-    return overlap(a, b) or (mark is not None and _storage(a) != _storage(b) and mark is marks.get(_storage(b)))
+    mark = marks.get(memory(a))
+    return overlap(a, b) or (mark is not None and memory(a) != memory(b) and mark is marks.get(memory(b)))
 
 
 def overlap(a: Tensor, b: Tensor) -> bool:
     """Whether two tensors have memory in common."""
-    if _storage(a) is None or _storage(a) != _storage(b):
+    if memory(a) is None or memory(a) != memory(b):
         return False
     if a.element_size() != b.element_size():
         return True

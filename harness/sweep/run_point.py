@@ -134,7 +134,11 @@ def _run(
 
 def _here(config: DictConfig, overrides: Sequence[str], console: Path) -> str:
     """Run a point in this process; what it prints goes to `console`. Returns why its record may not be complete."""
-    with console.open("w", encoding="utf-8") as output, redirect_stdout(output), redirect_stderr(output):
+    with (
+        console.open("w", encoding="utf-8", errors="backslashreplace") as output,
+        redirect_stdout(output),
+        redirect_stderr(output),
+    ):
         try:
             record = runner.run(config, overrides)
         except Exception as error:

@@ -31,6 +31,12 @@ def test_a_stored_profile_is_the_model(tmp_path) -> None:
     assert title(compose(typed), typed) == "engine=gpipe model=resnet"
 
 
+@pytest.mark.parametrize("value", ["runs/Jürgen", "/ünï/ö_1", "実験", "\udcff/r"], ids=ascii)
+def test_letters_of_all_languages_need_no_quotes(value: str) -> None:
+    assert compose([f"out={value}"]).out == value
+    assert compose([f"out='{value}'"]).out == value
+
+
 def test_given() -> None:
     assert given(["model=unet"], "model") and given(["model.size=64"], "model")
     assert not given(["mode=run", "planner.model=x"], "model")

@@ -76,3 +76,16 @@ def test_a_pipe_that_is_slow_and_does_not_block_loses_nothing() -> None:
         with os.fdopen(reader, "rb") as pipe:
             assert len(pipe.read()) == 1_000_001
     assert process.returncode == 0
+
+
+@pytest.mark.parametrize("sweep", [False, True])
+def test_names_of_files_that_are_no_text_are_printed(sweep: bool, tmp_path: Path) -> None:
+    """A terminal with strict UTF-8, as most are, has no character for some bytes."""
+    out = tmp_path / os.fsdecode(b"a\xff")
+    command = [sys.executable, "run.py", *(["-m"] if sweep else []), "mode=plan", "engine=single", *KEYS]
+    done = subprocess.run(
+        [*command, f"out={out}"], cwd=registry.ROOT, env=os.environ | {"PYTHONIOENCODING": "utf-8:strict"},
+        capture_output=True, check=False, timeout=120,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert rb"a\udcff" in done.stdout
