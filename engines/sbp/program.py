@@ -224,7 +224,8 @@ class _Writer:
             raise Unrunnable(f"no layout after {instruction.item.name} keeps {attention.heads} attention heads whole")
         after = self._moved(self.at, whole[0])
         self.at = after.after if after else self.at
-        return replace(instruction, after=after, output_layout=self.at, heads=attention.heads)
+        heads = 0 if instruction.item.parts else attention.heads
+        return replace(instruction, after=after, output_layout=self.at, heads=heads, attended=True)
 
     def _whole(self, rows: Degree, attention: Attention) -> bool:
         columns = self.mesh.devices // self.mesh.grid.size(rows)
