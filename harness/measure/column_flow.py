@@ -119,7 +119,10 @@ class ColumnFlow:
             return MIXED
         each = [self._columns[one] for one in parts]
         if func.overloadpacket is _aten.stack:
-            each = [one if one == MIXED else reshaped(one, _with_1(part.shape, axis)) for one, part in zip(each, parts, strict=True)]
+            each = [
+                one if one == MIXED else reshaped(one, _with_1(part.shape, axis))
+                for one, part in zip(each, parts, strict=True)
+            ]
         found = combined(each, mixed=(axis,))
         if found == MIXED:
             return MIXED
@@ -211,8 +214,10 @@ def _attended(parts: Sequence[Heads | None]) -> Read:
     whole = all(part.offset == 0 and part.width == part.groups * part.size for part in known)
     thirds = [0, query.width // 3, query.width // 3 * 2] == [part.offset for part in known]
     equal = all(part.groups == query.heads and part.width == 3 * query.heads * part.size for part in known)
-    if query.heads % key.heads or key.heads != value.heads or not (
-        (len(sources) == 3 and whole) or (len(sources) == 1 and thirds and equal)
+    if (
+        query.heads % key.heads
+        or key.heads != value.heads
+        or not ((len(sources) == 3 and whole) or (len(sources) == 1 and thirds and equal))
     ):
         return Read()
     return Read(tuple(sorted(sources)), heads=gcd(*(part.groups for part in known)))

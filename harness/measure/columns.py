@@ -119,9 +119,7 @@ def expanded(columns: Columns, shape: Sequence[int]) -> Columns:
     """Broadcast to a shape."""
     sizes = (1,) * (len(shape) - len(columns.dims)) + _sizes(columns)
     dims = ((),) * (len(shape) - len(columns.dims)) + columns.dims
-    copied = (
-        merged([(wanted, 0)]) if size == 1 else dim for size, wanted, dim in zip(sizes, shape, dims, strict=True)
-    )
+    copied = (merged([(wanted, 0)]) if size == 1 else dim for size, wanted, dim in zip(sizes, shape, dims, strict=True))
     return replace(columns, dims=tuple(copied))
 
 

@@ -198,7 +198,9 @@ def _merged(layer: LayerProfile, samples: int) -> list[_Read]:
         if product.weight_bytes:
             new = _Read(_linear(layer, product, samples), (number,), read, _submodule(product))
             together = previous and _read_together(previous, new)
-            items[len(items) - 1 if together else len(items) :] = [_joined(previous, new) if previous and together else new]
+            items[len(items) - 1 if together else len(items) :] = [
+                _joined(previous, new) if previous and together else new
+            ]
         elif previous and isinstance(previous.item, Matmul):
             heads = read.heads if layer.reads else product.heads
             attention = Attention(samples, heads, previous.item.output_elements)

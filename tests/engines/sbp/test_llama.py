@@ -7,14 +7,11 @@ import random
 
 import pytest
 
-from engines.sbp.block_layout import Mesh
-from engines.sbp.program import program
 from harness.core.memory_model import MemoryModel
+from harness.core.plan import Plan
 from harness.interfaces import BatchShape, Model, PlanRequest
 from harness.measure.count_model import count
 from harness.sbp.device_grid import Grid
-from harness.sbp.matmul_chain import chain_from_profile
-from harness.sbp.route_to_plan import grid_from_plan
 from harness.sbp.shortest_path import Ends
 from models.llama.config import Config
 from models.llama.llama import build
@@ -26,7 +23,10 @@ from tests.support.sbp_runs import ADAM, SGD, Run, check
 pytestmark = pytest.mark.usefixtures("ranks")
 
 ENDS: tuple[Ends, ...] = ("free", "batch_split")
-TOGETHER = ["block_0.attention.query+key+value", "block_0.attention.projection", "block_0.mlp.gate+up", "block_0.mlp.down"]
+TOGETHER = [
+    "block_0.attention.query+key+value", "block_0.attention.projection", "block_0.mlp.gate+up", "block_0.mlp.down"
+]  # fmt: skip
+"""The matmuls of a block."""
 
 
 def llama(devices: int, kv_heads: int = 2, tied: bool = False) -> Model:
@@ -39,7 +39,7 @@ def llama(devices: int, kv_heads: int = 2, tied: bool = False) -> Model:
     )  # fmt: skip
 
 
-def megatron(model: Model, devices: int, samples: int, micro_batches: int = 1, dimensions: int = 2):
+def megatron(model: Model, devices: int, samples: int, micro_batches: int = 1, dimensions: int = 2) -> Plan:
     profile = count(model, samples // micro_batches, "float64")
     request = PlanRequest(BatchShape(samples, micro_batches), 1, 1, devices)
     return build_megatron(MegatronConfig(dimensions=dimensions)).plan(profile, flat(devices), MemoryModel(), request)
@@ -95,19 +95,3 @@ def test_attention_between_two_moves(ends: Ends) -> None:
     leaves, attention = plan.layouts[TOGETHER[0]][1:]
     assert leaves == plan.layouts[TOGETHER[1]][0] == (1,) and attention > (1,)
     check([Run(model, plan, 8)])
-
-
-@pytest.mark.parametrize(("nodes", "devices", "kv_heads"), [(1, 4, 2), (1, 6, 3), (2, 8, 4), (2, 8, 2)])
-def test_every_block_that_attention_reads_is_of_whole_heads(nodes: int, devices: int, kv_heads: int) -> None:
-    """Also where digits that no longer split the columns still order them."""
-    heads = kv_heads * 2
-    model = build(Config(layers=2, width=16 * heads, heads=heads, kv_heads=kv_heads, hidden=48, vocabulary=48, sequence=3))
-    profile = count(model, 2 * devices, "float64")
-    chain = chain_from_profile(profile)
-    for number in range(200):
-        plan = drawn(profile, devices, ENDS[number % 2], 1, random.Random(number), 0.5, nodes)
-        mesh = Mesh(grid_from_plan(plan))
-        for one in program(plan, chain, mesh).instructions.values():
-            if one.attended:
-                columns = one.output_layout.columns
-                assert kv_heads % mesh.size(columns._cut()) == 0, (number, one)
