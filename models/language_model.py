@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -53,7 +55,9 @@ def embedding(vocabulary: int, width: int) -> nn.Embedding:
 
 def head(table: nn.Embedding, tied: bool) -> Head:
     """The output head: with the very weight of the embedding, or one of its own, as large."""
-    return Head(table.weight if tied else nn.Parameter(normal(torch.empty_like(table.weight))))
+    own = nn.Parameter(torch.empty_like(table.weight))
+    normal(own.data)
+    return Head(cast(nn.Parameter, table.weight) if tied else own)
 
 
 def linear(inputs: int, outputs: int, deviation: float = DEVIATION, bias: bool = True) -> nn.Linear:

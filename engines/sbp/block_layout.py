@@ -82,7 +82,7 @@ class Dim:
 
     @property
     def cut(self) -> Digits:
-        """The axes up to the last one that is split. A block has a part for each number of the unsplit ones among them."""
+        """The axes up to the last one that is split. A block has a part for each number of the others."""
         last = max((n for n, axis in enumerate(self.axes) if axis in self.split), default=-1)
         return self.axes[: last + 1]
 

@@ -36,9 +36,9 @@ class Exchange:
 @dataclass(frozen=True)
 class Instruction:
     """The instruction of a device for one matmul. `inputs` and `outputs` are the digits that split columns and rows of
-    its weight, `replicas` the digits over which the weight is replicated. `attended` says that attention reads its
-    output, `heads` of how many heads it has queries, keys and values if one matmul has all three. At the end of a branch `past` moves the residual to the layout of the sum, and `on` moves the
-    sum on."""
+    its weight, `replicas` the digits over which the weight is replicated. `attended`: attention reads the output, of
+    which `heads` says how heads are ordered if one matmul has queries, keys and values. At the end of a branch `past`
+    moves the residual to the layout of the sum, and `on` moves the sum on."""
 
     item: Matmul
     before: Exchange | None

@@ -60,6 +60,7 @@ class ModelSharder:
             if name and name not in done:
                 done.add(name)
                 self._module(name, self.layers.get_submodule(name))
+        self._check_sum()
         for name, parameter in self.layers.named_parameters():
             if name not in self.shards:  # a layer that did not run on its own
                 self.shards[name] = Shard(tuple(parameter.shape), {}, self.by.mesh.all)
@@ -86,10 +87,17 @@ class ModelSharder:
         else:
             self._plain(name, module)
         if instruction is not None:
+            self._check_sum()
             self.pending = instruction
             self.at = self.at if instruction.item.whole else instruction.output_layout
             self.attended = instruction.output_layout if instruction.attended else None
         self.at = self.end.get(name, self.at)
+
+    def _check_sum(self) -> None:
+        """Raise Unrunnable for a branch whose residual, or sum, has to be moved, and has no module that does so."""
+        if self.pending and (self.pending.past or self.pending.on):
+            name = self.pending.item.name
+            raise Unrunnable(f"{name}: what is added to its output must go through a harness.nn.skip.Sum")
 
     # -- what each kind of layer becomes ----------------------------------------------------------------------------
 
@@ -133,8 +141,10 @@ class ModelSharder:
         if digits:
             if len(module.normalized_shape) > 1:
                 raise Unrunnable(f"{name} norms {len(module.normalized_shape)} dimensions, one of which is split")
-            norm = LayerNorm if isinstance(module, nn.LayerNorm) else RMSNorm
-            self._replace(name, norm(module, digits, self.by))
+            if isinstance(module, nn.LayerNorm):
+                self._replace(name, LayerNorm(module, digits, self.by))
+            else:
+                self._replace(name, RMSNorm(module, digits, self.by))
 
     def _batch_norm(self, name: str, module: _BatchNorm) -> None:
         cut, digits = {0: Cut(self.at.columns)}, _digits(self.at.rows)

@@ -182,9 +182,9 @@ class ColumnFlow:
         if scores:
             read = _attended([*scores, self._heads(args[1], (0,), 2)])
             heads, tokens, size = made.shape[0] // self._samples, *made.shape[1:]
-            dims = [(self._samples, 0), (heads, size)], [(tokens, 0)], [(size, 1)]
             self._reads.append(read)
-            self._put(made, _joined(read, heads * size, dims))
+            split = [(self._samples, 0), (heads, size)], [(tokens, 0)], [(size, 1)]
+            self._put(made, _joined(read, heads * size, split))
             return
         query, key = self._heads(args[0], (0,), 2), self._heads(args[1], (0,), 1)
         if query is None or key is None or query.heads != key.heads:
@@ -228,7 +228,7 @@ def _joined(read: Read, width: int, dims: Sequence[Sequence[Factor]]) -> Columns
     return Columns(width, frozenset(read.sources), tuple(map(merged, dims))) if read.sources else MIXED
 
 
-# -- rules: the columns of the first argument, its dimensions, all further arguments, and the results ---------------------
+# -- rules: the columns of the first argument, all further arguments, and the results -----------------------------
 
 Rule = Callable[[Columns, tuple[Any, ...], dict[str, Any], list[Tensor]], list[Columns]]
 
@@ -267,7 +267,7 @@ def _parts(columns: Columns, args: tuple[Any, ...], kwargs: dict[str, Any], made
 
 
 def _slice(columns: Columns, args: tuple[Any, ...], kwargs: dict[str, Any], made: list[Tensor]) -> list[Columns]:
-    axis, first, _, step = (*args, *(0, 0, None, 1)[len(args) :])
+    axis, first, step = (args[n] if len(args) > n else default for n, default in ((0, 0), (1, 0), (3, 1)))
     size = prod(size for size, _ in columns.dims[axis])
     first = (first or 0) + (size if (first or 0) < 0 else 0)
     return [sliced(columns, axis, max(0, first), made[0].shape[axis], step)]

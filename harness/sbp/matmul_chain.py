@@ -4,8 +4,8 @@
 
 Everything between two matmuls works on each element by itself, on whatever block a device has. Profiles say so for each
 layer (`harness.core.model_profile.Read`); what does something else is kept whole. Matmuls that read the same tensor, as
-gate and up of a gated linear unit, are one matmul whose columns are split part by part, so that the parts' products have
-the same split.
+gate and up of a gated linear unit, are one whose columns are split part by part: the product of two parts is split as
+they are.
 """
 
 from __future__ import annotations
@@ -201,13 +201,13 @@ def _merged(layer: LayerProfile, samples: int) -> list[_Read]:
             items[len(items) - 1 if together else len(items) :] = [
                 _joined(previous, new) if previous and together else new
             ]
-        elif previous and isinstance(previous.item, Matmul):
-            heads = read.heads if layer.reads else product.heads
-            attention = Attention(samples, heads, previous.item.output_elements)
-            items.append(_Read(attention, (number,), read, previous.submodule))
         elif previous:
-            attention = replace(previous.item, heads=read.heads if layer.reads else previous.item.heads)
-            items[-1] = previous._replace(item=attention, read=read)
+            heads = read.heads if layer.reads else product.heads
+            if isinstance(previous.item, Matmul):
+                item = Attention(samples, heads, previous.item.output_elements)
+                items.append(_Read(item, (number,), read, previous.submodule))
+            elif layer.reads:
+                items[-1] = previous._replace(item=replace(previous.item, heads=heads), read=read)
     return items
 
 
@@ -256,8 +256,8 @@ def _single(profile: ModelProfile, number: int, product: Product, width: int) ->
 
 
 def _alone(layer: LayerProfile, product: Product) -> bool:
-    """Returns whether a layer's input are the columns of its only matmul's input, if it has any, and its output those of
-    the matmul's."""
+    """Returns whether the only matmul of a layer reads the columns of the layer's input, if it has any, and the layer
+    gives those of the matmul."""
     if not layer.reads:
         return True
     reads = [INPUT] if product.kind == "linear" else []
