@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -46,13 +47,6 @@ def reads(layer: Callable[[], nn.Module], shape: tuple[int, ...] = (5, 8)) -> li
     return list(counted.reads)
 
 
-def in_place(m: nn.Module, x: Tensor) -> Tensor:
-    """The second product reads another tensor than the first one, though of the same memory."""
-    x = x.clone()
-    first = m.a(x)
-    return first + m.b(x.tanh_())
-
-
 CASES: dict[str, tuple[Callable[[nn.Module, Tensor], Tensor], dict[str, tuple[int, int]], list[Read]]] = {
     "one product": (lambda m, x: m.a(x), {"a": (8, 4)}, [ALONE, Read((0,), 1)]),
     "two of one tensor": (
@@ -62,8 +56,8 @@ CASES: dict[str, tuple[Callable[[nn.Module, Tensor], Tensor], dict[str, tuple[in
     "two of equal tensors": (
         lambda m, x: m.a(x) * m.b(x + 0), {"a": (8, 4), "b": (8, 4)}, [ALONE, Read((INPUT,), 1), Read((0, 1), 2)]
     ),
-    "two before and after a change in place": (
-        in_place, {"a": (8, 8), "b": (8, 8)}, [ALONE, Read((INPUT,), 1), Read((0, 1), 2)]
+    "a copy changed in place": (
+        lambda m, x: m.a(x) + m.b(x.clone().tanh_()), {"a": (8, 8), "b": (8, 8)}, [ALONE, Read((INPUT,), 1), Read((0, 1), 2)]
     ),
     "a norm, dropout and a function": (
         lambda m, x: m.a(functional.gelu(m.dropout(m.norm(x)))), {"a": (8, 4)}, [ALONE, Read((0,), 1)]
@@ -124,13 +118,20 @@ def test_a_block_of_llama() -> None:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "layer", [nn.Softmax(-1), nn.Softmax(1), nn.LayerNorm(8), nn.LayerNorm((5, 8)), nn.GLU()], ids=str
-)
-def test_layers_without_products(layer: nn.Module) -> None:
-    """A norm of tokens and columns together is none that is known to be split."""
-    kept = str(layer) in ("Softmax(dim=1)", str(nn.LayerNorm(8)))
-    assert reads(lambda: layer) == [ALONE if kept else MIXED]
+LAYERS: dict[str, tuple[Callable[[], nn.Module], Read]] = {
+    "softmax": (lambda: nn.Softmax(-1), MIXED),
+    "softmax of tokens": (lambda: nn.Softmax(1), ALONE),
+    "norm": (lambda: nn.LayerNorm(8), ALONE),
+    "norm of tokens and columns": (lambda: nn.LayerNorm((5, 8)), MIXED),
+    "gated": (lambda: nn.GLU(), MIXED),
+    "attention without heads": (lambda: Layer(lambda m, x: functional.scaled_dot_product_attention(x, x, x)), MIXED),
+}
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_layers_without_weights(name: str) -> None:
+    layer, expected = LAYERS[name]
+    assert reads(layer)[-1] == expected
 
 
 def test_nobody_knows_of_images_and_of_several_tensors() -> None:
@@ -143,7 +144,7 @@ def test_tokens_have_no_columns() -> None:
     assert [layer.reads for layer in count(net, 2, "float32").layers] == [(), (MIXED, Read((0,), 1))]
 
 
-def test_a_profile_keeps_them(tmp_path) -> None:
+def test_a_profile_keeps_them(tmp_path: Path) -> None:
     profile = count(zoo.model("llama"), 2, "float32")
     profile.save(tmp_path / "profile.json")
     assert ModelProfile.load(tmp_path / "profile.json") == profile
