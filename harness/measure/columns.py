@@ -61,12 +61,14 @@ class Columns:
         if blocks is None or size < self.grain:
             return None
         offset, dims = blocks
-        row = list(merged(factor for n in batch for factor in dims[n]))
-        if samples > 1 and (not row or row.pop(0) != (samples, 0)):
+        first, *rest = (*merged(factor for n in batch for factor in dims[n]), (1, 0))
+        copies, beyond = divmod(first[0], samples)
+        if samples > 1 and (first[1] or beyond):
             return None
-        heads, groups = prod(n for n, _ in row), row[0][0] if row else 1
+        row = merged([(copies, 0), *rest]) if samples > 1 else merged([first, *rest])
+        heads, groups = prod(n for n, _ in row), row[0][0] if row and row[0][1] else 1
         elsewhere = any(stride for n, dim in enumerate(dims) if n not in batch for _, stride in dim)
-        if elsewhere or any(stride for _, stride in row[1:]) or (row and row[0][1] != size):
+        if elsewhere or any(stride for _, stride in row[1:]) or (row and row[0][1] not in (0, size)):
             return None
         return Heads(self.sources, self.width, offset, groups, heads, size)
 

@@ -164,11 +164,13 @@ def heads_of_four(m: nn.Module, x: Tensor) -> Tensor:
 FFN = {"gate": (WIDTH, HIDDEN), "up": (WIDTH, HIDDEN), "down": (HIDDEN, WIDTH)}
 BOTH = {"both": (WIDTH, 2 * HIDDEN), "down": (HIDDEN, WIDTH)}
 GROUPED = {"query": (WIDTH, 16), "key": (WIDTH, 8), "value": (WIDTH, 8), "projection": (16, WIDTH)}
+ONE = {"query": (WIDTH, 16), "key": (WIDTH, 4), "value": (WIDTH, 4), "projection": (16, WIDTH)}
 THREE = {"query": (WIDTH, 8), "key": (WIDTH, 8), "value": (WIDTH, 8), "projection": (8, WIDTH)}
 Case = tuple[Callable[[nn.Module, Tensor], Tensor], dict[str, tuple[int, int]], str]
 SPLIT: dict[str, Case] = {
     "gate and up": (separate, FFN, "gate+up"),
     "copies of keys": (repeated, GROUPED, "query+key+value"),
+    "copies of one key": (repeated, ONE, "query+key+value"),
     "complex numbers": (complex_numbers, THREE, "query+key+value"),
 }
 """What is done with linear layers, and the matmul that several of them are."""
