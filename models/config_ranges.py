@@ -28,3 +28,20 @@ def each_at_least_1(config: object, key: str, part: str) -> tuple[list[int], lis
         return right, []
     message = f"must be one number of at least 1 for each {part}"
     return right, [Problem(f"model.{key}", list(numbers), message, ({f"model.{key}": right},))]
+
+
+def divides(config: object, key: str, whole_key: str) -> list[Problem]:
+    """A number that does not divide another key's. The fixes are the largest divisor below it, and the smallest above
+    it where there is one. Numbers below 1 are for `at_least`."""
+    number, whole = getattr(config, key), getattr(config, whole_key)
+    if number < 1 or whole < 1 or whole % number == 0:
+        return []
+    below = next(n for n in range(min(number, whole), 0, -1) if whole % n == 0)
+    above = next((n for n in range(number, whole + 1) if whole % n == 0), None)
+    fixes = tuple({f"model.{key}": right} for right in (below, above) if right is not None)
+    return [Problem(f"model.{key}", number, f"does not divide model.{whole_key} {whole}", fixes)]
+
+
+def above_0(config: object, key: str) -> list[Problem]:
+    """A number that is not above 0. The fix is the key's default."""
+    return value_checks.above_0(f"model.{key}", getattr(config, key), getattr(type(config), key))

@@ -78,9 +78,11 @@ class Dim:
 
     def like(self, other: Dim) -> bool:
         """Whether the blocks are the same: axes after the last one that is split make no difference."""
-        return self.split == other.split and self._cut() == other._cut()
+        return self.split == other.split and self.cut == other.cut
 
-    def _cut(self) -> Digits:
+    @property
+    def cut(self) -> Digits:
+        """The axes up to the last one that is split. A block has a part for each number of the others."""
         last = max((n for n, axis in enumerate(self.axes) if axis in self.split), default=-1)
         return self.axes[: last + 1]
 
@@ -96,7 +98,7 @@ class Dim:
     def along(self, axes: Digits) -> Dim:
         """Return the same blocks with these axes, if they begin with the axes that split it; otherwise return it
         unchanged."""
-        cut = self._cut()
+        cut = self.cut
         return Dim(axes, self.split) if axes[: len(cut)] == cut else self
 
     def mine(self, size: int, mesh: Mesh, rank: int) -> np.ndarray:

@@ -93,6 +93,6 @@ def _fixes(plan: Plan, profile: ModelProfile) -> tuple[Fix, ...]:
 
 def _fewer(devices: int, chain: Chain) -> int:
     """The most by which every block divides: all sizes do, or there is one digit, by which a plan divides once."""
-    sizes = {size for item in chain.matmuls for size in (item.samples, item.inputs, item.outputs)}
+    sizes = {size for item in chain.matmuls for size in (item.samples, item.inputs, item.divided)}
     below = divisors.list_divisors(devices)[:-1]
     return max(n for n in below if len(divisors.list_divisors(n)) == 2 or not any(size % n for size in sizes))

@@ -36,9 +36,9 @@ class Exchange:
 @dataclass(frozen=True)
 class Instruction:
     """The instruction of a device for one matmul. `inputs` and `outputs` are the digits that split columns and rows of
-    its weight, `replicas` the digits over which the weight is replicated. `heads` (attention) says how heads are
-    ordered in its output. At the end of a branch `past` moves the residual to the layout of the sum, and `on` moves the
-    sum on."""
+    its weight, `replicas` the digits over which the weight is replicated. `attended`: attention reads the output, of
+    which `heads` says how heads are ordered if one matmul has queries, keys and values. At the end of a branch `past`
+    moves the residual to the layout of the sum, and `on` moves the sum on."""
 
     item: Matmul
     before: Exchange | None
@@ -52,6 +52,7 @@ class Instruction:
     leaves: Layout
     output_layout: Layout
     heads: int = 0
+    attended: bool = False
     past: Exchange | None = None
     on: Exchange | None = None
 
@@ -88,7 +89,7 @@ def undivided(found: Program, mesh: Mesh) -> list[str]:
     for name, one in found.instructions.items():
         sizes = (
             ("samples", one.item.samples, max((one.arrives.rows, one.leaves.rows, one.output_layout.rows), key=_axes)),
-            ("outputs", one.item.outputs, max((one.outputs, one.leaves.columns), key=_axes)),
+            ("outputs", one.item.divided, max((one.outputs, one.leaves.columns), key=_axes)),
             ("inputs", one.item.inputs, one.inputs),
         )
         wrong += [

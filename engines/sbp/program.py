@@ -160,7 +160,8 @@ class _Writer:
         split = self._split(minus(leaves, p0), kept)
         self._reorder({*self._front(p0), *split})
         columns = frozenset(cut) | (frozenset(kept) - frozenset(split))
-        axes = self._in_order(columns)[::-1]
+        place = self._attention_place(item, leaves, following, between)
+        axes = self._in_order(columns)[::-1] if place is None else self._axes(columns, place)
         if target:
             axes = target.columns.axes
         elif tied:
@@ -179,8 +180,11 @@ class _Writer:
         if item.look_up:
             instruction = replace(instruction, inputs=Dim().with_split(kept))
             self.embedded = self.embedded or instruction
-        if following and isinstance(following[0], Attention):
-            instruction = self._attended(instruction, following, between)
+        if place is not None:
+            after = self._moved(self.at, place)
+            self.at = after.after if after else self.at
+            heads = 0 if item.parts else self._heads(following)
+            instruction = replace(instruction, after=after, output_layout=self.at, heads=heads, attended=True)
         self.written[item.name] = instruction
 
     def _factors(self, item: Matmul, tied: Instruction | None) -> tuple[Digits, Digits]:
@@ -210,25 +214,32 @@ class _Writer:
             for row in self.order
         ]
 
-    def _attended(
-        self, instruction: Instruction, following: Sequence[Item], between: Sequence[Degree | None]
-    ) -> Instruction:
-        """Choose the first layout that keeps heads whole: that of the matmul before, of the one after, or between."""
-        attention = following[0]
-        assert isinstance(attention, Attention)
-        places = list(between) or [self._rows()]
+    def _axes(self, columns: frozenset[int], place: Degree) -> Digits:
+        """Return the axes of columns: first the digits that split them at `place`, so that a block there is in one
+        piece."""
+        there = set(self.mesh.all) - set(self._front(place))
+        return self._in_order(there)[::-1] + self._in_order(columns - there)[::-1]
+
+    def _attention_place(
+        self, item: Matmul, leaves: Degree, following: Sequence[Item], between: Sequence[Degree | None]
+    ) -> Degree | None:
+        """Return the first layout that keeps heads whole, where attention reads the output: that in which it leaves the
+        matmul, or enters the next one, or one between them."""
+        heads = self._heads(following)
+        if not heads:
+            return None
+        places = list(between) or [leaves]
         if not between and len(following) > 1 and isinstance(following[1], Matmul):
             places.append(self._layouts(following[1])[0])
-        whole = [place for place in places if place is not None and self._whole(place, attention)]
-        if not whole:
-            raise Unrunnable(f"no layout after {instruction.item.name} keeps {attention.heads} attention heads whole")
-        after = self._moved(self.at, whole[0])
-        self.at = after.after if after else self.at
-        return replace(instruction, after=after, output_layout=self.at, heads=attention.heads)
+        for place in places:
+            if place is not None and heads % (self.mesh.devices // self.mesh.grid.size(place)) == 0:
+                return place
+        raise Unrunnable(f"no layout after {item.name} keeps {heads} attention heads whole")
 
-    def _whole(self, rows: Degree, attention: Attention) -> bool:
-        columns = self.mesh.devices // self.mesh.grid.size(rows)
-        return attention.heads % columns == 0
+    @staticmethod
+    def _heads(following: Sequence[Item]) -> int:
+        """Return the heads of the attention that follows, 0 if there is none."""
+        return following[0].heads if following and isinstance(following[0], Attention) else 0
 
     def _finish(self) -> None:
         """Move the model's output to a layout that is split along the batch only."""

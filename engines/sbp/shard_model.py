@@ -7,6 +7,7 @@ known.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -15,10 +16,11 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from engines.sbp.block_collectives import BlockCollectives
 from engines.sbp.block_layout import Dim, Layout
 from engines.sbp.instruction import Exchange, Instruction, Program, Unrunnable
-from engines.sbp.sharded_layers import BatchNorm, BlockDropout, LayerNorm, MovedSum, Product
+from engines.sbp.sharded_layers import BatchNorm, BlockDropout, Entry, LayerNorm, MovedSum, Product, RMSNorm
 from engines.sbp.sharded_state import Cut, Shard
 from harness.nn.dropout import Dropout
 from harness.nn.skip import Sum
+from harness.sbp.matmul_chain import part_names
 
 
 class ModelSharder:
@@ -26,7 +28,14 @@ class ModelSharder:
 
     def __init__(self, layers: nn.Sequential, program: Program, by: BlockCollectives) -> None:
         self.layers, self.by = layers, by
-        self.instructions = {_path(layers, name): instruction for name, instruction in program.instructions.items()}
+        self.instructions: dict[str, Instruction] = {}
+        self.entries: dict[str, Entry] = {}
+        for name, instruction in program.instructions.items():
+            entry, item = Entry(instruction, by), instruction.item
+            for part, outputs in zip(part_names(name), item.parts or (item.outputs,), strict=True):
+                path = _path(layers, part)
+                own = replace(item, name=part, outputs=outputs, parts=())
+                self.instructions[path], self.entries[path] = replace(instruction, item=own), entry
         self.shards: dict[str, Shard] = {}
         self.known: dict[nn.Parameter, nn.Parameter] = {}
         self.first_names = {parameter: name for name, parameter in layers.named_parameters()}
@@ -51,6 +60,7 @@ class ModelSharder:
             if name and name not in done:
                 done.add(name)
                 self._module(name, self.layers.get_submodule(name))
+        self._check_sum()
         for name, parameter in self.layers.named_parameters():
             if name not in self.shards:  # a layer that did not run on its own
                 self.shards[name] = Shard(tuple(parameter.shape), {}, self.by.mesh.all)
@@ -65,7 +75,7 @@ class ModelSharder:
                 self._replace(name, MovedSum(self.pending, self.by))
                 self.at = self.pending.on.after if self.pending.on else self.at
             self.pending = None
-        elif isinstance(module, nn.LayerNorm):
+        elif isinstance(module, (nn.LayerNorm, nn.RMSNorm)):
             self._norm(name, module)
         elif isinstance(module, _BatchNorm):
             self._batch_norm(name, module)
@@ -77,10 +87,17 @@ class ModelSharder:
         else:
             self._plain(name, module)
         if instruction is not None:
+            self._check_sum()
             self.pending = instruction
             self.at = self.at if instruction.item.whole else instruction.output_layout
-            self.attended = instruction.output_layout if instruction.heads else None
+            self.attended = instruction.output_layout if instruction.attended else None
         self.at = self.end.get(name, self.at)
+
+    def _check_sum(self) -> None:
+        """Raise Unrunnable for a branch whose residual, or sum, has to be moved, and has no module that does so."""
+        if self.pending and (self.pending.past or self.pending.on):
+            name = self.pending.item.name
+            raise Unrunnable(f"{name}: what is added to its output must go through a harness.nn.skip.Sum")
 
     # -- what each kind of layer becomes ----------------------------------------------------------------------------
 
@@ -100,7 +117,7 @@ class ModelSharder:
         first = 0
         if instruction.item.look_up and instruction.inputs.split:
             first = int(instruction.inputs.mine(instruction.item.inputs, self.by.mesh, self.by.groups.rank)[0])
-        self._replace(name, Product(module, instruction, self.by, weight, bias, first))
+        self._replace(name, Product(module, instruction, self.entries[name], weight, bias, first))
 
     def _whole(self, name: str, module: nn.Module, instruction: Instruction) -> None:
         """Keep a module whole: it computes all features of its own samples, and collectives before and after it change
@@ -113,18 +130,21 @@ class ModelSharder:
             layer.register_forward_hook(lambda _, given, out: _moved(out, instruction.after, by))
         self._plain(name, module)
 
-    def _norm(self, name: str, module: nn.LayerNorm) -> None:
+    def _norm(self, name: str, module: nn.LayerNorm | nn.RMSNorm) -> None:
         digits = _digits(self.at.columns)
         self.norms |= {digits} - {()}
         for key in ("weight", "bias"):
-            parameter = getattr(module, key)
+            parameter = getattr(module, key, None)
             if parameter is not None:
                 cuts = {parameter.dim() - 1: Cut(self.at.columns)}
                 setattr(module, key, self._parameter(parameter, cuts, _digits(self.at.rows), False))
         if digits:
             if len(module.normalized_shape) > 1:
                 raise Unrunnable(f"{name} norms {len(module.normalized_shape)} dimensions, one of which is split")
-            self._replace(name, LayerNorm(module, digits, self.by))
+            if isinstance(module, nn.LayerNorm):
+                self._replace(name, LayerNorm(module, digits, self.by))
+            else:
+                self._replace(name, RMSNorm(module, digits, self.by))
 
     def _batch_norm(self, name: str, module: _BatchNorm) -> None:
         cut, digits = {0: Cut(self.at.columns)}, _digits(self.at.rows)

@@ -17,6 +17,30 @@ from engines.sbp.sync_batchnorm import Normed
 from harness.nn.dropout import Dropout
 
 
+class Entry:
+    """What a matmul computes from: its input, moved and gathered. Matmuls that read the same tensor share one of these,
+    and the first of them to run does so for all: sent once, with the sum of their gradients."""
+
+    def __init__(self, instruction: Instruction, by: BlockCollectives) -> None:
+        self.instruction, self.by = instruction, by
+        self.readers = len(instruction.item.parts) or 1
+        self.left, self.given, self.ready = 0, torch.empty(0), torch.empty(0)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if not self.left or x is not self.given:
+            self.left, self.given, self.ready = self.readers, x, self._gathered(x)
+        self.left -= 1
+        ready = self.ready
+        if not self.left:
+            self.given = self.ready = torch.empty(0)
+        return ready
+
+    def _gathered(self, x: Tensor) -> Tensor:
+        if x.is_floating_point() and torch.is_autocast_enabled(x.device.type):
+            x = x.to(torch.get_autocast_dtype(x.device.type))
+        return self.by(self.by(x, self.instruction.before), self.instruction.gather)
+
+
 class Product(nn.Module):
     """A matmul with its exchanges: linear, convolution, look-up, or a head that has a weight alone."""
 
@@ -24,14 +48,14 @@ class Product(nn.Module):
         self,
         source: nn.Module,
         instruction: Instruction,
-        by: BlockCollectives,
+        entry: Entry,
         weight: nn.Parameter,
         bias: nn.Parameter | None,
         first: int,
     ) -> None:
         super().__init__()
         self.weight, self.bias = weight, bias
-        self.instruction, self.by, self.first = instruction, by, first
+        self.instruction, self.entry, self.by, self.first = instruction, entry, entry.by, first
         self.bias_after = bias is not None and instruction.scatter is not None  # not once in each partial sum
         self.compute = self._of(source)
 
@@ -51,9 +75,7 @@ class Product(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         instruction, by = self.instruction, self.by
-        if x.is_floating_point() and torch.is_autocast_enabled(x.device.type):
-            x = x.to(torch.get_autocast_dtype(x.device.type))
-        y = by(self.compute(by(by(x, instruction.before), instruction.gather)), instruction.scatter)
+        y = by(self.compute(self.entry(x)), instruction.scatter)
         if self.bias is not None and self.bias_after:
             y = y + (self.bias if y.dim() != 4 else self.bias[:, None, None]).to(y.dtype)
         y = by(y, instruction.after)
@@ -94,6 +116,21 @@ class LayerNorm(nn.Module):
         if self.weight is not None:
             y = y * self.weight
         return y if self.bias is None else y + self.bias
+
+
+class RMSNorm(nn.Module):
+    """Over all features, of which this device has some."""
+
+    def __init__(self, source: nn.RMSNorm, digits: Digits, by: BlockCollectives) -> None:
+        super().__init__()
+        self.weight, self.eps, self.digits, self.by = source.weight, source.eps, digits, by
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+        features = x.shape[-1] * self.by.mesh.size(self.digits)
+        squares = self.by.sum(wide.square().sum(-1, keepdim=True), self.digits) / features
+        y = wide * torch.rsqrt(squares + (torch.finfo(wide.dtype).eps if self.eps is None else self.eps))
+        return (y if self.weight is None else y * self.weight).to(x.dtype)
 
 
 class BatchNorm(nn.Module):

@@ -36,7 +36,7 @@ class Row:
 
     `engines` are the further overrides to try, one after the other, where the chosen engine does not have the key.
     `translate(value, config)` says what a value means here; without it the key takes the value as it is.
-    `note` says in the documentation how it does.
+    `note` says in the documentation how it does. `models` are those that have another key for it.
     """
 
     names: tuple[str, ...]
@@ -46,12 +46,18 @@ class Row:
     engines: tuple[Fix, ...] = ()
     translate: Callable[[Any, DictConfig], Meant] | None = None
     note: str = ""
+    models: tuple[tuple[str, str], ...] = ()
+
+    def key_of(self, model: str) -> str:
+        """The key that it has with a model."""
+        return dict(self.models).get(model, self.key)
 
     def meant(self, value: Any, config: DictConfig) -> Meant:
         """What `name=value` means for a configuration, whose engine, batch and mesh count."""
         if self.translate is not None:
             return self.translate(value, config)
-        return Meant(tuple(engine | {self.key: value} for engine in ({}, *self.engines)))
+        key = self.key_of(config.model.name)
+        return Meant(tuple(engine | {key: value} for engine in ({}, *self.engines)))
 
 
 def _shards(size: Any, config: DictConfig) -> Meant:
@@ -172,12 +178,25 @@ ROWS = (
     Row(("nnodes", "num_nodes"), "torchrun, DeepSpeed", "number of nodes", "cluster.nodes"),
     Row(("train_iters", "max_steps", "num_steps"), "Megatron-LM, PyTorch", "number of training steps", "steps"),
     Row(("num_layers", "num_hidden_layers", "n_layers", "n_layer"), "Megatron-LM", "number of layers", "model.layers"),
-    Row(("hidden_size", "d_model", "n_embd"), "Megatron-LM", "hidden size", "model.hidden"),
+    Row(
+        ("hidden_size", "d_model", "n_embd"),
+        "Megatron-LM",
+        "hidden size",
+        "model.hidden",
+        note="`model.width` with `model=llama`",
+        models=(("llama", "model.width"),),
+    ),
     Row(
         ("num_attention_heads", "num_heads", "n_heads", "n_head"),
         "Megatron-LM",
         "number of attention heads",
         "model.heads",
+    ),
+    Row(
+        ("num_query_groups", "num_key_value_heads", "n_kv_heads"),
+        "Megatron-LM, Llama",
+        "number of heads of keys and values",
+        "model.kv_heads",
     ),
     Row(("seq_length", "seq_len", "block_size"), "Megatron-LM", "tokens of a sample", "model.sequence"),
     Row(("vocab_size", "padded_vocab_size"), "Megatron-LM", "number of different tokens", "model.vocabulary"),

@@ -120,9 +120,9 @@ def _with_choice(problem: Problem, fixes: Sequence[Fix], trial: _Trial) -> Probl
 def _with_key(problem: Problem, row: Row, value: object, trial: _Trial) -> Problem:
     said = replace(problem, message=f"{problem.message} ({row.frameworks}: {row.meaning})", fixes=(), hint="")
     config = trial.config
-    group, _, name = row.key.partition(".")
-    if group == "model" and not has(config, row.key):
-        return replace(said, hint=f"{row.key} of {' or '.join(f'model={one}' for one in having(group, name))}")
+    key = row.key_of(config.model.name)
+    if key.startswith("model.") and not has(config, key):
+        return replace(said, hint=_with_models(row))
     meant = row.meant(value, config)
     hints = [meant.hint]
     for fix in meant.fixes:
@@ -133,8 +133,15 @@ def _with_key(problem: Problem, row: Row, value: object, trial: _Trial) -> Probl
         if left is None:
             trial.keep(working)
             return replace(said, fixes=(working | {problem.key: LEAVE_OUT},))
-        hints.append(f"{row.key}=..., but {left.statement}")
+        hints.append(f"{key}=..., but {left.statement}")
     return replace(said, hint=next(filter(None, hints), ""))
+
+
+def _with_models(row: Row) -> str:
+    """The models that have a row's key, and the keys of those that have another one: model.hidden of model=gpt."""
+    group, _, name = row.key.partition(".")
+    same = [f"model={one}" for one in having(group, name) if row.key_of(one) == row.key]
+    return ", or ".join([f"{row.key} of {' or '.join(same)}", *(f"{key} of model={one}" for one, key in row.models)])
 
 
 def _without_chosen(fix: Fix, config: DictConfig) -> Fix:

@@ -57,6 +57,26 @@ class Product:
         return 2 * times * self.heads * self.rows_per_sample * self.in_ * self.out
 
 
+INPUT = -1
+"""The source of columns that is the layer's input."""
+
+
+@dataclass(frozen=True)
+class Read:
+    """The columns (features) of a tensor: of what a product reads, or of a layer's output.
+
+    `sources` are the products of the layer, by index, whose output's columns they are, one by one and in this order;
+    INPUT is the layer's input. There are several where outputs were added or multiplied, none where columns were mixed,
+    reordered or left out, so that a product cannot be split as what it reads. Of attention they are the products that
+    its queries, keys and values come from, whose heads can be split into `heads` parts. `first` is the first product of
+    the layer that reads this very tensor.
+    """
+
+    sources: tuple[int, ...] = ()
+    first: int = 0
+    heads: int = 0
+
+
 @dataclass(frozen=True)
 class Tied:
     """A parameter that a layer shares with another one: its first name in the whole model, as "embedding.weight"."""
@@ -95,7 +115,8 @@ class LayerProfile:
     once beyond that, and beyond the gradients of what leaves and enters it. `recomputed_flops` are those of the
     forward pass that its backward pass repeats. `param_bytes` are those of all the layer's parameters, `tied` lists
     those that other layers share; so do `buffer_bytes` and `shared_buffers`. The FLOPs of `products` add up to `flops`
-    (`harness.measure.matmul_finder`).
+    (`harness.measure.matmul_finder`). `reads` has what each of them reads, then what the layer's output shows
+    (`harness.measure.column_flow`); () where nobody knows: an older profile, images, several tensors.
     """
 
     name: str = ""
@@ -114,6 +135,7 @@ class LayerProfile:
     tied: tuple[Tied, ...] = ()
     shared_buffers: tuple[SharedBuffer, ...] = ()
     products: tuple[Product, ...] = ()
+    reads: tuple[Read, ...] = ()
 
     def __post_init__(self) -> None:
         for field in fields(self):

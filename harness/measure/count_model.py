@@ -150,4 +150,5 @@ def _layer(
         tied=tied,
         shared_buffers=shared,
         products=tuple(work.products),
+        reads=work.reads,
     )

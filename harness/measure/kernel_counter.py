@@ -16,14 +16,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from math import prod
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
-from harness.core.model_profile import Product
+from harness.core.model_profile import Product, Read
+from harness.measure.column_flow import ColumnFlow
 from harness.measure.matmul_finder import Products
 
 _ALLOCATE = ("empty", "new_empty")
@@ -45,6 +46,20 @@ class Work(TorchDispatchMode):
         self.elementwise_bytes = 0
         self.products: list[Product] = []
         self._finder, self._samples = Products(layer, samples), samples
+        self._flow = ColumnFlow(layer, samples, lambda tensor: self._finder.weights.find(tensor) is not None)
+
+    def __enter__(self) -> Self:
+        self._flow.__enter__()
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        self._flow.__exit__(*error)
+
+    @property
+    def reads(self) -> tuple[Read, ...]:
+        """What each product reads, and then what the layer's output shows (`harness.measure.column_flow`)."""
+        return self._flow.reads
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -58,6 +73,7 @@ class Work(TorchDispatchMode):
         if func.overloadpacket is torch.ops.prim.device:  # what fake tensors ask all the time
             return result
         inputs, outputs = list(_tensors((args, tuple(kwargs.values())))), list(_tensors(result))
+        found: list[Product] = []
         if _is_kernel(func, inputs, outputs):
             found = self._finder.of(func, args, result)
             flops = sum(product.flops(self._samples) for product in found)
@@ -69,6 +85,7 @@ class Work(TorchDispatchMode):
             self.bytes_moved += size
             self.elementwise_bytes += 0 if flops else size
             self.products += found
+        self._flow.see(func, args, kwargs, result, found)
         return result
 
 

@@ -63,11 +63,11 @@ class Products:
     """Finds the matmuls of a layer's kernels, which compute a micro-batch of `samples`."""
 
     def __init__(self, layer: nn.Module, samples: int) -> None:
-        self._weights, self._samples = Weights(layer), samples
+        self.weights, self._samples = Weights(layer), samples
 
     def of(self, func: Any, args: tuple[Any, ...], result: Any) -> list[Product]:
         """Return the matmuls of one kernel that has run. Called for each kernel in turn."""
-        self._weights.follow(func, args, result)
+        self.weights.follow(func, args, result)
         rule = _RULES.get(func.overloadpacket)
         return rule(self, args, result) if rule else []
 
@@ -75,9 +75,9 @@ class Products:
         left, right = args[:2]
         batch = left.shape[0] if left.dim() == 3 else 1
         rows, in_, out = left.shape[-2], left.shape[-1], right.shape[-1]
-        if weight := self._weights.find(right):
+        if weight := self.weights.find(right):
             return [self._linear(weight, batch, rows, in_, out)]
-        if weight := self._weights.find(left):
+        if weight := self.weights.find(left):
             return [self._linear(weight, batch, out, in_, rows)]
         return [self._of_activations("attention", batch, rows, in_, out)]
 
@@ -91,7 +91,7 @@ class Products:
     def _convolution(self, args: tuple[Any, ...], result: Any) -> list[Product]:
         """A weight is (out, in / groups, kernel), a transposed one (in, out / groups, kernel)."""
         inputs, weight, transposed, groups = args[0], args[1], args[6], args[8]
-        place, (first, second, *kernel) = self._weights.find(weight), weight.shape
+        place, (first, second, *kernel) = self.weights.find(weight), weight.shape
         if transposed:
             sizes = _positions(inputs), first // groups, second * prod(kernel)
         else:
@@ -114,7 +114,7 @@ class Products:
         table, indices = args[:2]
         rows = indices.numel() * (1 if indices.shape[:1] == (self._samples,) else self._samples)
         vocabulary, width = table.shape
-        return [self._of_weight("embedding", self._weights.find(table), rows, vocabulary, width, 1)]
+        return [self._of_weight("embedding", self.weights.find(table), rows, vocabulary, width, 1)]
 
     def _of_weight(self, kind: str, weight: Weight | None, rows: int, in_: int, out: int, heads: int) -> Product:
         path, size = (weight.path, weight.bytes) if weight else ("", 0)

@@ -41,7 +41,8 @@ def _multiplied(step: Step, costs: Costs) -> Iterator[Message]:
         yield Message("all_gather", "forward", p1, entering, m)
         yield Message("reduce_scatter", "backward", p1, entering, m)
     leaving = item.output_elements * width / size(plus(p0, p1))
-    yield Message("reduce_scatter", "forward", p2, leaving, m)
-    yield Message("all_gather", "backward", p2, leaving, m)
-    if step.reduced:
-        yield Message("all_reduce", "weights", p0, item.weight_bytes / size(plus(p1, p2)), 1)
+    for share in item.shares:
+        yield Message("reduce_scatter", "forward", p2, leaving * share, m)
+        yield Message("all_gather", "backward", p2, leaving * share, m)
+        if step.reduced:
+            yield Message("all_reduce", "weights", p0, item.weight_bytes * share / size(plus(p1, p2)), 1)

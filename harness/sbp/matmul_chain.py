@@ -2,19 +2,23 @@
 
     embedding -> [ + qkv -> attention -> projection ] -> [ + up -> down ] -> ... -> head
 
-Everything between two matmuls works on each element by itself, on whatever block a device has.
+Everything between two matmuls works on each element by itself, on whatever block a device has. Profiles say so for each
+layer (`harness.core.model_profile.Read`); what does something else is kept whole. Matmuls that read the same tensor, as
+gate and up of a gated linear unit, are one whose columns are split part by part: the product of two parts is split as
+they are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import groupby
-from math import prod
+from math import gcd, prod
+from typing import NamedTuple
 
 from harness.core.memory_model import DTYPE_BYTES
-from harness.core.model_profile import LayerProfile, ModelProfile, Product
+from harness.core.model_profile import INPUT, LayerProfile, ModelProfile, Product, Read
 
 
 @dataclass(frozen=True)
@@ -23,7 +27,8 @@ class Matmul:
 
     The tensors that are sent have `input_elements` and `output_elements`: for a convolution (`conv`) those of its
     images. A `look_up` has integers for inputs. A `whole` matmul is split by rows only, and what is sent is the input
-    or output of its layer. Matmuls with the same `tied` share one parameter.
+    or output of its layer. Matmuls with the same `tied` share one parameter. Several that read the same tensor are one,
+    with the `outputs` of all, those of each in `parts`, and a name such as "mlp.gate+up".
     """
 
     name: str
@@ -37,6 +42,17 @@ class Matmul:
     whole: bool = False
     tied: str = ""
     conv: bool = False
+    parts: tuple[int, ...] = ()
+
+    @property
+    def divided(self) -> int:
+        """What the number of devices that split the outputs must divide: all outputs, or those of each part."""
+        return gcd(*self.parts) if self.parts else self.outputs
+
+    @property
+    def shares(self) -> tuple[float, ...]:
+        """The share of each part in outputs and weights: each is a message of its own."""
+        return tuple(part / self.outputs for part in self.parts) or (1.0,)
 
     @cached_property
     def nameless(self) -> Matmul:
@@ -88,11 +104,12 @@ class Chain:
 def chain_from_profile(profile: ModelProfile) -> Chain:
     """Returns the chain of a profile.
 
-    A layer with several matmuls is kept whole unless all are attention or linear layers in submodules. A model with
-    skips is kept whole, too: its layers are not a chain.
+    A layer with several matmuls is kept whole unless all are attention or linear layers in submodules, each of which
+    reads what the one before gives, column by column. A model with skips is kept whole, too, since its layers are not a
+    chain, and so is one with a layer that mixes columns without a matmul, as a softmax does.
 
-    A layer's matmuls in one submodule ("attention.qkv", "attention.projection") are a residual branch if as many
-    features leave it as enter it. Raises ValueError for a model without matmuls.
+    A layer's matmuls in one submodule ("attention.qkv", "attention.projection") are a residual branch if what enters
+    them is added to what leaves them. Raises ValueError for a model without matmuls.
     """
     width = DTYPE_BYTES[profile.autocast or profile.dtype]
     items = [item for number in range(len(profile.layers)) for item in _layer_items(profile, number, width)]
@@ -104,19 +121,53 @@ def chain_from_profile(profile: ModelProfile) -> Chain:
 def _layer_items(profile: ModelProfile, number: int, width: int) -> list[Item]:
     layer = profile.layers[number]
     weights = [product for product in layer.products if product.weight_bytes]
-    if len(weights) == 1 and not profile.skips:
-        return [_single(profile, number, weights[0], width)]
-    if profile.skips or not all(_is_sequential(product) for product in layer.products):
+    if profile.skips or any(map(_mixes, profile.layers)):
         return [*_whole(profile, number, weights, width)]
+    if len(weights) < 2:
+        return [_single(profile, number, product, width) for product in weights]
+    items = _in_a_row(layer, profile.micro_batch) if all(map(_is_sequential, layer.products)) else None
+    return [*_whole(profile, number, weights, width)] if items is None else items
+
+
+def _mixes(layer: LayerProfile) -> bool:
+    """Returns whether a layer without matmuls gives other columns than those that enter it."""
+    weights = any(product.weight_bytes for product in layer.products)
+    return not weights and bool(layer.reads) and layer.reads[-1].sources != (INPUT,)
+
+
+def _in_a_row(layer: LayerProfile, samples: int) -> list[Item] | None:
+    """Returns branches and what is between them; None if it is not known that each matmul reads the one before."""
     items: list[Item] = []
-    for _, group in groupby(_merged(layer, profile.micro_batch), key=_prefix):
-        branch = [item for _, item in group]
-        matmuls = [item for item in branch if isinstance(item, Matmul)]
-        if matmuls[0].inputs == matmuls[-1].outputs:
-            items.append(Residual(tuple(branch), matmuls[0].input_elements))
+    stream: tuple[int, ...] = (INPUT,)
+    merged = _merged(layer, samples)
+    branches = [list(group) for _, group in groupby(merged, key=lambda read: read.submodule)]
+    leaves = layer.reads[-1].sources if layer.reads else ()
+    ends = [*(branch[0].read.sources for branch in branches[1:]), leaves]
+    for branch, after in zip(branches, ends, strict=True):
+        found = [read.item for read in branch]
+        matmuls = [item for item in found if isinstance(item, Matmul)]
+        last = max(branch, key=lambda read: read.products).products
+        added = tuple(sorted({*stream, *last}))
+        if layer.reads and not (_follows(branch, stream) and not matmuls[-1].parts and after in (added, last)):
+            return None
+        if after == added if layer.reads else matmuls[0].inputs == matmuls[-1].outputs:
+            items.append(Residual(tuple(found), matmuls[0].input_elements))
+            stream = added
         else:
-            items += branch
+            items += found
+            stream = last
     return items
+
+
+def _follows(branch: Sequence[_Read], stream: tuple[int, ...]) -> bool:
+    """Returns whether the first matmul reads the stream, and each other one what is before it."""
+    before = stream
+    for read in branch:
+        attention = isinstance(read.item, Attention)
+        if read.read.sources != before or (attention and not read.read.heads):
+            return False
+        before = before if attention else read.products
+    return True
 
 
 def _is_sequential(product: Product) -> bool:
@@ -129,20 +180,62 @@ def _submodule(product: Product) -> str:
     return product.name.rpartition(".")[0]
 
 
-def _merged(layer: LayerProfile, samples: int) -> list[tuple[str, Matmul | Attention]]:
-    """Returns (submodule, item); the matmuls of one attention are one item, with the submodule of the matmul before."""
-    items: list[tuple[str, Matmul | Attention]] = []
-    for product in layer.products:
-        previous = items[-1] if items else None
+class _Read(NamedTuple):
+    """An item of a layer, the products that it is, by index, what it reads, and its submodule."""
+
+    item: Matmul | Attention
+    products: tuple[int, ...]
+    read: Read
+    submodule: str
+
+
+def _merged(layer: LayerProfile, samples: int) -> list[_Read]:
+    """Returns the items of a layer. The matmuls of one attention are one item, in the submodule of the matmul before;
+    so are neighbours in a submodule that read the same tensor."""
+    items: list[_Read] = []
+    for number, product in enumerate(layer.products):
+        read, previous = layer.reads[number] if layer.reads else Read(), items[-1] if items else None
         if product.weight_bytes:
-            items.append((_submodule(product), _linear(layer, product, samples)))
-        elif previous and isinstance(previous[1], Matmul):
-            items.append((previous[0], Attention(samples, product.heads, previous[1].output_elements)))
+            new = _Read(_linear(layer, product, samples), (number,), read, _submodule(product))
+            together = previous and _read_together(previous, new)
+            items[len(items) - 1 if together else len(items) :] = [
+                _joined(previous, new) if previous and together else new
+            ]
+        elif previous:
+            heads = read.heads if layer.reads else product.heads
+            if isinstance(previous.item, Matmul):
+                item = Attention(samples, heads, previous.item.output_elements)
+                items.append(_Read(item, (number,), read, previous.submodule))
+            elif layer.reads:
+                items[-1] = previous._replace(item=replace(previous.item, heads=heads), read=read)
     return items
 
 
-def _prefix(item: tuple[str, Matmul | Attention]) -> str:
-    return item[0]
+def _read_together(one: _Read, other: _Read) -> bool:
+    """Returns whether two are matmuls that read the same tensor."""
+    same = bool(one.read.sources) and one.read == other.read and one.submodule == other.submodule
+    return same and isinstance(one.item, Matmul)
+
+
+def _joined(one: _Read, other: _Read) -> _Read:
+    """Returns the matmul with the columns of both."""
+    first, second = one.item, other.item
+    assert isinstance(first, Matmul) and isinstance(second, Matmul)
+    item = replace(
+        first,
+        name=f"{first.name}+{second.name.rpartition('.')[2]}",
+        outputs=first.outputs + second.outputs,
+        output_elements=first.output_elements + second.output_elements,
+        weight_bytes=first.weight_bytes + second.weight_bytes,
+        parts=(*(first.parts or (first.outputs,)), second.outputs),
+    )
+    return one._replace(item=item, products=one.products + other.products)
+
+
+def part_names(name: str) -> list[str]:
+    """Returns the names of the modules of a matmul: mlp.gate and mlp.up of "mlp.gate+up"."""
+    submodule, dot, parts = name.rpartition(".")
+    return [f"{submodule}{dot}{part}" for part in parts.split("+")]
 
 
 def _linear(layer: LayerProfile, product: Product, samples: int) -> Matmul:
@@ -156,10 +249,20 @@ def _single(profile: ModelProfile, number: int, product: Product, width: int) ->
     matmul = _linear(layer, product, profile.micro_batch)
     if product.kind == "conv" and _split(profile, number, product):
         matmul = replace(matmul, inputs=product.image[0], conv=True)
-    elif product.kind not in ("linear", "embedding") or product.heads > 1:
+    elif product.kind not in ("linear", "embedding") or product.heads > 1 or not _alone(layer, product):
         (matmul,) = _whole(profile, number, [product], width)
     tied = next((tied.name for tied in layer.tied if tied.bytes == product.weight_bytes), "")
     return replace(matmul, look_up=product.kind == "embedding", tied=tied)
+
+
+def _alone(layer: LayerProfile, product: Product) -> bool:
+    """Returns whether the only matmul of a layer reads the columns of the layer's input, if it has any, and the layer
+    gives those of the matmul."""
+    if not layer.reads:
+        return True
+    reads = [INPUT] if product.kind == "linear" else []
+    number = layer.products.index(product)
+    return list(layer.reads[number].sources) == reads and layer.reads[-1].sources == (number,) and number == 0
 
 
 def _split(profile: ModelProfile, number: int, product: Product) -> bool:

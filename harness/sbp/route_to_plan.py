@@ -13,7 +13,7 @@ from harness.core.plan import Plan, Stage, Traffic
 from harness.sbp.collective_costs import Collectives
 from harness.sbp.collective_volume import messages
 from harness.sbp.device_grid import Degree, Grid, Strategy
-from harness.sbp.matmul_chain import Attention, Chain, Matmul, Residual, chain_from_profile, matmul_name
+from harness.sbp.matmul_chain import Attention, Chain, Matmul, Residual, chain_from_profile, matmul_name, part_names
 from harness.sbp.shortest_path import Ends, Move, Route, Step
 from harness.sbp.strategy_costs import Costs
 from harness.simulate.layer_times import depth, price_shares
@@ -206,9 +206,10 @@ def device_share(profile: ModelProfile, plan: Plan, chain: Chain) -> ModelProfil
 
 def _matmuls_on_device(layer: LayerProfile, plan: Plan, grid: Grid) -> list[Product]:
     """Returns the matmuls of a layer, each with its depth on one device."""
+    strategies = {part: numbers for name, numbers in plan.strategy.items() for part in part_names(name)}
     matmuls = []
     for product in layer.products:
-        numbers = plan.strategy.get(matmul_name(layer, product)) if product.weight_bytes else None
+        numbers = strategies.get(matmul_name(layer, product)) if product.weight_bytes else None
         parts = grid.size(grid.strategy(numbers).p2) if numbers else 1
         matmuls.append(replace(product, in_=product.in_ // parts))
     return matmuls

@@ -85,13 +85,17 @@ class Costs:
     def leaving(self, item: Matmul, strategy: Strategy) -> float:
         """Returns seconds of the reduce-scatter of a matmul's output, and the all-gather of that output's gradient."""
         size = item.output_elements * self.element_bytes / self._size(plus(strategy.p0, strategy.p1))
-        reduce_scatter_s = self.collectives.seconds("reduce_scatter", strategy.p2, size)
-        return self.micro_batches * (reduce_scatter_s + self.collectives.seconds("all_gather", strategy.p2, size))
+        seconds = (
+            self.collectives.seconds(name, strategy.p2, size * share)
+            for share in item.shares
+            for name in ("reduce_scatter", "all_gather")
+        )
+        return self.micro_batches * sum(seconds)
 
     def weights(self, item: Matmul, strategy: Strategy) -> float:
         """Returns seconds of the all-reduce of the weight's gradient, once in a step."""
         size = item.weight_bytes / self._size(plus(strategy.p1, strategy.p2))
-        return self.collectives.seconds("all_reduce", strategy.p0, size)
+        return sum(self.collectives.seconds("all_reduce", strategy.p0, size * share) for share in item.shares)
 
     def matmul_seconds(self, item: Matmul, strategy: Strategy, free: bool) -> float:
         """Returns the seconds of all of these. A `free` input costs nothing, as that of a look-up."""
@@ -149,7 +153,7 @@ class Costs:
             return False
         if rules.splits == "power_of_two" and (p1 & (p1 - 1) or p2 & (p2 - 1)):
             return False
-        uneven = 0 if rules.padded else item.outputs % p1 or item.inputs % p2
+        uneven = 0 if rules.padded else item.divided % p1 or item.inputs % p2
         return rules.splits == "any" or not (item.samples % p0 or uneven)
 
     def can_be_placed(self, place: Place, samples: int, columns: int, always: bool = False) -> bool:
@@ -174,7 +178,7 @@ class Costs:
         places = []
         for split in self._sides(strategy.p2):
             rows = plus(strategy.p0, split[0])
-            if self.can_be_placed(Place(rows), item.samples, item.outputs):
+            if self.can_be_placed(Place(rows), item.samples, item.divided):
                 places.append((Place(rows, split[1]), split[0]))
         return places
 

@@ -18,9 +18,7 @@ from torch.nn import functional
 
 from harness.nn.dropout import Dropout
 from harness.nn.skip import Sum
-
-DEVIATION = 0.02
-"""Standard deviation of all weights at the beginning (GPT-2); biases are 0."""
+from models.language_model import DEVIATION, linear
 
 
 class Block(nn.Module):
@@ -85,17 +83,3 @@ def attend(query: Tensor, key: Tensor, value: Tensor, dropout: Dropout) -> Tenso
     scores = (query @ key.transpose(-2, -1) / sqrt(width)).masked_fill(later, float("-inf"))
     attended: Tensor = dropout(scores.softmax(-1)) @ value
     return attended
-
-
-def linear(inputs: int, outputs: int, deviation: float = DEVIATION) -> nn.Linear:
-    """A linear layer with normal weights and biases of 0."""
-    layer = nn.Linear(inputs, outputs)
-    normal(layer.weight, deviation)
-    nn.init.zeros_(layer.bias)
-    return layer
-
-
-def normal(weight: Tensor, deviation: float = DEVIATION) -> Tensor:
-    """Fills with normal numbers, and returns, `weight`. On the meta device there are none to draw, and torch would
-    import its compiler to draw them, which takes seconds."""
-    return weight if weight.is_meta else nn.init.normal_(weight, std=deviation)

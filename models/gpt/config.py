@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from harness.core.problem import Problem
-from models.config_ranges import at_least, probability
+from models.config_ranges import at_least, divides, probability
 
 SIZES = ("layers", "hidden", "heads", "sequence", "vocabulary")
 
@@ -40,16 +40,7 @@ class Config:
 def check(config: Config) -> list[Problem]:
     """Numbers that no model can have."""
     wrong = [one for key in SIZES for one in at_least(config, key, 2 if key == "vocabulary" else 1)]
-    if config.hidden >= 1 and config.heads >= 1 and config.hidden % config.heads:
-        fixes = tuple({"model.heads": heads} for heads in _nearest(config.heads, config.hidden))
-        wrong.append(Problem("model.heads", config.heads, f"does not divide model.hidden {config.hidden}", fixes))
+    wrong += divides(config, "heads", "hidden")
     for key in ("dropout", "attention_dropout"):
         wrong += probability(config, key, fix=0.1)
     return wrong
-
-
-def _nearest(number: int, whole: int) -> list[int]:
-    """The largest divisor of `whole` below `number`, and the smallest above it where there is one."""
-    below = next(n for n in range(min(number, whole), 0, -1) if whole % n == 0)
-    above = next((n for n in range(number, whole + 1) if whole % n == 0), None)
-    return [below] if above is None else [below, above]

@@ -15,46 +15,32 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from harness.core.problem import refuse
-from harness.interfaces import Batch
 from harness.nn.dropout import Dropout
-from models.gpt.block import Block, normal
-from models.gpt.config import SIZES, TASK, Config, check
+from models.gpt.block import Block
+from models.gpt.config import SIZES, Config, check
+from models.language_model import LanguageModel, embedding, head, normal
 
 
-class GPT:
+class GPT(LanguageModel):
     """Predicts the next token for each of (n, sequence): logits (n, sequence, vocabulary).
 
-    Implements `harness.interfaces.Model`. `name` says which one it is, as in "gpt_48_4512_24_512_51200" for its
-    layers, hidden width, heads, sequence and vocabulary, with "_untied" at the end where the head has a weight of its
-    own. Raises `CannotRun` that names each key of `config` whose number is impossible.
+    `name` says which one it is, as in "gpt_48_4512_24_512_51200" for its layers, hidden width, heads, sequence and
+    vocabulary, with "_untied" at the end where the head has a weight of its own. Raises `CannotRun` that names each
+    key of `config` whose number is impossible.
     """
-
-    task = TASK
 
     def __init__(self, config: Config) -> None:
         refuse(check(config), "model=gpt")
         self.config = config
         sizes = "_".join(str(getattr(config, key)) for key in SIZES)
-        self.name = f"gpt_{sizes}" if config.tied else f"gpt_{sizes}_untied"
-        self.input_shape: tuple[int, ...] = (config.sequence,)
-        self.classes = config.vocabulary
+        name = f"gpt_{sizes}" if config.tied else f"gpt_{sizes}_untied"
+        super().__init__(name, config.sequence, config.vocabulary)
 
     def layers(self) -> nn.Sequential:
         """The l + 4 layers by name, freshly initialized; on the meta device they cost no memory."""
         return nn.Sequential(OrderedDict(_layers(self.config)))
-
-    def sample(self, n: int) -> Batch:
-        """n sequences of random tokens, int64 (n, sequence); the targets are the same one token later."""
-        tokens = torch.randint(self.config.vocabulary, (n, self.config.sequence + 1))
-        return Batch(tokens[:, :-1].clone(), tokens[:, 1:].clone())
-
-    def loss(self, output: Tensor, target: Tensor) -> Tensor:
-        """Cross entropy in nats: the mean over a sample's tokens, summed over the samples."""
-        total = functional.cross_entropy(output.flatten(0, 1), target.flatten(), reduction="sum")
-        return total / target.shape[1]
 
 
 class Position(nn.Module):
@@ -70,26 +56,15 @@ class Position(nn.Module):
         return dropped
 
 
-class Head(nn.Module):
-    """(n, sequence, hidden) -> logits (n, sequence, vocabulary): a matmul with `weight`, without bias."""
-
-    def __init__(self, weight: nn.Parameter) -> None:
-        super().__init__()
-        self.weight = weight
-
-    def forward(self, x: Tensor) -> Tensor:
-        return functional.linear(x, self.weight)
-
-
 def _layers(config: Config) -> Iterator[tuple[str, nn.Module]]:
     c = config
-    embedding = nn.Embedding.from_pretrained(normal(torch.empty(c.vocabulary, c.hidden)), freeze=False)
-    yield "embedding", embedding
+    tokens = embedding(c.vocabulary, c.hidden)
+    yield "embedding", tokens
     yield "position", Position(c.sequence, c.hidden, c.dropout)
     for i in range(c.layers):
         yield f"block_{i}", Block(c.hidden, c.heads, c.layers, c.dropout, c.attention_dropout)
     yield "norm", nn.LayerNorm(c.hidden)
-    yield "head", Head(embedding.weight if c.tied else nn.Parameter(normal(torch.empty(c.vocabulary, c.hidden))))
+    yield "head", head(tokens, c.tied)
 
 
 def build(config: Config) -> GPT:

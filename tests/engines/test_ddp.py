@@ -28,7 +28,7 @@ from tests.support.sessions import run_session
 
 pytestmark = pytest.mark.usefixtures("ranks")
 
-MODELS: dict[str, Model] = {**networks.ALL, **{name: zoo.model(name) for name in ("unet", "amoebanet", "gpt")}}
+MODELS: dict[str, Model] = {**networks.ALL, **{name: zoo.model(name) for name in ("unet", "amoebanet", "gpt", "llama")}}
 SMALL = 1e-4
 """MiB: every parameter is a bucket."""
 
@@ -46,7 +46,7 @@ def test_trains_like_single(model: str, bucket_mb: float) -> None:
 
 
 @pytest.mark.fast
-@pytest.mark.parametrize("model", ["unet", "amoebanet", "gpt"])
+@pytest.mark.parametrize("model", ["unet", "amoebanet", "gpt", "llama"])
 def test_trains_the_zoo_like_single(model: str) -> None:
     contract.check_training(gentle(case(model)))
 

@@ -76,7 +76,7 @@ def run_plainly(one: Case) -> list[float]:
     return contract.reference(one, steps=2).losses
 
 
-@pytest.mark.parametrize("model", ["skips", "tied", "gpt"])
+@pytest.mark.parametrize("model", ["skips", "tied", "gpt", "llama"])
 def test_the_pipeline_in_float64(model: str) -> None:
     contract.check_training(replace(case(model, stages=2), dtype="float64"))
 

@@ -92,7 +92,7 @@ def frozen() -> Network:
 
 
 NETWORKS = {**networks.ALL, "views": views(), "frozen": frozen()}
-MODELS: dict[str, Model] = {**NETWORKS, **{name: zoo.model(name) for name in ("unet", "amoebanet", "gpt")}}
+MODELS: dict[str, Model] = {**NETWORKS, **{name: zoo.model(name) for name in ("unet", "amoebanet", "gpt", "llama")}}
 OPTIONS: dict[str, dict[str, Any]] = {
     "torch's own": {},
     "each layer alone": {"group_mb": 0},
@@ -126,12 +126,12 @@ def test_trains_like_single_with_other_groups_and_less_freed(model: str, options
 
 
 @pytest.mark.fast
-@pytest.mark.parametrize("model", ["unet", "amoebanet", "gpt"])
+@pytest.mark.parametrize("model", ["unet", "amoebanet", "gpt", "llama"])
 def test_trains_the_zoo_like_single(model: str) -> None:
     contract.check_training(gentle(case(model)))
 
 
-@pytest.mark.parametrize("model", ["norms", "gpt"])
+@pytest.mark.parametrize("model", ["norms", "gpt", "llama"])
 def test_trains_in_float32(model: str) -> None:
     contract.check_training(replace(gentle(case(model)), dtype="float32"))
 

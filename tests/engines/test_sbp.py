@@ -39,7 +39,10 @@ from tests.support.sessions import run_session
 
 pytestmark = pytest.mark.usefixtures("ranks")
 
-MODELS: dict[str, Model] = {**networks.ALL, **{name: zoo.model(name) for name in ("gpt", "mlp", "vgg", "amoebanet")}}
+MODELS: dict[str, Model] = {
+    **networks.ALL,
+    **{name: zoo.model(name) for name in ("gpt", "llama", "mlp", "vgg", "amoebanet")},
+}
 ENDS: dict[int, Ends] = {1: "free", 2: "batch_split"}
 """By the number of micro-batches, so that every model has both of both."""
 
@@ -59,12 +62,12 @@ def test_trains_like_single(model: str, m: int) -> None:
     contract.check_training(case(model, m=m))
 
 
-@pytest.mark.parametrize("model", ["tokens", "tied", "gpt"])
+@pytest.mark.parametrize("model", ["tokens", "tied", "gpt", "llama"])
 def test_states_move(model: str) -> None:
     contract.check_state_moves(case(model))
 
 
-TRACED = [("norms", 2, 1), ("gpt", 2, 2), ("mlp", 4, 2), ("amoebanet", 2, 1)]
+TRACED = [("norms", 2, 1), ("gpt", 2, 2), ("llama", 2, 2), ("mlp", 4, 2), ("amoebanet", 2, 1)]
 
 
 @pytest.mark.parametrize(("model", "devices", "m"), TRACED)

@@ -29,7 +29,7 @@ from tests.support.sessions import run_session
 
 pytestmark = pytest.mark.usefixtures("ranks")
 
-ZOO: dict[str, Model] = {name: zoo.model(name) for name in ("unet", "amoebanet", "gpt")}
+ZOO: dict[str, Model] = {name: zoo.model(name) for name in ("unet", "amoebanet", "gpt", "llama")}
 MODELS: dict[str, Model] = {**networks.ALL, **ZOO}
 TASKS = ("compute",)
 
@@ -60,7 +60,7 @@ def test_trains_like_single(model: str, schedule: str) -> None:
     ("model", "schedule"),
     [
         ("unet", "gpipe"), ("unet", "zbv"), ("amoebanet", "1f1b"), ("amoebanet", "zbv"), ("gpt", "gpipe"),
-        ("gpt", "interleaved1f1b"),
+        ("gpt", "interleaved1f1b"), ("llama", "1f1b"), ("llama", "zbv"),
     ],
 )  # fmt: skip
 def test_trains_the_zoo_like_single(model: str, schedule: str) -> None:

@@ -17,6 +17,9 @@ SIZES: dict[str, tuple[str, dict[str, Any]]] = {
         "layers": 2, "hidden": 8, "heads": 2, "sequence": 6, "vocabulary": 11, "tied": False, "dropout": 0.2,
         "attention_dropout": 0.2,
     }),
+    "llama": ("llama", {
+        "layers": 2, "width": 16, "heads": 4, "kv_heads": 2, "hidden": 12, "sequence": 6, "vocabulary": 11,
+    }),
     "resnet": ("resnet", {"blocks": [1, 2], "channels": 2, "size": 17}),
     "resnet, elementary layers": ("resnet", {"blocks": [1, 2], "channels": 2, "size": 17, "cut": "layer"}),
     "densenet": ("densenet", {"blocks": [2, 1], "growth": 2, "size": 17}),

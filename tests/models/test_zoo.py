@@ -34,7 +34,7 @@ MODELS: dict[str, dict[str, Any]] = {  # the small default of every model, and w
     "gpt untied": {"name": "gpt", "tied": False, "dropout": 0.1},
     "gpt explicit": {"name": "gpt", "attention_dropout": 0.1},
 }
-CASES = [*((name, None) for name in MODELS), ("gpt", "bfloat16"), ("gpt explicit", "bfloat16")]
+CASES = [*((name, None) for name in MODELS), ("gpt", "bfloat16"), ("llama", "bfloat16"), ("gpt explicit", "bfloat16")]
 PRESETS = sorted(file.stem for file in (ROOT / "conf/model").glob("*.yaml"))
 
 

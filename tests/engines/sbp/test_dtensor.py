@@ -15,7 +15,7 @@ from engines.sbp.block_collectives import BlockCollectives
 from engines.sbp.block_layout import Layout, Mesh
 from engines.sbp.instruction import Exchange
 from engines.sbp.program import program
-from engines.sbp.sharded_layers import Product
+from engines.sbp.sharded_layers import Entry, Product
 from harness.core.model_profile import ModelProfile
 from harness.core.plan import Plan
 from harness.measure.count_model import count
@@ -101,7 +101,7 @@ def test_a_product_under_every_strategy(numbers: tuple[int, int, int]) -> None:
         own = block(x, begins, MESH, rank).requires_grad_()
         shard = weight[torch.from_numpy(reported.outputs.mine(8, MESH, rank).copy())]
         shard = shard[:, torch.from_numpy(reported.inputs.mine(12, MESH, rank).copy())]
-        product = Product(nn.Linear(12, 8, bias=False), reported, by, nn.Parameter(shard), None, 0)
+        product = Product(nn.Linear(12, 8, bias=False), reported, Entry(reported, by), nn.Parameter(shard), None, 0)
         y = product(own)
         (y * block(back, reported.output_layout, MESH, rank)).sum().backward()
         assert own.grad is not None and product.weight.grad is not None

@@ -100,3 +100,12 @@ def test_attention_between_two_moves(ends: Ends) -> None:
     leaves, attention = plan.layouts["block_0.attention.qkv"][1:]
     assert leaves == plan.layouts["block_0.attention.projection"][0] == (1,) and attention > (1,)
     check([Run(model, plan, 8)])
+
+
+def test_fewer_heads_than_devices_of_several_nodes() -> None:
+    """Four heads on two nodes of four devices: heads stay whole where columns were split by digits of both kinds, and
+    those of one kind split samples afterwards."""
+    model = build(Config(layers=1, hidden=32, heads=4, sequence=3, vocabulary=16, tied=False))
+    profile = count(model, 16, "float64")
+    plans = [drawn(profile, 8, ENDS[n % 2], 1, random.Random(n), 0.5, nodes=2) for n in range(6)]
+    check([Run(model, plan, 16) for plan in plans])

@@ -26,7 +26,7 @@ from tests.support.violations import violations
 pytestmark = pytest.mark.usefixtures("ranks")
 
 STAGES, SHARDS, SAMPLES, MICRO_BATCHES = 2, 2, 8, 4
-MODELS = ("gpt", "mlp", "unet", "vgg")
+MODELS = ("gpt", "llama", "mlp", "unet", "vgg")
 """Tied weights in two stages; products split otherwise than by samples; skips between stages; convolutions."""
 
 

@@ -11,6 +11,8 @@ from torch import Tensor
 from harness.interfaces import OptimizerSpec
 from models.gpt.config import Config as GPTConfig
 from models.gpt.gpt import build as build_gpt
+from models.llama.config import Config as LlamaConfig
+from models.llama.llama import build as build_llama
 from models.mlp.config import Config as MLPConfig
 from models.mlp.mlp import build as build_mlp
 from tests.engines import zoo
@@ -25,6 +27,7 @@ UNIT = 2.0**-8
 MODELS = {
     "mlp": build_mlp(MLPConfig(widths=[32, 64, 64, 8])),
     "gpt": build_gpt(GPTConfig(layers=2, hidden=32, heads=4, sequence=4, vocabulary=16)),
+    "llama": build_llama(LlamaConfig(layers=2, width=32, heads=4, kv_heads=4, hidden=48, sequence=4, vocabulary=16)),
     "vgg": zoo.model("vgg"),
 }
 

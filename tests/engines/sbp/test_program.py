@@ -22,6 +22,8 @@ from harness.sbp.route_to_plan import OUTPUT, grid_from_plan
 from harness.sbp.shortest_path import Ends
 from models.gpt.config import Config as GPTConfig
 from models.gpt.gpt import build as build_gpt
+from models.llama.config import Config as LlamaConfig
+from models.llama.llama import build as build_llama
 from models.mlp.config import Config as MLPConfig
 from models.mlp.mlp import build as build_mlp
 from tests.support.sbp_plans import drawn, flat, with_strategies
@@ -34,6 +36,9 @@ ENDS: tuple[Ends, ...] = ("free", "batch_split")
 def profile(name: str) -> ModelProfile:
     if name == "mlp":
         return count(build_mlp(MLPConfig(widths=[24, 48, 24, 48])), 24, "float32")
+    if name == "llama":
+        keys = LlamaConfig(layers=2, width=96, heads=8, kv_heads=4, hidden=48, sequence=3, vocabulary=48)
+        return count(build_llama(keys), 24, "float32")
     heads = 4 if name == "gpt, few heads" else 24
     size = GPTConfig(layers=2, hidden=48, heads=heads, sequence=3, vocabulary=48, tied=name == "gpt")
     return count(build_gpt(size), 24, "float32")
@@ -118,6 +123,24 @@ def check_chain(found: Program, chain: Chain) -> None:
     assert at == found.end or list(found.instructions.values())[-1].on
 
 
+@pytest.mark.parametrize(("nodes", "devices"), [(1, 6), (2, 8), (2, 12)])
+@pytest.mark.parametrize("name", ["gpt, few heads", "llama"])
+def test_every_part_of_a_block_that_attention_reads_is_of_whole_heads(name: str, nodes: int, devices: int) -> None:
+    """Also where digits of several kinds split its columns, some of which split samples afterwards."""
+    chain, moved = chain_from_profile(profile(name)), 0
+    heads = {attention.heads for attention in chain.attentions}
+    assert heads == {4}
+    for seed in range(100):
+        plan = drawn(profile(name), devices, ENDS[seed % 2], 1, random.Random(seed), 0.5, nodes)
+        found, mesh = written(plan, chain)
+        check_chain(found, chain)
+        for one in found.instructions.values():
+            if one.attended:
+                assert 4 % mesh.size(one.output_layout.columns.cut) == 0
+                moved += one.after is not None
+    assert moved > 3
+
+
 @settings(max_examples=examples(60), deadline=None)
 @given(
     st.sampled_from(["mlp", "gpt", "gpt, untied", "gpt, few heads"]), st.sampled_from([1, 2, 4, 6, 8]),
@@ -134,12 +157,11 @@ def test_blocks_go_from_hand_to_hand(name: str, devices: int, ends: Ends, seed: 
         check_sizes(one, plan, mesh)
         check_exchanges(one)
         assert one.heads in (0, 4, 24)
+        assert not one.heads or one.heads % mesh.size(one.output_layout.columns.cut) == 0
     check_chain(found, chain)
     if OUTPUT in plan.layouts:
         assert found.end.rows.split == set(mesh.all)
     assert undivided(found, mesh) == []
-    for one in found.instructions.values():
-        assert not one.heads or one.heads % mesh.size(one.output_layout.columns.split) == 0
     assert {exchange.digits for exchange in exchanges(found)} == found.groups
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from engines.sbp.block_collectives import BlockCollectives
 from engines.sbp.block_layout import Dim, Layout, Mesh
-from engines.sbp.sharded_layers import BatchNorm, BlockDropout, LayerNorm
+from engines.sbp.sharded_layers import BatchNorm, BlockDropout, LayerNorm, RMSNorm
 from harness.nn import dropout
 from harness.nn.dropout import Dropout
 from harness.sbp.device_grid import Grid
@@ -83,6 +83,31 @@ def test_layer_norm_over_split_features(layout: Layout, affine: bool) -> None:
     digits = tuple(sorted(layout.columns.split))
     check(lambda: nn.LayerNorm(8, elementwise_affine=affine), lambda norm, by: LayerNorm(norm, digits, by), layout,
           4, 3, 8, digits=tuple(sorted(layout.rows.split)))  # fmt: skip
+
+
+@pytest.mark.parametrize("layout", [Layout().split(columns=(1, 0)), Layout().split(rows=(0,), columns=(1,))])
+@pytest.mark.parametrize("keys", [{"eps": 0.1}, {}, {"elementwise_affine": False}], ids=str)
+def test_rms_norm_over_split_features(layout: Layout, keys: dict[str, Any]) -> None:
+    """Without an eps it is that of the dtype."""
+    digits = tuple(sorted(layout.columns.split))
+    check(lambda: nn.RMSNorm(8, **keys), lambda norm, by: RMSNorm(norm, digits, by), layout, 4, 3, 8,
+          digits=tuple(sorted(layout.rows.split)))  # fmt: skip
+
+
+def test_rms_norm_of_short_numbers_is_torchs() -> None:
+    """Squares are summed in float32, and the result has the dtype of the input."""
+    x, layout = drawn(1, 2, 256).bfloat16(), Layout().split(columns=(0, 1))
+
+    def run(by: BlockCollectives) -> Tensor:
+        found: Tensor = RMSNorm(nn.RMSNorm(256, elementwise_affine=False), (0, 1), by)(
+            block(x, layout, MESH, by.groups.rank)
+        )
+        return found
+
+    whole = nn.RMSNorm(256, elementwise_affine=False)(x)
+    for rank, found in enumerate(on(MESH, run)):
+        assert found.dtype == whole.dtype == torch.bfloat16
+        torch.testing.assert_close(found, block(whole, layout, MESH, rank), rtol=2**-8, atol=0)
 
 
 def test_layer_norm_of_short_numbers_computes_in_float32() -> None:

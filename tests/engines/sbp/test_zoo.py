@@ -12,7 +12,7 @@ from tests.support.sbp_runs import GENTLE, Run, check
 pytestmark = pytest.mark.usefixtures("ranks")
 
 SAMPLES = 8
-CHAINS = ("unet",), ("amoebanet",), ("gpt", "gpt with dropout, untied", "mlp", "vgg"), (
+CHAINS = ("unet",), ("amoebanet",), ("gpt", "gpt with dropout, untied", "llama", "mlp", "vgg"), (
     "resnet", "resnet, elementary layers", "densenet"), ("inception",)  # fmt: skip
 """Those that share a group of ranks."""
 SLOW = ("amoebanet", "inception")
