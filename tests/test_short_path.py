@@ -14,6 +14,7 @@ import run
 from harness.core.cluster import Device, Link
 from harness.host import devices, machine
 from harness.host.machine import Machine
+from harness.launch import fork_server
 
 pytestmark = pytest.mark.usefixtures("commands")
 
@@ -70,6 +71,7 @@ def test_from_run_py_to_a_step_there_are_few_functions(tmp_path: Path, monkeypat
         return start(command, *arguments, **named)
 
     monkeypatch.setattr(subprocess, "Popen", popen)
+    monkeypatch.setattr(fork_server, "start", lambda *_: None)  # the one that trains is started by itself
     assert run.main([*TYPED, f"out={tmp_path / 'run'}"], {}) == 0
     worker = json.loads((tmp_path / "calls.json").read_text())
     path = [*ours(parent), *ours(worker)]

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch._dynamo  # optimizers import it: once here, which takes a second, and not in each rank
 from torch import Tensor
 
 from engines.deepspeed import load_deepspeed, loss_scale

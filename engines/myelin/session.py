@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.fx.experimental.symbolic_shapes  # backward passes import it: once here, and not in each rank
 from torch import Tensor, nn
 
 from engines.myelin.checkpointed_stage import SegmentedStage

@@ -18,12 +18,17 @@ def prefix() -> list[str]:
     return [sys.executable, "-S", "-E", __file__, str(os.getpid())]
 
 
-def main(parent: int, command: list[str]) -> None:
-    """Become `command`, unless the parent is gone already."""
+def die_with(parent: int) -> None:
+    """Have this process die with its `parent`; it ends at once if that is gone already."""
     with contextlib.suppress(AttributeError, OSError):
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))
     if os.getppid() != parent:
-        sys.exit(1)
+        os._exit(1)
+
+
+def main(parent: int, command: list[str]) -> None:
+    """Become `command`, unless the parent is gone already."""
+    die_with(parent)
     try:
         os.execvp(command[0], command)
     except OSError as error:

@@ -9,7 +9,6 @@ The first rank that fails ends all; its error is raised in the host. No rank out
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import os
 import pickle
@@ -31,7 +30,7 @@ import torch.distributed as dist
 from harness.host import oom_killer
 from harness.interfaces import Session
 from harness.launch import mpi, process_group, signal_watcher, slurm_ranks
-from harness.launch.die_with_parent import PR_SET_PDEATHSIG
+from harness.launch.die_with_parent import die_with
 from harness.launch.mpi import PmiConnection
 from harness.launch.signals import ENDING
 from harness.launch.slurm_ranks import Rendezvous
@@ -165,7 +164,7 @@ def _run_rank(
 
     A rank that fails sends its error before its connections break, so that it arrives before those that follow from it.
     """
-    _die_with(host)
+    die_with(host)
     for number in ENDING:
         signal.signal(number, signal.SIG_DFL)
     signal_watcher.watch_in_rank(rank)
@@ -187,13 +186,6 @@ def _run_rank(
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)  # what was inherited from the host is not the rank's to clean up
-
-
-def _die_with(host: int) -> None:
-    with suppress(AttributeError, OSError):
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))
-    if os.getppid() != host:
-        os._exit(1)
 
 
 def _packed(error: BaseException) -> bytes:

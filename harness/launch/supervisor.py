@@ -27,8 +27,9 @@ from harness.core.record import Status
 from harness.core.run_files import CHECKPOINTS, HANG, LOG, MACHINE, METRICS, PROFILE, RESULT, STOP, TIMINGS
 from harness.host import machine, malloc
 from harness.host.machine import Machine
-from harness.launch import die_with_parent, hang, mpi
+from harness.launch import die_with_parent, fork_server, hang, mpi
 from harness.launch.failure import ExitReasons
+from harness.launch.fork_server import ForkedWorker
 from harness.launch.rank_names import NO_RANKS, RankNames
 from harness.launch.signals import blocked
 from harness.launch.slurm_step import Step
@@ -92,8 +93,9 @@ def run_worker(
     environment variable that says its number. For the rest see `supervise`. Raises `CannotRun` for problems that only a
     worker could find, `WorkerFailed` for every other end that is not good.
     """
-    # -P: a module in the user's folder does not hide one of this project
-    command = [sys.executable, "-P", "-m", "harness.worker", str(folder.resolve()), *action]
+    if action[0] != "train":  # which may be the only worker
+        start_fork_server()
+    command = [*_worker_command(), str(folder.resolve()), *action]
     results = [folder / name for name in RESULTS.get(action[0], ())]
     for path in results[:1]:
         path.unlink(missing_ok=True)
@@ -108,6 +110,11 @@ def run_worker(
     if results and not any(path.exists() for path in results):
         who = step.names.worker if step else names.worker
         raise WorkerFailed(Outcome("error", f"{who} ended with exit code 0 before it had a result"))
+
+
+def start_fork_server() -> None:
+    """Have the workers of this scope forked from one process that has loaded torch (`harness.launch.fork_server`)."""
+    fork_server.start(_worker_command(), _environment())
 
 
 def measure_machine(folder: Path, title: str, timeout_s: float | None, kind: str) -> Machine:
@@ -142,17 +149,7 @@ def supervise(
     with (run_dir / LOG).open("ab") as log:
         while True:
             since = time.time()
-            # a process group of its own: Ctrl-C reaches the parent alone, and all that the worker starts ends with it
-            with nullcontext() if step else blocked():
-                worker = subprocess.Popen(
-                    [*die_with_parent.prefix(), *command],
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    env=_environment() | {name: str(descriptor) for name, descriptor in given.items()},
-                    pass_fds=tuple(given.values()),
-                    start_new_session=True,
-                )
+            worker = _started(command, log, given, step)
             watch = _Watch(worker, run_dir, timeout_s, steps_s, reasons.names, step)
             try:
                 outcome = watch.outcome(follow, reasons, log)
@@ -162,6 +159,33 @@ def supervise(
                 break
     follow()
     return outcome
+
+
+def _started(
+    command: Sequence[str], log: IO[bytes], inherits: Mapping[str, int], step: Step | None
+) -> subprocess.Popen[bytes] | ForkedWorker:
+    """The process of a command: of a worker's, forked by the server that has loaded torch, if there is one."""
+    own, environment = _worker_command(), _environment()
+    if list(command[: len(own)]) == own:
+        forked = fork_server.fork(command[len(own) :], log, environment, inherits)
+        if forked:
+            return forked
+    # a process group of its own: Ctrl-C reaches the parent alone, and all that the worker starts ends with it
+    with nullcontext() if step else blocked():
+        return subprocess.Popen(
+            [*die_with_parent.prefix(), *command],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=environment | {name: str(descriptor) for name, descriptor in inherits.items()},
+            pass_fds=tuple(inherits.values()),
+            start_new_session=True,
+        )
+
+
+def _worker_command() -> list[str]:
+    """The start of a worker's command line. -P: a module in the user's folder does not hide one of this project."""
+    return [sys.executable, "-P", "-m", "harness.worker"]
 
 
 def _environment() -> dict[str, str]:
@@ -174,7 +198,7 @@ def _environment() -> dict[str, str]:
 class _Watch:
     """Looks at a worker until it ends, or makes no progress."""
 
-    worker: subprocess.Popen[bytes]
+    worker: subprocess.Popen[bytes] | ForkedWorker
     run_dir: Path
     timeout_s: float | None
     steps_s: Sequence[float]
@@ -227,10 +251,10 @@ def _progress(run_dir: Path) -> list[tuple[int, int]]:
     return state
 
 
-def _end(worker: subprocess.Popen[bytes], step: Step | None, since: float) -> None:
+def _end(worker: subprocess.Popen[bytes] | ForkedWorker, step: Step | None, since: float) -> None:
     """End the worker, and all that it has started `since` then; srun ends its ranks on other nodes first."""
     clean = worker.poll() == 0
-    if step:
+    if step and isinstance(worker, subprocess.Popen):
         _signal_group(worker, signal.SIGTERM)
         with suppress(subprocess.TimeoutExpired):
             worker.wait(GRACE_S)
@@ -240,6 +264,8 @@ def _end(worker: subprocess.Popen[bytes], step: Step | None, since: float) -> No
         mpi.remove_orphaned_memory(since)
 
 
-def _signal_group(worker: subprocess.Popen[bytes], number: signal.Signals) -> None:
+def _signal_group(worker: subprocess.Popen[bytes] | ForkedWorker, number: signal.Signals) -> None:
+    if isinstance(worker, ForkedWorker) and worker.returncode is not None:
+        return  # the server has ended its group, and the number may be another one's
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(worker.pid, number)

@@ -31,7 +31,7 @@ from harness.core.run_files import CONFIG, LOG, METRICS, PATTERN, PLAN, PROFILE,
 from harness.core.serialization import finite
 from harness.core.trace import Trace
 from harness.interfaces import Planner
-from harness.launch import slurm_step, supervisor
+from harness.launch import fork_server, slurm_step, supervisor
 from harness.launch.failure import Failure
 from harness.launch.rank_names import RankNames
 from harness.launch.signals import Signals, preemptible
@@ -61,7 +61,7 @@ def run(config: DictConfig, overrides: Sequence[str]) -> RunRecord:
     stored_profile.follow(config, overrides)
     record_id = new_id(overrides)
     path = make_folder(config.out, record_id, config.overwrite)
-    with in_use(path, config_overrides.title(config, overrides)) as lock:
+    with in_use(path, config_overrides.title(config, overrides)) as lock, fork_server.scope():
         if finished := find_finished(path, config):
             report_finished(finished, path)
             return finished

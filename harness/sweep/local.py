@@ -19,6 +19,7 @@ from harness.core import files
 from harness.core.problem import CannotRun, Fix, Problem
 from harness.core.record import EXIT_CODES, RunRecord
 from harness.core.run_files import RECORD, TABLE
+from harness.launch import fork_server, supervisor
 from harness.launch.signals import preemptible
 from harness.run import folder_lock, run_folder
 from harness.run.folder_lock import Busy, held
@@ -44,7 +45,7 @@ def main(overrides: Sequence[str]) -> int:
     interrupted = False
     with writing(folder):
         try:
-            with preemptible(), Display(rows) as display:
+            with preemptible(), fork_server.scope(), Display(rows) as display:
                 _go_through(rows, folder, display)
         except KeyboardInterrupt:
             interrupted = True
@@ -68,6 +69,8 @@ def _go_through(rows: Sequence[Row], folder: Path, display: Display) -> None:
         configs[row.point.id] = _composed(row, folder / row.point.id)
         if row.record:
             display.ended(row)
+    if sum(config is not None and config.mode == "run" for config in configs.values()) > 1:
+        supervisor.start_fork_server()
     elsewhere = []
     for row in rows:
         if row.record is None:

@@ -7,6 +7,8 @@
     machine KIND           measure this machine's devices    machine.json
     calibrate DEVICES      time collectives among them       timings.json
 
+With `serve SOCKET` in place of both it forks a worker for each client (`harness.launch.fork_server`).
+
 With a TOKEN it is one of several ranks that srun has started; it meets the others in the run's folder
 (`harness.launch.slurm_ranks`).
 
@@ -33,7 +35,7 @@ from harness.core.plan import Plan
 from harness.core.run_files import CONFIG, PLAN, PROFILE
 from harness.host import malloc
 from harness.interfaces import OptimizerSpec, SessionSpec
-from harness.launch import failure, signal_watcher
+from harness.launch import failure, fork_server, signal_watcher
 from harness.launch.failure import Failure
 from harness.run import folder_lock
 from harness.worker import profile_tasks
@@ -46,6 +48,8 @@ def run_action(arguments: list[str]) -> None:
     if not arguments or arguments[0].startswith("-"):
         print(__doc__)
         sys.exit(0 if arguments == ["--help"] else 2)
+    if arguments[0] == "serve":
+        arguments = fork_server.serve(int(arguments[1]))
     folder, action, *words = Path(arguments[0]), *(arguments[1:] or ["train"])
     rank = int(os.environ["SLURM_PROCID"]) if action == "train" and len(words) == 2 else None
     signal_watcher.watch(folder, rank)

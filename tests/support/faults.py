@@ -143,8 +143,10 @@ class Disturbed:
             time.sleep(0.02)
 
     def worker(self) -> int:
-        """The process that the parent has started to train."""
-        return next(one.pid for one in self.processes() if one.parent == self.parent.pid and "worker" in one.command)
+        """The process that trains or forks the ranks: the parent's own, or its fork server's."""
+        workers = [one for one in self.processes() if "harness.worker" in one.command]
+        started = next(one.pid for one in workers if one.parent == self.parent.pid)
+        return next((one.pid for one in workers if one.parent == started and "serve" in one.command), started)
 
     def ranks(self) -> list[int]:
         """The processes that train: the worker's forked ranks, in their order, or the worker alone."""

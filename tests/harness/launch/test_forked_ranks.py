@@ -20,6 +20,7 @@ from torch import Tensor
 
 from harness.host import oom_killer
 from harness.launch import forked_ranks
+from harness.launch.die_with_parent import die_with
 from harness.launch.process_group import is_first_rank
 from harness.launch.signals import Preempted
 from harness.launch.supervisor import ROOT
@@ -216,6 +217,7 @@ def test_a_host_that_is_ended_takes_its_ranks_along() -> None:
 HOST = """
 import os, time
 from harness.launch import forked_ranks
+from harness.launch.die_with_parent import die_with
 
 def work():
     os.write(1, f"{os.getpid()}\\n".encode())
@@ -245,7 +247,7 @@ def test_a_rank_whose_host_is_gone_before_it_begins_ends() -> None:
     """The kernel's promise holds from the call on; what happened before is looked up."""
     pid = os.fork()
     if pid == 0:
-        forked_ranks._die_with(os.getpid())  # its parent is another process: as after a host's death
+        die_with(os.getpid())  # its parent is another process: as after a host's death
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 1
 
