@@ -21,6 +21,7 @@ from harness.config import registry
 from harness.config.overrides import first_line, read
 from harness.core.problem import LEAVE_OUT, CannotRun, Problem, refuse
 from harness.core.value_checks import one_of, similar
+from harness.user_model import reference
 
 ID_LENGTH = 10
 SWEEP = "this sweep"
@@ -180,7 +181,7 @@ def _table(texts: Sequence[str], parser: OverridesParser, where: str, several: b
             problems.append(Problem(f"{where}{text}", None, "belongs to the whole sweep", hint=hint))
         if not values:
             problems.append(Problem(f"{where}{text}", None, "gives no value, so there is no point", hint=f"{key}=..."))
-        new = [f"{key}={value}" if value is not None else key for value in values]
+        new = reference.typed([f"{key}={value}" if value is not None else key for value in values])
         table[key] = [*(table.get(key, []) if several else []), *new]
     refuse(problems, SWEEP)
     return table
