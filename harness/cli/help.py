@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, get_type_hints
 
 from omegaconf import MISSING, DictConfig, OmegaConf
+from omegaconf.errors import MissingMandatoryValue
 
 from harness.cli.compose import CONF, read
 from harness.config import registry
@@ -86,8 +87,12 @@ def _of_choices(chosen: Sequence[str]) -> Iterator[str]:
 
 def _given(entry: Entry, config: DictConfig) -> Entry:
     """A key with its value in a configuration."""
-    missing = OmegaConf.is_missing(config, entry.name)
-    return dataclasses.replace(entry, default="..." if missing else spelled(OmegaConf.select(config, entry.name)))
+    try:
+        value = OmegaConf.select(config, entry.name, throw_on_missing=True)
+    except MissingMandatoryValue:
+        return dataclasses.replace(entry, default="...")
+    shown = OmegaConf.to_container(value) if OmegaConf.is_list(value) else value
+    return dataclasses.replace(entry, default=spelled(shown))
 
 
 def _other_choices(group: str, name: str) -> str:

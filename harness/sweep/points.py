@@ -166,7 +166,7 @@ def _table(texts: Sequence[str], parser: OverridesParser, where: str, several: b
     """Parse overrides; a key that comes again replaces what was there, or adds to it where `several`."""
     table: Table = {}
     problems = []
-    for text in texts:
+    for text in reference.typed(texts):
         try:
             override = _read(text, parser)
             if found := _too_many(f"{where}{text}", _count(override)):
@@ -181,7 +181,7 @@ def _table(texts: Sequence[str], parser: OverridesParser, where: str, several: b
             problems.append(Problem(f"{where}{text}", None, "belongs to the whole sweep", hint=hint))
         if not values:
             problems.append(Problem(f"{where}{text}", None, "gives no value, so there is no point", hint=f"{key}=..."))
-        new = reference.typed([f"{key}={value}" if value is not None else key for value in values])
+        new = [f"{key}={value}" if value is not None else key for value in values]
         table[key] = [*(table.get(key, []) if several else []), *new]
     refuse(problems, SWEEP)
     return table

@@ -88,7 +88,8 @@ def _hint(one: Parameter) -> Any:
 
 def _field(one: Parameter) -> Any:
     """A field with the parameter's default, which is to be given if there is none."""
-    meta = {HELP: one.help + (f"{'; ' if one.help else ''}{_choices(one)}" if _choices(one) else "")}
+    choices = _choices(one)
+    meta = {HELP: ": ".join(filter(None, [one.help.rstrip(".") if choices else one.help, choices]))}
     if one.required:
         return dataclasses.field(default=MISSING, metadata=meta)
     if isinstance(one.default, list):

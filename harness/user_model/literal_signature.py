@@ -106,10 +106,20 @@ def _evaluated(node: ast.expr, names: dict[str, Any]) -> Any:
         known = isinstance(one, NODES) and (not isinstance(one, ast.Name) or one.id in names)
         if not known or (isinstance(one, ast.Attribute) and one.attr not in KNOWN["typing"]):
             raise _NotLiteral
+    if _has_inner_quotes(node):
+        raise _NotLiteral
     try:
         return eval(compile(ast.Expression(node), "annotation", "eval"), {"__builtins__": {}}, names)
     except (TypeError, AttributeError, NameError) as error:
         raise _NotLiteral from error
+
+
+def _has_inner_quotes(node: ast.expr) -> bool:
+    """Whether a part of an annotation is quoted: list["int"]; the texts of a Literal are none."""
+    literals = [one for one in ast.walk(node) if isinstance(one, ast.Subscript) and "Literal" in ast.unparse(one.value)]
+    texts = {id(text) for one in literals for text in ast.walk(one)}
+    inner = (one for one in ast.walk(node) if isinstance(one, ast.Constant) and isinstance(one.value, str))
+    return any(id(one) not in texts for one in inner)
 
 
 def _names(tree: ast.Module, bound: Counter[str]) -> dict[str, Any]:

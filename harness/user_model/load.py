@@ -30,10 +30,14 @@ HIDDEN = (f"{ROOT / 'harness'}/", "<frozen importlib", f"{sysconfig.get_path('pu
 """Where the frames are that a user need not see above his own."""
 
 
-@lru_cache(maxsize=64)
 def load(place: Reference) -> Callable[..., Any]:
-    """Return the callable of a reference; imports its file. Raises CannotRun with what is wrong, in the user's code
-    too."""
+    """Return the callable of a reference; imports its file, once for each content. Raises CannotRun with what is wrong,
+    in the user's code too."""
+    return _load(place, sources.digest(place))
+
+
+@lru_cache(maxsize=64)
+def _load(place: Reference, digest: str) -> Callable[..., Any]:
     module = _module(place)
     found: Any = module
     for part in place.name.split("."):

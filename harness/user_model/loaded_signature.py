@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import typing
 from collections.abc import Callable, Iterator, Mapping
-from functools import lru_cache
 from typing import Any
 
 from harness.user_model import docstring
@@ -15,7 +14,6 @@ from harness.user_model.parameters import Parameter, Signature, parameter
 from harness.user_model.reference import Reference
 
 
-@lru_cache(maxsize=64)
 def of(place: Reference) -> Signature:
     """The signature of what a reference names, by importing it. Raises CannotRun as `load.load`."""
     function = load(place)

@@ -12,6 +12,7 @@ import difflib
 import os
 import re
 import sys
+import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -23,6 +24,7 @@ from harness.core.problem import CannotRun, Fix, Problem, spelled
 KEY = "model="
 FILE = ".py"
 QUOTES = ("'", '"')
+CHOICE = re.compile(r"choice\((.*)\)", re.DOTALL)
 AFTER_NAME = re.compile(r"(?<=:)(\w+(?:\.\w+)*),")
 """A comma after `:NAME`, where another model may begin."""
 
@@ -72,8 +74,8 @@ def parse(text: str, folders: Sequence[str] = ("",)) -> Reference:
     place, _, name = text.rpartition(":")
     if not place or not all(part.isidentifier() for part in name.split(".")):
         raise CannotRun([_without_callable(text, folders)])
-    if place.endswith(FILE) or (os.sep in place and ":" not in place):
-        path = _path(place, folders)
+    path = _path(place, folders)
+    if place.endswith(FILE) or os.path.isfile(path) or (os.sep in place and ":" not in place):
         if (wrong := _unusable(path)) or not path.endswith(FILE):
             message = wrong or f"is not a Python file, whose name ends in {FILE}"
             raise CannotRun([Problem("model", repr(text)[1:-1], message, hint=f"model=FILE{FILE}:{name}")])
@@ -131,8 +133,8 @@ def _unusable(path: str) -> str:
     """Why no configuration can hold a path; "" if it can."""
     if "${" in path:
         return "has ${ in its path, which stands for the value of another key"
-    if not path.isprintable():
-        return "has a character in its path that cannot be printed"
+    if any(unicodedata.category(letter) in ("Cc", "Cs") for letter in path):
+        return "has a control character in its path, or one that is not UTF-8"
     return ""
 
 
@@ -172,11 +174,20 @@ def _values(raw: str) -> str:
     """What stands after `model=`, for Hydra."""
     if not looks_like(raw):
         return raw
-    if not _exists(raw) and (inner := _unquoted(raw)) is not None:
-        return spelled(kept(inner))
-    if raw.startswith((*QUOTES, "choice(", "[")) and not _exists(raw):
-        return raw  # Hydra reads it
-    return ",".join(spelled(kept(one)) for one in _several(raw))
+    if not _exists(raw):
+        if (inner := _unquoted(raw)) is not None:
+            return _quoted(kept(inner))
+        if match := CHOICE.fullmatch(raw):
+            return _values(match[1])
+        if raw.startswith((*QUOTES, "[")):
+            return raw  # Hydra reads it
+    return ",".join(_quoted(kept(one)) for one in _several(raw))
+
+
+def _quoted(text: str) -> str:
+    """A value for Hydra; a reference in quotes, without which Hydra would escape its colon."""
+    spelled_text = spelled(text)
+    return f"'{text}'" if spelled_text == text and looks_like(text) else spelled_text
 
 
 def _unquoted(raw: str) -> str | None:
