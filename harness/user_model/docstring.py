@@ -40,7 +40,7 @@ def parameters(docstring: str | None) -> dict[str, str]:
 
 
 def _google(lines: list[str]) -> dict[str, list[str]]:
-    """Items that are indented alike; what is deeper belongs to the one above."""
+    """Items that are at one indent; what is deeper belongs to the one above."""
     found: dict[str, list[str]] = {}
     items = 0
     text: list[str] = []

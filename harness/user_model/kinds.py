@@ -126,7 +126,7 @@ def _of_list(origin: Any, items: tuple[Any, ...]) -> Kind | None:
 
 
 def _without_none(hint: Any) -> Any:
-    """The one type that a hint leaves besides None; the hint itself if there are several, or no None."""
+    """The one type that a hint leaves that is not None; the hint itself if there are several, or no None."""
     if typing.get_origin(hint) not in (typing.Union, types.UnionType):
         return hint
     others = [one for one in typing.get_args(hint) if one is not type(None)]
