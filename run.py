@@ -42,9 +42,7 @@ def main(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) 
             command = " ".join(["python run.py", *map(shlex.quote, dashes.taken_away(arguments, unknown))])
             parser.error(f"unrecognized arguments: {' '.join(unknown)}\nkeys have no dashes: {command}")
         _refuse_many_ranks(environment)
-        from harness.user_model import (
-            reference,
-        )  # imports are where they are needed: each command needs little of others
+        from harness.user_model import reference  # imports are where they are needed: each command needs few of them
 
         options.overrides = reference.typed(options.overrides)
         if options.config_dir is not None:

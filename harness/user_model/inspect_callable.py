@@ -6,7 +6,7 @@ there.
 
 from __future__ import annotations
 
-import sys
+import argparse
 from pathlib import Path
 
 from harness.core.problem import CannotRun
@@ -24,4 +24,8 @@ def main(text: str, answer: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
+    parser = argparse.ArgumentParser("python -m harness.user_model.inspect_callable", description=__doc__)
+    parser.add_argument("reference", metavar="REFERENCE", help="FILE.py:NAME")
+    parser.add_argument("file", metavar="FILE", type=Path, help="where the signature is written")
+    asked = parser.parse_args()
+    main(asked.reference, asked.file)
