@@ -103,7 +103,11 @@ def test_other_modes(mode: str, here: Path, tmp_path: Path, commands: None) -> N
 
 
 def test_a_sweep_of_several_from_another_folder(
-    here: Path, tmp_path: Path, commands: None, monkeypatch: pytest.MonkeyPatch
+    here: Path,
+    tmp_path: Path,
+    commands: None,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Its points hold whole paths: started again elsewhere, they are done before."""
     nets.write(here, nets.SMALL, "other, too.py")
@@ -118,7 +122,12 @@ def test_a_sweep_of_several_from_another_folder(
     assert names == {"net.py:build": "ok", "other, too.py:build": "infeasible", "mlp": "ok"}
     monkeypatch.chdir(tmp_path)
     before = {path.name for path in (tmp_path / "sweep").iterdir()}
+    capsys.readouterr()
     assert run.main([*typed, f"model={here}/net.py:build"], {}) == 0
+    assert "was changed" not in capsys.readouterr().out
+    nets.write(here, nets.WRAPPED.replace("Tanh", "ReLU"))
+    assert run.main([*typed, f"model={here}/net.py:build"], {}) == 0
+    assert "was run before net.py:build was changed, and is kept" in capsys.readouterr().out
     assert {path.name for path in (tmp_path / "sweep").iterdir()} == before
 
 

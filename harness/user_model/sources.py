@@ -10,9 +10,10 @@ from __future__ import annotations
 import ast
 import hashlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from harness.core.problem import CannotRun, Problem
 from harness.user_model import reference
@@ -30,6 +31,16 @@ def digest(place: Reference) -> str:
         text = _content(path, place)
         found.update(f"{path.relative_to(root)} {len(text)}\n".encode() + text)
     return found.hexdigest()[:DIGITS]
+
+
+def changed(model: Mapping[str, Any]) -> bool:
+    """Whether the sources of a model are others than when its keys were composed; for any other one False."""
+    if "callable" not in model or "source" not in model:
+        return False
+    try:
+        return digest(reference.parse(str(model["callable"]))) != model["source"]
+    except CannotRun:  # it is not there any more
+        return False
 
 
 def files(place: Reference) -> list[Path]:
