@@ -34,7 +34,7 @@ MUTANTS = (
            "os.path.abspath(os.path.join(folder, place))", "os.path.join(folder, place)",
            f"{USER_MODEL}/test_reference.py", "whole_path"),
     Mutant("a model's path with commas that is cut", "harness/user_model/reference.py",
-           'if _exists(raw) or "," not in raw:', 'if "," not in raw:',
+           "if found := _cut(raw):", "if found := ():",
            f"{USER_MODEL}/test_reference.py", "ambiguous"),
     Mutant("a signature by its source where the name is bound twice", "harness/user_model/literal_signature.py",
            "if bound[name] != 1 or", "if",

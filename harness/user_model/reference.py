@@ -201,7 +201,7 @@ def _unquoted(raw: str) -> str | None:
 
 def _several(raw: str) -> list[str]:
     """The models that are named between commas: one if a path has them, else each that exists or is a preset."""
-    if _exists(raw) or "," not in raw:
+    if "," not in raw:
         return [raw]
     if found := _cut(raw):
         return list(found)
