@@ -42,7 +42,10 @@ def main(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) 
             command = " ".join(["python run.py", *map(shlex.quote, dashes.taken_away(arguments, unknown))])
             parser.error(f"unrecognized arguments: {' '.join(unknown)}\nkeys have no dashes: {command}")
         _refuse_many_ranks(environment)
-        if options.config_dir is not None:  # imports are where they are needed: each command needs little of the others
+        from harness.user_model import reference  # imports are where they are needed: each command needs few of them
+
+        options.overrides = reference.typed(options.overrides)
+        if options.config_dir is not None:
             from harness.cli.compose import search
 
             search(options.config_dir)

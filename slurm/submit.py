@@ -22,6 +22,7 @@ from harness.run.folder_lock import Busy
 from harness.sweep import local, run_point
 from harness.sweep.points import Point, expand, refuse_mistyped
 from harness.sweep.row import Row
+from harness.user_model import reference
 from slurm import partition, point_states, resources, settings
 from slurm.array import Array
 from slurm.feasibility import Examined, examine
@@ -44,7 +45,7 @@ def main(arguments: Sequence[str]) -> int:
             raise CannotRun([Problem("-m", None, message, hint="leave -m out")])
         if options.config_dir:
             compose.search(options.config_dir)
-        overrides, own = settings.split(options.overrides)
+        overrides, own = settings.split(reference.typed(options.overrides))
         wanted = settings.read(own)
         points = expand(overrides)
         refuse_mistyped(points)

@@ -27,7 +27,30 @@ class Mutant:
 
 PERIODIC = "tests/planners/periodic"
 
+USER_MODEL = "tests/harness/user_model"
+
 MUTANTS = (
+    Mutant("a model's path that is relative to where a run is started", "harness/user_model/reference.py",
+           "os.path.abspath(os.path.join(folder, place))", "os.path.join(folder, place)",
+           f"{USER_MODEL}/test_reference.py", "whole_path"),
+    Mutant("a model's path with commas that is cut", "harness/user_model/reference.py",
+           "if found := _cut(raw):", "if found := ():",
+           f"{USER_MODEL}/test_reference.py", "ambiguous"),
+    Mutant("a signature by its source where the name is bound twice", "harness/user_model/literal_signature.py",
+           "if bound[name] != 1 or", "if",
+           f"{USER_MODEL}/test_signature.py", "only_an_import"),
+    Mutant("a digest of a model's file alone", "harness/user_model/sources.py",
+           "left += _imported(path, root, path.stat().st_mtime_ns)", "pass",
+           f"{USER_MODEL}/test_keys.py", "the_source_is_a_key"),
+    Mutant("a user's model whose layers are made once", "harness/user_model/plugin.py",
+           "if _on_meta() else self._make().module", "if _on_meta() else self._wrapper.module",
+           f"{USER_MODEL}/test_plugin.py", "again_each_time"),
+    Mutant("a traceback with frames of this project", "harness/user_model/load.py",
+           "while trace and trace.tb_frame.f_code.co_filename.startswith(HIDDEN):", "while False:",
+           "tests/harness/measure/test_check_model.py", "one_message"),
+    Mutant("a loss that is a mean, and is taken", "harness/measure/check_model.py",
+           "if _wanted(model, samples) is None:", "if False:",
+           "tests/harness/measure/test_check_model.py", "one_message"),
     Mutant("a group that takes one item too many", "planners/periodic/one_f_one_b_star.py",
            "return delay + load + waiting * (load > waiting)", "return delay + load",
            f"{PERIODIC}/test_one_f_one_b_star.py"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from omegaconf import DictConfig
 
 from harness.checks import mesh
+from harness.config import registry
 from harness.core.model_profile import ModelProfile
 from harness.core.problem import LEAVE_OUT, Fix, Problem
 from harness.interfaces import Capabilities
@@ -47,6 +48,8 @@ def stored(config: DictConfig, profile: ModelProfile, model_given: bool) -> list
 def check_same_model(config: DictConfig, profile: ModelProfile, model_given: bool) -> list[Problem]:
     """Check that a profile from a file is of the chosen model, by its name."""
     name = config.model.name
+    if registry.is_user_model("model", config.model):
+        return []  # a worker makes the model, and compares
     if not model_given or profile.model == name or profile.model.startswith(f"{name}_"):
         return []
     message = f"is of {_model(profile)}, the model is {name}"

@@ -18,6 +18,7 @@ import hydra
 from hydra.core.config_loader import ConfigLoader
 from hydra.core.config_search_path import ConfigSearchPath
 from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.types import Override
 from hydra.core.plugins import Plugins
 from hydra.errors import HydraException
 from hydra.plugins.search_path_plugin import SearchPathPlugin
@@ -26,7 +27,7 @@ from omegaconf.errors import InterpolationValidationError, MissingMandatoryValue
 
 from harness.checks import configuration, values
 from harness.checks.configuration import Expected
-from harness.cli import choice_files, suggestions
+from harness.cli import choice_files, suggestions, user_models
 from harness.cli.choice_files import CONF
 from harness.config import cluster_config, registry
 from harness.config.overrides import WANTED, Parsed, leaves, mistyped_interpolations, parse, value_problem
@@ -128,9 +129,14 @@ def read(overrides: Sequence[str]) -> DictConfig:
 def _taken(overrides: Sequence[str]) -> tuple[DictConfig, Parsed, list[Problem]]:
     """The configuration with all that can be taken of the overrides, and what is wrong with the others."""
     with session() as loader:
-        parsed, problems = parse(overrides, functools.partial(choices, loader), registry.GROUPS)
-        config: DictConfig = pickle.loads(_composed(tuple(choice.input_line or "" for choice in parsed.choices)))
+        parsed, problems = parse(overrides, functools.partial(choices, loader), registry.GROUPS, user_models.is_named)
+        own, others = _user_model(parsed.choices, problems)
+        config: DictConfig = pickle.loads(_composed(tuple(choice.input_line or "" for choice in others)))
     wrong = {bare_key(problem.key) for problem in problems} & {*registry.GROUPS}
+    if own is not None:
+        config.model = own
+    elif len(others) < len(parsed.choices):
+        wrong.add("model")
     for override in parsed.values:
         if override.key_or_group.partition(".")[0] in wrong:
             continue  # a key of a choice that does not exist
@@ -140,6 +146,26 @@ def _taken(overrides: Sequence[str]) -> tuple[DictConfig, Parsed, list[Problem]]
         else:
             OmegaConf.update(config, override.key_or_group, override.value())
     return config, parsed, problems
+
+
+def _user_model(chosen: Sequence[Override], problems: list[Problem]) -> tuple[DictConfig | None, list[Override]]:
+    """The part `model` of a model of the user's own, if one is chosen, and the choices that are Hydra's; what is wrong
+    with it is added to the problems."""
+    models = [choice for choice in chosen if choice.key_or_group == "model"]
+    try:
+        found = user_models.chosen(str(models[-1].value()), folders()) if models else None
+        if found is None:
+            return None, list(chosen)
+        own = user_models.node(found)
+    except CannotRun as error:
+        problems += error.problems
+        own = None
+    return own, [choice for choice in chosen if choice not in models]
+
+
+def folders() -> list[Path]:
+    """The folders of choices: that of this project, and the user's."""
+    return [CONF, *map(Path, filter(None, [further()]))]
 
 
 def search(folder: str) -> None:
@@ -192,17 +218,17 @@ def _composed(choices: tuple[str, ...]) -> bytes:
     Raises CannotRun where the files in conf/, or in the user's folder, do not fit together.
     """
     typed = dict(text.partition("=")[::2] for text in choices)
-    folders = [CONF, *map(Path, filter(None, [further()]))]
+    places = folders()
     for group, name in typed.items():
-        choice_files.check_choice(group, name, folders)
+        choice_files.check_choice(group, name, places)
     try:
         config = hydra.compose("config", list(choices))
     except (HydraException, OmegaConfBaseException) as error:
         reason = _reason(f"{error.__cause__ or error}".partition("\n\n")[0])
-        paths = (choice_files.find(group, name, folders[1:]) for group, name in typed.items())
+        paths = (choice_files.find(group, name, places[1:]) for group, name in typed.items())
         where = ", ".join(map(str, filter(None, paths))) or str(CONF)
         raise CannotRun([Problem(where, None, " ".join(reason.split()))]) from error
-    for key in sorted({key for group, name in typed.items() for key in choice_files.missing(group, name, folders)}):
+    for key in sorted({key for group, name in typed.items() for key in choice_files.missing(group, name, places)}):
         OmegaConf.update(config, key, "???")
     refuse([problem for group in registry.GROUPS if (problem := _other_schema(config, group, typed.get(group)))])
     return pickle.dumps(config)

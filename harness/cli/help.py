@@ -15,12 +15,14 @@ from collections.abc import Iterator, Sequence
 from typing import Any, get_type_hints
 
 from omegaconf import MISSING, DictConfig, OmegaConf
+from omegaconf.errors import MissingMandatoryValue
 
 from harness.cli.compose import CONF, read
 from harness.config import registry
 from harness.config.overrides import described
 from harness.config.schema import Config
 from harness.core.problem import bare_key, spelled
+from harness.user_model.keys import HELP, HIDDEN, shared
 
 USAGE = """\
 python run.py [key=value ...]        plan, predict, train a few steps, report and record
@@ -29,12 +31,15 @@ python run.py mode=plan [...]        only plan and predict; mode=profile only me
 python run.py mode=calibrate [...]   time collectives among this machine's devices, and write a cluster file
 python run.py mode=tune [...]        find the fastest mesh of all devices and number of micro-batches that fit in memory
 python run.py --config-dir DIR [...] also read choices from DIR: DIR/cluster/NAME.yaml is cluster=NAME
+python run.py model=net.py:build     your own model: what the function or class build of net.py returns; its parameters
+                                     are keys, and with --help they are listed
 python run.py -m [key=v1,v2 ...]     a sweep over every combination; +sweeps=NAME takes the points of sweeps/NAME.yaml
 python run.py --cfg job [...]        print the configuration and stop
 python run.py --help                 this page; with choices, as engine=gpipe --help, their keys alone"""
 EVERYTHING = """\
 python run.py --help                every choice and every key, also those of no group: batch.size, mesh.pipeline, ...
 python run.py --cfg job [...]       what a run would have"""
+USER_MODEL = "model=FILE.py:NAME, in addition to the parameters of NAME"
 INDENT = 4
 KEY_WIDTH = 30
 
@@ -68,7 +73,11 @@ def _of_choices(chosen: Sequence[str]) -> Iterator[str]:
     typed = {bare_key(text): text.partition("=")[2] for text in chosen}
     for group, name in typed.items():
         meaning = next((one.meaning for one in _choices(group) if one.name == name), "")
-        schema = registry.schemas()[group, group if group in registry.SCHEMAS else config[group].name]
+        if registry.is_user_model(group, config[group]):
+            schema: Any = OmegaConf.get_type(config[group])
+            meaning = schema.__doc__ or ""
+        else:
+            schema = registry.schemas()[group, group if group in registry.SCHEMAS else config[group].name]
         entries = (_given(entry, config) for entry in _entries(schema, f"{group}."))
         yield "\n".join([_line(Entry(f"{group}={name}", meaning), 0), *map(_line, entries)])
     others = (_other_choices(group, config[group].name) for group in registry.GROUPS if group not in typed)
@@ -78,7 +87,12 @@ def _of_choices(chosen: Sequence[str]) -> Iterator[str]:
 
 def _given(entry: Entry, config: DictConfig) -> Entry:
     """A key with its value in a configuration."""
-    return dataclasses.replace(entry, default=spelled(OmegaConf.select(config, entry.name)))
+    try:
+        value = OmegaConf.select(config, entry.name, throw_on_missing=True)
+    except MissingMandatoryValue:
+        return dataclasses.replace(entry, default="...")
+    shown = OmegaConf.to_container(value) if OmegaConf.is_list(value) else value
+    return dataclasses.replace(entry, default=spelled(shown))
 
 
 def _other_choices(group: str, name: str) -> str:
@@ -95,6 +109,8 @@ def groups() -> Iterator[tuple[str, list[Entry], dict[str, list[Entry]]]]:
             for (owner, name), config in registry.schemas().items()
             if owner == group and (entries := list(_entries(config, f"{group}.")))
         }
+        if group == "model":
+            owned[USER_MODEL] = list(_entries(dataclasses.make_dataclass("Shared", shared()), "model."))
         yield group, list(_choices(group)), owned
 
 
@@ -118,19 +134,22 @@ def _choices(group: str) -> Iterator[Entry]:
 
 def _entries(config: type, prefix: str) -> Iterator[Entry]:
     hints, meanings = get_type_hints(config), _meanings(config)
-    hidden = {"defaults"} | ({"name"} if config in registry.schemas().values() else set())
+    hidden = {"defaults", *(field.name for field in dataclasses.fields(config) if HIDDEN in field.metadata)}
+    hidden |= {"name"} if config in registry.schemas().values() else set()
     for field in dataclasses.fields(config):
         hint = hints[field.name]
         default = field.default_factory() if callable(field.default_factory) else field.default
         if dataclasses.is_dataclass(hint):
             yield from _entries(hint, f"{prefix}{field.name}.")  # type: ignore[arg-type]
-        elif default != MISSING and field.name not in hidden:
+        elif field.name not in hidden and (default != MISSING or HELP in field.metadata):
             kind = "" if hint is str else f" ({described(hint)})"
-            yield Entry(f"{prefix}{field.name}", meanings.get(field.name, "") + kind, spelled(default))
+            yield Entry(f"{prefix}{field.name}", (meanings.get(field.name, "") + kind).strip(), spelled(default))
 
 
 def _meanings(config: type) -> dict[str, str]:
-    """The docstring under each field of a dataclass."""
+    """The docstring under each field of a dataclass, or the text that its fields have themselves."""
+    if given := {one.name: one.metadata[HELP] for one in dataclasses.fields(config) if HELP in one.metadata}:
+        return given
     body: list[Any] = ast.parse(textwrap.dedent(inspect.getsource(config))).body[0].body  # type: ignore[attr-defined]
     return {
         field.target.id: " ".join(below.value.value.split())

@@ -74,9 +74,12 @@ _parser = functools.cache(OverridesParser.create)
 
 
 def parse(
-    texts: Sequence[str], options: Callable[[str], list[str]], groups: Iterable[str]
+    texts: Sequence[str],
+    options: Callable[[str], list[str]],
+    groups: Iterable[str],
+    unlisted: Callable[[Override], bool] = lambda override: False,
 ) -> tuple[Parsed, list[Problem]]:
-    """Take the overrides apart; `options(group)` are the choices of one of the `groups`."""
+    """Take the overrides apart; `options(group)` are the choices of one of the `groups`, others may be `unlisted`."""
     parsed, problems = Parsed([], []), []
     for text in texts:
         try:
@@ -86,7 +89,9 @@ def parse(
                 Problem(text, None, f"cannot be read: {first_line(error)}", hint=_hint_at(text, options, groups))
             )
             continue
-        problem = _form_problem(override) or _choice_problem(override, options, groups)
+        problem = _form_problem(override)
+        if problem is None and not unlisted(override):
+            problem = _choice_problem(override, options, groups)
         if problem:
             problems.append(problem)
         else:
@@ -358,6 +363,8 @@ def choices(config: DictConfig, overrides: Sequence[str]) -> dict[str, str]:
     chosen = dict(text.split("=", 1) for text in overrides if "=" in text)
     if config.profile:
         chosen.setdefault("model", Path(config.profile).stem)
+    if ":" in chosen.get("model", ""):  # a callable of the user's, with its whole path
+        chosen["model"] = config.model.name
     return {group: chosen.get(group, config[group].name) for group in ("engine", "model", "cluster")}
 
 

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from hydra.core.config_store import ConfigStore
@@ -49,6 +50,9 @@ RETURNS = {
 """What `build` of a group must return, and a method by which that is known."""
 GROUPS = (*FOLDERS, *SCHEMAS)
 """All groups of choices."""
+USER_MODEL = "harness.user_model.plugin"
+"""The plug-in of models that a callable of the user's makes. Their part of the configuration has a key `callable`, and
+keys that no dataclass lists before the callable is known."""
 
 
 @dataclass(frozen=True)
@@ -103,9 +107,16 @@ def schemas() -> dict[tuple[str, str], type]:
     return found
 
 
-def source(group: str, name: str) -> Path:
-    """The source of a plug-in: its package, or its module."""
-    path = _here()[group, name].path
+def is_user_model(group: str, node: DictConfig) -> bool:
+    """Whether a part of the configuration is that of a model of the user's own."""
+    return group == "model" and "callable" in node
+
+
+def source(group: str, node: DictConfig) -> Path:
+    """The source of the plug-in `node.name`: its package, or its module. That of a user's model is in its keys."""
+    if is_user_model(group, node):
+        return ROOT / "harness" / "user_model"
+    path = _here()[group, node.name].path
     return path.parent if path.name in PACKAGE_FILES else path
 
 
@@ -120,6 +131,8 @@ def build(group: str, node: DictConfig, *extra: Any) -> Any:
     The node may also come from a file: it is checked against the plug-in's Config. Raises CannotRun where `build` ends
     the process, or returns something else than its group's.
     """
+    if is_user_model(group, node):
+        return importlib.import_module(USER_MODEL).build(_settings(node))
     settings = _config(_module(group, node), node)
     builder, (wanted, method) = _here()[group, node.name].builder, RETURNS[group]
     path = ROOT / f"{builder.replace('.', '/')}.py"
@@ -132,6 +145,9 @@ def build(group: str, node: DictConfig, *extra: Any) -> Any:
 
 def problems(group: str, node: DictConfig) -> list[Problem]:
     """Return the problems that the plug-in's own `check(config)` finds, if it has one."""
+    if is_user_model(group, node):
+        found: list[Problem] = importlib.import_module(USER_MODEL).check(_settings(node))
+        return found
     module = _module(group, node)
     return _checked(module, "check", _config(module, node)) if hasattr(module, "check") else []
 
@@ -141,10 +157,15 @@ def unsuited(data: DictConfig, model: DictConfig) -> list[Problem]:
 
     A model without a `TASK` next to its Config is checked only when it is built.
     """
-    module, task = _module("data", data), getattr(_module("model", model), "TASK", None)
+    module = _module("data", data)
+    if is_user_model("model", model):
+        given = {key: value for key, value in _settings(model).items() if value is not None}
+        task, keys = given.get("task"), SimpleNamespace(**given)
+    else:
+        task, keys = getattr(_module("model", model), "TASK", None), _config(_module("model", model), model)
     if task is None or not hasattr(module, "check_model"):
         return []
-    return _checked(module, "check_model", _config(module, data), task, _config(_module("model", model), model))
+    return _checked(module, "check_model", _config(module, data), task, keys)
 
 
 def _checked(module: Any, function: str, *given: Any) -> list[Problem]:
@@ -215,6 +236,12 @@ def _module(group: str, node: DictConfig) -> Any:
         known = ", ".join(name for owner, name in _here() if owner == group)
         raise CannotRun([Problem(group, node.name, f"is not one of {known}")])
     return importlib.import_module(_here()[group, node.name].module)
+
+
+def _settings(node: DictConfig) -> dict[str, Any]:
+    """The keys of a user's model, whose values are those of plain Python."""
+    settings: Any = OmegaConf.to_container(node, resolve=True)
+    return settings
 
 
 def _config(module: Any, node: DictConfig) -> Any:

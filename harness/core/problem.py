@@ -177,11 +177,12 @@ def spelled(value: Any) -> str:
 
 def table(problems: Sequence[Problem], title: str) -> str:
     """The problems as an aligned table under one heading; fixes that do not fit into WIDTH columns stand below,
-    and messages are wrapped."""
+    and messages are wrapped. Further lines of a message, as of a traceback, and of a hint stay as they are."""
     rows = [(problem.subject, problem.message, advice(problem)) for problem in problems]
     subjects, messages, fixes = (max((len(row[column]) for row in rows), default=0) for column in range(3))
     lines = [f"{title} cannot run:"]
-    if subjects + messages + fixes + len("     " + "   -> ") <= WIDTH:
+    plain = not any("\n" in text for row in rows for text in row)
+    if plain and subjects + messages + fixes + len("     " + "   -> ") <= WIDTH:
         for subject, message, advised in rows:
             lines.append(f"  {subject:<{subjects}}   {message:<{messages}}   {advised and f'-> {advised}'}".rstrip())
         return "\n".join(lines)
@@ -189,10 +190,12 @@ def table(problems: Sequence[Problem], title: str) -> str:
     indent = " " * (column + 5)
     for subject, message, advised in rows:
         first = f"{subject:<{column}}   {message}"
+        first, *further = first.split("\n")
         lines += textwrap.wrap(
             first, WIDTH, initial_indent="  ", subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
         )
-        lines += [f"{indent}-> {advised}"] if advised else []
+        lines += [f"      {line}".rstrip() for line in further]
+        lines += [f"{indent}-> {advised}".replace("\n", f"\n{indent}   ")] if advised else []
     return "\n".join(lines)
 
 

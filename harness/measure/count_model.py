@@ -43,7 +43,7 @@ def count(
     if watch:
         for name, module in chain.layers.named_modules():
             module.register_forward_hook(lambda *_, name=name: watch(name))
-    _pretend(chain, torch.device("cpu"), mode)
+    pretend(chain, torch.device("cpu"), mode)
     with mode, dropout.keyed(seed=0, step=0, micro_batch=0):
         profile = counted(chain, dtype, autocast)
     return replace(profile, source=f"counted on the meta device, torch {torch.__version__}", times="none")
@@ -107,7 +107,7 @@ class Counts:
         return tensor
 
 
-def _pretend(chain: Chain, device: torch.device, mode: FakeTensorMode) -> None:
+def pretend(chain: Chain, device: torch.device, mode: FakeTensorMode) -> None:
     """Let the tensors of a chain on the meta device say that they are on `device`, still without memory.
 
     The meta device itself knows neither autocast nor random generators, and takes other kernels for attention.

@@ -125,7 +125,7 @@ class Profiles:
         device = COUNTED if origin == "counted" else devices.detect(wanted(config)).name
         return profile_cache.path(
             model,
-            registry.source("model", config.model.name),
+            registry.source("model", config.model),
             mesh.micro_batch(config),
             precision.dtype,
             device,

@@ -28,6 +28,7 @@ from harness.sweep.live_table import Display
 from harness.sweep.points import expand, refuse_mistyped, scale_of, value_of
 from harness.sweep.row import Row
 from harness.sweep.table import as_csv, close
+from harness.user_model import sources
 
 
 def main(overrides: Sequence[str]) -> int:
@@ -69,6 +70,9 @@ def _go_through(rows: Sequence[Row], folder: Path, display: Display) -> None:
         configs[row.point.id] = _composed(row, folder / row.point.id)
         if row.record:
             display.ended(row)
+        if row.record and row.before and sources.changed(row.record.config.get("model", {})):
+            model = row.record.config["model"]["name"]
+            display.note(f"{row.point.id} was run before {model} was changed, and is kept: out=DIR for new runs")
     if sum(config is not None and config.mode == "run" for config in configs.values()) > 1:
         supervisor.start_fork_server()
     elsewhere = []

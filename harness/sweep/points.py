@@ -21,6 +21,7 @@ from harness.config import registry
 from harness.config.overrides import first_line, read
 from harness.core.problem import LEAVE_OUT, CannotRun, Problem, refuse
 from harness.core.value_checks import one_of, similar
+from harness.user_model import reference
 
 ID_LENGTH = 10
 SWEEP = "this sweep"
@@ -165,7 +166,7 @@ def _table(texts: Sequence[str], parser: OverridesParser, where: str, several: b
     """Parse overrides; a key that comes again replaces what was there, or adds to it where `several`."""
     table: Table = {}
     problems = []
-    for text in texts:
+    for text in reference.typed(texts):
         try:
             override = _read(text, parser)
             if found := _too_many(f"{where}{text}", _count(override)):

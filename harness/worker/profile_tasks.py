@@ -37,7 +37,7 @@ def profile_model(folder: Path, config: DictConfig, samples: str, *ahead: str) -
     say("loading torch")
     from harness.measure import profile_model
 
-    model = registry.build("model", config.model)
+    model = built(config, samples)
     device, precision = torch_devices(config, 1)[0], config.precision
     there = devices.detect("cpu" if device == "cpu" else "cuda").memory_bytes
 
@@ -55,13 +55,23 @@ def count_model(folder: Path, config: DictConfig, samples: str, *ahead: str) -> 
     say("loading torch")
     from harness.measure import count_model
 
-    model, precision = registry.build("model", config.model), config.precision
+    model, precision = built(config, samples), config.precision
 
     def make(count: int) -> ModelProfile:
         say(f"counting {model.name}, micro-batches of {count}")
         return count_model.count(model, count, precision.dtype, precision.autocast)
 
     _make_profiles(folder, make, samples, ahead)
+
+
+def built(config: DictConfig, samples: str | int) -> Model:
+    """The model; one of the user's own is tried on a micro-batch of so many samples."""
+    from harness.measure import check_model
+
+    model: Model = registry.build("model", config.model)
+    if registry.is_user_model("model", config.model):
+        check_model.check(model, int(samples), config.precision.dtype, config.precision.autocast)
+    return model
 
 
 def _make_profiles(folder: Path, make: Callable[[int], ModelProfile], samples: str, ahead: Sequence[str]) -> None:
@@ -83,7 +93,8 @@ def _make_profiles(folder: Path, make: Callable[[int], ModelProfile], samples: s
 def compare_profile(folder: Path, config: DictConfig) -> None:
     """Raise `CannotRun` if `profile.json`, which is the user's, is not one of the model."""
     say("loading torch")
-    check_profile(registry.build("model", config.model), ModelProfile.load(folder / PROFILE), config.profile)
+    profile = ModelProfile.load(folder / PROFILE)
+    check_profile(built(config, profile.micro_batch), profile, config.profile)
 
 
 def measure_machine(folder: Path, config: DictConfig, kind: str) -> None:

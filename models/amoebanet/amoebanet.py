@@ -28,12 +28,12 @@ from harness.core.problem import refuse
 from models.amoebanet.cell import NORMAL, REDUCTION, Cell, Kind
 from models.amoebanet.config import GROUPS, SHRINK, Config, check
 from models.amoebanet.operations import convolution
-from models.classifier import Classifier
+from models.classification_model import ClassificationModel
 
 RGB = 3
 
 
-class AmoebaNet(Classifier):
+class AmoebaNet(ClassificationModel):
     """Classifies (n, 3, size, size) images: logits (n, classes).
 
     `name` says which one it is, as in "amoebanet_18_256_224" for L=18, D=256 and 224 pixels. Raises `CannotRun` that

@@ -18,13 +18,13 @@ import torch
 from torch import Tensor, nn
 
 from harness.core.problem import refuse
-from models.classifier import Classifier
+from models.classification_model import ClassificationModel
 from models.densenet.config import Config, check
 
 Named = Iterator[tuple[str, nn.Module]]
 
 
-class DenseNet(Classifier):
+class DenseNet(ClassificationModel):
     """Classifies (n, 3, size, size) images: logits, (n, classes).
 
     `name` says which one it is, as in "densenet_6_12_24_16_32_224_1000" for DenseNet-121 on 224 pixels with 1000

@@ -20,14 +20,14 @@ from torch import Tensor, nn
 
 from harness.core.problem import refuse
 from harness.nn.dropout import Dropout
-from models.classifier import Classifier
+from models.classification_model import ClassificationModel
 from models.inception.config import Config, check
 
 Unit = tuple[int, int, int]
 Named = Iterator[tuple[str, nn.Module]]
 
 
-class Inception(Classifier):
+class Inception(ClassificationModel):
     """Classifies (n, 3, size, size) images: logits, (n, classes).
 
     `name` says which one it is, as in "inception_1_299_1000" for the undivided network on 299 pixels with 1000

@@ -14,11 +14,11 @@ from itertools import pairwise
 from torch import nn
 
 from harness.core.problem import refuse
-from models.classifier import Classifier
+from models.classification_model import ClassificationModel
 from models.mlp.config import Config, check
 
 
-class MLP(Classifier):
+class MLP(ClassificationModel):
     """Classifies (n, widths[0]) numbers: logits, (n, widths[-1]).
 
     `name` says which one it is, as in "mlp_64_128_128_10". Raises `CannotRun` that names each key of `config` whose

@@ -22,14 +22,14 @@ from torch import Tensor, nn
 
 from harness.core.problem import refuse
 from harness.nn.skip import Skippable, Stash
-from models.classifier import Classifier
+from models.classification_model import ClassificationModel
 from models.resnet.config import Config, check
 
 EXPANSION = 4
 """A bottleneck's output channels for each inner one."""
 
 
-class ResNet(Classifier):
+class ResNet(ClassificationModel):
     """Classifies (n, 3, size, size) images: logits, (n, classes).
 
     `name` says which one it is, as in "resnet_3_4_6_3_64_224_1000" for ResNet-50 on 224 pixels with 1000 classes;

@@ -18,7 +18,7 @@ from torch import nn
 
 from harness.core.problem import refuse
 from harness.nn.dropout import Dropout
-from models.classifier import Classifier
+from models.classification_model import ClassificationModel
 from models.vgg.config import Config, check
 
 AVERAGED = 7
@@ -27,7 +27,7 @@ AVERAGED = 7
 Named = Iterator[tuple[str, nn.Module]]
 
 
-class VGG(Classifier):
+class VGG(ClassificationModel):
     """Classifies (n, 3, size, size) images: logits, (n, classes).
 
     `name` says which one it is, as in "vgg_64_128_256_512_512_4096_224_1000" for VGG13 on 224 pixels with 1000

@@ -66,5 +66,5 @@ def write(files: Mapping[str, str], root: Path) -> None:
     """Writes new files into `root`."""
     for name, text in files.items():
         assert not (root / name).exists(), f"{name} is there already"
-        (root / name).parent.mkdir(exist_ok=True)
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(text)

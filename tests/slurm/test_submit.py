@@ -18,6 +18,7 @@ from slurm.array import Array
 from slurm.feasibility import CHUNK, Examined, examine
 from slurm.resources import Need
 from slurm.settings import Settings
+from tests.harness.user_model import nets
 from tests.slurm.emulated import Cluster, wait_for
 
 RUN_S = 300.0
@@ -49,6 +50,17 @@ def states_of(folder: Path) -> list[str]:
 
 def states_by_index(cluster: Cluster, job: str) -> dict[str, str]:
     return {name.partition("_")[2]: state for name, state in cluster.jobs().items() if name.startswith(f"{job}_")}
+
+
+def test_a_model_of_the_users_own(cluster: Cluster, tmp_path: Path) -> None:
+    """Named by a relative path, whose file is found on the node."""
+    nets.write(tmp_path / "it's, mine", nets.WRAPPED)
+    folder = tmp_path / "sweep"
+    typed = ["mode=plan", "costs=analytic", "tracker=none", "model=it's, mine/net.py:build", "engine=single,gpipe"]
+    assert submit.main([*typed, quoted("out", str(folder)), "slurm.time=5"]) == 0
+    wait_for(cluster.settled, "the array", RUN_S)
+    records = [RunRecord.load(folder / point.id / "record.json") for point in Array(folder).points()]
+    assert [(one.status, one.config["model"]["name"]) for one in records] == [("ok", "net.py:build")] * 2
 
 
 def test_points_reach_their_run_as_they_were_typed(

@@ -11,7 +11,7 @@ from harness.measure.count_model import count
 from harness.sbp.device_grid import Grid
 from harness.sbp.matmul_chain import chain_from_profile
 from harness.sbp.shortest_path import Ends
-from models.classifier import Classifier
+from models.classification_model import ClassificationModel
 from tests.support.sbp_plans import costs_of, flat, with_strategies
 from tests.support.sbp_runs import Run, check
 
@@ -21,7 +21,7 @@ SAMPLES = 4
 ENDS: tuple[Ends, ...] = ("free", "batch_split")
 
 
-class Strided(Classifier):
+class Strided(ClassificationModel):
     """Strides, no padding, kernels that are no squares, dilation, and a norm before a convolution."""
 
     def __init__(self) -> None:

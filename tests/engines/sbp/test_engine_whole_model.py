@@ -12,7 +12,7 @@ from harness.measure.count_model import count
 from harness.sbp.device_grid import Grid, Strategy
 from harness.sbp.matmul_chain import chain_from_profile
 from harness.sbp.shortest_path import Ends
-from models.classifier import Classifier
+from models.classification_model import ClassificationModel
 from models.densenet.config import Config
 from models.densenet.densenet import build
 from models.gpt.block import Block
@@ -30,7 +30,7 @@ WANTED: dict[Ends, tuple[Strategy, ...]] = {
 """Strategies of all products, the first that one can have."""
 
 
-class Images(Classifier):
+class Images(ClassificationModel):
     """Between others a convolution of groups and one with a pool after it, norms in front, and a transposed one."""
 
     def __init__(self) -> None:

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from harness.core.problem import CannotRun, Problem, advice
-from models.classifier import Classifier
+from models.classification_model import ClassificationModel
 from models.data.images.class_folders import read
 from models.data.images.config import Config, check
 from models.data.images.images import build
@@ -22,7 +22,7 @@ HALVES = np.array([[0, 255], [0, 255]], np.uint8).repeat(8, 0).repeat(8, 1)
 
 
 def classifier(*shape: int, classes: int = 10) -> Any:
-    return Classifier("small", shape, classes)
+    return ClassificationModel("small", shape, classes)
 
 
 def save(path: Path, colour: tuple[int, int, int] = (10, 100, 200)) -> None:

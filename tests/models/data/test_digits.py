@@ -12,14 +12,14 @@ import torch
 from sklearn.datasets import load_digits
 
 from harness.core.problem import CannotRun, advice
-from models.classifier import Classifier
+from models.classification_model import ClassificationModel
 from models.data.images.config import Config
 from models.data.images.images import build
 from tests.problems import keys, refused
 
 
 def classifier(*shape: int, classes: int = 10) -> Any:
-    return Classifier("small", shape, classes)
+    return ClassificationModel("small", shape, classes)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from torch.nn import functional
 from harness.interfaces import Batch
 
 
-class Classifier:
+class ClassificationModel:
     """Assigns a sample of `input_shape` to one of `classes`: logits (n, classes), targets (n,) of int64.
 
     Implements `harness.interfaces.Model` but for `layers`.

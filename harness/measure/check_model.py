@@ -1,0 +1,147 @@
+"""Check that a model of the user's own takes its samples and gives what its loss needs, before anything is measured.
+
+    layers -> sample -> layer by layer -> shape of the output -> loss -> sum over the samples?
+
+All of it without memory, as `harness.measure.count_model` counts; what that cannot run, such as code that looks at the
+values of tensors, is run for real.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from harness.core.problem import CannotRun, Problem
+from harness.interfaces import Batch, Model
+from harness.measure.count_model import pretend
+from harness.measure.layer_chain import Chain, Value
+from harness.nn import dropout
+from harness.user_model.load import cause
+
+SMALL_BYTES = 1 << 30
+"""Weights with which a model is run for real to find out what is wrong with it."""
+LARGEST_CHECKED = 10**7
+"""Numbers of an output on which a loss is tried."""
+TOLERANCE = 1e-4
+
+
+def check(model: Model, samples: int, dtype: str, autocast: str | None = None) -> None:
+    """Raise CannotRun if a micro-batch of so many samples cannot be trained on, with the user's own traceback.
+
+    Messages begin with the model's name, and name the layer.
+    """
+    with torch.random.fork_rng(devices=[]), dropout.keyed(seed=0, step=0, micro_batch=0):
+        try:
+            _check(model, samples, dtype, autocast, pretending=True)
+            return
+        except CannotRun:
+            if _weight_bytes(model) > SMALL_BYTES:
+                raise
+        _check(model, samples, dtype, autocast, pretending=False)  # not in the handler: a traceback has no other one
+
+
+def _check(model: Model, samples: int, dtype: str, autocast: str | None, pretending: bool) -> None:
+    kind = torch.device("meta" if pretending else "cpu")
+    with _telling(model, "making its layers and samples"):
+        chain = Chain(model, samples, getattr(torch, dtype), kind, autocast)
+    _check_batch(model, chain.batch, samples)
+    mode = FakeTensorMode(allow_non_fake_inputs=True) if pretending else None
+    if mode:
+        pretend(chain, torch.device("cpu"), mode)
+    with mode or nullcontext():
+        shape = tuple(chain.batch.inputs.shape)
+        with _telling(model, f"its layers on {samples} samples, inputs of {shape}"):
+            output = chain.forward(lambda index, phase: nullcontext())[-1].output
+        _check_output(model, output, samples)
+        with _telling(model, f"its loss on an output of {_shape(output)} and targets of {_shape(chain.batch.targets)}"):
+            loss = model.loss(output, chain.batch.targets)  # type: ignore[arg-type]
+        if not isinstance(loss, Tensor) or loss.dim():
+            what = f"a tensor of {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+            raise CannotRun([Problem("model", model.name, f"has a loss that returns {what}, it must be one number")])
+    if _wanted(model, samples) is None:
+        _check_sum(model, output, chain.batch.targets)
+
+
+def _check_batch(model: Model, batch: Batch, samples: int) -> None:
+    for name, tensor in vars(batch).items():
+        if not isinstance(tensor, Tensor) or not tensor.dim() or len(tensor) != samples:
+            message = f"has {name} of {_shape(tensor)} for {samples} samples: the first dimension must be the sample"
+            raise CannotRun([Problem("model", model.name, message)])
+
+
+def _check_output(model: Model, output: Value, samples: int) -> None:
+    """The output must have the shape that the task says, so that a target fits it."""
+    expected = _wanted(model, samples)
+    if expected is None or (isinstance(output, Tensor) and tuple(output.shape) == expected):
+        return
+    message = f"gives {_shape(output)} for {samples} samples, a model for {model.task} must give {expected}"
+    raise CannotRun([Problem("model", model.name, message, hint=_fitting(output, expected))])
+
+
+def _wanted(model: Model, samples: int) -> tuple[int, ...] | None:
+    """The shape of the output, of a model whose loss is not the user's own."""
+    shape_of: Callable[[int], tuple[int, ...] | None] = getattr(model, "output_shape_of", lambda n: None)
+    return shape_of(samples)
+
+
+def _fitting(output: Value, expected: tuple[int, ...]) -> str:
+    """What to change, if the last size alone is another one."""
+    found = tuple(output.shape) if isinstance(output, Tensor) else ()
+    if len(found) == len(expected) and found[:-1] == expected[:-1]:
+        return f"a last layer of {expected[-1]}, or {found[-1]} where {expected[-1]} is given"
+    return ""
+
+
+def _check_sum(model: Model, output: Value, targets: Tensor) -> None:
+    """Refuse a loss of the user's that is the mean over the samples: with micro-batches it would be another one.
+
+    Shown by outputs and targets of two samples, together and one by one. A loss that does not take these is left.
+    """
+    if not isinstance(output, Tensor) or output.numel() * 2 // len(output) > LARGEST_CHECKED:
+        return
+    outputs, wanted = (_any_two(tensor) for tensor in (output, targets))
+    with suppress(RuntimeError, ValueError, TypeError, IndexError):
+        both = float(model.loss(outputs, wanted))
+        parts = sum(float(model.loss(outputs[i : i + 1], wanted[i : i + 1])) for i in range(2))
+        if math.isclose(2 * both, parts, rel_tol=TOLERANCE) and not math.isclose(both, parts, rel_tol=TOLERANCE):
+            message = "has a loss that is the mean over the samples: it must be their sum, or have one number for each"
+            raise CannotRun([Problem("model", model.name, message, hint='reduction="sum" or "none"')])
+
+
+def _any_two(like: Tensor) -> Tensor:
+    """Two samples of the shape of these, of numbers from 0 to 1, or of zeros where they are whole."""
+    shape = (2, *like.shape[1:])
+    return torch.rand(shape, dtype=like.dtype) if like.is_floating_point() else torch.zeros(shape, dtype=like.dtype)
+
+
+def _shape(value: object) -> str:
+    if isinstance(value, Tensor):
+        return str(tuple(value.shape))
+    if isinstance(value, tuple):
+        return " and ".join(map(_shape, value))
+    return type(value).__name__
+
+
+@contextmanager
+def _telling(model: Model, what: str) -> Iterator[None]:
+    """Raise CannotRun for whatever the user's code raises, `sys.exit` too."""
+    try:
+        yield
+    except CannotRun:
+        raise
+    except (Exception, SystemExit) as error:
+        raise CannotRun([cause(model.name, error, f"in {what}")]) from error
+
+
+def _weight_bytes(model: Model) -> int:
+    """Bytes of the weights; more than is small if even the layers cannot be made without memory."""
+    try:
+        with torch.device("meta"):
+            return sum(p.numel() * p.element_size() for p in model.layers().parameters())
+    except CannotRun:
+        return 0

@@ -1,0 +1,203 @@
+"""The plug-in of users' models: what `harness.config.registry` asks of it for a model with the key `callable`.
+
+settings   ->   call net.py:build(width=64)   ->   a module, with the task of the keys
+                                                   Classifier, LanguageModel, Regression, Custom
+                                                   a model with the whole interface
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from harness.core.problem import CannotRun, Problem, spelled
+from harness.interfaces import Batch, Model
+from harness.user_model import keys, loaded_signature
+from harness.user_model.keys import NEEDED, SHARED
+from harness.user_model.reference import Reference, parse
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from harness.user_model.wrappers import Wrapper
+
+check = keys.problems
+CAPTURE = "harness.capture"
+"""The package that splits a module into layers."""
+INTERFACE = ("name", "task", "input_shape", "classes", "layers", "sample", "loss")
+EXAMPLES = {
+    "classification": "Classifier(module, input_shape=(3, 32, 32), classes=10)",
+    "text": "LanguageModel(module, vocabulary=256, sequence=128)",
+    "regression": "Regression(module, input_shape=(8,), output_shape=(1,))",
+    "custom": "Custom(module, example_batch=(inputs, targets), loss=loss)",
+}
+
+
+def build(settings: Mapping[str, Any]) -> Model:
+    """The model of a user's callable. Raises CannotRun for what the callable raises, and for what it returns if no
+    model can be made of that."""
+    place = parse(settings["callable"])
+
+    def make() -> Any:
+        return loaded_signature.call(place, settings)
+
+    made = without_memory(make)
+    if _has_interface(made):
+        whole: Model = make()
+        return whole
+    wrapper = _wrapped(made, place, settings)
+    return UserModel(_name(place, settings), wrapper, lambda: _wrapped(make(), place, settings))
+
+
+class UserModel:
+    """A model whose layers are made by calling the user's callable again. Implements `harness.interfaces.Model`."""
+
+    def __init__(self, name: str, wrapper: Wrapper, make: Callable[[], Wrapper]) -> None:
+        self.name, self.task = name, wrapper.task
+        self.input_shape, self.classes = wrapper.input_shape, wrapper.classes
+        self._wrapper, self._make = wrapper, make
+        self._filled: Wrapper | None = None
+
+    def layers(self) -> nn.Sequential:
+        """The layers of a module that is made now."""
+        import torch
+
+        module = without_memory(lambda: self._make().module) if _on_meta() else self._make().module
+        return as_layers(module, self.sample(2).inputs if not isinstance(module, torch.nn.Sequential) else None)
+
+    def sample(self, n: int) -> Batch:
+        """n samples, as the wrapper draws them."""
+        return self._with_values().sample(n)
+
+    def loss(self, output: Tensor, target: Tensor) -> Tensor:
+        """The wrapper's loss."""
+        return self._wrapper.loss(output, target)
+
+    def output_shape_of(self, n: int) -> tuple[int, ...] | None:
+        """The shape of the output for n samples, if the task says it."""
+        return self._wrapper.output_shape_of(n)
+
+    def _with_values(self) -> Wrapper:
+        """The wrapper; one with an example is made again where tensors have values, once and always the same."""
+        import torch
+
+        example = getattr(self._wrapper, "example", None)
+        if example is None or not example.inputs.is_meta or _on_meta():
+            return self._wrapper
+        if self._filled is None:
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(0)
+                self._filled = self._make()
+        return self._filled
+
+
+def as_layers(module: nn.Module, inputs: Tensor | None) -> nn.Sequential:
+    """The layers of a module: its own if it is an nn.Sequential, else what `harness.capture` finds for these inputs."""
+    from torch import nn
+
+    if isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward:
+        return module
+    if importlib.util.find_spec(CAPTURE) is None:
+        return nn.Sequential(module)
+    layers: nn.Sequential = importlib.import_module(CAPTURE).split(module, (inputs,), {})
+    return layers
+
+
+def without_memory(make: Callable[[], Any]) -> Any:
+    """What `make` returns, on the meta device; torch's random generator is left as it was.
+
+    Code that needs values of tensors is run on the CPU, and a module that it returns is moved.
+    """
+    import torch
+
+    with torch.random.fork_rng(devices=[]):
+        try:
+            with torch.device("meta"):
+                return make()
+        except CannotRun:
+            pass  # what is wrong there, too, is raised again
+        with torch.device("cpu"):
+            made = make()
+    module = made if isinstance(made, torch.nn.Module) else getattr(made, "module", None)
+    if isinstance(module, torch.nn.Module):
+        module.to("meta")
+    return made
+
+
+def _on_meta() -> bool:
+    import torch
+
+    return torch.get_default_device().type == "meta"
+
+
+def _has_interface(made: Any) -> bool:
+    return all(hasattr(made, name) for name in INTERFACE) and not isinstance(made, type)
+
+
+def _wrapped(made: Any, place: Reference, settings: Mapping[str, Any]) -> Wrapper:
+    """The wrapper that a callable returned, or one of the keys around its module."""
+    from torch import nn
+
+    from harness.user_model.wrappers import Classifier, LanguageModel, Regression, Wrapper
+
+    own = {one.name for one in loaded_signature.of(place).keys}
+    given: dict[str, Any] = {key: settings[key] for key in SHARED if settings.get(key) is not None}
+    if isinstance(made, Wrapper):
+        if twice := [key for key in given if key not in own]:
+            what = type(made).__name__
+            fixes = ({f"model.{key}": "~" for key in twice},)
+            message = f"is given, and {place.shown} returns a {what}, which says what it is trained on"
+            raise CannotRun([Problem(f"model.{twice[0]}", given[twice[0]], message, fixes)])
+        return made
+    if not isinstance(made, nn.Module):
+        raise CannotRun([_no_model(made, place)])
+    if isinstance(made, nn.Sequential) and not len(made):
+        raise CannotRun([Problem("model", place.shown, "returns a Sequential without layers")])
+    task = given.get("task")
+    if task not in NEEDED or keys.missing(settings, task):
+        raise CannotRun([_no_task(made, place, given)])
+    if task == "classification":
+        return Classifier(made, given["input"], given["classes"])
+    if task == "text":
+        return LanguageModel(made, given["vocabulary"], given["sequence"])
+    return Regression(made, given["input"], given["output"])
+
+
+def _no_model(made: Any, place: Reference) -> Problem:
+    """What a callable returned instead of a model."""
+    lacking = [name for name in INTERFACE if not hasattr(made, name)]
+    hint = f"an nn.Module, or one in a wrapper: return {EXAMPLES['classification']}"
+    if isinstance(made, type):
+        return Problem("model", place.shown, f"returns the class {made.__name__}, it must return a model", hint=hint)
+    if len(lacking) <= len(INTERFACE) // 2:
+        message = f"returns a {type(made).__name__} without {', '.join(lacking)}, which a model has"
+        return Problem("model", place.shown, message, hint="docs/tutorials/own_model.md lists what a model has")
+    what = "None" if made is None else f"{type(made).__name__} {made!r:.60}"
+    message = f"returns {what}, it must return a model"
+    return Problem("model", place.shown, message, hint=f"{'return the module: ' if made is None else ''}{hint}")
+
+
+def _no_task(made: nn.Module, place: Reference, given: Mapping[str, Any]) -> Problem:
+    """All that could be added to a plain module, to be copied."""
+    what = type(made).__name__
+    message = f"returns a {what} alone: what are its input, its target and its loss?"
+    tasks = [given["task"]] if given.get("task") in NEEDED else list(NEEDED)
+    lines = ["one of these lines of keys:"]
+    for task in tasks:
+        needed = {"task": task} | NEEDED[task] | {key: given[key] for key in NEEDED[task] if key in given}
+        lines.append("    " + " ".join(f"model.{key}={spelled(value)}" for key, value in needed.items()))
+    lines.append(f"or one of these wrappers, in {place.shown.rpartition(':')[0]}:")
+    for line in EXAMPLES.values():
+        lines.append(f"    from harness import {line.partition('(')[0]}; return {line}")
+    return Problem("model", place.shown, message, hint="\n".join(lines))
+
+
+def _name(place: Reference, settings: Mapping[str, Any]) -> str:
+    """net.py:build width=128, with the keys that have other values than by default."""
+    found = loaded_signature.of(place)
+    own = {one.name: one.default for one in found.keys}
+    other = {key: settings[key] for key, default in own.items() if settings[key] != default}
+    other |= {key: settings[key] for key in SHARED if key not in own and settings.get(key) is not None}
+    return " ".join([place.title, *(f"{key}={spelled(value)}" for key, value in other.items())])

@@ -1,0 +1,169 @@
+"""What a module is trained on, around it: its input, its target and its loss. `from harness import Classifier`.
+
+    Classifier      (n, *input_shape)   ->  logits (n, classes)                cross entropy
+    LanguageModel   tokens (n, s)       ->  logits (n, s, vocabulary)          cross entropy of the next token
+    Regression      (n, *input_shape)   ->  (n, *output_shape)                 mean squared error
+    Custom          as the example      ->  anything                           the user's own loss
+
+A wrapper has all of `harness.interfaces.Model` but `name` and `layers`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from harness.interfaces import Batch
+
+
+class Wrapper(ABC):
+    """A module with what it is trained on. Raises TypeError and ValueError for arguments that cannot be meant."""
+
+    task: str
+    input_shape: tuple[int, ...] = ()
+    classes: int = 0
+
+    def __init__(self, module: nn.Module) -> None:
+        if not isinstance(module, nn.Module):
+            raise TypeError(f"{type(self).__name__} takes an nn.Module, it got {type(module).__name__}: {module!r:.80}")
+        self.module = module
+
+    @abstractmethod
+    def sample(self, n: int) -> Batch:
+        """n synthetic samples, drawn from torch's random generator on the current default device."""
+
+    @abstractmethod
+    def loss(self, output: Tensor, target: Tensor) -> Tensor:
+        """The sum of the samples' losses."""
+
+    def output_shape_of(self, n: int) -> tuple[int, ...] | None:
+        """The shape that the module must give for n samples; None if only the loss knows."""
+        return None
+
+
+class Classifier(Wrapper):
+    """Assigns a sample of `input_shape` to one of `classes`: the module gives logits (n, classes)."""
+
+    task = "classification"
+
+    def __init__(self, module: nn.Module, input_shape: Sequence[int], classes: int) -> None:
+        super().__init__(module)
+        self.input_shape = _shape("input_shape", input_shape)
+        self.classes = _number("classes", classes)
+
+    def sample(self, n: int) -> Batch:
+        """n samples of normal noise, each of a random class."""
+        return Batch(torch.randn(n, *self.input_shape), torch.randint(self.classes, (n,)))
+
+    def loss(self, output: Tensor, target: Tensor) -> Tensor:
+        """Cross entropy in nats, summed over the samples."""
+        return functional.cross_entropy(output, target, reduction="sum")
+
+    def output_shape_of(self, n: int) -> tuple[int, ...]:
+        return (n, self.classes)
+
+
+class LanguageModel(Wrapper):
+    """Predicts the next of each of `sequence` tokens: (n, sequence) of int64 in, logits (n, sequence, vocabulary) out.
+
+    Whether a place sees those after it is the module's own matter.
+    """
+
+    task = "text"
+
+    def __init__(self, module: nn.Module, vocabulary: int, sequence: int) -> None:
+        super().__init__(module)
+        self.classes = _number("vocabulary", vocabulary)
+        self.input_shape = (_number("sequence", sequence),)
+
+    def sample(self, n: int) -> Batch:
+        """n sequences of random tokens; the targets are the same one token later."""
+        tokens = torch.randint(self.classes, (n, self.input_shape[0] + 1))
+        return Batch(tokens[:, :-1].clone(), tokens[:, 1:].clone())
+
+    def loss(self, output: Tensor, target: Tensor) -> Tensor:
+        """Cross entropy in nats: the mean over a sample's tokens, summed over the samples."""
+        total = functional.cross_entropy(output.flatten(0, 1), target.flatten(), reduction="sum")
+        return total / target.shape[1]
+
+    def output_shape_of(self, n: int) -> tuple[int, ...]:
+        return (n, *self.input_shape, self.classes)
+
+
+class Regression(Wrapper):
+    """Predicts numbers of `output_shape` for a sample of `input_shape`."""
+
+    task = "regression"
+
+    def __init__(self, module: nn.Module, input_shape: Sequence[int], output_shape: Sequence[int]) -> None:
+        super().__init__(module)
+        self.input_shape = _shape("input_shape", input_shape)
+        self.output_shape = _shape("output_shape", output_shape)
+
+    def sample(self, n: int) -> Batch:
+        """n samples and targets of normal noise."""
+        return Batch(torch.randn(n, *self.input_shape), torch.randn(n, *self.output_shape))
+
+    def loss(self, output: Tensor, target: Tensor) -> Tensor:
+        """Squared error: the mean over a sample's numbers, summed over the samples."""
+        return (output - target).square().flatten(1).mean(1).sum()
+
+    def output_shape_of(self, n: int) -> tuple[int, ...]:
+        return (n, *self.output_shape)
+
+
+class Custom(Wrapper):
+    """A module with a loss of the user's own, on samples like those of an example.
+
+    `example_batch` is (inputs, targets), tensors whose first dimension is the sample; n samples are its own, over and
+    over. `loss(output, targets)` returns one loss for each sample, or the sum of them.
+    """
+
+    task = "custom"
+
+    def __init__(
+        self,
+        module: nn.Module,
+        example_batch: Batch | tuple[Tensor, Tensor],
+        loss: Callable[[Tensor, Tensor], Tensor],
+    ) -> None:
+        super().__init__(module)
+        if not isinstance(example_batch, Batch):
+            inputs, targets = example_batch
+            example_batch = Batch(inputs, targets)
+        for name, tensor in vars(example_batch).items():
+            if not isinstance(tensor, Tensor) or not tensor.dim() or not len(tensor):
+                raise TypeError(f"the {name} of example_batch must be a tensor of (samples, ...), got {tensor!r:.80}")
+        if len(example_batch.inputs) != len(example_batch.targets):
+            count, others = len(example_batch.inputs), len(example_batch.targets)
+            raise ValueError(f"example_batch has {count} inputs and {others} targets")
+        if not callable(loss):
+            raise TypeError(f"loss must be a function of (output, targets), got {loss!r:.80}")
+        self.example, self._loss = example_batch, loss
+        self.input_shape = tuple(example_batch.inputs.shape[1:])
+
+    def sample(self, n: int) -> Batch:
+        """The samples of the example in turn, n in all."""
+        inputs, targets = self.example.inputs, self.example.targets
+        chosen = torch.arange(n, device=inputs.device) % len(inputs)
+        device = torch.get_default_device()
+        return Batch(inputs[chosen].to(device), targets[chosen.to(targets.device)].to(device))
+
+    def loss(self, output: Tensor, target: Tensor) -> Tensor:
+        return self._loss(output, target).sum()
+
+
+def _shape(name: str, value: Sequence[int]) -> tuple[int, ...]:
+    if isinstance(value, int):
+        raise TypeError(f"{name} must be a shape, as ({value},), got {value}")
+    return tuple(_number(name, one) for one in value)
+
+
+def _number(name: str, value: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ValueError(f"{name} must be whole numbers of at least 1, got {value!r}")
+    return value

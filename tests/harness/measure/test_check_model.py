@@ -1,0 +1,106 @@
+"""A model of a user's own is tried before it is measured: what its layers, its output and its loss must be."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from harness.core.problem import CannotRun
+from harness.measure import check_model
+from harness.user_model import keys, plugin, reference
+from tests.harness.user_model import nets
+
+HEAD = "import torch\nfrom torch import nn\nfrom harness import Classifier, Custom, LanguageModel, Regression\n\n\n"
+NET = "class Net(nn.Module):\n    def forward(self, x):\n        {}\n\n\n"
+CUSTOM = "Custom(nn.Sequential(nn.Linear(4, 3)), (torch.randn(4, 4), torch.{}), {})"
+
+
+def check(folder: Path, value: str, before: str = "", samples: int = 2) -> None:
+    place = reference.parse(nets.write(folder, f"{HEAD}{before}def build():\n    return {value}\n"))
+    settings = vars(keys.schema(place)())
+    check_model.check(plugin.build(settings), samples, "float32")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        "Classifier(nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(), nn.Linear(8, 3)), (4,), 3)",
+        "LanguageModel(nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 9)), 9, 5)",
+        "Regression(nn.Sequential(nn.Linear(4, 6), nn.Unflatten(1, (2, 3))), (4,), (2, 3))",
+        CUSTOM.format("randint(3, (4,))", "nn.CrossEntropyLoss(reduction='none')"),
+        CUSTOM.format("randint(3, (4,))", "nn.CrossEntropyLoss(reduction='sum')"),
+        CUSTOM.format("rand(4, 3)", "lambda o, t: (o - t).square().mean(1)"),
+    ],
+)
+def test_what_is_right_passes(value: str, tmp_path: Path) -> None:
+    check(tmp_path, value)
+
+
+def test_code_that_looks_at_values_is_run_for_real(tmp_path: Path) -> None:
+    net = NET.format("return x * 2 if x.sum().item() > 0 else x")
+    check(tmp_path, "Classifier(nn.Sequential(Net(), nn.Linear(4, 3)), (4,), 3)", net)
+
+
+@pytest.mark.parametrize(
+    ("before", "value", "message"),
+    [
+        (
+            "",
+            "Classifier(nn.Sequential(nn.Linear(4, 8), nn.Linear(9, 3)), (4,), 3)",
+            "raises RuntimeError in its layers on 2 samples, inputs of (2, 4): RuntimeError: mat1 and mat2 shapes",
+        ),
+        (
+            "",
+            "Classifier(nn.Sequential(nn.Linear(4, 3)), (4,), 5)",
+            "gives (2, 3) for 2 samples, a model for classification must give (2, 5) -> a last layer of 5, or 3",
+        ),
+        (
+            "",
+            "LanguageModel(nn.Sequential(nn.Embedding(9, 9), nn.Flatten()), 9, 5)",
+            "gives (2, 45) for 2 samples, a model for text must give (2, 5, 9)",
+        ),
+        (
+            "",
+            "Regression(nn.Sequential(nn.Linear(4, 2)), (4,), (1,))",
+            "gives (2, 2) for 2 samples, a model for regression must give (2, 1)",
+        ),
+        (
+            "",
+            CUSTOM.format("randn(4, 2)", "lambda o, t: (o - t).square()"),
+            "raises RuntimeError in its loss on an output of (2, 3) and targets of (2, 2):",
+        ),
+        ("", CUSTOM.format("randint(3, (4,))", "nn.functional.cross_entropy"), "has a loss that is the mean over the"),
+        ("", CUSTOM.format("rand(4, 3)", "lambda o, t: 3.0"), "AttributeError: 'float' object has no attribute 'sum'"),
+        (
+            NET.format("raise ValueError('it is mine')"),
+            "Classifier(nn.Sequential(Net()), (4,), 4)",
+            "in forward raise ValueError('it is mine')",
+        ),
+        (
+            NET.format("return {'x': x}"),
+            "Classifier(nn.Sequential(Net()), (4,), 4)",
+            "gives a dict: between layers there are tensors",
+        ),
+        (
+            NET.format("return x[:1]"),
+            "Classifier(nn.Sequential(Net()), (4,), 4)",
+            "gives (1, 4) for 2 samples",
+        ),
+    ],
+)
+def test_what_is_wrong_is_one_message(before: str, value: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(CannotRun) as raised:
+        check(tmp_path, value, before)
+    assert len(raised.value.problems) == 1
+    said = " ".join(str(raised.value).split())
+    assert message in said
+    assert "/harness/" not in said.replace("raised", ""), "the user's traceback alone"
+
+
+def test_a_batch_norm_that_gets_one_sample(tmp_path: Path) -> None:
+    """The micro-batch of the run is tried, no other one."""
+    value = "Classifier(nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)), (4,), 3)"
+    check(tmp_path, value)
+    with pytest.raises(CannotRun, match="Expected more than 1 value per channel"):
+        check(tmp_path, value, samples=1)

@@ -1,0 +1,41 @@
+"""Files of a user's own, as text."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+SMALL = '''\
+from typing import Literal, Optional
+
+from torch import nn
+
+
+def build(width: int = 8, act: Literal["relu", "gelu"] = "relu", scale: Optional[float] = None):
+    """A small classifier.
+
+    Args:
+        width: Numbers of its hidden layer.
+        act: The activation.
+    """
+    return nn.Sequential(nn.Linear(4, width), nn.ReLU() if act == "relu" else nn.GELU(), nn.Linear(width, 3))
+'''
+WRAPPED = '''\
+from torch import nn
+
+from harness import Classifier
+
+
+def build(width: int = 8):
+    """A small classifier that says what it is trained on."""
+    layers = nn.Sequential(nn.Linear(4, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh(), nn.Linear(width, 3))
+    return Classifier(layers, input_shape=(4,), classes=3)
+'''
+KEYS = ("model.task=classification", "model.input=[4]", "model.classes=3")
+"""What a plain module of `SMALL` needs."""
+
+
+def write(folder: Path, text: str = SMALL, name: str = "net.py") -> str:
+    """The reference of `build` in a new file."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_text(text, encoding="utf-8")
+    return f"{folder / name}:build"

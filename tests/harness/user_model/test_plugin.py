@@ -1,0 +1,234 @@
+"""What a user's callable may return, and the model that is made of it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+from harness.cli.compose import compose
+from harness.config import registry
+from harness.core.problem import CannotRun
+from harness.interfaces import Model
+from harness.user_model import reference
+from tests.harness.user_model import nets
+
+HEAD = "import torch\nfrom torch import nn\nfrom harness import Classifier, Custom, LanguageModel, Regression\n\n\n"
+SEQUENTIAL = "nn.Sequential(nn.Linear(4, 3))"
+
+
+def made(folder: Path, text: str, *overrides: str) -> Model:
+    """The model as a worker makes it: from the YAML that its parent leaves."""
+    config = compose([*reference.typed([f"model={nets.write(folder, HEAD + text)}"]), *overrides])
+    model: Model = registry.build("model", OmegaConf.create(OmegaConf.to_yaml(config, resolve=True)).model)
+    return model
+
+
+def refused(folder: Path, text: str, *overrides: str) -> str:
+    with pytest.raises(CannotRun) as raised:
+        made(folder, text, *overrides)
+    assert len(raised.value.problems) == 1
+    return str(raised.value)
+
+
+def test_importing_the_package_does_not_import_torch() -> None:
+    code = "import sys, harness; assert 'torch' not in sys.modules; from harness import Classifier; print(Classifier)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=registry.ROOT, check=True)
+    assert "harness.user_model.wrappers.Classifier" in done.stdout
+    import harness
+
+    with pytest.raises(AttributeError, match="nothing_such"):
+        _ = harness.nothing_such
+
+
+@pytest.mark.parametrize(
+    ("keys", "task", "inputs", "targets", "output"),
+    [
+        (("task=classification", "input=[4]", "classes=3"), "classification", (5, 4), (5,), (5, 3)),
+        (("task=regression", "input=[4]", "output=[3]"), "regression", (5, 4), (5, 3), (5, 3)),
+        (("task=text", "vocabulary=7", "sequence=6"), "text", (5, 6), (5, 6), (5, 6, 7)),
+    ],
+)
+def test_tasks_by_keys(
+    keys: tuple[str, ...], task: str, inputs: Any, targets: Any, output: Any, tmp_path: Path
+) -> None:
+    """Losses are sums over the samples: that of all is that of two parts, one by one."""
+    model = made(tmp_path, f"def build():\n    return {SEQUENTIAL}\n", *(f"model.{key}" for key in keys))
+    batch = model.sample(5)
+    assert (model.task, batch.inputs.shape, batch.targets.shape) == (task, inputs, targets)
+    assert model.input_shape == inputs[1:] and model.name == f"net.py:build {' '.join(keys)}"
+    out = torch.randn(output, dtype=torch.float64)
+    parts = sum(model.loss(out[i:j], batch.targets[i:j]) for i, j in ((0, 2), (2, 5)))
+    assert model.loss(out, batch.targets).item() == pytest.approx(float(parts))
+
+
+def test_layers_are_made_again_each_time(tmp_path: Path) -> None:
+    text = f"def build(width: int = 3):\n    return Classifier({SEQUENTIAL}, (4,), 3)\n"
+    model = made(tmp_path, text, "model.width=5")
+    assert model.name == "net.py:build width=5"
+    torch.manual_seed(1)
+    first, second = model.layers(), model.layers()
+    torch.manual_seed(1)
+    again = model.layers()
+    assert torch.equal(first[0].weight, again[0].weight) and not torch.equal(first[0].weight, second[0].weight)
+    with torch.device("meta"):
+        assert model.layers()[0].weight.is_meta
+        assert model.sample(2).inputs.is_meta
+
+
+def test_building_leaves_the_random_generator(tmp_path: Path) -> None:
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    made(tmp_path, f"def build():\n    return Classifier({SEQUENTIAL}, (4,), 3)\n")
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_a_callable_that_looks_at_values_is_made_on_the_cpu(tmp_path: Path) -> None:
+    text = (
+        "def build():\n    rates = [x.item() for x in torch.linspace(0, 0.5, 2)]\n"
+        "    return Classifier(nn.Sequential(nn.Linear(4, 3), *map(nn.Dropout, rates)), (4,), 3)\n"
+    )
+    model = made(tmp_path, text)
+    with torch.device("meta"):
+        layers = model.layers()
+    assert layers[0].weight.is_meta and layers[2].p == 0.5
+    assert not model.layers()[0].weight.is_meta
+
+
+def test_a_custom_loss_on_examples(tmp_path: Path) -> None:
+    text = (
+        f"def loss(output, target):\n    return (output - target).abs().mean(1)\n\n\n"
+        f"def build():\n    return Custom({SEQUENTIAL}, (torch.arange(12.0).reshape(3, 4), torch.ones(3, 3)), loss)\n"
+    )
+    model = made(tmp_path, text)
+    assert (model.task, model.input_shape, model.classes) == ("custom", (4,), 0)
+    batch = model.sample(7)
+    assert batch.inputs[:, 0].tolist() == [0, 4, 8, 0, 4, 8, 0], "the example's samples in turn"
+    assert model.loss(torch.zeros(7, 3), batch.targets).item() == 7
+    with torch.device("meta"):
+        assert model.sample(7).inputs.shape == (7, 4)
+    assert torch.equal(model.sample(7).inputs, batch.inputs)
+
+
+def test_an_object_with_the_whole_interface(tmp_path: Path) -> None:
+    text = (
+        "from harness.interfaces import Batch\n\n\nclass Mine:\n"
+        "    name, task, input_shape, classes = 'mine_3', 'other', (4,), 0\n"
+        f"    def layers(self):\n        return {SEQUENTIAL}\n"
+        "    def sample(self, n):\n        return Batch(torch.randn(n, 4), torch.randn(n, 3))\n"
+        "    def loss(self, output, target):\n        return (output - target).sum()\n\n\n"
+        "def build():\n    return Mine()\n"
+    )
+    model = made(tmp_path, text)
+    assert (type(model).__name__, model.name) == ("Mine", "mine_3")
+    said = refused(tmp_path, text.replace("    def loss", "    def no_loss"))
+    assert "returns a Mine without loss, which a model has" in " ".join(said.split())
+
+
+def test_a_module_that_is_no_sequential_is_one_layer_or_more(tmp_path: Path) -> None:
+    text = (
+        "class Net(nn.Module):\n    def __init__(self, width: int = 4):\n        super().__init__()\n"
+        "        self.first, self.last = nn.Linear(4, width), nn.Linear(width, 3)\n"
+        "    def forward(self, x):\n        return self.last(self.first(x))\n\n\nbuild = Net\n"
+    )
+    model = made(tmp_path, text, *nets.KEYS, "model.width=6")
+    layers = model.layers()
+    assert isinstance(layers, torch.nn.Sequential)
+    assert sum(p.numel() for p in layers.parameters()) == 4 * 6 + 6 + 6 * 3 + 3
+    assert layers(model.sample(2).inputs).shape == (2, 3)
+
+
+def test_arguments_have_the_types_of_the_annotations(tmp_path: Path) -> None:
+    text = (
+        "import enum\n\n\nclass Act(enum.Enum):\n    A = 1\n    B = 2\n\n\n"
+        "def build(a: tuple[int, ...] = (1,), b: Act = Act.A, c: float = 1, d=(1, 2), e: list[Act] = [Act.A],\n"
+        "          name='own', task: str = 'mine', classes: int = 3):\n"
+        "    import json, pathlib\n    given = [a, str(b), c, d, [str(x) for x in e], name, task, classes]\n"
+        "    pathlib.Path(__file__).with_name('given').write_text(json.dumps([repr(x) for x in given]))\n"
+        f"    return Classifier({SEQUENTIAL}, (4,), classes)\n"
+    )
+    made(tmp_path, text, "model.a=[4,5]", "model.b=B", "model.c=2", "model.d=[3,4]", "model.e=[B,A]", "model.task=x")
+    given = json.loads((tmp_path / "given").read_text())
+    expected = ["(4, 5)", "'Act.B'", "2.0", "(3, 4)", "['Act.B', 'Act.A']", "'own'", "'x'", "3"]
+    assert given == expected
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("None", "returns None, it must return a model   -> return the module"),
+        ("nn.Linear", "returns the class Linear, it must return a model"),
+        ("3", "returns int 3, it must return a model"),
+        ("nn.Sequential()", "returns a Sequential without layers"),
+        ("Classifier(3, (4,), 3)", "TypeError: Classifier takes an nn.Module, it got int: 3"),
+        (f"Classifier({SEQUENTIAL}, 4, 3)", "TypeError: input_shape must be a shape, as (4,), got 4"),
+        (f"Classifier({SEQUENTIAL}, (4,), 0)", "ValueError: classes must be whole numbers of at least 1, got 0"),
+        (f"Custom({SEQUENTIAL}, (torch.ones(3, 4), torch.ones(2)), print)", "example_batch has 3 inputs and 2 targets"),
+        (f"Custom({SEQUENTIAL}, (torch.ones(3, 4), 2), print)", "the targets of example_batch must be a tensor"),
+        (f"Custom({SEQUENTIAL}, (torch.ones(3), torch.ones(3)), 'mse')", "loss must be a function of"),
+        ("[].pop()", "IndexError: pop from empty list"),
+        ("exit()", "raises SystemExit when it is called"),
+    ],
+)
+def test_what_is_no_model(value: str, message: str, tmp_path: Path) -> None:
+    said = refused(tmp_path, f"def build():\n    return {value}\n")
+    assert " ".join(message.split()) in " ".join(said.split())
+    assert "harness/user_model/load" not in said
+
+
+def test_a_plain_module_lacks_what_the_message_shows(tmp_path: Path) -> None:
+    """Its lines are complete: with each of them the model is made."""
+    text = f"def build():\n    return {SEQUENTIAL}\n"
+    said = refused(tmp_path, text)
+    assert "returns a Sequential alone: what are its input, its target and its loss?" in " ".join(said.split())
+    lines = [line.split() for line in said.splitlines() if line.strip().startswith("model.task=")]
+    assert [made(tmp_path, text, *line).task for line in lines] == ["classification", "text", "regression"]
+    wrappers = [line.strip() for line in said.splitlines() if "from harness import" in line]
+    assert len(wrappers) == 4
+    for line in wrappers:
+        before = f"module, inputs, targets, loss = {SEQUENTIAL}, torch.ones(2, 4), torch.ones(2, 3), print"
+        made(tmp_path, f"def build():\n    {before}\n    {line}\n")
+
+
+def test_what_is_given_is_in_the_lines_that_are_shown(tmp_path: Path) -> None:
+    said = refused(tmp_path, f"def build():\n    return {SEQUENTIAL}\n", "model.classes=7")
+    assert "model.task=classification model.input=[3,32,32] model.classes=7" in said
+
+
+def test_what_a_wrapper_says_is_not_given_again(tmp_path: Path) -> None:
+    text = f"def build():\n    return Classifier({SEQUENTIAL}, (4,), 3)\n"
+    said = refused(tmp_path, text, "model.classes=4", "model.input=[4]")
+    assert (
+        "returns a Classifier, which says what it is trained on -> without model.input and model.classes"
+        in " ".join(said.split())
+    )
+
+
+def test_modules_next_to_the_file(tmp_path: Path) -> None:
+    """Imported plainly by a file, relatively in a package; the user's models/ does not hide ours."""
+    for name in ("blocks.py", "package/blocks.py"):
+        nets.write(tmp_path / Path(name).parent, f"WIDTH = {len(name)}\n", Path(name).name)
+    (tmp_path / "package" / "__init__.py").touch()
+    (tmp_path / "models.py").write_text("raise ValueError\n")
+    body = "def build():\n    return Classifier(nn.Sequential(nn.Linear(4, WIDTH)), (4,), WIDTH)\n"
+    assert made(tmp_path, f"from blocks import WIDTH\n\n\n{body}").classes == 9
+    assert made(tmp_path / "package", f"from .blocks import WIDTH\n\n\n{body}").classes == 17
+    said = refused(tmp_path, f"import models.blocks\n\n\n{body}")
+    assert "models is a package of this project: give yours another name" in said
+
+
+def test_a_module_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nets.write(tmp_path / "their_nets", nets.WRAPPED, "small.py")
+    nets.write(tmp_path / "planners", nets.WRAPPED, "small.py")
+    monkeypatch.chdir(tmp_path)
+    typed, others = (reference.typed([f"model={name}.small:build"]) for name in ("their_nets", "planners"))
+    monkeypatch.chdir("/")
+    assert registry.build("model", compose(typed).model).name == "their_nets.small:build"
+    with pytest.raises(CannotRun, match="planners is a package of this project, too"):
+        registry.build("model", compose(others).model)
