@@ -68,7 +68,8 @@ def test_all_problems_at_once(tmp_path: Path) -> None:
     assert "does not exist" in said and "batch.sise is not a key" in said and "model.width" not in said
 
 
-def test_help_has_the_parameters(tmp_path: Path) -> None:
+def test_help_has_the_parameters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
     text = help.text(reference.typed([f"model={nets.write(tmp_path)}", "model.width=3"]))
     lines = [line.rstrip() for line in text.splitlines()]
     assert any(line.endswith("A small classifier.") for line in lines[:2])
