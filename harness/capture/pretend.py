@@ -48,7 +48,7 @@ class Pretender:
 def pretended(module: nn.Module, pretender: Pretender, training: bool) -> Iterator[dict[int, State]]:
     """Within it the tensors of `module` are fake; yields where each is, by its id."""
     modules = dict(module.named_modules())
-    before = [(each, dict(each._parameters), dict(each._buffers), _plain(each)) for each in modules.values()]
+    before = [(each, dict(each._parameters), dict(each._buffers), plain_attributes(each)) for each in modules.values()]
     flags = [(each, each.training) for each in modules.values()]
     roots = [(name, value) for *_, plain in before for name, value in plain.items() if not isinstance(value, SCALARS)]
     objects = Snapshot(roots, _itself)
@@ -85,7 +85,7 @@ def _replace(modules: dict[str, nn.Module], pretender: Pretender) -> dict[int, S
                     values[name] = fake(tensor, path, table, name, pretender.weight)
         if isinstance(module, nn.RNNBase):
             module._flat_weights = [module._parameters.get(name) for name in module._flat_weights_names]
-        for name, value in _plain(module).items():
+        for name, value in plain_attributes(module).items():
             if isinstance(value, Tensor):
                 vars(module)[name] = fake(value, path, "__dict__", name, lambda one: pretender.tensor(one, cast=False))
     return places
@@ -97,7 +97,7 @@ def _restore(
     for table, wanted in ((module._parameters, parameters), (module._buffers, buffers)):
         table.clear()
         table.update(wanted)
-    for name in _plain(module).keys() - plain.keys():
+    for name in plain_attributes(module).keys() - plain.keys():
         del vars(module)[name]
     vars(module).update(plain)
 
@@ -129,7 +129,8 @@ def run_for_real(module: nn.Module, args: Any, kwargs: Any, pretender: Pretender
     return built(template(result, fake), _itself)
 
 
-def _plain(module: nn.Module) -> dict[str, Any]:
+def plain_attributes(module: nn.Module) -> dict[str, Any]:
+    """The attributes of a module that torch does not know of."""
     return {name: value for name, value in vars(module).items() if name not in OF_EVERY_MODULE}
 
 

@@ -7,6 +7,7 @@ runs inside a torch function is not seen.
 from __future__ import annotations
 
 import logging
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -14,7 +15,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+    unset_fake_temporarily,
+)
+from torch.nn.modules import transformer
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
@@ -216,10 +224,9 @@ def record(
         example = samples((args, kwargs))
 
         def fake(value: Any) -> Any:
-            if not isinstance(value, Tensor):
+            if not is_input(value, example):
                 return value
-            shape = (batch, *value.shape[1:]) if value.dim() and len(value) == example else tuple(value.shape)
-            made = pretender.tensor(value, shape)
+            made = pretender.tensor(value, (batch, *value.shape[1:]))
             inputs.append(recorder.number(made, len(inputs)))
             return made
 
@@ -241,9 +248,21 @@ def samples(values: Any) -> int:
     return next((len(tensor) for tensor in tensors(values) if tensor.dim()), 1)
 
 
+def is_input(value: Any, count: int) -> bool:
+    """Whether a value is a tensor of `count` samples: the others, as masks for all samples, belong to the layers."""
+    return isinstance(value, Tensor) and value.dim() > 0 and len(value) == count
+
+
+def inputs_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
+    """The tensors among the arguments that have a value for each sample, in order."""
+    count = samples((args, kwargs))
+    return [tensor for tensor in tensors((args, kwargs)) if is_input(tensor, count)]
+
+
 @contextmanager
 def _recording(recorder: Recorder) -> Iterator[None]:
     call, apply = nn.Module.__call__, torch.autograd.Function.__dict__["apply"]
+    is_causal = transformer._detect_is_causal_mask
 
     def recorded_call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         return recorder.module(call, module, args, kwargs)
@@ -268,11 +287,13 @@ def _recording(recorder: Recorder) -> Iterator[None]:
         stack.enter_context(recorder)
         nn.Module.__call__ = recorded_call
         torch.autograd.Function.apply = classmethod(recorded_apply)
+        transformer._detect_is_causal_mask = lambda mask, causal=None, size=None: bool(causal)  # it reads the mask
         try:
             yield
         finally:
             nn.Module.__call__ = call
             torch.autograd.Function.apply = apply
+            transformer._detect_is_causal_mask = is_causal
 
 
 def _replaced(module: nn.Module, recorder: Recorder) -> dict[State, int]:
@@ -289,10 +310,15 @@ def _replaced(module: nn.Module, recorder: Recorder) -> dict[State, int]:
 
 def _prevented(error: BaseException) -> tuple[str, tuple[str, int]]:
     """What prevents a recording, and where: the innermost line of the user's."""
-    where, frame = ("", 0), error.__traceback__
-    while frame is not None:
-        if not is_library(frame.tb_frame.f_code.co_filename):
-            where = frame.tb_frame.f_code.co_filename, frame.tb_lineno
-        frame = frame.tb_next
-    return str(error).partition("\n")[0], where
+    frames = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)]
+    users = [(file, line) for file, line in frames if not is_library(file)]
+    return _reason(error), [*frames[-1:], *users][-1]
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, DataDependentOutputException):
+        return "it reads the value of a tensor, which another batch would change"
+    if isinstance(error, DynamicOutputShapeException):
+        return "the size of its result depends on the values of tensors"
+    return str(error).partition("\n")[0]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import linecache
 import os
 from collections import OrderedDict
@@ -16,8 +17,8 @@ from harness.capture.chain import Linear
 from harness.capture.cuts import cut
 from harness.capture.graph import OTHER_WAY, Graph
 from harness.capture.layers import Whole, build
-from harness.capture.recorder import record, samples
-from harness.capture.structure import Ref, template
+from harness.capture.recorder import inputs_of, is_input, record, samples
+from harness.capture.structure import Ref, flat, template
 from harness.capture.trace import Trace, Uncapturable
 from harness.capture.units import Units
 from harness.core.problem import Problem, ProblemError
@@ -29,10 +30,10 @@ AS_IT_IS = "it trains as it is, in one stage: engine=single, ddp, fsdp or deepsp
 def split(
     module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None, select: Select | None = None
 ) -> nn.Sequential:
-    """The module as a chain of layers, called with the tensors of `args` and `kwargs` in their order, or with the one.
+    """The module as a chain of layers, which takes `inputs(args, kwargs)`, for any number of samples.
 
-    The first dimension of inputs is the sample; the chain takes any number of samples. It gives the tensors of
-    `select(module(*args, **kwargs))`, one by itself, several as a tuple. It holds the module's own submodules and
+    The first dimension of inputs is the sample; a tensor of another size there belongs to the layers that use it. The
+    chain gives the tensors of `select(module(*args, **kwargs))`, one by itself, several as a tuple. It holds the module's own submodules and
     weights, and draws the same random numbers. Weights may be on any device, the meta device too: nothing is computed.
     Raises ProblemError, naming file and line, for a module whose calls depend on the values of tensors or on the number
     of samples.
@@ -53,17 +54,19 @@ def whole(
     module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None, select: Select | None = None
 ) -> nn.Sequential:
     """The module as one layer, with the inputs and outputs of `split`."""
-    count = 0
+    count = samples((args, kwargs or {}))
+    numbers = itertools.count()
 
     def numbered(value: Any) -> Any:
-        nonlocal count
-        if not isinstance(value, Tensor):
-            return value
-        count += 1
-        return Ref(count - 1)
+        return Ref(next(numbers)) if is_input(value, count) else value
 
     forms = [template(values, numbered) for values in (args, kwargs or {})]
     return nn.Sequential(OrderedDict(model=Whole(module, *forms, select)))
+
+
+def inputs(args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Tensor | tuple[Tensor, ...]:
+    """What the chain of a module takes that takes these arguments: the tensors with a value for each sample."""
+    return flat(inputs_of(args, kwargs or {}))
 
 
 def _trace(
