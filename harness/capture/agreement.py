@@ -93,6 +93,9 @@ class Agreement:
         one, *others = self.traces
         self._children(*(trace.top for trace in self.traces))
         last = one.top.items[-1].where
+        root = one.top.items[0]
+        if isinstance(root, Call) and root.differs:
+            raise Disagreement(root.differs)
         one.result = self._form(*(trace.result for trace in self.traces), last)
         if any(trace.replaced.keys() != one.replaced.keys() for trace in others):
             raise Disagreement(last)

@@ -20,8 +20,10 @@ from harness.capture.graph import Graph
 from harness.capture.units import Unit, Units
 
 WORK = 0.005
-"""The share of the cost, and WEIGHTS of the bytes of weights, from which on a unit can be a layer by itself."""
+"""The share of the cost from which on a unit with weights can be a layer by itself, or WEIGHTS of their bytes..."""
 WEIGHTS = 0.01
+FUNCTION = 0.05
+"""...and that of one without weights."""
 NEAR = 0.03
 """The share of the cost within which a narrower cut replaces one..."""
 NARROWER = 1.9
@@ -117,7 +119,8 @@ class Cutter:
     def _is_heavy(self, unit: Unit) -> bool:
         values = [self.graph.values[number] for number in unit.held]
         weights = sum(value.bytes for value in values if value.trained)
-        return unit.block or unit.cost >= WORK * self.total or weights >= WEIGHTS * self.weights
+        work = WORK if weights else FUNCTION
+        return unit.block or unit.cost >= work * self.total or weights >= WEIGHTS * self.weights
 
     def _replaced(self, place: int, others: list[int]) -> bool:
         """Whether a much narrower cut is near."""

@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -73,7 +72,7 @@ class Whole(nn.Module):
 
 def build(module: nn.Module, graph: Graph, parts: Sequence[Part], evaluates: bool) -> nn.Sequential:
     """The layers of `module` as `parts` say, in order and by name."""
-    modules = dict(module.named_modules())
+    modules = dict(module.named_modules(remove_duplicate=False))
     chain: OrderedDict[str, nn.Module] = OrderedDict()
     for index, part in enumerate(parts):
         program = Program(graph, part)
@@ -167,6 +166,6 @@ def _name(graph: Graph, part: Part, index: int, taken: OrderedDict[str, nn.Modul
     largest = max(part.nodes, key=graph.cost, default=None)
     if isinstance(largest, Step) or largest is None:
         word = getattr(largest.function, "__name__", type(largest.function).__name__) if largest else "layer"
-        return f"{re.sub(r'[^0-9a-zA-Z]', '', word)}_{index}"
+        return f"{word.strip('_')}_{index}"
     name = largest.path.replace(".", "_")
     return f"{name}_{index}" if "." not in largest.path or name in taken else name

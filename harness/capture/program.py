@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import math
 import types
 from collections.abc import Callable
 from typing import Any
@@ -131,7 +132,8 @@ class Program:
             return f"finfo({self._ask('dtype')}).{form.name}"
         if isinstance(form, Unstable):
             raise Uncapturable(f"it makes a {type(form.value).__name__} and gives it to a torch function", self._where)
-        return repr(form) if type(form) in BUILT_IN else self._object(form)
+        plain = type(form) in BUILT_IN or (type(form) is float and math.isfinite(form))
+        return repr(form) if plain else self._object(form)
 
     def _nest(self, form: Nest) -> str:
         items = [self._value(item) for item in form.items]

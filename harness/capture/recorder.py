@@ -117,13 +117,16 @@ class Recorder(TorchFunctionMode):
         grad = torch.is_grad_enabled()
         self.costs.cost, self.costs.random = 0.0, False
         result = run(*args, **kwargs)
+        cost, random = self.costs.cost, self.costs.random
         mutated = [t for t, before in zip(given, versions, strict=True) if t._version != before]
+        if any(result is tensor for tensor in given) and not any(result is tensor for tensor in mutated):
+            result = torch.ops.aten.alias(result)  # contiguous, to, dropout: other passes may give another tensor
         if getattr(name, "__name__", "") in STATISTICS:
             mutated += [t for t in given if not t.requires_grad and id(t) in self.places]
         if not (tensors(result) or mutated or getattr(name, "__name__", "") in PASSED_ON):
             return result
         step = Step(name, self._template(args), self._template(kwargs), None, grad, user_line())
-        step.cost, step.random = self.costs.cost, self.costs.random
+        step.cost, step.random = cost, random
         step.mutated = tuple(self.number(t) for t in mutated)
         step.result = template(result, self._made)
         self.current.items.append(step)

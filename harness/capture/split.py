@@ -19,8 +19,8 @@ from harness.capture.graph import OTHER_WAY, Graph
 from harness.capture.layers import Whole, build
 from harness.capture.recorder import inputs_of, is_input, record, samples
 from harness.capture.structure import Ref, flat, template
-from harness.capture.trace import Trace, Uncapturable
-from harness.capture.units import Units
+from harness.capture.trace import Call, Trace, Uncapturable
+from harness.capture.units import LARGE, Units
 from harness.core.problem import Problem, ProblemError
 
 Select = Callable[[Any], Any]
@@ -74,18 +74,37 @@ def _trace(
 ) -> tuple[Trace, bool]:
     """What one pass does, and whether that holds in evaluation, too."""
     batch = max(2, samples((args, kwargs)))
-    one = record(module, args, kwargs, select, batch)
+    first: tuple[Trace, bool] | None = None
     attempts: list[tuple[torch.dtype | None, bool]] = [(torch.float64, True), (torch.float64, False), (None, False)]
     for number, (dtype, evaluates) in enumerate(attempts):
+        one = record(module, args, kwargs, select, batch)
         try:
             two = record(module, args, kwargs, select, 2 * batch, dtype)
             three = record(module, args, kwargs, select, 3 * batch, None, not evaluates)
-            return Agreement(one, two, three, evaluates).merge(), evaluates
+            merged = Agreement(one, two, three, evaluates).merge()
         except (Disagreement, Uncapturable) as error:
-            if number == len(attempts) - 1:
+            if first is None and number == len(attempts) - 1:
                 raise Uncapturable(OTHER_WAY, error.where) from error
-            one = record(module, args, kwargs, select, batch)
-    raise AssertionError
+            continue
+        first = first or (merged, evaluates)
+        if not _large_differences(merged):
+            return merged, evaluates
+    assert first is not None
+    return first
+
+
+def _large_differences(trace: Trace) -> bool:
+    """Whether a large part of the model, of several modules, stays whole because passes differ in it."""
+    graph = Graph(trace)
+    total = graph.cost(trace.top)
+
+    def found(call: Call) -> bool:
+        parts = [item for item in call.items if isinstance(item, Call)]
+        if graph.cost(call) < LARGE * total or not parts:
+            return False
+        return call.differs is not None or any(map(found, parts))
+
+    return found(trace.top)
 
 
 def _problem(module: nn.Module, error: Uncapturable) -> Problem:

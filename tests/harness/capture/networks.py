@@ -384,7 +384,7 @@ class Views(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         x = self.layers[0](x)
         left, right = x[:, :4], x[:, 4:]
-        y = self.layers[1](x.detach())
+        y = self.layers[1](x.detach().clone())
         left.mul_(2)
         return self.layers[2](x + y) + torch.cat([right, left], 1)
 
