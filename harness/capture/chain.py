@@ -4,7 +4,7 @@
        h --tuple--> h --stash--------> pop       to the next layer in the value that layers pass, else as a skip
 
 Constants, tensors that depend on sizes alone, are made in the first layer that uses them. From there small ones pass
-on like others; large ones, as masks are, each layer makes anew.
+on like others; large ones, and masks, each layer makes anew.
 """
 
 from __future__ import annotations
@@ -100,6 +100,8 @@ class Linear:
         return sorted(found.values(), key=lambda unit: self.order[id(unit)])
 
     def _passed_on(self, number: int) -> bool:
+        if not self.graph.values[number].dtype.is_floating_point:
+            return False  # made by a few comparisons
         return self.graph.values[number].bytes * SMALL <= min(self.layers.alive, default=0)
 
     def _use(self, number: int, index: int) -> None:

@@ -17,6 +17,7 @@ from harness.capture.graph import Graph
 from harness.capture.program import Program, outside_name
 from harness.capture.structure import Ref, built, flat, tensors
 from harness.capture.trace import Call, State, Step, used
+from harness.nn import dropout
 from harness.nn.skip import Skippable
 
 
@@ -27,11 +28,13 @@ class Scope(nn.Module):
 class Layer(Skippable):
     """A part of a model: takes and gives a tensor or a tuple of tensors, and skips.
 
-    `source` is the text of its forward pass. `inplace` says whether it changes what it takes.
+    `source` is the text of its forward pass. `inplace` says whether it changes what it takes, `number` is its place in
+    the chain: random numbers are a function of it in an engine (`harness.nn.dropout.drawing`), if it `draws` any.
     """
 
-    def __init__(self, program: Program, evaluates: bool, inplace: bool) -> None:
+    def __init__(self, program: Program, number: int, evaluates: bool, inplace: bool, draws: bool) -> None:
         super().__init__()
+        self.number, self.draws = number, draws
         self.stashes, self.pops = tuple(program.part.stashes), tuple(program.part.pops)
         self.source = program.source
         self.inplace = inplace
@@ -40,7 +43,10 @@ class Layer(Skippable):
 
     def forward(self, value: Tensor | tuple[Tensor, ...]) -> Any:
         """What the model does here."""
-        return self._run(self, value)
+        if not self.draws:
+            return self._run(self, value)
+        with dropout.drawing(self.number, tensors(value)[0].device):
+            return self._run(self, value)
 
     def train(self, mode: bool = True) -> Layer:
         """As of every module. Raises NotImplementedError for a model that evaluates in another way than it trains."""
@@ -66,7 +72,8 @@ class Whole(nn.Module):
             built(form, lambda leaf: given[leaf.number] if isinstance(leaf, Ref) else leaf)
             for form in (self._args, self._kwargs)
         )
-        result = self.module(*args, **kwargs)
+        with dropout.drawing(0, given[0].device):
+            result = self.module(*args, **kwargs)
         return flat(self._select(result) if self._select else result)
 
 
@@ -76,7 +83,7 @@ def build(module: nn.Module, graph: Graph, parts: Sequence[Part], evaluates: boo
     chain: OrderedDict[str, nn.Module] = OrderedDict()
     for index, part in enumerate(parts):
         program = Program(graph, part)
-        layer = Layer(program, evaluates, _changes_input(graph, part))
+        layer = Layer(program, index, evaluates, _changes_input(graph, part), _draws(part))
         _hold(layer, graph, part, program, modules)
         layer.training = module.training
         chain[_name(graph, part, index, chain)] = layer
@@ -157,8 +164,16 @@ def _named(module: nn.Module, table: str) -> list[tuple[str, Tensor]]:
 
 def _changes_input(graph: Graph, part: Part) -> bool:
     storages = {graph.values[number].storage for number in part.arrives()}
-    steps = [step for node in part.nodes for step in (node.steps() if isinstance(node, Call) else [node])]
-    return any(graph.values[number].storage in storages for step in steps for number in step.mutated)
+    return any(graph.values[number].storage in storages for step in _steps(part) for number in step.mutated)
+
+
+def _draws(part: Part) -> bool:
+    opaque = any(isinstance(node, Call) and node.has_opaque() for node in part.nodes)
+    return opaque or any(step.random for step in _steps(part))
+
+
+def _steps(part: Part) -> list[Step]:
+    return [step for node in part.nodes for step in (node.steps() if isinstance(node, Call) else [node])]
 
 
 def _name(graph: Graph, part: Part, index: int, taken: OrderedDict[str, nn.Module]) -> str:

@@ -103,6 +103,10 @@ class Call:
     differs: tuple[str, int] | None = None
     """Where passes of different size or dtype, or evaluation, take another way inside of it."""
 
+    def has_opaque(self) -> bool:
+        """Whether it, or a call inside, is opaque."""
+        return self.opaque or any(isinstance(item, Call) and item.has_opaque() for item in self.items)
+
     def steps(self) -> Iterator[Step]:
         """All torch functions inside."""
         for item in self.items:

@@ -2,14 +2,15 @@
 
 A mask is a function of (seed, step, micro-batch, layer): engines that run stages in parallel, in another order, twice
 (recomputation) or on other devices of the same type get the same one. Outside `keyed`, in a plain call of the model,
-it draws from torch's own generator like `nn.Dropout`.
+it draws from torch's own generator like `nn.Dropout`. `drawing` does the same for all that a layer of a captured model
+draws from that generator.
 """
 
 from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -54,6 +55,7 @@ def number(model: nn.Module) -> None:
 
 class _State(threading.local):
     key: tuple[int, ...] | None = None
+    reseed: Callable[[int], object] | None = None
 
 
 _state = _State()
@@ -67,6 +69,34 @@ def keyed(seed: int, step: int, micro_batch: int) -> Iterator[None]:
         yield
     finally:
         _state.key = outer
+
+
+@contextmanager
+def drawing(layer: int, device: torch.device) -> Iterator[None]:
+    """Within it and `keyed`, what torch's generators draw is a function of the key and the number of the layer."""
+    if _state.key is None:
+        yield
+        return
+    seed = _mixed((*_state.key, layer, 0))
+    if _state.reseed is not None:
+        _state.reseed(seed)
+        yield
+        return
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.default_generator.manual_seed(seed)
+        if device.type == "cuda":
+            torch.cuda.manual_seed(seed)
+        yield
+
+
+@contextmanager
+def redirected(reseed: Callable[[int], object]) -> Iterator[None]:
+    """Within it this thread draws from a stream of its own instead of torch's generator; `reseed` begins it anew."""
+    outer, _state.reseed = _state.reseed, reseed
+    try:
+        yield
+    finally:
+        _state.reseed = outer
 
 
 def micro_batch() -> int | None:
