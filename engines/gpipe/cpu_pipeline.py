@@ -26,6 +26,7 @@ from engines.gpipe.stage_layout import StageLayout
 from engines.gpipe.task_rng import TaskRng
 from engines.gpipe.tied_copies import SUMS, SharedParameter
 from harness.core.op import Op, Queue
+from harness.nn import dropout
 from harness.runtime.autograd import differentiable, failing_layer, non_leaf
 from harness.runtime.cpu_streams import Job, JobQueue, Run, nothing, submit_together
 from harness.runtime.recomputation import Before
@@ -220,7 +221,8 @@ class CpuPass(Run):
         if not self.draws.get(j, True):
             yield
             return
-        with TaskRng(hash((self.random_seed, j, slot.micro_batch)) & 0x7FFF_FFFF_FFFF_FFFF) as stream:
+        stream = TaskRng(hash((self.random_seed, j, slot.micro_batch)) & 0x7FFF_FFFF_FFFF_FFFF)
+        with stream, dropout.redirected(stream.generator.manual_seed):
             yield
         self.draws.setdefault(j, stream.drew)
 

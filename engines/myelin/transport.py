@@ -24,11 +24,11 @@ from torch import Tensor
 
 from harness.core.op import Op
 from harness.core.problem import Problem, ProblemError
+from harness.runtime.stage_passes import DTYPES
 
 AHEAD = 1
 """Receives that are posted on each channel before their messages come: each has its buffer all the time."""
-DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-HEADER = 128
+HEADER = 1024
 """Numbers in a header: how many tensors; of each its dtype, its dimensions and their sizes."""
 Form = tuple[tuple[torch.dtype, tuple[int, ...]], ...]
 

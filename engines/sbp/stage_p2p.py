@@ -7,8 +7,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from harness.core.op import Op
+from harness.runtime.stage_passes import DTYPES
 
-DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 LARGEST = 8
 """Dimensions of a message."""
 

@@ -2,7 +2,8 @@
 
 A mask is a function of (seed, step, micro-batch, layer): engines that run stages in parallel, in another order, twice
 (recomputation) or on other devices of the same type get the same one. Outside `keyed`, in a plain call of the model,
-it draws from torch's own generator like `nn.Dropout`.
+it draws from torch's own generator like `nn.Dropout`. `drawing` does the same for all that a layer of a captured model
+draws from that generator.
 
 A layer may recompute by itself (`torch.utils.checkpoint`), in the backward pass, which is outside of `keyed`:
 `remember` has the key there again.
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -59,6 +60,7 @@ class _State(threading.local):
     key: tuple[int, ...] | None = None
     backward: tuple[int, tuple[int, ...] | None] | None = None
     """A backward pass of autograd, and the key of what it goes through."""
+    reseed: Callable[[int], object] | None = None
 
 
 _state = _State()
@@ -102,6 +104,35 @@ def _backward_pass() -> int:
     """The number of autograd's pass in this thread, -1 outside of one."""
     number: int = torch._C._current_graph_task_id()
     return number
+
+
+@contextmanager
+def drawing(layer: int, device: torch.device) -> Iterator[None]:
+    """Within it and `keyed`, what torch's generators draw is a function of the key and the number of the layer."""
+    key = _key()
+    if key is None:
+        yield
+        return
+    seed = _mixed((*key, layer, 0))
+    if _state.reseed is not None:
+        _state.reseed(seed)
+        yield
+        return
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        torch.default_generator.manual_seed(seed)
+        if device.type == "cuda":
+            torch.cuda.manual_seed(seed)
+        yield
+
+
+@contextmanager
+def redirected(reseed: Callable[[int], object]) -> Iterator[None]:
+    """Within it this thread draws from a stream of its own instead of torch's generator; `reseed` begins it anew."""
+    outer, _state.reseed = _state.reseed, reseed
+    try:
+        yield
+    finally:
+        _state.reseed = outer
 
 
 def micro_batch() -> int | None:

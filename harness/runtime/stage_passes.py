@@ -3,7 +3,8 @@
     arrived (data)      --> forward  --> leaving (data)
     leaving (gradients) <-- backward <-- arrived (gradients)      from the loss in the last stage
 
-Values are lists of tensors by their part: "" is what goes from layer to layer, others are skips.
+Values are lists of tensors by their part: "" is what goes from layer to layer, others are skips. For tensors that have
+no gradient, integers and masks, zeros come back.
 """
 
 from __future__ import annotations
@@ -14,7 +15,22 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
+from harness.runtime.autograd import differentiable
 from harness.runtime.stage_module import StageModule
+
+DTYPES = (
+    torch.float32,
+    torch.float64,
+    torch.bfloat16,
+    torch.float16,
+    torch.int64,
+    torch.int32,
+    torch.int16,
+    torch.int8,
+    torch.uint8,
+    torch.bool,
+)
+"""What goes from stage to stage; messages name a dtype by its place here."""
 
 
 class StagePasses:
@@ -28,13 +44,14 @@ class StagePasses:
         self.stage = stage
         self.inputs: dict[int, dict[str, list[Tensor]]] = {}
         self.outputs: dict[int, dict[str, list[Tensor]]] = {}
-        self.edges: dict[int, list[GradientEdge]] = {}
+        self.edges: dict[int, list[GradientEdge | None]] = {}
         self.gradients: dict[int, dict[str, list[Tensor]]] = {}
 
     def arrived(self, i: int, part: str, tensors: list[Tensor], forward: bool) -> None:
         """Take tensors of micro-batch i from another stage: activations with `forward`, else gradients."""
         values = self.inputs if forward else self.gradients
-        values.setdefault(i, {})[part] = [one.requires_grad_() for one in tensors] if forward else tensors
+        kept = [one.requires_grad_(differentiable(one)) for one in tensors] if forward else tensors
+        values.setdefault(i, {})[part] = kept
 
     def leaving(self, i: int, part: str, forward: bool) -> list[Tensor]:
         """Return the tensors to send to another stage, once their pass has ended. Each is returned once."""
@@ -52,20 +69,7 @@ class StagePasses:
         several = len(flat) - len(skips)
         jumps = {name: [tensor] for name, tensor in zip(skips, flat[several:], strict=True)}
         self.outputs[i] = {"": flat[:several], **jumps}
-        for part, tensors in self.outputs[i].items():
-            self._check(part, tensors)
-        self.edges[i] = [get_gradient_edge(tensor) for tensor in flat]
-
-    def _check(self, part: str, tensors: list[Tensor]) -> None:
-        """Gradients come back for all that leaves a stage."""
-        for tensor in tensors:
-            if not tensor.is_floating_point():
-                what = f"the skip {part!r}" if part else "what its last layer gives"
-                raise ValueError(
-                    f"stage {self.stage.number} sends {str(tensor.dtype).removeprefix('torch.')} numbers on ({what}), "
-                    "between stages go floating-point ones, whose gradients come back -> make the integers inside of "
-                    "the stage that needs them, or cut elsewhere (planner=given)"
-                )
+        self.edges[i] = [get_gradient_edge(tensor) if differentiable(tensor) else None for tensor in flat]
 
     def backward(self, i: int, loss: Tensor | None) -> None:
         """Run the backward pass of micro-batch i, from the loss or from the gradients that have arrived."""
@@ -74,7 +78,10 @@ class StagePasses:
         if loss is not None:
             loss.backward()
         else:
-            torch.autograd.backward(edges, self._flat(self.gradients.pop(i), self.stage.leaving))
+            gradients = self._flat(self.gradients.pop(i), self.stage.leaving)
+            pairs = [(edge, one) for edge, one in zip(edges, gradients, strict=True) if edge is not None]
+            if pairs:
+                torch.autograd.backward([edge for edge, _ in pairs], [one for _, one in pairs])
 
     @staticmethod
     def _flat(values: dict[str, list[Tensor]], skips: list[str]) -> list[Tensor]:

@@ -151,8 +151,8 @@ def test_headers() -> None:
     form = ((torch.float16, (2, 3)), (torch.float64, ()), (torch.bfloat16, (0, 5, 1)))
     assert _form(_header(form)) == form
     with pytest.raises(ProblemError) as caught:
-        _header(((torch.float32, (1, 2)),) * 42)
-    assert keys(refused(caught)) == ["42 tensors"]
+        _header(((torch.float32, (1, 2)),) * (HEADER // 4))
+    assert keys(refused(caught)) == [f"{HEADER // 4} tensors"]
 
 
 def test_another_form_for_as_many_samples_is_refused() -> None:

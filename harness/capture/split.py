@@ -1,0 +1,115 @@
+"""Splits a module into layers: three traces that agree, units, cuts, layers."""
+
+from __future__ import annotations
+
+import itertools
+import linecache
+import os
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from harness.capture.agreement import Agreement, Disagreement
+from harness.capture.chain import Linear
+from harness.capture.cuts import cut
+from harness.capture.graph import OTHER_WAY, Graph
+from harness.capture.layers import Whole, build
+from harness.capture.recorder import inputs_of, is_input, record, samples
+from harness.capture.structure import Ref, flat, template
+from harness.capture.trace import Call, Trace, Uncapturable
+from harness.capture.units import LARGE, Units
+from harness.core.problem import Problem, ProblemError
+
+Select = Callable[[Any], Any]
+AS_IT_IS = "it trains as it is, in one stage: engine=single, ddp, fsdp or deepspeed with mesh.pipeline=1"
+
+
+def split(
+    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None, select: Select | None = None
+) -> nn.Sequential:
+    """The module as a chain of layers, which takes `inputs(args, kwargs)`, for any number of samples.
+
+    The first dimension of inputs is the sample; a tensor of another size there belongs to the layers that use it. The
+    chain gives the tensors of `select(module(*args, **kwargs))`, one by itself, several as a tuple. It holds the module's own submodules and
+    weights, and draws the same random numbers. Weights may be on any device, the meta device too: nothing is computed.
+    Raises ProblemError, naming file and line, for a module whose calls depend on the values of tensors or on the number
+    of samples.
+    """
+    kwargs = kwargs or {}
+    try:
+        trace, evaluates = _trace(module, args, kwargs, select)
+        graph = Graph(trace)
+        units = Units(graph)
+        layers = cut(units)
+        constants = [unit for unit in units.sequence() if unit.constant]
+        return build(module, graph, Linear(graph, layers, constants).parts(), evaluates)
+    except Uncapturable as error:
+        raise ProblemError(_problem(module, error)) from error
+
+
+def whole(
+    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None, select: Select | None = None
+) -> nn.Sequential:
+    """The module as one layer, with the inputs and outputs of `split`."""
+    count = samples((args, kwargs or {}))
+    numbers = itertools.count()
+
+    def numbered(value: Any) -> Any:
+        return Ref(next(numbers)) if is_input(value, count) else value
+
+    forms = [template(values, numbered) for values in (args, kwargs or {})]
+    return nn.Sequential(OrderedDict(model=Whole(module, *forms, select)))
+
+
+def inputs(args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Tensor | tuple[Tensor, ...]:
+    """What the chain of a module takes that takes these arguments: the tensors with a value for each sample."""
+    return flat(inputs_of(args, kwargs or {}))
+
+
+def _trace(
+    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], select: Select | None
+) -> tuple[Trace, bool]:
+    """What one pass does, and whether that holds in evaluation, too."""
+    batch = max(2, samples((args, kwargs)))
+    first: tuple[Trace, bool] | None = None
+    attempts: list[tuple[torch.dtype | None, bool]] = [(torch.float64, True), (torch.float64, False), (None, False)]
+    for number, (dtype, evaluates) in enumerate(attempts):
+        one = record(module, args, kwargs, select, batch)
+        try:
+            two = record(module, args, kwargs, select, 2 * batch, dtype)
+            three = record(module, args, kwargs, select, 3 * batch, None, not evaluates)
+            merged = Agreement(one, two, three, evaluates).merge()
+        except (Disagreement, Uncapturable) as error:
+            if first is None and number == len(attempts) - 1:
+                raise Uncapturable(OTHER_WAY, error.where) from error
+            continue
+        first = first or (merged, evaluates)
+        if not _large_differences(merged):
+            return merged, evaluates
+    assert first is not None
+    return first
+
+
+def _large_differences(trace: Trace) -> bool:
+    """Whether a large part of the model, of several modules, stays whole because passes differ in it."""
+    graph = Graph(trace)
+    total = graph.cost(trace.top)
+
+    def found(call: Call) -> bool:
+        parts = [item for item in call.items if isinstance(item, Call)]
+        if graph.cost(call) < LARGE * total or not parts:
+            return False
+        return call.differs is not None or any(map(found, parts))
+
+    return found(trace.top)
+
+
+def _problem(module: nn.Module, error: Uncapturable) -> Problem:
+    file, line = error.where
+    code = linecache.getline(file, line).strip()
+    shown = os.path.relpath(file) if file.startswith(os.getcwd() + os.sep) else file
+    message = f"cannot be split into layers: {shown}:{line}, `{code}`: {error.reason}"
+    return Problem("model", type(module).__name__, message, hint=AS_IT_IS)
