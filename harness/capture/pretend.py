@@ -1,0 +1,137 @@
+"""A module whose weights and buffers have shapes and no memory, for a trace; afterwards it is as it was.
+
+Works alike for a module on the CPU, on a GPU and on the meta device, so that all give the same trace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+
+from harness.capture.structure import built, template
+from harness.capture.trace import State
+from harness.nn.object_state import SCALARS, Snapshot
+
+CPU = torch.device("cpu")
+OF_EVERY_MODULE = frozenset(vars(nn.Module()))
+
+
+@dataclass
+class Pretender:
+    """Makes fake tensors in one mode. `dtype` is the one of floating-point weights and inputs, None for their own."""
+
+    mode: FakeTensorMode
+    dtype: torch.dtype | None
+
+    def tensor(self, tensor: Tensor, shape: tuple[int, ...] | None = None, cast: bool = True) -> Tensor:
+        """One like `tensor`, of another shape if that is given."""
+        dtype = self.dtype if cast and self.dtype and tensor.is_floating_point() else tensor.dtype
+        if shape is None:
+            meta = torch.empty_strided(tensor.shape, tensor.stride(), dtype=dtype, device="meta")
+        else:
+            meta = torch.empty(shape, dtype=dtype, device="meta")
+        return FakeTensor(self.mode, meta, CPU)
+
+    def weight(self, tensor: Tensor) -> Tensor:
+        """One like a parameter or a buffer."""
+        made = self.tensor(tensor)
+        return nn.Parameter(made, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else made
+
+
+@contextmanager
+def pretended(module: nn.Module, pretender: Pretender, training: bool) -> Iterator[dict[int, State]]:
+    """Within it the tensors of `module` are fake; yields where each is, by its id."""
+    modules = dict(module.named_modules())
+    before = [(each, dict(each._parameters), dict(each._buffers), _plain(each)) for each in modules.values()]
+    flags = [(each, each.training) for each in modules.values()]
+    roots = [(name, value) for *_, plain in before for name, value in plain.items() if not isinstance(value, SCALARS)]
+    objects = Snapshot(roots, _itself)
+    try:
+        places = _replace(modules, pretender)
+        module.train(training)
+        yield places
+    finally:
+        objects.put(_itself)
+        for each, parameters, buffers, plain in before:
+            _restore(each, parameters, buffers, plain)
+        for each, flag in flags:
+            each.training = flag
+
+
+def _replace(modules: dict[str, nn.Module], pretender: Pretender) -> dict[int, State]:
+    fakes: dict[int, Tensor] = {}
+    places: dict[int, State] = {}
+
+    def fake(tensor: Tensor, path: str, table: str, name: str, make: Callable[[Tensor], Tensor]) -> Tensor:
+        if id(tensor) not in fakes:
+            fakes[id(tensor)] = made = make(tensor)
+            places[id(made)] = State(path, table, name)
+        return fakes[id(tensor)]
+
+    for path, module in modules.items():
+        tables: tuple[tuple[str, dict[str, Any]], ...] = (
+            ("_parameters", module._parameters),
+            ("_buffers", module._buffers),
+        )
+        for table, values in tables:
+            for name, tensor in values.items():
+                if tensor is not None:
+                    values[name] = fake(tensor, path, table, name, pretender.weight)
+        if isinstance(module, nn.RNNBase):
+            module._flat_weights = [module._parameters.get(name) for name in module._flat_weights_names]
+        for name, value in _plain(module).items():
+            if isinstance(value, Tensor):
+                vars(module)[name] = fake(value, path, "__dict__", name, lambda one: pretender.tensor(one, cast=False))
+    return places
+
+
+def _restore(
+    module: nn.Module, parameters: dict[str, Any], buffers: dict[str, Any], plain: dict[str, Any]
+) -> None:
+    for table, wanted in ((module._parameters, parameters), (module._buffers, buffers)):
+        table.clear()
+        table.update(wanted)
+    for name in _plain(module).keys() - plain.keys():
+        del vars(module)[name]
+    vars(module).update(plain)
+
+
+def run_for_real(module: nn.Module, args: Any, kwargs: Any, pretender: Pretender) -> Any:
+    """What a module gives for random weights and inputs, as fake tensors: of one whose operations depend on values.
+
+    Called within `pretended`, outside of its mode. The largest of these modules must fit into memory.
+    """
+    generator = torch.Generator().manual_seed(0)
+
+    def real(value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        made = torch.zeros(value.shape, dtype=value.dtype)
+        return made.normal_(0.0, 0.02, generator=generator) if value.is_floating_point() else made
+
+    def fake(value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        made = pretender.tensor(value, cast=False)
+        return made.requires_grad_() if value.is_floating_point() and grad else made
+
+    grad = torch.is_grad_enabled()
+    state = {name: real(tensor) for name, tensor in (*module.named_parameters(), *module.named_buffers())}
+    given = [built(template(values, real), _itself) for values in (args, kwargs)]
+    with torch.no_grad():
+        result = torch.func.functional_call(module, state, *given)
+    return built(template(result, fake), _itself)
+
+
+def _plain(module: nn.Module) -> dict[str, Any]:
+    return {name: value for name, value in vars(module).items() if name not in OF_EVERY_MODULE}
+
+
+def _itself(value: Any) -> Any:
+    return value

@@ -1,0 +1,298 @@
+"""Runs a module once on tensors without memory, and records its calls of modules and of torch functions.
+
+Torch functions are seen by a TorchFunctionMode, modules by `nn.Module.__call__`, which is another one meanwhile. What
+runs inside a torch function is not seen.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+
+from harness.capture.pretend import CPU, Pretender, pretended, run_for_real
+from harness.capture.structure import Ref, built, template, tensors
+from harness.capture.trace import Call, State, Step, Trace, Uncapturable, Value, is_library, user_line
+
+FLOPS_FOR_A_BYTE = 5
+"""A CPU core computes about so many floating-point operations in the time in which it moves a byte."""
+STATISTICS = ("batch_norm", "instance_norm")
+"""Functions that change running statistics without counting it."""
+PASSED_ON = ("register_hook", "retain_grad", "__setitem__", "__set__", "__delitem__")
+"""Functions that matter though they return no tensor."""
+NOT_FAKE = (RuntimeError, TypeError, ValueError)
+"""What fake tensors raise where values are needed: a branch on one, .item(), .numpy()."""
+
+Select = Callable[[Any], Any]
+
+
+@dataclass(frozen=True)
+class Apply:
+    """`apply` of a class of the user's that has its own backward pass."""
+
+    function: type[torch.autograd.Function]
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function.apply(*args, **kwargs)
+
+
+class Costs(TorchDispatchMode):
+    """The cost of what runs, and whether it draws random numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cost, self.random = 0.0, False
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        if func.overloadpacket is torch.ops.prim.device:
+            return result
+        self.random |= torch.Tag.nondeterministic_seeded in func.tags
+        flops = 0
+        if func.overloadpacket in flop_registry:
+            flops = flop_registry[func.overloadpacket](*args, **kwargs, out_val=result)
+        elif func.overloadpacket is torch.ops.aten.mkldnn_rnn_layer:
+            flops = 2 * args[0].shape[0] * args[0].shape[1] * (args[1].numel() + args[2].numel())
+        made = [tensor for tensor in tensors(result) if not tensor._is_view()]
+        moved = sum(t.numel() * t.element_size() for t in (*made, *(tensors(args) if made else ())))
+        self.cost += flops + FLOPS_FOR_A_BYTE * moved
+        return result
+
+
+class Recorder(TorchFunctionMode):
+    """Records the forward pass of a module whose tensors are fake: what is in `top`."""
+
+    def __init__(self, module: nn.Module, places: dict[int, State], pretender: Pretender) -> None:
+        super().__init__()
+        self.paths = {each: path for path, each in module.named_modules()}
+        self.places, self.pretender = places, pretender
+        self.values: list[Value] = []
+        self.numbers: dict[int, int] = {}
+        self.kept: list[Tensor] = []  # so that no id comes again
+        self.weights = sum(parameter.numel() for parameter in module.parameters())
+        self.root = module
+        self.current = self.top = Call("", module, (), {}, True, ("", 0))
+        self.costs = Costs()
+        self.off = False
+
+    def number(self, tensor: Tensor, source: Any = None) -> int:
+        """The number of a tensor; one that is not known was not made by a function that is seen."""
+        if id(tensor) not in self.numbers:
+            if source is None:
+                source = self.places.get(id(tensor), None if isinstance(tensor, FakeTensor) else tensor)
+            self._add(tensor, source)
+        return self.numbers[id(tensor)]
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return self.function(func, args, kwargs or {}, func)
+
+    def function(self, name: Any, args: Any, kwargs: Any, run: Callable[..., Any]) -> Any:
+        """Run a function and record it under `name`."""
+        if self.off:
+            return run(*args, **kwargs)
+        given = tensors((args, kwargs))
+        versions = [tensor._version for tensor in given]
+        grad = torch.is_grad_enabled()
+        self.costs.cost, self.costs.random = 0.0, False
+        result = run(*args, **kwargs)
+        mutated = [t for t, before in zip(given, versions, strict=True) if t._version != before]
+        if getattr(name, "__name__", "") in STATISTICS:
+            mutated += [t for t in given if not t.requires_grad and id(t) in self.places]
+        if not (tensors(result) or mutated or getattr(name, "__name__", "") in PASSED_ON):
+            return result
+        step = Step(name, self._template(args), self._template(kwargs), None, grad, user_line())
+        step.cost, step.random = self.costs.cost, self.costs.random
+        step.mutated = tuple(self.number(t) for t in mutated)
+        step.result = template(result, self._made)
+        self.current.items.append(step)
+        return result
+
+    def module(self, original: Callable[..., Any], module: nn.Module, args: Any, kwargs: Any) -> Any:
+        """Run a module and record its call."""
+        if self.off or module not in self.paths:
+            return original(module, *args, **kwargs)
+        call = Call(
+            self.paths[module],
+            module,
+            self._template(args),
+            self._template(kwargs),
+            torch.is_grad_enabled(),
+            user_line(),
+        )
+        parent, self.current = self.current, call
+        try:
+            result = original(module, *args, **kwargs)
+        except NOT_FAKE as error:
+            result = self._opaque(call, error, args, kwargs)
+        finally:
+            self.current = parent
+        call.result = template(result, self._made if call.opaque else self._leaf)
+        parent.items.append(call)
+        return result
+
+    def _opaque(self, call: Call, error: Exception, args: Any, kwargs: Any) -> Any:
+        """The result of a module whose own Python code needs values: it stays whole. Raises `error` for the model
+        itself, and for most of it."""
+        own = sum(parameter.numel() for parameter in call.module.parameters())
+        if call.module is self.root or 2 * own > self.weights:
+            raise error
+        self.off = True
+        try:
+            with unset_fake_temporarily():
+                result = run_for_real(call.module, args, kwargs, self.pretender)
+        except NOT_FAKE:
+            raise error from None
+        finally:
+            self.off = False
+        call.items.clear()
+        call.opaque = True
+        call.holds = tuple(map(self.number, (*call.module.parameters(), *call.module.buffers())))
+        samples = max((t.shape[0] for t in tensors(args) if t.dim()), default=1)
+        call.opaque_cost = 2.0 * own * samples
+        return result
+
+    def _template(self, value: Any) -> Any:
+        return template(value, self._leaf)
+
+    def _leaf(self, value: Any) -> Any:
+        return Ref(self.number(value)) if isinstance(value, Tensor) else value
+
+    def _made(self, value: Any) -> Any:
+        if isinstance(value, Tensor) and id(value) not in self.numbers:
+            self._add(value, self.places.get(id(value), _MADE))
+        return self._leaf(value)
+
+    def _add(self, tensor: Tensor, source: Any) -> None:
+        self.numbers[id(tensor)] = len(self.values)
+        self.kept.append(tensor)
+        strided = tensor.layout is torch.strided
+        self.values.append(
+            Value(
+                number=len(self.values),
+                shape=tuple(tensor.shape),
+                dtype=tensor.dtype,
+                bytes=tensor.numel() * tensor.element_size(),
+                storage=tensor.untyped_storage()._cdata if strided else -id(tensor),
+                requires_grad=tensor.requires_grad,
+                source=None if source is _MADE else source,
+                unknown=source is None,
+            )
+        )
+
+
+_MADE = object()
+
+
+def record(
+    module: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    select: Select | None,
+    batch: int,
+    dtype: torch.dtype | None = None,
+    training: bool = True,
+) -> Trace:
+    """The trace of `select(module(*args, **kwargs))` for `batch` samples, its floating-point weights in `dtype`.
+
+    Raises Uncapturable where the pass depends on values of tensors, and whatever the module raises.
+    """
+    pretender = Pretender(FakeTensorMode(allow_non_fake_inputs=True), dtype)
+    with pretended(module, pretender, training) as places:
+        recorder = Recorder(module, places, pretender)
+        example = samples((args, kwargs))
+
+        def fake(value: Any) -> Any:
+            if not isinstance(value, Tensor):
+                return value
+            shape = (batch, *value.shape[1:]) if value.dim() and len(value) == example else tuple(value.shape)
+            made = pretender.tensor(value, shape)
+            inputs.append(recorder.number(made, len(inputs)))
+            return made
+
+        inputs: list[int] = []
+        given = [built(template(values, fake), lambda value: value) for values in (args, kwargs)]
+        with _recording(recorder):
+            try:
+                result = module(*given[0], **given[1])
+                result = select(result) if select else result
+            except NOT_FAKE as error:
+                raise Uncapturable(*_prevented(error)) from error
+        replaced = _replaced(module, recorder)
+        form = recorder._template(result)
+    return Trace(recorder.top, recorder.values, inputs, form, replaced, batch)
+
+
+def samples(values: Any) -> int:
+    """The number of samples: the first size of the first tensor that has one; 1 where there is none."""
+    return next((len(tensor) for tensor in tensors(values) if tensor.dim()), 1)
+
+
+@contextmanager
+def _recording(recorder: Recorder) -> Iterator[None]:
+    call, apply = nn.Module.__call__, torch.autograd.Function.__dict__["apply"]
+
+    def recorded_call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return recorder.module(call, module, args, kwargs)
+
+    def recorded_apply(cls: type[torch.autograd.Function], *args: Any, **kwargs: Any) -> Any:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            with torch._C.DisableTorchFunction():
+                return apply.__func__(cls, *args, **kwargs)
+
+        return recorder.function(Apply(cls), args, kwargs, run)
+
+    log = logging.getLogger(FakeTensor.__module__)
+    level = log.level
+    with ExitStack() as stack:
+        log.setLevel(logging.CRITICAL)  # modules that stay whole
+        stack.callback(log.setLevel, level)
+        stack.enter_context(torch.random.fork_rng(devices=[]))
+        stack.enter_context(torch.enable_grad())
+        stack.enter_context(recorder.pretender.mode)
+        stack.enter_context(recorder.costs)
+        stack.enter_context(CPU)
+        stack.enter_context(recorder)
+        nn.Module.__call__ = recorded_call
+        torch.autograd.Function.apply = classmethod(recorded_apply)
+        try:
+            yield
+        finally:
+            nn.Module.__call__ = call
+            torch.autograd.Function.apply = apply
+
+
+def _replaced(module: nn.Module, recorder: Recorder) -> dict[State, int]:
+    """Buffers and tensors among the attributes that are other tensors now."""
+    found = {}
+    held = {place: identity for identity, place in recorder.places.items()}
+    modules = dict(module.named_modules())
+    for place, identity in held.items():
+        now = getattr(modules[place.path], place.table).get(place.name)
+        if isinstance(now, Tensor) and id(now) != identity and id(now) in recorder.numbers:
+            found[place] = recorder.numbers[id(now)]
+    return found
+
+
+def _prevented(error: BaseException) -> tuple[str, tuple[str, int]]:
+    """What prevents a recording, and where: the innermost line of the user's."""
+    where, frame = ("", 0), error.__traceback__
+    while frame is not None:
+        if not is_library(frame.tb_frame.f_code.co_filename):
+            where = frame.tb_frame.f_code.co_filename, frame.tb_lineno
+        frame = frame.tb_next
+    return str(error).partition("\n")[0], where
+
