@@ -47,12 +47,15 @@ class HuggingFace:
         """The network itself, on the default device: with random weights, or those of `model.weights`."""
         import transformers
 
+        from models.hf import experts
+
         maker = getattr(transformers, CLASSES[self.kind])
         if self.weights is None or torch.get_default_device().type == "meta":
             made: nn.Module = maker.from_config(self.settings)
         else:
             folder = Path(self.weights).expanduser()
             made = maker.from_pretrained(folder, config=self.settings, local_files_only=True, dtype=torch.float32)
+        experts.use(made)
         return made.train()
 
     def layers(self) -> nn.Sequential:
