@@ -48,8 +48,11 @@ def check(config: Config) -> list[Problem]:
     problems = at_least(config, "sequence", 1)
     if config.task is not None and config.task not in TASKS:
         near = closest(config.task, list(TASKS))
-        problems.append(Problem("model.task", config.task, f"is not one of {', '.join(TASKS)}", ({"model.task": near},)))
-    problems += _weights(config)
+        problems.append(
+            Problem("model.task", config.task, f"is not one of {', '.join(TASKS)}", ({"model.task": near},))
+        )
+    if without := _weights(config):
+        return [*problems, *without]
     try:
         description = read(config)
     except ProblemError as error:

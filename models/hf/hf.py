@@ -63,6 +63,10 @@ class HuggingFace:
         dtype = torch.float32 if self.kind == "image" else torch.int64
         return split(_Logits(self.network(), self._task), (torch.zeros(2, *self.input_shape, dtype=dtype),), {})
 
+    def logits(self, network: nn.Module, inputs: Tensor) -> Tensor:
+        """What a network gives for inputs, whose last dimension are the classes."""
+        return self._task.logits(network, inputs)
+
     def sample(self, n: int) -> Batch:
         """n synthetic samples."""
         return self._task.sample(n)

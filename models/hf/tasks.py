@@ -1,10 +1,10 @@
 """What networks of Transformers learn: their inputs, targets and losses, one class for each task.
 
-    task      inputs                        targets                       the loss of a sample is the mean over
-    causal    tokens (n, s)                 the next tokens (n, s)        its tokens
-    masked    tokens (n, s), some hidden    the hidden ones, else -100    its hidden tokens
-    seq2seq   source, target (n, 2, s)      the next target tokens (n, s) its target tokens
-    image     (n, channels, side, side)     classes (n,)                  the image
+task      inputs                        targets                       the loss of a sample is the mean over
+causal    tokens (n, s)                 the next tokens (n, s)        its tokens
+masked    tokens (n, s), some hidden    the hidden ones, else -100    its hidden tokens
+seq2seq   source, target (n, 2, s)      the next target tokens (n, s) its target tokens
+image     (n, channels, side, side)     classes (n,)                  the image
 """
 
 from __future__ import annotations
