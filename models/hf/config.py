@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.core.problem import Problem, ProblemError
-from harness.core.value_checks import closest
+from harness.core.value_checks import closest, one_of
 from models.config_ranges import at_least
 
 SHIPPED = Path(__file__).parent / "configs"
@@ -46,11 +46,8 @@ class Config:
 def check(config: Config) -> list[Problem]:
     """A file that cannot be read, a task that is unknown or not said, a folder without weights."""
     problems = at_least(config, "sequence", 1)
-    if config.task is not None and config.task not in TASKS:
-        near = closest(config.task, list(TASKS))
-        problems.append(
-            Problem("model.task", config.task, f"is not one of {', '.join(TASKS)}", ({"model.task": near},))
-        )
+    if config.task is not None:
+        problems += one_of("model.task", config.task, tuple(TASKS))
     if without := _weights(config):
         return [*problems, *without]
     try:

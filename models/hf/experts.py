@@ -3,7 +3,7 @@
 The implementations of Transformers either look at the routing in Python, which no tensor without memory allows, or take
 16-bit numbers alone.
 
-    tokens (t, h)   chosen (t, k)      sorted by expert (t k, h)      each expert's part x its weights -> (t k, h) -> (t, h)
+    tokens (t, h)  ->  sorted by expert (t k, h)  ->  each expert's rows times its weights  ->  sum over k (t, h)
 """
 
 from __future__ import annotations

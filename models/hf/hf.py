@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from harness.capture import split
-from harness.core.problem import Problem, ProblemError, refuse
+from harness.core.problem import Problem, refuse
 from harness.interfaces import Batch
 from models.hf import tasks
 from models.hf.config import Config, check, path, read, task_of
