@@ -1,0 +1,112 @@
+"""A network of Hugging Face Transformers, split into layers."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from harness.capture import split
+from harness.core.problem import Problem, refuse
+from harness.interfaces import Batch
+from models.hf import tasks
+from models.hf.config import Config, check, path, read, task_of
+
+TITLE = "model=hf"
+CLASSES = {
+    "causal": "AutoModelForCausalLM",
+    "masked": "AutoModelForMaskedLM",
+    "seq2seq": "AutoModelForSeq2SeqLM",
+    "image": "AutoModelForImageClassification",
+}
+"""The class of Transformers for each task."""
+
+
+class HuggingFace:
+    """Implements `harness.interfaces.Model`. Raises CannotRun that names each key whose value is impossible.
+
+    `name` has the file's name and a digest of its content and the overrides: profiles are kept by it.
+    """
+
+    def __init__(self, config: Config) -> None:
+        refuse(check(config), TITLE)
+        description = read(config)
+        kind = task_of(config, description)
+        assert kind is not None
+        self.settings, self.kind, self.weights = _settings(config, description), kind, config.weights
+        self._task = tasks.TASKS[kind](self.settings, config.sequence)
+        self.task, self.input_shape, self.classes = self._task.name, self._task.input_shape, self._task.classes
+        content = json.dumps([description, kind, config.sequence, config.weights], sort_keys=True)
+        self.name = f"hf_{path(config).stem}_{hashlib.sha256(content.encode()).hexdigest()[:8]}"
+
+    def network(self) -> nn.Module:
+        """The network itself, on the default device: with random weights, or those of `model.weights`."""
+        import transformers
+
+        from models.hf import experts
+
+        maker = getattr(transformers, CLASSES[self.kind])
+        if self.weights is None or torch.get_default_device().type == "meta":
+            made: nn.Module = maker.from_config(self.settings)
+        else:
+            folder = Path(self.weights).expanduser()
+            made = maker.from_pretrained(folder, config=self.settings, local_files_only=True, dtype=torch.float32)
+        experts.use(made)
+        return made.train()
+
+    def layers(self) -> nn.Sequential:
+        """The network split into layers, freshly made; on the meta device they cost no memory."""
+        dtype = torch.float32 if self.kind == "image" else torch.int64
+        return split(_Logits(self.network(), self._task), (torch.zeros(2, *self.input_shape, dtype=dtype),), {})
+
+    def logits(self, network: nn.Module, inputs: Tensor) -> Tensor:
+        """What a network gives for inputs, whose last dimension are the classes."""
+        return self._task.logits(network, inputs)
+
+    def sample(self, n: int) -> Batch:
+        """n synthetic samples."""
+        return self._task.sample(n)
+
+    def loss(self, output: Tensor, target: Tensor) -> Tensor:
+        """The sum of the samples' losses (`models.hf.tasks`)."""
+        return self._task.loss(output, target)
+
+
+class _Logits(nn.Module):
+    """A network as a module from one tensor to its logits."""
+
+    def __init__(self, network: nn.Module, task: tasks.Causal | tasks.Image) -> None:
+        super().__init__()
+        self.network, self.task = network, task
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.task.logits(self.network, inputs)
+
+
+def _settings(config: Config, description: dict[str, Any]) -> Any:
+    """The configuration object of Transformers. Raises CannotRun for a kind of model or a value that it refuses."""
+    try:
+        from huggingface_hub.errors import StrictDataclassError
+        from transformers import CONFIG_MAPPING, AutoConfig
+    except ModuleNotFoundError as error:
+        hint = f"{error.name} is missing: pip install -e '.[hf]'"
+        refuse([Problem("model", "hf", "needs Hugging Face Transformers", hint=hint)], TITLE)
+    kind, named = description["model_type"], str(path(config))
+    if kind not in CONFIG_MAPPING:
+        message = f"has model_type {kind}, which this release of Transformers does not know"
+        refuse([Problem("model.config", named, message, ({"model.config": "llama_small"},))], TITLE)
+    values = {key: value for key, value in description.items() if key != "model_type"}
+    try:
+        return AutoConfig.for_model(kind, **values)
+    except (StrictDataclassError, TypeError, ValueError) as error:
+        reason = " ".join(str(error).split())
+        refuse([Problem("model.config", named, f"is refused by Transformers: {reason}")], TITLE)
+
+
+def build(config: Config) -> HuggingFace:
+    """The model; raises CannotRun that names each key whose value is impossible."""
+    return HuggingFace(config)

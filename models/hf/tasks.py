@@ -1,0 +1,115 @@
+"""What networks of Transformers learn: their inputs, targets and losses, one class for each task.
+
+task      inputs                        targets                       the loss of a sample is the mean over
+causal    tokens (n, s)                 the next tokens (n, s)        its tokens
+masked    tokens (n, s), some hidden    the hidden ones, else -100    its hidden tokens
+seq2seq   source, target (n, 2, s)      the next target tokens (n, s) its target tokens
+image     (n, channels, side, side)     classes (n,)                  the image
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from harness.interfaces import Batch
+
+IGNORED = -100
+"""Target of a token that has no part in the loss; the number of Transformers."""
+HIDDEN_SHARE = 0.15
+"""Share of tokens that are hidden (BERT, 3.1)."""
+
+
+class Causal:
+    """Predicts the next token at each place. `settings` is a configuration object of Transformers."""
+
+    name = "text"
+
+    def __init__(self, settings: Any, sequence: int) -> None:
+        self.input_shape: tuple[int, ...] = (sequence,)
+        self.sequence, self.classes = sequence, int(settings.vocab_size)
+
+    def logits(self, network: nn.Module, inputs: Tensor) -> Tensor:
+        """Returns what the network gives for each place and class."""
+        found: Tensor = network(input_ids=inputs, use_cache=False).logits
+        return found
+
+    def sample(self, n: int) -> Batch:
+        """n samples of random tokens."""
+        tokens = torch.randint(self.classes, (n, self.sequence + 1))
+        return Batch(tokens[:, :-1].clone(), tokens[:, 1:].clone())
+
+    def loss(self, output: Tensor, target: Tensor) -> Tensor:
+        """Cross entropy in nats: the mean over a sample's tokens that count, summed over the samples."""
+        each = functional.cross_entropy(output.transpose(1, 2), target, reduction="none", ignore_index=IGNORED)
+        return (each.sum(1) / (target != IGNORED).sum(1)).sum()
+
+
+class Masked(Causal):
+    """Predicts tokens that are hidden behind the last token of the vocabulary; at least one in each sample."""
+
+    name = "masked text"
+
+    def logits(self, network: nn.Module, inputs: Tensor) -> Tensor:
+        """As `Causal.logits`, of a network that has no cache."""
+        found: Tensor = network(input_ids=inputs).logits
+        return found
+
+    def sample(self, n: int) -> Batch:
+        """n samples of random tokens."""
+        tokens = torch.randint(self.classes - 1, (n, self.sequence))
+        hidden = torch.rand(n, self.sequence) < HIDDEN_SHARE
+        hidden[:, 0] |= ~hidden.any(1)
+        return Batch(tokens.masked_fill(hidden, self.classes - 1), tokens.masked_fill(~hidden, IGNORED))
+
+
+class Seq2Seq(Causal):
+    """Predicts the next token of a target sequence, from a source sequence and the target so far."""
+
+    name = "translation"
+
+    def __init__(self, settings: Any, sequence: int) -> None:
+        super().__init__(settings, sequence)
+        self.input_shape = (2, sequence)
+
+    def logits(self, network: nn.Module, inputs: Tensor) -> Tensor:
+        """As `Causal.logits`, of source and target."""
+        found: Tensor = network(input_ids=inputs[:, 0], decoder_input_ids=inputs[:, 1], use_cache=False).logits
+        return found
+
+    def sample(self, n: int) -> Batch:
+        """n samples of random tokens."""
+        source, target = torch.randint(self.classes, (n, self.sequence)), super().sample(n)
+        return Batch(torch.stack([source, target.inputs], 1), target.targets)
+
+
+class Image:
+    """Assigns an image to one of `num_labels` classes."""
+
+    name = "classification"
+
+    def __init__(self, settings: Any, sequence: int) -> None:
+        side = settings.image_size
+        height, width = side if isinstance(side, list | tuple) else (side, side)
+        self.input_shape = (int(settings.num_channels), int(height), int(width))
+        self.classes = int(settings.num_labels)
+
+    def logits(self, network: nn.Module, inputs: Tensor) -> Tensor:
+        """Returns (n, classes)."""
+        found: Tensor = network(pixel_values=inputs).logits
+        return found
+
+    def sample(self, n: int) -> Batch:
+        """n samples of normal noise, each of a random class."""
+        return Batch(torch.randn(n, *self.input_shape), torch.randint(self.classes, (n,)))
+
+    def loss(self, output: Tensor, target: Tensor) -> Tensor:
+        """Cross entropy, summed over the samples."""
+        return functional.cross_entropy(output, target, reduction="sum")
+
+
+TASKS: dict[str, type[Causal | Image]] = {"causal": Causal, "masked": Masked, "seq2seq": Seq2Seq, "image": Image}
+"""The class of each task in `models.hf.config.TASKS`."""
