@@ -13,6 +13,7 @@ A cut is left out where a much narrower one is near, unless a block begins or en
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -102,10 +103,7 @@ class Cutter:
         """Unit k begins a layer for each k that is returned."""
         possible = [place for place in range(1, len(self.units)) if self._possible(place)]
         heavy = [k for k, unit in enumerate(self.units) if self._is_heavy(unit)]
-        gaps = [
-            [place for place in possible if first < place <= second]
-            for first, second in zip(heavy, heavy[1:], strict=False)
-        ]
+        gaps = [[place for place in possible if first < place <= second] for first, second in itertools.pairwise(heavy)]
         chosen = [
             (min(reversed(gap), key=self._bytes), self._beside_block(first, second))
             for gap, first, second in zip(gaps, heavy, heavy[1:], strict=False)
@@ -137,7 +135,7 @@ class Cutter:
         return not (self._parts_memory(place) or self._parts_buffer(place) or place in self._loops)
 
     def _parts_memory(self, place: int) -> bool:
-        """Whether two tensors of one memory pass a place behind which it is changed."""
+        """Whether two tensors of one memory pass a place after which it is changed."""
         first = self._first_place(place)
         storages = [self.graph.values[number].storage for number in self.alive[place]]
         changes = self.graph.changed_storages
@@ -191,7 +189,7 @@ class Cutter:
 
     def _runs(self, places: list[int]) -> list[list[int]]:
         runs = [[places[0]]]
-        for before, place in zip(places, places[1:], strict=False):
+        for before, place in itertools.pairwise(places):
             work = sum(unit.cost for unit in self.units[before:place])
             if work < NEAR * self.total:
                 runs[-1].append(place)

@@ -1,7 +1,7 @@
 """What a trace says of itself: who makes and uses each tensor, which module calls can run as they are, which repeat.
 
 A call runs as it is (its module's own Python code) unless that would lose something: a tensor that goes in or out by
-another way than arguments and result, or an object that each pass makes anew, as a cache of keys and values.
+another way than arguments and result, or an object that each pass makes again, as a cache of keys and values.
 """
 
 from __future__ import annotations

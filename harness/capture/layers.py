@@ -1,7 +1,7 @@
 """The layers of a captured model: they hold its own modules and weights, under their own names.
 
-    chain   "blocks_0.model.blocks.0.norm.weight"        what follows the layer's name
-    model             "model.blocks.0.norm.weight"       is the name in the model
+chain   "blocks_0.model.blocks.0.norm.weight"        what follows the layer's name
+model             "model.blocks.0.norm.weight"       is the name in the model
 """
 
 from __future__ import annotations
@@ -177,7 +177,7 @@ def _steps(part: Part) -> list[Step]:
 
 
 def _name(graph: Graph, part: Part, index: int, taken: OrderedDict[str, nn.Module]) -> str:
-    """A name by what costs most: "blocks_0". One of a single word gets the layer's number: attributes have such names."""
+    """A name by what costs most: "blocks_0". A single word gets the layer's number: attributes have such names."""
     largest = max(part.nodes, key=graph.cost, default=None)
     if isinstance(largest, Step) or largest is None:
         word = getattr(largest.function, "__name__", type(largest.function).__name__) if largest else "layer"

@@ -288,15 +288,21 @@ def _recording(recorder: Recorder) -> Iterator[None]:
         stack.enter_context(recorder.costs)
         stack.enter_context(CPU)
         stack.enter_context(recorder)
-        nn.Module.__call__ = recorded_call
-        torch.autograd.Function.apply = classmethod(recorded_apply)
-        transformer._detect_is_causal_mask = lambda mask, causal=None, size=None: bool(causal)  # it reads the mask
+        _set(nn.Module, "__call__", recorded_call)
+        _set(torch.autograd.Function, "apply", classmethod(recorded_apply))
+        # it reads the mask
+        _set(transformer, "_detect_is_causal_mask", lambda mask, causal=None, size=None: bool(causal))
         try:
             yield
         finally:
-            nn.Module.__call__ = call
-            torch.autograd.Function.apply = apply
-            transformer._detect_is_causal_mask = is_causal
+            _set(nn.Module, "__call__", call)
+            _set(torch.autograd.Function, "apply", apply)
+            _set(transformer, "_detect_is_causal_mask", is_causal)
+
+
+def _set(owner: Any, name: str, value: Any) -> None:
+    """Replace a function of torch's."""
+    setattr(owner, name, value)
 
 
 def _replaced(module: nn.Module, recorder: Recorder) -> dict[State, int]:
@@ -324,4 +330,3 @@ def _reason(error: BaseException) -> str:
     if isinstance(error, DynamicOutputShapeException):
         return "the size of its result depends on the values of tensors"
     return str(error).partition("\n")[0]
-

@@ -126,7 +126,7 @@ def used(item: Item) -> set[int]:
 
 @dataclass
 class Trace:
-    """A forward pass: the call of the model and the steps of `select` behind it. `outputs` are numbers of tensors.
+    """A forward pass: the call of the model and the steps of `select` after it. `outputs` are numbers of tensors.
 
     `replaced` are buffers and attributes that hold another tensor afterwards.
     """

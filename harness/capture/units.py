@@ -9,6 +9,7 @@ block is one of several modules of a class that one module calls. It stays whole
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -113,8 +114,8 @@ class Units:
         """Whether blocks follow each other in it, with one tensor from block to block somewhere."""
         if id(call) not in self._chains:
             self._chains[id(call)] = any(
-                all(self._feeds(a, b) for a, b in zip(group, group[1:], strict=False))
-                and any(self._narrow(call, group, a, b) for a, b in zip(group, group[1:], strict=False))
+                all(self._feeds(a, b) for a, b in itertools.pairwise(group))
+                and any(self._narrow(call, group, a, b) for a, b in itertools.pairwise(group))
                 for group in self._groups(call)
             )
         return self._chains[id(call)]

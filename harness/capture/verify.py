@@ -1,7 +1,7 @@
 """Whether a chain computes what its module computes: outputs, gradients and buffers, in float64.
 
-    the example          two passes, so that what one pass leaves to the next one counts
-    its first sample     one pass, since nothing may depend on the number of samples
+the example          two passes, so that what one pass leaves to the next one counts
+its first sample     one pass, since nothing may depend on the number of samples
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -55,12 +56,12 @@ def verify(
         given = _part(values, count, number)
         taken = _part(inputs(*values), count, number)
         try:
-            expected = _run(module, chain, passes, lambda given=given: _called(module, given, select), in_chain=False)
+            expected = _run(module, chain, passes, partial(_called, module, given, select), in_chain=False)
         except FAILURES:
             if number == count:
                 raise
             continue  # as batch norm does, for a single value
-        found = _run(module, chain, passes, lambda taken=taken: chain(taken), in_chain=True)
+        found = _run(module, chain, passes, partial(chain, taken), in_chain=True)
         for one, other in zip(expected, found, strict=True):
             _compare(module, chain, one, other, number)
 
@@ -82,9 +83,7 @@ def _called(module: nn.Module, given: Any, select: Select | None) -> Any:
     return select(result) if select else result
 
 
-def _run(
-    module: nn.Module, chain: nn.Sequential, passes: int, run: Callable[[], Any], in_chain: bool
-) -> list[_Pass]:
+def _run(module: nn.Module, chain: nn.Sequential, passes: int, run: Callable[[], Any], in_chain: bool) -> list[_Pass]:
     """Passes one after the other, from the state that module and chain have now."""
     found = []
     watch = _Watch(module, chain)

@@ -60,7 +60,9 @@ def path(
         "autocast": autocast,
         "device": device_name,
         "torch": importlib.metadata.version("torch"),
-        "sources": _digest([*_sources(model_package), *(harness / name for name in MEASURING)]),
+        "sources": _digest(
+            [*_sources(model_package), *(harness / name for name in MEASURING), *_sources(harness / "capture")]
+        ),
     }
     digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
     name = re.sub(r"[^A-Za-z0-9_-]+", "-", str(model_config.get("name", "model")))

@@ -127,7 +127,7 @@ def drawing(layer: int, device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def redirected(reseed: Callable[[int], object]) -> Iterator[None]:
-    """Within it this thread draws from a stream of its own instead of torch's generator; `reseed` begins it anew."""
+    """Within it this thread draws from a stream of its own instead of torch's generator; `reseed` begins it again."""
     outer, _state.reseed = _state.reseed, reseed
     try:
         yield

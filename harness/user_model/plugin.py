@@ -7,12 +7,10 @@ settings   ->   call net.py:build(width=64)   ->   a module, with the task of th
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from harness.core.problem import CannotRun, Problem, spelled
+from harness.core.problem import CannotRun, Problem, ProblemError, spelled
 from harness.interfaces import Batch, Model
 from harness.user_model import keys, loaded_signature
 from harness.user_model.keys import NEEDED, SHARED
@@ -24,8 +22,6 @@ if TYPE_CHECKING:
     from harness.user_model.wrappers import Wrapper
 
 check = keys.problems
-CAPTURE = "harness.capture"
-"""The package that splits a module into layers."""
 INTERFACE = ("name", "task", "input_shape", "classes", "layers", "sample", "loss")
 EXAMPLES = {
     "classification": "Classifier(module, input_shape=(3, 32, 32), classes=10)",
@@ -94,15 +90,22 @@ class UserModel:
 
 
 def as_layers(module: nn.Module, inputs: Tensor | None) -> nn.Sequential:
-    """The layers of a module: its own if it is an nn.Sequential, else what `harness.capture` finds for these inputs."""
+    """The layers of a module: its own if it is an nn.Sequential, else what `harness.capture` finds for these inputs.
+
+    One layer where nothing is found, or no inputs are given.
+    """
     from torch import nn
 
     if isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward:
         return module
-    if importlib.util.find_spec(CAPTURE) is None:
+    if inputs is None:
         return nn.Sequential(module)
-    layers: nn.Sequential = importlib.import_module(CAPTURE).split(module, (inputs,), {})
-    return layers
+    from harness.capture import split, whole
+
+    try:
+        return split(module, (inputs,))
+    except ProblemError:  # it trains where nothing is split
+        return whole(module, (inputs,))
 
 
 def without_memory(make: Callable[[], Any]) -> Any:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from harness.capture import split
 from harness.core.problem import Problem, refuse
+from harness.host import torchvision_import
 from harness.interfaces import Batch
 from models.hf import tasks
 from models.hf.config import Config, check, path, read, task_of
@@ -90,6 +91,7 @@ class _Logits(nn.Module):
 def _settings(config: Config, description: dict[str, Any]) -> Any:
     """The configuration object of Transformers. Raises CannotRun for a kind of model or a value that it refuses."""
     try:
+        torchvision_import.prepare()
         from huggingface_hub.errors import StrictDataclassError
         from transformers import CONFIG_MAPPING, AutoConfig
     except ModuleNotFoundError as error:

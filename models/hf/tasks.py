@@ -49,7 +49,7 @@ class Causal:
 
 
 class Masked(Causal):
-    """Predicts tokens that are hidden behind the last token of the vocabulary; at least one in each sample."""
+    """Predicts tokens that are hidden after the last token of the vocabulary; at least one in each sample."""
 
     name = "masked text"
 

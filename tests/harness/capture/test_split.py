@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import copy
-
 import pytest
 import torch
-from torch import nn
 
-from harness.capture import inputs, names, split, verify, whole
-from harness.capture.structure import tensors
-from harness.nn.skip import layer_skips, named_layers
-from tests.harness.capture.networks import NETWORKS, Block
+from harness.capture import split, verify
+from tests.harness.capture.networks import NETWORKS
 
 
 @pytest.fixture(autouse=True)
