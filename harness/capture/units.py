@@ -154,7 +154,7 @@ class Units:
             unit.uses |= {n for n in given if not graph.is_held(graph.values[n])} - unit.makes
             unit.makes |= {n for n in refs(node.result) if graph.inside(graph.made_at(n), item)}
         pure = not any(step.random or step.mutated for step in _steps(item))
-        unit.constant = pure and bool(unit.makes) and unit.makes <= graph.constants
+        unit.constant = pure and bool(unit.makes) and unit.makes | unit.uses <= graph.constants
         return unit
 
     def _needed(self, units: list[Unit]) -> list[Unit]:
