@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 
 from harness.capture import split, verify
 from tests.harness.capture.networks import NETWORKS
