@@ -50,6 +50,19 @@ def ranks() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session")
+def fork_server() -> Iterator[None]:
+    """Workers of runs are forked from one process that has loaded torch, as those of a sweep are: in two seconds less.
+
+    Tests of how a worker is started alone, and ends, do without.
+    """
+    from harness.launch import fork_server, supervisor
+
+    with fork_server.scope():
+        supervisor.start_fork_server()
+        yield
+
+
 @pytest.fixture
 def computation() -> None:
     """A test that computes for seconds: a large search, all pictures or all sweeps of the papers."""

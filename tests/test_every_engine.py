@@ -25,7 +25,7 @@ MICRO_BATCHES = 4
 
 
 @pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def cache(fork_server: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """A cache of this module's own: the model is profiled once for each size of a micro-batch, the machine is known."""
     with known_machine.known(tmp_path_factory):
         yield

@@ -30,6 +30,28 @@ def test_starts(commands): pass
 @pytest.mark.parametrize("engine", ["x", "y"])
 def test_stays(commands, engine): pass
 """
+SHARING = """
+import pytest
+
+@pytest.fixture(scope="module")
+def made(): pass
+
+@pytest.fixture(scope="module")
+def made_of_it(made): pass
+
+@pytest.fixture
+def alone(): pass
+
+def test_one(made): pass
+def test_other(made_of_it, alone): pass
+def test_cluster(slurm, made): pass
+def test_by_itself(alone, tmp_path, fork_server): pass
+"""
+GROUPS = """
+def pytest_collection_finish(session):
+    for item in session.items:
+        print("GROUP", item.name, *(name for mark in item.iter_markers("xdist_group") for name in mark.args))
+"""
 
 
 def values(**case: object) -> frozenset[tuple[str, ...]]:
@@ -59,10 +81,29 @@ def test_no_value_is_left_out(sizes: list[int]) -> None:
 )  # fmt: skip
 def test_a_collection_is_parted(tmp_path: Path, tier: str, there: list[str]) -> None:
     (tmp_path / "test_it.py").write_text(TESTS)
-    command = [sys.executable, "-m", "pytest", "-q", "-c", str(ROOT / "pyproject.toml"), "--rootdir", str(tmp_path)]
-    command += ["--collect-only", "-p", "tests.conftest", "-m", tier, str(tmp_path)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    found = [line.partition("::")[2] for line in done.stdout.splitlines() if "::" in line]
+    printed = collected(tmp_path, "-m", tier)
+    found = [line.partition("::")[2] for line in printed if "::" in line]
     products = [name for name in found if name.startswith("test_product")]
-    assert [name for name in found if name not in products] == there, done.stdout + done.stderr
+    assert [name for name in found if name not in products] == there, printed
     assert len(products) == 3
+
+
+@pytest.mark.usefixtures("commands")
+def test_what_is_made_for_a_module_is_made_in_one_process(tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text(SHARING)
+    (tmp_path / "conftest.py").write_text(f"{GROUPS}\nimport pytest\n@pytest.fixture\ndef slurm(): pass\n")
+    groups = [line.split()[1:] for line in collected(tmp_path) if line.startswith("GROUP")]
+    assert groups == [
+        ["test_one", "test_it.py"],
+        ["test_other", "test_it.py"],
+        ["test_cluster", "slurm"],
+        ["test_by_itself"],
+    ]
+
+
+def collected(folder: Path, *arguments: str) -> list[str]:
+    """The lines that pytest prints of the tests in a folder."""
+    command = [sys.executable, "-m", "pytest", "-q", "-c", str(ROOT / "pyproject.toml"), "--rootdir", str(folder)]
+    command += ["--collect-only", "-p", "tests.conftest", *arguments, str(folder)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    return [*done.stdout.splitlines(), *done.stderr.splitlines()]

@@ -12,6 +12,9 @@ Left to the full tier, by the marker `full`, are
 
 A test marked `fast` stays in the fast tier whatever it uses, with a covering set of its cases.
 
+Tests run beside each other in several processes. Those of a module that share its fixtures run in one of them, by the
+marker `xdist_group`: these are made once. So do all that use the emulated cluster.
+
 A property test has at most ten examples in the fast tier: `@settings(max_examples=examples(60))`.
 """
 
@@ -38,7 +41,7 @@ def examples(count: int) -> int:
 
 
 def mark(items: Iterable[pytest.Item]) -> None:
-    """Marks tests of the full tier."""
+    """Marks tests of the full tier, and those that run in the same one of several processes."""
     for _, cases in groupby(items, key=lambda item: (item.path, getattr(item, "originalname", item.name))):
         listed = list(cases)
         covering = set(cover([_values(item) for item in listed]))
@@ -46,8 +49,8 @@ def mark(items: Iterable[pytest.Item]) -> None:
             slow = SLOW & set(getattr(item, "fixturenames", ())) and not item.get_closest_marker("fast")
             if slow or number not in covering:
                 item.add_marker(pytest.mark.full)
-            if "slurm" in getattr(item, "fixturenames", ()):
-                item.add_marker(pytest.mark.xdist_group("slurm"))  # one cluster, in one of the parallel processes
+            if group := _group(item):
+                item.add_marker(pytest.mark.xdist_group(group))
 
 
 def cover(cases: Sequence[frozenset[Value]]) -> list[int]:
@@ -63,6 +66,16 @@ def cover(cases: Sequence[frozenset[Value]]) -> list[int]:
         chosen.append(best)
         missing -= cases[best]
     return chosen
+
+
+def _group(item: pytest.Item) -> str:
+    """Returns what all tests share that run in the process of this one: the cluster, or fixtures of its module."""
+    if "slurm" in getattr(item, "fixturenames", ()):
+        return "slurm"
+    fixtures = getattr(item, "_fixtureinfo", None)
+    used = fixtures.name2fixturedefs.values() if fixtures else ()
+    shares = any(definition.scope == "module" for definitions in used for definition in definitions)
+    return item.nodeid.partition("::")[0] if shares else ""
 
 
 def _values(item: pytest.Item) -> frozenset[Value]:

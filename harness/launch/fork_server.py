@@ -7,7 +7,7 @@
          '------ its id, at its end its exit code-'
 
 A run starts a server for what it measures before it trains, a sweep one for all of its points. Other processes find it
-by an environment variable, and use it if they have its environment, folder and limits, which its workers inherit.
+by an environment variable, and use it if they have its environment and limits, which its workers inherit.
 Whoever has no server, or gets no answer, starts a worker by itself.
 
 The server ends with the process that has started it, its workers end with it, and a worker ends with its client.
@@ -121,7 +121,12 @@ def fork(
     name = _name()
     if not name:
         return None
-    request = {"words": list(words), "environment": dict(environment), "inherits": list(inherits)}
+    request = {
+        "words": list(words),
+        "folder": os.getcwd(),
+        "environment": dict(environment),
+        "inherits": list(inherits),
+    }
     with ExitStack() as stack:
         connection = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
         connection.settimeout(ANSWER_S)
@@ -145,10 +150,11 @@ def _name() -> str:
 
 
 def _surroundings() -> str:
-    """A digest of what a process inherits."""
+    """A digest of what a process inherits: its variables, where it finds modules, its limits and its cores."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(OWN) and name not in UNREAD}
+    places = [os.path.abspath(place) for place in environment.get("PYTHONPATH", "").split(os.pathsep)]
     limits = [resource.getrlimit(getattr(resource, name)) for name in _LIMITS]
-    seen = [sys.executable, __file__, os.getcwd(), sorted(os.sched_getaffinity(0)), limits, environment]
+    seen = [sys.executable, __file__, places, sorted(os.sched_getaffinity(0)), limits, environment]
     return hashlib.sha256(json.dumps(seen, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -236,6 +242,7 @@ class _Server:
         for output in (1, 2):
             os.dup2(log, output)
         os.close(log)
+        os.chdir(request["folder"])
         os.environ.clear()
         os.environ |= request["environment"] | dict(zip(request["inherits"], map(str, given), strict=True))
         words: list[str] = request["words"]

@@ -48,6 +48,8 @@ RESULTS = {
 }
 """What a worker leaves that has done an action, or was asked to stop: one without has ended itself, as `os._exit(0)`
 does."""
+LAST_ACTIONS = ("train", "calibrate")
+"""Those of the last worker of a run, which may be the only one: a fork server for it would be loaded for nothing."""
 POLL_S = 0.05
 START_S = 300.0
 """The time without progress that ends a worker, as long as few steps are measured; the most there is, too."""
@@ -93,7 +95,7 @@ def run_worker(
     environment variable that says its number. For the rest see `supervise`. Raises `CannotRun` for problems that only a
     worker could find, `WorkerFailed` for every other end that is not good.
     """
-    if action[0] != "train":  # which may be the only worker
+    if action[0] not in LAST_ACTIONS:
         start_fork_server()
     command = [*_worker_command(), str(folder.resolve()), *action]
     results = [folder / name for name in RESULTS.get(action[0], ())]
@@ -149,7 +151,18 @@ def supervise(
     with (run_dir / LOG).open("ab") as log:
         while True:
             since = time.time()
-            worker = _started(command, log, given, step)
+            forked = None if step else _forked(command, log, given)
+            # a process group of its own: Ctrl-C reaches the parent alone, and all that the worker starts ends with it
+            with nullcontext() if step else blocked():
+                worker = forked or subprocess.Popen(
+                    [*die_with_parent.prefix(), *command],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    env=_environment() | {name: str(descriptor) for name, descriptor in given.items()},
+                    pass_fds=tuple(given.values()),
+                    start_new_session=True,
+                )
             watch = _Watch(worker, run_dir, timeout_s, steps_s, reasons.names, step)
             try:
                 outcome = watch.outcome(follow, reasons, log)
@@ -161,26 +174,12 @@ def supervise(
     return outcome
 
 
-def _started(
-    command: Sequence[str], log: IO[bytes], inherits: Mapping[str, int], step: Step | None
-) -> subprocess.Popen[bytes] | ForkedWorker:
-    """The process of a command: of a worker's, forked by the server that has loaded torch, if there is one."""
-    own, environment = _worker_command(), _environment()
-    if list(command[: len(own)]) == own:
-        forked = fork_server.fork(command[len(own) :], log, environment, inherits)
-        if forked:
-            return forked
-    # a process group of its own: Ctrl-C reaches the parent alone, and all that the worker starts ends with it
-    with nullcontext() if step else blocked():
-        return subprocess.Popen(
-            [*die_with_parent.prefix(), *command],
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            env=environment | {name: str(descriptor) for name, descriptor in inherits.items()},
-            pass_fds=tuple(inherits.values()),
-            start_new_session=True,
-        )
+def _forked(command: Sequence[str], log: IO[bytes], inherits: Mapping[str, int]) -> ForkedWorker | None:
+    """A worker, forked by the server that has loaded torch; None if there is no server, or the command is another."""
+    own = _worker_command()
+    if list(command[: len(own)]) != own:
+        return None
+    return fork_server.fork(command[len(own) :], log, _environment(), inherits)
 
 
 def _worker_command() -> list[str]:

@@ -7,6 +7,7 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ import pytest
 from harness.config import registry
 from harness.host.devices import cpu_model
 from tests.docs import pages
+from tests.support import fork_servers
 
 PAGES = (registry.ROOT / "README.md", *sorted((registry.ROOT / "docs/tutorials").glob("*.md")))
 EXCEPTED = {
@@ -39,6 +41,14 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
+def environment(tree: Path) -> Iterator[dict[str, str]]:
+    """That of all commands: a cache of their own, and a fork server for their workers."""
+    own = {"REGATTA_CACHE": str(tree / ".cache"), "PYTHONPATH": str(tree), "COLUMNS": "150"}
+    with fork_servers.serving(tree, os.environ | own) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
 def done() -> dict[str, str]:
     """What each command printed, for pages that have the same one."""
     return {}
@@ -55,8 +65,7 @@ def shortened(command: str) -> list[str]:
     return [sys.executable, *kept, *(f"{key}={value}" for key, value in added.items())]
 
 
-def output(command: str, tree: Path) -> str:
-    environment = os.environ | {"REGATTA_CACHE": str(tree / ".cache"), "PYTHONPATH": str(tree), "COLUMNS": "150"}
+def output(command: str, tree: Path, environment: Mapping[str, str]) -> str:
     words = shortened(command)
     run = subprocess.run(words, cwd=tree, env=environment, capture_output=True, text=True, check=False)
     assert run.returncode in (0, INFEASIBLE), f"{command}\n{run.stdout}{run.stderr}"
@@ -74,13 +83,15 @@ def masked(line: str) -> str:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 @pytest.mark.timeout(600)
-def test_what_it_shows_happens(page: Path, tree: Path, done: dict[str, str], commands: None) -> None:
+def test_what_it_shows_happens(
+    page: Path, tree: Path, environment: Mapping[str, str], done: dict[str, str], commands: None
+) -> None:
     text = page.read_text(encoding="utf-8")
     pages.write(pages.files(text), tree)
     for example in pages.examples(text):
         for command in [command for command in example.commands if command not in EXCEPTED]:
             if command not in done:
-                done[command] = output(command, tree)
+                done[command] = output(command, tree, environment)
         printed = [masked(line) for one in example.commands for line in done.get(one, "").splitlines()]
         for line in example.promised:
             whole, dots, _ = masked(line).partition("...")

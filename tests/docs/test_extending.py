@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from harness.core.run_files import METRICS, RECORD
 from harness.interfaces import OptimizerSpec, Session, SessionSpec
 from tests.docs import pages
 from tests.engines import networks
+from tests.support import fork_servers
 
 pytestmark = pytest.mark.usefixtures("commands")
 
@@ -48,13 +51,20 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+@pytest.fixture(scope="module")
+def environment(tree: Path) -> Iterator[dict[str, str]]:
+    """That of all commands, whose workers are forked from one server."""
+    with fork_servers.serving(tree, os.environ | {"PYTHONPATH": str(tree)}) as found:
+        yield found
+
+
 def command(*words: str) -> str:
     """The page's command with these overrides."""
     (found,) = [line for line in COMMANDS if set(words) < set(line.split())]
     return found
 
 
-def train(tree: Path, line: str) -> tuple[RunRecord, list[float]]:
+def train(tree: Path, environment: Mapping[str, str], line: str) -> tuple[RunRecord, list[float]]:
     """The record and the losses of a run that a command starts."""
     python, script, *overrides = shlex.split(line)
     assert (python, script) == ("python", "run.py")
@@ -62,6 +72,7 @@ def train(tree: Path, line: str) -> tuple[RunRecord, list[float]]:
     done = subprocess.run(
         [sys.executable, script, *overrides, *COMMON, f"out={folder}"],
         cwd=tree,
+        env=environment,
         capture_output=True,
         text=True,
         check=False,
@@ -97,11 +108,13 @@ def test_the_configuration_of_an_example_is_two_lines() -> None:
         assert any(set(shown.split()) <= set(line.split()) for line in COMMANDS), f"no command has {shown}"
 
 
-def test_the_engine_trains_like_single(tree: Path) -> None:
+def test_the_engine_trains_like_single(tree: Path, environment: Mapping[str, str]) -> None:
     """Its replicas' gradients add up: losses of three steps are those of one device. It sends what is predicted."""
     shown = command("engine=simple_dp", "mesh.data=2")
-    record, losses = train(tree, shown)
-    _, alone = train(tree, shown.replace("engine=simple_dp", "engine=single").replace("mesh.data=2", "mesh.data=1"))
+    record, losses = train(tree, environment, shown)
+    _, alone = train(
+        tree, environment, shown.replace("engine=simple_dp", "engine=single").replace("mesh.data=2", "mesh.data=1")
+    )
     assert len(losses) == 4
     assert losses == pytest.approx(alone, rel=1e-12)
     assert len(set(losses)) == 4, "it learns"
@@ -110,16 +123,16 @@ def test_the_engine_trains_like_single(tree: Path) -> None:
     assert min(record.metrics["utilization"]) > 0
 
 
-def test_the_planner_plans_for_gpipe(tree: Path) -> None:
-    record, losses = train(tree, command("planner=front_heavy"))
+def test_the_planner_plans_for_gpipe(tree: Path, environment: Mapping[str, str]) -> None:
+    record, losses = train(tree, environment, command("planner=front_heavy"))
     assert record.plan is not None
     assert Plan.from_json(record.plan).balance == (4, 1)
     assert len(losses) == 4
 
 
-def test_the_model_trains_on_one_device_and_in_a_pipeline(tree: Path) -> None:
-    _, alone = train(tree, command("engine=single", "model=tiny"))
-    _, losses = train(tree, command("engine=gpipe", "model=tiny"))
+def test_the_model_trains_on_one_device_and_in_a_pipeline(tree: Path, environment: Mapping[str, str]) -> None:
+    _, alone = train(tree, environment, command("engine=single", "model=tiny"))
+    _, losses = train(tree, environment, command("engine=gpipe", "model=tiny"))
     assert losses == pytest.approx(alone, rel=1e-12)
     assert len(set(losses)) == 4
 

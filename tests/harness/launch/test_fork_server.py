@@ -36,6 +36,13 @@ def environment() -> dict[str, str]:
     return os.environ | {"PYTHONPATH": str(ROOT)}
 
 
+@pytest.fixture(autouse=True)
+def no_other_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other tests of this process may have one."""
+    monkeypatch.setattr(fork_server, "_scopes", [])
+    monkeypatch.delenv(fork_server.VARIABLE, raising=False)
+
+
 @pytest.fixture
 def server() -> Iterator[int]:
     """The id of a server, which is over at the end."""
@@ -109,6 +116,12 @@ def test_it_has_the_clients_log_and_variables_and_a_session_of_its_own(server: i
     one = worker(tmp_path, f"{code}; print('error', file=sys.stderr)")
     assert one.wait() == 0
     assert (tmp_path / "log").read_text().split() == ["new", "True", str(server), "b''", os.getcwd(), "error"]
+
+
+def test_it_is_in_the_clients_folder(server: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert worker(tmp_path, "import os; print(os.getcwd())").wait() == 0
+    assert (tmp_path / "log").read_text() == f"{tmp_path}\n"
 
 
 def test_it_has_signals_blocked_as_one_that_is_started_alone(server: int, tmp_path: Path) -> None:
@@ -192,9 +205,6 @@ def test_of_other_surroundings_there_is_none(server: int, tmp_path: Path, monkey
     with monkeypatch.context() as patch:
         patch.setenv("OMP_WAIT_POLICY", "passive")
         assert forked(tmp_path, "pass") is None
-    with monkeypatch.context() as patch:
-        patch.chdir(tmp_path)
-        assert forked(tmp_path, "pass") is None
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
         resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 40, limit[1]))
@@ -204,6 +214,17 @@ def test_of_other_surroundings_there_is_none(server: int, tmp_path: Path, monkey
     monkeypatch.setenv("COLUMNS", "99")
     monkeypatch.setenv("REGATTA_CACHE", "elsewhere")
     assert worker(tmp_path, "pass").wait() == 0, "these are read later, and are the client's"
+
+
+def test_where_modules_are_found_by_the_folder_there_is_none_in_another_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", "here")
+    with fork_server.scope():
+        fork_server.start(FAST, environment())
+        assert worker(tmp_path, "pass").wait() == 0
+        monkeypatch.chdir(tmp_path)
+        assert forked(tmp_path, "pass") is None
 
 
 def test_other_surroundings_get_a_server_of_their_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,6 +31,7 @@ from harness.core.record import RunRecord
 from harness.core.serialization import finite
 from harness.host import machine
 from harness.interfaces import BatchShape, PlanRequest
+from harness.launch import fork_server
 from harness.run import runner
 from harness.run.checkpoint_files import RunState, place, steps, write
 from harness.run.resume import Resumed, SamePlan, find_finished, find_resumable, refuse_to_replace, say_what_is_replaced
@@ -41,7 +42,7 @@ from tests.support import processes
 from tests.support.machines import MACHINE
 from tests.support.recorder import Recorder
 
-pytestmark = pytest.mark.usefixtures("commands")
+pytestmark = pytest.mark.usefixtures("commands", "fork_server")
 
 ROOT = Path(__file__).parents[3]
 TYPED = ["engine=ddp", "model=mlp", "batch.size=8", "batch.micro_batches=2", "cluster.device=cpu", "cluster.devices=2",
@@ -448,8 +449,9 @@ def test_stopped_by_a_signal_and_started_again(straight, tmp_path, monkeypatch, 
 
 
 @pytest.mark.usefixtures("commands")
-def test_killed_at_any_moment_and_the_newest_checkpoint_damaged(straight, tmp_path):
+def test_killed_at_any_moment_and_the_newest_checkpoint_damaged(straight, tmp_path, monkeypatch):
     """The parent, with SIGKILL; its ranks end with it."""
+    monkeypatch.delenv(fork_server.VARIABLE)  # whose workers' command lines do not say which run they are of
     more = ["steps=118", "launch.checkpoint_every=7"]
     command = [sys.executable, str(ROOT / "run.py"), *TYPED, *more, f"out={tmp_path}"]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

@@ -33,7 +33,7 @@ from tests.support import known_machine, processes
 from tests.support.recorder import Recorder
 from tests.support.violations import violations
 
-pytestmark = pytest.mark.usefixtures("commands")
+pytestmark = pytest.mark.usefixtures("commands", "fork_server")
 
 ROOT = Path(__file__).parents[3]
 TINY = ["model.size=64", "model.channels=4", "model.convs=1", "batch.size=4", "batch.micro_batches=2",

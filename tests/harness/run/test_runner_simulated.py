@@ -23,7 +23,7 @@ from harness.launch.supervisor import Outcome, WorkerFailed
 from harness.run import runner
 from tests.problems import row
 
-pytestmark = pytest.mark.usefixtures("commands")
+pytestmark = pytest.mark.usefixtures("commands", "fork_server")
 
 ROOT = Path(__file__).parents[3]
 PEAKS = Device(devices.cpu_model(), 10**10, {"float32": 1e12}, 1e10, kernel_s=1e-6)

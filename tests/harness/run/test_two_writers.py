@@ -20,7 +20,7 @@ def cache(tmp_path_factory):
         yield
 
 
-@pytest.mark.usefixtures("commands")
+@pytest.mark.usefixtures("commands", "fork_server")
 def test_second_commands_while_a_run_trains(tmp_path: Path) -> None:
     """Each kind of second command and of moment once, and two runs have the same losses."""
     one = Pair("single", (("overwrite", -1), ("same keys", 0), ("plan", 1), ("other keys", 120)))
