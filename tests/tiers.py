@@ -12,7 +12,7 @@ Left to the full tier, by the marker `full`, are
 
 A test marked `fast` stays in the fast tier whatever it uses, with a covering set of its cases.
 
-Tests run beside each other in several processes. Those of a module that share its fixtures run in one of them, by the
+Several processes run tests at a time. Those of a module that share its fixtures run in one of them, by the
 marker `xdist_group`: these are made once. So do all that use the emulated cluster.
 
 A property test has at most ten examples in the fast tier: `@settings(max_examples=examples(60))`.

@@ -105,13 +105,13 @@ class Cutter:
         heavy = [k for k, unit in enumerate(self.units) if self._is_heavy(unit)]
         gaps = [[place for place in possible if first < place <= second] for first, second in itertools.pairwise(heavy)]
         chosen = [
-            (min(reversed(gap), key=self._bytes), self._beside_block(first, second))
+            (min(reversed(gap), key=self._bytes), self._next_to_block(first, second))
             for gap, first, second in zip(gaps, heavy, heavy[1:], strict=False)
             if gap
         ]
         return [place for place, fixed in chosen if fixed or not self._replaced(place, [p for p, _ in chosen])]
 
-    def _beside_block(self, first: int, second: int) -> bool:
+    def _next_to_block(self, first: int, second: int) -> bool:
         return self.units[first].block or self.units[second].block
 
     def _is_heavy(self, unit: Unit) -> bool:
