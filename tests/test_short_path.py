@@ -71,6 +71,7 @@ def test_from_run_py_to_a_step_there_are_few_functions(tmp_path: Path, monkeypat
         return start(command, *arguments, **named)
 
     monkeypatch.setattr(subprocess, "Popen", popen)
+    monkeypatch.delenv(fork_server.VARIABLE, raising=False)
     monkeypatch.setattr(fork_server, "start", lambda *_: None)  # the one that trains is started by itself
     assert run.main([*TYPED, f"out={tmp_path / 'run'}"], {}) == 0
     worker = json.loads((tmp_path / "calls.json").read_text())

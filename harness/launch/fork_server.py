@@ -68,16 +68,15 @@ class ForkedWorker:
 
 @contextmanager
 def scope() -> Iterator[None]:
-    """What is started within it ends with it; the outermost one counts."""
-    if _scopes:
-        yield
-        return
+    """A server that is started within it ends with the outermost scope; one next to another server, for
+    other surroundings, ends with the innermost.
+    """
     with ExitStack() as stack:
         _scopes.append(stack)
         try:
             yield
         finally:
-            _scopes.clear()
+            _scopes.pop()
 
 
 def start(command: Sequence[str], environment: Mapping[str, str]) -> None:
@@ -98,7 +97,7 @@ def start(command: Sequence[str], environment: Mapping[str, str]) -> None:
             start_new_session=True,
         )
     os.environ[VARIABLE] = f"{name} {_surroundings()}"
-    _scopes[0].callback(_end, server, before)
+    _scopes[0 if before is None else -1].callback(_end, server, before)
 
 
 def _end(server: subprocess.Popen[bytes], before: str | None) -> None:
@@ -152,7 +151,8 @@ def _name() -> str:
 def _surroundings() -> str:
     """A digest of what a process inherits: its variables, where it finds modules, its limits and its cores."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(OWN) and name not in UNREAD}
-    places = [os.path.abspath(place) for place in environment.get("PYTHONPATH", "").split(os.pathsep)]
+    path = environment.get("PYTHONPATH")
+    places = [os.path.abspath(place) for place in path.split(os.pathsep)] if path else []
     limits = [resource.getrlimit(getattr(resource, name)) for name in _LIMITS]
     seen = [sys.executable, __file__, places, sorted(os.sched_getaffinity(0)), limits, environment]
     return hashlib.sha256(json.dumps(seen, sort_keys=True).encode()).hexdigest()[:16]

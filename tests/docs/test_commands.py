@@ -98,7 +98,7 @@ def test_what_it_shows_happens(
             found = any(one.startswith(whole) if dots else one == whole for one in printed)
             assert found, f"{example.commands} print no line {whole!r}:\n" + "\n".join(printed)
     for script in pages.scripts(text):
-        output(shlex.join(["python", "-c", script]), tree)
+        output(shlex.join(["python", "-c", script]), tree, environment)
 
 
 def test_what_is_excepted_is_shown() -> None:

@@ -20,6 +20,7 @@ dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 dist.all_gather_into_tensor(torch.zeros(2), torch.zeros(2))
 dist.reduce_scatter_tensor(torch.zeros(2), torch.zeros(2))
 warnings.warn("`torch.distributed.reduce` is deprecated", FutureWarning)
+dist.destroy_process_group()
 """
 
 
