@@ -120,12 +120,13 @@ class Linear:
         return {next(n for n in self.graph.trace.inputs if self.graph.values[n].batch_dim)}
 
     def _keep_connected(self, count: int) -> None:
-        """Something passes from each layer to the next one: if it uses nothing of what is alive, one tensor all the
-        same."""
+        """Something passes from each layer to the next one: one tensor all the same, if that needs only what jumps."""
         for index in range(1, count):
-            alive = [n for n, first in self.first.items() if first < index and max(self.users[n], default=-1) >= index]
-            if not any(index in self.users[number] for number in alive):
-                self.users[min(alive, key=lambda number: (self.graph.values[number].bytes, number))].append(index)
+            alive = [n for n, made in self.first.items() if made < index and max(self.users[n], default=-1) >= index]
+            here = [n for n in alive if self.first[n] == index - 1 or index - 1 in self.users[n]]
+            if not any(index in self.users[number] for number in here):
+                number = min(here or alive, key=lambda number: (self.graph.values[number].bytes, number))
+                self.users[number] += [index] if here else [index - 1, index]
 
     def _connect(self, parts: list[Part]) -> None:
         for number, made in self.first.items():
