@@ -1,14 +1,15 @@
 """Makes one trace of three: what differs between them follows from the number of samples, the dtype, or training.
 
-    pass 1   n samples, float32, training       view(2, 16)    dropout(p=0.1)    full(-3.4e38)
-    pass 2   2 n samples, float64, training     view(4, 16)    dropout(p=0.1)    full(-1.8e308)
-    pass 3   3 n samples, float32, evaluation   view(6, 16)    dropout(p=0.0)    full(-3.4e38)
-    one      Samples(1, 0), Training(0.1, 0.0), Limit("min")
+pass 1   n samples, float32, training       view(2, 16)    dropout(p=0.1)    full(-3.4e38)
+pass 2   2 n samples, float64, training     view(4, 16)    dropout(p=0.1)    full(-1.8e308)
+pass 3   3 n samples, float32, evaluation   view(6, 16)    dropout(p=0.0)    full(-3.4e38)
+one      Samples(1, 0), Training(0.1, 0.0), Limit("min")
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -56,7 +57,7 @@ class Limit:
 
 @dataclass(frozen=True)
 class Unstable:
-    """An object that each pass makes anew."""
+    """An object that each pass makes for itself."""
 
     value: Any
 
@@ -80,7 +81,8 @@ class Agreement:
     """Three passes; the second may have another dtype, the third one evaluates if `evaluates`.
 
     Tensors of different passes are the same one if they come from the same place of the model, or are the same result
-    of the same function. In evaluation a dropout returns what it gets, so one tensor may stand for two. A call in which passes differ inside stays whole: `differs` says where.
+    of the same function. In evaluation a dropout returns what it gets, so one tensor may stand for two. A call in which
+    passes differ inside stays whole: `differs` says where.
     """
 
     def __init__(self, one: Trace, two: Trace, three: Trace, evaluates: bool) -> None:
@@ -96,7 +98,7 @@ class Agreement:
         root = one.top.items[0]
         if isinstance(root, Call) and root.differs:
             raise Disagreement(root.differs)
-        one.result = self._form(*(trace.result for trace in self.traces), last)
+        one.result = self._form([trace.result for trace in self.traces], last)
         if any(trace.replaced.keys() != one.replaced.keys() for trace in others):
             raise Disagreement(last)
         second, third = self._known
@@ -124,8 +126,8 @@ class Agreement:
     def _item(self, one: Item, two: Item, three: Item) -> None:
         if _what(one) != _what(two) or _what(one) != _what(three):
             raise Disagreement(one.where)
-        one.args = self._form(one.args, two.args, three.args, one.where)
-        one.kwargs = self._form(one.kwargs, two.kwargs, three.kwargs, one.where)
+        one.args = self._form((one.args, two.args, three.args), one.where)
+        one.kwargs = self._form((one.kwargs, two.kwargs, three.kwargs), one.where)
         if isinstance(one, Call) and isinstance(two, Call) and isinstance(three, Call):
             try:
                 self._children(one, two, three)
@@ -134,9 +136,9 @@ class Agreement:
         for mine, *theirs in zip(*(refs(item.result) for item in (one, two, three)), strict=False):
             for known, number in zip(self._known, theirs, strict=True):
                 known.setdefault(mine, number)
-        one.result = self._form(one.result, two.result, three.result, one.where)
+        one.result = self._form((one.result, two.result, three.result), one.where)
 
-    def _ref(self, forms: tuple[Any, Any, Any], where: tuple[str, int]) -> Ref:
+    def _ref(self, forms: Sequence[Any], where: tuple[str, int]) -> Ref:
         one, *others = forms
         for form, trace, known in zip(others, self.traces[1:], self._known, strict=True):
             if not isinstance(one, Ref) or not isinstance(form, Ref):
@@ -148,15 +150,19 @@ class Agreement:
         assert isinstance(one, Ref)
         return one
 
-    def _form(self, one: Any, two: Any, three: Any, where: tuple[str, int]) -> Any:
-        forms = (one, two, three)
+    def _form(self, forms: Sequence[Any], where: tuple[str, int]) -> Any:
+        one = forms[0]
         if isinstance(one, Nest):
             if any(not isinstance(form, Nest) or _shape(form) != _shape(one) for form in forms):
                 raise Disagreement(where)
-            return Nest(one.kind, tuple(self._form(*items, where) for items in zip(*(f.items for f in forms), strict=True)), one.keys)
+            return Nest(
+                one.kind,
+                tuple(self._form(items, where) for items in zip(*(f.items for f in forms), strict=True)),
+                one.keys,
+            )
         if any(isinstance(form, Ref) for form in forms):
             return self._ref(forms, where)
-        return self._constant(one, two, three)
+        return self._constant(*forms)
 
     def _constant(self, one: Any, two: Any, three: Any) -> Any:
         if isinstance(one, torch.device):
@@ -179,7 +185,9 @@ class Agreement:
             return self._samples(one, two, three)
         if kinds <= {int, float}:
             for power in (1, -1):
-                factors = [each / trace.batch**power for each, trace in zip((one, two, three), self.traces, strict=True)]
+                factors = [
+                    each / trace.batch**power for each, trace in zip((one, two, three), self.traces, strict=True)
+                ]
                 if all(math.isclose(factor, factors[0], rel_tol=1e-12) for factor in factors):
                     return Scaled(factors[0], power)
         return None
@@ -219,4 +227,3 @@ def _what(item: Item) -> Any:
 
 def _shape(nest: Nest) -> Any:
     return nest.kind, len(nest.items), nest.keys
-

@@ -4,11 +4,12 @@
        h --tuple--> h --stash--------> pop       to the next layer in the value that layers pass, else as a skip
 
 Constants, tensors that depend on sizes alone, are made in the first layer that uses them. From there small ones pass
-on like others; large ones, and masks, each layer makes anew.
+on like others; large ones, and masks, each layer makes itself.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -79,7 +80,8 @@ class Linear:
             for number in unit.makes:
                 self.first.setdefault(number, index)
                 self.users.setdefault(number, [])
-        for number in needed | self._referred(part, index):
+        own = set().union(*(unit.makes for unit in units))
+        for number in (needed - own) | self._referred(part, index):
             self._use(number, index)
         return part
 
@@ -131,7 +133,7 @@ class Linear:
     def _connect(self, parts: list[Part]) -> None:
         for number, made in self.first.items():
             stops = sorted({made, *self.users[number]})
-            for source, target in zip(stops, stops[1:], strict=False):
+            for source, target in itertools.pairwise(stops):
                 if target == source + 1:
                     parts[source].gives.append(number)
                     parts[target].takes.append(number)
@@ -140,14 +142,14 @@ class Linear:
                     parts[source].stashes[name] = parts[target].pops[name] = number
         parts[0].takes = list(self.graph.trace.inputs)
         parts[-1].gives = list(self.graph.trace.outputs)
-        for index, (part, following) in enumerate(zip(parts, parts[1:], strict=False)):
+        for index, (part, following) in enumerate(itertools.pairwise(parts)):
             part.gives.sort(key=lambda number: (-self.first[number], number))
             following.takes = list(part.gives)
             part.assigns = self._assigned(index)
         parts[-1].assigns = self._assigned(len(parts) - 1)
 
     def _assigned(self, index: int) -> list[tuple[State, int]]:
-        """The buffers and attributes that a layer's own code replaces; modules that run as they are do so themselves."""
+        """The buffers and attributes that a layer replaces; modules that run as they are do so themselves."""
         nodes = [node for unit in self._units() for node in unit.nodes if isinstance(node, Call)]
         found = []
         for state, number in self.graph.trace.replaced.items():

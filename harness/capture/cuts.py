@@ -13,6 +13,7 @@ A cut is left out where a much narrower one is near, unless a block begins or en
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -20,10 +21,10 @@ from harness.capture.graph import Graph
 from harness.capture.units import Unit, Units
 
 WORK = 0.005
-"""The share of the cost from which on a unit with weights can be a layer by itself, or WEIGHTS of their bytes..."""
+"""The share of the FLOPs of all matmuls from which on a unit can be a layer by itself, or WEIGHTS of their bytes..."""
 WEIGHTS = 0.01
-FUNCTION = 0.05
-"""...and that of one without weights."""
+COST = 0.05
+"""...or this share of the cost, of a unit without matmuls."""
 NEAR = 0.03
 """The share of the cost within which a narrower cut replaces one..."""
 NARROWER = 1.9
@@ -72,6 +73,7 @@ class Cutter:
         self.graph: Graph = units.graph
         self.units = [unit for unit in units.sequence() if not unit.constant]
         self.total = sum(unit.cost for unit in self.units) or 1.0
+        self.flops = sum(unit.flops for unit in self.units) or 1.0
         values = self.graph.values
         self.weights = sum(value.bytes for value in values if value.trained) or 1
         self.alive = self._alive()
@@ -102,25 +104,23 @@ class Cutter:
         """Unit k begins a layer for each k that is returned."""
         possible = [place for place in range(1, len(self.units)) if self._possible(place)]
         heavy = [k for k, unit in enumerate(self.units) if self._is_heavy(unit)]
-        gaps = [
-            [place for place in possible if first < place <= second]
-            for first, second in zip(heavy, heavy[1:], strict=False)
-        ]
+        gaps = [[place for place in possible if first < place <= second] for first, second in itertools.pairwise(heavy)]
         chosen = [
-            (min(reversed(gap), key=self._bytes), self._beside_block(first, second))
+            (min(reversed(gap), key=self._bytes), self._next_to_block(first, second))
             for gap, first, second in zip(gaps, heavy, heavy[1:], strict=False)
             if gap
         ]
         return [place for place, fixed in chosen if fixed or not self._replaced(place, [p for p, _ in chosen])]
 
-    def _beside_block(self, first: int, second: int) -> bool:
+    def _next_to_block(self, first: int, second: int) -> bool:
         return self.units[first].block or self.units[second].block
 
     def _is_heavy(self, unit: Unit) -> bool:
         values = [self.graph.values[number] for number in unit.held]
         weights = sum(value.bytes for value in values if value.trained)
-        work = WORK if weights else FUNCTION
-        return unit.block or unit.cost >= work * self.total or weights >= WEIGHTS * self.weights
+        if unit.block or weights >= WEIGHTS * self.weights:
+            return True
+        return unit.flops >= WORK * self.flops or unit.cost >= COST * self.total
 
     def _replaced(self, place: int, others: list[int]) -> bool:
         """Whether a much narrower cut is near."""
@@ -137,7 +137,7 @@ class Cutter:
         return not (self._parts_memory(place) or self._parts_buffer(place) or place in self._loops)
 
     def _parts_memory(self, place: int) -> bool:
-        """Whether two tensors of one memory pass a place behind which it is changed."""
+        """Whether two tensors of one memory pass a place after which it is changed."""
         first = self._first_place(place)
         storages = [self.graph.values[number].storage for number in self.alive[place]]
         changes = self.graph.changed_storages
@@ -191,7 +191,7 @@ class Cutter:
 
     def _runs(self, places: list[int]) -> list[list[int]]:
         runs = [[places[0]]]
-        for before, place in zip(places, places[1:], strict=False):
+        for before, place in itertools.pairwise(places):
             work = sum(unit.cost for unit in self.units[before:place])
             if work < NEAR * self.total:
                 runs[-1].append(place)

@@ -1,6 +1,6 @@
 """A module whose weights and buffers have shapes and no memory, for a trace; afterwards it is as it was.
 
-Works alike for a module on the CPU, on a GPU and on the meta device, so that all give the same trace.
+Modules on the CPU, on a GPU and on the meta device give the same trace.
 """
 
 from __future__ import annotations
@@ -91,9 +91,7 @@ def _replace(modules: dict[str, nn.Module], pretender: Pretender) -> dict[int, S
     return places
 
 
-def _restore(
-    module: nn.Module, parameters: dict[str, Any], buffers: dict[str, Any], plain: dict[str, Any]
-) -> None:
+def _restore(module: nn.Module, parameters: dict[str, Any], buffers: dict[str, Any], plain: dict[str, Any]) -> None:
     for table, wanted in ((module._parameters, parameters), (module._buffers, buffers)):
         table.clear()
         table.update(wanted)

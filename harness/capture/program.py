@@ -1,10 +1,10 @@
 """The Python source of a layer's forward pass.
 
-    def run(self, value):
-        t3, t9 = value
-        t12 = self._modules['blocks']._modules['1'](t3, mask=t9)
-        t13 = f0(t12, 1)                                     f0: torch.flatten
-        return t13, t9
+def run(self, value):
+    t3, t9 = value
+    t12 = self._modules['blocks']._modules['1'](t3, mask=t9)
+    t13 = f0(t12, 1)                                     f0: torch.flatten
+    return t13, t9
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Program:
     def function(self) -> Callable[..., Any]:
         """The function itself."""
         code = compile(self.source, "<captured layer>", "exec")
-        exec(code, self.names)  # noqa: S102
+        exec(code, self.names)
         run = self.names.pop("run")
         return types.FunctionType(run.__code__, self.names, "run")
 
@@ -191,4 +191,3 @@ def place(state: State) -> str:
 def outside_name(number: int) -> str:
     """The name of a buffer for a tensor from outside of the model."""
     return f"outside_{number}"
-

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -58,7 +59,7 @@ class Costs(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.cost, self.random = 0.0, False
+        self.cost, self.flops, self.random = 0.0, 0.0, False
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -75,8 +76,10 @@ class Costs(TorchDispatchMode):
             flops = flop_registry[func.overloadpacket](*args, **kwargs, out_val=result)
         elif func.overloadpacket is torch.ops.aten.mkldnn_rnn_layer:
             flops = 2 * args[0].shape[0] * args[0].shape[1] * (args[1].numel() + args[2].numel())
-        made = [tensor for tensor in tensors(result) if not tensor._is_view()]
+        there = {tensor.untyped_storage()._cdata for tensor in tensors(args)}
+        made = [tensor for tensor in tensors(result) if tensor.untyped_storage()._cdata not in there]
         moved = sum(t.numel() * t.element_size() for t in (*made, *(tensors(args) if made else ())))
+        self.flops += flops
         self.cost += flops + FLOPS_FOR_A_BYTE * moved
         return result
 
@@ -115,9 +118,10 @@ class Recorder(TorchFunctionMode):
         given = tensors((args, kwargs))
         versions = [tensor._version for tensor in given]
         grad = torch.is_grad_enabled()
-        self.costs.cost, self.costs.random = 0.0, False
+        costs = self.costs
+        costs.cost, costs.flops, costs.random = 0.0, 0.0, False
         result = run(*args, **kwargs)
-        cost, random = self.costs.cost, self.costs.random
+        cost, flops, random = costs.cost, costs.flops, costs.random
         mutated = [t for t, before in zip(given, versions, strict=True) if t._version != before]
         if any(result is tensor for tensor in given) and not any(result is tensor for tensor in mutated):
             result = torch.ops.aten.alias(result)  # contiguous, to, dropout: other passes may give another tensor
@@ -126,7 +130,7 @@ class Recorder(TorchFunctionMode):
         if not (tensors(result) or mutated or getattr(name, "__name__", "") in PASSED_ON):
             return result
         step = Step(name, self._template(args), self._template(kwargs), None, grad, user_line())
-        step.cost, step.random = cost, random
+        step.cost, step.flops, step.random = cost, flops, random
         step.mutated = tuple(self.number(t) for t in mutated)
         step.result = template(result, self._made)
         self.current.items.append(step)
@@ -173,7 +177,7 @@ class Recorder(TorchFunctionMode):
         call.opaque = True
         call.holds = tuple(map(self.number, (*call.module.parameters(), *call.module.buffers())))
         samples = max((t.shape[0] for t in tensors(args) if t.dim()), default=1)
-        call.opaque_cost = 2.0 * own * samples
+        call.flops = 2.0 * own * samples
         return result
 
     def _template(self, value: Any) -> Any:
@@ -265,7 +269,6 @@ def inputs_of(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Tensor]:
 @contextmanager
 def _recording(recorder: Recorder) -> Iterator[None]:
     call, apply = nn.Module.__call__, torch.autograd.Function.__dict__["apply"]
-    is_causal = transformer._detect_is_causal_mask
 
     def recorded_call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         return recorder.module(call, module, args, kwargs)
@@ -288,15 +291,15 @@ def _recording(recorder: Recorder) -> Iterator[None]:
         stack.enter_context(recorder.costs)
         stack.enter_context(CPU)
         stack.enter_context(recorder)
-        nn.Module.__call__ = recorded_call
-        torch.autograd.Function.apply = classmethod(recorded_apply)
-        transformer._detect_is_causal_mask = lambda mask, causal=None, size=None: bool(causal)  # it reads the mask
-        try:
-            yield
-        finally:
-            nn.Module.__call__ = call
-            torch.autograd.Function.apply = apply
-            transformer._detect_is_causal_mask = is_causal
+        stack.enter_context(patch.object(nn.Module, "__call__", recorded_call))
+        stack.enter_context(patch.object(torch.autograd.Function, "apply", classmethod(recorded_apply)))
+        stack.enter_context(patch.object(transformer, "_detect_is_causal_mask", _causal_if_said))
+        yield
+
+
+def _causal_if_said(mask: Tensor | None, is_causal: bool | None = None, size: int | None = None) -> bool:
+    """Stands for a function of nn.Transformer that reads the mask, to find a faster kernel."""
+    return bool(is_causal)
 
 
 def _replaced(module: nn.Module, recorder: Recorder) -> dict[State, int]:
@@ -324,4 +327,3 @@ def _reason(error: BaseException) -> str:
     if isinstance(error, DynamicOutputShapeException):
         return "the size of its result depends on the values of tensors"
     return str(error).partition("\n")[0]
-

@@ -33,10 +33,10 @@ def split(
     """The module as a chain of layers, which takes `inputs(args, kwargs)`, for any number of samples.
 
     The first dimension of inputs is the sample; a tensor of another size there belongs to the layers that use it. The
-    chain gives the tensors of `select(module(*args, **kwargs))`, one by itself, several as a tuple. It holds the module's own submodules and
-    weights, and draws the same random numbers. Weights may be on any device, the meta device too: nothing is computed.
-    Raises ProblemError, naming file and line, for a module whose calls depend on the values of tensors or on the number
-    of samples.
+    chain gives the tensors of `select(module(*args, **kwargs))`, one by itself, several as a tuple. It holds the
+    module's own submodules and weights, and draws the same random numbers. Weights may be on any device, the meta
+    device too: nothing is computed. Raises ProblemError, naming file and line, for a module whose calls depend on the
+    values of tensors or on the number of samples.
     """
     kwargs = kwargs or {}
     try:
@@ -60,8 +60,8 @@ def whole(
     def numbered(value: Any) -> Any:
         return Ref(next(numbers)) if is_input(value, count) else value
 
-    forms = [template(values, numbered) for values in (args, kwargs or {})]
-    return nn.Sequential(OrderedDict(model=Whole(module, *forms, select)))
+    given, named = (template(values, numbered) for values in (args, kwargs or {}))
+    return nn.Sequential(OrderedDict(model=Whole(module, given, named, select)))
 
 
 def inputs(args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Tensor | tuple[Tensor, ...]:

@@ -1,6 +1,6 @@
 """Values as a forward pass hands them over: nested tuples, lists, dictionaries, dataclasses, with tensors in them.
 
-    ({"mask": m}, [x, 2])    ->  Nest(tuple, (Nest(dict, (Ref(1),)), Nest(list, (Ref(0), 2))))      a template
+({"mask": m}, [x, 2])    ->  Nest(tuple, (Nest(dict, (Ref(1),)), Nest(list, (Ref(0), 2))))      a template
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ block is one of several modules of a class that one module calls. It stays whole
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -31,6 +32,7 @@ class Unit:
     block: bool
     call: Call | None
     cost: float
+    flops: float
     uses: set[int] = field(default_factory=set)
     makes: set[int] = field(default_factory=set)
     held: set[int] = field(default_factory=set)
@@ -113,8 +115,8 @@ class Units:
         """Whether blocks follow each other in it, with one tensor from block to block somewhere."""
         if id(call) not in self._chains:
             self._chains[id(call)] = any(
-                all(self._feeds(a, b) for a, b in zip(group, group[1:], strict=False))
-                and any(self._narrow(call, group, a, b) for a, b in zip(group, group[1:], strict=False))
+                all(self._feeds(a, b) for a, b in itertools.pairwise(group))
+                and any(self._narrow(call, group, a, b) for a, b in itertools.pairwise(group))
                 for group in self._groups(call)
             )
         return self._chains[id(call)]
@@ -146,7 +148,7 @@ class Units:
         graph = self.graph
         call = item if isinstance(item, Call) else None
         block = call is not None and self.is_block(call, parent)
-        unit = Unit(graph.nodes(item), block, call, graph.cost(item), held=graph.held_by(item))
+        unit = Unit(graph.nodes(item), block, call, graph.cost(item), graph.flops(item), held=graph.held_by(item))
         for node in unit.nodes:
             given = used(node)
             _refuse_unseen(node, given, graph)

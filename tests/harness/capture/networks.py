@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -101,9 +102,9 @@ class Functional(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        sizes = [12, 32, 32, 32, 5]
-        self.weights = nn.ParameterList(torch.randn(b, a) / a**0.5 for a, b in zip(sizes, sizes[1:], strict=False))
-        self.bias = nn.Parameter(torch.zeros(5))
+        sizes = [12, 256, 256, 256, 100]
+        self.weights = nn.ParameterList(torch.randn(b, a) / a**0.5 for a, b in itertools.pairwise(sizes))
+        self.bias = nn.Parameter(torch.zeros(100))
 
     def forward(self, x: Tensor) -> Tensor:
         x = x.view(x.size(0), -1)

@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from harness.capture import inputs, split, verify
-from harness.host.torchvision_import import prepare
+from harness.capture.torchvision_import import prepare
 
 prepare()
 import torchvision  # noqa: E402
@@ -19,7 +19,13 @@ import transformers  # noqa: E402
 
 Case = tuple[nn.Module, tuple[Any, ...], dict[str, Any], Any]
 TOKENS = {"vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 4, "num_attention_heads": 2}
-EXTRA = {"intermediate_size": 64, "max_position_embeddings": 32, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+EXTRA = {
+    "intermediate_size": 64,
+    "max_position_embeddings": 32,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
 
 
 def logits(result: Any) -> Any:
