@@ -9,6 +9,7 @@ one      Samples(1, 0), Training(0.1, 0.0), Limit("min")
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -56,7 +57,7 @@ class Limit:
 
 @dataclass(frozen=True)
 class Unstable:
-    """An object that each pass makes again."""
+    """An object that each pass makes for itself."""
 
     value: Any
 
@@ -80,8 +81,8 @@ class Agreement:
     """Three passes; the second may have another dtype, the third one evaluates if `evaluates`.
 
     Tensors of different passes are the same one if they come from the same place of the model, or are the same result
-    of the same function. In evaluation a dropout returns what it gets, so one tensor may stand for two. A call
-    in which passes differ inside stays whole: `differs` says where.
+    of the same function. In evaluation a dropout returns what it gets, so one tensor may stand for two. A call in which
+    passes differ inside stays whole: `differs` says where.
     """
 
     def __init__(self, one: Trace, two: Trace, three: Trace, evaluates: bool) -> None:
@@ -97,7 +98,7 @@ class Agreement:
         root = one.top.items[0]
         if isinstance(root, Call) and root.differs:
             raise Disagreement(root.differs)
-        one.result = self._form((one.result, others[0].result, others[1].result), last)
+        one.result = self._form([trace.result for trace in self.traces], last)
         if any(trace.replaced.keys() != one.replaced.keys() for trace in others):
             raise Disagreement(last)
         second, third = self._known
@@ -137,7 +138,7 @@ class Agreement:
                 known.setdefault(mine, number)
         one.result = self._form((one.result, two.result, three.result), one.where)
 
-    def _ref(self, forms: tuple[Any, Any, Any], where: tuple[str, int]) -> Ref:
+    def _ref(self, forms: Sequence[Any], where: tuple[str, int]) -> Ref:
         one, *others = forms
         for form, trace, known in zip(others, self.traces[1:], self._known, strict=True):
             if not isinstance(one, Ref) or not isinstance(form, Ref):
@@ -149,16 +150,19 @@ class Agreement:
         assert isinstance(one, Ref)
         return one
 
-    def _form(self, forms: tuple[Any, Any, Any], where: tuple[str, int]) -> Any:
-        one, two, three = forms
+    def _form(self, forms: Sequence[Any], where: tuple[str, int]) -> Any:
+        one = forms[0]
         if isinstance(one, Nest):
             if any(not isinstance(form, Nest) or _shape(form) != _shape(one) for form in forms):
                 raise Disagreement(where)
-            parts = zip(one.items, two.items, three.items, strict=True)
-            return Nest(one.kind, tuple(self._form(items, where) for items in parts), one.keys)
+            return Nest(
+                one.kind,
+                tuple(self._form(items, where) for items in zip(*(f.items for f in forms), strict=True)),
+                one.keys,
+            )
         if any(isinstance(form, Ref) for form in forms):
             return self._ref(forms, where)
-        return self._constant(one, two, three)
+        return self._constant(*forms)
 
     def _constant(self, one: Any, two: Any, three: Any) -> Any:
         if isinstance(one, torch.device):

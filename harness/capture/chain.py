@@ -4,7 +4,7 @@
        h --tuple--> h --stash--------> pop       to the next layer in the value that layers pass, else as a skip
 
 Constants, tensors that depend on sizes alone, are made in the first layer that uses them. From there small ones pass
-on like others; large ones, and masks, each layer makes again.
+on like others; large ones, and masks, each layer makes itself.
 """
 
 from __future__ import annotations
@@ -80,7 +80,8 @@ class Linear:
             for number in unit.makes:
                 self.first.setdefault(number, index)
                 self.users.setdefault(number, [])
-        for number in needed | self._referred(part, index):
+        own = set().union(*(unit.makes for unit in units))
+        for number in (needed - own) | self._referred(part, index):
             self._use(number, index)
         return part
 
@@ -148,7 +149,7 @@ class Linear:
         parts[-1].assigns = self._assigned(len(parts) - 1)
 
     def _assigned(self, index: int) -> list[tuple[State, int]]:
-        """The buffers and attributes that a layer's own code replaces; whole modules do so themselves."""
+        """The buffers and attributes that a layer replaces; modules that run as they are do so themselves."""
         nodes = [node for unit in self._units() for node in unit.nodes if isinstance(node, Call)]
         found = []
         for state, number in self.graph.trace.replaced.items():

@@ -21,10 +21,10 @@ from harness.capture.graph import Graph
 from harness.capture.units import Unit, Units
 
 WORK = 0.005
-"""The share of the cost from which on a unit with weights can be a layer by itself, or WEIGHTS of their bytes..."""
+"""The share of the FLOPs of all matmuls from which on a unit can be a layer by itself, or WEIGHTS of their bytes..."""
 WEIGHTS = 0.01
-FUNCTION = 0.05
-"""...and that of one without weights."""
+COST = 0.05
+"""...or this share of the cost, of a unit without matmuls."""
 NEAR = 0.03
 """The share of the cost within which a narrower cut replaces one..."""
 NARROWER = 1.9
@@ -73,6 +73,7 @@ class Cutter:
         self.graph: Graph = units.graph
         self.units = [unit for unit in units.sequence() if not unit.constant]
         self.total = sum(unit.cost for unit in self.units) or 1.0
+        self.flops = sum(unit.flops for unit in self.units) or 1.0
         values = self.graph.values
         self.weights = sum(value.bytes for value in values if value.trained) or 1
         self.alive = self._alive()
@@ -117,8 +118,9 @@ class Cutter:
     def _is_heavy(self, unit: Unit) -> bool:
         values = [self.graph.values[number] for number in unit.held]
         weights = sum(value.bytes for value in values if value.trained)
-        work = WORK if weights else FUNCTION
-        return unit.block or unit.cost >= work * self.total or weights >= WEIGHTS * self.weights
+        if unit.block or weights >= WEIGHTS * self.weights:
+            return True
+        return unit.flops >= WORK * self.flops or unit.cost >= COST * self.total
 
     def _replaced(self, place: int, others: list[int]) -> bool:
         """Whether a much narrower cut is near."""

@@ -1,7 +1,7 @@
 """What a trace says of itself: who makes and uses each tensor, which module calls can run as they are, which repeat.
 
 A call runs as it is (its module's own Python code) unless that would lose something: a tensor that goes in or out by
-another way than arguments and result, or an object that each pass makes again, as a cache of keys and values.
+another way than arguments and result, or an object that each pass makes for itself, as a cache of keys and values.
 """
 
 from __future__ import annotations
@@ -168,7 +168,11 @@ class Graph:
         """The cost of all steps of an item."""
         if isinstance(item, Step):
             return item.cost
-        return item.opaque_cost + sum(map(self.cost, item.items))
+        return item.flops + sum(map(self.cost, item.items))
+
+    def flops(self, item: Item) -> float:
+        """The FLOPs of its matmuls."""
+        return item.flops + sum(map(self.flops, item.items))
 
     def leaf_range(self, first: int, end: int) -> Iterator[tuple[int, Item]]:
         """The steps and opaque calls at places first .. end - 1."""

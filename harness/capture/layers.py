@@ -88,7 +88,9 @@ def build(module: nn.Module, graph: Graph, parts: Sequence[Part], evaluates: boo
         layer.training = module.training
         chain[_name(graph, part, index, chain)] = layer
     _hold_rest(module, modules, list(chain.values()))
-    return nn.Sequential(chain)
+    layers = nn.Sequential(chain)
+    layers.training = module.training
+    return layers
 
 
 def names(chain: nn.Sequential) -> dict[str, str]:
@@ -177,8 +179,8 @@ def _steps(part: Part) -> list[Step]:
 
 
 def _name(graph: Graph, part: Part, index: int, taken: OrderedDict[str, nn.Module]) -> str:
-    """A name by what costs most: "blocks_0". A single word gets the layer's number: attributes have such names."""
-    largest = max(part.nodes, key=graph.cost, default=None)
+    """A name by what costs most: "blocks_0". A single word, as attributes of engines are, gets the layer's number."""
+    largest = max(part.nodes, key=lambda node: (graph.flops(node), graph.cost(node)), default=None)
     if isinstance(largest, Step) or largest is None:
         word = getattr(largest.function, "__name__", type(largest.function).__name__) if largest else "layer"
         return f"{word.strip('_')}_{index}"

@@ -1,6 +1,6 @@
 """A module whose weights and buffers have shapes and no memory, for a trace; afterwards it is as it was.
 
-Works the same for a module on the CPU, on a GPU and on the meta device, so that all give the same trace.
+Modules on the CPU, on a GPU and on the meta device give the same trace.
 """
 
 from __future__ import annotations

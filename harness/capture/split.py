@@ -24,6 +24,8 @@ from harness.capture.units import LARGE, Units
 from harness.core.problem import Problem, ProblemError
 
 Select = Callable[[Any], Any]
+SAMPLES = 2
+"""Of the first pass: layers do not depend on the number in the example."""
 AS_IT_IS = "it trains as it is, in one stage: engine=single, ddp, fsdp or deepspeed with mesh.pipeline=1"
 
 
@@ -34,10 +36,9 @@ def split(
 
     The first dimension of inputs is the sample; a tensor of another size there belongs to the layers that use it. The
     chain gives the tensors of `select(module(*args, **kwargs))`, one by itself, several as a tuple. It holds the
-    module's own submodules and weights, and draws the same random numbers. Weights may be on any device,
-    the meta device too: nothing is computed.
-    Raises ProblemError, naming file and line, for a module whose calls depend on the values of tensors or on the number
-    of samples.
+    module's own submodules and weights, and draws the same random numbers. Weights may be on any device, the meta
+    device too: nothing is computed. Raises ProblemError, naming file and line, for a module whose calls depend on the
+    values of tensors or on the number of samples.
     """
     kwargs = kwargs or {}
     try:
@@ -61,8 +62,8 @@ def whole(
     def numbered(value: Any) -> Any:
         return Ref(next(numbers)) if is_input(value, count) else value
 
-    positional, named = (template(values, numbered) for values in (args, kwargs or {}))
-    return nn.Sequential(OrderedDict(model=Whole(module, positional, named, select)))
+    given, named = (template(values, numbered) for values in (args, kwargs or {}))
+    return nn.Sequential(OrderedDict(model=Whole(module, given, named, select)))
 
 
 def inputs(args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Tensor | tuple[Tensor, ...]:
@@ -73,8 +74,23 @@ def inputs(args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Tenso
 def _trace(
     module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], select: Select | None
 ) -> tuple[Trace, bool]:
-    """What one pass does, and whether that holds in evaluation, too."""
-    batch = max(2, samples((args, kwargs)))
+    """What a pass does for two samples, or for as many as the example has if it needs some; whether that holds in
+    evaluation, too."""
+    count = samples((args, kwargs))
+    try:
+        return _agreed(module, args, kwargs, select, SAMPLES)
+    except Uncapturable as error:
+        if count <= SAMPLES:
+            raise
+        try:
+            return _agreed(module, args, kwargs, select, count)
+        except Uncapturable:
+            raise error from None
+
+
+def _agreed(
+    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], select: Select | None, batch: int
+) -> tuple[Trace, bool]:
     first: tuple[Trace, bool] | None = None
     attempts: list[tuple[torch.dtype | None, bool]] = [(torch.float64, True), (torch.float64, False), (None, False)]
     for number, (dtype, evaluates) in enumerate(attempts):

@@ -67,7 +67,7 @@ class Value:
 
 @dataclass
 class Step:
-    """A call of a torch function. `cost` is in FLOPs, bytes moved counted as some; `where` is (file, line)."""
+    """A call of a torch function. `flops` are those of matmuls, `cost` adds bytes moved; `where` is (file, line)."""
 
     function: Callable[..., Any]
     args: Any
@@ -76,6 +76,7 @@ class Step:
     grad: bool
     where: tuple[str, int]
     cost: float = 0.0
+    flops: float = 0.0
     random: bool = False
     mutated: tuple[int, ...] = ()
 
@@ -98,7 +99,7 @@ class Call:
     result: Any = None
     items: list[Step | Call] = field(default_factory=list)
     opaque: bool = False
-    opaque_cost: float = 0.0
+    flops: float = 0.0
     holds: tuple[int, ...] = ()
     differs: tuple[str, int] | None = None
     """Where passes of different size or dtype, or evaluation, take another way inside of it."""

@@ -32,6 +32,7 @@ class Unit:
     block: bool
     call: Call | None
     cost: float
+    flops: float
     uses: set[int] = field(default_factory=set)
     makes: set[int] = field(default_factory=set)
     held: set[int] = field(default_factory=set)
@@ -147,7 +148,7 @@ class Units:
         graph = self.graph
         call = item if isinstance(item, Call) else None
         block = call is not None and self.is_block(call, parent)
-        unit = Unit(graph.nodes(item), block, call, graph.cost(item), held=graph.held_by(item))
+        unit = Unit(graph.nodes(item), block, call, graph.cost(item), graph.flops(item), held=graph.held_by(item))
         for node in unit.nodes:
             given = used(node)
             _refuse_unseen(node, given, graph)

@@ -29,14 +29,24 @@ TOLERANCE = 1e-9
 FAILURES = (RuntimeError, TypeError, ValueError, LookupError, AttributeError, AssertionError)
 
 
+@dataclass(frozen=True)
+class _Call:
+    """A call of a submodule, in which layer, and a number each for what it was given and what it gave."""
+
+    module: nn.Module
+    layer: str
+    taken: float
+    given: float
+
+
 @dataclass
 class _Pass:
-    """Outputs, gradients and buffers by names of the module; what submodules gave, each with the layer it ran in."""
+    """Outputs, gradients and buffers by names of the module, and the calls of submodules."""
 
     outputs: list[Tensor]
     gradients: dict[str, Tensor]
     buffers: dict[str, Tensor]
-    calls: list[tuple[nn.Module, float, str]] = field(default_factory=list)
+    calls: list[_Call] = field(default_factory=list)
 
 
 def verify(
@@ -141,11 +151,20 @@ def _compare(module: nn.Module, chain: nn.Sequential, one: _Pass, other: _Pass, 
 
 
 def _first_other(chain: nn.Sequential, one: _Pass, other: _Pass) -> str:
-    """The layer in which a submodule first gives something else; the last one if none does."""
-    for (module, mine, _), (runs, theirs, layer) in zip(one.calls, other.calls, strict=False):
-        if module is not runs or abs(mine - theirs) > 1e-6 * max(abs(mine), abs(theirs)):
-            return layer
+    """The layer in which a submodule first gives something else, the one before if it was given something else; the
+    last layer if all give the same."""
+    before = ""
+    for mine, theirs in zip(one.calls, other.calls, strict=False):
+        if mine.module is not theirs.module or _far(mine.taken, theirs.taken):
+            return before or theirs.layer
+        if _far(mine.given, theirs.given):
+            return theirs.layer
+        before = theirs.layer
     return named_layers(chain)[-1][0]
+
+
+def _far(one: float, other: float) -> bool:
+    return abs(one - other) > 1e-6 * max(abs(one), abs(other))
 
 
 def _differs(one: Tensor, other: Tensor) -> bool:
@@ -173,7 +192,7 @@ class _Watch:
             for child in ([layer.module] if isinstance(layer, Whole) else layer.modules())
             if child in own
         }
-        self.calls: list[tuple[nn.Module, float, str]] = []
+        self.calls: list[_Call] = []
         self.layer = ""
 
     @contextmanager
@@ -187,9 +206,14 @@ class _Watch:
                 stack.callback(module.register_forward_hook(self._note).remove)
             yield
 
-    def _note(self, module: nn.Module, _: Any, result: Any) -> None:
-        made = [tensor.detach().double() for tensor in tensors(result) if tensor.is_floating_point()]
-        self.calls.append((module, sum(float((one * _weights(one)).sum()) for one in made), self.layer))
+    def _note(self, module: nn.Module, args: Any, result: Any) -> None:
+        self.calls.append(_Call(module, self.layer, _number(args), _number(result)))
+
+
+def _number(value: Any) -> float:
+    """A number that another value does not have."""
+    made = [tensor.detach().double() for tensor in tensors(value) if tensor.is_floating_point()]
+    return sum(float((one * _weights(one)).sum()) for one in made)
 
 
 @contextmanager

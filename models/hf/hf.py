@@ -10,9 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from harness.capture import split
+from harness.capture import split, torchvision_import
 from harness.core.problem import Problem, refuse
-from harness.host import torchvision_import
 from harness.interfaces import Batch
 from models.hf import tasks
 from models.hf.config import Config, check, path, read, task_of

@@ -102,9 +102,9 @@ class Functional(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        sizes = [12, 32, 32, 32, 5]
+        sizes = [12, 256, 256, 256, 100]
         self.weights = nn.ParameterList(torch.randn(b, a) / a**0.5 for a, b in itertools.pairwise(sizes))
-        self.bias = nn.Parameter(torch.zeros(5))
+        self.bias = nn.Parameter(torch.zeros(100))
 
     def forward(self, x: Tensor) -> Tensor:
         x = x.view(x.size(0), -1)
@@ -433,3 +433,30 @@ def recurrent() -> Example:
             return self.head(self.rnn(self.embedding(ids))[0])
 
     return Text(), (torch.randint(20, (2, 7)),), {}
+
+
+class TwoTexts(nn.Module):
+    """An encoder and a decoder whose input no encoder layer uses: between them only skips are needed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(20, 16)
+        self.encoder = nn.ModuleList(Block(16) for _ in range(3))
+        self.decoder = nn.ModuleList(nn.TransformerDecoderLayer(16, 2, 32, batch_first=True) for _ in range(3))
+        self.head = nn.Linear(16, 20)
+
+    def forward(self, both: Tensor) -> Tensor:
+        source, target = both[:, :6], both[:, 6:]
+        x = self.embedding(source)
+        for block in self.encoder:
+            x = block(x)
+        y = self.embedding(target)
+        mask = nn.Transformer.generate_square_subsequent_mask(y.size(1), device=y.device, dtype=y.dtype)
+        for layer in self.decoder:
+            y = layer(y, x, tgt_mask=mask)
+        return self.head(y)
+
+
+@network
+def two_texts() -> Example:
+    return TwoTexts(), (torch.randint(20, (2, 11)),), {}

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import copy
+import re
+from typing import Any
+
 import pytest
 import torch
-from torch import nn
+import torch.nn.functional as F
+from torch import Tensor, nn
 
-from harness.capture import split, verify
-from tests.harness.capture.networks import NETWORKS
+from harness.capture import inputs, names, split, verify, whole
+from harness.capture.structure import tensors
+from harness.core.problem import ProblemError
+from harness.nn import dropout
+from harness.nn.skip import layer_skips, named_layers
+from tests.harness.capture import networks
+from tests.harness.capture.networks import NETWORKS, Block, TinyGPT
 
 
 @pytest.fixture(autouse=True)
@@ -15,10 +25,248 @@ def _seed() -> None:
     torch.manual_seed(0)
 
 
-@pytest.mark.parametrize("name", NETWORKS)
-def test_outputs_and_gradients_are_those_of_the_module(name: str) -> None:
+def captured(name: str) -> tuple[nn.Module, nn.Sequential, tuple[Any, ...], dict[str, Any]]:
     module, args, kwargs = NETWORKS[name]()
+    return module, split(module, args, kwargs), args, kwargs
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_losses_and_gradients_are_those_of_the_module(name: str) -> None:
+    module, chain, args, kwargs = captured(name)
+    verify(module, chain, args, kwargs)
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_the_module_is_as_it_was(name: str) -> None:
+    module, args, kwargs = NETWORKS[name]()
+    before = {path: (dict(vars(each)), dict(each._buffers), each.training) for path, each in module.named_modules()}
+    values = {key: value.clone() for key, value in module.state_dict().items()}
+    random = torch.get_rng_state()
     verify(module, split(module, args, kwargs), args, kwargs)
+    assert torch.equal(random, torch.get_rng_state())
+    for path, each in module.named_modules():
+        attributes, buffers, training = before[path]
+        assert vars(each).keys() == attributes.keys() and each.training == training
+        assert all(each._buffers[key] is buffer for key, buffer in buffers.items())
+    assert all(torch.equal(value, values[key]) for key, value in module.state_dict().items())
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_names_are_those_of_the_module(name: str) -> None:
+    module, chain, _, _ = captured(name)
+    known, own = names(chain), module.state_dict()
+    for key, value in chain.state_dict().items():
+        assert value.data_ptr() == own[known[key]].data_ptr()
+    assert own.keys() <= {known[key] for key in chain.state_dict()}
+
+
+@pytest.mark.parametrize("name", [name for name in NETWORKS if name != "tiny_gpt"])  # open: its positions, on meta
+def test_layers_are_the_same_on_the_meta_device_and_for_other_examples(name: str) -> None:
+    module, chain, args, kwargs = captured(name)
+    count = tensors((args, kwargs))[0].shape[0]
+
+    def larger(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: larger(each) for key, each in value.items()}
+        return torch.cat([value, value]) if isinstance(value, Tensor) and len(value) == count else value
+
+    wide = split(module, tuple(map(larger, args)), larger(kwargs))
+    meta = split(copy.deepcopy(module).to("meta"), args, kwargs)
+    for other in (wide, meta):
+        assert [one for one, _ in named_layers(other)] == [one for one, _ in named_layers(chain)]
+        assert [layer.source for layer in other] == [layer.source for layer in chain]
+
+
+@pytest.mark.parametrize("name", NETWORKS)
+def test_layers_fit_together(name: str) -> None:
+    """Skips match, layers pass tensors or tuples of them, and each works as a copy, as of an engine's tied weights."""
+    _, chain, args, kwargs = captured(name)
+    layer_skips(named_layers(chain))
+    value: Any = inputs(args, kwargs)
+    for _, layer in named_layers(copy.deepcopy(chain)):
+        value = layer(value)
+        assert isinstance(value, Tensor) or (value and all(isinstance(one, Tensor) for one in value))
+
+
+CUTS = {
+    "tiny_gpt": ["tokens_0", "positions_1", "blocks_0", "blocks_1", "blocks_2", "blocks_3", "head_6"],
+    "unet": ["down1_0", "down2_1", "middle_2", "up2_conv1", "up2_conv2", "up1_5"],
+    "functional": ["linear_0", "linear_1", "linear_2", "linear_3"],
+    "scans": ["0_0", "1_1", "2_2", "3_3", "4_4"],
+    "cells": ["embedding_0", "cell_1"],
+}
+
+
+@pytest.mark.parametrize("name", CUTS)
+def test_cuts(name: str) -> None:
+    assert [layer for layer, _ in named_layers(captured(name)[1])] == CUTS[name]
+
+
+@pytest.mark.parametrize("blocks", [2, 3, 8])
+def test_repeated_blocks_stay_whole_unless_two_stages_would_not_balance(blocks: int) -> None:
+    model = TinyGPT(blocks, width=64)
+    chain = split(model, (torch.randint(30, (2, 16)),))
+    whole_blocks = sum(isinstance(module, Block) for module in chain.modules())
+    assert whole_blocks == blocks - blocks % 2
+
+
+def test_long_lived_tensors_jump() -> None:
+    skips = layer_skips(named_layers(captured("unet")[1]))
+    assert [(skip.source, skip.target) for skip in skips] == [(1, 5)]  # layer 1 uses it, too
+
+
+def test_a_use_of_a_buffer_that_changes_is_not_parted_from_another_one() -> None:
+    _, chain, _, _ = captured("siamese")
+    assert [type(layer) for layer in chain if any(isinstance(m, nn.BatchNorm1d) for m in layer.modules())] == [
+        type(chain[0])
+    ]
+
+
+def test_evaluation() -> None:
+    module, chain, args, _ = captured("tiny_gpt")
+    chain.eval(), module.eval()
+    assert torch.equal(module(*args), chain(args[0]))
+    chain.train(), module.train()
+    assert not torch.equal(module(*args), chain(args[0]))
+
+
+class Doubling(nn.Module):
+    """Another function in evaluation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = torch.tanh(layer(x)) if self.training else layer(x)
+        return x
+
+
+def test_a_model_that_evaluates_in_another_way_only_trains() -> None:
+    module, x = Doubling(), torch.randn(2, 64)
+    chain = split(module, (x,))
+    assert len(chain) == 3
+    verify(module, chain, (x,))
+    with pytest.raises(NotImplementedError, match="it only trains"):
+        chain.eval()
+
+
+def test_random_numbers_do_not_depend_on_the_order_in_an_engine() -> None:
+    _, chain, args, _ = captured("tiny_gpt")
+    with dropout.keyed(1, 2, 3):
+        first = chain[1](chain[0](args[0]))
+        one, again = chain[2](first), chain[2](first)
+    with dropout.keyed(1, 2, 4):
+        other = chain[2](first)
+    assert torch.equal(one, again) and not torch.equal(one, other)
+
+
+def test_select_and_several_outputs() -> None:
+    module, args, kwargs = networks.nested()
+    assert len(split(module, args, kwargs)(inputs(args, kwargs))) == 4
+    chain = split(module, args, kwargs, lambda result: result.logits.mean(1))
+    expected = module(*args, **kwargs).logits.mean(1)
+    assert torch.equal(chain(inputs(args, kwargs)), expected)
+    one = whole(module, args, kwargs, lambda result: result.logits.mean(1))
+    assert torch.equal(one(inputs(args, kwargs)), expected)
+    assert {names(one)[key] for key in one.state_dict()} == module.state_dict().keys()
+    verify(module, one, args, kwargs, lambda result: result.logits.mean(1))
+
+
+def test_weights_that_nobody_uses_are_kept() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    model[0].unused = nn.Parameter(torch.ones(2))
+    model[1].register_buffer("table", torch.ones(3))
+    chain = split(model, (torch.randn(2, 4),))
+    assert {names(chain)[key] for key in chain.state_dict()} == model.state_dict().keys()
+
+
+class Branching(nn.Module):
+    def __init__(self, what: str) -> None:
+        super().__init__()
+        self.what = what
+        self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.first(x)
+        if self.what == "branch" and y.sum() > 0:
+            return self.second(y)
+        if self.what == "item":
+            return self.second(y * y.max().item())
+        if self.what == "numpy":
+            return self.second(y + float(y.detach().numpy().mean()))
+        if self.what == "samples":
+            return self.second(y) if len(x) < 4 else y
+        return F.relu(y[y > 0])
+
+
+@pytest.mark.parametrize(
+    ("what", "line", "why"),
+    [
+        ("branch", "y.sum() > 0", "it reads the value of a tensor"),
+        ("item", "y.max().item()", "it reads the value of a tensor"),
+        ("numpy", "y.detach().numpy()", ""),
+        ("samples", "", "another way for another number of samples"),
+        ("nonzero", "y[y > 0]", "depends on the values of tensors"),
+    ],
+)
+def test_what_cannot_be_split_is_refused_with_its_line(what: str, line: str, why: str) -> None:
+    module, x = Branching(what), torch.randn(2, 4)
+    with pytest.raises(ProblemError) as caught:
+        split(module, (x,))
+    (problem,) = caught.value.problems
+    assert (problem.key, problem.value) == ("model", "Branching")
+    assert re.search(r"test_split\.py:\d+, `.*" + re.escape(line) + ".*`: .*" + why, problem.message)
+    assert torch.equal(whole(module, (x,))(x), module(x))
+
+
+def test_verify_names_the_layer_that_differs() -> None:
+    module, chain, args, kwargs = captured("tiny_gpt")
+    layer = dict(named_layers(chain))["blocks_2"]
+    run = layer._run
+    layer._run = lambda self, value: 1.01 * run(self, value)
+    with pytest.raises(ProblemError, match="layer 'blocks_2' gives other values of 3 samples"):
+        verify(module, chain, args, kwargs)
+    layer._run = lambda self, value: Halved.apply(run(self, value))
+    with pytest.raises(ProblemError, match=r"layer '\w+' gives \S+ another gradient of 3 samples"):
+        verify(module, chain, args, kwargs)
+    layer._run = lambda self, value: run(self, value)[:, :4]
+    with pytest.raises(ProblemError, match="layer 'blocks_3' fails: "):
+        verify(module, chain, args, kwargs)
+
+
+class Halved(torch.autograd.Function):
+    """The gradient is half of what it should be."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad / 2
+
+
+class Remembering(nn.Module):
+    """What it gives depends on the pass before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(4, 4) for _ in range(2))
+        self.state: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.layers[0](x)
+        x = x if self.state is None else x + self.state
+        self.state = x.detach().mean()
+        return self.layers[1](x)
+
+
+def test_verify_notices_state_between_passes() -> None:
+    module, x = Remembering(), torch.randn(2, 4)
+    with pytest.raises(ProblemError, match="does not compute the same in layers"):
+        verify(module, split(module, (x,)), (x,))
 
 
 class Table(nn.Module):
