@@ -104,9 +104,9 @@ class Chain:
 def chain_from_profile(profile: ModelProfile) -> Chain:
     """Returns the chain of a profile.
 
-    A layer with several matmuls is kept whole unless all are attention or linear layers in submodules, each of which
-    reads what the one before gives, column by column. A model with skips is kept whole, too, since its layers are not a
-    chain, and so is one with a layer that mixes columns without a matmul, as a softmax does.
+    A layer with several matmuls is kept whole unless all are attention or linear layers in submodules, each used once,
+    each of which reads what the one before gives, column by column. A model with skips is kept whole, too, since its
+    layers are not a chain, and so is one with a layer that mixes columns without a matmul, as a softmax does.
 
     A layer's matmuls in one submodule ("attention.qkv", "attention.projection") are a residual branch if what enters
     them is added to what leaves them. Raises ValueError for a model without matmuls.
@@ -125,7 +125,9 @@ def _layer_items(profile: ModelProfile, number: int, width: int) -> list[Item]:
         return [*_whole(profile, number, weights, width)]
     if len(weights) < 2:
         return [_single(profile, number, product, width) for product in weights]
-    items = _in_a_row(layer, profile.micro_batch) if all(map(_is_sequential, layer.products)) else None
+    once = len({product.name for product in weights}) == len(weights)
+    row = once and all(map(_is_sequential, layer.products))
+    items = _in_a_row(layer, profile.micro_batch) if row else None
     return [*_whole(profile, number, weights, width)] if items is None else items
 
 
@@ -278,8 +280,8 @@ def _split(profile: ModelProfile, number: int, product: Product) -> bool:
 
 
 def _whole(profile: ModelProfile, number: int, products: list[Product], width: int) -> list[Matmul]:
-    """Returns matmuls that are kept whole: the layer's input is moved for the first of them, its output for the
-    last."""
+    """Returns matmuls that are kept whole, one for each weight: the layer's input is moved for the first of them, its
+    output for the last."""
     layer, samples = profile.layers[number], profile.micro_batch
     matmuls = [
         Matmul(
@@ -292,7 +294,7 @@ def _whole(profile: ModelProfile, number: int, products: list[Product], width: i
             product.weight_bytes,
             whole=True,
         )
-        for product in products
+        for product in dict.fromkeys(products)
     ]
     if matmuls:
         matmuls[0] = replace(matmuls[0], input_elements=profile.boundary_bytes(number) // width)

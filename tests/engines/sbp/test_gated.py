@@ -113,6 +113,15 @@ def of_two_inputs(m: nn.Module, x: Tensor) -> Tensor:
     return m.down(functional.silu(m.gate(x)) * m.up(x.tanh()))
 
 
+def twice(m: nn.Module, x: Tensor) -> Tensor:
+    """Both factors from one weight."""
+    return m.down(functional.silu(m.up(x)) * m.up(x))
+
+
+def one_after_the_other(m: nn.Module, x: Tensor) -> Tensor:
+    return m.same(m.same(x).relu())
+
+
 def hidden_norm(m: nn.Module, x: Tensor) -> Tensor:
     """A norm over the hidden features that is written by hand."""
     y = functional.silu(m.gate(x)) * m.up(x)
@@ -180,6 +189,8 @@ WHOLE: dict[str, Case] = {
     "turned over": (turned_over, FFN, "gate"),
     "transposed": (transposed, FFN, "gate"),
     "of two inputs": (of_two_inputs, FFN, "gate"),
+    "twice": (twice, {"up": (WIDTH, HIDDEN), "down": (HIDDEN, WIDTH)}, "up"),
+    "one after the other": (one_after_the_other, {"same": (WIDTH, WIDTH)}, "same"),
     "a norm by hand": (hidden_norm, FFN, "gate"),
     "softmax": (softmaxed, {"up": (WIDTH, HIDDEN), "down": (HIDDEN, WIDTH)}, "up"),
     "copies in turns": (copies_in_turns, GROUPED, "query"),
