@@ -112,9 +112,10 @@ def store(path: Path, profile: ModelProfile) -> None:
 
 
 def _sources(package: Path) -> Iterator[Path]:
-    """Yields the Python files of a model: its module, or all of its package."""
+    """Yields the Python files of a model: its module, or all of its package and the modules next to the package, which
+    models share."""
     package = package.parent if package.name == "config.py" else package
-    yield from sorted(package.rglob("*.py")) if package.is_dir() else (package,)
+    yield from sorted((*package.rglob("*.py"), *package.parent.glob("*.py"))) if package.is_dir() else (package,)
 
 
 def _digest(files: list[Path]) -> str:

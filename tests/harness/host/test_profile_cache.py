@@ -80,6 +80,12 @@ def test_editing_the_model_invalidates(package, edited):
     assert asked(package) != before
 
 
+def test_editing_a_module_that_models_share_invalidates(package):
+    before = asked(package)
+    (package.parent / "shared.py").write_text("# loss and head of several models\n")
+    assert asked(package) != before
+
+
 def test_a_new_file_or_a_moved_line_invalidates(package):
     paths = [asked(package)]
     (package / "more.py").write_text("")
