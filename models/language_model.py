@@ -8,33 +8,21 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from harness.interfaces import Batch
+from harness.tasks import NextToken
 
 DEVIATION = 0.02
 """Standard deviation of all weights at the beginning (GPT-2)."""
 
 
-class LanguageModel:
+class LanguageModel(NextToken):
     """Predicts the next token for each of (n, sequence): logits (n, sequence, vocabulary).
 
     Implements `harness.interfaces.Model` but for `layers`.
     """
 
-    task = "text"
-
     def __init__(self, name: str, sequence: int, vocabulary: int) -> None:
         self.name, self.classes = name, vocabulary
-        self.input_shape: tuple[int, ...] = (sequence,)
-
-    def sample(self, n: int) -> Batch:
-        """n sequences of random tokens, int64 (n, sequence); the targets are the same one token later."""
-        tokens = torch.randint(self.classes, (n, self.input_shape[0] + 1))
-        return Batch(tokens[:, :-1].clone(), tokens[:, 1:].clone())
-
-    def loss(self, output: Tensor, target: Tensor) -> Tensor:
-        """Cross entropy in nats: the mean over a sample's tokens, summed over the samples."""
-        total = functional.cross_entropy(output.flatten(0, 1), target.flatten(), reduction="sum")
-        return total / target.shape[1]
+        self.input_shape = (sequence,)
 
 
 class Head(nn.Module):
@@ -55,9 +43,9 @@ def embedding(vocabulary: int, width: int) -> nn.Embedding:
 
 def head(table: nn.Embedding, tied: bool) -> Head:
     """The output head: with the very weight of the embedding, or one of its own, as large."""
-    own = nn.Parameter(torch.empty_like(table.weight))
-    normal(own.data)
-    return Head(cast(nn.Parameter, table.weight) if tied else own)
+    if tied:
+        return Head(cast(nn.Parameter, table.weight))
+    return Head(nn.Parameter(normal(torch.empty_like(table.weight))))
 
 
 def linear(inputs: int, outputs: int, deviation: float = DEVIATION, bias: bool = True) -> nn.Linear:

@@ -15,9 +15,9 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from harness.interfaces import Batch
+from harness.tasks import Classification, NextToken
 
 
 class Wrapper(ABC):
@@ -45,50 +45,28 @@ class Wrapper(ABC):
         return None
 
 
-class Classifier(Wrapper):
+class Classifier(Classification, Wrapper):
     """Assigns a sample of `input_shape` to one of `classes`: the module gives logits (n, classes)."""
-
-    task = "classification"
 
     def __init__(self, module: nn.Module, input_shape: Sequence[int], classes: int) -> None:
         super().__init__(module)
         self.input_shape = _shape("input_shape", input_shape)
         self.classes = _number("classes", classes)
 
-    def sample(self, n: int) -> Batch:
-        """n samples of normal noise, each of a random class."""
-        return Batch(torch.randn(n, *self.input_shape), torch.randint(self.classes, (n,)))
-
-    def loss(self, output: Tensor, target: Tensor) -> Tensor:
-        """Cross entropy in nats, summed over the samples."""
-        return functional.cross_entropy(output, target, reduction="sum")
-
     def output_shape_of(self, n: int) -> tuple[int, ...]:
         return (n, self.classes)
 
 
-class LanguageModel(Wrapper):
+class LanguageModel(NextToken, Wrapper):
     """Predicts the next of each of `sequence` tokens: (n, sequence) of int64 in, logits (n, sequence, vocabulary) out.
 
     Whether a place sees those after it is the module's own matter.
     """
 
-    task = "text"
-
     def __init__(self, module: nn.Module, vocabulary: int, sequence: int) -> None:
         super().__init__(module)
         self.classes = _number("vocabulary", vocabulary)
         self.input_shape = (_number("sequence", sequence),)
-
-    def sample(self, n: int) -> Batch:
-        """n sequences of random tokens; the targets are the same one token later."""
-        tokens = torch.randint(self.classes, (n, self.input_shape[0] + 1))
-        return Batch(tokens[:, :-1].clone(), tokens[:, 1:].clone())
-
-    def loss(self, output: Tensor, target: Tensor) -> Tensor:
-        """Cross entropy in nats: the mean over a sample's tokens, summed over the samples."""
-        total = functional.cross_entropy(output.flatten(0, 1), target.flatten(), reduction="sum")
-        return total / target.shape[1]
 
     def output_shape_of(self, n: int) -> tuple[int, ...]:
         return (n, *self.input_shape, self.classes)

@@ -14,7 +14,7 @@ from harness.capture import split, torchvision_import
 from harness.core.problem import Problem, refuse
 from harness.interfaces import Batch
 from models.hf import tasks
-from models.hf.config import Config, check, path, read, task_of
+from models.hf.config import FIRST, Config, check, path, read, task_of
 
 TITLE = "model=hf"
 CLASSES = {
@@ -39,7 +39,7 @@ class HuggingFace:
         assert kind is not None
         self.settings, self.kind, self.weights = _settings(config, description), kind, config.weights
         self._task = tasks.TASKS[kind](self.settings, config.sequence)
-        self.task, self.input_shape, self.classes = self._task.name, self._task.input_shape, self._task.classes
+        self.task, self.input_shape, self.classes = self._task.task, self._task.input_shape, self._task.classes
         content = json.dumps([description, kind, config.sequence, config.weights], sort_keys=True)
         self.name = f"hf_{path(config).stem}_{hashlib.sha256(content.encode()).hexdigest()[:8]}"
 
@@ -61,7 +61,7 @@ class HuggingFace:
     def layers(self) -> nn.Sequential:
         """The network split into layers, freshly made; on the meta device they cost no memory."""
         dtype = torch.float32 if self.kind == "image" else torch.int64
-        return split(_Logits(self.network(), self._task), (torch.zeros(2, *self.input_shape, dtype=dtype),), {})
+        return split(_Logits(self.network(), self._task), (torch.zeros(2, *self.input_shape, dtype=dtype),))
 
     def logits(self, network: nn.Module, inputs: Tensor) -> Tensor:
         """What a network gives for inputs, whose last dimension are the classes."""
@@ -99,7 +99,7 @@ def _settings(config: Config, description: dict[str, Any]) -> Any:
     kind, named = description["model_type"], str(path(config))
     if kind not in CONFIG_MAPPING:
         message = f"has model_type {kind}, which this release of Transformers does not know"
-        refuse([Problem("model.config", named, message, ({"model.config": "llama_small"},))], TITLE)
+        refuse([Problem("model.config", named, message, ({"model.config": FIRST},))], TITLE)
     values = {key: value for key, value in description.items() if key != "model_type"}
     try:
         return AutoConfig.for_model(kind, **values)

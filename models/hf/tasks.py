@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from harness.interfaces import Batch
+from harness.tasks import Classification, NextToken
 
 IGNORED = -100
 """Target of a token that has no part in the loss; the number of Transformers."""
@@ -23,35 +24,23 @@ HIDDEN_SHARE = 0.15
 """Share of tokens that are hidden (BERT, 3.1)."""
 
 
-class Causal:
+class Causal(NextToken):
     """Predicts the next token at each place. `settings` is a configuration object of Transformers."""
 
-    name = "text"
-
     def __init__(self, settings: Any, sequence: int) -> None:
-        self.input_shape: tuple[int, ...] = (sequence,)
-        self.sequence, self.classes = sequence, int(settings.vocab_size)
+        self.input_shape = (sequence,)
+        self.classes = int(settings.vocab_size)
 
     def logits(self, network: nn.Module, inputs: Tensor) -> Tensor:
         """Returns what the network gives for each place and class."""
         found: Tensor = network(input_ids=inputs, use_cache=False).logits
         return found
 
-    def sample(self, n: int) -> Batch:
-        """n samples of random tokens."""
-        tokens = torch.randint(self.classes, (n, self.sequence + 1))
-        return Batch(tokens[:, :-1].clone(), tokens[:, 1:].clone())
-
-    def loss(self, output: Tensor, target: Tensor) -> Tensor:
-        """Cross entropy in nats: the mean over a sample's tokens that count, summed over the samples."""
-        each = functional.cross_entropy(output.transpose(1, 2), target, reduction="none", ignore_index=IGNORED)
-        return (each.sum(1) / (target != IGNORED).sum(1)).sum()
-
 
 class Masked(Causal):
-    """Predicts tokens that are hidden after the last token of the vocabulary; at least one in each sample."""
+    """Predicts tokens in whose places the last token of the vocabulary stands; at least one in each sample."""
 
-    name = "masked text"
+    task = "masked text"
 
     def logits(self, network: nn.Module, inputs: Tensor) -> Tensor:
         """As `Causal.logits`, of a network that has no cache."""
@@ -60,16 +49,21 @@ class Masked(Causal):
 
     def sample(self, n: int) -> Batch:
         """n samples of random tokens."""
-        tokens = torch.randint(self.classes - 1, (n, self.sequence))
-        hidden = torch.rand(n, self.sequence) < HIDDEN_SHARE
+        tokens = torch.randint(self.classes - 1, (n, *self.input_shape))
+        hidden = torch.rand(tokens.shape) < HIDDEN_SHARE
         hidden[:, 0] |= ~hidden.any(1)
         return Batch(tokens.masked_fill(hidden, self.classes - 1), tokens.masked_fill(~hidden, IGNORED))
+
+    def loss(self, output: Tensor, target: Tensor) -> Tensor:
+        """Cross entropy in nats: the mean over a sample's hidden tokens, summed over the samples."""
+        each = functional.cross_entropy(output.transpose(1, 2), target, reduction="none", ignore_index=IGNORED)
+        return (each.sum(1) / (target != IGNORED).sum(1)).sum()
 
 
 class Seq2Seq(Causal):
     """Predicts the next token of a target sequence, from a source sequence and the target so far."""
 
-    name = "translation"
+    task = "translation"
 
     def __init__(self, settings: Any, sequence: int) -> None:
         super().__init__(settings, sequence)
@@ -82,14 +76,12 @@ class Seq2Seq(Causal):
 
     def sample(self, n: int) -> Batch:
         """n samples of random tokens."""
-        source, target = torch.randint(self.classes, (n, self.sequence)), super().sample(n)
+        source, target = torch.randint(self.classes, (n, self.input_shape[-1])), super().sample(n)
         return Batch(torch.stack([source, target.inputs], 1), target.targets)
 
 
-class Image:
+class Image(Classification):
     """Assigns an image to one of `num_labels` classes."""
-
-    name = "classification"
 
     def __init__(self, settings: Any, sequence: int) -> None:
         side = settings.image_size
@@ -101,14 +93,6 @@ class Image:
         """Returns (n, classes)."""
         found: Tensor = network(pixel_values=inputs).logits
         return found
-
-    def sample(self, n: int) -> Batch:
-        """n samples of normal noise, each of a random class."""
-        return Batch(torch.randn(n, *self.input_shape), torch.randint(self.classes, (n,)))
-
-    def loss(self, output: Tensor, target: Tensor) -> Tensor:
-        """Cross entropy, summed over the samples."""
-        return functional.cross_entropy(output, target, reduction="sum")
 
 
 TASKS: dict[str, type[Causal | Image]] = {"causal": Causal, "masked": Masked, "seq2seq": Seq2Seq, "image": Image}

@@ -12,8 +12,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from omegaconf import OmegaConf
-from torch import Tensor, nn
+from torch import Tensor
 
 from harness.core.model_profile import ModelProfile
 from harness.core.problem import CannotRun
@@ -22,6 +21,7 @@ from models.amoebanet.amoebanet import AmoebaNet, build
 from models.amoebanet.config import Config
 from tests.problems import refused, replaced
 from tests.support.quick import within_s
+from tests.support.zoo import on_meta, parameters, preset
 
 ROOT = Path(__file__).parents[2]
 
@@ -37,26 +37,11 @@ PRESETS = {
 }
 
 
-def on_meta(config: Config) -> nn.Sequential:
-    with torch.device("meta"):
-        return build(config).layers()
-
-
-def parameters(layers: nn.Module) -> int:
-    return sum(p.numel() for p in layers.parameters())
-
-
-def preset(name: str) -> Config:
-    keys: Any = OmegaConf.to_container(OmegaConf.load(ROOT / "conf/model" / f"{name}.yaml"))
-    assert keys.pop("defaults") == ["_amoebanet", "_self_"]
-    return Config(**keys)
-
-
 def outputs(config: Config, n: int = 1) -> dict[str, Any]:
     """What leaves each layer for n samples on the meta device."""
     value: Any = torch.empty(n, 3, config.size, config.size, device="meta")
     found = {}
-    for name, layer in on_meta(config).named_children():
+    for name, layer in on_meta(build(config)).named_children():
         found[name] = value = layer(value)
     return found
 
@@ -69,7 +54,7 @@ def shape(value: Tensor | tuple[Tensor, ...]) -> str:
 
 @pytest.fixture(scope="module")
 def paper() -> ModelProfile:
-    return count(build(preset("amoebanet_18_256")), 40, "float32")
+    return count(build(preset(Config, "amoebanet_18_256")), 40, "float32")
 
 
 @pytest.fixture(scope="module")
@@ -80,10 +65,10 @@ def rows() -> list[dict[str, str]]:
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_presets_have_the_published_counts(name: str) -> None:
-    config = preset(name)
+    config = preset(Config, name)
     depth, channels, size, classes, layers, total = PRESETS[name]
     assert (config.layers, config.channels, config.size, config.classes) == (depth, channels, size, classes)
-    model = within_s(1, lambda: on_meta(config))
+    model = within_s(1, lambda: on_meta(build(config)))
     assert (len(model), parameters(model)) == (layers, total)
     comment = (ROOT / "conf/model" / f"{name}.yaml").read_text().split("defaults")[0]
     assert comment.startswith("# ") and f"model={name}" in comment
@@ -95,7 +80,7 @@ def test_every_preset_is_listed() -> None:
 
 
 def test_the_default_is_the_preset_without_keys() -> None:
-    assert Config() == preset("amoebanet")
+    assert Config() == preset(Config, "amoebanet")
 
 
 @settings(max_examples=10, deadline=None)
@@ -110,7 +95,7 @@ def test_counts_follow_the_closed_form(groups: int, eighths: int, classes: int) 
         expected += (55 * c * c + 136 * c) // 16 if reduction else (23 * c * c + 52 * c) // 4
         earlier, last, after_reduction = last, (3 if reduction else 4) * c, reduction
     expected += 16 * d * classes + classes
-    model = on_meta(Config(layers=3 * groups, channels=d, classes=classes))
+    model = on_meta(build(Config(layers=3 * groups, channels=d, classes=classes)))
     assert (len(model), parameters(model)) == (3 * groups + 6, expected)
 
 
@@ -146,7 +131,7 @@ def test_saved_bytes_of_18_256(paper: ModelProfile) -> None:
 
 
 def test_shapes_of_18_256(rows: list[dict[str, str]]) -> None:
-    found = outputs(preset("amoebanet_18_256"))
+    found = outputs(preset(Config, "amoebanet_18_256"))
     assert [(name, shape(value)) for name, value in found.items()] == [
         (row["layer"], row["out_shape_per_sample"]) for row in rows
     ]
@@ -155,7 +140,7 @@ def test_shapes_of_18_256(rows: list[dict[str, str]]) -> None:
 def test_outputs_of_the_parts_of_18_256(rows: list[dict[str, str]]) -> None:
     """The sum over the innermost modules of a layer: ReLUs, convolutions, batch norms, pools, identities."""
     seen: list[int] = []
-    layers, value = on_meta(preset("amoebanet_18_256")), torch.empty(1, 3, 224, 224, device="meta")
+    layers, value = on_meta(build(preset(Config, "amoebanet_18_256"))), torch.empty(1, 3, 224, 224, device="meta")
     for module in layers.modules():
         if not list(module.children()):
             module.register_forward_hook(lambda module, inputs, output: seen.append(output.numel()))
@@ -181,11 +166,11 @@ def test_any_multiple_of_32_pixels_has_the_same_parameters(size: int) -> None:
     for (name, shrink), (_, before) in zip(list(sides.items())[1:], sides.items(), strict=False):
         assert [tensor.shape[2:] for tensor in found[name]] == [(size // shrink,) * 2, (size // before,) * 2], name
     assert found["classify"].shape == (2, 10)
-    assert parameters(on_meta(config)) == parameters(on_meta(Config(channels=8)))
+    assert parameters(on_meta(build(config))) == parameters(on_meta(build(Config(channels=8))))
 
 
 def test_name_task_and_sample() -> None:
-    model = build(preset("amoebanet_18_256"))
+    model = build(preset(Config, "amoebanet_18_256"))
     assert isinstance(model, AmoebaNet)
     assert (model.name, model.task, model.input_shape, model.classes) == (
         "amoebanet_18_256_224", "classification", (3, 224, 224), 1000,

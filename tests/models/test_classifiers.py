@@ -15,12 +15,12 @@ from typing import Any
 
 import pytest
 import torch
-from omegaconf import OmegaConf
 
 from harness.core.model_profile import ModelProfile
 from harness.core.problem import CannotRun
 from harness.measure.count_model import count
 from tests.problems import refused, replaced
+from tests.support.zoo import preset_keys
 
 ROOT = Path(__file__).parents[2]
 FLOAT = 4
@@ -104,10 +104,8 @@ def build(network: str, keys: dict[str, Any]) -> Any:
 
 
 def preset(name: str) -> Any:
-    keys: Any = OmegaConf.to_container(OmegaConf.load(ROOT / "conf/model" / f"{name}.yaml"))
     network = PRESETS[name][0]
-    assert keys.pop("defaults") == [f"_{network}", "_self_"]
-    return build(network, keys)
+    return build(network, preset_keys(network, name))
 
 
 def comment_of(name: str) -> str:

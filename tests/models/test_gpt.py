@@ -7,10 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from omegaconf import OmegaConf
 from torch import nn
 
 from harness.core.model_profile import ModelProfile
@@ -21,6 +19,7 @@ from models.gpt.config import Config
 from models.gpt.gpt import build
 from tests.problems import refused, replaced
 from tests.support.quick import within_s
+from tests.support.zoo import on_meta, parameters, preset
 from tests.tiers import examples
 
 ROOT = Path(__file__).parents[2]
@@ -43,27 +42,12 @@ PRESETS = {
 }
 
 
-def preset(name: str) -> Config:
-    keys: Any = OmegaConf.to_container(OmegaConf.load(ROOT / "conf/model" / f"{name}.yaml"))
-    assert keys.pop("defaults") == ["_gpt", "_self_"]
-    return Config(**keys)
-
-
-def on_meta(config: Config) -> nn.Sequential:
-    with torch.device("meta"):
-        return build(config).layers()
-
-
-def parameters(layers: nn.Module) -> int:
-    return sum(p.numel() for p in layers.parameters())
-
-
 @pytest.mark.parametrize("name", PRESETS)
 def test_presets_have_the_published_counts(name: str) -> None:
-    config, (*sizes, published) = preset(name), PRESETS[name]
+    config, (*sizes, published) = preset(Config, name), PRESETS[name]
     assert [config.layers, config.hidden, config.heads, config.sequence, config.vocabulary] == sizes
     assert (config.tied, config.dropout, config.attention_dropout) == (True, 0, 0)
-    model = on_meta(config)
+    model = on_meta(build(config))
     assert (len(model), parameters(model)) == (config.layers + 4, published)
     assert build(config).name == "gpt_" + "_".join(map(str, sizes))
     comment = (ROOT / "conf/model" / f"{name}.yaml").read_text().split("defaults")[0]
@@ -77,11 +61,12 @@ def test_every_preset_is_listed() -> None:
 
 def test_gpt_2_small() -> None:
     """With its own vocabulary and sequence."""
-    assert parameters(on_meta(replace(preset("gpt_110m"), vocabulary=50257, sequence=1024))) == 124_439_808
+    config = replace(preset(Config, "gpt_110m"), vocabulary=50257, sequence=1024)
+    assert parameters(on_meta(build(config))) == 124_439_808
 
 
 def test_the_largest_is_built_in_no_time() -> None:
-    within_s(1, lambda: on_meta(preset("gpt_100b")))
+    within_s(1, lambda: on_meta(build(preset(Config, "gpt_100b"))))
 
 
 @settings(max_examples=examples(20))
@@ -93,14 +78,14 @@ def test_counts_follow_the_closed_form(
     layers: int, heads: int, width: int, sequence: int, vocabulary: int, tied: bool
 ) -> None:
     h = heads * width
-    model = on_meta(Config("gpt", layers, h, heads, sequence, vocabulary, tied))
+    model = on_meta(build(Config("gpt", layers, h, heads, sequence, vocabulary, tied)))
     head = 0 if tied else vocabulary * h
     assert parameters(model) == layers * (12 * h * h + 13 * h) + vocabulary * h + sequence * h + 2 * h + head
     assert len(model) == layers + 4
 
 
 def test_names() -> None:
-    layers = on_meta(SMALL)
+    layers = on_meta(build(SMALL))
     assert [name for name, _ in layers.named_children()] == [
         "embedding", "position", "block_0", "block_1", "norm", "head",
     ]  # fmt: skip
@@ -118,7 +103,7 @@ def test_flops_are_those_of_the_paper(name: str, published: float) -> None:
 
     A block runs forward twice and backward, which is twice as much; the head's output is not recomputed.
     """
-    config = preset(name)
+    config = preset(Config, name)
     s, l, h, v = config.sequence, config.layers, config.hidden, config.vocabulary  # noqa: E741
     profile = count(build(config), 1, "float32")
     blocks, head = profile.sum("flops", 0, l + 2), profile.layers[-1].flops

@@ -11,16 +11,9 @@ from harness.nn.dropout import Dropout, keyed, number
 from models.gpt.block import attend
 from models.gpt.config import Config
 from models.gpt.gpt import build
+from tests.support.zoo import filled
 
 SMALL = Config(layers=2, hidden=12, heads=3, sequence=5, vocabulary=7)
-
-
-def filled(config: Config) -> nn.Sequential:
-    """In float64, with biases and norms that are not 0 and 1."""
-    layers = build(config).layers().double()
-    for parameter in layers.parameters():
-        nn.init.normal_(parameter, std=0.5)
-    return layers
 
 
 def by_hand(tokens: Tensor, layers: nn.Sequential, config: Config) -> Tensor:
@@ -68,7 +61,7 @@ def test_output_and_gradients_equal_those_written_by_hand(tied: bool, attention_
     """With dropout attention is explicit; in evaluation it drops nothing."""
     torch.manual_seed(0)
     config = replace(SMALL, tied=tied, attention_dropout=attention_dropout)
-    layers, batch = filled(config).eval(), build(config).sample(2)
+    layers, batch = filled(build(config)).eval(), build(config).sample(2)
     output, expected = layers(batch.inputs), by_hand(batch.inputs, layers, config)
     assert output.shape == (2, 5, 7)
     torch.testing.assert_close(output, expected, rtol=1e-10, atol=1e-10)
@@ -83,7 +76,10 @@ def test_output_and_gradients_equal_those_written_by_hand(tied: bool, attention_
 
 @pytest.mark.parametrize("attention_dropout", [0.0, 0.5])
 def test_no_token_sees_a_later_one(attention_dropout: float) -> None:
-    layers, tokens = filled(replace(SMALL, attention_dropout=attention_dropout)).eval(), torch.tensor([[1, 2, 3, 4, 5]])
+    layers, tokens = (
+        filled(build(replace(SMALL, attention_dropout=attention_dropout))).eval(),
+        torch.tensor([[1, 2, 3, 4, 5]]),
+    )
     changed = torch.tensor([[1, 2, 3, 6, 5]])
     before, after = layers(tokens), layers(changed)
     torch.testing.assert_close(after[:, :3], before[:, :3], rtol=0, atol=0)
@@ -110,7 +106,7 @@ def test_dropout_is_keyed_and_drops_probabilities() -> None:
 
 def test_a_tied_weight_has_the_gradients_of_both_uses() -> None:
     torch.manual_seed(0)
-    tied, apart = filled(SMALL), filled(replace(SMALL, tied=False))
+    tied, apart = filled(build(SMALL)), filled(build(replace(SMALL, tied=False)))
     assert tied.head.weight is tied.embedding.weight and apart.head.weight is not apart.embedding.weight
     assert list(tied.state_dict()) == list(apart.state_dict())
     apart.load_state_dict(tied.state_dict())

@@ -14,6 +14,7 @@ from harness.core.problem import CannotRun
 from models.hf.config import SHIPPED, Config, check
 from models.hf.hf import HuggingFace, build
 from models.hf.tasks import IGNORED
+from tests.support.zoo import on_meta, parameters
 
 SMALL = ("llama_small", "gpt2_small", "bert_small", "t5_small", "mixtral_small", "vit_small")
 PUBLISHED = {
@@ -34,7 +35,7 @@ def made(name: str, **keys: Any) -> HuggingFace:
 def test_a_preset_has_the_published_number_of_parameters(name: str) -> None:
     with torch.device("meta"):
         network = made(name).network()
-    assert sum(parameter.numel() for parameter in network.parameters()) == PUBLISHED[name]
+    assert parameters(network) == PUBLISHED[name]
 
 
 @pytest.mark.parametrize("name", SMALL)
@@ -63,9 +64,7 @@ def _gradients(module: torch.nn.Module) -> list[Tensor]:
 
 @pytest.mark.parametrize("name", SMALL)
 def test_every_block_is_a_layer(name: str) -> None:
-    model = made(name)
-    with torch.device("meta"):
-        layers = model.layers()
+    layers = on_meta(made(name))
     described = json.loads((SHIPPED / f"{name}.json").read_text())
     blocks = described.get("num_hidden_layers") or described.get("n_layer") or 2 * described["num_layers"]
     assert len(layers) >= blocks

@@ -9,10 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from omegaconf import OmegaConf
 from torch import nn
 
 from harness.core.model_profile import ModelProfile
@@ -23,6 +21,7 @@ from models.llama.config import SIZES, Config
 from models.llama.llama import build
 from tests.problems import refused, replaced
 from tests.support.quick import within_s
+from tests.support.zoo import on_meta, parameters, preset
 from tests.tiers import examples
 
 ROOT = Path(__file__).parents[2]
@@ -37,27 +36,12 @@ PRESETS: dict[str, tuple[float, ...]] = {
 }
 
 
-def preset(name: str) -> Config:
-    keys: Any = OmegaConf.to_container(OmegaConf.load(ROOT / "conf/model" / f"{name}.yaml"))
-    assert keys.pop("defaults") == ["_llama", "_self_"]
-    return Config(**keys)
-
-
-def on_meta(config: Config) -> nn.Sequential:
-    with torch.device("meta"):
-        return build(config).layers()
-
-
-def parameters(layers: nn.Module) -> int:
-    return sum(p.numel() for p in layers.parameters())
-
-
 @pytest.mark.parametrize("name", PRESETS)
 def test_presets_have_the_published_counts(name: str) -> None:
-    config, (*keys, published) = preset(name), PRESETS[name]
+    config, (*keys, published) = preset(Config, name), PRESETS[name]
     assert [getattr(config, key) for key in (*SIZES, "rope_theta")] == keys
     assert (config.norm_eps, config.tied) == (1e-5, False)
-    model = on_meta(config)
+    model = on_meta(build(config))
     assert (len(model), parameters(model)) == (config.layers + 3, published)
     assert build(config).name == "llama_" + "_".join(map(str, keys[:-1]))
     comment = (ROOT / "conf/model" / f"{name}.yaml").read_text().split("defaults")[0]
@@ -70,7 +54,7 @@ def test_every_preset_is_listed() -> None:
 
 
 def test_the_largest_is_built_in_no_time() -> None:
-    within_s(1, lambda: on_meta(preset("llama3_70b")))
+    within_s(1, lambda: on_meta(build(preset(Config, "llama3_70b"))))
 
 
 @settings(max_examples=examples(20))
@@ -83,14 +67,14 @@ def test_counts_follow_the_closed_form(
 ) -> None:
     heads = groups * kv_heads
     width = heads * 2 * pairs
-    model = on_meta(Config("llama", layers, width, heads, kv_heads, hidden, sequence, vocabulary, tied=tied))
+    model = on_meta(build(Config("llama", layers, width, heads, kv_heads, hidden, sequence, vocabulary, tied=tied)))
     block = 2 * width * width + 2 * width * kv_heads * 2 * pairs + 3 * width * hidden + 2 * width
     assert parameters(model) == layers * block + vocabulary * width * (1 if tied else 2) + width
     assert len(model) == layers + 3
 
 
 def test_names() -> None:
-    layers = on_meta(SMALL)
+    layers = on_meta(build(SMALL))
     assert [name for name, _ in layers.named_children()] == ["embedding", "block_0", "block_1", "norm", "head"]
     assert [name for name, module in layers.block_0.named_modules() if isinstance(module, nn.Linear)] == [
         "attention.query", "attention.key", "attention.value", "attention.projection", "mlp.gate", "mlp.up", "mlp.down",
@@ -103,7 +87,7 @@ def test_names() -> None:
 def test_flops_of_the_large_ones() -> None:
     """Those of all matmuls; attention's are those of all query heads."""
     for name in ("llama2_7b", "llama3_8b"):
-        config = preset(name)
+        config = preset(Config, name)
         s, w, d = config.sequence, config.width, config.width // config.heads
         block = 2 * s * (2 * w * w + 2 * w * config.kv_heads * d + 3 * w * config.hidden) + 4 * s * s * w
         profile = count(build(config), 1, "bfloat16")

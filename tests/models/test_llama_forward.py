@@ -14,6 +14,7 @@ from torch.nn import functional
 from models.llama.block import Rotary
 from models.llama.config import Config
 from models.llama.llama import build
+from tests.support.zoo import filled
 
 SMALL = Config(
     layers=2, width=24, heads=6, kv_heads=2, hidden=20, sequence=5, vocabulary=7, rope_theta=50.0, norm_eps=1e-3
@@ -24,14 +25,6 @@ CONFIGS = {
     "one key": replace(SMALL, kv_heads=1),
     "as many keys": replace(SMALL, kv_heads=6),
 }
-
-
-def filled(config: Config) -> nn.Sequential:
-    """In float64, with norms that are not 1."""
-    layers = build(config).layers().double()
-    for parameter in layers.parameters():
-        nn.init.normal_(parameter, std=0.5)
-    return layers
 
 
 def by_hand(tokens: Tensor, layers: nn.Sequential, config: Config) -> Tensor:
@@ -89,7 +82,7 @@ def mean_of_tokens(logits: Tensor, targets: Tensor) -> Tensor:
 def test_output_loss_and_gradients_equal_those_written_by_hand(name: str) -> None:
     torch.manual_seed(0)
     config = CONFIGS[name]
-    model, layers = build(config), filled(config)
+    model, layers = build(config), filled(build(config))
     batch = model.sample(2)
     output, expected = layers(batch.inputs), by_hand(batch.inputs, layers, config)
     assert output.shape == (2, 5, 7) and output.dtype == torch.float64
@@ -126,7 +119,7 @@ def test_scores_depend_on_the_distance_of_places_alone() -> None:
 def test_grouped_heads_are_repeated_heads() -> None:
     """Keys and values of a group serve its queries as if each query had a copy of them."""
     torch.manual_seed(0)
-    few, many = filled(SMALL), filled(replace(SMALL, kv_heads=SMALL.heads))
+    few, many = filled(build(SMALL)), filled(build(replace(SMALL, kv_heads=SMALL.heads)))
     state, width = few.state_dict(), SMALL.width // SMALL.heads
     for name in (name for name in state if ".key." in name or ".value." in name):
         state[name] = state[name].unflatten(0, (-1, width)).repeat_interleave(3, 0).flatten(0, 1)
@@ -136,7 +129,7 @@ def test_grouped_heads_are_repeated_heads() -> None:
 
 
 def test_no_token_sees_a_later_one() -> None:
-    layers, tokens = filled(SMALL), torch.tensor([[1, 2, 3, 4, 5]])
+    layers, tokens = filled(build(SMALL)), torch.tensor([[1, 2, 3, 4, 5]])
     before, after = layers(tokens), layers(torch.tensor([[1, 2, 3, 6, 5]]))
     torch.testing.assert_close(after[:, :3], before[:, :3], rtol=0, atol=0)
     assert ((after - before)[:, 3:].abs().amax(-1) > 1e-6).all()

@@ -9,7 +9,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from omegaconf import OmegaConf
 from torch import nn
 
 from harness.core.model_profile import LayerProfile, ModelProfile, Skip
@@ -20,6 +19,7 @@ from harness.schedule.transfers import plan_transfers
 from models.unet.config import Config
 from models.unet.unet import build
 from tests.problems import refused, replaced
+from tests.support.zoo import on_meta, parameters, preset
 from tests.tiers import examples
 
 ROOT = Path(__file__).parents[2]
@@ -36,21 +36,6 @@ PRESETS = {
 }
 
 
-def on_meta(convs: int, channels: int, size: int = 192) -> nn.Sequential:
-    with torch.device("meta"):
-        return build(Config(convs=convs, channels=channels, size=size)).layers()
-
-
-def parameters(layers: nn.Module) -> int:
-    return sum(p.numel() for p in layers.parameters())
-
-
-def preset(name: str) -> Config:
-    keys: Any = OmegaConf.to_container(OmegaConf.load(ROOT / "conf/model" / f"{name}.yaml"))
-    assert keys.pop("defaults") == ["_unet", "_self_"]
-    return Config(**keys)
-
-
 def profile(model: nn.Sequential, size: int) -> ModelProfile:
     """Bytes are elements for each sample here."""
     x, layers = torch.empty(1, 3, size, size, device="meta"), []
@@ -65,15 +50,15 @@ def profile(model: nn.Sequential, size: int) -> ModelProfile:
 
 @pytest.fixture(scope="module")
 def paper() -> ModelProfile:
-    return profile(on_meta(5, 64), 192)
+    return profile(on_meta(build(Config(convs=5, channels=64, size=192))), 192)
 
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_presets_have_the_published_counts(name: str) -> None:
-    config = preset(name)
+    config = preset(Config, name)
     convs, channels, size, layers, count = PRESETS[name]
     assert (config.convs, config.channels, config.size) == (convs, channels, size)
-    model = on_meta(config.convs, config.channels, config.size)
+    model = on_meta(build(config))
     assert (len(model), parameters(model)) == (layers, count)
     comment = (ROOT / "conf/model" / f"{name}.yaml").read_text().split("defaults")[0]
     assert comment.startswith("# ") and f"model={name}" in comment
@@ -96,12 +81,12 @@ def test_counts_follow_the_closed_form(convs: int, half: int) -> None:
             products += before * after
         else:
             products += before * middle + (convs - 2) * middle * middle + middle * after
-    model = on_meta(convs, c)
+    model = on_meta(build(Config(convs=convs, channels=c, size=192)))
     assert (len(model), parameters(model)) == (44 * convs + 21, 9 * products + half)
 
 
 def test_names() -> None:
-    names = [name for name, _ in on_meta(1, 2).named_children()]
+    names = [name for name, _ in on_meta(build(Config(convs=1, channels=2, size=192))).named_children()]
     assert names[:8] == [
         "encoder_0_encode_0_conv",
         "encoder_0_encode_0_dropout",
@@ -181,7 +166,7 @@ def test_copied_elements(
 
 
 def test_name_and_task() -> None:
-    model = build(preset("unet_5_64"))
+    model = build(preset(Config, "unet_5_64"))
     assert (model.name, model.task) == ("unet_5_64_192", "segmentation")
 
 
