@@ -24,6 +24,8 @@ from harness.capture.units import LARGE, Units
 from harness.core.problem import Problem, ProblemError
 
 Select = Callable[[Any], Any]
+SAMPLES = 2
+"""Of the first pass: layers do not depend on the number in the example."""
 AS_IT_IS = "it trains as it is, in one stage: engine=single, ddp, fsdp or deepspeed with mesh.pipeline=1"
 
 
@@ -72,8 +74,23 @@ def inputs(args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Tenso
 def _trace(
     module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], select: Select | None
 ) -> tuple[Trace, bool]:
-    """What one pass does, and whether that holds in evaluation, too."""
-    batch = max(2, samples((args, kwargs)))
+    """What a pass does for two samples, or for as many as the example has if it needs some; whether that holds in
+    evaluation, too."""
+    count = samples((args, kwargs))
+    try:
+        return _agreed(module, args, kwargs, select, SAMPLES)
+    except Uncapturable as error:
+        if count <= SAMPLES:
+            raise
+        try:
+            return _agreed(module, args, kwargs, select, count)
+        except Uncapturable:
+            raise error from None
+
+
+def _agreed(
+    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], select: Select | None, batch: int
+) -> tuple[Trace, bool]:
     first: tuple[Trace, bool] | None = None
     attempts: list[tuple[torch.dtype | None, bool]] = [(torch.float64, True), (torch.float64, False), (None, False)]
     for number, (dtype, evaluates) in enumerate(attempts):
