@@ -71,7 +71,9 @@ class Cutter:
 
     def __init__(self, units: Units) -> None:
         self.graph: Graph = units.graph
-        self.units = [unit for unit in units.sequence() if not unit.constant]
+        sequence = units.sequence()
+        self.units = [unit for unit in sequence if not unit.constant]
+        self.constants = {number for unit in sequence if unit.constant for number in unit.makes}
         self.total = sum(unit.cost for unit in self.units) or 1.0
         self.flops = sum(unit.flops for unit in self.units) or 1.0
         values = self.graph.values
@@ -89,11 +91,11 @@ class Cutter:
 
     def _alive(self) -> list[set[int]]:
         """For each place the tensors that pass it: made before unit k, or inputs, and used by it or later."""
-        alive = set(self.graph.trace.outputs) - self.graph.constants
+        alive = set(self.graph.trace.outputs) - self.constants
         alive = {number for number in alive if not self.graph.is_held(self.graph.values[number])}
         found = []
         for unit in reversed(self.units):
-            alive = (alive - unit.makes) | (unit.uses - self.graph.constants)
+            alive = (alive - unit.makes) | (unit.uses - self.constants)
             found.append(set(alive))
         return found[::-1]
 

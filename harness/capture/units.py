@@ -26,7 +26,8 @@ LARGE = 0.1
 
 @dataclass
 class Unit:
-    """Consecutive steps and modules. `uses` are tensors made before, or inputs; `held` weights and buffers."""
+    """Consecutive steps and modules. `uses` are tensors made before, or inputs; `held` weights and buffers. A constant
+    one depends on sizes alone."""
 
     nodes: list[Item]
     block: bool
@@ -55,7 +56,12 @@ class Units:
 
     def sequence(self) -> list[Unit]:
         """All units in the order of execution, but those that nobody needs."""
-        return self._needed([self._unit(item, parent) for item, parent in self._items(self.graph.trace.top)])
+        units = [self._unit(item, parent) for item, parent in self._items(self.graph.trace.top)]
+        constants: set[int] = set()
+        for unit in units:
+            unit.constant = unit.constant and unit.uses <= constants
+            constants |= unit.makes if unit.constant else set()
+        return self._needed(units)
 
     def can_open(self, unit: Unit) -> bool:
         """Whether a unit is a module with several parts."""
