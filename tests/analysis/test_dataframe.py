@@ -122,9 +122,9 @@ def test_a_row_a_device() -> None:
 
 
 @pytest.mark.usefixtures("computation")
-def test_ten_thousand_records_take_at_most_ten_seconds(tmp_path: Path) -> None:
-    """Of a fifth of them at most a fifth of that; a record is as large as that of a pipeline of eight stages."""
-    count = 2000
+def test_many_records_take_some_times_as_long_as_their_json(tmp_path: Path) -> None:
+    """About six times: a record is as large as that of a pipeline of eight stages."""
+    count = 1000
     own = record().to_json()
     own["metrics"]["peaks"] = [{"device": k, "bytes": 10**9, "contents": dict.fromkeys("abcdef", k)} for k in range(8)]
     own["manifest"]["environment"] = {f"NAME_{k}": "value" for k in range(40)}
@@ -134,5 +134,8 @@ def test_ten_thousand_records_take_at_most_ten_seconds(tmp_path: Path) -> None:
         (tmp_path / str(number)).mkdir()
         (tmp_path / str(number) / "record.json").write_text(json.dumps(own | {"id": str(number)}))
     start_s = time.process_time()
+    for number in range(count):
+        json.loads((tmp_path / str(number) / "record.json").read_text())
+    parsed_s = time.process_time() - start_s
     assert len(dataframe.runs(records.load([tmp_path]).records)) == count
-    assert time.process_time() - start_s < count / 1000
+    assert time.process_time() - start_s - parsed_s < 25 * parsed_s

@@ -8,7 +8,6 @@ import importlib
 import math
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -115,10 +114,9 @@ def comment_of(name: str) -> str:
 @pytest.mark.parametrize("name", PRESETS)
 def test_presets_have_the_published_counts(name: str) -> None:
     _, model_name, layers, parameters = PRESETS[name]
-    model, begin = preset(name), time.process_time()
+    model = preset(name)
     with torch.device("meta"):
         chain = model.layers()
-    assert time.process_time() - begin < 2
     assert model.name == model_name
     assert (len(chain), sum(p.numel() for p in chain.parameters())) == (layers, parameters)
     assert f"{parameters:,} parameters, {layers} layers: " in comment_of(name)

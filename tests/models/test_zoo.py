@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
@@ -155,16 +154,13 @@ def test_parameters_count_once(case: Case) -> None:
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_presets_build_in_no_time_without_memory(name: str) -> None:
+def test_presets_build_without_memory(name: str) -> None:
     keys: Any = OmegaConf.to_container(OmegaConf.load(ROOT / "conf/model" / f"{name}.yaml"))
     (schema, _) = keys.pop("defaults")
     model_name = schema.removeprefix("_")
-    built({"name": model_name})  # imports
-    start_s = time.process_time()
     with torch.device("meta"):
         model = built({"name": model_name, **keys})
         layers = model.layers()
-    assert time.process_time() - start_s < 2
     assert len(layers) > 0 and sum(parameter.numel() for parameter in layers.parameters()) > 0
     assert all(tensor.is_meta for tensor in (*layers.parameters(), *layers.buffers()))
     assert model.name.startswith(f"{model_name}_")
