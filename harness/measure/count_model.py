@@ -13,11 +13,17 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+)
 from torch.autograd.graph import saved_tensors_hooks
 
 from harness.config.schema import DTYPES
 from harness.core.model_profile import LayerProfile, ModelProfile, SharedBuffer, Skip, Tied
+from harness.core.problem import CannotRun, Problem
 from harness.core.shared_buffers import Home
 from harness.interfaces import Batch, Model
 from harness.measure.kernel_counter import Work
@@ -28,14 +34,19 @@ from harness.nn.skip import named_layers
 from harness.nn.tied import tensor_bytes, ties
 
 
+class NotCounted(CannotRun):
+    """A model whose operations depend on the values of tensors, as a mixture of experts: without weights there are
+    none."""
+
+
 def count(
     model: Model, micro_batch: int, dtype: str, autocast: str | None = None, watch: Callable[[str], None] | None = None
 ) -> ModelProfile:
     """The profile of `model` for `micro_batch` samples with everything but times, which are 0.
 
     All but times and their source equals what `harness.measure.profile_model.measure` finds on a CPU. Raises ValueError
-    for impossible arguments; an error inside a layer says which one it was. `watch` is called with the name of each
-    module that has run.
+    for impossible arguments, and NotCounted; an error inside a layer says which one it was. `watch` is called with the
+    name of each module that has run.
     """
     check_arguments(micro_batch, dtype)
     mode = FakeTensorMode(allow_non_fake_inputs=True)
@@ -44,8 +55,15 @@ def count(
         for name, module in chain.layers.named_modules():
             module.register_forward_hook(lambda *_, name=name: watch(name))
     pretend(chain, torch.device("cpu"), mode)
-    with mode, dropout.keyed(seed=0, step=0, micro_batch=0):
-        profile = counted(chain, dtype, autocast)
+    try:
+        with mode, dropout.keyed(seed=0, step=0, micro_batch=0):
+            profile = counted(chain, dtype, autocast)
+    except (DataDependentOutputException, DynamicOutputShapeException) as error:
+        message = (
+            f"chooses by the values of tensors what it computes ({'; '.join(error.__notes__)}): it cannot be counted"
+        )
+        hint = "profile=FILE of mode=profile, measured where the model fits"
+        raise NotCounted([Problem("model", model.name, message, hint=hint)]) from error
     return replace(profile, source=f"counted on the meta device, torch {torch.__version__}", times="none")
 
 

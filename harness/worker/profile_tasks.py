@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -127,9 +128,10 @@ def check_size(model: Model, samples: int, dtype: str, autocast: str | None, the
         state = 2 * _parameter_bytes(model.layers(), dtype)
     needed, of = state, "for weights and gradients alone"
     if state <= there_bytes:
-        counted = count_model.count(model, samples, dtype, autocast)
-        needed = round(SLACK * (state + counted.sum("saved_bytes", 0, len(counted.layers) - 1)))
-        of = f"for weights, gradients and the activations of {samples} samples with their workspaces"
+        with suppress(count_model.NotCounted):
+            counted = count_model.count(model, samples, dtype, autocast)
+            needed = round(SLACK * (state + counted.sum("saved_bytes", 0, len(counted.layers) - 1)))
+            of = f"for weights, gradients and the activations of {samples} samples with their workspaces"
     if needed > there_bytes:
         here = units.size(there_bytes)
         message = f"needs {units.size(needed)} to be profiled, {of}; {here} are here"

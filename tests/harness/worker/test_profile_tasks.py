@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import Tensor, nn
 
 from harness.core.model_profile import ModelProfile
 from harness.core.problem import CannotRun, Problem
@@ -28,6 +30,32 @@ def test_a_model_that_does_not_fit_is_not_profiled() -> None:
         check_size(model, 2, "float32", None, state - 2**20)
     with pytest.raises(CannotRun, match=r"model unet_2_16_128 +needs .* and the activations of 2 samples"):
         check_size(model, 2, "float32", None, round(SLACK * (state + saved)) - 2**20)
+
+
+class Chosen(nn.Module):
+    """How many samples the weights see depends on their values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(64, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = (x[:, 0] > 0).nonzero().squeeze(1)
+        return x.index_add(0, rows, self.linear(x[rows]))
+
+
+class Choosing(UNet):
+    def layers(self) -> nn.Sequential:
+        return nn.Sequential(OrderedDict(flat=nn.Flatten(), cut=nn.Linear(3 * 64 * 64, 64), chosen=Chosen()))
+
+
+def test_a_model_that_cannot_be_counted_is_profiled_if_its_weights_fit() -> None:
+    model = Choosing(Config(size=64))
+    with pytest.raises(CannotRun, match=r"by the values of tensors what it computes \(in layer 2 \(chosen\)"):
+        count(model, 2, "float32")
+    check_size(model, 2, "float32", None, 10**8)
+    with pytest.raises(CannotRun, match="for weights and gradients alone"):
+        check_size(model, 2, "float32", None, 10**6)
 
 
 @pytest.fixture(scope="module")
