@@ -23,6 +23,7 @@ from torch.distributed.tensor import DTensor
 
 from engines.fsdp.layer_groups import groups
 from engines.fsdp.traced_collectives import TracedAllGather, TracedReduceScatter
+from harness.core.problem import CannotRun, Problem
 from harness.nn.skip import named_layers
 from harness.runtime.autograd import non_leaf
 from harness.runtime.collectives import CollectiveCounter
@@ -61,6 +62,19 @@ class Gathered:
         if self.metered:
             for tensor in self.tensors:
                 tensor.detach()
+
+
+def refuse_hooks(stage: nn.Module) -> None:
+    """Raise CannotRun for parameters with hooks (`register_hook`, `register_post_accumulate_grad_hook`): shards take
+    their place, which do not have the first, and have the others called with a part of the gradient."""
+    hooked = [
+        name
+        for name, parameter in stage.named_parameters()
+        if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None)
+    ]
+    if hooked:
+        message = f"does not call hooks of parameters as they are, the model has some: {', '.join(hooked)}"
+        raise CannotRun([Problem("engine", "fsdp", message, ({"engine": "ddp"},))])
 
 
 def sharded(
