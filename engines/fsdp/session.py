@@ -64,6 +64,7 @@ class FSDPSession(DistributedSession):
         with self.phase(place("B", self.global_micro_batch(i))):
             loss.backward()
         self.gathered.show()
+        self.gathered.refuse_writes()
         self._record_pass("B", i, start, "backward" if self.config.reshard_after_forward else None, reduces)
         return float(loss.detach())
 
