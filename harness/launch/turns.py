@@ -1,4 +1,4 @@
-"""Turns of runs that train at the same time, one after the other: `harness.race` gives them, workers take them.
+"""Turns of runs that train at the same time, one after the other: `harness.races` gives them, workers take them.
 
     race  --turn-->  worker of run 1   |== step ==|== step ==|
           <-seconds-                        the second is measured

@@ -15,8 +15,8 @@ from rich.table import Table
 from rich.text import Text
 
 from harness.core.units import UNKNOWN, seconds
-from harness.race.entries import Entry
-from harness.race.verdict import ratio
+from harness.races.entries import Entry
+from harness.races.verdict import ratio
 from harness.sweep.table import console_of_sweep
 
 DRAW_S, SAY_S = 0.5, 10.0

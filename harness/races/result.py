@@ -16,9 +16,9 @@ from harness.core import files
 from harness.core.run_files import RACE, RACE_PICTURE
 from harness.core.serialization import finite
 from harness.core.units import UNKNOWN, number, percent, rate, seconds, size
-from harness.race import picture, verdict
-from harness.race.entries import Entry
-from harness.race.verdict import Place, Ratio
+from harness.races import picture, verdict
+from harness.races.entries import Entry
+from harness.races.verdict import Place, Ratio
 from harness.report import comparison
 from harness.sweep.table import Column, console_of_sweep, drawn
 

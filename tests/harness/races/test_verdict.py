@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.race import verdict
-from harness.race.verdict import LEAST_ROUNDS, Ratio
+from harness.races import verdict
+from harness.races.verdict import LEAST_ROUNDS, Ratio
 from tests.tiers import examples
 
 TIMES = st.lists(st.floats(0.01, 10.0), min_size=1, max_size=12)

@@ -23,10 +23,10 @@ from harness.core.record import EXIT_CODES
 from harness.launch import fork_server, supervisor
 from harness.launch.signals import preemptible
 from harness.launch.turns import Seat, TurnGiver
-from harness.race import entries, result
-from harness.race.display import Display
-from harness.race.entries import Entry
-from harness.race.verdict import is_decided
+from harness.races import entries, result
+from harness.races.display import Display
+from harness.races.entries import Entry
+from harness.races.verdict import is_decided
 from harness.sweep import local, run_point
 
 POLL_S = 0.1

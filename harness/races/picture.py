@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from harness.core import files
 
 if TYPE_CHECKING:
-    from harness.race.result import Result
+    from harness.races.result import Result
 
 BAR, DARK = "#0072B2", "#444444"
 DPI = 100

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from harness.core.problem import CannotRun
-from harness.race import entries
+from harness.races import entries
 
 MLP = ["mode=race", "model=mlp", "cluster.device=cpu", "cluster.devices=2", "tracker=none"]
 
