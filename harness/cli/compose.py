@@ -25,7 +25,7 @@ from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import InterpolationValidationError, MissingMandatoryValue, OmegaConfBaseException
 
-from harness.checks import configuration, values
+from harness.checks import configuration, micro_batches, values
 from harness.checks.configuration import Expected
 from harness.cli import choice_files, suggestions, user_models
 from harness.cli.choice_files import CONF
@@ -69,7 +69,8 @@ def compose(overrides: Sequence[str], expected: Expected | None = None) -> DictC
     choices, numbers that no run can have.
     """
     config, problems = _composed_and_checked(overrides, expected)
-    refuse(_improved(problems, overrides, config, expected), title(overrides))
+    found = micro_batches.in_given_keys(_improved(problems, overrides, config, expected), config)
+    refuse(found, title(overrides))
     OmegaConf.resolve(config)
     return config
 
@@ -83,6 +84,9 @@ def _composed_and_checked(
     if not unresolved:
         cluster_config.override_effective_values(config.cluster, [override.key_or_group for override in parsed.values])
         problems += follow(config)
+        typed = {override.key_or_group for override in parsed.values}
+        with configuration.expecting(config, expected):
+            problems += micro_batches.follow(config, micro_batches.COUNT in typed)
     readable = not problems
     known = {problem.key for problem in problems}  # those have their defaults, which nobody typed
     problems += unresolved or [problem for problem in values.problems(config) if problem.key not in known]

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from omegaconf import DictConfig
 
-from harness.checks import engine_support, plan_fits, profile_match, request, stored_profile
+from harness.checks import engine_support, micro_batches, plan_fits, profile_match, request, stored_profile
 from harness.checks.mesh import fill
 from harness.config import cluster_config, registry
 from harness.config.overrides import given, title
@@ -165,6 +165,7 @@ class _Preparation:
     def stop(self) -> None:
         """Raise all problems so far, if there are any."""
         problems = plan_fits.with_value(self.problems, self.config, self.overrides)
+        problems = micro_batches.in_given_keys(problems, self.config)
         refuse(deduplicate(problems), self.title)
 
     @property
