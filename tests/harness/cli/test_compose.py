@@ -89,6 +89,7 @@ def test_every_choice_composes_and_says_how_to_use_it(path: Path) -> None:
             (f"precision={name}", "precision", name, ["precision=bf16"])
             for name in ("fp8", "float8", "int4", "fp17", "half", "float16", "f16")
         ],
+        *[(f"precision={name}", "precision", name, ["precision=mixed"]) for name in ("bf16-mixed", "amp", "mixed_fp16")],
         ("precision=low", "precision", "low", []),
         ("engine=null", "engine", "null", []),
         ("engine.name=single", "engine.name", "single", ["engine=single"]),
