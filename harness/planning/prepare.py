@@ -16,7 +16,7 @@ from harness.config import cluster_config, registry
 from harness.config.overrides import given, title
 from harness.core.cluster import Cluster
 from harness.core.model_profile import ModelProfile
-from harness.core.problem import CannotRun, Problem, deduplicate, note, refuse
+from harness.core.problem import CannotRun, Problem, deduplicate, leaving_out, note, refuse
 from harness.core.run_files import PLAN
 from harness.host import devices, machine
 from harness.host.machine import Machine
@@ -166,7 +166,7 @@ class _Preparation:
         """Raise all problems so far, if there are any."""
         problems = plan_fits.with_value(self.problems, self.config, self.overrides)
         problems = micro_batches.in_given_keys(problems, self.config)
-        refuse(deduplicate(problems), self.title)
+        refuse(leaving_out(deduplicate(problems), self.overrides), self.title)
 
     @property
     def model_given(self) -> bool:
