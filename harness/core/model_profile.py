@@ -169,6 +169,21 @@ class Skip:
         _check(f"bytes of skip {self.name or '?'} from layer {self.source} to {self.target}", self.bytes)
 
 
+@dataclass(frozen=True)
+class Unsplit:
+    """Why a module is one layer: what `code`, in a line of a file, does."""
+
+    file: str
+    line: int
+    code: str
+    reason: str
+
+    @property
+    def text(self) -> str:
+        """As a message says it: "net.py:12, `if x.sum() > 0:`: it reads ..."."""
+        return f"{self.file}:{self.line}, `{self.code}`: {self.reason}"
+
+
 LayerTimes = Literal["measured", "scaled", "analytic", "none", "as given"]
 """Measured; measured and scaled to another device; computed from counted work; layers take no time; unknown to us."""
 FORMER_TIMES: dict[str, LayerTimes] = {
@@ -183,7 +198,8 @@ class ModelProfile(Document):
     `times` says where the layer times come from, `source` says it of all numbers, for people; `device` is the one whose
     times they are, where its peaks are known. Matmuls compute in the format `autocast` where it is given, else in
     `dtype`. `slowed` is by how much other programs slowed down what was measured
-    (`harness.measure.profile_model`): 1 where they did not.
+    (`harness.measure.profile_model`): 1 where they did not. `unsplit` says why the model is one layer, if it is one
+    because it cannot be split (`harness.capture`).
     """
 
     SCHEMA: ClassVar[int] = 2
@@ -199,6 +215,7 @@ class ModelProfile(Document):
     device: Device | None = None
     slowed: float = 1.0
     times: LayerTimes = "as given"
+    unsplit: Unsplit | None = None
 
     @classmethod
     def from_json(cls, data: Any) -> Self:

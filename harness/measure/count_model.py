@@ -21,6 +21,7 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.autograd.graph import saved_tensors_hooks
 
+from harness.capture import unsplit
 from harness.config.schema import DTYPES
 from harness.core.model_profile import LayerProfile, ModelProfile, SharedBuffer, Skip, Tied
 from harness.core.problem import CannotRun, Problem
@@ -59,9 +60,9 @@ def count(
         with mode, dropout.keyed(seed=0, step=0, micro_batch=0):
             profile = counted(chain, dtype, autocast)
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
-        message = (
-            f"chooses by the values of tensors what it computes ({'; '.join(error.__notes__)}): it cannot be counted"
-        )
+        known = unsplit(chain.layers)
+        where = known.text if known else "; ".join(error.__notes__)
+        message = f"chooses by the values of tensors what it computes ({where}): it cannot be counted"
         hint = "profile=FILE of mode=profile, measured where the model fits"
         raise NotCounted([Problem("model", model.name, message, hint=hint)]) from error
     return replace(profile, source=f"counted on the meta device, torch {torch.__version__}", times="none")
@@ -88,7 +89,14 @@ def counted(chain: Chain, dtype: str, autocast: str | None = None) -> ModelProfi
     skips = tuple(Skip(s.source, s.target, tensor_bytes(tasks[s.source].stashed[s.name]), s.name) for s in chain.skips)
     batch = chain.batch
     return ModelProfile(
-        tuple(layers), chain.model.name, len(batch), dtype, tensor_bytes(batch.inputs), skips, autocast=autocast
+        tuple(layers),
+        chain.model.name,
+        len(batch),
+        dtype,
+        tensor_bytes(batch.inputs),
+        skips,
+        autocast=autocast,
+        unsplit=unsplit(chain.layers),
     )
 
 

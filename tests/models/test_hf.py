@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional
 
+from harness.capture import unsplit
 from harness.core.problem import CannotRun
 from models.hf.config import SHIPPED, Config, check
 from models.hf.hf import HuggingFace, build
@@ -36,6 +39,20 @@ def test_a_preset_has_the_published_number_of_parameters(name: str) -> None:
     with torch.device("meta"):
         network = made(name).network()
     assert parameters(network) == PUBLISHED[name]
+
+
+def test_a_network_that_cannot_be_split_is_one_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Branching(nn.Module):
+        def forward(self, input_ids: Tensor, use_cache: bool) -> Any:
+            scale = 2.0 if input_ids.sum() > 0 else 1.0
+            return SimpleNamespace(logits=scale * functional.one_hot(input_ids, 512).float())
+
+    model = made("llama_small")
+    monkeypatch.setattr(model, "network", Branching)
+    layers = model.layers()
+    why = unsplit(layers)
+    assert len(layers) == 1 and why and "input_ids.sum() > 0" in why.code
+    assert layers(torch.ones(2, 64, dtype=torch.int64)).shape == (2, 64, 512)
 
 
 @pytest.mark.parametrize("name", SMALL)
