@@ -161,7 +161,7 @@ def test_an_edit_makes_a_new_profile_and_no_run_resumes_with_it(
 def test_a_model_that_cannot_be_split_trains_whole(
     here: Path, tmp_path: Path, commands: None, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """In one stage, with a note of the line that prevents more; a pipeline is refused by that line, before it starts."""
+    """In one stage, with a note of the line that prevents more; a pipeline is refused by that line at once."""
     nets.write(here, nets.BRANCH)
     place = f"net.py:{nets.BRANCH.splitlines().index('        if x.sum() > 0:') + 1}, `if x.sum() > 0:`: it reads"
     whole = trained("single", tmp_path / "single")

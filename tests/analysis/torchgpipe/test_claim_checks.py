@@ -80,6 +80,7 @@ def said(records: list[RunRecord]) -> dict[str, str]:
     return {verdict.id: verdict.says for verdict in verdicts(Results(records))}
 
 
+@pytest.mark.usefixtures("computation")
 def test_each_point_of_a_sweep_is_a_row_of_its_own() -> None:
     for table, scales in SCALES.items():
         for scale in scales:
@@ -106,6 +107,7 @@ def test_the_rows_in_small_are_those_of_their_names() -> None:
     assert len({config["batch"]["size"] for config in configs(2, "local")}) == 1
 
 
+@pytest.mark.usefixtures("computation")
 def test_table_2_in_small() -> None:
     records = small({"n=1 m=1": 1.1, "n=2 m=1": 1.0, "n=2 m=4": 1.6, "n=2 m=8": 1.7})
     machine = {"machine": {"cpu": "EPYC", "cores_allowed": 2}}

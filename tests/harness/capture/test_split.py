@@ -60,7 +60,8 @@ def test_names_are_those_of_the_module(name: str) -> None:
     assert own.keys() <= {known[key] for key in chain.state_dict()}
 
 
-@pytest.mark.parametrize("name", [name for name in NETWORKS if name != "tiny_gpt"])  # open: its positions, on meta
+@pytest.mark.usefixtures("computation")
+@pytest.mark.parametrize("name", NETWORKS)
 def test_layers_are_the_same_on_the_meta_device_and_for_other_examples(name: str) -> None:
     module, chain, args, kwargs = captured(name)
     count = tensors((args, kwargs))[0].shape[0]

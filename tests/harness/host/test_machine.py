@@ -57,6 +57,7 @@ def test_a_cpu_has_plausible_figures(measured):
     assert moments[-1] < 8  # 4 where nobody else computes
 
 
+@pytest.mark.usefixtures("computation")
 def test_it_makes_progress_all_the_time(measured):
     """A run with a short `launch.timeout_s` is not ended on a machine that is measured first."""
     _, moments = measured

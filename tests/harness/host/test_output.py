@@ -41,6 +41,7 @@ def test_a_run_goes_on(stdout: str, tmp_path: Path) -> None:
     assert ended == (0, FULL if stdout == "full" else "")
 
 
+@pytest.mark.usefixtures("commands")
 @pytest.mark.parametrize("stdout", ["pipe", "full", "closed"])
 def test_a_sweep_goes_on(stdout: str, tmp_path: Path) -> None:
     ended = started(stdout, "run.py", "-m", "mode=simulate", "engine=single,gpipe", *KEYS, f"out={tmp_path}")
@@ -57,11 +58,13 @@ COMMANDS = [
 ]
 
 
+@pytest.mark.usefixtures("commands")
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 def test_a_command_ends_quietly_where_nobody_reads(command: list[str]) -> None:
     assert started("pipe", *command) == (141, "")
 
 
+@pytest.mark.usefixtures("commands")
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
 def test_a_command_says_once_that_the_disk_is_full(command: list[str]) -> None:
     assert started("full", *command) == (1, FULL)
@@ -78,6 +81,7 @@ def test_a_pipe_that_is_slow_and_does_not_block_loses_nothing() -> None:
     assert process.returncode == 0
 
 
+@pytest.mark.usefixtures("commands")
 @pytest.mark.parametrize("sweep", [False, True])
 def test_names_of_files_that_are_no_text_are_printed(sweep: bool, tmp_path: Path) -> None:
     """A terminal with strict UTF-8, as most are, has no character for some bytes."""
