@@ -12,7 +12,6 @@ from torch.distributed import GradBucket
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
-from harness.capture import unsplit
 from harness.core.op import Op
 from harness.core.plan import Plan
 from harness.interfaces import Batch, Model, SessionSpec
@@ -39,7 +38,7 @@ class DDPSession(DistributedSession):
                 broadcast_buffers=False,  # each replica keeps the running statistics of its own samples
                 bucket_cap_mb=self.config.bucket_mb,
                 gradient_as_bucket_view=True,
-                find_unused_parameters=unsplit(layers) is not None,  # such a model may take another way each time
+                find_unused_parameters=self.spec.unused,
             )
         self.replicated.register_comm_hook(None, self._all_reduce)
 
