@@ -58,7 +58,10 @@ class Chain:
 
     def step(self, observer: Observer) -> None:
         """Forward and backward; parameters' gradients accumulate as those of one micro-batch among several do."""
-        tasks = self.forward(observer)
+        self.backward(self.forward(observer), observer)
+
+    def backward(self, tasks: list[Task], observer: Observer) -> None:
+        """The backward pass of what `forward` has run, from the loss on."""
         output = cut(tasks[-1].output)
         loss = self.model.loss(output, self.batch.targets)  # type: ignore[arg-type]
         if loss.requires_grad:

@@ -80,7 +80,7 @@ class Seen:
 def traits(chain: Chain, tasks: Sequence[Task], seen: Seen) -> list[Traits]:
     """The traits of each layer."""
     names: dict[Tensor, str] = {w: name for name, w in chain.layers.named_parameters() if w.requires_grad}
-    trained = _trained(chain, tasks)
+    with_gradient = trained(chain, tasks)
     found = []
     for index, (layer, task) in enumerate(zip(seen.layers, tasks, strict=True)):
         own: dict[Tensor, str] = {w: names[w] for w in layer.parameters() if w in names}
@@ -94,7 +94,7 @@ def traits(chain: Chain, tasks: Sequence[Task], seen: Seen) -> list[Traits]:
                 max_norm=has_max_norm(layer),
                 sparse=tuple(own[weight] for weight in _sparse(layer) if weight in own),
                 scalars=tuple(name for weight, name in own.items() if not weight.dim()),
-                unused=tuple(name for weight, name in own.items() if weight not in trained),
+                unused=tuple(name for weight, name in own.items() if weight not in with_gradient),
             )
         )
     return found
@@ -117,7 +117,7 @@ def _twice(alive: Sequence[Tensor]) -> set[int]:
     return {memory for memory in memories if memories.count(memory) > 1}
 
 
-def _trained(chain: Chain, tasks: Sequence[Task]) -> set[Tensor]:
+def trained(chain: Chain, tasks: Sequence[Task]) -> set[Tensor]:
     """The weights that get a gradient, found in the graphs of autograd, from the loss on."""
     found: set[Tensor] = set()
     needed = _needed(chain, tasks[-1])

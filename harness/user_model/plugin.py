@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from harness.user_model.wrappers import Wrapper
 
 check = keys.problems
+identity, renamed = keys.identity, keys.renamed
 INTERFACE = ("name", "task", "input_shape", "classes", "layers", "sample", "loss")
 EXAMPLES = {
     "classification": "Classifier(module, input_shape=(3, 32, 32), classes=10)",

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from harness.capture import unsplit
 from harness.core.problem import CannotRun
-from models.hf.config import SHIPPED, Config, check
+from models.hf.config import SHIPPED, Config, check, identity
 from models.hf.hf import HuggingFace, build
 from models.hf.tasks import IGNORED
 from tests.support.zoo import on_meta, parameters
@@ -53,6 +53,16 @@ def test_a_network_that_cannot_be_split_is_one_layer(monkeypatch: pytest.MonkeyP
     why = unsplit(layers)
     assert len(layers) == 1 and why and "input_ids.sum() > 0" in why.code
     assert layers(torch.ones(2, 64, dtype=torch.int64)).shape == (2, 64, 512)
+
+
+def test_a_configuration_file_counts_by_what_it_says(tmp_path: Path) -> None:
+    """Its name does not: profiles in the cache are of the same network, and no edit gets one of before."""
+    known = json.loads((SHIPPED / "llama_small.json").read_bytes())
+    for name, change in (("one", {}), ("same", {}), ("other", {"num_hidden_layers": 3})):
+        (tmp_path / f"{name}.json").write_text(json.dumps({**known, **change}))
+    one, same, other = (identity(Config(config=str(tmp_path / f"{name}.json"))) for name in ("one", "same", "other"))
+    assert one == same == identity(Config(config="llama_small")) != other
+    assert identity(Config(config="llama_small", overrides={"num_hidden_layers": 3})) == other
 
 
 @pytest.mark.parametrize("name", SMALL)
