@@ -166,7 +166,7 @@ class OptimizerSpec:
 class SessionSpec:
     """Inputs of a session in addition to model and plan. `devices[d]` is the torch device of the plan's device d.
 
-    `unused`: some weights may get no gradient in a pass.
+    `unused`: some weights get no gradient in a pass. `by_value`: which ones depends on the values of tensors.
     """
 
     devices: tuple[str, ...]
@@ -175,6 +175,7 @@ class SessionSpec:
     autocast: str | None = None
     seed: int = 0
     unused: bool = False
+    by_value: bool = False
 
 
 @dataclass(frozen=True)

@@ -101,8 +101,8 @@ def train(folder: Path, config: DictConfig, start: str = "0", token: str = "") -
     data = registry.build("data", config.data, model, config.seed)
     engine = registry.build("engine", config.engine)
     optimizer, precision = OptimizerSpec(**config.optimizer), config.precision
-    unused = bool(profile.by_value or any(layer.traits.unused for layer in profile.layers))
-    spec = SessionSpec(names, optimizer, precision.dtype, precision.autocast, config.seed, unused)
+    unused, by_value = any(layer.traits.unused for layer in profile.layers), bool(profile.by_value)
+    spec = SessionSpec(names, optimizer, precision.dtype, precision.autocast, config.seed, unused, by_value)
     if not (rendezvous and rendezvous.rank):
         say(f"building {model.name} on {', '.join(names)}")
 
