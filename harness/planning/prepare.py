@@ -119,7 +119,9 @@ class _Preparation:
             fill(config, engine.capabilities, known.devices)
         self.problems += engine_support.early(config, engine, known)
         cluster, profile = self.profiled(known)
-        self.problems += profile_match.against_profile(config, engine.capabilities, profile, self.model_given)
+        self.problems += profile_match.against_profile(
+            config, engine.capabilities, profile, cluster.devices, self.model_given
+        )
         self.compare()
         mesh = planning_draft.mesh(config, engine, profile, cluster)
         self.progress.phase("planning", f"{config.planner.name}, {mesh.size} of {cluster.devices} devices")
@@ -128,6 +130,8 @@ class _Preparation:
             self.check_memory(draft, profile)
         self.stop()
         assert draft
+        if profile.unsplit:
+            self.progress.note(note(Problem("model", profile.model, f"is one layer: {profile.unsplit.text}")))
         for remark in engine.notes(draft.plan, profile, cluster, draft.memory):
             self.progress.note(note(remark))
         draft.plan.save(self.folder / PLAN)

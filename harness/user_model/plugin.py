@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from harness.core.problem import CannotRun, Problem, ProblemError, spelled
+from harness.core.problem import CannotRun, Problem, spelled
 from harness.interfaces import Batch, Model
 from harness.user_model import keys, loaded_signature
 from harness.user_model.keys import NEEDED, SHARED
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from harness.user_model.wrappers import Wrapper
 
 check = keys.problems
+identity, renamed = keys.identity, keys.renamed
 INTERFACE = ("name", "task", "input_shape", "classes", "layers", "sample", "loss")
 EXAMPLES = {
     "classification": "Classifier(module, input_shape=(3, 32, 32), classes=10)",
@@ -92,7 +93,7 @@ class UserModel:
 def as_layers(module: nn.Module, inputs: Tensor | None) -> nn.Sequential:
     """The layers of a module: its own if it is an nn.Sequential, else what `harness.capture` finds for these inputs.
 
-    One layer where nothing is found, or no inputs are given.
+    One layer for a module that cannot be split, or where no inputs are given.
     """
     from torch import nn
 
@@ -100,12 +101,9 @@ def as_layers(module: nn.Module, inputs: Tensor | None) -> nn.Sequential:
         return module
     if inputs is None:
         return nn.Sequential(module)
-    from harness.capture import split, whole
+    from harness.capture import split_or_whole
 
-    try:
-        return split(module, (inputs,))
-    except ProblemError:  # it trains where nothing is split
-        return whole(module, (inputs,))
+    return split_or_whole(module, (inputs,))
 
 
 def without_memory(make: Callable[[], Any]) -> Any:
