@@ -75,6 +75,10 @@ class UserModel:
         """The shape of the output for n samples, if the task says it."""
         return self._wrapper.output_shape_of(n)
 
+    def misfit(self, shape: tuple[int, ...]) -> str:
+        """What is wrong with an output of this shape, if the wrapper knows that alone."""
+        return self._wrapper.misfit(shape)
+
     def _with_values(self) -> Wrapper:
         """The wrapper; one with an example is made again where tensors have values, once and always the same."""
         import torch
