@@ -7,10 +7,10 @@ from dataclasses import dataclass
 CONTRACT = "tests/engines/test_contract.py"
 DEEPSPEED = "tests/engines/test_deepspeed.py"
 GPIPE = "tests/engines/gpipe/test_gpipe_module.py"
-RESOURCES = "tests/harness/simulate/test_resources.py"
+RESOURCES = "tests/harness/simulator/test_resources.py"
 SBP, MYELIN = "tests/engines/sbp", "tests/engines/myelin"
 TUNE = "tests/harness/planning/tune"
-BRUTE_FORCE = "tests/harness/simulate/test_against_brute_force.py"
+BRUTE_FORCE = "tests/harness/simulator/test_against_brute_force.py"
 
 
 @dataclass(frozen=True)
@@ -76,9 +76,9 @@ MUTANTS = (
            "return [*_overlaps(replay, duplex), *_early(replay), *_overfull(replay, stored, fixed, limits)]",
            "return [*_overlaps(replay, duplex), *_early(replay)]",
            "tests/harness/schedule/test_pattern_validity.py"),
-    Mutant("messages of a pattern out of line", "harness/simulate/lowering.py",
+    Mutant("messages of a pattern out of line", "harness/simulator/lowering.py",
            "for line in self.schedule.message_order:\n", "for line in ():\n",
-           "tests/harness/simulate/test_periodic.py"),
+           "tests/harness/simulator/test_periodic.py"),
     Mutant("gradients of the newest weights", "engines/periodic/two_version_stage.py",
            "return self.copies[group % VERSIONS]", "return self.copies[self.newest]",
            "tests/engines/periodic/test_delayed.py"),
@@ -244,19 +244,19 @@ MUTANTS = (
     Mutant("gradient accumulation that forgets a micro-batch", "engines/single/session.py",
            "total += task.run(", "self.stage.zero_grad() if i == 1 else None\n            total += task.run(",
            CONTRACT, "trains_like_single and skips-2-never"),
-    Mutant("a link that carries several messages at once", "harness/simulate/lowering.py",
+    Mutant("a link that carries several messages at once", "harness/simulator/lowering.py",
            "self.need(node, *map(self.resource, route.links))", "pass",
            BRUTE_FORCE, "slow_simulation"),
-    Mutant("last come, first served", "harness/simulate/event_loop.py",
+    Mutant("last come, first served", "harness/simulator/event_loop.py",
            "self.line(resource, node).append(node)", "self.line(resource, node).appendleft(node)",
            BRUTE_FORCE, "slow_simulation"),
-    Mutant("a network port that nobody shares", "harness/simulate/fair_sharing.py",
+    Mutant("a network port that nobody shares", "harness/simulator/fair_sharing.py",
            "crossing[resource] = crossing.get(resource, 0.0) + times", "crossing[resource] = times",
            RESOURCES, "six_rings_share"),
-    Mutant("replicas that cost nothing", "harness/simulate/routes.py",
+    Mutant("replicas that cost nothing", "harness/simulator/routes.py",
            "return self.schedule.counterparts(0)", "return [0]",
            RESOURCES, "six_rings_share"),
-    Mutant("a ring that sends everything to everyone", "harness/simulate/routes.py",
+    Mutant("a ring that sends everything to everyone", "harness/simulator/routes.py",
            "sent, messages = rounds * (g - 1) / g * op.bytes", "sent, messages = rounds * (g - 1) * op.bytes",
            RESOURCES, "textbook"),
     Mutant("a rendezvous that does not wait", "harness/schedule/dependency_graph.py",
@@ -264,20 +264,20 @@ MUTANTS = (
            RESOURCES, "rendezvous_waits"),
     Mutant("tasks that do not wait for their messages", "harness/schedule/dependency_graph.py",
            "return self.existing(tasks) + arrivals.get((j, i, True), [])", "return self.existing(tasks)",
-           "tests/harness/simulate/test_simulate.py", "latency_and_bytes"),
-    Mutant("activations that are never freed", "harness/simulate/memory_timeline.py",
+           "tests/harness/simulator/test_simulate.py", "latency_and_bytes"),
+    Mutant("activations that are never freed", "harness/simulator/memory_timeline.py",
            "self.bytes += (size, -size)", "self.bytes += (size, 0)",
-           "tests/harness/simulate/test_memory_timeline.py", "recomputation_keeps"),
-    Mutant("a gradient that takes no room while it is added", "harness/simulate/memory_timeline.py",
+           "tests/harness/simulator/test_memory_timeline.py", "recomputation_keeps"),
+    Mutant("a gradient that takes no room while it is added", "harness/simulator/memory_timeline.py",
            "accumulated = min(1.0, memory.gradients)", "accumulated = 0.0",
-           "tests/harness/simulate/test_memory_timeline.py", "coexists_with"),
-    Mutant("kernels that start in no time", "harness/simulate/layer_times.py",
+           "tests/harness/simulator/test_memory_timeline.py", "coexists_with"),
+    Mutant("kernels that start in no time", "harness/simulator/layer_times.py",
            "return layer.kernels * device.kernel_s + ", "return ",
-           "tests/harness/simulate/test_layer_times.py"),
-    Mutant("a profile that is scaled the wrong way round", "harness/simulate/layer_times.py",
+           "tests/harness/simulator/test_layer_times.py"),
+    Mutant("a profile that is scaled the wrong way round", "harness/simulator/layer_times.py",
            "ratio = _forward_s(layer, terms, profile, target) / _forward_s(layer, terms, profile, origin)",
            "ratio = _forward_s(layer, terms, profile, origin) / _forward_s(layer, terms, profile, target)",
-           "tests/harness/simulate/test_layer_times.py"),
+           "tests/harness/simulator/test_layer_times.py"),
     Mutant("a balance that leaves layers out", "planners/given.py",
            "if given_layers != layers:", "if stated > layers:",
            "tests/planners/test_given.py"),
@@ -411,7 +411,7 @@ MUTANTS = (
     Mutant("a search that refuses in the words of the farthest candidate", "harness/planning/tune/infeasible.py",
            "min(lines, key=distance)", "max(lines, key=distance)",
            f"{TUNE}/test_candidate_search.py", "has_a_fix_that_is"),
-    Mutant("an update whose kernels start for free", "harness/simulate/op_durations.py",
+    Mutant("an update whose kernels start for free", "harness/simulator/op_durations.py",
            "KERNELS * device.kernel_s if size else 0.0", "0.0",
-           "tests/harness/simulate/test_simulate.py"),
+           "tests/harness/simulator/test_simulate.py"),
 )  # fmt: skip

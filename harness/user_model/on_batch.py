@@ -64,7 +64,8 @@ class OnBatch(OnExample):
             what = f"{targets.dtype} of {_shown(targets.shape)}".removeprefix("torch.")
             raise ValueError(f"has targets of {what}, a {self.kind} takes int64 of {_shown(shape)}")
         if not targets.is_meta and int(targets.max()) >= self.classes:
-            raise ValueError(f"has a target of {int(targets.max())}, a {self.kind} with {self.classes} classes has none")
+            largest, most = int(targets.max()), self.classes - 1
+            raise ValueError(f"has a target of {largest}, a {self.kind} of {self.classes} classes takes 0 to {most}")
 
 
 def wrapped(module: nn.Module, batch: Batch, loss: Callable[[Tensor, Tensor], Tensor] | None = None) -> Wrapper:
