@@ -77,9 +77,6 @@ def _check_batch(model: Model, batch: Batch, samples: int) -> None:
 def _check_output(model: Model, output: Value, samples: int) -> None:
     """The output must have the shape that the task says, so that a target fits it."""
     expected = _wanted(model, samples)
-    misfit: Callable[[tuple[int, ...]], str] = getattr(model, "misfit", lambda shape: "")
-    if isinstance(output, Tensor) and (wrong := misfit(tuple(output.shape))):
-        raise CannotRun([Problem("model", model.name, wrong)])
     if expected is None or (isinstance(output, Tensor) and tuple(output.shape) == expected):
         return
     message = f"gives {_shape(output)} for {samples} samples, a model for {model.task} must give {expected}"

@@ -40,7 +40,7 @@ def build(settings: Mapping[str, Any]) -> Model:
         return loaded_signature.call(place, settings)
 
     made = without_memory(make)
-    if _has_interface(made):
+    if has_interface(made):
         whole: Model = make()
         return whole
     wrapper = _wrapped(made, place, settings)
@@ -74,10 +74,6 @@ class UserModel:
     def output_shape_of(self, n: int) -> tuple[int, ...] | None:
         """The shape of the output for n samples, if the task says it."""
         return self._wrapper.output_shape_of(n)
-
-    def misfit(self, shape: tuple[int, ...]) -> str:
-        """What is wrong with an output of this shape, if the wrapper knows that alone."""
-        return self._wrapper.misfit(shape)
 
     def _with_values(self) -> Wrapper:
         """The wrapper; one with an example is made again where tensors have values, once and always the same."""
@@ -139,7 +135,8 @@ def _on_meta() -> bool:
     return torch.get_default_device().type == "meta"
 
 
-def _has_interface(made: Any) -> bool:
+def has_interface(made: Any) -> bool:
+    """Whether an object is a model by itself."""
     return all(hasattr(made, name) for name in INTERFACE) and not isinstance(made, type)
 
 

@@ -44,10 +44,6 @@ class Wrapper(ABC):
         """The shape that the module must give for n samples; None if only the loss knows."""
         return None
 
-    def misfit(self, shape: tuple[int, ...]) -> str:
-        """What is wrong with an output of this shape, where `output_shape_of` does not say it; "" if nothing is."""
-        return ""
-
 
 class Classifier(Classification, Wrapper):
     """Assigns a sample of `input_shape` to one of `classes`: the module gives logits (n, classes)."""
