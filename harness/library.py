@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from harness.interfaces import Batch
 
-    Given = Batch | tuple[Tensor, Tensor] | None
+    Given = Batch | tuple[Tensor, Tensor] | str | None
     Loss = Callable[[Tensor, Tensor], Tensor] | None
 
 MODULES = Path("runs", "modules")
@@ -56,10 +56,10 @@ def race(
     * an object with the whole interface of a model;
     * a text, what `model=` takes on the command line: "gpt", "net.py:build".
 
-    Keys are those of `python run.py --help`: as texts, "engine.checkpoint=always", or by name, `steps=5`,
-    `mesh={"pipeline": 2}`, `engine=["gpipe", "ddp"]` (`harness.cli.keywords`). `batch.size` is the number of samples of
-    `batch` unless it is given. Files are written to `out`, by default to runs/ID; runs that are in `out` and ended well
-    are not run again. `show` prints the table of a sweep.
+    Keys are those of `python run.py --help`: as texts, "engine.checkpoint=always", after the batch or in its place, or
+    by name, `steps=5`, `mesh={"pipeline": 2}`, `engine=["gpipe", "ddp"]` (`harness.cli.keywords`). `batch.size` is the
+    number of samples of `batch` unless it is given. Files are written to `out`, by default to runs/ID; runs that are in
+    `out` and ended well are not run again. `show` prints the table of a sweep.
 
     Raises CannotRun, with all problems at once, for arguments that no run takes and for keys that do not exist.
     """
@@ -96,6 +96,8 @@ def _records(
     show: bool,
     keys: Mapping[str, Any],
 ) -> list[RunRecord]:
+    if isinstance(batch, str):
+        batch, overrides = None, (batch, *overrides)
     texts = [*reference.typed(overrides), *keywords.overrides(keys)]
     _refuse_keys_of_arguments(texts)
     texts = [*_model(mode, model, batch, loss, texts), *texts, f"mode={mode}"]

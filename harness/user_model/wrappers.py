@@ -88,7 +88,7 @@ class Regression(Wrapper):
 
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
         """Squared error: the mean over a sample's numbers, summed over the samples."""
-        return (output - target).square().flatten(1).mean(1).sum()
+        return (output - target).square().reshape(len(output), -1).mean(1).sum()
 
     def output_shape_of(self, n: int) -> tuple[int, ...]:
         return (n, *self.output_shape)
