@@ -18,11 +18,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-
 from harness.cli import keywords
 from harness.core.problem import CannotRun, Problem, bare_key
 from harness.core.record import RunRecord
+from harness.report.console import silent
 from harness.run.run_folder import new_id
 from harness.sweep import local
 from harness.sweep.points import value_of
@@ -97,13 +96,13 @@ def _records(
     keys: Mapping[str, Any],
 ) -> list[RunRecord]:
     if isinstance(batch, str):
-        batch, overrides = None, (batch, *overrides)
+        overrides, batch = [batch, *overrides], None
     texts = [*reference.typed(overrides), *keywords.overrides(keys)]
     _refuse_keys_of_arguments(texts)
     texts = [*_model(mode, model, batch, loss, texts), *texts, f"mode={mode}"]
     rows = local.rows_of(texts)
     folder = Path(value_of(texts, "out") or Path("runs", new_id(texts))).absolute()
-    if not local.run_all(rows, folder, None if show else Console(quiet=True, force_terminal=False)):
+    if not local.run_all(rows, folder, None if show else silent()):
         raise KeyboardInterrupt(f"what has ended is in {folder}")
     return [row.record for row in rows if row.record]
 
