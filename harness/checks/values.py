@@ -41,7 +41,7 @@ AT_LEAST_0 = (
     "launch.checkpoint_every",
     "launch.grace_s",
 )
-ABOVE_0 = ("optimizer.lr", "launch.timeout_s")
+ABOVE_0 = ("optimizer.lr", "launch.timeout_s", "race.minutes")
 AT_MOST = {
     "batch.size": 10**9,  # its divisors are found one by one
     "batch.micro_batches": 2**16,  # a schedule lists every task

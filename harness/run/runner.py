@@ -204,6 +204,9 @@ class Run:
         self.progress.phase("recording")
         path, draft = self.folder.path, prepared.draft
         result = json.loads((path / RESULT).read_text())
+        done = result.pop("measured_steps")
+        if done != self.config.steps:  # of a race, which ends when it is decided
+            self.folder.update(config=self.record.config | {"steps": done})
         self.folder.update(metrics=metrics.measured(result, draft, self.config, prepared.kind), trace=TRACE)
         (path / RESULT).unlink()
         traces = {"last step, measured": Trace.load(path / TRACE), "simulated": draft.simulation.trace}

@@ -77,16 +77,21 @@ def table(rows: Sequence[Row], width: int) -> tuple[Table, list[str]]:
         Column("status", [row.status for row in rows]),
         *_figure_columns(rows),
     ]
+    return drawn(columns, width)
+
+
+def drawn(columns: Sequence[Column], width: int) -> tuple[Table, list[str]]:
+    """The columns for which there is room as a table, and the names of the others."""
     shown = _fitting(columns, width + GAP)
-    drawn = Table(box=None, pad_edge=False)
+    made = Table(box=None, pad_edge=False)
     for column in shown:
         if column.figure:
-            drawn.add_column(_bottom(column.title, "right"), justify="right", no_wrap=True)
+            made.add_column(_bottom(column.title, "right"), justify="right", no_wrap=True)
         else:
-            drawn.add_column(_bottom(column.title), overflow="fold")
+            made.add_column(_bottom(column.title), overflow="fold")
     for cells in zip(*(column.cells for column in shown), strict=True):
-        drawn.add_row(*map(Text, cells))
-    return drawn, [column.name for column in columns if column not in shown]
+        made.add_row(*map(Text, cells))
+    return made, [column.name for column in columns if column not in shown]
 
 
 def _bottom(title: str, to: Literal["left", "right"] = "left") -> Align:
