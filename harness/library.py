@@ -5,6 +5,7 @@
     module, batch      a file that `model=` names                    harness.user_model.saved
     keys               the overrides of run.py                       harness.cli.keywords
     all of these       a sweep, and the records of its points        harness.sweep
+                       a race, and the records of its entries        harness.races
 
 Each returns a record for each point, in order; one that cannot run has the status "infeasible". Runs are started as
 `python run.py` starts them: nothing of the caller's program is run again. Does not import torch.
@@ -20,7 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 from harness.cli import keywords
 from harness.core.problem import CannotRun, Problem, bare_key
-from harness.core.record import RunRecord
+from harness.core.record import EXIT_CODES, RunRecord
+from harness.races.race import hold
 from harness.report.console import silent
 from harness.run.run_folder import new_id
 from harness.sweep import local
@@ -36,14 +38,26 @@ if TYPE_CHECKING:
     Loss = Callable[[Tensor, Tensor], Tensor] | None
 
 MODULES = Path("runs", "modules")
+PREEMPTED = EXIT_CODES["preempted"]
 UNSAVED = (pickle.PicklingError, TypeError, AttributeError, ValueError, RuntimeError)
 """What pickle raises for an object that no other process can have."""
 
 
 def race(
-    model: Any, batch: Given = None, /, *overrides: str, loss: Loss = None, show: bool = False, **keys: Any
+    model: Any,
+    batch: Given = None,
+    /,
+    *overrides: str,
+    loss: Loss = None,
+    turns: bool = False,
+    show: bool = False,
+    **keys: Any,
 ) -> list[RunRecord]:
     """Train the model with every combination of the keys, each run in processes of its own; returns their records.
+
+    Runs go one after the other, as with `python run.py -m`. With `turns` those of one race, which differ in the engine,
+    train at the same time, in turns, until it is known which one is faster, as with `mode=race`: `steps` are the rounds
+    then, and race.json in the folder has ranks and intervals.
 
     `model` is
 
@@ -62,7 +76,7 @@ def race(
 
     Raises CannotRun, with all problems at once, for arguments that no run takes and for keys that do not exist.
     """
-    return _records("run", model, batch, overrides, loss, show, keys)
+    return _records("race" if turns else "run", model, batch, overrides, loss, show, keys)
 
 
 def plan(
@@ -100,10 +114,15 @@ def _records(
     texts = [*reference.typed(overrides), *keywords.overrides(keys)]
     _refuse_keys_of_arguments(texts)
     texts = [*_model(mode, model, batch, loss, texts), *texts, f"mode={mode}"]
-    rows = local.rows_of(texts)
-    folder = Path(value_of(texts, "out") or Path("runs", new_id(texts))).absolute()
-    if not local.run_all(rows, folder, None if show else silent()):
-        raise KeyboardInterrupt(f"what has ended is in {folder}")
+    folder, console = Path("runs", new_id(texts)).absolute(), None if show else silent()
+    if mode == "race":
+        held = hold(texts, several=True, out=folder, console=console)
+        rows, whole = [one.row for _, result in held for one in result.entered], PREEMPTED not in dict(held)
+    else:
+        rows = local.rows_of(texts)
+        whole = local.run_all(rows, Path(value_of(texts, "out") or folder).absolute(), console)
+    if not whole:
+        raise KeyboardInterrupt("what has ended has its record in the folder")
     return [row.record for row in rows if row.record]
 
 
@@ -134,7 +153,7 @@ def _model(mode: str, model: Any, batch: Given, loss: Loss, texts: Sequence[str]
     taken = on_batch(model, batch, loss, named="model.task" in keys)
     module = getattr(taken, "module", taken)
     name = type(module).__name__
-    if mode == "run" and any(one.is_meta for one in getattr(module, "parameters", list)()):
+    if mode in ("run", "race") and any(one.is_meta for one in getattr(module, "parameters", list)()):
         message = "has weights on the meta device, without values"
         raise CannotRun([Problem("model", name, message, hint="harness.plan or harness.simulate needs none")])
     try:

@@ -1,4 +1,4 @@
-"""The commands and scripts of README, tutorials and the page on Python run, and print what is shown, but for numbers."""
+"""Commands and scripts of README, tutorials and the page on Python run, and print what these show, but for numbers."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from harness.config import registry
 from harness.core.plan import Plan
 from harness.core.problem import CannotRun
 from harness.core.record import RunRecord
-from harness.core.run_files import METRICS
+from harness.core.run_files import METRICS, RACE
 from harness.core.trace import Trace
 from tests.harness.user_model import nets
 from tests.support import known_machine
@@ -167,6 +167,25 @@ def test_problems_of_typing_come_all_at_once(here: Path) -> None:
     assert "model gpt   is the first argument" in refused("mlp", "model=gpt")
     assert "batch   is given, and mlp has samples and a loss of its own" in refused("mlp", BATCH)
     assert "does not exist" in refused("nothing.py:build")
+
+
+def test_engines_that_train_in_turns(here: Path, ranks: None, capfd: pytest.CaptureFixture[str]) -> None:
+    keys: dict[str, Any] = {
+        "tracker": "none",
+        "cluster": {"device": "cpu", "devices": 2},
+        "warmup": 1,
+        "steps": 2,
+        "batch": {"micro_batches": 4},
+    }
+    with pytest.raises(CannotRun, match="is no race: it takes two"):
+        race(module(), BATCH, turns=True, engine="single", **keys)
+    engines = ["single", "gpipe", "periodic"]
+    records = race(module(), BATCH, "periodic:mesh.pipeline=7", turns=True, engine=engines, out="runs/it", **keys)
+    assert capfd.readouterr() == ("", "")
+    assert [one.status for one in records] == ["ok", "ok", "infeasible"]
+    found = json.loads((here / "runs/it" / RACE).read_text())
+    assert [len(one["rounds_s"]) for one in found["entries"]] == [2, 2, 0]
+    assert losses(records[0]) == pytest.approx(losses(records[1]), rel=1e-5)
 
 
 def test_what_cannot_be_saved_is_refused(here: Path) -> None:
