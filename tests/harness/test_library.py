@@ -20,6 +20,7 @@ from harness.core.problem import CannotRun
 from harness.core.record import RunRecord
 from harness.core.run_files import METRICS, RACE
 from harness.core.trace import Trace
+from harness.sweep import local
 from tests.harness.user_model import nets
 from tests.support import known_machine
 
@@ -186,6 +187,16 @@ def test_engines_that_train_in_turns(here: Path, ranks: None, capfd: pytest.Capt
     found = json.loads((here / "runs/it" / RACE).read_text())
     assert [len(one["rounds_s"]) for one in found["entries"]] == [2, 2, 0]
     assert losses(records[0]) == pytest.approx(losses(records[1]), rel=1e-5)
+
+
+def test_an_interrupted_race_raises(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*arguments: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(local, "_go_through", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        race("mlp", engine="single", out="runs/it")
+    assert (here / "runs/it/points.csv").exists()
 
 
 def test_what_cannot_be_saved_is_refused(here: Path) -> None:
