@@ -28,7 +28,7 @@ from harness.core.value_checks import one_of
 from harness.interfaces import Engine
 from harness.launch.slurm_step import CHOICES
 from harness.launch.supervisor import START_S
-from harness.simulate.layer_times import COSTS
+from harness.simulator.layer_times import COSTS
 
 MODES = ("run", "plan", "simulate", "profile", "calibrate", "tune")
 OPTIMIZERS = ("sgd", "adam", "adamw")

@@ -189,10 +189,18 @@ def further() -> str | None:
 
 @contextmanager
 def session() -> Iterator[ConfigLoader]:
-    """Hydra, ready to compose; yields what knows the groups and their choices."""
+    """Hydra, ready to compose; yields what knows the groups and their choices.
+
+    A program that uses Hydra itself, and calls `harness.race`, has its own state of Hydra again after that.
+    """
     _set_up()
-    with hydra.initialize_config_dir(config_dir=str(CONF), version_base=None):
-        yield GlobalHydra.instance().config_loader()
+    outer = GlobalHydra.instance().hydra
+    GlobalHydra.instance().clear()
+    try:
+        with hydra.initialize_config_dir(config_dir=str(CONF), version_base=None):
+            yield GlobalHydra.instance().config_loader()
+    finally:
+        GlobalHydra.instance().hydra = outer
 
 
 def choices(loader: ConfigLoader, group: str) -> list[str]:

@@ -27,7 +27,7 @@ from harness.planning import memory_advice, profiles
 from harness.planning.draft import Draft
 from harness.planning.profiles import Origin, Profiles
 from harness.report.progress import Progress
-from harness.simulate import layer_times
+from harness.simulator import layer_times
 from harness.trackers import Tracker
 
 T = TypeVar("T")

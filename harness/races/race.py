@@ -18,6 +18,8 @@ from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 
+from rich.console import Console
+
 from harness.core.problem import CannotRun, Fix, Problem
 from harness.core.record import EXIT_CODES
 from harness.launch import fork_server, supervisor
@@ -26,6 +28,7 @@ from harness.launch.turns import Seat, TurnGiver
 from harness.races import entries, result
 from harness.races.display import Display
 from harness.races.entries import Entry
+from harness.races.result import Result
 from harness.races.verdict import is_decided
 from harness.sweep import local, run_point
 
@@ -39,35 +42,45 @@ def main(overrides: Sequence[str], several: bool) -> int:
     at least have finished each race, else 1, and 130 if one was interrupted. Raises CannotRun for what cannot be a
     race, or a folder that cannot hold one.
     """
+    return max(code for code, _ in hold(overrides, several))
+
+
+def hold(
+    overrides: Sequence[str], several: bool, out: Path | None = None, console: Console | None = None
+) -> list[tuple[int, Result]]:
+    """Race as `main` does; returns the exit code and the result of each race.
+
+    The folder is `out` where the overrides name none; what is printed goes to the console, by default to stdout.
+    """
     rounds, races = entries.rounds(overrides), entries.races(overrides, several)
     entered = {name: entries.entered(own) for name, own in races.items()}
-    folder = _folder(overrides)
-    return max(_hold(one, folder / name, rounds) for name, one in entered.items())
+    folder = _folder(overrides, out)
+    return [_hold(one, folder / name, rounds, console) for name, one in entered.items()]
 
 
-def _hold(entered: Sequence[Entry], folder: Path, rounds: int | None) -> int:
-    """Hold one race; returns its exit code."""
+def _hold(entered: Sequence[Entry], folder: Path, rounds: int | None, console: Console | None) -> tuple[int, Result]:
+    """Hold one race."""
     interrupted, began_s = False, time.monotonic()
     with local.writing(folder):
         for one in entered:
             if one.row.record:
                 run_point.refuse(one.row, folder / one.row.point.id, one.row.record)
         try:
-            with preemptible(), fork_server.scope(), Display(entered) as display:
+            with preemptible(), fork_server.scope(), Display(entered, console) as display:
                 Race(entered, folder, rounds, display).run()
         except KeyboardInterrupt:
             interrupted = True
         found = result.of(entered, folder, time.monotonic() - began_s)
-        found.show()
+        found.show(console)
     if interrupted:
-        return EXIT_CODES["preempted"]
-    return 0 if len(found.finished) > 1 else 1
+        return EXIT_CODES["preempted"], found
+    return 0 if len(found.finished) > 1 else 1, found
 
 
-def _folder(overrides: Sequence[str]) -> Path:
-    """The race's folder, out=DIR or runs/DATE, made. Raises CannotRun for one that holds a race already."""
+def _folder(overrides: Sequence[str], out: Path | None) -> Path:
+    """The race's folder, out=DIR, `out` or runs/DATE, made. Raises CannotRun for one that holds a race already."""
     name = datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
-    folder = Path(entries.value_of(overrides, "out") or Path("runs") / f"race-{name}")
+    folder = Path(entries.value_of(overrides, "out") or out or Path("runs") / f"race-{name}")
     local.make(folder)
     if any(folder.iterdir()):
         fix: Fix = {"out": f"{folder}-2"}

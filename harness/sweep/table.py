@@ -21,6 +21,7 @@ from harness.core.plan import Mesh
 from harness.core.units import UNKNOWN
 from harness.planning.tune.result import Reason
 from harness.report import comparison
+from harness.report.console import plain
 from harness.sweep.row import FIGURES, FURTHER, PREDICTED, UNIT, Row
 
 REASON_LINES = 8
@@ -36,8 +37,8 @@ REPEATS = 10
 
 def console_of_sweep() -> Console:
     """Return a console as wide as the terminal. It keeps this stdout while a point's own goes to a file."""
-    console = Console(file=sys.stdout)
-    return console if console.is_terminal else Console(file=sys.stdout, width=LOG_WIDTH)
+    console = plain(sys.stdout)
+    return console if console.is_terminal else plain(sys.stdout, LOG_WIDTH)
 
 
 def differing(rows: Sequence[Row]) -> list[str]:

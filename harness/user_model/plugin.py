@@ -41,7 +41,7 @@ def build(settings: Mapping[str, Any]) -> Model:
         return loaded_signature.call(place, settings)
 
     made = without_memory(make)
-    if _has_interface(made):
+    if has_interface(made):
         whole: Model = make()
         return whole
     wrapper = _wrapped(made, place, settings)
@@ -133,7 +133,8 @@ def _on_meta() -> bool:
     return torch.get_default_device().type == "meta"
 
 
-def _has_interface(made: Any) -> bool:
+def has_interface(made: Any) -> bool:
+    """Whether an object is a model by itself."""
     return all(hasattr(made, name) for name in INTERFACE) and not isinstance(made, type)
 
 

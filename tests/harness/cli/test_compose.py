@@ -5,7 +5,9 @@ import re
 from pathlib import Path
 from typing import Any
 
+import hydra
 import pytest
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -25,6 +27,14 @@ def problems(*overrides: str) -> list[Problem]:
     with pytest.raises(CannotRun) as caught:
         compose(overrides)
     return list(caught.value.problems)
+
+
+def test_a_program_that_uses_hydra_itself_keeps_its_state() -> None:
+    with hydra.initialize_config_dir(config_dir=str(CONF), version_base=None):
+        own = GlobalHydra.instance().hydra
+        assert compose(["steps=3"]).steps == 3
+        assert GlobalHydra.instance().hydra is own
+    assert not GlobalHydra.instance().is_initialized()
 
 
 def test_defaults_are_the_command_of_the_readme() -> None:

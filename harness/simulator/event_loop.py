@@ -17,7 +17,7 @@ from heapq import heappop, heappush
 
 from harness.core.op import Op
 from harness.schedule.policy import RuleName, pick
-from harness.simulate.fair_sharing import Flow, Flows, Resource
+from harness.simulator.fair_sharing import Flow, Flows, Resource
 
 
 @dataclass

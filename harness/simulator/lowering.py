@@ -12,10 +12,10 @@ from harness.core.op import COMPUTE, Op
 from harness.schedule import QueueOps, Schedule
 from harness.schedule.dependency_graph import DATA, Graph, build_graph, chains, split_part
 from harness.schedule.optimizer_chunks import copy_direction
-from harness.simulate.event_loop import Work
-from harness.simulate.fair_sharing import Flow, Resource
-from harness.simulate.op_durations import TaskCosts, disturbances, given_duration
-from harness.simulate.routes import Route, Routes
+from harness.simulator.event_loop import Work
+from harness.simulator.fair_sharing import Flow, Resource
+from harness.simulator.op_durations import TaskCosts, disturbances, given_duration
+from harness.simulator.routes import Route, Routes
 
 
 class LoweredSchedule:

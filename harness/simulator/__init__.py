@@ -24,10 +24,10 @@ from harness.core.op import COMPUTE
 from harness.core.plan import Plan
 from harness.core.trace import Span, Trace
 from harness.schedule import Schedule
-from harness.simulate.event_loop import Execution
-from harness.simulate.lowering import LoweredSchedule, sent_kind
-from harness.simulate.memory_timeline import Peak, peaks
-from harness.simulate.op_durations import TaskCosts
+from harness.simulator.event_loop import Execution
+from harness.simulator.lowering import LoweredSchedule, sent_kind
+from harness.simulator.memory_timeline import Peak, peaks
+from harness.simulator.op_durations import TaskCosts
 
 __all__ = ["Deadlock", "Peak", "Simulation", "lower", "simulate"]
 

@@ -18,7 +18,7 @@ from harness.core.plan import Mesh, Plan, Stage
 from harness.schedule.builders.periodic import unrolled
 from harness.schedule.pattern_validity import replay_pattern
 from harness.schedule.validate import validation_errors
-from harness.simulate import Deadlock, Simulation, simulate
+from harness.simulator import Deadlock, Simulation, simulate
 from tests.support.patterns import Chain, pattern_of, patterns
 from tests.support.violations import violations
 from tests.tiers import examples

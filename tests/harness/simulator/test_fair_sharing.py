@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.simulate.fair_sharing import Flow, Flows, fair_rates
+from harness.simulator.fair_sharing import Flow, Flows, fair_rates
 
 
 def test_two_flows_share_a_port_and_the_one_that_is_left_has_it_alone():

@@ -11,8 +11,8 @@ from harness.schedule.builders.deepspeed import deepspeed
 from harness.schedule.builders.gpipe import gpipe
 from harness.schedule.builders.single import single
 from harness.schedule.transfers import plan_transfers
-from harness.simulate import simulate
-from harness.simulate.memory_timeline import working_bytes
+from harness.simulator import simulate
+from harness.simulator.memory_timeline import working_bytes
 
 SAVED = MemoryModel(weights=2.0, gradients=0.0)  # no gradients: nothing is added to them
 INPUTS = MemoryModel("inputs", activations="inputs")

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from harness.core.cluster import Device
 from harness.core.model_profile import LayerProfile, ModelProfile, Product, Skip
 from harness.core.problem import CannotRun
-from harness.simulate.layer_times import (
+from harness.simulator.layer_times import (
     COSTS,
     analytic,
     depth,
@@ -301,5 +301,5 @@ def test_the_device_survives_a_file(tmp_path):
 
 
 def test_pricing_works_without_torch():
-    program = "import sys; from harness.simulate import layer_times as costs; assert 'torch' not in sys.modules"
+    program = "import sys; from harness.simulator import layer_times as costs; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, timeout=60)

@@ -14,7 +14,7 @@ from harness.core.op import Op
 from harness.core.plan import Plan
 from harness.core.problem import Problem
 from harness.schedule.pattern_validity import pattern_errors
-from harness.simulate.memory_timeline import working_bytes
+from harness.simulator.memory_timeline import working_bytes
 
 BUFFERS = 2
 """Buffers for each tensor that is sent, on each of its devices: one in use, one being filled (MadPipe, section 4.1)."""

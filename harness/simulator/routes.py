@@ -16,7 +16,7 @@ from harness.core.op import Op
 from harness.core.problem import CannotRun, Problem
 from harness.schedule import Schedule
 from harness.schedule.dependency_graph import COPIES, DATA, split_part
-from harness.simulate.fair_sharing import Flow, Resource
+from harness.simulator.fair_sharing import Flow, Resource
 
 STEPS = {"all_reduce": 2, "reduce_scatter": 1, "all_gather": 1, "all_to_all": 1}
 """Times that a collective sends (members - 1) / members of its buffer to the neighbour, in members - 1 messages."""

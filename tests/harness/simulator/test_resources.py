@@ -15,7 +15,7 @@ from harness.core.problem import CannotRun
 from harness.schedule import QueueOps, Schedule
 from harness.schedule.builders.gpipe import gpipe
 from harness.schedule.transfers import plan_transfers
-from harness.simulate import Deadlock, simulate
+from harness.simulator import Deadlock, simulate
 from tests.problems import refused, rows
 
 MEMORY = MemoryModel()

@@ -13,7 +13,7 @@ from harness.schedule import QueueOps, Schedule
 from harness.schedule.builders.gpipe import gpipe
 from harness.schedule.builders.myelin import myelin, split_into_chunks
 from harness.schedule.transfers import plan_transfers
-from harness.simulate import Deadlock, simulate
+from harness.simulator import Deadlock, simulate
 from tests.support.violations import violations
 
 MEMORY = MemoryModel()

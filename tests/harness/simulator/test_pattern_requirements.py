@@ -13,7 +13,7 @@ from harness.core.cluster import Cluster, Device, Link
 from harness.core.model_profile import LayerProfile, ModelProfile, Skip, Tied
 from harness.core.plan import Mesh, Plan, Stage
 from harness.interfaces import BatchShape, Planner, PlanRequest
-from harness.simulate.pattern_requirements import pattern_requirements, plan_pattern_errors
+from harness.simulator.pattern_requirements import pattern_requirements, plan_pattern_errors
 from tests.support.patterns import FAR, FAR_S
 
 GB = 10**9
