@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import signal
 import socket
 import traceback
@@ -29,6 +30,12 @@ from harness.launch.slurm_step import PATIENCE_S, TRIES, Step
 
 OUTPUT_BYTES = 1 << 20
 """At the end of the log: these hold how the ranks ended."""
+LOST_PEER = re.compile(
+    r"connection (was )?(likely )?(closed|reset|aborted|lost)|broken pipe|remote worker crashing"
+    r"|remote process (exited|has terminated)|ncclRemoteError|socket closed",
+    re.IGNORECASE,
+)
+"""Messages of gloo, NCCL and torch's store in a rank whose peer has ended: no cause, but what follows from one."""
 ALLOCATOR = "can't allocate memory"
 """Message of torch's allocator for CPUs; the requested size follows it."""
 DISK_FULL_CODE = 28
@@ -107,7 +114,10 @@ class ExitReasons:
         """Why the worker ended with exit code `code`, or by signal -`code`."""
         reported = self._reported()
         if self.step:
-            return self._explain_step(code, reported, self._step_end())
+            end = self._step_end()
+            if reported and LOST_PEER.search(reported.message):
+                end = slurm_log.killed_end(self._output(), self._rank_name) or end
+            return self._explain_step(code, reported, end)
         return reported or self._explain_code(self.names.worker, code)
 
     def try_again(self) -> bool:

@@ -27,6 +27,8 @@ NODE = re.compile(
 ERROR = re.compile(r"^srun: error: (?P<what>.+)$", re.MULTILINE)
 NO_NODES = "Unable to (create step|allocate|contact)|Requested nodes are busy|(Socket|Connection) timed out"
 EXITED = "Exited with exit code"
+TERMINATED = "Terminated"
+"""By SIGTERM, which srun sends to all ranks once one has failed."""
 NO_ADDRESSES = "MPIDI_UCX_comm_addr_exchange"
 """Message of mpich when MPI_Init did not receive all addresses of the others, which is rare and works the next time:
 https://github.com/pmodels/mpich/issues/7417."""
@@ -62,6 +64,15 @@ def step_end(output: str, rank_name: Callable[[int], str], waited_s: float) -> S
     if errors := ERROR.findall(output):
         return _srun_error(errors[-1], bool(last_line(output)), waited_s)
     return None
+
+
+def killed_end(output: str, rank_name: Callable[[int], str]) -> StepEnd | None:
+    """Return the first end by a signal that srun did not send itself, also after other ends; None if there is none.
+
+    A node's daemon reports it late at times, after a rank that has lost its connection to this one has failed.
+    """
+    ends = (_task_end(match, rank_name) for match in TASK.finditer(output) if match["how"].strip() != TERMINATED)
+    return next((end for end in ends if end.by_signal), None)
 
 
 def last_line(output: str) -> str:

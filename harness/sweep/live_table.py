@@ -56,8 +56,9 @@ class Display:
         """3 of 8 points, best 31.4 samples/s (seed=1), about 2 min left"""
         ended = [row for row in self.rows if row.record]
         parts = [f"{len(ended)} of {len(self.rows)} points"]
-        leader = next((row for row in ended if row.throughput == best(self.rows) is not None), None)
-        if leader:
+        leading = best(self.rows)
+        if len({row.trained for row in leading}) == 1:
+            leader = leading[0]
             parts.append(f"best {rate(leader.throughput)} ({leader.point.id})")
         ran = sum(not row.before for row in ended)
         left = (now_s - self.began_s) / ran * (len(self.rows) - len(ended)) if ran else 0.0

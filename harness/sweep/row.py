@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -125,6 +126,11 @@ class Row:
     def is_reference(self) -> bool:
         """Whether other points are compared with it."""
         return self.record is not None and comparison.is_reference(self.record)
+
+    @property
+    def trained(self) -> str:
+        """The model with all its keys: samples/s of different ones cannot be compared."""
+        return json.dumps(self.record.config.get("model") if self.record else None, sort_keys=True)
 
     @property
     def throughput(self) -> float | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import sys
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -110,8 +111,8 @@ def _differing_columns(rows: Sequence[Row]) -> list[Column]:
 
 def _figure_columns(rows: Sequence[Row]) -> Iterator[Column]:
     """Speed, step time and memory; all others where some point has something to show."""
-    most, figures = best(rows), [row.figures(unit="") for row in rows]
-    marks = ["" if most is None else f" {BEST}" if row.throughput == most else "  " for row in rows]
+    leading, figures = best(rows), [row.figures(unit="") for row in rows]
+    marks = ["" if not leading else f" {BEST}" if row in leading else "  " for row in rows]
     yield Column(UNIT, [speed + mark for (speed, _, _), mark in zip(figures, marks, strict=True)], figure=True)
     yield Column("step time", [step for _, step, _ in figures], figure=True)
     yield Column("memory", [memory for *_, memory in figures], rank=1, figure=True)
@@ -157,10 +158,15 @@ def _decimal(value: float | None) -> str:
     return UNKNOWN if value is None else f"{value:.2f}"
 
 
-def best(rows: Sequence[Row]) -> float | None:
-    """The highest throughput of the points that are ok; None where there is nothing to choose from."""
-    found = [row.throughput for row in rows if row.throughput is not None]
-    return max(found) if len(found) > 1 else None
+def best(rows: Sequence[Row]) -> list[Row]:
+    """The points of the highest throughput of those that are ok, for each model of which there are several."""
+    models: dict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        if row.throughput is not None:
+            models[row.trained].append(row)
+    several = [ended for ended in models.values() if len(ended) > 1]
+    highest = [max(row.throughput or 0.0 for row in ended) for ended in several]
+    return [row for ended, most in zip(several, highest, strict=True) for row in ended if row.throughput == most]
 
 
 def values_of(rows: Sequence[Row]) -> list[list[str]]:
@@ -209,10 +215,11 @@ def _tuned(rows: Sequence[Row]) -> Iterator[str]:
 def _legend(rows: Sequence[Row], left_out: Sequence[str], width: int) -> Iterator[str]:
     """What marks and sizes in the table mean, what it leaves out, and why points cannot be compared like with like."""
     records = [row.record for row in rows]
-    if best(rows) is not None:
-        fastest = (row.record for row in rows if row.record and row.throughput == best(rows))
+    if leading := best(rows):
+        fastest = (row.record for row in leading if row.record)
         doubt = ", but on a busy machine" if any(map(comparison.slowed, fastest)) else ""
-        yield f"{BEST} best throughput{doubt}"
+        several = len({row.trained for row in rows if row.record}) > 1
+        yield f"{BEST} best throughput{' of its model' if several else ''}{doubt}"
     if any(row.predicts for row in rows):
         yield f"{PREDICTED} predicted"
     if _several_devices(rows) and MESH not in left_out:

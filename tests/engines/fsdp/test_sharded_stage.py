@@ -103,10 +103,10 @@ def test_shards_take_less_memory_the_more_is_freed() -> None:
 
 
 def test_memory_is_the_same_in_the_first_step_but_for_the_optimizer() -> None:
-    """Then the gathered weights are allocated, later resized."""
+    """Then the gathered weights are allocated, later resized. gloo frees a buffer late at times: one may be missing."""
     case = replace(wide(), optimizer=OptimizerSpec("sgd", lr=0.01))
     first, third = peak(case, 0), peak(case)
-    assert first == pytest.approx(third, rel=0.02)
+    assert first == pytest.approx(third, abs=1.05 * 64 * 65 * 4)
 
 
 @pytest.mark.usefixtures("no_workspaces")

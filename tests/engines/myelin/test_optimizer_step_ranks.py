@@ -140,20 +140,21 @@ def test_a_short_sum_that_overtakes_a_long_one_is_after_it_in_a_trace() -> None:
 
 
 def test_chunks_are_updated_while_others_are_summed() -> None:
-    """8 chunks of 2 MB on two ranks: some step begins before the last sum has ended; with k = 0 none does."""
+    """8 chunks of 2 MB on two ranks: some step begins before the last sum has ended, in one of a few
+    tries on a busy machine; with k = 0 none does."""
     size, bsize = 4_000_000, 250_000
 
     def work(rank: int) -> list[bool]:
         named = {"one": nn.Parameter(torch.zeros(size))}
         overlapped = []
-        for k in (2, 0):
+        for k in (*[2] * 6, 0):
             stepper = Stepper(named, ADAMW, "float32", dist.group.WORLD, bsize=bsize, k=k)
             stepper.updates.begin()
             named["one"].grad = torch.ones(size)
             stepper.updates.finish()
             last = max(end for op, _, end in stepper.noted if op.kind == "collective")
             overlapped.append(any(start < last for op, start, _ in stepper.noted if op.kind == "step"))
-        return overlapped
+        return [any(overlapped[:-1]), overlapped[-1]]
 
     assert on(2, work) == [[True, False]] * 2
 

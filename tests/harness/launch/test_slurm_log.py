@@ -131,6 +131,26 @@ def test_what_a_rank_says_and_what_follows_from_others(
     assert reported.status == status and words in reported.message
 
 
+@pytest.mark.parametrize(
+    ("message", "wanted"),
+    [
+        ("[pair.cc:553] Connection closed by peer [127.0.0.1]:4", "rank 1, stage 1, on node1 was killed (signal 9)"),
+        ("NCCL error: ncclRemoteError: A call failed", "rank 1, stage 1, on node1 was killed (signal 9)"),
+        ("mine", "ValueError: mine"),
+    ],
+)
+def test_a_lost_connection_follows_from_a_kill_that_is_reported_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, message: str, wanted: str
+) -> None:
+    """srun kills ranks that do not end when another has failed: then its report is the cause."""
+    monkeypatch.setattr(oom_killer, "kill_count", lambda: 0)
+    reasons = ExitReasons(tmp_path / "log", Step(Mesh(2, 2), 2, False))
+    exited = "srun: error: node1: task 0: Exited with exit code 1\nsrun: error: node2: task 3: Terminated\n"
+    (tmp_path / "log").write_text(exited + KILLED)
+    Failure.of(ValueError(message), 0).report(tmp_path)
+    assert wanted in reasons.explain(1).message
+
+
 def test_the_first_rank_that_fails_is_reported(tmp_path: Path) -> None:
     for rank in (2, 0):
         Failure.of(ValueError(f"of {rank}"), rank).report(tmp_path)

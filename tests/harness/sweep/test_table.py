@@ -12,6 +12,7 @@ from rich.console import Console
 
 from harness.core.plan import Mesh, Plan, Stage
 from harness.core.record import RunRecord
+from harness.sweep.live_table import Display
 from harness.sweep.points import Point, expand
 from harness.sweep.row import FURTHER, Row
 from harness.sweep.table import as_csv, close, differing, summary
@@ -61,6 +62,22 @@ def test_a_planned_period_has_a_column() -> None:
     assert [line[-1] for line in lines[:3]] == ["~500.0 ms", "250.0 ms", "-"]
     rows = csv.DictReader(as_csv(rows_of(planned, ran)).splitlines())
     assert [row["period_s"] for row in rows] == ["0.5", "0.25"]
+
+
+def test_the_best_of_each_model_is_marked() -> None:
+    """Samples of two models are not the same work."""
+    speeds = {"unet": (4.0, 8.0), "gpt": (2.0, 1.0), "mlp": (9.0,)}
+    rows = rows_of(
+        *(
+            RunRecord("x", "ok", config={"model": {"name": name}}, metrics={"throughput": speed})
+            for name, ran in speeds.items()
+            for speed in ran
+        )
+    )
+    lines = shown(rows)
+    assert [line[3] for line in lines[1:6]] == ["4", "8 *", "2 *", "1", "9"]
+    assert lines[6] == ["* best throughput of its model"]
+    assert "best" not in Display(rows, Console(file=io.StringIO())).progress(1.0)
 
 
 def test_the_best_of_the_points_that_are_ok_is_marked() -> None:
