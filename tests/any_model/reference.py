@@ -8,6 +8,7 @@ Micro-batches are those that every engine has, with replicas, too: consecutive s
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -23,6 +24,7 @@ Loss = Callable[[nn.Module, Tensor, Tensor], Tensor]
 """The sum of the samples' losses, of a module for inputs and targets."""
 
 
+@functools.cache
 def losses(case: Case, precision: str) -> list[float]:
     """The mean loss of each step."""
     dtype = getattr(torch, DTYPES[precision])
@@ -37,7 +39,7 @@ def losses(case: Case, precision: str) -> list[float]:
         for part, target in zip(inputs.split(BATCH // MICRO_BATCHES), _parts(batch), strict=True):
             mean = loss(module, part, target) / BATCH
             mean.backward()
-            total += float(mean)
+            total += mean.item()
         optimizer.step()
         found.append(total)
     return found
