@@ -114,11 +114,13 @@ def value_problem(config: DictConfig, override: Override) -> Problem | None:
     key, value = override.key_or_group, override.value()
     parent, missing = _walk(config, key)
     if missing:
-        return _unknown_key(config, override, missing)
+        return None if _in_dictionary(config, key) else _unknown_key(config, override, missing)
     if override.is_add() or override.is_force_add():
         return Problem(_key(override), _text(override), "is a key already and needs no +", ({key: value},))
     wanted = _hint(parent, key.rpartition(".")[2])
     if OmegaConf.is_dict(_now(config, key)) and not isinstance(value, dict):
+        if is_dictionary(parent[key.rpartition(".")[2]]):
+            return Problem(key, _text(override), "is not a dictionary", hint=f"{key}={{name: value}}")
         keys = [leaf for leaf in leaves(config) if leaf.startswith(f"{key}.")]
         return Problem(key, _text(override), f"is a group of keys: {', '.join(keys)}", hint=f"{keys[0]}=...")
     try:
@@ -328,6 +330,17 @@ def _walk(config: DictConfig, key: str) -> tuple[DictConfig, str]:
     if not isinstance(node, DictConfig) or parts[-1] not in node.keys():  # noqa: SIM118 ("in" says no for a null)
         return config, parts[-1]
     return node, ""
+
+
+def is_dictionary(node: Any) -> bool:
+    """Whether the schema says that a value is a dictionary, not a group of keys."""
+    return isinstance(node, DictConfig) and OmegaConf.get_type(node) is dict
+
+
+def _in_dictionary(config: DictConfig, key: str) -> bool:
+    """Whether a key is a name in a dictionary."""
+    parts = key.split(".")
+    return any(is_dictionary(_now(config, ".".join(parts[:count]))) for count in range(2, len(parts)))
 
 
 def has(config: DictConfig, key: str) -> bool:

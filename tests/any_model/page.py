@@ -26,10 +26,10 @@ class Cell:
 
 @dataclass(frozen=True)
 class Model:
-    """The layers of a case, and how unequal two stages of them are: 0.2 is 20 % above the mean."""
+    """The layers of a case, and how unequal two stages of them are: 0.2 is 20 % above the mean. None: it never ran."""
 
     chain: Chain
-    imbalance: float
+    imbalance: float | None
 
 
 def page(cells: Mapping[tuple[Case, Column], Cell], models: Mapping[Case, Model]) -> str:
@@ -44,8 +44,10 @@ def page(cells: Mapping[tuple[Case, Column], Cell], models: Mapping[Case, Model]
         "Made by `make matrix` from tests/any_model: networks of Hugging Face and of torchvision, and an LSTM, none of",
         "them of the zoo, three steps on two CPU devices. A plain loop over the module itself has the same samples,",
         "micro-batches and optimizer. A cell is the greatest difference of a loss, relative to that of the loop: in",
-        "float64 at most 1e-9, with ZeRO 2 in float32 1e-5. A number in brackets is a refusal; the notes have its",
-        f"reason and its fix. Of the {total} cells of the first twelve models {refused} are refused.", "",
+        "float64 at most 1e-9; with ZeRO 2, in float32, 1e-5 in the first two steps. A number in brackets is a",
+        "refusal; the notes have its reason and its fix.",
+        f"Of the {total} cells of the first twelve models {refused} are refused.",
+        "",
         *table(cells, first, notes), "",
         "How their layers suit a pipeline: a layer of its own for each block that repeats (one block may be opened, so",
         "that two stages can be balanced), and the FLOPs of the slower of two stages above the mean:", "",
@@ -74,7 +76,8 @@ def layers(models: Mapping[Case, Model], rows: list[Case]) -> list[str]:
         blocks = f"{chain.blocks} `{case.block}`"
         opened = chain.blocks - chain.whole
         cut = "no" if not chain.cut_at_every_block else f"yes, {opened} opened" if opened else "yes"
-        body.append([case.name, str(chain.layers), blocks, cut, f"{models[case].imbalance:.1%}"])
+        unequal = models[case].imbalance
+        body.append([case.name, str(chain.layers), blocks, cut, "" if unequal is None else f"{unequal:.1%}"])
     return _lines(["", "layers", "blocks", "a cut at every block", "two stages"], body)
 
 

@@ -3,7 +3,8 @@
     for each step       for each micro-batch of two samples        loss of its samples / samples of the batch, backward
                         SGD
 
-Micro-batches are those that every engine has, with replicas, too: consecutive samples. So batch norm sees the same ones.
+Micro-batches are those that every engine has, with replicas, too: consecutive samples. So batch norm sees the same
+ones. The loop has one thread, as the ranks of engines have.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 from harness.capture import torchvision_import
 from harness.interfaces import Batch
 from models.hf.config import Config, read, task_of
-from tests.any_model.cases import BATCH, DTYPES, LR, MICRO_BATCHES, SEED, STEPS, Case
+from tests.any_model.cases import BATCH, COMPARED, DTYPES, LR, MICRO_BATCH, SEED, Case
 
 Loss = Callable[[nn.Module, Tensor, Tensor], Tensor]
 """The sum of the samples' losses, of a module for inputs and targets."""
@@ -26,27 +27,32 @@ Loss = Callable[[nn.Module, Tensor, Tensor], Tensor]
 
 @functools.cache
 def losses(case: Case, precision: str) -> list[float]:
-    """The mean loss of each step."""
-    dtype = getattr(torch, DTYPES[precision])
+    """The mean loss of each step that is compared."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return _losses(case, getattr(torch, DTYPES[precision]), COMPARED[precision])
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _losses(case: Case, dtype: torch.dtype, steps: int) -> list[float]:
     module, loss, batch = made(case)
     module = module.to(dtype)
     inputs = batch.inputs.to(dtype) if batch.inputs.is_floating_point() else batch.inputs
     optimizer = torch.optim.SGD(module.parameters(), lr=LR)
+    micro_batches = [*zip(inputs.split(MICRO_BATCH), batch.targets.split(MICRO_BATCH), strict=True)]
     found = []
-    for _ in range(STEPS):
+    for _ in range(steps):
         optimizer.zero_grad()
         total = 0.0
-        for part, target in zip(inputs.split(BATCH // MICRO_BATCHES), _parts(batch), strict=True):
+        for part, target in micro_batches:
             mean = loss(module, part, target) / BATCH
             mean.backward()
             total += mean.item()
         optimizer.step()
         found.append(total)
     return found
-
-
-def _parts(batch: Batch) -> tuple[Tensor, ...]:
-    return batch.targets.split(BATCH // MICRO_BATCHES)
 
 
 def made(case: Case) -> tuple[nn.Module, Loss, Batch]:

@@ -172,6 +172,27 @@ def test_advice_that_no_override_can_carry(override: str, hint: str) -> None:
     assert [problem.hint for problem in problems(override)] == [hint]
 
 
+@pytest.mark.parametrize(
+    ("typed", "value"),
+    [
+        (["model.overrides={layers: 2, rope: {type: linear}}"], {"layers": 2, "rope": {"type": "linear"}}),
+        (["model.overrides={layers: 2}", "model.overrides.layers=3"], {"layers": 3}),
+        (["model.overrides.rope.type=linear"], {"rope": {"type": "linear"}}),
+    ],
+)
+def test_a_dictionary_takes_any_name(typed: list[str], value: dict[str, Any]) -> None:
+    """Also for the next one: compositions are kept."""
+    assert compose(["model=hf", "model.config=gpt2_small", *typed]).model.overrides == value
+    assert compose(["model=hf", "model.config=gpt2_small"]).model.overrides == {}
+    [problem] = problems("model=hf", "model.config=gpt2_small", "model.overides.layers=3")
+    assert problem.key == "model.overides.layers"
+
+
+def test_a_dictionary_takes_no_number() -> None:
+    [problem] = problems("model=hf", "model.config=gpt2_small", "model.overrides=3")
+    assert (problem.key, problem.message) == ("model.overrides", "is not a dictionary")
+
+
 def test_an_infinite_number_and_none_are_not_finite() -> None:
     (problem,) = problems("optimizer.lr=nan")
     assert problem.key == "optimizer.lr" and math.isnan(problem.value)
