@@ -40,7 +40,7 @@ def page(cells: Mapping[tuple[Case, Column], Cell], models: Mapping[Case, Model]
     refused = sum(cells[key].end.status == "infeasible" for key in cells if not key[0].further)
     total = sum(not case.further for case, _ in cells)
     lines = [
-        "# Models of any origin in every engine", "",
+        "# Any model in every engine", "",
         "Made by `make matrix` from tests/any_model: networks of Hugging Face and of torchvision, and an LSTM, none of",
         "them of the zoo, three steps on two CPU devices. A plain loop over the module itself has the same samples,",
         "micro-batches and optimizer. A cell is the greatest difference of a loss, relative to that of the loop: in",
