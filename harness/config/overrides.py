@@ -171,7 +171,8 @@ def _unknown_key(config: DictConfig, override: Override, missing: str) -> Proble
     """A key that does not exist: a fix with the one that was probably meant, if that takes the value."""
     key = override.key_or_group
     message, best = f"is not a key{_of(key, missing, config)}", closest_key(key, names(config))
-    if not best or value_problem(config, _parsed(f"{best}={override.get_value_element_as_str()}")):
+    same = f"{best}={override.get_value_element_as_str()}"
+    if not best or isinstance(override.value(), dict) or value_problem(config, _parsed(same)):
         return Problem(key, None, message, hint=_known_key(key, config))
     return Problem(key, None, message, ({best: override.value(), key: LEAVE_OUT},))
 

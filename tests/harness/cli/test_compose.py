@@ -193,6 +193,11 @@ def test_a_dictionary_takes_no_number() -> None:
     assert (problem.key, problem.message) == ("model.overrides", "is not a dictionary")
 
 
+def test_a_dictionary_under_a_name_that_is_no_key() -> None:
+    [problem] = problems("model=hf", "model.config=gpt2_small", "model.overides={layers: 3}")
+    assert problem.key == "model.overides" and problem.hint == "model.overrides=..."
+
+
 def test_an_infinite_number_and_none_are_not_finite() -> None:
     (problem,) = problems("optimizer.lr=nan")
     assert problem.key == "optimizer.lr" and math.isnan(problem.value)
