@@ -30,7 +30,15 @@ from harness.checks.configuration import Expected
 from harness.cli import choice_files, suggestions, user_models
 from harness.cli.choice_files import CONF
 from harness.config import cluster_config, registry
-from harness.config.overrides import WANTED, Parsed, leaves, mistyped_interpolations, parse, value_problem
+from harness.config.overrides import (
+    WANTED,
+    Parsed,
+    is_dictionary,
+    leaves,
+    mistyped_interpolations,
+    parse,
+    value_problem,
+)
 from harness.core.problem import LEAVE_OUT, CannotRun, Fix, Problem, bare_key, refuse
 
 TITLE_WIDTH = 100
@@ -243,7 +251,19 @@ def _composed(choices: tuple[str, ...]) -> bytes:
     for key in sorted({key for group, name in typed.items() for key in choice_files.missing(group, name, places)}):
         OmegaConf.update(config, key, "???")
     refuse([problem for group in registry.GROUPS if (problem := _other_schema(config, group, typed.get(group)))])
+    _open_dictionaries(config)
     return pickle.dumps(config)
+
+
+def _open_dictionaries(node: DictConfig) -> None:
+    """Let values whose type is a dictionary take any name, below all other keys, which are as they are."""
+    for name in node:
+        child = node._get_node(name)
+        if isinstance(child, DictConfig):
+            if is_dictionary(child):
+                OmegaConf.set_struct(child, False)
+            elif not (child._is_none() or child._is_missing() or child._is_interpolation()):
+                _open_dictionaries(child)
 
 
 def _reason(text: str) -> str:
