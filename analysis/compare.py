@@ -175,7 +175,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _loaded(first: str, second: str) -> tuple[dict[str, tuple[RunRecord, RunRecord]], list[str]]:
-    """The runs to compare, and lines about those that are skipped or on one side alone. Raises CannotRun without any."""
+    """The runs to compare, and lines about those that are skipped or on one side alone. Raises CannotRun without."""
     names, loaded = (first, second), [records.load([name]) for name in (first, second)]
     sides = [_ok(one.records) for one in loaded]
     found = pairs(*sides)
