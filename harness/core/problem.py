@@ -69,6 +69,10 @@ class CannotRun(Exception):
         self.title = title
         super().__init__(table(problems, title))
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A rank hands it to its host, with what is noted."""
+        return CannotRun, (self.problems, self.title), {"__notes__": getattr(self, "__notes__", [])}
+
 
 class ProblemError(ValueError):
     """What a function was asked for is not possible; carries the problems, whose lines are its text."""

@@ -158,8 +158,8 @@ def folder_of(overrides: Sequence[str]) -> Path:
 
 
 def make(folder: Path) -> None:
-    """Make the sweep's folder, if it is not there. Raises CannotRun, also for the folder of a run that is in progress:
-    sweeps hold the locks of their points alone. It is not inside the folder of a run; its name ends in no blanks."""
+    """Make the sweep's folder, if it is not there. Raises CannotRun, also for the folder of a run, in progress or not:
+    its points would be inside that. Its name ends in no blanks."""
     run_folder.refuse_no_place(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -167,6 +167,7 @@ def make(folder: Path) -> None:
         problem = Problem("out", str(folder), f"cannot be made a folder: {error.strerror}", hint="out=DIR")
         raise CannotRun([problem], "this sweep") from error
     seen = folder_lock.look(folder)
-    if seen.held:
+    if seen.held or run_folder.is_started(folder):
         other: Fix = {"out": f"{folder}-2"}
-        raise CannotRun([Problem("out", str(folder), f"is in use by {seen.owner}, a run", (other,))], "this sweep")
+        message = f"is in use by {seen.owner}, a run" if seen.held else "is the folder of a run"
+        raise CannotRun([Problem("out", str(folder), message, (other,))], "this sweep")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import Any
 
 import pytest
@@ -120,6 +121,19 @@ def test_a_fix_replaces_what_was_typed() -> None:
     ]  # fmt: skip
     assert apply(overrides, {"engine": "gpipe"})[:2] == ["mesh.pipeline=16", "++seed=1"], "with the keys of the engine"
     assert apply(overrides, {"seed": LEAVE_OUT, "mesh": LEAVE_OUT}) == overrides[:2] + overrides[4:]
+
+
+def test_a_refusal_comes_from_a_rank_as_it_is() -> None:
+    refused = CannotRun([problem("is odd", {"steps": 3})], "a run")
+    refused.add_note("in rank 1")
+    found = pickle.loads(pickle.dumps(refused))
+    assert (type(found), found.problems, found.title, str(found)) == (
+        CannotRun,
+        refused.problems,
+        "a run",
+        str(refused),
+    )
+    assert found.__notes__ == ["in rank 1"]
 
 
 def test_a_fix_says_which_typed_keys_it_takes_away() -> None:
