@@ -118,6 +118,8 @@ class DeepSpeedEngine(Engine):
             complex=False,
             same_memory=config.zero == 0,
             sparse=config.zero == 0,
+            scalars=False,
+            by_value=config.zero < 3,
             tensor=True,
             simulated_only=("tensor",),
             optimizers=("adamw", "adam") if config.offload else Capabilities.optimizers,

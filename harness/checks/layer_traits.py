@@ -80,7 +80,7 @@ def _anywhere(config: DictConfig, can: Capabilities, plan: Plan, profile: ModelP
 
     if profile.by_value and not can.by_value:
         message = f"chooses by the values of tensors what it computes ({profile.by_value})"
-        message += f": engine={engine} finds the shapes of messages without values"
+        message += f": engine={engine} must know its messages before the values"
         yield problem(message, (_other_engine(config, "gpipe"),) if plan.mesh.pipeline > 1 else other)
     if not can.same_memory:
         for first, second in profile.same_memory:
@@ -93,7 +93,7 @@ def _anywhere(config: DictConfig, can: Capabilities, plan: Plan, profile: ModelP
             message = f"has sparse gradients of {traits.sparse[0]!r}, engine={engine} takes dense ones"
             yield problem(message, other, "sparse=False")
         if traits.scalars and not can.scalars:
-            message = f"has {traits.scalars[0]!r} without a dimension, which engine={engine} cannot shard"
+            message = f"has {traits.scalars[0]!r} without a dimension, which engine={engine} does not take"
             yield problem(message, other, "a shape of (1,)")
         if traits.max_norm and _copied(index, can, plan, profile):
             message = f"has max_norm in layer {layer.name!r}, which changes its weight in the forward pass"
