@@ -126,6 +126,7 @@ class DeepSpeedEngine(Engine):
             disabled_by={
                 "tensor": Setting({"cluster": "local"}, {"mode": "simulate", "cluster": "summit"}),
                 "pipeline": Setting({"engine.zero": config.zero}, {"engine.zero": 1}),
+                "by_value": Setting({"engine.zero": config.zero}, {"engine.zero": 2}),
                 "optimizers": Setting({"engine.offload": True}, {"engine.offload": False}),
             },
         )
