@@ -54,6 +54,10 @@ def main(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) 
 
             print(help.text(options.overrides))
             return output.code(0)
+        if "mode=race" in options.overrides:
+            from harness.races import race
+
+            return race.main(options.overrides, options.multirun)
         if options.multirun:
             from harness.sweep import local
 

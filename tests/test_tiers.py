@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections import Counter
 from itertools import product
 from pathlib import Path
 
@@ -24,7 +25,9 @@ def test_product(model, stages): pass
 @pytest.mark.parametrize(("model", "stages"), [("a", 1), ("a", 2), ("b", 1)])
 def test_examples(model, stages): pass
 
-def test_starts(commands): pass
+@pytest.mark.parametrize("model", ["a", "b", "c"])
+@pytest.mark.parametrize("stages", [1, 2])
+def test_starts(commands, model, stages): pass
 
 @pytest.mark.fast
 @pytest.mark.parametrize("engine", ["x", "y"])
@@ -63,6 +66,12 @@ def test_each_value_is_there_once() -> None:
     assert len(tiers.cover(cases)) == 3
 
 
+def test_values_are_spread() -> None:
+    cases = [values(model=model, zero=zero) for model, zero in product("abcdefgh", (0, 1, 2, 3))]
+    chosen = [cases[number] for number in tiers.cover(cases)]
+    assert len(chosen) == 8 and all(sum(("zero", str(zero)) in case for case in chosen) == 2 for zero in range(4))
+
+
 @given(st.lists(st.integers(1, 4), min_size=1, max_size=3))
 def test_no_value_is_left_out(sizes: list[int]) -> None:
     cases = [values(**{f"p{n}": value for n, value in enumerate(one)}) for one in product(*map(range, sizes))]
@@ -75,17 +84,16 @@ def test_no_value_is_left_out(sizes: list[int]) -> None:
 @pytest.mark.parametrize(
     ("tier", "there"),
     [
-        ("not full", [*(f"test_examples[{one}]" for one in ("a-1", "a-2", "b-1")), "test_stays[x]", "test_stays[y]"]),
-        ("full", ["test_starts"]),
+        ("not full", {"test_product": 3, "test_examples": 3, "test_stays": 2}),
+        ("full and not soak", {"test_product": 3, "test_starts": 3}),
+        ("soak", {"test_starts": 3}),
     ],
-)  # fmt: skip
-def test_a_collection_is_parted(tmp_path: Path, tier: str, there: list[str]) -> None:
+)
+def test_a_collection_is_parted(tmp_path: Path, tier: str, there: dict[str, int]) -> None:
     (tmp_path / "test_it.py").write_text(TESTS)
     printed = collected(tmp_path, "-m", tier)
-    found = [line.partition("::")[2] for line in printed if "::" in line]
-    products = [name for name in found if name.startswith("test_product")]
-    assert [name for name in found if name not in products] == there, printed
-    assert len(products) == 3
+    found = Counter(line.partition("::")[2].partition("[")[0] for line in printed if "::" in line)
+    assert found == there, printed
 
 
 @pytest.mark.usefixtures("commands")

@@ -1,4 +1,4 @@
-"""The two tiers of the tests: `make test` runs the fast one, `make test-full` all of them.
+"""The two tiers of the tests: `make test` runs the fast one, `make test-full` both.
 
 Left to the full tier, by the marker `full`, are
 
@@ -12,6 +12,8 @@ Left to the full tier, by the marker `full`, are
 
 A test marked `fast` stays in the fast tier whatever it uses, with a covering set of its cases.
 
+Of a slow test, one with a fixture of `SLOW`, the full tier has that covering set, too: `make soak` runs the others.
+
 Several processes run tests at a time. Those of a module that share its fixtures run in one of them, by the
 marker `xdist_group`: these are made once. So do all that use the emulated cluster.
 
@@ -20,6 +22,7 @@ A property test has at most ten examples in the fast tier: `@settings(max_exampl
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 
@@ -41,14 +44,16 @@ def examples(count: int) -> int:
 
 
 def mark(items: Iterable[pytest.Item]) -> None:
-    """Marks tests of the full tier, and those that run in the same one of several processes."""
+    """Marks tests of the full tier, those left to soak, and those that run in the same one of several processes."""
     for _, cases in groupby(items, key=lambda item: (item.path, getattr(item, "originalname", item.name))):
         listed = list(cases)
         covering = set(cover([_values(item) for item in listed]))
         for number, item in enumerate(listed):
-            slow = SLOW & set(getattr(item, "fixturenames", ())) and not item.get_closest_marker("fast")
-            if slow or number not in covering:
+            slow, repeats = SLOW & set(getattr(item, "fixturenames", ())), number not in covering
+            if repeats or (slow and not item.get_closest_marker("fast")):
                 item.add_marker(pytest.mark.full)
+            if slow and repeats:
+                item.add_marker(pytest.mark.soak)
             if group := _group(item):
                 item.add_marker(pytest.mark.xdist_group(group))
 
@@ -56,15 +61,20 @@ def mark(items: Iterable[pytest.Item]) -> None:
 def cover(cases: Sequence[frozenset[Value]]) -> list[int]:
     """Returns the numbers of cases that have each value at least once: again and again the one with most new values.
 
+    Of several it is one whose other values are there the fewest times: so models are spread over the engine's settings.
     All cases where none has more than one value: there each is an example of its own.
     """
     if all(len(case) <= 1 for case in cases):
         return list(range(len(cases)))
-    missing, chosen = frozenset().union(*cases), list[int]()
+    missing, chosen, times = frozenset().union(*cases), list[int](), Counter[Value]()
     while missing:
-        best = max(range(len(cases)), key=lambda number: len(cases[number] & missing))
+        best = max(
+            range(len(cases)),
+            key=lambda number: (len(cases[number] & missing), -sum(times[one] for one in cases[number])),
+        )
         chosen.append(best)
         missing -= cases[best]
+        times.update(cases[best])
     return chosen
 
 

@@ -28,7 +28,7 @@ from harness.runtime.training_state import model_state, split_batch
 from harness.schedule import QueueOps, Schedule
 from harness.schedule.dependency_graph import COPIES
 from harness.schedule.transfers import plan_transfers
-from harness.simulate.lowering import sent_kind
+from harness.simulator.lowering import sent_kind
 
 if TYPE_CHECKING:
     from engines.myelin.engine import Config

@@ -19,7 +19,7 @@ from harness.sbp.matmul_chain import chain_from_profile
 from harness.sbp.route_to_plan import device_share, with_exchanges
 from harness.schedule import Schedule
 from harness.schedule.validate import validation_errors
-from harness.simulate import Deadlock, Simulation, simulate
+from harness.simulator import Deadlock, Simulation, simulate
 
 SHOWN = 8
 """Faults of a schedule that are listed; one mistake may show in every op."""

@@ -10,13 +10,13 @@ from typing import TypeVar
 
 from omegaconf import DictConfig
 
-from harness.checks import engine_support, plan_fits, profile_match, request, stored_profile
+from harness.checks import engine_support, micro_batches, plan_fits, profile_match, request, stored_profile
 from harness.checks.mesh import fill
 from harness.config import cluster_config, registry
 from harness.config.overrides import given, title
 from harness.core.cluster import Cluster
 from harness.core.model_profile import ModelProfile
-from harness.core.problem import CannotRun, Problem, deduplicate, note, refuse
+from harness.core.problem import CannotRun, Problem, deduplicate, leaving_out, note, refuse
 from harness.core.run_files import PLAN
 from harness.host import devices, machine
 from harness.host.machine import Machine
@@ -27,7 +27,7 @@ from harness.planning import memory_advice, profiles
 from harness.planning.draft import Draft
 from harness.planning.profiles import Origin, Profiles
 from harness.report.progress import Progress
-from harness.simulate import layer_times
+from harness.simulator import layer_times
 from harness.trackers import Tracker
 
 T = TypeVar("T")
@@ -169,7 +169,8 @@ class _Preparation:
     def stop(self) -> None:
         """Raise all problems so far, if there are any."""
         problems = plan_fits.with_value(self.problems, self.config, self.overrides)
-        refuse(deduplicate(problems), self.title)
+        problems = micro_batches.in_given_keys(problems, self.config)
+        refuse(leaving_out(deduplicate(problems), self.overrides), self.title)
 
     @property
     def model_given(self) -> bool:

@@ -1,7 +1,7 @@
 """Get a run's layer times from a file, from the cache, or from a worker that measures or counts; then price them.
 
 profile=FILE ------------------------------.
-measured here  (cache, else a worker) ------+--> harness.simulate.layer_times.priced --> profile.json of the run
+measured here  (cache, else a worker) ------+--> harness.simulator.layer_times.priced --> profile.json of the run
 counted on the meta device  (cache, worker)-'
 """
 
@@ -27,7 +27,7 @@ from harness.core.run_files import PROFILE
 from harness.host import devices, profile_cache, run_queue
 from harness.launch import supervisor
 from harness.report.progress import Progress
-from harness.simulate import layer_times
+from harness.simulator import layer_times
 
 COUNTED = "meta"
 """The device of counted profiles in the cache: they are the same on every machine."""

@@ -70,8 +70,8 @@ def expand(overrides: Sequence[str]) -> list[Point]:
     return list({point.id: point for point in map(Point.of, lists)}.values())
 
 
-def refuse_mistyped(points: Sequence[Point]) -> None:
-    """Raises CannotRun with the problems of typing that every point has, and so the sweep."""
+def refuse_mistyped(points: Sequence[Point], what: str = SWEEP) -> None:
+    """Raises CannotRun with the problems of typing that every point has, and so `what` they are of."""
     common: list[Problem] = mistyped(points[0].overrides) if points else []
     for point in points[1:]:
         if not common:
@@ -79,7 +79,7 @@ def refuse_mistyped(points: Sequence[Point]) -> None:
         here = {(problem.key, problem.message): problem for problem in mistyped(point.overrides)}
         known = [(problem, here.get((problem.key, problem.message))) for problem in common]
         common = [problem if problem == other else _of_all(problem) for problem, other in known if other]
-    refuse(common, SWEEP)
+    refuse(common, what)
 
 
 def _of_all(problem: Problem) -> Problem:

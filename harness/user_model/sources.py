@@ -92,6 +92,11 @@ def root_of(path: Path) -> Path:
     return folder
 
 
+def is_installed(root: Path) -> bool:
+    """Whether modules that are imported from a folder are those of an installed package, or of Python."""
+    return any(name in LIBRARIES for name in root.parts) or root.is_relative_to(Path(sys.base_prefix) / "lib")
+
+
 def module_of(path: Path) -> str:
     """The dotted name of a file, from its root."""
     inside = path.relative_to(root_of(path)).with_suffix("")
@@ -110,9 +115,8 @@ def _imported(path: Path, root: Path, changed_ns: int) -> tuple[Path, ...]:
         return ()
     own = module_of(path).split(".")
     package = own if path.name == "__init__.py" else own[:-1]
-    installed = any(name in LIBRARIES for name in root.parts) or root.is_relative_to(Path(sys.base_prefix) / "lib")
     wanted = (name for node in ast.walk(tree) for name in _names(node, package))
-    same = (name for name in wanted if not installed or name.partition(".")[0] == own[0])
+    same = (name for name in wanted if not is_installed(root) or name.partition(".")[0] == own[0])
     return tuple(sorted({file for name in same for file in _files(name, root)}))
 
 
