@@ -139,6 +139,8 @@ class Capabilities:
     """Sparse gradients."""
     scalars: bool = True
     """Weights without a dimension."""
+    empty: bool = True
+    """Weights without elements."""
     multi_process: bool = False
     """Whether it runs as one process for each device of the mesh (`harness.launch.forked_ranks`), not as one for
     all."""

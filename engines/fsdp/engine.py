@@ -63,7 +63,7 @@ def build(config: Config) -> FSDPEngine:
 
 class FSDPEngine(Engine):
     capabilities = Capabilities(
-        pipeline=False, data=True, multi_process=True, same_memory=False, sparse=False, scalars=False
+        pipeline=False, data=True, multi_process=True, same_memory=False, sparse=False, scalars=False, empty=False
     )
 
     def __init__(self, config: Config) -> None:

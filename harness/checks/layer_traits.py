@@ -80,8 +80,10 @@ def _anywhere(config: DictConfig, can: Capabilities, plan: Plan, profile: ModelP
 
     if profile.by_value and not can.by_value:
         message = f"chooses by the values of tensors what it computes ({profile.by_value})"
-        message += f": engine={engine} finds the shapes of messages without values"
-        yield problem(message, (_other_engine(config, "gpipe"),) if plan.mesh.pipeline > 1 else other)
+        message += f": engine={engine} must know its messages before the values"
+        own = can.disabled_by.get("by_value")
+        others = (_other_engine(config, "gpipe"),) if plan.mesh.pipeline > 1 else other
+        yield problem(message, (own.instead, *others) if own else others)
     if not can.same_memory:
         for first, second in profile.same_memory:
             if plan.stage_of(_layer(profile, first)) == plan.stage_of(_layer(profile, second)):
@@ -93,8 +95,14 @@ def _anywhere(config: DictConfig, can: Capabilities, plan: Plan, profile: ModelP
             message = f"has sparse gradients of {traits.sparse[0]!r}, engine={engine} takes dense ones"
             yield problem(message, other, "sparse=False")
         if traits.scalars and not can.scalars:
-            message = f"has {traits.scalars[0]!r} without a dimension, which engine={engine} cannot shard"
+            message = f"has {traits.scalars[0]!r} without a dimension, which engine={engine} does not take"
             yield problem(message, other, "a shape of (1,)")
+        if traits.empty and not can.empty:
+            message = f"has {traits.empty[0]!r} without elements, which engine={engine} does not take"
+            yield problem(message, other)
+        if traits.draws and _recomputed(plan):
+            message = f"takes random numbers of Python or NumPy in layer {layer.name!r}: a recomputation gets others"
+            yield problem(message, ({"engine.checkpoint": "never"},), "torch's random numbers")
         if traits.max_norm and _copied(index, can, plan, profile):
             message = f"has max_norm in layer {layer.name!r}, which changes its weight in the forward pass"
             yield problem(f"{message}: copies would differ", single, "max_norm=None")

@@ -20,7 +20,8 @@ class Traits:
     `uses` are weights and modules of other layers that it uses and does not hold. `changes` are weights that its
     forward pass changes in place. `in_place` is the layer that made tensors which share memory, if this layer changes
     one of them in place. `max_norm`: it has an embedding that scales rows of its weight. `sparse` are weights whose
-    gradients are sparse, `scalars` those without a dimension, `unused` those that get no gradient.
+    gradients are sparse, `scalars` those without a dimension, `empty` those without elements that get a gradient,
+    `unused` those that get none. `draws`: it takes random numbers of Python or NumPy.
     """
 
     gives: tuple[Given, ...] = ()
@@ -30,4 +31,6 @@ class Traits:
     max_norm: bool = False
     sparse: tuple[str, ...] = ()
     scalars: tuple[str, ...] = ()
+    empty: tuple[str, ...] = ()
     unused: tuple[str, ...] = ()
+    draws: bool = False

@@ -6,11 +6,13 @@ traits    adds what follows from modules, from outputs, and from the graph of au
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
@@ -33,6 +35,7 @@ class Seen:
         self.own = [{_memory(weight) for weight in layer.parameters()} for layer in self.layers]
         self.uses: list[dict[str, None]] = [{} for _ in self.layers]
         self.changes: list[set[int]] = [set() for _ in self.layers]
+        self.draws = [False for _ in self.layers]
         self._modules = [set(layer.modules()) for layer in self.layers]
         self._running: int | None = None
 
@@ -53,9 +56,9 @@ class Seen:
     @contextmanager
     def layer(self, index: int) -> Iterator[None]:
         """Around the forward pass of a layer."""
-        self._running = index
+        self._running, before = index, _generators()
         yield
-        self._running = None
+        self._running, self.draws[index] = None, _generators() != before
 
     def kernel(self, func: Any, args: tuple[Any, ...], inputs: Sequence[Tensor]) -> None:
         """A kernel of the layer that runs."""
@@ -94,6 +97,8 @@ def traits(chain: Chain, tasks: Sequence[Task], seen: Seen) -> list[Traits]:
                 max_norm=has_max_norm(layer),
                 sparse=tuple(own[weight] for weight in _sparse(layer) if weight in own),
                 scalars=tuple(name for weight, name in own.items() if not weight.dim()),
+                empty=tuple(name for weight, name in own.items() if not weight.numel() and weight in with_gradient),
+                draws=seen.draws[index],
                 unused=tuple(name for weight, name in own.items() if weight not in with_gradient),
             )
         )
@@ -160,6 +165,12 @@ def _sparse(layer: nn.Module) -> Iterator[Tensor]:
     for module in layer.modules():
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
             yield module.weight
+
+
+def _generators() -> tuple[Any, ...]:
+    """The states of Python's and NumPy's global generators of random numbers."""
+    numbers: dict[str, Any] = np.random.get_state(legacy=False)["state"]
+    return random.getstate(), numbers["key"].tobytes(), numbers["pos"]
 
 
 def _strided(value: Any) -> list[Tensor]:

@@ -212,4 +212,22 @@ def outputs() -> Network:
     return Network("outputs", layers, lambda n: torch.randn(n, 4), lambda n: torch.randn(n, 4), loss)
 
 
+class Ways(nn.Module):
+    """Takes one of its layers, by the values of its input: replicas use other weights each."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.ways = nn.ModuleList(nn.Linear(width, width) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.ways[int(1000 * float(x.detach().sum().abs())) % 3](x)
+        return found
+
+
+def ways() -> Network:
+    """Chooses by values what it computes."""
+    return Network("ways", lambda: [nn.Linear(4, 6), Ways(6), nn.Tanh(), Ways(6), nn.Linear(6, 2)],
+                   lambda n: torch.randn(n, 4), lambda n: torch.randn(n, 2), _squares)  # fmt: skip
+
+
 ALL = {network.name: network for network in (skips(), pairs(), tokens(), norms(), shared(), tied())}

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -63,6 +65,26 @@ class First(nn.Module):
         return pair[0]
 
 
+class Empty(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.none, self.bias = nn.Parameter(torch.ones(0, 4)), nn.Parameter(torch.ones(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.bias + (x @ self.none.t()).sum(1, keepdim=True)
+
+
+class Drawing(nn.Module):
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.kind == "torch":
+            return x * torch.rand(1)
+        return x * (random.random() if self.kind == "python" else np.random.rand())
+
+
 class Complex(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return torch.fft.fft(x)
@@ -101,6 +123,11 @@ CASES: dict[str, tuple[Any, list[Traits]]] = {
             Traits((FLOAT,)),
         ],
     ),
+    "random": (
+        lambda: nn.Sequential(nn.Linear(4, 4), Drawing("python"), Drawing("numpy"), Drawing("torch")),
+        [Traits((FLOAT,)), Traits((FLOAT,), draws=True), Traits((FLOAT,), draws=True), Traits((FLOAT,))],
+    ),
+    "empty": (lambda: nn.Sequential(Empty()), [Traits((FLOAT,), empty=("0.none",))]),
     "complex": (
         lambda: nn.Sequential(nn.Linear(4, 4), Complex(), Real()),
         [Traits((FLOAT,)), Traits((Given("complex64", True),)), Traits((FLOAT,))],
