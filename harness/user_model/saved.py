@@ -58,7 +58,11 @@ def save(model: Any, name: str, folder: Path) -> Reference:
         place = (folder / digest).resolve()
         if not (place / f"{name}.py").exists():
             shutil.rmtree(place, ignore_errors=True)
-            written.rename(place)
+            try:
+                written.rename(place)
+            except OSError:
+                if not (place / f"{name}.py").exists():  # else another process has saved it meanwhile
+                    raise
     return Reference(str(place / f"{name}.py"), CALLABLE)
 
 

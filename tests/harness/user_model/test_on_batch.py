@@ -96,6 +96,7 @@ def test_what_has_its_task_is_left_as_it_is() -> None:
         ((3, (INPUTS, CLASSES)), "model int is no model -> an nn.Module, the name of a model, or Classifier("),
         ((module(), None), "model Linear is a module alone: what are its input, its target and its loss? -> a batch"),
         ((module(), None, nn.MSELoss(), True), "loss needs a batch"),
+        ((module(), (INPUTS, CLASSES), None, True), "model.task is given, and so is a batch"),
         ((module(), INPUTS), "batch is a Tensor, it must be (inputs, targets)"),
         ((module(), {"x": INPUTS}), "batch is a dict"),
         ((module(), ([1], CLASSES)), "batch has inputs that are a list"),
