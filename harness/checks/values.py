@@ -32,7 +32,7 @@ from harness.simulator.layer_times import COSTS
 
 MODES = ("run", "plan", "simulate", "profile", "calibrate", "tune")
 OPTIMIZERS = ("sgd", "adam", "adamw")
-AT_LEAST_1 = ("batch.micro_batches", "steps", "mesh.data", "mesh.pipeline", "mesh.tensor")
+AT_LEAST_1 = ("batch.micro_batches", "batch.micro_batch_size", "steps", "mesh.data", "mesh.pipeline", "mesh.tensor")
 AT_LEAST_0 = (
     "warmup",
     "seed",

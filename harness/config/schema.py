@@ -18,6 +18,9 @@ class BatchConfig:
     micro_batches: int = 8
     """Micro-batches that each replica of the pipeline splits its samples into. Planners of tensor parallelism (autoddl,
     megatron, data_parallel, strategies, summa) set 1, unless it is given."""
+    micro_batch_size: int | None = None
+    """Samples of a micro-batch, in the place of batch.micro_batches, which is then the samples of each replica divided
+    by it."""
 
 
 @dataclass

@@ -140,6 +140,18 @@ def apply(overrides: Sequence[str], fix: Fix) -> list[str]:
     return [*kept, *(f"{key}={spelled(value)}" for key, value in fix.items() if value != LEAVE_OUT)]
 
 
+def leaving_out(problems: Sequence[Problem], overrides: Sequence[str]) -> list[Problem]:
+    """The problems, whose fixes say what `apply` takes away: a fix that chooses another of a group leaves out the keys
+    typed for the former one, "precision=fp32 without precision.dtype"."""
+    keys = [bare_key(text) for text in overrides]
+
+    def complete(fix: Fix) -> Fix:
+        below = [key for key in keys if any(key.startswith(f"{group}.") for group in fix)]
+        return dict.fromkeys(below, LEAVE_OUT) | fix
+
+    return [replace(problem, fixes=tuple(map(complete, problem.fixes))) for problem in problems]
+
+
 def bare_key(override: str) -> str:
     """The key of an override, without the signs of Hydra: "steps" of +steps=3 and ~steps, "engine" of engine@twin=x."""
     return override.partition("=")[0].lstrip("+~").partition("@")[0]

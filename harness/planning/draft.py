@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from omegaconf import DictConfig
 
-from harness.checks import engine_support, plan_fits
+from harness.checks import engine_support, layer_traits, plan_fits
 from harness.checks.mesh import resolve
 from harness.core import shared_buffers
 from harness.core.cluster import Cluster
@@ -97,6 +97,7 @@ def laid_out(config: DictConfig, engine: Engine, planner: Planner, profile: Mode
     refused = plan_fits.check_plan(config, plan, wanted, len(profile.layers), cluster)
     refused = refused or [
         *shared_buffers.refused(plan, profile),
+        *layer_traits.refused(config, engine.capabilities, plan, profile),
         *engine.refuses(request, profile.dtype, cluster),
         *engine.check(plan, profile, cluster, model),
     ]

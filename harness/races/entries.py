@@ -23,9 +23,9 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from harness.checks import mesh
+from harness.checks import micro_batches
 from harness.cli import choice_files
-from harness.config import cluster_config, registry
+from harness.config import registry
 from harness.core.problem import LEAVE_OUT, CannotRun, Problem, deduplicate, refuse
 from harness.core.record import RunRecord
 from harness.core.value_checks import one_of
@@ -226,28 +226,23 @@ def _value(config: Any, key: str) -> Any:
 
 
 def _of_equal_micro_batches(found: list[Entry]) -> list[Entry]:
-    """Give those without `batch.micro_batches` micro-batches of the first one's size, where that divides the batch."""
+    """Give those without a number or a size of micro-batches micro-batches of the first one's size, where they can."""
     able = [one for one in found if one.config is not None]
     if not able:
         return found
-    wanted = _samples(able[0])
-    changed = {}
-    for one in able[1:]:
-        each, rest = divmod(one.config.batch.size if one.config else 0, _replicas(one) * wanted)
-        given = any(text.startswith("batch.micro_batches=") for text in one.overrides)
-        if not given and each and not rest and one.config and each != one.config.batch.micro_batches:
-            changed[one.name] = Point.of([*one.overrides, f"batch.micro_batches={each}"])
-    return [_entry(one.name, changed[one.name]) if one.name in changed else one for one in found]
+    wanted = _samples(able[0].config)
+    changed = {one.name: _with_size(one, wanted) for one in able[1:] if _samples(one.config) != wanted}
+    return [changed.get(one.name, one) for one in found]
 
 
-def _samples(one: Entry) -> int:
+def _with_size(one: Entry, samples: int) -> Entry:
+    """An entry with micro-batches of so many samples; as it is where that is given, or the batch does not allow it."""
+    if any(_key(text) in (micro_batches.COUNT, micro_batches.SIZE) for text in one.overrides):
+        return one
+    other = _entry(one.name, Point.of([*one.overrides, f"{micro_batches.SIZE}={samples}"]))
+    return one if other.row.record else other
+
+
+def _samples(config: Any) -> int:
     """Samples of a micro-batch."""
-    assert one.config is not None
-    return max(1, one.config.batch.size // (_replicas(one) * one.config.batch.micro_batches))
-
-
-def _replicas(one: Entry) -> int:
-    assert one.config is not None
-    cluster = cluster_config.build(cluster_config.from_group(one.config.cluster))
-    can = registry.build("engine", one.config.engine).capabilities
-    return mesh.resolve(one.config, can, cluster.devices, layers=cluster.devices).data
+    return max(1, config.batch.size // (micro_batches.replicas(config) * config.batch.micro_batches))

@@ -208,7 +208,6 @@ class Run:
         if done != self.config.steps:  # of a race, which ends when it is decided
             self.folder.update(config=self.record.config | {"steps": done})
         self.folder.update(metrics=metrics.measured(result, draft, self.config, prepared.kind), trace=TRACE)
-        (path / RESULT).unlink()
         traces = {"last step, measured": Trace.load(path / TRACE), "simulated": draft.simulation.trace}
         panels = [(f"{self.title}, {what}", trace) for what, trace in traces.items() if trace.spans]
         self.draw(panels, prepared)  # an engine may leave no trace of its own
@@ -297,6 +296,8 @@ class Run:
         unsaved = self.lines.unsaved() if self.lines else ""
         reason = "; ".join(filter(None, [outcome.reason, unsaved]))
         message = self.folder.finish(outcome.status, reason, outcome.problems)
+        if self.folder.accepted:
+            (self.folder.path / RESULT).unlink(missing_ok=True)  # also of ranks that had trained when one was ended
         if self.tracker:
             self.tracker.finish(self.record.metrics, {"timeline": self.folder.path / TIMELINE}, self.record.status)
         return message

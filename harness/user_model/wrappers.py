@@ -5,6 +5,8 @@
     Regression      (n, *input_shape)   ->  (n, *output_shape)                 mean squared error
     Custom          as the example      ->  anything                           the user's own loss
 
+Of a result with more than logits, as networks of Hugging Face and googlenet give it, all but Custom take its `logits`.
+
 A wrapper has all of `harness.interfaces.Model` but `name` and `layers`.
 """
 
@@ -12,6 +14,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -39,6 +42,10 @@ class Wrapper(ABC):
     @abstractmethod
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
         """The sum of the samples' losses."""
+
+    def select(self, result: Any) -> Any:
+        """The part of the module's result that the loss takes: its logits, if it has other values, too."""
+        return getattr(result, "logits", result)
 
     def output_shape_of(self, n: int) -> tuple[int, ...] | None:
         """The shape that the module must give for n samples; None if only the loss knows."""
@@ -125,7 +132,8 @@ class OnExample(Wrapper):
 class Custom(OnExample):
     """A module with a loss of the user's own: `loss(output, targets)` returns one loss for each sample, or their sum.
 
-    It is trained on samples like those of an example, (inputs, targets).
+    It is trained on samples like those of an example, (inputs, targets). `output` is all that the module gives, a
+    dictionary or a dataclass, too.
     """
 
     task = "custom"
@@ -134,14 +142,17 @@ class Custom(OnExample):
         self,
         module: nn.Module,
         example_batch: Batch | tuple[Tensor, Tensor],
-        loss: Callable[[Tensor, Tensor], Tensor],
+        loss: Callable[[Any, Tensor], Tensor],
     ) -> None:
         super().__init__(module, example_batch)
         if not callable(loss):
             raise TypeError(f"loss must be a function of (output, targets), got {loss!r:.80}")
         self._loss = loss
 
-    def loss(self, output: Tensor, target: Tensor) -> Tensor:
+    def select(self, result: Any) -> Any:
+        return result
+
+    def loss(self, output: Any, target: Tensor) -> Tensor:
         return self._loss(output, target).sum()
 
 
