@@ -28,7 +28,8 @@ ALONE = "is a module alone: what are its input, its target and its loss?"
 def on_batch(model: Any, batch: Any, loss: Loss | None = None, named: bool = False) -> Any:
     """The model on the samples of a batch; the model itself if no batch is given.
 
-    `named`: keys name the task, which is that of a plain module without a batch. Raises CannotRun for arguments of which no model can be made.
+    `named`: keys name the task, which is that of a plain module without a batch. Raises CannotRun for arguments of
+    which no model can be made.
     """
     refuse(_misused(model, batch, loss, named))
     if batch is None:
