@@ -64,6 +64,10 @@ class OnBatch(OnExample):
             self._check_logits(output)
         return self._wrapper.loss(output, target)
 
+    def select(self, result: Any) -> Any:
+        """The wrapper's."""
+        return self._wrapper.select(result)
+
     def output_shape_of(self, n: int) -> tuple[int, ...] | None:
         """The wrapper's; None if the number of classes is not known."""
         return self._wrapper.output_shape_of(n) if self._known else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -81,6 +82,8 @@ def test_a_wrapper_keeps_its_task_and_takes_the_samples(wrapper: Any, batch: Any
     assert torch.equal(model.sample(4).inputs, batch[0]) and model.module is wrapper.module
     assert (model.task, model.classes, model.input_shape) == (wrapper.task, wrapper.classes, wrapper.input_shape)
     assert model.output_shape_of(3) == wrapper.output_shape_of(3)
+    result = SimpleNamespace(logits=3)
+    assert model.select(result) is wrapper.select(result)
     assert taken(wrapper, None) is wrapper
 
 
