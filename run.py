@@ -58,7 +58,9 @@ def main(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) 
             from harness.races import race
 
             return race.main(options.overrides, options.multirun)
-        if options.multirun:
+        from harness.sweep import engines
+
+        if options.multirun or engines.tunes_several(options.overrides):
             from harness.sweep import local
 
             return local.main(options.overrides)

@@ -25,18 +25,14 @@ from omegaconf import DictConfig
 
 from harness.checks import micro_batches
 from harness.cli import choice_files
-from harness.config import registry
 from harness.core.problem import LEAVE_OUT, CannotRun, Problem, deduplicate, refuse
 from harness.core.record import RunRecord
 from harness.core.value_checks import one_of
-from harness.sweep import points, run_point
+from harness.sweep import engines, points, run_point
 from harness.sweep.points import Point
 from harness.sweep.row import Row
 
 RACE = "this race"
-ALL = "all"
-PLANNERS = {"sbp": "autoddl", "periodic": "madpipe"}
-"""The planner of an engine that runs no plan of the default one, where none is given."""
 MOST_ROUNDS = 1000
 STEPS_OF_A_ROUND = 2
 OF_THE_RACE = ("mode", "schemes", "out", "steps")
@@ -117,14 +113,15 @@ def _schemes(overrides: Sequence[str]) -> tuple[dict[str, list[str]], list[str]]
     """The overrides of each entry, and those of all."""
     addressed = [text for text in overrides if _addressee(text)]
     shared = [text for text in overrides if text not in addressed]
-    file, engines = points.value_of(shared, "schemes"), _engines(shared)
+    file, names = points.value_of(shared, "schemes"), engines.listed(shared)
     if file is not None:
-        if engines:
+        if names:
             message = "is given next to schemes=, whose entries have engines of their own"
-            raise CannotRun([Problem("engine", ",".join(engines), message, ({"engine": LEAVE_OUT},))], RACE)
+            raise CannotRun([Problem("engine", ",".join(names), message, ({"engine": LEAVE_OUT},))], RACE)
         schemes = _of_file(Path(file))
     else:
-        schemes = {engine: [f"engine={engine}"] for engine in engines}
+        refuse([problem for name in names for problem in one_of("engine", name, engines.known())], RACE)
+        schemes = {name: [f"engine={name}"] for name in names}
     problems = []
     for text in addressed:
         name, own = _addressee(text), text.partition(":")[2]
@@ -146,17 +143,6 @@ def _addressee(text: str) -> str:
     return name if colon and "=" not in name and "=" in rest else ""
 
 
-def _engines(overrides: Sequence[str]) -> list[str]:
-    """The engines that `engine=` lists."""
-    given = [text.partition("=")[2] for text in overrides if _key(text) == "engine"]
-    names = [name.strip() for name in given[-1].strip("[]").split(",")] if given else []
-    known = [plugin.name for plugin in registry.scan() if plugin.group == "engine"]
-    if names == [ALL]:
-        return sorted(known, key=lambda name: (name != "single", name))
-    refuse([problem for name in names for problem in one_of("engine", name, known)], RACE)
-    return list(dict.fromkeys(names))
-
-
 def _of_file(path: Path) -> dict[str, list[str]]:
     if not path.is_file():
         raise CannotRun([Problem("schemes", str(path), "is not a file")], RACE)
@@ -174,9 +160,9 @@ def _of_file(path: Path) -> dict[str, list[str]]:
 def _last(shared: Sequence[str], own: Sequence[str]) -> list[str]:
     """The overrides of an entry, each key once: its own count, and before them the command line's."""
     keys = {_key(text): text for text in (*shared, *own)}
-    engine = keys.get("engine", "").partition("=")[2]
-    if "planner" not in keys and engine in PLANNERS:
-        keys["planner"] = f"planner={PLANNERS[engine]}"
+    if "engine" in keys:
+        chosen = engines.keys_of(keys["engine"].partition("=")[2], [*keys.values()])
+        keys |= {_key(text): text for text in chosen}
     return [
         "mode=run",
         *(text for key, text in keys.items() if key != "mode"),

@@ -193,8 +193,10 @@ def _short(keys: Sequence[str]) -> list[str]:
 
 
 def close(rows: Sequence[Row], folder: Path, console: Console | None = None) -> None:
-    """Print the closing table, why points failed, and one line about the whole sweep."""
+    """Print the closing table, of mode=tune the fastest first, why points failed, and a line about the whole sweep."""
     console = console or console_of_sweep()
+    if all(row.record and row.record.config.get("mode") == "tune" for row in rows):
+        rows = sorted(rows, key=lambda row: -(row.throughput or 0.0))
     shown, left_out = table(rows, console.width)
     console.print(shown)
     for line in _legend(rows, left_out, console.width):
