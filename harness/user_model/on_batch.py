@@ -28,7 +28,8 @@ ALONE = "is a module alone: what are its input, its target and its loss?"
 def on_batch(model: Any, batch: Any, loss: Loss | None = None, named: bool = False) -> Any:
     """The model on the samples of a batch; the model itself if no batch is given.
 
-    `named`: keys name the task of a plain module. Raises CannotRun for arguments of which no model can be made.
+    `named`: keys name the task, which is that of a plain module without a batch. Raises CannotRun for arguments of
+    which no model can be made.
     """
     refuse(_misused(model, batch, loss, named))
     if batch is None:
@@ -63,6 +64,10 @@ class OnBatch(OnExample):
             self._check_logits(output)
         return self._wrapper.loss(output, target)
 
+    def select(self, result: Any) -> Any:
+        """The wrapper's."""
+        return self._wrapper.select(result)
+
     def output_shape_of(self, n: int) -> tuple[int, ...] | None:
         """The wrapper's; None if the number of classes is not known."""
         return self._wrapper.output_shape_of(n) if self._known else None
@@ -89,6 +94,8 @@ def _misused(model: Any, batch: Any, loss: Loss | None, named: bool) -> list[Pro
     kind = type(model).__name__
     if isinstance(model, type):
         return [Problem("model", model.__name__, "is a class, not a module", hint=f"{model.__name__}(...)")]
+    if named and batch is not None:
+        return [Problem("model.task", None, "is given, and so is a batch, which says what it is trained on")]
     if isinstance(model, Wrapper):
         return [Problem("loss", None, f"is given, {_a(model)} has its own")] if loss else []
     if has_interface(model):

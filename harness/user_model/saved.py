@@ -1,7 +1,7 @@
 """A module of a process as a file that `model=` takes: training processes, and commands, load it from there.
 
-    runs/modules/3f2a9c01d4e5/Net.py       build(), which needs no other file of the user's
-                              module.pt    the module with its weights, its batch and its loss
+    runs/modules/3f2a9c01d4e5/Net.py             build(), which needs no other file of the user's
+                              3f2a9c01d4e5.pt    the module with its weights, its batch and its loss
 
 Classes and functions of a notebook, of a script or of an interactive session are saved with their code (cloudpickle);
 those of modules that can be imported by their names.
@@ -25,10 +25,9 @@ from harness.user_model import sources
 from harness.user_model.load import OURS
 from harness.user_model.reference import Reference
 
-CONTENT = "module.pt"
 CALLABLE = "build"
 TEXT = '''\
-"""{name}, as it was given to harness.race, plan or simulate ({digest})."""
+"""{name}, as it was given to harness.race, plan or simulate."""
 
 from pathlib import Path
 
@@ -36,8 +35,9 @@ from harness.user_model.saved import load
 
 
 def {callable}():
-    return load(Path(__file__).with_name("{content}"), {folders})
+    return load(Path(__file__).with_name("{digest}.pt"), {folders})
 '''
+"""The code names the content: it is another model's (`sources.code`) where that is another one."""
 
 
 def save(model: Any, name: str, folder: Path) -> Reference:
@@ -49,16 +49,22 @@ def save(model: Any, name: str, folder: Path) -> Reference:
     with tempfile.TemporaryDirectory(dir=folder, prefix=".new-") as new:
         written = Path(new) / "made"
         written.mkdir()
-        _write(model, written / CONTENT)
-        modules = list(_imported(written / CONTENT))
-        digest = _digest(written / CONTENT, modules)
+        content = written / "module.pt"
+        _write(model, content)
+        modules = list(_imported(content))
+        digest = _digest(content, modules)
+        content.rename(written / f"{digest}.pt")
         folders = sorted({str(_root(module)) for module in modules})
-        text = TEXT.format(name=name, digest=digest, callable=CALLABLE, content=CONTENT, folders=folders)
+        text = TEXT.format(name=name, digest=digest, callable=CALLABLE, folders=folders)
         (written / f"{name}.py").write_text(text, encoding="utf-8")
         place = (folder / digest).resolve()
         if not (place / f"{name}.py").exists():
             shutil.rmtree(place, ignore_errors=True)
-            written.rename(place)
+            try:
+                written.rename(place)
+            except OSError:
+                if not (place / f"{name}.py").exists():  # else another process has saved it meanwhile
+                    raise
     return Reference(str(place / f"{name}.py"), CALLABLE)
 
 

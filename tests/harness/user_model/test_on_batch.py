@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -81,6 +82,8 @@ def test_a_wrapper_keeps_its_task_and_takes_the_samples(wrapper: Any, batch: Any
     assert torch.equal(model.sample(4).inputs, batch[0]) and model.module is wrapper.module
     assert (model.task, model.classes, model.input_shape) == (wrapper.task, wrapper.classes, wrapper.input_shape)
     assert model.output_shape_of(3) == wrapper.output_shape_of(3)
+    result = SimpleNamespace(logits=3)
+    assert model.select(result) is wrapper.select(result)
     assert taken(wrapper, None) is wrapper
 
 
@@ -96,6 +99,7 @@ def test_what_has_its_task_is_left_as_it_is() -> None:
         ((3, (INPUTS, CLASSES)), "model int is no model -> an nn.Module, the name of a model, or Classifier("),
         ((module(), None), "model Linear is a module alone: what are its input, its target and its loss? -> a batch"),
         ((module(), None, nn.MSELoss(), True), "loss needs a batch"),
+        ((module(), (INPUTS, CLASSES), None, True), "model.task is given, and so is a batch"),
         ((module(), INPUTS), "batch is a Tensor, it must be (inputs, targets)"),
         ((module(), {"x": INPUTS}), "batch is a dict"),
         ((module(), ([1], CLASSES)), "batch has inputs that are a list"),
