@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import nn
 
-from harness.capture import torchvision_import
+from harness.capture import names, torchvision_import
 from harness.cli.compose import compose
 from harness.config import registry
 from harness.interfaces import Model
@@ -18,8 +18,8 @@ from tests.any_model.cases import Case
 
 @dataclass(frozen=True)
 class Chain:
-    """How many layers there are, how many repeated blocks the module has, how many of them are whole in a layer, and
-    the most that one layer has."""
+    """How many layers there are, how many repeated blocks the module has, how many of them are in one layer each, and
+    the most that one layer has parts of."""
 
     layers: int
     blocks: int
@@ -33,17 +33,17 @@ class Chain:
 
 
 def of(case: Case) -> Chain:
-    """The chain of a case, on the meta device."""
+    """The chain of a case, on the meta device: where the weights of its blocks are."""
     torchvision_import.prepare()
     model: Model = registry.build("model", compose(["engine=single", *case.keys]).model)
     with torch.device("meta"):
         chain = model.layers()
-    counts = [_blocks(layer, case) for layer in chain]
-    return Chain(len(chain), _blocks(reference.made(case)[0], case), sum(counts), max(counts))
-
-
-def _blocks(module: nn.Module, case: Case) -> int:
-    return sum(type(one).__name__ == case.block for one in module.modules())
+    module = reference.made(case)[0]
+    blocks = [path for path, one in module.named_modules() if type(one).__name__ == case.block]
+    held = {(place.partition(".")[0], name.removeprefix("network.")) for place, name in names(chain).items()}
+    homes = {block: {layer for layer, name in held if name.startswith(f"{block}.")} for block in blocks}
+    each = Counter(layer for layers in homes.values() for layer in layers)
+    return Chain(len(chain), len(blocks), sum(len(layers) == 1 for layers in homes.values()), max(each.values()))
 
 
 def imbalance(costs: Sequence[float]) -> float:
