@@ -78,9 +78,10 @@ replay: $(STAMP)
 mutants: $(STAMP)
 	$(BIN)/python -m tests.mutants $(ARGS)
 
-# Some 670 short runs, two at a time: an hour.
+# Some 800 short runs, two at a time: an hour and a quarter.
 matrix: $(STAMP)
 	$(BIN)/python -m tests.matrix
+	$(BIN)/python -m tests.any_model
 
 # Faults, and sweeps that are killed, preempted and cancelled, here and on an emulated Slurm: an hour and a half.
 # ARGS="4 20": minutes, as continuous integration does.

@@ -115,14 +115,19 @@ def of_products() -> Iterable[Choice]:
 
 
 def run(cell: Choice) -> End:
-    """Run it, in a folder of its own, as a point of a sweep."""
-    row = Row(Point.of([*" ".join(cell).split(), *SMALL]))
+    """Run it, in a folder of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        return run_in(Path(folder) / "run", [*" ".join(cell).split(), *SMALL])
+
+
+def run_in(folder: Path, overrides: Sequence[str]) -> End:
+    """Run these keys as a point of a sweep. There is no folder if they are refused before."""
+    row = Row(Point.of(overrides))
     with COMPOSING:
         config = run_point.composed(row.point)
     if isinstance(config, RunRecord):
         return end(config)
-    with tempfile.TemporaryDirectory() as folder:
-        run_point.run_point(row, Path(folder) / "run", config)
+    run_point.run_point(row, folder, config)
     assert row.record is not None
     return end(row.record)
 

@@ -28,13 +28,13 @@ from harness.schedule import Schedule
 from harness.schedule.builders.gpipe import gpipe
 from harness.schedule.builders.one_f_one_b import one_f_one_b
 from harness.schedule.transfers import plan_transfers
-from harness.simulate import simulate
+from harness.simulator import simulate
 
 PICTURE = results.ROOT / "docs" / "race.png"
 ROUNDS = 9
 NAMES = (
     *("two_devices", "one_device", "checkpointing", "components"),
-    *("planning", "prediction", "simulator", "sbp", "messages", "race"),
+    *("planning", "prediction", "simulator", "sbp", "messages", "captured", "race"),
 )
 """The benchmarks, in the order in which they run."""
 
@@ -85,11 +85,11 @@ def simulator(rounds: int) -> list[dict[str, Any]]:
 
 def _benches() -> dict[str, Callable[[int], list[dict[str, Any]]]]:
     """The benchmarks by name. They import torch, which takes seconds and is not needed for --help."""
-    from analysis.bench import engines, gpipe, myelin, sbp
+    from analysis.bench import captured, engines, gpipe, myelin, sbp
     from analysis.bench.prediction import prediction
 
     of_gpipe = (gpipe.two_devices, gpipe.one_device, gpipe.checkpointing, gpipe.components)
-    others = (planning, prediction, simulator, sbp.sbp, myelin.messages, engines.all_engines)
+    others = (planning, prediction, simulator, sbp.sbp, myelin.messages, captured.captured, engines.all_engines)
     return dict(zip(NAMES, (*of_gpipe, *others), strict=True))
 
 

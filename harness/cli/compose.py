@@ -25,12 +25,20 @@ from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import InterpolationValidationError, MissingMandatoryValue, OmegaConfBaseException
 
-from harness.checks import configuration, values
+from harness.checks import configuration, micro_batches, values
 from harness.checks.configuration import Expected
 from harness.cli import choice_files, suggestions, user_models
 from harness.cli.choice_files import CONF
 from harness.config import cluster_config, registry
-from harness.config.overrides import WANTED, Parsed, leaves, mistyped_interpolations, parse, value_problem
+from harness.config.overrides import (
+    WANTED,
+    Parsed,
+    is_dictionary,
+    leaves,
+    mistyped_interpolations,
+    parse,
+    value_problem,
+)
 from harness.core.problem import LEAVE_OUT, CannotRun, Fix, Problem, bare_key, refuse
 
 TITLE_WIDTH = 100
@@ -69,7 +77,8 @@ def compose(overrides: Sequence[str], expected: Expected | None = None) -> DictC
     choices, numbers that no run can have.
     """
     config, problems = _composed_and_checked(overrides, expected)
-    refuse(_improved(problems, overrides, config, expected), title(overrides))
+    found = micro_batches.in_given_keys(_improved(problems, overrides, config, expected), config)
+    refuse(found, title(overrides))
     OmegaConf.resolve(config)
     return config
 
@@ -83,6 +92,9 @@ def _composed_and_checked(
     if not unresolved:
         cluster_config.override_effective_values(config.cluster, [override.key_or_group for override in parsed.values])
         problems += follow(config)
+        typed = {override.key_or_group for override in parsed.values}
+        with configuration.expecting(config, expected):
+            problems += micro_batches.follow(config, micro_batches.COUNT in typed)
     readable = not problems
     known = {problem.key for problem in problems}  # those have their defaults, which nobody typed
     problems += unresolved or [problem for problem in values.problems(config) if problem.key not in known]
@@ -185,10 +197,18 @@ def further() -> str | None:
 
 @contextmanager
 def session() -> Iterator[ConfigLoader]:
-    """Hydra, ready to compose; yields what knows the groups and their choices."""
+    """Hydra, ready to compose; yields what knows the groups and their choices.
+
+    A program that uses Hydra itself, and calls `harness.race`, has its own state of Hydra again after that.
+    """
     _set_up()
-    with hydra.initialize_config_dir(config_dir=str(CONF), version_base=None):
-        yield GlobalHydra.instance().config_loader()
+    outer = GlobalHydra.instance().hydra
+    GlobalHydra.instance().clear()
+    try:
+        with hydra.initialize_config_dir(config_dir=str(CONF), version_base=None):
+            yield GlobalHydra.instance().config_loader()
+    finally:
+        GlobalHydra.instance().hydra = outer
 
 
 def choices(loader: ConfigLoader, group: str) -> list[str]:
@@ -231,7 +251,19 @@ def _composed(choices: tuple[str, ...]) -> bytes:
     for key in sorted({key for group, name in typed.items() for key in choice_files.missing(group, name, places)}):
         OmegaConf.update(config, key, "???")
     refuse([problem for group in registry.GROUPS if (problem := _other_schema(config, group, typed.get(group)))])
+    _open_dictionaries(config)
     return pickle.dumps(config)
+
+
+def _open_dictionaries(node: DictConfig) -> None:
+    """Let values whose type is a dictionary take any name, below all other keys, which are as they are."""
+    for name in node:
+        child = node._get_node(name)
+        if isinstance(child, DictConfig):
+            if is_dictionary(child):
+                OmegaConf.set_struct(child, False)
+            elif not (child._is_none() or child._is_missing() or child._is_interpolation()):
+                _open_dictionaries(child)
 
 
 def _reason(text: str) -> str:

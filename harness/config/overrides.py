@@ -114,11 +114,13 @@ def value_problem(config: DictConfig, override: Override) -> Problem | None:
     key, value = override.key_or_group, override.value()
     parent, missing = _walk(config, key)
     if missing:
-        return _unknown_key(config, override, missing)
+        return None if _in_dictionary(config, key) else _unknown_key(config, override, missing)
     if override.is_add() or override.is_force_add():
         return Problem(_key(override), _text(override), "is a key already and needs no +", ({key: value},))
     wanted = _hint(parent, key.rpartition(".")[2])
     if OmegaConf.is_dict(_now(config, key)) and not isinstance(value, dict):
+        if is_dictionary(parent[key.rpartition(".")[2]]):
+            return Problem(key, _text(override), "is not a dictionary", hint=f"{key}={{name: value}}")
         keys = [leaf for leaf in leaves(config) if leaf.startswith(f"{key}.")]
         return Problem(key, _text(override), f"is a group of keys: {', '.join(keys)}", hint=f"{keys[0]}=...")
     try:
@@ -169,7 +171,8 @@ def _unknown_key(config: DictConfig, override: Override, missing: str) -> Proble
     """A key that does not exist: a fix with the one that was probably meant, if that takes the value."""
     key = override.key_or_group
     message, best = f"is not a key{_of(key, missing, config)}", closest_key(key, names(config))
-    if not best or value_problem(config, _parsed(f"{best}={override.get_value_element_as_str()}")):
+    same = f"{best}={override.get_value_element_as_str()}"
+    if not best or isinstance(override.value(), dict) or value_problem(config, _parsed(same)):
         return Problem(key, None, message, hint=_known_key(key, config))
     return Problem(key, None, message, ({best: override.value(), key: LEAVE_OUT},))
 
@@ -328,6 +331,17 @@ def _walk(config: DictConfig, key: str) -> tuple[DictConfig, str]:
     if not isinstance(node, DictConfig) or parts[-1] not in node.keys():  # noqa: SIM118 ("in" says no for a null)
         return config, parts[-1]
     return node, ""
+
+
+def is_dictionary(node: Any) -> bool:
+    """Whether the schema says that a value is a dictionary, not a group of keys."""
+    return isinstance(node, DictConfig) and OmegaConf.get_type(node) is dict
+
+
+def _in_dictionary(config: DictConfig, key: str) -> bool:
+    """Whether a key is a name in a dictionary."""
+    parts = key.split(".")
+    return any(is_dictionary(_now(config, ".".join(parts[:count]))) for count in range(2, len(parts)))
 
 
 def has(config: DictConfig, key: str) -> bool:

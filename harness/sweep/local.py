@@ -14,6 +14,7 @@ from datetime import datetime
 from pathlib import Path
 
 from omegaconf import DictConfig
+from rich.console import Console
 
 from harness.core import files
 from harness.core.problem import CannotRun, Fix, Problem
@@ -38,25 +39,40 @@ def main(overrides: Sequence[str]) -> int:
     if the sweep was interrupted. Raises CannotRun if all points have the same typing error, or cannot be read, or the
     sweep's folder cannot be written.
     """
-    points = expand(overrides)
-    refuse_mistyped(points)
-    rows = [Row(point) for point in points]
+    rows = rows_of(overrides)
     folder = folder_of(overrides)
-    make(folder)
-    interrupted = False
-    with writing(folder):
-        try:
-            with preemptible(), fork_server.scope(), Display(rows) as display:
-                _go_through(rows, folder, display)
-        except KeyboardInterrupt:
-            interrupted = True
-    show(rows, folder)
+    interrupted = not run_all(rows, folder)
     return EXIT_CODES["preempted"] if interrupted else 0 if all(_has_result(row) for row in rows) else 1
 
 
-def show(rows: Sequence[Row], folder: Path) -> None:
+def rows_of(overrides: Sequence[str]) -> list[Row]:
+    """The points of a sweep, none of which has run. Raises CannotRun if all points have the same typing error, or
+    cannot be read."""
+    points = expand(overrides)
+    refuse_mistyped(points)
+    return [Row(point) for point in points]
+
+
+def run_all(rows: Sequence[Row], folder: Path, console: Console | None = None) -> bool:
+    """Fill in the records of all points, and `show` them; returns False if the sweep was interrupted.
+
+    Raises CannotRun if the folder cannot be written. What is printed goes to the console: by default to stdout.
+    """
+    make(folder)
+    whole = True
+    with writing(folder):
+        try:
+            with preemptible(), fork_server.scope(), Display(rows, console) as display:
+                _go_through(rows, folder, display)
+        except KeyboardInterrupt:
+            whole = False
+    show(rows, folder, console)
+    return whole
+
+
+def show(rows: Sequence[Row], folder: Path, console: Console | None = None) -> None:
     """Print the closing table and keep it as points.csv; raises CannotRun if it cannot be written."""
-    close(rows, folder)
+    close(rows, folder, console)
     with writing(folder):
         files.write_text(folder / TABLE, as_csv(rows))
 

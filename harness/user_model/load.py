@@ -81,6 +81,9 @@ def _module(place: Reference) -> ModuleType:
     path = reference.find(place)
     root = Path(place.folder) if place.folder else sources.root_of(path)
     name = sources.module_of(path) if place.is_file else place.place
+    from harness.capture import torchvision_import
+
+    torchvision_import.prepare()
     with telling(place, "when it is imported"), _first(root):
         if "." not in name and place.is_file:
             return _from_file(path, place)

@@ -7,10 +7,11 @@ settings   ->   call net.py:build(width=64)   ->   a module, with the task of th
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from harness.core.problem import CannotRun, Problem, ProblemError, spelled
+from harness.core.problem import CannotRun, Problem, spelled
 from harness.interfaces import Batch, Model
 from harness.user_model import keys, loaded_signature
 from harness.user_model.keys import NEEDED, SHARED
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from harness.user_model.wrappers import Wrapper
 
 check = keys.problems
+identity, renamed = keys.identity, keys.renamed
 INTERFACE = ("name", "task", "input_shape", "classes", "layers", "sample", "loss")
 EXAMPLES = {
     "classification": "Classifier(module, input_shape=(3, 32, 32), classes=10)",
@@ -40,7 +42,7 @@ def build(settings: Mapping[str, Any]) -> Model:
         return loaded_signature.call(place, settings)
 
     made = without_memory(make)
-    if _has_interface(made):
+    if has_interface(made):
         whole: Model = make()
         return whole
     wrapper = _wrapped(made, place, settings)
@@ -55,21 +57,23 @@ class UserModel:
         self.input_shape, self.classes = wrapper.input_shape, wrapper.classes
         self._wrapper, self._make = wrapper, make
         self._filled: Wrapper | None = None
+        self._result = Result(wrapper.select)
 
     def layers(self) -> nn.Sequential:
         """The layers of a module that is made now."""
         import torch
 
         module = without_memory(lambda: self._make().module) if _on_meta() else self._make().module
-        return as_layers(module, self.sample(2).inputs if not isinstance(module, torch.nn.Sequential) else None)
+        inputs = self.sample(2).inputs if not isinstance(module, torch.nn.Sequential) else None
+        return as_layers(module, inputs, self._result.seen)
 
     def sample(self, n: int) -> Batch:
         """n samples, as the wrapper draws them."""
         return self._with_values().sample(n)
 
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
-        """The wrapper's loss."""
-        return self._wrapper.loss(output, target)
+        """The wrapper's loss, of what the module itself would give: a chain of layers passes tensors alone."""
+        return self._wrapper.loss(self._result.of(output), target)
 
     def output_shape_of(self, n: int) -> tuple[int, ...] | None:
         """The shape of the output for n samples, if the task says it."""
@@ -89,10 +93,38 @@ class UserModel:
         return self._filled
 
 
-def as_layers(module: nn.Module, inputs: Tensor | None) -> nn.Sequential:
+class Result:
+    """What a module gives: a tensor, or containers (a dictionary, a dataclass) around the tensors that a chain of its
+    layers passes. `select` takes a part of it."""
+
+    def __init__(self, select: Callable[[Any], Any]) -> None:
+        self._select = select
+        self._form: Any = None
+
+    def seen(self, result: Any) -> Any:
+        """The selected part of a result, whose form is kept."""
+        from torch import Tensor
+
+        from harness.capture.structure import Ref, template
+
+        part, numbers = self._select(result), itertools.count()
+        self._form = template(part, lambda leaf: Ref(next(numbers)) if isinstance(leaf, Tensor) else leaf)
+        return part
+
+    def of(self, output: Any) -> Any:
+        """The result with these tensors; they themselves, of layers that the module has of its own."""
+        from harness.capture.structure import Ref, built, tensors
+
+        if self._form is None:
+            return output
+        given = tensors(output)
+        return built(self._form, lambda leaf: given[leaf.number] if isinstance(leaf, Ref) else leaf)
+
+
+def as_layers(module: nn.Module, inputs: Tensor | None, select: Callable[[Any], Any] | None = None) -> nn.Sequential:
     """The layers of a module: its own if it is an nn.Sequential, else what `harness.capture` finds for these inputs.
 
-    One layer where nothing is found, or no inputs are given.
+    They give what `select` takes of its result. One layer if it cannot be split, or no inputs are given.
     """
     from torch import nn
 
@@ -100,12 +132,9 @@ def as_layers(module: nn.Module, inputs: Tensor | None) -> nn.Sequential:
         return module
     if inputs is None:
         return nn.Sequential(module)
-    from harness.capture import split, whole
+    from harness.capture import split_or_whole
 
-    try:
-        return split(module, (inputs,))
-    except ProblemError:  # it trains where nothing is split
-        return whole(module, (inputs,))
+    return split_or_whole(module, (inputs,), select=select)
 
 
 def without_memory(make: Callable[[], Any]) -> Any:
@@ -135,7 +164,8 @@ def _on_meta() -> bool:
     return torch.get_default_device().type == "meta"
 
 
-def _has_interface(made: Any) -> bool:
+def has_interface(made: Any) -> bool:
+    """Whether an object is a model by itself."""
     return all(hasattr(made, name) for name in INTERFACE) and not isinstance(made, type)
 
 

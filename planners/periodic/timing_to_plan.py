@@ -16,8 +16,8 @@ from harness.core.problem import Fix, NoPlan, Problem, table
 from harness.interfaces import PlanRequest
 from harness.schedule.builders.periodic import unrolled
 from harness.schedule.transfers import plan_transfers
-from harness.simulate import simulate
-from harness.simulate.pattern_requirements import plan_pattern_errors
+from harness.simulator import simulate
+from harness.simulator.pattern_requirements import plan_pattern_errors
 from planners import pipeline
 from planners.periodic.layer_ticks import Chain, chain_from_profile
 from planners.periodic.task_times import Timing
@@ -122,7 +122,7 @@ def _check(plan: Plan, profile: ModelProfile, cluster: Cluster, memory: MemoryMo
     """Raises AssertionError, with all errors, for a pattern that cannot be repeated: a planner must never make one.
 
     The pattern is unrolled and checked; seconds and bytes are computed again from the profile
-    (`harness.simulate.pattern_requirements`).
+    (`harness.simulator.pattern_requirements`).
     """
     if problems := plan_pattern_errors(plan, profile, cluster, memory):
         raise AssertionError(table(problems, "the pattern that the planner has made"))

@@ -27,7 +27,7 @@ from harness.interfaces import OptimizerSpec
 from harness.measure.count_model import count
 from harness.nn.skip import named_layers
 from harness.runtime.training_state import cast_batch
-from harness.simulate import simulate
+from harness.simulator import simulate
 from tests.engines import networks, zoo
 from tests.engines.contract import Case
 from tests.engines.networks import Network

@@ -12,10 +12,12 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
+from harness.capture import unsplit
 from harness.cli.compose import compose
 from harness.config import registry
 from harness.core.problem import CannotRun
 from harness.interfaces import Model
+from harness.measure import check_model
 from harness.user_model import reference
 from tests.harness.user_model import nets
 
@@ -38,7 +40,8 @@ def refused(folder: Path, text: str, *overrides: str) -> str:
 
 
 def test_importing_the_package_does_not_import_torch() -> None:
-    code = "import sys, harness; assert 'torch' not in sys.modules; from harness import Classifier; print(Classifier)"
+    code = "import sys, harness; from harness import race, plan, simulate; assert 'torch' not in sys.modules; "
+    code += "from harness import Classifier; print(Classifier)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=registry.ROOT, check=True)
     assert "harness.user_model.wrappers.Classifier" in done.stdout
     import harness
@@ -144,6 +147,15 @@ def test_a_module_that_is_no_sequential_is_one_layer_or_more(tmp_path: Path) -> 
     assert layers(model.sample(2).inputs).shape == (2, 3)
 
 
+def test_a_module_that_cannot_be_split_says_why(tmp_path: Path) -> None:
+    layers = made(tmp_path, nets.BRANCH).layers()
+    why = unsplit(layers)
+    line = (HEAD + nets.BRANCH).splitlines().index("        if x.sum() > 0:") + 1
+    assert len(layers) == 1 and why
+    assert (Path(why.file).name, why.line, why.code) == ("net.py", line, "if x.sum() > 0:")
+    assert "value of a tensor" in why.reason
+
+
 def test_arguments_have_the_types_of_the_annotations(tmp_path: Path) -> None:
     text = (
         "import enum\n\n\nclass Act(enum.Enum):\n    A = 1\n    B = 2\n\n\n"
@@ -232,3 +244,69 @@ def test_a_module_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert registry.build("model", compose(typed).model).name == "their_nets.small:build"
     with pytest.raises(CannotRun, match="planners is a package of this project, too"):
         registry.build("model", compose(others).model)
+
+
+RESULT = """
+from dataclasses import dataclass
+from torch.nn import functional
+
+
+@dataclass
+class Output:
+    logits: torch.Tensor
+    hidden: list
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner, self.head = nn.Linear(4, 8), nn.Linear(8, 3)
+
+    def forward(self, x):
+        hidden = torch.relu(self.inner(x))
+        return RESULT
+
+
+def loss(output, target):
+    return functional.cross_entropy(LOGITS, target, reduction="none")
+
+
+def build():
+    return WRAPPER
+"""
+CUSTOM = "Custom(Net(), (torch.randn(6, 4), torch.randint(3, (6,))), loss)"
+OBJECT, DICTIONARY = "Output(self.head(hidden), [hidden])", "{'features': hidden, 'out': self.head(hidden)}"
+
+
+@pytest.mark.parametrize(
+    ("result", "logits", "wrapper", "tensors"),
+    [
+        (OBJECT, "output", "Classifier(Net(), (4,), 3)", 1),
+        (OBJECT, "output.logits", CUSTOM, 2),
+        (DICTIONARY, "output['out']", CUSTOM, 2),
+        ("self.head(hidden), None", "output[0]", CUSTOM, 1),
+    ],
+)
+def test_a_loss_takes_what_the_module_gives(
+    result: str, logits: str, wrapper: str, tensors: int, tmp_path: Path
+) -> None:
+    """Layers pass tensors: a loss of the user's own gets the containers around them, others the logits."""
+    text = RESULT.replace("RESULT", result).replace("LOGITS", logits).replace("WRAPPER", wrapper)
+    model = made(tmp_path, text)
+    torch.manual_seed(0)
+    layers, batch = model.layers(), model.sample(5)
+    output = layers(batch.inputs)
+    assert (len(output) if isinstance(output, tuple) else 1) == tensors
+    wanted = output[result == DICTIONARY] if isinstance(output, tuple) else output
+    mean = torch.nn.functional.cross_entropy(wanted, batch.targets)
+    torch.testing.assert_close(model.loss(output, batch.targets), 5 * mean)
+    check_model.check(model, 2, "float32")
+
+
+def test_a_file_may_import_torchvision(tmp_path: Path, commands: None) -> None:
+    """Also where torchvision is built for another torch, in a process that has not imported it before."""
+    text = f"import torchvision\n{HEAD}def build():\n    return Classifier(nn.Linear(4, 3), (4,), 3)\n"
+    code = "import sys; from harness.user_model import load, reference; load.load(reference.parse(sys.argv[1]))"
+    command = [sys.executable, "-c", code, nets.write(tmp_path, text)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=registry.ROOT, check=False)
+    assert done.returncode == 0, done.stderr
