@@ -34,7 +34,7 @@ from harness.core.serialization import SchemaError
 from harness.core.trace import Trace
 from harness.run import stored_record
 from harness.schedule import Schedule
-from harness.simulate import simulate
+from harness.simulator import simulate
 
 ROOT = Path(__file__).resolve().parents[1]
 TOLERANCE = 0.03

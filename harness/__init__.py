@@ -1,4 +1,5 @@
-"""`from harness import Classifier, LanguageModel, Regression, Custom`: what a module of the user's is trained on.
+"""What scripts and notebooks import: `from harness import race, plan, simulate`, and what a module is trained on,
+`from harness import Classifier, LanguageModel, Regression, Custom`.
 
 Importing this package alone does not import torch.
 """
@@ -9,11 +10,13 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from harness.library import plan, race, simulate
     from harness.user_model.wrappers import Classifier, Custom, LanguageModel, Regression
 
-__all__ = ["Classifier", "Custom", "LanguageModel", "Regression"]
+__all__ = ["Classifier", "Custom", "LanguageModel", "Regression", "plan", "race", "simulate"]
 
-_MODULES = dict.fromkeys(__all__, "harness.user_model.wrappers")
+_MODULES = dict.fromkeys(("Classifier", "Custom", "LanguageModel", "Regression"), "harness.user_model.wrappers")
+_MODULES |= dict.fromkeys(("plan", "race", "simulate"), "harness.library")
 """The module of each name."""
 
 

@@ -127,6 +127,20 @@ class Capabilities:
     dropout: bool = True
     trace: bool = True
     memory_meter: bool = True
+    by_value: bool = True
+    """Layers whose operations depend on the values of tensors."""
+    complex: bool = True
+    """Tensors of complex numbers from stage to stage."""
+    mixed: bool = True
+    """Tensors with and without a gradient, together from stage to stage."""
+    same_memory: bool = True
+    """Several weights of one stage that show the same memory."""
+    sparse: bool = True
+    """Sparse gradients."""
+    scalars: bool = True
+    """Weights without a dimension."""
+    empty: bool = True
+    """Weights without elements."""
     multi_process: bool = False
     """Whether it runs as one process for each device of the mesh (`harness.launch.forked_ranks`), not as one for
     all."""
@@ -152,13 +166,18 @@ class OptimizerSpec:
 
 @dataclass(frozen=True)
 class SessionSpec:
-    """Inputs of a session in addition to model and plan. `devices[d]` is the torch device of the plan's device d."""
+    """Inputs of a session in addition to model and plan. `devices[d]` is the torch device of the plan's device d.
+
+    `unused`: some weights get no gradient in a pass. `by_value`: which ones depends on the values of tensors.
+    """
 
     devices: tuple[str, ...]
     optimizer: OptimizerSpec = OptimizerSpec()
     dtype: str = "float32"
     autocast: str | None = None
     seed: int = 0
+    unused: bool = False
+    by_value: bool = False
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ class Contiguous:
         Raises NoPlan for more devices than layers, for a profile without times, and where no partition fits; it names
         the smallest memory that works.
         """
-        chain = timing_to_plan.requested_chain(profile, cluster, memory, request, self.duplex)
+        chain = timing_to_plan.requested_chain(profile, cluster, memory, request, self.duplex, "contiguous")
 
         def make(limited: Chain) -> Plan:
             partition = best(limited, request.pipeline)

@@ -48,7 +48,7 @@ class PipeDream:
         Raises NoPlan for more devices than layers, for a profile without times, where no partition fits the estimate,
         and where the partition fits with no period.
         """
-        chain = timing_to_plan.requested_chain(profile, cluster, memory, request, self.duplex)
+        chain = timing_to_plan.requested_chain(profile, cluster, memory, request, self.duplex, "pipedream")
         return timing_to_plan.plan_that_fits(
             chain, lambda limited: self._make(limited, cluster, request), profile, cluster, memory
         )

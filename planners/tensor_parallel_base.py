@@ -27,7 +27,7 @@ from harness.sbp.memory_limit import TooLarge, held
 from harness.sbp.route_to_plan import device_share, matmul_figures, with_route
 from harness.sbp.shortest_path import Ends, Infeasible, Route, Search
 from harness.sbp.strategy_costs import Costs, Rules
-from harness.simulate.memory_timeline import working_bytes
+from harness.simulator.memory_timeline import working_bytes
 from planners import block_partition, pipeline, stage_costs
 from planners.memory_bisection import cheapest_that_fits
 

@@ -17,7 +17,7 @@ EXAMPLES = re.compile(r".*[/.](?:mine|NAME|simple_dp|front_heavy|tiny|mycnn)\b")
 def exists(dotted: str) -> bool:
     """Whether a dotted name is a module, or something that a module defines or imports."""
     parts = dotted.split(".")
-    for length in range(len(parts), 1, -1):
+    for length in range(len(parts), 0, -1):
         place = ROOT.joinpath(*parts[:length])
         if place.is_dir() and length == len(parts):
             return True

@@ -158,6 +158,22 @@ def test_an_edit_makes_a_new_profile_and_no_run_resumes_with_it(
     assert losses(out)[:STEPS] == first and len(losses(out)) == 5
 
 
+def test_a_model_that_cannot_be_split_trains_whole(
+    here: Path, tmp_path: Path, commands: None, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """In one stage, with a note of the line that prevents more; a pipeline is refused by that line at once."""
+    nets.write(here, nets.BRANCH)
+    place = f"net.py:{nets.BRANCH.splitlines().index('        if x.sum() > 0:') + 1}, `if x.sum() > 0:`: it reads"
+    whole = trained("single", tmp_path / "single")
+    assert f"is one layer: {place}" in " ".join(capfd.readouterr().out.split())
+    assert trained("ddp", tmp_path / "ddp") == pytest.approx(whole), "weights without a gradient are no error"
+    for mode in ("run", "plan"):
+        capfd.readouterr()
+        typed = ["model=net.py:build", "engine=gpipe", f"mode={mode}", *SETTINGS, "batch.micro_batches=4"]
+        assert run.main([*typed, f"out={tmp_path / mode}"], {}) == 2
+        assert f"cannot be split into stages: {place}" in " ".join(capfd.readouterr().err.split())
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

@@ -25,7 +25,7 @@ from analysis.claim_check import Check, Finding, Verdict, check_claims
 from analysis.match_records import Need
 from analysis.paper_data import printed, texts
 from analysis.run_artifacts import MissingData
-from harness.simulate.routes import STEPS
+from harness.simulator.routes import STEPS
 
 DENSE = ("classifier_0_Linear", "classifier_3_Linear", "classifier_6_Linear")
 BILLION = 2**30

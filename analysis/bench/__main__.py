@@ -28,7 +28,7 @@ from harness.schedule import Schedule
 from harness.schedule.builders.gpipe import gpipe
 from harness.schedule.builders.one_f_one_b import one_f_one_b
 from harness.schedule.transfers import plan_transfers
-from harness.simulate import simulate
+from harness.simulator import simulate
 
 PICTURE = results.ROOT / "docs" / "race.png"
 ROUNDS = 9

@@ -14,7 +14,7 @@ from harness.core.memory_model import named
 from harness.host import machine
 from harness.measure import benchmark_machine
 from harness.schedule.builders.gpipe import RECOMPUTE
-from harness.simulate import simulate
+from harness.simulator import simulate
 
 MICRO_BATCHES = (1, 2, 4, 8)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from analysis import records
+from analysis import accuracy as ledger
 from analysis.plots.style import COLOURS, legend, panels, styled
 from analysis.report import Section
 from harness.core.record import RunRecord
@@ -48,11 +48,8 @@ def headline(rows: Sequence[dict[str, Any]]) -> dict[str, str] | None:
 def ratios(loaded: Iterable[RunRecord]) -> dict[str, dict[str, list[float]]]:
     """Simulated / measured step time of the newest record of each measured point: by engine, then by model."""
     found: dict[str, dict[str, list[float]]] = {}
-    for record in records.newest(loaded, records.point_of).values():
-        ratio = (record.metrics.get("predicted_over_measured") or {}).get("step_time_s")
-        if record.source == "measured" and record.status == "ok" and ratio and record.config:
-            of_engine = found.setdefault(record.config["engine"]["name"], {})
-            of_engine.setdefault(record.config["model"]["name"], []).append(ratio)
+    for case in ledger.cases(loaded):
+        found.setdefault(case.engine, {}).setdefault(case.model, []).append(case.ratio)
     return found
 
 

@@ -24,9 +24,12 @@ if TYPE_CHECKING:
 
 
 class DDPSession(DistributedSession):
+    finds_unused = True
+
     def __init__(self, model: Model, plan: Plan, spec: SessionSpec, config: "Config") -> None:
         super().__init__(model, plan, spec)
         self.config = config
+        self.partial = spec.unused or spec.by_value
 
     def build(self, layers: nn.Sequential) -> None:
         super().build(layers)
@@ -38,6 +41,7 @@ class DDPSession(DistributedSession):
                 broadcast_buffers=False,  # each replica keeps the running statistics of its own samples
                 bucket_cap_mb=self.config.bucket_mb,
                 gradient_as_bucket_view=True,
+                find_unused_parameters=self.partial,
             )
         self.replicated.register_comm_hook(None, self._all_reduce)
 
@@ -51,8 +55,9 @@ class DDPSession(DistributedSession):
         return future.then(lambda done: done.value()[0])
 
     def train_step(self, batch: Batch, batch_size: int) -> float:
-        # Gradients stay views of the buckets: without them the micro-batches would accumulate in other tensors.
-        self.replicated.zero_grad(set_to_none=False)
+        # Gradients stay views of the buckets: without them the micro-batches would accumulate in other tensors. Weights
+        # that no replica uses have none, so that optimizers leave them as they are.
+        self.replicated.zero_grad(set_to_none=self.partial)
         total = 0.0
         for i, (inputs, targets) in enumerate(self.micro_batches(batch)):
             last = i == self.plan.micro_batches - 1

@@ -62,7 +62,9 @@ def build(config: Config) -> FSDPEngine:
 
 
 class FSDPEngine(Engine):
-    capabilities = Capabilities(pipeline=False, data=True, multi_process=True)
+    capabilities = Capabilities(
+        pipeline=False, data=True, multi_process=True, same_memory=False, sparse=False, scalars=False, empty=False
+    )
 
     def __init__(self, config: Config) -> None:
         self.config = config

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from engines.fsdp.sharded_stage import Gathered, sharded
+from engines.fsdp.sharded_stage import Gathered, refuse_hooks, sharded
 from harness.core.op import Kind, Op
 from harness.core.plan import Plan
 from harness.interfaces import Batch, Model, SessionSpec, StepMetrics
@@ -32,6 +32,7 @@ class FSDPSession(DistributedSession):
     def build(self, layers: nn.Sequential) -> None:
         self.counter, self.gathered = CollectiveCounter(), Gathered()
         self.stage = self.own_stage(layers)
+        refuse_hooks(self.stage)
         mesh = init_device_mesh(self.device.type, (self.plan.mesh.data,))
         self.sharded = sharded(self.stage, mesh, self.config, self.counter, self.gathered)
         self.optimizer = make_optimizer(self.stage.parameters(), self.spec.optimizer)
@@ -63,6 +64,7 @@ class FSDPSession(DistributedSession):
         with self.phase(place("B", self.global_micro_batch(i))):
             loss.backward()
         self.gathered.show()
+        self.gathered.refuse_writes()
         self._record_pass("B", i, start, "backward" if self.config.reshard_after_forward else None, reduces)
         return float(loss.detach())
 

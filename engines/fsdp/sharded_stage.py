@@ -23,7 +23,9 @@ from torch.distributed.tensor import DTensor
 
 from engines.fsdp.layer_groups import groups
 from engines.fsdp.traced_collectives import TracedAllGather, TracedReduceScatter
+from harness.core.problem import CannotRun, Problem, ProblemError
 from harness.nn.skip import named_layers
+from harness.nn.tied import version
 from harness.runtime.autograd import non_leaf
 from harness.runtime.collectives import CollectiveCounter
 from harness.runtime.stage_module import StageModule
@@ -42,12 +44,22 @@ class Gathered:
         self.metered = False
         self.tensors: list[Tensor] = []
         self.seen: set[nn.Module] = set()
+        self.versions: list[tuple[str, Tensor, int]] = []
 
     def add(self, module: nn.Module) -> None:
         """Add the parameters of a module that has just been gathered; those of other modules are shards again."""
         if module not in self.seen:
             self.seen.add(module)
-            self.tensors += [p.detach() for p in module.parameters() if not isinstance(p, DTensor)]
+            whole = {name: p for name, p in module.named_parameters() if not isinstance(p, DTensor)}
+            self.tensors += [p.detach() for p in whole.values()]
+            kind = type(module).__name__.removeprefix("FSDP")  # as torch renames the class
+            self.versions += [(f"{kind}'s {name}", p, version(p)) for name, p in whole.items()]
+
+    def refuse_writes(self) -> None:
+        """Raise ProblemError if a pass or a hook has written a weight: that is lost when the weight is freed."""
+        if written := [name for name, parameter, before in self.versions if version(parameter) != before]:
+            message = f"loses what passes or hooks of the model write to a gathered weight: {', '.join(written)}"
+            raise ProblemError(Problem("engine", "fsdp", message, ({"engine": "ddp"},)))
 
     def watch(self, arrived: Any) -> None:
         """Show what a layer's backward pass will have freed, once the gradient of what arrived there is known."""
@@ -61,6 +73,19 @@ class Gathered:
         if self.metered:
             for tensor in self.tensors:
                 tensor.detach()
+
+
+def refuse_hooks(stage: nn.Module) -> None:
+    """Raise CannotRun for parameters with hooks (`register_hook`, `register_post_accumulate_grad_hook`): shards take
+    their place, which do not have the first, and have the others called with a part of the gradient."""
+    hooked = [
+        name
+        for name, parameter in stage.named_parameters()
+        if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None)
+    ]
+    if hooked:
+        message = f"does not call hooks of parameters as they are, the model has some: {', '.join(hooked)}"
+        raise CannotRun([Problem("engine", "fsdp", message, ({"engine": "ddp"},))])
 
 
 def sharded(

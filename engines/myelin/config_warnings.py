@@ -11,7 +11,7 @@ from harness.core.memory_model import DTYPE_BYTES, MemoryModel
 from harness.core.model_profile import ModelProfile
 from harness.core.plan import Plan
 from harness.core.problem import Fix, Problem
-from harness.simulate.memory_timeline import working_bytes
+from harness.simulator.memory_timeline import working_bytes
 
 if TYPE_CHECKING:
     from engines.myelin.engine import Config

@@ -105,7 +105,14 @@ STATE = {"float64": 8}
 class MyelinEngine(Engine):
     def __init__(self, config: Config) -> None:
         self.config = config
-        self.capabilities = Capabilities(dtypes=DTYPES, data=True, multi_process=True, mpi=config.transport == "mpi")
+        self.capabilities = Capabilities(
+            dtypes=DTYPES,
+            data=True,
+            multi_process=True,
+            mpi=config.transport == "mpi",
+            complex=False,
+            same_memory=False,
+        )
 
     def refuses(self, request: PlanRequest, dtype: str, cluster: Cluster) -> list[Problem]:
         """Report settings that cannot start on this machine; plans and simulations for described clusters need no

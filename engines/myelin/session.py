@@ -28,7 +28,7 @@ from harness.runtime.training_state import model_state, split_batch
 from harness.schedule import QueueOps, Schedule
 from harness.schedule.dependency_graph import COPIES
 from harness.schedule.transfers import plan_transfers
-from harness.simulate.lowering import sent_kind
+from harness.simulator.lowering import sent_kind
 
 if TYPE_CHECKING:
     from engines.myelin.engine import Config
@@ -162,11 +162,12 @@ class MyelinSession(DistributedSession):
         if not self.last:
             self.passes.backward(i, None)
             return
-        output = self.passes.outputs[i][""][0]
-        if self.spec.dtype in HALF:
-            output = output.float()  # sums over samples and the scale go beyond the numbers of float16
-        loss = self.model.loss(output, targets.to(self.device)) / self.batch_size
-        del output
+        outputs = self.passes.outputs[i][""]
+        if self.spec.dtype in HALF:  # sums over samples and the scale go beyond the numbers of float16
+            outputs = [output.float() if output.is_floating_point() else output for output in outputs]
+        given: Any = outputs[0] if len(outputs) == 1 else tuple(outputs)
+        loss = self.model.loss(given, targets.to(self.device)) / self.batch_size
+        del outputs, given
         self.total += loss.detach()
         self.passes.backward(i, loss * self.updates.scale)
 

@@ -25,7 +25,7 @@ from engines.sbp.block_layout import Digits, Dim, Layout, Mesh
 from engines.sbp.instruction import Exchange
 from harness.runtime.collectives import CollectiveCounter, all_to_all
 from harness.runtime.direct_collectives import all_gather, reduce_scatter
-from harness.simulate.routes import STEPS
+from harness.simulator.routes import STEPS
 
 Name = tuple[int, int]
 """A dimension, and a digit that is an axis of it; what is left of the dimension is REST."""

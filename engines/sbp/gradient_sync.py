@@ -16,7 +16,7 @@ from engines.sbp.block_collectives import Groups
 from engines.sbp.block_layout import Digits, Mesh
 from engines.sbp.sharded_state import Shard
 from harness.runtime.collectives import CollectiveCounter
-from harness.simulate.routes import STEPS
+from harness.simulator.routes import STEPS
 
 if TYPE_CHECKING:
     from engines.sbp.engine import Config

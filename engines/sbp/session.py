@@ -40,7 +40,7 @@ from harness.sbp.route_to_plan import OUTPUT, grid_from_plan
 from harness.schedule import Schedule
 from harness.schedule.builders.tensor_parallel import PHASES, traffic_op
 from harness.schedule.dependency_graph import REDUCING, split_part
-from harness.simulate.lowering import sent_kind
+from harness.simulator.lowering import sent_kind
 
 if TYPE_CHECKING:
     from engines.sbp.engine import Config

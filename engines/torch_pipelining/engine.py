@@ -82,7 +82,7 @@ def build(config: Config) -> TorchPipeliningEngine:
 
 
 class TorchPipeliningEngine(Engine):
-    capabilities = Capabilities(data=True, multi_process=True)
+    capabilities = Capabilities(data=True, multi_process=True, by_value=False)
 
     def __init__(self, config: Config) -> None:
         self.config = config

@@ -64,7 +64,7 @@ def build(config: Config) -> TorchGPipeEngine:
 
 
 class TorchGPipeEngine(Engine):
-    capabilities = Capabilities(trace=False, memory_meter=False, serial_cpu_devices=True)
+    capabilities = Capabilities(trace=False, memory_meter=False, serial_cpu_devices=True, mixed=False)
 
     def __init__(self, config: Config) -> None:
         self.config = config

@@ -17,6 +17,7 @@ from harness.capture.graph import Graph
 from harness.capture.program import Program, outside_name
 from harness.capture.structure import Ref, built, flat, tensors
 from harness.capture.trace import Call, State, Step, used
+from harness.core.model_profile import Unsplit
 from harness.nn import dropout
 from harness.nn.skip import Skippable
 
@@ -59,7 +60,12 @@ class Layer(Skippable):
 
 
 class Whole(nn.Module):
-    """A module as one layer: takes the tensors of its arguments, gives those of its result."""
+    """A module as one layer: takes the tensors of its arguments, gives those of its result.
+
+    `unsplit` says what prevents more layers, if something does.
+    """
+
+    unsplit: Unsplit | None = None
 
     def __init__(self, module: nn.Module, args: Any, kwargs: Any, select: Callable[[Any], Any] | None) -> None:
         super().__init__()
@@ -100,6 +106,11 @@ def names(chain: nn.Sequential) -> dict[str, str]:
         for name in [*dict(_named(part, "_parameters")), *dict(_named(part, "_buffers"))]:
             found[f"{layer}.{name}"] = name.removeprefix("module.") if isinstance(part, Whole) else name
     return found
+
+
+def unsplit(chain: nn.Sequential) -> Unsplit | None:
+    """Why a chain is one layer, if `split_or_whole` could not make more."""
+    return next((layer.unsplit for layer in chain if isinstance(layer, Whole)), None)
 
 
 def _hold(layer: Layer, graph: Graph, part: Part, program: Program, modules: dict[str, nn.Module]) -> None:

@@ -183,6 +183,8 @@ class Recorder(TorchFunctionMode):
             raise error from None
         finally:
             self.off = False
+        if not tensors(result):
+            raise error  # they are in an object that is not opened, or there are none
         call.items.clear()
         call.opaque = True
         call.holds = tuple(map(self.number, (*call.module.parameters(), *call.module.buffers())))

@@ -21,6 +21,7 @@ from harness.capture.recorder import inputs_of, is_input, record, samples
 from harness.capture.structure import Ref, flat, template
 from harness.capture.trace import Call, Trace, Uncapturable
 from harness.capture.units import LARGE, Units
+from harness.core.model_profile import Unsplit
 from harness.core.problem import Problem, ProblemError
 
 Select = Callable[[Any], Any]
@@ -40,16 +41,32 @@ def split(
     device too: nothing is computed. Raises ProblemError, naming file and line, for a module whose calls depend on the
     values of tensors or on the number of samples.
     """
-    kwargs = kwargs or {}
     try:
-        trace, evaluates = _trace(module, args, kwargs, select)
-        graph = Graph(trace)
-        units = Units(graph)
-        layers = cut(units)
-        constants = [unit for unit in units.sequence() if unit.constant]
-        return build(module, graph, Linear(graph, layers, constants).parts(), evaluates)
+        return _split(module, args, kwargs or {}, select)
     except Uncapturable as error:
-        raise ProblemError(_problem(module, error)) from error
+        message = f"cannot be split into layers: {_place(error).text}"
+        raise ProblemError(Problem("model", type(module).__name__, message, hint=AS_IT_IS)) from error
+
+
+def split_or_whole(
+    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any] | None = None, select: Select | None = None
+) -> nn.Sequential:
+    """As `split`; a module that cannot be split as `whole`, whose layer says why."""
+    try:
+        return _split(module, args, kwargs or {}, select)
+    except Uncapturable as error:
+        chain = whole(module, args, kwargs, select)
+        chain.get_submodule("model").unsplit = _place(error)  # type: ignore[assignment]
+        return chain
+
+
+def _split(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], select: Select | None) -> nn.Sequential:
+    trace, evaluates = _trace(module, args, kwargs, select)
+    graph = Graph(trace)
+    units = Units(graph)
+    layers = cut(units)
+    constants = [unit for unit in units.sequence() if unit.constant]
+    return build(module, graph, Linear(graph, layers, constants).parts(), evaluates)
 
 
 def whole(
@@ -124,9 +141,7 @@ def _large_differences(trace: Trace) -> bool:
     return found(trace.top)
 
 
-def _problem(module: nn.Module, error: Uncapturable) -> Problem:
+def _place(error: Uncapturable) -> Unsplit:
     file, line = error.where
-    code = linecache.getline(file, line).strip()
     shown = os.path.relpath(file) if file.startswith(os.getcwd() + os.sep) else file
-    message = f"cannot be split into layers: {shown}:{line}, `{code}`: {error.reason}"
-    return Problem("model", type(module).__name__, message, hint=AS_IT_IS)
+    return Unsplit(shown, line, linecache.getline(file, line).strip(), error.reason)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from typing import TypeVar
 
 from omegaconf import DictConfig
@@ -25,8 +26,13 @@ def request_problems(config: DictConfig, overrides: Sequence[str], expected: Exp
     For a user who is reported those anyway: a check that such a value makes impossible is left out.
     """
     stored_profile.follow(config, overrides)
-    with slurm_job.expecting(_possible(lambda: expected(config), []) if expected else None):
+    with expecting(config, expected):
         return _against_request(config)
+
+
+def expecting(config: DictConfig, expected: Expected | None) -> AbstractContextManager[None]:
+    """The job in which a configuration will run is this process's; nothing changes without one."""
+    return slurm_job.expecting(_possible(lambda: expected(config), []) if expected else None)
 
 
 def _against_request(config: DictConfig) -> list[Problem]:

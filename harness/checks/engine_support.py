@@ -13,6 +13,7 @@ from harness.core.cluster import Cluster
 from harness.core.model_profile import ModelProfile
 from harness.core.plan import Mesh, Plan
 from harness.core.problem import Fix, Problem
+from harness.host import open_files
 from harness.interfaces import BatchShape, Engine, PlanRequest
 from harness.launch import slurm_step
 
@@ -44,7 +45,14 @@ def refused(config: DictConfig, engine: Engine, cluster: Cluster) -> list[Proble
         last = engine.refuses(request, config.precision.dtype, cluster)
         known = {problem.key for problem in found}
         found = [problem for problem in last if problem.key in known or stages == fewest]
-    return found + _astride(mesh, cluster)
+    return found + _astride(mesh, cluster) + _open_files(config, engine, mesh, cluster)
+
+
+def _open_files(config: DictConfig, engine: Engine, mesh: Mesh, cluster: Cluster) -> list[Problem]:
+    """Too few files that each process may open, for the ranks that train on a machine."""
+    if config.mode != "run" or config.cluster.name != "local":
+        return []
+    return open_files.problems(min(mesh.size, cluster.devices_per_node) if engine.capabilities.multi_process else 1)
 
 
 def _astride(mesh: Mesh, cluster: Cluster) -> list[Problem]:

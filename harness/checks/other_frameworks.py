@@ -1,6 +1,6 @@
 """What other frameworks call the keys and engines of this project, and how their values are said here.
 
-    micro_batch_size=2         samples of a micro-batch     batch.micro_batches=8, with 16 samples for each replica
+    micro_batch_size=2         samples of a micro-batch     batch.micro_batch_size=2
     engine.balance=[54,55]     torchgpipe's                 planner=given planner.balance=[54,55]
     engine=zero3               an engine elsewhere          engine=deepspeed engine.zero=3
 
@@ -10,16 +10,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from omegaconf import DictConfig
 
-from harness.checks import mesh
-from harness.config import cluster_config, registry
-from harness.core.problem import CannotRun, Fix
-from harness.launch import slurm_step
+from harness.config import registry
+from harness.core.problem import Fix
 
 
 @dataclass(frozen=True)
@@ -64,30 +61,6 @@ def _shards(size: Any, config: DictConfig) -> Meant:
     """The tensor parallel size, with a planner that splits matmuls."""
     splitting: Fix = {} if registry.splits_matmuls(config.planner.name) else {"planner": "megatron"}
     return Meant((splitting | {"mesh.tensor": size},))
-
-
-def _micro_batches(samples: Any, config: DictConfig) -> Meant:
-    """The number of micro-batches of so many samples that each replica has."""
-    replicas = _replicas(config)
-    each, remainder = divmod(config.batch.size, replicas)
-    if config.profile:
-        return Meant(hint="profile=FILE with micro-batches of that size")
-    if not _is_count(samples):
-        return Meant(hint="batch.micro_batches=...")
-    if remainder:
-        return Meant(hint=f"batch.micro_batches=..., with a batch.size that divides by the {replicas} replicas")
-    if each % samples:
-        return Meant(hint=f"a size that divides the {each} samples of each replica, which {samples} does not")
-    return Meant(({"batch.micro_batches": each // samples},))
-
-
-def _replicas(config: DictConfig) -> int:
-    """The data parallel size that is given, or follows from the devices; 1 where the configuration has none."""
-    with suppress(CannotRun, ValueError, ArithmeticError):
-        cluster = cluster_config.build(cluster_config.from_group(config.cluster), job=slurm_step.job(config))
-        can = registry.build("engine", config.engine).capabilities
-        return mesh.resolve(config, can, cluster.devices, layers=cluster.devices).data
-    return 1
 
 
 def _is_count(value: Any) -> bool:
@@ -161,9 +134,7 @@ ROWS = (
         ("micro_batch_size", "train_micro_batch_size_per_gpu", "microbatch_size"),
         "Megatron-LM, DeepSpeed",
         "samples of a micro-batch",
-        "batch.micro_batches",
-        translate=_micro_batches,
-        note="the samples of each replica divided by it",
+        "batch.micro_batch_size",
     ),
     Row(("lr", "learning_rate"), "PyTorch", "learning rate", "optimizer.lr"),
     Row(

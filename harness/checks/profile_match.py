@@ -11,21 +11,35 @@ from harness.core.problem import LEAVE_OUT, Fix, Problem
 from harness.interfaces import Capabilities
 
 
-def against_profile(config: DictConfig, can: Capabilities, profile: ModelProfile, model_given: bool) -> list[Problem]:
-    """Return the problems of a request that the model's profile shows.
+def against_profile(
+    config: DictConfig, can: Capabilities, profile: ModelProfile, devices: int, model_given: bool
+) -> list[Problem]:
+    """Return the problems of a request that the model's profile shows, on a cluster of so many devices.
 
     `model_given`: the user chose a model. Without that, a stored profile decides which model is planned for.
     """
-    found = []
+    found = unsplit(config, can, profile, devices)
     layers = len(profile.layers)
     pipeline = config.mesh.pipeline
-    if can.pipeline and pipeline and pipeline > layers and not mesh.given_balance(config):
+    if not found and can.pipeline and pipeline and pipeline > layers and not mesh.given_balance(config):
         message = f"needs at least {pipeline} layers, the model has {layers}"
         found.append(Problem("mesh.pipeline", pipeline, message, ({"mesh.pipeline": layers},)))
     if profile.skips and not can.skips:
         message = f"has {len(profile.skips)} skips, engine={config.engine.name} takes none"
         found.append(Problem("model", profile.model or config.model.name, message, ({"engine": "gpipe"},)))
     return found + (stored(config, profile, model_given) if config.profile else [])
+
+
+def unsplit(config: DictConfig, can: Capabilities, profile: ModelProfile, devices: int) -> list[Problem]:
+    """Check a model that cannot be split into layers: it takes no pipeline, whether or not the user says its size."""
+    balance = mesh.given_balance(config)
+    if not profile.unsplit or mesh.resolve(config, can, devices, layers=devices).pipeline == 1 == max(1, len(balance)):
+        return []
+    message = f"cannot be split into stages: {profile.unsplit.text}"
+    one_stage: Fix = {"mesh.pipeline": 1} | ({"planner": "balance"} if balance else {})
+    single: Fix = {"engine": "single"} | (one_stage if config.mesh.pipeline or balance else {})
+    fixes = (one_stage, single) if can.data else (single, one_stage)
+    return [Problem("model", _model(profile), message, fixes, "engine=ddp, or engine=fsdp")]
 
 
 def stored(config: DictConfig, profile: ModelProfile, model_given: bool) -> list[Problem]:

@@ -28,11 +28,11 @@ from harness.core.value_checks import one_of
 from harness.interfaces import Engine
 from harness.launch.slurm_step import CHOICES
 from harness.launch.supervisor import START_S
-from harness.simulate.layer_times import COSTS
+from harness.simulator.layer_times import COSTS
 
 MODES = ("run", "plan", "simulate", "profile", "calibrate", "tune")
 OPTIMIZERS = ("sgd", "adam", "adamw")
-AT_LEAST_1 = ("batch.micro_batches", "steps", "mesh.data", "mesh.pipeline", "mesh.tensor")
+AT_LEAST_1 = ("batch.micro_batches", "batch.micro_batch_size", "steps", "mesh.data", "mesh.pipeline", "mesh.tensor")
 AT_LEAST_0 = (
     "warmup",
     "seed",
@@ -41,7 +41,7 @@ AT_LEAST_0 = (
     "launch.checkpoint_every",
     "launch.grace_s",
 )
-ABOVE_0 = ("optimizer.lr", "launch.timeout_s")
+ABOVE_0 = ("optimizer.lr", "launch.timeout_s", "race.minutes")
 AT_MOST = {
     "batch.size": 10**9,  # its divisors are found one by one
     "batch.micro_batches": 2**16,  # a schedule lists every task

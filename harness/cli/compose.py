@@ -25,7 +25,7 @@ from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import InterpolationValidationError, MissingMandatoryValue, OmegaConfBaseException
 
-from harness.checks import configuration, values
+from harness.checks import configuration, micro_batches, values
 from harness.checks.configuration import Expected
 from harness.cli import choice_files, suggestions, user_models
 from harness.cli.choice_files import CONF
@@ -77,7 +77,8 @@ def compose(overrides: Sequence[str], expected: Expected | None = None) -> DictC
     choices, numbers that no run can have.
     """
     config, problems = _composed_and_checked(overrides, expected)
-    refuse(_improved(problems, overrides, config, expected), title(overrides))
+    found = micro_batches.in_given_keys(_improved(problems, overrides, config, expected), config)
+    refuse(found, title(overrides))
     OmegaConf.resolve(config)
     return config
 
@@ -91,6 +92,9 @@ def _composed_and_checked(
     if not unresolved:
         cluster_config.override_effective_values(config.cluster, [override.key_or_group for override in parsed.values])
         problems += follow(config)
+        typed = {override.key_or_group for override in parsed.values}
+        with configuration.expecting(config, expected):
+            problems += micro_batches.follow(config, micro_batches.COUNT in typed)
     readable = not problems
     known = {problem.key for problem in problems}  # those have their defaults, which nobody typed
     problems += unresolved or [problem for problem in values.problems(config) if problem.key not in known]
@@ -193,10 +197,18 @@ def further() -> str | None:
 
 @contextmanager
 def session() -> Iterator[ConfigLoader]:
-    """Hydra, ready to compose; yields what knows the groups and their choices."""
+    """Hydra, ready to compose; yields what knows the groups and their choices.
+
+    A program that uses Hydra itself, and calls `harness.race`, has its own state of Hydra again after that.
+    """
     _set_up()
-    with hydra.initialize_config_dir(config_dir=str(CONF), version_base=None):
-        yield GlobalHydra.instance().config_loader()
+    outer = GlobalHydra.instance().hydra
+    GlobalHydra.instance().clear()
+    try:
+        with hydra.initialize_config_dir(config_dir=str(CONF), version_base=None):
+            yield GlobalHydra.instance().config_loader()
+    finally:
+        GlobalHydra.instance().hydra = outer
 
 
 def choices(loader: ConfigLoader, group: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""Keys that are typed as options: `--engine gpipe --micro-batch-size=2` is engine=gpipe batch.micro_batches=8."""
+"""Keys that are typed as options: `--engine gpipe --micro-batch-size=2` is engine=gpipe batch.micro_batch_size=2."""
 
 from __future__ import annotations
 

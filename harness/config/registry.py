@@ -152,6 +152,27 @@ def problems(group: str, node: DictConfig) -> list[Problem]:
     return _checked(module, "check", _config(module, node)) if hasattr(module, "check") else []
 
 
+def identity(group: str, node: DictConfig) -> dict[str, Any]:
+    """What a plug-in's keys mean, to know the same one again: what its `identity(config)` returns, else the keys.
+
+    Where a key names a file, its contents count and its name does not.
+    """
+    keys: dict[str, Any] = OmegaConf.to_container(node, resolve=True)  # type: ignore[assignment]
+    if is_user_model(group, node):
+        found: dict[str, Any] = importlib.import_module(USER_MODEL).identity(_settings(node))
+        return found
+    module = _module(group, node)
+    return {**keys, **module.identity(_config(module, node))} if hasattr(module, "identity") else keys
+
+
+def model_name(node: DictConfig, former: str) -> str:
+    """The name of a model that had the name `former` when it was profiled; the file of a user's may be another now."""
+    if not is_user_model("model", node):
+        return former
+    found: str = importlib.import_module(USER_MODEL).renamed(former, _settings(node))
+    return found
+
+
 def unsuited(data: DictConfig, model: DictConfig) -> list[Problem]:
     """Return the problems that the data set's `check_model(config, task, model)` finds, if it has one.
 

@@ -18,6 +18,9 @@ class BatchConfig:
     micro_batches: int = 8
     """Micro-batches that each replica of the pipeline splits its samples into. Planners of tensor parallelism (autoddl,
     megatron, data_parallel, strategies, summa) set 1, unless it is given."""
+    micro_batch_size: int | None = None
+    """Samples of a micro-batch, in the place of batch.micro_batches, which is then the samples of each replica divided
+    by it."""
 
 
 @dataclass
@@ -63,6 +66,13 @@ class LaunchConfig:
 
 
 @dataclass
+class RaceConfig:
+    minutes: float = 5.0
+    """mode=race: minutes after which no further round begins. A race ends sooner once it is decided: when the 95 %
+    interval of each entry's speed is narrower than 3 %."""
+
+
+@dataclass
 class Config:
     """`python run.py key=value ...`"""
 
@@ -78,12 +88,13 @@ class Config:
     mesh: MeshConfig = field(default_factory=MeshConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     launch: LaunchConfig = field(default_factory=LaunchConfig)
+    race: RaceConfig = field(default_factory=RaceConfig)
     mode: str = "run"
     """run: plan, predict, train and record. plan: plan and predict, then stop. simulate: run the plan in a simulator
     and record it. profile: write the model's profile, then stop. calibrate: time collectives among this machine's
     devices, and write a cluster file with the fitted latency and bandwidth. tune: find the mesh of all devices and the
     number of micro-batches that are fastest and fit in memory; values given for mesh.* and batch.micro_batches are
-    kept."""
+    kept. race: train with each of several engines (engine=gpipe,ddp, or all) in turns, and rank them."""
     costs: str = "auto"
     """Where layer times come from. measured: the profile as it is. scaled: a measured profile, scaled to the cluster's
     device. analytic: FLOPs and bytes divided by the device's peaks. none: layers take no time, so that only
@@ -97,7 +108,8 @@ class Config:
     """Bytes of memory for each parameter: auto (from the optimizer) or the name of a memory model
     (harness/core/memory_model.py)."""
     steps: int = 10
-    """Training steps that are measured, after those of warmup; with mode=calibrate, rounds of all collectives."""
+    """Training steps that are measured, after those of warmup; with mode=calibrate, rounds of all collectives; with
+    mode=race, if it is given, the number of rounds."""
     warmup: int = 2
     """Training steps before the measured ones. Memory is measured in the last of them, if there are at least 2."""
     seed: int = 0

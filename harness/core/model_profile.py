@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Literal, Self
 
 from harness.core.cluster import Device
 from harness.core.serialization import Document
+from harness.core.traits import Traits
 
 
 @dataclass(frozen=True)
@@ -136,12 +137,13 @@ class LayerProfile:
     shared_buffers: tuple[SharedBuffer, ...] = ()
     products: tuple[Product, ...] = ()
     reads: tuple[Read, ...] = ()
+    traits: Traits = field(default_factory=Traits)
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
+        for one in fields(self):
+            value = getattr(self, one.name)
             if isinstance(value, (int, float)):
-                _check(f"{field.name} of layer {self.name!r}", value, LARGEST_OF.get(field.name, LARGEST))
+                _check(f"{one.name} of layer {self.name!r}", value, LARGEST_OF.get(one.name, LARGEST))
         self._check_shared("tied", "param_bytes")
         self._check_shared("shared_buffers", "buffer_bytes")
 
@@ -169,6 +171,21 @@ class Skip:
         _check(f"bytes of skip {self.name or '?'} from layer {self.source} to {self.target}", self.bytes)
 
 
+@dataclass(frozen=True)
+class Unsplit:
+    """Why a module is one layer: what `code`, in a line of a file, does."""
+
+    file: str
+    line: int
+    code: str
+    reason: str
+
+    @property
+    def text(self) -> str:
+        """As a message says it: "net.py:12, `if x.sum() > 0:`: it reads ..."."""
+        return f"{self.file}:{self.line}, `{self.code}`: {self.reason}"
+
+
 LayerTimes = Literal["measured", "scaled", "analytic", "none", "as given"]
 """Measured; measured and scaled to another device; computed from counted work; layers take no time; unknown to us."""
 FORMER_TIMES: dict[str, LayerTimes] = {
@@ -183,7 +200,9 @@ class ModelProfile(Document):
     `times` says where the layer times come from, `source` says it of all numbers, for people; `device` is the one whose
     times they are, where its peaks are known. Matmuls compute in the format `autocast` where it is given, else in
     `dtype`. `slowed` is by how much other programs slowed down what was measured
-    (`harness.measure.profile_model`): 1 where they did not.
+    (`harness.measure.profile_model`): 1 where they did not. `unsplit` says why the model is one layer, if it is one
+    because it cannot be split (`harness.capture`). `same_memory` are pairs of a weight and of another tensor that shows
+    its memory, too, by their names. `by_value` says where values of tensors choose what is computed, if they do.
     """
 
     SCHEMA: ClassVar[int] = 2
@@ -199,6 +218,9 @@ class ModelProfile(Document):
     device: Device | None = None
     slowed: float = 1.0
     times: LayerTimes = "as given"
+    unsplit: Unsplit | None = None
+    same_memory: tuple[tuple[str, str], ...] = ()
+    by_value: str = ""
 
     @classmethod
     def from_json(cls, data: Any) -> Self:

@@ -69,6 +69,10 @@ class CannotRun(Exception):
         self.title = title
         super().__init__(table(problems, title))
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A rank hands it to its host, with what is noted."""
+        return CannotRun, (self.problems, self.title), {"__notes__": getattr(self, "__notes__", [])}
+
 
 class ProblemError(ValueError):
     """What a function was asked for is not possible; carries the problems, whose lines are its text."""
@@ -138,6 +142,18 @@ def apply(overrides: Sequence[str], fix: Fix) -> list[str]:
 
     kept = [text for text in overrides if not replaced(text)]
     return [*kept, *(f"{key}={spelled(value)}" for key, value in fix.items() if value != LEAVE_OUT)]
+
+
+def leaving_out(problems: Sequence[Problem], overrides: Sequence[str]) -> list[Problem]:
+    """The problems, whose fixes say what `apply` takes away: a fix that chooses another of a group leaves out the keys
+    typed for the former one, "precision=fp32 without precision.dtype"."""
+    keys = [bare_key(text) for text in overrides]
+
+    def complete(fix: Fix) -> Fix:
+        below = [key for key in keys if any(key.startswith(f"{group}.") for group in fix)]
+        return dict.fromkeys(below, LEAVE_OUT) | fix
+
+    return [replace(problem, fixes=tuple(map(complete, problem.fixes))) for problem in problems]
 
 
 def bare_key(override: str) -> str:

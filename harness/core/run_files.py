@@ -18,6 +18,7 @@ PROFILE, MACHINE, TIMINGS, RESULT = "profile.json", "machine.json", "timings.jso
 STOP, RENDEZVOUS, HANG = "stop", "rendezvous.json", "hang"
 LOCK, REFUSED, REFUSED_LOG = ".lock", "refused.json", "refused.log"
 TABLE, POINTS = "points.csv", "points.jsonl"
+RACE, RACE_PICTURE = "race.json", "race.png"
 """In the folder of a sweep: its table, and the points that are submitted to Slurm."""
 LOCK_VARIABLE = "REGATTA_LOCK"
 """The environment variable that says to a process which of its descriptors is the lock of its run's folder."""

@@ -42,7 +42,7 @@ def refused(plan: Plan, profile: ModelProfile) -> list[Problem]:
     for name, numbers in owners.items():
         if len({home[number] for number in numbers}) > 1:
             places = [(profile.layers[number].name, home[number]) for number in numbers]
-            problems.append(not_to_be_copied(name, places, _together(plan, list(owners.values()))))
+            problems.append(not_to_be_copied(name, places, together(plan, list(owners.values()))))
     return problems
 
 
@@ -68,8 +68,8 @@ def _written(layers: Sequence[LayerProfile]) -> dict[str, list[int]]:
     return owners
 
 
-def _together(plan: Plan, groups: Sequence[Sequence[int]]) -> tuple[Fix, ...]:
-    """Returns the fix that leaves each group of layers in one stage; none where the layers then are one stage."""
+def together(plan: Plan, groups: Sequence[Sequence[int]]) -> tuple[Fix, ...]:
+    """The fix that leaves each group of layers in one stage; none where the layers then are one stage."""
     layers, wanted = plan.stages[-1].last + 1, len(plan.stages)
     free = [cut for cut in range(1, layers) if not any(group[0] < cut <= group[-1] for group in groups)]
     stages = min(wanted, len(free) + 1)

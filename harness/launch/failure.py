@@ -22,7 +22,7 @@ from harness.core.problem import CannotRun, Problem
 from harness.core.record import Status
 from harness.core.run_files import ERROR
 from harness.core.serialization import Document
-from harness.host import oom_killer
+from harness.host import ending_signals, oom_killer
 from harness.launch import slurm_log
 from harness.launch.rank_names import NO_RANKS, RankNames
 from harness.launch.slurm_log import StepEnd
@@ -165,7 +165,7 @@ class ExitReasons:
         if code == -signal.SIGKILL:
             return Failure(*oom_killer.explain_kill(who, self.kills))
         if code < 0:
-            return Failure("error", f"{who} ended by signal {-code} ({signal.Signals(-code).name})")
+            return Failure("error", ending_signals.explain(who, -code))
         last = slurm_log.last_line(self._output()) or "its log is empty"
         return Failure("error", f"{who} ended with exit code {code}: {last}")
 

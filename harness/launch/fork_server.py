@@ -135,7 +135,7 @@ def fork(
             answer, _, pid = connection.recv(MOST_BYTES).decode().partition(" ")
         except OSError:
             return None
-        if answer != "forked" or not _same_user(connection):
+        if answer != "forked" or not same_user(connection):
             return None
         connection.settimeout(None)
         stack.pop_all()
@@ -158,7 +158,7 @@ def _surroundings() -> str:
     return hashlib.sha256(json.dumps(seen, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def _same_user(connection: socket.socket) -> bool:
+def same_user(connection: socket.socket) -> bool:
     """Whether the other end is a process of this user: every user of the machine can see the socket."""
     size = struct.calcsize("3i")
     _, user, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
@@ -231,7 +231,7 @@ class _Server:
             client.settimeout(ANSWER_S)
             message, (log, *given), _, _ = socket.recv_fds(client, MOST_BYTES, MOST_FILES)
             request = json.loads(message)
-            if not _same_user(client):
+            if not same_user(client):
                 os._exit(1)
             client.send(f"forked {os.getpid()}".encode())
         except (OSError, ValueError):  # the client has gone

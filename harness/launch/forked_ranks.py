@@ -27,7 +27,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from harness.host import oom_killer
+from harness.host import ending_signals, oom_killer
 from harness.interfaces import Session
 from harness.launch import mpi, process_group, signal_watcher, slurm_ranks
 from harness.launch.die_with_parent import die_with
@@ -256,7 +256,7 @@ def _ended(number: int, process: BaseProcess, kills: int | None) -> Exception:
         status, reason = oom_killer.explain_kill(f"rank {number}", kills)
         error = RankOutOfMemory(reason) if status == "oom" else RankKilled(reason)
     elif code is not None and code < 0:
-        error = RankDied(f"rank {number} ended by signal {-code} ({signal.Signals(-code).name})")
+        error = RankDied(ending_signals.explain(f"rank {number}", -code))
     else:
         error = RankDied(f"rank {number} ended with exit code {code}, see its output")
     error.rank = number

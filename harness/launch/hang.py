@@ -85,7 +85,10 @@ def explain(
     `worker` is the process id of what the parent has started; `count` that of the ranks, where no process has forked
     them and knows how many there are.
     """
-    (folder / HANG).mkdir(exist_ok=True)
+    with suppress(OSError):  # where the disk is full there are no stacks
+        if (folder / HANG).is_file():
+            (folder / HANG).unlink()
+        (folder / HANG).mkdir(exist_ok=True)
     try:
         signal_all()
         dumps = _collected(folder / HANG, count)

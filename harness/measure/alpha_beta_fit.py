@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 
 from harness.sbp.collective_costs import Collectives
-from harness.simulate.routes import STEPS
+from harness.simulator.routes import STEPS
 
 Weights = Literal["plain", "relative"]
 ROUNDING = 1e-20

@@ -8,7 +8,7 @@ from typing import Any
 from harness.core.serialization import Document
 from harness.host import devices
 from harness.measure.alpha_beta_fit import Fit, Timing, better, fit
-from harness.simulate.routes import STEPS
+from harness.simulator.routes import STEPS
 
 LARGE_BYTES = 10**6
 """Size of messages from which bandwidth dominates."""

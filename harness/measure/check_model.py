@@ -19,7 +19,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from harness.core.problem import CannotRun, Problem
 from harness.interfaces import Batch, Model
 from harness.measure.count_model import pretend
-from harness.measure.layer_chain import Chain, Value
+from harness.measure.layer_chain import Chain, Task, Value
+from harness.measure.layer_traits import trained
 from harness.nn import dropout
 from harness.user_model.load import cause
 
@@ -56,13 +57,15 @@ def _check(model: Model, samples: int, dtype: str, autocast: str | None, pretend
     with mode or nullcontext():
         shape = tuple(chain.batch.inputs.shape)
         with _telling(model, f"its layers on {samples} samples, inputs of {shape}"):
-            output = chain.forward(lambda index, phase: nullcontext())[-1].output
+            tasks = chain.forward(lambda index, phase: nullcontext())
+        output = tasks[-1].output
         _check_output(model, output, samples)
         with _telling(model, f"its loss on an output of {_shape(output)} and targets of {_shape(chain.batch.targets)}"):
             loss = model.loss(output, chain.batch.targets)  # type: ignore[arg-type]
         if not isinstance(loss, Tensor) or loss.dim():
             what = f"a tensor of {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
             raise CannotRun([Problem("model", model.name, f"has a loss that returns {what}, it must be one number")])
+        _check_trained(model, chain, tasks)
     if _wanted(model, samples) is None:
         _check_sum(model, output, chain.batch.targets)
 
@@ -81,6 +84,19 @@ def _check_output(model: Model, output: Value, samples: int) -> None:
         return
     message = f"gives {_shape(output)} for {samples} samples, a model for {model.task} must give {expected}"
     raise CannotRun([Problem("model", model.name, message, hint=_fitting(output, expected))])
+
+
+def _check_trained(model: Model, chain: Chain, tasks: list[Task]) -> None:
+    """The loss must depend on a weight, and the backward pass from it must run."""
+    if not any(weight.requires_grad for weight in chain.layers.parameters()):
+        hint = "requires_grad_(True) for those that are trained"
+        raise CannotRun([Problem("model", model.name, "has no weight that requires a gradient", hint=hint)])
+    if not trained(chain, tasks):
+        message = "has a loss that depends on none of its weights: it cannot be trained"
+        hint = "outputs that are made of weights by functions with a gradient: no argmax, no detach()"
+        raise CannotRun([Problem("model", model.name, message, hint=hint)])
+    with _telling(model, "its backward pass"):
+        chain.backward(tasks, lambda index, phase: nullcontext())
 
 
 def _wanted(model: Model, samples: int) -> tuple[int, ...] | None:

@@ -21,13 +21,15 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.autograd.graph import saved_tensors_hooks
 
+from harness.capture import unsplit
 from harness.config.schema import DTYPES
-from harness.core.model_profile import LayerProfile, ModelProfile, SharedBuffer, Skip, Tied
+from harness.core.model_profile import LayerProfile, ModelProfile, Skip
 from harness.core.problem import CannotRun, Problem
 from harness.core.shared_buffers import Home
 from harness.interfaces import Batch, Model
 from harness.measure.kernel_counter import Work
 from harness.measure.layer_chain import Chain, Phase, Task, tensors
+from harness.measure.layer_traits import Seen, traits
 from harness.nn import dropout
 from harness.nn.shared_state import SharedState
 from harness.nn.skip import named_layers
@@ -36,7 +38,13 @@ from harness.nn.tied import tensor_bytes, ties
 
 class NotCounted(CannotRun):
     """A model whose operations depend on the values of tensors, as a mixture of experts: without weights there are
-    none."""
+    none. `where` is the layer, or the line of the user's."""
+
+    def __init__(self, model: str, where: str) -> None:
+        message = f"chooses by the values of tensors what it computes ({where}): it cannot be counted"
+        hint = "profile=FILE of mode=profile, measured where the model fits"
+        super().__init__([Problem("model", model, message, hint=hint)])
+        self.where = where
 
 
 def count(
@@ -59,11 +67,8 @@ def count(
         with mode, dropout.keyed(seed=0, step=0, micro_batch=0):
             profile = counted(chain, dtype, autocast)
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
-        message = (
-            f"chooses by the values of tensors what it computes ({'; '.join(error.__notes__)}): it cannot be counted"
-        )
-        hint = "profile=FILE of mode=profile, measured where the model fits"
-        raise NotCounted([Problem("model", model.name, message, hint=hint)]) from error
+        known = unsplit(chain.layers)
+        raise NotCounted(model.name, known.text if known else "; ".join(getattr(error, "__notes__", []))) from error
     return replace(profile, source=f"counted on the meta device, torch {torch.__version__}", times="none")
 
 
@@ -76,19 +81,31 @@ def counted(chain: Chain, dtype: str, autocast: str | None = None) -> ModelProfi
     counts = Counts(chain)
     named = named_layers(chain.layers)
     state = SharedState(named, [Home(number, number) for number in range(len(named))])
-    with state.noting() as changed:
+    with state.noting() as changed, counts.seen.modules(chain):
         tasks = chain.forward(counts)
     tied, shared = ties(chain.layers), state.in_profile(state.statistics | changed)
+    found = traits(chain, tasks, counts.seen)
     layers = [
-        _layer(
-            name, layer, task, counts.work[index], counts.saved_bytes[index], tied.get(name, ()), shared.get(name, ())
+        replace(
+            _layer(name, layer, task, counts.work[index], counts.saved_bytes[index]),
+            tied=tied.get(name, ()),
+            shared_buffers=shared.get(name, ()),
+            traits=found[index],
         )
         for index, ((name, layer), task) in enumerate(zip(named, tasks, strict=True))
     ]
     skips = tuple(Skip(s.source, s.target, tensor_bytes(tasks[s.source].stashed[s.name]), s.name) for s in chain.skips)
     batch = chain.batch
     return ModelProfile(
-        tuple(layers), chain.model.name, len(batch), dtype, tensor_bytes(batch.inputs), skips, autocast=autocast
+        tuple(layers),
+        chain.model.name,
+        len(batch),
+        dtype,
+        tensor_bytes(batch.inputs),
+        skips,
+        autocast=autocast,
+        unsplit=unsplit(chain.layers),
+        same_memory=chain.same_memory,
     )
 
 
@@ -105,6 +122,7 @@ class Counts:
 
     def __init__(self, chain: Chain) -> None:
         self._layers, self._samples = list(chain.layers), len(chain.batch)
+        self.seen = Seen(chain)
         states = [*chain.layers.parameters(), *chain.layers.buffers()]
         self._seen = {s._cdata: s for s in (t.untyped_storage() for t in states)}  # kept, so that no key comes again
         self.saved_bytes: list[int] = []
@@ -113,8 +131,8 @@ class Counts:
     @contextmanager
     def __call__(self, index: int, phase: Phase) -> Iterator[None]:
         self.saved_bytes.append(0)
-        self.work.append(Work(self._layers[index], self._samples))
-        with self.work[-1], saved_tensors_hooks(self._save, lambda tensor: tensor):
+        self.work.append(Work(self._layers[index], self._samples, self.seen.kernel))
+        with self.seen.layer(index), self.work[-1], saved_tensors_hooks(self._save, lambda tensor: tensor):
             yield
 
     def _save(self, tensor: Tensor) -> Tensor:
@@ -152,8 +170,6 @@ def _layer(
     task: Task,
     work: Work,
     saved_bytes: int,
-    tied: tuple[Tied, ...],
-    shared: tuple[SharedBuffer, ...],
 ) -> LayerProfile:
     return LayerProfile(
         name=name,
@@ -165,8 +181,6 @@ def _layer(
         buffer_bytes=sum(map(tensor_bytes, layer.buffers())),
         output_bytes=sum(map(tensor_bytes, tensors(task.output))),
         saved_bytes=saved_bytes,
-        tied=tied,
-        shared_buffers=shared,
         products=tuple(work.products),
         reads=work.reads,
     )

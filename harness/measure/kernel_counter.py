@@ -14,7 +14,7 @@ attention), and of
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import prod
 from typing import Any, Self
 
@@ -30,16 +30,19 @@ from harness.measure.matmul_finder import Products
 _ALLOCATE = ("empty", "new_empty")
 _OVERWRITE = ("fill_", "zero_", "copy_")
 _LOOK_UP = ("embedding", "gather", "index", "index_select")
+Watch = Callable[[Any, tuple[Any, ...], Sequence[Tensor]], None]
 
 
 class Work(TorchDispatchMode):
     """Enter it in the thread that computes. All figures are sums over the kernels so far.
 
-    `products` name the parameters of `layer`, in the order of the kernels, on a micro-batch of `samples`.
+    `products` name the parameters of `layer`, in the order of the kernels, on a micro-batch of `samples`. `watch` is
+    called with each operation, its arguments and the tensors among them.
     """
 
-    def __init__(self, layer: nn.Module, samples: int) -> None:
+    def __init__(self, layer: nn.Module, samples: int, watch: Watch | None = None) -> None:
         super().__init__()
+        self._watch = watch
         self.kernels = 0
         self.flops = 0
         self.bytes_moved = 0
@@ -73,6 +76,8 @@ class Work(TorchDispatchMode):
         if func.overloadpacket is torch.ops.prim.device:  # what fake tensors ask all the time
             return result
         inputs, outputs = list(_tensors((args, tuple(kwargs.values())))), list(_tensors(result))
+        if self._watch:
+            self._watch(func, args, inputs)
         found: list[Product] = []
         if _is_kernel(func, inputs, outputs):
             found = self._finder.of(func, args, result)

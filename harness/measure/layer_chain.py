@@ -21,6 +21,7 @@ from harness.interfaces import Batch, Model
 from harness.nn.skip import carried, layer_skips, named_layers
 from harness.nn.tied import moved
 from harness.runtime.autograd import non_leaf
+from harness.runtime.foreign_layers import same_memory
 
 Value = Tensor | tuple[Tensor, ...]
 Phase = Literal["forward", "backward"]
@@ -48,6 +49,7 @@ class Chain:
             batch = model.sample(micro_batch)
         self.batch = Batch(*(t.to(dtype) if t.is_floating_point() else t for t in (batch.inputs, batch.targets)))
         self.model, self.device = model, device
+        self.same_memory = tuple(same_memory(self.layers))
         self.names = [name for name, _ in named_layers(self.layers)]
         self.skips = layer_skips(named_layers(self.layers))
         self.autocast = getattr(torch, autocast) if autocast else None
@@ -56,7 +58,10 @@ class Chain:
 
     def step(self, observer: Observer) -> None:
         """Forward and backward; parameters' gradients accumulate as those of one micro-batch among several do."""
-        tasks = self.forward(observer)
+        self.backward(self.forward(observer), observer)
+
+    def backward(self, tasks: list[Task], observer: Observer) -> None:
+        """The backward pass of what `forward` has run, from the loss on."""
         output = cut(tasks[-1].output)
         loss = self.model.loss(output, self.batch.targets)  # type: ignore[arg-type]
         if loss.requires_grad:

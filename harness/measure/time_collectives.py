@@ -23,7 +23,7 @@ from harness.launch.process_group import is_first_rank
 from harness.measure.alpha_beta_fit import Timing
 from harness.measure.calibration_result import Timings
 from harness.runtime import collectives, direct_collectives
-from harness.simulate.routes import STEPS
+from harness.simulator.routes import STEPS
 
 SMALLEST, LARGEST = 2**12, {"cpu": 2**26, "cuda": 2**28}
 """Bytes of the messages; in between they grow fourfold."""

@@ -60,14 +60,20 @@ def renormed(named: Sequence[tuple[str, nn.Module]], homes: Sequence[int], sever
         for weight in layer.parameters():
             holders.setdefault(weight, set()).add(home)
     for name, layer in named:
-        scaling = [
-            module
-            for module in layer.modules()
-            if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None
-        ]
+        scaling = _with_max_norm(layer)
         if any(several or len(holders[weight]) > 1 for module in scaling for weight in module.parameters()):
             message = "has max_norm, which changes the weight in the forward pass: its copies would differ"
             yield Problem(f"model, its layer {name!r}", None, message, hint="max_norm=None, or no copies of its weight")
+
+
+def has_max_norm(layer: nn.Module) -> bool:
+    """Whether a forward pass of the layer scales rows of an embedding's weight."""
+    return bool(_with_max_norm(layer))
+
+
+def _with_max_norm(layer: nn.Module) -> list[nn.Embedding | nn.EmbeddingBag]:
+    embeddings = [module for module in layer.modules() if isinstance(module, nn.Embedding | nn.EmbeddingBag)]
+    return [module for module in embeddings if module.max_norm is not None]
 
 
 def version(tensor: Tensor) -> int:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from omegaconf import DictConfig
 
-from harness.checks import engine_support, plan_fits
+from harness.checks import engine_support, layer_traits, plan_fits
 from harness.checks.mesh import resolve
 from harness.core import shared_buffers
 from harness.core.cluster import Cluster
@@ -19,7 +19,7 @@ from harness.sbp.matmul_chain import chain_from_profile
 from harness.sbp.route_to_plan import device_share, with_exchanges
 from harness.schedule import Schedule
 from harness.schedule.validate import validation_errors
-from harness.simulate import Deadlock, Simulation, simulate
+from harness.simulator import Deadlock, Simulation, simulate
 
 SHOWN = 8
 """Faults of a schedule that are listed; one mistake may show in every op."""
@@ -97,6 +97,7 @@ def laid_out(config: DictConfig, engine: Engine, planner: Planner, profile: Mode
     refused = plan_fits.check_plan(config, plan, wanted, len(profile.layers), cluster)
     refused = refused or [
         *shared_buffers.refused(plan, profile),
+        *layer_traits.refused(config, engine.capabilities, plan, profile),
         *engine.refuses(request, profile.dtype, cluster),
         *engine.check(plan, profile, cluster, model),
     ]

@@ -10,13 +10,13 @@ from typing import TypeVar
 
 from omegaconf import DictConfig
 
-from harness.checks import engine_support, plan_fits, profile_match, request, stored_profile
+from harness.checks import engine_support, micro_batches, plan_fits, profile_match, request, stored_profile
 from harness.checks.mesh import fill
 from harness.config import cluster_config, registry
 from harness.config.overrides import given, title
 from harness.core.cluster import Cluster
 from harness.core.model_profile import ModelProfile
-from harness.core.problem import CannotRun, Problem, deduplicate, note, refuse
+from harness.core.problem import CannotRun, Problem, deduplicate, leaving_out, note, refuse
 from harness.core.run_files import PLAN
 from harness.host import devices, machine
 from harness.host.machine import Machine
@@ -27,7 +27,7 @@ from harness.planning import memory_advice, profiles
 from harness.planning.draft import Draft
 from harness.planning.profiles import Origin, Profiles
 from harness.report.progress import Progress
-from harness.simulate import layer_times
+from harness.simulator import layer_times
 from harness.trackers import Tracker
 
 T = TypeVar("T")
@@ -119,7 +119,9 @@ class _Preparation:
             fill(config, engine.capabilities, known.devices)
         self.problems += engine_support.early(config, engine, known)
         cluster, profile = self.profiled(known)
-        self.problems += profile_match.against_profile(config, engine.capabilities, profile, self.model_given)
+        self.problems += profile_match.against_profile(
+            config, engine.capabilities, profile, cluster.devices, self.model_given
+        )
         self.compare()
         mesh = planning_draft.mesh(config, engine, profile, cluster)
         self.progress.phase("planning", f"{config.planner.name}, {mesh.size} of {cluster.devices} devices")
@@ -128,6 +130,8 @@ class _Preparation:
             self.check_memory(draft, profile)
         self.stop()
         assert draft
+        if profile.unsplit:
+            self.progress.note(note(Problem("model", profile.model, f"is one layer: {profile.unsplit.text}")))
         for remark in engine.notes(draft.plan, profile, cluster, draft.memory):
             self.progress.note(note(remark))
         draft.plan.save(self.folder / PLAN)
@@ -165,7 +169,8 @@ class _Preparation:
     def stop(self) -> None:
         """Raise all problems so far, if there are any."""
         problems = plan_fits.with_value(self.problems, self.config, self.overrides)
-        refuse(deduplicate(problems), self.title)
+        problems = micro_batches.in_given_keys(problems, self.config)
+        refuse(leaving_out(deduplicate(problems), self.overrides), self.title)
 
     @property
     def model_given(self) -> bool:

@@ -1,18 +1,19 @@
 """Get a run's layer times from a file, from the cache, or from a worker that measures or counts; then price them.
 
 profile=FILE ------------------------------.
-measured here  (cache, else a worker) ------+--> harness.simulate.layer_times.priced --> profile.json of the run
+measured here  (cache, else a worker) ------+--> harness.simulator.layer_times.priced --> profile.json of the run
 counted on the meta device  (cache, worker)-'
 """
 
 from __future__ import annotations
 
+import linecache
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from harness.checks import mesh, profile_match
 from harness.checks.stored_profile import TIMES, stored
@@ -20,13 +21,13 @@ from harness.config import overrides as config_overrides
 from harness.config import registry
 from harness.core import units
 from harness.core.cluster import Cluster, Device
-from harness.core.model_profile import ModelProfile
+from harness.core.model_profile import ModelProfile, Unsplit
 from harness.core.problem import CannotRun, Problem
 from harness.core.run_files import PROFILE
 from harness.host import devices, profile_cache, run_queue
 from harness.launch import supervisor
 from harness.report.progress import Progress
-from harness.simulate import layer_times
+from harness.simulator import layer_times
 
 COUNTED = "meta"
 """The device of counted profiles in the cache: they are the same on every machine."""
@@ -64,7 +65,7 @@ class Profiles:
         if origin == "file":
             return self.given()
         place = self.place(origin)
-        profile = profile_cache.load(place) if self.is_there(origin) else None
+        profile = self.cached(place) if self.is_there(origin) else None
         if profile:
             again = " (remeasure=true measures again)" if origin == "measured" else ""
             self.found = f"made here {units.age(profile_cache.age_s(place))} ago, cached{again}"
@@ -73,6 +74,14 @@ class Profiles:
             profile = self.made(origin)
             profile_cache.store(place, profile)
         return replace(profile, device=here) if origin == "measured" else profile
+
+    def cached(self, place: Path) -> ModelProfile | None:
+        """The profile in the cache, with the name of the file where the model is now. None if there is none, or it
+        names a line that is elsewhere now."""
+        profile = profile_cache.load(place)
+        if profile is None or (profile.unsplit and not _is_there(profile.unsplit)):
+            return None
+        return replace(profile, model=registry.model_name(self.config.model, profile.model))
 
     def given(self) -> ModelProfile:
         """The profile of the user's file. What is wrong with one of another model is raised before it is planned."""
@@ -120,11 +129,10 @@ class Profiles:
     def place(self, origin: Origin) -> Path:
         """Return the path of a profile in the cache."""
         config = self.config
-        model: Any = OmegaConf.to_container(config.model, resolve=True)
         precision = config.precision
         device = COUNTED if origin == "counted" else devices.detect(wanted(config)).name
         return profile_cache.path(
-            model,
+            registry.identity("model", config.model),
             registry.source("model", config.model),
             mesh.micro_batch(config),
             precision.dtype,
@@ -176,6 +184,11 @@ def origin(config: DictConfig, cluster: Cluster) -> Origin:
     described = config.cluster.name != "local"
     analytic = config.costs == "auto" and described and bool(cluster.device.peak_flops)
     return "counted" if analytic or config.costs == "analytic" or timeless(config, cluster) else "measured"
+
+
+def _is_there(line: Unsplit) -> bool:
+    linecache.checkcache(line.file)
+    return linecache.getline(line.file, line.line).strip() == line.code
 
 
 def timeless(config: DictConfig, cluster: Cluster) -> bool:

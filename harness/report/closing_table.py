@@ -15,6 +15,7 @@ from harness.core.record import RunRecord
 from harness.core.run_files import RECORD, TIMELINE
 from harness.core.units import UNKNOWN, flops, number, percent, rate, ratio, seconds, size
 from harness.report import comparison
+from harness.report.console import plain
 
 LOG_WIDTH = 160
 RATIO = "predicted / measured"
@@ -24,8 +25,8 @@ LISTED = 0.01
 
 def console() -> Console:
     """Returns a console as wide as the terminal; wider for a log file."""
-    terminal = Console()
-    return terminal if terminal.is_terminal else Console(width=LOG_WIDTH)
+    terminal = plain()
+    return terminal if terminal.is_terminal else plain(width=LOG_WIDTH)
 
 
 def show(record: RunRecord, folder: Path, on: Console | None = None) -> None:

@@ -15,8 +15,8 @@ from harness.core.plan import Plan
 from harness.core.units import UNKNOWN, seconds, size
 from harness.report.pattern_text import pattern_text
 from harness.report.strategy_table import comparison_table, strategy_table
-from harness.simulate import layer_times
-from harness.simulate.layer_times import has_times
+from harness.simulator import layer_times
+from harness.simulator.layer_times import has_times
 
 if TYPE_CHECKING:
     from harness.planning.draft import Draft

@@ -55,7 +55,7 @@ from harness.schedule.builders.single import single
 from harness.schedule.builders.zero_bubble import zbv
 from harness.schedule.policy import RULES, RuleName
 from harness.schedule.transfers import Transfer, transfers
-from harness.simulate import simulate
+from harness.simulator import simulate
 
 SLOT = LayerProfile(forward_s=1, backward_s=2)
 """Slots of each task in the picture."""

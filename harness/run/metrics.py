@@ -23,7 +23,7 @@ from harness.host import devices
 from harness.planning.draft import Draft
 from harness.schedule.dependency_graph import DATA, split_part
 from harness.schedule.optimizer_chunks import OUT, copy_direction
-from harness.simulate import Simulation, layer_times
+from harness.simulator import Simulation, layer_times
 
 
 def measured(result: dict[str, Any], draft: Draft, config: DictConfig, kind: devices.Kind) -> dict[str, Any]:

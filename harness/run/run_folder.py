@@ -79,7 +79,7 @@ def refuse_no_place(folder: Path) -> None:
         raise CannotRun([Problem("out", spelled(typed), "ends in blanks", fixes, "" if name else "out=DIR")])
     try:
         above = folder.resolve().parents
-        found = next((one for one in above if _is_started(one) or _is_in_use(one)), None)
+        found = next((one for one in above if is_started(one) or _is_in_use(one)), None)
     except (OSError, ValueError):  # what is no path is refused by name
         return
     if found:
@@ -87,7 +87,8 @@ def refuse_no_place(folder: Path) -> None:
         raise CannotRun([Problem("out", str(folder), message, (_other_folder(found),))])
 
 
-def _is_started(folder: Path) -> bool:
+def is_started(folder: Path) -> bool:
+    """Whether a run is, or was, in this folder itself."""
     return os.path.isfile(folder / RECORD) and os.path.lexists(folder / LOCK)
 
 

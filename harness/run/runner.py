@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
-from rich.console import Console
 from rich.text import Text
 
 from harness.checks import stored_profile
@@ -40,6 +39,7 @@ from harness.measure import calibration
 from harness.planning import prepare, profiles, tune
 from harness.planning.prepare import Prepared
 from harness.report import closing_table, pattern_plot, plan_report, timeline_plot
+from harness.report.console import plain
 from harness.report.plan_report import plan_tables
 from harness.report.progress import Progress
 from harness.run import checkpoint_files, folder_lock, metrics
@@ -86,7 +86,7 @@ def report_finished(record: RunRecord, path: Path) -> None:
     total = record.config["warmup"] + record.config["steps"]
     on = f"steps={2 * record.config['steps']} to train on, or " if checkpoint_files.steps(path) else ""
     advice = f"{on}overwrite=true to train it again"
-    Console().print(Text(f"this run is finished {after_steps(total)}   -> {advice}"), soft_wrap=True)
+    plain().print(Text(f"this run is finished {after_steps(total)}   -> {advice}"), soft_wrap=True)
 
 
 class Run:
@@ -204,8 +204,10 @@ class Run:
         self.progress.phase("recording")
         path, draft = self.folder.path, prepared.draft
         result = json.loads((path / RESULT).read_text())
+        done = result.pop("measured_steps")
+        if done != self.config.steps:  # of a race, which ends when it is decided
+            self.folder.update(config=self.record.config | {"steps": done})
         self.folder.update(metrics=metrics.measured(result, draft, self.config, prepared.kind), trace=TRACE)
-        (path / RESULT).unlink()
         traces = {"last step, measured": Trace.load(path / TRACE), "simulated": draft.simulation.trace}
         panels = [(f"{self.title}, {what}", trace) for what, trace in traces.items() if trace.spans]
         self.draw(panels, prepared)  # an engine may leave no trace of its own
@@ -294,6 +296,8 @@ class Run:
         unsaved = self.lines.unsaved() if self.lines else ""
         reason = "; ".join(filter(None, [outcome.reason, unsaved]))
         message = self.folder.finish(outcome.status, reason, outcome.problems)
+        if self.folder.accepted:
+            (self.folder.path / RESULT).unlink(missing_ok=True)  # also of ranks that had trained when one was ended
         if self.tracker:
             self.tracker.finish(self.record.metrics, {"timeline": self.folder.path / TIMELINE}, self.record.status)
         return message
@@ -305,7 +309,7 @@ class Run:
             if self.config.mode in ("run", "simulate"):
                 closing_table.show(self.record, path)
             if self.record.reason:
-                Console().print(Text(f"note: {self.record.reason}"), soft_wrap=True)
+                plain().print(Text(f"note: {self.record.reason}"), soft_wrap=True)
             return
         lines = [self.record.reason]
         if status != "infeasible":
@@ -314,7 +318,7 @@ class Run:
             lines += [f"the ranks' output: {log}"] if log.exists() else []
             if steps := checkpoint_files.steps(path):
                 lines.append(f"start it again with out={path} to resume {after_steps(steps[0])}")
-        console = Console(stderr=True)
+        console = plain(stderr=True)
         for line in [*lines, message]:
             if line:
                 console.print(Text(line), soft_wrap=True)

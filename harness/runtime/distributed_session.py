@@ -35,6 +35,7 @@ from harness.runtime.session import BaseSession, TimePoint
 from harness.runtime.stage_module import StageModule, stage_modules
 from harness.runtime.tied_weights import TiedWeights
 from harness.runtime.training_state import cast_batch, initial_layers, intra_op_threads, make_optimizer, split_batch
+from harness.runtime.unused_weights import give_gradients
 from harness.schedule.dependency_graph import TIED, sender
 
 POSITION_BYTES = 128
@@ -61,6 +62,9 @@ class DistributedSession(BaseSession):
     is the same in all ranks.
     """
 
+    finds_unused = False
+    """Whether it sums the gradients of all replicas though each may have some of other weights."""
+
     def __init__(self, model: Model, plan: Plan, spec: SessionSpec) -> None:
         super().__init__(model, plan, spec)
         self.skipped: Problem | None = None
@@ -81,6 +85,8 @@ class DistributedSession(BaseSession):
             self.parameter_names = {parameter: name for name, parameter in layers.named_parameters()}
             self.watch_shared_state(layers)
             foreign = ForeignLayers(layers, self.plan)
+            if self.spec.by_value and self.plan.mesh.data > 1 and not self.finds_unused:
+                give_gradients(layers)
             self.build(layers)
             foreign.watch(j for j, stage in enumerate(self.plan.stages) if stage.device == self.pipeline_rank)
             self.foreign = foreign

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from itertools import combinations
 
+import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.tensor import DTensor
@@ -20,7 +21,7 @@ from harness.core.plan import Plan
 from harness.core.problem import Problem, ProblemError
 from harness.nn.skip import named_layers
 from harness.nn.tied import renormed
-from harness.runtime.values import memory, overlap
+from harness.runtime.values import meet, memory, overlap
 
 HIDDEN = "an attribute of the layer itself that is this parameter or module, or both layers in one stage"
 MEMORY = "one parameter in both places, or clone() for one of them"
@@ -35,7 +36,7 @@ class ForeignLayers:
         self.layers, self.plan = layers, plan
         self.weights = {one: name for name, one in layers.named_parameters() if one.requires_grad}
         self.modules = {one: name for name, one in layers.named_modules() if name}
-        self.same_memory = list(_same_memory(layers))
+        self.same_memory = list(same_memory(layers))
         self.used: dict[str, None] = {}
         self.stages = ""
 
@@ -98,14 +99,15 @@ def _tensors(layers: nn.Sequential) -> Iterator[tuple[str, Tensor]]:
     yield from layers.named_buffers()
 
 
-def _same_memory(layers: nn.Sequential) -> Iterator[tuple[str, str]]:
+def same_memory(layers: nn.Sequential) -> Iterator[tuple[str, str]]:
     """The names of a trained weight and of another tensor, for all that have memory in common."""
     holders: dict[object, list[tuple[str, Tensor]]] = {}
     for name, tensor in _tensors(layers):
-        holders.setdefault(memory(tensor), []).append((name, tensor))
-    for known, tensors in holders.items():
-        for (one, first), (other, second) in combinations(tensors, 2) if known else ():
-            if first.requires_grad and overlap(first, second):
+        if tensor.layout is torch.strided and tensor.numel():
+            holders.setdefault(memory(tensor) or tensor.untyped_storage()._cdata, []).append((name, tensor))
+    for tensors in holders.values():
+        for (one, first), (other, second) in combinations(tensors, 2):
+            if first.requires_grad and meet(first, second):
                 yield one, other
 
 

@@ -162,6 +162,11 @@ def overlap(a: Tensor, b: Tensor) -> bool:
     """Whether two tensors have memory in common."""
     if memory(a) is None or memory(a) != memory(b):
         return False
+    return meet(a, b)
+
+
+def meet(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors of one storage have memory in common."""
     if a.element_size() != b.element_size():
         return True
     return _meet(*((tuple(t.shape), t.stride(), t.storage_offset()) for t in (a, b)))

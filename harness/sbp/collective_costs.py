@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from harness.core.cluster import Cluster
 from harness.sbp.device_grid import Degree, Grid
-from harness.simulate.routes import STEPS
+from harness.simulator.routes import STEPS
 
 
 @dataclass(frozen=True)

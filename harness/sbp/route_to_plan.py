@@ -16,8 +16,8 @@ from harness.sbp.device_grid import Degree, Grid, Strategy
 from harness.sbp.matmul_chain import Attention, Chain, Matmul, Residual, chain_from_profile, matmul_name, part_names
 from harness.sbp.shortest_path import Ends, Move, Route, Step
 from harness.sbp.strategy_costs import Costs
-from harness.simulate.layer_times import depth, price_shares
-from harness.simulate.routes import STEPS
+from harness.simulator.layer_times import depth, price_shares
+from harness.simulator.routes import STEPS
 
 OUTPUT = "output"
 """The name of the model's output among the layouts."""
@@ -178,7 +178,7 @@ def device_share(profile: ModelProfile, plan: Plan, chain: Chain) -> ModelProfil
 
     Work, outputs and saved tensors are split evenly over the tensor parallel size; a gathered input is kept whole.
     Weights are split by p1 p2, and evenly where the plan has no strategies. Times are split evenly, unless smaller
-    matmuls are known to be less efficient (`harness.simulate.layer_times.price_shares`). Buffers of exchanges are not
+    matmuls are known to be less efficient (`harness.simulator.layer_times.price_shares`). Buffers of exchanges are not
     included: see `with_exchanges`.
     """
     devices = plan.mesh.tensor

@@ -1,6 +1,6 @@
 """Schedules as data: for each device and queue an ordered list of ops, and which op waits for which.
 
-Nothing else in the project knows the order of operations: planners reason about a `Schedule`, `harness.simulate`
+Nothing else in the project knows the order of operations: planners reason about a `Schedule`, `harness.simulator`
 executes it on a described cluster, engines execute it on devices.
 """
 

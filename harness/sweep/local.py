@@ -14,6 +14,7 @@ from datetime import datetime
 from pathlib import Path
 
 from omegaconf import DictConfig
+from rich.console import Console
 
 from harness.core import files
 from harness.core.problem import CannotRun, Fix, Problem
@@ -38,25 +39,40 @@ def main(overrides: Sequence[str]) -> int:
     if the sweep was interrupted. Raises CannotRun if all points have the same typing error, or cannot be read, or the
     sweep's folder cannot be written.
     """
-    points = expand(overrides)
-    refuse_mistyped(points)
-    rows = [Row(point) for point in points]
+    rows = rows_of(overrides)
     folder = folder_of(overrides)
-    make(folder)
-    interrupted = False
-    with writing(folder):
-        try:
-            with preemptible(), fork_server.scope(), Display(rows) as display:
-                _go_through(rows, folder, display)
-        except KeyboardInterrupt:
-            interrupted = True
-    show(rows, folder)
+    interrupted = not run_all(rows, folder)
     return EXIT_CODES["preempted"] if interrupted else 0 if all(_has_result(row) for row in rows) else 1
 
 
-def show(rows: Sequence[Row], folder: Path) -> None:
+def rows_of(overrides: Sequence[str]) -> list[Row]:
+    """The points of a sweep, none of which has run. Raises CannotRun if all points have the same typing error, or
+    cannot be read."""
+    points = expand(overrides)
+    refuse_mistyped(points)
+    return [Row(point) for point in points]
+
+
+def run_all(rows: Sequence[Row], folder: Path, console: Console | None = None) -> bool:
+    """Fill in the records of all points, and `show` them; returns False if the sweep was interrupted.
+
+    Raises CannotRun if the folder cannot be written. What is printed goes to the console: by default to stdout.
+    """
+    make(folder)
+    whole = True
+    with writing(folder):
+        try:
+            with preemptible(), fork_server.scope(), Display(rows, console) as display:
+                _go_through(rows, folder, display)
+        except KeyboardInterrupt:
+            whole = False
+    show(rows, folder, console)
+    return whole
+
+
+def show(rows: Sequence[Row], folder: Path, console: Console | None = None) -> None:
     """Print the closing table and keep it as points.csv; raises CannotRun if it cannot be written."""
-    close(rows, folder)
+    close(rows, folder, console)
     with writing(folder):
         files.write_text(folder / TABLE, as_csv(rows))
 
@@ -142,8 +158,8 @@ def folder_of(overrides: Sequence[str]) -> Path:
 
 
 def make(folder: Path) -> None:
-    """Make the sweep's folder, if it is not there. Raises CannotRun, also for the folder of a run that is in progress:
-    sweeps hold the locks of their points alone. It is not inside the folder of a run; its name ends in no blanks."""
+    """Make the sweep's folder, if it is not there. Raises CannotRun, also for the folder of a run, in progress or not:
+    its points would be inside that. Its name ends in no blanks."""
     run_folder.refuse_no_place(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -151,6 +167,7 @@ def make(folder: Path) -> None:
         problem = Problem("out", str(folder), f"cannot be made a folder: {error.strerror}", hint="out=DIR")
         raise CannotRun([problem], "this sweep") from error
     seen = folder_lock.look(folder)
-    if seen.held:
+    if seen.held or run_folder.is_started(folder):
         other: Fix = {"out": f"{folder}-2"}
-        raise CannotRun([Problem("out", str(folder), f"is in use by {seen.owner}, a run", (other,))], "this sweep")
+        message = f"is in use by {seen.owner}, a run" if seen.held else "is the folder of a run"
+        raise CannotRun([Problem("out", str(folder), message, (other,))], "this sweep")

@@ -21,6 +21,7 @@ from harness.config import registry
 from harness.config.overrides import first_line, read
 from harness.core.problem import LEAVE_OUT, CannotRun, Problem, refuse
 from harness.core.value_checks import one_of, similar
+from harness.sweep import engines
 from harness.user_model import reference
 
 ID_LENGTH = 10
@@ -54,10 +55,12 @@ def expand(overrides: Sequence[str]) -> list[Point]:
 
         a point of the file   <   the file's grid   <   the command line
 
-    `+sweeps=NAME` takes the points of sweeps/NAME.yaml, `scale=` one of its scales; commas, choice(), range() and
-    glob() mean what they mean to Hydra, in the file too. `out=` is the sweep's and no part of a point. Raises CannotRun
-    for what cannot be read.
+    `engine=all` stands for each engine. `+sweeps=NAME` takes the points of sweeps/NAME.yaml, `scale=` one of its
+    scales; commas, choice(), range() and glob() mean what they mean to Hydra, in the file too. `out=` is the sweep's
+    and no part of a point. Raises CannotRun for what cannot be read.
     """
+    if len(single := engines.each(overrides)) > 1:
+        return [point for one in single for point in expand(one)]
     with session() as loader:
         parser = OverridesParser.create(loader)
         own = {key: values for key, values in _table(overrides, parser, "").items() if key not in WHOLE}
@@ -70,8 +73,8 @@ def expand(overrides: Sequence[str]) -> list[Point]:
     return list({point.id: point for point in map(Point.of, lists)}.values())
 
 
-def refuse_mistyped(points: Sequence[Point]) -> None:
-    """Raises CannotRun with the problems of typing that every point has, and so the sweep."""
+def refuse_mistyped(points: Sequence[Point], what: str = SWEEP) -> None:
+    """Raises CannotRun with the problems of typing that every point has, and so `what` they are of."""
     common: list[Problem] = mistyped(points[0].overrides) if points else []
     for point in points[1:]:
         if not common:
@@ -79,7 +82,7 @@ def refuse_mistyped(points: Sequence[Point]) -> None:
         here = {(problem.key, problem.message): problem for problem in mistyped(point.overrides)}
         known = [(problem, here.get((problem.key, problem.message))) for problem in common]
         common = [problem if problem == other else _of_all(problem) for problem, other in known if other]
-    refuse(common, SWEEP)
+    refuse(common, what)
 
 
 def _of_all(problem: Problem) -> Problem:

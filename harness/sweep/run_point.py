@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import replace
 from pathlib import Path
@@ -90,12 +90,13 @@ def run_point(
     config: DictConfig | None = None,
     waiting: Callable[[], None] = lambda: None,
     here: bool = False,
+    environment: Mapping[str, str] = {},
 ) -> None:
     """Fill in the row's record: from `folder` where the point is done already, by running it otherwise.
 
     `config` is the point's, if it is composed already. `here`: in this process, as points that only plan or simulate
-    always are. Raises `folder_lock.Busy`, and KeyboardInterrupt, with the record filled in, if the run was ended from
-    outside.
+    always are; a process of its own has the variables of `environment`, too. Raises `folder_lock.Busy`, and
+    KeyboardInterrupt, with the record filled in, if the run was ended from outside.
     """
     if done_before(row, folder):
         return
@@ -104,11 +105,17 @@ def run_point(
         row.began_s = time.monotonic()
         if not done_before(row, folder):
             waiting()
-            _run(row, folder, config, waiting, here, lock)
+            _run(row, folder, config, waiting, here, lock, environment)
 
 
 def _run(
-    row: Row, folder: Path, config: DictConfig | None, waiting: Callable[[], None], here: bool, lock: Lock
+    row: Row,
+    folder: Path,
+    config: DictConfig | None,
+    waiting: Callable[[], None],
+    here: bool,
+    lock: Lock,
+    environment: Mapping[str, str],
 ) -> None:
     run_folder.clear_refused(folder)
     earlier = stored(folder)
@@ -124,7 +131,8 @@ def _run(
             config.out = str(folder)
             why = _here(config, overrides, folder / CONSOLE)
         else:
-            code = _execute(overrides, folder / CONSOLE, waiting, lock, config.launch.grace_s)
+            own = os.environ | environment | {name: str(n) for name, n in folder_lock.handed_on(lock).items()}
+            code = _execute(overrides, folder / CONSOLE, waiting, lock.descriptor, own, config.launch.grace_s)
             why = _why(code, folder)
     except KeyboardInterrupt:
         row.record = _ended(earlier, row.point, folder, "preempted", "ended with its sweep")
@@ -149,10 +157,17 @@ def _here(config: DictConfig, overrides: Sequence[str], console: Path) -> str:
     return "ended before its record was complete"
 
 
-def _execute(overrides: Sequence[str], console: Path, waiting: Callable[[], None], lock: Lock, grace_s: float) -> int:
+def _execute(
+    overrides: Sequence[str],
+    console: Path,
+    waiting: Callable[[], None],
+    lock: int,
+    environment: Mapping[str, str],
+    grace_s: float,
+) -> int:
     """`python run.py OVERRIDES`, without a shell; its exit code, negative for a signal. Leaves no process after.
 
-    It holds `lock`, too: if this process is killed, no other sweep begins before the run has ended.
+    It inherits the descriptor `lock`: if this process is killed, no other sweep begins before the run has ended.
     """
     command = [*die_with_parent.prefix(), sys.executable, str(registry.ROOT / "run.py"), *overrides]
     console.unlink(missing_ok=True)
@@ -164,8 +179,8 @@ def _execute(overrides: Sequence[str], console: Path, waiting: Callable[[], None
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            pass_fds=[lock.descriptor],
-            env=os.environ | {name: str(number) for name, number in folder_lock.handed_on(lock).items()},
+            pass_fds=[lock],
+            env=environment,
         )
         number: int = signal.SIGINT
         try:

@@ -21,6 +21,7 @@ from harness.core.plan import Mesh
 from harness.core.units import UNKNOWN
 from harness.planning.tune.result import Reason
 from harness.report import comparison
+from harness.report.console import plain
 from harness.sweep.row import FIGURES, FURTHER, PREDICTED, UNIT, Row
 
 REASON_LINES = 8
@@ -36,8 +37,8 @@ REPEATS = 10
 
 def console_of_sweep() -> Console:
     """Return a console as wide as the terminal. It keeps this stdout while a point's own goes to a file."""
-    console = Console(file=sys.stdout)
-    return console if console.is_terminal else Console(file=sys.stdout, width=LOG_WIDTH)
+    console = plain(sys.stdout)
+    return console if console.is_terminal else plain(sys.stdout, LOG_WIDTH)
 
 
 def differing(rows: Sequence[Row]) -> list[str]:
@@ -76,16 +77,21 @@ def table(rows: Sequence[Row], width: int) -> tuple[Table, list[str]]:
         Column("status", [row.status for row in rows]),
         *_figure_columns(rows),
     ]
+    return drawn(columns, width)
+
+
+def drawn(columns: Sequence[Column], width: int) -> tuple[Table, list[str]]:
+    """The columns for which there is room as a table, and the names of the others."""
     shown = _fitting(columns, width + GAP)
-    drawn = Table(box=None, pad_edge=False)
+    made = Table(box=None, pad_edge=False)
     for column in shown:
         if column.figure:
-            drawn.add_column(_bottom(column.title, "right"), justify="right", no_wrap=True)
+            made.add_column(_bottom(column.title, "right"), justify="right", no_wrap=True)
         else:
-            drawn.add_column(_bottom(column.title), overflow="fold")
+            made.add_column(_bottom(column.title), overflow="fold")
     for cells in zip(*(column.cells for column in shown), strict=True):
-        drawn.add_row(*map(Text, cells))
-    return drawn, [column.name for column in columns if column not in shown]
+        made.add_row(*map(Text, cells))
+    return made, [column.name for column in columns if column not in shown]
 
 
 def _bottom(title: str, to: Literal["left", "right"] = "left") -> Align:
@@ -187,8 +193,10 @@ def _short(keys: Sequence[str]) -> list[str]:
 
 
 def close(rows: Sequence[Row], folder: Path, console: Console | None = None) -> None:
-    """Print the closing table, why points failed, and one line about the whole sweep."""
+    """Print the closing table, of mode=tune the fastest first, why points failed, and a line about the whole sweep."""
     console = console or console_of_sweep()
+    if all(row.record and row.record.config.get("mode") == "tune" for row in rows):
+        rows = sorted(rows, key=lambda row: -(row.throughput or 0.0))
     shown, left_out = table(rows, console.width)
     console.print(shown)
     for line in _legend(rows, left_out, console.width):

@@ -43,6 +43,21 @@ NEEDED: dict[str, dict[str, Any]] = {
 """The keys of each task, with an example."""
 
 
+def identity(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """What decides the model: the code, wherever it is, the callable in it, and the keys. Raises CannotRun if a source
+    cannot be read."""
+    place = parse(settings["callable"])
+    others = {key: value for key, value in settings.items() if key not in ("callable", "source")}
+    return {**others, "name": place.name, "code": sources.code(place)}
+
+
+def renamed(name: str, settings: Mapping[str, Any]) -> str:
+    """The name of a model, as "net.py:build width=9", with the file where it is now."""
+    place = parse(settings["callable"])
+    _, found, given = name.partition(f":{place.name}")
+    return f"{place.title}{given}" if found else name
+
+
 def schema(place: Reference) -> type:
     """The dataclass of a reference's keys: `name`, `callable` and `source` (the digest of its sources), the callable's
     parameters, and those of `SHARED` that are not among these. Raises CannotRun as `signature.read`."""

@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from harness.core.problem import CannotRun, Problem, ProblemError, spelled
+from harness.core.problem import CannotRun, Problem, spelled
 from harness.interfaces import Batch, Model
 from harness.user_model import keys, loaded_signature
 from harness.user_model.keys import NEEDED, SHARED
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from harness.user_model.wrappers import Wrapper
 
 check = keys.problems
+identity, renamed = keys.identity, keys.renamed
 INTERFACE = ("name", "task", "input_shape", "classes", "layers", "sample", "loss")
 EXAMPLES = {
     "classification": "Classifier(module, input_shape=(3, 32, 32), classes=10)",
@@ -41,7 +42,7 @@ def build(settings: Mapping[str, Any]) -> Model:
         return loaded_signature.call(place, settings)
 
     made = without_memory(make)
-    if _has_interface(made):
+    if has_interface(made):
         whole: Model = make()
         return whole
     wrapper = _wrapped(made, place, settings)
@@ -123,7 +124,7 @@ class Result:
 def as_layers(module: nn.Module, inputs: Tensor | None, select: Callable[[Any], Any] | None = None) -> nn.Sequential:
     """The layers of a module: its own if it is an nn.Sequential, else what `harness.capture` finds for these inputs.
 
-    They give what `select` takes of its result. One layer where nothing is found, or no inputs are given.
+    They give what `select` takes of its result. One layer if it cannot be split, or no inputs are given.
     """
     from torch import nn
 
@@ -131,12 +132,9 @@ def as_layers(module: nn.Module, inputs: Tensor | None, select: Callable[[Any], 
         return module
     if inputs is None:
         return nn.Sequential(module)
-    from harness.capture import split, whole
+    from harness.capture import split_or_whole
 
-    try:
-        return split(module, (inputs,), select=select)
-    except ProblemError:  # it trains where nothing is split
-        return whole(module, (inputs,), select=select)
+    return split_or_whole(module, (inputs,), select=select)
 
 
 def without_memory(make: Callable[[], Any]) -> Any:
@@ -166,7 +164,8 @@ def _on_meta() -> bool:
     return torch.get_default_device().type == "meta"
 
 
-def _has_interface(made: Any) -> bool:
+def has_interface(made: Any) -> bool:
+    """Whether an object is a model by itself."""
     return all(hasattr(made, name) for name in INTERFACE) and not isinstance(made, type)
 
 

@@ -33,6 +33,33 @@ def digest(place: Reference) -> str:
     return found.hexdigest()[:DIGITS]
 
 
+def code(place: Reference) -> str:
+    """Return a hash of what the sources say: without comments, documentation and layout, and without the names of the
+    folder and of the first file. Raises CannotRun as `digest`."""
+    first = reference.find(place)
+    root, found = root_of(first), hashlib.sha256()
+    for path in sorted(files(place), key=lambda path: (path != first, path)):
+        name = "" if path == first else str(path.relative_to(root))
+        found.update(f"{name}\n{_statements(_content(path, place))}\n".encode())
+    return found.hexdigest()[:DIGITS]
+
+
+def _statements(text: bytes) -> str:
+    """The statements of a file, without texts that stand alone; all of it, if it is no Python."""
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError):
+        return repr(text)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            node.body = [one for one in node.body if not _documents(one)]
+    return ast.dump(tree)
+
+
+def _documents(statement: ast.stmt) -> bool:
+    return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+
+
 def changed(model: Mapping[str, Any]) -> bool:
     """Whether the sources of a model are others than when its keys were composed; for any other one False."""
     if "callable" not in model or "source" not in model:
@@ -65,6 +92,11 @@ def root_of(path: Path) -> Path:
     return folder
 
 
+def is_installed(root: Path) -> bool:
+    """Whether modules that are imported from a folder are those of an installed package, or of Python."""
+    return any(name in LIBRARIES for name in root.parts) or root.is_relative_to(Path(sys.base_prefix) / "lib")
+
+
 def module_of(path: Path) -> str:
     """The dotted name of a file, from its root."""
     inside = path.relative_to(root_of(path)).with_suffix("")
@@ -83,9 +115,8 @@ def _imported(path: Path, root: Path, changed_ns: int) -> tuple[Path, ...]:
         return ()
     own = module_of(path).split(".")
     package = own if path.name == "__init__.py" else own[:-1]
-    installed = any(name in LIBRARIES for name in root.parts) or root.is_relative_to(Path(sys.base_prefix) / "lib")
     wanted = (name for node in ast.walk(tree) for name in _names(node, package))
-    same = (name for name in wanted if not installed or name.partition(".")[0] == own[0])
+    same = (name for name in wanted if not is_installed(root) or name.partition(".")[0] == own[0])
     return tuple(sorted({file for name in same for file in _files(name, root)}))
 
 

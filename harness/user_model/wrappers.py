@@ -95,28 +95,19 @@ class Regression(Wrapper):
 
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
         """Squared error: the mean over a sample's numbers, summed over the samples."""
-        return (output - target).square().flatten(1).mean(1).sum()
+        return (output - target).square().reshape(len(output), -1).mean(1).sum()
 
     def output_shape_of(self, n: int) -> tuple[int, ...]:
         return (n, *self.output_shape)
 
 
-class Custom(Wrapper):
-    """A module with a loss of the user's own, on samples like those of an example.
+class OnExample(Wrapper):
+    """A module on the samples of an example, (inputs, targets): tensors whose first dimension is the sample.
 
-    `example_batch` is (inputs, targets), tensors whose first dimension is the sample; n samples are its own, over and
-    over. `loss(output, targets)` returns one loss for each sample, or the sum of them; output is all that the module
-    gives, a dictionary or a dataclass, too.
+    n samples are its own, over and over.
     """
 
-    task = "custom"
-
-    def __init__(
-        self,
-        module: nn.Module,
-        example_batch: Batch | tuple[Tensor, Tensor],
-        loss: Callable[[Any, Tensor], Tensor],
-    ) -> None:
+    def __init__(self, module: nn.Module, example_batch: Batch | tuple[Tensor, Tensor]) -> None:
         super().__init__(module)
         if not isinstance(example_batch, Batch):
             inputs, targets = example_batch
@@ -127,9 +118,7 @@ class Custom(Wrapper):
         if len(example_batch.inputs) != len(example_batch.targets):
             count, others = len(example_batch.inputs), len(example_batch.targets)
             raise ValueError(f"example_batch has {count} inputs and {others} targets")
-        if not callable(loss):
-            raise TypeError(f"loss must be a function of (output, targets), got {loss!r:.80}")
-        self.example, self._loss = example_batch, loss
+        self.example = example_batch
         self.input_shape = tuple(example_batch.inputs.shape[1:])
 
     def sample(self, n: int) -> Batch:
@@ -138,6 +127,27 @@ class Custom(Wrapper):
         chosen = torch.arange(n, device=inputs.device) % len(inputs)
         device = torch.get_default_device()
         return Batch(inputs[chosen].to(device), targets[chosen.to(targets.device)].to(device))
+
+
+class Custom(OnExample):
+    """A module with a loss of the user's own: `loss(output, targets)` returns one loss for each sample, or their sum.
+
+    It is trained on samples like those of an example, (inputs, targets). `output` is all that the module gives, a
+    dictionary or a dataclass, too.
+    """
+
+    task = "custom"
+
+    def __init__(
+        self,
+        module: nn.Module,
+        example_batch: Batch | tuple[Tensor, Tensor],
+        loss: Callable[[Any, Tensor], Tensor],
+    ) -> None:
+        super().__init__(module, example_batch)
+        if not callable(loss):
+            raise TypeError(f"loss must be a function of (output, targets), got {loss!r:.80}")
+        self._loss = loss
 
     def select(self, result: Any) -> Any:
         return result

@@ -78,7 +78,8 @@ def train(folder: Path, config: DictConfig, start: str = "0", token: str = "") -
     Writes `metrics.jsonl` and, unless it was stopped, `trace.json.gz` and `result.json`. With a `token` this process is
     one of several ranks of srun, of which rank 0 writes.
     """
-    malloc.tune(ModelProfile.load(folder / PROFILE).largest_bytes)
+    profile = ModelProfile.load(folder / PROFILE)
+    malloc.tune(profile.largest_bytes)
     say("loading torch")
     import torch
 
@@ -100,7 +101,8 @@ def train(folder: Path, config: DictConfig, start: str = "0", token: str = "") -
     data = registry.build("data", config.data, model, config.seed)
     engine = registry.build("engine", config.engine)
     optimizer, precision = OptimizerSpec(**config.optimizer), config.precision
-    spec = SessionSpec(names, optimizer, precision.dtype, precision.autocast, config.seed)
+    unused, by_value = any(layer.traits.unused for layer in profile.layers), bool(profile.by_value)
+    spec = SessionSpec(names, optimizer, precision.dtype, precision.autocast, config.seed, unused, by_value)
     if not (rendezvous and rendezvous.rank):
         say(f"building {model.name} on {', '.join(names)}")
 

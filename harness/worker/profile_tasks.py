@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -44,8 +44,9 @@ def profile_model(folder: Path, config: DictConfig, samples: str, *ahead: str) -
 
     def make(count: int) -> ModelProfile:
         say(f"profiling {model.name}, micro-batches of {count}")
-        check_size(model, count, precision.dtype, precision.autocast, there)
-        return profile_model.measure(model, count, precision.dtype, device, autocast=precision.autocast, say=say)
+        by_value = check_size(model, count, precision.dtype, precision.autocast, there)
+        found = profile_model.measure(model, count, precision.dtype, device, autocast=precision.autocast, say=say)
+        return replace(found, by_value=by_value)
 
     _make_profiles(folder, make, samples, ahead)
 
@@ -115,10 +116,11 @@ def calibrate_links(folder: Path, config: DictConfig, count: str) -> None:
     time_collectives.measure(names, config.steps, config.warmup, say).save(folder / TIMINGS)
 
 
-def check_size(model: Model, samples: int, dtype: str, autocast: str | None, there_bytes: int) -> None:
+def check_size(model: Model, samples: int, dtype: str, autocast: str | None, there_bytes: int) -> str:
     """Raise `CannotRun` if the whole model does not fit where it is to be profiled.
 
-    That takes its weights, their gradients, and all that autograd saves of `samples` samples.
+    That takes its weights, their gradients, and all that autograd saves of `samples` samples. Returns where the model
+    chooses by values of tensors what it computes, if it does.
     """
     import torch
 
@@ -127,16 +129,20 @@ def check_size(model: Model, samples: int, dtype: str, autocast: str | None, the
     with torch.device("meta"):
         state = 2 * _parameter_bytes(model.layers(), dtype)
     needed, of = state, "for weights and gradients alone"
+    by_value = ""
     if state <= there_bytes:
-        with suppress(count_model.NotCounted):
+        try:
             counted = count_model.count(model, samples, dtype, autocast)
             needed = round(SLACK * (state + counted.sum("saved_bytes", 0, len(counted.layers) - 1)))
             of = f"for weights, gradients and the activations of {samples} samples with their workspaces"
+        except count_model.NotCounted as error:
+            by_value = error.where
     if needed > there_bytes:
         here = units.size(there_bytes)
         message = f"needs {units.size(needed)} to be profiled, {of}; {here} are here"
         fix = {"costs": "analytic"}
         raise CannotRun([Problem("model", model.name, message, (fix,), "profile=FILE, measured where it fits")])
+    return by_value
 
 
 def _parameter_bytes(layers: nn.Module, dtype: str) -> int:

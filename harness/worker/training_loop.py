@@ -23,6 +23,7 @@ from harness.runtime import output_check
 from harness.worker.checkpoints import Checkpoints
 from harness.worker.divergence import DivergenceCheck
 from harness.worker.prefetch import Loader
+from harness.worker.race_turns import RaceTurns
 
 
 class NeverUpdated(RuntimeError):
@@ -99,7 +100,8 @@ def train_steps(
     before the last step.
 
     The next batch is made while a step runs; `data_wait_s` is what a step still waited for its own. `slowed` is by how
-    much this process's threads waited for cores in the measured steps.
+    much this process's threads waited for cores in the measured steps. In a race each step waits for its turn, and
+    training ends with the race (`harness.worker.race_turns`).
     Memory is metered in the last warm-up step, since that costs time; not in the very first one, where optimizers
     have no state yet: it is known for a warm-up of 2 and more. Raises `Diverged` at the first loss or gradient that is
     not finite, and `NeverUpdated` at the end, if the optimizer has skipped every step.
@@ -111,16 +113,22 @@ def train_steps(
     path = folder / METRICS if reports else Path(os.devnull)
     lines = _stored(folder / METRICS) if start else []
     texts = [one.text for one in lines]
-    finite, began = DivergenceCheck(session), run_queue.of_process()
+    finite, began, turns = DivergenceCheck(session), run_queue.of_process(), RaceTurns(folder, loop.warmup)
     with closing(LineFile(path, start > 0)) as out, Loader(data, loop.batch_size, range(start, total)) as batches:
         for step, (batch, waited) in enumerate(batches, start):
+            if (word := turns.before(step)) == "stop":
+                return None
+            if word == "end":
+                total = step
+                break
             if step <= loop.warmup:
                 began = run_queue.of_process()
             last = session.step(batch, meter=step == loop.warmup - 1 and step > 0)
             finite.after_step(step, last)
             output_check.raise_differences()
             peak = last.peak_memory_bytes or peak
-            line = _line(step, loop, last, waited)
+            line = _line(step, turns.measures(step), last, waited)
+            turns.ended(step, line.step_time_s, line.loss)
             if reports:
                 say(f"step {step}: loss {last.loss:.6g}, {last.step_time_s:.4f} s")
             texts.append(line.text)
@@ -155,8 +163,8 @@ def _stored(path: Path) -> list[Line]:
     return [Line(**json.loads(line)) for line in path.read_text().splitlines()]
 
 
-def _line(step: int, loop: Loop, metrics: StepMetrics, waited: float) -> Line:
-    phase: Literal["warmup", "measured"] = "warmup" if step < loop.warmup else "measured"
+def _line(step: int, measured: bool, metrics: StepMetrics, waited: float) -> Line:
+    phase: Literal["warmup", "measured"] = "measured" if measured else "warmup"
     return Line(step, phase, float(metrics.loss), metrics.step_time_s, waited, bool(metrics.skipped))
 
 
@@ -168,6 +176,7 @@ def _summary(lines: Sequence[Line], loop: Loop) -> dict[str, Any]:
         "step_time_s": median,
         "step_time_spread_s": [percentile(times, 10), percentile(times, 90)],
         "throughput": loop.batch_size / median,
+        "measured_steps": len(measured),
         "loss": lines[-1].loss,
         "first_loss": lines[0].loss,
         "skipped_steps": sum(line.skipped for line in lines),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -59,6 +60,12 @@ def check(config: Config) -> list[Problem]:
         message = f"is needed: `architectures` in {path(config)} is {named}, which says none of {', '.join(TASKS)}"
         problems.append(Problem("model.task", None, message, tuple({"model.task": task} for task in TASKS)))
     return problems
+
+
+def identity(config: Config) -> dict[str, Any]:
+    """The configuration in place of its file, and the release that makes the network of it."""
+    release = importlib.metadata.version("transformers")
+    return {"config": read(config), "overrides": {}, "weights": None, "transformers": release}
 
 
 def path(config: Config) -> Path:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from harness.capture import split, torchvision_import
+from harness.capture import split_or_whole, torchvision_import
 from harness.core.problem import Problem, refuse
 from harness.interfaces import Batch
 from models.hf import tasks
@@ -59,9 +59,9 @@ class HuggingFace:
         return made.train()
 
     def layers(self) -> nn.Sequential:
-        """The network split into layers, freshly made; on the meta device they cost no memory."""
+        """The network as layers, as many as it can be split into, freshly made; on the meta device without memory."""
         dtype = torch.float32 if self.kind == "image" else torch.int64
-        return split(_Logits(self.network(), self._task), (torch.zeros(2, *self.input_shape, dtype=dtype),))
+        return split_or_whole(_Logits(self.network(), self._task), (torch.zeros(2, *self.input_shape, dtype=dtype),))
 
     def logits(self, network: nn.Module, inputs: Tensor) -> Tensor:
         """What a network gives for inputs, whose last dimension are the classes."""

@@ -79,7 +79,7 @@ class MadPipe:
         """
         from planners.madpipe.period_search import SMALL
 
-        chain = timing_to_plan.requested_chain(profile, cluster, memory, request, self.config.duplex)
+        chain = timing_to_plan.requested_chain(profile, cluster, memory, request, self.config.duplex, "madpipe")
         if not self.config.atomic and chain.layers > SMALL:
             message = f"is for at most {SMALL} layers, the model has {chain.layers}"
             raise NoPlan(Problem("planner.atomic", False, message, ({"planner.atomic": True},)))

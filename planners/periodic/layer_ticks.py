@@ -12,7 +12,7 @@ from harness.core.cluster import Cluster, Duplex
 from harness.core.memory_model import MemoryModel
 from harness.core.model_profile import LayerProfile, ModelProfile
 from harness.core.problem import NoPlan, Problem
-from harness.simulate.memory_timeline import working_bytes
+from harness.simulator.memory_timeline import working_bytes
 
 TICKS, MOST = 2**45, 2**58
 """Ticks of all tasks of a chain, and most ticks of all messages. Sums of ticks are exact."""

@@ -16,14 +16,17 @@ from harness.core.problem import Fix, NoPlan, Problem, table
 from harness.interfaces import PlanRequest
 from harness.schedule.builders.periodic import unrolled
 from harness.schedule.transfers import plan_transfers
-from harness.simulate import simulate
-from harness.simulate.pattern_requirements import plan_pattern_errors
+from harness.simulator import simulate
+from harness.simulator.pattern_requirements import plan_pattern_errors
 from planners import pipeline
 from planners.periodic.layer_ticks import Chain, chain_from_profile
 from planners.periodic.task_times import Timing
 
 GB = 1e9
 ATTEMPTS = 3
+MOST_LAYERS = 1000
+"""Of a chain: time and memory of the search grow with their square. On two cores 500 layers take 2 s, 1000 take 20 s
+and 2000 take 100 s, with planner=contiguous."""
 DUPLEXES = ("cluster", *get_args(Duplex))
 CONTIGUOUS = "each contiguous plan on {} needs a device with {:.3f} GB"
 FOUND = "no plan on {} was found for less than {:.3f} GB each"
@@ -74,11 +77,14 @@ def memory_error(chain: Chain, needed: int, cluster: Cluster, request: PlanReque
 
 
 def requested_chain(
-    profile: ModelProfile, cluster: Cluster, memory: MemoryModel, request: PlanRequest, duplex: str
+    profile: ModelProfile, cluster: Cluster, memory: MemoryModel, request: PlanRequest, duplex: str, planner: str
 ) -> Chain:
-    """Returns the chain of a request. Raises NoPlan for more devices than layers, for a profile without times, and
-    where messages would pass each other on links where they cannot."""
+    """Returns the chain of a request. Raises NoPlan for more devices than layers, for `MOST_LAYERS`, for a profile
+    without times, and where messages would pass each other on links where they cannot."""
     pipeline.check_request(profile, request)
+    if (layers := len(profile.layers)) > MOST_LAYERS:
+        message = f"is for at most {MOST_LAYERS} layers, the model has {layers}: the search grows with their square"
+        raise NoPlan(Problem("planner", planner, message, hint="a model of fewer and larger layers"))
     links = cluster.link(0, cluster.devices - 1).duplex
     if duplex == "full" and links == "half":
         message = "needs links that are busy in both directions at once, those of the cluster are not"
@@ -116,7 +122,7 @@ def _check(plan: Plan, profile: ModelProfile, cluster: Cluster, memory: MemoryMo
     """Raises AssertionError, with all errors, for a pattern that cannot be repeated: a planner must never make one.
 
     The pattern is unrolled and checked; seconds and bytes are computed again from the profile
-    (`harness.simulate.pattern_requirements`).
+    (`harness.simulator.pattern_requirements`).
     """
     if problems := plan_pattern_errors(plan, profile, cluster, memory):
         raise AssertionError(table(problems, "the pattern that the planner has made"))

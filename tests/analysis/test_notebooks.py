@@ -34,6 +34,13 @@ def test_every_cell_was_executed_without_an_error(name: str) -> None:
     assert not [output for cell in code for output in cell.outputs if output.output_type == "error"]
 
 
+def test_points_that_are_simulated_in_a_kernel_print_nothing() -> None:
+    """rich would display their tables there, past the file that they go to."""
+    stored = nbformat.read(FOLDER / "schemes.ipynb", as_version=4)
+    assert any("harness import simulate" in cell.source for cell in stored.cells)
+    assert {output.output_type for cell in stored.cells for output in cell.get("outputs", ())} == {"execute_result"}
+
+
 @pytest.fixture(scope="module")
 def kernels() -> Iterator[dict[str, Future[Any]]]:
     """All notebooks, executed in kernels of Jupyter, two at a time."""

@@ -1,4 +1,4 @@
-"""The commands and scripts of README and of the tutorials run, and print what these pages promise, but for numbers."""
+"""Commands and scripts of README, tutorials and the page on Python run, and print what these show, but for numbers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from harness.host.devices import cpu_model
 from tests.docs import pages
 from tests.support import fork_servers
 
-PAGES = (registry.ROOT / "README.md", *sorted((registry.ROOT / "docs/tutorials").glob("*.md")))
+DOCS = registry.ROOT / "docs"
+PAGES = (registry.ROOT / "README.md", *sorted((DOCS / "tutorials").glob("*.md")), DOCS / "howto/python.md")
 EXCEPTED = {
     "make run": "sets up an environment, from a network",
     "make test": "runs this test",

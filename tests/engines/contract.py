@@ -43,11 +43,12 @@ class Case:
     optimizer: OptimizerSpec = PLAIN
     samples: int = 8
     deferred: bool = False
+    by_value: bool = False
 
     @property
     def spec(self) -> SessionSpec:
         devices = ("cpu",) * max(self.plan.mesh.size, *(device + 1 for device in self.plan.devices))
-        return SessionSpec(devices, self.optimizer, self.dtype, seed=7)
+        return SessionSpec(devices, self.optimizer, self.dtype, seed=7, by_value=self.by_value)
 
     @property
     def reference(self) -> Case:

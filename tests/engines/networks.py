@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +21,7 @@ class Network:
     classes = 0
 
     def __init__(self, name: str, layers: Callable[[], list[nn.Module]], inputs: Callable[[int], Tensor],
-                 targets: Callable[[int], Tensor], loss: Callable[[Tensor, Tensor], Tensor]) -> None:  # fmt: skip
+                 targets: Callable[[int], Tensor], loss: Callable[[Any, Tensor], Tensor]) -> None:  # fmt: skip
         self.name = name
         self._layers, self._inputs, self._targets, self._loss = layers, inputs, targets, loss
         self.input_shape = tuple(inputs(1).shape[1:])
@@ -189,6 +190,43 @@ class AsReal(nn.Module):
 def complexes() -> Network:
     """Complex numbers between its layers."""
     return Network("complexes", lambda: [nn.Linear(4, 4), AsComplex(), AsReal(), nn.Linear(4, 2)],
+                   lambda n: torch.randn(n, 4), lambda n: torch.randn(n, 2), _squares)  # fmt: skip
+
+
+class Sides(nn.Module):
+    """A pair to the output and the size of the other tensor: a model with two outputs."""
+
+    def forward(self, pair: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        return pair[0], pair[1].square().sum(1)
+
+
+def outputs() -> Network:
+    """Two outputs, both in the loss."""
+
+    def loss(output: tuple[Tensor, Tensor], target: Tensor) -> Tensor:
+        return _squares(output[0], target) + output[1].sum()
+
+    def layers() -> list[nn.Module]:
+        return [nn.Linear(4, 4), Split(), Cell(4), Sides()]
+
+    return Network("outputs", layers, lambda n: torch.randn(n, 4), lambda n: torch.randn(n, 4), loss)
+
+
+class Ways(nn.Module):
+    """Takes one of its layers, by the values of its input: replicas use other weights each."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.ways = nn.ModuleList(nn.Linear(width, width) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.ways[int(1000 * float(x.detach().sum().abs())) % 3](x)
+        return found
+
+
+def ways() -> Network:
+    """Chooses by values what it computes."""
+    return Network("ways", lambda: [nn.Linear(4, 6), Ways(6), nn.Tanh(), Ways(6), nn.Linear(6, 2)],
                    lambda n: torch.randn(n, 4), lambda n: torch.randn(n, 2), _squares)  # fmt: skip
 
 

@@ -45,6 +45,13 @@ def test_gpipe_trains_like_single(model: str, stages: int, mode: str) -> None:
     contract.check_training(case(model, stages, mode))
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_gpipe_trains_a_model_of_several_outputs(mode: str) -> None:
+    contract.check_training(
+        replace(case("pairs", 2, mode), model=networks.outputs(), plan=Plan.contiguous([2, 2], 4, mode))
+    )
+
+
 @pytest.mark.parametrize(("stages", "mode"), [(2, "never"), (3, "except_last"), (4, "always")])
 @pytest.mark.parametrize("model", ZOO)
 def test_gpipe_trains_the_zoo_like_single(model: str, stages: int, mode: str) -> None:

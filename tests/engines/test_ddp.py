@@ -19,7 +19,7 @@ from harness.core.plan import Mesh, Plan
 from harness.interfaces import Model, OptimizerSpec
 from harness.measure.count_model import count
 from harness.runtime.training_state import cast_batch
-from harness.simulate import simulate
+from harness.simulator import simulate
 from tests.engines import contract, networks, zoo
 from tests.engines.contract import Case, gentle
 from tests.engines.networks import Network

@@ -20,7 +20,7 @@ from harness.core.plan import Mesh, Plan
 from harness.core.trace import Trace
 from harness.interfaces import Model
 from harness.measure.count_model import count
-from harness.simulate import simulate
+from harness.simulator import simulate
 from tests.engines import contract, networks, zoo
 from tests.engines.contract import Case, gentle
 from tests.engines.networks import Network

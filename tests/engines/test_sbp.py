@@ -24,7 +24,7 @@ from harness.sbp.device_grid import Grid
 from harness.sbp.matmul_chain import chain_from_profile
 from harness.sbp.route_to_plan import device_share
 from harness.sbp.shortest_path import Ends
-from harness.simulate import simulate
+from harness.simulator import simulate
 from models.gpt.config import Config as GPTConfig
 from models.gpt.gpt import build as build_gpt
 from models.mlp.config import Config as MLPConfig

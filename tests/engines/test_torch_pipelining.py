@@ -19,7 +19,7 @@ from harness.core.plan import Mesh, Plan
 from harness.core.problem import Problem
 from harness.interfaces import BatchShape, Model, OptimizerSpec, PlanRequest, Session, StepMetrics
 from harness.measure import count_model
-from harness.simulate import simulate
+from harness.simulator import simulate
 from planners.block_partition import even
 from tests.engines import contract, networks, zoo
 from tests.engines.contract import Case, gentle

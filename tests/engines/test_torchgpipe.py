@@ -63,7 +63,7 @@ def test_what_it_cannot_do() -> None:
     can, all_of_it = build(Config()).capabilities, Capabilities()
     lacks = {f.name: own for f in fields(can) if (own := getattr(can, f.name)) != getattr(all_of_it, f.name)}
     print("torchgpipe differs from what an engine can do:", lacks)
-    assert lacks == {"trace": False, "memory_meter": False, "serial_cpu_devices": True}
+    assert lacks == {"trace": False, "memory_meter": False, "serial_cpu_devices": True, "mixed": False}
     assert not (can.data or can.tensor or can.multi_process)
 
 
@@ -78,6 +78,11 @@ def test_it_refuses_exactly_the_models_whose_stages_share_parameters() -> None:
 @pytest.mark.parametrize(("model", "stages"), [(m, n) for m in networks.ALL for n in (1, 2, 3) if takes(m, n)])
 def test_it_trains_like_single(model: str, stages: int, mode: str) -> None:
     contract.check_training(case(model, stages, mode))
+
+
+def test_it_trains_a_model_of_several_outputs() -> None:
+    plan = Plan.contiguous([2, 2], 4, "except_last")
+    contract.check_training(replace(case("pairs"), model=networks.outputs(), plan=plan))
 
 
 @pytest.mark.parametrize(("stages", "mode"), [(2, "always"), (3, "except_last")])

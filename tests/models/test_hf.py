@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn import functional
 
+from harness.capture import unsplit
 from harness.core.problem import CannotRun
-from models.hf.config import SHIPPED, Config, check
+from models.hf.config import SHIPPED, Config, check, identity
 from models.hf.hf import HuggingFace, build
 from models.hf.tasks import IGNORED
 from tests.support.zoo import on_meta, parameters
@@ -36,6 +39,30 @@ def test_a_preset_has_the_published_number_of_parameters(name: str) -> None:
     with torch.device("meta"):
         network = made(name).network()
     assert parameters(network) == PUBLISHED[name]
+
+
+def test_a_network_that_cannot_be_split_is_one_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Branching(nn.Module):
+        def forward(self, input_ids: Tensor, use_cache: bool) -> Any:
+            scale = 2.0 if input_ids.sum() > 0 else 1.0
+            return SimpleNamespace(logits=scale * functional.one_hot(input_ids, 512).float())
+
+    model = made("llama_small")
+    monkeypatch.setattr(model, "network", Branching)
+    layers = model.layers()
+    why = unsplit(layers)
+    assert len(layers) == 1 and why and "input_ids.sum() > 0" in why.code
+    assert layers(torch.ones(2, 64, dtype=torch.int64)).shape == (2, 64, 512)
+
+
+def test_a_configuration_file_counts_by_what_it_says(tmp_path: Path) -> None:
+    """Its name does not: profiles in the cache are of the same network, and no edit gets one of before."""
+    known = json.loads((SHIPPED / "llama_small.json").read_bytes())
+    for name, change in (("one", {}), ("same", {}), ("other", {"num_hidden_layers": 3})):
+        (tmp_path / f"{name}.json").write_text(json.dumps({**known, **change}))
+    one, same, other = (identity(Config(config=str(tmp_path / f"{name}.json"))) for name in ("one", "same", "other"))
+    assert one == same == identity(Config(config="llama_small")) != other
+    assert identity(Config(config="llama_small", overrides={"num_hidden_layers": 3})) == other
 
 
 @pytest.mark.parametrize("name", SMALL)

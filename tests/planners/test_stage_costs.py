@@ -15,7 +15,7 @@ from harness.core.problem import NoPlan
 from harness.interfaces import BatchShape, PlanRequest
 from harness.schedule.builders.gpipe import gpipe
 from harness.schedule.transfers import plan_transfers
-from harness.simulate import simulate
+from harness.simulator import simulate
 from planners import stage_costs
 from planners.pipeline import to_plan
 from planners.stage_costs import StageCosts

@@ -14,7 +14,6 @@ from harness.config import cluster_config, registry
 from harness.config import overrides as config_overrides
 from harness.core import files, units
 from harness.core.cluster import Cluster
-from harness.core.model_profile import ModelProfile
 from harness.core.problem import CannotRun, Fix, NoPlan, Problem, ProblemError, apply
 from harness.core.run_files import CANDIDATES, PROFILE
 from harness.interfaces import Engine, Planner
@@ -149,18 +148,20 @@ class Tuner:
     def with_layers(self, line: Line) -> Line:
         """Add the problems that the model's layers cause for a candidate that was ruled out before they were known."""
         known = {problem.key for problem in line.problems}
-        found = self.against_layers(line.candidate, next(iter(self.grounds.values())).profile)
+        found = self.against_layers(line.candidate, next(iter(self.grounds.values())))
         return replace(line, problems=(*line.problems, *(problem for problem in found if problem.key not in known)))
 
-    def against_layers(self, one: Candidate, profile: ModelProfile) -> list[Problem]:
+    def against_layers(self, one: Candidate, ground: Ground) -> list[Problem]:
         """Return the problems that rule a candidate out once the model's layers are known."""
         config, given = one.config(self.config), config_overrides.given(self.overrides, "model")
-        return profile_match.against_profile(config, self.engine.capabilities, profile, given)
+        return profile_match.against_profile(
+            config, self.engine.capabilities, ground.profile, ground.cluster.devices, given
+        )
 
     def layout(self, one: Candidate) -> Layout:
         """Plan a candidate. Raises `CannotRun` and `NoPlan` where a run of it would."""
         config, ground = one.config(self.config), self.grounds[one.micro_batch]
-        if found := self.against_layers(one, ground.profile):
+        if found := self.against_layers(one, ground):
             raise CannotRun(found)
         return laid_out(config, self.engine, self.planner, ground.profile, ground.cluster)
 

@@ -19,7 +19,14 @@ from harness.core.problem import LEAVE_OUT, CannotRun, Fix, Problem
 from harness.interfaces import Capabilities
 
 DEGREES = ("tensor", "pipeline", "data")
-OWN = ("mode", "out", "remeasure", "batch.micro_batches", *(f"mesh.{name}" for name in DEGREES))
+OWN = (
+    "mode",
+    "out",
+    "remeasure",
+    "batch.micro_batches",
+    "batch.micro_batch_size",
+    *(f"mesh.{name}" for name in DEGREES),
+)
 """Keys of the command that a tuned run has in its own way."""
 
 
@@ -91,6 +98,8 @@ def candidates(
             sizes = [stored]
         elif given:
             sizes = [max(1, batch // (mesh.data * given))]
+        elif config.batch.micro_batch_size:
+            sizes = [config.batch.micro_batch_size]
         else:
             sizes = [size for size in divisors.list_divisors(batch) if size.bit_count() == 1]
         found += [Candidate(size, mesh, batch, given) for size in sizes]

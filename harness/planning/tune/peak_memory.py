@@ -14,7 +14,7 @@ from harness.core.model_profile import ModelProfile
 from harness.core.plan import Mesh, Plan
 from harness.planning.draft import Layout
 from harness.schedule import QueueOps, Schedule
-from harness.simulate.memory_timeline import working_bytes
+from harness.simulator.memory_timeline import working_bytes
 
 BUFFERS = {"passing": 0, "posted": 1, "copied": 1}
 """Buffers for good of each message between stages; "kept": one for each micro-batch."""

@@ -24,9 +24,9 @@ from harness.planning.draft import Layout
 from harness.planning.tune import peak_memory
 from harness.planning.tune.extrapolate import few
 from harness.schedule import Schedule
-from harness.simulate import lower
-from harness.simulate.fair_sharing import Resource
-from harness.simulate.lowering import LoweredSchedule
+from harness.simulator import lower
+from harness.simulator.fair_sharing import Resource
+from harness.simulator.lowering import LoweredSchedule
 
 MESSAGES = ("copy", "send")
 BACK = ("R", "B")

@@ -15,7 +15,7 @@ from harness.core.model_profile import LayerProfile, ModelProfile
 from harness.core.plan import Mesh
 from harness.interfaces import Session
 from harness.measure import count_model
-from harness.simulate import simulate
+from harness.simulator import simulate
 from tests.engines.deepspeed import cases
 from tests.engines.deepspeed.cases import case
 from tests.support.sessions import run_session

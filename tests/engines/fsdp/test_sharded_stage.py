@@ -17,16 +17,17 @@ from engines.ddp.engine import build as build_ddp
 from engines.fsdp.engine import Config, build
 from engines.fsdp.layer_groups import MIB, groups, own_bytes
 from engines.fsdp.session import FSDPSession
-from engines.fsdp.sharded_stage import sizes
+from engines.fsdp.sharded_stage import Gathered, refuse_hooks, sizes
 from harness.config import registry
 from harness.core.cluster import Cluster
 from harness.core.memory_model import named
 from harness.core.plan import Mesh, Plan
+from harness.core.problem import CannotRun, ProblemError
 from harness.interfaces import OptimizerSpec
 from harness.measure.count_model import count
 from harness.nn.skip import named_layers
 from harness.runtime.training_state import cast_batch
-from harness.simulate import simulate
+from harness.simulator import simulate
 from tests.engines import networks, zoo
 from tests.engines.contract import Case
 from tests.engines.networks import Network
@@ -34,6 +35,27 @@ from tests.support.allocator import allocator_peak_bytes
 from tests.support.sessions import run_session
 
 pytestmark = pytest.mark.usefixtures("ranks")
+
+
+@pytest.mark.parametrize("register", ["register_hook", "register_post_accumulate_grad_hook"])
+def test_hooks_of_parameters_are_refused(register: str) -> None:
+    """FSDP2 puts shards into their place, and loses them without a word."""
+    stage = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    refuse_hooks(stage)
+    getattr(stage[1].weight, register)(lambda value: None)
+    with pytest.raises(CannotRun, match=r"hooks of parameters as they are, the model has some: 1\.weight .*engine=ddp"):
+        refuse_hooks(stage)
+
+
+def test_a_weight_that_a_pass_writes_is_refused() -> None:
+    gathered, layer = Gathered(), nn.Linear(2, 2)
+    gathered.add(layer)
+    layer(torch.ones(1, 2)).sum().backward()
+    gathered.refuse_writes()
+    with torch.no_grad():
+        layer.weight.mul_(0.5)
+    with pytest.raises(ProblemError, match=r"write to a gathered weight: Linear's weight .*engine=ddp"):
+        gathered.refuse_writes()
 
 
 def peak(case: Case, meter_after: int = 2) -> int:

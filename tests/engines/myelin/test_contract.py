@@ -91,6 +91,10 @@ class Idle(nn.Module):
         return x
 
 
+def test_a_model_of_several_outputs() -> None:
+    contract.check_training(case(networks.outputs()))
+
+
 @pytest.mark.parametrize("data", [1, 2])
 def test_a_tied_parameter_that_nobody_uses_is_not_decayed(data: int) -> None:
     def layers() -> list[nn.Module]:

@@ -11,7 +11,7 @@ from harness.core.trace import Trace
 from harness.interfaces import Session
 from harness.measure.count_model import count
 from harness.schedule.dependency_graph import build_graph
-from harness.simulate.memory_timeline import peaks
+from harness.simulator.memory_timeline import peaks
 from tests.engines import networks
 from tests.engines.myelin.cases import case, schedule_of
 from tests.engines.networks import Network

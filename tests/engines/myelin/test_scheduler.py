@@ -18,7 +18,7 @@ from harness.core.plan import Plan
 from harness.schedule.builders.message_driven import message_driven
 from harness.schedule.policy import RuleName
 from harness.schedule.transfers import transfers
-from harness.simulate import simulate
+from harness.simulator import simulate
 
 
 def tasks(stage: int, m: int) -> list[Op]:

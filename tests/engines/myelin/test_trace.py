@@ -17,7 +17,7 @@ from harness.core.memory_model import named
 from harness.core.trace import Span, Trace
 from harness.interfaces import Session
 from harness.measure.count_model import count
-from harness.simulate import simulate
+from harness.simulator import simulate
 from tests.engines.contract import Case
 from tests.engines.myelin.cases import case, schedule_of, trace_of
 from tests.support.sessions import run_session

@@ -14,7 +14,7 @@ from engines.sbp.block_layout import Layout, Mesh
 from engines.sbp.instruction import Exchange
 from harness.sbp.collective_costs import Collectives
 from harness.sbp.device_grid import Grid
-from harness.simulate.routes import STEPS
+from harness.simulator.routes import STEPS
 from tests.support.sbp_blocks import block, exchanged, on, walk
 
 pytestmark = pytest.mark.usefixtures("ranks")

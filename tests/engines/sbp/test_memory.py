@@ -18,7 +18,7 @@ from harness.measure.count_model import count
 from harness.sbp.device_grid import Grid
 from harness.sbp.matmul_chain import chain_from_profile
 from harness.sbp.route_to_plan import device_share
-from harness.simulate import simulate
+from harness.simulator import simulate
 from models.mlp.config import Config as MLPConfig
 from models.mlp.mlp import build as build_mlp
 from models.vgg.config import Config as VGGConfig

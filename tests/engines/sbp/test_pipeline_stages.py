@@ -15,7 +15,7 @@ from harness.launch.forked_ranks import run_on_ranks
 from harness.measure.count_model import count
 from harness.sbp.matmul_chain import chain_from_profile
 from harness.sbp.route_to_plan import device_share
-from harness.simulate import simulate
+from harness.simulator import simulate
 from planners.autoddl.planner import Config as PlannerConfig
 from planners.autoddl.planner import build as build_planner
 from tests.engines import zoo

@@ -10,9 +10,9 @@ from harness.checks import plan_fits, profile_match, request
 from harness.checks.mesh import micro_batch, resolve
 from harness.core.cluster import Cluster, Device
 from harness.core.memory_model import MemoryModel
-from harness.core.model_profile import LayerProfile, ModelProfile, Skip
+from harness.core.model_profile import LayerProfile, ModelProfile, Skip, Unsplit
 from harness.core.plan import Mesh, Plan, Stage
-from harness.core.problem import deduplicate
+from harness.core.problem import deduplicate, typed
 from harness.host.devices import DetectedDevices
 from harness.interfaces import Capabilities, Setting
 from tests.problems import fixes, keys, rows
@@ -190,7 +190,38 @@ def profile_of(layers: int = 5, **fields) -> ModelProfile:
 
 
 def against(found: ModelProfile, can: Capabilities = PIPELINE, model_given: bool = True, **changes):
-    return rows(profile_match.against_profile(config(**changes), can, found, model_given))
+    return rows(profile_match.against_profile(config(**changes), can, found, 8, model_given))
+
+
+WHY = Unsplit("net.py", 12, "if x.sum() > 0:", "it reads the value of a tensor")
+
+
+@pytest.mark.parametrize(
+    ("can", "changes", "wanted"),
+    [
+        (PIPELINE, {}, ["engine=single", "mesh.pipeline=1"]),
+        (PIPELINE, {"mesh__pipeline": 2}, ["engine=single mesh.pipeline=1", "mesh.pipeline=1"]),
+        (Capabilities(data=True), {"mesh__data": 2}, ["mesh.pipeline=1", "engine=single"]),
+        (
+            PIPELINE,
+            {"planner": {"name": "given", "balance": [1, 1]}},
+            ["engine=single mesh.pipeline=1 planner=balance", "mesh.pipeline=1 planner=balance"],
+        ),
+    ],
+)
+def test_a_model_that_cannot_be_split_takes_no_pipeline(can: Capabilities, changes: dict, wanted: list[str]):
+    """Whether the user says the number of stages or not; the line that prevents them is named."""
+    (found,) = profile_match.against_profile(config(**changes), can, profile_of(1, unsplit=WHY), 8, True)
+    assert found.message == "cannot be split into stages: net.py:12, `if x.sum() > 0:`: it reads the value of a tensor"
+    assert [typed(fix) for fix in found.fixes] == wanted
+
+
+@pytest.mark.parametrize(
+    ("can", "changes"), [(SINGLE, {}), (PIPELINE, {"mesh__pipeline": 1}), (Capabilities(data=True), {"mesh__data": 8})]
+)
+def test_a_model_that_cannot_be_split_takes_one_stage(can: Capabilities, changes: dict):
+    assert not profile_match.against_profile(config(**changes), can, profile_of(1, unsplit=WHY), 8, True)
+    assert not profile_match.against_profile(config(), PIPELINE, profile_of(1), 8, True), "it is one layer"
 
 
 def test_more_stages_than_layers():

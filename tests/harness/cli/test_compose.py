@@ -5,7 +5,9 @@ import re
 from pathlib import Path
 from typing import Any
 
+import hydra
 import pytest
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -25,6 +27,14 @@ def problems(*overrides: str) -> list[Problem]:
     with pytest.raises(CannotRun) as caught:
         compose(overrides)
     return list(caught.value.problems)
+
+
+def test_a_program_that_uses_hydra_itself_keeps_its_state() -> None:
+    with hydra.initialize_config_dir(config_dir=str(CONF), version_base=None):
+        own = GlobalHydra.instance().hydra
+        assert compose(["steps=3"]).steps == 3
+        assert GlobalHydra.instance().hydra is own
+    assert not GlobalHydra.instance().is_initialized()
 
 
 def test_defaults_are_the_command_of_the_readme() -> None:
@@ -61,7 +71,7 @@ def test_the_last_of_two_counts() -> None:
 
 def test_interpolations_are_resolved() -> None:
     config = compose(["batch.micro_batches=${batch.size}", "batch.size=32"])
-    assert OmegaConf.to_container(config, resolve=False)["batch"] == {"size": 32, "micro_batches": 32}  # type: ignore[index, call-overload]
+    assert OmegaConf.to_container(config, resolve=False)["batch"]["micro_batches"] == 32  # type: ignore[index, call-overload]
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}={path.stem}")
@@ -88,6 +98,10 @@ def test_every_choice_composes_and_says_how_to_use_it(path: Path) -> None:
         *[
             (f"precision={name}", "precision", name, ["precision=bf16"])
             for name in ("fp8", "float8", "int4", "fp17", "half", "float16", "f16")
+        ],
+        *[
+            (f"precision={name}", "precision", name, ["precision=mixed"])
+            for name in ("bf16-mixed", "amp", "mixed_fp16")
         ],
         ("precision=low", "precision", "low", []),
         ("engine=null", "engine", "null", []),

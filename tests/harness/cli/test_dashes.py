@@ -14,7 +14,7 @@ from harness.cli.dashes import taken_away
         ("--optimizer.lr -0.1", "optimizer.lr=-0.1"),
         ("-m --config-dir own --engine gpipe,ddp", "-m --config-dir own engine=gpipe,ddp"),
         ("--gpus 3", "cluster.devices=3"),
-        ("--micro-batch-size 2 --engine gpipe", "engine=gpipe batch.micro_batches=8"),
+        ("--micro-batch-size 2 --engine gpipe", "engine=gpipe batch.micro_batch_size=2"),
         ("-m --micro-batch-size 2 --engine gpipe,ddp", "-m micro_batch_size=2 engine=gpipe,ddp"),
     ],
 )

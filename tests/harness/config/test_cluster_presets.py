@@ -12,7 +12,7 @@ from harness.config.registry import ROOT
 from harness.core.cluster import Device
 from harness.core.model_profile import ModelProfile
 from harness.planning import profiles
-from harness.simulate import layer_times
+from harness.simulator import layer_times
 from tests.harness.config.composed_cluster import composed, gb_s, refused
 
 PRESETS = sorted(path.stem for path in (CONF / "cluster").glob("*.yaml") if path.stem != "local")

@@ -15,8 +15,8 @@ from harness.core.memory_model import MemoryModel
 from harness.core.model_profile import LayerProfile, ModelProfile, Skip
 from harness.core.plan import Plan, Stage
 from harness.schedule.builders.single import single
-from harness.simulate import simulate
-from harness.simulate.memory_timeline import working_bytes
+from harness.simulator import simulate
+from harness.simulator.memory_timeline import working_bytes
 
 LAYER = LayerProfile(forward_s=1.0, backward_s=2.0, flops=7, output_bytes=10, saved_bytes=100)
 SIX = ModelProfile(tuple(replace(LAYER, name=f"l{n}") for n in range(6)), input_bytes=10)

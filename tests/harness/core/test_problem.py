@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from harness.core.problem import (
     after_fixes,
     apply,
     deduplicate,
+    leaving_out,
     note,
     refuse,
     spelled,
@@ -119,6 +121,29 @@ def test_a_fix_replaces_what_was_typed() -> None:
     ]  # fmt: skip
     assert apply(overrides, {"engine": "gpipe"})[:2] == ["mesh.pipeline=16", "++seed=1"], "with the keys of the engine"
     assert apply(overrides, {"seed": LEAVE_OUT, "mesh": LEAVE_OUT}) == overrides[:2] + overrides[4:]
+
+
+def test_a_refusal_comes_from_a_rank_as_it_is() -> None:
+    refused = CannotRun([problem("is odd", {"steps": 3})], "a run")
+    refused.add_note("in rank 1")
+    found = pickle.loads(pickle.dumps(refused))
+    assert (type(found), found.problems, found.title, str(found)) == (
+        CannotRun,
+        refused.problems,
+        "a run",
+        str(refused),
+    )
+    assert found.__notes__ == ["in rank 1"]
+
+
+def test_a_fix_says_which_typed_keys_it_takes_away() -> None:
+    """Else the user is refused once more for those."""
+    overrides = ["precision=fp16", "precision.dtype=float16", "+precision.autocast=null", "steps=3"]
+    (found,) = leaving_out([problem("x", {"precision": "fp32"}, {"steps": 1})], overrides)
+    assert list(map(typed, found.fixes)) == ["precision=fp32 without precision.dtype and precision.autocast", "steps=1"]
+    both: Fix = {"precision": "fp32", "precision.dtype": "float32"}
+    (found,) = leaving_out([problem("x", both)], overrides[:2])
+    assert found.fixes == (both,)
 
 
 def test_a_fix_as_the_user_types_it() -> None:

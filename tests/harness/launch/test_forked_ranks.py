@@ -170,9 +170,12 @@ def test_a_rank_that_the_kernel_has_killed(monkeypatch: pytest.MonkeyPatch) -> N
     assert isinstance(caught.value, MemoryError), "a run ends as out of memory"
 
 
-def test_a_rank_that_ends_by_another_signal() -> None:
-    with pytest.raises(forked_ranks.RankDied, match=r"rank 1 ended by signal 15 \(SIGTERM\)"):
-        forked_ranks.run_on_ranks(2, in_rank(1, lambda: os.kill(os.getpid(), signal.SIGTERM)), CPUS)
+@pytest.mark.parametrize(
+    ("number", "words"), [(signal.SIGTERM, r"15 \(SIGTERM\)"), (signal.SIGBUS, r"7 \(SIGBUS\); of .* shared memory")]
+)
+def test_a_rank_that_ends_by_another_signal(number: signal.Signals, words: str) -> None:
+    with pytest.raises(forked_ranks.RankDied, match=f"rank 1 ended by signal {words}"):
+        forked_ranks.run_on_ranks(2, in_rank(1, lambda: os.kill(os.getpid(), number)), CPUS)
 
 
 @pytest.mark.parametrize("code", [0, 7])

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import pytest
 
 from harness.core.plan import Mesh
+from harness.core.run_files import HANG
+from harness.launch import hang
 from harness.launch.hang import Dump, reason, silent
 from harness.launch.rank_names import NO_RANKS, RankNames
 
@@ -73,3 +78,16 @@ def test_processes_without_ranks() -> None:
     assert reason([launcher()], ALONE).startswith("rank 0, the only training process, made no progress")
     assert reason([], ALONE, worker_stopped=True).endswith("wrote no Python stack: it is stopped (SIGSTOP)")
     assert "or does not run Python code" in reason([], ALONE)
+
+
+def test_a_file_in_the_place_of_the_stacks_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a user has put into the folder of a run, or what a full disk does not let be made."""
+    monkeypatch.setattr(hang, "DUMP_S", 0.1)
+    (tmp_path / HANG).write_text("mine")
+
+    def speak() -> None:
+        rank(0).save(tmp_path / HANG / "rank-0.json")
+
+    with (tmp_path / "log").open("wb") as log:
+        assert "rank 0" in hang.explain(tmp_path, NAMES, os.getpid(), 1, speak, log)
+    assert not (tmp_path / HANG).exists()

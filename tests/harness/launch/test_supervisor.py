@@ -222,7 +222,11 @@ def test_other_files_are_no_progress(tmp_path):
 
 @pytest.mark.parametrize(
     ("number", "status", "words"),
-    [(signal.SIGKILL, "error", "by hand"), (signal.SIGSEGV, "error", "SIGSEGV")],
+    [
+        (signal.SIGKILL, "error", "by hand"),
+        (signal.SIGSEGV, "error", "SIGSEGV"),
+        (signal.SIGBUS, "error", "shared memory"),
+    ],
 )
 def test_an_end_by_a_signal(tmp_path, number, status, words):
     outcome = supervise(python(f"import os; os.kill(os.getpid(), {int(number)})"), tmp_path, 10)

@@ -15,7 +15,7 @@ from harness.core.cluster import Cluster, Link
 from harness.measure.alpha_beta_fit import Fit, Timing, better, fit, middle
 from harness.sbp.collective_costs import Collectives
 from harness.sbp.device_grid import Grid
-from harness.simulate.routes import STEPS
+from harness.simulator.routes import STEPS
 
 WEIGHTS = ("plain", "relative")
 SIZES = [4**exponent for exponent in range(5, 14)]

@@ -17,7 +17,7 @@ from harness.host import devices
 from harness.measure import calibration
 from harness.measure.calibration_result import Calibration
 from harness.run import runner
-from harness.simulate.routes import STEPS
+from harness.simulator.routes import STEPS
 from tests.harness.measure.calibration_runs import NO_TORCH, TYPED, disturbed, python
 from tests.problems import row, rows
 

@@ -17,7 +17,7 @@ from harness.host.machine import Machine
 from harness.measure import calibrated_cluster, calibration, calibration_plot
 from harness.measure.alpha_beta_fit import Fit, Timing
 from harness.measure.calibration_result import Calibration, Timings
-from harness.simulate.routes import STEPS
+from harness.simulator.routes import STEPS
 
 ALPHA, BETA = 1e-4, 1e-9
 SIZES = [4**exponent for exponent in range(6, 14)]

@@ -87,6 +87,23 @@ def test_code_that_looks_at_values_is_run_for_real(tmp_path: Path) -> None:
             "Classifier(nn.Sequential(Net()), (4,), 4)",
             "gives (1, 4) for 2 samples",
         ),
+        ("", "Classifier(nn.Sequential(nn.Flatten(), nn.Tanh()), (4,), 4)", "has no weight that requires a gradient"),
+        (
+            "",
+            "Classifier(nn.Linear(4, 3).requires_grad_(False), (4,), 3)",
+            "has no weight that requires a gradient -> requires_grad_(True)",
+        ),
+        (
+            NET.format("return x.detach()"),
+            "Classifier(nn.Sequential(nn.Linear(4, 3), Net()), (4,), 3)",
+            "has a loss that depends on none of its weights",
+        ),
+        ("", CUSTOM.format("rand(4, 3)", "lambda o, t: (o.argmax(1) != t[:, 0]).float()"), "depends on none of its"),
+        (
+            NET.format("y = x.exp()\n        y.mul_(2)\n        return y"),
+            "Classifier(nn.Sequential(nn.Linear(4, 3), Net()), (4,), 3)",
+            "raises RuntimeError in its backward pass: RuntimeError: one of the variables needed for gradient",
+        ),
     ],
 )
 def test_what_is_wrong_is_one_message(before: str, value: str, message: str, tmp_path: Path) -> None:

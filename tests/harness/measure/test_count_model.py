@@ -24,8 +24,8 @@ from harness.measure.count_model import NotCounted, count
 from harness.measure.profile_model import measure
 from harness.nn import dropout
 from harness.schedule.builders.single import single
-from harness.simulate import simulate
-from harness.simulate.layer_times import analytic
+from harness.simulator import simulate
+from harness.simulator.layer_times import analytic
 from models.unet.config import Config
 from models.unet.unet import build
 from tests.support.nets import NETS, Net

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from harness.launch import forked_ranks
 from harness.measure.time_collectives import TRIES, _collective, group_sizes, measure, message_sizes
-from harness.simulate.routes import STEPS
+from harness.simulator.routes import STEPS
 
 
 @pytest.mark.parametrize(

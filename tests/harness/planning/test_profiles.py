@@ -16,7 +16,7 @@ from harness.checks import stored_profile
 from harness.cli.compose import compose
 from harness.core import run_files
 from harness.core.cluster import Cluster, Device
-from harness.core.model_profile import LayerProfile, ModelProfile
+from harness.core.model_profile import LayerProfile, ModelProfile, Unsplit
 from harness.core.problem import CannotRun
 from harness.planning import profiles
 from harness.planning.profiles import Profiles
@@ -100,6 +100,21 @@ def test_it_is_reported_where_a_profile_is_from_and_how_old_it_is(tmp_path: Path
     stored = made(tmp_path, f"profile={file}")
     stored.raw("file", HERE)
     assert stored.found == f"{file}, 3 d old"
+
+
+@pytest.mark.parametrize("code", ["if x.sum() > 0:", "if x.sum() > 1:"])
+def test_a_cached_profile_has_the_name_and_the_lines_of_now(tmp_path: Path, code: str) -> None:
+    """Of a user's model whose file was moved; one that names a line which is not there is made again."""
+    before, now = (tmp_path / name for name in ("before.py", "now.py"))
+    for file in (before, now):
+        file.write_text("def build(width: int = 8):\n    pass\n    if x.sum() > 0:\n        pass\n")
+    of_before, one = (made(tmp_path, f"model={file}:build", "model.width=9") for file in (before, now))
+    assert of_before.place("counted") == one.place("counted")
+    assert one.place("counted") != made(tmp_path, f"model={now}:build").place("counted")
+    known = replace(PROFILE, model="before.py:build width=9", unsplit=Unsplit(str(before), 3, code, "it reads"))
+    known.save(one.place("counted"))
+    found = one.cached(one.place("counted"))
+    assert (found and found.model) == (None if "> 1" in code else "now.py:build width=9")
 
 
 def test_a_profile_that_is_made_now_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from harness.schedule import QueueOps, Schedule
 from harness.schedule.builders.gpipe import gpipe
 from harness.schedule.builders.one_f_one_b import one_f_one_b
 from harness.schedule.transfers import Transfer
-from harness.simulate import Deadlock
+from harness.simulator import Deadlock
 from tests.problems import Row, refused, row
 
 

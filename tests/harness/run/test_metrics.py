@@ -16,7 +16,7 @@ from harness.host.devices import Kind
 from harness.planning.draft import Draft
 from harness.run import metrics
 from harness.schedule.builders.gpipe import gpipe
-from harness.simulate import simulate
+from harness.simulator import simulate
 
 PROFILE = ModelProfile(
     (LayerProfile("l", 1.0, 2.0, flops=1e9),) * 2, "net_2", 3, source="analytic on X", times="analytic"

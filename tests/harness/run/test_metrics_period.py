@@ -13,7 +13,7 @@ from harness.run.metrics import period_s
 from harness.schedule import Schedule
 from harness.schedule.builders.one_f_one_b import one_f_one_b
 from harness.schedule.builders.periodic import unrolled
-from harness.simulate import simulate
+from harness.simulator import simulate
 from tests.support.patterns import TWO
 
 

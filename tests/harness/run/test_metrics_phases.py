@@ -11,7 +11,7 @@ from harness.core.plan import Mesh, Plan, Stage
 from harness.core.trace import Span, Trace
 from harness.run.metrics import phases_s
 from harness.schedule.builders.myelin import myelin, split_into_chunks
-from harness.simulate import simulate
+from harness.simulator import simulate
 
 
 def test_each_phase_is_that_of_the_device_where_it_is_longest() -> None:

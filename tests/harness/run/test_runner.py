@@ -11,6 +11,7 @@ import time
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
@@ -24,6 +25,7 @@ from harness.core.problem import CannotRun
 from harness.core.record import RunRecord
 from harness.core.run_files import REFUSED
 from harness.core.trace import Trace
+from harness.launch import supervisor
 from harness.launch.failure import DISK_FULL
 from harness.run import metrics as run_metrics
 from harness.run import runner
@@ -318,6 +320,19 @@ def test_a_failing_rank_ends_the_run_with_its_reason(done, tmp_path, capsys):
     assert record.reason in reported and f"the ranks' output: {tmp_path / 'log'}" in reported
     assert "Traceback" in (tmp_path / "log").read_text()
     assert not (tmp_path / "trace.json.gz").exists()
+
+
+def test_a_rank_that_ends_after_the_last_step_leaves_no_result(done, tmp_path, monkeypatch):
+    trained = supervisor.run_worker
+
+    def ended(folder: Path, title: str, timeout_s: float | None, *action: str, **more: Any) -> None:
+        trained(folder, title, timeout_s, *action, **more)
+        if action[0] == "train":
+            raise supervisor.WorkerFailed(supervisor.Outcome("error", "rank 0 ended by signal 2 (SIGINT)"))
+
+    monkeypatch.setattr(supervisor, "run_worker", ended)
+    assert run(tmp_path).status == "error"
+    assert (tmp_path / "metrics.jsonl").exists() and not (tmp_path / "result.json").exists()
 
 
 def test_a_signal_in_the_middle(done, tmp_path):

@@ -26,7 +26,7 @@ from harness.sbp.route_to_plan import (
 )
 from harness.sbp.shortest_path import Move, Route, Search, Step
 from harness.sbp.strategy_costs import Costs, Rules
-from harness.simulate.layer_times import analytic
+from harness.simulator.layer_times import analytic
 from tests.harness.sbp.nets import dense, transformer
 from tests.harness.sbp.volumes import sent
 from tests.tiers import examples

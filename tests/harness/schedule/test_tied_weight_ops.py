@@ -15,7 +15,7 @@ from harness.schedule.builders.one_f_one_b import one_f_one_b
 from harness.schedule.tied_weight_ops import Tie, plan_ties, with_ties
 from harness.schedule.transfers import plan_transfers
 from harness.schedule.validate import validation_errors
-from harness.simulate import simulate
+from harness.simulator import simulate
 
 WEIGHT = (Tied("embedding.weight", 400),)
 PROFILE = ModelProfile((

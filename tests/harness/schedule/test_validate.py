@@ -16,7 +16,7 @@ from harness.schedule.builders.gpipe import gpipe
 from harness.schedule.builders.one_f_one_b import one_f_one_b
 from harness.schedule.builders.single import single
 from harness.schedule.transfers import Transfer
-from harness.simulate import Deadlock, simulate
+from harness.simulator import Deadlock, simulate
 from tests import problems
 from tests.support.quick import within_s
 

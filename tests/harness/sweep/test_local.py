@@ -417,3 +417,6 @@ def test_a_sweep_in_the_folder_of_a_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CannotRun):
         local.make(tmp_path / "sweep")
     assert not (tmp_path / "sweep").exists()
+    with pytest.raises(CannotRun) as caught:
+        local.make(tmp_path)
+    assert rows(refused(caught)) == [("out", str(tmp_path), [f"out={tmp_path}-2"])]

@@ -30,6 +30,29 @@ def build(width: int = 8):
     layers = nn.Sequential(nn.Linear(4, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh(), nn.Linear(width, 3))
     return Classifier(layers, input_shape=(4,), classes=3)
 '''
+BRANCH = """\
+from torch import nn
+
+from harness import Classifier
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 8), nn.Linear(8, 3)
+        self.ways = nn.ModuleList([nn.Linear(8, 8), nn.Linear(8, 8)])
+
+    def forward(self, x):
+        x = self.first(x)
+        if x.sum() > 0:
+            return self.last(self.ways[0](x))
+        return self.last(self.ways[1](x))
+
+
+def build():
+    return Classifier(Net(), input_shape=(4,), classes=3)
+"""
+"""A network that takes one of two ways, by the values of its input."""
 KEYS = ("model.task=classification", "model.input=[4]", "model.classes=3")
 """What a plain module of `SMALL` needs."""
 

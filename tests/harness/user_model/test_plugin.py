@@ -12,6 +12,7 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
+from harness.capture import unsplit
 from harness.cli.compose import compose
 from harness.config import registry
 from harness.core.problem import CannotRun
@@ -39,7 +40,8 @@ def refused(folder: Path, text: str, *overrides: str) -> str:
 
 
 def test_importing_the_package_does_not_import_torch() -> None:
-    code = "import sys, harness; assert 'torch' not in sys.modules; from harness import Classifier; print(Classifier)"
+    code = "import sys, harness; from harness import race, plan, simulate; assert 'torch' not in sys.modules; "
+    code += "from harness import Classifier; print(Classifier)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=registry.ROOT, check=True)
     assert "harness.user_model.wrappers.Classifier" in done.stdout
     import harness
@@ -143,6 +145,15 @@ def test_a_module_that_is_no_sequential_is_one_layer_or_more(tmp_path: Path) -> 
     assert isinstance(layers, torch.nn.Sequential)
     assert sum(p.numel() for p in layers.parameters()) == 4 * 6 + 6 + 6 * 3 + 3
     assert layers(model.sample(2).inputs).shape == (2, 3)
+
+
+def test_a_module_that_cannot_be_split_says_why(tmp_path: Path) -> None:
+    layers = made(tmp_path, nets.BRANCH).layers()
+    why = unsplit(layers)
+    line = (HEAD + nets.BRANCH).splitlines().index("        if x.sum() > 0:") + 1
+    assert len(layers) == 1 and why
+    assert (Path(why.file).name, why.line, why.code) == ("net.py", line, "if x.sum() > 0:")
+    assert "value of a tensor" in why.reason
 
 
 def test_arguments_have_the_types_of_the_annotations(tmp_path: Path) -> None:

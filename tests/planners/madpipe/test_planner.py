@@ -16,7 +16,7 @@ from harness.interfaces import BatchShape, PlanRequest
 from harness.schedule.builders.periodic import unrolled
 from harness.schedule.pattern_validity import pattern_errors
 from harness.schedule.transfers import plan_transfers
-from harness.simulate import simulate
+from harness.simulator import simulate
 from planners import contiguous, pipedream
 from planners.madpipe.planner import Config, build, check
 from planners.periodic.layer_ticks import chain_from_profile

@@ -4,11 +4,16 @@ from dataclasses import replace
 
 import pytest
 
+from harness.cli.compose import compose
+from harness.config import registry
+from harness.core import memory_model
 from harness.core.cluster import Cluster, Device
+from harness.core.model_profile import LayerProfile, ModelProfile
 from harness.core.plan import Mesh, Plan
+from harness.core.problem import NoPlan
 from harness.interfaces import BatchShape, PlanRequest
 from planners.periodic.one_f_one_b_star import timing
-from planners.periodic.timing_to_plan import FOUND, memory_error, to_plan
+from planners.periodic.timing_to_plan import FOUND, MOST_LAYERS, memory_error, to_plan
 from tests.planners.periodic.contiguous_cases import chain, into
 from tests.problems import fixes, row
 
@@ -58,3 +63,16 @@ def test_what_is_kept_free_is_needed_too() -> None:
     cluster = Cluster(device=Device(memory_bytes=10**8))
     error = memory_error(replace(chain([(1, 1)]), memory=10**8 - 5 * 10**8), 10**9, cluster, REQUEST)
     assert fixes(error.problem) == ["cluster.memory_gb=1.5"]
+
+
+@pytest.mark.parametrize("planner", ["madpipe", "contiguous", "pipedream"])
+def test_a_chain_that_would_take_hours_is_refused(planner: str) -> None:
+    """The search grows with the square of the layers."""
+    layer = LayerProfile("layer", 0.01, 0.02, param_bytes=10, output_bytes=10, saved_bytes=10, flops=10)
+    config = compose(["engine=periodic", f"planner={planner}", "mode=plan"])
+    profile = ModelProfile((layer,) * (MOST_LAYERS + 1), "deep", 1, input_bytes=10, source="measured")
+    cluster = Cluster(devices_per_node=3, device=Device(memory_bytes=10**9))
+    with pytest.raises(NoPlan) as caught:
+        registry.build("planner", config.planner).plan(profile, cluster, memory_model.named("sgd_fp32"), REQUEST)
+    problem = caught.value.problem
+    assert row(problem) == ("planner", planner, []) and problem.hint

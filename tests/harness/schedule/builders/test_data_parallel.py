@@ -17,7 +17,7 @@ from harness.schedule import Schedule
 from harness.schedule.builders.data_parallel import SHARDINGS, data_parallel
 from harness.schedule.builders.single import single
 from harness.schedule.validate import validation_errors
-from harness.simulate import simulate
+from harness.simulator import simulate
 from tests.problems import refused, rows
 from tests.support.violations import violations
 

@@ -21,7 +21,7 @@ from harness.schedule.builders.one_f_one_b import one_f_one_b
 from harness.schedule.tied_weight_ops import Tie
 from harness.schedule.transfers import Transfer, plan_transfers
 from harness.schedule.validate import validation_errors
-from harness.simulate import Simulation, simulate
+from harness.simulator import Simulation, simulate
 from tests.problems import refused, rows
 from tests.support.violations import violations
 

@@ -14,7 +14,7 @@ from harness.schedule.builders.fill_drain import fill_drain
 from harness.schedule.builders.gpipe import gpipe
 from harness.schedule.transfers import Transfer
 from harness.schedule.validate import validation_errors
-from harness.simulate import Simulation, simulate
+from harness.simulator import Simulation, simulate
 from tests.support.violations import violations
 
 

@@ -14,7 +14,7 @@ from harness.schedule.builders.interleaved import interleaved, turns
 from harness.schedule.builders.one_f_one_b import one_f_one_b
 from harness.schedule.transfers import Transfer
 from harness.schedule.validate import validation_errors
-from harness.simulate import simulate
+from harness.simulator import simulate
 from tests.problems import refused, rows
 from tests.support.violations import violations
 

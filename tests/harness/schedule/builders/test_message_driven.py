@@ -15,7 +15,7 @@ from harness.schedule.builders.message_driven import message_driven
 from harness.schedule.policy import RULES, RuleName, pick
 from harness.schedule.transfers import Transfer
 from harness.schedule.validate import validation_errors
-from harness.simulate import Simulation, simulate
+from harness.simulator import Simulation, simulate
 from tests.problems import refused, rows
 from tests.support.violations import violations
 

@@ -24,7 +24,7 @@ from harness.schedule.policy import RULES
 from harness.schedule.tied_weight_ops import Tie
 from harness.schedule.transfers import Transfer
 from harness.schedule.validate import validation_errors
-from harness.simulate import Simulation, simulate
+from harness.simulator import Simulation, simulate
 from tests.problems import Row, refused, rows
 from tests.support.violations import violations
 

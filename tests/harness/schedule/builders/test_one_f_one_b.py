@@ -15,7 +15,7 @@ from harness.schedule.builders.gpipe import gpipe
 from harness.schedule.builders.one_f_one_b import one_f_one_b
 from harness.schedule.transfers import Transfer
 from harness.schedule.validate import validation_errors
-from harness.simulate import Simulation, simulate
+from harness.simulator import Simulation, simulate
 from tests.problems import refused
 from tests.support.quick import within_s
 from tests.support.violations import violations

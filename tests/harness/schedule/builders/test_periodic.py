@@ -16,7 +16,7 @@ from harness.schedule.builders.one_f_one_b import one_f_one_b
 from harness.schedule.builders.periodic import unrolled
 from harness.schedule.transfers import Transfer
 from harness.schedule.validate import validation_errors
-from harness.simulate import simulate
+from harness.simulator import simulate
 from tests.problems import refused
 from tests.support.patterns import FAR, TWO, placed
 from tests.support.violations import violations

@@ -12,7 +12,7 @@ from harness.core.plan import Mesh, Plan, Stage, Traffic
 from harness.schedule.builders.single import single
 from harness.schedule.builders.tensor_parallel import with_traffic
 from harness.schedule.validate import validation_errors
-from harness.simulate import simulate
+from harness.simulator import simulate
 from tests.harness.sbp.nets import dense
 
 TRAFFIC = (

@@ -21,7 +21,7 @@ from harness.schedule.builders.one_f_one_b import one_f_one_b
 from harness.schedule.builders.zero_bubble import zbv
 from harness.schedule.transfers import Transfer
 from harness.schedule.validate import validation_errors
-from harness.simulate import Simulation, simulate
+from harness.simulator import Simulation, simulate
 from tests.support.violations import violations
 
 FORWARD, FULL, INPUT, WEIGHT = "F", "B", "I", "W"

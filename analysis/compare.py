@@ -1,0 +1,216 @@
+"""Compare runs, sweeps, races or packs of records, figure by figure, and fail where the second one is worse:
+
+    python -m analysis.compare runs/before runs/after
+    python -m analysis.compare runs/gpipe runs/ddp --figures step_time_s --max-regression 3
+
+    point                 figure        runs/before  runs/after  after / before   95 % interval
+    engine=gpipe seed=1   step_time_s      101.2 ms    112.9 ms            1.12    1.08 to 1.15   worse
+                          memory           63.1 MiB    63.1 MiB            1.00                   the same
+
+Points with the same keys are compared; two single runs are, whatever their keys. The interval is that of the ratio of
+two medians, by a bootstrap over the measured steps in metrics.jsonl; records in a pack have no steps, and so no
+interval. A difference is real if the interval leaves out 1. Exit code 1: a figure is worse by more than
+--max-regression percent, and that is no noise as far as known.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from analysis import records
+from analysis.run_artifacts import ORIGIN
+from harness.core.problem import CannotRun, Problem
+from harness.core.record import EXIT_CODES, RunRecord
+from harness.core.run_files import METRICS
+from harness.core.units import UNKNOWN, number, seconds, size
+from harness.races.verdict import LEVEL, SAMPLES
+
+REGRESSED = 1
+SELF = "this comparison"
+NOT_COMPARED = ("out", "tracker", "steps", "warmup")
+"""Keys that do not change what a step computes."""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One number of a run, of which less is better; `steps` gives its value in each measured step."""
+
+    value: Callable[[RunRecord], float | None]
+    shown: Callable[[float | None], str]
+    steps: Callable[[RunRecord], list[float]] = lambda record: []
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A figure of two runs; `low` and `high` are the interval of second / first, None where there are no steps."""
+
+    figure: str
+    first: float
+    second: float
+    low: float | None = None
+    high: float | None = None
+
+    @property
+    def ratio(self) -> float:
+        return self.second / self.first if self.first else math.nan
+
+    @property
+    def is_noise(self) -> bool:
+        return self.low is not None and self.high is not None and self.low <= 1.0 <= self.high
+
+    @property
+    def verdict(self) -> str:
+        """worse, better, the same, or no difference that is known."""
+        if self.first == self.second:
+            return "the same"
+        if self.is_noise:
+            return "not resolved"
+        return "worse" if self.ratio > 1 else "better"
+
+    def is_regression(self, percent: float) -> bool:
+        """Whether the second is worse by more than so many percent, and that is no noise as far as known."""
+        return not self.is_noise and self.ratio > 1 + percent / 100
+
+
+def _step_times(record: RunRecord) -> list[float]:
+    with suppress(OSError, ValueError, KeyError):
+        lines = (Path(record.manifest[ORIGIN]) / METRICS).read_text(encoding="utf-8").splitlines()
+        return [line["step_time_s"] for line in map(json.loads, lines) if line["phase"] == "measured"]
+    return []
+
+
+def _memory(record: RunRecord) -> float | None:
+    return max((one for one in record.metrics.get("peak_memory_bytes") or () if one is not None), default=None)
+
+
+FIGURES = {
+    "step_time_s": Figure(lambda record: record.metrics.get("step_time_s"), seconds, _step_times),
+    "memory": Figure(_memory, size),
+    "loss": Figure(
+        lambda record: record.metrics.get("loss"), lambda value: UNKNOWN if value is None else number(value)
+    ),
+}
+"""Step time, memory of the fullest device, loss of the last step."""
+
+
+def interval(first: Sequence[float], second: Sequence[float]) -> tuple[float, float]:
+    """The 95 % interval of the ratio of the medians, second / first, of independent samples (bootstrap)."""
+    import numpy as np
+
+    dice = np.random.default_rng(0)
+    medians = [
+        np.median(np.asarray(own)[dice.integers(0, len(own), (SAMPLES, len(own)))], axis=1) for own in (first, second)
+    ]
+    low, high = np.quantile(medians[1] / medians[0], [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return float(low), float(high)
+
+
+def differences(first: RunRecord, second: RunRecord, names: Sequence[str]) -> Iterator[Difference]:
+    """Of each figure that both have."""
+    for name in names:
+        figure = FIGURES[name]
+        one, other = figure.value(first), figure.value(second)
+        if one is None or other is None:
+            continue
+        steps = figure.steps(first), figure.steps(second)
+        low, high = interval(*steps) if all(len(own) > 1 for own in steps) else (None, None)
+        yield Difference(name, one, other, low, high)
+
+
+def pairs(first: Sequence[RunRecord], second: Sequence[RunRecord]) -> dict[str, tuple[RunRecord, RunRecord]]:
+    """The runs to compare, by a title: those with the same keys, or the only two."""
+    if len(first) == len(second) == 1:
+        titles = dict.fromkeys(_title(_key(one)) for one in (first[0], second[0]))
+        return {" and ".join(titles): (first[0], second[0])}
+    known = {_key(record): record for record in second}
+    return {_title(key): (record, known[key]) for record in first if (key := _key(record)) in known}
+
+
+def _key(record: RunRecord) -> frozenset[str]:
+    kept = (text for text in records.point_of(record) if text.partition("=")[0].partition(".")[0] not in NOT_COMPARED)
+    return frozenset(kept)
+
+
+def _title(key: frozenset[str]) -> str:
+    return " ".join(sorted(key)) or "all defaults"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Print the table; returns 1 for a regression, and 2 for what cannot be compared."""
+    parser = argparse.ArgumentParser("python -m analysis.compare", description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("first", metavar="A", help="a folder of a run, a sweep or a race, or a pack (*.jsonl.gz)")
+    parser.add_argument("second", metavar="B")
+    parser.add_argument("--figures", default=",".join(FIGURES), help=f"of {', '.join(FIGURES)}; by default all")
+    parser.add_argument("--max-regression", type=float, default=5.0, metavar="PERCENT", help="by default 5")
+    options = parser.parse_args(arguments)
+    names = [name.strip() for name in options.figures.split(",")]
+    try:
+        if unknown := [name for name in names if name not in FIGURES]:
+            message = f"is no figure: there are {', '.join(FIGURES)}"
+            raise CannotRun([Problem("--figures", name, message) for name in unknown], SELF)
+        found, alone = _loaded(options.first, options.second)
+    except CannotRun as error:
+        print(error, file=sys.stderr)
+        return EXIT_CODES["infeasible"]
+    rows = [(title, one) for title, (first, second) in found.items() for one in differences(first, second, names)]
+    worse = [one for _, one in rows if one.is_regression(options.max_regression)]
+    console = Console()
+    _show(rows, options, console if console.is_terminal else Console(width=160))
+    for line in alone:
+        print(line)
+    print(f"{len(worse)} of {len(rows)} figures are worse by more than {options.max_regression:g} %")
+    return REGRESSED if worse else 0
+
+
+def _loaded(first: str, second: str) -> tuple[dict[str, tuple[RunRecord, RunRecord]], list[str]]:
+    """The runs to compare, and lines about those that are skipped or on one side alone. Raises CannotRun without."""
+    names, loaded = (first, second), [records.load([name]) for name in (first, second)]
+    sides = [_ok(one.records) for one in loaded]
+    found = pairs(*sides)
+    skipped = [f"skipped {one.place}: {one.why}" for side in loaded for one in side.skipped]
+    if not found:
+        counts = " and ".join(f"{len(own)} in {name}" for own, name in zip(sides, names, strict=True))
+        message = "; ".join([f"have no run that is ok with the same keys ({counts})", *skipped])
+        raise CannotRun([Problem("A B", None, message)], SELF)
+    matched = {id(record) for both in found.values() for record in both}
+    alone = [
+        f"only in {name}: {_title(_key(record))}"
+        for name, own in zip(names, sides, strict=True)
+        for record in own
+        if id(record) not in matched
+    ]
+    return found, [*skipped, *alone]
+
+
+def _ok(loaded: Sequence[RunRecord]) -> list[RunRecord]:
+    return [record for record in records.newest(loaded, records.point_of).values() if record.status == "ok"]
+
+
+def _show(rows: Sequence[tuple[str, Difference]], options: Any, console: Console) -> None:
+    table = Table(box=None, pad_edge=False)
+    for title in ("point", "figure", options.first, options.second, "second / first", "95 % interval", ""):
+        table.add_column(title, justify="left" if title in ("point", "figure", "") else "right", overflow="fold")
+    former = ""
+    for point, one in rows:
+        between = f"{one.low:.3f} to {one.high:.3f}" if one.low is not None else ""
+        shown = FIGURES[one.figure].shown
+        cells = (shown(one.first), shown(one.second), f"{one.ratio:.3f}", between, one.verdict)
+        table.add_row(Text("" if point == former else point), one.figure, *cells)
+        former = point
+    console.print(table)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

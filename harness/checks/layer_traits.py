@@ -1,0 +1,140 @@
+"""Check a plan against what the model's layers do: what would fail or train another model is refused before it runs.
+
+together     layers that must be in one stage: one uses the other's weight, ...
+anywhere     what an engine cannot do with any plan: sparse gradients, ...
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+from omegaconf import DictConfig
+
+from harness.checks.mesh import given_balance
+from harness.core.model_profile import ModelProfile
+from harness.core.plan import Plan
+from harness.core.problem import Fix, Problem
+from harness.core.shared_buffers import together
+from harness.interfaces import Capabilities
+
+HIDDEN = "an attribute of the layer itself that is this parameter or module"
+MEMORY = "one parameter in both places, or clone() for one of them"
+
+
+def refused(config: DictConfig, can: Capabilities, plan: Plan, profile: ModelProfile) -> list[Problem]:
+    """The problems of a plan for an engine."""
+    return [*_stages(config, can, plan, profile), *_anywhere(config, can, plan, profile)]
+
+
+def _stages(config: DictConfig, can: Capabilities, plan: Plan, profile: ModelProfile) -> Iterator[Problem]:
+    """Layers that are in several stages and must be in one."""
+    found = list(_groups(config.engine.name, can, profile))
+    fixes = (*together(plan, [pair for pair, _, _ in found]), _other_engine(config, "single"))
+    for pair, message, hint in found:
+        first, last = map(plan.stage_of, pair)
+        if first != last:
+            layer = f"model, its layer {profile.layers[pair[1]].name!r}"
+            yield Problem(layer, None, f"{message} (stages {first} and {last})", fixes, hint)
+
+
+def _groups(engine: str, can: Capabilities, profile: ModelProfile) -> Iterator[tuple[tuple[int, int], str, str]]:
+    """Pairs of layers that must be in one stage, each with the message and a hint if they are not."""
+    layers = profile.layers
+    number = {layer.name: index for index, layer in enumerate(layers)}
+    for index, layer in enumerate(layers):
+        traits = layer.traits
+        for name in traits.uses if can.multi_process else ():
+            other = number[name.partition(".")[0]]
+            message = f"uses {name!r}, which is none of its own: its process has a copy of that, which nothing trains"
+            yield _ordered(index, other), message, HIDDEN
+        if traits.in_place is not None:
+            message = (
+                f"works in place on one of two tensors that share memory where layer "
+                f"{layers[traits.in_place].name!r} makes them: from stage to stage each is copied"
+            )
+            yield (traits.in_place, index), message, "clone() one of them where they are made, or work out of place"
+    for index, (one, _) in enumerate(pairwise(layers)):
+        given = one.traits.gives
+        if not can.complex and (dtypes := [g.dtype for g in given if g.dtype.startswith("complex")]):
+            message = f"takes a tensor of {dtypes[0]}, which engine={engine} does not send from stage to stage"
+            yield (index, index + 1), message, "torch.view_as_real where it is made"
+        if not can.mixed and {g.gradient for g in given} == {True, False}:
+            kinds = " and ".join(g.dtype for g in given)
+            message = f"takes tensors of {kinds}, and engine={engine} wants a gradient for each or for none of them"
+            yield (index, index + 1), message, ""
+    for one_name, other_name in profile.same_memory if can.multi_process else ():
+        pair = _ordered(*(number[name.partition(".")[0]] for name in (one_name, other_name)))
+        if pair[0] != pair[1]:
+            yield pair, f"has {other_name!r}, which shows the memory of {one_name!r}: they would become two", MEMORY
+
+
+def _anywhere(config: DictConfig, can: Capabilities, plan: Plan, profile: ModelProfile) -> Iterator[Problem]:
+    """What the engine cannot do however the layers are placed."""
+    engine = config.engine.name
+    other = (_other_engine(config, "ddp" if plan.mesh.data > 1 else "single"),)
+    single = (_other_engine(config, "single"),)
+
+    def problem(message: str, fixes: tuple[Fix, ...], hint: str = "") -> Problem:
+        return Problem("model", profile.model, message, fixes, hint)
+
+    if profile.by_value and not can.by_value:
+        message = f"chooses by the values of tensors what it computes ({profile.by_value})"
+        message += f": engine={engine} must know its messages before the values"
+        own = can.disabled_by.get("by_value")
+        others = (_other_engine(config, "gpipe"),) if plan.mesh.pipeline > 1 else other
+        yield problem(message, (own.instead, *others) if own else others)
+    if not can.same_memory:
+        for first, second in profile.same_memory:
+            if plan.stage_of(_layer(profile, first)) == plan.stage_of(_layer(profile, second)):
+                message = f"has {first!r} and {second!r}, which show the same memory: engine={engine} keeps them apart"
+                yield problem(message, other, MEMORY)
+    for index, layer in enumerate(profile.layers):
+        traits = layer.traits
+        if traits.sparse and not can.sparse:
+            message = f"has sparse gradients of {traits.sparse[0]!r}, engine={engine} takes dense ones"
+            yield problem(message, other, "sparse=False")
+        if traits.scalars and not can.scalars:
+            message = f"has {traits.scalars[0]!r} without a dimension, which engine={engine} does not take"
+            yield problem(message, other, "a shape of (1,)")
+        if traits.empty and not can.empty:
+            message = f"has {traits.empty[0]!r} without elements, which engine={engine} does not take"
+            yield problem(message, other)
+        if traits.draws and _recomputed(plan):
+            message = f"takes random numbers of Python or NumPy in layer {layer.name!r}: a recomputation gets others"
+            yield problem(message, ({"engine.checkpoint": "never"},), "torch's random numbers")
+        if traits.max_norm and _copied(index, can, plan, profile):
+            message = f"has max_norm in layer {layer.name!r}, which changes its weight in the forward pass"
+            yield problem(f"{message}: copies would differ", single, "max_norm=None")
+        if traits.changes and _recomputed(plan):
+            message = f"changes the weight {traits.changes[0]!r} in its forward pass, and a recomputation would again"
+            yield problem(message, ({"engine.checkpoint": "never"},), "make it a buffer")
+
+
+def _copied(index: int, can: Capabilities, plan: Plan, profile: ModelProfile) -> bool:
+    """Whether several processes or stages have the weights of a layer."""
+    if can.multi_process and plan.mesh.data * plan.mesh.tensor > 1:
+        return True
+    shared = {tied.name for tied in profile.layers[index].tied}
+    holders = [number for number, layer in enumerate(profile.layers) if shared & {tied.name for tied in layer.tied}]
+    return len({plan.stage_of(number) for number in holders}) > 1
+
+
+def _recomputed(plan: Plan) -> bool:
+    return plan.recompute == "always" or (plan.recompute != "never" and plan.micro_batches > 1)
+
+
+def _other_engine(config: DictConfig, engine: str) -> Fix:
+    """A fix that takes another engine, on the part of the mesh that this engine has."""
+    kept = {"single": (), "ddp": ("data",), "gpipe": ("pipeline",)}[engine]
+    mesh: Fix = {f"mesh.{name}": 1 for name, size in config.mesh.items() if name not in kept and (size or 1) > 1}
+    planner: Fix = {"planner": "balance"} if given_balance(config) and engine != "gpipe" else {}
+    return {"engine": engine, **mesh, **planner}
+
+
+def _layer(profile: ModelProfile, weight: str) -> int:
+    return [layer.name for layer in profile.layers].index(weight.partition(".")[0])
+
+
+def _ordered(one: int, other: int) -> tuple[int, int]:
+    return min(one, other), max(one, other)

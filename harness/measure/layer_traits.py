@@ -1,0 +1,182 @@
+"""What the layers of a chain do that some engines cannot run (`harness.core.traits`), seen in one forward pass.
+
+Seen      watches the kernels of the pass: whose weights they use, what they change in place
+traits    adds what follows from modules, from outputs, and from the graph of autograd
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+
+from harness.core.traits import Given, Traits
+from harness.measure.layer_chain import Chain, Task, tensors
+from harness.nn.skip import named_layers
+from harness.nn.tied import has_max_norm
+from harness.runtime.autograd import differentiable
+
+
+class Seen:
+    """The memory that each layer's kernels use and change, and the modules that it calls."""
+
+    def __init__(self, chain: Chain) -> None:
+        self.layers = [layer for _, layer in named_layers(chain.layers)]
+        self.names: dict[int, str] = {}
+        for name, weight in chain.layers.named_parameters():
+            self.names.setdefault(_memory(weight), name)
+        self.own = [{_memory(weight) for weight in layer.parameters()} for layer in self.layers]
+        self.uses: list[dict[str, None]] = [{} for _ in self.layers]
+        self.changes: list[set[int]] = [set() for _ in self.layers]
+        self.draws = [False for _ in self.layers]
+        self._modules = [set(layer.modules()) for layer in self.layers]
+        self._running: int | None = None
+
+    def foreign(self, index: int) -> tuple[str, ...]:
+        """The modules that a layer uses and does not hold, and the weights of others."""
+        names = list(self.uses[index])
+        return tuple(name for name in names if not any(name.startswith(f"{module}.") for module in names))
+
+    @contextmanager
+    def modules(self, chain: Chain) -> Iterator[None]:
+        """Around the pass: sees calls of modules that a layer does not hold."""
+        named = [(name, module) for name, module in chain.layers.named_modules() if name]
+        hooks = [module.register_forward_pre_hook(partial(self._call, name)) for name, module in named]
+        yield
+        for hook in hooks:
+            hook.remove()
+
+    @contextmanager
+    def layer(self, index: int) -> Iterator[None]:
+        """Around the forward pass of a layer."""
+        self._running, before = index, _generators()
+        yield
+        self._running, self.draws[index] = None, _generators() != before
+
+    def kernel(self, func: Any, args: tuple[Any, ...], inputs: Sequence[Tensor]) -> None:
+        """A kernel of the layer that runs."""
+        index = self._running
+        if index is None:
+            return
+        for tensor in inputs:
+            memory = _memory(tensor)
+            if memory in self.names and memory not in self.own[index]:
+                self.uses[index][self.names[memory]] = None
+        if func._schema.is_mutable:
+            for argument, value in zip(func._schema.arguments, args, strict=False):
+                if argument.alias_info and argument.alias_info.is_write:
+                    self.changes[index].update(map(_memory, _strided(value)))
+
+    def _call(self, name: str, module: nn.Module, _: Any) -> None:
+        index = self._running
+        if index is not None and module not in self._modules[index]:
+            self.uses[index][name] = None
+
+
+def traits(chain: Chain, tasks: Sequence[Task], seen: Seen) -> list[Traits]:
+    """The traits of each layer."""
+    names: dict[Tensor, str] = {w: name for name, w in chain.layers.named_parameters() if w.requires_grad}
+    with_gradient = trained(chain, tasks)
+    found = []
+    for index, (layer, task) in enumerate(zip(seen.layers, tasks, strict=True)):
+        own: dict[Tensor, str] = {w: names[w] for w in layer.parameters() if w in names}
+        changed = seen.changes[index]
+        found.append(
+            Traits(
+                gives=tuple(Given(str(t.dtype).removeprefix("torch."), t.requires_grad) for t in tensors(task.output)),
+                uses=seen.foreign(index),
+                changes=tuple(name for memory, name in seen.names.items() if memory in changed),
+                in_place=_source(chain, tasks, index, changed),
+                max_norm=has_max_norm(layer),
+                sparse=tuple(own[weight] for weight in _sparse(layer) if weight in own),
+                scalars=tuple(name for weight, name in own.items() if not weight.dim()),
+                empty=tuple(name for weight, name in own.items() if not weight.numel() and weight in with_gradient),
+                draws=seen.draws[index],
+                unused=tuple(name for weight, name in own.items() if weight not in with_gradient),
+            )
+        )
+    return found
+
+
+def _source(chain: Chain, tasks: Sequence[Task], index: int, changed: set[int]) -> int | None:
+    """The first layer after which two tensors are alive that share memory, if layer `index` changes one of them."""
+    entered = [*tensors(tasks[index].entry), *tasks[index].popped.values()]
+    several = _twice(entered) & changed
+    for number, task in enumerate(tasks[:index]) if several else ():
+        jumping = [tasks[s.source].stashed[s.name] for s in chain.skips if s.source <= number < s.target]
+        if several & _twice([*tensors(task.output), *jumping]):
+            return number
+    return None
+
+
+def _twice(alive: Sequence[Tensor]) -> set[int]:
+    """The memory that several tensors show."""
+    memories = [_memory(tensor) for tensor in {id(tensor): tensor for tensor in alive}.values()]
+    return {memory for memory in memories if memories.count(memory) > 1}
+
+
+def trained(chain: Chain, tasks: Sequence[Task]) -> set[Tensor]:
+    """The weights that get a gradient, found in the graphs of autograd, from the loss on."""
+    found: set[Tensor] = set()
+    needed = _needed(chain, tasks[-1])
+    skips: set[str] = set()
+    for task in reversed(tasks):
+        roots = [tensor for tensor, wanted in zip(tensors(task.output), needed, strict=True) if wanted]
+        reached = _leaves([*roots, *(tensor for name, tensor in task.stashed.items() if name in skips)])
+        found |= reached
+        skips |= {name for name, tensor in task.popped.items() if tensor in reached}
+        needed = [tensor in reached for tensor in tensors(task.entry)]
+    return found
+
+
+def _needed(chain: Chain, last: Task) -> list[bool]:
+    """Which outputs the loss depends on; all, if it cannot be computed without values."""
+    outputs = [tensor.detach().requires_grad_(differentiable(tensor)) for tensor in tensors(last.output)]
+    given: Any = outputs[0] if isinstance(last.output, Tensor) else tuple(outputs)
+    with suppress(DataDependentOutputException, DynamicOutputShapeException), torch.enable_grad():
+        reached = _leaves([chain.model.loss(given, chain.batch.targets)])
+        return [tensor in reached for tensor in outputs]
+    return [True for _ in outputs]
+
+
+def _leaves(roots: Iterable[Tensor]) -> set[Tensor]:
+    """The tensors that get a gradient from the backward pass of `roots`."""
+    found = {tensor for tensor in roots if tensor.requires_grad and tensor.grad_fn is None}
+    nodes: list[Any] = [tensor.grad_fn for tensor in roots if tensor.grad_fn is not None]
+    known = set(nodes)
+    while nodes:
+        node = nodes.pop()
+        if hasattr(node, "variable"):
+            found.add(node.variable)
+        new = {after for after, _ in node.next_functions if after is not None} - known
+        known |= new
+        nodes += new
+    return found
+
+
+def _sparse(layer: nn.Module) -> Iterator[Tensor]:
+    for module in layer.modules():
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
+            yield module.weight
+
+
+def _generators() -> tuple[Any, ...]:
+    """The states of Python's and NumPy's global generators of random numbers."""
+    numbers: dict[str, Any] = np.random.get_state(legacy=False)["state"]
+    return random.getstate(), numbers["key"].tobytes(), numbers["pos"]
+
+
+def _strided(value: Any) -> list[Tensor]:
+    found = value if isinstance(value, (list, tuple)) else [value]
+    return [one for one in found if isinstance(one, Tensor) and one.layout is torch.strided]
+
+
+def _memory(tensor: Tensor) -> int:
+    return tensor.untyped_storage()._cdata

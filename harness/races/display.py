@@ -1,0 +1,95 @@
+"""The live table of a race on a terminal; elsewhere (a log file) a line for each entry that has started, and now
+and then one for a round."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from harness.core.units import UNKNOWN, seconds
+from harness.races.entries import Entry
+from harness.races.verdict import ratio
+from harness.sweep.table import console_of_sweep
+
+DRAW_S, SAY_S = 0.5, 10.0
+"""Seconds between two pictures of the live table, and between two lines elsewhere."""
+
+
+class Display:
+    """What is known of a race while it runs."""
+
+    def __init__(self, entered: Sequence[Entry], console: Console | None = None) -> None:
+        self.entered, self.console = entered, console or console_of_sweep()
+        self.states = {one.name: "refused" if one.config is None else "waits" for one in entered}
+        self.rounds = 0
+        self._drawn_s = self._said_s = time.monotonic()
+        live = self.console.is_terminal and not self.console.is_dumb_terminal
+        self._live = Live(console=self.console, auto_refresh=False, transient=True) if live else None
+
+    def __enter__(self) -> Self:
+        if self._live:
+            self._live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._live:
+            self._live.stop()
+
+    def started(self, one: Entry, ready: bool) -> None:
+        """An entry is ready, or has ended before it was."""
+        self.states[one.name] = "ready" if ready else "failed"
+        if not self._live:
+            self._say(f"{one.name} is ready" if ready else f"{one.name} has ended before its first turn")
+
+    def failed(self, one: Entry) -> None:
+        """An entry has ended in its turn."""
+        self.states[one.name] = "failed"
+        if not self._live:
+            self._say(f"{one.name} has ended in round {self.rounds + 1}")
+
+    def round_ended(self, number: int, alive: Sequence[str]) -> None:
+        """So many rounds are done, by those who are `alive`."""
+        self.rounds = number
+        now = time.monotonic()
+        if not self._live and now - self._said_s >= SAY_S:
+            self._said_s = now
+            self._say(f"round {number}: " + ", ".join(self._lines(alive)))
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Show how things stand; cheap, to be called all the time."""
+        now = time.monotonic()
+        if self._live and now - self._drawn_s >= DRAW_S:
+            self._drawn_s = now
+            self._live.update(Group(self._table(), Text(f"{self.rounds} rounds")), refresh=True)
+
+    def _say(self, text: str) -> None:
+        self.console.print(Text(text), soft_wrap=True)
+
+    def _lines(self, alive: Sequence[str]) -> Iterator[str]:
+        yield from (f"{one.name} {self._speed(one)}" for one in self.entered if one.name in alive)
+
+    def _table(self) -> Table:
+        table = Table(box=None, pad_edge=False)
+        for title in ("entry", "", "step time", f"speed / {self.entered[0].name} (95 %)"):
+            table.add_column(title, justify="right" if title.startswith("s") else "left")
+        for one in self.entered:
+            step = seconds(statistics.median(one.rounds_s)) if one.rounds_s else UNKNOWN
+            table.add_row(one.name, self.states[one.name], step, self._speed(one))
+        return table
+
+    def _speed(self, one: Entry) -> str:
+        """Its speed over the first entry's, as long as both have had the same rounds."""
+        first = self.entered[0].rounds_s
+        common = min(len(one.rounds_s), len(first))
+        return str(ratio(one.rounds_s[:common], first[:common])) if common else UNKNOWN

@@ -1,0 +1,189 @@
+"""Run a race: start its entries one after the other, give them turns, and end them together.
+
+    single   plan, warm up |.....|= =|......................|= =|            |end   record
+    gpipe                  plan, warm up |.....|= =|.............|= =|       |end   record
+    ddp                                  plan, warm up |= =|..........|= =|  |end   record
+                           nobody measures a profile while another one trains
+
+Each entry is a run in a folder of its own, as a point of a sweep is. One that is refused, fails, hangs or runs out
+of memory is a row with its reason; the others go on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+
+from rich.console import Console
+
+from harness.core.problem import CannotRun, Fix, Problem
+from harness.core.record import EXIT_CODES
+from harness.launch import fork_server, supervisor
+from harness.launch.signals import preemptible
+from harness.launch.turns import Seat, TurnGiver
+from harness.races import entries, result
+from harness.races.display import Display
+from harness.races.entries import Entry
+from harness.races.result import Result
+from harness.races.verdict import is_decided
+from harness.sweep import local, run_point
+
+POLL_S = 0.1
+
+
+def main(overrides: Sequence[str], several: bool) -> int:
+    """`python run.py mode=race engine=a,b ...`: race, print the closing table, leave race.json and race.png.
+
+    With `several` (-m) other keys may have several values, and there is a race for each. Returns 0 if two entries
+    at least have finished each race, else 1, and 130 if one was interrupted. Raises CannotRun for what cannot be a
+    race, or a folder that cannot hold one.
+    """
+    return max(code for code, _ in hold(overrides, several))
+
+
+def hold(
+    overrides: Sequence[str], several: bool, out: Path | None = None, console: Console | None = None
+) -> list[tuple[int, Result]]:
+    """Race as `main` does; returns the exit code and the result of each race.
+
+    The folder is `out` where the overrides name none; what is printed goes to the console, by default to stdout.
+    """
+    rounds, races = entries.rounds(overrides), entries.races(overrides, several)
+    entered = {name: entries.entered(own) for name, own in races.items()}
+    folder = _folder(overrides, out)
+    return [_hold(one, folder / name, rounds, console) for name, one in entered.items()]
+
+
+def _hold(entered: Sequence[Entry], folder: Path, rounds: int | None, console: Console | None) -> tuple[int, Result]:
+    """Hold one race."""
+    interrupted, began_s = False, time.monotonic()
+    with local.writing(folder):
+        for one in entered:
+            if one.row.record:
+                run_point.refuse(one.row, folder / one.row.point.id, one.row.record)
+        try:
+            with preemptible(), fork_server.scope(), Display(entered, console) as display:
+                Race(entered, folder, rounds, display).run()
+        except KeyboardInterrupt:
+            interrupted = True
+        found = result.of(entered, folder, time.monotonic() - began_s)
+        found.show(console)
+    if interrupted:
+        return EXIT_CODES["preempted"], found
+    return 0 if len(found.finished) > 1 else 1, found
+
+
+def _folder(overrides: Sequence[str], out: Path | None) -> Path:
+    """The race's folder, out=DIR, `out` or runs/DATE, made. Raises CannotRun for one that holds a race already."""
+    name = datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
+    folder = Path(entries.value_of(overrides, "out") or out or Path("runs") / f"race-{name}")
+    local.make(folder)
+    if any(folder.iterdir()):
+        fix: Fix = {"out": f"{folder}-2"}
+        problem = Problem("out", str(folder), "holds something already, a race is always a new one", (fix,))
+        raise CannotRun([problem], entries.RACE)
+    return folder
+
+
+class Race:
+    """The entries that can run, each with the thread that follows its processes."""
+
+    def __init__(self, entered: Sequence[Entry], folder: Path, rounds: int | None, display: Display) -> None:
+        self.racing = [one for one in entered if one.config is not None]
+        self.folder, self.rounds, self.display = folder, rounds, display
+        self.threads: dict[str, threading.Thread] = {}
+        self.stopped: set[str] = set()
+        self.errors: list[Exception] = []
+
+    def run(self) -> None:
+        """All of it. A Ctrl-C ends the entries as the end of the race does, if each has had a turn."""
+        if self.racing:
+            supervisor.start_fork_server()
+        with TurnGiver() as giver:
+            try:
+                for one in self.racing:
+                    self._start(one, giver)
+                self._go_round(giver)
+            finally:
+                self._end(giver)
+
+    def _start(self, one: Entry, giver: TurnGiver) -> None:
+        """Start an entry, and wait until it has warmed up, or has ended."""
+        follow = threading.Thread(target=self._follow, args=(one, giver), name=f"entry {one.name}", daemon=True)
+        self.threads[one.name] = follow
+        follow.start()
+        while follow.is_alive() and giver.came(POLL_S) is None:
+            self.display.refresh()
+        self.display.started(one, one.name in giver.seats)
+
+    def _follow(self, one: Entry, giver: TurnGiver) -> None:
+        """The thread of an entry: its processes, to their end; its row then has its record."""
+
+        def stop_if_asked() -> None:
+            if one.name in self.stopped:
+                raise KeyboardInterrupt
+
+        place, environment = self.folder / one.row.point.id, giver.environment(one.name)
+        try:
+            run_point.run_point(one.row, place, one.config, stop_if_asked, environment=environment)
+        except KeyboardInterrupt:
+            pass
+        except Exception as error:
+            self.errors.append(error)
+
+    def _go_round(self, giver: TurnGiver) -> None:
+        """Round after round, until it is decided, or the minutes are over."""
+        if not self.racing or self.racing[0].config is None:
+            return
+        limit_s = 60.0 * self.racing[0].config.race.minutes
+        began_s, number = time.monotonic(), 0
+        while (alive := self._alive(giver)) and number < (self.rounds or entries.MOST_ROUNDS):
+            if not self.rounds and (time.monotonic() - began_s > limit_s or self._is_decided(alive)):
+                break
+            for one in alive:
+                self._turn(one, giver.seats[one.name])
+            number += 1
+            self.display.round_ended(number, [one.name for one in self._alive(giver)])
+
+    def _alive(self, giver: TurnGiver) -> list[Entry]:
+        return [one for one in self.racing if one.name in giver.seats and self.threads[one.name].is_alive()]
+
+    @staticmethod
+    def _is_decided(alive: Sequence[Entry]) -> bool:
+        return len(alive) < 2 or is_decided({one.name: one.rounds_s for one in alive})
+
+    def _turn(self, one: Entry, seat: Seat) -> None:
+        """An entry's turn, to its end; one that fails in it has no further ones."""
+        seat.give()
+        with contextlib.suppress(EOFError):
+            while self.threads[one.name].is_alive():
+                if (figures := seat.answer(POLL_S)) is not None:
+                    one.rounds_s.append(figures["step_time_s"])
+                    return
+                self.display.refresh()
+        self.threads[one.name].join()  # its record says why
+        self.display.failed(one)
+
+    def _end(self, giver: TurnGiver) -> None:
+        """Have all end, and wait for their records. Those that have had no turn are stopped; all, by a Ctrl-C here."""
+        for one in self._alive(giver):
+            if one.rounds_s:
+                giver.seats[one.name].end()
+        self.stopped |= {one.name for one in self.racing if not one.rounds_s}
+        try:
+            self._wait()
+        except KeyboardInterrupt:
+            self.stopped |= {*self.threads}
+            self._wait()
+            raise
+        for error in self.errors:
+            raise error
+
+    def _wait(self) -> None:
+        while any(thread.is_alive() for thread in self.threads.values()):
+            self.display.refresh()
+            time.sleep(POLL_S)

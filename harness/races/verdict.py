@@ -1,0 +1,109 @@
+"""What the rounds of a race say: ratios with their intervals, ranks, and how good the predicted order was.
+
+    round          1     2     3    ...
+    single       0.52  0.55  0.51            speed of gpipe / single: the median of single / that of gpipe
+    gpipe        0.31  0.33  0.30            its interval: the same of rounds drawn again and again, with replacement
+
+A round's times belong together, so a round is drawn as a whole (the paired bootstrap; Efron and Tibshirani, An
+Introduction to the Bootstrap, 1993): what slows all of them in a round changes no ratio.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+NARROW = 0.03
+"""Width of an interval, as a part of its ratio, from which on a ratio is known."""
+LEAST_ROUNDS = 7
+"""Before that an interval says nothing."""
+SAMPLES, LEVEL = 2000, 0.95
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """The speed of one entry / that of another, and the 95 % interval of it."""
+
+    value: float
+    low: float
+    high: float
+
+    @property
+    def is_known(self) -> bool:
+        return self.high - self.low <= NARROW * self.value
+
+    @property
+    def is_one(self) -> bool:
+        """Whether the difference may be noise."""
+        return self.low <= 1.0 <= self.high
+
+    def __str__(self) -> str:
+        return f"{self.value:.2f} ({self.low:.2f} to {self.high:.2f})"
+
+
+@dataclass(frozen=True)
+class Place:
+    """The rank of an entry; `resolved` is False where more rounds might part it from another one of its rank."""
+
+    rank: int
+    resolved: bool = True
+
+    def __str__(self) -> str:
+        return f"{self.rank}{'' if self.resolved else '?'}"
+
+
+def ratio(times_s: Sequence[float], reference_s: Sequence[float]) -> Ratio:
+    """The speed of one entry / the reference's, of the same rounds; at least one."""
+    own, other = np.asarray(times_s), np.asarray(reference_s)
+    drawn = np.random.default_rng(0).integers(0, len(own), (SAMPLES, len(own)))
+    found = np.median(other[drawn], axis=1) / np.median(own[drawn], axis=1)
+    low, high = np.quantile(found, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    return Ratio(float(np.median(other) / np.median(own)), float(low), float(high))
+
+
+def is_decided(rounds_s: Mapping[str, Sequence[float]]) -> bool:
+    """Whether every ratio to the first entry is known."""
+    first, *others = rounds_s.values()
+    return len(first) >= LEAST_ROUNDS and all(ratio(own, first).is_known for own in others)
+
+
+def places(rounds_s: Mapping[str, Sequence[float]]) -> dict[str, Place]:
+    """The rank of each entry, by the median of its rounds. Those that may differ by noise alone share one.
+
+    0.30  0.31  0.40        ranks 1, 1, 3: the second is compared with the first, the third as well
+    """
+    ordered = sorted(rounds_s, key=lambda name: float(np.median(rounds_s[name])))
+    found: dict[str, Place] = {}
+    leader = ordered[0] if ordered else ""
+    for number, name in enumerate(ordered, 1):
+        between = ratio(rounds_s[name], rounds_s[leader])
+        if not between.is_one:
+            leader = name
+        rank = found[leader].rank if leader in found else number
+        found[name] = Place(rank, leader == name or between.is_known)
+    return found
+
+
+def kendalls_tau(ranks: Sequence[float], predicted: Sequence[float]) -> float | None:
+    """Kendall's tau-b between the ranks and the predicted times: 1 for the same order, -1 for the opposite one.
+
+    None where one of them says nothing of an order.
+    """
+    from scipy.stats import kendalltau
+
+    if len(ranks) < 2:
+        return None
+    found = float(kendalltau(ranks, predicted).statistic)
+    return None if math.isnan(found) else found
+
+
+def regret(times_s: Mapping[str, float], predicted_s: Mapping[str, float]) -> tuple[str, float] | None:
+    """The entry that was predicted to be the fastest, and its time / that of the fastest; None without any."""
+    both = [name for name in times_s if name in predicted_s]
+    if not both:
+        return None
+    chosen = min(both, key=lambda name: predicted_s[name])
+    return chosen, times_s[chosen] / min(times_s[name] for name in both)

@@ -1,0 +1,158 @@
+"""The simulator: executes a schedule on a simulated cluster, and returns the trace and metrics of a real run.
+
+    device 0 compute   0F0 0F1          0B1    0B0
+    device 0 -> 1         0>1 0>1                        a message occupies its link, not the devices
+    device 1 compute        1F0 1F1 1B1    1B0           1B1 waits for 1F1, 0B1 for 1B1
+
+It is deterministic, and does not import torch.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from harness.core.cluster import Cluster
+from harness.core.memory_model import MemoryModel
+from harness.core.model_profile import ModelProfile
+from harness.core.op import COMPUTE
+from harness.core.plan import Plan
+from harness.core.trace import Span, Trace
+from harness.schedule import Schedule
+from harness.simulator.event_loop import Execution
+from harness.simulator.lowering import LoweredSchedule, sent_kind
+from harness.simulator.memory_timeline import Peak, peaks
+from harness.simulator.op_durations import TaskCosts
+
+__all__ = ["Deadlock", "Peak", "Simulation", "lower", "simulate"]
+
+
+class Deadlock(RuntimeError):
+    """A schedule that cannot end: the message names, for each queue, which op waits for what."""
+
+
+@dataclass
+class Simulation:
+    """One simulated step, which starts at 0 s. `peaks` are in the order of `plan.devices`.
+
+    `figures`: `step_time_s`; for each of `plan.devices` `peak_memory_bytes` and `utilization`; `bubble_fraction`;
+    `bytes_sent` by kind (activations, gradients, skips, skip_gradients, and collectives by their algorithm: the buffers
+    of all members).
+    """
+
+    schedule: Schedule
+    nodes: list[list[int]]
+    start_s: list[float]
+    end_s: list[float]
+    figures: dict[str, Any]
+    peaks: tuple[Peak, ...]
+
+    @cached_property
+    def trace(self) -> Trace:
+        """The step as an engine would have recorded it, made on first use."""
+        spans = tuple(
+            Span(str(op), queue.device, queue.name, self.start_s[node], self.end_s[node])
+            for queue, nodes in zip(self.schedule.queues, self.nodes, strict=True)
+            for op, node in zip(queue.ops, nodes, strict=True)
+        )
+        return Trace(spans, ((0.0, self.figures["step_time_s"]),))
+
+
+def simulate(
+    schedule: Schedule,
+    plan: Plan,
+    profile: ModelProfile,
+    cluster: Cluster,
+    memory: MemoryModel,
+    jitter: float = 0.0,
+    seed: int = 0,
+    durations: Mapping[str, float] | None = None,
+) -> Simulation:
+    """Executes one step of `schedule`.
+
+    `jitter` is the relative spread of each op's time, drawn from `seed`. With `durations` (seconds by an op's notation)
+    these replace all costs, and links are free: this replays a measured trace. Raises `Deadlock` where the schedule
+    cannot end, ValueError where it is not valid (an op twice, or missing).
+    """
+    with _no_collection():
+        return _simulated(schedule, plan, profile, cluster, memory, jitter, seed, durations)
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Pauses garbage collection: none of the many small objects is garbage, and the search would take half of the
+    time."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
+
+
+def _simulated(
+    schedule: Schedule,
+    plan: Plan,
+    profile: ModelProfile,
+    cluster: Cluster,
+    memory: MemoryModel,
+    jitter: float,
+    seed: int,
+    durations: Mapping[str, float] | None,
+) -> Simulation:
+    lowered = lower(schedule, plan, profile, cluster, memory, durations)
+    if jitter:
+        lowered.disturb(jitter, seed)
+    done = Execution(lowered.work, lowered.graph.ops).run()
+    if min(done.end_s) < 0:
+        raise Deadlock("the schedule cannot continue:\n" + "\n".join(lowered.stuck(done.end_s)))
+    filled = peaks(lowered.graph, done.start_s, done.end_s, schedule, plan, profile, memory)
+    figures = _figures(lowered, done, plan) | {"peak_memory_bytes": [peak.bytes for peak in filled]}
+    return Simulation(schedule, lowered.graph.queues, done.start_s, done.end_s, figures, filled)
+
+
+def lower(
+    schedule: Schedule,
+    plan: Plan,
+    profile: ModelProfile,
+    cluster: Cluster,
+    memory: MemoryModel,
+    durations: Mapping[str, float] | None = None,
+) -> LoweredSchedule:
+    """Lowers a step to nodes with durations and resources. Raises ValueError for an invalid schedule."""
+    halved = any(op.kind == "W" for queue in schedule.queues for op in queue.ops)
+    return LoweredSchedule(schedule, cluster, TaskCosts(plan, profile, cluster, memory, halved), durations)
+
+
+def _figures(lowered: LoweredSchedule, done: Execution, plan: Plan) -> dict[str, Any]:
+    step_time_s = max(done.end_s)
+    busy_s = dict.fromkeys(plan.devices, 0.0)
+    for queue, nodes in lowered.queues():
+        if queue.name == "compute":
+            spans = (
+                done.end_s[n] - done.start_s[n] for op, n in zip(queue.ops, nodes, strict=True) if op.kind in COMPUTE
+            )
+            busy_s[queue.device] += sum(spans)
+    utilization = [busy_s[device] / step_time_s if step_time_s else 0.0 for device in plan.devices]
+    return {
+        "step_time_s": step_time_s,
+        "utilization": utilization,
+        "bubble_fraction": 1 - sum(utilization) / len(utilization),
+        "bytes_sent": _bytes_sent(lowered),
+    }
+
+
+def _bytes_sent(lowered: LoweredSchedule) -> dict[str, int]:
+    sent: dict[str, int] = defaultdict(int)
+    for node, op in enumerate(lowered.graph.ops):
+        kind = sent_kind(op, lowered.schedule.devices)
+        if kind is not None:
+            copies = lowered.schedule.replicas * lowered.schedule.tensor
+            sent[kind] += op.bytes * len(lowered.members.get(node, (0,))) * copies
+    return dict(sorted(sent.items()))

@@ -1,0 +1,148 @@
+"""Resources that an op occupies in addition to its queues: exclusive links, and shares of node ports.
+
+device 0 --link--> device 1 |port|--------|port| device 2 --link--> device 3
+node 0                                                              node 1
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+
+from harness.core.cluster import Cluster, Link
+from harness.core.op import Op
+from harness.core.problem import CannotRun, Problem
+from harness.schedule import Schedule
+from harness.schedule.dependency_graph import COPIES, DATA, split_part
+from harness.simulator.fair_sharing import Flow, Resource
+
+STEPS = {"all_reduce": 2, "reduce_scatter": 1, "all_gather": 1, "all_to_all": 1}
+"""Times that a collective sends (members - 1) / members of its buffer to the neighbour, in members - 1 messages."""
+
+
+@dataclass(frozen=True)
+class Route:
+    """An op holds all of `links` exclusively for `seconds`, and then until its `flow`, if any, has ended."""
+
+    seconds: float
+    links: tuple[Resource, ...] = ()
+    flow: Flow | None = None
+
+
+class Routes:
+    """Routes of messages and collectives of one schedule on one cluster."""
+
+    def __init__(self, schedule: Schedule, cluster: Cluster) -> None:
+        self.schedule, self.cluster = schedule, cluster
+        self.pipeline, self.tensor = max(schedule.devices) + 1, schedule.tensor
+        self.routes: dict[tuple[int, int, int], Route] = {}
+        self._check_replicas()
+
+    def _check_replicas(self) -> None:
+        """Checks that one replica can represent all: there are enough devices, and all are placed on nodes in the same
+        way."""
+        replicas, each, available = self.schedule.replicas, self.pipeline * self.tensor, self.cluster.devices
+        if replicas * each > available:
+            message = f"x {each} devices of a replica need {replicas * each}, the cluster has {available} devices"
+            raise CannotRun([Problem("mesh.data", replicas, message, ({"mesh.data": max(1, available // each)},))])
+        node = self.cluster.devices_per_node
+        if replicas > 1 and each % node and node % each:
+            message = f"x {each} devices of a replica: on nodes of {node} devices some replicas would span two nodes"
+            hint = f"replicas of a number of devices that divides {node}, or of a multiple of it"
+            raise CannotRun([Problem("mesh.data", replicas, message, hint=hint)])
+
+    def message(self, op: Op) -> Route:
+        """Returns the route of a copy, or of a send with its receive; without a peer, to or from the host's memory."""
+        own_device = self.schedule.devices[op.stage]
+        if op.peer is None:
+            return Route(self.cluster.host_link.seconds(op.bytes))
+        peer_device = self.schedule.devices[op.peer]
+        source, target = (own_device, peer_device) if op.kind == "send" else (peer_device, own_device)
+        key = (source * self.tensor, target * self.tensor, op.bytes)
+        route = self.routes.get(key)
+        if route is None:
+            route = self.routes[key] = self._between(*key)
+        return route
+
+    def _between(self, source: int, target: int, size: int) -> Route:
+        if source == target:
+            return Route(0.0)
+        if self.cluster.node(source) == self.cluster.node(target):
+            return Route(self.cluster.intra.seconds(size), (_name(self.cluster.intra, source, target),))
+        pairs = [(source + shift, target + shift) for shift in self._shifts()]
+        ports = _crossings(self.cluster, pairs)
+        uses = {port: ports[port] for port in _ports(self.cluster, source, target)}
+        channel = (_name(self.cluster.node_port, source, target),)  # messages of one pair arrive one after the other
+        return _through_ports(self.cluster.node_port, self.cluster.node_port.alpha_s, size, uses, channel)
+
+    def collective(self, op: Op, members: list[int]) -> Route:
+        """Returns the route of a ring over `members`, devices of the first replica, or over these in all replicas.
+
+        Raises ValueError for an unknown algorithm.
+
+        member 0 -> member 1 -> ... -> member g-1 -> member 0
+        """
+        algorithm, communicator = split_part(op.part)
+        if algorithm not in STEPS:
+            raise ValueError(
+                f"{op}: {algorithm!r} is not a collective -> one of {', '.join(STEPS)}, as all_reduce@data"
+            )
+        first = [device * self.tensor for device in sorted(members)]
+        if communicator in (DATA, COPIES):
+            replicas, offsets = self._shifts()[:: self.tensor], list(range(self.tensor))
+            ring = [shift + device for shift in replicas for device in first]
+        else:
+            ring, offsets = first, self._shifts()
+        g, rounds = len(ring), STEPS[algorithm]
+        if g == 1:
+            return Route(0.0)
+        edges = [*pairwise(ring), (ring[-1], ring[0])]
+        sent, messages = rounds * (g - 1) / g * op.bytes, rounds * (g - 1)
+        inside = [(a, b) for a, b in edges if self.cluster.node(a) == self.cluster.node(b)]
+        links = tuple(dict.fromkeys(_name(self.cluster.intra, a, b) for a, b in inside))
+        if len(inside) == g:
+            both = 2 if self.cluster.intra.duplex == "half" and g == 2 else 1
+            return Route(
+                messages * self.cluster.intra.alpha_s + both * sent * self.cluster.intra.beta_s_per_byte, links
+            )
+        crossing = [edge for edge in edges if edge not in inside]
+        ports = _crossings(self.cluster, [(a + shift, b + shift) for a, b in crossing for shift in offsets])
+        uses = {port: ports[port] for a, b in crossing for port in _ports(self.cluster, a, b)}
+        alpha_s = max([self.cluster.node_port.alpha_s] + [self.cluster.intra.alpha_s] * bool(inside))
+        beta = self.cluster.intra.beta_s_per_byte if inside else 0.0
+        return _through_ports(self.cluster.node_port, messages * alpha_s, sent, uses, links, beta)
+
+    def _shifts(self) -> list[int]:
+        """Returns the offsets of the devices that run the same ops as the first replica's first shards."""
+        return self.schedule.counterparts(0)
+
+
+def _name(link: Link, source: int, target: int) -> Resource:
+    """Names the link: one for each direction, or one for both."""
+    return ("link", frozenset((source, target))) if link.duplex == "half" else ("link", source, target)
+
+
+def _ports(cluster: Cluster, source: int, target: int) -> tuple[Resource, Resource]:
+    """Names the port out of the source's node, and the one into the target's."""
+    both = cluster.node_port.duplex == "half"
+    return ("port" if both else "out", cluster.node(source)), ("port" if both else "in", cluster.node(target))
+
+
+def _crossings(cluster: Cluster, pairs: list[tuple[int, int]]) -> Counter[Resource]:
+    """Counts the transfers that cross each port. Replicas run the same ops, so their transfers run at the same time."""
+    return Counter(port for source, target in pairs for port in _ports(cluster, source, target))
+
+
+def _through_ports(
+    port: Link,
+    alpha_s: float,
+    size: float,
+    uses: Mapping[Resource, float],
+    links: tuple[Resource, ...] = (),
+    beta: float = 0.0,
+) -> Route:
+    if port.beta_s_per_byte == 0:
+        return Route(alpha_s + size * beta, links)
+    return Route(alpha_s, links, Flow(size, 1 / max(beta, port.beta_s_per_byte), uses))

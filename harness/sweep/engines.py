@@ -1,0 +1,45 @@
+"""`engine=all` and `engine=gpipe,ddp`: the engines that a sweep, mode=tune or mode=race compares."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from harness.config import registry
+from harness.core.problem import bare_key
+
+ALL = "all"
+PLANNERS = {"sbp": "autoddl", "periodic": "madpipe"}
+"""The planner of an engine that runs no plan of the default one, where none is given."""
+
+
+def known() -> list[str]:
+    """All engines; the one that trains on one device, with which others are compared, is the first."""
+    names = [plugin.name for plugin in registry.scan() if plugin.group == "engine"]
+    return sorted(names, key=lambda name: (name != "single", name))
+
+
+def listed(overrides: Sequence[str]) -> list[str]:
+    """The engines that `engine=` lists, which need not exist; without it none."""
+    given = [text.partition("=")[2] for text in overrides if bare_key(text) == "engine"]
+    names = [name.strip() for name in given[-1].strip("[]").split(",")] if given else []
+    return known() if names == [ALL] else list(dict.fromkeys(names))
+
+
+def keys_of(engine: str, overrides: Sequence[str]) -> list[str]:
+    """The overrides that choose an engine, among those that are given: with a planner, if it needs another one."""
+    given = any(bare_key(text) == "planner" for text in overrides)
+    planner = [f"planner={PLANNERS[engine]}"] if engine in PLANNERS and not given else []
+    return [f"engine={engine}", *planner]
+
+
+def each(overrides: Sequence[str]) -> list[list[str]]:
+    """The overrides with each engine in the place of `engine=all`; as they are without it."""
+    if f"engine={ALL}" not in overrides:
+        return [list(overrides)]
+    others = [text for text in overrides if bare_key(text) != "engine"]
+    return [[*others, *keys_of(engine, overrides)] for engine in known()]
+
+
+def tunes_several(overrides: Sequence[str]) -> bool:
+    """Whether this is mode=tune over several engines, which is a sweep without -m."""
+    return "mode=tune" in overrides and len(listed(overrides)) > 1

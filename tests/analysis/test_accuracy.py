@@ -1,0 +1,66 @@
+"""The accuracy ledger, on records that are made up and on those that are committed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from analysis import accuracy, records
+from analysis.accuracy import COMMITTED, Case
+from harness.core.record import RunRecord
+
+MEDIAN_ERRORS = {
+    "ddp": 0.19, "deepspeed": 0.31, "fsdp": 0.70, "gpipe": 0.10, "myelin": 0.39, "periodic": 0.06, "sbp": 0.39,
+    "single": 0.07, "torch_pipelining": 0.20, "torchgpipe": 0.04,
+}  # fmt: skip
+"""Of step times, by engine, at most: a record or a prediction that makes one worse is seen here."""
+
+
+def record(number: int, engine: str, measured_s: float, predicted_s: float, **config: Any) -> RunRecord:
+    ratios = {"step_time_s": predicted_s / measured_s, "peak_memory_bytes": [0.9, None]}
+    keys = {"engine": {"name": engine}, "model": {"name": "mlp"}, "batch": {"size": 8}, "out": f"runs/a/{number}"}
+    metrics = {"step_time_s": measured_s, "predicted_over_measured": ratios}
+    made = RunRecord(str(number), "ok", config=keys | config, metrics=metrics)
+    return replace(made, manifest={"overrides": [f"engine={engine}", f"seed={number}"]})
+
+
+def test_cases_are_measured_runs_that_were_predicted() -> None:
+    one = record(1, "gpipe", 1.0, 0.8)
+    failed, simulated = (
+        replace(record(2, "ddp", 1, 1), status="oom"),
+        replace(record(3, "fsdp", 1, 1), source="simulated"),
+    )
+    (case,) = accuracy.cases([one, failed, simulated])
+    assert (case.engine, case.ratio, case.memory_error) == ("gpipe", 0.8, pytest.approx(0.1))
+
+
+def test_a_sweep_over_engines_is_a_contest() -> None:
+    """Two of three pairs are in the right order; the predicted best takes twice the time of the best."""
+    loaded = [record(1, "single", 4.0, 4.0), record(2, "gpipe", 2.0, 3.0), record(3, "ddp", 4.0, 2.0)]
+    loaded += [record(4, "gpipe", 1.0, 1.0, seed=1, model={"name": "unet"})]
+    (contest,) = accuracy.contests(accuracy.cases(loaded))
+    assert (contest.name, len(contest.cases), contest.regret) == ("a mlp", 3, 2.0)
+    assert contest.tau == pytest.approx(0.0)
+
+
+def test_a_group_has_its_median_its_worst_and_its_share() -> None:
+    found = [Case(str(n), "gpipe", "mlp", "", 1.0, ratio, ()) for n, ratio in enumerate((0.95, 1.05, 0.5))]
+    assert accuracy.by(found, lambda one: one.engine) == [("gpipe", "3", "0.95", "5%", "50%", "67%", "-", "-")]
+
+
+@pytest.mark.usefixtures("computation")
+def test_no_committed_figure_gets_worse(capsys: pytest.CaptureFixture[str]) -> None:
+    found = accuracy.cases(records.load(sorted(COMMITTED.glob("*.jsonl.gz"))).records)
+    medians = {row[0]: float(row[3].rstrip("%")) / 100 for row in accuracy.by(found, lambda one: one.engine)}
+    assert {*medians} == {*MEDIAN_ERRORS} and all(medians[name] <= most for name, most in MEDIAN_ERRORS.items())
+    assert len(found) >= 101, "a record is removed with a reason alone"
+    assert accuracy.main([]) == 0
+    printed = capsys.readouterr().out
+    assert "worst predictions" in printed and "schemes-local gpt" in printed
+
+
+def test_sources_without_a_case(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert accuracy.main([str(tmp_path)]) == 2 and "no measured record" in capsys.readouterr().err
+    assert accuracy.main([str(tmp_path / "no")]) == 2 and "does not exist" in capsys.readouterr().err

@@ -1,0 +1,111 @@
+"""Comparing runs: what is worse, what is noise, and which exit code that has."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from analysis import compare
+from analysis.accuracy import COMMITTED
+from analysis.compare import Difference
+from harness.core.record import RunRecord
+from harness.core.run_files import METRICS, RECORD
+
+
+def run(folder: Path, times_s: Sequence[float], *overrides: str, memory: int = 100, status: str = "ok") -> Path:
+    """A run's folder with these measured steps, after one of the warm-up."""
+    folder.mkdir(parents=True)
+    metrics = {
+        "step_time_s": sorted(times_s)[len(times_s) // 2], "peak_memory_bytes": [memory, 1], "loss": 0.5,
+        "throughput": 1.0, "phases_s": None, "bubble_fraction": None, "predicted_over_measured": {},
+    }  # fmt: skip
+    names = {"engine": "gpipe", "model": "mlp", "cluster": "local", "planner": "balance"}
+    config = {
+        "mode": "run",
+        "profile": None,
+        "batch": {},
+        "mesh": {},
+        **{key: {"name": own} for key, own in names.items()},
+    }
+    manifest = {"overrides": list(overrides), "start_time": "2026-11-25"}
+    plan = {"mesh": {"data": 1}}
+    made = RunRecord(folder.name, status, config=config, metrics=metrics, manifest=manifest, plan=plan)  # type: ignore[arg-type]
+    made.save(folder / RECORD)
+    lines = [{"phase": "warmup", "step_time_s": 9.0}, *({"phase": "measured", "step_time_s": one} for one in times_s)]
+    (folder / METRICS).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return folder
+
+
+def noisy(mean_s: float, seed: int) -> list[float]:
+    dice = random.Random(seed)
+    return [mean_s * dice.gauss(1, 0.05) for _ in range(30)]
+
+
+@pytest.mark.parametrize(
+    ("mean_s", "percent", "code", "said"),
+    [
+        (1.2, 5, 1, "worse"),
+        (1.2, 30, 0, "worse"),
+        (0.8, 5, 0, "better"),
+        (1.0, 0, 0, "not resolved"),
+    ],
+)
+def test_step_times(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], mean_s: float, percent: float, code: int, said: str
+) -> None:
+    first, second = run(tmp_path / "a", noisy(1.0, 0)), run(tmp_path / "b", noisy(mean_s, 1))
+    arguments = [str(first), str(second), "--figures", "step_time_s", "--max-regression", str(percent)]
+    assert compare.main(arguments) == code
+    assert said in capsys.readouterr().out
+
+
+def test_more_memory_is_a_regression(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first, second = run(tmp_path / "a", [1.0], "seed=1"), run(tmp_path / "b", [1.0], "seed=2", memory=110)
+    assert compare.main([str(first), str(second)]) == 1
+    assert "seed=1 and seed=2" in (printed := capsys.readouterr().out) and "1 of 3 figures are worse" in printed
+
+
+def test_points_of_sweeps_are_matched_by_their_keys(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for sweep, seeds in (("a", (1, 2)), ("b", (2, 3))):
+        for seed in seeds:
+            run(tmp_path / sweep / f"{sweep}{seed}", [1.0 + seed], f"seed={seed}", f"out={sweep}", "steps=3")
+    run(tmp_path / "b" / "failed", [1.0], "seed=1", status="error")
+    assert compare.main([str(tmp_path / "a"), str(tmp_path / "b")]) == 0
+    printed = capsys.readouterr().out
+    assert f"only in {tmp_path / 'a'}: seed=1" in printed and f"only in {tmp_path / 'b'}: seed=3" in printed
+
+
+def test_a_pack_is_the_same_as_itself(capsys: pytest.CaptureFixture[str]) -> None:
+    pack = str(COMMITTED / "schemes-local.jsonl.gz")
+    assert compare.main([pack, pack, "--max-regression", "0"]) == 0
+    assert "0 of " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (
+            ["{a}", "{b}", "--figures", "speed,loss"],
+            "--figures speed   is no figure: there are step_time_s, memory, loss",
+        ),
+        (["{a}", "/nowhere"], "/nowhere   does not exist"),
+        (["{a}", "{two}"], "have no run that is ok with the same keys (1 in "),
+    ],
+)
+def test_what_cannot_be_compared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
+) -> None:
+    places = {"a": run(tmp_path / "a", [1.0], "seed=1"), "b": run(tmp_path / "b", [1.0]), "two": tmp_path / "two"}
+    for seed in (4, 5):
+        run(tmp_path / "two" / str(seed), [1.0], f"seed={seed}")
+    assert compare.main([text.format(**places) for text in arguments]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_nothing_over_nothing_is_no_regression() -> None:
+    zero = Difference("loss", 0.0, 0.0)
+    assert zero.verdict == "the same" and not zero.is_regression(0)

@@ -1,0 +1,305 @@
+"""Times from counted work, by hand; scaling; and which of them the key `costs` takes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harness.core.cluster import Device
+from harness.core.model_profile import LayerProfile, ModelProfile, Product, Skip
+from harness.core.problem import CannotRun
+from harness.simulator.layer_times import (
+    COSTS,
+    analytic,
+    depth,
+    has_times,
+    price_shares,
+    scaled,
+    times_warning,
+    with_layer_times,
+)
+from tests.problems import refused, rows
+
+ROOT = Path(__file__).parents[3]
+
+A = Device("A", peak_flops={"float32": 100.0, "bfloat16": 400.0}, memory_bandwidth=10.0, efficiency=0.5, kernel_s=3.0)
+B = Device("B", peak_flops={"float32": 50.0}, memory_bandwidth=20.0, efficiency=1.0, kernel_s=0.0)
+BARE = Device("bare")
+
+LAYERS = (
+    LayerProfile("product", flops=1000, bytes_moved=50, kernels=1, param_bytes=7, saved_bytes=9),
+    LayerProfile("thin product", flops=1000, bytes_moved=200, kernels=2),
+    LayerProfile("elementwise", bytes_moved=40, elementwise_bytes=40, kernels=1),
+    LayerProfile("mixed", flops=1000, bytes_moved=90, elementwise_bytes=40, kernels=3),
+    LayerProfile("nothing", kernels=1, output_bytes=5),
+)
+COUNTED = ModelProfile(LAYERS, "net", 2, skips=(Skip(0, 3, 8, "s"),), source="counted")
+ON_A = [3 + 10 / 0.5, 2 * 3 + 20 / 0.5, 3 + 4 / 0.5, 3 * 3 + (10 + 4) / 0.5, 0]
+ON_B = [20, 20, 2, 20 + 2, 0]
+TIMED = replace(
+    COUNTED,
+    layers=tuple(replace(layer, forward_s=i + 1.0, backward_s=3.0 * i) for i, layer in enumerate(LAYERS)),
+    source="measured on A",
+    times="measured",
+    device=A,
+)
+
+
+def forward_s(profile: ModelProfile) -> list[float]:
+    return [layer.forward_s for layer in profile.layers]
+
+
+def backward_s(profile: ModelProfile) -> list[float]:
+    return [layer.backward_s for layer in profile.layers]
+
+
+def without_times(profile: ModelProfile) -> ModelProfile:
+    layers = tuple(replace(layer, forward_s=0.0, backward_s=0.0) for layer in profile.layers)
+    return replace(profile, layers=layers, source="", times="none", device=None)
+
+
+@pytest.mark.parametrize("profile", [COUNTED, TIMED], ids=["counted", "measured"])
+@pytest.mark.parametrize(("device", "seconds"), [(A, ON_A), (B, ON_B)], ids="AB")
+def test_times_from_work_by_hand(profile, device, seconds):
+    times = analytic(profile, device)
+    assert forward_s(times) == pytest.approx(seconds)
+    assert backward_s(times) == pytest.approx([2 * s for s in seconds])
+    assert without_times(times) == without_times(profile)
+    assert times.device == device
+
+
+def test_the_source_says_what_was_taken():
+    p40 = Device("Tesla P40", peak_flops={"float32": 11.76e12}, memory_bandwidth=346e9, efficiency=0.7, kernel_s=1e-5)
+    source = "analytic on Tesla P40 from counted work: 11.76 TFLOP/s float32, 346 GB/s, 10 us a kernel, efficiency 0.7"
+    assert analytic(COUNTED, p40).source == analytic(TIMED, p40).source == source
+
+
+def test_products_compute_in_the_autocast_format():
+    (layer, *_) = analytic(replace(COUNTED, autocast="bfloat16"), A).layers
+    assert layer.forward_s == 3 + max(1000 / 400, 50 / 10) / 0.5
+    with pytest.raises(CannotRun, match=r"cluster\.peak_tflops\.bfloat16"):
+        analytic(replace(COUNTED, autocast="bfloat16"), B)
+
+
+@given(st.floats(1, 1e15), st.floats(0.1, 1), st.floats(1e-9, 1e-3))
+def test_the_efficiency_curve(flops, efficiency, kernel_s):
+    """A kernel of w FLOPs reaches e * w / (w + e * peak * kernel_s) of the peak."""
+    peak = 1e13
+    device = Device("D", 1, {"float32": peak}, 1e12, efficiency, kernel_s)
+    (layer,) = analytic(ModelProfile((LayerProfile(flops=flops),)), device).layers
+    reached = flops / layer.forward_s / peak
+    assert reached == pytest.approx(efficiency * flops / (flops + efficiency * peak * kernel_s))
+    assert reached <= efficiency * (1 + 1e-12)
+
+
+# 2 x 4 x 5 and 3 x 2 x 4 x 7 output elements, each of 25 and of 7 multiplications
+PRODUCTS = (Product("l", "linear", 4, 25, 5), Product("s", "attention", 4, 7, 7, heads=3),
+            Product("e", "embedding", 4, 1000, 5))  # fmt: skip
+WAVES = replace(A, wave_elements=20)
+
+
+def test_a_product_computes_half_a_wave_more():
+    """Ten elements of each, as if it had so many more."""
+    flops = sum(one.flops(2) for one in PRODUCTS)
+    profile = ModelProfile((LayerProfile("l", flops=flops, kernels=3, products=PRODUCTS),), micro_batch=2)
+    assert depth(PRODUCTS) == 25 + 7
+    more = 2 * (20 / 2) * 25 + 2 * (20 / 2) * 7
+    assert forward_s(analytic(profile, WAVES)) == pytest.approx([3 * 3 + (flops + more) / 100 / 0.5])
+    assert forward_s(analytic(profile, A)) == pytest.approx([3 * 3 + flops / 100 / 0.5])
+    assert ", waves of 20 elements" in analytic(profile, WAVES).source
+    (there,) = forward_s(scaled(analytic(profile, A), A, WAVES))
+    assert there == pytest.approx(3 * 3 + (flops + more) / 100 / 0.5)
+
+
+def test_a_share_has_all_kernels_and_its_own_waves():
+    """Half of the work: by columns each element takes as many multiplications as before, by rows half of them."""
+    layer = LayerProfile("l", flops=10_000, kernels=3, products=PRODUCTS[:1])
+    whole = analytic(ModelProfile((layer,)), WAVES)
+    halves = replace(whole, layers=(replace(whole.layers[0], flops=5000, forward_s=1.0, backward_s=2.0),))
+    for deep in (25, 12):
+        found = price_shares(halves, [deep])
+        assert forward_s(found) == pytest.approx([3 * 3 + (5000 + 20 * deep) / 100 / 0.5])
+        assert backward_s(found) == pytest.approx([2 * s for s in forward_s(found)])
+    for other in (replace(halves, device=A), replace(halves, device=None), replace(halves, times="measured")):
+        assert price_shares(other, [25]) == other, "no waves are known, or its times are not computed"
+
+
+def test_scaling_by_hand():
+    on_b = scaled(TIMED, A, B)
+    ratios = [b / a for a, b in zip(ON_A[:-1], ON_B[:-1], strict=True)] + [10 / 20]  # the last: bandwidths
+    assert forward_s(on_b) == pytest.approx([t * r for t, r in zip(forward_s(TIMED), ratios, strict=True)])
+    assert backward_s(on_b) == pytest.approx([t * r for t, r in zip(backward_s(TIMED), ratios, strict=True)])
+    assert without_times(on_b) == without_times(TIMED)
+    assert (on_b.source, on_b.times, on_b.device) == ("scaled from A to B: measured on A", "scaled", B)
+
+
+numbers = st.floats(0.1, 100)
+devices = st.builds(
+    lambda peak, bandwidth, efficiency, kernel_s: Device("D", 1, {"float32": peak}, bandwidth, efficiency, kernel_s),
+    numbers, numbers, st.floats(0.01, 1), st.floats(0, 10),
+)  # fmt: skip
+layers = st.builds(
+    lambda flops, product, elementwise, kernels: LayerProfile(
+        flops=flops, bytes_moved=product + elementwise, elementwise_bytes=elementwise, kernels=kernels
+    ),
+    numbers, numbers, numbers, st.integers(0, 9),
+)  # fmt: skip
+profiles = st.lists(layers, min_size=1, max_size=4).map(lambda made: ModelProfile(tuple(made)))
+
+
+@given(profiles, devices, devices, devices)
+def test_analytic_times_scale_to_analytic_times(profile, a, b, c):
+    assert forward_s(scaled(analytic(profile, a), a, b)) == pytest.approx(forward_s(analytic(profile, b)))
+    there = scaled(scaled(analytic(profile, a), a, c), c, b)
+    assert backward_s(there) == pytest.approx(backward_s(analytic(profile, b)))
+
+
+@given(profiles, devices)
+def test_a_better_device_is_never_slower(profile, device):
+    times = forward_s(analytic(profile, device))
+    for better in (
+        replace(device, peak_flops={"float32": 2 * device.peak_flops["float32"]}),
+        replace(device, memory_bandwidth=2 * device.memory_bandwidth),
+        replace(device, kernel_s=device.kernel_s / 2),
+    ):
+        assert all(new <= old for new, old in zip(forward_s(analytic(profile, better)), times, strict=True))
+    assert all(t >= 0 for t in times)
+
+
+UNCOUNTED = tuple(LayerProfile(layer.name, layer.forward_s, layer.backward_s) for layer in TIMED.layers)
+# profile, costs, device, described, given: what is taken
+CHOICES = [
+    (TIMED, "auto", A, False, False, "measured"),
+    (TIMED, "auto", B, True, False, "analytic"),
+    (TIMED, "auto", BARE, True, False, "measured"),  # cluster=flat without peaks
+    (replace(TIMED, dtype="float64"), "auto", B, True, False, "measured"),  # no peak in that format
+    (TIMED, "auto", replace(B, memory_bandwidth=0.0), True, False, "measured"),
+    (TIMED, "auto", B, True, True, "scaled"),  # of another device
+    (TIMED, "auto", B, False, True, "measured"),  # on this machine as the user gave it
+    (TIMED, "auto", replace(B, name="A"), True, True, "measured"),  # of this device
+    (TIMED, "auto", BARE, True, True, "measured"),
+    (TIMED, "auto", replace(B, memory_bandwidth=0.0), True, True, "measured"),
+    (replace(TIMED, times="scaled"), "auto", B, True, True, "scaled"),
+    (replace(TIMED, times="as given"), "auto", B, True, True, "measured"),
+    (replace(TIMED, device=None), "auto", B, True, True, "measured"),
+    (TIMED, "none", B, True, True, "none"),
+    (COUNTED, "none", BARE, True, False, "none"),
+    (replace(TIMED, device=replace(A, memory_bandwidth=0.0)), "auto", B, True, True, "measured"),
+    (replace(TIMED, layers=UNCOUNTED), "auto", B, True, True, "measured"),
+    (analytic(COUNTED, A), "auto", B, True, True, "analytic"),
+    (replace(analytic(COUNTED, A), device=replace(A, peak_flops={})), "auto", B, True, True, "analytic"),
+    (analytic(COUNTED, A), "auto", BARE, True, True, "measured"),
+    (replace(analytic(COUNTED, A), layers=UNCOUNTED), "auto", B, True, True, "measured"),
+    (COUNTED, "auto", B, True, True, "analytic"),
+    (COUNTED, "auto", B, True, False, "analytic"),
+    (COUNTED, "auto", A, False, True, "analytic"),
+    (TIMED, "measured", B, True, False, "measured"),
+    (TIMED, "scaled", B, True, True, "scaled"),
+    (TIMED, "analytic", B, True, True, "analytic"),
+    (COUNTED, "analytic", A, False, False, "analytic"),
+]
+
+
+def without_any(profile: ModelProfile) -> ModelProfile:
+    """Layers that take no time, whatever they took."""
+    layers = tuple(replace(layer, forward_s=0.0, backward_s=0.0) for layer in profile.layers)
+    return replace(profile, layers=layers, source=f"none, {profile.source}", times="none")
+
+
+@pytest.mark.parametrize(("profile", "costs", "device", "described", "given", "taken"), CHOICES)
+def test_what_the_key_costs_takes(profile, costs, device, described, given, taken):
+    wanted = {
+        "measured": lambda: profile,
+        "scaled": lambda: scaled(profile, A, B),
+        "analytic": lambda: analytic(profile, device),
+        "none": lambda: without_any(profile),
+    }
+    assert with_layer_times(profile, costs, device, described, given) == wanted[taken]()
+
+
+PEAKS = "cluster.peak_tflops.float32=TFLOPS cluster.memory_bandwidth_gb_s=GB_PER_S costs=analytic"
+BANDWIDTH = "cluster.memory_bandwidth_gb_s=GB_PER_S costs=analytic"
+BOTH = [{"costs": "scaled"}, {"costs": "analytic"}]
+# profile, device, given: fixes, hint
+BORROWED = [
+    (TIMED, B, True, BOTH, ""),
+    (TIMED, B, False, BOTH, ""),
+    (TIMED, BARE, True, [], PEAKS),
+    (replace(TIMED, device=None), BARE, False, [], PEAKS),
+    (TIMED, replace(B, memory_bandwidth=0.0), True, [], BANDWIDTH),
+    (replace(TIMED, device=None), B, True, BOTH[1:], ""),
+    (replace(TIMED, device=BARE), B, True, BOTH[1:], ""),
+    (replace(TIMED, layers=UNCOUNTED), B, True, [], ""),
+    (replace(TIMED, layers=UNCOUNTED), BARE, True, [], ""),
+]
+
+
+@pytest.mark.parametrize(("profile", "device", "given", "fixes", "hint"), BORROWED)
+def test_times_of_another_device_are_noted_with_advice(profile, device, given, fixes, hint):
+    warning = times_warning(profile, device, given)
+    assert (warning.key, warning.value, list(warning.fixes), warning.hint) == ("layer times", None, fixes, hint)
+    for keys in [*fixes, *([dict(word.split("=") for word in hint.split())] if hint else [])]:
+        peaks = B.peak_flops if "cluster.peak_tflops.float32" in keys else device.peak_flops
+        bandwidth = 1.0 if "cluster.memory_bandwidth_gb_s" in keys else device.memory_bandwidth
+        fixed_device = replace(device, peak_flops=peaks, memory_bandwidth=bandwidth)
+        fixed = with_layer_times(profile, keys["costs"], fixed_device, True, given)
+        assert times_warning(fixed, fixed_device, given) is None
+
+
+def test_times_of_the_device_itself_need_no_word():
+    assert times_warning(TIMED, replace(BARE, name="A"), user_profile=True) is None
+
+
+FLOAT32, WIDTH = "cluster.peak_tflops.float32", "cluster.memory_bandwidth_gb_s"
+ANALYTIC = ["costs=analytic"]
+REFUSED = [
+    (COUNTED, "measured", A, [("costs", "measured", ANALYTIC)]),
+    (COUNTED, "scaled", A, [("costs", "scaled", ANALYTIC)]),
+    (TIMED, "cheap", A, [("costs", "cheap", ["costs=auto"])]),
+    (TIMED, "analytic", BARE, [(FLOAT32, None, []), (WIDTH, None, [])]),
+    (COUNTED, "auto", BARE, [(FLOAT32, None, []), (WIDTH, None, [])]),
+    (replace(COUNTED, dtype="float64"), "analytic", A, [("cluster.peak_tflops.float64", None, [])]),
+    (replace(TIMED, device=None), "scaled", B, [("profile", "net", ANALYTIC)]),
+    (replace(TIMED, device=replace(A, memory_bandwidth=0.0)), "scaled", B, [("profile", "net", ANALYTIC)]),
+    (TIMED, "scaled", BARE, [(FLOAT32, None, []), (WIDTH, None, [])]),
+    (replace(TIMED, device=None), "scaled", BARE,
+     [("profile", "net", ANALYTIC), (FLOAT32, None, []), (WIDTH, None, [])]),
+    (ModelProfile((LayerProfile("a", 1, 2),), "old"), "analytic", BARE,
+     [("profile", "old", []), (FLOAT32, None, []), (WIDTH, None, [])]),
+    (ModelProfile((LayerProfile("a"),)), "auto", A, [("profile", "without a name", [])]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("profile", "costs", "device", "problems"), REFUSED)
+def test_what_cannot_be_priced(profile, costs, device, problems):
+    with pytest.raises(CannotRun) as caught:
+        with_layer_times(profile, costs, device, simulated=True, user_profile=True)
+    assert rows(refused(caught)) == problems
+
+
+def test_layers_that_take_no_time_leave_communication_alone():
+    warning = times_warning(with_layer_times(TIMED, "none", BARE, True, False), BARE, user_profile=False)
+    assert (warning.key, warning.value, warning.fixes, warning.hint) == ("layer times", None, (), PEAKS)
+
+
+def test_times_are_seen_in_either_direction():
+    assert has_times(TIMED) and not has_times(COUNTED)
+    assert has_times(ModelProfile((LayerProfile(), LayerProfile(backward_s=1.0))))
+    assert set(COSTS) == {costs for _, costs, *_ in CHOICES}
+
+
+def test_the_device_survives_a_file(tmp_path):
+    on_b = scaled(replace(TIMED, autocast=None), A, B)
+    on_b.save(tmp_path / "profile.json")
+    assert ModelProfile.load(tmp_path / "profile.json") == on_b
+
+
+def test_pricing_works_without_torch():
+    program = "import sys; from harness.simulator import layer_times as costs; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, timeout=60)
