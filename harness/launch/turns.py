@@ -141,9 +141,10 @@ class TurnGiver:
         if not select.select([self.listener], [], [], patience_s)[0]:
             return None
         connection, _ = self.listener.accept()
-        if not same_user(connection):
+        message = connection.recv(MOST_BYTES) if same_user(connection) else b""
+        if not message:  # another user's, or a worker that has ended
             connection.close()
             return None
-        run = str(json.loads(connection.recv(MOST_BYTES))["run"])
+        run = str(json.loads(message)["run"])
         self.seats[run] = Seat(connection)
         return run

@@ -48,14 +48,19 @@ def main(overrides: Sequence[str], several: bool) -> int:
 def hold(
     overrides: Sequence[str], several: bool, out: Path | None = None, console: Console | None = None
 ) -> list[tuple[int, Result]]:
-    """Race as `main` does; returns the exit code and the result of each race.
+    """Race as `main` does; returns the exit code and the result of each race that has begun.
 
     The folder is `out` where the overrides name none; what is printed goes to the console, by default to stdout.
     """
     rounds, races = entries.rounds(overrides), entries.races(overrides, several)
     entered = {name: entries.entered(own) for name, own in races.items()}
     folder = _folder(overrides, out)
-    return [_hold(one, folder / name, rounds, console) for name, one in entered.items()]
+    held: list[tuple[int, Result]] = []
+    for name, one in entered.items():
+        held.append(_hold(one, folder / name, rounds, console))
+        if held[-1][0] == EXIT_CODES["preempted"]:
+            break
+    return held
 
 
 def _hold(entered: Sequence[Entry], folder: Path, rounds: int | None, console: Console | None) -> tuple[int, Result]:
@@ -116,7 +121,8 @@ class Race:
         follow = threading.Thread(target=self._follow, args=(one, giver), name=f"entry {one.name}", daemon=True)
         self.threads[one.name] = follow
         follow.start()
-        while follow.is_alive() and giver.came(POLL_S) is None:
+        while follow.is_alive() and one.name not in giver.seats:
+            giver.came(POLL_S)
             self.display.refresh()
         self.display.started(one, one.name in giver.seats)
 
@@ -144,8 +150,13 @@ class Race:
         while (alive := self._alive(giver)) and number < (self.rounds or entries.MOST_ROUNDS):
             if not self.rounds and (time.monotonic() - began_s > limit_s or self._is_decided(alive)):
                 break
-            for one in alive:
-                self._turn(one, giver.seats[one.name])
+            try:
+                for one in alive:
+                    self._turn(one, giver.seats[one.name])
+            except KeyboardInterrupt:
+                for one in alive:
+                    del one.rounds_s[number:]  # a round that not all have ended is none
+                raise
             number += 1
             self.display.round_ended(number, [one.name for one in self._alive(giver)])
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -77,6 +78,12 @@ def test_a_worker_that_is_gone(giver: TurnGiver, worker: Turns) -> None:
     seat.end()
     with pytest.raises(EOFError):
         seat.answer(5.0)
+
+
+def test_a_worker_that_ends_as_it_comes_has_no_seat(giver: TurnGiver) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as ended:
+        ended.connect(f"\0{giver.name}")
+    assert giver.came(5.0) is None and not giver.seats
 
 
 def test_nobody_comes(giver: TurnGiver) -> None:
