@@ -73,6 +73,12 @@ class Display:
             self._drawn_s = now
             self._live.update(Group(self._table(), Text(f"{self.rounds} rounds")), refresh=True)
 
+    @property
+    def _reference(self) -> Entry:
+        """The first entry that has not failed."""
+        lost = ("refused", "failed")
+        return next((one for one in self.entered if self.states[one.name] not in lost), self.entered[0])
+
     def _say(self, text: str) -> None:
         self.console.print(Text(text), soft_wrap=True)
 
@@ -81,7 +87,7 @@ class Display:
 
     def _table(self) -> Table:
         table = Table(box=None, pad_edge=False)
-        for title in ("entry", "", "step time", f"speed / {self.entered[0].name} (95 %)"):
+        for title in ("entry", "", "step time", f"speed / {self._reference.name} (95 %)"):
             table.add_column(title, justify="right" if title.startswith("s") else "left")
         for one in self.entered:
             step = seconds(statistics.median(one.rounds_s)) if one.rounds_s else UNKNOWN
@@ -89,7 +95,7 @@ class Display:
         return table
 
     def _speed(self, one: Entry) -> str:
-        """Its speed over the first entry's, as long as both have had the same rounds."""
-        first = self.entered[0].rounds_s
+        """Its speed over the reference's, as long as both have had the same rounds."""
+        first = self._reference.rounds_s
         common = min(len(one.rounds_s), len(first))
         return str(ratio(one.rounds_s[:common], first[:common])) if common else UNKNOWN

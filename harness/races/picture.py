@@ -23,8 +23,8 @@ DPI = 100
 
 
 def draw(result: Result, path: Path) -> None:
-    """Draw it, unless the first entry has not finished, so that there are no ratios."""
-    if not result.ratios:
+    """Draw it, if an entry has finished."""
+    if not result.reference:
         return
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -45,7 +45,7 @@ def draw(result: Result, path: Path) -> None:
     axes.axvline(1.0, color="black", linewidth=0.8, linestyle=":")
     axes.set_yticks(range(len(names)), [f"{name}  ({result.places[name]})" for name in names])
     axes.set(
-        xlabel=f"speed relative to {result.entered[0].name}, measured, with its 95 % interval", title=_title(result)
+        xlabel=f"speed relative to {result.reference.name}, measured, with its 95 % interval", title=_title(result)
     )
     axes.set_xlim(left=0)
     content = io.BytesIO()
@@ -54,8 +54,8 @@ def draw(result: Result, path: Path) -> None:
 
 
 def _predicted(result: Result) -> dict[str, float]:
-    """The predicted speed of each, relative to what the first one has measured."""
-    base = statistics.median(result.entered[0].rounds_s)
+    """The predicted speed of each, relative to what the reference has measured."""
+    base = statistics.median(result.finished[0].rounds_s)
     return {name: base / step_s for name, step_s in result.predicted_s.items() if step_s}
 
 

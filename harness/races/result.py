@@ -27,7 +27,8 @@ REASON_LINES = 8
 
 @dataclass(frozen=True)
 class Result:
-    """`ratios` and `places` are those of the entries that have finished all rounds; ratios are to the first."""
+    """`ratios` and `places` are those of the entries that have finished all rounds; ratios are to the first of these,
+    the reference."""
 
     entered: Sequence[Entry]
     folder: Path
@@ -35,6 +36,11 @@ class Result:
     finished: list[Entry]
     ratios: dict[str, Ratio]
     places: dict[str, Place]
+
+    @property
+    def reference(self) -> Entry | None:
+        """The entry that the others are compared with; None where none has finished."""
+        return self.finished[0] if self.finished else None
 
     @property
     def predicted_s(self) -> dict[str, float]:
@@ -59,19 +65,19 @@ class Result:
         return {name: place for place, name in enumerate(ordered, 1)}
 
     def show(self, console: Console | None = None) -> None:
-        """Write race.json and race.png, print the closing table and what it says."""
-        files.write_text(self.folder / RACE, json.dumps(finite(self.to_json()), indent=1))
-        picture.draw(self, self.folder / RACE_PICTURE)
+        """Print the closing table and what it says, then write race.json and race.png: the disk may be full."""
         console = console or console_of_sweep()
         table, left_out = drawn([*_columns(self)], console.width)
         console.print(table)
         for line in _lines(self, left_out):
             console.print(Text(line), soft_wrap=True)
+        files.write_text(self.folder / RACE, json.dumps(finite(self.to_json()), indent=1))
+        picture.draw(self, self.folder / RACE_PICTURE)
 
     def to_json(self) -> dict[str, Any]:
         return {
             "entries": [self._entry(one) for one in self.entered],
-            "reference": self.entered[0].name,
+            "reference": self.reference.name if self.reference else None,
             "rounds": max((len(one.rounds_s) for one in self.entered), default=0),
             "seconds": self.took_s,
             "kendalls_tau": self.tau,
@@ -97,8 +103,7 @@ def of(entered: Sequence[Entry], folder: Path, took_s: float) -> Result:
     most = max((len(one.rounds_s) for one in entered), default=0)
     finished = [one for one in entered if most and len(one.rounds_s) == most and _is_ok(one)]
     rounds_s = {one.name: one.rounds_s for one in finished}
-    first = entered[0].name
-    ratios = {name: verdict.ratio(own, rounds_s[first]) for name, own in rounds_s.items()} if first in rounds_s else {}
+    ratios = {name: verdict.ratio(own, finished[0].rounds_s) for name, own in rounds_s.items()}
     return Result(entered, folder, took_s, finished, ratios, verdict.places(rounds_s))
 
 
@@ -122,9 +127,8 @@ def _columns(result: Result) -> Iterator[Column]:
     yield Column("entry", [one.name for one in order])
     yield Column("status", [one.row.status for one in order])
     yield from column("step time", [_step(one) for one in order])
-    yield from column(
-        f"speed /\n{result.entered[0].name} (95 %)", [str(result.ratios.get(o.name, UNKNOWN)) for o in order]
-    )
+    reference = result.reference.name if result.reference else ""
+    yield from column(f"speed /\n{reference} (95 %)", [str(result.ratios.get(one.name, UNKNOWN)) for one in order])
     yield from column("predicted\nstep time", [seconds(predicted.get(one.name)) for one in order], 1)
     yield from column("predicted\nrank", [str(ranks.get(one.name, UNKNOWN)) for one in order], 2)
     yield from column("samples/s", [rate(value, unit="") for value in figures("throughput")], 4)

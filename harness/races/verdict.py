@@ -55,12 +55,12 @@ class Place:
         return f"{self.rank}{'' if self.resolved else '?'}"
 
 
-def ratio(times_s: Sequence[float], reference_s: Sequence[float]) -> Ratio:
-    """The speed of one entry / the reference's, of the same rounds; at least one."""
+def ratio(times_s: Sequence[float], reference_s: Sequence[float], level: float = LEVEL) -> Ratio:
+    """The speed of one entry / the reference's, of the same rounds, at least one, with the interval of a `level`."""
     own, other = np.asarray(times_s), np.asarray(reference_s)
     drawn = np.random.default_rng(0).integers(0, len(own), (SAMPLES, len(own)))
     found = np.median(other[drawn], axis=1) / np.median(own[drawn], axis=1)
-    low, high = np.quantile(found, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
+    low, high = np.quantile(found, [(1 - level) / 2, (1 + level) / 2])
     return Ratio(float(np.median(other) / np.median(own)), float(low), float(high))
 
 
@@ -74,16 +74,18 @@ def places(rounds_s: Mapping[str, Sequence[float]]) -> dict[str, Place]:
     """The rank of each entry, by the median of its rounds. Those that may differ by noise alone share one.
 
     0.30  0.31  0.40        ranks 1, 1, 3: the second is compared with the first, the third as well
+
+    Of many entries some would differ by chance: equal ones share a rank in 95 % of races (Bonferroni, over all pairs).
     """
+    level = 1 - (1 - LEVEL) / max(1, math.comb(len(rounds_s), 2))
     ordered = sorted(rounds_s, key=lambda name: float(np.median(rounds_s[name])))
     found: dict[str, Place] = {}
     leader = ordered[0] if ordered else ""
     for number, name in enumerate(ordered, 1):
-        between = ratio(rounds_s[name], rounds_s[leader])
-        if not between.is_one:
+        if not ratio(rounds_s[name], rounds_s[leader], level).is_one:
             leader = name
         rank = found[leader].rank if leader in found else number
-        found[name] = Place(rank, leader == name or between.is_known)
+        found[name] = Place(rank, leader == name or ratio(rounds_s[name], rounds_s[leader]).is_known)
     return found
 
 

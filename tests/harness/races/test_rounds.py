@@ -1,0 +1,93 @@
+"""Rounds that are broken off, races after one that was, and results in which the first entry is missing."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from harness.core.record import EXIT_CODES, RunRecord
+from harness.core.run_files import RACE, RACE_PICTURE
+from harness.races import entries, race, result
+from harness.races.display import Display
+from harness.races.entries import Entry
+from harness.sweep.points import Point
+from harness.sweep.row import Row
+
+CONFIG: Any = SimpleNamespace(race=SimpleNamespace(minutes=5.0))
+
+
+def entry(name: str, rounds_s: list[float] | None = None, status: Any = "ok") -> Entry:
+    config = {"model": {"name": "mlp"}, "batch": {"size": 8}, "engine": {"name": name}}
+    row = Row(Point.of([f"engine={name}"]), record=RunRecord(name, status, config=config, reason="no luck"))
+    return Entry(name, row, CONFIG, rounds_s or [])
+
+
+def quiet(width: int = 160) -> Console:
+    return Console(file=io.StringIO(), width=width, force_terminal=False)
+
+
+def printed(console: Console) -> str:
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_a_round_that_is_broken_off_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C comes in the second entry's third turn: the first one has had it already."""
+    both = [entry("single"), entry("gpipe")]
+    held = race.Race(both, tmp_path, None, Display(both, quiet()))
+
+    def turn(self: object, one: Entry, seat: object) -> None:
+        if one.name == "gpipe" and len(one.rounds_s) == 2:
+            raise KeyboardInterrupt
+        one.rounds_s.append(1.0)
+
+    monkeypatch.setattr(race.Race, "_turn", turn)
+    monkeypatch.setattr(race.Race, "_alive", lambda self, giver: both)
+    with pytest.raises(KeyboardInterrupt):
+        held._go_round(SimpleNamespace(seats=dict.fromkeys(("single", "gpipe"))))  # type: ignore[arg-type]
+    assert [len(one.rounds_s) for one in both] == [2, 2]
+    assert [one.name for one in result.of(both, tmp_path, 1.0).finished] == ["single", "gpipe"]
+
+
+def test_no_further_race_begins_after_an_interrupt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    began = []
+
+    def hold(entered: object, folder: Path, rounds: object, console: object) -> tuple[int, Any]:
+        began.append(folder.name)
+        return EXIT_CODES["preempted"], None
+
+    monkeypatch.setattr(entries, "races", lambda overrides, several: {"a": [], "b": []})
+    monkeypatch.setattr(entries, "entered", lambda overrides: [])
+    monkeypatch.setattr(race, "_hold", hold)
+    assert race.main([f"out={tmp_path}"], several=True) == 130 and began == ["a"]
+
+
+def test_the_first_that_has_finished_is_the_reference(tmp_path: Path) -> None:
+    entered = [entry("single", status="oom"), entry("gpipe", [2.0] * 7), entry("ddp", [1.0] * 7)]
+    found, console = result.of(entered, tmp_path, 1.0), quiet()
+    found.show(console)
+    assert {name: str(one) for name, one in found.ratios.items()} == {
+        "gpipe": "1.00 (1.00 to 1.00)", "ddp": "2.00 (2.00 to 2.00)",
+    }  # fmt: skip
+    assert "gpipe (95 %)" in printed(console) and "single oom" in printed(console)
+    assert json.loads((tmp_path / RACE).read_text())["reference"] == "gpipe" and (tmp_path / RACE_PICTURE).exists()
+
+
+def test_nobody_has_finished(tmp_path: Path) -> None:
+    entered = [entry("single", status="oom"), entry("gpipe", status="error")]
+    result.of(entered, tmp_path, 1.0).show(console := quiet())
+    assert "0 rounds of 0 entries" in printed(console) and not (tmp_path / RACE_PICTURE).exists()
+
+
+def test_the_table_is_shown_also_where_nothing_can_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    found, console = result.of([entry("single", [1.0]), entry("gpipe", [1.0])], tmp_path / "file", 1.0), quiet()
+    with pytest.raises(OSError):
+        found.show(console)
+    assert "1 rounds of 2 entries" in printed(console)
