@@ -128,7 +128,6 @@ def train_steps(
             output_check.raise_differences()
             peak = last.peak_memory_bytes or peak
             line = _line(step, turns.measures(step), last, waited)
-            turns.ended(step, line.step_time_s, line.loss)
             if reports:
                 say(f"step {step}: loss {last.loss:.6g}, {last.step_time_s:.4f} s")
             texts.append(line.text)
@@ -136,6 +135,7 @@ def train_steps(
             lines.append(replace(line, checkpoint_error=checkpoints.error))
             texts[-1] = lines[-1].text
             out.write(lines[-1])
+            turns.ended(step, line.step_time_s)
             if stop:
                 return None
     if last and last.skipped and all(one.skipped for one in lines):
