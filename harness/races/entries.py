@@ -25,7 +25,7 @@ from omegaconf import DictConfig
 
 from harness.checks import micro_batches
 from harness.cli import choice_files
-from harness.core.problem import LEAVE_OUT, CannotRun, Problem, deduplicate, refuse
+from harness.core.problem import LEAVE_OUT, CannotRun, Problem, bare_key, deduplicate, refuse
 from harness.core.record import RunRecord
 from harness.core.value_checks import one_of
 from harness.sweep import engines, points, run_point
@@ -36,7 +36,8 @@ RACE = "this race"
 MOST_ROUNDS = 1000
 STEPS_OF_A_ROUND = 2
 OF_THE_RACE = ("mode", "schemes", "out", "steps")
-"""Keys that mean the race, and no entry."""
+"""Keys that mean the race, and no entry; those of the group `race` are in all entries, whose defaults they have."""
+ENTRIES = "schemes=FILE.yaml, whose entries have names of their own"
 SAME = ("batch.size", "model", "data", "precision", "seed", "optimizer")
 """Keys, and groups of keys, that all entries have in common: else their steps are not the same work."""
 
@@ -129,6 +130,14 @@ def _schemes(overrides: Sequence[str]) -> tuple[dict[str, list[str]], list[str]]
             schemes[name].append(own)
         else:
             problems.append(Problem(text, None, f"is for {name}, which is not one of {', '.join(schemes)}", hint=own))
+        if bare_key(own) == "engine" and names:
+            problems.append(Problem(text, None, "gives the entry another engine than its name says", hint=ENTRIES))
+    problems += [
+        Problem(f"{name}:{text}", None, "is a key of the whole race, not of one entry")
+        for name, own in schemes.items()
+        for text in own
+        if bare_key(text) in OF_THE_RACE or bare_key(text).startswith("race.")
+    ]
     refuse(problems, RACE)
     return schemes, [text for text in shared if _key(text) not in (*OF_THE_RACE, "engine")]
 
@@ -188,7 +197,7 @@ def _refuse_other_work(found: Sequence[Entry]) -> None:
         first = next(iter(values.values()), None)
         if other := [name for name, value in values.items() if value != first]:
             given = [text for one in able for text in one.overrides if _key(text).startswith(key)]
-            said = ", ".join(dict.fromkeys(given))
+            said = ", ".join(dict.fromkeys(text.removeprefix(f"{key}=") for text in given))
             message = f"differs between {able[0].name} and {', '.join(other)}: they would do different work"
             problems.append(Problem(key, said or None, message, hint=f"one {key} for all entries"))
     refuse(problems, RACE)

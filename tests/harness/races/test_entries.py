@@ -58,6 +58,7 @@ def test_a_file_of_schemes(tmp_path: Path) -> None:
         ("other: {a: []}", "must hold schemes: {name: [overrides], ...}"),
         ("schemes: {a: [engine=gpipe], b: [engine=gpipe]}", "is the same run as a"),
         ("schemes: {a: [engine=gpipe]}", "is no race: it takes two"),
+        ("schemes: {a: [engine=gpipe, steps=3], b: [engine=ddp]}", "a:steps=3 is a key of the whole race"),
     ],
 )
 def test_files_that_are_no_race(tmp_path: Path, text: str, said: str) -> None:
@@ -74,6 +75,11 @@ def test_files_that_are_no_race(tmp_path: Path, text: str, said: str) -> None:
         (("engine=gpipe,gpip",), "engine gpip is not one of"),
         (("engine=single,gpipe", "gpip:steps=3"), "is for gpip, which is not one of single, gpipe -> steps=3"),
         (("engine=single,gpipe", "gpipe:batch.size=32"), "differs between single and gpipe"),
+        (("engine=single,gpipe", "gpipe:batch.size=32"), "batch.size 32 differs"),
+        (("engine=single,gpipe", "gpipe:steps=3"), "gpipe:steps=3 is a key of the whole race, not of one entry"),
+        (("engine=single,gpipe", "gpipe:out=x", "gpipe:mode=plan"), "gpipe:mode=plan is a key of the whole race"),
+        (("engine=single,gpipe", "gpipe:race.minutes=1"), "gpipe:race.minutes=1 is a key of the whole race"),
+        (("engine=single,gpipe", "gpipe:engine=ddp"), "gives the entry another engine than its name says"),
         (("engine=single,gpipe", "gpipe:seed=1"), "differs between single and gpipe"),
         (("engine=single,gpipe", "schemes=/nowhere"), "is given next to schemes="),
         (("schemes=/nowhere",), "is not a file"),
