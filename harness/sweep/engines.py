@@ -33,11 +33,12 @@ def keys_of(engine: str, overrides: Sequence[str]) -> list[str]:
 
 
 def each(overrides: Sequence[str]) -> list[list[str]]:
-    """The overrides with each engine in the place of `engine=all`; as they are without it."""
-    if f"engine={ALL}" not in overrides:
+    """The overrides with each engine in the place of `engine=all`, and of a list for mode=tune; else as they are."""
+    names = listed(overrides)
+    if f"engine={ALL}" not in overrides and not (tunes_several(overrides) and {*names} <= {*known()}):
         return [list(overrides)]
     others = [text for text in overrides if bare_key(text) != "engine"]
-    return [[*others, *keys_of(engine, overrides)] for engine in known()]
+    return [[*others, *keys_of(engine, overrides)] for engine in names]
 
 
 def tunes_several(overrides: Sequence[str]) -> bool:

@@ -21,6 +21,11 @@ def test_a_planner_that_is_given_stays() -> None:
     assert {values["planner"] for values in found} == {"megatron"}
 
 
+def test_tuning_a_list_takes_the_planners_that_all_have() -> None:
+    found = [point.values() for point in expand(["mode=tune", "engine=sbp,ddp"])]
+    assert found == [{"mode": "tune", "engine": "sbp", "planner": "autoddl"}, {"mode": "tune", "engine": "ddp"}]
+
+
 @pytest.mark.parametrize(
     ("overrides", "several"),
     [
