@@ -55,13 +55,13 @@ def main(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) 
 
             print(help.text(options.overrides))
             return output.code(0)
-        if "mode=race" in options.overrides:
+        if "mode=race" in options.overrides and not options.cfg:
             from harness.races import race
 
             return race.main(options.overrides, options.multirun)
         from harness.sweep import engines
 
-        if options.multirun or engines.tunes_several(options.overrides):
+        if options.multirun or (engines.tunes_several(options.overrides) and not options.cfg):
             from harness.sweep import local
 
             return local.main(options.overrides)

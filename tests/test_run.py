@@ -50,6 +50,21 @@ def test_help_has_every_key_every_choice_and_their_meaning(tmp_path: Path) -> No
     assert "unet_5_64 U-Net (5, 64), 232,687,328 parameters" in words
 
 
+@pytest.mark.parametrize("mode", ["race", "tune"])
+def test_cfg_of_several_runs_starts_none(
+    mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run.main(["--cfg", "job", f"mode={mode}", "engine=single,ddp", "model=mlp"], {}) == 2
+    assert "gives several values" in capsys.readouterr().err and not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize(("mode", "said"), [("rac", "-> mode=race"), ("pla", "-> mode=plan")])
+def test_a_mode_that_is_none(mode: str, said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run.main([f"mode={mode}"], {}) == 2
+    assert "tune, race" in (printed := capsys.readouterr().err) and said in printed
+
+
 def test_cfg_prints_what_would_run(tmp_path: Path) -> None:
     done = without_torch("--cfg", "job", "engine=single", "batch.size=4", cwd=tmp_path)
     assert done.returncode == 0, done.stderr

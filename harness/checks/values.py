@@ -24,13 +24,14 @@ from harness.config.schema import AUTOCAST, DTYPES
 from harness.core.memory_model import NAMED
 from harness.core.problem import LEAVE_OUT, Fix, Problem, spelled
 from harness.core.serialization import LARGEST_INT
-from harness.core.value_checks import one_of
+from harness.core.value_checks import closest, one_of
 from harness.interfaces import Engine
 from harness.launch.slurm_step import CHOICES
 from harness.launch.supervisor import START_S
 from harness.simulator.layer_times import COSTS
 
 MODES = ("run", "plan", "simulate", "profile", "calibrate", "tune")
+"""Those of one run; mode=race has several (`harness.races`)."""
 OPTIMIZERS = ("sgd", "adam", "adamw")
 AT_LEAST_1 = ("batch.micro_batches", "batch.micro_batch_size", "steps", "mesh.data", "mesh.pipeline", "mesh.tensor")
 AT_LEAST_0 = (
@@ -135,7 +136,19 @@ def _stages(config: DictConfig) -> list[Problem]:
 def _names(config: DictConfig) -> list[Problem]:
     given = ((key, OmegaConf.select(config, key), known) for key, known in NAMES.items())
     found = [problem for key, value, known in given if value is not None for problem in one_of(key, value, known)]
-    return [_as_precision(one) if one.key.startswith("precision.") else one for one in found]
+    return [
+        _as_mode(one) if one.key == "mode" else _as_precision(one) if one.key.startswith("precision.") else one
+        for one in found
+    ]
+
+
+def _as_mode(problem: Problem) -> Problem:
+    """Say that mode=race is one, too, but not of one run."""
+    if problem.value == "race":
+        return Problem("mode", "race", "has several runs, and this is one", hint="python run.py mode=race engine=...")
+    found = replace(problem, message=f"{problem.message}, race")
+    is_meant = closest(str(problem.value), [*MODES, "race"]) == "race"
+    return replace(found, fixes=(), hint="mode=race") if is_meant else found
 
 
 def _as_precision(problem: Problem) -> Problem:
