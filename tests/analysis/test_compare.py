@@ -79,6 +79,13 @@ def test_points_of_sweeps_are_matched_by_their_keys(tmp_path: Path, capsys: pyte
     assert f"only in {tmp_path / 'a'}: seed=1" in printed and f"only in {tmp_path / 'b'}: seed=3" in printed
 
 
+def test_minutes_of_a_race_do_not_change_what_is_compared(tmp_path: Path) -> None:
+    for name, minutes in (("a", 1), ("b", 5)):
+        for seed in (1, 2):
+            run(tmp_path / name / str(seed), [1.0], f"seed={seed}", f"race.minutes={minutes}")
+    assert compare.main([str(tmp_path / "a"), str(tmp_path / "b")]) == 0
+
+
 def test_a_pack_is_the_same_as_itself(capsys: pytest.CaptureFixture[str]) -> None:
     pack = str(COMMITTED / "schemes-local.jsonl.gz")
     assert compare.main([pack, pack, "--max-regression", "0"]) == 0
