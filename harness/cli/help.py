@@ -30,6 +30,9 @@ python run.py mode=simulate [...]    the same on a described cluster, in a simul
 python run.py mode=plan [...]        only plan and predict; mode=profile only measures or counts a model's layers
 python run.py mode=calibrate [...]   time collectives among this machine's devices, and write a cluster file
 python run.py mode=tune [...]        find the fastest mesh of all devices and number of micro-batches that fit in memory
+                                     of an engine, of several (engine=ddp,fsdp), or of each one (engine=all)
+python run.py mode=race [...]        train with several engines in turns, and rank them: engine=gpipe,ddp or engine=all;
+                                     gpipe:key=value is of one of them, schemes=FILE.yaml lists runs with names
 python run.py --config-dir DIR [...] also read choices from DIR: DIR/cluster/NAME.yaml is cluster=NAME
 python run.py model=net.py:build     your own model: what the function or class build of net.py returns; its parameters
                                      are keys, and with --help they are listed

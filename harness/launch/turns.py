@@ -46,7 +46,10 @@ class Turns:
         self.log, self.stop = folder / LOG, folder / STOP
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.socket.settimeout(CONNECT_S)
-        self.socket.connect(f"\0{name}")
+        try:
+            self.socket.connect(f"\0{name}")
+        except OSError as error:
+            raise RaceLost("the race has ended, or is on another machine than rank 0") from error
         self.socket.settimeout(None)
         self._send({"run": run})
 

@@ -37,6 +37,12 @@ def test_without_a_race_there_are_no_turns(tmp_path: Path, monkeypatch: pytest.M
     assert Turns.of_environment(tmp_path) is None
 
 
+def test_a_race_that_is_not_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(turns.VARIABLE, "regatta-race-none a")
+    with pytest.raises(RaceLost, match="on another machine"):
+        Turns.of_environment(tmp_path)
+
+
 def test_turns_and_their_figures(giver: TurnGiver, worker: Turns) -> None:
     seat = giver.seats["a b"]
     for number in range(3):
