@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
@@ -29,8 +29,8 @@ class Display:
     def __init__(self, entered: Sequence[Entry], console: Console | None = None) -> None:
         self.entered, self.console = entered, console or console_of_sweep()
         self.states = {one.name: "refused" if one.config is None else "waits" for one in entered}
-        self.rounds = 0
-        self._drawn_s = self._said_s = time.monotonic()
+        self.rounds, self.speeds = 0, dict.fromkeys(self.states, UNKNOWN)
+        self._drawn_s = self._compared_s = time.monotonic()
         live = self.console.is_terminal and not self.console.is_dumb_terminal
         self._live = Live(console=self.console, auto_refresh=False, transient=True) if live else None
 
@@ -61,13 +61,15 @@ class Display:
         """So many rounds are done, by those who are `alive`."""
         self.rounds = number
         now = time.monotonic()
-        if not self._live and now - self._said_s >= SAY_S:
-            self._said_s = now
-            self._say(f"round {number}: " + ", ".join(self._lines(alive)))
+        if now - self._compared_s >= (DRAW_S if self._live else SAY_S):
+            self._compared_s = now
+            self.speeds = {one.name: self._speed(one) for one in self.entered}
+            if not self._live:
+                self._say(f"round {number}: " + ", ".join(f"{name} {self.speeds[name]}" for name in alive))
         self.refresh()
 
     def refresh(self) -> None:
-        """Show how things stand; cheap, to be called all the time."""
+        """Show how things stand; cheap, to be called all the time, also in turns: these are measured."""
         now = time.monotonic()
         if self._live and now - self._drawn_s >= DRAW_S:
             self._drawn_s = now
@@ -82,16 +84,13 @@ class Display:
     def _say(self, text: str) -> None:
         self.console.print(Text(text), soft_wrap=True)
 
-    def _lines(self, alive: Sequence[str]) -> Iterator[str]:
-        yield from (f"{one.name} {self._speed(one)}" for one in self.entered if one.name in alive)
-
     def _table(self) -> Table:
         table = Table(box=None, pad_edge=False)
         for title in ("entry", "", "step time", f"speed / {self._reference.name} (95 %)"):
             table.add_column(title, justify="right" if title.startswith("s") else "left")
         for one in self.entered:
             step = seconds(statistics.median(one.rounds_s)) if one.rounds_s else UNKNOWN
-            table.add_row(one.name, self.states[one.name], step, self._speed(one))
+            table.add_row(one.name, self.states[one.name], step, self.speeds[one.name])
         return table
 
     def _speed(self, one: Entry) -> str:

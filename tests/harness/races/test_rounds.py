@@ -13,7 +13,7 @@ from rich.console import Console
 
 from harness.core.record import EXIT_CODES, RunRecord
 from harness.core.run_files import RACE, RACE_PICTURE
-from harness.races import entries, race, result
+from harness.races import display, entries, race, result
 from harness.races.display import Display
 from harness.races.entries import Entry
 from harness.sweep.points import Point
@@ -53,6 +53,42 @@ def test_a_round_that_is_broken_off_does_not_count(tmp_path: Path, monkeypatch: 
         held._go_round(SimpleNamespace(seats=dict.fromkeys(("single", "gpipe"))))  # type: ignore[arg-type]
     assert [len(one.rounds_s) for one in both] == [2, 2]
     assert [one.name for one in result.of(both, tmp_path, 1.0).finished] == ["single", "gpipe"]
+
+
+def test_intervals_are_not_computed_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They take a core for a while, which a run that is being measured may need."""
+    both, computed = [entry("single", [2.0] * 7), entry("gpipe", [1.0] * 7)], []
+
+    def ratio(own: list[float], first: list[float]) -> str:
+        computed.append(own)
+        return "2.00"
+
+    monkeypatch.setattr(display, "ratio", ratio)
+    monkeypatch.setattr(display, "DRAW_S", 0.0)
+    console = Console(file=io.StringIO(), width=80, force_terminal=True)
+    with Display(both, console) as shown:
+        for _ in range(3):
+            shown.refresh()
+        assert not computed
+        shown.round_ended(7, ["single", "gpipe"])
+        shown.refresh()
+    assert len(computed) == 2 and "2.00" in printed(console)
+
+
+def test_many_rounds_are_not_judged_after_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def is_decided(rounds_s: dict[str, list[float]]) -> bool:
+        asked.append(len(rounds_s["a"]))
+        return False
+
+    monkeypatch.setattr(race, "is_decided", is_decided)
+    both = [entry("a"), entry("b")]
+    for number in range(1, 201):
+        for one in both:
+            one.rounds_s = [1.0] * number
+        assert not race.Race._is_decided(both)
+    assert asked[:7] == [1, 2, 3, 4, 5, 6, 7] and len(asked) < 80
 
 
 def test_no_further_race_begins_after_an_interrupt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
