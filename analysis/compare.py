@@ -10,7 +10,7 @@
 Points with the same keys are compared; two single runs are, whatever their keys. The interval is that of the ratio of
 two medians, by a bootstrap over the measured steps in metrics.jsonl; records in a pack have no steps, and so no
 interval. A difference is real if the interval leaves out 1. Exit code 1: a figure is worse by more than
---max-regression percent, and that is no noise as far as known.
+--max-regression percent, and that is no noise as far as known; or a point is ok in the first alone.
 """
 
 from __future__ import annotations
@@ -160,22 +160,25 @@ def main(arguments: Sequence[str]) -> int:
         if unknown := [name for name in names if name not in FIGURES]:
             message = f"is no figure: there are {', '.join(FIGURES)}"
             raise CannotRun([Problem("--figures", name, message) for name in unknown], SELF)
-        found, alone = _loaded(options.first, options.second)
+        found, lines, failed = _loaded(options.first, options.second)
+        rows = [(title, one) for title, (first, second) in found.items() for one in differences(first, second, names)]
+        if not rows:
+            raise CannotRun([Problem("--figures", options.figures, "is in no two runs that are compared")], SELF)
     except CannotRun as error:
         print(error, file=sys.stderr)
         return EXIT_CODES["infeasible"]
-    rows = [(title, one) for title, (first, second) in found.items() for one in differences(first, second, names)]
     worse = [one for _, one in rows if one.is_regression(options.max_regression)]
     console = Console()
     _show(rows, options, console if console.is_terminal else Console(width=160))
-    for line in alone:
+    for line in [*lines, *failed]:
         print(line)
     print(f"{len(worse)} of {len(rows)} figures are worse by more than {options.max_regression:g} %")
-    return REGRESSED if worse else 0
+    return REGRESSED if worse or failed else 0
 
 
-def _loaded(first: str, second: str) -> tuple[dict[str, tuple[RunRecord, RunRecord]], list[str]]:
-    """The runs to compare, and lines about those that are skipped or on one side alone. Raises CannotRun without."""
+def _loaded(first: str, second: str) -> tuple[dict[str, tuple[RunRecord, RunRecord]], list[str], list[str]]:
+    """The runs to compare; lines about those that are skipped or on one side alone, and about those that are ok in the
+    first alone. Raises CannotRun without two to compare."""
     names, loaded = (first, second), [records.load([name]) for name in (first, second)]
     sides = [_ok(one.records) for one in loaded]
     found = pairs(*sides)
@@ -191,7 +194,12 @@ def _loaded(first: str, second: str) -> tuple[dict[str, tuple[RunRecord, RunReco
         for record in own
         if id(record) not in matched
     ]
-    return found, [*skipped, *alone]
+    ended = {_key(record): record.status for record in loaded[1].records if record.status != "ok"}
+    before, after = ({_key(record) for record in own} for own in sides)
+    failed = [
+        f"{_title(key)} is {ended[key]} in {second}" for key in sorted(before - after, key=_title) if key in ended
+    ]
+    return found, [*skipped, *alone], failed
 
 
 def _ok(loaded: Sequence[RunRecord]) -> list[RunRecord]:

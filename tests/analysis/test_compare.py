@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -73,10 +74,18 @@ def test_points_of_sweeps_are_matched_by_their_keys(tmp_path: Path, capsys: pyte
     for sweep, seeds in (("a", (1, 2)), ("b", (2, 3))):
         for seed in seeds:
             run(tmp_path / sweep / f"{sweep}{seed}", [1.0 + seed], f"seed={seed}", f"out={sweep}", "steps=3")
-    run(tmp_path / "b" / "failed", [1.0], "seed=1", status="error")
     assert compare.main([str(tmp_path / "a"), str(tmp_path / "b")]) == 0
     printed = capsys.readouterr().out
     assert f"only in {tmp_path / 'a'}: seed=1" in printed and f"only in {tmp_path / 'b'}: seed=3" in printed
+
+
+def test_a_point_that_fails_now_is_a_regression(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for sweep, status in (("a", "ok"), ("b", "oom")):
+        run(tmp_path / sweep / "1", [1.0], "seed=1", status=status)
+        run(tmp_path / sweep / "2", [1.0], "seed=2")
+    assert compare.main([str(tmp_path / "a"), str(tmp_path / "b")]) == 1
+    assert f"seed=1 is oom in {tmp_path / 'b'}" in capsys.readouterr().out
+    assert compare.main([str(tmp_path / "b"), str(tmp_path / "a")]) == 0
 
 
 def test_minutes_of_a_race_do_not_change_what_is_compared(tmp_path: Path) -> None:
@@ -100,6 +109,7 @@ def test_a_pack_is_the_same_as_itself(capsys: pytest.CaptureFixture[str]) -> Non
             "--figures speed   is no figure: there are step_time_s, memory, loss",
         ),
         (["{a}", "/nowhere"], "/nowhere   does not exist"),
+        (["{a}", "{bare}", "--figures", "loss"], "--figures loss   is in no two runs that are compared"),
         (["{a}", "{two}"], "have no run that is ok with the same keys (1 in "),
     ],
 )
@@ -107,6 +117,9 @@ def test_what_cannot_be_compared(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
 ) -> None:
     places = {"a": run(tmp_path / "a", [1.0], "seed=1"), "b": run(tmp_path / "b", [1.0]), "two": tmp_path / "two"}
+    places["bare"] = run(tmp_path / "bare", [1.0])
+    bare = RunRecord.load(places["bare"] / RECORD)
+    replace(bare, metrics=bare.metrics | {"loss": None}).save(places["bare"] / RECORD)
     for seed in (4, 5):
         run(tmp_path / "two" / str(seed), [1.0], f"seed={seed}")
     assert compare.main([text.format(**places) for text in arguments]) == 2
