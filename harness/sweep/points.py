@@ -92,14 +92,21 @@ def _of_all(problem: Problem) -> Problem:
 
 
 def value_of(overrides: Sequence[str], key: str) -> str | None:
-    """The value of a key that belongs to the whole sweep, such as `+sweeps` or `out`; None where it is not given."""
-    found = [parsed for parsed in map(_read, overrides) if parsed.get_key_element() == key]
-    if not found:
+    """The value of a key that belongs to the whole sweep, such as `+sweeps` or `out`; None where it is not given.
+
+    Raises CannotRun for one that cannot be read, or gives several values.
+    """
+    given = [text for text in overrides if text.partition("=")[0] == key]
+    if not given:
         return None
-    if found[-1].is_sweep_override():
-        values = str(found[-1].input_line).partition("=")[2]
+    try:
+        found = _read(given[-1])
+    except (HydraException, ValueError) as error:
+        raise CannotRun([Problem(given[-1], None, f"cannot be read: {first_line(error)}")], SWEEP) from error
+    if found.is_sweep_override():
+        values = given[-1].partition("=")[2]
         raise CannotRun([Problem(key, values, "gives several values, a sweep takes one")], SWEEP)
-    return str(found[-1].value())
+    return str(found.value())
 
 
 def scale_of(overrides: Sequence[str]) -> str | None:

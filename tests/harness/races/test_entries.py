@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from harness.core.problem import CannotRun
-from harness.races import entries
+from harness.races import entries, race
 
 MLP = ["mode=race", "model=mlp", "cluster.device=cpu", "cluster.devices=2", "tracker=none"]
 
@@ -83,6 +83,7 @@ def test_files_that_are_no_race(tmp_path: Path, text: str, said: str) -> None:
         (("engine=single,gpipe", "gpipe:seed=1"), "differs between single and gpipe"),
         (("engine=single,gpipe", "schemes=/nowhere"), "is given next to schemes="),
         (("schemes=/nowhere",), "is not a file"),
+        (("engine=single,gpipe,",), "engine '' is not one of"),
         (("engine=single,gpipe", "race.minutes=0"), "race.minutes 0 must be above 0"),
         (("engine=single,gpipe", "model.widht=3"), "model.widht is not a key"),
         (("engine=single,gpipe", "cluster=summit"), "is only described, runs need cluster=local"),
@@ -92,6 +93,12 @@ def test_files_that_are_no_race(tmp_path: Path, text: str, said: str) -> None:
 def test_what_is_no_race_is_refused_before_anything_runs(overrides: tuple[str, ...], said: str) -> None:
     found = refused(*overrides)
     assert found.startswith("this race cannot run:") and said in found
+
+
+@pytest.mark.parametrize("wrong", ["gpipe:mesh.pipeline", "out=[x", "mesh.pipeline=]"])
+def test_what_cannot_be_read_is_a_problem(wrong: str) -> None:
+    with pytest.raises(CannotRun, match="cannot be read"):
+        race.main([*MLP, "engine=single,gpipe", wrong], several=False)
 
 
 def test_other_keys_have_several_values_with_m_alone() -> None:
