@@ -65,18 +65,21 @@ def hold(
 
 def _hold(entered: Sequence[Entry], folder: Path, rounds: int | None, console: Console | None) -> tuple[int, Result]:
     """Hold one race."""
-    interrupted, began_s = False, time.monotonic()
+    interrupted, began_s, display = False, time.monotonic(), Display(entered, console)
+    race = Race(entered, folder, rounds, display)
     with local.writing(folder):
         for one in entered:
             if one.row.record:
                 run_point.refuse(one.row, folder / one.row.point.id, one.row.record)
         try:
-            with preemptible(), fork_server.scope(), Display(entered, console) as display:
-                Race(entered, folder, rounds, display).run()
+            with preemptible(), fork_server.scope(), display:
+                race.run()
         except KeyboardInterrupt:
             interrupted = True
         found = result.of(entered, folder, time.monotonic() - began_s)
         found.show(console)
+        if race.errors:
+            raise race.errors[0]
     if interrupted:
         return EXIT_CODES["preempted"], found
     return 0 if len(found.finished) > 1 else 1, found
@@ -127,7 +130,7 @@ class Race:
         self.display.started(one, one.name in giver.seats)
 
     def _follow(self, one: Entry, giver: TurnGiver) -> None:
-        """The thread of an entry: its processes, to their end; its row then has its record."""
+        """The thread of an entry: its processes, to their end; its row then has its record, or says why not."""
 
         def stop_if_asked() -> None:
             if one.name in self.stopped:
@@ -139,6 +142,7 @@ class Race:
         except KeyboardInterrupt:
             pass
         except Exception as error:
+            one.row.began_s, one.row.waits = None, f"failed: {error}"
             self.errors.append(error)
 
     def _go_round(self, giver: TurnGiver) -> None:
@@ -194,8 +198,6 @@ class Race:
             self.stopped |= {*self.threads}
             self._wait()
             raise
-        for error in self.errors:
-            raise error
 
     def _wait(self) -> None:
         while any(thread.is_alive() for thread in self.threads.values()):

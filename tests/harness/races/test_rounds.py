@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from harness.core.problem import CannotRun
 from harness.core.record import EXIT_CODES, RunRecord
 from harness.core.run_files import RACE, RACE_PICTURE
 from harness.races import display, entries, race, result
@@ -119,6 +121,20 @@ def test_nobody_has_finished(tmp_path: Path) -> None:
     entered = [entry("single", status="oom"), entry("gpipe", status="error")]
     result.of(entered, tmp_path, 1.0).show(console := quiet())
     assert "0 rounds of 0 entries" in printed(console) and not (tmp_path / RACE_PICTURE).exists()
+
+
+def test_a_full_disk_does_not_hide_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    both, console = [entry("single"), entry("gpipe")], quiet()
+    for one in both:
+        one.row.record = None
+    monkeypatch.setattr(race.run_point, "run_point", full)
+    monkeypatch.setattr(race.supervisor, "start_fork_server", lambda: None)
+    with pytest.raises(CannotRun, match="No space left"):
+        race._hold(both, tmp_path, None, console)
+    assert "gpipe" in printed(console) and "failed: " in printed(console) and (tmp_path / RACE).exists()
 
 
 def test_the_table_is_shown_also_where_nothing_can_be_written(tmp_path: Path) -> None:
