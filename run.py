@@ -42,6 +42,7 @@ def main(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) 
             command = " ".join(["python run.py", *map(shlex.quote, dashes.taken_away(arguments, unknown))])
             parser.error(f"unrecognized arguments: {' '.join(unknown)}\nkeys have no dashes: {command}")
         _refuse_many_ranks(environment)
+        _refuse_no_working_directory()
         from harness.user_model import reference  # imports are where they are needed: each command needs few of them
 
         options.overrides = reference.typed(options.overrides)
@@ -106,6 +107,15 @@ def _refuse_many_ranks(environment: Mapping[str, str]) -> None:
             message = "says that this is one of several ranks; run.py is the one parent that starts them"
             hint = "python run.py ... without srun or mpiexec"
             raise CannotRun([Problem(name, value, message, hint=hint)], "run.py")
+
+
+def _refuse_no_working_directory() -> None:
+    """Refuse to start where nobody can say what a relative path means."""
+    try:
+        os.getcwd()
+    except OSError as error:
+        problem = Problem("the working directory", None, f"is gone: {error.strerror}", hint="cd to one that exists")
+        raise CannotRun([problem], "run.py") from error
 
 
 if __name__ == "__main__":

@@ -368,3 +368,12 @@ def test_a_python_without_the_dependencies_says_what_to_do(capsys: pytest.Captur
         patch.delitem(sys.modules, "harness.cli.compose", raising=False)
         assert run.main(["mode=plan"], {}) == 2
     assert "lacks hydra -> make setup" in capsys.readouterr().err
+
+
+def test_a_working_directory_that_is_gone_is_said(tmp_path, monkeypatch, capsys):
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert run.main(["engine=single", "mode=plan"], {}) == 2
+    assert "the working directory   is gone" in capsys.readouterr().err

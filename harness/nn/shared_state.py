@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from types import FunctionType, MethodType, ModuleType
+from types import FunctionType, GeneratorType, MethodType, ModuleType
 from typing import Any
 
 import torch
@@ -79,6 +79,7 @@ class SharedState:
                             shared.statistics |= isinstance(module, _NormBase)
         self._modules = [one for one in modules.values() if one.spread]
         self._values = [one for one in values.values() if one.spread]
+        self._hooks = _hooks(named, homes, used or [layer for _, layer in named])
         self._ways = _ways(named, homes, used or [layer for _, layer in named])
 
     @property
@@ -93,9 +94,9 @@ class SharedState:
 
     @contextmanager
     def unchanged(self, recomputed: bool = False) -> Iterator[None]:
-        """Around a step. Raises ProblemError if it has changed something; if tasks are `recomputed`, also what forward
-        hooks of several stages have in their closures, and tensors that a layer keeps where another stage reaches them:
-        the recomputation of one stage would find what another one has made, without its gradient."""
+        """Around a step. Raises ProblemError if it has changed something; if tasks are `recomputed`, also tensors
+        that a layer keeps where another stage reaches them: the recomputation of one stage would find what another one
+        has made, without its gradient."""
         before = [(one, _Snapshot(way())) for one, way in self._ways] if recomputed else []
         with self.noting() as changed:
             yield
@@ -106,7 +107,8 @@ class SharedState:
 
     @contextmanager
     def noting(self) -> Iterator[dict[str, Places]]:
-        """Around forward passes. What is yielded has the names of what they have changed, and who shares it."""
+        """Around passes. What is yielded has the names of what they have changed, and who shares it: also of objects
+        that hooks of several stages have."""
         changed: dict[str, Places] = {}
         seen: dict[int, _Snapshot] = {}
 
@@ -121,7 +123,11 @@ class SharedState:
             for one in self._modules
             for module in dict(one.holders)
         ]
+        hooks = [(one, snapshot(way())) for one, way in self._hooks]
         yield changed
+        for one, before in hooks:
+            if before.differs(before.value):
+                changed[one.name] = list(one.places)
         for one, before in values:
             if before.differs(before.value):
                 changed[one.name] = list(one.places)
@@ -145,8 +151,8 @@ class SharedState:
 def _ways(
     named: Sequence[tuple[str, nn.Module]], homes: Sequence[Home], used: Sequence[nn.Module]
 ) -> list[tuple[_Shared, Callable[[], Any]]]:
-    """What tensors may go through from stage to stage, past the pipeline, each with what it holds: closures of forward
-    hooks, and the attributes of a module that a layer of another stage has in a list."""
+    """What tensors may go through from stage to stage, past the pipeline, each with what it holds: the attributes of a
+    module that a layer of another stage has in a list."""
     found: dict[int, _Shared] = {}
     held: dict[int, Callable[[], Any]] = {}
     for (name, _), home, layer in zip(named, homes, used, strict=True):
@@ -154,13 +160,24 @@ def _ways(
         for module in own:
             _hold(found, module, f"{name}: a tensor of {type(module).__name__}", (name, home), (module, ""))
             held[id(module)] = partial(_plain_tensors, module)
-            for key, value in _closures(module).items():
-                _hold(found, value, f"{name}: {key}", (name, home), (module, key))
-                held[id(value)] = partial(_itself, value)
         for hidden in hidden_modules(value for module in own for value in _plain(module).values()):
             if hidden not in own:
                 _hold(found, hidden, f"{name}: a tensor of {type(hidden).__name__}", (name, home), (hidden, ""))
                 held[id(hidden)] = partial(_plain_tensors, hidden)
+    return [(one, held[key]) for key, one in found.items() if one.spread]
+
+
+def _hooks(
+    named: Sequence[tuple[str, nn.Module]], homes: Sequence[Home], used: Sequence[nn.Module]
+) -> list[tuple[_Shared, Callable[[], Any]]]:
+    """What the hooks of layers of several homes have, which each of their processes would change for itself."""
+    found: dict[int, _Shared] = {}
+    held: dict[int, Callable[[], Any]] = {}
+    for (name, _), home, layer in zip(named, homes, used, strict=True):
+        for module in layer.modules():
+            for key, value in _closures(module):
+                _hold(found, value, f"{name}: {key}", (name, home), (module, key))
+                held[id(value)] = partial(_itself, value)
     return [(one, held[key]) for key, one in found.items() if one.spread]
 
 
@@ -172,19 +189,34 @@ def _plain_tensors(module: nn.Module) -> dict[str, Tensor]:
     return {key: value for key, value in _plain(module).items() if isinstance(value, Tensor)}
 
 
-def _closures(module: nn.Module) -> dict[str, Any]:
-    """What the forward hooks of a module have in their closures or name globally, or are methods of, and may change."""
-    found: dict[str, Any] = {}
-    for hook in [*module._forward_pre_hooks.values(), *module._forward_hooks.values()]:
-        values: dict[str, Any] = {"self": hook.__self__} if isinstance(hook, MethodType) else {}
-        if isinstance(hook, FunctionType):
-            values |= global_containers(hook)
-            for name, cell in zip(hook.__code__.co_freevars, hook.__closure__ or (), strict=True):
-                with suppress(ValueError):  # it is empty
-                    values[name] = cell.cell_contents
-        kept = {name: value for name, value in values.items() if not isinstance(value, (*IMMUTABLE, nn.Module, type))}
-        found |= {f"{name!r} of a forward hook": value for name, value in kept.items()}
-    return found
+def _closures(module: nn.Module) -> Iterator[tuple[str, Any]]:
+    """What the hooks of a module and of its parameters have in their closures or name globally, or are methods of, and
+    may change; and hooks that are objects."""
+    forward = [*module._forward_pre_hooks.values(), *module._forward_hooks.values()]
+    backward = [*module._backward_pre_hooks.values(), *module._backward_hooks.values()]
+    for parameter in module.parameters(recurse=False):
+        for own in (parameter._backward_hooks, getattr(parameter, "_post_accumulate_grad_hooks", None)):
+            backward += (own or {}).values()
+    for kind, hooks in (("forward", forward), ("backward", backward)):
+        for hook in hooks:
+            for name, value in _held_by(hook).items():
+                yield f"{name!r} of a {kind} hook", value
+
+
+def _held_by(hook: Any) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    if isinstance(hook, MethodType):
+        values["self"] = hook.__self__
+    elif isinstance(hook, partial):
+        values |= {str(number): value for number, value in enumerate((*hook.args, *hook.keywords.values()))}
+    elif isinstance(hook, FunctionType):
+        values |= global_containers(hook)
+        for name, cell in zip(hook.__code__.co_freevars, hook.__closure__ or (), strict=True):
+            with suppress(ValueError):  # it is empty
+                values[name] = cell.cell_contents
+    else:
+        values[type(hook).__name__] = hook
+    return {name: value for name, value in values.items() if not isinstance(value, (*IMMUTABLE, nn.Module, type))}
 
 
 class _Snapshot:
@@ -214,6 +246,18 @@ class _Form(pickle.Pickler):
             self.tensors.append(value)
             return "tensor"
         return id(value) if isinstance(value, (Tensor, nn.Module, type, FunctionType, ModuleType)) else None
+
+    def reducer_override(self, value: Any) -> Any:
+        """What cannot be pickled by its identity, a generator by where it stands: else whatever holds it could not be
+        compared."""
+        if isinstance(value, GeneratorType):
+            frame = value.gi_frame
+            return tuple, ((id(value), *((frame.f_lasti, dict(frame.f_locals)) if frame else ())),)
+        try:
+            value.__reduce_ex__(pickle.DEFAULT_PROTOCOL)
+        except UNPICKLABLE:
+            return int, (id(value),)
+        return NotImplemented
 
 
 def _form(value: Any) -> tuple[bytes, list[Tensor]]:

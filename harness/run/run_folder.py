@@ -80,7 +80,7 @@ def refuse_no_place(folder: Path) -> None:
     try:
         above = folder.resolve().parents
         found = next((one for one in above if is_started(one) or _is_in_use(one)), None)
-    except (OSError, ValueError):  # what is no path is refused by name
+    except (OSError, ValueError, RuntimeError):  # what is no path, or a loop of links, is refused by name
         return
     if found:
         message = f"is in the folder of a run, {found}"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import dataclass, replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -347,3 +349,57 @@ def test_every_engine_refuses_a_module_in_two_stages_that_changes_and_trains_it_
     with pytest.raises(Exception, match=r"'0\.(mean|calls)'|duplicate parameters"):
         contract.run(case, steps=1)
     contract.check_training(replace(case, plan=Plan.contiguous([3, 1], 2, "never")))
+
+
+class Calls:
+    """A hook that is an object: it counts its calls."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.lock = threading.Lock()
+
+    def __call__(self, module: nn.Module, given: Any, out: Any) -> None:
+        self.calls += 1
+
+
+def in_closure() -> Callable[..., None]:
+    seen: list[int] = []
+
+    def hook(*given: Any) -> None:
+        seen.append(1)
+
+    return hook
+
+
+def in_generator() -> Callable[..., None]:
+    numbers = (number for number in range(1000))
+
+    def hook(*given: Any) -> None:
+        next(numbers)
+
+    return hook
+
+
+HOOKS: dict[str, tuple[Callable[[], Callable[..., None]], str]] = {
+    "an object": (Calls, "'Calls' of a "),
+    "a method": (lambda: Calls().__call__, "'self' of a "),
+    "a part": (lambda: partial(lambda seen, *given: seen.append(1), []), "'0' of a "),
+    "a closure": (in_closure, "'seen' of a "),
+    "a generator": (in_generator, "'numbers' of a "),
+}
+
+
+@pytest.mark.parametrize("kind", ["forward", "backward"])
+@pytest.mark.parametrize("hook", HOOKS)
+def test_a_hook_that_changes_what_two_stages_have_of_it(hook: str, kind: str) -> None:
+    """Each process would change its own."""
+    make, name = HOOKS[hook]
+    shared, layers = make(), nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    for layer in layers:
+        register = layer.register_forward_hook if kind == "forward" else layer.register_full_backward_hook
+        register(shared)
+    for homes, refused in (((0, 1), True), ((0, 0), False)):
+        state = SharedState(named_layers(layers), [Home(number, number) for number in homes])
+        with state.noting() as changed:
+            layers(torch.ones(1, 2)).sum().backward()
+        assert list(changed) == ([f"0: {name}{kind} hook"] if refused else [])

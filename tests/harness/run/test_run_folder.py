@@ -176,3 +176,9 @@ def test_a_name_that_ends_in_blanks(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert problem.fixes == (({"out": out.rstrip()},) if out.strip() else ()) and not list(tmp_path.iterdir())
     with pytest.raises(CannotRun):
         local.make(Path(out))
+
+
+def test_a_loop_of_links_is_no_folder(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(CannotRun, match="cannot be made a folder"):
+        make_folder(str(tmp_path / "loop"), "20250131-235959-1a2b3c")
