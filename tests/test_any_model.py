@@ -27,7 +27,7 @@ ENGINES = {column.name: column for column in COLUMNS}
     ("model", "engine"), [("gpt2", "gpipe"), ("googlenet", "fsdp"), ("lstm", "1F1B")], ids=lambda name: name
 )
 def test_a_cell_of_the_page(tmp_path: Path, model: str, engine: str) -> None:
-    """Of Transformers, with an override; of torchvision, with batch norm and gradients of skips that arrive first; LSTM."""
+    """Of Transformers, with an override; of torchvision, with gradients of skips that arrive first; LSTM."""
     key = NAMED[model], ENGINES[engine]
     found = any_model.run_all([key], tmp_path)[key]
     assert found.end == End("ok") and found.difference is not None and found.difference <= 1e-9
