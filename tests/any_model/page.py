@@ -51,11 +51,10 @@ def page(cells: Mapping[tuple[Case, Column], Cell], models: Mapping[Case, Model]
         *table(cells, first, notes), "",
         "How their layers suit a pipeline: a layer of its own for each block that repeats (one block may be opened, so",
         "that two stages can be balanced), and the FLOPs of the slower of two stages above the mean:", "",
-        *layers(models, first), "",
-        "Further models:", "",
-        *table(cells, further, notes), "",
-        *layers(models, further),
+        *layers(models, first),
     ]  # fmt: skip
+    if further:
+        lines += ["", "Further models:", "", *table(cells, further, notes), "", *layers(models, further)]
     if notes:
         lines += ["", "Notes:", "", *(f"{number}. `{note}`" for number, note in enumerate(notes, start=1))]
     return "\n".join(lines) + "\n"

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from harness.capture import torchvision_import
 from harness.interfaces import Batch
 from models.hf.config import Config, read, task_of
-from tests.any_model.cases import BATCH, COMPARED, DTYPES, LR, MICRO_BATCH, SEED, Case
+from tests.any_model.cases import BATCH, COMPARED, DTYPES, MICRO_BATCH, SEED, Case
 
 Loss = Callable[[nn.Module, Tensor, Tensor], Tensor]
 """The sum of the samples' losses, of a module for inputs and targets."""
@@ -40,7 +40,7 @@ def _losses(case: Case, dtype: torch.dtype, steps: int) -> list[float]:
     module, loss, batch = made(case)
     module = module.to(dtype)
     inputs = batch.inputs.to(dtype) if batch.inputs.is_floating_point() else batch.inputs
-    optimizer = torch.optim.SGD(module.parameters(), lr=LR)
+    optimizer = torch.optim.SGD(module.parameters(), lr=case.lr)
     micro_batches = [*zip(inputs.split(MICRO_BATCH), batch.targets.split(MICRO_BATCH), strict=True)]
     found = []
     for _ in range(steps):
