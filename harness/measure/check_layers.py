@@ -23,7 +23,7 @@ def check(model: Model, device: str, say: Callable[[str], None] = lambda text: N
     """Raise CannotRun, naming the layer, if the layers of a model compute something else than its module.
 
     A model without a module of its own is left, as is one that is too large, that cannot be split, or whose module does
-    not run in float64; `say` is told which.
+    not run in float64; `say` is called with what is not compared.
     """
     make: Callable[[], Captured | None] = getattr(model, "captured", lambda: None)
     with torch.random.fork_rng(devices=[]), torch.device(device):
