@@ -24,7 +24,7 @@ from torch.distributed.tensor import DTensor
 from engines.fsdp.layer_groups import groups
 from engines.fsdp.traced_collectives import TracedAllGather, TracedReduceScatter
 from harness.core.problem import CannotRun, Problem, ProblemError
-from harness.nn.skip import named_layers
+from harness.nn.skip import named_layers, stashed
 from harness.nn.tied import version
 from harness.runtime.autograd import non_leaf
 from harness.runtime.collectives import CollectiveCounter
@@ -117,11 +117,20 @@ def _group(
         module.register_forward_pre_hook(lambda _, arrived: _mapped(non_leaf, arrived))
         module.register_forward_pre_hook(lambda whole, _: gathered.add(whole))
         module.register_forward_hook(lambda _, __, ___: gathered.show())
+        module.register_forward_hook(lambda layer, _, __: _gather_for_skips(layer))
     group.set_custom_all_gather(TracedAllGather(counter))  # type: ignore[arg-type]  # as torch's protocol, which is not public
     group.set_custom_reduce_scatter(TracedReduceScatter(counter, gathered.show))  # type: ignore[arg-type]
     group.set_force_sum_reduction_for_comms(True)  # a loss is divided by the whole batch already
     group.set_gradient_divide_factor(1.0)
     return group
+
+
+def _gather_for_skips(layer: nn.Module) -> None:
+    """Gather a layer's weights when the gradient of a skip arrives: it may be earlier than that of the output, which is
+    where FSDP has its hook."""
+    for tensor in stashed(layer):
+        if tensor.requires_grad:
+            tensor.register_hook(lambda _: layer.unshard())  # type: ignore[operator]  # fully_shard makes an FSDPModule of it
 
 
 def _mapped(change: Callable[[Tensor], Tensor], value: Any) -> Any:

@@ -15,9 +15,11 @@ from engines.gpipe.gpipe_module import GPipe
 from engines.gpipe.tied_copies import second_names
 from harness.core.op import Op
 from harness.core.plan import Plan
+from harness.core.shared_buffers import homes
 from harness.core.trace import Span
 from harness.interfaces import Batch, Model, SessionSpec
 from harness.nn.shared_state import SharedState
+from harness.nn.skip import named_layers
 from harness.runtime.cpu_streams import Job, Run
 from harness.runtime.local_session import LocalSession
 from harness.runtime.memory_meter import DeviceMemory
@@ -37,8 +39,8 @@ class GPipeSession(LocalSession):
         self.config = config
 
     def watch_shared_state(self, layers: nn.Sequential) -> None:
-        """The pipeline itself watches what its layers share."""
-        self.shared_state = SharedState([], [])
+        """The pipeline itself watches what its layers share in forward passes; backward passes end outside of it."""
+        self.shared_state = SharedState(named_layers(layers), homes(self.plan)).of_hooks()
 
     def build(self, layers: nn.Sequential) -> None:
         plan, config = self.plan, self.config

@@ -9,7 +9,7 @@ names             the name in the module of each weight of a chain
 """
 
 from harness.capture.layers import names, unsplit
-from harness.capture.split import inputs, split, split_or_whole, whole
+from harness.capture.split import Captured, inputs, split, split_or_whole, whole
 from harness.capture.verify import verify
 
-__all__ = ["inputs", "names", "split", "split_or_whole", "unsplit", "verify", "whole"]
+__all__ = ["Captured", "inputs", "names", "split", "split_or_whole", "unsplit", "verify", "whole"]

@@ -7,6 +7,7 @@ import linecache
 import os
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -25,6 +26,18 @@ from harness.core.model_profile import Unsplit
 from harness.core.problem import Problem, ProblemError
 
 Select = Callable[[Any], Any]
+
+
+@dataclass(frozen=True)
+class Captured:
+    """A module and the layers that it was split into, for these arguments; `select` takes a part of its result."""
+
+    module: nn.Module
+    chain: nn.Sequential
+    args: tuple[Any, ...]
+    select: Select | None = None
+
+
 SAMPLES = 2
 """Of the first pass: layers do not depend on the number in the example."""
 AS_IT_IS = "it trains as it is, in one stage: engine=single, ddp, fsdp or deepspeed with mesh.pipeline=1"

@@ -82,6 +82,12 @@ class SharedState:
         self._hooks = _hooks(named, homes, used or [layer for _, layer in named])
         self._ways = _ways(named, homes, used or [layer for _, layer in named])
 
+    def of_hooks(self) -> SharedState:
+        """Only what hooks share: those of backward passes change it where nobody else looks."""
+        alone = SharedState([], [])
+        alone._hooks = self._hooks
+        return alone
+
     @property
     def statistics(self) -> dict[str, Places]:
         """The running statistics of batch norms: every pass changes them, in versions that torch does not count."""

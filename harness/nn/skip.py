@@ -62,6 +62,12 @@ class Skippable(nn.Module):
         return _current().pop(key)
 
 
+def stashed(layer: nn.Module) -> list[Tensor]:
+    """What a layer has stashed in the current pass, until it is popped."""
+    names = [layer.key(name) for name in layer.stashes] if isinstance(layer, Skippable) else []
+    return [tensor for name in names if isinstance(tensor := _current().get(name), Tensor)]
+
+
 class Stash(Skippable):
     """Passes its input on, and keeps it as `name`: for skips that no later layer changes in place."""
 

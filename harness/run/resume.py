@@ -29,7 +29,7 @@ from harness.interfaces import Planner, PlanRequest
 from harness.run import checkpoint_files, stored_record
 from harness.run.checkpoint_files import RunState, Unusable, after_steps
 
-FREE = ("launch", "tracker", "out", "overwrite")
+FREE = ("launch", "tracker", "out", "overwrite", "race")
 """Keys that may differ: the losses do not depend on them."""
 FIRST = ("engine.name", "model.name")
 """Where many keys differ these say most, and then those that both have."""

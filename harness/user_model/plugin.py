@@ -20,6 +20,7 @@ from harness.user_model.reference import Reference, parse
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from harness.capture import Captured
     from harness.user_model.wrappers import Wrapper
 
 check = keys.problems
@@ -66,6 +67,14 @@ class UserModel:
         module = without_memory(lambda: self._make().module) if _on_meta() else self._make().module
         inputs = self.sample(2).inputs if not isinstance(module, torch.nn.Sequential) else None
         return as_layers(module, inputs, self._result.seen)
+
+    def captured(self) -> Captured | None:
+        """A module that is made now, and its layers; None if these are its own."""
+        from harness.capture import Captured
+
+        module, inputs = self._make().module, self.sample(2).inputs
+        layers = as_layers(module, inputs, self._result.seen)
+        return None if layers is module else Captured(module, layers, (inputs,), self._wrapper.select)
 
     def sample(self, n: int) -> Batch:
         """n samples, as the wrapper draws them."""

@@ -36,10 +36,11 @@ def profile_model(folder: Path, config: DictConfig, samples: str, *ahead: str) -
     """Measure the model for micro-batches of `samples` on one device; writes `profile.json`. Then `ahead`, see
     `_make_profiles`."""
     say("loading torch")
-    from harness.measure import profile_model
+    from harness.measure import check_layers, profile_model
 
     model = built(config, samples)
     device, precision = torch_devices(config, 1)[0], config.precision
+    check_layers.check(model, device, say)
     there = devices.detect("cpu" if device == "cpu" else "cuda").memory_bytes
 
     def make(count: int) -> ModelProfile:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from harness.capture import split_or_whole, torchvision_import
+from harness.capture import Captured, split_or_whole, torchvision_import
 from harness.core.problem import Problem, refuse
 from harness.interfaces import Batch
 from models.hf import tasks
@@ -60,8 +60,13 @@ class HuggingFace:
 
     def layers(self) -> nn.Sequential:
         """The network as layers, as many as it can be split into, freshly made; on the meta device without memory."""
+        return self.captured().chain
+
+    def captured(self) -> Captured:
+        """The network with what its task takes of its result, freshly made, and its layers."""
         dtype = torch.float32 if self.kind == "image" else torch.int64
-        return split_or_whole(_Logits(self.network(), self._task), (torch.zeros(2, *self.input_shape, dtype=dtype),))
+        module, inputs = _Logits(self.network(), self._task), torch.zeros(2, *self.input_shape, dtype=dtype)
+        return Captured(module, split_or_whole(module, (inputs,)), (inputs,))
 
     def logits(self, network: nn.Module, inputs: Tensor) -> Tensor:
         """What a network gives for inputs, whose last dimension are the classes."""

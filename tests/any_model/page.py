@@ -85,6 +85,7 @@ def _short(cell: Cell, notes: list[str]) -> str:
     if cell.end.status == "ok":
         return cell.text
     note = f"{cell.end.status}, {cell.end.said}" if cell.end.broken else re.sub(r"^\S+ \S+: ", "", cell.end.said)
+    note = " ".join(note.split())
     if note not in notes:
         notes.append(note)
     number = f"({notes.index(note) + 1})"

@@ -403,3 +403,6 @@ def test_a_hook_that_changes_what_two_stages_have_of_it(hook: str, kind: str) ->
         with state.noting() as changed:
             layers(torch.ones(1, 2)).sum().backward()
         assert list(changed) == ([f"0: {name}{kind} hook"] if refused else [])
+        with state.of_hooks().noting() as changed:
+            layers(torch.ones(1, 2)).sum().backward()
+        assert bool(changed) == refused

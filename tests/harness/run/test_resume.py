@@ -101,7 +101,15 @@ def test_however_it_was_ended(tmp_path: Path, status: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "more", ["steps=11", "launch.checkpoint_every=3", "launch.timeout_s=7", "tracker=wandb", "overwrite=true"]
+    "more",
+    [
+        "steps=11",
+        "launch.checkpoint_every=3",
+        "launch.timeout_s=7",
+        "tracker=wandb",
+        "overwrite=true",
+        "race.minutes=1",
+    ],
 )
 def test_what_may_differ(tmp_path: Path, more: str) -> None:
     assert resumes(left(tmp_path, 6), more)[0]
