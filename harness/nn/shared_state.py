@@ -131,10 +131,7 @@ class SharedState:
         ]
         hooks = [(one, snapshot(way())) for one, way in self._hooks]
         yield changed
-        for one, before in hooks:
-            if before.differs(before.value):
-                changed[one.name] = list(one.places)
-        for one, before in values:
+        for one, before in (*hooks, *values):
             if before.differs(before.value):
                 changed[one.name] = list(one.places)
         for one, module, state in modules:
