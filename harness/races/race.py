@@ -89,6 +89,8 @@ def _folder(overrides: Sequence[str], out: Path | None) -> Path:
     """The race's folder, out=DIR, `out` or runs/DATE, made. Raises CannotRun for one that holds a race already."""
     name = datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
     folder = Path(entries.value_of(overrides, "out") or out or Path("runs") / f"race-{name}")
+    if out:  # the caller may be in another working directory when it reads the records
+        folder = folder.absolute()
     local.make(folder)
     if any(folder.iterdir()):
         fix: Fix = {"out": f"{folder}-2"}

@@ -184,6 +184,7 @@ def test_engines_that_train_in_turns(here: Path, ranks: None, capfd: pytest.Capt
     records = race(module(), BATCH, "periodic:mesh.pipeline=7", turns=True, engine=engines, out="runs/it", **keys)
     assert capfd.readouterr() == ("", "")
     assert [one.status for one in records] == ["ok", "ok", "infeasible"]
+    assert Path(records[0].config["out"]).is_absolute()
     found = json.loads((here / "runs/it" / RACE).read_text())
     assert [len(one["rounds_s"]) for one in found["entries"]] == [2, 2, 0]
     assert losses(records[0]) == pytest.approx(losses(records[1]), rel=1e-5)
