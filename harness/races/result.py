@@ -20,7 +20,7 @@ from harness.races import picture, verdict
 from harness.races.entries import Entry
 from harness.races.verdict import Place, Ratio
 from harness.report import comparison
-from harness.sweep.table import Column, console_of_sweep, drawn
+from harness.sweep.table import Column, console_of_sweep, drawn, mesh_text
 
 REASON_LINES = 8
 
@@ -135,7 +135,7 @@ def _columns(result: Result) -> Iterator[Column]:
     yield from column("tokens/s", [rate(value, unit="") for value in figures("tokens_per_s")], 5)
     yield from column("memory", [size(_largest(value)) for value in figures("peak_memory_bytes")], 3)
     yield from column("MFU", [percent(None if v is None else v / 100) for v in figures("percent_of_peak")], 8)
-    yield from column("mesh", [_mesh(one) for one in order], 6)
+    yield from column("mesh", [mesh_text(one.row.mesh) for one in order], 6)
     yield from column("micro-\nbatch", [str(one.row.micro_batch_size or UNKNOWN) for one in order], 6)
     yield from column("loss", [one.row.losses for one in order], 7)
 
@@ -154,12 +154,6 @@ def _step(one: Entry) -> str:
 
 def _largest(values: Any) -> float | None:
     return max((value for value in values or () if value is not None), default=None)
-
-
-def _mesh(one: Entry) -> str:
-    """2x1x1: pipeline x data x tensor."""
-    mesh = one.row.mesh
-    return f"{mesh.pipeline}x{mesh.data}x{mesh.tensor}" if mesh else UNKNOWN
 
 
 def _lines(result: Result, left_out: Sequence[str]) -> Iterator[str]:

@@ -75,7 +75,7 @@ def places(rounds_s: Mapping[str, Sequence[float]]) -> dict[str, Place]:
 
     0.30  0.31  0.40        ranks 1, 1, 3: the second is compared with the first, the third as well
 
-    Of many entries some would differ by chance: equal ones share a rank in 95 % of races (Bonferroni, over all pairs).
+    Of many entries some would differ by chance, so each pair is compared at a level of its own (Bonferroni).
     """
     level = 1 - (1 - LEVEL) / max(1, math.comb(len(rounds_s), 2))
     ordered = sorted(rounds_s, key=lambda name: float(np.median(rounds_s[name])))

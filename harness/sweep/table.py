@@ -145,7 +145,7 @@ def _sizes(rows: Sequence[Row]) -> Iterator[Column]:
     """The mesh where it is more than one device, else the number of devices; both where these are not the same."""
     meshes, several = [row.mesh for row in rows], _several_devices(rows)
     if several:
-        yield Column(MESH, [_as_text(mesh) for mesh in meshes], rank=4, figure=True)
+        yield Column(MESH, [mesh_text(mesh) for mesh in meshes], rank=4, figure=True)
     yield Column("micro-\nbatch", [str(row.micro_batch_size or UNKNOWN) for row in rows], rank=5, figure=True)
     if not several or any(mesh and row.devices != mesh.size for row, mesh in zip(rows, meshes, strict=True)):
         yield Column("devices", [str(row.devices or UNKNOWN) for row in rows], rank=9, figure=True)
@@ -155,7 +155,7 @@ def _several_devices(rows: Sequence[Row]) -> bool:
     return any(row.mesh is not None and row.mesh.size > 1 for row in rows)
 
 
-def _as_text(mesh: Mesh | None) -> str:
+def mesh_text(mesh: Mesh | None) -> str:
     """2x1x1: pipeline x data x tensor."""
     return f"{mesh.pipeline}x{mesh.data}x{mesh.tensor}" if mesh else UNKNOWN
 

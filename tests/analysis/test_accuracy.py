@@ -15,7 +15,7 @@ MEDIAN_ERRORS = {
     "ddp": 0.19, "deepspeed": 0.31, "fsdp": 0.70, "gpipe": 0.10, "myelin": 0.39, "periodic": 0.06, "sbp": 0.39,
     "single": 0.07, "torch_pipelining": 0.20, "torchgpipe": 0.04,
 }  # fmt: skip
-"""Of step times, by engine, at most: a record or a prediction that makes one worse is seen here."""
+"""Of step times, by engine, at most."""
 
 
 def record(number: int, engine: str, measured_s: float, predicted_s: float, **config: Any) -> RunRecord:
@@ -52,6 +52,7 @@ def test_a_group_has_its_median_its_worst_and_its_share() -> None:
 
 @pytest.mark.usefixtures("computation")
 def test_no_committed_figure_gets_worse(capsys: pytest.CaptureFixture[str]) -> None:
+    """By records that come or go: predictions are those that the records hold, a worse simulator shows in new ones."""
     found = accuracy.cases(records.load(sorted(COMMITTED.glob("*.jsonl.gz"))).records)
     medians = {row[0]: float(row[3].rstrip("%")) / 100 for row in accuracy.by(found, lambda one: one.engine)}
     assert {*medians} == {*MEDIAN_ERRORS} and all(medians[name] <= most for name, most in MEDIAN_ERRORS.items())
