@@ -20,7 +20,6 @@ from harness.core import files
 from harness.core.model_profile import ModelProfile
 from harness.core.run_files import METRICS, PROFILE
 from tests import matrix
-from tests.any_model import chain, reference
 from tests.any_model.cases import CASES, TOLERANCE, Case, Column, cells
 from tests.any_model.page import Cell, Model, page
 from tests.matrix import End
@@ -33,6 +32,8 @@ def cell(case: Case, column: Column, ended: End, folder: Path) -> Cell:
     if ended.status != "ok":
         return Cell(ended)
     lines = (folder / METRICS).read_text(encoding="utf-8").splitlines()
+    from tests.any_model import reference  # with torch, which --help does not need
+
     expected = reference.losses(case, column.precision)
     found = [json.loads(line)["loss"] for line in lines[: len(expected)]]
     difference = max(abs(mine - theirs) / abs(theirs) for mine, theirs in zip(found, expected, strict=True))
@@ -45,6 +46,8 @@ def model(case: Case, folder: Path) -> Model:
     """How the layers of a case suit a pipeline, by the profile of its first run."""
     profile = next(folder.glob(f"{case.name} */{PROFILE}"), None)
     costs = [layer.flops for layer in ModelProfile.load(profile).layers] if profile else []
+    from tests.any_model import chain
+
     return Model(chain.of(case), chain.imbalance(costs) if costs else None)
 
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from tests.any_model.cases import COLUMNS, Case, Column
-from tests.any_model.chain import Chain
 from tests.matrix import End
+
+if TYPE_CHECKING:
+    from tests.any_model.chain import Chain
 
 
 @dataclass(frozen=True)
