@@ -51,6 +51,8 @@ ENGINES = (
 )
 ENOUGH = 20
 """Of so many points some are left for every disturbance."""
+END_S = 120.0
+"""Seconds in which a point has ranks, and in which it ends once one of them is killed, on a busy machine."""
 FAILED = "missing,oom,infeasible,timeout,preempted,node_lost,error"
 
 
@@ -117,7 +119,7 @@ def _end_of(run: Path, index: int) -> str:
     def state() -> str:
         return survey(Array(run))[0][index].state
 
-    emulated.wait_for(lambda: state() != "running", "the end of a point whose rank was killed")
+    emulated.wait_for(lambda: state() != "running", "the end of a point whose rank was killed", END_S)
     return state()
 
 
@@ -146,8 +148,16 @@ def _node_down(cluster: Cluster, job: str) -> None:
 
 
 def _kill_rank(cluster: Cluster, job: str) -> None:
+    """Kill a rank of a job, once it has one: a point that resumes has its former lines before it has ranks."""
     array, _, index = job.partition("_")
     mark = {f"SLURM_ARRAY_JOB_ID={array}".encode(), f"SLURM_ARRAY_TASK_ID={index}".encode()}
+    deadline = time.monotonic() + END_S
+    while not _kill_one(cluster, mark) and time.monotonic() < deadline:
+        time.sleep(0.1)
+
+
+def _kill_one(cluster: Cluster, mark: set[bytes]) -> bool:
+    """Kill the first rank with these variables; returns whether there is one."""
     for pid in cluster.processes():
         try:
             environ = set(Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"))
@@ -156,7 +166,8 @@ def _kill_rank(cluster: Cluster, job: str) -> None:
             continue
         if mark <= environ and b"harness.worker" in command and b"srun" not in command:
             os.kill(pid, signal.SIGKILL)
-            return
+            return True
+    return False
 
 
 def _preempt(cluster: Cluster, job: str) -> None:
