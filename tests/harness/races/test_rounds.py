@@ -132,7 +132,7 @@ def test_a_full_disk_does_not_hide_the_table(tmp_path: Path, monkeypatch: pytest
         one.row.record = None
     monkeypatch.setattr(race.run_point, "run_point", full)
     monkeypatch.setattr(race.supervisor, "start_fork_server", lambda: None)
-    with pytest.raises(CannotRun, match="No space left"):
+    with pytest.raises(CannotRun, match=r"No\s+space\s+left"):
         race._hold(both, tmp_path, None, console)
     assert "gpipe" in printed(console) and "failed: " in printed(console) and (tmp_path / RACE).exists()
 
