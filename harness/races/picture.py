@@ -41,7 +41,7 @@ def draw(result: Result, path: Path) -> None:
     rings = [(expected[name], place) for place, name in enumerate(names) if name in expected]
     if rings:
         axes.plot(*zip(*rings, strict=True), "o", markerfacecolor="white", markeredgecolor="#D55E00", label="predicted")
-        axes.legend(loc="lower right", frameon=False)
+        figure.legend(loc="outside right lower", frameon=False)
     axes.axvline(1.0, color="black", linewidth=0.8, linestyle=":")
     axes.set_yticks(range(len(names)), [f"{name}  ({result.places[name]})" for name in names])
     axes.set(
