@@ -6,44 +6,29 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Sequence
-from types import TracebackType
-from typing import Self
 
 from rich.console import Console, Group
-from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
 from harness.core.units import UNKNOWN, seconds
 from harness.races.entries import Entry
 from harness.races.verdict import ratio
-from harness.sweep.table import console_of_sweep
+from harness.sweep.live_table import DRAW_S, LiveView
 
-DRAW_S, SAY_S = 0.5, 10.0
-"""Seconds between two pictures of the live table, and between two lines elsewhere."""
+SAY_S = 10.0
+"""Seconds between two lines where there is no live table."""
 
 
-class Display:
+class Display(LiveView):
     """What is known of a race while it runs."""
 
     def __init__(self, entered: Sequence[Entry], console: Console | None = None) -> None:
-        self.entered, self.console = entered, console or console_of_sweep()
+        super().__init__(console)
+        self.entered = entered
         self.states = {one.name: "refused" if one.config is None else "waits" for one in entered}
         self.rounds, self.speeds = 0, dict.fromkeys(self.states, UNKNOWN)
         self._drawn_s = self._compared_s = time.monotonic()
-        live = self.console.is_terminal and not self.console.is_dumb_terminal
-        self._live = Live(console=self.console, auto_refresh=False, transient=True) if live else None
-
-    def __enter__(self) -> Self:
-        if self._live:
-            self._live.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._live:
-            self._live.stop()
 
     def started(self, one: Entry, ready: bool) -> None:
         """An entry is ready, or has ended before it was."""

@@ -22,13 +22,11 @@ HEAD_LINES = 5
 """Lines of a terminal that are not for points: titles, progress, a line to spare."""
 
 
-class Display:
-    """Live on a terminal; elsewhere (a log file) a line for each point that has ended."""
+class LiveView:
+    """A picture on a terminal that is drawn again while things go on; elsewhere (a log file) there is none."""
 
-    def __init__(self, rows: Sequence[Row], console: Console | None = None) -> None:
-        self.rows = rows
+    def __init__(self, console: Console | None = None) -> None:
         self.console = console or console_of_sweep()
-        self.began_s = time.monotonic()
         self._drawn_s = -math.inf
         live = self.console.is_terminal and not self.console.is_dumb_terminal
         self._live = Live(console=self.console, auto_refresh=False, transient=True) if live else None
@@ -43,6 +41,15 @@ class Display:
     ) -> None:
         if self._live:
             self._live.stop()
+
+
+class Display(LiveView):
+    """Live on a terminal; elsewhere (a log file) a line for each point that has ended."""
+
+    def __init__(self, rows: Sequence[Row], console: Console | None = None) -> None:
+        super().__init__(console)
+        self.rows = rows
+        self.began_s = time.monotonic()
 
     def refresh(self) -> None:
         """Show how things stand; cheap, to be called while a point runs."""
