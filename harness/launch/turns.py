@@ -29,6 +29,8 @@ VARIABLE = "REGATTA_RACE"
 """Says the name of the race's socket, and after it which run of the race this is."""
 Word = Literal["turn", "end", "stop"]
 TURN, END = b"turn", b"end"
+STEPS = 2
+"""Steps of a turn, of which the last is measured."""
 ALIVE_S = 1.0
 """Seconds between two signs that a worker waits."""
 CONNECT_S = 10.0

@@ -28,13 +28,13 @@ from harness.cli import choice_files
 from harness.core.problem import LEAVE_OUT, CannotRun, Problem, bare_key, deduplicate, refuse
 from harness.core.record import RunRecord
 from harness.core.value_checks import one_of
+from harness.launch import turns
 from harness.sweep import engines, points, run_point
 from harness.sweep.points import Point
 from harness.sweep.row import Row
 
 RACE = "this race"
 MOST_ROUNDS = 1000
-STEPS_OF_A_ROUND = 2
 OF_THE_RACE = ("mode", "schemes", "out", "steps")
 """Keys that mean the race, and no entry; those of the group `race` are in all entries, whose defaults they have."""
 ENTRIES = "schemes=FILE.yaml, whose entries have names of their own"
@@ -175,7 +175,7 @@ def _last(shared: Sequence[str], own: Sequence[str]) -> list[str]:
     return [
         "mode=run",
         *(text for key, text in keys.items() if key != "mode"),
-        f"steps={STEPS_OF_A_ROUND * MOST_ROUNDS}",
+        f"steps={turns.STEPS * MOST_ROUNDS}",
     ]
 
 

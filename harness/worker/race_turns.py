@@ -13,10 +13,8 @@ from pathlib import Path
 import torch.distributed as dist
 
 from harness.launch.process_group import is_first_rank
-from harness.launch.turns import VARIABLE, Turns, Word
+from harness.launch.turns import STEPS, VARIABLE, Turns, Word
 
-STEPS = 2
-"""Steps of a turn, of which the last is measured."""
 PATIENCE = timedelta(days=7)
 """How long a rank waits for rank 0, which waits for a turn: others may profile and warm up for hours meanwhile."""
 
