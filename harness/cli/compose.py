@@ -92,9 +92,10 @@ def _composed_and_checked(
     if not unresolved:
         cluster_config.override_effective_values(config.cluster, [override.key_or_group for override in parsed.values])
         problems += follow(config)
-        typed = {override.key_or_group for override in parsed.values}
-        with configuration.expecting(config, expected):
-            problems += micro_batches.follow(config, micro_batches.COUNT in typed)
+        if config.batch.micro_batch_size is not None:
+            typed = {override.key_or_group for override in parsed.values}
+            with configuration.expecting(config, expected):
+                problems += micro_batches.follow(config, micro_batches.COUNT in typed)
     readable = not problems
     known = {problem.key for problem in problems}  # those have their defaults, which nobody typed
     problems += unresolved or [problem for problem in values.problems(config) if problem.key not in known]

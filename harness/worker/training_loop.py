@@ -119,7 +119,6 @@ def train_steps(
             if (word := turns.before(step)) == "stop":
                 return None
             if word == "end":
-                total = step
                 break
             if step <= loop.warmup:
                 began = run_queue.of_process()
@@ -141,12 +140,12 @@ def train_steps(
     if last and last.skipped and all(one.skipped for one in lines):
         raise NeverUpdated(f"none of {len(lines)} steps updated a weight: {problem.line(last.skipped)}")
     slowed = run_queue.slowed(began, run_queue.of_process()) if last else None
-    sent = last.bytes_sent if last else {}
-    summary = {**_summary(lines, loop), "slowed": slowed, "peak_memory_bytes": peak, "bytes_sent": sent}
+    summary = {**_summary(lines, loop), "slowed": slowed, "peak_memory_bytes": peak}
+    summary["bytes_sent"] = last.bytes_sent if last else {}
     if last is None:  # the checkpoint is that of the last step
         return summary, Trace(())
     kept = session.trace()
-    gone = total - len(kept.steps)  # a long run keeps its last steps only
+    gone = len(lines) - len(kept.steps)  # a long run keeps its last steps only
     return summary, shifted(kept, max(0, loop.warmup - gone))
 
 
