@@ -144,9 +144,13 @@ def train_steps(
     summary["bytes_sent"] = last.bytes_sent if last else {}
     if last is None:  # the checkpoint is that of the last step
         return summary, Trace(())
-    kept = session.trace()
-    gone = len(lines) - len(kept.steps)  # a long run keeps its last steps only
-    return summary, shifted(kept, max(0, loop.warmup - gone))
+    return summary, _after_warmup(session.trace(), len(lines), loop)
+
+
+def _after_warmup(kept: Trace, steps: int, loop: Loop) -> Trace:
+    """The trace of a run of so many steps, without its warm-up. A long run has kept its last steps only."""
+    gone = steps - len(kept.steps)
+    return shifted(kept, max(0, loop.warmup - gone))
 
 
 def save_result(metrics: dict[str, Any], trace: Trace, folder: Path, devices: Sequence[int], model: Model) -> None:
