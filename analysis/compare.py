@@ -39,7 +39,7 @@ from harness.races.verdict import LEVEL, SAMPLES
 
 REGRESSED = 1
 SELF = "this comparison"
-NOT_COMPARED = ("out", "tracker", "steps", "warmup", "race")
+NOT_COMPARED = ("out", "tracker", "steps", "warmup", "race", "export")
 """Keys that do not change what a step computes."""
 
 
