@@ -46,8 +46,7 @@ def problems(config: DictConfig) -> list[Problem]:
         return []
     path = Path(config.export)
     if config.mode != "plan":
-        message = f"is written with mode=plan, this is mode={config.mode}"
-        return [Problem("export", config.export, message, ({"mode": "plan"},))]
+        return [Problem("export", config.export, "is written by mode=plan alone", ({"mode": "plan"},))]
     if path.suffix not in SYSTEMS:
         known = ", ".join(f"{suffix} ({system.NAME})" for suffix, system in SYSTEMS.items())
         message = f"says no system: it ends with one of {known}"

@@ -24,7 +24,7 @@ SCHEDULES = {"gpipe": "GPipe", "1f1b": "1F1B", "interleaved1f1b": "Interleaved1F
 
 def refused(planned: Planned) -> list[Problem]:
     found = transformer.refused(planned, NAME, ("llama",))
-    if planned.config.model.get("tied"):
+    if not found and planned.config.model.tied:
         found.append(Problem("model.tied", True, f"is not what {NAME}'s Llama has", ({"model.tied": False},)))
     found += refused_passes(planned, NAME, tuple(SCHEDULES))
     found += [] if planned.engine == "fsdp" else refused_shards(planned, NAME)
