@@ -63,6 +63,7 @@ def test_what_a_system_cannot_express_is_refused(
     assert keys(system.refused(planned(*overrides))) == refused
 
 
+@pytest.mark.usefixtures("computation")
 @pytest.mark.parametrize(("system", "overrides"), [case[:2] for case in CASES if case[2]])
 def test_after_the_first_fix_of_each_problem_it_is_not(system: ModuleType, overrides: tuple[str, ...]) -> None:
     for problem in system.refused(planned(*overrides)):
