@@ -25,7 +25,7 @@ def names(model: str, blocks: int = 8) -> list[str]:
 
 
 def planned(*overrides: str, layers: Sequence[str] = ()) -> Planned:
-    """The plan of `run.py OVERRIDES` for a model whose layers are all alike."""
+    """The plan of `run.py OVERRIDES` for a model whose layers are all the same."""
     config = compose([*FLAT, *overrides])
     cluster = cluster_config.build(cluster_config.from_group(config.cluster))
     engine, planner = registry.build("engine", config.engine), registry.build("planner", config.planner)
