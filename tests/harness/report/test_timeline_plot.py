@@ -197,6 +197,7 @@ def test_an_op_without_duration_is_seen_at_the_very_end_too(tmp_path: Path) -> N
     assert (column.max(axis=1) < 120).sum() > 15
 
 
+@pytest.mark.usefixtures("computation")
 def test_a_lane_of_very_many_ops_mixes_their_colours_by_their_share(tmp_path: Path) -> None:
     """Per millisecond half forward, a quarter backward, a quarter idle: one colour from end to end."""
     path = tmp_path / "dense.png"
