@@ -35,7 +35,7 @@ from harness.sweep.row import Row
 
 RACE = "this race"
 MOST_ROUNDS = 1000
-OF_THE_RACE = ("mode", "schemes", "out", "steps")
+OF_THE_RACE = ("mode", "schemes", "out", "steps", points.REPEATS)
 """Keys that mean the race, and no entry; those of the group `race` are in all entries, whose defaults they have."""
 ENTRIES = "schemes=FILE.yaml, whose entries have names of their own"
 SAME = ("batch.size", "model", "data", "precision", "seed", "optimizer")
@@ -103,6 +103,18 @@ def rounds(overrides: Sequence[str]) -> int | None:
         message = f"is the number of rounds, from 1 to {MOST_ROUNDS}"
         raise CannotRun([Problem("steps", given, message, ({"steps": LEAVE_OUT},))], RACE)
     return int(given)
+
+
+def repeated(overrides: Sequence[str]) -> dict[str, list[str]]:
+    """The overrides of a race for each seed that `repeats=` asks for, by the name of its folder in that of the race.
+
+    Without `repeats=` it is this race alone, and its name is "".
+    """
+    seeds = points.repeated([text for text in overrides if not _addressee(text)])
+    if seeds is None:
+        return {"": [*overrides]}
+    others = [text for text in overrides if _key(text) not in (points.SEED, points.REPEATS)]
+    return {f"{points.SEED}-{seed}": [*others, f"{points.SEED}={seed}"] for seed in seeds}
 
 
 def value_of(overrides: Sequence[str], key: str) -> str | None:

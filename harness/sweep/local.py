@@ -25,10 +25,11 @@ from harness.launch.signals import preemptible
 from harness.run import folder_lock, run_folder
 from harness.run.folder_lock import Busy, held
 from harness.sweep import run_point
+from harness.sweep.closing import close
 from harness.sweep.live_table import Display
 from harness.sweep.points import expand, refuse_mistyped, scale_of, value_of
 from harness.sweep.row import Row
-from harness.sweep.table import as_csv, close
+from harness.sweep.table import as_csv
 from harness.user_model import sources
 
 
