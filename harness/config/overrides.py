@@ -278,7 +278,10 @@ def _form_problem(override: Override) -> Problem | None:
     if key == "sweeps":
         message, hint = "is a sweep, not one run", f"python run.py -m {typed}"
     elif key in OF_SEVERAL:
-        message, hint = f"is a key of {OF_SEVERAL[key]}, not of one run", f"python run.py {HOW[OF_SEVERAL[key]]} {typed}"
+        message, hint = (
+            f"is a key of {OF_SEVERAL[key]}, not of one run",
+            f"python run.py {HOW[OF_SEVERAL[key]]} {typed}",
+        )
     elif override.is_delete():
         message = "takes a key away, every run needs all of them"
     elif override.package is not None:
