@@ -23,13 +23,12 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from harness.checks import micro_batches
 from harness.cli import choice_files
 from harness.core.problem import LEAVE_OUT, CannotRun, Problem, bare_key, deduplicate, refuse
 from harness.core.record import RunRecord
 from harness.core.value_checks import one_of
 from harness.launch import turns
-from harness.sweep import engines, points, run_point
+from harness.sweep import engines, equal_micro_batches, points, run_point
 from harness.sweep.points import Point
 from harness.sweep.row import Row
 
@@ -237,19 +236,16 @@ def _of_equal_micro_batches(found: list[Entry]) -> list[Entry]:
     able = [one for one in found if one.config is not None]
     if not able:
         return found
-    wanted = _samples(able[0].config)
-    changed = {one.name: _with_size(one, wanted) for one in able[1:] if _samples(one.config) != wanted}
+    wanted = equal_micro_batches.samples(able[0].config)
+    changed = {
+        one.name: _with_size(one, wanted) for one in able[1:] if equal_micro_batches.samples(one.config) != wanted
+    }
     return [changed.get(one.name, one) for one in found]
 
 
 def _with_size(one: Entry, samples: int) -> Entry:
     """An entry with micro-batches of so many samples; as it is where that is given, or the batch does not allow it."""
-    if any(_key(text) in (micro_batches.COUNT, micro_batches.SIZE) for text in one.overrides):
+    if any(_key(text) in equal_micro_batches.GIVEN for text in one.overrides):
         return one
-    other = _entry(one.name, Point.of([*one.overrides, f"{micro_batches.SIZE}={samples}"]))
+    other = _entry(one.name, equal_micro_batches.of_size(one.row.point, samples))
     return one if other.row.record else other
-
-
-def _samples(config: Any) -> int:
-    """Samples of a micro-batch."""
-    return max(1, config.batch.size // (micro_batches.replicas(config) * config.batch.micro_batches))

@@ -8,6 +8,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
+from harness.checks.micro_batches import COUNT, SIZE
 from harness.planning.tune.result import Reason
 from harness.report import comparison
 from harness.sweep import repeats
@@ -65,8 +66,18 @@ def _legend(rows: Sequence[Row], left_out: Sequence[str], width: int) -> Iterato
         yield "mesh: pipeline x data x tensor parallel size"
     if left_out:
         yield f"no room on {width} columns for: {', '.join(left_out)}"
+    yield from _sized(rows)
     notes = (comparison.unequal_micro_batches, comparison.unequal_recomputation, comparison.busy_machine)
     yield from (f"note: {text}" for text in (note(records) for note in notes) if text)
+
+
+def _sized(rows: Sequence[Row]) -> Iterator[str]:
+    """Which engines were given a size of micro-batches, so that all have the same."""
+    sized = [row for row in rows if SIZE in row.point.values()]
+    if sized and len(sized) < len(rows):
+        names = ", ".join(dict.fromkeys(row.point.values().get("engine", row.point.id) for row in sized))
+        given = " and ".join(dict.fromkeys(f"{SIZE}={row.point.values()[SIZE]}" for row in sized))
+        yield f"note: micro-batches have one size for all: {names} got {given}   -> {COUNT}=... for another number"
 
 
 def summary(rows: Sequence[Row]) -> str:

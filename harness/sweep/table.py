@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from harness.checks.micro_batches import SIZE
 from harness.core.plan import Mesh
 from harness.core.units import UNKNOWN
 from harness.report import comparison
@@ -39,10 +40,12 @@ def console_of_sweep() -> Console:
 
 
 def differing(rows: Sequence[Row]) -> list[str]:
-    """The keys in which the points differ, in order of appearance."""
+    """The keys in which the points differ, in order of appearance; not the size of micro-batches where a sweep has made
+    it the same (`harness.sweep.equal_micro_batches`), which has a column of its own."""
     values = [row.point.values() for row in rows]
     keys = dict.fromkeys(key for point in values for key in point)
-    return [key for key in keys if len({point.get(key) for point in values}) > 1]
+    made_equal = SIZE in keys and not all(SIZE in point for point in values)
+    return [key for key in keys if len({point.get(key) for point in values}) > 1 and not (key == SIZE and made_equal)]
 
 
 @dataclass(frozen=True)
