@@ -44,13 +44,13 @@ def equalized(
     given: dict[Any, int] = {}
     found = []
     for point in points:
-        alike = _key(point, WITHOUT_EFFECT)
-        if alike not in given:
+        same = _key(point, WITHOUT_EFFECT)
+        if same not in given:
             config = composed(point)
             own = samples(config) if able(config) else 0
             wanted = first.setdefault(_key(point, (*OF_ENGINES, *WITHOUT_EFFECT)), own) if own else 0
-            given[alike] = wanted if own != wanted and able(composed(of_size(point, wanted))) else 0
-        found.append(of_size(point, given[alike]) if given[alike] else point)
+            given[same] = wanted if own != wanted and able(composed(of_size(point, wanted))) else 0
+        found.append(of_size(point, given[same]) if given[same] else point)
     return found
 
 
