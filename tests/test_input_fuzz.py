@@ -107,6 +107,7 @@ def test_records(data: st.DataObject, what: str) -> None:
             run_folders.titled(run_folders.load(Path(folder)))
 
 
+@pytest.mark.usefixtures("computation")
 @pytest.mark.timeout(600)
 @given(st.integers(1, 5), fuzz.overrides())
 @cases(200)
@@ -115,6 +116,7 @@ def test_overrides(layers: int, overrides: list[str]) -> None:
         done(folder, *overrides, write_profile(folder, fuzz.profile(layers)))
 
 
+@pytest.mark.usefixtures("computation")
 @pytest.mark.timeout(600)
 @given(st.data(), st.sampled_from(["cluster", "model", "precision", "engine", "planner", "data", "sweeps"]))
 @cases(150)
@@ -131,6 +133,7 @@ def test_yaml_files(data: st.DataObject, group: str) -> None:
         )
 
 
+@pytest.mark.usefixtures("computation")
 @pytest.mark.timeout(600)
 @given(st.data(), st.sampled_from(fuzz.ENGINES), st.sampled_from(["plan", "simulate", "tune", "profile"]))
 @cases(150)

@@ -71,6 +71,7 @@ def test_cfg_prints_what_would_run(tmp_path: Path) -> None:
     assert OmegaConf.create(done.stdout) == OmegaConf.to_container(compose(["engine=single", "batch.size=4"]))
 
 
+@pytest.mark.usefixtures("commands")
 def test_a_further_folder_of_choices(tmp_path: Path) -> None:
     """Also for the points of a sweep."""
     (tmp_path / "own" / "cluster").mkdir(parents=True)

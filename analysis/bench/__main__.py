@@ -86,11 +86,11 @@ def simulator(rounds: int) -> list[dict[str, Any]]:
 
 def _benches() -> dict[str, Callable[[int], list[dict[str, Any]]]]:
     """The benchmarks by name. They import torch, which takes seconds and is not needed for --help."""
-    from analysis.bench import captured, engines, gpipe, myelin, sbp
+    from analysis.bench import captured, gpipe, myelin, race, sbp
     from analysis.bench.prediction import prediction
 
     of_gpipe = (gpipe.two_devices, gpipe.one_device, gpipe.checkpointing, gpipe.components)
-    others = (planning, prediction, simulator, sbp.sbp, myelin.messages, captured.captured, engines.all_engines)
+    others = (planning, prediction, simulator, sbp.sbp, myelin.messages, captured.captured, race.race)
     return dict(zip(NAMES, (*of_gpipe, *others), strict=True))
 
 
@@ -140,6 +140,8 @@ def cell(column: str, value: Any) -> str:
         return ""
     if column in ("step", "predicted"):
         return units.seconds(value)
+    if column == "interval":
+        return " to ".join(f"{end:.3f}" for end in value)
     if column == "quartiles":
         return " - ".join(map(units.seconds, value))
     if column in ("peak memory", "bytes sent"):

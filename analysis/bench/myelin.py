@@ -8,9 +8,8 @@ from contextlib import ExitStack
 
 import torch
 
-from analysis.bench import engines
-from analysis.bench.engines import Row
-from analysis.bench.results import BASE
+from analysis.bench.entries import Row, apart, prepared, profiled
+from analysis.bench.results import BASE, DEVICES
 from analysis.bench.round_robin import Times, at_once, run_interleaved, speedup
 from analysis.bench.worker import EntryProcess
 from harness.cli.compose import compose
@@ -48,7 +47,7 @@ def messages(rounds: int) -> list[Row]:
     Two runs at once show what two of this machine's cores give together.
     """
     torch.set_num_threads(1)  # so that the processes that are forked inherit no pool of threads
-    here = machine.stored() or engines.apart(benchmark_machine.measure, devices.torch_names("cpu", 1)[0])
+    here = machine.stored() or apart(benchmark_machine.measure, devices.torch_names("cpu", 1)[0])
     rows = [
         row for name, keys in MODELS.items() for row in speeds(name, (*keys, "batch.micro_batches=8"), here, rounds)
     ]
@@ -64,10 +63,9 @@ def messages(rounds: int) -> list[Row]:
 
 def speeds(name: str, keys: Sequence[str], here: Machine, rounds: int) -> list[Row]:
     """All entries in interleaved rounds, each in its own process."""
-    profile = engines.profiled(keys)
+    profile = profiled(keys)
     entries = {
-        title: engines.entry([*keys, *own], profile, here, 1 if title == ONE else engines.DEVICES)
-        for title, own in ENTRIES.items()
+        title: prepared([*keys, *own], profile, here, 1 if title == ONE else DEVICES) for title, own in ENTRIES.items()
     }
     model: Model = registry.build("model", compose([*keys, f"engine={BASE}"]).model)
     batch = model.sample(profile.micro_batch * entries[BASE].plan.micro_batches)
@@ -86,8 +84,8 @@ def speeds(name: str, keys: Sequence[str], here: Machine, rounds: int) -> list[R
 
 def predicted(name: str, keys: Sequence[str], here: Machine, rounds: int, count: int) -> Row:
     """The simulated and the measured step of `count` ranks."""
-    profile = engines.profiled(keys)
-    entry = engines.entry([*keys, *ENTRIES["myelin"]], profile, here, count)
+    profile = profiled(keys)
+    entry = prepared([*keys, *ENTRIES["myelin"]], profile, here, count)
     batch = entry.model.sample(profile.micro_batch * entry.plan.micro_batches)
     with EntryProcess(entry, batch) as one:
         taken = run_interleaved({"myelin": one.step}, rounds)["myelin"]

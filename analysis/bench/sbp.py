@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from analysis.bench import engines
+from analysis.bench.entries import Row, apart, prepared, profiled
 from analysis.bench.results import BASE
 from analysis.bench.round_robin import Times, at_once, run_interleaved, speedup
 from analysis.bench.worker import EntryProcess
@@ -31,7 +31,6 @@ from models.mlp.mlp import build as build_mlp
 from planners.strategies import Config as StrategiesConfig
 from planners.strategies import build as build_strategies
 
-Row = dict[str, Any]
 WIDTH, SAMPLES = 64, 16
 CALLS = 300
 """Forward and backward passes of a round."""
@@ -91,11 +90,11 @@ def _split_by_samples(model: Model, count_: int) -> Plan:
 def wide(width: int, rounds: int) -> list[Row]:
     """The entries in interleaved rounds, each in its own process."""
     keys = (*WIDE, f"model.widths={[width] * 4}")
-    here = machine.stored() or engines.apart(benchmark_machine.measure, devices.torch_names("cpu", 1)[0])
-    profile = engines.profiled(keys)
+    here = machine.stored() or apart(benchmark_machine.measure, devices.torch_names("cpu", 1)[0])
+    profile = profiled(keys)
     entries = {
-        BASE: engines.entry([*keys, f"engine={BASE}"], profile, here),
-        "sbp": engines.entry([*keys, *SPLIT], profile, here),
+        BASE: prepared([*keys, f"engine={BASE}"], profile, here),
+        "sbp": prepared([*keys, *SPLIT], profile, here),
     }
     model: Model = registry.build("model", compose([*keys, f"engine={BASE}"]).model)
     batch = model.sample(profile.micro_batch)

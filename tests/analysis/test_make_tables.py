@@ -63,6 +63,7 @@ def test_it_continues_after_a_failure_and_reports_it(logs: Path, capsys: pytest.
     assert (logs / "bad.log").read_text() == "why\n"
 
 
+@pytest.mark.usefixtures("commands")
 def test_two_at_a_time_or_alone() -> None:
     jobs = [Job(name, ("-c", SLEEPS)) for name in ("a", "b")]
     took_s = []

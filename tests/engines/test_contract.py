@@ -116,6 +116,7 @@ def test_deferred_batch_norm(mode: str) -> None:
     contract.check_training(replace(case("norms", 3, mode, deferred_batch_norm=True), deferred=True))
 
 
+@pytest.mark.usefixtures("computation")
 @pytest.mark.parametrize("model", ["pairs", "tokens", "tied", "gpt", "llama", "amoebanet"])
 def test_states_move_between_engines(model: str) -> None:
     contract.check_state_moves(case(model, 3, "except_last"))

@@ -130,6 +130,7 @@ def test_saved_bytes_of_18_256(paper: ModelProfile) -> None:
     assert sum(saved.values()) == 16_065_831_168
 
 
+@pytest.mark.usefixtures("computation")
 def test_shapes_of_18_256(rows: list[dict[str, str]]) -> None:
     found = outputs(preset(Config, "amoebanet_18_256"))
     assert [(name, shape(value)) for name, value in found.items()] == [

@@ -97,6 +97,7 @@ def test_names() -> None:
     assert build(replace(SMALL, tied=False)).name == "gpt_2_12_3_5_7_untied"
 
 
+@pytest.mark.usefixtures("computation")
 @pytest.mark.parametrize(("name", "published"), [("gpt_12b", 8.1345e17), ("gpt_100b", 6.8589e18)])
 def test_flops_are_those_of_the_paper(name: str, published: float) -> None:
     """F = 96 b s l h^2 (1 + s / (6 h) + V / (16 l h)) for b = 16384 samples.

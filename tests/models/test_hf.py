@@ -89,6 +89,7 @@ def _gradients(module: torch.nn.Module) -> list[Tensor]:
     return sorted(found, key=lambda gradient: (gradient.numel(), float(gradient.sum())))
 
 
+@pytest.mark.usefixtures("computation")
 @pytest.mark.parametrize("name", SMALL)
 def test_every_block_is_a_layer(name: str) -> None:
     layers = on_meta(made(name))

@@ -84,6 +84,7 @@ def test_names() -> None:
     assert build(replace(SMALL, tied=True)).name == "llama_2_24_6_2_20_5_7_tied"
 
 
+@pytest.mark.usefixtures("computation")
 def test_flops_of_the_large_ones() -> None:
     """Those of all matmuls; attention's are those of all query heads."""
     for name in ("llama2_7b", "llama3_8b"):

@@ -112,6 +112,7 @@ def test_saved_bytes_are_those_of_the_whole_model(case: Case) -> None:
     del output
 
 
+@pytest.mark.usefixtures("computation")
 def test_flops_are_those_of_torchs_own_counter(case: Case) -> None:
     """It counts explicit attention, since it does not know the fused kernel of the CPU."""
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
@@ -166,6 +167,7 @@ def test_presets_build_without_memory(name: str) -> None:
     assert model.name.startswith(f"{model_name}_")
 
 
+@pytest.mark.usefixtures("computation")
 def test_the_largest_model_is_counted_in_seconds() -> None:
     """GPT 100B without its weights: 406 GB in float32."""
     keys = OmegaConf.load(ROOT / "conf/model/gpt_100b.yaml")

@@ -82,6 +82,7 @@ def test_too_little_memory_names_the_least_need_and_what_would_fit():
     assert plan(NET.for_samples(16 // count), micro_batches=count, memory_bytes=600_000)
 
 
+@pytest.mark.usefixtures("computation")
 def test_planner_memory_gb_has_a_fix_that_is_enough():
     found = problem(memory_gb=1e-4)
     assert (found.key, found.value) == ("planner.memory_gb", 1e-4)
@@ -92,6 +93,7 @@ def test_planner_memory_gb_has_a_fix_that_is_enough():
     assert not any("planner.memory_gb" in fix for fix in other.fixes), "devices have less"
 
 
+@pytest.mark.usefixtures("computation")
 def test_whatever_is_more_than_enough_is_enough():
     """Stages, of which the fullest depends on how products are split."""
     net, asked = dense((16, 32, 24, 8), 4), replace(request(dense((16, 32, 24, 8), 4), 4, 4), pipeline=2)

@@ -246,6 +246,7 @@ def test_a_thousand_points_are_one_array(cluster: Cluster, tmp_path: Path, monke
     cluster.ask("scancel", Array(tmp_path / "s").jobs()[0].job)
 
 
+@pytest.mark.usefixtures("computation")
 def test_many_points_are_examined_like_few() -> None:
     points = expand(
         ["engine=single,ddp", "mesh.data=1,2", "model=mlp", f"seed=range({CHUNK})", "batch.micro_batches=4"]

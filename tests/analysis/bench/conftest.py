@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from analysis.bench import engines
+from analysis.bench.entries import prepared, profiled
 from analysis.bench.worker import Entry
 from harness.core.cluster import Device, Link
 from harness.host.machine import Machine
@@ -20,22 +20,13 @@ ENTRIES = {
     "single": ("engine=single",),
     "gpipe": ("engine=gpipe", "engine.checkpoint=never"),
     "ddp": ("engine=ddp",),
-    "zbv": ("engine=torch_pipelining", "engine.schedule=zbv", "mesh.pipeline=4"),
-    "to come": ("engine=to_come",),
 }
 
 
 @pytest.fixture(scope="session")
-def entered() -> tuple[dict[str, Entry], dict[str, str]]:
-    """Those that can run, and why the others cannot."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engines, "ENTRIES", ENTRIES)
-        return engines.entered(KEYS, HERE)
-
-
-@pytest.fixture
-def entries(entered: tuple[dict[str, Entry], dict[str, str]]) -> dict[str, Entry]:
-    return entered[0]
+def entries() -> dict[str, Entry]:
+    profile = profiled(KEYS)
+    return {name: prepared([*KEYS, *own], profile, HERE) for name, own in ENTRIES.items()}
 
 
 @pytest.fixture

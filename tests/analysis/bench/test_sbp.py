@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from analysis.bench import engines, sbp
+from analysis.bench import sbp
+from analysis.bench.entries import prepared, profiled
 from tests.analysis.bench.conftest import HERE
 
 
@@ -33,5 +34,5 @@ def test_a_wide_mlp_has_a_row_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_device_of_a_tensor_mesh_has_as_many_samples_as_others() -> None:
     """8 samples in 4 micro-batches of 2; on 2 devices in 2 micro-batches of 4, of which each has 2."""
     keys = ("model=mlp", "batch.size=8", "batch.micro_batches=4")
-    entry = engines.entry([*keys, *engines.ENTRIES["sbp"]], engines.profiled(keys), HERE)
+    entry = prepared([*keys, *sbp.SPLIT], profiled(keys), HERE)
     assert (entry.plan.mesh.tensor, entry.plan.micro_batches, entry.profile.micro_batch) == (2, 2, 4)

@@ -128,6 +128,7 @@ def test_table_2_in_small() -> None:
     assert claim.measured == "in small n=2: 1.00, 1.60, 1.70"
 
 
+@pytest.mark.usefixtures("computation")
 def test_local_rows_have_the_paper_s_structure() -> None:
     """The same stages, components and checkpointing, so that schedules and copies are the same."""
     for table in (1, 3, 4):
@@ -138,6 +139,7 @@ def test_local_rows_have_the_paper_s_structure() -> None:
             assert table == 3 or ours["batch"]["micro_batches"] == local["batch"]["micro_batches"]
 
 
+@pytest.mark.usefixtures("computation")
 def test_rows_carry_the_published_settings() -> None:
     for table, names in ROWS.items():
         for name, config in zip(names, configs(table, "paper"), strict=False):

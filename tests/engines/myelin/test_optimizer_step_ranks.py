@@ -139,6 +139,7 @@ def test_a_short_sum_that_overtakes_a_long_one_is_after_it_in_a_trace() -> None:
         assert long[0] < long[1] == short[0] <= short[1]
 
 
+@pytest.mark.usefixtures("computation")
 def test_chunks_are_updated_while_others_are_summed() -> None:
     """8 chunks of 2 MB on two ranks: some step begins before the last sum has ended, in one of a few
     tries on a busy machine; with k = 0 none does."""

@@ -123,6 +123,7 @@ def check_chain(found: Program, chain: Chain) -> None:
     assert at == found.end or list(found.instructions.values())[-1].on
 
 
+@pytest.mark.usefixtures("computation")
 @pytest.mark.parametrize(("nodes", "devices"), [(1, 6), (2, 8), (2, 12)])
 @pytest.mark.parametrize("name", ["gpt, few heads", "llama"])
 def test_every_part_of_a_block_that_attention_reads_is_of_whole_heads(name: str, nodes: int, devices: int) -> None:

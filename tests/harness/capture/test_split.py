@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import functools
 import re
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -25,19 +27,23 @@ def _seed() -> None:
     torch.manual_seed(0)
 
 
-def captured(name: str) -> tuple[nn.Module, nn.Sequential, tuple[Any, ...], dict[str, Any]]:
+Captured = tuple[nn.Module, nn.Sequential, tuple[Any, ...], dict[str, Any]]
+
+
+def captured(name: str) -> Captured:
+    torch.manual_seed(0)
     module, args, kwargs = NETWORKS[name]()
     return module, split(module, args, kwargs), args, kwargs
 
 
-@pytest.mark.parametrize("name", NETWORKS)
-def test_losses_and_gradients_are_those_of_the_module(name: str) -> None:
-    module, chain, args, kwargs = captured(name)
-    verify(module, chain, args, kwargs)
+@pytest.fixture(scope="module")
+def chain_of() -> Callable[[str], Captured]:
+    """A network and its layers, captured once for the tests that change neither."""
+    return functools.cache(captured)
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_the_module_is_as_it_was(name: str) -> None:
+def test_losses_and_gradients_are_those_of_the_module_which_is_as_it_was(name: str) -> None:
     module, args, kwargs = NETWORKS[name]()
     before = {path: (dict(vars(each)), dict(each._buffers), each.training) for path, each in module.named_modules()}
     values = {key: value.clone() for key, value in module.state_dict().items()}
@@ -52,8 +58,8 @@ def test_the_module_is_as_it_was(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_names_are_those_of_the_module(name: str) -> None:
-    module, chain, _, _ = captured(name)
+def test_names_are_those_of_the_module(name: str, chain_of: Callable[[str], Captured]) -> None:
+    module, chain, _, _ = chain_of(name)
     known, own = names(chain), module.state_dict()
     for key, value in chain.state_dict().items():
         assert value.data_ptr() == own[known[key]].data_ptr()
@@ -81,9 +87,9 @@ def test_layers_are_the_same_on_the_meta_device_and_for_other_examples(name: str
 
 
 @pytest.mark.parametrize("name", NETWORKS)
-def test_layers_fit_together(name: str) -> None:
+def test_layers_fit_together(name: str, chain_of: Callable[[str], Captured]) -> None:
     """Skips match, layers pass tensors or tuples of them, and each works as a copy, as of an engine's tied weights."""
-    _, chain, args, kwargs = captured(name)
+    _, chain, args, kwargs = chain_of(name)
     layer_skips(named_layers(chain))
     value: Any = inputs(args, kwargs)
     for _, layer in named_layers(copy.deepcopy(chain)):
@@ -101,8 +107,8 @@ CUTS = {
 
 
 @pytest.mark.parametrize("name", CUTS)
-def test_cuts(name: str) -> None:
-    assert [layer for layer, _ in named_layers(captured(name)[1])] == CUTS[name]
+def test_cuts(name: str, chain_of: Callable[[str], Captured]) -> None:
+    assert [layer for layer, _ in named_layers(chain_of(name)[1])] == CUTS[name]
 
 
 @pytest.mark.parametrize("blocks", [2, 3, 8])

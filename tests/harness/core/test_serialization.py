@@ -93,6 +93,7 @@ records = st.builds(
 )
 
 
+@pytest.mark.usefixtures("computation")
 @given(st.one_of(profiles, plans, clusters, schedules, records))
 def test_documents_come_back_from_json_as_they_were(document: Document) -> None:
     text = json.dumps(document.to_json())

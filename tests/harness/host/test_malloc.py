@@ -91,5 +91,6 @@ def test_environment_is_text_for_glibc():
     assert all(name.startswith("MALLOC_") and value.isdigit() for name, value in variables.items())
 
 
+@pytest.mark.usefixtures("commands")
 def test_importing_it_does_not_import_torch():
     faults("import sys; from harness.host import malloc; assert 'torch' not in sys.modules")

@@ -76,5 +76,6 @@ def test_a_model_that_is_layers_by_itself_is_left() -> None:
     check_layers.check(SimpleNamespace(name="mlp"), "cpu")  # type: ignore[arg-type]
 
 
+@pytest.mark.usefixtures("computation")
 def test_a_network_of_transformers() -> None:
     check_layers.check(build(Config(config="llama_small")), "cpu")

@@ -107,6 +107,7 @@ def parsed(name: str) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+@pytest.mark.usefixtures("computation")
 @pytest.mark.parametrize(("convs", "channels"), [(5, 64), (6, 72), (48, 160)])
 def test_every_layer_of_a_unet(convs, channels):
     """Against numbers that were written down without this model; (48, 160) has 63 GB of weights."""
@@ -204,6 +205,7 @@ def test_samples_may_be_real():
     assert count(net, 3, "float32").input_bytes == 3 * 2 * FLOAT
 
 
+@pytest.mark.usefixtures("commands")
 def test_measuring_does_not_import_a_compiler():
     """torch's compiler takes a second to import, longer than a small profile."""
     program = (

@@ -197,6 +197,7 @@ def test_an_op_without_duration_is_seen_at_the_very_end_too(tmp_path: Path) -> N
     assert (column.max(axis=1) < 120).sum() > 15
 
 
+@pytest.mark.usefixtures("computation")
 def test_a_lane_of_very_many_ops_mixes_their_colours_by_their_share(tmp_path: Path) -> None:
     """Per millisecond half forward, a quarter backward, a quarter idle: one colour from end to end."""
     path = tmp_path / "dense.png"
@@ -234,6 +235,7 @@ def test_texts_neither_overlap_nor_leave_the_picture(devices: int, micro_batches
     assert overlaps.sum() == len(extents)
 
 
+@pytest.mark.usefixtures("at_length")
 @pytest.mark.usefixtures("computation")
 def test_a_hundred_thousand_ops_are_drawn_in_seconds(tmp_path: Path) -> None:
     trace = busy(1024, 16, ("network", "copy in"))

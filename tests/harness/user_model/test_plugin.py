@@ -39,6 +39,7 @@ def refused(folder: Path, text: str, *overrides: str) -> str:
     return str(raised.value)
 
 
+@pytest.mark.usefixtures("commands")
 def test_importing_the_package_does_not_import_torch() -> None:
     code = "import sys, harness; from harness import race, plan, simulate; assert 'torch' not in sys.modules; "
     code += "from harness import Classifier; print(Classifier)"
@@ -156,6 +157,7 @@ def test_a_module_that_cannot_be_split_says_why(tmp_path: Path) -> None:
     assert "value of a tensor" in why.reason
 
 
+@pytest.mark.usefixtures("commands")
 def test_arguments_have_the_types_of_the_annotations(tmp_path: Path) -> None:
     text = (
         "import enum\n\n\nclass Act(enum.Enum):\n    A = 1\n    B = 2\n\n\n"

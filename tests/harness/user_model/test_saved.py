@@ -50,6 +50,7 @@ def test_the_same_one_is_saved_once(tmp_path: Path) -> None:
     assert sources.digest(changed) != before[0] and sources.code(changed) != before[1]
 
 
+@pytest.mark.usefixtures("commands")
 def test_classes_of_a_program_come_with_their_code_and_modules_by_name(tmp_path: Path) -> None:
     """Where neither is found: another process, in another folder."""
     nets.write(tmp_path / "mine", "from torch import nn\n\n\nclass Half(nn.Linear):\n    own = 5\n", "half_of_mine.py")

@@ -50,6 +50,7 @@ def by_source(folder: Path, text: str, name: str = "build") -> Signature | None:
     return literal_signature.of(folder / "net.py", name)
 
 
+@pytest.mark.usefixtures("commands")
 def test_types(tmp_path: Path) -> None:
     """Both ways: what no key can hold keeps its default."""
     for found in (by_source(tmp_path, TYPES), imported(tmp_path, TYPES)):
@@ -67,6 +68,7 @@ def test_types(tmp_path: Path) -> None:
         assert [one.name for one in found.parameters if one.required] == ["a"]
 
 
+@pytest.mark.usefixtures("commands")
 def test_enums_and_what_decorators_leave_take_an_import(tmp_path: Path) -> None:
     text = (
         "import enum, functools\nclass Act(enum.Enum):\n    RELU = 'r'\n    GELU = 'g'\n"
@@ -103,6 +105,7 @@ def test_what_only_an_import_can_say(text: str, tmp_path: Path) -> None:
     assert by_source(tmp_path, text) is None
 
 
+@pytest.mark.usefixtures("commands")
 def test_a_class(tmp_path: Path) -> None:
     text = (
         "from torch import nn\nclass build(nn.Module):\n    '''A net.\n\n    Args:\n        a: first\n    '''\n"
@@ -122,6 +125,7 @@ def test_another_content_is_read_again(tmp_path: Path) -> None:
     assert (first, second) == (1, 2)
 
 
+@pytest.mark.usefixtures("commands")
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -147,6 +151,7 @@ def test_one_message_says_what_is_wrong(text: str, message: str, tmp_path: Path)
     assert message in " ".join(str(raised.value).split())
 
 
+@pytest.mark.usefixtures("commands")
 def test_a_traceback_is_the_users(tmp_path: Path) -> None:
     with pytest.raises(CannotRun) as raised:
         read(tmp_path, "def fail():\n    raise ValueError('it is mine')\n\n\nfail()\n")
@@ -155,6 +160,7 @@ def test_a_traceback_is_the_users(tmp_path: Path) -> None:
     assert files == [f"{tmp_path}/net.py"] * 2 and "in fail" in said
 
 
+@pytest.mark.usefixtures("commands")
 def test_a_default_that_no_key_holds_stays(tmp_path: Path) -> None:
     found = read(tmp_path, "def build(name: str = 'x', norm=print, a: int = 1, *args, **others): ...\n")
     assert [one.name for one in found.keys] == ["a"]

@@ -58,6 +58,7 @@ def test_powers_of_two_and_splits_that_do_not_divide():
         plan(odd, 16, max_replicas=1)
 
 
+@pytest.mark.usefixtures("computation")
 def test_repeated_layers_are_split_the_same_way():
     profile = transformer(layers=4)
     there = {}

@@ -37,6 +37,7 @@ def drawn(seed: int) -> tuple[Chain, int]:
     ), some.randint(2, 3)  # fmt: skip
 
 
+@pytest.mark.usefixtures("computation")
 @pytest.mark.parametrize("atomic", [True, False])
 def test_never_below_the_optimum_and_near_it(atomic: bool) -> None:
     """At most 3 % above it on geometric average, and never without a plan where there is one."""

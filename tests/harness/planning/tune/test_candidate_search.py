@@ -173,6 +173,7 @@ def test_a_run_leaves_its_choice(tmp_path: Path, file: str, capsys: pytest.Captu
     assert simulated.metrics["peak_memory_bytes"] == record.metrics["peak_memory_bytes"]
 
 
+@pytest.mark.usefixtures("computation")
 def test_nothing_fits_and_what_helps(tmp_path: Path, file: str) -> None:
     typed = [file, "engine=myelin", "cluster.memory_gb=0.12", "batch.size=64", "optimizer.name=adam"]
     assert run(tmp_path / "a", *typed).status == "infeasible"
@@ -202,6 +203,7 @@ def test_it_says_why_nothing_is_possible(tmp_path: Path, file: str) -> None:
     assert rows(problems(tmp_path / "b", *typed)) == [("mesh.pipeline", 2, ["mesh.pipeline=1"])]
 
 
+@pytest.mark.usefixtures("computation")
 @pytest.mark.parametrize(
     ("typed", "key", "fixes"),
     [
@@ -257,6 +259,7 @@ def test_a_planner_is_asked_for_the_fixes_of_the_closest_candidate_alone() -> No
     assert asked == [2]
 
 
+@pytest.mark.usefixtures("computation")
 def test_without_a_planner_that_splits_matmuls_there_are_no_shards(tmp_path: Path) -> None:
     found = tuned(tmp_path, "engine=deepspeed", "cluster.memory_gb=0.05", size=10**6)
     assert {line.candidate.mesh.tensor for line in found.lines if not line.out} == {1}
@@ -285,6 +288,7 @@ def test_the_number_of_micro_batches_and_a_profile_must_agree(tmp_path: Path, fi
     assert run(tmp_path / "b", file, "engine=ddp", "batch.size=64", "batch.micro_batches=4").status == "ok"
 
 
+@pytest.mark.usefixtures("computation")
 def test_the_sweep_of_table_2(tmp_path: Path) -> None:
     """Its points at the paper's size, without the search: what each asks is allowed."""
     from harness.sweep.points import expand
