@@ -29,7 +29,21 @@ PERIODIC = "tests/planners/periodic"
 
 USER_MODEL = "tests/harness/user_model"
 
+EXPORT = "tests/harness/export"
+
 MUTANTS = (
+    Mutant("tied weights whose gradients the exported script does not sum", "harness/export/pipeline_script.py",
+           "tied.sum_gradients(time.perf_counter, lambda *_: None)", "pass",
+           f"{EXPORT}/test_script_runs.py", "tied"),
+    Mutant("a layout of Megatron-LM's with two embeddings", "harness/export/megatron.py",
+           're.sub("E+", "E", stage)', "stage",
+           f"{EXPORT}/test_texts.py", "megatron"),
+    Mutant("passes in any order are exported", "harness/export/planned.py",
+           "for name, schedule in candidates if _passes(schedule) == own", "for name, schedule in candidates",
+           f"{EXPORT}/test_refused.py", "cannot_express"),
+    Mutant("an export replaces a file of the user", "harness/export/systems.py",
+           "if path.exists() and not overwrite:", "if False:",
+           f"{EXPORT}/test_texts.py", "places"),
     Mutant("a model's path that is relative to where a run is started", "harness/user_model/reference.py",
            "os.path.abspath(os.path.join(folder, place))", "os.path.join(folder, place)",
            f"{USER_MODEL}/test_reference.py", "whole_path"),

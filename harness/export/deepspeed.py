@@ -8,11 +8,13 @@ own section "pipeline" calls them, and a plan with other cuts is refused. The op
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from importlib.util import find_spec
 from typing import Any
 
+from harness.config.registry import ROOT
 from harness.core.deepspeed_partition import partition_balanced
 from harness.core.problem import Fix, Problem
 from harness.export.planned import CHECKPOINT, Planned, refused_passes, refused_tensor
@@ -21,7 +23,6 @@ NAME = "DeepSpeed"
 ENGINES = ("deepspeed", "ddp", "single")
 """Engines whose scheme DeepSpeed has: replicas with ZeRO 0 to 3, 1F1B pipelines."""
 SCHEME: Fix = {"engine": "deepspeed", "planner": "deepspeed"}
-VALIDATE_S = 120
 
 
 def refused(planned: Planned) -> list[Problem]:
@@ -70,7 +71,9 @@ def invalid(planned: Planned, file: str) -> list[Problem]:
     if find_spec("deepspeed") is None:
         return []
     command = [sys.executable, "-m", "harness.export.deepspeed_config", str(planned.plan.mesh.data)]
-    done = subprocess.run(command, input=text(planned), capture_output=True, text=True, timeout=VALIDATE_S)
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    environment = os.environ | {"PYTHONPATH": path}
+    done = subprocess.run(command, input=text(planned), env=environment, capture_output=True, text=True, check=False)
     if done.returncode == 0:
         return []
     last = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
