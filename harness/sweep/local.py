@@ -27,7 +27,7 @@ from harness.run.folder_lock import Busy, held
 from harness.sweep import equal_micro_batches, run_point
 from harness.sweep.closing import close
 from harness.sweep.live_table import Display
-from harness.sweep.points import expand, refuse_mistyped, scale_of, value_of
+from harness.sweep.points import expand, refuse_mistyped, refuse_one_file, scale_of, value_of
 from harness.sweep.row import Row
 from harness.sweep.table import as_csv
 from harness.user_model import sources
@@ -51,6 +51,7 @@ def rows_of(overrides: Sequence[str]) -> list[Row]:
     cannot be read."""
     points = expand(overrides)
     refuse_mistyped(points)
+    refuse_one_file(points)
     return [Row(point) for point in equal_micro_batches.equalized(points, overrides)]
 
 

@@ -105,6 +105,14 @@ def refuse_mistyped(points: Sequence[Point], what: str = SWEEP) -> None:
     refuse(common, what)
 
 
+def refuse_one_file(points: Sequence[Point]) -> None:
+    """Raises CannotRun where several points would write the same file."""
+    places = [place for point in points if (place := point.values().get("export"))]
+    for place in {one for one in places if places.count(one) > 1}:
+        message = f"is one file for {places.count(place)} points, each has a plan of its own"
+        raise CannotRun([Problem("export", place, message, ({"export": LEAVE_OUT},))], SWEEP)
+
+
 def _of_all(problem: Problem) -> Problem:
     """A problem that every point has with another value: its fix names the key alone."""
     known = [key for fix in problem.fixes[:1] for key, value in fix.items() if value != LEAVE_OUT]
