@@ -56,6 +56,7 @@ def test_as_the_planner_splits_it(devices: int) -> None:
     check(runs)
 
 
+@pytest.mark.usefixtures("computation")
 @pytest.mark.fast
 @pytest.mark.parametrize(("devices", "kv_heads"), [(2, 2), (4, 4)])
 def test_megatron_splits_gate_and_up_by_columns_and_heads_by_those_of_keys(devices: int, kv_heads: int) -> None:
