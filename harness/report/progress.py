@@ -59,6 +59,14 @@ class Progress:
         else:
             self.note(text)
 
+    def detail(self, text: str) -> None:
+        """Shows how far this phase is: at once on a terminal, now and then in a log file."""
+        if self._status is not None:
+            self._status.update(Text(f"{self._name}  {text}"))
+        elif not self._live and time.monotonic() - self._printed_s >= PLAIN_INTERVAL_S:
+            self._printed_s = time.monotonic()
+            self.note(f"{self._name}  {text}")
+
     def steps(self, total: int) -> None:
         """Begins the bar over `total` training steps."""
         self._end()

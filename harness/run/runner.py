@@ -36,7 +36,7 @@ from harness.launch.rank_names import RankNames
 from harness.launch.signals import Signals, preemptible
 from harness.launch.supervisor import Outcome, WorkerFailed
 from harness.measure import calibration
-from harness.planning import prepare, profiles, tune
+from harness.planning import prepare, profiles, tune, work
 from harness.planning.prepare import Prepared
 from harness.report import closing_table, pattern_plot, plan_report, timeline_plot
 from harness.report.console import plain
@@ -117,7 +117,7 @@ class Run:
         """Start in the folder, new or from where an earlier start ended, with a record that says "running"."""
         mode, path = self.config.mode, self.folder.path
         self.folder.start()
-        found = manifest(self.overrides, [], {"seed": self.config.seed}, metrics.threads(self.config))
+        found = manifest(self.overrides, [], {"seed": self.config.seed}, work.threads(self.config))
         self.folder.update(manifest=found)
         if mode != "run" and not self.config.overwrite and has_trained(path):  # its steps are not soon there again
             message = f"holds a run that has trained, mode={mode} would overwrite it"
