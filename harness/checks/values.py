@@ -41,6 +41,7 @@ AT_LEAST_0 = (
     "optimizer.weight_decay",
     "launch.checkpoint_every",
     "launch.grace_s",
+    "tune.verify",
 )
 ABOVE_0 = ("optimizer.lr", "launch.timeout_s", "race.minutes")
 AT_MOST = {
@@ -77,6 +78,8 @@ def problems(config: DictConfig) -> list[Problem]:
     found += _numbers(config, ("batch.size",), "must be at least 1", samples, lambda value: value >= 1)
     found += _numbers(config, AT_LEAST_1, "must be at least 1", 1, lambda value: value >= 1)
     found += _numbers(config, AT_LEAST_0, "must be at least 0", 0, lambda value: value >= 0)
+    alone = "is a race of one: 0 for none, or at least 2"
+    found += _numbers(config, ("tune.verify",), alone, 3, lambda value: value != 1)
     found += _numbers(config, ABOVE_0, "must be above 0", None, lambda value: value > 0)
     known = {problem.key for problem in found}
     for key in (key for key in AT_MOST if key not in known):

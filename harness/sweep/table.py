@@ -18,6 +18,7 @@ from harness.planning.tune.result import Reason
 from harness.report import comparison
 from harness.report.columns import MESH_LEGEND, Column, drawn, mesh_text
 from harness.report.console import plain
+from harness.sweep import tuned_table
 from harness.sweep.row import FIGURES, FURTHER, PREDICTED, UNIT, Row
 
 REASON_LINES = 8
@@ -134,26 +135,29 @@ def _short(keys: Sequence[str]) -> list[str]:
 
 
 def close(rows: Sequence[Row], folder: Path, console: Console | None = None) -> None:
-    """Print the closing table, of mode=tune the fastest first, why points failed, and a line about the whole sweep."""
+    """Print the closing table, why points failed, and a line about the whole sweep. Of mode=tune over engines it is one
+    table of all schemes, and the last line is the command of the fastest."""
     console = console or console_of_sweep()
-    if all(row.record and row.record.config.get("mode") == "tune" for row in rows):
-        rows = sorted(rows, key=lambda row: -(row.throughput or 0.0))
-    shown, left_out = table(rows, console.width)
-    console.print(shown)
-    for line in _legend(rows, left_out, console.width):
-        console.print(Text(line), soft_wrap=True)
+    one_search = tuned_table.is_one_search(rows)
+    if one_search:
+        tuned_table.show(rows, console)
+    else:
+        shown, left_out = table(rows, console.width)
+        console.print(shown)
+        for line in _legend(rows, left_out, console.width):
+            console.print(Text(line), soft_wrap=True)
     for row in rows:
         if row.record is not None and row.record.status != "ok":
             lines = row.record.reason.strip().splitlines()[:REASON_LINES] + ([f"log: {row.log}"] if row.log else [])
             console.print(Text("\n  ".join([f"{row.point.id} {row.record.status}", *lines])), soft_wrap=True)
-    for line in _tuned(rows):
+    last = tuned_table.winner(rows) if one_search else []
+    for line in [*(() if one_search else _tuned(rows)), f"{summary(rows)} ({folder})", *last]:
         console.print(Text(line), soft_wrap=True)
-    console.print(Text(f"{summary(rows)} ({folder})"), soft_wrap=True)
 
 
 def _tuned(rows: Sequence[Row]) -> Iterator[str]:
     """Of points of mode=tune: why candidates are impossible, and the command of the fastest one of all points."""
-    found = [(row, row.record.metrics["tuned"]) for row in rows if row.record and row.record.metrics.get("tuned")]
+    found = [(row, tuned) for row in rows if (tuned := tuned_table.tuned_of(row))]
     for row, tuned in found:
         yield from (f"{row.point.id} {Reason(**one)}" for one in tuned.get("impossible", ()))
     if found:

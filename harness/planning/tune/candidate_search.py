@@ -85,6 +85,7 @@ class Tuner:
         self.title = config_overrides.title(config, overrides)
         self.schemes = schemes.of(config, overrides)
         self.by_settings: dict[Settings, Scheme] = {one.settings: one for one in self.schemes}
+        self.working: dict[Settings, DictConfig] = {}
         self.stored = stored_profile.stored(config.profile) if config.profile else None
         self.cluster = cluster_config.build(cluster_config.from_group(config.cluster))
         self.lines: dict[Candidate, Line] = {}
@@ -137,10 +138,10 @@ class Tuner:
         is possible, whatever the model is."""
         candidates.refuse_given(self.config, self.schemes[0].engine.capabilities, self.cluster)
         counts = candidates.device_counts(self.cluster)
-        for devices in counts:
-            for scheme in self.schemes:
-                if devices == counts[0] or candidates.has_choice(scheme.config, scheme.engine.capabilities):
-                    self.blocks.append(Block(scheme, devices))
+        for devices, scheme in itertools.product(counts, self.schemes):
+            block, can = Block(scheme, devices), scheme.engine.capabilities
+            if (devices == counts[0] or candidates.has_choice(scheme.config, can)) and self.meshes(block):
+                self.blocks.append(block)
         if all(line.out for block in self.blocks for line in self.listed(block)):
             raise CannotRun(infeasible.impossible(self.overrides, [*self.lines.values()]))
 
@@ -168,7 +169,7 @@ class Tuner:
     def against(self, one: Candidate) -> tuple[Problem, ...]:
         """Return the problems that rule a candidate out whatever the model's layers cost."""
         scheme, uneven = self.by_settings[one.settings], one.uneven()
-        own, planner = one.config(scheme.config), scheme.config.planner.name
+        own, planner = self.config_of(one), scheme.config.planner.name
         found = engine_support.early(own, scheme.engine, self.cluster)
         if one.mesh.tensor > 1 and not registry.splits_matmuls(planner):
             found.append(engine_support.no_split(one.mesh.tensor, own.engine.name))
@@ -177,6 +178,15 @@ class Tuner:
         if self.stored:
             found += profile_match.stored(own, self.stored, config_overrides.given(self.overrides, "model"))
         return tuple(found)
+
+    def config_of(self, one: Candidate) -> DictConfig:
+        """The configuration of a run of a candidate: until the next one of its scheme is asked for, for copies take
+        long."""
+        own = self.working.get(one.settings)
+        if own is None:
+            own = self.working[one.settings] = one.config(self.by_settings[one.settings].config)
+        one.set_in(own)
+        return own
 
     def examine(self) -> None:
         """Go through the queue until it is empty."""
@@ -215,8 +225,11 @@ class Tuner:
 
     def leave(self, item: Item) -> None:
         """Mark the candidates of an item as slower than the best of their kind."""
-        for line in item.lines if isinstance(item, Chain) else ():
-            self.lines[line.candidate] = replace(self.lines[line.candidate], slower=True)
+        best = self.best_s[item.scheme.kind]
+        lines = item.lines if isinstance(item, Chain) else (item.line,) if isinstance(item, Estimated) else ()
+        for line in lines:
+            slower = (line.least_step_time_s or 0.0) >= best
+            self.lines[line.candidate] = replace(self.lines[line.candidate], slower=slower)
 
     def say(self) -> None:
         """Show how far the search is."""
@@ -276,7 +289,7 @@ class Tuner:
 
     def refuse_state(self) -> NoReturn:
         """Refuse a model whose state fits on no mesh."""
-        for block in self.blocks[: len(self.schemes)]:
+        for block in self.blocks[: len(self.schemes)]:  # those of the most devices
             for line in [*self.listed(block)]:
                 if not line.out and line.candidate.micro_batch in self.grounds:
                     self.lines[line.candidate] = self.with_state(line)
@@ -399,7 +412,7 @@ class Tuner:
         """Return the problems that rule a candidate out once the model's layers are known."""
         scheme, given = self.by_settings[one.settings], config_overrides.given(self.overrides, "model")
         return profile_match.against_profile(
-            one.config(scheme.config), scheme.engine.capabilities, ground.profile, ground.cluster.devices, given
+            self.config_of(one), scheme.engine.capabilities, ground.profile, ground.cluster.devices, given
         )
 
     def layout(self, one: Candidate) -> Layout:
@@ -407,14 +420,14 @@ class Tuner:
         scheme, ground = self.by_settings[one.settings], self.grounds[one.micro_batch]
         if found := self.against_layers(one, ground):
             raise CannotRun(found)
-        return laid_out(one.config(scheme.config), scheme.engine, scheme.planner, ground.profile, ground.cluster)
+        return laid_out(self.config_of(one), scheme.engine, scheme.planner, ground.profile, ground.cluster)
 
     def simulation(self, line: Line) -> tuple[Line, Draft | None]:
         """The line, once judged, with what the simulator finds; a draft if it fits."""
         scheme = self.by_settings[line.candidate.settings]
         try:
             layout = self.layouts[line.candidate]
-            draft = extrapolate.simulated(line.candidate.config(scheme.config), scheme.engine, layout)
+            draft = extrapolate.simulated(self.config_of(line.candidate), scheme.engine, layout)
         except CannotRun as error:
             return replace(line, problems=error.problems), None
         found = draft.plan.predicted
@@ -483,7 +496,7 @@ class Tuner:
         scheme = self.by_settings[line.candidate.settings]
         try:
             layout = self.layouts[line.candidate]
-            draft = extrapolate.simulated(line.candidate.config(scheme.config), scheme.engine, layout)
+            draft = extrapolate.simulated(self.config_of(line.candidate), scheme.engine, layout)
         except CannotRun:
             return {}
         return contents.fullest(draft.simulation.peaks)

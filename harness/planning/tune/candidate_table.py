@@ -45,8 +45,8 @@ def summary(counts: Counts, impossible: Sequence[Reason], left_out: Sequence[str
     """Candidates by outcome, why those that are impossible are, and what was left out, and why."""
     parts = {
         "simulated": counts.simulated,
-        "slower by bounds": counts.slower,
-        "slower by analytic estimate": counts.behind,
+        "slower, for computing alone takes longer than the best of their kind": counts.slower,
+        "not simulated, for they are slower by analytic estimate": counts.behind,
         "too large for memory": counts.full,
         "impossible": counts.impossible,
         "not looked at": counts.unseen,

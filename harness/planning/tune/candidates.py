@@ -67,10 +67,14 @@ class Candidate:
         """The configuration of a run of this candidate, made of its scheme's."""
         own = copy.deepcopy(scheme)
         own.mode = mode(scheme)
+        self.set_in(own)
+        return own
+
+    def set_in(self, own: DictConfig) -> None:
+        """Set the mesh and the number of micro-batches."""
         own.batch.micro_batches = self.micro_batches
         for name in DEGREES:
             own.mesh[name] = getattr(self.mesh, name)
-        return own
 
     def command(self, scheme: DictConfig, overrides: Sequence[str], can: Capabilities) -> str:
         """Return the command that runs this candidate."""

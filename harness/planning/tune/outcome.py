@@ -29,7 +29,7 @@ def of(tuner: Tuner) -> Tuned:
     reasons = () if tuner.interrupted else impossible.reasons(lines, tuner.helps)
     counted = counts(tuner)
     return Tuned(
-        lines, line, draft, ground, tuple(kinds), _rows(tuner), tuple(notes), counted, reasons, tuple(left_out(tuner, counted)),
+        lines, line, draft, ground, tuple(kinds), _rows(tuner), tuple(notes), counted, reasons, tuple(left_out(tuner)),
         tuner.interrupted,
     )  # fmt: skip
 
@@ -77,14 +77,10 @@ def counts(tuner: Tuner) -> Counts:
     return Counts(simulated, slower, rest - unseen, full, len(out) - full, unseen, tuner.fewest)
 
 
-def left_out(tuner: Tuner, counted: Counts) -> Iterator[str]:
+def left_out(tuner: Tuner) -> Iterator[str]:
     """What was not looked at, and why."""
-    if counted.slower:
-        yield f"{counted.slower} candidates not planned: computing alone takes longer than the best of their kind"
-    if counted.behind:
-        yield f"{counted.behind} candidates not simulated: slower by analytic estimate than those of their kind that were"
-    smaller = [n for n in candidates.device_counts(tuner.cluster) if n < tuner.fewest]
-    if smaller and not tuner.interrupted:
+    tried = {block.devices for block in tuner.blocks}
+    if min(tried) < tuner.fewest and not tuner.interrupted:
         yield f"fewer than {tuner.fewest} devices not tried: computing alone takes longer than the best of each kind"
     if tuner.cluster.nodes > 1 and tuner.cluster.devices_per_node > 1:
         yield "numbers of devices that are neither on one node nor whole nodes are not tried"

@@ -36,6 +36,10 @@ TITLES = (
 )
 
 
+MOST_ROWS = 20
+"""Candidates of which a record has the figures."""
+
+
 @dataclass(frozen=True)
 class Line:
     """`problems` say why a candidate is out. Memory is that of the fullest device, in bytes.
@@ -53,7 +57,7 @@ class Line:
     simulated_step_time_s: float | None = None
     least_step_time_s: float | None = None
     slower: bool = False
-    """Not planned: its least step time is no shorter than the step of another one of its kind."""
+    """Not simulated: its least step time is no shorter than the step of another one of its kind."""
     no_plan: NoPlan | None = None
     """The planner's problems, before their fixes have been computed."""
 
@@ -213,6 +217,7 @@ class Tuned:
                 "simulated": len(self.simulated),
                 "counts": vars(self.counts),
                 "command": self.command,
+                "rows": [one.to_json() for one in self.rows[:MOST_ROWS]],
                 "kinds": [kind.to_json() for kind in self.kinds],
                 "impossible": [*map(vars, self.impossible)],
                 "left_out": list(self.left_out),
