@@ -44,7 +44,7 @@ FEWEST = 3
 """Candidates of each kind that are simulated, if there are so many, before an estimate rules out others."""
 MARGIN = 1.1
 """An estimate rules out a candidate if it is so many times the best simulated step of its kind."""
-TRIED = 40
+TRIED = 8
 """Candidates that are simulated at most to know whether a fix helps."""
 SIMULATED = 10
 """Candidates of each kind that are simulated at most: the fastest by analytic estimate among those that fit."""
@@ -63,7 +63,7 @@ class Chain:
     """Candidates of a scheme on a mesh that are not planned yet, smaller micro-batches first."""
 
     scheme: Scheme
-    lines: tuple[Line, ...]
+    ones: tuple[Candidate, ...]
 
 
 @dataclass(frozen=True)
@@ -103,6 +103,7 @@ class Tuner:
         self.order = itertools.count()
         self.fewest = self.cluster.devices
         self.no_larger: int | None = None
+        self.most_stages = self.cluster.devices
         self.interrupted = False
         self.explains = True
         """Whether it is said what would fit, where nothing does."""
@@ -149,22 +150,25 @@ class Tuner:
         """The candidates of a block, with what rules some out whatever the model is."""
         for mesh in self.meshes(block):
             for one in self.of_mesh(block.scheme, mesh):
-                if one not in self.lines:
-                    self.lines[one] = Line(one, self.against(one))
-                yield self.lines[one]
+                line = Line(one, self.against(one))
+                if line.out:
+                    self.lines[one] = line
+                yield line
 
-    @staticmethod
-    def meshes(block: Block) -> list[Mesh]:
-        """The meshes of a block that make its scheme one of its own."""
+    def meshes(self, block: Block) -> list[Mesh]:
+        """The meshes of a block that make its scheme one of its own; without those of more stages than layers, once the
+        model is known, unless they are given."""
         found = candidates.meshes(block.scheme.config, block.scheme.engine.capabilities, block.devices)
-        return [mesh for mesh in found if block.scheme.takes(mesh)]
+        most = self.config.mesh.pipeline or self.most_stages
+        return [mesh for mesh in found if mesh.pipeline <= most and block.scheme.takes(mesh)]
 
     def of_mesh(self, scheme: Scheme, mesh: Mesh) -> list[Candidate]:
-        """The candidates of a mesh, small micro-batches first."""
+        """The candidates of a mesh, small micro-batches first; those that do not divide the batch only if none does."""
         stored = self.stored.micro_batch if self.stored else None
         given = candidates.given_micro_batches(self.config, self.overrides)
         sizes = candidates.sizes(self.config, self.overrides, stored, mesh)
-        return [Candidate(size, mesh, self.config.batch.size, given, scheme.settings) for size in sizes]
+        ones = [Candidate(size, mesh, self.config.batch.size, given, scheme.settings) for size in sizes]
+        return [one for one in ones if not one.uneven()] or ones[:1]
 
     def against(self, one: Candidate) -> tuple[Problem, ...]:
         """Return the problems that rule a candidate out whatever the model's layers cost."""
@@ -192,7 +196,8 @@ class Tuner:
         """Go through the queue until it is empty."""
         self.measure()
         for block in self.blocks:
-            self.push(self.least_s(block), block)
+            if self.meshes(block):
+                self.push(self.least_s(block), block)
         while self.queue:
             key, _, item = heapq.heappop(self.queue)
             kind = item.scheme.kind
@@ -226,10 +231,11 @@ class Tuner:
     def leave(self, item: Item) -> None:
         """Mark the candidates of an item as slower than the best of their kind."""
         best = self.best_s[item.scheme.kind]
-        lines = item.lines if isinstance(item, Chain) else (item.line,) if isinstance(item, Estimated) else ()
-        for line in lines:
-            slower = (line.least_step_time_s or 0.0) >= best
-            self.lines[line.candidate] = replace(self.lines[line.candidate], slower=slower)
+        for one in item.ones if isinstance(item, Chain) else ():
+            self.lines[one] = Line(one, least_step_time_s=self.bound_s(item.scheme, one), slower=True)
+        if isinstance(item, Estimated):
+            slower = (item.line.least_step_time_s or 0.0) >= best
+            self.lines[item.line.candidate] = replace(item.line, slower=slower)
 
     def say(self) -> None:
         """Show how far the search is."""
@@ -249,10 +255,10 @@ class Tuner:
             ahead = [first[larger].config(self.config) for larger in sizes[place + 1 :]]
             self.grounds[size] = self.known.get(size) or self.ground(first[size], ahead)
             profile = self.grounds[size].profile
-            self.works[size] = bounds.Work.of(profile)
+            self.works[size], self.most_stages = bounds.Work.of(profile), len(profile.layers)
             if place == 0 and not any(self.holds(block, size) for block in self.blocks):
                 self.refuse_state()
-            if most is None and self.works[size].most_saved > self.shards() * self.grounds[size].cluster.device.memory_bytes:
+            if place + 1 < len(sizes) and self.works[size].most_saved > self.shards() * self.grounds[size].cluster.device.memory_bytes:
                 self.no_larger = size
                 return
 
@@ -290,9 +296,7 @@ class Tuner:
     def refuse_state(self) -> NoReturn:
         """Refuse a model whose state fits on no mesh."""
         for block in self.blocks[: len(self.schemes)]:  # those of the most devices
-            for line in [*self.listed(block)]:
-                if not line.out and line.candidate.micro_batch in self.grounds:
-                    self.lines[line.candidate] = self.with_state(line)
+            self.open(block)
         raise CannotRun(infeasible.problems(self, [*self.lines.values()]) if self.explains else [])
 
     def least_s(self, block: Block) -> float:
@@ -303,46 +307,60 @@ class Tuner:
 
     def bound_s(self, scheme: Scheme, one: Candidate) -> float:
         """The least seconds of a candidate's step."""
-        recompute = scheme.config.engine.get("checkpoint", "never")
-        return self.works[one.micro_batch].seconds(one.mesh, one.micro_batches, recompute)
+        return self.works[one.micro_batch].seconds(one.mesh, one.micro_batches, scheme.recompute)
 
     def open(self, block: Block) -> None:
-        """List the candidates of a block: a chain for each mesh."""
+        """List the candidates of a block: a chain for each mesh whose smallest micro-batches bounds do not rule out."""
         self.fewest = min(self.fewest, block.devices)
         for mesh in self.meshes(block):
-            chain = []
-            for one in self.of_mesh(block.scheme, mesh):
-                line = self.lines.setdefault(one, Line(one, self.against(one)))
-                if not line.out and one.micro_batch not in self.grounds:  # larger than all that can fit
-                    larger = plan_fits.too_little_memory(f"micro-batches of {self.no_larger} need too much already")
-                    line = replace(line, problems=(larger,))
-                if not line.out:
-                    line = self.with_state(line)
-                self.lines[one] = line
-                if not line.out:
-                    chain.append(line)
-            self.follow(block.scheme, chain)
+            ones = self.of_mesh(block.scheme, mesh)
+            first, problems = ones[0], tuple(ones[0].uneven())
+            ready = tuple(one for one in ones if one.micro_batch in self.grounds)
+            if problems or not ready:
+                larger = plan_fits.too_little_memory(f"micro-batches of {self.no_larger} need too much already")
+                self.lines[first] = Line(first, problems or (larger,))
+            elif self.is_full(ready[0]):
+                self.note_full(ready)
+            elif (line := self.with_state(Line(ready[0]))).out:
+                self.lines[ready[0]] = line
+                self.remember_full(line)
+            else:
+                self.follow(block.scheme, ready)
 
-    def follow(self, scheme: Scheme, lines: Sequence[Line]) -> None:
+    def follow(self, scheme: Scheme, ones: Sequence[Candidate]) -> None:
         """Put what is left of a chain into the queue, by the least seconds of any in it."""
-        if lines:
-            self.push(min(line.least_step_time_s or 0.0 for line in lines), Chain(scheme, tuple(lines)))
+        if ones:
+            self.push(min(self.bound_s(scheme, one) for one in ones), Chain(scheme, tuple(ones)))
 
     def plan(self, chain: Chain) -> None:
         """Estimate the smallest micro-batches of a chain; where they do not fit, larger ones do not."""
-        line, *larger = chain.lines
-        one, scheme = line.candidate, chain.scheme
-        if (line.least_step_time_s or 0.0) >= self.best_s.get(scheme.kind, float("inf")):
-            self.lines[one] = replace(line, slower=True)
+        one, *larger = chain.ones
+        scheme, least = chain.scheme, self.bound_s(chain.scheme, one)
+        if least >= self.best_s.get(scheme.kind, float("inf")):
+            self.lines[one] = Line(one, least_step_time_s=least, slower=True)
         elif self.is_full(one):
-            self.lines[one] = replace(line, problems=(plan_fits.too_little_memory(LIKE_ANOTHER),))
+            self.note_full(chain.ones)
+            return
         else:
-            line = self.lines[one] = self.judged(line)
+            problems = self.against(one)
+            line = self.lines[one] = Line(one, problems) if problems else self.judged(Line(one))
             if not line.out:
-                self.push(max(line.least_step_time_s or 0.0, line.closed_form_step_time_s or 0.0), Estimated(scheme, line))
+                self.push(max(least, line.closed_form_step_time_s or 0.0), Estimated(scheme, line))
             elif line.full:
-                self.full[one.settings, one.mesh.pipeline, one.mesh.tensor].append((one.mesh.data, one.micro_batch))
+                self.remember_full(line)
+                self.note_full(larger)
+                return
         self.follow(scheme, larger)
+
+    def remember_full(self, line: Line) -> None:
+        """A candidate that has too little memory rules out others."""
+        one = line.candidate
+        self.full[one.settings, one.mesh.pipeline, one.mesh.tensor].append((one.mesh.data, one.micro_batch))
+
+    def note_full(self, ones: Sequence[Candidate]) -> None:
+        """Candidates that another one rules out, which has too little memory."""
+        for one in ones:
+            self.lines[one] = Line(one, (plan_fits.too_little_memory(LIKE_ANOTHER),))
 
     def is_full(self, one: Candidate) -> bool:
         """Whether a mesh with the same stages and shards has too little memory for no larger micro-batches, and no
@@ -475,17 +493,19 @@ class Tuner:
             return False
 
     def finds_one(self) -> bool:
-        """Whether a candidate with the smallest micro-batches fits: of those with the least memory by bounds, the
-        first `TRIED` are simulated."""
+        """Whether a candidate of all devices with the smallest micro-batches fits: of those with the least memory by
+        bounds, the first `TRIED` are simulated."""
         self.gather()
         self.measure(most=1)
-        heads = {}
+        most_devices = self.blocks[0].devices
         for block in self.blocks:
-            self.open(block)
-        for _, _, chain in self.queue:
-            if isinstance(chain, Chain):
-                heads[chain.lines[0].candidate] = chain.lines[0]
-        for line in sorted(heads.values(), key=lambda line: line.closed_form_memory_bytes or 0)[:TRIED]:
+            if block.devices == most_devices:
+                self.open(block)
+        heads = [self.with_state(Line(item.ones[0])) for _, _, item in self.queue if isinstance(item, Chain)]
+        heads.sort(key=lambda line: line.closed_form_memory_bytes or 0)
+        for line in heads[:TRIED]:
+            if self.against(line.candidate):
+                continue
             judged = self.judged(line)
             if not judged.out and not self.simulation(judged)[0].out:
                 return True

@@ -13,6 +13,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
@@ -45,13 +46,18 @@ class Scheme:
     tensor: bool | None = None
     """Whether the mesh must have tensor shards (True), must not (False), or may (None)."""
 
-    @property
+    @cached_property
     def kind(self) -> str:
         """The kind of scheme in a table: "deepspeed zero=1", "sbp planner=megatron"."""
         own = [f"{key.removeprefix('engine.')}={spelled(value)}" for key, value in self.settings if key not in DETAILS]
         return " ".join([self.config.engine.name, *own])
 
-    @property
+    @cached_property
+    def recompute(self) -> str:
+        """The micro-batches of which whole stages are recomputed: "never", "except_last" or "always"."""
+        return str(OmegaConf.select(self.config, "engine.checkpoint", default="never"))
+
+    @cached_property
     def recomputation(self) -> str:
         """The value of the engine's key of recomputation; "never" for an engine without one."""
         return str(next((v for key in RECOMPUTATION if (v := OmegaConf.select(self.config, key)) is not None), "never"))
