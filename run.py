@@ -59,6 +59,10 @@ def main(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) 
             from harness.races import race
 
             return race.main(options.overrides, options.multirun)
+        if "mode=fit" in options.overrides and not options.cfg:
+            from harness.sweep import fit
+
+            return fit.main(options.overrides)
         if "mode=tune" in options.overrides and not (options.cfg or options.multirun):
             print("mode=tune: reading the configuration", flush=True)
             from harness.races import tuned

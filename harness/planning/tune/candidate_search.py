@@ -102,6 +102,8 @@ class Tuner:
         self.queue: list[tuple[float, int, Item]] = []
         self.order = itertools.count()
         self.fewest = self.cluster.devices
+        self.all_meshes: dict[tuple[Settings, int], list[Mesh]] = {}
+        self.held_by_more: set[tuple[Settings, int, int]] = set()
         self.no_larger: int | None = None
         self.most_stages = self.cluster.devices
         self.interrupted = False
@@ -139,10 +141,13 @@ class Tuner:
         is possible, whatever the model is."""
         candidates.refuse_given(self.config, self.schemes[0].engine.capabilities, self.cluster)
         counts = candidates.device_counts(self.cluster)
+        chooses = {one.settings: candidates.has_choice(one.config, one.engine.capabilities) for one in self.schemes}
         for devices, scheme in itertools.product(counts, self.schemes):
-            block, can = Block(scheme, devices), scheme.engine.capabilities
-            if (devices == counts[0] or candidates.has_choice(scheme.config, can)) and self.meshes(block):
+            block = Block(scheme, devices)
+            if (devices == counts[0] or chooses[scheme.settings]) and self.meshes(block):
                 self.blocks.append(block)
+            if not self.explains and devices != counts[0] and self.blocks:
+                break  # it is enough to know whether the most devices are enough
         if all(line.out for block in self.blocks for line in self.listed(block)):
             raise CannotRun(infeasible.impossible(self.overrides, [*self.lines.values()]))
 
@@ -158,7 +163,11 @@ class Tuner:
     def meshes(self, block: Block) -> list[Mesh]:
         """The meshes of a block that make its scheme one of its own; without those of more stages than layers, once the
         model is known, unless they are given."""
-        found = candidates.meshes(block.scheme.config, block.scheme.engine.capabilities, block.devices)
+        place = block.scheme.settings, block.devices
+        if place not in self.all_meshes:
+            can = block.scheme.engine.capabilities
+            self.all_meshes[place] = candidates.meshes(block.scheme.config, can, block.devices)
+        found = self.all_meshes[place]
         most = self.config.mesh.pipeline or self.most_stages
         return [mesh for mesh in found if mesh.pipeline <= most and block.scheme.takes(mesh)]
 
@@ -246,9 +255,9 @@ class Tuner:
             text += f"; best so far: {kind} {units.rate(self.config.batch.size / self.best_s[kind])}"
         self.progress.detail(text)
 
-    def measure(self, most: int | None = None) -> None:
-        """Cluster and profile of each size of micro-batches, up to the one with which no candidate can fit. Raises
-        `CannotRun` at once where the state alone fits nowhere."""
+    def measure(self, most: int | None = None, refusing: bool = True) -> None:
+        """Cluster and profile of each size of micro-batches, at most of so many, up to the one with which no candidate
+        can fit. Raises `CannotRun` at once where the state alone fits nowhere."""
         first = self.representatives()
         sizes = sorted(first)[:most]
         for place, size in enumerate(sizes):
@@ -256,7 +265,7 @@ class Tuner:
             self.grounds[size] = self.known.get(size) or self.ground(first[size], ahead)
             profile = self.grounds[size].profile
             self.works[size], self.most_stages = bounds.Work.of(profile), len(profile.layers)
-            if place == 0 and not any(self.holds(block, size) for block in self.blocks):
+            if refusing and place == 0 and not any(self.holds(block, size) for block in self.blocks):
                 self.refuse_state()
             if place + 1 < len(sizes) and self.works[size].most_saved > self.shards() * self.grounds[size].cluster.device.memory_bytes:
                 self.no_larger = size
@@ -287,6 +296,10 @@ class Tuner:
         """Whether the devices of some mesh of a block have the memory for the state alone."""
         ground = self.grounds[size]
         for mesh in self.meshes(block):
+            place = block.scheme.settings, mesh.pipeline, mesh.tensor
+            if place in self.held_by_more:
+                continue  # fewer replicas have no more room
+            self.held_by_more.add(place)
             memory = memory_model(block.scheme.config, block.scheme.engine, mesh, ground.profile)
             there = ground.cluster.device.memory_bytes - memory.reserve_bytes
             if peak_memory.share(memory, ground.profile, mesh) <= there:
@@ -520,6 +533,10 @@ class Tuner:
         except CannotRun:
             return {}
         return contents.fullest(draft.simulation.peaks)
+
+    def scheme_of(self, one: Candidate) -> Scheme:
+        """The scheme of a candidate."""
+        return self.by_settings[one.settings]
 
     def memory(self, scheme: Scheme, one: Candidate) -> MemoryModel:
         """The memory model of a candidate."""
