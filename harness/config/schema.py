@@ -75,8 +75,8 @@ class RaceConfig:
 @dataclass
 class TuneConfig:
     verify: int = 0
-    """mode=tune: number of the best choices that train in turns on this machine, as with mode=race, once they are found.
-    0: none."""
+    """mode=tune: number of the best choices that train in turns on this machine, as with mode=race, once they are
+    found. 0: none."""
 
 
 @dataclass
@@ -100,9 +100,11 @@ class Config:
     mode: str = "run"
     """run: plan, predict, train and record. plan: plan and predict, then stop. simulate: run the plan in a simulator
     and record it. profile: write the model's profile, then stop. calibrate: time collectives among this machine's
-    devices, and write a cluster file with the fitted latency and bandwidth. tune: find the scheme (recomputation,
-    ZeRO stage, schedule, planner), the mesh and the micro-batches that are fastest and fit in memory, of an engine, of
-    several or of all (engine=all); keys that are given keep their values. race: train with each of several engines (engine=gpipe,ddp, or all) in turns, and rank them."""
+    devices, and write a cluster file with the fitted latency and bandwidth. tune: find the scheme (recomputation, ZeRO
+    stage, schedule, planner), the mesh and the micro-batches that are fastest and fit in memory, of an engine, of
+    several or of all (engine=all); keys that are given keep their values. race: train with each of several engines
+    (engine=gpipe,ddp, or all) in turns, and rank them. fit: the memory of each scheme, with and without recomputation,
+    in each precision."""
     costs: str = "auto"
     """Where layer times come from. measured: the profile as it is. scaled: a measured profile, scaled to the cluster's
     device. analytic: FLOPs and bytes divided by the device's peaks. none: layers take no time, so that only

@@ -10,6 +10,7 @@ from harness.planning.tune import schemes
 
 ALL = "all"
 
+
 def known() -> list[str]:
     """All engines; the one that trains on one device, with which others are compared, is the first."""
     names = [plugin.name for plugin in registry.scan() if plugin.group == "engine"]

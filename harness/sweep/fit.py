@@ -74,11 +74,14 @@ def main(overrides: Sequence[str], console: Console | None = None) -> int:
             cells = found.setdefault(precision, {})
             for engine in names:
                 try:
-                    cells |= _of_engine(_typed(overrides, engine, precision), Path(folder), progress)
+                    own, lacking = _of_engine(_typed(overrides, engine, precision), Path(folder), progress)
+                    cells |= own
+                    for kind, problem in lacking.items():
+                        refused.setdefault(problem.statement, []).append(f"{kind} precision={precision}")
                 except CannotRun as error:
                     problems += error.problems
                     reasons = refused.setdefault(error.problems[0].statement, [])
-                    reasons.append(f"engine={engine} precision={precision}")
+                    reasons.append(f"{engine} precision={precision}")
                 except WorkerFailed as error:
                     raise CannotRun([Problem("model", None, f"cannot be counted: {error}")], FIT) from error
     if not any(found.values()):
@@ -103,8 +106,8 @@ def _typed(overrides: Sequence[str], engine: str, precision: str) -> list[str]:
     return ["mode=tune", *own, *counted, f"engine={engine}", f"precision={precision}"]
 
 
-def _of_engine(overrides: Sequence[str], folder: Path, progress: Progress) -> Cells:
-    """The cells of an engine in one precision."""
+def _of_engine(overrides: Sequence[str], folder: Path, progress: Progress) -> tuple[Cells, dict[str, Problem]]:
+    """The cells of an engine in one precision; a problem of each kind of scheme that has none."""
     config = compose(overrides)
     files.write_text(folder / CONFIG, OmegaConf.to_yaml(config, resolve=True))  # for the process that counts layers
     tuner = Tuner(config, overrides, folder, progress)
@@ -112,6 +115,7 @@ def _of_engine(overrides: Sequence[str], folder: Path, progress: Progress) -> Ce
     tuner.gather()
     tuner.measure(most=1, refusing=False)
     found: Cells = {}
+    lacking: dict[str, Problem] = {}
     for scheme in tuner.schemes:
         heads = []
         for mesh in tuner.meshes(Block(scheme, tuner.blocks[0].devices)):
@@ -121,27 +125,31 @@ def _of_engine(overrides: Sequence[str], folder: Path, progress: Progress) -> Ce
         heads.sort(key=lambda line: line.closed_form_memory_bytes or 0)
         for line in heads[:TRIED]:
             cell, place = _cell(tuner, line), (scheme.kind, scheme.recomputation)
-            if cell and (place not in found or _order(cell) < _order(found[place])):
+            if isinstance(cell, Problem):
+                lacking.setdefault(scheme.kind, cell)
+            elif place not in found or _order(cell) < _order(found[place]):
                 found[place] = cell
-    return found
+    there = {kind for kind, _ in found}
+    return found, {kind: problem for kind, problem in lacking.items() if kind not in there}
 
 
 def _order(cell: Cell) -> tuple[bool, int]:
     return not cell.exact, cell.bytes
 
 
-def _cell(tuner: Tuner, line: Line) -> Cell | None:
-    """The memory of a candidate; None where it has no plan whatever the memory is."""
+def _cell(tuner: Tuner, line: Line) -> Cell | Problem:
+    """The memory of a candidate, or why it has no plan whatever the memory is."""
     one, there = line.candidate, line.memory_limit_bytes or 0
-    if tuner.against(one):
-        return None
+    if found := tuner.against(one):
+        return found[0]
     try:
         layout = tuner.layout(one)
         draft = extrapolate.simulated(tuner.config_of(one), tuner.scheme_of(one).engine, layout)
-    except NoPlan:
-        return Cell(line.closed_form_memory_bytes or 0, there, _mesh(one), exact=False) if line.full else None
-    except CannotRun:
-        return None
+    except NoPlan as error:
+        least = Cell(line.closed_form_memory_bytes or 0, there, _mesh(one), exact=False)
+        return least if line.full else error.unsolved
+    except CannotRun as error:
+        return error.problems[0]
     return Cell(max(draft.plan.predicted["peak_memory_bytes"]), there, _mesh(one))
 
 

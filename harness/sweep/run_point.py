@@ -142,9 +142,7 @@ def _run(
     row.record = _ended(earlier, row.point, folder, "error", why)
 
 
-def _here(
-    config: DictConfig, overrides: Sequence[str], console: Path, watch: Callable[[str], None] | None
-) -> str:
+def _here(config: DictConfig, overrides: Sequence[str], console: Path, watch: Callable[[str], None] | None) -> str:
     """Run a point in this process; what it prints goes to `console`. Returns why its record may not be complete."""
     with (
         console.open("w", encoding="utf-8", errors="backslashreplace") as output,

@@ -1,7 +1,7 @@
 """`mode=tune`: which scheme of an engine, mesh and micro-batches are fastest and fit. Free of torch.
 
-    schemes            an engine's searched keys and planners;  candidates  each with meshes of all devices or fewer, and
-                       micro-batches; what the user gives stays fixed
+    schemes            an engine's searched keys and planners; what the user gives stays fixed
+    candidates         each scheme with meshes of all devices or fewer, and micro-batches
     bounds             the least seconds and bytes of a candidate, whatever its plan
     step_time          an analytic estimate of the seconds of a step;  peak_memory  of its memory
     extrapolate        a simulation of few micro-batches, extended to many

@@ -112,7 +112,9 @@ class Tuner:
 
     def search(self) -> Tuned:
         """Search all candidates for the best one of each kind. Raises `CannotRun` if none is possible."""
-        self.progress.phase("searching", f"{self.title}: {len(self.schemes)} schemes, up to {self.cluster.devices} devices")
+        self.progress.phase(
+            "searching", f"{self.title}: {len(self.schemes)} schemes, up to {self.cluster.devices} devices"
+        )
         try:
             self.gather()
             self.examine()
@@ -267,7 +269,10 @@ class Tuner:
             self.works[size], self.most_stages = bounds.Work.of(profile), len(profile.layers)
             if refusing and place == 0 and not any(self.holds(block, size) for block in self.blocks):
                 self.refuse_state()
-            if place + 1 < len(sizes) and self.works[size].most_saved > self.shards() * self.grounds[size].cluster.device.memory_bytes:
+            if (
+                place + 1 < len(sizes)
+                and self.works[size].most_saved > self.shards() * self.grounds[size].cluster.device.memory_bytes
+            ):
                 self.no_larger = size
                 return
 
@@ -525,7 +530,7 @@ class Tuner:
         return False
 
     def held(self, line: Line) -> dict[str, int]:
-        """What fills the fullest device of a candidate that has a plan, at its peak; nothing where it has no schedule."""
+        """What fills the fullest device of a candidate that has a plan, at its peak; nothing without a schedule."""
         scheme = self.by_settings[line.candidate.settings]
         try:
             layout = self.layouts[line.candidate]

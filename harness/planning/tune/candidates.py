@@ -142,9 +142,7 @@ def meshes(config: DictConfig, can: Capabilities, devices: int) -> list[Mesh]:
         return [Mesh(**given)]
     if devices % taken:
         return []
-    return [
-        Mesh(**given | dict(zip(free, degrees, strict=True))) for degrees in _factors(devices // taken, len(free))
-    ]
+    return [Mesh(**given | dict(zip(free, degrees, strict=True))) for degrees in _factors(devices // taken, len(free))]
 
 
 def has_choice(config: DictConfig, can: Capabilities) -> bool:

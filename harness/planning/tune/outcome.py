@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from harness.core.units import percent
 from harness.planning import work
 from harness.planning.draft import Draft
-from harness.planning.tune import candidates, impossible
-from harness.planning.tune.candidates import Candidate
+from harness.planning.tune import impossible
 from harness.planning.tune.result import Best, Counts, Line, Tuned
 
 if TYPE_CHECKING:
@@ -19,7 +17,8 @@ if TYPE_CHECKING:
 def of(tuner: Tuner) -> Tuned:
     """The result of a search that has found something."""
     kinds = sorted(
-        (row(tuner, line, draft) for line, draft in tuner.drafts.values()), key=lambda one: (one.step_time_s, one.scheme)
+        (row(tuner, line, draft) for line, draft in tuner.drafts.values()),
+        key=lambda one: (one.step_time_s, one.scheme),
     )
     line, draft = tuner.drafts[kinds[0].scheme]
     ground = tuner.grounds[line.candidate.micro_batch]
@@ -85,4 +84,4 @@ def left_out(tuner: Tuner) -> Iterator[str]:
     if tuner.cluster.nodes > 1 and tuner.cluster.devices_per_node > 1:
         yield "numbers of devices that are neither on one node nor whole nodes are not tried"
     if tuner.no_larger:
-        yield f"micro-batches above {tuner.no_larger} not tried: one layer of theirs needs more memory than a device has"
+        yield f"micro-batches above {tuner.no_larger} not tried: a layer of theirs needs more memory than a device has"

@@ -70,7 +70,9 @@ class Scheme:
 
 def of(config: DictConfig, overrides: Sequence[str]) -> list[Scheme]:
     """All schemes of the configured engine, the user's own first."""
-    return [scheme for planned, tensor in _planned(config, overrides) for scheme in _combined(*planned, overrides, tensor)]
+    return [
+        scheme for planned, tensor in _planned(config, overrides) for scheme in _combined(*planned, overrides, tensor)
+    ]
 
 
 def default_planner(engine: str) -> str | None:
@@ -83,9 +85,7 @@ def _planners(engine: str) -> tuple[str, ...]:
     return getattr(registry.schemas().get(("engine", engine)), "PLANNERS", ())
 
 
-def _planned(
-    config: DictConfig, overrides: Sequence[str]
-) -> Iterator[tuple[tuple[Settings, DictConfig], bool | None]]:
+def _planned(config: DictConfig, overrides: Sequence[str]) -> Iterator[tuple[tuple[Settings, DictConfig], bool | None]]:
     """The configuration with each planner, and whether it is for meshes with tensor shards.
 
     Where planners that split matmuls and others are searched, those plan with shards alone, the others without; of
