@@ -22,8 +22,8 @@ from harness.host import devices, machine
 from harness.host.machine import Machine
 from harness.interfaces import Engine, Planner
 from harness.launch import slurm_step, supervisor
-from harness.planning import draft as planning_draft
 from harness.planning import contents, memory_advice, profiles
+from harness.planning import draft as planning_draft
 from harness.planning.draft import Draft
 from harness.planning.profiles import Origin, Profiles
 from harness.report.progress import Progress

@@ -18,7 +18,7 @@ OWN = ("engine", "planner")
 
 
 def is_one_search(rows: Sequence[Row]) -> bool:
-    """Whether the points are searches over engines, which are alike in all else."""
+    """Whether the points are searches over engines, which have all else in common."""
     return bool(rows) and all(
         row.point.values().get("mode") == "tune" and _others(row) == _others(rows[0]) for row in rows
     )

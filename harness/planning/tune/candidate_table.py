@@ -46,7 +46,7 @@ def summary(counts: Counts, impossible: Sequence[Reason], left_out: Sequence[str
     parts = {
         "simulated": counts.simulated,
         "slower, for computing alone takes longer than the best of their kind": counts.slower,
-        "not simulated, for they are slower by analytic estimate": counts.behind,
+        "not simulated, for they are slower by analytic estimate": counts.estimated_slower,
         "too large for memory": counts.full,
         "impossible": counts.impossible,
         "not looked at": counts.unseen,

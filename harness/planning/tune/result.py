@@ -146,13 +146,13 @@ class Best:
 
 @dataclass(frozen=True)
 class Counts:
-    """Candidates by outcome. `slower` cannot be faster than the best of their kind, `behind` are slower by analytic
-    estimate, `full` have not the memory, `impossible` no plan; `unseen` were not looked at when the search was
+    """Candidates by outcome. `slower` cannot be faster than the best of their kind, `estimated_slower` are slower by
+    analytic estimate, `full` have not the memory, `impossible` no plan; `unseen` were not looked at when the search was
     interrupted. `fewest` is the smallest number of devices of which any were looked at."""
 
     simulated: int
     slower: int
-    behind: int
+    estimated_slower: int
     full: int
     impossible: int
     unseen: int
@@ -160,7 +160,7 @@ class Counts:
 
     @property
     def all(self) -> int:
-        return self.simulated + self.slower + self.behind + self.full + self.impossible + self.unseen
+        return self.simulated + self.slower + self.estimated_slower + self.full + self.impossible + self.unseen
 
 
 @dataclass(frozen=True)
