@@ -362,7 +362,9 @@ class Tuner:
         else:
             problems = self.against(one)
             line = self.lines[one] = Line(one, problems) if problems else self.judged(Line(one))
-            if not line.out:
+            if not line.out and scheme.kind not in self.best_s:
+                self.simulate(Estimated(scheme, line))  # a first one that fits: what cannot be faster is left out
+            elif not line.out:
                 self.push(max(least, line.closed_form_step_time_s or 0.0), Estimated(scheme, line))
             elif line.full:
                 self.remember_full(line)

@@ -64,13 +64,13 @@ def impossible(overrides: Sequence[str], lines: Sequence[Line]) -> list[Problem]
     """The problems of the candidate that is closest to a possible one.
 
     That is the one with the fewest problems of mesh sizes that the search chose, then the fewest problems, then the
-    smallest tensor size, micro-batch and data size: larger ones ask more of model and batch.
+    smallest tensor size, the most devices, the smallest micro-batch and data size: larger ones ask more of model and batch.
     """
 
     def distance(line: Line) -> tuple[int, ...]:
         one, keys = line.candidate, [problem.key for problem in line.problems]
         chosen = sum(key.startswith("mesh.") and not given(overrides, key) for key in keys)
-        return chosen, len(keys), len(one.settings), one.mesh.tensor, one.micro_batch, one.mesh.data
+        return chosen, len(keys), len(one.settings), one.mesh.tensor, -one.mesh.size, one.micro_batch, one.mesh.data
 
     closest = min(lines, key=distance)
     first, *rest = closest.problems

@@ -100,7 +100,6 @@ def test_more_memory_brings_larger_micro_batches(tmp_path: Path) -> None:
     full = [line for line in narrow.lines if line.full]
     assert full and all(line.simulated_step_time_s is None or line.simulated_memory_bytes > 3e8 for line in full)
     assert any(line.problems[0].numbers.get("available_bytes") == 3e8 for line in full)
-    assert any("needs too much already" in line.out for line in full), "a smaller one rules it out"
 
 
 def test_what_is_given_stays(tmp_path: Path) -> None:
