@@ -64,7 +64,8 @@ def impossible(overrides: Sequence[str], lines: Sequence[Line]) -> list[Problem]
     """The problems of the candidate that is closest to a possible one.
 
     That is the one with the fewest problems of mesh sizes that the search chose, then the fewest problems, then the
-    smallest tensor size, the most devices, the smallest micro-batch and data size: larger ones ask more of model and batch.
+    smallest tensor size, the most devices, the smallest micro-batch and data size: larger ones ask more of model and
+    batch.
     """
 
     def distance(line: Line) -> tuple[int, ...]:
