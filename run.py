@@ -59,9 +59,16 @@ def main(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) 
             from harness.races import race
 
             return race.main(options.overrides, options.multirun)
-        from harness.sweep import engines
+        if "mode=fit" in options.overrides and not options.cfg:
+            from harness.sweep import fit
 
-        if options.multirun or (engines.tunes_several(options.overrides) and not options.cfg):
+            return fit.main(options.overrides)
+        if "mode=tune" in options.overrides and not (options.cfg or options.multirun):
+            print("mode=tune: reading the configuration", flush=True)
+            from harness.races import tuned
+
+            return tuned.main(options.overrides)
+        if options.multirun:
             from harness.sweep import local
 
             return local.main(options.overrides)

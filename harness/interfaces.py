@@ -106,6 +106,14 @@ class Planner(Protocol):
 
 
 @dataclass(frozen=True)
+class Searched:
+    """The `values` of a key that mode=tune tries; where the mesh has 1 for `degree` it leaves the key as it is."""
+
+    values: tuple[Any, ...]
+    degree: str = ""
+
+
+@dataclass(frozen=True)
 class Setting:
     """A setting of the user ({"engine.zero": 2}), and the one to use instead ({"engine.zero": 1})."""
 

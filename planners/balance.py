@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from harness.core.cluster import Cluster
 from harness.core.memory_model import MemoryModel
@@ -10,7 +11,7 @@ from harness.core.model_profile import ModelProfile
 from harness.core.plan import Plan
 from harness.core.problem import Problem, refuse
 from harness.core.value_checks import one_of
-from harness.interfaces import PlanRequest
+from harness.interfaces import PlanRequest, Searched
 from planners import block_partition, pipeline, stage_costs
 
 BY = ("time", "memory", "parameters")
@@ -20,6 +21,8 @@ METHODS = ("exact", "barany_grinberg")
 @dataclass
 class Config:
     """The keys of `planner=balance`."""
+
+    SEARCHED: ClassVar[dict[str, Searched]] = {"by": Searched(("time", "memory"), "pipeline")}
 
     name: str = "balance"
     """The planner."""

@@ -25,6 +25,7 @@ import shutil
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
+from typing import ClassVar
 
 from engines.deepspeed import BUCKET
 from harness.checks.engine_support import unsplit
@@ -36,7 +37,7 @@ from harness.core.model_profile import ModelProfile
 from harness.core.plan import Mesh, Plan
 from harness.core.problem import Fix, Problem
 from harness.core.value_checks import one_of
-from harness.interfaces import Capabilities, Engine, Model, PlanRequest, Session, SessionSpec, Setting
+from harness.interfaces import Capabilities, Engine, Model, PlanRequest, Searched, Session, SessionSpec, Setting
 from harness.schedule import Schedule
 from harness.schedule.builders.data_parallel import SHARDINGS, Reduction, data_parallel
 from harness.schedule.builders.deepspeed import deepspeed
@@ -52,6 +53,9 @@ CHECKPOINT = ("never", "always")
 
 @dataclass
 class Config:
+    PLANNERS: ClassVar[tuple[str, ...]] = ("balance", "megatron")
+    SEARCHED: ClassVar[dict[str, Searched]] = {"zero": Searched(STAGES), "checkpoint": Searched(CHECKPOINT)}
+
     name: str = "deepspeed"
     """The engine."""
     zero: int = 0

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from engines.fsdp.layer_groups import groups, own_bytes
 from harness.core.memory_model import MemoryModel
@@ -33,13 +34,18 @@ from harness.core.op import Op
 from harness.core.plan import Mesh, Plan
 from harness.core.problem import Problem
 from harness.core.value_checks import at_least
-from harness.interfaces import Capabilities, Engine, Model, Session, SessionSpec
+from harness.interfaces import Capabilities, Engine, Model, Searched, Session, SessionSpec
 from harness.schedule import Schedule
 from harness.schedule.builders.data_parallel import data_parallel
 
 
 @dataclass
 class Config:
+    SEARCHED: ClassVar[dict[str, Searched]] = {
+        "reshard_after_forward": Searched((True, False), "data"),
+        "reduce_each": Searched((True, False), "data"),
+    }
+
     name: str = "fsdp"
     """The engine."""
     group_mb: float = 0.25

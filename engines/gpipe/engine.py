@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import ClassVar
 
 from harness.core.model_profile import ModelProfile
 from harness.core.plan import Plan
 from harness.core.problem import Problem
 from harness.core.value_checks import one_of
-from harness.interfaces import Capabilities, Engine, Model, Session, SessionSpec
+from harness.interfaces import Capabilities, Engine, Model, Searched, Session, SessionSpec
 from harness.schedule import Schedule
 from harness.schedule.builders.gpipe import RECOMPUTE, gpipe
 from harness.schedule.tied_weight_ops import plan_ties, with_ties
@@ -18,6 +19,8 @@ from harness.schedule.transfers import plan_transfers
 
 @dataclass
 class Config:
+    SEARCHED: ClassVar[dict[str, Searched]] = {"checkpoint": Searched(RECOMPUTE)}
+
     name: str = "gpipe"
     """The engine."""
     checkpoint: str = "except_last"

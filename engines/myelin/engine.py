@@ -27,7 +27,7 @@ from harness.core.model_profile import ModelProfile
 from harness.core.plan import Mesh, Plan
 from harness.core.problem import Problem
 from harness.core.value_checks import one_of
-from harness.interfaces import Capabilities, Engine, Model, PlanRequest, Session, SessionSpec
+from harness.interfaces import Capabilities, Engine, Model, PlanRequest, Searched, Session, SessionSpec
 from harness.launch import mpi
 from harness.schedule import Schedule
 from harness.schedule.builders.myelin import ORDERS, Order, myelin, split_into_chunks
@@ -44,6 +44,11 @@ LARGEST = 2**40
 @dataclass
 class Config:
     DEGREES: ClassVar[dict[str, str]] = {"g_inter": "pipeline", "g_data": "data"}
+
+    SEARCHED: ClassVar[dict[str, Searched]] = {
+        "checkpoint_every": Searched(("never", "auto")),
+        "order": Searched(ORDERS, "pipeline"),
+    }
 
     name: str = "myelin"
     """The engine."""

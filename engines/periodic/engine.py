@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections import Counter
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from engines.periodic import weight_versions
 from harness.core import divisors
@@ -42,6 +43,8 @@ from harness.schedule.transfers import Transfer
 @dataclass
 class Config:
     """`engines.periodic.weight_versions` says which weights a micro-batch sees."""
+
+    PLANNERS: ClassVar[tuple[str, ...]] = ("madpipe", "contiguous", "pipedream")
 
     name: str = "periodic"
     """The engine."""

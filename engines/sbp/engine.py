@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import ClassVar
 
 from harness.checks.engine_support import unsplit
 from harness.core import divisors
@@ -25,6 +26,8 @@ from harness.schedule.transfers import plan_transfers
 
 @dataclass
 class Config:
+    PLANNERS: ClassVar[tuple[str, ...]] = ("autoddl", "megatron", "data_parallel")
+
     name: str = "sbp"
     """The engine."""
     overlap: bool = True

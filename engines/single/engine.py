@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import ClassVar
 
 from harness.core.cluster import Cluster
 from harness.core.memory_model import MemoryModel
@@ -15,7 +16,7 @@ from harness.core.model_profile import ModelProfile
 from harness.core.plan import Plan
 from harness.core.problem import Problem
 from harness.core.value_checks import at_least, one_of
-from harness.interfaces import Capabilities, Engine, Model, Session, SessionSpec
+from harness.interfaces import Capabilities, Engine, Model, Searched, Session, SessionSpec
 from harness.schedule import Schedule
 from harness.schedule.builders.gpipe import RECOMPUTE
 from harness.schedule.builders.single import single
@@ -23,6 +24,8 @@ from harness.schedule.builders.single import single
 
 @dataclass
 class Config:
+    SEARCHED: ClassVar[dict[str, Searched]] = {"checkpoint": Searched(RECOMPUTE)}
+
     name: str = "single"
     """The engine."""
     checkpoint: str = "never"

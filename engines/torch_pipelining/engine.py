@@ -27,6 +27,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from harness.core import divisors
 from harness.core.cluster import Cluster
@@ -35,7 +36,7 @@ from harness.core.model_profile import ModelProfile
 from harness.core.plan import Mesh, Plan
 from harness.core.problem import LEAVE_OUT, Fix, Problem
 from harness.core.value_checks import one_of
-from harness.interfaces import Capabilities, Engine, Model, PlanRequest, Session, SessionSpec
+from harness.interfaces import Capabilities, Engine, Model, PlanRequest, Searched, Session, SessionSpec
 from harness.schedule import Schedule
 from harness.schedule.builders.data_parallel import over_replicas
 from harness.schedule.builders.fill_drain import fill_drain
@@ -52,6 +53,8 @@ CHUNKS = 2
 @dataclass
 class Config:
     """`engines.torch_pipelining.engine` says what each schedule asks for, and what the library cannot do."""
+
+    SEARCHED: ClassVar[dict[str, Searched]] = {"schedule": Searched(SCHEDULES, "pipeline")}
 
     name: str = "torch_pipelining"
     """The engine."""

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import ClassVar
 
 from harness.checks.values import not_installed
 from harness.core.cluster import Cluster
@@ -30,7 +31,7 @@ from harness.core.model_profile import ModelProfile
 from harness.core.plan import Plan
 from harness.core.problem import Problem
 from harness.core.value_checks import one_of
-from harness.interfaces import Capabilities, Engine, Model, Session, SessionSpec
+from harness.interfaces import Capabilities, Engine, Model, Searched, Session, SessionSpec
 from harness.schedule import Schedule
 from harness.schedule.builders.gpipe import RECOMPUTE, gpipe
 from harness.schedule.tied_weight_ops import tied_stages
@@ -43,6 +44,8 @@ class Config:
 
     `engines.torchgpipe.engine` says what it cannot do: above all, on CPU devices none of its tasks overlap.
     """
+
+    SEARCHED: ClassVar[dict[str, Searched]] = {"checkpoint": Searched(RECOMPUTE)}
 
     name: str = "torchgpipe"
     """The engine."""

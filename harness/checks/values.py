@@ -32,7 +32,9 @@ from harness.launch.supervisor import START_S
 from harness.simulator.layer_times import COSTS
 
 MODES = ("run", "plan", "simulate", "profile", "calibrate", "tune")
-"""Those of one run; mode=race has several (`harness.races`)."""
+"""Those of one run."""
+SEVERAL = {"race": "engine=...", "fit": "model=... cluster=..."}
+"""Modes of several runs, and how they are called (`harness.races`, `harness.sweep.fit`)."""
 OPTIMIZERS = ("sgd", "adam", "adamw")
 AT_LEAST_1 = ("batch.micro_batches", "batch.micro_batch_size", "steps", "mesh.data", "mesh.pipeline", "mesh.tensor")
 AT_LEAST_0 = (
@@ -42,6 +44,7 @@ AT_LEAST_0 = (
     "optimizer.weight_decay",
     "launch.checkpoint_every",
     "launch.grace_s",
+    "tune.verify",
 )
 ABOVE_0 = ("optimizer.lr", "launch.timeout_s", "race.minutes")
 AT_MOST = {
@@ -78,6 +81,8 @@ def problems(config: DictConfig) -> list[Problem]:
     found += _numbers(config, ("batch.size",), "must be at least 1", samples, lambda value: value >= 1)
     found += _numbers(config, AT_LEAST_1, "must be at least 1", 1, lambda value: value >= 1)
     found += _numbers(config, AT_LEAST_0, "must be at least 0", 0, lambda value: value >= 0)
+    alone = "is a race of one: 0 for none, or at least 2"
+    found += _numbers(config, ("tune.verify",), alone, 3, lambda value: value != 1)
     found += _numbers(config, ABOVE_0, "must be above 0", None, lambda value: value > 0)
     known = {problem.key for problem in found}
     for key in (key for key in AT_MOST if key not in known):
@@ -145,12 +150,13 @@ def _names(config: DictConfig) -> list[Problem]:
 
 
 def _as_mode(problem: Problem) -> Problem:
-    """Say that mode=race is one, too, but not of one run."""
-    if problem.value == "race":
-        return Problem("mode", "race", "has several runs, and this is one", hint="python run.py mode=race engine=...")
-    found = replace(problem, message=f"{problem.message}, race")
-    is_meant = closest(str(problem.value), [*MODES, "race"]) == "race"
-    return replace(found, fixes=(), hint="mode=race") if is_meant else found
+    """Say that mode=race and mode=fit are some, too, but not of one run."""
+    if problem.value in SEVERAL:
+        hint = f"python run.py mode={problem.value} {SEVERAL[problem.value]}"
+        return Problem("mode", problem.value, "has several runs, and this is one", hint=hint)
+    found = replace(problem, message=f"{problem.message}, {', '.join(SEVERAL)}")
+    meant = closest(str(problem.value), [*MODES, *SEVERAL])
+    return replace(found, fixes=(), hint=f"mode={meant}") if meant in SEVERAL else found
 
 
 def _as_precision(problem: Problem) -> Problem:

@@ -29,8 +29,9 @@ python run.py [key=value ...]        plan, predict, train a few steps, report an
 python run.py mode=simulate [...]    the same on a described cluster, in a simulator: cluster=p40x8
 python run.py mode=plan [...]        only plan and predict; mode=profile only measures or counts a model's layers
 python run.py mode=calibrate [...]   time collectives among this machine's devices, and write a cluster file
-python run.py mode=tune [...]        find the fastest mesh of all devices and number of micro-batches that fit in memory
-                                     of an engine, of several (engine=ddp,fsdp), or of each one (engine=all)
+python run.py mode=tune [...]        find the fastest scheme, mesh and micro-batches that fit; of several engines
+                                     (engine=ddp,fsdp) or all (engine=all), too; tune.verify=3 races the best here
+python run.py mode=fit [...]         the memory of each scheme, with and without recomputation, in each precision
 python run.py mode=race [...]        train with several engines in turns, and rank them: engine=gpipe,ddp or engine=all;
                                      gpipe:key=value is of one of them, schemes=FILE.yaml lists runs with names
 python run.py --config-dir DIR [...] also read choices from DIR: DIR/cluster/NAME.yaml is cluster=NAME

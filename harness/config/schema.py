@@ -73,6 +73,13 @@ class RaceConfig:
 
 
 @dataclass
+class TuneConfig:
+    verify: int = 0
+    """mode=tune: number of the best choices that train in turns on this machine, as with mode=race, once they are
+    found. 0: none."""
+
+
+@dataclass
 class Config:
     """`python run.py key=value ...`"""
 
@@ -89,12 +96,15 @@ class Config:
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     launch: LaunchConfig = field(default_factory=LaunchConfig)
     race: RaceConfig = field(default_factory=RaceConfig)
+    tune: TuneConfig = field(default_factory=TuneConfig)
     mode: str = "run"
     """run: plan, predict, train and record. plan: plan and predict, then stop. simulate: run the plan in a simulator
     and record it. profile: write the model's profile, then stop. calibrate: time collectives among this machine's
-    devices, and write a cluster file with the fitted latency and bandwidth. tune: find the mesh of all devices and the
-    number of micro-batches that are fastest and fit in memory; values given for mesh.* and batch.micro_batches are
-    kept. race: train with each of several engines (engine=gpipe,ddp, or all) in turns, and rank them."""
+    devices, and write a cluster file with the fitted latency and bandwidth. tune: find the scheme (recomputation, ZeRO
+    stage, schedule, planner), the mesh and the micro-batches that are fastest and fit in memory, of an engine, of
+    several or of all (engine=all); keys that are given keep their values. race: train with each of several engines
+    (engine=gpipe,ddp, or all) in turns, and rank them. fit: the memory of each scheme, with and without recomputation,
+    in each precision."""
     costs: str = "auto"
     """Where layer times come from. measured: the profile as it is. scaled: a measured profile, scaled to the cluster's
     device. analytic: FLOPs and bytes divided by the device's peaks. none: layers take no time, so that only

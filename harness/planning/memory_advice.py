@@ -121,11 +121,16 @@ def _micro_batches(config: DictConfig) -> Iterator[Fix]:
 
 
 def _batches(config: DictConfig) -> Iterator[Fix]:
-    """Smaller batches in as many micro-batches, each of half the samples of the one before."""
+    """Smaller batches, each of half the samples of the one before: in as many micro-batches, then in fewer of one
+    sample."""
     samples = 1 if config.profile else mesh.micro_batch(config)
     each = config.batch.size // samples
     while (samples := samples // 2) > 0:
         yield {"batch.size": each * samples}
+    count = config.batch.micro_batches
+    replicas = each // count
+    while not config.profile and (count := count // 2) > 0:
+        yield {"batch.size": replicas * count, "batch.micro_batches": count}
 
 
 def _factors(config: DictConfig) -> list[int]:

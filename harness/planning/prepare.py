@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import TypeVar
@@ -24,8 +24,8 @@ from harness.host import devices, machine
 from harness.host.machine import Machine
 from harness.interfaces import Engine, Planner
 from harness.launch import slurm_step, supervisor
+from harness.planning import contents, memory_advice, profiles
 from harness.planning import draft as planning_draft
-from harness.planning import memory_advice, profiles
 from harness.planning.draft import Draft
 from harness.planning.profiles import Origin, Profiles
 from harness.report.progress import Progress
@@ -240,7 +240,9 @@ class _Preparation:
     def check_memory(self, draft: Draft, profile: ModelProfile) -> None:
         """Devices without the memory for their parts are a problem, with a fix that was tried."""
         peaks = draft.plan.predicted["peak_memory_bytes"]
-        found = plan_fits.check_memory(draft.plan, peaks, draft.cluster, draft.memory)
+        held = contents.text(contents.fullest(draft.simulation.peaks))
+        full = plan_fits.check_memory(draft.plan, peaks, draft.cluster, draft.memory)
+        found = [replace(one, message=f"{one.message}: {held}") for one in full]
         self.problems += [memory_advice.advised(one, self.config, profile, draft.cluster) for one in found]
 
 

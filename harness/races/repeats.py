@@ -24,8 +24,9 @@ from harness.races import picture
 from harness.races.entries import Entry
 from harness.races.result import Result
 from harness.report import comparison
+from harness.report.columns import Column, drawn
 from harness.sweep.repeats import TITLE, Summary
-from harness.sweep.table import Column, console_of_sweep, drawn
+from harness.sweep.table import console_of_sweep
 
 
 def show(results: Sequence[Result], folder: Path, console: Console | None = None) -> None:

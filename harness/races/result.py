@@ -20,7 +20,8 @@ from harness.races import picture, verdict
 from harness.races.entries import Entry
 from harness.races.verdict import Place, Ratio
 from harness.report import comparison
-from harness.sweep.table import Column, console_of_sweep, drawn, mesh_text
+from harness.report.columns import Column, drawn, mesh_text
+from harness.sweep.table import console_of_sweep
 
 REASON_LINES = 8
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
@@ -20,7 +21,7 @@ PLAIN_INTERVAL_S = 5.0
 
 
 class Progress:
-    """Shows what a run is doing.
+    """Shows what a run is doing; `watch` is called with it, too.
 
     with Progress() as progress:
         progress.phase("profiling", "unet, micro-batches of 2")
@@ -29,8 +30,8 @@ class Progress:
         progress.step(1, loss=0.69, samples_per_s=120.0)
     """
 
-    def __init__(self, console: Console | None = None) -> None:
-        self.console = console or closing_table.console()
+    def __init__(self, console: Console | None = None, watch: Callable[[str], None] | None = None) -> None:
+        self.console, self._watch = console or closing_table.console(), watch
         self._live = self.console.is_terminal and not self.console.is_dumb_terminal
         self._name = ""
         self._began_s = 0.0
@@ -53,11 +54,21 @@ class Progress:
         self._end()
         self._name, self._began_s = name, time.monotonic()
         text = f"{name}  {detail}" if detail else name
+        self._say(text)
         if self._live:
             self._status = Status(Text(text), console=self.console, spinner="line")
             self._status.start()
         else:
             self.note(text)
+
+    def detail(self, text: str) -> None:
+        """Shows how far this phase is: at once on a terminal, now and then in a log file."""
+        self._say(f"{self._name}  {text}")
+        if self._status is not None:
+            self._status.update(Text(f"{self._name}  {text}"))
+        elif not self._live and time.monotonic() - self._printed_s >= PLAIN_INTERVAL_S:
+            self._printed_s = time.monotonic()
+            self.note(f"{self._name}  {text}")
 
     def steps(self, total: int) -> None:
         """Begins the bar over `total` training steps."""
@@ -86,6 +97,10 @@ class Progress:
         if not self._live and (done >= self._total or now - self._printed_s >= PLAIN_INTERVAL_S):
             self._printed_s = now
             self.note(f"step {done}/{self._total}   {text}")
+
+    def _say(self, text: str) -> None:
+        if self._watch:
+            self._watch(text)
 
     def note(self, text: str) -> None:
         """Prints one line above the live display."""

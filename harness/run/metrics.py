@@ -20,6 +20,7 @@ from harness.core.problem import line
 from harness.core.serialization import encode
 from harness.core.trace import Trace
 from harness.host import devices
+from harness.planning import work
 from harness.planning.draft import Draft
 from harness.schedule.dependency_graph import DATA, split_part
 from harness.schedule.optimizer_chunks import OUT, copy_direction
@@ -35,11 +36,11 @@ def measured(result: dict[str, Any], draft: Draft, config: DictConfig, kind: dev
         if peaks
         else None,
     }
-    count = threads(config)
-    work = _work(draft, result["step_time_s"], count if kind == "cpu" else 1)
+    count = work.threads(config)
+    done = work.per_second(draft, result["step_time_s"], count if kind == "cpu" else 1)
     own = kind == "cpu" and draft.devices * count > devices.cores()  # its devices wait for one another
     slowed = None if own else result.get("slowed")
-    return {**result, **work, "slowed": slowed, "threads": count, "predicted_over_measured": ratios}
+    return {**result, **done, "slowed": slowed, "threads": count, "predicted_over_measured": ratios}
 
 
 def simulated(simulation: Simulation, draft: Draft) -> dict[str, Any]:
@@ -48,7 +49,7 @@ def simulated(simulation: Simulation, draft: Draft) -> dict[str, Any]:
     return {
         **simulation.figures,
         "throughput": draft.samples / step_s if step_s else None,
-        **_work(draft, step_s),
+        **work.per_second(draft, step_s),
         "period_s": period_s(simulation.trace),
         "phases_s": phases_s(simulation.trace),
         "loss": None,
@@ -74,37 +75,6 @@ def basis(draft: Draft, config: DictConfig, values: str) -> dict[str, Any]:
         "jitter": config.jitter if config.mode == "simulate" else 0.0,
         "seed": config.seed,
     }
-
-
-def threads(config: DictConfig) -> int:
-    """Intra-op threads of each CPU device: 1, unless the engine has a key for it (0 is one for each core)."""
-    count: int = config.engine.get("threads", 1) or devices.cores()
-    return count
-
-
-def _work(draft: Draft, step_s: float, count: int = 1) -> dict[str, Any]:
-    """FLOP/s of the model itself, those of the hardware, which recomputation adds to, and their shares of all devices'
-    peak.
-
-    The peak of a CPU device is that of one thread, of which each device has `count`.
-    """
-    profile, copies = draft.profile, draft.plan.mesh.data * draft.plan.mesh.tensor
-    model = 3 * profile.sum("flops", 0, len(profile.layers) - 1) * draft.plan.micro_batches * copies
-    peak = draft.cluster.device.peak_flops.get(profile.autocast or profile.dtype, 0.0) * count * draft.devices
-    found: dict[str, Any] = {}
-    for name, work in (("", model), ("hardware_", model + _recomputed_flops(draft) * copies)):
-        speed = work / step_s if step_s else 0.0
-        found[f"{name or 'model_'}flops_per_s"] = speed or None
-        found[f"{name}percent_of_peak"] = 100 * speed / peak if peak and speed else None
-    return found
-
-
-def _recomputed_flops(draft: Draft) -> float:
-    """FLOPs that one replica's shard recomputes: layers inside their backward passes, and whole stages."""
-    profile, stages = draft.profile, draft.plan.stages
-    each = [profile.sum("flops", stage.first, stage.last) for stage in stages]
-    whole = sum(each[op.stage] for queue in draft.schedule.queues for op in queue.ops if op.kind == "R")
-    return whole + draft.plan.micro_batches * profile.sum("recomputed_flops", 0, len(profile.layers) - 1)
 
 
 def period_s(trace: Trace) -> float | None:

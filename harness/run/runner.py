@@ -37,7 +37,7 @@ from harness.launch.rank_names import RankNames
 from harness.launch.signals import Signals, preemptible
 from harness.launch.supervisor import Outcome, WorkerFailed
 from harness.measure import calibration
-from harness.planning import prepare, profiles, tune
+from harness.planning import prepare, profiles, tune, work
 from harness.planning.prepare import Prepared
 from harness.report import closing_table, pattern_plot, plan_report, timeline_plot
 from harness.report.console import plain
@@ -53,8 +53,10 @@ from harness.run.stop_request import StopRequest
 from harness.trackers import Tracker
 
 
-def run(config: DictConfig, overrides: Sequence[str]) -> RunRecord:
+def run(config: DictConfig, overrides: Sequence[str], watch: Callable[[str], None] | None = None) -> RunRecord:
     """Do what `config` says and print it for the user; returns the record that was written.
+
+    `watch` is called with what the run is doing, again and again.
 
     Every end becomes the record's status, except that of a run without a folder, or in one that another process uses:
     raises `CannotRun`, and has touched no file.
@@ -69,7 +71,7 @@ def run(config: DictConfig, overrides: Sequence[str]) -> RunRecord:
         current = Run(config, overrides, record_id, path, lock)
         with preemptible() as current.signals:
             try:
-                with Progress() as current.progress:
+                with Progress(watch=watch) as current.progress:
                     current.start()
                     MODES[config.mode](current)
                 outcome = Outcome("ok")
@@ -118,7 +120,7 @@ class Run:
         """Start in the folder, new or from where an earlier start ended, with a record that says "running"."""
         mode, path = self.config.mode, self.folder.path
         self.folder.start()
-        found = manifest(self.overrides, [], {"seed": self.config.seed}, metrics.threads(self.config))
+        found = manifest(self.overrides, [], {"seed": self.config.seed}, work.threads(self.config))
         self.folder.update(manifest=found)
         if mode != "run" and not self.config.overwrite and has_trained(path):  # its steps are not soon there again
             message = f"holds a run that has trained, mode={mode} would overwrite it"
@@ -258,11 +260,14 @@ class Run:
     def tune_mesh(self) -> None:
         """mode=tune: leave the fastest mesh that fits, and print it next to its rivals."""
         found = tune.tune(self.config, self.overrides, self.folder.work, self.progress)
+        self.signals.ignored = True  # what is known is recorded
         self.folder.accept()
         basis = metrics.basis(found.draft, self.config, found.ground.values) | {"profile": found.ground.origin}
         plan, used = found.draft.plan, self.record.manifest | {"simulation": basis}
         self.folder.update(plan=plan.to_json(), predicted=plan.predicted, metrics=found.metrics(), manifest=used)
         tune.report(found, self.folder.path, self.progress)
+        if found.interrupted:
+            raise KeyboardInterrupt("interrupted while it searched: what it had found is recorded")
 
     def draw(self, panels: list[tuple[str, Trace]], prepared: Prepared) -> None:
         """The timelines, one below the other, and a plan's pattern; without a picture the run is as good."""

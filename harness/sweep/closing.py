@@ -11,21 +11,37 @@ from rich.text import Text
 from harness.checks.micro_batches import COUNT, SIZE
 from harness.planning.tune.result import Reason
 from harness.report import comparison
-from harness.sweep import repeats
+from harness.report.columns import MESH_LEGEND, drawn
+from harness.sweep import repeats, tuned_table
 from harness.sweep.row import PREDICTED, Row
-from harness.sweep.table import BEST, MESH, best, console_of_sweep, drawn, several_devices, table
+from harness.sweep.table import BEST, MESH, best, console_of_sweep, several_devices, table
 
 REASON_LINES = 8
 
 
 def close(rows: Sequence[Row], folder: Path, console: Console | None = None) -> None:
-    """Print the closing table, of mode=tune the fastest first, why points failed, and a line about the whole sweep.
+    """Print the closing table, why points failed, and a line about the whole sweep.
 
-    Below the table is one over the seeds, where points differ in these alone.
+    Of mode=tune over engines it is one table of all schemes, and the last line is the command of the fastest. Below the
+    table is one over the seeds, where points differ in these alone.
     """
     console = console or console_of_sweep()
-    if all(row.record and row.record.config.get("mode") == "tune" for row in rows):
-        rows = sorted(rows, key=lambda row: -(row.throughput or 0.0))
+    one_search = tuned_table.is_one_search(rows)
+    if one_search:
+        tuned_table.show(rows, console)
+    else:
+        _show(rows, console)
+    for row in rows:
+        if row.record is not None and row.record.status != "ok":
+            lines = row.record.reason.strip().splitlines()[:REASON_LINES] + ([f"log: {row.log}"] if row.log else [])
+            console.print(Text("\n  ".join([f"{row.point.id} {row.record.status}", *lines])), soft_wrap=True)
+    last = tuned_table.winner(rows) if one_search else []
+    for line in [*(() if one_search else _tuned(rows)), f"{summary(rows)} ({folder})", *last]:
+        console.print(Text(line), soft_wrap=True)
+
+
+def _show(rows: Sequence[Row], console: Console) -> None:
+    """The table, what it means, and the table over the seeds."""
     shown, left_out = table(rows, console.width)
     console.print(shown)
     for line in _legend(rows, left_out, console.width):
@@ -33,18 +49,11 @@ def close(rows: Sequence[Row], folder: Path, console: Console | None = None) -> 
     if groups := repeats.groups(rows):
         console.print(Text(f"\n{repeats.TITLE}:"))
         console.print(drawn([*repeats.columns(groups)], console.width)[0])
-    for row in rows:
-        if row.record is not None and row.record.status != "ok":
-            lines = row.record.reason.strip().splitlines()[:REASON_LINES] + ([f"log: {row.log}"] if row.log else [])
-            console.print(Text("\n  ".join([f"{row.point.id} {row.record.status}", *lines])), soft_wrap=True)
-    for line in _tuned(rows):
-        console.print(Text(line), soft_wrap=True)
-    console.print(Text(f"{summary(rows)} ({folder})"), soft_wrap=True)
 
 
 def _tuned(rows: Sequence[Row]) -> Iterator[str]:
     """Of points of mode=tune: why candidates are impossible, and the command of the fastest one of all points."""
-    found = [(row, row.record.metrics["tuned"]) for row in rows if row.record and row.record.metrics.get("tuned")]
+    found = [(row, tuned) for row in rows if (tuned := tuned_table.tuned_of(row))]
     for row, tuned in found:
         yield from (f"{row.point.id} {Reason(**one)}" for one in tuned.get("impossible", ()))
     if found:
@@ -63,7 +72,7 @@ def _legend(rows: Sequence[Row], left_out: Sequence[str], width: int) -> Iterato
     if any(row.predicts for row in rows):
         yield f"{PREDICTED} predicted"
     if several_devices(rows) and MESH not in left_out:
-        yield "mesh: pipeline x data x tensor parallel size"
+        yield MESH_LEGEND
     if left_out:
         yield f"no room on {width} columns for: {', '.join(left_out)}"
     yield from _sized(rows)

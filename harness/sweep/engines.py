@@ -6,10 +6,9 @@ from collections.abc import Sequence
 
 from harness.config import registry
 from harness.core.problem import bare_key
+from harness.planning.tune import schemes
 
 ALL = "all"
-PLANNERS = {"sbp": "autoddl", "periodic": "madpipe"}
-"""The planner of an engine that runs no plan of the default one, where none is given."""
 
 
 def known() -> list[str]:
@@ -26,10 +25,11 @@ def listed(overrides: Sequence[str]) -> list[str]:
 
 
 def keys_of(engine: str, overrides: Sequence[str]) -> list[str]:
-    """The overrides that choose an engine, among those that are given: with a planner, if it needs another one."""
+    """The overrides that choose an engine, among those that are given: with a planner, if it needs another one and
+    mode=tune does not search for it."""
     given = any(bare_key(text) == "planner" for text in overrides)
-    planner = [f"planner={PLANNERS[engine]}"] if engine in PLANNERS and not given else []
-    return [f"engine={engine}", *planner]
+    own = None if given or "mode=tune" in overrides else schemes.default_planner(engine)
+    return [f"engine={engine}", *([f"planner={own}"] if own else [])]
 
 
 def each(overrides: Sequence[str]) -> list[list[str]]:

@@ -18,7 +18,9 @@ from harness.sweep.table import best, console_of_sweep, differing, table, values
 
 DRAW_S = 0.5
 """Between two pictures of the live table."""
-HEAD_LINES = 5
+SAY_S = 2.0
+"""Between two lines about a point in a log file."""
+HEAD_LINES = 6
 """Lines of a terminal that are not for points: titles, progress, a line to spare."""
 
 
@@ -49,6 +51,7 @@ class Display(LiveView):
     def __init__(self, rows: Sequence[Row], console: Console | None = None) -> None:
         super().__init__(console)
         self.rows = rows
+        self._doing, self._said_s = "", -math.inf
         self.began_s = time.monotonic()
 
     def refresh(self) -> None:
@@ -57,7 +60,17 @@ class Display(LiveView):
         if self._live and now - self._drawn_s >= DRAW_S:
             self._drawn_s = now
             shown, _ = table(self._window(), self.console.width)
-            self._live.update(Group(shown, Text(self.progress(now))), refresh=True)
+            below = [self.progress(now), *([self._doing] if self._doing else [])]
+            self._live.update(Group(shown, *map(Text, below)), refresh=True)
+
+    def doing(self, row: Row, text: str) -> None:
+        """Show what a point is doing that runs in this process; in a log file now and then."""
+        self._doing = text
+        self.refresh()
+        now = time.monotonic()
+        if not self._live and now - self._said_s >= SAY_S:
+            self._said_s = now
+            self.console.print(Text(f"[{self.rows.index(row) + 1}/{len(self.rows)}] {text}"), soft_wrap=True)
 
     def progress(self, now_s: float) -> str:
         """3 of 8 points, best 31.4 samples/s (seed=1), about 2 min left"""
@@ -84,6 +97,7 @@ class Display(LiveView):
 
     def ended(self, row: Row) -> None:
         """Show that a point has its record."""
+        self._doing = ""
         self.refresh()
         if not self._live:
             number = self.rows.index(row) + 1

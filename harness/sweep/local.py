@@ -8,6 +8,7 @@ row and not the end; one that cannot run is reported before anything starts. A s
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 from collections.abc import Iterator, Sequence
 from datetime import datetime
@@ -40,8 +41,11 @@ def main(overrides: Sequence[str]) -> int:
     if the sweep was interrupted. Raises CannotRun if all points have the same typing error, or cannot be read, or the
     sweep's folder cannot be written.
     """
-    rows = rows_of(overrides)
-    folder = folder_of(overrides)
+    return run_to_end(rows_of(overrides), folder_of(overrides))
+
+
+def run_to_end(rows: Sequence[Row], folder: Path) -> int:
+    """Run the points of a sweep; returns the exit code of `main`."""
     interrupted = not run_all(rows, folder)
     return EXIT_CODES["preempted"] if interrupted else 0 if all(_has_result(row) for row in rows) else 1
 
@@ -97,7 +101,9 @@ def _go_through(rows: Sequence[Row], folder: Path, display: Display) -> None:
     for row in rows:
         if row.record is None:
             try:
-                run_point.run_point(row, folder / row.point.id, configs.pop(row.point.id), display.refresh)
+                watch = functools.partial(display.doing, row)
+                config = configs.pop(row.point.id)
+                run_point.run_point(row, folder / row.point.id, config, display.refresh, watch=watch)
                 display.ended(row)
             except Busy:
                 row.waits = "elsewhere"

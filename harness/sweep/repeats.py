@@ -15,9 +15,10 @@ from dataclasses import dataclass
 
 from harness.core.units import UNKNOWN, number, rate, seconds, size
 from harness.report import comparison
+from harness.report.columns import Column, mesh_text
 from harness.sweep.points import SEED
 from harness.sweep.row import PREDICTED, UNIT, Row
-from harness.sweep.table import BEST, Column, decimal, differing, mesh_text, short, values_of
+from harness.sweep.table import BEST, decimal, differing, short, values_of
 
 TITLE = "mean \N{PLUS-MINUS SIGN} standard deviation over the seeds"
 Text = Callable[[float], str]

@@ -91,12 +91,13 @@ def run_point(
     waiting: Callable[[], None] = lambda: None,
     here: bool = False,
     environment: Mapping[str, str] = {},
+    watch: Callable[[str], None] | None = None,
 ) -> None:
     """Fill in the row's record: from `folder` where the point is done already, by running it otherwise.
 
     `config` is the point's, if it is composed already. `here`: in this process, as points that only plan or simulate
-    always are; a process of its own has the variables of `environment`, too. Raises `folder_lock.Busy`, and
-    KeyboardInterrupt, with the record filled in, if the run was ended from outside.
+    always are, and call `watch` with what they are doing; a process of its own has the variables of `environment`, too.
+    Raises `folder_lock.Busy`, and KeyboardInterrupt, with the record filled in, if the run was ended from outside.
     """
     if done_before(row, folder):
         return
@@ -105,7 +106,7 @@ def run_point(
         row.began_s = time.monotonic()
         if not done_before(row, folder):
             waiting()
-            _run(row, folder, config, waiting, here, lock, environment)
+            _run(row, folder, config, waiting, here, lock, environment, watch)
 
 
 def _run(
@@ -116,6 +117,7 @@ def _run(
     here: bool,
     lock: Lock,
     environment: Mapping[str, str],
+    watch: Callable[[str], None] | None,
 ) -> None:
     run_folder.clear_refused(folder)
     earlier = stored(folder)
@@ -129,7 +131,7 @@ def _run(
     try:
         if here or config.mode != "run":
             config.out = str(folder)
-            why = _here(config, overrides, folder / CONSOLE)
+            why = _here(config, overrides, folder / CONSOLE, watch)
         else:
             own = os.environ | environment | {name: str(n) for name, n in folder_lock.handed_on(lock).items()}
             code = _execute(overrides, folder / CONSOLE, waiting, lock.descriptor, own, config.launch.grace_s)
@@ -140,7 +142,7 @@ def _run(
     row.record = _ended(earlier, row.point, folder, "error", why)
 
 
-def _here(config: DictConfig, overrides: Sequence[str], console: Path) -> str:
+def _here(config: DictConfig, overrides: Sequence[str], console: Path, watch: Callable[[str], None] | None) -> str:
     """Run a point in this process; what it prints goes to `console`. Returns why its record may not be complete."""
     with (
         console.open("w", encoding="utf-8", errors="backslashreplace") as output,
@@ -148,7 +150,7 @@ def _here(config: DictConfig, overrides: Sequence[str], console: Path) -> str:
         redirect_stderr(output),
     ):
         try:
-            record = runner.run(config, overrides)
+            record = runner.run(config, overrides, watch)
         except Exception as error:
             traceback.print_exc()
             return f"{type(error).__name__}: {error}"

@@ -7,25 +7,18 @@ import io
 import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Literal
 
-from rich.align import Align
-from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from harness.checks.micro_batches import SIZE
-from harness.core.plan import Mesh
 from harness.core.units import UNKNOWN
 from harness.report import comparison
+from harness.report.columns import Column, drawn, mesh_text
 from harness.report.console import plain
 from harness.sweep.row import FIGURES, FURTHER, UNIT, Row
 
 LOG_WIDTH = 160
-GAP = 2
-"""Between two columns."""
 BEST = "*"
 MESH = "mesh"
 REPEATED = ("mesh.pipeline", "mesh.data", "mesh.tensor", "batch.micro_batches")
@@ -48,27 +41,6 @@ def differing(rows: Sequence[Row]) -> list[str]:
     return [key for key in keys if len({point.get(key) for point in values}) > 1 and not (key == SIZE and made_equal)]
 
 
-@dataclass(frozen=True)
-class Column:
-    """`title` may have two lines. One that has nothing to show has no column; one with a `rank` is left out, the
-    highest first, where the table is too wide."""
-
-    title: str
-    cells: list[str]
-    rank: int = 0
-    figure: bool = False
-
-    @property
-    def width(self) -> int:
-        """With the space to the next column."""
-        return max(map(cell_len, (*self.title.split("\n"), *self.cells))) + GAP
-
-    @property
-    def name(self) -> str:
-        """The title in one line."""
-        return self.title.replace("-\n", "-").replace("\n", " ")
-
-
 def table(rows: Sequence[Row], width: int) -> tuple[Table, list[str]]:
     """A row for each point: id, what differs, status, figures. And the names of the columns that `width` leaves out."""
     columns = [
@@ -78,33 +50,6 @@ def table(rows: Sequence[Row], width: int) -> tuple[Table, list[str]]:
         *_figure_columns(rows),
     ]
     return drawn(columns, width)
-
-
-def drawn(columns: Sequence[Column], width: int) -> tuple[Table, list[str]]:
-    """The columns for which there is room as a table, and the names of the others."""
-    shown = _fitting(columns, width + GAP)
-    made = Table(box=None, pad_edge=False)
-    for column in shown:
-        if column.figure:
-            made.add_column(_bottom(column.title, "right"), justify="right", no_wrap=True)
-        else:
-            made.add_column(_bottom(column.title), overflow="fold")
-    for cells in zip(*(column.cells for column in shown), strict=True):
-        made.add_row(*map(Text, cells))
-    return made, [column.name for column in columns if column not in shown]
-
-
-def _bottom(title: str, to: Literal["left", "right"] = "left") -> Align:
-    return Align(Text(title, justify=to), to, vertical="bottom")
-
-
-def _fitting(columns: Sequence[Column], room: int) -> list[Column]:
-    """The columns without a rank, and those of the lowest ranks for which there is room."""
-    kept = [column for column in columns if not column.rank]
-    for column in sorted(columns, key=lambda one: one.rank):
-        if column.rank and sum(one.width for one in (*kept, column)) <= room:
-            kept.append(column)
-    return [column for column in columns if column in kept]
 
 
 def _differing_columns(rows: Sequence[Row]) -> list[Column]:
@@ -153,11 +98,6 @@ def _sizes(rows: Sequence[Row]) -> Iterator[Column]:
 
 def several_devices(rows: Sequence[Row]) -> bool:
     return any(row.mesh is not None and row.mesh.size > 1 for row in rows)
-
-
-def mesh_text(mesh: Mesh | None) -> str:
-    """2x1x1: pipeline x data x tensor."""
-    return f"{mesh.pipeline}x{mesh.data}x{mesh.tensor}" if mesh else UNKNOWN
 
 
 def decimal(value: float | None) -> str:

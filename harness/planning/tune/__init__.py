@@ -1,11 +1,13 @@
-"""`mode=tune`: which mesh of all devices, and which micro-batches, are fastest and fit. Free of torch.
+"""`mode=tune`: which scheme of an engine, mesh and micro-batches are fastest and fit. Free of torch.
 
-    candidates         every micro-batch x mesh.tensor x mesh.pipeline x mesh.data; what the user gives stays fixed
+    schemes            an engine's searched keys and planners; what the user gives stays fixed
+    candidates         each scheme with meshes of all devices or fewer, and micro-batches
+    bounds             the least seconds and bytes of a candidate, whatever its plan
     step_time          an analytic estimate of the seconds of a step;  peak_memory  of its memory
     extrapolate        a simulation of few micro-batches, extended to many
-    candidate_search   estimates all candidates, simulates the best ones
+    candidate_search   leaves out by bounds, estimates, simulates the best ones
     infeasible         what helps if no candidate fits;  impossible  why candidates are
-    result             what was found;  candidate_table  how it is printed
+    outcome, result    what was found;  candidate_table  how it is printed
 
 The search of Myelin's Table II (section VI): (micro-batch, G_intra, G_inter, G_data) under the memory model.
 """
@@ -23,13 +25,16 @@ from harness.core.run_files import CANDIDATES, PLAN
 from harness.planning.tune import candidate_table
 from harness.planning.tune.candidate_search import Tuner
 from harness.planning.tune.result import Tuned
+from harness.report.columns import drawn
 from harness.report.progress import Progress
 
 
 def tune(config: DictConfig, overrides: Sequence[str], folder: Path, progress: Progress) -> Tuned:
-    """Find the fastest mesh that fits; leaves `tune.csv`, and the profile and the plan of the best one.
+    """Find the fastest scheme, mesh and micro-batches that fit; leaves `tune.csv`, and the profile and the plan of the
+    best one.
 
-    Raises `CannotRun` where nothing fits or nothing is allowed, `WorkerFailed` where profiling fails.
+    Raises `CannotRun` where nothing fits or nothing is allowed, `WorkerFailed` where profiling fails. A search that is
+    interrupted returns what it has found, if it has found anything.
     """
     found = Tuner(config, overrides, folder, progress).search()
     found.draft.plan.save(folder / PLAN)
@@ -37,11 +42,18 @@ def tune(config: DictConfig, overrides: Sequence[str], folder: Path, progress: P
 
 
 def report(found: Tuned, folder: Path, progress: Progress) -> None:
-    """Print the simulated candidates and the command of the best one."""
-    for part in (candidate_table.simulated(found), Text(), *map(Text, candidate_table.reported(found))):
-        progress.console.print(part, soft_wrap=isinstance(part, Text))
+    """Print the simulated candidates of one engine, the fastest first, and the command of the best one."""
+    table, left_out = drawn(candidate_table.columns(found.rows), progress.console.width)
+    progress.console.print(table)
+    lines = [*candidate_table.legend(found.rows)]
+    lines += [f"no room for: {', '.join(left_out)}"] if left_out else []
+    lines += [candidate_table.accuracy(found)]
+    lines += candidate_table.summary(found.counts, found.impossible, found.left_out, found.interrupted)
+    for text in lines:
+        progress.console.print(Text(text), soft_wrap=True)
     for remark in found.notes:
         progress.note(note(remark))
     progress.note(f"layer times {found.ground.profile.source}; profile {found.ground.origin}")
     progress.note(f"candidates  {folder / CANDIDATES}")
-    progress.note(f"run it: {found.command}")
+    progress.note(f"the fastest: {found.kinds[0].scheme}; run it:")
+    progress.note(found.command)

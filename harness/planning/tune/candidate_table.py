@@ -3,61 +3,67 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator
-
-from rich.table import Table
-from rich.text import Text
+from collections.abc import Iterator, Sequence
 
 from harness.core.units import percent, rate, seconds, size
-from harness.planning.tune.result import Line, Tuned
+from harness.planning.tune.result import Best, Counts, Reason, Tuned
+from harness.report.columns import MESH_LEGEND, Column
 
-TITLES = (
-    "micro-batch",
-    "micro-batches",
-    "pipeline",
-    "data",
-    "tensor",
-    "analytic estimate",
-    "simulated",
-    "analytic / simulated",
-    "throughput, simulated",
-)
 NEARLY_FULL = 0.9
 """The share of a device's memory above which a predicted peak is marked."""
 MARK = "!"
 
 
-def simulated(found: Tuned) -> Table:
-    """A row for each candidate that was simulated and fits, the fastest first."""
-    table = Table(box=None, pad_edge=False)
-    for title in (*TITLES, f"memory, simulated, of {size(found.best.memory_limit_bytes)}"):
-        table.add_column(title, justify="right")
-    for line, off in zip(found.simulated, found.off(), strict=True):
-        table.add_row(*map(Text, _row(line, off)))
-    return table
+def columns(rows: Sequence[Best]) -> list[Column]:
+    """A row for each, in the order given; all figures are simulated."""
+    found = [
+        Column("scheme", [one.scheme for one in rows]),
+        Column("mesh", [f"{one.pipeline}x{one.data}x{one.tensor}" for one in rows], figure=True),
+        Column("micro-\nbatch", [str(one.micro_batch) for one in rows], figure=True),
+        Column("recom-\nputation", [one.recomputation for one in rows], 3),
+        Column("step time", [seconds(one.step_time_s) for one in rows], 4, figure=True),
+        Column("samples/s", [rate(one.samples_per_s, unit="") for one in rows], figure=True),
+        Column("tokens/s\nper device", [rate(one.tokens_per_s_per_device, unit="") for one in rows], 5, figure=True),
+        Column("MFU", [percent(_share(one.percent_of_peak)) for one in rows], 6, figure=True),
+        Column("memory", [size(one.peak_memory_bytes) for one in rows], 1, figure=True),
+        Column("headroom", [_headroom(one) for one in rows], 2, figure=True),
+    ]
+    return [column for column in found if column.shows or not column.rank]
 
 
-def reported(found: Tuned) -> Iterator[str]:
-    """Yield what the mark means, the error of the analytic estimate, the number of candidates by outcome, and why those
-    that are impossible are."""
-    if any(map(_nearly_full, found.simulated)):
+def legend(rows: Sequence[Best]) -> Iterator[str]:
+    """What the columns and marks mean."""
+    yield f"all figures are simulated; {MESH_LEGEND}; headroom: of the fullest device's memory"
+    if any(map(_is_nearly_full, rows)):
         yield (
             f"{MARK} above {percent(NEARLY_FULL)} of a device's memory: leave 10 to 20 % for an allocator "
             "(docs/explanation/accuracy.md)"
         )
+
+
+def summary(counts: Counts, impossible: Sequence[Reason], left_out: Sequence[str], interrupted: bool) -> Iterator[str]:
+    """Candidates by outcome, why those that are impossible are, and what was left out, and why."""
+    parts = {
+        "simulated": counts.simulated,
+        "slower, for computing alone takes longer than the best of their kind": counts.slower,
+        "not simulated, for they are slower by analytic estimate": counts.estimated_slower,
+        "too large for memory": counts.full,
+        "impossible": counts.impossible,
+        "not looked at": counts.unseen,
+    }
+    shown = ", ".join(f"{count} {what}" for what, count in parts.items() if count)
+    yield f"{counts.all} candidates: {shown}" + ("; interrupted, there may be better ones" if interrupted else "")
+    yield from map(str, impossible)
+    yield from left_out
+
+
+def accuracy(found: Tuned) -> str:
+    """The error of the analytic estimate, of what was simulated."""
     off = found.off()
-    yield (
+    return (
         f"analytic estimate / simulated: {min(off):.3f} to {max(off):.3f}, median {statistics.median(off):.3f}; "
         f"the best by simulation is number {_place(found)} by analytic estimate"
     )
-    out = [line for line in found.lines if line.out]
-    full = sum(line.full for line in out)
-    left = len(found.lines) - len(out) - len(found.simulated)
-    yield (
-        f"{len(found.lines)} candidates: {len(found.simulated)} simulated, {left} slower by analytic estimate, "
-        f"{full} too large for memory, {len(out) - full} impossible"
-    )
-    yield from map(str, found.impossible)
 
 
 def _place(found: Tuned) -> int:
@@ -66,13 +72,14 @@ def _place(found: Tuned) -> int:
     return 1 + sum(one < (found.best.closed_form_step_time_s or 0.0) for one in quicker)
 
 
-def _row(line: Line, off: float) -> Iterator[str]:
-    one, simulated_s = line.candidate, line.simulated_step_time_s
-    yield from map(str, (one.micro_batch, one.micro_batches, one.mesh.pipeline, one.mesh.data, one.mesh.tensor))
-    yield from (seconds(line.closed_form_step_time_s), seconds(simulated_s), f"{off:.3f}")
-    mark = f" {MARK}" if _nearly_full(line) else "  "
-    yield from (rate(one.batch / simulated_s if simulated_s else None), size(line.simulated_memory_bytes) + mark)
+def _share(percent_of_peak: float | None) -> float | None:
+    return None if percent_of_peak is None else percent_of_peak / 100
 
 
-def _nearly_full(line: Line) -> bool:
-    return (line.simulated_memory_bytes or 0) > NEARLY_FULL * (line.memory_limit_bytes or 0)
+def _headroom(one: Best) -> str:
+    left = 1 - one.peak_memory_bytes / one.memory_limit_bytes if one.memory_limit_bytes else 0.0
+    return f"{percent(left)}{f' {MARK}' if _is_nearly_full(one) else '  '}"
+
+
+def _is_nearly_full(one: Best) -> bool:
+    return one.peak_memory_bytes > NEARLY_FULL * one.memory_limit_bytes

@@ -1,4 +1,5 @@
-"""List the candidates of mode=tune: micro-batch sizes, and the meshes of all devices that the engine supports."""
+"""List the candidates of mode=tune: micro-batch sizes, and the meshes that the engine supports, of all devices or of
+fewer."""
 
 from __future__ import annotations
 
@@ -14,15 +15,19 @@ from harness.checks import request
 from harness.checks.mesh import given_balance, has
 from harness.config import overrides as config_overrides
 from harness.core import divisors
+from harness.core.cluster import Cluster
 from harness.core.plan import Mesh
-from harness.core.problem import LEAVE_OUT, CannotRun, Fix, Problem
+from harness.core.problem import Problem, refuse, spelled
 from harness.interfaces import Capabilities
+from harness.planning.tune.schemes import Settings
 
 DEGREES = ("tensor", "pipeline", "data")
 OWN = (
     "mode",
     "out",
     "remeasure",
+    "overwrite",
+    "tune.verify",
     "batch.micro_batches",
     "batch.micro_batch_size",
     *(f"mesh.{name}" for name in DEGREES),
@@ -39,6 +44,8 @@ class Candidate:
     batch: int
     given: int | None = None
     """`batch.micro_batches` of the user, which stays."""
+    settings: Settings = ()
+    """The keys of its scheme that the user's configuration does not have."""
 
     @property
     def micro_batches(self) -> int:
@@ -56,26 +63,35 @@ class Candidate:
         message = f"is no multiple of {' x '.join(parts)}"
         return [Problem("batch.size", self.batch, message, ({"batch.size": nearest},))]
 
-    def config(self, config: DictConfig) -> DictConfig:
-        """The configuration of a run of this candidate."""
-        own = copy.deepcopy(config)
-        own.mode = mode(config)
+    def config(self, scheme: DictConfig) -> DictConfig:
+        """The configuration of a run of this candidate, made of its scheme's."""
+        own = copy.deepcopy(scheme)
+        own.mode = mode(scheme)
+        self.set_in(own)
+        return own
+
+    def set_in(self, own: DictConfig) -> None:
+        """Set the mesh and the number of micro-batches."""
         own.batch.micro_batches = self.micro_batches
         for name in DEGREES:
             own.mesh[name] = getattr(self.mesh, name)
-        return own
 
-    def command(self, config: DictConfig, overrides: Sequence[str], can: Capabilities) -> str:
+    def command(self, scheme: DictConfig, overrides: Sequence[str], can: Capabilities) -> str:
         """Return the command that runs this candidate."""
-        kept = [text for text in overrides if text.partition("=")[0] not in OWN]
+        return shlex.join(["python", "run.py", *self.overrides(scheme, overrides, can)])
+
+    def overrides(self, scheme: DictConfig, overrides: Sequence[str], can: Capabilities) -> list[str]:
+        """The overrides of that command."""
+        settings = dict(self.settings)
+        kept = [text for text in overrides if text.partition("=")[0] not in (*OWN, *settings)]
         degrees = [
             f"mesh.{name}={getattr(self.mesh, name)}"
             for name in DEGREES
-            if _free(config, can, name) or config.mesh[name]
+            if _free(scheme, can, name) or scheme.mesh[name]
         ]
-        chosen = [*degrees, f"batch.micro_batches={self.micro_batches}"]
-        first = [] if mode(config) == "run" else [f"mode={mode(config)}"]
-        return shlex.join(["python", "run.py", *first, *kept, *chosen])
+        chosen = [*(f"{key}={spelled(value)}" for key, value in settings.items()), *degrees]
+        first = [] if mode(scheme) == "run" else [f"mode={mode(scheme)}"]
+        return [*first, *kept, *chosen, f"batch.micro_batches={self.micro_batches}"]
 
 
 def mode(config: DictConfig) -> str:
@@ -83,48 +99,55 @@ def mode(config: DictConfig) -> str:
     return "run" if config.cluster.name == "local" and not config.profile else "simulate"
 
 
-def candidates(
-    config: DictConfig, overrides: Sequence[str], can: Capabilities, devices: int, stored: int | None
-) -> list[Candidate]:
-    """All of them, those too that do not divide the batch; small micro-batches first.
+def device_counts(cluster: Cluster) -> list[int]:
+    """The numbers of devices that are tried, the largest first: any of the devices of a node, then whole nodes."""
+    each = cluster.devices_per_node
+    return sorted({*range(1, each + 1), *(each * nodes for nodes in range(1, cluster.nodes + 1))}, reverse=True)
 
-    `stored`: the micro-batch of the user's profile, which is kept. Raises `CannotRun` where no mesh has all devices.
+
+def sizes(config: DictConfig, overrides: Sequence[str], stored: int | None, mesh: Mesh) -> list[int]:
+    """The micro-batches that a mesh is tried with, the smallest first; `stored`: that of the user's profile, which is
+    kept."""
+    if stored:
+        return [stored]
+    if given := given_micro_batches(config, overrides):
+        return [max(1, config.batch.size // (mesh.data * given))]
+    if config.batch.micro_batch_size:
+        return [config.batch.micro_batch_size]
+    return [size for size in divisors.list_divisors(config.batch.size) if size.bit_count() == 1]
+
+
+def given_micro_batches(config: DictConfig, overrides: Sequence[str]) -> int | None:
+    """`batch.micro_batches`, if the user gives it."""
+    count: int = config.batch.micro_batches
+    return count if config_overrides.given(overrides, "batch.micro_batches") else None
+
+
+def refuse_given(config: DictConfig, can: Capabilities, cluster: Cluster) -> None:
+    """Raise `CannotRun` for degrees that are given and need more devices than there are."""
+    given = {name: config.mesh[name] or 1 for name in DEGREES if has(config, can, name)}
+    refuse(request.too_many_devices(config, Mesh(**given), cluster))
+
+
+def meshes(config: DictConfig, can: Capabilities, devices: int) -> list[Mesh]:
+    """All meshes of exactly so many devices with the degrees that are given; none where these do not divide them.
+
+    Without a degree to choose there is one mesh, whatever the number of devices.
     """
-    batch = config.batch.size
-    given = config.batch.micro_batches if config_overrides.given(overrides, "batch.micro_batches") else None
-    found = []
-    for mesh in meshes(config, can, devices):
-        if stored:
-            sizes = [stored]
-        elif given:
-            sizes = [max(1, batch // (mesh.data * given))]
-        elif config.batch.micro_batch_size:
-            sizes = [config.batch.micro_batch_size]
-        else:
-            sizes = [size for size in divisors.list_divisors(batch) if size.bit_count() == 1]
-        found += [Candidate(size, mesh, batch, given) for size in sizes]
-    return sorted(found, key=lambda one: (one.micro_batch, one.mesh.tensor, one.mesh.pipeline))
-
-
-def meshes(config: DictConfig, can: Capabilities, devices: int) -> Iterator[Mesh]:
-    """All meshes of so many devices with the degrees that are given; without a degree to choose there is one."""
     given = {name: config.mesh[name] or 1 for name in DEGREES}
+    given["pipeline"] = given["pipeline"] if config.mesh.pipeline else max(1, len(given_balance(config)))
     free = [name for name in DEGREES if _free(config, can, name)]
     taken = math.prod(given.values())
-    if free and devices % taken:
-        largest = max(given, key=lambda name: given[name])
-        others = "".join(f"x mesh.{name} {n} " for name, n in given.items() if n > 1 and name != largest)
-        below = [
-            n
-            for n in divisors.list_divisors(devices)
-            if n < given[largest] and devices % (taken // given[largest] * n) == 0
-        ]
-        fixes: list[Fix] = [{f"mesh.{largest}": below[-1] if below else LEAVE_OUT}]
-        fixes += [{"cluster.devices": -(-devices // taken) * taken}] if request.here(config) == "cpu" else []
-        message = f"{others}does not divide the {devices} devices of the cluster"
-        raise CannotRun([Problem(f"mesh.{largest}", given[largest], message, tuple(fixes))])
-    for degrees in _factors(devices // taken, len(free)) if free else [()]:
-        yield Mesh(**given | dict(zip(free, degrees, strict=True)))
+    if not free:
+        return [Mesh(**given)]
+    if devices % taken:
+        return []
+    return [Mesh(**given | dict(zip(free, degrees, strict=True))) for degrees in _factors(devices // taken, len(free))]
+
+
+def has_choice(config: DictConfig, can: Capabilities) -> bool:
+    """Whether a degree of the mesh is to be chosen."""
+    return any(_free(config, can, name) for name in DEGREES)
 
 
 def _free(config: DictConfig, can: Capabilities, name: str) -> bool:

@@ -7,29 +7,37 @@ from __future__ import annotations
 
 import csv
 import io
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from harness.checks.plan_fits import MEMORY
-from harness.core.problem import NoPlan, Problem
+from harness.core.problem import NoPlan, Problem, spelled
 from harness.planning.draft import Draft
 from harness.planning.prepare import Ground
 from harness.planning.tune.candidates import Candidate
 
 TITLES = (
+    "settings",
     "micro_batch",
     "micro_batches",
     "mesh.pipeline",
     "mesh.data",
     "mesh.tensor",
     "out",
+    "slower",
     "closed_form_memory_bytes",
     "simulated_memory_bytes",
     "memory_limit_bytes",
+    "least_step_time_s",
     "closed_form_step_time_s",
     "simulated_step_time_s",
 )
+
+
+MOST_ROWS = 20
+"""Candidates of which a record has the figures."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +55,9 @@ class Line:
     memory_limit_bytes: int | None = None
     closed_form_step_time_s: float | None = None
     simulated_step_time_s: float | None = None
+    least_step_time_s: float | None = None
+    slower: bool = False
+    """Not simulated: its least step time is no shorter than the step of another one of its kind."""
     no_plan: NoPlan | None = None
     """The planner's problems, before their fixes have been computed."""
 
@@ -69,12 +80,13 @@ class Line:
         """Return a CSV row in the order of `TITLES`; None is written as an empty cell."""
         one = self.candidate
         return [
+            " ".join(f"{key}={spelled(value)}" for key, value in one.settings),
             one.micro_batch,
             one.micro_batches,
             one.mesh.pipeline,
             one.mesh.data,
             one.mesh.tensor,
-            *(getattr(self, title) for title in TITLES[5:]),
+            *(getattr(self, title) for title in TITLES[6:]),
         ]
 
 
@@ -100,17 +112,79 @@ class Reason:
 
 
 @dataclass(frozen=True)
+class Best:
+    """The best candidate of a kind of scheme, as a row of the closing table: what was chosen, its simulated figures,
+    and the command that runs it.
+
+    `step_time_s` in seconds, memory in bytes, that of the fullest device; `tokens_per_s_per_device` is None where
+    samples are no tokens, `percent_of_peak` (MFU) where no peak is known.
+    """
+
+    scheme: str
+    pipeline: int
+    data: int
+    tensor: int
+    micro_batch: int
+    micro_batches: int
+    recomputation: str
+    step_time_s: float
+    samples_per_s: float | None
+    tokens_per_s_per_device: float | None
+    percent_of_peak: float | None
+    peak_memory_bytes: int
+    memory_limit_bytes: int
+    overrides: tuple[str, ...]
+
+    @property
+    def command(self) -> str:
+        """The command that runs it."""
+        return shlex.join(["python", "run.py", *self.overrides])
+
+    def to_json(self) -> dict[str, Any]:
+        return {**vars(self), "overrides": list(self.overrides)}
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Candidates by outcome. `slower` cannot be faster than the best of their kind, `estimated_slower` are slower by
+    analytic estimate, `full` have not the memory, `impossible` no plan; `unseen` were not looked at when the search was
+    interrupted. `fewest` is the smallest number of devices of which any were looked at."""
+
+    simulated: int
+    slower: int
+    estimated_slower: int
+    full: int
+    impossible: int
+    unseen: int
+    fewest: int
+
+    @property
+    def all(self) -> int:
+        return self.simulated + self.slower + self.estimated_slower + self.full + self.impossible + self.unseen
+
+
+@dataclass(frozen=True)
 class Tuned:
-    """All candidates; the best one, its plan, what that rests on, the command that runs it, and what to know of it; why
-    others are impossible."""
+    """All candidates that were listed; the best one, its plan, what that rests on, and what to know of it; the best of
+    each kind, the fastest first; why others are impossible; what was left out, and why."""
 
     lines: tuple[Line, ...]
     best: Line
     draft: Draft
     ground: Ground
-    command: str
+    kinds: tuple[Best, ...]
+    rows: tuple[Best, ...]
+    """All candidates that were simulated and fit, the fastest first."""
     notes: tuple[Problem, ...]
+    counts: Counts
     impossible: tuple[Reason, ...] = ()
+    left_out: tuple[str, ...] = ()
+    interrupted: bool = False
+
+    @property
+    def command(self) -> str:
+        """The command that runs the best one."""
+        return self.kinds[0].command
 
     @property
     def simulated(self) -> list[Line]:
@@ -136,11 +210,16 @@ class Tuned:
                 "tensor": one.mesh.tensor,
                 "pipeline": one.mesh.pipeline,
                 "data": one.mesh.data,
+                "settings": dict(one.settings),
                 "closed_form_step_time_s": self.best.closed_form_step_time_s,
                 "closed_form_over_simulated": self.off(),
-                "candidates": len(self.lines),
+                "candidates": self.counts.all,
                 "simulated": len(self.simulated),
+                "counts": vars(self.counts),
                 "command": self.command,
+                "rows": [one.to_json() for one in self.rows[:MOST_ROWS]],
+                "kinds": [kind.to_json() for kind in self.kinds],
                 "impossible": [*map(vars, self.impossible)],
+                "left_out": list(self.left_out),
             },
         }

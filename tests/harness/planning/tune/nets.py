@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+
+from omegaconf import DictConfig
 
 from harness.checks import plan_fits
 from harness.cli.compose import compose
@@ -12,6 +13,7 @@ from harness.config import cluster_config, registry
 from harness.config.cluster_config import ClusterConfig
 from harness.core.cluster import Cluster, Device, Link
 from harness.core.model_profile import LayerProfile, ModelProfile
+from harness.core.problem import Fix, apply
 from harness.interfaces import Engine, Planner
 from harness.planning import draft as planning_draft
 from harness.planning.draft import Draft, Layout
@@ -47,12 +49,16 @@ class Bench:
         self.planner: Planner = registry.build("planner", self.config.planner)
 
     def layout(self, one: Candidate, profile: ModelProfile) -> Layout:
-        config = one.config(self.config)
-        return planning_draft.laid_out(config, self.engine, self.planner, profile, self.cluster)
+        return planning_draft.laid_out(*self.of(one), profile, self.cluster)
 
     def draft(self, one: Candidate, profile: ModelProfile) -> Draft:
-        config = one.config(self.config)
-        return planning_draft.draft(config, self.engine, self.planner, profile, self.cluster)
+        return planning_draft.draft(*self.of(one), profile, self.cluster)
+
+    def of(self, one: Candidate) -> tuple[DictConfig, Engine, Planner]:
+        """Configuration, engine and planner of a candidate, as a run of it has them."""
+        typed = apply(self.typed, dict(one.settings))
+        config = one.config(compose(typed))
+        return config, registry.build("engine", config.engine), registry.build("planner", config.planner)
 
     def fits(self, draft: Draft) -> bool:
         peaks = draft.plan.predicted["peak_memory_bytes"]
@@ -70,11 +76,11 @@ class Nets(Tuner):
     forward_s = LAYERS
     size = 10**6
 
-    def ground(self, one: Candidate, larger: Sequence[int]) -> Ground:
+    def ground(self, one: Candidate, ahead: Sequence[DictConfig]) -> Ground:
         cluster = cluster_config.build(ClusterConfig(**self.config.cluster))
         return Ground(cluster, net(self.forward_s, one.micro_batch, self.size), "nominal", "made up")
 
-    def fits(self, config: Any, cluster: Any) -> bool:
+    def fits(self, fix: Fix) -> bool:
         return False
 
 

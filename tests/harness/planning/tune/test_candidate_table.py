@@ -2,42 +2,38 @@
 
 from __future__ import annotations
 
-import io
-import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from rich.console import Console
 
 from harness.planning.tune import candidate_table
-from harness.planning.tune.result import Tuned
+from harness.planning.tune.result import Counts, Reason
 from tests.harness.planning.tune.nets import tuned
 
 
-def cells(found: Tuned) -> list[list[str]]:
-    console = Console(file=io.StringIO(), width=250, record=True)
-    console.print(candidate_table.simulated(found))
-    return [re.split(r" {2,}", line.strip()) for line in console.export_text().splitlines()]
-
-
-def test_degrees_are_in_the_order_of_a_mesh(tmp_path: Path) -> None:
-    found = tuned(tmp_path, "engine=myelin", "batch.size=64")
-    title, *rows = cells(found)
-    assert title[2:5] == ["pipeline", "data", "tensor"]
-    meshes = [line.candidate.mesh for line in found.simulated]
-    assert [row[2:5] for row in rows] == [[str(mesh.pipeline), str(mesh.data), str(mesh.tensor)] for mesh in meshes]
+def test_a_row_has_mesh_recomputation_and_what_it_reaches(tmp_path: Path) -> None:
+    found = tuned(tmp_path, "engine=deepspeed", "batch.size=64")
+    cells = {column.name: column.cells for column in candidate_table.columns(found.rows)}
+    assert [*cells][:4] == ["scheme", "mesh", "micro-batch", "recom-putation"]
+    assert cells["mesh"] == [f"{one.pipeline}x{one.data}x{one.tensor}" for one in found.rows]
+    assert "tokens/s per device" not in cells and "MFU" not in cells, "samples are no tokens, and no peak is known"
+    assert [one.step_time_s for one in found.rows] == sorted(one.step_time_s for one in found.rows)
+    assert {one.scheme for one in found.kinds} <= {"deepspeed", *(f"deepspeed zero={zero}" for zero in (1, 2, 3))}
 
 
 @pytest.mark.parametrize(("share", "marked"), [(0.89, False), (0.91, True)])
 def test_a_peak_that_leaves_no_room_for_an_allocator_is_marked(share: float, marked: bool, tmp_path: Path) -> None:
-    found = tuned(tmp_path, "engine=ddp", "batch.size=64", "batch.micro_batches=8")
-    (line,) = found.simulated
-    assert line.memory_limit_bytes == 10**9
-    line = replace(line, simulated_memory_bytes=int(share * 10**9))
-    title, row = cells(replace(found, lines=(line,), best=line))
-    assert title[-1] == "memory, simulated, of 953.7 MiB"
-    assert row[-1].endswith(" !") == marked
-    footnotes = [text for text in candidate_table.reported(replace(found, lines=(line,), best=line)) if text[0] == "!"]
-    assert len(footnotes) == marked
-    assert all("above 90 % of a device's memory" in text for text in footnotes)
+    row = tuned(tmp_path, "engine=ddp", "batch.size=64", "batch.micro_batches=8").rows[0]
+    assert row.memory_limit_bytes == 10**9
+    row = replace(row, peak_memory_bytes=int(share * 10**9))
+    (cell,) = candidate_table.columns([row])[-1].cells
+    assert cell == ("9 % !" if marked else "11 %  ")
+    assert sum(text.startswith("!") for text in candidate_table.legend([row])) == marked
+
+
+def test_outcomes_add_up_and_say_why() -> None:
+    counts = Counts(3, 4, 0, 2, 1, 0, 8)
+    first, *rest = candidate_table.summary(counts, [Reason(1, "engine sbp")], ["fewer than 8 devices not tried"], True)
+    assert first.startswith("10 candidates: 3 simulated, 4 slower, for computing alone") and "interrupted" in first
+    assert rest == ["1 impossible: engine sbp", "fewer than 8 devices not tried"]

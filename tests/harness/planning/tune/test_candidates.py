@@ -8,10 +8,11 @@ import pytest
 
 from harness.cli.compose import compose
 from harness.config import registry
+from harness.core.cluster import Cluster
 from harness.core.plan import Mesh
 from harness.core.problem import CannotRun
 from harness.interfaces import Engine
-from harness.planning.tune.candidates import Candidate, candidates, meshes
+from harness.planning.tune.candidates import Candidate, device_counts, given_micro_batches, meshes, refuse_given, sizes
 from tests.problems import refused, rows
 
 FLAT = ["mode=tune", "cluster=flat"]
@@ -22,7 +23,12 @@ def found(*typed: str, devices: int = 8, stored: int | None = None) -> list[Cand
     overrides = [*FLAT, *typed]
     config = compose(overrides)
     engine: Engine = registry.build("engine", config.engine)
-    return candidates(config, overrides, engine.capabilities, devices, stored)
+    given = given_micro_batches(config, overrides)
+    return [
+        Candidate(size, mesh, config.batch.size, given)
+        for mesh in meshes(config, engine.capabilities, devices)
+        for size in sizes(config, overrides, stored, mesh)
+    ]
 
 
 def of(*typed: str, devices: int = 8) -> set[tuple[int, int, int]]:
@@ -66,19 +72,22 @@ def test_what_is_given_stays() -> None:
     assert {one.micro_batch for one in found("engine=myelin", stored=3)} == {3}
 
 
-def test_a_degree_that_does_not_divide_the_devices() -> None:
-    with pytest.raises(CannotRun) as error:
-        found("engine=myelin", "mesh.pipeline=3")
-    assert rows(refused(error)) == [("mesh.pipeline", 3, ["mesh.pipeline=2"])]
+def test_a_degree_that_does_not_divide_the_devices_leaves_some_idle() -> None:
+    assert not found("engine=myelin", "mesh.pipeline=3")
+    assert of("engine=myelin", "mesh.pipeline=3", devices=6) == {(1, 3, 2)}
 
 
-@pytest.mark.parametrize(("devices", "typed", "more"), [(2, 3, 3), (4, 3, 6)])
-def test_of_cpu_devices_there_can_be_more(devices: int, typed: int, more: int) -> None:
-    config = compose(["engine=myelin", "cluster.device=cpu", f"mesh.pipeline={typed}"])
+def test_more_devices_than_there_are_are_refused() -> None:
+    config = compose([*FLAT, "engine=myelin", "mesh.pipeline=9"])
     engine: Engine = registry.build("engine", config.engine)
     with pytest.raises(CannotRun) as error:
-        [*meshes(config, engine.capabilities, devices)]
-    assert rows(refused(error)) == [("mesh.pipeline", 3, ["mesh.pipeline=2", f"cluster.devices={more}"])]
+        refuse_given(config, engine.capabilities, Cluster(devices_per_node=8))
+    assert rows(refused(error)) == [("mesh.pipeline", 9, ["mesh.pipeline=8"])]
+
+
+def test_devices_are_those_of_a_node_or_whole_nodes() -> None:
+    assert device_counts(Cluster(devices_per_node=4)) == [4, 3, 2, 1]
+    assert device_counts(Cluster(nodes=3, devices_per_node=2)) == [6, 4, 2, 1]
 
 
 def test_the_command_runs_the_candidate() -> None:
@@ -100,4 +109,4 @@ def test_the_command_runs_the_candidate() -> None:
 def test_the_stages_of_the_user_stay() -> None:
     config = compose([*FLAT, "engine=myelin", "planner=given", "planner.balance=[50,59]", "mesh.pipeline=2"])
     engine: Engine = registry.build("engine", config.engine)
-    assert list(meshes(config, engine.capabilities, 8)) == [Mesh(4, 2, 1)]
+    assert meshes(config, engine.capabilities, 8) == [Mesh(4, 2, 1)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ from harness.core.problem import Fix, Problem
 from harness.planning.tune.candidates import Candidate
 from harness.planning.tune.impossible import SHOWN, reasons
 from harness.planning.tune.result import Line, Reason
-from tests.harness.planning.tune.nets import Nets, tuned
+from tests.harness.planning.tune.nets import tuned
 
 
 def out(problem: Problem, shards: int = 1) -> Line:
@@ -51,20 +50,11 @@ def test_values_that_differ_are_a_span_and_the_rarest_reasons_are_left_out() -> 
     assert found[0] == Reason(2, "mesh.tensor 2 to 4   does not divide 9")
 
 
-@pytest.mark.parametrize("matmuls", [False, True])
-def test_a_fix_is_shown_where_it_makes_candidates_possible(
-    matmuls: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """No planner splits a net without matmuls, and a smaller mesh.tensor is that of another candidate."""
-    judged = Nets.judged
-
-    def split(tuner: Nets, line: Line) -> Line:
-        return line if tuner.config.planner.name == "megatron" else judged(tuner, line)
-
-    if matmuls:
-        monkeypatch.setattr(Nets, "judged", split)
-    found = tuned(tmp_path, "engine=deepspeed", "batch.size=64")
-    (reason,) = [one for one in found.impossible if "devices split each matmul" in one.reason]
-    assert reason.candidates == sum("devices split each matmul" in line.out for line in found.lines)
-    assert re.findall("planner=.*|mesh.tensor=.*", reason.reason) == ["planner=megatron"] * matmuls
-    assert found.metrics()["tuned"]["impossible"][0] == vars(reason)
+@pytest.mark.parametrize("given", [False, True])
+def test_a_fix_is_shown_where_it_makes_candidates_possible(given: bool, tmp_path: Path) -> None:
+    """A schedule that needs more micro-batches than there are; where it is searched, so is the fix."""
+    typed = ["engine=torch_pipelining", "batch.size=8", *["engine.schedule=1f1b"] * given]
+    found = tuned(tmp_path, *typed)
+    reason = next(one for one in found.impossible if "which engine.schedule=1f1b needs" in one.reason)
+    assert reason.reason.endswith("-> engine.schedule=gpipe")
+    assert vars(reason) in found.metrics()["tuned"]["impossible"]

@@ -1,0 +1,87 @@
+"""What a search has found, summed up: the best of each kind, counts of candidates by outcome, what was left out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from harness.planning import work
+from harness.planning.draft import Draft
+from harness.planning.tune import impossible
+from harness.planning.tune.result import Best, Counts, Line, Tuned
+
+if TYPE_CHECKING:
+    from harness.planning.tune.candidate_search import Tuner
+
+
+def of(tuner: Tuner) -> Tuned:
+    """The result of a search that has found something."""
+    kinds = sorted(
+        (row(tuner, line, draft) for line, draft in tuner.drafts.values()),
+        key=lambda one: (one.step_time_s, one.scheme),
+    )
+    line, draft = tuner.drafts[kinds[0].scheme]
+    ground = tuner.grounds[line.candidate.micro_batch]
+    scheme = tuner.by_settings[line.candidate.settings]
+    notes = scheme.engine.notes(draft.plan, ground.profile, draft.cluster, draft.memory)
+    lines = tuple(tuner.lines.values())
+    reasons = () if tuner.interrupted else impossible.reasons(lines, tuner.helps)
+    counted = counts(tuner)
+    return Tuned(
+        lines, line, draft, ground, tuple(kinds), _rows(tuner), tuple(notes), counted, reasons, tuple(left_out(tuner)),
+        tuner.interrupted,
+    )  # fmt: skip
+
+
+def _rows(tuner: Tuner) -> tuple[Best, ...]:
+    """All candidates that were simulated and fit, the fastest first."""
+    return tuple(sorted(tuner.rows, key=lambda one: (one.step_time_s, one.scheme)))
+
+
+def row(tuner: Tuner, line: Line, draft: Draft) -> Best:
+    """A candidate that was simulated, as a row of the closing table."""
+    one, figures = line.candidate, draft.plan.predicted
+    scheme, ground = tuner.by_settings[one.settings], tuner.grounds[one.micro_batch]
+    step_s = float(figures["step_time_s"])
+    samples_per_s = one.batch / step_s if step_s else None
+    tokens = work.tokens_per_sample(ground.profile)
+    threads = work.threads(scheme.config) if draft.cluster.cores else 1
+    return Best(
+        scheme.kind,
+        one.mesh.pipeline,
+        one.mesh.data,
+        one.mesh.tensor,
+        one.micro_batch,
+        one.micro_batches,
+        scheme.recomputation,
+        step_s,
+        samples_per_s,
+        samples_per_s * tokens / one.mesh.size if samples_per_s and tokens else None,
+        work.per_second(draft, step_s, threads)["percent_of_peak"],
+        max(figures["peak_memory_bytes"]),
+        line.memory_limit_bytes or 0,
+        tuple(one.overrides(scheme.config, tuner.overrides, scheme.engine.capabilities)),
+    )
+
+
+def counts(tuner: Tuner) -> Counts:
+    """Candidates by outcome."""
+    lines = [*tuner.lines.values()]
+    out = [line for line in lines if line.out]
+    full = sum(line.full for line in out)
+    simulated = sum(line.simulated_step_time_s is not None and not line.out for line in lines)
+    slower = sum(line.slower and not line.out for line in lines)
+    rest = len(lines) - len(out) - simulated - slower
+    unseen = rest if tuner.interrupted else 0
+    return Counts(simulated, slower, rest - unseen, full, len(out) - full, unseen, tuner.fewest)
+
+
+def left_out(tuner: Tuner) -> Iterator[str]:
+    """What was not looked at, and why."""
+    tried = {block.devices for block in tuner.blocks}
+    if min(tried) < tuner.fewest and not tuner.interrupted:
+        yield f"fewer than {tuner.fewest} devices not tried: computing alone takes longer than the best of each kind"
+    if tuner.cluster.nodes > 1 and tuner.cluster.devices_per_node > 1:
+        yield "numbers of devices that are neither on one node nor whole nodes are not tried"
+    if tuner.no_larger:
+        yield f"micro-batches above {tuner.no_larger} not tried: a layer of theirs needs more memory than a device has"

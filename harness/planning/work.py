@@ -1,0 +1,48 @@
+"""What a step computes in a second, of the model itself and of the hardware, and the tokens of a sample."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from omegaconf import DictConfig
+
+from harness.core.model_profile import ModelProfile
+from harness.host import devices
+from harness.planning.draft import Draft
+
+
+def per_second(draft: Draft, step_s: float, count: int = 1) -> dict[str, Any]:
+    """FLOP/s of the model itself, those of the hardware, which recomputation adds to, and their shares of all devices'
+    peak.
+
+    The peak of a CPU device is that of one thread, of which each device has `count`.
+    """
+    profile, copies = draft.profile, draft.plan.mesh.data * draft.plan.mesh.tensor
+    model = 3 * profile.sum("flops", 0, len(profile.layers) - 1) * draft.plan.micro_batches * copies
+    peak = draft.cluster.device.peak_flops.get(profile.autocast or profile.dtype, 0.0) * count * draft.devices
+    found: dict[str, Any] = {}
+    for name, work in (("", model), ("hardware_", model + _recomputed_flops(draft) * copies)):
+        speed = work / step_s if step_s else 0.0
+        found[f"{name or 'model_'}flops_per_s"] = speed or None
+        found[f"{name}percent_of_peak"] = 100 * speed / peak if peak and speed else None
+    return found
+
+
+def _recomputed_flops(draft: Draft) -> float:
+    """FLOPs that one replica's shard recomputes: layers inside their backward passes, and whole stages."""
+    profile, stages = draft.profile, draft.plan.stages
+    each = [profile.sum("flops", stage.first, stage.last) for stage in stages]
+    whole = sum(each[op.stage] for queue in draft.schedule.queues for op in queue.ops if op.kind == "R")
+    return whole + draft.plan.micro_batches * profile.sum("recomputed_flops", 0, len(profile.layers) - 1)
+
+
+def threads(config: DictConfig) -> int:
+    """Intra-op threads of each CPU device: 1, unless the engine has a key for it (0 is one for each core)."""
+    count: int = config.engine.get("threads", 1) or devices.cores()
+    return count
+
+
+def tokens_per_sample(profile: ModelProfile) -> int | None:
+    """The tokens of a sample: what the first embedding of the model looks up; None without one."""
+    rows = (one.rows_per_sample for layer in profile.layers for one in layer.products if one.kind == "embedding")
+    return next(rows, None)

@@ -1,0 +1,149 @@
+"""`python run.py mode=tune ...`: search, over one engine or several, then race the best on this machine.
+
+    engine=a,b or all   a search for each, and one table       harness.sweep
+    tune.verify=3       the best three train in turns          harness.races.race
+
+What was chosen for a described cluster is raced with the same mesh on this machine, where that has the devices.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from rich.text import Text
+
+from harness.cli.compose import compose
+from harness.core import files
+from harness.core.problem import CannotRun, Problem, bare_key
+from harness.core.record import EXIT_CODES, RunRecord
+from harness.planning.tune.result import Best
+from harness.races import race
+from harness.races.result import Result
+from harness.run import runner
+from harness.sweep import engines, local, run_point
+from harness.sweep.points import Point, value_of
+from harness.sweep.table import console_of_sweep
+
+LEFT_OUT = ("mode", "out", "schemes", "steps", "costs", "jitter")
+"""Keys that an entry of a race does not have."""
+
+
+def main(overrides: Sequence[str]) -> int:
+    """Search, print what is found, and verify it if asked; returns the exit code of the search."""
+    if engines.tunes_several(overrides):
+        rows, folder = local.rows_of(overrides), local.folder_of(overrides)
+        verify = _verified([*rows[0].point.overrides])
+        code = local.run_to_end(rows, folder)
+        records = [row.record for row in rows if row.record]
+    else:
+        config = compose(overrides)
+        verify, folder = config.tune.verify, Path(config.out or "runs/tuned")
+        records = [runner.run(config, overrides)]
+        code = EXIT_CODES[records[0].status]
+    if verify and code == 0:
+        for line in verified(_best(records, verify), folder, overrides):
+            console_of_sweep().print(Text(line), soft_wrap=True)
+    return code
+
+
+def _verified(overrides: Sequence[str]) -> int:
+    """`tune.verify` of a search over several engines. Raises CannotRun for what is no number of entries."""
+    given = value_of(overrides, "tune.verify")
+    if given is None:
+        return 0
+    if not given.isdigit() or int(given) == 1:
+        message = "is a number of entries of a race: 0 for none, or at least 2"
+        raise CannotRun([Problem("tune.verify", given, message, ({"tune.verify": 3},))], "this search")
+    return int(given)
+
+
+def _best(records: Sequence[RunRecord], most: int) -> list[Best]:
+    """The best of each kind of scheme, the fastest first; where there are too few kinds, the next best of any."""
+    found = [record.metrics["tuned"] for record in records if record.metrics.get("tuned")]
+    kinds, others = ([Best(**one) for tuned in found for one in tuned[key]] for key in ("kinds", "rows"))
+    ordered = sorted(kinds, key=_order)[:most]
+    ordered += [one for one in sorted(others, key=_order) if one not in ordered][: most - len(ordered)]
+    return sorted(ordered, key=_order)
+
+
+def _order(one: Best) -> tuple[float, str]:
+    return one.step_time_s, one.scheme
+
+
+def verified(best: Sequence[Best], folder: Path, overrides: Sequence[str]) -> Iterator[str]:
+    """Race the choices that can run on this machine; yields what cannot and why, and what the first choice lost. The
+    last line is the command of the fastest one."""
+    yield f"verifying the best {len(best)} on this machine"
+    able = {}
+    for number, one in enumerate(best, 1):
+        point = Point.of(["mode=run", *_of_this_machine(one.overrides)])
+        found = run_point.composed(point)
+        if isinstance(found, RunRecord):
+            reason = found.problems[0].statement if found.problems else found.reason
+            yield f"{number} {one.scheme} cannot run here: {reason}"
+        else:
+            able[f"{number} {one.scheme}"] = [text for text in point.overrides if bare_key(text) not in LEFT_OUT]
+    if len(able) < 2:
+        yield f"nothing to race: {len(able)} of {len(best)} can run on this machine"
+        return
+    try:
+        result = _raced(able, folder, overrides)
+    except CannotRun as error:
+        yield str(error)
+        return
+    yield from _lost(result, dict(enumerate(best, 1)))
+
+
+def _of_this_machine(overrides: Sequence[str]) -> list[str]:
+    """The overrides with this machine in the place of a described cluster, and without what is for simulations."""
+    keys = (*LEFT_OUT, "cluster", "tune.verify")
+    given = any(text.startswith("cluster=") and text != "cluster=local" for text in overrides)
+    return [
+        text
+        for text in overrides
+        if bare_key(text) not in keys
+        and not bare_key(text).startswith("race.")
+        and not (given and bare_key(text).startswith("cluster."))
+    ]
+
+
+def _raced(able: dict[str, list[str]], folder: Path, overrides: Sequence[str]) -> Result:
+    """A race of these entries, in a folder of its own next to that of the search."""
+    number, place = 1, Path(f"{folder}-verified")
+    while place.exists():
+        number, place = number + 1, Path(f"{folder}-verified-{number + 1}")
+    place.parent.mkdir(parents=True, exist_ok=True)
+    listed = Path(f"{place}.yaml")
+    files.write_text(listed, json.dumps({"schemes": able}, indent=1))  # which is YAML, too
+    shared = [text for text in overrides if text.startswith("race.")]
+    ((_, result),) = race.hold([*shared, f"schemes={listed}"], several=False, out=place)
+    return result
+
+
+def _lost(result: Result, best: dict[int, Best]) -> Iterator[str]:
+    """What the first choice that could race lost to the fastest one."""
+    if len(result.finished) < 2:
+        yield "not verified: fewer than two have finished"
+        return
+    medians = {one.name: statistics.median(one.rounds_s) for one in result.finished}
+    first, fastest = min(medians, key=_number), min(medians, key=medians.__getitem__)
+    if first == fastest:
+        yield f"verified: the first choice, {first}, is the fastest of {len(medians)}, measured on this machine"
+    else:
+        over, faster = medians[first] / medians[fastest], result.ratios[fastest]
+        noise = ", which may be noise" if faster.is_one else ""
+        yield (
+            f"the first choice, {first}, takes {over:.2f} times the step time of the fastest, {fastest}, measured on "
+            f"this machine (its speed is {faster} times the first one's{noise})"
+        )
+    yield "the fastest on this machine; run it:"
+    chosen = best[_number(fastest)]
+    yield replace(chosen, overrides=tuple(_of_this_machine(chosen.overrides))).command
+
+
+def _number(name: str) -> int:
+    return int(name.partition(" ")[0])

@@ -1,0 +1,69 @@
+"""The table of mode=tune over several engines: the best of each kind of scheme of all of them, the fastest first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from harness.planning.tune import candidate_table
+from harness.planning.tune.result import Best, Counts, Reason
+from harness.report.columns import drawn
+from harness.sweep.row import Row
+
+OWN = ("engine", "planner")
+"""Keys in which searches may differ whose schemes are compared in one table."""
+
+
+def is_one_search(rows: Sequence[Row]) -> bool:
+    """Whether the points are searches over engines, which have all else in common."""
+    return bool(rows) and all(
+        row.point.values().get("mode") == "tune" and _others(row) == _others(rows[0]) for row in rows
+    )
+
+
+def _others(row: Row) -> dict[str, str]:
+    return {key: value for key, value in row.point.values().items() if key not in OWN}
+
+
+def tuned_of(row: Row) -> dict[str, Any] | None:
+    """What a search has found; None where it has found nothing."""
+    found: dict[str, Any] | None = row.record.metrics.get("tuned") if row.record else None
+    return found
+
+
+def kinds(rows: Sequence[Row]) -> list[Best]:
+    """The best of each kind of scheme, the fastest first."""
+    found = [Best(**kind) for row in rows for kind in (tuned_of(row) or {}).get("kinds", ())]
+    return sorted(found, key=lambda one: (one.step_time_s, one.scheme))
+
+
+def show(rows: Sequence[Row], console: Console) -> None:
+    """Print the table, what it means, and for each engine what was searched."""
+    best = kinds(rows)
+    if not best:
+        return
+    table, left_out = drawn(candidate_table.columns(best), console.width)
+    console.print(table)
+    for line in _below(rows, best, left_out):
+        console.print(Text(line), soft_wrap=True)
+
+
+def _below(rows: Sequence[Row], best: Sequence[Best], left_out: Sequence[str]) -> Iterator[str]:
+    yield from candidate_table.legend(best)
+    if left_out:
+        yield f"no room for: {', '.join(left_out)}"
+    for row in rows:
+        if (found := tuned_of(row)) and row.record:
+            reasons = [Reason(**one) for one in found["impossible"]]
+            interrupted = row.record.status == "preempted"
+            lines = candidate_table.summary(Counts(**found["counts"]), reasons, found["left_out"], interrupted)
+            yield f"{row.record.config['engine']['name']}: " + "\n  ".join(lines)
+
+
+def winner(rows: Sequence[Row]) -> list[str]:
+    """The last lines: the command of the fastest one, which can be run as it is printed."""
+    best = kinds(rows)
+    return [f"the fastest: {best[0].scheme}; run it:", best[0].command] if best else []
