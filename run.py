@@ -21,9 +21,15 @@ if __name__ == "__main__":  # before the other imports, which take most of the f
         if signal.getsignal(_number) in (signal.SIG_DFL, signal.default_int_handler):  # nohup has SIGHUP ignored
             signal.signal(_number, _ended)
 
+import sys  # noqa: E402
+
+from harness.host import bytecode  # noqa: E402
+
+if __name__ == "__main__":
+    sys.excepthook = bytecode.report
+
 import argparse  # noqa: E402
 import shlex  # noqa: E402
-import sys  # noqa: E402
 from collections.abc import Mapping, Sequence  # noqa: E402
 
 from harness.core.problem import CannotRun, Problem  # noqa: E402
