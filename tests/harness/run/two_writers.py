@@ -39,7 +39,7 @@ SECOND = {
     "more steps": ["steps=200000"],
     "overwrite": ["overwrite=true"],
     "sweep": ["-m", "seed=1,2"],
-    "race": ["mode=race", "engine=single,ddp"],
+    "race": ["mode=race", "engine=single,ddp", "steps=5"],
     "tune of several": ["mode=tune", "engine=single,ddp"],
     "overwrite other keys": ["overwrite=true", "seed=2"],
 }
