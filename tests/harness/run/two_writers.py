@@ -27,6 +27,8 @@ FIRST = {
     "sbp": ["engine=sbp", "mesh.tensor=2", "planner=autoddl"],
     "single, adam": ["engine=single", "optimizer.name=adam", "optimizer.lr=0.001"],
 }
+ONE_DEVICE = ["mesh.pipeline=1", "mesh.data=1", "mesh.tensor=1"]
+"""Instead of the mesh of the first command, which not every entry of a race can have."""
 SECOND = {
     "same keys": [],
     "other keys": ["seed=1"],
@@ -39,7 +41,7 @@ SECOND = {
     "more steps": ["steps=200000"],
     "overwrite": ["overwrite=true"],
     "sweep": ["-m", "seed=1,2"],
-    "race": ["mode=race", "engine=single,ddp", "steps=5"],
+    "race": ["mode=race", "engine=single,gpipe", "steps=5", "planner=balance", *ONE_DEVICE],
     "tune of several": ["mode=tune", "engine=single,ddp"],
     "overwrite other keys": ["overwrite=true", "seed=2"],
 }
