@@ -6,20 +6,30 @@ from __future__ import annotations
 import os
 import signal
 
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 
-def _interrupted(number: int, frame: object) -> None:
-    """Ctrl-C outside of a run (`harness.launch.signals` is in charge of one): nothing is to be cleaned up, and an
+
+def _ended(number: int, frame: object) -> None:
+    """A signal outside of a run (`harness.launch.signals` is in charge of one): nothing is to be cleaned up, and an
     exception in the midst of an import would be a traceback, or be lost."""
-    os.write(2, b"ended by SIGINT\n")
-    os._exit(130)
+    os.write(2, f"ended by {signal.Signals(number).name}\n".encode())
+    os._exit(128 + number)
 
 
-if __name__ == "__main__" and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-    signal.signal(signal.SIGINT, _interrupted)  # before the other imports, which take most of the first second
+if __name__ == "__main__":  # before the other imports, which take most of the first second
+    for _number in ENDING:
+        if signal.getsignal(_number) in (signal.SIG_DFL, signal.default_int_handler):  # nohup has SIGHUP ignored
+            signal.signal(_number, _ended)
+
+import sys  # noqa: E402
+
+from harness.host import bytecode  # noqa: E402
+
+if __name__ == "__main__":
+    sys.excepthook = bytecode.report
 
 import argparse  # noqa: E402
 import shlex  # noqa: E402
-import sys  # noqa: E402
 from collections.abc import Mapping, Sequence  # noqa: E402
 
 from harness.core.problem import CannotRun, Problem  # noqa: E402
@@ -128,5 +138,6 @@ def _refuse_no_working_directory() -> None:
 if __name__ == "__main__":
     output.protect()
     code = main(sys.argv[1:])
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the run has ended, Ctrl-C does not change how
+    for _number in ENDING:  # the run has ended, Ctrl-C does not change how
+        signal.signal(_number, signal.SIG_IGN)
     sys.exit(code)

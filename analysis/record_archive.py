@@ -92,7 +92,7 @@ def as_bytes(documents: Sequence[Document]) -> bytes:
 def readings(path: Path) -> Iterator[Reading]:
     """The place of each record of an archive, and what reads it. Raises SchemaError for a file that is no archive."""
     try:
-        data = files.read_bytes(path)
+        data = files.read_bytes(path, None)
         lines = gzip.decompress(data).splitlines() if path.name.endswith(SUFFIX) else _earlier_lines(data)
     except (OSError, EOFError, ValueError, LookupError, TypeError, AttributeError, zlib.error) as error:
         name = path.name.partition(".")[0]

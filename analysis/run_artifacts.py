@@ -94,7 +94,7 @@ def missing_files(every: Iterable[Kind], *reads: Callable[[Kind], Any]) -> list[
 def step_losses(path: Path) -> tuple[float, ...]:
     """The losses in a run's metrics.jsonl. Raises MissingData if there are none."""
     try:
-        losses = tuple(float(json.loads(line)["loss"]) for line in files.read_bytes(path).splitlines())
+        losses = tuple(float(json.loads(line)["loss"]) for line in files.read_bytes(path, None).splitlines())
     except FileNotFoundError:
         raise MissingFile(Problem(str(path), None, "does not exist", hint="a run with mode=run")) from None
     except (ValueError, KeyError, TypeError) as error:

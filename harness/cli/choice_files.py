@@ -28,6 +28,8 @@ from harness.core.problem import CannotRun, Problem
 from harness.core.serialization import DEEPEST, MOST_DIGITS
 
 CONF = registry.ROOT / "conf"
+MOST_BYTES = 4 << 20
+"""The largest YAML file that is read: parsing it takes half a minute."""
 PACKAGE = "# @package _global_"
 """The one line of Hydra's own that a choice may begin with."""
 ENTRY = re.compile(r"([\w.-]+)(@\w+)?", re.ASCII)
@@ -78,7 +80,7 @@ def read(path: Path) -> dict[Any, Any]:
     """The keys of a YAML file, interpolations as they stand. Raises CannotRun with the file, and the line or the
     key."""
     try:
-        text = files.read_bytes(path).decode("utf-8")
+        text = files.read_bytes(path, MOST_BYTES).decode("utf-8")
         for event in _safe(yaml.parse(text)):
             if isinstance(event, yaml.ScalarEvent) and event.value.isdigit() and len(event.value) > MOST_DIGITS:
                 raise _fault(_line(path, event), f"holds a number of {len(event.value)} digits")

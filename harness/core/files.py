@@ -12,6 +12,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from harness.core.units import size
+
+DOCUMENT_BYTES = 64 << 20
+"""The largest file that is read as a document, a profile of 60,000 layers: a parser takes minutes for GiB of damage."""
+
 
 def write_bytes(path: Path, data: bytes) -> None:
     """Writes `data` to `path` atomically; after any failure (a full disk) no part of it remains."""
@@ -31,13 +36,17 @@ def write_bytes(path: Path, data: bytes) -> None:
         raise
 
 
-def read_bytes(path: Path) -> bytes:
-    """Returns what is in a regular file. Raises OSError for all else: opening a FIFO would wait for a writer for ever,
-    and a device may have no end."""
+def read_bytes(path: Path, most_bytes: int | None = DOCUMENT_BYTES) -> bytes:
+    """Returns what is in a regular file of at most so many bytes. Raises OSError for all else: opening a FIFO would
+    wait for a writer for ever, and a device may have no end."""
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     with os.fdopen(handle, "rb") as file:
-        if not stat.S_ISREG(os.fstat(handle).st_mode):
+        state = os.fstat(handle)
+        if not stat.S_ISREG(state.st_mode):
             raise OSError(errno.EINVAL, "is not a regular file", str(path))
+        if most_bytes is not None and state.st_size > most_bytes:
+            message = f"has {size(state.st_size)}, at most {size(most_bytes)} are read"
+            raise OSError(errno.EFBIG, message, str(path))
         return file.read()
 
 

@@ -54,7 +54,7 @@ def not_to_be_copied(name: str, places: Sequence[tuple[str, Home]], fixes: tuple
     shown += [f"{len(places) - SHOWN} more"] if len(places) > SHOWN else []
     owners = f"{', '.join(shown[:-1])} and {shown[-1]}"
     why = "copies would differ" if copied else "two stages change it in another order than the whole model"
-    message = f"has {name!r}, which a forward pass changes and {owners} share: {why}"
+    message = f"has {name!r}, which a forward or backward pass changes and {owners} share: {why}"
     return Problem("model", None, message, fixes, HINT)
 
 

@@ -8,7 +8,7 @@ import os
 import sys
 from types import TracebackType
 
-from harness.host import output
+from harness.host import bytecode, output
 
 
 def of_command() -> None:
@@ -34,7 +34,7 @@ def _report(kind: type[BaseException], error: BaseException, trace: TracebackTyp
     if isinstance(error, KeyboardInterrupt) or isinstance(error.__cause__, KeyboardInterrupt):
         print("ended by SIGINT", file=sys.stderr)
     else:
-        sys.__excepthook__(kind, error, trace)
+        bytecode.report(kind, error, trace)
 
 
 def _end() -> None:

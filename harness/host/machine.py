@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.core.cluster import Device, Link
-from harness.core.serialization import Document, SchemaError
+from harness.core.serialization import Document
 from harness.host import devices, profile_cache
 
 MEASURING = ("measure/benchmark_machine.py", "host/malloc.py", "runtime/cpu_streams.py")
@@ -58,11 +58,8 @@ def stored(wanted: str = "auto", remeasure: bool = False) -> Machine | None:
     name = devices.detect(wanted).name
     if not profile_cache.exists(path(name), remeasure):
         return None
-    try:
-        machine = Machine.load(path(name))
-    except (OSError, SchemaError):
-        return None
-    return machine if machine.device.name == name and machine.device.peak_flops else None
+    machine = profile_cache.read(Machine, path(name))
+    return machine if machine and machine.device.name == name and machine.device.peak_flops else None
 
 
 def store(machine: Machine) -> None:

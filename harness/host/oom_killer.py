@@ -9,7 +9,7 @@ from pathlib import Path
 
 from harness.core.record import Status
 from harness.core.units import size
-from harness.host import devices
+from harness.host import devices, ending_signals
 
 VMSTAT = Path("/proc/vmstat")
 MEMINFO = Path("/proc/meminfo")
@@ -40,7 +40,14 @@ def was_oom_kill(before: int | None) -> bool:
 def explain_kill(who: str, before: int | None) -> tuple[Status, str]:
     """Returns the status and reason of a run in which `who` ended by signal 9; see `was_oom_kill`."""
     if not was_oom_kill(before):
-        return "error", f"{who} was killed (signal 9), not by the kernel's OOM killer: by hand, or by a program"
+        cpu_s = resource.getrlimit(resource.RLIMIT_CPU)[1]
+        unlimited = cpu_s == resource.RLIM_INFINITY
+        by = (
+            "by hand, or by a program"
+            if unlimited
+            else f"by hand, by a program, or by {ending_signals.limit_of(cpu_s)}"
+        )
+        return "error", f"{who} was killed (signal 9), not by the kernel's OOM killer: {by}"
     held = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
     limit = limit_bytes()
     sizes = f"the largest process held {size(held)}" + (f" of {size(limit)}" if limit else "")

@@ -15,10 +15,10 @@ import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from harness.core.model_profile import ModelProfile
-from harness.core.serialization import SchemaError
+from harness.core.serialization import Document, SchemaError
 
 MEASURING = (
     "measure/profile_model.py",
@@ -36,6 +36,7 @@ MEASURING = (
     "host/malloc.py",
 )
 """Modules of harness/ whose edits make a profile out of date; the first one sets the number of threads."""
+Kind = TypeVar("Kind", bound=Document)
 BEGUN_S = time.time()
 """Start time of this process."""
 
@@ -80,10 +81,19 @@ def folder() -> Path:
 
 
 def load(path: Path) -> ModelProfile | None:
-    """Returns the profile at `path`; None if it is absent, damaged or of another schema."""
+    """Returns the profile at `path`; None if it is absent or, with a warning, damaged."""
+    return read(ModelProfile, path)
+
+
+def read(kind: type[Kind], path: Path) -> Kind | None:
+    """Returns what this cache or another one has at `path`; None if it is absent or, with a warning, damaged."""
     try:
-        return ModelProfile.load(path)
-    except (OSError, SchemaError):
+        return kind.load(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, SchemaError) as error:
+        reason = f"{path} {error.strerror}" if isinstance(error, OSError) else str(error)
+        warnings.warn(f"the cache is damaged, this is measured again: {reason}", stacklevel=2)
         return None
 
 

@@ -22,7 +22,7 @@ from harness.core.problem import CannotRun, Problem
 from harness.core.record import Status
 from harness.core.run_files import ERROR
 from harness.core.serialization import Document
-from harness.host import ending_signals, oom_killer
+from harness.host import bytecode, ending_signals, oom_killer
 from harness.launch import slurm_log
 from harness.launch.rank_names import NO_RANKS, RankNames
 from harness.launch.slurm_log import StepEnd
@@ -92,6 +92,8 @@ def _status(error: BaseException) -> Status:
 def _message(error: BaseException) -> str:
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         return DISK_FULL
+    if damaged := bytecode.explain(error):
+        return damaged
     text = str(error) or repr(error)
     if ALLOCATOR in text and (limit := oom_killer.limit_bytes()):
         text += f" ({units.size(limit)} are here in all)"

@@ -46,13 +46,15 @@ class Signals:
 def preemptible() -> Iterator[Signals]:
     """Within it these signals raise `Preempted`, once: further ones do not disturb the clean-up.
 
-    Nor does any after `ignored` of what is yielded has been set to True. Without effect outside the main thread.
+    Nor does any after `ignored` of what is yielded has been set to True. One that whoever started this process has
+    ignored stays so (`nohup`: SIGHUP). Without effect outside the main thread.
     """
     signals = Signals()
     if threading.current_thread() is not threading.main_thread():
         yield signals
         return
-    former = {number: signal.signal(number, signals.handle) for number in ENDING}
+    heeded = [number for number in ENDING if signal.getsignal(number) != signal.SIG_IGN]
+    former = {number: signal.signal(number, signals.handle) for number in heeded}
     try:
         yield signals
     finally:

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -22,6 +23,7 @@ from torch._subclasses.fake_tensor import (
 from torch.autograd.graph import saved_tensors_hooks
 
 from harness.capture import unsplit
+from harness.capture.pretend import plain_attributes
 from harness.config.schema import DTYPES
 from harness.core.model_profile import LayerProfile, ModelProfile, Skip
 from harness.core.problem import CannotRun, Problem
@@ -31,6 +33,7 @@ from harness.measure.kernel_counter import Work
 from harness.measure.layer_chain import Chain, Phase, Task, tensors
 from harness.measure.layer_traits import Seen, traits
 from harness.nn import dropout
+from harness.nn.object_state import Snapshot, hidden_modules
 from harness.nn.shared_state import SharedState
 from harness.nn.skip import named_layers
 from harness.nn.tied import tensor_bytes, ties
@@ -146,20 +149,28 @@ class Counts:
 def pretend(chain: Chain, device: torch.device, mode: FakeTensorMode) -> None:
     """Let the tensors of a chain on the meta device say that they are on `device`, still without memory.
 
-    The meta device itself knows neither autocast nor random generators, and takes other kernels for attention.
+    The meta device itself knows neither autocast nor random generators, and takes other kernels for attention. Tensors
+    that are plain attributes, or in a list of one, count, too.
     """
     fakes: dict[Tensor, Tensor] = {}
 
-    def fake(tensor: Tensor) -> Tensor:
-        if tensor not in fakes:
-            made: Tensor = FakeTensor(mode, tensor.detach().to("meta"), device)
-            fakes[tensor] = nn.Parameter(made, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else made
-        return fakes[tensor]
+    def fake(value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        if value not in fakes:
+            made: Tensor = FakeTensor(mode, value.detach().to("meta"), device)
+            made.requires_grad_(value.requires_grad)
+            fakes[value] = nn.Parameter(made, value.requires_grad) if isinstance(value, nn.Parameter) else made
+        return fakes[value]
 
-    for module in chain.layers.modules():
-        tables: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
+    plain = [value for module in chain.layers.modules() for value in plain_attributes(module).values()]
+    for module in dict.fromkeys([*chain.layers.modules(), *hidden_modules(plain)]):
+        attributes = plain_attributes(module)
+        tables: tuple[dict[str, Any], ...] = (module._parameters, module._buffers, attributes)
         for table in tables:
-            table.update({name: fake(tensor) for name, tensor in table.items() if tensor is not None})
+            table.update({name: fake(value) for name, value in table.items()})
+        vars(module).update(attributes)
+    Snapshot([(chain.model.name, value) for value in plain], fake, math.inf).put(lambda value: value)
     chain.batch = Batch(fake(chain.batch.inputs), fake(chain.batch.targets))
     chain.device = device
 

@@ -80,13 +80,16 @@ class Snapshot:
     """What the objects that can be reached from `roots`, values with their names, hold now.
 
     `freeze` makes of each member what is kept of it. Raises RuntimeError, with the name of a root, if that has more
-    than OBJECTS.
+    than `most` objects, by default OBJECTS.
     """
 
-    def __init__(self, roots: Iterable[tuple[str, Any]], freeze: Callable[[Any], Any]) -> None:
+    def __init__(
+        self, roots: Iterable[tuple[str, Any]], freeze: Callable[[Any], Any], most: float | None = None
+    ) -> None:
+        most = OBJECTS if most is None else most
         self.held: dict[int, tuple[Any, Held]] = {}
         for name, root in roots:
-            waiting, limit = [root], len(self.held) + OBJECTS
+            waiting, limit = [root], len(self.held) + most
             while waiting:
                 one = waiting.pop()
                 if isinstance(one, ENDS) or id(one) in self.held:
@@ -99,7 +102,7 @@ class Snapshot:
                 waiting += held.members
                 if len(self.held) > limit:
                     raise RuntimeError(
-                        f"{name} has more than {OBJECTS} objects, too many to look at in each recomputation "
+                        f"{name} has more than {most} objects, too many to look at in each recomputation "
                         "-> checkpoint='never', or keep them outside of the module"
                     )
 

@@ -12,6 +12,7 @@ of memory is a row with its reason; the others go on.
 from __future__ import annotations
 
 import contextlib
+import signal
 import threading
 import time
 from collections.abc import Sequence
@@ -23,7 +24,7 @@ from rich.console import Console
 from harness.core.problem import CannotRun, Fix, Problem
 from harness.core.record import EXIT_CODES
 from harness.launch import fork_server, supervisor
-from harness.launch.signals import preemptible
+from harness.launch.signals import Preempted, preemptible
 from harness.launch.turns import Seat, TurnGiver
 from harness.races import entries, repeats, result
 from harness.races.display import Display
@@ -117,6 +118,7 @@ class Race:
         self.folder, self.rounds, self.display = folder, rounds, display
         self.threads: dict[str, threading.Thread] = {}
         self.stopped: set[str] = set()
+        self.ended_by: int = signal.SIGTERM
         self.errors: list[Exception] = []
 
     def run(self) -> None:
@@ -128,6 +130,9 @@ class Race:
                 for one in self.racing:
                     self._start(one, giver)
                 self._go_round(giver)
+            except KeyboardInterrupt as error:
+                self._interrupted(error)
+                raise
             finally:
                 self._end(giver)
 
@@ -146,7 +151,7 @@ class Race:
 
         def stop_if_asked() -> None:
             if one.name in self.stopped:
-                raise KeyboardInterrupt
+                raise Preempted("ended with its race", self.ended_by)
 
         place, environment = self.folder / one.row.point.id, giver.environment(one.name)
         try:
@@ -206,10 +211,15 @@ class Race:
         self.stopped |= {one.name for one in self.racing if not one.rounds_s}
         try:
             self._wait()
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as error:
+            self._interrupted(error)
             self.stopped |= {*self.threads}
             self._wait()
             raise
+
+    def _interrupted(self, error: KeyboardInterrupt) -> None:
+        """The records of the entries that are stopped name the signal."""
+        self.ended_by = error.number if isinstance(error, Preempted) else signal.SIGINT
 
     def _wait(self) -> None:
         while any(thread.is_alive() for thread in self.threads.values()):

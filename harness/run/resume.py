@@ -137,7 +137,7 @@ def trained_steps(folder: Path) -> int:
     if record is not None and is_finished(record) and (total := _total(record)):
         return total
     try:
-        return files.read_bytes(folder / METRICS).count(b"\n")
+        return files.read_bytes(folder / METRICS, None).count(b"\n")
     except OSError:
         return 0
 
@@ -217,7 +217,7 @@ def _config_is_whole(folder: Path, state: RunState) -> bool:
 def _metrics_are_whole(folder: Path, state: RunState) -> bool:
     """A run that was killed may have left one line less than the checkpoint has, and other lines after its last."""
     try:
-        text = files.read_bytes(folder / METRICS).decode()
+        text = files.read_bytes(folder / METRICS, None).decode()
     except (OSError, ValueError):
         return False
     lines = tuple(text[: text.rfind("\n") + 1].splitlines()[: state.step])

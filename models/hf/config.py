@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from harness.core import files
 from harness.core.problem import Problem, ProblemError
 from harness.core.value_checks import closest, one_of
 from models.config_ranges import at_least
@@ -82,7 +83,7 @@ def read(config: Config) -> dict[str, Any]:
     file, key = path(config), "model.config" if config.config is not None else "model.weights"
     given = config.config if config.config is not None else config.weights
     try:
-        description = json.loads(file.read_bytes())
+        description = json.loads(files.read_bytes(file))
     except FileNotFoundError:
         known = sorted(one.stem for one in SHIPPED.glob("*.json"))
         near = closest(file.stem, known, FIRST)

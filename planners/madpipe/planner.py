@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from planners.madpipe.period_search import SearchResult
 
 PHASES = ("exact", "published")
+MOST_LAYERS = 80
+"""Algorithm 1 takes a quarter of a minute for so many and 8 devices, and minutes for twice as many."""
 
 
 @dataclass
@@ -28,7 +30,8 @@ class Config:
     name: str = "madpipe"
     """The planner."""
     allocation: str = "exact"
-    """exact: fixed point without grids, and the best consecutive stages; published: only the paper's Algorithm 1."""
+    """exact: fixed point without grids, and the best consecutive stages; published: only the paper's Algorithm 1, up to
+    80 layers."""
     iterations: int = 10
     """Iterations of Algorithm 1 (K in the paper), for planner.allocation=published."""
     atomic: bool = True
@@ -75,7 +78,8 @@ class MadPipe:
         `least_s` (the lower bound for whole stages with one special device), `least_of_any_s` (the lower bound for any
         schedule), and `finished`.
 
-        Raises NoPlan for more devices than layers, for a profile without times, and where nothing fits.
+        Raises NoPlan for more devices than layers, for a profile without times, for more layers than the configured
+        search can take, and where nothing fits.
         """
         from planners.madpipe.period_search import SMALL
 
@@ -83,6 +87,9 @@ class MadPipe:
         if not self.config.atomic and chain.layers > SMALL:
             message = f"is for at most {SMALL} layers, the model has {chain.layers}"
             raise NoPlan(Problem("planner.atomic", False, message, ({"planner.atomic": True},)))
+        if self.config.allocation == "published" and chain.layers > MOST_LAYERS:
+            message = f"takes minutes for more than {MOST_LAYERS} layers, the model has {chain.layers}"
+            raise NoPlan(Problem("planner.allocation", "published", message, (EXACT,)))
         return timing_to_plan.plan_that_fits(
             chain, lambda limited: self._make(limited, cluster, request), profile, cluster, memory
         )

@@ -51,6 +51,17 @@ def test_a_reader_never_sees_half_a_file(tmp_path: Path) -> None:
     assert [found.name for found in tmp_path.iterdir()] == ["file"]
 
 
+def test_a_file_that_no_document_can_be_is_not_read(tmp_path: Path) -> None:
+    with (tmp_path / "huge").open("wb") as file:
+        file.truncate(3 << 30)
+    with pytest.raises(OSError, match=r"has 3.0 GiB, at most 64.0 MiB are read: '.*huge'"):
+        files.read_bytes(tmp_path / "huge")
+    (tmp_path / "more").write_bytes(bytes(9))
+    assert files.read_bytes(tmp_path / "more", 9) == files.read_bytes(tmp_path / "more", None) == bytes(9)
+    with pytest.raises(OSError, match="has 9 B, at most 8 B are read"):
+        files.read_bytes(tmp_path / "more", 8)
+
+
 def test_only_a_regular_file_is_read(tmp_path: Path) -> None:
     """A FIFO would wait for a writer, a device has no end."""
     os.mkfifo(tmp_path / "fifo")

@@ -163,11 +163,21 @@ def test_another_device_torch_or_count_of_cores_is_another_machine(cache, monkey
         json.dumps(replace(HERE, device=replace(HERE.device, name="another CPU")).to_json()),
     ],
 )  # fmt: skip
+@pytest.mark.filterwarnings("ignore:the cache is damaged")
 def test_a_damaged_file_is_none(cache, text):
     place = machine.path("a CPU")
     place.parent.mkdir()
     place.write_text(text, encoding="latin-1")
     assert machine.stored() is None
+
+
+def test_a_huge_file_is_named_and_not_read(cache):
+    place = machine.path("a CPU")
+    place.parent.mkdir()
+    with place.open("w") as file:
+        file.truncate(3 << 30)
+    with pytest.warns(UserWarning, match=f"the cache is damaged, this is measured again: {place} has 3.0 GiB"):
+        assert machine.stored() is None
 
 
 def test_a_folder_that_cannot_be_written_is_a_warning(cache):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,15 @@ def test_a_count_that_grew_is_the_kernel(machine: Path) -> None:
     status, reason = oom_killer.explain_kill("rank 1", 2)
     assert status == "oom" and "by the kernel's OOM killer (out of memory): the largest process held " in reason
     assert reason.endswith(" of 2.0 GiB")
+
+
+def test_a_kill_at_a_limit_on_cpu_time_may_be_that(machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel kills a process at its hard limit, and counts it nowhere."""
+    (machine / "vmstat").write_text("oom_kill 2\n")
+    assert oom_killer.explain_kill("rank 1", 2)[1].endswith("OOM killer: by hand, or by a program")
+    monkeypatch.setattr(resource, "getrlimit", {resource.RLIMIT_CPU: (5, 5)}.__getitem__)
+    status, reason = oom_killer.explain_kill("rank 1", 2)
+    assert status == "error" and "by hand, by a program, or by the limit on CPU time, 5 s for each process" in reason
 
 
 def test_a_control_groups_count_and_limit(machine: Path) -> None:

@@ -160,11 +160,13 @@ def test_what_cannot_be_read_is_measured_again(package, spoilt):
     path = asked(package)
     path.parent.mkdir(parents=True)
     path.write_bytes(spoilt)
-    assert profile_cache.load(path) is None
+    with pytest.warns(UserWarning, match=f"the cache is damaged, this is measured again: {path}"):
+        assert profile_cache.load(path) is None
     profile_cache.store(path, PROFILE)
     assert profile_cache.load(path) == PROFILE
 
 
+@pytest.mark.filterwarnings("ignore:the cache is damaged")
 @settings(max_examples=examples(50), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_a_damaged_file_gives_a_profile_or_none(tmp_path, data):
@@ -187,7 +189,8 @@ def test_a_folder_that_cannot_be_written_is_a_warning(tmp_path, monkeypatch, pac
 def test_a_folder_in_place_of_the_file(package):
     path = asked(package)
     path.mkdir(parents=True)
-    assert profile_cache.load(path) is None
+    with pytest.warns(UserWarning, match="Is a directory"):
+        assert profile_cache.load(path) is None
     with pytest.warns(UserWarning, match="not cached"):
         profile_cache.store(path, PROFILE)
 

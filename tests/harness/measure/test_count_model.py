@@ -39,6 +39,22 @@ def buffers() -> nn.Sequential:
     return nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Dropout(0.2), nn.AvgPool2d(2))
 
 
+class Scaled(nn.Linear):
+    """By tensors that torch does not know to be the layer's: an attribute, one in a list, a module in a list."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(width, width)
+        self.factor, self.listed = torch.full((width,), 2.0), [torch.ones(width, requires_grad=True)]
+        self.modules_listed = [nn.Linear(width, width)]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.modules_listed[0](super().forward(x) * self.factor + self.listed[0])
+
+
+def scaled() -> nn.Sequential:
+    return nn.Sequential(Scaled(4), nn.ReLU(), Scaled(4))
+
+
 def unet(**keys: object) -> object:
     return build(Config(**keys))  # type: ignore[arg-type]
 
@@ -46,6 +62,7 @@ def unet(**keys: object) -> object:
 MODELS = {
     **NETS,
     "batch norm": Net(buffers, (3, 16, 16)),
+    "plain attributes": Net(scaled, (4,)),
     "unet": unet(convs=2, channels=4, size=64),
     "odd unet": unet(convs=1, channels=2, size=70, dropout=0.0),
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable
+from contextlib import nullcontext
 from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
@@ -403,6 +404,8 @@ def test_a_hook_that_changes_what_two_stages_have_of_it(hook: str, kind: str) ->
         with state.noting() as changed:
             layers(torch.ones(1, 2)).sum().backward()
         assert list(changed) == ([f"0: {name}{kind} hook"] if refused else [])
+        with pytest.raises(ProblemError, match="a forward or backward pass changes") if refused else nullcontext():
+            state.refuse(changed)
         with state.of_hooks().noting() as changed:
             layers(torch.ones(1, 2)).sum().backward()
         assert bool(changed) == refused

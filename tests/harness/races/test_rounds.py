@@ -5,6 +5,10 @@ from __future__ import annotations
 import errno
 import io
 import json
+import os
+import signal
+import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,6 +19,7 @@ from rich.console import Console
 from harness.core.problem import CannotRun
 from harness.core.record import EXIT_CODES, RunRecord
 from harness.core.run_files import RACE, RACE_PICTURE
+from harness.launch.signals import Preempted
 from harness.races import display, entries, race, result
 from harness.races.display import Display
 from harness.races.entries import Entry
@@ -104,6 +109,29 @@ def test_no_further_race_begins_after_an_interrupt(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(entries, "entered", lambda overrides: [])
     monkeypatch.setattr(race, "_hold", hold)
     assert race.main([f"out={tmp_path}"], several=True) == 130 and began == ["a"]
+
+
+def test_a_signal_is_handed_on_to_the_entries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their records name it: a race that got SIGTERM had entries that were "ended by SIGINT"."""
+    ended = []
+
+    def run_point(row: Row, place: Path, config: Any, waiting: Callable[[], None], environment: object) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        try:
+            while True:
+                waiting()
+                time.sleep(0.01)
+        except Preempted as error:
+            ended.append(error.number)
+            raise
+
+    both = [entry("single"), entry("gpipe")]
+    for one in both:
+        one.row.record = None
+    monkeypatch.setattr(race.run_point, "run_point", run_point)
+    monkeypatch.setattr(race.supervisor, "start_fork_server", lambda: None)
+    assert race._hold(both, tmp_path, None, quiet())[0] == EXIT_CODES["preempted"]
+    assert ended == [signal.SIGTERM]
 
 
 def test_the_first_that_has_finished_is_the_reference(tmp_path: Path) -> None:

@@ -21,8 +21,14 @@ FIRST = {
     "single": ["engine=single"],
     "gpipe": ["engine=gpipe", "mesh.pipeline=2"],
     "ddp": ["engine=ddp", "mesh.data=2"],
+    "myelin": ["engine=myelin", "mesh.pipeline=2"],
+    "torch_pipelining": ["engine=torch_pipelining", "mesh.pipeline=2"],
+    "deepspeed": ["engine=deepspeed", "mesh.data=2"],
+    "sbp": ["engine=sbp", "mesh.tensor=2", "planner=autoddl"],
     "single, adam": ["engine=single", "optimizer.name=adam", "optimizer.lr=0.001"],
 }
+ONE_DEVICE = ["mesh.pipeline=1", "mesh.data=1", "mesh.tensor=1"]
+"""Instead of the mesh of the first command, which not every entry of a race can have."""
 SECOND = {
     "same keys": [],
     "other keys": ["seed=1"],
@@ -34,6 +40,9 @@ SECOND = {
     "fewer steps": ["steps=3"],
     "more steps": ["steps=200000"],
     "overwrite": ["overwrite=true"],
+    "sweep": ["-m", "seed=1,2"],
+    "race": ["mode=race", "engine=single,gpipe", "steps=5", "planner=balance", *ONE_DEVICE],
+    "tune of several": ["mode=tune", "engine=single,ddp"],
     "overwrite other keys": ["overwrite=true", "seed=2"],
 }
 COMMON = ["model=mlp", "batch.size=16", "batch.micro_batches=4", "warmup=1", "tracker=none", "cluster.device=cpu",

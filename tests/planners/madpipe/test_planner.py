@@ -173,6 +173,14 @@ def test_layers_of_long_chains_do_not_run_apart() -> None:
         )
 
 
+def test_the_published_search_is_refused_where_it_takes_minutes() -> None:
+    with pytest.raises(NoPlan, match="more than 80 layers, the model has 81") as refused:
+        build(Config(allocation="published")).plan(
+            replace(NETWORK, layers=NETWORK.layers[:1] * 81), cluster(10**6), MEMORY, REQUEST
+        )
+    assert refused.value.problem.fixes == ({"planner.allocation": "exact"},)
+
+
 def test_links_that_are_slower_than_ticks_can_report() -> None:
     slow = replace(cluster(1500), intra=Link(0.0, 1e6))
     with pytest.raises(NoPlan, match="times as long as all layers"):
