@@ -132,7 +132,7 @@ def _lost(result: Result, best: dict[int, Best]) -> Iterator[str]:
     medians = {one.name: statistics.median(one.rounds_s) for one in result.finished}
     first, fastest = min(medians, key=_number), min(medians, key=medians.__getitem__)
     if first == fastest:
-        yield f"verified: the first choice, {first}, is the fastest of {len(medians)}, measured on this machine"
+        yield _fastest(result, first)
     else:
         over, faster = medians[first] / medians[fastest], result.ratios[fastest]
         noise = ", which may be noise" if faster.is_one else ""
@@ -143,6 +143,24 @@ def _lost(result: Result, best: dict[int, Best]) -> Iterator[str]:
     yield "the fastest on this machine; run it:"
     chosen = best[_number(fastest)]
     yield replace(chosen, overrides=tuple(_of_this_machine(chosen.overrides))).command
+
+
+def _fastest(result: Result, first: str) -> str:
+    """That the first choice is the fastest, or shares its rank with others."""
+    equals = [
+        name for name, place in result.places.items() if place.rank == result.places[first].rank and name != first
+    ]
+    if not equals:
+        return (
+            f"verified: the first choice, {first}, is the fastest of {len(result.finished)}, measured on this machine"
+        )
+    unresolved = any(not result.places[name].resolved for name in equals)
+    why = (
+        "not resolved, more rounds might part them   -> race.minutes=..."
+        if unresolved
+        else "the difference may be noise"
+    )
+    return f"the first choice, {first}, was the fastest on this machine, but {', '.join(equals)} may be as fast: {why}"
 
 
 def _number(name: str) -> int:

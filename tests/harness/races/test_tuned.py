@@ -52,3 +52,18 @@ def test_what_the_first_choice_lost_and_the_command_of_the_fastest(tmp_path: Pat
 def test_numbers_that_are_no_race_are_refused(given: str) -> None:
     with pytest.raises(CannotRun, match=r"tune\.verify"):
         tuned._verified([f"tune.verify={given}"])
+
+
+@pytest.mark.parametrize(
+    ("second", "said"),
+    [
+        (Place(2), "verified: the first choice, 1 ddp, is the fastest of 2"),
+        (Place(1), "2 fsdp may be as fast: the difference may be noise"),
+        (Place(1, resolved=False), "2 fsdp may be as fast: not resolved"),
+    ],
+)
+def test_what_shares_the_first_rank_is_said(second: Place, said: str, tmp_path: Path) -> None:
+    both = [entry("1 ddp", 0.2), entry("2 fsdp", 0.21)]
+    ratios = {"1 ddp": Ratio(1, 1, 1), "2 fsdp": Ratio(0.95, 0.8, 1.1)}
+    result = Result(both, tmp_path, 1.0, both, ratios, {"1 ddp": Place(1), "2 fsdp": second})
+    assert said in next(tuned._lost(result, {1: DDP, 2: DDP}))

@@ -77,7 +77,7 @@ def test_what_is_mistyped_in_some_points_is_theirs() -> None:
 def test_what_a_sweep_ends_with(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: Status, source: Source, code: int
 ) -> None:
-    def run_point(row: Row, *_: object) -> None:
+    def run_point(row: Row, *_: object, **__: object) -> None:
         row.record = RunRecord("x", status if "steps=2" in row.point.overrides else "ok", source)
 
     monkeypatch.setattr(sweep_run_point, "run_point", run_point)
@@ -88,7 +88,7 @@ def test_what_a_sweep_ends_with(
 
 def test_a_folder_that_takes_no_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / run_files.TABLE).mkdir()
-    monkeypatch.setattr(sweep_run_point, "run_point", lambda *_: None)
+    monkeypatch.setattr(sweep_run_point, "run_point", lambda *_, **__: None)
     with pytest.raises(CannotRun, match="cannot be written"):
         local.main(["steps=1", f"out={tmp_path}"])
 
