@@ -14,6 +14,7 @@ from harness.core.op import Kind, Op
 from harness.interfaces import Batch
 from harness.runtime.session import TimePoint, place
 from harness.runtime.stage_module import stage_modules
+from harness.runtime.values import Value
 from harness.schedule.builders.data_parallel import over_replicas
 
 
@@ -41,7 +42,7 @@ class ReplicaSession(DeepSpeedSession):
         total = sum(self._task(i, inputs, targets, batch_size) for i, (inputs, targets) in micro_batches)
         return total / (self.plan.micro_batches * self.plan.mesh.data)
 
-    def _task(self, i: int, inputs: Tensor, targets: Tensor, batch_size: int) -> float:
+    def _task(self, i: int, inputs: Value, targets: Tensor, batch_size: int) -> float:
         """Forward, backward and, after the last micro-batch, DeepSpeed's step. It takes the mean over all tasks."""
         start = self.now()
         number = self.global_micro_batch(i)
@@ -99,5 +100,5 @@ class Recomputed(nn.Module):
         super().__init__()
         self.stage = stage
 
-    def forward(self, inputs: Tensor) -> Any:
+    def forward(self, inputs: Value) -> Any:
         return checkpoint(self.stage, inputs, use_reentrant=False)

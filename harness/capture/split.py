@@ -7,7 +7,7 @@ import linecache
 import os
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -35,6 +35,7 @@ class Captured:
     module: nn.Module
     chain: nn.Sequential
     args: tuple[Any, ...]
+    kwargs: dict[str, Any] = field(default_factory=dict)
     select: Select | None = None
 
 

@@ -34,6 +34,7 @@ from harness.nn import dropout
 from harness.nn.shared_state import SharedState
 from harness.nn.skip import named_layers
 from harness.nn.tied import tensor_bytes, ties
+from harness.runtime.values import mapped, tensors_of
 
 
 class NotCounted(CannotRun):
@@ -101,7 +102,7 @@ def counted(chain: Chain, dtype: str, autocast: str | None = None) -> ModelProfi
         chain.model.name,
         len(batch),
         dtype,
-        tensor_bytes(batch.inputs),
+        sum(map(tensor_bytes, tensors_of(batch.inputs))),
         skips,
         autocast=autocast,
         unsplit=unsplit(chain.layers),
@@ -160,7 +161,7 @@ def pretend(chain: Chain, device: torch.device, mode: FakeTensorMode) -> None:
         tables: tuple[dict[str, Any], ...] = (module._parameters, module._buffers)
         for table in tables:
             table.update({name: fake(tensor) for name, tensor in table.items() if tensor is not None})
-    chain.batch = Batch(fake(chain.batch.inputs), fake(chain.batch.targets))
+    chain.batch = Batch(mapped(fake, chain.batch.inputs), fake(chain.batch.targets))
     chain.device = device
 
 
