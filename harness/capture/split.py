@@ -89,12 +89,19 @@ def whole(
     """The module as one layer, with the inputs and outputs of `split`."""
     count = samples((args, kwargs or {}))
     numbers = itertools.count()
+    others = itertools.count(len(inputs_of(args, kwargs or {})))
+    shared: list[Tensor] = []
 
     def numbered(value: Any) -> Any:
-        return Ref(next(numbers)) if is_input(value, count) else value
+        if is_input(value, count):
+            return Ref(next(numbers))
+        if not isinstance(value, Tensor) or value.requires_grad:
+            return value
+        shared.append(value)
+        return Ref(next(others))
 
     given, named = (template(values, numbered) for values in (args, kwargs or {}))
-    return nn.Sequential(OrderedDict(model=Whole(module, given, named, select)))
+    return nn.Sequential(OrderedDict(model=Whole(module, given, named, select, shared)))
 
 
 def inputs(args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Tensor | tuple[Tensor, ...]:
