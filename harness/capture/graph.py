@@ -116,6 +116,11 @@ class Graph:
             )
         return self._natives[id(call)]
 
+    def makes_objects(self, call: Call) -> bool:
+        """Whether its own code gives a torch function an object that each pass makes: it can only run as it is."""
+        steps = [item for item in call.items if isinstance(item, Step)]
+        return any(isinstance(leaf, Unstable) for step in steps for leaf in (*leaves(step.args), *leaves(step.kwargs)))
+
     def _leaks(self, call: Call) -> bool:
         given, returned = used(call), set(refs(call.result))
         own = {id(module) for module in call.module.modules()}

@@ -137,6 +137,8 @@ def _agreed(
             two = record(module, args, kwargs, select, 2 * batch, dtype)
             three = record(module, args, kwargs, select, 3 * batch, None, not evaluates)
             merged = Agreement(one, two, three, evaluates).merge()
+            if evaluates:
+                Units(Graph(merged)).sequence()  # raises for a module that must be opened, if evaluation differs in it
         except (Disagreement, Uncapturable) as error:
             if first is None and number == len(attempts) - 1:
                 raise Uncapturable(OTHER_WAY, error.where) from error

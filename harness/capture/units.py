@@ -65,7 +65,10 @@ class Units:
 
     def can_open(self, unit: Unit) -> bool:
         """Whether a unit is a module with several parts."""
-        return unit.call is not None and not (unit.call.opaque or unit.call.differs) and len(unit.call.items) > 1
+        call = unit.call
+        if call is None or call.opaque or call.differs or self.graph.makes_objects(call):
+            return False
+        return len(call.items) > 1
 
     def _items(self, call: Call) -> Iterator[tuple[Item, Call]]:
         for item in call.items:
@@ -77,7 +80,11 @@ class Units:
     def _opens(self, call: Call, parent: Call) -> bool:
         if call.opaque or call.differs or not call.items:
             return False
-        if parent is self.graph.trace.top or id(call) in self.opened_blocks or isinstance(call.module, CONTAINERS):
+        if parent is self.graph.trace.top:
+            return True
+        if self.graph.makes_objects(call):
+            return False
+        if id(call) in self.opened_blocks or isinstance(call.module, CONTAINERS):
             return True
         if self.is_block(call, parent):
             return self._has_chain(call)

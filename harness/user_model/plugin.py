@@ -89,11 +89,15 @@ class UserModel:
         return self._wrapper.output_shape_of(n)
 
     def _module(self) -> nn.Module:
-        """A module that is made now. Weights that wait for a first pass, as those of nn.LazyLinear, have had it."""
+        """A module that is made now. Weights that wait for a first pass, as those of nn.LazyLinear, have had it;
+        Transformers' default experts, of some number formats alone, are replaced by those of every one."""
         import torch
         from torch.nn.parameter import is_lazy
 
+        from harness.capture import experts
+
         module = self._make().module
+        experts.use(module)
         if any(map(is_lazy, itertools.chain(module.parameters(), module.buffers()))):
             with torch.random.fork_rng(devices=[]):
                 args, kwargs = self._with_values().arguments()
