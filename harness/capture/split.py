@@ -137,23 +137,23 @@ def _agreed(
             two = record(module, args, kwargs, select, 2 * batch, dtype)
             three = record(module, args, kwargs, select, 3 * batch, None, not evaluates)
             merged = Agreement(one, two, three, evaluates).merge()
-            if evaluates:
-                Units(Graph(merged)).sequence()  # raises for a module that must be opened, if evaluation differs in it
         except (Disagreement, Uncapturable) as error:
             if first is None and number == len(attempts) - 1:
                 raise Uncapturable(OTHER_WAY, error.where) from error
             continue
+        graph = Graph(merged)
+        if evaluates and not graph.can_open(graph.root):
+            continue  # evaluation differs in a part that cannot run as it is
         first = first or (merged, evaluates)
-        if not _large_differences(merged):
+        if not _large_differences(graph):
             return merged, evaluates
     assert first is not None
     return first
 
 
-def _large_differences(trace: Trace) -> bool:
+def _large_differences(graph: Graph) -> bool:
     """Whether a large part of the model, of several modules, stays whole because passes differ in it."""
-    graph = Graph(trace)
-    total = graph.cost(trace.top)
+    total = graph.cost(graph.trace.top)
 
     def found(call: Call) -> bool:
         parts = [item for item in call.items if isinstance(item, Call)]
@@ -161,7 +161,7 @@ def _large_differences(trace: Trace) -> bool:
             return False
         return call.differs is not None or any(map(found, parts))
 
-    return found(trace.top)
+    return found(graph.trace.top)
 
 
 def _place(error: Uncapturable) -> Unsplit:

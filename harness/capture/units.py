@@ -65,10 +65,7 @@ class Units:
 
     def can_open(self, unit: Unit) -> bool:
         """Whether a unit is a module with several parts."""
-        call = unit.call
-        if call is None or call.opaque or call.differs or self.graph.makes_objects(call):
-            return False
-        return len(call.items) > 1
+        return unit.call is not None and len(unit.call.items) > 1 and self.graph.can_open(unit.call)
 
     def _items(self, call: Call) -> Iterator[tuple[Item, Call]]:
         for item in call.items:
@@ -82,7 +79,7 @@ class Units:
             return False
         if parent is self.graph.trace.top:
             return True
-        if self.graph.makes_objects(call):
+        if not self.graph.can_open(call):
             return False
         if id(call) in self.opened_blocks or isinstance(call.module, CONTAINERS):
             return True
