@@ -166,6 +166,7 @@ class Skip:
     target: int
     bytes: int
     name: str = ""
+    dtype: str = "float32"
 
     def __post_init__(self) -> None:
         _check(f"bytes of skip {self.name or '?'} from layer {self.source} to {self.target}", self.bytes)

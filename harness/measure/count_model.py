@@ -95,7 +95,11 @@ def counted(chain: Chain, dtype: str, autocast: str | None = None) -> ModelProfi
         )
         for index, ((name, layer), task) in enumerate(zip(named, tasks, strict=True))
     ]
-    skips = tuple(Skip(s.source, s.target, tensor_bytes(tasks[s.source].stashed[s.name]), s.name) for s in chain.skips)
+    stashed = {s: tasks[s.source].stashed[s.name] for s in chain.skips}
+    skips = tuple(
+        Skip(s.source, s.target, tensor_bytes(tensor), s.name, str(tensor.dtype).removeprefix("torch."))
+        for s, tensor in stashed.items()
+    )
     batch = chain.batch
     return ModelProfile(
         tuple(layers),
