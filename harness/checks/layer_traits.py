@@ -59,13 +59,14 @@ def _groups(engine: str, can: Capabilities, profile: ModelProfile) -> Iterator[t
         given = one.traits.gives
         if dtypes := [g.dtype for g in given if g.dtype.startswith("complex") and not can.complex]:
             yield (index, index + 1), _complex(engine, dtypes[0]), REAL
-        if not can.mixed and {g.gradient for g in given} == {True, False}:
-            kinds = " and ".join(g.dtype for g in given)
+        passing = [*given, *(skip.tensor for skip in profile.skips if skip.source <= index < skip.target)]
+        if not can.mixed and {g.gradient for g in passing} == {True, False}:
+            kinds = " and ".join(g.dtype for g in passing)
             message = f"takes tensors of {kinds}, and engine={engine} wants a gradient for each or for none of them"
             yield (index, index + 1), message, ""
     for skip in profile.skips:
-        if skip.dtype.startswith("complex") and not can.complex:
-            yield (skip.source, skip.target), _complex(engine, skip.dtype), REAL
+        if skip.tensor.dtype.startswith("complex") and not can.complex:
+            yield (skip.source, skip.target), _complex(engine, skip.tensor.dtype), REAL
     for one_name, other_name in profile.same_memory if can.multi_process else ():
         pair = _ordered(*(number[name.partition(".")[0]] for name in (one_name, other_name)))
         if pair[0] != pair[1]:

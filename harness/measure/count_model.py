@@ -29,7 +29,7 @@ from harness.core.shared_buffers import Home
 from harness.interfaces import Batch, Model
 from harness.measure.kernel_counter import Work
 from harness.measure.layer_chain import Chain, Phase, Task, tensors
-from harness.measure.layer_traits import Seen, traits
+from harness.measure.layer_traits import Seen, given, traits
 from harness.nn import dropout
 from harness.nn.shared_state import SharedState
 from harness.nn.skip import named_layers
@@ -97,8 +97,7 @@ def counted(chain: Chain, dtype: str, autocast: str | None = None) -> ModelProfi
     ]
     stashed = {s: tasks[s.source].stashed[s.name] for s in chain.skips}
     skips = tuple(
-        Skip(s.source, s.target, tensor_bytes(tensor), s.name, str(tensor.dtype).removeprefix("torch."))
-        for s, tensor in stashed.items()
+        Skip(s.source, s.target, tensor_bytes(tensor), s.name, given(tensor)) for s, tensor in stashed.items()
     )
     batch = chain.batch
     return ModelProfile(

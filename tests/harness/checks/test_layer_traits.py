@@ -49,7 +49,11 @@ APART = {
     "complex": (Capabilities(complex=False), profile(1, gives=(COMPLEX,))),
     "complex skip": (
         Capabilities(complex=False),
-        replace(profile(), skips=(Skip(1, 3, 8, "s", "complex64"), Skip(0, 3, 8, "t"))),
+        replace(profile(), skips=(Skip(1, 3, 8, "s", COMPLEX), Skip(0, 3, 8, "t"))),
+    ),
+    "a skip that is mixed": (
+        Capabilities(mixed=False),
+        replace(profile(1, gives=(FLOAT,)), skips=(Skip(1, 2, 8, "s", INT), Skip(0, 1, 8, "t"))),
     ),
     "mixed": (Capabilities(mixed=False), profile(1, gives=(FLOAT, INT))),
 }
