@@ -7,8 +7,9 @@
     gpipe       21                   0.92            10 %    41 %          48 %
     contest                        runs   Kendall's tau   predicted best / measured best
 
-A contest is a sweep over several engines with the same work; its tau compares the two orders. The predictions are those
-that the runs were started with.
+A contest is a sweep over several engines with the same work; its tau compares the two orders. Predictions are made
+again, by today's simulator, where the profile of a run was stored (`analysis.predict_again`); others are those that the
+runs were started with, and the ledger says why. It lists what it leaves out, too.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from analysis import records
+from analysis import predict_again, records
 from analysis.run_artifacts import ORIGIN
 from harness.config.registry import ROOT
 from harness.core.problem import CannotRun
@@ -36,13 +37,18 @@ from harness.report.comparison import SAME
 
 COMMITTED = ROOT / "analysis" / "results" / "records"
 NEAR = 0.1
+SHOWN = 3
+"""Records that are named for a reason."""
 MISSES = 10
 """Rows of the worst predictions."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One measured run: seconds of a step, and predicted / measured of the memory of each device that was metered."""
+    """One measured run: seconds of a step, and predicted / measured of the memory of each device that was metered.
+
+    `stored` says why the prediction is that of the record; it is empty for one by today's simulator.
+    """
 
     id: str
     engine: str
@@ -51,6 +57,7 @@ class Case:
     measured_s: float
     predicted_s: float
     memory: tuple[float, ...]
+    stored: str = ""
 
     @property
     def ratio(self) -> float:
@@ -63,9 +70,14 @@ class Case:
         return abs(self.ratio - 1)
 
     @property
+    def memory_ratio(self) -> float | None:
+        """Predicted / measured memory of the device that is furthest off; None where nothing was metered."""
+        return max(self.memory, key=lambda ratio: abs(ratio - 1), default=None)
+
+    @property
     def memory_error(self) -> float | None:
-        """The largest of all devices; None where nothing was metered."""
-        return max((abs(ratio - 1) for ratio in self.memory), default=None)
+        """Of that device's memory."""
+        return None if self.memory_ratio is None else abs(self.memory_ratio - 1)
 
 
 @dataclass(frozen=True)
@@ -92,19 +104,75 @@ class Contest:
         return found[1]
 
 
+@dataclass(frozen=True)
+class LeftOut:
+    """A record that is no case, and why."""
+
+    id: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Ledger:
+    """Every record of a source is in one of the two."""
+
+    cases: tuple[Case, ...]
+    left_out: tuple[LeftOut, ...]
+
+
+def ledger(loaded: Iterable[RunRecord]) -> Ledger:
+    """The newest record of each measured point that is ok and was predicted, and all others with a reason."""
+    listed = list({record.id: record for record in loaded}.values())
+    newest = {record.id for record in records.newest(listed, records.point_of).values()}
+    found: list[Case] = []
+    left_out: list[LeftOut] = []
+    for record in listed:
+        if why := _unfit(record) or ("" if record.id in newest else "there is a newer run of its point"):
+            left_out.append(LeftOut(record.id, why))
+        else:
+            found.append(_case(record))
+    return Ledger(tuple(found), tuple(left_out))
+
+
 def cases(loaded: Iterable[RunRecord]) -> list[Case]:
-    """The newest record of each measured point that is ok and was predicted."""
-    found = []
-    for record in records.newest(loaded, records.point_of).values():
-        ratios, step_s = record.metrics.get("predicted_over_measured") or {}, record.metrics.get("step_time_s")
-        if record.source != "measured" or record.status != "ok" or not record.config or not step_s:
-            continue
-        if ratios.get("step_time_s"):
-            memory = tuple(one for one in ratios.get("peak_memory_bytes") or () if one is not None)
-            engine, model = record.config["engine"]["name"], record.config["model"]["name"]
-            predicted_s = ratios["step_time_s"] * step_s
-            found.append(Case(record.id, engine, model, _contest(record), step_s, predicted_s, memory))
-    return found
+    """The cases of the ledger."""
+    return list(ledger(loaded).cases)
+
+
+def _unfit(record: RunRecord) -> str:
+    """Why a record says nothing about a prediction."""
+    if record.source != "measured":
+        return f"{record.source}, not measured"
+    if record.status != "ok":
+        return f"{record.status}, not measured to its end"
+    if not record.config or not record.metrics.get("step_time_s"):
+        return "has no measured step time"
+    return "" if (record.metrics.get("predicted_over_measured") or {}).get("step_time_s") else "was not predicted"
+
+
+def _case(record: RunRecord) -> Case:
+    """The case of a measured record, with the prediction of today's simulator, or else with its own."""
+    measured, ratios = record.metrics, record.metrics["predicted_over_measured"]
+    step_s, stored = measured["step_time_s"], ""
+    memory = ratios.get("peak_memory_bytes") or ()
+    predicted_s = ratios["step_time_s"] * step_s
+    try:
+        again = predict_again.figures(record)
+        predicted_s = again["step_time_s"]
+        if memory:
+            memory = [p / m for p, m in zip(again["peak_memory_bytes"], measured["peak_memory_bytes"], strict=True)]
+    except predict_again.NotPredictable as error:
+        stored = str(error)
+    return Case(
+        record.id,
+        record.config["engine"]["name"],
+        record.config["model"]["name"],
+        _contest(record),
+        step_s,
+        predicted_s,
+        tuple(one for one in memory if one is not None),
+        stored,
+    )
 
 
 def contests(found: Iterable[Case]) -> list[Contest]:
@@ -156,6 +224,31 @@ TITLES = (
 )
 
 
+MISS_TITLES = (
+    *("worst predictions", "engine", "model", "measured", "predicted"),
+    *("predicted\n/ measured", "memory\nfurthest off"),
+)
+ORDER_TITLES = ("contest", "runs", "Kendall's\ntau", "predicted best\n/ measured best")
+
+
+def misses(found: Iterable[Case]) -> list[tuple[str, ...]]:
+    """A row for each of the worst predictions of a step time."""
+    worst = sorted(found, key=lambda one: -one.error)[:MISSES]
+    names = [(one.id, one.engine, one.model, seconds(one.measured_s), seconds(one.predicted_s)) for one in worst]
+    return [
+        (*own, f"{one.ratio:.2f}", UNKNOWN if one.memory_ratio is None else f"{one.memory_ratio:.2f}")
+        for own, one in zip(names, worst, strict=True)
+    ]
+
+
+def orders(found: Iterable[Case]) -> list[tuple[str, ...]]:
+    """A row for each contest."""
+    return [
+        (one.name, str(len(one.cases)), UNKNOWN if one.tau is None else f"{one.tau:.2f}", f"{one.regret:.2f}")
+        for one in contests(found)
+    ]
+
+
 def main(arguments: Sequence[str]) -> int:
     """Print the ledger; returns 0, or 2 where there is nothing to compare."""
     parser = argparse.ArgumentParser("python -m analysis.accuracy", description=(__doc__ or "").split("\n")[0])
@@ -166,28 +259,43 @@ def main(arguments: Sequence[str]) -> int:
     except CannotRun as error:
         print(error, file=sys.stderr)
         return EXIT_CODES["infeasible"]
-    found = cases(loaded.records)
-    if not found:
+    found = ledger(loaded.records)
+    if not found.cases:
         print("no measured record with a prediction", file=sys.stderr)
         return EXIT_CODES["infeasible"]
     console = Console()
-    _show(found, console if console.is_terminal else Console(width=140))
+    _show(found.cases, console if console.is_terminal else Console(width=140))
+    for line in [*sources(found), *(f"skipped {one.place}: {one.why}" for one in loaded.skipped)]:
+        console.print(Text(line), soft_wrap=True)
     return 0
 
 
+def sources(found: Ledger) -> list[str]:
+    """Lines that say whose the predictions are, and which records are left out, each with its reason."""
+    again = sum(not case.stored for case in found.cases)
+    lines = [f"{again} of {len(found.cases)} predictions are of today's simulator"]
+    lines += [f"of the record, {text}" for text in _counted((case.id, case.stored) for case in found.cases)]
+    return [*lines, *(f"left out, {text}" for text in _counted((one.id, one.why) for one in found.left_out))]
+
+
+def _counted(reasons: Iterable[tuple[str, str]]) -> list[str]:
+    """ "3: why (ID, ID, ID)" for each reason; of many the first ones."""
+    groups: dict[str, list[str]] = defaultdict(list)
+    for name, why in reasons:
+        if why:
+            groups[why].append(name)
+    return [
+        f"{len(own)}: {why} ({', '.join(own[:SHOWN])}{', ...' if len(own) > SHOWN else ''})"
+        for why, own in sorted(groups.items(), key=lambda item: -len(item[1]))
+    ]
+
+
 def _show(found: Sequence[Case], console: Console) -> None:
-    worst = sorted(found, key=lambda one: -one.error)[:MISSES]
-    rows = [(o.id, o.engine, o.model, seconds(o.measured_s), seconds(o.predicted_s), f"{o.ratio:.2f}") for o in worst]
-    titles = ("worst predictions", "engine", "model", "measured", "predicted", "predicted\n/ measured")
-    console.print(_table(titles, rows, 3))
+    console.print(_table(MISS_TITLES, misses(found), 3))
     console.print(_table(("engine", *TITLES), [*by(found, lambda one: one.engine), *by(found, lambda _: "all")], 1))
     console.print(_table(("model", *TITLES), by(found, lambda one: one.model), 1))
-    held = contests(found)
-    orders = [
-        (c.name, str(len(c.cases)), UNKNOWN if c.tau is None else f"{c.tau:.2f}", f"{c.regret:.2f}") for c in held
-    ]
-    if orders:
-        console.print(_table(("contest", "runs", "Kendall's\ntau", "predicted best\n/ measured best"), orders, 1))
+    if held := orders(found):
+        console.print(_table(ORDER_TITLES, held, 1))
 
 
 def _table(titles: Sequence[str], rows: Iterable[Sequence[str]], texts: int) -> Table:

@@ -1,16 +1,20 @@
-"""Compare runs, sweeps, races or packs of records, figure by figure, and fail where the second one is worse:
+"""Compare runs, sweeps, races, packs of records or results of `make bench`, figure by figure, and fail where the second
+one is worse:
 
     python -m analysis.compare runs/before runs/after
     python -m analysis.compare runs/gpipe runs/ddp --figures step_time_s --max-regression 3
+    python -m analysis.compare bench:1 bench:0
 
     point                 figure        runs/before  runs/after  after / before   95 % interval
     engine=gpipe seed=1   step_time_s      101.2 ms    112.9 ms            1.12    1.08 to 1.15   worse
                           memory           63.1 MiB    63.1 MiB            1.00                   the same
 
 Points with the same keys are compared; two single runs are, whatever their keys. The interval is that of the ratio of
-two medians, by a bootstrap over the measured steps in metrics.jsonl; records in a pack have no steps, and so no
-interval. A difference is real if the interval leaves out 1. Exit code 1: a figure is worse by more than
---max-regression percent, and that is no noise as far as known; or a point is ok in the first alone.
+two medians, by a bootstrap over the measured steps in metrics.jsonl; of a benchmark it follows from quartiles and
+rounds; records in a pack have no steps, and so no interval. A difference is real if the interval leaves out 1. Else
+there is none where the interval is narrower than --resolution percent, and where it is wider it is not resolved. Exit
+code 1: a figure is worse by more than --max-regression percent, and that is no noise as far as known; or a point is ok
+in the first alone.
 """
 
 from __future__ import annotations
@@ -30,26 +34,32 @@ from rich.table import Table
 from rich.text import Text
 
 from analysis import records
+from analysis.bench import history
 from analysis.run_artifacts import ORIGIN
 from harness.core.problem import CannotRun, Problem
 from harness.core.record import EXIT_CODES, RunRecord
 from harness.core.run_files import METRICS
 from harness.core.units import UNKNOWN, number, seconds, size
-from harness.races.verdict import LEVEL, SAMPLES
+from harness.races.verdict import LEVEL, NARROW, SAMPLES
 
 REGRESSED = 1
+QUANTILE = 1.96
+"""Standard errors from a ratio to the end of its 95 % interval."""
+SOURCE = "a folder of a run, a sweep or a race, a pack (*.jsonl.gz), or bench:N, the last make bench but N"
 SELF = "this comparison"
-NOT_COMPARED = ("out", "tracker", "steps", "warmup", "race")
+NOT_COMPARED = ("out", "tracker", "steps", "warmup", "race", "export")
 """Keys that do not change what a step computes."""
 
 
 @dataclass(frozen=True)
 class Figure:
-    """One number of a run, of which less is better; `steps` gives its value in each measured step."""
+    """One number of a run, of which less is better; `steps` gives its value in each measured step, or else `spread` the
+    standard error of the number, as a part of it."""
 
     value: Callable[[RunRecord], float | None]
     shown: Callable[[float | None], str]
     steps: Callable[[RunRecord], list[float]] = lambda record: []
+    spread: Callable[[RunRecord], float | None] = lambda record: None
 
 
 @dataclass(frozen=True)
@@ -70,13 +80,14 @@ class Difference:
     def is_noise(self) -> bool:
         return self.low is not None and self.high is not None and self.low <= 1.0 <= self.high
 
-    @property
-    def verdict(self) -> str:
-        """worse, better, the same, or no difference that is known."""
+    def verdict(self, resolution: float = NARROW) -> str:
+        """worse, better, the same, no difference as far as the resolution goes, or none that is known."""
         if self.first == self.second:
             return "the same"
-        if self.is_noise:
-            return "not resolved"
+        if self.low is not None and self.high is not None and self.is_noise:
+            furthest = max(1 - self.low, self.high - 1)
+            narrow = self.high - self.low <= resolution
+            return f"no difference (within {100 * furthest:.1f} %)" if narrow else "not resolved"
         return "worse" if self.ratio > 1 else "better"
 
     def is_regression(self, percent: float) -> bool:
@@ -96,7 +107,12 @@ def _memory(record: RunRecord) -> float | None:
 
 
 FIGURES = {
-    "step_time_s": Figure(lambda record: record.metrics.get("step_time_s"), seconds, _step_times),
+    "step_time_s": Figure(
+        lambda record: record.metrics.get("step_time_s"),
+        seconds,
+        _step_times,
+        lambda record: record.metrics.get("step_spread"),
+    ),
     "memory": Figure(_memory, size),
     "loss": Figure(
         lambda record: record.metrics.get("loss"), lambda value: UNKNOWN if value is None else number(value)
@@ -125,7 +141,13 @@ def differences(first: RunRecord, second: RunRecord, names: Sequence[str]) -> It
         if one is None or other is None:
             continue
         steps = figure.steps(first), figure.steps(second)
-        low, high = interval(*steps) if all(len(own) > 1 for own in steps) else (None, None)
+        spreads = [spread for spread in (figure.spread(first), figure.spread(second)) if spread is not None]
+        low, high = None, None
+        if all(len(own) > 1 for own in steps):
+            low, high = interval(*steps)
+        elif len(spreads) == 2:
+            width = QUANTILE * math.hypot(*spreads)
+            low, high = other / one * math.exp(-width), other / one * math.exp(width)
         yield Difference(name, one, other, low, high)
 
 
@@ -150,10 +172,13 @@ def _title(key: frozenset[str]) -> str:
 def main(arguments: Sequence[str]) -> int:
     """Print the table; returns 1 for a regression, and 2 for what cannot be compared."""
     parser = argparse.ArgumentParser("python -m analysis.compare", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("first", metavar="A", help="a folder of a run, a sweep or a race, or a pack (*.jsonl.gz)")
+    parser.add_argument("first", metavar="A", help=SOURCE)
     parser.add_argument("second", metavar="B")
     parser.add_argument("--figures", default=",".join(FIGURES), help=f"of {', '.join(FIGURES)}; by default all")
     parser.add_argument("--max-regression", type=float, default=5.0, metavar="PERCENT", help="by default 5")
+    parser.add_argument(
+        "--resolution", type=float, default=100 * NARROW, metavar="PERCENT", help=f"by default {100 * NARROW:g}"
+    )
     options = parser.parse_args(arguments)
     names = [name.strip() for name in options.figures.split(",")]
     try:
@@ -179,7 +204,7 @@ def main(arguments: Sequence[str]) -> int:
 def _loaded(first: str, second: str) -> tuple[dict[str, tuple[RunRecord, RunRecord]], list[str], list[str]]:
     """The runs to compare; lines about those that are skipped or on one side alone, and about those that are ok in the
     first alone. Raises CannotRun without two to compare."""
-    names, loaded = (first, second), [records.load([name]) for name in (first, second)]
+    names, loaded = (first, second), [_source(name) for name in (first, second)]
     sides = [_ok(one.records) for one in loaded]
     found = pairs(*sides)
     skipped = [f"skipped {one.place}: {one.why}" for side in loaded for one in side.skipped]
@@ -202,6 +227,14 @@ def _loaded(first: str, second: str) -> tuple[dict[str, tuple[RunRecord, RunReco
     return found, [*skipped, *alone], failed
 
 
+def _source(name: str) -> records.Loaded:
+    """The records of a place, or of the history of `make bench`."""
+    if not name.startswith(history.PREFIX):
+        return records.load([name])
+    found = history.load(name)
+    return records.Loaded(tuple(found), {name: len(found)}, ())
+
+
 def _ok(loaded: Sequence[RunRecord]) -> list[RunRecord]:
     return [record for record in records.newest(loaded, records.point_of).values() if record.status == "ok"]
 
@@ -214,7 +247,13 @@ def _show(rows: Sequence[tuple[str, Difference]], options: Any, console: Console
     for point, one in rows:
         between = f"{one.low:.3f} to {one.high:.3f}" if one.low is not None else ""
         shown = FIGURES[one.figure].shown
-        cells = (shown(one.first), shown(one.second), f"{one.ratio:.3f}", between, one.verdict)
+        cells = (
+            shown(one.first),
+            shown(one.second),
+            f"{one.ratio:.3f}",
+            between,
+            one.verdict(options.resolution / 100),
+        )
         table.add_row(Text("" if point == former else point), one.figure, *cells)
         former = point
     console.print(table)

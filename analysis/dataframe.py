@@ -26,6 +26,7 @@ POINT = ("sweep", "point", "id", "status", "source", *GROUPS)
 MESH = ("data_parallel_size", "pipeline_parallel_size", "tensor_parallel_size")
 SETTINGS = (*MESH, "devices", "batch", "micro_batches", "micro_batch_size", "precision")
 FIGURES = ("throughput", "step_time_s", "utilization", "bubble", "peak_memory_bytes", "first_loss", "last_loss")
+SEED = "seed"
 OVER_SINGLE = "speed_over_single"
 PREDICTED = ("predicted_step_time_s", "predicted_peak_memory_bytes", "predicted_over_measured")
 COLUMNS = (*POINT, *SETTINGS, *FIGURES, OVER_SINGLE, *PREDICTED)
@@ -55,6 +56,19 @@ def runs(records: Iterable[RunRecord]) -> pandas.DataFrame:
     frame = pandas.DataFrame(rows, columns=[*COLUMNS, *keys.values(), *kinds, *LAST])
     frame = frame.astype(dict.fromkeys((*FIGURES, OVER_SINGLE, *PREDICTED, *kinds), float))
     return frame.assign(time=pandas.to_datetime(frame["time"], utc=True, errors="coerce", format="ISO8601"))
+
+
+def over_seeds(frame: pandas.DataFrame) -> pandas.DataFrame:
+    """One row for the runs of a frame of `runs` that are ok and differ only in their seed, as of `repeats=5`.
+
+    Each figure is the mean over them, `FIGURE_std` their standard deviation (n - 1; 0 of one), `seeds` their number.
+    """
+    figures = [name for name in (*FIGURES, OVER_SINGLE, *PREDICTED) if frame[name].notna().any()]
+    apart = {"point", "id", SEED, *FIGURES, OVER_SINGLE, *PREDICTED, *LAST}
+    keys = [name for name in frame.columns if name not in apart and not name.startswith("bytes_")]
+    groups = frame[frame["status"] == "ok"].groupby(keys, dropna=False, sort=False)
+    means, spreads = groups[figures].mean(), groups[figures].std().fillna(0.0).add_suffix("_std")
+    return pandas.concat([groups.size().rename("seeds"), means, spreads], axis=1).reset_index()
 
 
 def devices(records: Iterable[RunRecord]) -> pandas.DataFrame:

@@ -9,8 +9,9 @@
     difference  +---------------- step
                 - engine=single  - engine=gpipe
 
-A sweep's folder means all its points, in the order in which they started. Steps count from 0, warm-up included; what
-only some runs have is not compared. A run without losses, such as an infeasible one, is skipped and named; several of a
+A sweep's folder means all its points, in the order in which they started. With --over-seeds the runs that differ only
+in their seed are one line, their mean, in a band with all of them. Steps count from 0, warm-up included; what only
+some runs have is not compared. A run without losses, such as an infeasible one, is skipped and named; several of a
 sweep in one line. An infeasible point that a later sweep in the folder does not have is left out silently.
 """
 
@@ -55,6 +56,8 @@ class Curve:
     title: str
     losses: tuple[float, ...]
     note: str = ""
+    band: tuple[tuple[float, float], ...] = ()
+    """The least and the largest loss of each step, where it is the mean of several runs."""
 
     def differences(self, first: Curve) -> list[float]:
         """Relative, in each step that both have: |a - b| / max(|a|, |b|), and 0 where both are 0."""
@@ -77,9 +80,14 @@ def main(arguments: Sequence[str]) -> int:
         dest="levels",
         help="a horizontal line; may be given several times",
     )
+    parser.add_argument(
+        "--over-seeds",
+        action="store_true",
+        help="a line for the mean of the runs that differ only in their seed, with their range",
+    )
     options = parser.parse_args(arguments)
     try:
-        all_curves, skipped, agreed = curves(options.folders, options.titles)
+        all_curves, skipped, agreed = curves(options.folders, options.titles, options.over_seeds)
         draw(all_curves, options.out, options.levels, agreed)
     except (ValueError, OSError) as error:
         print(error, file=sys.stderr)
@@ -95,10 +103,13 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def curves(folders: Sequence[Path], titles: Sequence[str] | None = None) -> tuple[list[Curve], list[str], str]:
+def curves(
+    folders: Sequence[Path], titles: Sequence[str] | None = None, over_seeds: bool = False
+) -> tuple[list[Curve], list[str], str]:
     """The curves of all runs with losses, a line for each run without, and what all of the curves' runs agree in.
 
-    `titles` are those of the curves, in order; else these have only what differs.
+    `titles` are those of the curves, in order; else these have only what differs. With `over_seeds` runs that differ
+    only in their seed are one curve.
 
     Raises ValueError with a line for each folder without runs, where no run has losses, and where `titles` are not as
     many as the curves.
@@ -120,9 +131,29 @@ def curves(folders: Sequence[Path], titles: Sequence[str] | None = None) -> tupl
         skipped += _skipped(folder, without)
     if missing or not runs:
         raise ValueError("\n".join([*skipped, *missing]))
-    shared = common(runs)
-    parts = zip(titled(runs, titles, shared), losses, map(_note, runs), strict=True)
-    return [Curve(*one) for one in parts], skipped, " ".join([*shared, *_agreed(runs)])
+    groups = _groups(runs, losses) if over_seeds else [(run, [own]) for run, own in zip(runs, losses, strict=True)]
+    firsts, shared = [run for run, _ in groups], common(runs)
+    parts = zip(titled(firsts, titles, shared), groups, strict=True)
+    found = [_curve(title, own, _note(run)) for title, (run, own) in parts]
+    return found, skipped, " ".join([*shared, *_agreed(runs)])
+
+
+def _groups(runs: Sequence[Run], losses: Sequence[tuple[float, ...]]) -> list[tuple[Run, list[tuple[float, ...]]]]:
+    """The first of the runs that differ only in their seed, and the losses of all of them."""
+    keys = [key for key in run_folders.differing(runs) if key != "seed"]
+    found: dict[str, tuple[Run, list[tuple[float, ...]]]] = {}
+    for run, own in zip(runs, losses, strict=True):
+        found.setdefault(str([run.title, *(run.values.get(key) for key in keys)]), (run, []))[1].append(own)
+    return [*found.values()]
+
+
+def _curve(title: str, losses: Sequence[tuple[float, ...]], note: str) -> Curve:
+    """The curve of one run, or the mean of several: of the steps that all have."""
+    if len(losses) == 1:
+        return Curve(title, losses[0], note)
+    steps = [*zip(*losses, strict=False)]
+    means = tuple(math.fsum(step) / len(step) for step in steps)
+    return Curve(f"{title} (mean of {len(losses)})", means, note, tuple((min(step), max(step)) for step in steps))
 
 
 def _agreed(runs: Sequence[Run]) -> list[str]:
@@ -209,11 +240,17 @@ def figure(curves: Sequence[Curve], levels: Sequence[tuple[str, float]] = (), ti
 
 
 def _draw_losses(axes: Axes, curves: Sequence[Curve], looks: Sequence[plotted.Look]) -> None:
-    if len(curves) > 1:
+    everyone, several = curves, len(curves) > 1
+    if several:
         first, *curves = curves
         axes.plot(first.losses, **_first(first.losses))
     lines = [_line(curve.losses, look) for curve, look in zip(curves, looks, strict=True)]
     plotted.overlay(axes, lines)
+    colours = [*([FIRST] if several else []), *(look.colour for look in looks)]
+    for curve, colour in zip(everyone, colours, strict=True):
+        if curve.band:
+            low, high = zip(*curve.band, strict=True)
+            axes.fill_between(range(len(low)), low, high, color=colour, alpha=0.25, linewidth=0)
     axes.set_ylabel("loss")
     axes.margins(x=0.01)
 

@@ -53,6 +53,8 @@ LEFT_OUT_BY_MODE = {
     ),
     "simulate": ("predicted.products",),
 }
+KEPT = ("plan.layouts", "plan.pattern", "plan.traffic")
+"""Fields of runs that were measured that stay: with the profile they are what `analysis.predict_again` needs."""
 """Fields of records of one mode that are left out, too: a sweep has thousands of plans."""
 Document = dict[str, Any]
 Reading = tuple[str, Callable[[], Any]]
@@ -65,12 +67,18 @@ def is_archive(path: Path) -> bool:
 
 
 def document(record: RunRecord) -> Document:
-    """The record as an archive has it: with what tables need of its files, without `LEFT_OUT`, origin and `out`."""
-    archived = run_artifacts.whole(record).to_json()
+    """The record as an archive has it: with what tables need of its files, without `LEFT_OUT`, origin and `out`; of a
+    measured run its profile, too."""
+    measured = record.source == "measured" and record.status == "ok"
+    archived = (run_artifacts.with_profile if measured else run_artifacts.whole)(record).to_json()
     manifest = archived["manifest"]
     del manifest[run_artifacts.ORIGIN]
     manifest["overrides"] = [text for text in manifest.get("overrides", []) if not text.startswith("out=")]
-    for path in (*LEFT_OUT, *LEFT_OUT_BY_MODE.get(record.config.get("mode", ""), ())):
+    kept = KEPT if measured else ()
+    for path in (
+        *(path for path in LEFT_OUT if path not in kept),
+        *LEFT_OUT_BY_MODE.get(record.config.get("mode", ""), ()),
+    ):
         _drop(archived, path.split("."))
     return archived
 

@@ -22,6 +22,8 @@ from harness.core.memory_model import DTYPE_BYTES
 from harness.core.model_profile import ModelProfile
 from harness.core.problem import Problem, ProblemError
 from harness.core.record import RunRecord
+from harness.core.run_files import PROFILE
+from harness.core.serialization import parse
 from harness.core.trace import Trace
 
 Kind = TypeVar("Kind")
@@ -59,6 +61,15 @@ def whole(record: RunRecord) -> RunRecord:
         with suppress(*UNREADABLE):
             values[name] = read(folder / file)
     return replace(record, metrics=record.metrics | values)
+
+
+def with_profile(record: RunRecord) -> RunRecord:
+    """`whole`, with the profile of the model, from which today's simulator predicts the run again."""
+    found = whole(record)
+    with suppress(*UNREADABLE):
+        profile = parse(files.read_bytes(Path(record.manifest[ORIGIN]) / PROFILE))
+        return replace(found, metrics=found.metrics | {"profile": profile})
+    return found
 
 
 def optional(read: Callable[[Kind], Figure], one: Kind) -> Figure | None:

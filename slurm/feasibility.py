@@ -40,6 +40,11 @@ def examine(points: Sequence[Point], settings: Settings) -> list[Examined]:
         return list(pool.map(look, points, chunksize=CHUNK))
 
 
+def composed(point: Point, settings: Settings) -> DictConfig | RunRecord:
+    """The configuration of a point as it will be in its job, or the record of one that cannot run."""
+    return run_point.composed(point, lambda config: expected(need(config, settings), config, settings))
+
+
 def _look(point: Point, settings: Settings) -> Examined:
     needs = []
 

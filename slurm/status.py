@@ -21,7 +21,7 @@ from harness.core.run_files import POINTS, RECORD
 from harness.core.serialization import SchemaError
 from harness.core.value_checks import closest
 from harness.run import stored_record
-from harness.sweep import local, table
+from harness.sweep import closing, local
 from harness.sweep.points import Point
 from harness.sweep.row import Row
 from slurm import array, partition, point_states, settings, submit
@@ -69,7 +69,7 @@ def show_local(folder: Path) -> int:
         raise CannotRun(
             [Problem(str(folder), None, message, hint="the folder that slurm.submit or run.py has printed")], TITLE
         )
-    table.close(rows, folder)
+    closing.close(rows, folder)
     return 0
 
 

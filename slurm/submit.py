@@ -11,6 +11,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from rich.console import Console
 from rich.text import Text
@@ -20,10 +21,11 @@ from harness.core.problem import CannotRun, Problem, refuse
 from harness.core.record import EXIT_CODES, RunRecord
 from harness.run.folder_lock import Busy
 from harness.sweep import local, run_point
+from harness.sweep.equal_micro_batches import equalized
 from harness.sweep.points import Point, expand, refuse_mistyped
 from harness.sweep.row import Row
 from harness.user_model import reference
-from slurm import partition, point_states, resources, settings
+from slurm import feasibility, partition, point_states, resources, settings
 from slurm.array import Array
 from slurm.feasibility import Examined, examine
 from slurm.limits import limits
@@ -49,6 +51,7 @@ def main(arguments: Sequence[str]) -> int:
         wanted = settings.read(own)
         points = expand(overrides)
         refuse_mistyped(points)
+        points = equalized(points, overrides, partial(feasibility.composed, settings=wanted))
         known = partition.partitions()
         array = Array(local.folder_of(overrides))
         with local.writing(array.folder):

@@ -69,6 +69,11 @@ def computation() -> None:
 
 
 @pytest.fixture
+def at_length() -> None:
+    """A test that repeats at length, or on eight ranks, what a shorter one has: it is left to `make soak`."""
+
+
+@pytest.fixture
 def browser() -> Iterator[None]:
     """A test that looks at a page with Chromium. None is left when it ends, also if it fails."""
     with _nothing_left():

@@ -32,6 +32,8 @@ def test_starts(commands, model, stages): pass
 @pytest.mark.fast
 @pytest.mark.parametrize("engine", ["x", "y"])
 def test_stays(commands, engine): pass
+
+def test_repeats(at_length): pass
 """
 SHARING = """
 import pytest
@@ -86,7 +88,7 @@ def test_no_value_is_left_out(sizes: list[int]) -> None:
     [
         ("not full", {"test_product": 3, "test_examples": 3, "test_stays": 2}),
         ("full and not soak", {"test_product": 3, "test_starts": 3}),
-        ("soak", {"test_starts": 3}),
+        ("soak", {"test_starts": 3, "test_repeats": 1}),
     ],
 )
 def test_a_collection_is_parted(tmp_path: Path, tier: str, there: dict[str, int]) -> None:

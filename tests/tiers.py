@@ -12,7 +12,8 @@ Left to the full tier, by the marker `full`, are
 
 A test marked `fast` stays in the fast tier whatever it uses, with a covering set of its cases.
 
-Of a slow test, one with a fixture of `SLOW`, the full tier has that covering set, too: `make soak` runs the others.
+Of a slow test, one with a fixture of `SLOW`, the full tier has that covering set, too: `make soak` runs the others, and
+those with the fixture `at_length`.
 
 Several processes run tests at a time. Those of a module that share its fixtures run in one of them, by the
 marker `xdist_group`: these are made once. So do all that use the emulated cluster.
@@ -31,6 +32,8 @@ import pytest
 
 SLOW = frozenset({"commands", "ranks", "slurm", "browser", "kernels", "computation"})
 """Fixtures whose tests are too slow for the fast tier: see their docstrings."""
+LENGTHY = "at_length"
+"""The fixture of those that are too slow for the full tier."""
 FAST = "fast"
 """The profile of Hypothesis for the fast tier."""
 Value = tuple[str, ...]
@@ -49,10 +52,11 @@ def mark(items: Iterable[pytest.Item]) -> None:
         listed = list(cases)
         covering = set(cover([_values(item) for item in listed]))
         for number, item in enumerate(listed):
-            slow, repeats = SLOW & set(getattr(item, "fixturenames", ())), number not in covering
-            if repeats or (slow and not item.get_closest_marker("fast")):
+            fixtures, repeats = set(getattr(item, "fixturenames", ())), number not in covering
+            slow, lengthy = SLOW & fixtures, LENGTHY in fixtures
+            if repeats or lengthy or (slow and not item.get_closest_marker("fast")):
                 item.add_marker(pytest.mark.full)
-            if slow and repeats:
+            if lengthy or (slow and repeats):
                 item.add_marker(pytest.mark.soak)
             if group := _group(item):
                 item.add_marker(pytest.mark.xdist_group(group))

@@ -1,4 +1,5 @@
-"""`make bench`: run all benchmarks, or those that are named; prints tables, writes analysis/results/bench.json."""
+"""`make bench`: run all benchmarks, or those that are named; prints tables, writes analysis/results/bench.json, and
+adds to runs/bench.jsonl, which `python -m analysis.compare bench:1 bench:0` reads."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from analysis.bench import results
+from analysis.bench import history, results
 from harness.core import units
 from harness.core.cluster import Cluster, Link
 from harness.core.memory_model import MemoryModel
@@ -108,10 +109,12 @@ def main(arguments: list[str]) -> int:
     benches = _benches()
     all_results = results.load()
     for name in names or benches:
-        rows = benches[name](int(os.environ.get("ROUNDS", ROUNDS)))
+        rounds = int(os.environ.get("ROUNDS", ROUNDS))
+        rows = benches[name](rounds)
         show(name, (benches[name].__doc__ or "").strip().splitlines()[0], rows)
         all_results[name] = {"rows": rows, "manifest": manifest([], ["cpu"], {}, 1)}
         results.save(all_results)
+        history.append(name, rounds, rows, all_results[name]["manifest"])
         if name == "race" and (picture := race_plot.figure(rows, all_results[name]["manifest"])):
             style.write(picture, PICTURE)
     return 0

@@ -37,6 +37,28 @@ def table(rows: Sequence[dict[str, Any]]) -> Section | None:
     return Section(TITLE, COLUMNS, lines) if lines else None
 
 
+def ledger_tables(measured: Iterable[RunRecord]) -> list[Section]:
+    """The accuracy ledger of the measured records: the misses first, then by engine, by model, and each contest's
+    order. None without any case."""
+    found = ledger.ledger(measured)
+    if not found.cases:
+        return []
+    engines = [*ledger.by(found.cases, lambda one: one.engine), *ledger.by(found.cases, lambda _: "all")]
+    models = ledger.by(found.cases, lambda one: one.model)
+    tables: list[tuple[str, Sequence[str], Sequence[tuple[str, ...]], int]] = [
+        ("The worst predictions", ("run", *ledger.MISS_TITLES[1:]), ledger.misses(found.cases), 3),
+        ("By engine", ("engine", *ledger.TITLES), engines, 1),
+        ("By model", ("model", *ledger.TITLES), models, 1),
+        ("Orders of several engines on the same work", ledger.ORDER_TITLES, ledger.orders(found.cases), 1),
+    ]
+    return [
+        Section(title, tuple(name.replace("\n", " ") for name in titles), tuple(rows), notes, texts)
+        for number, (title, titles, rows, texts) in enumerate(tables)
+        for notes in [tuple(ledger.sources(found)) if number == 0 else ()]
+        if rows
+    ]
+
+
 def headline(rows: Sequence[dict[str, Any]]) -> dict[str, str] | None:
     """The median error of the benchmark's step times as a "figure" and a "text"; None without any."""
     error = next((row["error of time"] for row in rows if "error of time" in row), None)

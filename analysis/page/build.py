@@ -67,6 +67,7 @@ def _accuracy(rows: Sequence[dict[str, Any]], measured: Sequence[RunRecord]) -> 
         "figure": figure("accuracy", "Simulated / measured step time", Picture.of(drawn)) if drawn else None,
         "headline": accuracy.headline(rows),
         "table": Table.of(table) if table else None,
+        "ledger": [Table.of(one) for one in accuracy.ledger_tables(measured)],
     }
 
 

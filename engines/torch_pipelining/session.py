@@ -16,12 +16,12 @@ from torch.distributed.pipelining import (
 )
 from torch.distributed.pipelining.schedules import PipelineScheduleMulti, PipelineScheduleSingle
 
-from engines.torch_pipelining.boundary_shapes import BoundaryShapes
 from engines.torch_pipelining.traced_stage import TracedStage
 from harness.core.plan import Plan
 from harness.interfaces import Batch, Model, SessionSpec
 from harness.nn.skip import named_layers
 from harness.nn.tied import moved
+from harness.runtime.boundary_shapes import BoundaryShapes
 from harness.runtime.distributed_session import DistributedSession
 from harness.runtime.stage_module import stage_modules
 from harness.runtime.training_state import make_optimizer, split_batch

@@ -10,8 +10,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.pipelining import PipelineStage
 
-from engines.torch_pipelining.boundary_shapes import Boundary
 from harness.core.op import Kind, Op
+from harness.runtime.boundary_shapes import Boundary
 from harness.runtime.distributed_session import DistributedSession
 from harness.runtime.session import place
 from harness.runtime.stage_module import StageModule

@@ -25,6 +25,7 @@ from harness.core.memory_model import NAMED
 from harness.core.problem import LEAVE_OUT, Fix, Problem, spelled
 from harness.core.serialization import LARGEST_INT
 from harness.core.value_checks import closest, one_of
+from harness.export import systems
 from harness.interfaces import Engine
 from harness.launch.slurm_step import CHOICES
 from harness.launch.supervisor import START_S
@@ -85,6 +86,7 @@ def problems(config: DictConfig) -> list[Problem]:
     found += _numbers(config, ("jitter",), spread, 0.05, lambda value: 0 <= value <= 1)
     if config.profile is not None and not os.path.isfile(config.profile):
         found.append(Problem("profile", config.profile, "is not a file", ({"profile": LEAVE_OUT},)))
+    found += systems.problems(config)
     if config.mode == "calibrate":
         return found  # no plug-in has a say in it
     for group in registry.FOLDERS:

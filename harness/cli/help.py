@@ -37,6 +37,7 @@ python run.py --config-dir DIR [...] also read choices from DIR: DIR/cluster/NAM
 python run.py model=net.py:build     your own model: what the function or class build of net.py returns; its parameters
                                      are keys, and with --help they are listed
 python run.py -m [key=v1,v2 ...]     a sweep over every combination; +sweeps=NAME takes the points of sweeps/NAME.yaml
+                                     repeats=5 runs each point, or a race, with five seeds: mean and spread
 python run.py --cfg job [...]        print the configuration and stop
 python run.py --help                 this page; with choices, as engine=gpipe --help, their keys alone"""
 EVERYTHING = """\

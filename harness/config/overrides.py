@@ -255,6 +255,11 @@ def leaves(config: DictConfig) -> Iterator[str]:
     return below(content, "")
 
 
+OF_SEVERAL = {"scale": "a sweep", "repeats": "a sweep or a race", "schemes": "a race"}
+"""Keys that belong to several runs."""
+HOW = {"a sweep": "-m +sweeps=...", "a sweep or a race": "-m", "a race": "mode=race"}
+
+
 def described(hint: Any) -> str:
     """A type as a user knows it: "a whole number or null"."""
     if get_origin(hint) in (Union, UnionType):
@@ -272,6 +277,11 @@ def _form_problem(override: Override) -> Problem | None:
         return Problem(typed, None, "has no key before =")
     if key == "sweeps":
         message, hint = "is a sweep, not one run", f"python run.py -m {typed}"
+    elif key in OF_SEVERAL:
+        message, hint = (
+            f"is a key of {OF_SEVERAL[key]}, not of one run",
+            f"python run.py {HOW[OF_SEVERAL[key]]} {typed}",
+        )
     elif override.is_delete():
         message = "takes a key away, every run needs all of them"
     elif override.package is not None:

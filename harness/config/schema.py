@@ -118,6 +118,10 @@ class Config:
     """A stored ModelProfile (JSON file), to plan and simulate with instead of profiling the model."""
     remeasure: bool = False
     """Measure this machine and the model's layers again, instead of reading the cached measurement."""
+    export: str | None = None
+    """mode=plan: a file that gets the plan for another system, which its suffix says. .json: DeepSpeed. .py: a script
+    for torchrun, with torch.distributed.pipelining. .toml: torchtitan. .sh: Megatron-LM. What that system cannot
+    express is refused; a file that is there is replaced with overwrite=true only."""
     out: str | None = None
     """The folder of the run; null: runs/<date>/<id>."""
     overwrite: bool = False

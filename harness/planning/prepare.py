@@ -18,6 +18,8 @@ from harness.core.cluster import Cluster
 from harness.core.model_profile import ModelProfile
 from harness.core.problem import CannotRun, Problem, deduplicate, leaving_out, note, refuse
 from harness.core.run_files import PLAN
+from harness.export import systems
+from harness.export.planned import Planned
 from harness.host import devices, machine
 from harness.host.machine import Machine
 from harness.interfaces import Engine, Planner
@@ -38,7 +40,8 @@ class Prepared:
     """All that is known before the start.
 
     `values` and `profile` say where the numbers of the cluster and the profile are from ("made just now"), `ranks` how
-    many processes train, `multi_process` whether those are ranks that another one starts.
+    many processes train, `multi_process` whether those are ranks that another one starts. `exported` is what another
+    system gets, if one does.
     """
 
     draft: Draft
@@ -48,6 +51,7 @@ class Prepared:
     ranks: int
     multi_process: bool
     tracker: Tracker
+    exported: Planned | None = None
 
     def device_names(self, local: bool) -> list[str]:
         """The devices of the plan, by what they are; `local`: as torch calls them."""
@@ -128,6 +132,9 @@ class _Preparation:
         draft = self.collect(lambda: planning_draft.draft(config, engine, planner, profile, cluster))
         if draft:
             self.check_memory(draft, profile)
+        exported = Planned(config, draft.plan, profile, draft.schedule) if draft and config.export else None
+        if exported:
+            self.problems += systems.refused(exported)
         self.stop()
         assert draft
         if profile.unsplit:
@@ -138,7 +145,7 @@ class _Preparation:
         kind = devices.detect(profiles.wanted(config)).kind
         several = engine.capabilities.multi_process
         ranks = draft.devices if several else 1
-        return Prepared(draft, kind, self.values, self.profiles.found, ranks, several, tracker)
+        return Prepared(draft, kind, self.values, self.profiles.found, ranks, several, tracker, exported)
 
     def ground(self) -> Ground:
         known = self.collect(self.cluster)

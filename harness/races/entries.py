@@ -23,19 +23,18 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from harness.checks import micro_batches
 from harness.cli import choice_files
 from harness.core.problem import LEAVE_OUT, CannotRun, Problem, bare_key, deduplicate, refuse
 from harness.core.record import RunRecord
 from harness.core.value_checks import one_of
 from harness.launch import turns
-from harness.sweep import engines, points, run_point
+from harness.sweep import engines, equal_micro_batches, points, run_point
 from harness.sweep.points import Point
 from harness.sweep.row import Row
 
 RACE = "this race"
 MOST_ROUNDS = 1000
-OF_THE_RACE = ("mode", "schemes", "out", "steps")
+OF_THE_RACE = ("mode", "schemes", "out", "steps", points.REPEATS)
 """Keys that mean the race, and no entry; those of the group `race` are in all entries, whose defaults they have."""
 ENTRIES = "schemes=FILE.yaml, whose entries have names of their own"
 SAME = ("batch.size", "model", "data", "precision", "seed", "optimizer")
@@ -103,6 +102,18 @@ def rounds(overrides: Sequence[str]) -> int | None:
         message = f"is the number of rounds, from 1 to {MOST_ROUNDS}"
         raise CannotRun([Problem("steps", given, message, ({"steps": LEAVE_OUT},))], RACE)
     return int(given)
+
+
+def repeated(overrides: Sequence[str]) -> dict[str, list[str]]:
+    """The overrides of a race for each seed that `repeats=` asks for, by the name of its folder in that of the race.
+
+    Without `repeats=` it is this race alone, and its name is "".
+    """
+    seeds = points.repeated([text for text in overrides if not _addressee(text)])
+    if seeds is None:
+        return {"": [*overrides]}
+    others = [text for text in overrides if _key(text) not in (points.SEED, points.REPEATS)]
+    return {f"{points.SEED}-{seed}": [*others, f"{points.SEED}={seed}"] for seed in seeds}
 
 
 def value_of(overrides: Sequence[str], key: str) -> str | None:
@@ -225,19 +236,16 @@ def _of_equal_micro_batches(found: list[Entry]) -> list[Entry]:
     able = [one for one in found if one.config is not None]
     if not able:
         return found
-    wanted = _samples(able[0].config)
-    changed = {one.name: _with_size(one, wanted) for one in able[1:] if _samples(one.config) != wanted}
+    wanted = equal_micro_batches.samples(able[0].config)
+    changed = {
+        one.name: _with_size(one, wanted) for one in able[1:] if equal_micro_batches.samples(one.config) != wanted
+    }
     return [changed.get(one.name, one) for one in found]
 
 
 def _with_size(one: Entry, samples: int) -> Entry:
     """An entry with micro-batches of so many samples; as it is where that is given, or the batch does not allow it."""
-    if any(_key(text) in (micro_batches.COUNT, micro_batches.SIZE) for text in one.overrides):
+    if any(_key(text) in equal_micro_batches.GIVEN for text in one.overrides):
         return one
-    other = _entry(one.name, Point.of([*one.overrides, f"{micro_batches.SIZE}={samples}"]))
+    other = _entry(one.name, equal_micro_batches.of_size(one.row.point, samples))
     return one if other.row.record else other
-
-
-def _samples(config: Any) -> int:
-    """Samples of a micro-batch."""
-    return max(1, config.batch.size // (micro_batches.replicas(config) * config.batch.micro_batches))

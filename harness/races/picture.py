@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import io
 import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,31 +24,48 @@ BAR, DARK = "#0072B2", "#444444"
 DPI = 100
 
 
+@dataclass(frozen=True)
+class Bar:
+    """An entry: its speed relative to the reference, the ends of its interval, and the predicted speed."""
+
+    title: str
+    value: float
+    low: float
+    high: float
+    predicted: float | None = None
+
+
 def draw(result: Result, path: Path) -> None:
-    """Draw it, if an entry has finished."""
+    """Draw a race, if an entry has finished."""
     if not result.reference:
         return
+    expected = _predicted(result)
+    bars = [
+        Bar(f"{name}  ({result.places[name]})", found.value, found.low, found.high, expected.get(name))
+        for name, found in result.ratios.items()
+    ]
+    write(bars, path, f"speed relative to {result.reference.name}, measured, with its 95 % interval", title(result))
+
+
+def write(bars: Sequence[Bar], path: Path, label: str, heading: str) -> None:
+    """Write the picture of some bars, the fastest above."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    names = sorted(result.ratios, key=lambda name: result.ratios[name].value)
-    figure = Figure(figsize=(8, 1.6 + 0.36 * len(names)), dpi=DPI, layout="constrained")
+    ordered = sorted(bars, key=lambda bar: bar.value)
+    figure = Figure(figsize=(8, 1.6 + 0.36 * len(ordered)), dpi=DPI, layout="constrained")
     FigureCanvasAgg(figure)
     axes = figure.subplots()
-    for place, name in enumerate(names):
-        found = result.ratios[name]
-        axes.barh(place, found.value, color=BAR, height=0.6)
-        axes.plot([found.low, found.high], [place, place], color=DARK, linewidth=2)
-    expected = _predicted(result)
-    rings = [(expected[name], place) for place, name in enumerate(names) if name in expected]
+    for place, bar in enumerate(ordered):
+        axes.barh(place, bar.value, color=BAR, height=0.6)
+        axes.plot([bar.low, bar.high], [place, place], color=DARK, linewidth=2)
+    rings = [(bar.predicted, place) for place, bar in enumerate(ordered) if bar.predicted is not None]
     if rings:
         axes.plot(*zip(*rings, strict=True), "o", markerfacecolor="white", markeredgecolor="#D55E00", label="predicted")
         figure.legend(loc="outside right lower", frameon=False)
     axes.axvline(1.0, color="black", linewidth=0.8, linestyle=":")
-    axes.set_yticks(range(len(names)), [f"{name}  ({result.places[name]})" for name in names])
-    axes.set(
-        xlabel=f"speed relative to {result.reference.name}, measured, with its 95 % interval", title=_title(result)
-    )
+    axes.set_yticks(range(len(ordered)), [bar.title for bar in ordered])
+    axes.set(xlabel=label, title=heading)
     axes.set_xlim(left=0)
     content = io.BytesIO()
     figure.savefig(content, format="png")
@@ -59,7 +78,7 @@ def _predicted(result: Result) -> dict[str, float]:
     return {name: base / step_s for name, step_s in result.predicted_s.items() if step_s}
 
 
-def _title(result: Result) -> str:
+def title(result: Result) -> str:
     """gpt, batch 16, 2 CPU devices"""
     record: Any = result.finished[0].row.record
     machine = (record.manifest.get("machine") or {}).get("cpu") or ""

@@ -25,7 +25,7 @@ from harness.core.record import EXIT_CODES
 from harness.launch import fork_server, supervisor
 from harness.launch.signals import preemptible
 from harness.launch.turns import Seat, TurnGiver
-from harness.races import entries, result
+from harness.races import entries, repeats, result
 from harness.races.display import Display
 from harness.races.entries import Entry
 from harness.races.result import Result
@@ -53,11 +53,21 @@ def hold(
     The folder is `out` where the overrides name none; what is printed goes to the console, by default to stdout.
     """
     rounds, races = entries.rounds(overrides), entries.races(overrides, several)
-    entered = {name: entries.entered(own) for name, own in races.items()}
+    entered = {
+        name: {seed: entries.entered(one) for seed, one in entries.repeated(own).items()} for name, own in races.items()
+    }
     folder = _folder(overrides, out)
     held: list[tuple[int, Result]] = []
-    for name, one in entered.items():
-        held.append(_hold(one, folder / name, rounds, console))
+    for name, of_seeds in entered.items():
+        own: list[Result] = []
+        for seed, one in of_seeds.items():
+            held.append(_hold(one, folder / name / seed, rounds, console))
+            own.append(held[-1][1])
+            if held[-1][0] == EXIT_CODES["preempted"]:
+                break
+        if len(of_seeds) > 1:
+            with local.writing(folder):
+                repeats.show(own, folder / name, console)
         if held[-1][0] == EXIT_CODES["preempted"]:
             break
     return held

@@ -29,6 +29,7 @@ from harness.core.record import RunRecord
 from harness.core.run_files import CONFIG, LOG, METRICS, PATTERN, PLAN, PROFILE, RESULT, SIMULATED, TIMELINE, TRACE
 from harness.core.serialization import finite
 from harness.core.trace import Trace
+from harness.export import systems
 from harness.interfaces import Planner
 from harness.launch import fork_server, slurm_step, supervisor
 from harness.launch.failure import Failure
@@ -230,6 +231,8 @@ class Run:
         if note := self.record.manifest["simulation"]["note"]:
             self.progress.note(f"note: {note}")
         self.progress.note(f"plan: {self.folder.path / PLAN}")
+        if prepared.exported:
+            self.progress.note(systems.write(prepared.exported))
         if "tasks_s" in self.record.predicted:
             self.progress.note(f"picture: python -m harness.report.pattern_plot {self.folder.path}")
 

@@ -24,11 +24,12 @@ from harness.launch import fork_server, supervisor
 from harness.launch.signals import preemptible
 from harness.run import folder_lock, run_folder
 from harness.run.folder_lock import Busy, held
-from harness.sweep import run_point
+from harness.sweep import equal_micro_batches, run_point
+from harness.sweep.closing import close
 from harness.sweep.live_table import Display
-from harness.sweep.points import expand, refuse_mistyped, scale_of, value_of
+from harness.sweep.points import expand, refuse_mistyped, refuse_one_file, scale_of, value_of
 from harness.sweep.row import Row
-from harness.sweep.table import as_csv, close
+from harness.sweep.table import as_csv
 from harness.user_model import sources
 
 
@@ -50,7 +51,8 @@ def rows_of(overrides: Sequence[str]) -> list[Row]:
     cannot be read."""
     points = expand(overrides)
     refuse_mistyped(points)
-    return [Row(point) for point in points]
+    refuse_one_file(points)
+    return [Row(point) for point in equal_micro_batches.equalized(points, overrides)]
 
 
 def run_all(rows: Sequence[Row], folder: Path, console: Console | None = None) -> bool:

@@ -19,16 +19,18 @@ from harness.cli import choice_files
 from harness.cli.compose import choices, further, mistyped, session
 from harness.config import registry
 from harness.config.overrides import first_line, read
-from harness.core.problem import LEAVE_OUT, CannotRun, Problem, refuse
+from harness.core.problem import LEAVE_OUT, CannotRun, Problem, bare_key, refuse
 from harness.core.value_checks import one_of, similar
 from harness.sweep import engines
 from harness.user_model import reference
 
 ID_LENGTH = 10
 SWEEP = "this sweep"
-WHOLE = ("+sweeps", "scale", "out")
+WHOLE = ("+sweeps", "scale", "out", "repeats")
 """The keys that belong to the whole sweep."""
 MOST_POINTS = 100_000
+SEED, REPEATS = "seed", "repeats"
+MOST_REPEATS = 1000
 Table = dict[str, list[str]]
 """Key -> the overrides that it takes in turn: {"batch.size": ["batch.size=1", "batch.size=2"]}."""
 
@@ -55,10 +57,14 @@ def expand(overrides: Sequence[str]) -> list[Point]:
 
         a point of the file   <   the file's grid   <   the command line
 
-    `engine=all` stands for each engine. `+sweeps=NAME` takes the points of sweeps/NAME.yaml, `scale=` one of its
+    `engine=all` stands for each engine, and `repeats=3` for three seeds: seed=0,1,2, or from the seed that is given on.
+    `+sweeps=NAME` takes the points of sweeps/NAME.yaml, `scale=` one of its
     scales; commas, choice(), range() and glob() mean what they mean to Hydra, in the file too. `out=` is the sweep's
     and no part of a point. Raises CannotRun for what cannot be read.
     """
+    if seeds := repeated(overrides):
+        others = [text for text in overrides if bare_key(text) not in (SEED, REPEATS)]
+        return expand([*others, f"{SEED}={','.join(map(str, seeds))}"])
     if len(single := engines.each(overrides)) > 1:
         return [point for one in single for point in expand(one)]
     with session() as loader:
@@ -73,6 +79,20 @@ def expand(overrides: Sequence[str]) -> list[Point]:
     return list({point.id: point for point in map(Point.of, lists)}.values())
 
 
+def repeated(overrides: Sequence[str]) -> range | None:
+    """The seeds that `repeats=` asks for; None without it. Raises CannotRun for what is no number of repeats."""
+    count = value_of(overrides, REPEATS)
+    if count is None:
+        return None
+    first = value_of(overrides, SEED) or "0"
+    if not first.isdecimal():
+        raise CannotRun([Problem(SEED, first, f"must be a whole number, the first seed of {REPEATS}=")], SWEEP)
+    if not count.isdecimal() or not 1 <= int(count) <= MOST_REPEATS:
+        message = f"is the number of seeds, from 1 to {MOST_REPEATS}"
+        raise CannotRun([Problem(REPEATS, count, message, ({REPEATS: LEAVE_OUT},))], SWEEP)
+    return range(int(first), int(first) + int(count))
+
+
 def refuse_mistyped(points: Sequence[Point], what: str = SWEEP) -> None:
     """Raises CannotRun with the problems of typing that every point has, and so `what` they are of."""
     common: list[Problem] = mistyped(points[0].overrides) if points else []
@@ -83,6 +103,14 @@ def refuse_mistyped(points: Sequence[Point], what: str = SWEEP) -> None:
         known = [(problem, here.get((problem.key, problem.message))) for problem in common]
         common = [problem if problem == other else _of_all(problem) for problem, other in known if other]
     refuse(common, what)
+
+
+def refuse_one_file(points: Sequence[Point]) -> None:
+    """Raises CannotRun where several points would write the same file."""
+    places = [place for point in points if (place := point.values().get("export"))]
+    for place in {one for one in places if places.count(one) > 1}:
+        message = f"is one file for {places.count(place)} points, each has a plan of its own"
+        raise CannotRun([Problem("export", place, message, ({"export": LEAVE_OUT},))], SWEEP)
 
 
 def _of_all(problem: Problem) -> Problem:

@@ -62,6 +62,13 @@ class Row:
         return f"{ended}, before" if self.before else ended
 
     @property
+    def state(self) -> str:
+        """ok, oom, pending; "not run" where nobody knows."""
+        if self.record:
+            return self.record.status
+        return "not run" if self.waits == UNKNOWN else self.waits
+
+    @property
     def predicts(self) -> bool:
         """Whether a figure that is shown is only predicted."""
         return any(self._figure(name)[1] for name in FIGURES)

@@ -8,7 +8,6 @@ import sys
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 from rich.align import Align
@@ -17,14 +16,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from harness.checks.micro_batches import SIZE
 from harness.core.plan import Mesh
 from harness.core.units import UNKNOWN
-from harness.planning.tune.result import Reason
 from harness.report import comparison
 from harness.report.console import plain
-from harness.sweep.row import FIGURES, FURTHER, PREDICTED, UNIT, Row
+from harness.sweep.row import FIGURES, FURTHER, UNIT, Row
 
-REASON_LINES = 8
 LOG_WIDTH = 160
 GAP = 2
 """Between two columns."""
@@ -42,10 +40,12 @@ def console_of_sweep() -> Console:
 
 
 def differing(rows: Sequence[Row]) -> list[str]:
-    """The keys in which the points differ, in order of appearance."""
+    """The keys in which the points differ, in order of appearance; not the size of micro-batches where a sweep has made
+    it the same (`harness.sweep.equal_micro_batches`), which has a column of its own."""
     values = [row.point.values() for row in rows]
     keys = dict.fromkeys(key for point in values for key in point)
-    return [key for key in keys if len({point.get(key) for point in values}) > 1]
+    made_equal = SIZE in keys and not all(SIZE in point for point in values)
+    return [key for key in keys if len({point.get(key) for point in values}) > 1 and not (key == SIZE and made_equal)]
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ def _differing_columns(rows: Sequence[Row]) -> list[Column]:
     """Those that mesh and size of micro-batches repeat are the first to be left out, where these are known of all."""
     keys = differing(rows)
     ranks = [REPEATS if key in REPEATED and all(row.mesh for row in rows) else 0 for key in keys]
-    columns = zip(_short(keys), zip(*values_of(rows), strict=True), ranks, strict=True)
+    columns = zip(short(keys), zip(*values_of(rows), strict=True), ranks, strict=True)
     return [Column(title, list(cells), rank) for title, cells, rank in columns]
 
 
@@ -126,7 +126,7 @@ def _figure_columns(rows: Sequence[Row]) -> Iterator[Column]:
     further = [
         Column("loss", [row.losses for row in rows], rank=6, figure=True),
         Column("speed /\nsingle", _over_single(rows), rank=2, figure=True),
-        Column("predicted\n/ measured", [_decimal(row.predicted_over_measured) for row in rows], rank=3, figure=True),
+        Column("predicted\n/ measured", [decimal(row.predicted_over_measured) for row in rows], rank=3, figure=True),
         *_sizes(rows),
         Column("bubble", [bubble for bubble, _ in extents], rank=7, figure=True),
         Column("period", [period for _, period in extents], rank=8, figure=True),
@@ -138,12 +138,12 @@ def _over_single(rows: Sequence[Row]) -> list[str]:
     """The speed of each point over its reference's; nothing where there are only references."""
     speeds = comparison.speeds_over_single([row.record for row in rows])
     compared = [speed for row, speed in zip(rows, speeds, strict=True) if speed and not row.is_reference]
-    return [_decimal(speed) if compared else UNKNOWN for speed in speeds]
+    return [decimal(speed) if compared else UNKNOWN for speed in speeds]
 
 
 def _sizes(rows: Sequence[Row]) -> Iterator[Column]:
     """The mesh where it is more than one device, else the number of devices; both where these are not the same."""
-    meshes, several = [row.mesh for row in rows], _several_devices(rows)
+    meshes, several = [row.mesh for row in rows], several_devices(rows)
     if several:
         yield Column(MESH, [mesh_text(mesh) for mesh in meshes], rank=4, figure=True)
     yield Column("micro-\nbatch", [str(row.micro_batch_size or UNKNOWN) for row in rows], rank=5, figure=True)
@@ -151,7 +151,7 @@ def _sizes(rows: Sequence[Row]) -> Iterator[Column]:
         yield Column("devices", [str(row.devices or UNKNOWN) for row in rows], rank=9, figure=True)
 
 
-def _several_devices(rows: Sequence[Row]) -> bool:
+def several_devices(rows: Sequence[Row]) -> bool:
     return any(row.mesh is not None and row.mesh.size > 1 for row in rows)
 
 
@@ -160,7 +160,7 @@ def mesh_text(mesh: Mesh | None) -> str:
     return f"{mesh.pipeline}x{mesh.data}x{mesh.tensor}" if mesh else UNKNOWN
 
 
-def _decimal(value: float | None) -> str:
+def decimal(value: float | None) -> str:
     return UNKNOWN if value is None else f"{value:.2f}"
 
 
@@ -186,70 +186,10 @@ def values_of(rows: Sequence[Row]) -> list[list[str]]:
     return [list(cells) for cells in zip(*columns, strict=True)] or [[] for _ in rows]
 
 
-def _short(keys: Sequence[str]) -> list[str]:
+def short(keys: Sequence[str]) -> list[str]:
     """micro_batches for batch.micro_batches, where no other key ends like it."""
     lasts = [key.rpartition(".")[2] for key in keys]
     return [last if lasts.count(last) == 1 else key for key, last in zip(keys, lasts, strict=True)]
-
-
-def close(rows: Sequence[Row], folder: Path, console: Console | None = None) -> None:
-    """Print the closing table, of mode=tune the fastest first, why points failed, and a line about the whole sweep."""
-    console = console or console_of_sweep()
-    if all(row.record and row.record.config.get("mode") == "tune" for row in rows):
-        rows = sorted(rows, key=lambda row: -(row.throughput or 0.0))
-    shown, left_out = table(rows, console.width)
-    console.print(shown)
-    for line in _legend(rows, left_out, console.width):
-        console.print(Text(line), soft_wrap=True)
-    for row in rows:
-        if row.record is not None and row.record.status != "ok":
-            lines = row.record.reason.strip().splitlines()[:REASON_LINES] + ([f"log: {row.log}"] if row.log else [])
-            console.print(Text("\n  ".join([f"{row.point.id} {row.record.status}", *lines])), soft_wrap=True)
-    for line in _tuned(rows):
-        console.print(Text(line), soft_wrap=True)
-    console.print(Text(f"{summary(rows)} ({folder})"), soft_wrap=True)
-
-
-def _tuned(rows: Sequence[Row]) -> Iterator[str]:
-    """Of points of mode=tune: why candidates are impossible, and the command of the fastest one of all points."""
-    found = [(row, row.record.metrics["tuned"]) for row in rows if row.record and row.record.metrics.get("tuned")]
-    for row, tuned in found:
-        yield from (f"{row.point.id} {Reason(**one)}" for one in tuned.get("impossible", ()))
-    if found:
-        fastest, tuned = max(found, key=lambda one: one[0].throughput or 0.0)
-        yield f"{fastest.point.id} is the fastest, run it: {tuned['command']}"
-
-
-def _legend(rows: Sequence[Row], left_out: Sequence[str], width: int) -> Iterator[str]:
-    """What marks and sizes in the table mean, what it leaves out, and why points cannot be compared like with like."""
-    records = [row.record for row in rows]
-    if leading := best(rows):
-        fastest = (row.record for row in leading if row.record)
-        doubt = ", but on a busy machine" if any(map(comparison.slowed, fastest)) else ""
-        several = len({row.trained for row in rows if row.record}) > 1
-        yield f"{BEST} best throughput{' of its model' if several else ''}{doubt}"
-    if any(row.predicts for row in rows):
-        yield f"{PREDICTED} predicted"
-    if _several_devices(rows) and MESH not in left_out:
-        yield "mesh: pipeline x data x tensor parallel size"
-    if left_out:
-        yield f"no room on {width} columns for: {', '.join(left_out)}"
-    notes = (comparison.unequal_micro_batches, comparison.unequal_recomputation, comparison.busy_machine)
-    yield from (f"note: {text}" for text in (note(records) for note in notes) if text)
-
-
-def summary(rows: Sequence[Row]) -> str:
-    """6 points: 4 ok, 1 oom, 1 not run; 2 of them done before"""
-    states = [row.record.status if row.record else _waiting(row) for row in rows]
-    counts = ", ".join(f"{states.count(state)} {state}" for state in sorted(set(states), key=lambda s: (s != "ok", s)))
-    before = sum(row.before for row in rows)
-    return f"{len(rows)} point{'s' * (len(rows) != 1)}: {counts}" + (
-        f"; {before} of them done before" if before else ""
-    )
-
-
-def _waiting(row: Row) -> str:
-    return "not run" if row.waits == UNKNOWN else row.waits
 
 
 def as_csv(rows: Sequence[Row]) -> str:
@@ -260,7 +200,7 @@ def as_csv(rows: Sequence[Row]) -> str:
     writer.writerow(["id", *keys, "status", "source", *FIGURES, *FURTHER, "speed_over_single"])
     for row, speed in zip(rows, speeds, strict=True):
         values, numbers = row.point.values(), row.numbers()
-        ended = (row.record.status, row.record.source) if row.record else (_waiting(row), "")
+        ended = (row.state, row.record.source if row.record else "")
         figures = (numbers[name] for name in (*FIGURES, *FURTHER))
         writer.writerow([row.point.id, *(values.get(key, "") for key in keys), *ended, *figures, speed])
     return text.getvalue()

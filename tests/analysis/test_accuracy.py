@@ -16,6 +16,11 @@ MEDIAN_ERRORS = {
     "single": 0.07, "torch_pipelining": 0.20, "torchgpipe": 0.04,
 }  # fmt: skip
 """Of step times, by engine, at most."""
+MEMORY_ERRORS = {
+    "ddp": 0.042, "deepspeed": 0.045, "fsdp": 0.031, "gpipe": 0.033, "myelin": 0.024, "periodic": 0.05, "sbp": 0.061,
+    "single": 0.026, "torch_pipelining": 0.036,
+}  # fmt: skip
+"""Of the memory of the device that is furthest off, likewise; torchgpipe's is not metered."""
 
 
 def record(number: int, engine: str, measured_s: float, predicted_s: float, **config: Any) -> RunRecord:
@@ -36,6 +41,25 @@ def test_cases_are_measured_runs_that_were_predicted() -> None:
     assert (case.engine, case.ratio, case.memory_error) == ("gpipe", 0.8, pytest.approx(0.1))
 
 
+def test_every_record_is_a_case_or_left_out_with_its_reason() -> None:
+    one = record(1, "gpipe", 1.0, 0.8)
+    others = [
+        replace(record(2, "ddp", 1, 1), status="oom"),
+        replace(record(3, "fsdp", 1, 1), source="simulated"),
+        replace(record(4, "sbp", 1, 1), metrics={}),
+        replace(record(1, "gpipe", 2.0, 0.8), id="older"),
+    ]
+    found = accuracy.ledger([others[3], one, *others[:3]])
+    assert [case.id for case in found.cases] == ["1"]
+    assert {left.id: left.why for left in found.left_out} == {
+        "2": "oom, not measured to its end",
+        "3": "simulated, not measured",
+        "4": "has no measured step time",
+        "older": "there is a newer run of its point",
+    }
+    assert accuracy.sources(found)[0] == "0 of 1 predictions are of today's simulator"
+
+
 def test_a_sweep_over_engines_is_a_contest() -> None:
     """Two of three pairs are in the right order; the predicted best takes twice the time of the best."""
     loaded = [record(1, "single", 4.0, 4.0), record(2, "gpipe", 2.0, 3.0), record(3, "ddp", 4.0, 2.0)]
@@ -52,14 +76,18 @@ def test_a_group_has_its_median_its_worst_and_its_share() -> None:
 
 @pytest.mark.usefixtures("computation")
 def test_no_committed_figure_gets_worse(capsys: pytest.CaptureFixture[str]) -> None:
-    """By records that come or go: predictions are those that the records hold, a worse simulator shows in new ones."""
+    """By records that come or go, and by a worse simulator where their packs have the profile."""
     found = accuracy.cases(records.load(sorted(COMMITTED.glob("*.jsonl.gz"))).records)
-    medians = {row[0]: float(row[3].rstrip("%")) / 100 for row in accuracy.by(found, lambda one: one.engine)}
+    rows = accuracy.by(found, lambda one: one.engine)
+    medians = {row[0]: float(row[3].rstrip("%")) / 100 for row in rows}
+    memory = {row[0]: float(row[6].rstrip("%")) / 100 for row in rows if row[6] != "-"}
     assert {*medians} == {*MEDIAN_ERRORS} and all(medians[name] <= most for name, most in MEDIAN_ERRORS.items())
+    assert {*memory} == {*MEMORY_ERRORS} and all(memory[name] <= most for name, most in MEMORY_ERRORS.items())
     assert len(found) >= 101, "a record is removed with a reason alone"
     assert accuracy.main([]) == 0
     printed = capsys.readouterr().out
     assert "worst predictions" in printed and "schemes-local gpt" in printed
+    assert f"of {len(found)} predictions are of today's simulator" in printed and "left out, " in printed
 
 
 def test_sources_without_a_case(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from analysis import compare
 from analysis.accuracy import COMMITTED
+from analysis.bench import history
 from analysis.compare import Difference
 from harness.core.record import RunRecord
 from harness.core.run_files import METRICS, RECORD
@@ -62,6 +63,43 @@ def test_step_times(
     arguments = [str(first), str(second), "--figures", "step_time_s", "--max-regression", str(percent)]
     assert compare.main(arguments) == code
     assert said in capsys.readouterr().out
+
+
+def test_no_difference_is_known_only_as_far_as_the_interval_is_narrow(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, second = run(tmp_path / "a", noisy(1.0, 0)), run(tmp_path / "b", noisy(1.0, 1))
+    arguments = [str(first), str(second), "--figures", "step_time_s"]
+    for percent, said in ((1, "not resolved"), (20, "no difference (within ")):
+        assert compare.main([*arguments, "--resolution", str(percent)]) == 0
+        assert said in capsys.readouterr().out
+    known = Difference("step_time_s", 1.0, 1.001, 0.99, 1.012)
+    assert known.verdict() == "no difference (within 1.2 %)" and known.verdict(0.02) == "not resolved"
+    assert Difference("step_time_s", 1.0, 1.02, 1.01, 1.03).verdict(0.1) == "worse", "however small, it is real"
+
+
+def bench(step_s: float, quartiles: tuple[float, float], name: str = "race") -> None:
+    row = {"model": "U-Net", "entry": "deepspeed, ZeRO 3", "step": step_s, "quartiles": quartiles, "peak memory": 100}
+    history.append(name, 9, [row, {"entry": "failed", "failed": "in its turn"}], {})
+
+
+def test_results_of_make_bench(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of each benchmark its last run, and the one before; a median of 9 rounds is known to 0.6 of their quartiles."""
+    monkeypatch.chdir(tmp_path)
+    assert compare.main(["bench:1", "bench:0"]) == 2
+    assert "runs/bench.jsonl has 0 runs" in capsys.readouterr().err
+    for step_s in (9.0, 1.0, 1.3):
+        bench(step_s, (step_s * 0.99, step_s * 1.01))
+    bench(1.0, (1.0, 1.0), "planning")
+    assert compare.main(["bench:1", "bench:0"]) == 1
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "benchmark=race entry=deepspeed, ZeRO 3 model=U-Net step_time_s 1.00 s 1.30 s 1.300 1.2" in printed
+    assert "worse" in printed and "memory" in printed and "planning" in printed
+    bench(1.31, (1.1, 1.5))
+    assert compare.main(["bench:1", "bench:0"]) == 0 and "not resolved" in capsys.readouterr().out
+    assert compare.main(["bench:0", "bench:last"]) == 2 and "is no result of make bench" in capsys.readouterr().err
 
 
 def test_more_memory_is_a_regression(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -128,4 +166,4 @@ def test_what_cannot_be_compared(
 
 def test_nothing_over_nothing_is_no_regression() -> None:
     zero = Difference("loss", 0.0, 0.0)
-    assert zero.verdict == "the same" and not zero.is_regression(0)
+    assert zero.verdict() == "the same" and not zero.is_regression(0)

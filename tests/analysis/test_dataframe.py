@@ -139,3 +139,16 @@ def test_many_records_take_some_times_as_long_as_their_json(tmp_path: Path) -> N
     parsed_s = time.process_time() - start_s
     assert len(dataframe.runs(records.load([tmp_path]).records)) == count
     assert time.process_time() - start_s - parsed_s < 25 * parsed_s
+
+
+def test_runs_that_differ_only_in_their_seed_are_one_row() -> None:
+    def seeded(number: int, speed: float, **changes: Any) -> RunRecord:
+        one = record(number)
+        manifest = one.manifest | {"overrides": [*one.manifest["overrides"], f"seed={number}"]}
+        metrics = one.metrics | {"throughput": speed}
+        return record(number, config=one.config | {"seed": number}, metrics=metrics, manifest=manifest, **changes)
+
+    runs = dataframe.runs([seeded(0, 10.0), seeded(1, 14.0), seeded(2, 99.0, status="oom")])
+    (row,) = dataframe.over_seeds(runs).to_dict("records")
+    assert (row["seeds"], row["throughput"], row["throughput_std"]) == (2, 12.0, pytest.approx(8**0.5))
+    assert (row["engine"], row["last_loss"], row["last_loss_std"]) == ("gpipe", 0.25, 0.0)

@@ -243,3 +243,18 @@ def test_one_point_that_cannot_run_says_why(sweep: Path, tmp_path: Path, capsys:
     assert losses.main([str(sweep), "--out", str(tmp_path / "x.png")]) == 0
     (line,) = capsys.readouterr().err.splitlines()
     assert line == f"skipped {sweep / 'c'}   ended as infeasible: engine.threads 1   is not a key of engine=gpipe"
+
+
+def test_runs_that_differ_only_in_their_seed_are_one_line(tmp_path: Path) -> None:
+    for seed, engine, values in (
+        (0, "single", (1, 3)),
+        (1, "single", (3, 5)),
+        (0, "gpipe", (1, 1)),
+        (1, "gpipe", (2, 2)),
+    ):
+        ran(tmp_path / "s" / f"{engine}{seed}", [f"engine={engine}", f"seed={seed}"], values, start=f"{engine}{seed}")
+    found, _, _ = losses.curves([tmp_path / "s"], over_seeds=True)
+    assert {curve.title.split()[0]: (curve.losses, curve.band) for curve in found} == {
+        "engine=single": ((2, 4), ((1, 3), (3, 5))), "engine=gpipe": ((1.5, 1.5), ((1, 2), (1, 2)))
+    }  # fmt: skip
+    assert len(losses.figure(found).axes[0].collections) == 2, "a band for each"

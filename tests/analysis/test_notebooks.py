@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -41,16 +41,32 @@ def test_points_that_are_simulated_in_a_kernel_print_nothing() -> None:
     assert {output.output_type for cell in stored.cells for output in cell.get("outputs", ())} == {"execute_result"}
 
 
+LONG = ("madpipe", "schemes")
+"""They simulate for half a minute."""
+
+
 @pytest.fixture(scope="module")
 def kernels() -> Iterator[dict[str, Future[Any]]]:
     """All notebooks, executed in kernels of Jupyter, two at a time."""
     with ThreadPoolExecutor(2) as pool:
-        yield {name: pool.submit(notebooks.execute, FOLDER / f"{name}.py") for name in notebooks.NAMES}
+        yield {
+            name: pool.submit(notebooks.execute, FOLDER / f"{name}.py") for name in notebooks.NAMES if name not in LONG
+        }
 
 
-@pytest.mark.parametrize("name", notebooks.NAMES)
+@pytest.mark.parametrize("name", [name for name in notebooks.NAMES if name not in LONG])
 def test_it_executes_on_the_committed_records(kernels: dict[str, Future[Any]], name: str) -> None:
-    cells = kernels[name].result().cells
+    check(name, kernels[name].result().cells)
+
+
+@pytest.mark.usefixtures("at_length")
+@pytest.mark.parametrize("name", LONG)
+def test_a_long_one_executes_on_the_committed_records(name: str) -> None:
+    check(name, notebooks.execute(FOLDER / f"{name}.py").cells)
+
+
+def check(name: str, cells: Sequence[Any]) -> None:
+    """It has tables, and none that says that a figure has not been run."""
     shown = [output.data for cell in cells for output in cell.get("outputs", ()) if "data" in output]
     assert any("text/html" in data for data in shown)
     if name in PAGES and len(pack.archives_of_sweeps(PAGES[name].sweeps)) == len(PAGES[name].sweeps):

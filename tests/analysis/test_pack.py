@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from analysis import pack, records, run_artifacts
-from analysis.record_archive import LEFT_OUT, document
+from analysis.record_archive import KEPT, LEFT_OUT, document
 from harness.core.model_profile import LayerProfile, ModelProfile
 from harness.core.problem import CannotRun
 from harness.core.record import RunRecord
@@ -61,12 +61,13 @@ def test_an_archive_has_all_but_what_it_leaves_out(tmp_path: Path, packed: Path)
         original = before[record.id]
         assert (record.status, record.source, record.reason) == (original.status, original.source, original.reason)
         assert record.config == original.config | {"out": f"runs/{SWEEP}/{Path(original.config['out']).name}"}
-        assert record.plan == {"mesh": {"data": 1, "pipeline": 2, "tensor": 1}}
+        assert record.plan == {"mesh": {"data": 1, "pipeline": 2, "tensor": 1}, "pattern": [1]}
+        assert record.metrics["profile"]["layers"][0]["param_bytes"] == 400
         assert record.predicted == {"step_time_s": 1.0} and record.trace is None
         assert record.metrics.items() >= original.metrics.items()
         assert record.manifest["machine"] == {"host": "host", "cpu": "EPYC"}
     (line, _) = lines(packed)
-    assert not [path for path in LEFT_OUT if _has(json.loads(line), path.split("."))]
+    assert not [path for path in LEFT_OUT if path not in KEPT and _has(json.loads(line), path.split("."))]
 
 
 def _has(document: Any, path: Sequence[str]) -> bool:

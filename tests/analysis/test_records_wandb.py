@@ -78,6 +78,7 @@ class Run:
         return [File(path) for name in names if (path := self.folder / name).is_file()]
 
 
+@pytest.mark.usefixtures("computation")
 def test_runs_of_a_project_on_the_server(tracked: RunRecord, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (files,) = Path(tracked.config["out"]).rglob("offline-run-*/files")
     simulated = tmp_path / "simulated"

@@ -1,4 +1,4 @@
-"""Commands and scripts of README, tutorials and the page on Python run, and print what these show, but for numbers."""
+"""Commands and scripts of README, tutorials and pages of docs/howto run, and print what these show but for numbers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,12 @@ from tests.docs import pages
 from tests.support import fork_servers
 
 DOCS = registry.ROOT / "docs"
-PAGES = (registry.ROOT / "README.md", *sorted((DOCS / "tutorials").glob("*.md")), DOCS / "howto/python.md")
+PAGES = (
+    registry.ROOT / "README.md",
+    *sorted((DOCS / "tutorials").glob("*.md")),
+    DOCS / "howto/python.md",
+    DOCS / "howto/export.md",
+)
 EXCEPTED = {
     "make run": "sets up an environment, from a network",
     "make test": "runs this test",

@@ -37,6 +37,7 @@ def losses(
     return run_session(engine, model, plan, spec, train)
 
 
+@pytest.mark.usefixtures("at_length")
 def test_gpt_learns_english_the_same_way_in_one_piece_and_in_a_pipeline() -> None:
     """200 steps in float64: the same losses to 1e-9, and far below what the bytes' frequencies alone would give."""
     model = built("model", "gpt", layers=2, hidden=32, heads=2, sequence=32)
@@ -47,6 +48,7 @@ def test_gpt_learns_english_the_same_way_in_one_piece_and_in_a_pipeline() -> Non
     assert sum(split[-20:]) / 20 < data.corpus.unigram_entropy() - 0.3
 
 
+@pytest.mark.usefixtures("at_length")
 def test_amoebanet_learns_digits() -> None:
     model = built("model", "amoebanet", layers=3, channels=16, size=64)
     data = built("data", "images", model, 0)

@@ -10,7 +10,6 @@ from omegaconf import OmegaConf
 from torch import Tensor, nn
 
 from engines.torch_pipelining import engine as plug_in
-from engines.torch_pipelining.boundary_shapes import BoundaryShapes
 from engines.torch_pipelining.engine import SCHEDULES, Config, TorchPipeliningEngine, build
 from harness.config import registry
 from harness.core.cluster import Cluster
@@ -19,6 +18,7 @@ from harness.core.plan import Mesh, Plan
 from harness.core.problem import Problem
 from harness.interfaces import BatchShape, Model, OptimizerSpec, PlanRequest, Session, StepMetrics
 from harness.measure import count_model
+from harness.runtime.boundary_shapes import BoundaryShapes
 from harness.simulator import simulate
 from planners.block_partition import even
 from tests.engines import contract, networks, zoo

@@ -49,6 +49,7 @@ def refusal(tmp_path: Path):
     return problems
 
 
+@pytest.mark.usefixtures("computation")
 @pytest.mark.parametrize(
     ("planner", "seconds", "close"),
     [

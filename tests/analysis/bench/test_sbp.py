@@ -16,6 +16,7 @@ def test_a_planned_linear_costs_the_host_little(ranks: int) -> None:
     assert 0.2 < row["time / nn.Linear"] < 3
 
 
+@pytest.mark.usefixtures("commands")
 def test_a_wide_mlp_has_a_row_for_each(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sbp, "WIDE", ("model=mlp", "batch.size=16", "batch.micro_batches=1"))
     monkeypatch.setattr(sbp.machine, "stored", lambda: HERE)

@@ -111,6 +111,7 @@ def test_memory_is_what_the_allocator_gave(reshard: bool, reduce_each: bool) -> 
     assert statistics.median(metered for metered, _ in found) == [pytest.approx(allocated, rel=0.045)]
 
 
+@pytest.mark.usefixtures("at_length")
 def test_shards_take_less_memory_the_more_is_freed() -> None:
     case = wide()
     found = [

@@ -55,8 +55,18 @@ def test_as_the_planner_splits_it(devices: int) -> None:
     check(runs)
 
 
-@pytest.mark.parametrize(("nodes", "devices", "plans"), [(1, 2, 2), (1, 4, 2), (1, 6, 1), (2, 8, 1)])
+@pytest.mark.parametrize(("nodes", "devices", "plans"), [(1, 2, 2), (1, 4, 1)])
 def test_strategies_at_random(nodes: int, devices: int, plans: int) -> None:
+    trained_at_random(nodes, devices, plans)
+
+
+@pytest.mark.usefixtures("at_length")
+@pytest.mark.parametrize(("nodes", "devices", "plans"), [(1, 4, 2), (1, 6, 1), (2, 8, 1)])
+def test_strategies_at_random_on_many_ranks(nodes: int, devices: int, plans: int) -> None:
+    trained_at_random(nodes, devices, plans)
+
+
+def trained_at_random(nodes: int, devices: int, plans: int) -> None:
     dice, samples, runs = random.Random(devices), 2 * devices, []
     for tied, dropout in VARIANTS[:2]:
         model = gpt(devices, tied, dropout)
@@ -79,6 +89,7 @@ DRAWS, SEVERAL = 800, 4
 """Plans among which one of a hundred is such a one, and how many of these are run."""
 
 
+@pytest.mark.usefixtures("at_length")
 @pytest.mark.parametrize(("nodes", "devices"), [(1, 6), (2, 8)])
 def test_branches_whose_rows_lie_in_strides(nodes: int, devices: int) -> None:
     """Digits of several kinds: split by one and inside of it by another, then by that one alone."""
@@ -102,6 +113,7 @@ def test_attention_between_two_moves(ends: Ends) -> None:
     check([Run(model, plan, 8)])
 
 
+@pytest.mark.usefixtures("at_length")
 def test_fewer_heads_than_devices_of_several_nodes() -> None:
     """Four heads on two nodes of four devices: heads stay whole where columns were split by digits of both kinds, and
     those of one kind split samples afterwards."""

@@ -32,6 +32,7 @@ def run(plan: Plan, number: int) -> Run:
     return Run(MLP, plan, SAMPLES, (SGD, ADAM)[number % 2], overlap=number % 3 > 0)
 
 
+@pytest.mark.usefixtures("at_length")
 def test_every_strategy_on_eight_ranks_in_every_layer() -> None:
     """The ten of each layer, once next to others and once equal in all layers."""
     profile = profiles()
@@ -50,9 +51,19 @@ def test_every_strategy_on_eight_ranks_in_every_layer() -> None:
     check([run(plan, number) for number, plan in enumerate(plans)])
 
 
-@pytest.mark.parametrize(("devices", "plans"), [(2, 3), (3, 3), (4, 6), (6, 6), (8, 6)])
+@pytest.mark.parametrize(("devices", "plans"), [(2, 3), (3, 3), (4, 6)])
 def test_strategies_at_random(devices: int, plans: int) -> None:
     """A matmul may have any strategy next to any other."""
+    trained_at_random(devices, plans)
+
+
+@pytest.mark.usefixtures("at_length")
+@pytest.mark.parametrize(("devices", "plans"), [(6, 6), (8, 6)])
+def test_strategies_at_random_on_many_ranks(devices: int, plans: int) -> None:
+    trained_at_random(devices, plans)
+
+
+def trained_at_random(devices: int, plans: int) -> None:
     dice, profile = random.Random(devices), profiles()
     runs = []
     for number in range(plans):
@@ -61,6 +72,7 @@ def test_strategies_at_random(devices: int, plans: int) -> None:
     check(runs)
 
 
+@pytest.mark.usefixtures("at_length")
 @pytest.mark.parametrize("nodes", [2, 4])
 def test_nodes_of_several_devices(nodes: int) -> None:
     """A factor may lie across nodes, inside of them, or both; its digits are of two kinds."""

@@ -97,11 +97,22 @@ CASES: dict[str, tuple[Callable[[], Case], str, int]] = {
     "efficientnet_b0": (lambda: images("efficientnet_b0"), "MBConv", 16),
     "convnext_tiny": (lambda: images("convnext_tiny"), "CNBlock", 18),
 }
+LARGE = ("densenet121", "swin_t", "convnext_tiny", "efficientnet_b0")
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.usefixtures("computation")
+@pytest.mark.parametrize("name", [name for name in CASES if name not in LARGE])
 def test_a_network_of_a_library(name: str) -> None:
+    split_and_verified(name)
+
+
+@pytest.mark.usefixtures("at_length")
+@pytest.mark.parametrize("name", LARGE)
+def test_a_large_network_of_a_library(name: str) -> None:
+    split_and_verified(name)
+
+
+def split_and_verified(name: str) -> None:
     torch.manual_seed(0)
     make, block, count = CASES[name]
     module, args, kwargs, select = make()
@@ -125,7 +136,7 @@ def two_stages(chain: nn.Sequential, value: Any) -> float:
     return min(slower) / total * 2
 
 
-@pytest.mark.full
+@pytest.mark.usefixtures("computation")
 def test_32_layers_of_a_large_llama_are_split_in_seconds_without_memory() -> None:
     """7 billion weights on the meta device."""
     config = transformers.LlamaConfig(

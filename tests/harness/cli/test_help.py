@@ -36,6 +36,7 @@ def test_a_preset_has_its_own_values_and_a_planner_its_engine() -> None:
     assert "    engine=sbp " in text
 
 
+@pytest.mark.usefixtures("at_length")
 @pytest.mark.usefixtures("computation")
 def test_every_choice_has_help() -> None:
     for group in registry.GROUPS:

@@ -30,6 +30,7 @@ def test_a_entry_for_each_engine_with_keys_of_its_own() -> None:
     assert all(keys["batch.size"] == "32" and keys["mode"] == "run" for keys in found.values())
 
 
+@pytest.mark.usefixtures("computation")
 def test_all_engines_begin_with_one_device() -> None:
     found = entered("engine=all")
     assert next(iter(found)) == "single" and {"gpipe", "myelin", "sbp", "ddp", "fsdp", "deepspeed"} <= {*found}

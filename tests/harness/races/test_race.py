@@ -121,6 +121,7 @@ def test_ctrl_c_ends_all_and_says_what_is_known(tmp_path: Path) -> None:
     assert [one["status"] for one in found.values()] == ["ok", "ok"] and "rounds of 2 entries" in said
 
 
+@pytest.mark.usefixtures("at_length")
 def test_a_race_for_each_value_of_another_key(tmp_path: Path) -> None:
     done = subprocess.run(
         [*RUN, "-m", "model=mlp", "engine=single,gpipe", "batch.size=8,16", "steps=1", "out=it"],

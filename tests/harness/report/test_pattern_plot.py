@@ -96,6 +96,7 @@ def test_a_run_is_named_in_the_picture_of_its_folder(tmp_path: Path) -> None:
     assert pattern_plot._title(tmp_path / "record.json") == "engine=gpipe model=net cluster=flat"
 
 
+@pytest.mark.usefixtures("computation")
 def test_the_png_has_boxes_of_both_passes_and_messages(tmp_path: Path) -> None:
     from PIL import Image
 

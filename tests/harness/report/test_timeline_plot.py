@@ -235,6 +235,7 @@ def test_texts_neither_overlap_nor_leave_the_picture(devices: int, micro_batches
     assert overlaps.sum() == len(extents)
 
 
+@pytest.mark.usefixtures("at_length")
 @pytest.mark.usefixtures("computation")
 def test_a_hundred_thousand_ops_are_drawn_in_seconds(tmp_path: Path) -> None:
     trace = busy(1024, 16, ("network", "copy in"))

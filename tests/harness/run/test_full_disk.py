@@ -55,6 +55,7 @@ def test_it_is_said_once_for_each_state_and_in_the_record(tmp_path: Path) -> Non
     assert all(error["needed_bytes"] > 1.8e6 and error["free_bytes"] > 0 for error in errors.values())
 
 
+@pytest.mark.usefixtures("at_length")
 def test_a_stop_that_leaves_no_checkpoint_says_what_there_is(tmp_path: Path) -> None:
     subprocess.run(command(tmp_path, "steps=9"), check=True, capture_output=True)
     assert steps(tmp_path) == [10]

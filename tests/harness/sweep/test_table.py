@@ -12,10 +12,11 @@ from rich.console import Console
 
 from harness.core.plan import Mesh, Plan, Stage
 from harness.core.record import RunRecord
+from harness.sweep.closing import close, summary
 from harness.sweep.live_table import Display
 from harness.sweep.points import Point, expand
 from harness.sweep.row import FURTHER, Row
-from harness.sweep.table import as_csv, close, differing, summary
+from harness.sweep.table import as_csv, differing
 
 PLAN = Plan(Mesh(data=2, pipeline=2), (Stage(0, 0, 0), Stage(1, 1, 1), Stage(2, 2, 0))).to_json()
 FIGURES = {"throughput": 1 / 3, "step_time_s": 0.1 + 0.2, "peak_memory_bytes": [1, 1024], "bubble_fraction": 0.25}

@@ -202,6 +202,7 @@ def test_an_object_with_the_whole_interface(tmp_path: Path) -> None:
     assert "returns a Mine without loss, which a model has" in " ".join(said.split())
 
 
+@pytest.mark.usefixtures("computation")
 def test_a_module_that_is_no_sequential_is_one_layer_or_more(tmp_path: Path) -> None:
     text = (
         "class Net(nn.Module):\n    def __init__(self, width: int = 4):\n        super().__init__()\n"

@@ -98,6 +98,7 @@ def test_digits_are_real_ink_on_photographs(data: Images) -> None:
     assert len({image.numpy().tobytes() for image in data.pool.images}) == 256
 
 
+@pytest.mark.usefixtures("at_length")
 @pytest.mark.usefixtures("commands")
 @pytest.mark.usefixtures("one_thread")
 def test_the_loss_falls(data: Images) -> None:

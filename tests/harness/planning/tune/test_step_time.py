@@ -91,6 +91,7 @@ def test_stages_share_a_port_at_the_end_of_a_step() -> None:
     assert seconds - alone == pytest.approx(4 * 2 * 10**6 * 1e-8 - back_s, rel=0.05)
 
 
+@pytest.mark.usefixtures("computation")
 @pytest.mark.parametrize(("typed", "mesh"), ENGINES[:6] + ENGINES[9:12])
 @pytest.mark.parametrize("forward", [EVEN, [5e-4, 2e-3, 1e-3, 1e-3, 3e-3, 1e-3, 1e-3, 2e-3]])
 def test_a_step_of_many_micro_batches_is_that_of_few_extended(

@@ -1,0 +1,69 @@
+"""A script for torchrun that trains as planned, with torch.distributed.pipelining (torch 2.13).
+
+It is `harness.export.pipeline_script` with the plan in it. The model, its batches and its loss are made as in a run, by
+its function `network`: of a model of this project, of the user's file, of Hugging Face.
+"""
+
+from __future__ import annotations
+
+import pprint
+import re
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from harness.core.problem import Problem
+from harness.export.planned import (
+    CHECKPOINT,
+    Planned,
+    refused_passes,
+    refused_shards,
+    refused_tensor,
+)
+
+NAME = "torch.distributed.pipelining"
+SCHEDULES = {"gpipe": "GPipe", "1f1b": "1F1B", "interleaved1f1b": "Interleaved1F1B", "zbv": "ZBVZeroBubble"}
+SCRIPT = Path(__file__).with_name("pipeline_script.py")
+PLAN = re.compile(r"# The plan begins here\.\n(.*?)# The plan ends here\.\n", re.DOTALL)
+
+
+def refused(planned: Planned) -> list[Problem]:
+    found = refused_tensor(planned, NAME)
+    found += refused_passes(planned, NAME, tuple(SCHEDULES))
+    found += refused_shards(planned, NAME)
+    if planned.plan.recompute == "always" and planned.order == "zbv":
+        message = f"splits backward passes, {NAME} then recomputes nothing"
+        found.append(Problem(CHECKPOINT, "always", message, ({CHECKPOINT: "never"},)))
+    return found
+
+
+def note(planned: Planned) -> str:
+    """How to run the file."""
+    return f"torchrun --nproc-per-node {planned.plan.mesh.size} FILE"
+
+
+def text(planned: Planned) -> str:
+    """The script, with the plan in the place of the template's."""
+    plan, config = planned.plan, planned.config
+    values: dict[str, Any] = {
+        "STAGES": [(stage.first, stage.last, stage.device) for stage in plan.stages],
+        "SCHEDULE": SCHEDULES[str(planned.order)],
+        "DATA, PIPELINE, MICRO_BATCHES, BATCH": (
+            plan.mesh.data,
+            plan.mesh.pipeline,
+            plan.micro_batches,
+            planned.profile.micro_batch * plan.micro_batches * plan.mesh.data,
+        ),
+        "RECOMPUTE": plan.recompute == "always",
+        "DTYPE": config.precision.dtype,
+        "AUTOCAST": config.precision.autocast,
+        "OPTIMIZER": OmegaConf.to_container(config.optimizer),
+        "SEED, STEPS": (config.seed, config.warmup + config.steps),
+        "CHOSEN": {name: OmegaConf.to_container(config[name], resolve=True) for name in ("model", "data")},
+    }
+    lines = [f"{name} = {pprint.pformat(value, width=110, sort_dicts=False)}\n" for name, value in values.items()]
+    template = SCRIPT.read_text(encoding="utf-8")
+    block = PLAN.search(template)
+    assert block
+    return template[: block.start()] + "# The plan.\n" + "".join(lines) + template[block.end() :]

@@ -1,0 +1,41 @@
+"""Stages of a transformer as roles of their layers, for systems that know transformers only.
+
+embedding, position, block_0, block_1 | block_2, block_3, norm, head
+E          E         t        t         t        t        n     L
+"""
+
+from __future__ import annotations
+
+import re
+
+from harness.core.problem import Fix, Problem
+from harness.export.planned import Planned
+
+ROLES = (("embedding", "E"), ("position", "E"), (r"block_\d+", "t"), ("norm", "n"), ("head", "L"))
+MODELS = ("gpt", "llama")
+"""Models of this project whose layers have these names."""
+
+
+def roles(planned: Planned) -> list[str]:
+    """The roles of the layers of each stage: ["EEtt", "ttnL"]."""
+    names = [layer.name for layer in planned.profile.layers]
+    return ["".join(map(_role, names[stage.first : stage.last + 1])) for stage in planned.plan.stages]
+
+
+def blocks(planned: Planned) -> list[int]:
+    """Number of transformer layers of each stage."""
+    return [stage.count("t") for stage in roles(planned)]
+
+
+def refused(planned: Planned, system: str, models: tuple[str, ...] = MODELS) -> list[Problem]:
+    """A model that is none of `models`, by name and by the names of its layers."""
+    name, whole = str(planned.config.model.name), "".join(roles(planned))
+    if name in models and re.fullmatch("E+t+nL", whole):
+        return []
+    message = f"is not a model of {system}, whose layers are those of {', '.join(models)}"
+    fixes: tuple[Fix, ...] = tuple({"model": one} for one in models)
+    return [Problem("model", name, message, fixes)]
+
+
+def _role(name: str) -> str:
+    return next((role for pattern, role in ROLES if re.fullmatch(pattern, name)), "?")

@@ -1,0 +1,90 @@
+"""What a sweep prints at its end: the table, what it means, why points failed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+from harness.checks.micro_batches import COUNT, SIZE
+from harness.planning.tune.result import Reason
+from harness.report import comparison
+from harness.sweep import repeats
+from harness.sweep.row import PREDICTED, Row
+from harness.sweep.table import BEST, MESH, best, console_of_sweep, drawn, several_devices, table
+
+REASON_LINES = 8
+
+
+def close(rows: Sequence[Row], folder: Path, console: Console | None = None) -> None:
+    """Print the closing table, of mode=tune the fastest first, why points failed, and a line about the whole sweep.
+
+    Below the table is one over the seeds, where points differ in these alone.
+    """
+    console = console or console_of_sweep()
+    if all(row.record and row.record.config.get("mode") == "tune" for row in rows):
+        rows = sorted(rows, key=lambda row: -(row.throughput or 0.0))
+    shown, left_out = table(rows, console.width)
+    console.print(shown)
+    for line in _legend(rows, left_out, console.width):
+        console.print(Text(line), soft_wrap=True)
+    if groups := repeats.groups(rows):
+        console.print(Text(f"\n{repeats.TITLE}:"))
+        console.print(drawn([*repeats.columns(groups)], console.width)[0])
+    for row in rows:
+        if row.record is not None and row.record.status != "ok":
+            lines = row.record.reason.strip().splitlines()[:REASON_LINES] + ([f"log: {row.log}"] if row.log else [])
+            console.print(Text("\n  ".join([f"{row.point.id} {row.record.status}", *lines])), soft_wrap=True)
+    for line in _tuned(rows):
+        console.print(Text(line), soft_wrap=True)
+    console.print(Text(f"{summary(rows)} ({folder})"), soft_wrap=True)
+
+
+def _tuned(rows: Sequence[Row]) -> Iterator[str]:
+    """Of points of mode=tune: why candidates are impossible, and the command of the fastest one of all points."""
+    found = [(row, row.record.metrics["tuned"]) for row in rows if row.record and row.record.metrics.get("tuned")]
+    for row, tuned in found:
+        yield from (f"{row.point.id} {Reason(**one)}" for one in tuned.get("impossible", ()))
+    if found:
+        fastest, tuned = max(found, key=lambda one: one[0].throughput or 0.0)
+        yield f"{fastest.point.id} is the fastest, run it: {tuned['command']}"
+
+
+def _legend(rows: Sequence[Row], left_out: Sequence[str], width: int) -> Iterator[str]:
+    """What marks and sizes in the table mean, what it leaves out, and why points cannot be compared like with like."""
+    records = [row.record for row in rows]
+    if leading := best(rows):
+        fastest = (row.record for row in leading if row.record)
+        doubt = ", but on a busy machine" if any(map(comparison.slowed, fastest)) else ""
+        several = len({row.trained for row in rows if row.record}) > 1
+        yield f"{BEST} best throughput{' of its model' if several else ''}{doubt}"
+    if any(row.predicts for row in rows):
+        yield f"{PREDICTED} predicted"
+    if several_devices(rows) and MESH not in left_out:
+        yield "mesh: pipeline x data x tensor parallel size"
+    if left_out:
+        yield f"no room on {width} columns for: {', '.join(left_out)}"
+    yield from _sized(rows)
+    notes = (comparison.unequal_micro_batches, comparison.unequal_recomputation, comparison.busy_machine)
+    yield from (f"note: {text}" for text in (note(records) for note in notes) if text)
+
+
+def _sized(rows: Sequence[Row]) -> Iterator[str]:
+    """Which engines were given a size of micro-batches, so that all have the same."""
+    sized = [row for row in rows if SIZE in row.point.values()]
+    if sized and len(sized) < len(rows):
+        names = ", ".join(dict.fromkeys(row.point.values().get("engine", row.point.id) for row in sized))
+        given = " and ".join(dict.fromkeys(f"{SIZE}={row.point.values()[SIZE]}" for row in sized))
+        yield f"note: micro-batches have one size for all: {names} got {given}   -> {COUNT}=... for another number"
+
+
+def summary(rows: Sequence[Row]) -> str:
+    """6 points: 4 ok, 1 oom, 1 not run; 2 of them done before"""
+    states = [row.state for row in rows]
+    counts = ", ".join(f"{states.count(state)} {state}" for state in sorted(set(states), key=lambda s: (s != "ok", s)))
+    before = sum(row.before for row in rows)
+    return f"{len(rows)} point{'s' * (len(rows) != 1)}: {counts}" + (
+        f"; {before} of them done before" if before else ""
+    )
