@@ -131,7 +131,8 @@ class OnExample(Wrapper):
             if not isinstance(tensor, Tensor) or not tensor.dim() or not len(tensor):
                 raise TypeError(f"the {name} of example_batch must be a tensor of (samples, ...), got {tensor!r:.80}")
         if len(given[0]) != len(targets):
-            raise ValueError(f"example_batch has {len(given[0])} inputs and {len(targets)} targets")
+            counts = f"{len(given[0])} inputs and {len(targets)} targets"
+            raise ValueError(f"example_batch has {counts}: the first tensor of the inputs must have the samples")
         own = [tensor for tensor in given if tensor.dim() and len(tensor) == len(targets)]
         numbers = {id(tensor): number for number, tensor in enumerate(own)}
         self._form = template(inputs, lambda leaf: Ref(numbers[id(leaf)]) if id(leaf) in numbers else leaf)

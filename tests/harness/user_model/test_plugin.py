@@ -154,7 +154,8 @@ def test_nested_inputs_are_the_arguments_of_the_module(tmp_path: Path, branch: b
 )
 def test_inputs_without_samples(tmp_path: Path, inputs: str, said: str) -> None:
     text = f"def build():\n    example = ({inputs}, torch.ones(3, 3))\n    return Custom({SEQUENTIAL}, example, abs)\n"
-    assert said in " ".join(refused(tmp_path, text).split())
+    message = refused(tmp_path, text)
+    assert said in " ".join(message.split()) and "net.py" in message and "wrappers.py" not in message
 
 
 def test_weights_that_wait_for_a_first_pass_have_had_it(tmp_path: Path) -> None:
