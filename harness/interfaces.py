@@ -27,13 +27,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Batch:
-    """Inputs and targets of one global mini-batch; the first dimension of both is the sample."""
+    """Inputs and targets of one global mini-batch: tensors whose first dimension is the sample.
 
-    inputs: Tensor
+    `inputs` is what the first layer takes: a tensor, or a tuple of them.
+    """
+
+    inputs: Tensor | tuple[Tensor, ...]
     targets: Tensor
 
     def __len__(self) -> int:
-        return len(self.inputs)
+        return len(self.targets)
 
 
 class Model(Protocol):

@@ -123,14 +123,12 @@ class DeepSpeedEngine(Engine):
             same_memory=config.zero == 0,
             sparse=config.zero == 0,
             scalars=False,
-            by_value=config.zero < 3,
             tensor=True,
             simulated_only=("tensor",),
             optimizers=("adamw", "adam") if config.offload else Capabilities.optimizers,
             disabled_by={
                 "tensor": Setting({"cluster": "local"}, {"mode": "simulate", "cluster": "summit"}),
                 "pipeline": Setting({"engine.zero": config.zero}, {"engine.zero": 1}),
-                "by_value": Setting({"engine.zero": config.zero}, {"engine.zero": 2}),
                 "optimizers": Setting({"engine.offload": True}, {"engine.offload": False}),
             },
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -14,6 +15,7 @@ from harness.core.op import Kind, Op
 from harness.interfaces import Batch
 from harness.runtime.session import TimePoint, place
 from harness.runtime.stage_module import stage_modules
+from harness.runtime.values import Value, rebuilt, tensors_of
 from harness.schedule.builders.data_parallel import over_replicas
 
 
@@ -31,7 +33,9 @@ class ReplicaSession(DeepSpeedSession):
         named = self.named_parameters()
         self.traffic = load_deepspeed.join(self.library, self.device, self.plan.mesh.data)
         self.updates_with(load_deepspeed.optimizer(self.stage, self.spec.optimizer, self.config.offload))
-        module = Recomputed(self.stage) if self.stage.recomputes else self.stage
+        module: nn.Module = Recomputed(self.stage) if self.stage.recomputes else self.stage
+        if self.config.zero == 3 and self.spec.by_value:
+            module = AtOnce(module)
         self.engine = load_deepspeed.engine(self.library, module, self.optimizer, self.config, self.plan, self.spec)
         self.state = State(self.engine, self.stage, named, self.optimizer)
 
@@ -41,7 +45,7 @@ class ReplicaSession(DeepSpeedSession):
         total = sum(self._task(i, inputs, targets, batch_size) for i, (inputs, targets) in micro_batches)
         return total / (self.plan.micro_batches * self.plan.mesh.data)
 
-    def _task(self, i: int, inputs: Tensor, targets: Tensor, batch_size: int) -> float:
+    def _task(self, i: int, inputs: Value, targets: Tensor, batch_size: int) -> float:
         """Forward, backward and, after the last micro-batch, DeepSpeed's step. It takes the mean over all tasks."""
         start = self.now()
         number = self.global_micro_batch(i)
@@ -99,5 +103,39 @@ class Recomputed(nn.Module):
         super().__init__()
         self.stage = stage
 
-    def forward(self, inputs: Tensor) -> Any:
+    def forward(self, inputs: Value) -> Any:
         return checkpoint(self.stage, inputs, use_reentrant=False)
+
+
+class AtOnce(nn.Module):
+    """A stage whose weights ZeRO 3 gathers all at once, for layers that choose by values which ones they use.
+
+    Else each replica would gather other ones, and wait for the others forever. DeepSpeed does so with a "leaf" module,
+    gives weights that were not used a gradient of zero, and reduces them all when the leaf's inputs have theirs. That
+    must come last: a second input requires a gradient, too, and is used before all else.
+    """
+
+    def __init__(self, stage: nn.Module) -> None:
+        from deepspeed.utils import set_z3_leaf_module
+
+        super().__init__()
+        self.leaf = _Leaf(stage)
+        set_z3_leaf_module(self.leaf, True)
+
+    def forward(self, inputs: Value) -> Any:
+        device = tensors_of(inputs)[0].device
+        return self.leaf(inputs, torch.zeros((), device=device, requires_grad=True))
+
+
+class _Leaf(nn.Module):
+    def __init__(self, stage: nn.Module) -> None:
+        super().__init__()
+        self.stage = stage
+
+    def forward(self, inputs: Value, last: Tensor) -> Any:
+        nothing = last * 0
+        output = self.stage(inputs)
+        outputs = list(tensors_of(output))
+        first = next(number for number, tensor in enumerate(outputs) if tensor.is_floating_point())
+        outputs[first] = outputs[first] + nothing.to(outputs[first])
+        return rebuilt(output, outputs)

@@ -35,6 +35,7 @@ class DeepSpeedSession(DistributedSession):
     def __init__(self, model: Model, plan: Plan, spec: SessionSpec, config: Config) -> None:
         super().__init__(model, plan, spec)
         self.config = config
+        self.finds_unused = config.zero == 3
         self.library = load_deepspeed.load(config.zero)
 
     def step(self, batch: Batch, meter: bool = False) -> StepMetrics:

@@ -18,6 +18,7 @@ from harness.runtime.distributed_session import DistributedSession
 from harness.runtime.gradient_norms import norms_of
 from harness.runtime.session import TimePoint, place
 from harness.runtime.training_state import load_optimizer_state, make_optimizer
+from harness.runtime.values import Value
 from harness.schedule.builders.data_parallel import over_replicas
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ class FSDPSession(DistributedSession):
             self.optimizer.step()
         return total
 
-    def _task(self, i: int, inputs: Tensor, targets: Tensor, batch_size: int) -> float:
+    def _task(self, i: int, inputs: Value, targets: Tensor, batch_size: int) -> float:
         """Forward and backward of one micro-batch, each with its collectives."""
         reduces = self.config.reduce_each or i == self.plan.micro_batches - 1
         self.sharded.set_requires_gradient_sync(reduces)

@@ -25,6 +25,7 @@ from harness.nn.tied import moved, ties
 from harness.runtime.distributed_session import DistributedSession
 from harness.runtime.stage_passes import StagePasses
 from harness.runtime.training_state import model_state, split_batch
+from harness.runtime.values import placed
 from harness.schedule import QueueOps, Schedule
 from harness.schedule.dependency_graph import COPIES
 from harness.schedule.transfers import plan_transfers
@@ -155,7 +156,7 @@ class MyelinSession(DistributedSession):
 
     def _forward(self, i: int) -> None:
         self.use_micro_batch(i)
-        self.passes.forward(i, self.batches[i].inputs.to(self.device) if self.pipeline_rank == 0 else None)
+        self.passes.forward(i, placed(self.batches[i].inputs, self.device) if self.pipeline_rank == 0 else None)
 
     def _backward(self, i: int) -> None:
         targets = self.batches.pop(i).targets

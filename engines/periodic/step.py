@@ -27,6 +27,7 @@ from harness.nn.skip import named_layers
 from harness.runtime.autograd import differentiable, failing_layer
 from harness.runtime.cpu_streams import Job, Run
 from harness.runtime.stage_module import StageModule
+from harness.runtime.values import placed, split, tensors_of
 from harness.schedule import Schedule
 
 Gradients = tuple[Tensor | None, ...]
@@ -74,7 +75,7 @@ class Step(Run):
         self.stages, self.queues, self.model = stages, queues, model
         self.last = len(stages) - 1
         self.every, self.key, self.size = every, key, len(batch)
-        self.inputs = batch.inputs.tensor_split(micro_batches)
+        self.inputs = split(batch.inputs, micro_batches)
         self.targets = batch.targets.tensor_split(micro_batches)
         self.losses: dict[int, Tensor] = {}
         self.slots = {(j, i): Slot() for j in range(len(stages)) for i in range(micro_batches)}
@@ -115,7 +116,7 @@ class Step(Run):
     def _forward(self, j: int, i: int) -> None:
         slot, stage = self.slots[j, i], self.stages[j]
         if j == 0:
-            leaves: tuple[Tensor, ...] = (self.inputs[i].to(stage.device),)
+            leaves = tensors_of(placed(self.inputs[i], stage.device))
         else:
             before = self.slots[j - 1, i]
             ins = slot.ins or before.outs  # neighbours on one device hand over what they have
@@ -196,7 +197,7 @@ class Step(Run):
         return self.stages[j].version(i // self.every)
 
     def _samples(self, group: int) -> int:
-        return sum(map(len, self.inputs[group * self.every : (group + 1) * self.every]))
+        return sum(map(len, self.targets[group * self.every : (group + 1) * self.every]))
 
 
 def _leaf(tensor: Tensor) -> Tensor:

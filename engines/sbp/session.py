@@ -26,6 +26,7 @@ from harness.core.plan import Plan
 from harness.interfaces import Batch, Model, SessionSpec
 from harness.measure.count_model import count
 from harness.nn.tied import moved
+from harness.runtime.autograd import differentiable
 from harness.runtime.collectives import CollectiveCounter
 from harness.runtime.distributed_session import DistributedSession
 from harness.runtime.session import TimePoint, place
@@ -35,6 +36,7 @@ from harness.runtime.training_state import (
     load_optimizer_state,
     make_optimizer,
 )
+from harness.runtime.values import Value, mapped, tensors_of
 from harness.sbp.matmul_chain import chain_from_profile
 from harness.sbp.route_to_plan import OUTPUT, grid_from_plan
 from harness.schedule import Schedule
@@ -101,10 +103,14 @@ class SBPSession(DistributedSession):
     def share(self, batch: Batch) -> Batch:
         """Return this rank's part of the replica's samples, micro-batch by micro-batch."""
         whole, start, end = super().share(batch), self.program.start, self.program.end
-        inputs = self._rows(whole.inputs, start.rows)
-        if start.columns.split:
-            inputs = inputs.index_select(1, mine(start.columns, inputs.shape[1], self.by, inputs.device))
-        return Batch(inputs, self._rows(whole.targets, end.rows))
+
+        def part(tensor: Tensor) -> Tensor:
+            rows = self._rows(tensor, start.rows)
+            if not start.columns.split:
+                return rows
+            return rows.index_select(1, mine(start.columns, rows.shape[1], self.by, rows.device))
+
+        return Batch(mapped(part, whole.inputs), self._rows(whole.targets, end.rows))
 
     def _rows(self, tensor: Tensor, dim: Dim) -> Tensor:
         if not dim.split:
@@ -112,12 +118,13 @@ class SBPSession(DistributedSession):
         parts = tensor.tensor_split(self.plan.micro_batches)
         return torch.cat([one.index_select(0, mine(dim, len(one), self.by, one.device)) for one in parts])
 
-    def entering(self, batch: Batch) -> Iterator[tuple[Tensor, Tensor]]:
+    def entering(self, batch: Batch) -> Iterator[tuple[Value, Tensor]]:
         """The inputs and the targets of each micro-batch."""
-        wanted = OUTPUT in self.plan.layouts and batch.inputs.is_floating_point()
+        wanted = OUTPUT in self.plan.layouts
         for inputs, targets in self.micro_batches(batch):
-            # the gradient of the input is a part of what is planned
-            yield inputs.requires_grad_() if wanted else inputs, targets
+            for tensor in tensors_of(inputs) if wanted else ():  # its gradient is a part of what is planned
+                tensor.requires_grad_(differentiable(tensor))
+            yield inputs, targets
 
     def train_step(self, batch: Batch, batch_size: int) -> float:
         self.optimizer.zero_grad(set_to_none=True)

@@ -18,6 +18,7 @@ from harness.nn.tied import moved
 from harness.runtime.local_session import LocalSession
 from harness.runtime.recomputation import Before, ForwardState
 from harness.runtime.training_state import make_optimizer
+from harness.runtime.values import Value, mapped
 from harness.schedule.builders.gpipe import recomputed
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ class _Task:
         self.session, self.i, self.recompute = session, i, recompute
         self.before: Before | None = None
 
-    def run(self, inputs: Tensor, targets: Tensor, batch_size: int) -> Tensor:
+    def run(self, inputs: Value, targets: Tensor, batch_size: int) -> Tensor:
         session = self.session
         with session.span("F", self.i), session.autocast(), set_checkpoint_early_stop(False):
             output = checkpoint(self._forward, inputs, use_reentrant=False) if self.recompute else self._forward(inputs)
@@ -69,14 +70,14 @@ class _Task:
         session.record(Op(0, "B", self.i), self.backward_start, session.now())
         return loss.detach()
 
-    def _forward(self, inputs: Tensor) -> Any:
+    def _forward(self, inputs: Value) -> Any:
         """The layers; torch's checkpoint calls this a second time in the backward pass."""
         session = self.session
         start = session.now()
         with dropout.keyed(session.spec.seed, session.steps, self.i):
             if not self.recompute:
                 return self._layers(inputs)
-            inputs = inputs.clone()  # for layers that work in place
+            inputs = mapped(torch.clone, inputs)  # for layers that work in place
             if self.before is None:
                 with session.state.first_run() as self.before:
                     output = self._layers(inputs)
@@ -89,7 +90,7 @@ class _Task:
             session.record(Op(0, "R", self.i), start, self.backward_start)
             return output
 
-    def _layers(self, inputs: Tensor) -> Any:
+    def _layers(self, inputs: Value) -> Any:
         output = self.session.stage(inputs)
         if self.session.draws_masks:
             dropout.remember(tensors(output))

@@ -24,7 +24,8 @@ from harness.nn.tied import moved
 from harness.runtime.boundary_shapes import BoundaryShapes
 from harness.runtime.distributed_session import DistributedSession
 from harness.runtime.stage_module import stage_modules
-from harness.runtime.training_state import make_optimizer
+from harness.runtime.training_state import make_optimizer, split_batch
+from harness.runtime.values import placed, tensors_of
 from harness.schedule.builders.data_parallel import over_replicas
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ class TorchPipeliningSession(DistributedSession):
         self.tie_weights(layers)
         self._own()
         self.stages: list[TracedStage] = []
-        self.micro_batch: torch.Size | None = None
+        self.micro_batch: list[torch.Size] = []
 
     def _groups(self) -> None:
         """Create a process group for the pipeline of each replica and one for the replicas of each stage, on every
@@ -77,9 +78,9 @@ class TorchPipeliningSession(DistributedSession):
 
     def train_step(self, batch: Batch, batch_size: int) -> float:
         self.batch_size = batch_size
-        self._prepare(batch.inputs.tensor_split(self.plan.micro_batches)[0])
+        self._prepare(tensors_of(split_batch(batch, self.plan.micro_batches)[0].inputs))
         self.stage.zero_grad(set_to_none=True)
-        inputs = [batch.inputs.to(self.device)] if self.stages[0].is_first else []
+        inputs = tensors_of(placed(batch.inputs, self.device)) if self.stages[0].is_first else ()
         losses: list[Tensor] = []
         if self.stages[-1].is_last:
             self.schedule.step(*inputs, target=batch.targets.to(self.device), losses=losses, return_outputs=False)
@@ -90,11 +91,12 @@ class TorchPipeliningSession(DistributedSession):
         self._step()
         return float(sum(loss.detach() for loss in losses))
 
-    def _prepare(self, inputs: Tensor) -> None:
+    def _prepare(self, inputs: tuple[Tensor, ...]) -> None:
         """Buffers and messages are made for one size of micro-batches."""
-        if inputs.shape == self.micro_batch:
+        shapes = [tensor.shape for tensor in inputs]
+        if shapes == self.micro_batch:
             return
-        self.micro_batch = inputs.shape
+        self.micro_batch = shapes
         passing = self.shapes.boundaries(inputs)
         self.stages = [
             TracedStage(self, m, passing[m.number], passing[m.number + 1], self.pipeline) for m in self.modules

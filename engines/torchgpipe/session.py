@@ -16,7 +16,7 @@ from harness.nn.skip import named_layers
 from harness.runtime.local_session import LocalSession
 from harness.runtime.memory_meter import DeviceMemory
 from harness.runtime.training_state import make_optimizer
-from harness.runtime.values import tensors_of
+from harness.runtime.values import placed, tensors_of
 
 if TYPE_CHECKING:
     from engines.torchgpipe.engine import Config
@@ -49,7 +49,7 @@ class TorchGPipeSession(LocalSession):
         self.stage.zero_grad(set_to_none=True)
         for stage in self.stages:
             stage.begin(self.steps)
-        output = self.pipe(batch.inputs.to(self.device))
+        output = self.pipe(placed(batch.inputs, self.device))
         loss = self.model.loss(output, batch.targets.to(tensors_of(output)[0].device)) / len(batch)
         del output
         loss.backward()

@@ -116,6 +116,23 @@ class Graph:
             )
         return self._natives[id(call)]
 
+    @property
+    def root(self) -> Call:
+        """The call of the model itself."""
+        found = self.trace.top.items[0]
+        assert isinstance(found, Call)
+        return found
+
+    def can_open(self, call: Call) -> bool:
+        """Whether its parts can run one by one: each is a module that runs as it is, or a function of torch that is
+        given no object of each pass."""
+        return not (call.opaque or call.differs) and all(map(self._can_run, call.items))
+
+    def _can_run(self, item: Item) -> bool:
+        if isinstance(item, Call):
+            return self.native(item) or self.can_open(item)
+        return not any(isinstance(leaf, Unstable) for leaf in (*leaves(item.args), *leaves(item.kwargs)))
+
     def _leaks(self, call: Call) -> bool:
         given, returned = used(call), set(refs(call.result))
         own = {id(module) for module in call.module.modules()}
@@ -145,9 +162,7 @@ class Graph:
 
     @cached_property
     def _holders(self) -> dict[State, list[nn.Module]]:
-        root = self.trace.top.items[0]
-        assert isinstance(root, Call)
-        modules = dict(root.module.named_modules())
+        modules = dict(self.root.module.named_modules())
         by_tensor: dict[int, list[nn.Module]] = {}
         for module in modules.values():
             for table in (module._parameters, module._buffers, vars(module)):

@@ -62,18 +62,28 @@ class Layer(Skippable):
 class Whole(nn.Module):
     """A module as one layer: takes the tensors of its arguments, gives those of its result.
 
-    `unsplit` says what prevents more layers, if something does.
+    `shared` are those that are the same in each call, numbered after the others. `unsplit` says what prevents more
+    layers, if something does.
     """
 
     unsplit: Unsplit | None = None
 
-    def __init__(self, module: nn.Module, args: Any, kwargs: Any, select: Callable[[Any], Any] | None) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        args: Any,
+        kwargs: Any,
+        select: Callable[[Any], Any] | None = None,
+        shared: Sequence[Tensor] = (),
+    ) -> None:
         super().__init__()
         self.module = module
         self._args, self._kwargs, self._select = args, kwargs, select
+        for number, tensor in enumerate(shared):
+            self.register_buffer(outside_name(number), tensor, persistent=False)
 
     def forward(self, value: Tensor | tuple[Tensor, ...]) -> Any:
-        given = tensors(value)
+        given: list[Any] = [*tensors(value), *self._buffers.values()]
         args, kwargs = (
             built(form, lambda leaf: given[leaf.number] if isinstance(leaf, Ref) else leaf)
             for form in (self._args, self._kwargs)

@@ -243,11 +243,15 @@ def record(
         example = samples((args, kwargs))
 
         def fake(value: Any) -> Any:
-            if not is_input(value, example):
+            if is_input(value, example):
+                made = pretender.tensor(value, (batch, *value.shape[1:]))
+                inputs.append(recorder.number(made, len(inputs)))
+                return made
+            if not isinstance(value, Tensor) or value.requires_grad:
                 return value
-            made = pretender.tensor(value, (batch, *value.shape[1:]))
-            inputs.append(recorder.number(made, len(inputs)))
-            return made
+            shared = pretender.tensor(value)
+            recorder.number(shared, value)
+            return shared
 
         inputs: list[int] = []
         given = [built(template(values, fake), lambda value: value) for values in (args, kwargs)]

@@ -7,7 +7,7 @@ import linecache
 import os
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -35,6 +35,7 @@ class Captured:
     module: nn.Module
     chain: nn.Sequential
     args: tuple[Any, ...]
+    kwargs: dict[str, Any] = field(default_factory=dict)
     select: Select | None = None
 
 
@@ -88,12 +89,19 @@ def whole(
     """The module as one layer, with the inputs and outputs of `split`."""
     count = samples((args, kwargs or {}))
     numbers = itertools.count()
+    others = itertools.count(len(inputs_of(args, kwargs or {})))
+    shared: list[Tensor] = []
 
     def numbered(value: Any) -> Any:
-        return Ref(next(numbers)) if is_input(value, count) else value
+        if is_input(value, count):
+            return Ref(next(numbers))
+        if not isinstance(value, Tensor) or value.requires_grad:
+            return value
+        shared.append(value)
+        return Ref(next(others))
 
     given, named = (template(values, numbered) for values in (args, kwargs or {}))
-    return nn.Sequential(OrderedDict(model=Whole(module, given, named, select)))
+    return nn.Sequential(OrderedDict(model=Whole(module, given, named, select, shared)))
 
 
 def inputs(args: tuple[Any, ...], kwargs: dict[str, Any] | None = None) -> Tensor | tuple[Tensor, ...]:
@@ -133,17 +141,19 @@ def _agreed(
             if first is None and number == len(attempts) - 1:
                 raise Uncapturable(OTHER_WAY, error.where) from error
             continue
+        graph = Graph(merged)
+        if evaluates and not graph.can_open(graph.root):
+            continue  # evaluation differs in a part that cannot run as it is
         first = first or (merged, evaluates)
-        if not _large_differences(merged):
+        if not _large_differences(graph):
             return merged, evaluates
     assert first is not None
     return first
 
 
-def _large_differences(trace: Trace) -> bool:
+def _large_differences(graph: Graph) -> bool:
     """Whether a large part of the model, of several modules, stays whole because passes differ in it."""
-    graph = Graph(trace)
-    total = graph.cost(trace.top)
+    total = graph.cost(graph.trace.top)
 
     def found(call: Call) -> bool:
         parts = [item for item in call.items if isinstance(item, Call)]
@@ -151,7 +161,7 @@ def _large_differences(trace: Trace) -> bool:
             return False
         return call.differs is not None or any(map(found, parts))
 
-    return found(trace.top)
+    return found(graph.trace.top)
 
 
 def _place(error: Uncapturable) -> Unsplit:

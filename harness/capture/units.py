@@ -65,7 +65,7 @@ class Units:
 
     def can_open(self, unit: Unit) -> bool:
         """Whether a unit is a module with several parts."""
-        return unit.call is not None and not (unit.call.opaque or unit.call.differs) and len(unit.call.items) > 1
+        return unit.call is not None and len(unit.call.items) > 1 and self.graph.can_open(unit.call)
 
     def _items(self, call: Call) -> Iterator[tuple[Item, Call]]:
         for item in call.items:
@@ -77,7 +77,11 @@ class Units:
     def _opens(self, call: Call, parent: Call) -> bool:
         if call.opaque or call.differs or not call.items:
             return False
-        if parent is self.graph.trace.top or id(call) in self.opened_blocks or isinstance(call.module, CONTAINERS):
+        if parent is self.graph.trace.top:
+            return True
+        if not self.graph.can_open(call):
+            return False
+        if id(call) in self.opened_blocks or isinstance(call.module, CONTAINERS):
             return True
         if self.is_block(call, parent):
             return self._has_chain(call)

@@ -19,6 +19,7 @@ from harness.core.shared_buffers import together
 from harness.interfaces import Capabilities
 
 HIDDEN = "an attribute of the layer itself that is this parameter or module"
+REAL = "torch.view_as_real where it is made"
 MEMORY = "one parameter in both places, or clone() for one of them"
 
 
@@ -56,17 +57,24 @@ def _groups(engine: str, can: Capabilities, profile: ModelProfile) -> Iterator[t
             yield (traits.in_place, index), message, "clone() one of them where they are made, or work out of place"
     for index, (one, _) in enumerate(pairwise(layers)):
         given = one.traits.gives
-        if not can.complex and (dtypes := [g.dtype for g in given if g.dtype.startswith("complex")]):
-            message = f"takes a tensor of {dtypes[0]}, which engine={engine} does not send from stage to stage"
-            yield (index, index + 1), message, "torch.view_as_real where it is made"
-        if not can.mixed and {g.gradient for g in given} == {True, False}:
-            kinds = " and ".join(g.dtype for g in given)
+        if dtypes := [g.dtype for g in given if g.dtype.startswith("complex") and not can.complex]:
+            yield (index, index + 1), _complex(engine, dtypes[0]), REAL
+        passing = [*given, *(skip.tensor for skip in profile.skips if skip.source <= index < skip.target)]
+        if not can.mixed and {g.gradient for g in passing} == {True, False}:
+            kinds = " and ".join(g.dtype for g in passing)
             message = f"takes tensors of {kinds}, and engine={engine} wants a gradient for each or for none of them"
             yield (index, index + 1), message, ""
+    for skip in profile.skips:
+        if skip.tensor.dtype.startswith("complex") and not can.complex:
+            yield (skip.source, skip.target), _complex(engine, skip.tensor.dtype), REAL
     for one_name, other_name in profile.same_memory if can.multi_process else ():
         pair = _ordered(*(number[name.partition(".")[0]] for name in (one_name, other_name)))
         if pair[0] != pair[1]:
             yield pair, f"has {other_name!r}, which shows the memory of {one_name!r}: they would become two", MEMORY
+
+
+def _complex(engine: str, dtype: str) -> str:
+    return f"takes a tensor of {dtype}, which engine={engine} does not send from stage to stage"
 
 
 def _anywhere(config: DictConfig, can: Capabilities, plan: Plan, profile: ModelProfile) -> Iterator[Problem]:
@@ -81,9 +89,7 @@ def _anywhere(config: DictConfig, can: Capabilities, plan: Plan, profile: ModelP
     if profile.by_value and not can.by_value:
         message = f"chooses by the values of tensors what it computes ({profile.by_value})"
         message += f": engine={engine} must know its messages before the values"
-        own = can.disabled_by.get("by_value")
-        others = (_other_engine(config, "gpipe"),) if plan.mesh.pipeline > 1 else other
-        yield problem(message, (own.instead, *others) if own else others)
+        yield problem(message, (_other_engine(config, "gpipe"),) if plan.mesh.pipeline > 1 else other)
     if not can.same_memory:
         for first, second in profile.same_memory:
             if plan.stage_of(_layer(profile, first)) == plan.stage_of(_layer(profile, second)):

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal, Self
 
 from harness.core.cluster import Device
 from harness.core.serialization import Document
-from harness.core.traits import Traits
+from harness.core.traits import Given, Traits
 
 
 @dataclass(frozen=True)
@@ -158,6 +158,10 @@ class LayerProfile:
             )
 
 
+NUMBERS = Given("float32", gradient=True)
+"""What nearly all layers hand over."""
+
+
 @dataclass(frozen=True)
 class Skip:
     """A long edge: the tensor that layer `source` stashes and layer `target` pops (0-based layer indices)."""
@@ -166,6 +170,7 @@ class Skip:
     target: int
     bytes: int
     name: str = ""
+    tensor: Given = NUMBERS
 
     def __post_init__(self) -> None:
         _check(f"bytes of skip {self.name or '?'} from layer {self.source} to {self.target}", self.bytes)

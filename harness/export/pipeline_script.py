@@ -28,6 +28,7 @@ from harness.runtime.boundary_shapes import BoundaryShapes
 from harness.runtime.stage_module import StageModule, stage_modules
 from harness.runtime.tied_weights import TiedWeights
 from harness.runtime.training_state import cast_batch, initial_layers, make_optimizer, split_batch
+from harness.runtime.values import placed, tensors_of
 
 # The plan begins here.
 STAGES: list[tuple[int, int, int]] = []
@@ -108,7 +109,7 @@ def main() -> None:
     optimizer = make_optimizer(parameters, OptimizerSpec(**OPTIMIZER))
 
     example = split_batch(split_batch(batch(0), DATA)[replica], MICRO_BATCHES)[0]
-    passing = shapes.boundaries(example.inputs)
+    passing = shapes.boundaries(tensors_of(example.inputs))
     stages = [_stage(module, passing, device, mesh["pipeline"].get_group(), replica) for module in modules]
     chosen: Any = get_schedule_class(SCHEDULE)
     several = issubclass(chosen, PipelineScheduleMulti)
@@ -127,7 +128,7 @@ def main() -> None:
             stage.step = step
         optimizer.zero_grad(set_to_none=True)
         losses: list[Tensor] = []
-        inputs = [own.inputs.to(device)] if first else []
+        inputs = tensors_of(placed(own.inputs, device)) if first else ()
         targets = {"target": own.targets.to(device), "losses": losses} if last else {}
         schedule.step(*inputs, **targets, return_outputs=False)
         for parameter in parameters if DATA > 1 else ():

@@ -35,7 +35,7 @@ def check(model: Model, device: str, say: Callable[[str], None] = lambda text: N
             return
         say(f"comparing the layers of {model.name} with the module")
         try:
-            verify(found.module, found.chain, found.args, select=found.select)
+            verify(found.module, found.chain, found.args, found.kwargs, found.select)
         except ProblemError as error:
             raise CannotRun([replace(one, value=model.name, hint=AS_ONE) for one in error.problems]) from error
         except Exception as error:  # of the module itself: what it does in its own precision is not judged here

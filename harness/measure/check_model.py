@@ -22,6 +22,7 @@ from harness.measure.count_model import pretend
 from harness.measure.layer_chain import Chain, Task, Value
 from harness.measure.layer_traits import trained
 from harness.nn import dropout
+from harness.runtime.values import tensors_of
 from harness.user_model.load import cause
 
 SMALL_BYTES = 1 << 30
@@ -55,7 +56,7 @@ def _check(model: Model, samples: int, dtype: str, autocast: str | None, pretend
     if mode:
         pretend(chain, torch.device("cpu"), mode)
     with mode or nullcontext():
-        shape = tuple(chain.batch.inputs.shape)
+        shape = _shape(chain.batch.inputs)
         with _telling(model, f"its layers on {samples} samples, inputs of {shape}"):
             tasks = chain.forward(lambda index, phase: nullcontext())
         output = tasks[-1].output
@@ -71,9 +72,9 @@ def _check(model: Model, samples: int, dtype: str, autocast: str | None, pretend
 
 
 def _check_batch(model: Model, batch: Batch, samples: int) -> None:
-    for name, tensor in vars(batch).items():
-        if not isinstance(tensor, Tensor) or not tensor.dim() or len(tensor) != samples:
-            message = f"has {name} of {_shape(tensor)} for {samples} samples: the first dimension must be the sample"
+    for name, value in (("inputs", batch.inputs), ("targets", batch.targets)):
+        if not all(isinstance(one, Tensor) and one.dim() and len(one) == samples for one in tensors_of(value)):
+            message = f"has {name} of {_shape(value)} for {samples} samples: the first dimension must be the sample"
             raise CannotRun([Problem("model", model.name, message)])
 
 

@@ -31,12 +31,13 @@ from harness.core.shared_buffers import Home
 from harness.interfaces import Batch, Model
 from harness.measure.kernel_counter import Work
 from harness.measure.layer_chain import Chain, Phase, Task, tensors
-from harness.measure.layer_traits import Seen, traits
+from harness.measure.layer_traits import Seen, given, traits
 from harness.nn import dropout
 from harness.nn.object_state import Snapshot, hidden_modules
 from harness.nn.shared_state import SharedState
 from harness.nn.skip import named_layers
 from harness.nn.tied import tensor_bytes, ties
+from harness.runtime.values import mapped, tensors_of
 
 
 class NotCounted(CannotRun):
@@ -97,14 +98,17 @@ def counted(chain: Chain, dtype: str, autocast: str | None = None) -> ModelProfi
         )
         for index, ((name, layer), task) in enumerate(zip(named, tasks, strict=True))
     ]
-    skips = tuple(Skip(s.source, s.target, tensor_bytes(tasks[s.source].stashed[s.name]), s.name) for s in chain.skips)
+    stashed = {s: tasks[s.source].stashed[s.name] for s in chain.skips}
+    skips = tuple(
+        Skip(s.source, s.target, tensor_bytes(tensor), s.name, given(tensor)) for s, tensor in stashed.items()
+    )
     batch = chain.batch
     return ModelProfile(
         tuple(layers),
         chain.model.name,
         len(batch),
         dtype,
-        tensor_bytes(batch.inputs),
+        sum(map(tensor_bytes, tensors_of(batch.inputs))),
         skips,
         autocast=autocast,
         unsplit=unsplit(chain.layers),
@@ -171,7 +175,7 @@ def pretend(chain: Chain, device: torch.device, mode: FakeTensorMode) -> None:
             table.update({name: fake(value) for name, value in table.items()})
         vars(module).update(attributes)
     Snapshot([(chain.model.name, value) for value in plain], fake, math.inf).put(lambda value: value)
-    chain.batch = Batch(fake(chain.batch.inputs), fake(chain.batch.targets))
+    chain.batch = Batch(mapped(fake, chain.batch.inputs), fake(chain.batch.targets))
     chain.device = device
 
 

@@ -17,13 +17,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from harness.interfaces import Batch, Model
+from harness.interfaces import Model
 from harness.nn.skip import carried, layer_skips, named_layers
 from harness.nn.tied import moved
 from harness.runtime.autograd import non_leaf
 from harness.runtime.foreign_layers import same_memory
+from harness.runtime.training_state import cast_batch
+from harness.runtime.values import Value
 
-Value = Tensor | tuple[Tensor, ...]
 Phase = Literal["forward", "backward"]
 Observer = Callable[[int, Phase], AbstractContextManager[object]]
 
@@ -47,7 +48,7 @@ class Chain:
         with device:
             self.layers = moved(model.layers(), dtype).train()
             batch = model.sample(micro_batch)
-        self.batch = Batch(*(t.to(dtype) if t.is_floating_point() else t for t in (batch.inputs, batch.targets)))
+        self.batch = cast_batch(batch, str(dtype).removeprefix("torch."))
         self.model, self.device = model, device
         self.same_memory = tuple(same_memory(self.layers))
         self.names = [name for name, _ in named_layers(self.layers)]

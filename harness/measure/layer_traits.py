@@ -90,7 +90,7 @@ def traits(chain: Chain, tasks: Sequence[Task], seen: Seen) -> list[Traits]:
         changed = seen.changes[index]
         found.append(
             Traits(
-                gives=tuple(Given(str(t.dtype).removeprefix("torch."), t.requires_grad) for t in tensors(task.output)),
+                gives=tuple(map(given, tensors(task.output))),
                 uses=seen.foreign(index),
                 changes=tuple(name for memory, name in seen.names.items() if memory in changed),
                 in_place=_source(chain, tasks, index, changed),
@@ -103,6 +103,11 @@ def traits(chain: Chain, tasks: Sequence[Task], seen: Seen) -> list[Traits]:
             )
         )
     return found
+
+
+def given(tensor: Tensor) -> Given:
+    """What a layer hands over, as engines see it."""
+    return Given(str(tensor.dtype).removeprefix("torch."), tensor.requires_grad)
 
 
 def _source(chain: Chain, tasks: Sequence[Task], index: int, changed: set[int]) -> int | None:

@@ -32,10 +32,10 @@ class BoundaryShapes:
         for stage in self.stages:
             stage.autocast = autocast
 
-    def boundaries(self, inputs: Tensor) -> list[Boundary]:
+    def boundaries(self, inputs: tuple[Tensor, ...]) -> list[Boundary]:
         """Return the inputs of each stage, and then the outputs of the last one, for the micro-batch `inputs`."""
         with self.mode, torch.no_grad():
-            values: tuple[Tensor, ...] = (torch.empty(inputs.shape, dtype=inputs.dtype, device=self.device),)
+            values = tuple(torch.empty(one.shape, dtype=one.dtype, device=self.device) for one in inputs)
             found = [values]
             for stage in self.stages:
                 left = stage(*values)

@@ -36,6 +36,7 @@ from harness.runtime.stage_module import StageModule, stage_modules
 from harness.runtime.tied_weights import TiedWeights
 from harness.runtime.training_state import cast_batch, initial_layers, intra_op_threads, make_optimizer, split_batch
 from harness.runtime.unused_weights import give_gradients
+from harness.runtime.values import tensors_of
 from harness.schedule.dependency_graph import TIED, sender
 
 POSITION_BYTES = 128
@@ -138,7 +139,8 @@ class DistributedSession(BaseSession):
     def _used_here(self, share: Batch) -> list[Tensor]:
         """Return what this rank's device uses of a batch: inputs in the first stage, targets in the last one."""
         stages, device = self.plan.stages, self.pipeline_rank
-        return [share.inputs] * (device == stages[0].device) + [share.targets] * (device == stages[-1].device)
+        entering = tensors_of(share.inputs) if device == stages[0].device else ()
+        return [*entering, *[share.targets] * (device == stages[-1].device)]
 
     def global_micro_batch(self, i: int) -> int:
         """Return the number of this replica's micro-batch i among those of all replicas."""

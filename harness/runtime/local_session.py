@@ -24,6 +24,7 @@ from harness.runtime.memory_meter import DeviceMemory
 from harness.runtime.session import BaseSession, TimePoint, place
 from harness.runtime.stage_module import stage_modules
 from harness.runtime.training_state import cast_batch, initial_layers, intra_op_threads, make_optimizer
+from harness.runtime.values import Value, tensors_of
 
 
 class LocalSession(BaseSession):
@@ -82,9 +83,9 @@ class LocalSession(BaseSession):
         peaks = [meters[device].peak_bytes() for device in self.plan.devices] if meters else None
         return StepMetrics(float(loss), end_s - start_s, dict(self.bytes_sent), peaks)
 
-    def micro_batches(self, batch: Batch) -> Iterator[tuple[Tensor, Tensor]]:
+    def micro_batches(self, batch: Batch) -> Iterator[tuple[Value, Tensor]]:
         """Yield inputs and targets of each micro-batch, on the device. None is empty, however few samples there are."""
-        return (pair for pair in super().micro_batches(batch) if len(pair[0]))
+        return (pair for pair in super().micro_batches(batch) if len(pair[1]))
 
     def now(self) -> float:
         """Return the time in seconds, once all devices have done what they were given."""
@@ -113,7 +114,7 @@ class LocalSession(BaseSession):
     def memory_meters(self, batch: Batch) -> dict[int, DeviceMemory]:
         """Return a meter for each device of the plan, which knows what the device holds and its part of `batch`."""
         held = self.held_by_device()
-        held[self.plan.stages[0].device].append(batch.inputs)
+        held[self.plan.stages[0].device] += tensors_of(batch.inputs)
         held[self.plan.stages[-1].device].append(batch.targets)
         return {number: DeviceMemory(device, held[number]) for number, device in self.devices.items()}
 

@@ -33,6 +33,7 @@ from harness.runtime.training_state import (
     optimizer_tensors,
     split_batch,
 )
+from harness.runtime.values import Value, placed
 from harness.schedule.builders.data_parallel import over_replicas
 
 PHASES = {"F": "the forward pass", "B": "the backward pass", "step": "the optimizer step"}
@@ -79,12 +80,12 @@ class BaseSession(ABC):
         """Mixed precision, if the run has it."""
         return torch.autocast(self.device.type, self.autocast_dtype) if self.autocast_dtype else nullcontext()
 
-    def micro_batches(self, batch: Batch) -> Iterator[tuple[Tensor, Tensor]]:
+    def micro_batches(self, batch: Batch) -> Iterator[tuple[Value, Tensor]]:
         """Yield inputs and targets of each micro-batch, on the device; the stage runs it next."""
         for i, part in enumerate(split_batch(batch, self.plan.micro_batches)):
             if isinstance(self.stage, StageModule):
                 self.use_micro_batch(i)
-            yield part.inputs.to(self.device), part.targets.to(self.device)
+            yield placed(part.inputs, self.device), part.targets.to(self.device)
 
     @abstractmethod
     def now(self) -> TimePoint:

@@ -17,6 +17,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from harness.runtime.autograd import differentiable
 from harness.runtime.stage_module import StageModule
+from harness.runtime.values import Value, tensors_of
 
 DTYPES = (
     torch.float32,
@@ -60,9 +61,9 @@ class StagePasses:
         entered = self.inputs[i].pop(part)
         return [one.grad if one.grad is not None else torch.zeros_like(one) for one in entered]
 
-    def forward(self, i: int, entering: Tensor | None) -> None:
+    def forward(self, i: int, entering: Value | None) -> None:
         """`entering` is the model's own input, in the first stage."""
-        own = [entering] if entering is not None else self._flat(self.inputs[i], self.stage.arriving)
+        own = tensors_of(entering) if entering is not None else self._flat(self.inputs[i], self.stage.arriving)
         out: Any = self.stage(*own)
         flat = [out] if isinstance(out, Tensor) else list(out)
         skips = self.stage.leaving

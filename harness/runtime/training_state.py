@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from harness.interfaces import Batch, Model, OptimizerSpec, SessionSpec
 from harness.nn import dropout
 from harness.nn.tied import moved
+from harness.runtime.values import mapped, split
 
 OPTIMIZERS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
 
@@ -40,12 +41,13 @@ def cast_batch(batch: Batch, dtype: str) -> Batch:
     def convert(tensor: Tensor) -> Tensor:
         return tensor.to(target) if tensor.is_floating_point() else tensor
 
-    return Batch(convert(batch.inputs), convert(batch.targets))
+    return Batch(mapped(convert, batch.inputs), convert(batch.targets))
 
 
 def split_batch(batch: Batch, parts: int) -> list[Batch]:
     """The batch in `parts` parts of consecutive samples, whose sizes differ by one at most."""
-    return list(map(Batch, batch.inputs.tensor_split(parts), batch.targets.tensor_split(parts)))
+    inputs = split(batch.inputs, parts)
+    return list(map(Batch, inputs, batch.targets.tensor_split(parts)))
 
 
 def optimizer_state(named: dict[str, nn.Parameter], optimizers: list[torch.optim.Optimizer]) -> dict[str, Any]:

@@ -86,6 +86,17 @@ def mapped(function: Callable[[Tensor], Tensor], value: Any) -> Any:
     return together(lambda *tensors: tuple(map(function, tensors)), value)
 
 
+def split(value: Any, parts: int) -> list[Any]:
+    """The value in `parts` parts of consecutive samples, whose sizes differ by one at most."""
+    form = Form.of(value)
+    return list(map(form.built, zip(*(tensor.tensor_split(parts) for tensor in distinct(value)), strict=True)))
+
+
+def placed(value: Any, device: torch.device) -> Any:
+    """The value with its tensors on a device."""
+    return mapped(lambda tensor: tensor.to(device), value)
+
+
 def gradients(leaves: Any) -> tuple[Tensor | None, ...]:
     """The gradients of the tensors of a value; of one that is there several times, the first has it."""
     seen: set[int] = set()

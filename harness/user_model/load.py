@@ -69,12 +69,15 @@ def cause(model: str, error: BaseException, when: str) -> Problem:
 
 
 def _traceback(error: BaseException) -> list[str]:
-    """The lines of a traceback from the first frame on that is neither this project's nor torch's."""
+    """The lines of a traceback from the first frame on that is neither this project's nor torch's, without those
+    of this project at its end: a wrapper that refuses its arguments."""
     trace = error.__traceback__
     while trace and trace.tb_frame.f_code.co_filename.startswith(HIDDEN):
         trace = trace.tb_next
-    text = "".join(traceback.format_exception(type(error), error.with_traceback(trace), trace))
-    return text.rstrip().splitlines()
+    found = traceback.TracebackException(type(error), error.with_traceback(trace), trace)
+    while len(found.stack) > 1 and found.stack[-1].filename.startswith(HIDDEN[0]):
+        found.stack.pop()
+    return "".join(found.format()).rstrip().splitlines()
 
 
 def _module(place: Reference) -> ModuleType:

@@ -16,12 +16,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from harness.capture.structure import built, template, tensors
 from harness.core.problem import Problem, refuse
 from harness.interfaces import Batch
 from harness.user_model.plugin import EXAMPLES, has_interface
 from harness.user_model.wrappers import Classifier, Custom, LanguageModel, OnExample, Regression, Wrapper
 
 Loss = Callable[[Tensor, Tensor], Tensor]
+Pair = tuple[Any, Tensor]
+"""Inputs, a tensor or nested ones, and targets."""
 ALONE = "is a module alone: what are its input, its target and its loss?"
 
 
@@ -48,15 +51,16 @@ class OnBatch(OnExample):
     module may have more. Raises ValueError for a batch that is not one of the wrapper's.
     """
 
-    def __init__(self, wrapper: Wrapper, batch: Batch, known: bool = True) -> None:
+    def __init__(self, wrapper: Wrapper, batch: Pair, known: bool = True) -> None:
         super().__init__(wrapper.module, batch)
         self.task, self.classes = wrapper.task, wrapper.classes
         self._wrapper, self._known = wrapper, known
         if self.input_shape != wrapper.input_shape:
             expected = _shown(("n", *wrapper.input_shape))
-            raise ValueError(f"has inputs of {_shown(batch.inputs.shape)}, {_a(wrapper)} takes {expected}")
+            found = _shown((len(self.example), *self.input_shape))
+            raise ValueError(f"has inputs of {found}, {_a(wrapper)} takes {expected}")
         if wrapper.classes:
-            self._check_classes(batch.targets)
+            self._check_classes(self.example.targets)
 
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
         """The wrapper's. Raises ValueError for logits that the targets do not fit."""
@@ -109,11 +113,11 @@ def _misused(model: Any, batch: Any, loss: Loss | None, named: bool) -> list[Pro
     return [Problem("loss", None, "needs a batch", hint="(inputs, targets)")] if loss and batch is None else []
 
 
-def _wrapped(module: nn.Module, batch: Batch, loss: Loss | None) -> Wrapper:
+def _wrapped(module: nn.Module, batch: Pair, loss: Loss | None) -> Wrapper:
     """A plain module, trained for what the batch or the loss says. Raises ValueError if neither does."""
-    inputs, targets = batch.inputs, batch.targets
     if loss is not None:
         return Custom(module, batch, loss)
+    inputs, targets = tensors(batch[0])[0], batch[1]
     if targets.is_floating_point():
         return OnBatch(Regression(module, inputs.shape[1:], targets.shape[1:]), batch)
     if targets.dtype == torch.int64 and not targets.is_meta:
@@ -126,25 +130,30 @@ def _wrapped(module: nn.Module, batch: Batch, loss: Loss | None) -> Wrapper:
     raise ValueError(f"{what}: give loss=, a function of (output, targets)")
 
 
-def _pair(given: Any) -> Batch:
+def _pair(given: Any) -> Pair:
     """The batch of the user's tensors, detached and on the CPU. Raises TypeError and ValueError for anything else."""
     pair = (given.inputs, given.targets) if isinstance(given, Batch) else given
     if not isinstance(pair, tuple | list) or len(pair) != 2:
-        raise TypeError(f"is {_a(given)}, it must be (inputs, targets), two tensors")
-    for name, one in zip(("inputs", "targets"), pair, strict=True):
+        raise TypeError(f"is {_a(given)}, it must be (inputs, targets)")
+    inputs, targets = pair
+    first: Any = next(iter(tensors(inputs)), inputs)
+    for name, one in (("inputs", first), ("targets", targets)):
         if not isinstance(one, Tensor):
             raise TypeError(f"has {name} that are {_a(one)}, they must be a tensor of (samples, ...)")
         if not one.dim() or not len(one):
             raise ValueError(f"has {name} of {_shown(one.shape)}, they must be a tensor of (samples, ...)")
-    if len(pair[0]) != len(pair[1]):
-        raise ValueError(f"has {len(pair[0])} inputs and {len(pair[1])} targets")
-    return Batch(*(one.detach() if one.is_meta else one.detach().cpu() for one in map(_whole_numbers, pair)))
+    if len(first) != len(targets):
+        raise ValueError(f"has {len(first)} inputs and {len(targets)} targets")
+    return built(template(inputs, _own), lambda leaf: leaf), _own(targets)
 
 
-def _whole_numbers(tensor: Tensor) -> Tensor:
-    """As torch's losses and embeddings take them: int64."""
-    whole = tensor.dtype in (torch.uint8, torch.int8, torch.int16, torch.int32)
-    return tensor.long() if whole else tensor
+def _own(value: Any) -> Any:
+    """A tensor without its history, on the CPU; whole numbers as torch's losses and embeddings take them: int64."""
+    if not isinstance(value, Tensor):
+        return value
+    whole = value.dtype in (torch.uint8, torch.int8, torch.int16, torch.int32)
+    value = value.detach().long() if whole else value.detach()
+    return value if value.is_meta else value.cpu()
 
 
 def _a(value: object) -> str:

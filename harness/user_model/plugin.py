@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 check = keys.problems
 identity, renamed = keys.identity, keys.renamed
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+"""Of a call: by position and by keyword."""
 INTERFACE = ("name", "task", "input_shape", "classes", "layers", "sample", "loss")
 EXAMPLES = {
     "classification": "Classifier(module, input_shape=(3, 32, 32), classes=10)",
@@ -62,19 +64,17 @@ class UserModel:
 
     def layers(self) -> nn.Sequential:
         """The layers of a module that is made now."""
-        import torch
 
-        module = without_memory(lambda: self._make().module) if _on_meta() else self._make().module
-        inputs = self.sample(2).inputs if not isinstance(module, torch.nn.Sequential) else None
-        return as_layers(module, inputs, self._result.seen)
+        module = without_memory(self._module) if _on_meta() else self._module()
+        return as_layers(module, self._with_values().arguments(), self._result.seen)
 
     def captured(self) -> Captured | None:
         """A module that is made now, and its layers; None if these are its own."""
         from harness.capture import Captured
 
-        module, inputs = self._make().module, self.sample(2).inputs
-        layers = as_layers(module, inputs, self._result.seen)
-        return None if layers is module else Captured(module, layers, (inputs,), self._wrapper.select)
+        module, (args, kwargs) = self._module(), self._with_values().arguments()
+        layers = as_layers(module, (args, kwargs), self._result.seen)
+        return None if layers is module else Captured(module, layers, args, kwargs, self._wrapper.select)
 
     def sample(self, n: int) -> Batch:
         """n samples, as the wrapper draws them."""
@@ -88,12 +88,31 @@ class UserModel:
         """The shape of the output for n samples, if the task says it."""
         return self._wrapper.output_shape_of(n)
 
+    def _module(self) -> nn.Module:
+        """A module that is made now. Weights that wait for a first pass, as those of nn.LazyLinear, have had it;
+        Transformers' default experts, of some number formats alone, are replaced by those of every one."""
+        import torch
+        from torch.nn.parameter import is_lazy
+
+        from harness.capture import experts
+
+        module = self._make().module
+        experts.use(module)
+        if any(map(is_lazy, itertools.chain(module.parameters(), module.buffers()))):
+            with torch.random.fork_rng(devices=[]):
+                args, kwargs = self._with_values().arguments()
+            flags = {each: each.training for each in module.modules()}
+            with torch.no_grad():
+                module.eval()(*args, **kwargs)
+            for each, flag in flags.items():
+                each.training = flag
+        return module
+
     def _with_values(self) -> Wrapper:
         """The wrapper; one with an example is made again where tensors have values, once and always the same."""
         import torch
 
-        example = getattr(self._wrapper, "example", None)
-        if example is None or not example.inputs.is_meta or _on_meta():
+        if not getattr(self._wrapper, "without_values", False) or _on_meta():
             return self._wrapper
         if self._filled is None:
             with torch.random.fork_rng(devices=[]):
@@ -130,20 +149,19 @@ class Result:
         return built(self._form, lambda leaf: given[leaf.number] if isinstance(leaf, Ref) else leaf)
 
 
-def as_layers(module: nn.Module, inputs: Tensor | None, select: Callable[[Any], Any] | None = None) -> nn.Sequential:
-    """The layers of a module: its own if it is an nn.Sequential, else what `harness.capture` finds for these inputs.
+def as_layers(module: nn.Module, arguments: Arguments, select: Callable[[Any], Any] | None = None) -> nn.Sequential:
+    """The layers of a module: its own if it is an nn.Sequential, else what `harness.capture` finds for these arguments.
 
-    They give what `select` takes of its result. One layer if it cannot be split, or no inputs are given.
+    They give what `select` takes of its result. One layer if it cannot be split.
     """
     from torch import nn
 
-    if isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward:
-        return module
-    if inputs is None:
-        return nn.Sequential(module)
     from harness.capture import split_or_whole
 
-    return split_or_whole(module, (inputs,), select=select)
+    args, kwargs = arguments
+    if isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward and not kwargs:
+        return module
+    return split_or_whole(module, args, kwargs, select)
 
 
 def without_memory(make: Callable[[], Any]) -> Any:

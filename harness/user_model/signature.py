@@ -1,8 +1,13 @@
 """The parameters of a user's callable, which become keys. Does not import torch, nor the user's file.
 
-read(reference)    by its source, if annotations and defaults are literals and the name is bound once: 1 ms
-                   else by a process that imports the file (`harness.user_model.inspect_callable`): as long as that
+read(reference)    by its source (`literal_signature`), if annotations and defaults are literals and the name is bound
+                   once: 1 ms
+                   else by a process that imports the file (`inspect_callable`, `loaded_signature`): as long as that
                    takes, a second or two with torch
+
+There are two because neither is enough: `--help`, each command and each point of a sweep read the signature, and an
+import of torch for that is longer than all else that they do; and what a decorator, an imported name or a computed
+default is, only an import says. Both give the same for what both can read (tests/harness/user_model/test_signature.py).
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ A wrapper has all of `harness.interfaces.Model` but `name` and `layers`.
 
 from __future__ import annotations
 
+import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,8 +20,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from harness.capture.structure import Ref, built, flat, leaves, template, tensors
 from harness.interfaces import Batch
+from harness.runtime.values import mapped, tensors_of
 from harness.tasks import Classification, NextToken
+
+FEW = 2
+"""Samples of a call that shows what a module does."""
 
 
 class Wrapper(ABC):
@@ -42,6 +48,10 @@ class Wrapper(ABC):
     @abstractmethod
     def loss(self, output: Tensor, target: Tensor) -> Tensor:
         """The sum of the samples' losses."""
+
+    def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """What the module is called with, for a few samples: arguments and keyword arguments."""
+        return (self.sample(FEW).inputs,), {}
 
     def select(self, result: Any) -> Any:
         """The part of the module's result that the loss takes: its logits, if it has other values, too."""
@@ -102,38 +112,71 @@ class Regression(Wrapper):
 
 
 class OnExample(Wrapper):
-    """A module on the samples of an example, (inputs, targets): tensors whose first dimension is the sample.
+    """A module on the samples of an example, (inputs, targets). n samples are its own, over and over.
 
-    n samples are its own, over and over.
+    inputs                  the module is called with
+    a tensor                module(inputs)
+    a tuple or list         module(*inputs)
+    a dictionary            module(**inputs)
+
+    Inputs may be nested. Tensors whose first size is the number of samples are inputs; all else, as a mask for all
+    samples, an option or None, is the same in each call. The first tensor must have the samples.
     """
 
-    def __init__(self, module: nn.Module, example_batch: Batch | tuple[Tensor, Tensor]) -> None:
+    def __init__(self, module: nn.Module, example_batch: Batch | tuple[Any, Tensor]) -> None:
         super().__init__(module)
-        if not isinstance(example_batch, Batch):
-            inputs, targets = example_batch
-            example_batch = Batch(inputs, targets)
-        for name, tensor in vars(example_batch).items():
+        inputs, targets = vars(example_batch).values() if isinstance(example_batch, Batch) else example_batch
+        given = tensors(inputs)
+        for name, tensor in (("inputs", given[0] if given else inputs), ("targets", targets)):
             if not isinstance(tensor, Tensor) or not tensor.dim() or not len(tensor):
                 raise TypeError(f"the {name} of example_batch must be a tensor of (samples, ...), got {tensor!r:.80}")
-        if len(example_batch.inputs) != len(example_batch.targets):
-            count, others = len(example_batch.inputs), len(example_batch.targets)
-            raise ValueError(f"example_batch has {count} inputs and {others} targets")
-        self.example = example_batch
-        self.input_shape = tuple(example_batch.inputs.shape[1:])
+        if len(given[0]) != len(targets):
+            counts = f"{len(given[0])} inputs and {len(targets)} targets"
+            raise ValueError(f"example_batch has {counts}: the first tensor of the inputs must have the samples")
+        own = [tensor for tensor in given if tensor.dim() and len(tensor) == len(targets)]
+        numbers = {id(tensor): number for number, tensor in enumerate(own)}
+        self._form = template(inputs, lambda leaf: Ref(numbers[id(leaf)]) if id(leaf) in numbers else leaf)
+        self.example = Batch(flat(own), targets)
+        self.input_shape = tuple(given[0].shape[1:])
+
+    @property
+    def without_values(self) -> bool:
+        """Whether tensors of the example are on the meta device."""
+        shared = [leaf for leaf in leaves(self._form) if isinstance(leaf, Tensor)]
+        return any(tensor.is_meta for tensor in (*tensors_of(self.example.inputs), self.example.targets, *shared))
 
     def sample(self, n: int) -> Batch:
         """The samples of the example in turn, n in all."""
-        inputs, targets = self.example.inputs, self.example.targets
-        chosen = torch.arange(n, device=inputs.device) % len(inputs)
         device = torch.get_default_device()
-        return Batch(inputs[chosen].to(device), targets[chosen.to(targets.device)].to(device))
+
+        def chosen(tensor: Tensor) -> Tensor:
+            return tensor[torch.arange(n, device=tensor.device) % len(tensor)].to(device)
+
+        return Batch(mapped(chosen, self.example.inputs), chosen(self.example.targets))
+
+    def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Of as many samples as no other tensor of the inputs has: those are known by their number."""
+        device = torch.get_default_device()
+        shared = {len(leaf) for leaf in leaves(self._form) if isinstance(leaf, Tensor) and leaf.dim()}
+        own = tensors_of(self.sample(next(n for n in itertools.count(FEW) if n not in shared)).inputs)
+
+        def value(leaf: Any) -> Any:
+            if isinstance(leaf, Ref):
+                return own[leaf.number]
+            return leaf.to(device) if isinstance(leaf, Tensor) else leaf
+
+        inputs = built(self._form, value)
+        if isinstance(inputs, dict):
+            return (), inputs
+        return (tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)), {}
 
 
 class Custom(OnExample):
     """A module with a loss of the user's own: `loss(output, targets)` returns one loss for each sample, or their sum.
 
-    It is trained on samples like those of an example, (inputs, targets). `output` is all that the module gives, a
-    dictionary or a dataclass, too.
+    It is trained on samples like those of an example, (inputs, targets); a tuple of inputs is the arguments of the
+    module, a dictionary its keyword arguments (`OnExample`). `output` is all that the module gives, a dictionary or a
+    dataclass, too.
     """
 
     task = "custom"
@@ -141,7 +184,7 @@ class Custom(OnExample):
     def __init__(
         self,
         module: nn.Module,
-        example_batch: Batch | tuple[Tensor, Tensor],
+        example_batch: Batch | tuple[Any, Tensor],
         loss: Callable[[Any, Tensor], Tensor],
     ) -> None:
         super().__init__(module, example_batch)

@@ -47,7 +47,7 @@ class HuggingFace:
         """The network itself, on the default device: with random weights, or those of `model.weights`."""
         import transformers
 
-        from models.hf import experts
+        from harness.capture import experts
 
         maker = getattr(transformers, CLASSES[self.kind])
         if self.weights is None or torch.get_default_device().type == "meta":

@@ -76,8 +76,9 @@ class Seq2Seq(Causal):
 
     def sample(self, n: int) -> Batch:
         """n samples of random tokens."""
-        source, target = torch.randint(self.classes, (n, self.input_shape[-1])), super().sample(n)
-        return Batch(torch.stack([source, target.inputs], 1), target.targets)
+        source = torch.randint(self.classes, (n, self.input_shape[-1]))
+        tokens = torch.randint(self.classes, (n, self.input_shape[-1] + 1))
+        return Batch(torch.stack([source, tokens[:, :-1]], 1), tokens[:, 1:].clone())
 
 
 class Image(Classification):

@@ -12,6 +12,7 @@ from torch.nn import functional
 from harness.interfaces import Batch
 from harness.nn.dropout import Dropout
 from harness.nn.skip import Skippable, Stash
+from harness.runtime.values import tensors_of
 
 
 class Network:
@@ -20,11 +21,11 @@ class Network:
     task = "test"
     classes = 0
 
-    def __init__(self, name: str, layers: Callable[[], list[nn.Module]], inputs: Callable[[int], Tensor],
+    def __init__(self, name: str, layers: Callable[[], list[nn.Module]], inputs: Callable[[int], Any],
                  targets: Callable[[int], Tensor], loss: Callable[[Any, Tensor], Tensor]) -> None:  # fmt: skip
         self.name = name
         self._layers, self._inputs, self._targets, self._loss = layers, inputs, targets, loss
-        self.input_shape = tuple(inputs(1).shape[1:])
+        self.input_shape = tuple(tensors_of(inputs(1))[0].shape[1:])
 
     def layers(self) -> nn.Sequential:
         return nn.Sequential(*self._layers())

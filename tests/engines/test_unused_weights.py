@@ -21,7 +21,7 @@ ENGINES: dict[str, tuple[Engine, str, OptimizerSpec]] = {
     "ddp": (ddp.build(ddp.Config()), "float64", ADAM),
     "fsdp": (fsdp.build(fsdp.Config()), "float64", SGD),
     "myelin": (myelin.build(myelin.Config(transport="torch")), "float64", SGD),
-    **{f"zero {zero}": (deepspeed.build(deepspeed.Config(zero=zero)), "float32", SGD) for zero in (0, 1, 2)},
+    **{f"zero {zero}": (deepspeed.build(deepspeed.Config(zero=zero)), "float32", SGD) for zero in range(4)},
 }
 
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils.parametrizations import spectral_norm, weight_norm
 
 Example = tuple[nn.Module, tuple[Any, ...], dict[str, Any]]
 NETWORKS: dict[str, Callable[[], Example]] = {}
@@ -330,6 +331,26 @@ class Experts(nn.Module):
             if len(rows):
                 out[rows] = expert(x[rows])
         return x + out
+
+
+class Spectral(nn.Module):
+    """Changes buffers in training alone, in functions that see the weight of the module around them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(spectral_norm(nn.Linear(6, 6)) for _ in range(3))
+        self.last = weight_norm(nn.Linear(6, 2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        for part in self.parts:
+            x = torch.tanh(part(x))
+        y: Tensor = self.last(x)
+        return y
+
+
+@network
+def spectral() -> Example:
+    return Spectral(), (torch.randn(5, 6),), {}
 
 
 @network

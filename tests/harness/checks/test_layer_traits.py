@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from harness.checks import layer_traits
-from harness.core.model_profile import LayerProfile, ModelProfile, Tied
+from harness.core.model_profile import LayerProfile, ModelProfile, Skip, Tied
 from harness.core.plan import Mesh, Plan
 from harness.core.traits import Given, Traits
-from harness.interfaces import Capabilities, Setting
+from harness.interfaces import Capabilities
 from tests.harness.checks.test_request import config
 from tests.problems import fixes
 
@@ -19,7 +19,6 @@ RANKS = Capabilities(multi_process=True, data=True)
 PLAN = Plan.contiguous([2, 2], micro_batches=2)
 WHOLE = Plan.contiguous([4], micro_batches=2)
 REPLICAS = replace(WHOLE, mesh=Mesh(data=2))
-ZERO_3 = Capabilities(by_value=False, disabled_by={"by_value": Setting({"engine.zero": 3}, {"engine.zero": 2})})
 FLOAT, COMPLEX, INT = Given("float32", True), Given("complex64", True), Given("int64", False)
 
 
@@ -48,6 +47,14 @@ APART = {
     "the same memory": (RANKS, profile(same_memory=(("l1.weight", "l2.weight"),))),
     "in place": (Capabilities(), profile(in_place=1)),
     "complex": (Capabilities(complex=False), profile(1, gives=(COMPLEX,))),
+    "complex skip": (
+        Capabilities(complex=False),
+        replace(profile(), skips=(Skip(1, 3, 8, "s", COMPLEX), Skip(0, 3, 8, "t"))),
+    ),
+    "a skip that is mixed": (
+        Capabilities(mixed=False),
+        replace(profile(1, gives=(FLOAT,)), skips=(Skip(1, 2, 8, "s", INT), Skip(0, 1, 8, "t"))),
+    ),
     "mixed": (Capabilities(mixed=False), profile(1, gives=(FLOAT, INT))),
 }
 
@@ -84,7 +91,6 @@ def test_what_an_engine_can_do(can: Capabilities, of: ModelProfile) -> None:
     [
         (Capabilities(by_value=False), PLAN, profile(by_value="in layer 2"), "engine=gpipe"),
         (Capabilities(by_value=False), WHOLE, profile(by_value="in layer 2"), "engine=single"),
-        (ZERO_3, REPLICAS, profile(by_value="in layer 2"), "engine.zero=2"),
         (Capabilities(sparse=False), REPLICAS, profile(sparse=("l2.weight",)), "engine=ddp"),
         (Capabilities(scalars=False), REPLICAS, profile(scalars=("l2.scale",)), "engine=ddp"),
         (Capabilities(empty=False), REPLICAS, profile(empty=("l2.none",)), "engine=ddp"),

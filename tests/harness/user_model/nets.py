@@ -30,6 +30,40 @@ def build(width: int = 8):
     layers = nn.Sequential(nn.Linear(4, width), nn.Tanh(), nn.Linear(width, width), nn.Tanh(), nn.Linear(width, 3))
     return Classifier(layers, input_shape=(4,), classes=3)
 '''
+MASKED = """\
+import torch
+from torch import nn
+
+from harness import Custom
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(7, 4)
+        self.parts = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+
+    def forward(self, batch, *, hidden, weights, scale=1.0, extra=None):
+        x = self.embedding(batch["words"]) + batch["numbers"][:, None]
+        x = x.masked_fill(hidden[..., None], 0.0)
+        for part in self.parts:
+            x = torch.tanh(part(x)) * weights[:, None]
+        return {"all": scale * x, "first": x[:, 0]}
+
+
+def loss(output, target):
+    return (output["all"].mean(1) - target).square().sum(1) + output["first"].abs().sum(1)
+
+
+def build(samples: int = 6):
+    torch.manual_seed(1)
+    words, numbers = torch.randint(7, (samples, 5)), torch.randn(samples, 4)
+    inputs = {
+        "batch": {"words": words, "numbers": numbers},
+        "hidden": words == 3, "weights": torch.arange(5.0), "scale": 0.5, "extra": None,
+    }
+    return Custom(Net(), (inputs, torch.randn(samples, 4)), loss)
+"""
 BRANCH = """\
 from torch import nn
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from harness.capture import unsplit
+from harness.capture import unsplit, verify
 from harness.cli.compose import compose
 from harness.config import registry
 from harness.core.problem import CannotRun
@@ -118,6 +118,74 @@ def test_a_custom_loss_on_examples(tmp_path: Path) -> None:
     with torch.device("meta"):
         assert model.sample(7).inputs.shape == (7, 4)
     assert torch.equal(model.sample(7).inputs, batch.inputs)
+
+
+@pytest.mark.parametrize("branch", [False, True])
+def test_nested_inputs_are_the_arguments_of_the_module(tmp_path: Path, branch: bool) -> None:
+    """Words, numbers and a mask of each sample pass; weights for all belong to the layers, also without memory."""
+    text = nets.MASKED
+    if branch:
+        text = text.replace("x = x.masked_fill", "x = x if bool(hidden.all()) else x.masked_fill")
+    model: Any = made(tmp_path, text.removeprefix(HEAD))
+    batch = model.sample(8)
+    assert [tuple(tensor.shape) for tensor in batch.inputs] == [(8, 5), (8, 4), (8, 5)]
+    with torch.device("meta"):
+        apart = model.layers()
+    assert (len(apart) == 1) == branch and bool(unsplit(apart)) == branch
+    captured = model.captured()
+    words, numbers, hidden = batch.inputs[0], batch.inputs[1].double(), batch.inputs[2]
+    captured.chain.double()
+    given: dict[str, Any] = {"batch": {"words": words, "numbers": numbers}, "hidden": hidden}
+    expected = captured.module(**given, weights=torch.arange(5.0), scale=0.5, extra=None)
+    found = captured.chain((words, numbers, hidden))
+    torch.testing.assert_close(found[0], expected["all"])
+    losses = (expected["all"].mean(1) - batch.targets).square().sum(1) + expected["first"].abs().sum(1)
+    assert model.loss(found, batch.targets).item() == pytest.approx(losses.sum().item())
+    check_model.check(model, 2, "float64")
+
+
+@pytest.mark.parametrize(
+    ("inputs", "said"),
+    [
+        ("()", "the inputs of example_batch must be a tensor of (samples, ...), got ()"),
+        ("(torch.ones(5, 4), torch.ones(3, 4))", "example_batch has 5 inputs and 3 targets"),
+        ("{'x': torch.tensor(1.0)}", "the inputs of example_batch must be a tensor of (samples, ...), got tensor(1.)"),
+    ],
+)
+def test_inputs_without_samples(tmp_path: Path, inputs: str, said: str) -> None:
+    text = f"def build():\n    example = ({inputs}, torch.ones(3, 3))\n    return Custom({SEQUENTIAL}, example, abs)\n"
+    message = refused(tmp_path, text)
+    assert said in " ".join(message.split()) and "net.py" in message and "wrappers.py" not in message
+
+
+def test_weights_that_wait_for_a_first_pass_have_had_it(tmp_path: Path) -> None:
+    text = (
+        "class Net(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+        "        self.first, self.norm, self.last = nn.LazyLinear(8), nn.LazyBatchNorm1d(), nn.LazyLinear(3)\n"
+        "    def forward(self, x):\n        return self.last(self.norm(self.first(x)))\n\n\n"
+        "def build():\n    return Classifier(Net(), (4,), 3)\n"
+    )
+    model: Any = made(tmp_path, text)
+    check_model.check(model, 2, "float64")
+    torch.manual_seed(0)
+    layers = model.layers()
+    assert sum(weight.numel() for weight in layers.parameters()) == 4 * 8 + 8 + 16 + 8 * 3 + 3
+    assert layers.training and all(float(buffer.sum()) in (0.0, 8.0) for buffer in layers.buffers())
+
+
+@pytest.mark.usefixtures("computation")
+def test_experts_of_the_users_own_network_run_in_float64(tmp_path: Path) -> None:
+    text = (
+        "def build():\n    from transformers import MixtralConfig, MixtralForCausalLM\n"
+        "    sizes = dict(vocab_size=32, hidden_size=16, intermediate_size=32, num_hidden_layers=3)\n"
+        "    heads = dict(num_attention_heads=2, num_key_value_heads=1, num_local_experts=4)\n"
+        "    return LanguageModel(MixtralForCausalLM(MixtralConfig(**sizes, **heads)), 32, 8)\n"
+    )
+    model: Any = made(tmp_path, text)
+    check_model.check(model, 2, "float64")
+    captured = model.captured()
+    assert len(captured.chain) >= 5 and not unsplit(captured.chain)
+    verify(captured.module, captured.chain, captured.args, captured.kwargs, captured.select)
 
 
 def test_an_object_with_the_whole_interface(tmp_path: Path) -> None:

@@ -8,25 +8,36 @@ The implementations of Transformers either look at the routing in Python, which 
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.flop_counter import flop_registry, register_flop_formula
-from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 NAME = "regatta"
 """The implementation's name in a configuration."""
+DEFAULT = "grouped_mm"
+"""Transformers' own."""
 OPS = torch.ops.transformers
 
 
-def use(network: Any) -> None:
-    """Let a network of Transformers compute its experts so, if it has any; torch learns the FLOPs of the products."""
-    if not network._can_set_experts_implementation():
-        return
+def use(module: nn.Module) -> None:
+    """Let the networks of Transformers in a module compute their experts so, if they have any and their configuration
+    has the implementation by default; torch learns the FLOPs of the products."""
+    transformers: Any = sys.modules.get("transformers.modeling_utils")
+    networks = [one for one in module.modules() if transformers and isinstance(one, transformers.PreTrainedModel)]
+    for network in networks:
+        if network._can_set_experts_implementation() and network.config._experts_implementation == DEFAULT:
+            _register()
+            network.set_experts_implementation(NAME)
+
+
+def _register() -> None:
+    from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+
     ALL_EXPERTS_FUNCTIONS.register(NAME, experts)
-    network.set_experts_implementation(NAME)
     if OPS.grouped_mm_fallback not in flop_registry:
         register_flop_formula(OPS.grouped_mm_fallback)(_flops)
         register_flop_formula(OPS.grouped_mm_fallback_backward)(_backward_flops)
