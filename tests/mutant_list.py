@@ -66,7 +66,7 @@ MUTANTS = (
            "or output.shape[-1] < least", "",
            f"{USER_MODEL}/test_on_batch.py", "output_that_the_targets_do_not_fit"),
     Mutant("a user's model whose layers are made once", "harness/user_model/plugin.py",
-           "if _on_meta() else self._make().module", "if _on_meta() else self._wrapper.module",
+           "if _on_meta() else self._module()", "if _on_meta() else self._wrapper.module",
            f"{USER_MODEL}/test_plugin.py", "again_each_time"),
     Mutant("a traceback with frames of this project", "harness/user_model/load.py",
            "while trace and trace.tb_frame.f_code.co_filename.startswith(HIDDEN):", "while False:",

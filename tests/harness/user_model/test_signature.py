@@ -105,6 +105,7 @@ def test_what_only_an_import_can_say(text: str, tmp_path: Path) -> None:
     assert by_source(tmp_path, text) is None
 
 
+@pytest.mark.fast
 @pytest.mark.usefixtures("commands")
 def test_a_class(tmp_path: Path) -> None:
     text = (
