@@ -33,7 +33,7 @@ from harness.planning import contents, prepare
 from harness.planning.draft import Draft, Layout, laid_out, memory_model, of_engine
 from harness.planning.prepare import Ground
 from harness.planning.tune import bounds, candidates, extrapolate, infeasible, outcome, peak_memory, schemes
-from harness.planning.tune.candidates import Candidate
+from harness.planning.tune.candidates import Candidate, Degrees
 from harness.planning.tune.result import Best, Line, Tuned, as_csv
 from harness.planning.tune.schemes import Scheme, Settings
 from harness.planning.tune.step_time import estimate
@@ -102,6 +102,7 @@ class Tuner:
         self.queue: list[tuple[float, int, Item]] = []
         self.order = itertools.count()
         self.fewest = self.cluster.devices
+        self.degrees: dict[Settings, Degrees] = {}
         self.all_meshes: dict[tuple[Settings, int], list[Mesh]] = {}
         self.held_by_more: set[tuple[Settings, int, int]] = set()
         self.no_larger: int | None = None
@@ -143,10 +144,10 @@ class Tuner:
         is possible, whatever the model is."""
         candidates.refuse_given(self.config, self.schemes[0].engine.capabilities, self.cluster)
         counts = candidates.device_counts(self.cluster)
-        chooses = {one.settings: candidates.has_choice(one.config, one.engine.capabilities) for one in self.schemes}
+        self.degrees = {one.settings: candidates.degrees(one.config, one.engine.capabilities) for one in self.schemes}
         for devices, scheme in itertools.product(counts, self.schemes):
             block = Block(scheme, devices)
-            if (devices == counts[0] or chooses[scheme.settings]) and self.meshes(block):
+            if (devices == counts[0] or self.degrees[scheme.settings].free) and self.meshes(block):
                 self.blocks.append(block)
             if not self.explains and devices != counts[0] and self.blocks:
                 break  # it is enough to know whether the most devices are enough
@@ -167,8 +168,7 @@ class Tuner:
         model is known, unless they are given."""
         place = block.scheme.settings, block.devices
         if place not in self.all_meshes:
-            can = block.scheme.engine.capabilities
-            self.all_meshes[place] = candidates.meshes(block.scheme.config, can, block.devices)
+            self.all_meshes[place] = self.degrees[block.scheme.settings].meshes(block.devices)
         found = self.all_meshes[place]
         most = self.config.mesh.pipeline or self.most_stages
         return [mesh for mesh in found if mesh.pipeline <= most and block.scheme.takes(mesh)]
@@ -319,7 +319,7 @@ class Tuner:
 
     def least_s(self, block: Block) -> float:
         """The least seconds of a step on so many devices."""
-        alone = not candidates.has_choice(block.scheme.config, block.scheme.engine.capabilities)
+        alone = not self.degrees[block.scheme.settings].free
         devices = self.meshes(block)[0].size if alone else block.devices
         return min(self.config.batch.size / size * work.both_s for size, work in self.works.items()) / devices
 

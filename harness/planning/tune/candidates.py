@@ -6,7 +6,7 @@ from __future__ import annotations
 import copy
 import math
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from omegaconf import DictConfig
@@ -129,25 +129,32 @@ def refuse_given(config: DictConfig, can: Capabilities, cluster: Cluster) -> Non
     refuse(request.too_many_devices(config, Mesh(**given), cluster))
 
 
-def meshes(config: DictConfig, can: Capabilities, devices: int) -> list[Mesh]:
-    """All meshes of exactly so many devices with the degrees that are given; none where these do not divide them.
+@dataclass(frozen=True)
+class Degrees:
+    """The degrees of a scheme's meshes that are `given`, and those that are `free`, to be chosen."""
 
-    Without a degree to choose there is one mesh, whatever the number of devices.
-    """
+    given: Mapping[str, int]
+    free: tuple[str, ...]
+
+    def meshes(self, devices: int) -> list[Mesh]:
+        """All meshes of exactly so many devices; none where the given degrees do not divide them.
+
+        Without a degree to choose there is one mesh, whatever the number of devices.
+        """
+        if not self.free:
+            return [Mesh(**self.given)]
+        left, rest = divmod(devices, math.prod(self.given.values()))
+        if rest:
+            return []
+        found = _factors(left, len(self.free))
+        return [Mesh(**{**self.given, **dict(zip(self.free, degrees, strict=True))}) for degrees in found]
+
+
+def degrees(config: DictConfig, can: Capabilities) -> Degrees:
+    """Those of the configuration of a scheme."""
     given = {name: config.mesh[name] or 1 for name in DEGREES}
     given["pipeline"] = given["pipeline"] if config.mesh.pipeline else max(1, len(given_balance(config)))
-    free = [name for name in DEGREES if _free(config, can, name)]
-    taken = math.prod(given.values())
-    if not free:
-        return [Mesh(**given)]
-    if devices % taken:
-        return []
-    return [Mesh(**given | dict(zip(free, degrees, strict=True))) for degrees in _factors(devices // taken, len(free))]
-
-
-def has_choice(config: DictConfig, can: Capabilities) -> bool:
-    """Whether a degree of the mesh is to be chosen."""
-    return any(_free(config, can, name) for name in DEGREES)
+    return Degrees(given, tuple(name for name in DEGREES if _free(config, can, name)))
 
 
 def _free(config: DictConfig, can: Capabilities, name: str) -> bool:

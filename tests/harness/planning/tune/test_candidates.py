@@ -12,7 +12,7 @@ from harness.core.cluster import Cluster
 from harness.core.plan import Mesh
 from harness.core.problem import CannotRun
 from harness.interfaces import Engine
-from harness.planning.tune.candidates import Candidate, device_counts, given_micro_batches, meshes, refuse_given, sizes
+from harness.planning.tune.candidates import Candidate, degrees, device_counts, given_micro_batches, refuse_given, sizes
 from tests.problems import refused, rows
 
 FLAT = ["mode=tune", "cluster=flat"]
@@ -26,7 +26,7 @@ def found(*typed: str, devices: int = 8, stored: int | None = None) -> list[Cand
     given = given_micro_batches(config, overrides)
     return [
         Candidate(size, mesh, config.batch.size, given)
-        for mesh in meshes(config, engine.capabilities, devices)
+        for mesh in degrees(config, engine.capabilities).meshes(devices)
         for size in sizes(config, overrides, stored, mesh)
     ]
 
@@ -109,4 +109,4 @@ def test_the_command_runs_the_candidate() -> None:
 def test_the_stages_of_the_user_stay() -> None:
     config = compose([*FLAT, "engine=myelin", "planner=given", "planner.balance=[50,59]", "mesh.pipeline=2"])
     engine: Engine = registry.build("engine", config.engine)
-    assert meshes(config, engine.capabilities, 8) == [Mesh(4, 2, 1)]
+    assert degrees(config, engine.capabilities).meshes(8) == [Mesh(4, 2, 1)]
