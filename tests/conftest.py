@@ -24,6 +24,8 @@ hypothesis.settings.load_profile("full")  # unless --hypothesis-profile=fast
 os.environ.setdefault("REGATTA_CACHE", str(ROOT / ".pytest_cache" / "regatta"))
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # what a shell starts in the background inherits that
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # what nohup starts inherits that
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 _skipped: list[str] = []
 

@@ -11,8 +11,13 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("analysis", "engines", "harness", "models", "planners", "slurm", "tests")
-SCRIPTS = {"harness.launch.die_with_parent", "harness.launch.mpi_helper"}
-"""Files that are started by their path, and take what their parent gives them."""
+SCRIPTS = {
+    "harness.export.deepspeed_config",
+    "harness.export.pipeline_script",
+    "harness.launch.die_with_parent",
+    "harness.launch.mpi_helper",
+}
+"""Files that are started by their path, and take what their parent gives them, and what export=FILE.py writes."""
 WITH_TORCH = {"tests.engines.periodic.period"}
 GUARD = re.compile(r"^if __name__ ==", re.MULTILINE)
 

@@ -19,9 +19,14 @@ _lost: dict[int, OSError] = {}
 """Why the descriptor leads nowhere by now."""
 
 
+_stderr: list[Any] = []
+"""The stderr of the command, also while that of a point of a sweep goes to its file."""
+
+
 def protect() -> None:
     """From now on nothing that is printed raises OSError, or UnicodeError. To be called before anything is."""
     sys.stdout, sys.stderr = _protected(sys.stdout, 1), _protected(sys.stderr, 2)
+    _stderr[:] = [sys.stderr]
 
 
 def code(otherwise: int) -> int:
@@ -67,7 +72,7 @@ class _Output(io.FileIO):
             _lost[self.fileno()] = error
             _lead_nowhere(self.fileno())
             if self.fileno() == 1 and not isinstance(error, BrokenPipeError):
-                print(f"stdout cannot be written: {error.strerror}", file=sys.stderr, flush=True)
+                print(f"stdout cannot be written: {error.strerror}", file=next(iter(_stderr), sys.stderr), flush=True)
         return whole
 
 
