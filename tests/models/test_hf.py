@@ -34,6 +34,7 @@ def made(name: str, **keys: Any) -> HuggingFace:
     return build(Config(config=name, **keys))
 
 
+@pytest.mark.usefixtures("computation")
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_preset_has_the_published_number_of_parameters(name: str) -> None:
     with torch.device("meta"):

@@ -245,6 +245,7 @@ def test_schedules_are_sound(keys: dict[str, str]) -> None:
 ADAM = OptimizerSpec("adamw", lr=0.01)
 
 
+@pytest.mark.usefixtures("computation")
 @pytest.mark.parametrize(
     ("dtype", "optimizer", "keys"),
     [("float16", OptimizerSpec("sgd", lr=0.5), {}), ("bfloat16", ADAM, {"offload": True, "bsize": 100})],

@@ -27,6 +27,8 @@ def _seed() -> None:
     torch.manual_seed(0)
 
 
+LARGE = ("cells", "two_texts", "torch_transformer")
+"""Networks that take a second each time."""
 Captured = tuple[nn.Module, nn.Sequential, tuple[Any, ...], dict[str, Any]]
 
 
@@ -42,8 +44,18 @@ def chain_of() -> Callable[[str], Captured]:
     return functools.cache(captured)
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", [name for name in NETWORKS if name not in LARGE])
 def test_losses_and_gradients_are_those_of_the_module_which_is_as_it_was(name: str) -> None:
+    compared(name)
+
+
+@pytest.mark.usefixtures("computation")
+@pytest.mark.parametrize("name", LARGE)
+def test_those_of_a_large_one(name: str) -> None:
+    compared(name)
+
+
+def compared(name: str) -> None:
     module, args, kwargs = NETWORKS[name]()
     before = {path: (dict(vars(each)), dict(each._buffers), each.training) for path, each in module.named_modules()}
     values = {key: value.clone() for key, value in module.state_dict().items()}

@@ -52,6 +52,7 @@ def test_checkpointing_where_that_is_enough() -> None:
     assert memory_advice.fitting(config, profile, cluster(2, 500)) == {"engine.checkpoint": "always"}
 
 
+@pytest.mark.usefixtures("computation")
 def test_checkpoints_and_offloading_where_both_are_needed() -> None:
     """Each of two stages has 8 MB of state, 4 with offloading, and keeps 2 x 8 MB of samples, or 8 of one again."""
     profile = chain(4, 1, params=10**6, saved=4 * 10**6, output=1)

@@ -116,6 +116,7 @@ def test_time_that_is_up_still_gives_the_best_consecutive_stages() -> None:
             assert isinstance(found, SearchResult) and found.timing.period <= whole[0]
 
 
+@pytest.mark.usefixtures("computation")
 @pytest.mark.parametrize("atomic", [True, False])
 def test_there_is_a_plan_in_the_least_memory_of_any_allocation(atomic: bool) -> None:
     """Whatever device has several stages; a byte less, and the search says how much is needed."""

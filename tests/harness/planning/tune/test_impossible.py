@@ -50,6 +50,7 @@ def test_values_that_differ_are_a_span_and_the_rarest_reasons_are_left_out() -> 
     assert found[0] == Reason(2, "mesh.tensor 2 to 4   does not divide 9")
 
 
+@pytest.mark.usefixtures("computation")
 @pytest.mark.parametrize("given", [False, True])
 def test_a_fix_is_shown_where_it_makes_candidates_possible(given: bool, tmp_path: Path) -> None:
     """A schedule that needs more micro-batches than there are; where it is searched, so is the fix."""
