@@ -76,9 +76,9 @@ def _columns(results: Sequence[Result]) -> Iterator[Column]:
 def _bars(results: Sequence[Result]) -> list[picture.Bar]:
     bars = []
     for name in _names(results):
-        if known := [speed for one in results if (speed := _speed(one, name)) is not None]:
-            mean, spread = Summary.of(known).mean, Summary.of(known).spread
-            bars.append(picture.Bar(name, mean, mean - spread, mean + spread))
+        if known := _known(results, _speed, name):
+            found = Summary.of(known)
+            bars.append(picture.Bar(name, found.mean, found.mean - found.spread, found.mean + found.spread))
     return bars
 
 
@@ -104,13 +104,18 @@ def _loss(result: Result, name: str) -> float | None:
     return comparison.losses(one.row.record)[1] if one and one.row.record else None
 
 
+def _known(results: Sequence[Result], value: Callable[[Result, str], float | None], name: str) -> list[float]:
+    """The figures of an entry in the races that it has finished."""
+    return [found for one in results if (found := value(one, name)) is not None]
+
+
 def _mean(results: Sequence[Result], value: Callable[[Result, str], float | None], name: str) -> float:
-    known = [found for one in results if (found := value(one, name)) is not None]
-    return statistics.fmean(known) if known else float("inf")
+    known = _known(results, value, name)
+    return Summary.of(known).mean if known else float("inf")
 
 
 def _summary(
     results: Sequence[Result], value: Callable[[Result, str], float | None], name: str, text: Callable[[float], str]
 ) -> str:
-    known = [found for one in results if (found := value(one, name)) is not None]
+    known = _known(results, value, name)
     return Summary.of(known).shown(text) if known else UNKNOWN
