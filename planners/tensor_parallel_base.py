@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from itertools import islice
 from typing import Any
 
@@ -112,12 +112,12 @@ def split_problem(
         keeps=request.recompute == "never",
     )
     available = cluster.device.memory_bytes - memory.reserve_bytes if memory_gb is None else memory_gb * GB
-    even = pipeline.to_plan(_cut(profile, cluster, request), request, {})
+    even = cache(lambda: pipeline.to_plan(_cut(profile, cluster, request), request, {}))  # many requests have no route
 
     def needed(route: Route) -> float:
         """Return the bytes that a device needs with this route."""
         strategy = {name: grid.numbers(chosen) for name, chosen in route.strategies.items()}
-        return _needed(profile, memory, chain, replace(even, strategy=strategy))
+        return _needed(profile, memory, chain, replace(even(), strategy=strategy))
 
     return SplitProblem(chain, costs, available, needed, available)
 

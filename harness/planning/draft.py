@@ -19,7 +19,7 @@ from harness.sbp.matmul_chain import chain_from_profile
 from harness.sbp.route_to_plan import device_share, with_exchanges
 from harness.schedule import Schedule
 from harness.schedule.validate import validation_errors
-from harness.simulator import Deadlock, Simulation, simulate
+from harness.simulator import Deadlock, Simulation, no_collection, simulate
 
 SHOWN = 8
 """Faults of a schedule that are listed; one mistake may show in every op."""
@@ -108,6 +108,7 @@ def laid_out(config: DictConfig, engine: Engine, planner: Planner, profile: Mode
     return Layout(plan, engine.layers(plan, profile), cluster, model)
 
 
+@no_collection()
 def drafted(config: DictConfig, engine: Engine, layout: Layout) -> Draft:
     """Simulate one step of a plan. Raises `CannotRun` where its schedule cannot be executed."""
     plan, profile, cluster, model = layout.plan, layout.profile, layout.cluster, layout.memory

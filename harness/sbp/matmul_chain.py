@@ -112,16 +112,17 @@ def chain_from_profile(profile: ModelProfile) -> Chain:
     them is added to what leaves them. Raises ValueError for a model without matmuls.
     """
     width = DTYPE_BYTES[profile.autocast or profile.dtype]
-    items = [item for number in range(len(profile.layers)) for item in _layer_items(profile, number, width)]
+    in_a_row = not profile.skips and not any(map(_mixes, profile.layers))
+    items = [item for number in range(len(profile.layers)) for item in _layer_items(profile, number, width, in_a_row)]
     if not items:
         raise ValueError(f"the profile of {profile.model or 'the model'} has no matmuls to split")
     return Chain(tuple(items), width)
 
 
-def _layer_items(profile: ModelProfile, number: int, width: int) -> list[Item]:
+def _layer_items(profile: ModelProfile, number: int, width: int, in_a_row: bool) -> list[Item]:
     layer = profile.layers[number]
     weights = [product for product in layer.products if product.weight_bytes]
-    if profile.skips or any(map(_mixes, profile.layers)):
+    if not in_a_row:
         return [*_whole(profile, number, weights, width)]
     if len(weights) < 2:
         return [_single(profile, number, product, width) for product in weights]

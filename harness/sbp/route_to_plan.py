@@ -3,7 +3,7 @@ profile."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -201,18 +201,22 @@ def device_share(profile: ModelProfile, plan: Plan, chain: Chain) -> ModelProfil
     ]
     skips = tuple(replace(skip, bytes=skip.bytes // devices) for skip in profile.skips)
     shares = replace(profile, layers=tuple(layers), skips=skips, input_bytes=profile.input_bytes // devices)
-    return price_shares(shares, [depth(_matmuls_on_device(layer, plan, grid)) for layer in profile.layers])
+    parts = {
+        part: grid.size(grid.strategy(numbers).p2)
+        for name, numbers in plan.strategy.items()
+        for part in part_names(name)
+    }
+    return price_shares(shares, [depth(_matmuls_on_device(layer, parts)) for layer in profile.layers])
 
 
-def _matmuls_on_device(layer: LayerProfile, plan: Plan, grid: Grid) -> list[Product]:
-    """Returns the matmuls of a layer, each with its depth on one device."""
-    strategies = {part: numbers for name, numbers in plan.strategy.items() for part in part_names(name)}
-    matmuls = []
-    for product in layer.products:
-        numbers = strategies.get(matmul_name(layer, product)) if product.weight_bytes else None
-        parts = grid.size(grid.strategy(numbers).p2) if numbers else 1
-        matmuls.append(replace(product, in_=product.in_ // parts))
-    return matmuls
+def _matmuls_on_device(layer: LayerProfile, parts: Mapping[str, int]) -> list[Product]:
+    """Returns the matmuls of a layer, each with its depth on one device, where it is split into so many `parts`."""
+    return [
+        replace(product, in_=product.in_ // parts.get(matmul_name(layer, product), 1))
+        if product.weight_bytes
+        else product
+        for product in layer.products
+    ]
 
 
 def _weight_parts(grid: Grid, strategy: Strategy) -> int:

@@ -79,14 +79,14 @@ def simulate(
     these replace all costs, and links are free: this replays a measured trace. Raises `Deadlock` where the schedule
     cannot end, ValueError where it is not valid (an op twice, or missing).
     """
-    with _no_collection():
+    with no_collection():
         return _simulated(schedule, plan, profile, cluster, memory, jitter, seed, durations)
 
 
 @contextmanager
-def _no_collection() -> Iterator[None]:
-    """Pauses garbage collection: none of the many small objects is garbage, and the search would take half of the
-    time."""
+def no_collection() -> Iterator[None]:
+    """Pauses garbage collection, around what makes many small objects of which none is garbage: the search for some
+    would take half of the time."""
     collecting = gc.isenabled()
     gc.disable()
     try:

@@ -20,23 +20,20 @@ from typing import NoReturn
 
 from omegaconf import DictConfig
 
-from harness.checks import engine_support, plan_fits, profile_match, stored_profile
-from harness.cli.compose import compose
-from harness.config import cluster_config, registry
+from harness.checks import plan_fits
 from harness.config import overrides as config_overrides
 from harness.core import files, units
-from harness.core.memory_model import MemoryModel
 from harness.core.plan import Mesh
-from harness.core.problem import CannotRun, Fix, NoPlan, Problem, ProblemError, apply
+from harness.core.problem import CannotRun, Problem
 from harness.core.run_files import CANDIDATES, PROFILE
-from harness.planning import contents, prepare
-from harness.planning.draft import Draft, Layout, laid_out, memory_model, of_engine
+from harness.planning import prepare
+from harness.planning.draft import Draft, memory_model
 from harness.planning.prepare import Ground
-from harness.planning.tune import bounds, candidates, extrapolate, infeasible, outcome, peak_memory, schemes
+from harness.planning.tune import bounds, candidates, infeasible, outcome, peak_memory
 from harness.planning.tune.candidates import Candidate, Degrees
+from harness.planning.tune.judge import Judge
 from harness.planning.tune.result import Best, Line, Tuned, as_csv
 from harness.planning.tune.schemes import Scheme, Settings
-from harness.planning.tune.step_time import estimate
 from harness.report.progress import Progress
 
 LIKE_ANOTHER = "the same stages with no larger micro-batches need too much already"
@@ -44,8 +41,6 @@ FEWEST = 3
 """Candidates of each kind that are simulated, if there are so many, before an estimate rules out others."""
 MARGIN = 1.1
 """An estimate rules out a candidate if it is so many times the best simulated step of its kind."""
-TRIED = 8
-"""Candidates that are simulated at most to know whether a fix helps."""
 SIMULATED = 10
 """Candidates of each kind that are simulated at most: the fastest by analytic estimate among those that fit."""
 
@@ -77,26 +72,19 @@ class Estimated:
 Item = Block | Chain | Estimated
 
 
-class Tuner:
+class Tuner(Judge):
     """One search. Its parts are in the order in which they are used; `lines` has what is known of each candidate."""
 
     def __init__(self, config: DictConfig, overrides: Sequence[str], folder: Path, progress: Progress) -> None:
-        self.config, self.overrides, self.folder, self.progress = config, overrides, folder, progress
+        super().__init__(config, overrides)
+        self.folder, self.progress = folder, progress
         self.title = config_overrides.title(config, overrides)
-        self.schemes = schemes.of(config, overrides)
-        self.by_settings: dict[Settings, Scheme] = {one.settings: one for one in self.schemes}
-        self.working: dict[Settings, DictConfig] = {}
-        self.stored = stored_profile.stored(config.profile) if config.profile else None
-        self.cluster = cluster_config.build(cluster_config.from_group(config.cluster))
         self.lines: dict[Candidate, Line] = {}
-        self.grounds: dict[int, Ground] = {}
         self.known: dict[int, Ground] = {}
-        self.layouts: dict[Candidate, Layout] = {}
         self.drafts: dict[str, tuple[Line, Draft]] = {}
         self.rows: list[Best] = []
         self.best_s: dict[str, float] = {}
         self.simulations: Counter[str] = Counter()
-        self.works: dict[int, bounds.Work] = {}
         self.full: dict[tuple[Settings, int, int], list[tuple[int, int]]] = defaultdict(list)
         self.blocks: list[Block] = []
         self.queue: list[tuple[float, int, Item]] = []
@@ -180,28 +168,6 @@ class Tuner:
         sizes = candidates.sizes(self.config, self.overrides, stored, mesh)
         ones = [Candidate(size, mesh, self.config.batch.size, given, scheme.settings) for size in sizes]
         return [one for one in ones if not one.uneven()] or ones[:1]
-
-    def against(self, one: Candidate) -> tuple[Problem, ...]:
-        """Return the problems that rule a candidate out whatever the model's layers cost."""
-        scheme, uneven = self.by_settings[one.settings], one.uneven()
-        own, planner = self.config_of(one), scheme.config.planner.name
-        found = engine_support.early(own, scheme.engine, self.cluster)
-        if one.mesh.tensor > 1 and not registry.splits_matmuls(planner):
-            found.append(engine_support.no_split(one.mesh.tensor, own.engine.name))
-        if uneven:  # then its micro-batches are rounded
-            return tuple(problem for problem in found if not problem.key.startswith("batch.")) or tuple(uneven)
-        if self.stored:
-            found += profile_match.stored(own, self.stored, config_overrides.given(self.overrides, "model"))
-        return tuple(found)
-
-    def config_of(self, one: Candidate) -> DictConfig:
-        """The configuration of a run of a candidate: until the next one of its scheme is asked for, for copies take
-        long."""
-        own = self.working.get(one.settings)
-        if own is None:
-            own = self.working[one.settings] = one.config(self.by_settings[one.settings].config)
-        one.set_in(own)
-        return own
 
     def examine(self) -> None:
         """Go through the queue until it is empty."""
@@ -323,10 +289,6 @@ class Tuner:
         devices = self.meshes(block)[0].size if alone else block.devices
         return min(self.config.batch.size / size * work.both_s for size, work in self.works.items()) / devices
 
-    def bound_s(self, scheme: Scheme, one: Candidate) -> float:
-        """The least seconds of a candidate's step."""
-        return self.works[one.micro_batch].seconds(one.mesh, one.micro_batches, scheme.recompute)
-
     def open(self, block: Block) -> None:
         """List the candidates of a block: a chain for each mesh whose smallest micro-batches bounds do not rule out."""
         self.fewest = min(self.fewest, block.devices)
@@ -360,8 +322,7 @@ class Tuner:
             self.note_full(chain.ones)
             return
         else:
-            problems = self.against(one)
-            line = self.lines[one] = Line(one, problems) if problems else self.judged(Line(one))
+            line = self.lines[one] = self.considered(scheme, one)
             if not line.out and scheme.kind not in self.best_s:
                 self.simulate(Estimated(scheme, line))  # a first one that fits: what cannot be faster is left out
             elif not line.out:
@@ -371,6 +332,10 @@ class Tuner:
                 self.note_full(larger)
                 return
         self.follow(scheme, larger)
+
+    def heads(self) -> list[Candidate]:
+        """The first candidate of each chain that is in the queue."""
+        return [item.ones[0] for _, _, item in self.queue if isinstance(item, Chain)]
 
     def remember_full(self, line: Line) -> None:
         """A candidate that has too little memory rules out others."""
@@ -400,151 +365,3 @@ class Tuner:
         seconds = float(line.simulated_step_time_s or 0.0)
         if seconds < self.best_s.get(kind, float("inf")):
             self.best_s[kind], self.drafts[kind] = seconds, (line, draft)
-
-    def judged(self, line: Line) -> Line:
-        """Add the analytic estimate of memory and step time to a candidate, or the reason why it has no plan."""
-        scheme = self.by_settings[line.candidate.settings]
-        line = self.with_state(line)
-        if line.out:
-            return line
-        try:
-            layout = self.layouts[line.candidate] = self.layout(line.candidate)
-            seconds, peaks = estimate(scheme.engine, layout)
-        except CannotRun as error:
-            return replace(line, problems=error.problems)
-        except NoPlan as error:
-            return replace(line, problems=(error.unsolved,), no_plan=error)
-        except ProblemError as error:
-            return replace(line, problems=tuple(of_engine(self.config.engine.name, one) for one in error.problems))
-        found = tuple(plan_fits.check_memory(layout.plan, peaks, layout.cluster, layout.memory))
-        return replace(line, problems=found, closed_form_memory_bytes=max(peaks), closed_form_step_time_s=seconds)
-
-    def with_state(self, line: Line) -> Line:
-        """Add what bounds say: the least seconds of a step, and of memory the state, with activations that all
-        schedules keep; if it exceeds a device's, no plan has to be made."""
-        one, ground = line.candidate, self.grounds[line.candidate.micro_batch]
-        scheme = self.by_settings[one.settings]
-        memory = memory_model(scheme.config, scheme.engine, one.mesh, ground.profile)
-        keeps = scheme.recomputation in ("never", "except_last")
-        state, least = bounds.least_bytes(memory, ground.profile, one.mesh, keeps)
-        there = ground.cluster.device.memory_bytes - memory.reserve_bytes
-        needed, available = units.sizes(least, there)
-        what = "weights, gradients and optimizer alone" if state > there else "the state and one micro-batch"
-        message = f"{what} need {needed}, a device has {available}"
-        found = (plan_fits.too_little_memory(message, least, there),) if least > there else ()
-        return replace(
-            line,
-            problems=found,
-            closed_form_memory_bytes=least,
-            memory_limit_bytes=there,
-            least_step_time_s=self.bound_s(scheme, one),
-        )
-
-    def with_layers(self, line: Line) -> Line:
-        """Add the problems that the model's layers cause for a candidate that was ruled out before they were known."""
-        known = {problem.key for problem in line.problems}
-        found = self.against_layers(line.candidate, next(iter(self.grounds.values())))
-        return replace(line, problems=(*line.problems, *(problem for problem in found if problem.key not in known)))
-
-    def against_layers(self, one: Candidate, ground: Ground) -> list[Problem]:
-        """Return the problems that rule a candidate out once the model's layers are known."""
-        scheme, given = self.by_settings[one.settings], config_overrides.given(self.overrides, "model")
-        return profile_match.against_profile(
-            self.config_of(one), scheme.engine.capabilities, ground.profile, ground.cluster.devices, given
-        )
-
-    def layout(self, one: Candidate) -> Layout:
-        """Plan a candidate. Raises `CannotRun` and `NoPlan` where a run of it would."""
-        scheme, ground = self.by_settings[one.settings], self.grounds[one.micro_batch]
-        if found := self.against_layers(one, ground):
-            raise CannotRun(found)
-        return laid_out(self.config_of(one), scheme.engine, scheme.planner, ground.profile, ground.cluster)
-
-    def simulation(self, line: Line) -> tuple[Line, Draft | None]:
-        """The line, once judged, with what the simulator finds; a draft if it fits."""
-        scheme = self.by_settings[line.candidate.settings]
-        try:
-            layout = self.layouts[line.candidate]
-            draft = extrapolate.simulated(self.config_of(line.candidate), scheme.engine, layout)
-        except CannotRun as error:
-            return replace(line, problems=error.problems), None
-        found = draft.plan.predicted
-        peaks, seconds = found["peak_memory_bytes"], found["step_time_s"]
-        full = tuple(plan_fits.check_memory(draft.plan, peaks, draft.cluster, draft.memory))
-        line = replace(line, problems=full, simulated_memory_bytes=max(peaks), simulated_step_time_s=seconds)
-        return line, None if full else draft
-
-    def helps(self, line: Line, fix: Fix) -> bool:
-        """Whether a candidate has a plan once the fix is typed; it may need too much memory."""
-        settings = tuple((key, value) for key, value in line.candidate.settings if key not in fix)
-        other, one = self.with_fix(fix), replace(line.candidate, settings=settings)
-        if other is None or settings not in other.by_settings or one.micro_batch not in self.grounds:
-            return False
-        other.grounds, other.works = self.grounds, self.works
-        if other.against(one):
-            return False
-        judged = other.judged(Line(one))
-        return judged.full or not judged.out
-
-    def with_fix(self, fix: Fix) -> Tuner | None:
-        """A search with a fix of the user's overrides; None if these are refused."""
-        typed = apply(self.overrides, fix)
-        try:
-            config = compose(typed)
-            stored_profile.follow(config, typed)
-            return type(self)(config, typed, self.folder, self.progress)
-        except CannotRun:
-            return None
-
-    def fits(self, fix: Fix) -> bool:
-        """Whether anything fits once the fix is typed. Profiles that are known are not made again."""
-        other = self.with_fix(fix)
-        if other is None:
-            return False
-        for size, ground in self.grounds.items():
-            own, wanted = ground.cluster, other.cluster
-            device = wanted.device if plan_fits.MEMORY in fix else own.device
-            cluster = replace(own, nodes=wanted.nodes, devices_per_node=wanted.devices_per_node, device=device)
-            other.known[size] = replace(ground, cluster=cluster)
-        other.explains = False
-        try:
-            return other.finds_one()
-        except CannotRun:
-            return False
-
-    def finds_one(self) -> bool:
-        """Whether a candidate of all devices with the smallest micro-batches fits: of those with the least memory by
-        bounds, the first `TRIED` are simulated."""
-        self.gather()
-        self.measure(most=1)
-        most_devices = self.blocks[0].devices
-        for block in self.blocks:
-            if block.devices == most_devices:
-                self.open(block)
-        heads = [self.with_state(Line(item.ones[0])) for _, _, item in self.queue if isinstance(item, Chain)]
-        heads.sort(key=lambda line: line.closed_form_memory_bytes or 0)
-        for line in heads[:TRIED]:
-            if self.against(line.candidate):
-                continue
-            judged = self.judged(line)
-            if not judged.out and not self.simulation(judged)[0].out:
-                return True
-        return False
-
-    def held(self, line: Line) -> dict[str, int]:
-        """What fills the fullest device of a candidate that has a plan, at its peak; nothing without a schedule."""
-        scheme = self.by_settings[line.candidate.settings]
-        try:
-            layout = self.layouts[line.candidate]
-            draft = extrapolate.simulated(self.config_of(line.candidate), scheme.engine, layout)
-        except CannotRun:
-            return {}
-        return contents.fullest(draft.simulation.peaks)
-
-    def scheme_of(self, one: Candidate) -> Scheme:
-        """The scheme of a candidate."""
-        return self.by_settings[one.settings]
-
-    def memory(self, scheme: Scheme, one: Candidate) -> MemoryModel:
-        """The memory model of a candidate."""
-        return memory_model(scheme.config, scheme.engine, one.mesh, self.grounds[one.micro_batch].profile)

@@ -15,6 +15,7 @@ from harness.core.problem import LEAVE_OUT, Fix, Problem
 from harness.core.units import sizes
 from harness.planning import contents
 from harness.planning.memory_advice import FACTORS, offload, recompute
+from harness.planning.tune import tried_fixes
 from harness.planning.tune.result import Line
 
 if TYPE_CHECKING:
@@ -86,14 +87,14 @@ def helpful(tuner: Tuner) -> Iterator[Fix]:
     found = 0
     for fixes in (_savings(tuner), _costly(tuner)):
         for fix in fixes:
-            if tuner.fits(fix):
+            if tried_fixes.fits(tuner, fix):
                 yield fix
                 found += 1
                 break
     if not found:
         most: Fix = {key: value for fix in _savings(tuner) for key, value in fix.items()}
         for fix in _costly(tuner) if most else ():
-            if tuner.fits(most | fix):
+            if tried_fixes.fits(tuner, most | fix):
                 yield most | fix
                 return
 
@@ -141,7 +142,7 @@ def _roomier(tuner: Tuner, needs_bytes: int, there_bytes: int) -> Iterator[Fix]:
     for factor in ROOM:
         enough_gb = _rounded_up((needs_bytes * factor + reserve) / cluster_config.GB)
         fix: Fix = {MEMORY: float(f"{enough_gb:g}")}
-        if tuner.fits(fix):
+        if tried_fixes.fits(tuner, fix):
             yield fix
             return
 

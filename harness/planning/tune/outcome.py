@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import TYPE_CHECKING
 
 from harness.planning import work
 from harness.planning.draft import Draft
-from harness.planning.tune import impossible
+from harness.planning.tune import impossible, tried_fixes
 from harness.planning.tune.result import Best, Counts, Line, Tuned
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ def of(tuner: Tuner) -> Tuned:
     scheme = tuner.by_settings[line.candidate.settings]
     notes = scheme.engine.notes(draft.plan, ground.profile, draft.cluster, draft.memory)
     lines = tuple(tuner.lines.values())
-    reasons = () if tuner.interrupted else impossible.reasons(lines, tuner.helps)
+    reasons = () if tuner.interrupted else impossible.reasons(lines, partial(tried_fixes.helps, tuner))
     counted = counts(tuner)
     return Tuned(
         lines, line, draft, ground, tuple(kinds), _rows(tuner), tuple(notes), counted, reasons, tuple(left_out(tuner)),

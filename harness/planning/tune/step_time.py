@@ -24,7 +24,7 @@ from harness.planning.draft import Layout
 from harness.planning.tune import peak_memory
 from harness.planning.tune.extrapolate import few
 from harness.schedule import Schedule
-from harness.simulator import lower
+from harness.simulator import lower, no_collection
 from harness.simulator.fair_sharing import Resource
 from harness.simulator.lowering import LoweredSchedule
 
@@ -32,6 +32,7 @@ MESSAGES = ("copy", "send")
 BACK = ("R", "B")
 
 
+@no_collection()
 def estimate(engine: Engine, layout: Layout) -> tuple[float, list[int]]:
     """Seconds of a step; bytes of each of `plan.devices`.
 

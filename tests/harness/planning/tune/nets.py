@@ -13,7 +13,7 @@ from harness.config import cluster_config, registry
 from harness.config.cluster_config import ClusterConfig
 from harness.core.cluster import Cluster, Device, Link
 from harness.core.model_profile import LayerProfile, ModelProfile
-from harness.core.problem import Fix, apply
+from harness.core.problem import apply
 from harness.interfaces import Engine, Planner
 from harness.planning import draft as planning_draft
 from harness.planning.draft import Draft, Layout
@@ -80,12 +80,8 @@ class Nets(Tuner):
         cluster = cluster_config.build(ClusterConfig(**self.config.cluster))
         return Ground(cluster, net(self.forward_s, one.micro_batch, self.size), "nominal", "made up")
 
-    def fits(self, fix: Fix) -> bool:
-        return False
-
 
 def tuned(folder: Path, *typed: str, forward_s: list[float] = LAYERS, size: int = 10**6) -> Tuned:
     overrides = ["mode=tune", *FLAT, *typed]
-    tuner = Nets(compose(overrides), overrides, folder, Progress())
-    tuner.forward_s, tuner.size = forward_s, size
-    return tuner.search()
+    of_these: type[Nets] = type("Nets", (Nets,), {"forward_s": forward_s, "size": size})  # a search for fixes, too
+    return of_these(compose(overrides), overrides, folder, Progress()).search()

@@ -1,0 +1,170 @@
+"""What is known of one candidate: what rules it out, an analytic estimate, a simulation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from omegaconf import DictConfig
+
+from harness.checks import engine_support, plan_fits, profile_match, stored_profile
+from harness.config import cluster_config, registry
+from harness.config import overrides as config_overrides
+from harness.core.memory_model import MemoryModel
+from harness.core.problem import CannotRun, NoPlan, Problem, ProblemError
+from harness.core.units import sizes
+from harness.planning import contents
+from harness.planning.draft import Draft, Layout, laid_out, memory_model, of_engine
+from harness.planning.prepare import Ground
+from harness.planning.tune import bounds, extrapolate, schemes
+from harness.planning.tune.candidates import Candidate
+from harness.planning.tune.result import Line
+from harness.planning.tune.schemes import Scheme, Settings
+from harness.planning.tune.step_time import estimate
+
+
+class Judge:
+    """Judges candidates one by one. `grounds` and `works` have what is known of each size of micro-batches, `layouts`
+    the plans that were made."""
+
+    def __init__(self, config: DictConfig, overrides: Sequence[str]) -> None:
+        self.config, self.overrides = config, overrides
+        self.schemes = schemes.of(config, overrides)
+        self.by_settings: dict[Settings, Scheme] = {one.settings: one for one in self.schemes}
+        self.stored = stored_profile.stored(config.profile) if config.profile else None
+        self.cluster = cluster_config.build(cluster_config.from_group(config.cluster))
+        self.working: dict[Settings, DictConfig] = {}
+        self.grounds: dict[int, Ground] = {}
+        self.works: dict[int, bounds.Work] = {}
+        self.layouts: dict[Candidate, Layout] = {}
+        self.unsplit: dict[tuple[str, int, int], tuple[Problem, ...]] = {}
+        """Planner, tensor size and micro-batch of a model that cannot be split so, whatever else the plan has."""
+
+    def scheme_of(self, one: Candidate) -> Scheme:
+        """The scheme of a candidate."""
+        return self.by_settings[one.settings]
+
+    def config_of(self, one: Candidate) -> DictConfig:
+        """The configuration of a run of a candidate: until the next one of its scheme is asked for, for copies take
+        long."""
+        own = self.working.get(one.settings)
+        if own is None:
+            own = self.working[one.settings] = one.config(self.by_settings[one.settings].config)
+        one.set_in(own)
+        return own
+
+    def memory(self, scheme: Scheme, one: Candidate) -> MemoryModel:
+        """The memory model of a candidate."""
+        return memory_model(scheme.config, scheme.engine, one.mesh, self.grounds[one.micro_batch].profile)
+
+    def against(self, one: Candidate) -> tuple[Problem, ...]:
+        """Return the problems that rule a candidate out whatever the model's layers cost."""
+        scheme, uneven = self.by_settings[one.settings], one.uneven()
+        own, planner = self.config_of(one), scheme.config.planner.name
+        found = engine_support.early(own, scheme.engine, self.cluster)
+        if one.mesh.tensor > 1 and not registry.splits_matmuls(planner):
+            found.append(engine_support.no_split(one.mesh.tensor, own.engine.name))
+        if uneven:  # then its micro-batches are rounded
+            return tuple(problem for problem in found if not problem.key.startswith("batch.")) or tuple(uneven)
+        if self.stored:
+            found += profile_match.stored(own, self.stored, config_overrides.given(self.overrides, "model"))
+        return tuple(found)
+
+    def against_layers(self, one: Candidate, ground: Ground) -> list[Problem]:
+        """Return the problems that rule a candidate out once the model's layers are known."""
+        scheme, given = self.by_settings[one.settings], config_overrides.given(self.overrides, "model")
+        return profile_match.against_profile(
+            self.config_of(one), scheme.engine.capabilities, ground.profile, ground.cluster.devices, given
+        )
+
+    def with_layers(self, line: Line) -> Line:
+        """Add the problems that the model's layers cause for a candidate that was ruled out before they were known."""
+        known = {problem.key for problem in line.problems}
+        found = self.against_layers(line.candidate, next(iter(self.grounds.values())))
+        return replace(line, problems=(*line.problems, *(problem for problem in found if problem.key not in known)))
+
+    def bound_s(self, scheme: Scheme, one: Candidate) -> float:
+        """The least seconds of a candidate's step."""
+        return self.works[one.micro_batch].seconds(one.mesh, one.micro_batches, scheme.recompute)
+
+    def with_state(self, line: Line) -> Line:
+        """Add what bounds say: the least seconds of a step, and of memory the state, with activations that all
+        schedules keep; if it exceeds a device's, no plan has to be made."""
+        one, ground = line.candidate, self.grounds[line.candidate.micro_batch]
+        scheme = self.by_settings[one.settings]
+        memory = memory_model(scheme.config, scheme.engine, one.mesh, ground.profile)
+        keeps = scheme.recomputation in ("never", "except_last")
+        state, least = bounds.least_bytes(memory, ground.profile, one.mesh, keeps)
+        there = ground.cluster.device.memory_bytes - memory.reserve_bytes
+        needed, available = sizes(least, there)
+        what = "weights, gradients and optimizer alone" if state > there else "the state and one micro-batch"
+        message = f"{what} need {needed}, a device has {available}"
+        found = (plan_fits.too_little_memory(message, least, there),) if least > there else ()
+        return replace(
+            line,
+            problems=found,
+            closed_form_memory_bytes=least,
+            memory_limit_bytes=there,
+            least_step_time_s=self.bound_s(scheme, one),
+        )
+
+    def considered(self, scheme: Scheme, one: Candidate) -> Line:
+        """The line of a candidate: what rules it out, or its estimate."""
+        split = str(scheme.config.planner.name), one.mesh.tensor, one.micro_batch
+        if split in self.unsplit:
+            return Line(one, self.unsplit[split])
+        if problems := self.against(one):
+            return Line(one, problems)
+        line = self.judged(Line(one))
+        if line.no_plan and line.problems[0].key == "mesh.tensor":
+            self.unsplit[split] = line.problems
+        return line
+
+    def judged(self, line: Line) -> Line:
+        """Add the analytic estimate of memory and step time to a candidate, or the reason why it has no plan."""
+        scheme = self.by_settings[line.candidate.settings]
+        line = self.with_state(line)
+        if line.out:
+            return line
+        try:
+            layout = self.layouts[line.candidate] = self.layout(line.candidate)
+            seconds, peaks = estimate(scheme.engine, layout)
+        except CannotRun as error:
+            return replace(line, problems=error.problems)
+        except NoPlan as error:
+            return replace(line, problems=(error.unsolved,), no_plan=error)
+        except ProblemError as error:
+            return replace(line, problems=tuple(of_engine(self.config.engine.name, one) for one in error.problems))
+        found = tuple(plan_fits.check_memory(layout.plan, peaks, layout.cluster, layout.memory))
+        return replace(line, problems=found, closed_form_memory_bytes=max(peaks), closed_form_step_time_s=seconds)
+
+    def layout(self, one: Candidate) -> Layout:
+        """Plan a candidate. Raises `CannotRun` and `NoPlan` where a run of it would."""
+        scheme, ground = self.by_settings[one.settings], self.grounds[one.micro_batch]
+        if found := self.against_layers(one, ground):
+            raise CannotRun(found)
+        return laid_out(self.config_of(one), scheme.engine, scheme.planner, ground.profile, ground.cluster)
+
+    def simulation(self, line: Line) -> tuple[Line, Draft | None]:
+        """The line, once judged, with what the simulator finds; a draft if it fits."""
+        scheme = self.by_settings[line.candidate.settings]
+        try:
+            layout = self.layouts[line.candidate]
+            draft = extrapolate.simulated(self.config_of(line.candidate), scheme.engine, layout)
+        except CannotRun as error:
+            return replace(line, problems=error.problems), None
+        found = draft.plan.predicted
+        peaks, seconds = found["peak_memory_bytes"], found["step_time_s"]
+        full = tuple(plan_fits.check_memory(draft.plan, peaks, draft.cluster, draft.memory))
+        line = replace(line, problems=full, simulated_memory_bytes=max(peaks), simulated_step_time_s=seconds)
+        return line, None if full else draft
+
+    def held(self, line: Line) -> dict[str, int]:
+        """What fills the fullest device of a candidate that has a plan, at its peak; nothing without a schedule."""
+        scheme = self.by_settings[line.candidate.settings]
+        try:
+            layout = self.layouts[line.candidate]
+            draft = extrapolate.simulated(self.config_of(line.candidate), scheme.engine, layout)
+        except CannotRun:
+            return {}
+        return contents.fullest(draft.simulation.peaks)
