@@ -40,8 +40,14 @@ def code(place: Reference) -> str:
     root, found = root_of(first), hashlib.sha256()
     for path in sorted(files(place), key=lambda path: (path != first, path)):
         name = "" if path == first else str(path.relative_to(root))
-        found.update(f"{name}\n{_statements(_content(path, place))}\n".encode())
+        found.update(f"{name} {_said(_content(path, place))}\n".encode())
     return found.hexdigest()[:DIGITS]
+
+
+@lru_cache(maxsize=4096)
+def _said(text: bytes) -> str:
+    """A hash of the statements of a file. A search asks for it again and again, and a folder may have many files."""
+    return hashlib.sha256(_statements(text).encode()).hexdigest()
 
 
 def _statements(text: bytes) -> str:
