@@ -117,3 +117,10 @@ def collected(folder: Path, *arguments: str) -> list[str]:
     command += ["--collect-only", "-p", "tests.conftest", *arguments, str(folder)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     return [*done.stdout.splitlines(), *done.stderr.splitlines()]
+
+
+@pytest.mark.xdist_group("its own")
+def test_the_groups_reach_the_one_who_shares_the_tests_out(request: pytest.FixtureRequest) -> None:
+    """Releases of pytest and xdist that do not go together lose them without a word: pytest 9.2 with xdist 3.8."""
+    if getattr(request.config.option, "loadgroup", False):
+        assert request.node.nodeid.endswith("@its own")

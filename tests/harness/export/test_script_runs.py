@@ -68,6 +68,7 @@ def test_a_model_of_a_file_of_one_s_own(tmp_path: Path) -> None:
     assert of_script(one, tmp_path) == pytest.approx(of_single(one), rel=1e-8)
 
 
+@pytest.mark.usefixtures("at_length")
 def test_tied_weights_dropout_and_recomputation(tmp_path: Path) -> None:
     """The first and the last stage share the embedding; a recomputation draws the masks of its forward pass."""
     small = ("model=gpt", "model.layers=2", "model.hidden=16", "model.sequence=16", "model.dropout=0.1")

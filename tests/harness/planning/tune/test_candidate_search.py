@@ -33,6 +33,7 @@ from tests.harness.planning.tune.nets import FLAT, LAYERS, Bench, Nets, net, tun
 from tests.problems import refused, row, rows
 
 
+@pytest.mark.usefixtures("at_length")
 @pytest.mark.usefixtures("computation")
 @settings(max_examples=8)
 @given(
