@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -85,7 +84,7 @@ def _row(model: str, one: Entry, result: Result) -> Row:
     record = one.row.record
     if one.name in result.ratios and record is not None:
         times, found = Times(tuple(one.rounds_s)), result.ratios[one.name]
-        row |= {"step": statistics.median(one.rounds_s), "quartiles": [*times.spread_s]}
+        row |= {"step": one.step_time_s, "quartiles": [*times.spread_s]}
         row |= {f"speed / {BASE}": found.value, "interval": [found.low, found.high]}
         row |= _of_record(record)
     elif record is not None and record.status == "infeasible":

@@ -3,7 +3,6 @@ and then one for a round."""
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Sequence
 
@@ -74,7 +73,7 @@ class Display(LiveView):
         for title in ("entry", "", "step time", f"speed / {self._reference.name} (95 %)"):
             table.add_column(title, justify="right" if title.startswith("s") else "left")
         for one in self.entered:
-            step = seconds(statistics.median(one.rounds_s)) if one.rounds_s else UNKNOWN
+            step = seconds(one.step_time_s) if one.rounds_s else UNKNOWN
             table.add_row(one.name, self.states[one.name], step, self.speeds[one.name])
         return table
 

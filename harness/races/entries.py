@@ -28,6 +28,7 @@ from harness.core.problem import LEAVE_OUT, CannotRun, Problem, bare_key, dedupl
 from harness.core.record import RunRecord
 from harness.core.value_checks import one_of
 from harness.launch import turns
+from harness.races import verdict
 from harness.sweep import engines, equal_micro_batches, points, run_point
 from harness.sweep.points import Point
 from harness.sweep.row import Row
@@ -54,6 +55,11 @@ class Entry:
     @property
     def overrides(self) -> tuple[str, ...]:
         return self.row.point.overrides
+
+    @property
+    def step_time_s(self) -> float:
+        """The step time over its rounds, at least one, in seconds."""
+        return verdict.step_time_s(self.rounds_s)
 
 
 def races(overrides: Sequence[str], several: bool) -> dict[str, list[str]]:

@@ -9,7 +9,6 @@ single     |=======|
 from __future__ import annotations
 
 import io
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,7 +73,7 @@ def write(bars: Sequence[Bar], path: Path, label: str, heading: str) -> None:
 
 def _predicted(result: Result) -> dict[str, float]:
     """The predicted speed of each, relative to what the reference has measured."""
-    base = statistics.median(result.finished[0].rounds_s)
+    base = result.finished[0].step_time_s
     return {name: base / step_s for name, step_s in result.predicted_s.items() if step_s}
 
 

@@ -120,6 +120,7 @@ class Race:
         self.stopped: set[str] = set()
         self.ended_by: int = signal.SIGTERM
         self.errors: list[Exception] = []
+        self.began_s = time.monotonic()
 
     def run(self) -> None:
         """All of it. A Ctrl-C ends the entries as the end of the race does, if each has had a turn."""
@@ -163,13 +164,14 @@ class Race:
             self.errors.append(error)
 
     def _go_round(self, giver: TurnGiver) -> None:
-        """Round after round, until it is decided, or the minutes are over."""
+        """Round after round, at least one, until it is decided, or the minutes since the beginning are over."""
         if not self.racing or self.racing[0].config is None:
             return
         limit_s = 60.0 * self.racing[0].config.race.minutes
-        began_s, number = time.monotonic(), 0
+        number = 0
         while (alive := self._alive(giver)) and number < (self.rounds or entries.MOST_ROUNDS):
-            if not self.rounds and (time.monotonic() - began_s > limit_s or self._is_decided(alive)):
+            late = number > 0 and time.monotonic() - self.began_s > limit_s
+            if not self.rounds and (late or self._is_decided(alive)):
                 break
             try:
                 for one in alive:

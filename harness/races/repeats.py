@@ -8,7 +8,6 @@ seed-2/   single 1.00   gpipe 1.30   ddp 1.60
 from __future__ import annotations
 
 import json
-import statistics
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -92,7 +91,7 @@ def _entry(result: Result, name: str) -> Entry | None:
 
 def _step(result: Result, name: str) -> float | None:
     one = _entry(result, name)
-    return statistics.median(one.rounds_s) if one else None
+    return one.step_time_s if one else None
 
 
 def _speed(result: Result, name: str) -> float | None:

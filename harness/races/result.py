@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,7 +57,7 @@ class Result:
     @property
     def regret(self) -> tuple[str, float] | None:
         """The predicted best, and its step time / that of the measured best."""
-        return verdict.regret({one.name: statistics.median(one.rounds_s) for one in self.finished}, self.predicted_s)
+        return verdict.regret({one.name: one.step_time_s for one in self.finished}, self.predicted_s)
 
     def predicted_ranks(self) -> dict[str, int]:
         """The place of each in the order of the predicted step times."""
@@ -145,12 +144,12 @@ def _order(result: Result) -> list[Entry]:
     """The fastest first; those that did not finish come last, as they were entered."""
     return sorted(
         result.entered,
-        key=lambda one: statistics.median(one.rounds_s) if one.name in result.places else float("inf"),
+        key=lambda one: one.step_time_s if one.name in result.places else float("inf"),
     )
 
 
 def _step(one: Entry) -> str:
-    return seconds(statistics.median(one.rounds_s)) if one.rounds_s else UNKNOWN
+    return seconds(one.step_time_s) if one.rounds_s else UNKNOWN
 
 
 def _largest(values: Any) -> float | None:

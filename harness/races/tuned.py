@@ -9,7 +9,6 @@ What was chosen for a described cluster is raced with the same mesh on this mach
 from __future__ import annotations
 
 import json
-import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -129,12 +128,12 @@ def _lost(result: Result, best: dict[int, Best]) -> Iterator[str]:
     if len(result.finished) < 2:
         yield "not verified: fewer than two have finished"
         return
-    medians = {one.name: statistics.median(one.rounds_s) for one in result.finished}
-    first, fastest = min(medians, key=_number), min(medians, key=medians.__getitem__)
+    steps_s = {one.name: one.step_time_s for one in result.finished}
+    first, fastest = min(steps_s, key=_number), min(steps_s, key=steps_s.__getitem__)
     if first == fastest:
         yield _fastest(result, first)
     else:
-        over, faster = medians[first] / medians[fastest], result.ratios[fastest]
+        over, faster = steps_s[first] / steps_s[fastest], result.ratios[fastest]
         noise = ", which may be noise" if faster.is_one else ""
         yield (
             f"the first choice, {first}, takes {over:.2f} times the step time of the fastest, {fastest}, measured on "

@@ -62,6 +62,17 @@ def test_a_round_that_is_broken_off_does_not_count(tmp_path: Path, monkeypatch: 
     assert [one.name for one in result.of(both, tmp_path, 1.0).finished] == ["single", "gpipe"]
 
 
+def test_the_minutes_count_from_the_beginning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where entries have taken all of them to start, there is one round."""
+    both = [entry("single"), entry("gpipe")]
+    held = race.Race(both, tmp_path, None, Display(both, quiet()))
+    held.began_s -= 60 * CONFIG.race.minutes
+    monkeypatch.setattr(race.Race, "_turn", lambda self, one, seat: one.rounds_s.append(1.0))
+    monkeypatch.setattr(race.Race, "_alive", lambda self, giver: both)
+    held._go_round(SimpleNamespace(seats=dict.fromkeys(("single", "gpipe"))))  # type: ignore[arg-type]
+    assert [len(one.rounds_s) for one in both] == [1, 1]
+
+
 def test_intervals_are_not_computed_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     """They take a core for a while, which a run that is being measured may need."""
     both, computed = [entry("single", [2.0] * 7), entry("gpipe", [1.0] * 7)], []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -39,6 +40,21 @@ def test_the_interval_has_the_true_ratio_nearly_always(seed: int) -> None:
         found = verdict.ratio(own, other)
         inside += found.low <= 2.0 <= found.high
     assert inside >= 12
+
+
+def test_a_hiccup_is_no_part_of_a_step_time() -> None:
+    assert verdict.step_time_s([1.0, 1.1, 50.0, 1.2]) == pytest.approx(1.15)
+    assert verdict.step_time_s([1.0, 3.0]) == 2.0
+    assert verdict.step_time_s([*range(1, 21)]) == 10.5, "without 1, 2, 19 and 20"
+
+
+def test_its_interval_is_narrower_than_that_of_medians() -> None:
+    dice = np.random.default_rng(0)
+    own, other = dice.normal(1.0, 0.1, (2, 100))
+    found = verdict.ratio(own, other)
+    drawn = dice.integers(0, 100, (2000, 100))
+    low, high = np.quantile(np.median(other[drawn], axis=1) / np.median(own[drawn], axis=1), [0.025, 0.975])
+    assert found.high - found.low < 0.9 * (high - low)
 
 
 def test_a_race_is_decided_once_all_ratios_are_known() -> None:
