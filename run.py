@@ -60,39 +60,7 @@ def main(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) 
             from harness.cli.compose import search
 
             search(options.config_dir)
-        if options.help:
-            from harness.cli import help
-
-            print(help.text(options.overrides))
-            return output.code(0)
-        if "mode=race" in options.overrides and not options.cfg:
-            from harness.races import race
-
-            return race.main(options.overrides, options.multirun)
-        if "mode=fit" in options.overrides and not options.cfg:
-            from harness.sweep import fit
-
-            return fit.main(options.overrides)
-        if "mode=tune" in options.overrides and not (options.cfg or options.multirun):
-            print("mode=tune: reading the configuration", flush=True)
-            from harness.races import tuned
-
-            return tuned.main(options.overrides)
-        if options.multirun:
-            from harness.sweep import local
-
-            return local.main(options.overrides)
-        from harness.cli.compose import compose
-
-        config = compose(options.overrides)
-        if options.cfg:
-            from omegaconf import OmegaConf
-
-            print(OmegaConf.to_yaml(config), end="")
-            return output.code(0)
-        from harness.run import runner
-
-        return EXIT_CODES[runner.run(config, options.overrides).status]
+        return _carried_out(options)
     except CannotRun as error:
         print(error, file=sys.stderr)
         return EXIT_CODES["infeasible"]
@@ -103,6 +71,43 @@ def main(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) 
         return EXIT_CODES["infeasible"]
     except KeyboardInterrupt:
         return EXIT_CODES["preempted"]
+
+
+def _carried_out(options: argparse.Namespace) -> int:
+    """Do what the modes and the overrides ask for. Returns the exit code."""
+    if options.help:
+        from harness.cli import help
+
+        print(help.text(options.overrides))
+        return output.code(0)
+    if "mode=race" in options.overrides and not options.cfg:
+        from harness.races import race
+
+        return race.main(options.overrides, options.multirun)
+    if "mode=fit" in options.overrides and not options.cfg:
+        from harness.sweep import fit
+
+        return fit.main(options.overrides)
+    if "mode=tune" in options.overrides and not (options.cfg or options.multirun):
+        print("mode=tune: reading the configuration", flush=True)
+        from harness.races import tuned
+
+        return tuned.main(options.overrides)
+    if options.multirun:
+        from harness.sweep import local
+
+        return local.main(options.overrides)
+    from harness.cli.compose import compose
+
+    config = compose(options.overrides)
+    if options.cfg:
+        from omegaconf import OmegaConf
+
+        print(OmegaConf.to_yaml(config), end="")
+        return output.code(0)
+    from harness.run import runner
+
+    return EXIT_CODES[runner.run(config, options.overrides).status]
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -12,7 +12,6 @@ from omegaconf import DictConfig
 
 from harness.core.record import RunRecord
 from harness.host import devices
-from harness.host.slurm_job import Allocation
 from harness.sweep import run_point
 from harness.sweep.points import Point
 from slurm.resources import Need, expected, need
@@ -46,13 +45,7 @@ def composed(point: Point, settings: Settings) -> DictConfig | RunRecord:
 
 
 def _look(point: Point, settings: Settings) -> Examined:
-    needs = []
-
-    def job(config: DictConfig) -> Allocation:
-        needs.append(need(config, settings))
-        return expected(needs[-1], config, settings)
-
-    made = run_point.composed(point, job)
+    made = composed(point, settings)
     if isinstance(made, RunRecord):
         return Examined(Need(1), refused=made)
-    return Examined(needs[-1], made.launch.grace_s)
+    return Examined(need(made, settings), made.launch.grace_s)
