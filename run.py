@@ -47,10 +47,7 @@ def main(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) 
     options, unknown = parser.parse_known_intermixed_args(arguments)
     try:
         if unknown:
-            from harness.cli import dashes
-
-            command = " ".join(["python run.py", *map(shlex.quote, dashes.taken_away(arguments, unknown))])
-            parser.error(f"unrecognized arguments: {' '.join(unknown)}\nkeys have no dashes: {command}")
+            _refuse_unknown(parser, arguments, unknown)
         _refuse_many_ranks(environment)
         _refuse_no_working_directory()
         from harness.user_model import reference  # imports are where they are needed: each command needs few of them
@@ -60,7 +57,39 @@ def main(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) 
             from harness.cli.compose import search
 
             search(options.config_dir)
-        return _carried_out(options)
+        if options.help:
+            from harness.cli import help
+
+            print(help.text(options.overrides))
+            return output.code(0)
+        if "mode=race" in options.overrides and not options.cfg:
+            from harness.races import race
+
+            return race.main(options.overrides, options.multirun)
+        if "mode=fit" in options.overrides and not options.cfg:
+            from harness.sweep import fit
+
+            return fit.main(options.overrides)
+        if "mode=tune" in options.overrides and not (options.cfg or options.multirun):
+            print("mode=tune: reading the configuration", flush=True)
+            from harness.races import tuned
+
+            return tuned.main(options.overrides)
+        if options.multirun:
+            from harness.sweep import local
+
+            return local.main(options.overrides)
+        from harness.cli.compose import compose
+
+        config = compose(options.overrides)
+        if options.cfg:
+            from omegaconf import OmegaConf
+
+            print(OmegaConf.to_yaml(config), end="")
+            return output.code(0)
+        from harness.run import runner
+
+        return EXIT_CODES[runner.run(config, options.overrides).status]
     except CannotRun as error:
         print(error, file=sys.stderr)
         return EXIT_CODES["infeasible"]
@@ -73,43 +102,6 @@ def main(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) 
         return EXIT_CODES["preempted"]
 
 
-def _carried_out(options: argparse.Namespace) -> int:
-    """Do what the modes and the overrides ask for. Returns the exit code."""
-    if options.help:
-        from harness.cli import help
-
-        print(help.text(options.overrides))
-        return output.code(0)
-    if "mode=race" in options.overrides and not options.cfg:
-        from harness.races import race
-
-        return race.main(options.overrides, options.multirun)
-    if "mode=fit" in options.overrides and not options.cfg:
-        from harness.sweep import fit
-
-        return fit.main(options.overrides)
-    if "mode=tune" in options.overrides and not (options.cfg or options.multirun):
-        print("mode=tune: reading the configuration", flush=True)
-        from harness.races import tuned
-
-        return tuned.main(options.overrides)
-    if options.multirun:
-        from harness.sweep import local
-
-        return local.main(options.overrides)
-    from harness.cli.compose import compose
-
-    config = compose(options.overrides)
-    if options.cfg:
-        from omegaconf import OmegaConf
-
-        print(OmegaConf.to_yaml(config), end="")
-        return output.code(0)
-    from harness.run import runner
-
-    return EXIT_CODES[runner.run(config, options.overrides).status]
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("run.py", add_help=False, allow_abbrev=False)
     modes = parser.add_mutually_exclusive_group()
@@ -119,6 +111,14 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--config-dir", metavar="DIR")
     parser.add_argument("overrides", nargs="*", metavar="key=value")
     return parser
+
+
+def _refuse_unknown(parser: argparse.ArgumentParser, arguments: Sequence[str], unknown: Sequence[str]) -> None:
+    """End with what argparse does not know, and the command without dashes."""
+    from harness.cli import dashes
+
+    command = " ".join(["python run.py", *map(shlex.quote, dashes.taken_away(arguments, unknown))])
+    parser.error(f"unrecognized arguments: {' '.join(unknown)}\nkeys have no dashes: {command}")
 
 
 def _refuse_many_ranks(environment: Mapping[str, str]) -> None:
