@@ -20,6 +20,7 @@ from harness.core.problem import Fix, Problem
 from harness.export.planned import CHECKPOINT, Planned, refused_passes, refused_tensor
 
 NAME = "DeepSpeed"
+MODELS: tuple[str, ...] = ()
 ENGINES = ("deepspeed", "ddp", "single")
 """Engines whose scheme DeepSpeed has: replicas with ZeRO 0 to 3, 1F1B pipelines."""
 SCHEME: Fix = {"engine": "deepspeed", "planner": "deepspeed"}

@@ -21,10 +21,11 @@ from harness.export.planned import (
 )
 
 NAME = "Megatron-LM"
+MODELS: tuple[str, ...] = ("gpt", "llama")
 
 
 def refused(planned: Planned) -> list[Problem]:
-    found = transformer.refused(planned, NAME) or _refused_cuts(planned)
+    found = transformer.refused(planned, NAME, MODELS) or _refused_cuts(planned)
     found += refused_passes(planned, NAME, ("1f1b", "interleaved1f1b"))
     found += refused_shards(planned, NAME, most=1)
     if planned.config.engine.get("offload"):

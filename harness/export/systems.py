@@ -1,6 +1,7 @@
 """The systems that a plan is exported for, by the suffix of the file: `mode=plan export=FILE`.
 
-problems     before anything is measured: a suffix of no system, a folder that is missing, a file that is there
+problems     before anything is measured: a suffix of no system, a model that it does not know, a folder that is
+             missing, a file that is there
 refused      with all other problems of the plan: what the system cannot express
 write        the file
 """
@@ -15,7 +16,7 @@ from omegaconf import DictConfig
 
 from harness.core import files
 from harness.core.problem import CannotRun, Problem
-from harness.export import deepspeed, megatron, torch_pipelining, torchtitan
+from harness.export import deepspeed, megatron, torch_pipelining, torchtitan, transformer
 from harness.export.planned import Planned
 
 
@@ -23,6 +24,8 @@ class System(Protocol):
     """A module of this package."""
 
     NAME: str
+    MODELS: tuple[str, ...]
+    """The models of this project that the system knows; () for one that takes any."""
 
     def refused(self, planned: Planned) -> list[Problem]:
         """Why the system cannot follow the plan."""
@@ -51,7 +54,10 @@ def problems(config: DictConfig) -> list[Problem]:
         known = ", ".join(f"{suffix} ({system.NAME})" for suffix, system in SYSTEMS.items())
         message = f"says no system: it ends with one of {known}"
         return [Problem("export", config.export, message, hint=f"export={path.stem or 'plan'}.json")]
-    return _unwritable(path, config.export, config.overwrite)
+    system, name = SYSTEMS[path.suffix], str(config.model.name)
+    unknown = system.MODELS and name not in system.MODELS
+    found = [transformer.no_model(name, system.NAME, system.MODELS)] if unknown else []
+    return [*found, *_unwritable(path, config.export, config.overwrite)]
 
 
 def refused(planned: Planned) -> list[Problem]:

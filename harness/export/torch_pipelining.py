@@ -23,6 +23,7 @@ from harness.export.planned import (
 )
 
 NAME = "torch.distributed.pipelining"
+MODELS: tuple[str, ...] = ()
 SCHEDULES = {"gpipe": "GPipe", "1f1b": "1F1B", "interleaved1f1b": "Interleaved1F1B", "zbv": "ZBVZeroBubble"}
 SCRIPT = Path(__file__).with_name("pipeline_script.py")
 PLAN = re.compile(r"# The plan begins here\.\n(.*?)# The plan ends here\.\n", re.DOTALL)

@@ -19,11 +19,12 @@ from harness.export.planned import (
 )
 
 NAME = "torchtitan"
+MODELS: tuple[str, ...] = ("llama",)
 SCHEDULES = {"gpipe": "GPipe", "1f1b": "1F1B", "interleaved1f1b": "Interleaved1F1B", "zbv": "ZBVZeroBubble"}
 
 
 def refused(planned: Planned) -> list[Problem]:
-    found = transformer.refused(planned, NAME, ("llama",))
+    found = transformer.refused(planned, NAME, MODELS)
     if not found and planned.config.model.tied:
         found.append(Problem("model.tied", True, f"is not what {NAME}'s Llama has", ({"model.tied": False},)))
     found += refused_passes(planned, NAME, tuple(SCHEDULES))

@@ -12,8 +12,6 @@ from harness.core.problem import Fix, Problem
 from harness.export.planned import Planned
 
 ROLES = (("embedding", "E"), ("position", "E"), (r"block_\d+", "t"), ("norm", "n"), ("head", "L"))
-MODELS = ("gpt", "llama")
-"""Models of this project whose layers have these names."""
 
 
 def roles(planned: Planned) -> list[str]:
@@ -27,14 +25,17 @@ def blocks(planned: Planned) -> list[int]:
     return [stage.count("t") for stage in roles(planned)]
 
 
-def refused(planned: Planned, system: str, models: tuple[str, ...] = MODELS) -> list[Problem]:
+def refused(planned: Planned, system: str, models: tuple[str, ...]) -> list[Problem]:
     """A model that is none of `models`, by name and by the names of its layers."""
     name, whole = str(planned.config.model.name), "".join(roles(planned))
-    if name in models and re.fullmatch("E+t+nL", whole):
-        return []
+    return [] if name in models and re.fullmatch("E+t+nL", whole) else [no_model(name, system, models)]
+
+
+def no_model(name: str, system: str, models: tuple[str, ...]) -> Problem:
+    """A model that is none of `models`."""
     message = f"is not a model of {system}, whose layers are those of {', '.join(models)}"
     fixes: tuple[Fix, ...] = tuple({"model": one} for one in models)
-    return [Problem("model", name, message, fixes)]
+    return Problem("model", name, message, fixes)
 
 
 def _role(name: str) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from harness.cli.compose import compose
 from harness.core.problem import CannotRun
 from harness.export import deepspeed, deepspeed_config, megatron, systems, torch_pipelining, torchtitan
 from harness.export.planned import Planned
@@ -147,7 +148,7 @@ def test_the_script_has_the_plan() -> None:
         ("gone/ds.json", "is in {}/gone, which is missing"),
         ("here.json", "is there already"),
         ("here.json/ds.json", "is in {}/here.json, which is a file"),
-        ("folder.sh", "is a folder"),
+        ("folder.json", "is a folder"),
         ("plan.txt", "says no system"),
         ("plan", "says no system"),
         ("a" * 300 + ".json", "cannot be written: File name too long"),
@@ -155,11 +156,19 @@ def test_the_script_has_the_plan() -> None:
 )
 def test_places_that_no_file_can_have(tmp_path: Path, file: str, said: str) -> None:
     (tmp_path / "here.json").write_text("{}")
-    (tmp_path / "folder.sh").mkdir()
+    (tmp_path / "folder.json").mkdir()
     with pytest.raises(CannotRun) as caught:
         planned("engine=ddp", "mesh.data=2", f"export='{tmp_path / file}'")
     (problem,) = caught.value.problems
     assert problem.key == "export" and said.format(tmp_path) in problem.message
+
+
+@pytest.mark.parametrize(("file", "model"), [("plan.toml", "gpt"), ("plan.sh", "unet")])
+def test_a_model_of_another_system_is_refused_at_once(tmp_path: Path, file: str, model: str) -> None:
+    with pytest.raises(CannotRun) as caught:
+        compose(["mode=plan", f"model={model}", f"export='{tmp_path / file}'"])
+    (problem,) = caught.value.problems
+    assert problem.key == "model" and problem.fixes[-1] == {"model": "llama"}
 
 
 def test_a_folder_that_cannot_be_written() -> None:
