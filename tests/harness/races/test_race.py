@@ -22,6 +22,8 @@ pytestmark = pytest.mark.usefixtures("commands")
 
 RUN = [sys.executable, str(registry.ROOT / "run.py"), "mode=race", "tracker=none", "cluster.device=cpu", "warmup=1"]
 FAILS_IN_RANKS = """
+import time
+
 import torch.distributed as dist
 from torch import nn
 
@@ -148,6 +150,17 @@ def test_a_entry_that_is_killed_is_a_row(tmp_path: Path) -> None:
     found = documents(tmp_path / "it")
     assert {name: one["status"] for name, one in found.items()} == {"single": "ok", "gpipe": "error", "ddp": "ok"}
     assert "gpipe error" in said and "ended by signal 9" in said
+
+
+@pytest.mark.usefixtures("at_length")
+def test_an_entry_that_hangs_is_a_row(tmp_path: Path) -> None:
+    nets.write(tmp_path, FAILS_IN_RANKS.replace('raise ValueError("no luck")', "time.sleep(600)"))
+    keys = ("model=net.py:build", "engine=single,ddp,gpipe", "batch.micro_batches=2", "steps=6", "launch.timeout_s=5")
+    done = race(tmp_path, *keys, "out=it")
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = documents(tmp_path / "it")
+    assert {name: one["status"] for name, one in found.items()} == {"single": "ok", "ddp": "timeout", "gpipe": "ok"}
+    assert "ddp timeout" in done.stdout and "no progress for launch.timeout_s=5 s" in done.stdout
 
 
 def _kill_command_of(engine: str) -> None:
