@@ -88,7 +88,7 @@ def _nothing_left() -> Iterator[None]:
     try:
         yield
     finally:
-        left = [pid for pid in processes.children() - before if processes.there(pid)]
+        left = processes.left(processes.children() - before)
         for pid in left:
             os.kill(pid, signal.SIGKILL)
     assert not left, f"{len(left)} processes are left"

@@ -101,6 +101,7 @@ def losses(record: RunRecord) -> list[float]:
     return [json.loads(line)["loss"] for line in lines]
 
 
+@pytest.mark.usefixtures("at_length")
 def test_a_script_without_a_main_guard_races_a_class_of_its_own(tmp_path: Path, ranks: None) -> None:
     """Its weights are where each engine begins, and stay as they are; what is done is not run again."""
     (tmp_path / "script.py").write_text(SCRIPT)

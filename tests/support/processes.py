@@ -28,6 +28,14 @@ def there(pid: int) -> bool:
         return False
 
 
+def left(pids: set[int]) -> list[int]:
+    """Those of these processes that stay: on a busy machine one that is about to end takes a while."""
+    deadline = time.monotonic() + SOON_S
+    while any(map(there, pids)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return sorted(filter(there, pids))
+
+
 def running(*words: str) -> list[int]:
     """Those that have all these words somewhere in their command line."""
     found = []

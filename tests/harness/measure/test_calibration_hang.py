@@ -13,6 +13,7 @@ from tests.harness.measure.calibration_runs import disturbed
 pytestmark = pytest.mark.usefixtures("commands")
 
 
+@pytest.mark.usefixtures("at_length")
 def test_ranks_that_hang_end_it(tmp_path: Path) -> None:
     def stop(found: list[int]) -> None:
         for number in found[1:]:

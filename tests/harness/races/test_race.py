@@ -17,6 +17,7 @@ from harness.config import registry
 from harness.core.record import RunRecord
 from harness.core.run_files import METRICS, RACE, RACE_PICTURE, RECORD
 from tests.harness.user_model import nets
+from tests.support import processes
 
 pytestmark = pytest.mark.usefixtures("commands")
 
@@ -134,6 +135,7 @@ def test_a_race_for_each_value_of_another_key(tmp_path: Path) -> None:
     assert len([*(tmp_path / "it").glob(f"*/{RACE}")]) == 2
 
 
+@pytest.mark.usefixtures("at_length")
 def test_a_entry_that_is_killed_is_a_row(tmp_path: Path) -> None:
     keys = ["model=mlp", "engine=single,gpipe,ddp", "steps=300", "out=it"]
     with subprocess.Popen([*RUN, *keys], cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
@@ -142,7 +144,7 @@ def test_a_entry_that_is_killed_is_a_row(tmp_path: Path) -> None:
             for line in process.stdout:
                 if line.startswith("ddp is ready"):
                     break
-            _kill_command_of("engine=gpipe")
+            _kill_command_of("engine=gpipe", tmp_path)
             said = process.stdout.read()
         finally:
             process.kill()
@@ -163,12 +165,12 @@ def test_an_entry_that_hangs_is_a_row(tmp_path: Path) -> None:
     assert "ddp timeout" in done.stdout and "no progress for launch.timeout_s=5 s" in done.stdout
 
 
-def _kill_command_of(engine: str) -> None:
-    """Kill the run.py of an entry."""
-    for place in Path("/proc").glob("[0-9]*/cmdline"):
-        words = place.read_bytes().split(b"\0") if place.exists() else []
-        if engine.encode() in words and b"mode=run" in words:
-            os.kill(int(place.parent.name), signal.SIGKILL)
+def _kill_command_of(engine: str, folder: Path) -> None:
+    """Kill the run.py of an entry; other tests race, too."""
+    for pid in processes.running("run.py", engine, "mode=run"):
+        if Path(f"/proc/{pid}/cwd").resolve() == folder:
+            os.kill(pid, signal.SIGKILL)
             time.sleep(0.1)
             return
+    raise AssertionError(f"{engine} is not there")
     raise AssertionError(f"no run of {engine}")
