@@ -67,7 +67,7 @@ class LaunchConfig:
 
 @dataclass
 class RaceConfig:
-    minutes: float = 5.0
+    minutes: float = 4.0
     """mode=race: minutes from its beginning after which no round but the first begins. A race ends sooner once it is
     decided: when the 95 % interval of each entry's speed is narrower than 3 %."""
 
