@@ -39,9 +39,9 @@ def no_workspaces(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def commands() -> Iterator[None]:
+def commands(request: pytest.FixtureRequest) -> Iterator[None]:
     """A test that starts commands, each of which takes seconds. None is left when it ends, also if it fails."""
-    with _nothing_left():
+    with _own_workers(request), _nothing_left():
         yield
 
 
@@ -79,6 +79,18 @@ def at_length() -> None:
 def browser() -> Iterator[None]:
     """A test that looks at a page with Chromium. None is left when it ends, also if it fails."""
     with _nothing_left():
+        yield
+
+
+@contextmanager
+def _own_workers(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Hides the session's fork server from a test that does without: another one may have started it before."""
+    from harness.launch import fork_server
+
+    with pytest.MonkeyPatch.context() as patch:
+        if "fork_server" not in request.fixturenames:
+            patch.setattr(fork_server, "_scopes", [])
+            patch.delenv(fork_server.VARIABLE, raising=False)
         yield
 
 
