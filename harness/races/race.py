@@ -76,7 +76,7 @@ def hold(
 
 def _hold(entered: Sequence[Entry], folder: Path, rounds: int | None, console: Console | None) -> tuple[int, Result]:
     """Hold one race."""
-    interrupted, began_s, display = False, time.monotonic(), Display(entered, console)
+    interrupted, display = False, Display(entered, console)
     race = Race(entered, folder, rounds, display)
     with local.writing(folder):
         for one in entered:
@@ -87,7 +87,7 @@ def _hold(entered: Sequence[Entry], folder: Path, rounds: int | None, console: C
                 race.run()
         except KeyboardInterrupt:
             interrupted = True
-        found = result.of(entered, folder, time.monotonic() - began_s)
+        found = result.of(entered, folder, time.monotonic() - race.began_s)
         found.show(console)
         if race.errors:
             raise race.errors[0]

@@ -108,8 +108,7 @@ def conditioned(model: str, one: Case) -> Case:
     return one
 
 
-@pytest.mark.usefixtures("at_length")
-@pytest.mark.usefixtures("close")
+@pytest.mark.usefixtures("close", "at_length")
 @pytest.mark.parametrize(("zero", "stages"), [(1, 2), (2, 1)])
 def test_sums_of_four_tasks(zero: int, stages: int) -> None:
     """AmoebaNet with more samples and small steps, whose differences stay small; they still change the weights by far

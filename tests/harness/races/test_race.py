@@ -172,5 +172,4 @@ def _kill_command_of(engine: str, folder: Path) -> None:
             os.kill(pid, signal.SIGKILL)
             time.sleep(0.1)
             return
-    raise AssertionError(f"{engine} is not there")
     raise AssertionError(f"no run of {engine}")

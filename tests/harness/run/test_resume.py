@@ -456,8 +456,7 @@ def test_stopped_by_a_signal_and_started_again(straight, tmp_path, monkeypatch, 
     assert second.metrics["first_loss"] == straight[0]
 
 
-@pytest.mark.usefixtures("at_length")
-@pytest.mark.usefixtures("commands")
+@pytest.mark.usefixtures("commands", "at_length")
 def test_killed_at_any_moment_and_the_newest_checkpoint_damaged(straight, tmp_path, monkeypatch):
     """The parent, with SIGKILL; its ranks end with it."""
     monkeypatch.delenv(fork_server.VARIABLE)  # whose workers' command lines do not say which run they are of
@@ -510,8 +509,7 @@ def test_a_finished_run_is_not_replaced_where_its_checkpoints_are_lost(tmp_path,
     assert {name: data for name, data in contents(tmp_path).items() if name != "refused.json"} == before
 
 
-@pytest.mark.usefixtures("at_length")
-@pytest.mark.usefixtures("commands")
+@pytest.mark.usefixtures("commands", "at_length")
 def test_a_run_that_was_killed_after_its_last_checkpoint(straight, tmp_path):
     first = run(tmp_path, "steps=118")
     replace(first, status="running", metrics={}).save(tmp_path / "record.json")

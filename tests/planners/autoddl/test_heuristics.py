@@ -54,8 +54,7 @@ def relative(name: str, p: int, evaluations: int) -> list[float]:
     return sorted(find(one, name, evaluations, seed).route.seconds / best for seed in range(10))
 
 
-@pytest.mark.usefixtures("at_length")
-@pytest.mark.usefixtures("computation")
+@pytest.mark.usefixtures("computation", "at_length")
 @pytest.mark.parametrize(("p", "plans"), [(128, 36**4), (4096, 91**4)])
 def test_figure_8_at_a_hundredth_of_all_plans_and_less(p, plans):
     """Claim AD-6: coordinate descent finds the optimum, Metropolis-Hastings is close, random plans are not."""

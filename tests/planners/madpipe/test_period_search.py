@@ -67,8 +67,7 @@ def test_whole_stages_are_never_below_their_bound() -> None:
                 assert found.least <= found.timing.period
 
 
-@pytest.mark.usefixtures("at_length")
-@pytest.mark.usefixtures("computation")
+@pytest.mark.usefixtures("computation", "at_length")
 def test_tasks_without_time_are_no_hole_in_memory() -> None:
     """Two tasks without time at one instant have two orders; a schedule that is made shorter may store more."""
     for seed in range(300):

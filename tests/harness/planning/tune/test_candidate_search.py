@@ -33,8 +33,7 @@ from tests.harness.planning.tune.nets import FLAT, LAYERS, Bench, Nets, net, tun
 from tests.problems import refused, row, rows
 
 
-@pytest.mark.usefixtures("at_length")
-@pytest.mark.usefixtures("computation")
+@pytest.mark.usefixtures("computation", "at_length")
 @settings(max_examples=8)
 @given(
     forward_s=st.lists(st.floats(1e-4, 1e-2), min_size=8, max_size=8),
@@ -44,7 +43,7 @@ from tests.problems import refused, row, rows
 def test_the_choice_is_the_best_by_simulation(
     forward_s: list[float], size: int, engine: list[str], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """Exactly, of what was simulated; of all within 5 %: estimates of uneven stages are up to 10 % too long."""
+    """Exactly, of what was simulated; of all candidates within 2 %."""
     found = tuned(tmp_path_factory.mktemp("run"), *engine, "batch.size=32", forward_s=forward_s, size=size)
     bench, simulated = Bench(*FLAT, *engine, "batch.size=32"), {}
     bench.cluster = cluster_config.build(ClusterConfig(**bench.config.cluster))
@@ -59,7 +58,7 @@ def test_the_choice_is_the_best_by_simulation(
             simulated[line.candidate] = draft.plan.predicted["step_time_s"]
     few = {line.candidate: line.simulated_step_time_s for line in found.simulated}
     assert few == pytest.approx({one: simulated[one] for one in few})
-    assert few[found.best.candidate] == min(few.values()) <= 1.05 * min(simulated.values())
+    assert few[found.best.candidate] == min(few.values()) <= 1.02 * min(simulated.values())
 
 
 def test_what_the_simulator_refuses_gives_way(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
