@@ -45,6 +45,7 @@ def test_trains_like_single(model: str, bucket_mb: float) -> None:
     contract.check_training(case(model, bucket_mb=bucket_mb))
 
 
+@pytest.mark.usefixtures("at_length")
 @pytest.mark.fast
 @pytest.mark.parametrize("model", ["unet", "amoebanet", "gpt", "llama"])
 def test_trains_the_zoo_like_single(model: str) -> None:

@@ -125,6 +125,7 @@ def test_trains_like_single_with_other_groups_and_less_freed(model: str, options
     contract.check_training(steady(model, **OPTIONS[options]))
 
 
+@pytest.mark.usefixtures("at_length")
 @pytest.mark.fast
 @pytest.mark.parametrize("model", ["unet", "amoebanet", "gpt", "llama"])
 def test_trains_the_zoo_like_single(model: str) -> None:

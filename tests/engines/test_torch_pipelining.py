@@ -157,6 +157,7 @@ def test_runs_its_schedule(schedule: str) -> None:
     contract.check_trace(case("skips", schedule), TASKS)
 
 
+@pytest.mark.usefixtures("at_length")
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_runs_its_schedule_with_sums(schedule: str) -> None:
     contract.check_trace(case("tied", schedule, micro_batches=2, data=2), TASKS)

@@ -10,6 +10,7 @@ from tests.analysis.bench.conftest import HERE
 pytestmark = pytest.mark.usefixtures("ranks")
 
 
+@pytest.mark.usefixtures("at_length")
 def test_every_entry_has_a_row_and_so_has_every_prediction(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(myelin, "MODELS", {"MLP": ("model=mlp", "batch.size=8")})
     monkeypatch.setattr(myelin.machine, "stored", lambda: HERE)

@@ -26,6 +26,7 @@ def rows() -> dict[str, dict[str, Any]]:
     return {row["entry"]: row for row in bench.race_model("tiny", KEYS, SCHEMES, rounds=3)}
 
 
+@pytest.mark.usefixtures("at_length")
 def test_a_row_for_each(rows: dict[str, dict[str, Any]]) -> None:
     assert [*rows] == [*SCHEMES]
     assert "mesh.pipeline 4" in rows["zbv"]["note"] and "step" not in rows["zbv"]

@@ -69,7 +69,7 @@ def test_overlaps_are_found() -> None:
     assert overlaps(figure) == [("one",)]
 
 
-@pytest.mark.usefixtures("computation")
+@pytest.mark.usefixtures("computation", "at_length")
 @pytest.mark.parametrize("paper", paper_pages.PAGES)
 def test_of_papers(paper: str) -> None:
     report = paper_pages.report(paper)

@@ -49,6 +49,7 @@ def moved(outcome: Outcome) -> Tensor:
     return torch.cat([(last[name] - value).flatten() for name, value in first.items()])
 
 
+@pytest.mark.usefixtures("at_length")
 @pytest.mark.parametrize(("zero", "stages", "data"), SHARDED)
 def test_a_state_goes_on_exactly(zero: int, stages: int, data: int) -> None:
     """Saved after two steps, loaded by another session, trained two more: as without a break, bit for bit."""

@@ -36,6 +36,7 @@ def loud(zero: int, stages: int, data: int) -> Case:
     return replace(one, model=model, dtype="float16", optimizer=ADAMW)
 
 
+@pytest.mark.usefixtures("at_length")
 @pytest.mark.parametrize(("zero", "stages", "data"), SHARDED)
 def test_a_state_goes_on_exactly(zero: int, stages: int, data: int) -> None:
     """Saved while the scale falls and after that; loaded by another session: as without a break, bit for bit."""

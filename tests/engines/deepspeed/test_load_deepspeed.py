@@ -24,7 +24,7 @@ dist.destroy_process_group()
 """
 
 
-@pytest.mark.usefixtures("commands")
+@pytest.mark.usefixtures("commands", "at_length")
 @pytest.mark.parametrize("loaded", [True, False])
 def test_known_warnings_are_left_out_of_the_log_and_no_others(loaded: bool) -> None:
     code = COLLECTIVES.format(loaded=loaded)

@@ -82,6 +82,7 @@ def wide() -> Case:
     return Case(build(Config(group_mb=0)), net, plan, "float32", optimizer=adam, samples=4)
 
 
+@pytest.mark.usefixtures("at_length")
 @pytest.mark.parametrize("reduce_each", [True, False])
 @pytest.mark.parametrize("reshard", [True, False])
 def test_memory_is_what_the_allocator_gave(reshard: bool, reduce_each: bool) -> None:
@@ -125,6 +126,7 @@ def test_shards_take_less_memory_the_more_is_freed() -> None:
     assert found[0] < 0.65 * found[-1]
 
 
+@pytest.mark.usefixtures("at_length")
 def test_memory_is_the_same_in_the_first_step_but_for_the_optimizer() -> None:
     """Then the gathered weights are allocated, later resized. gloo frees a buffer late at times: one may be missing."""
     case = replace(wide(), optimizer=OptimizerSpec("sgd", lr=0.01))

@@ -48,6 +48,7 @@ def trained(one: Case, first: int = 0, start: dict[str, Any] | None = None) -> t
     return run_session(one.engine, one.model, one.plan, one.spec, work)
 
 
+@pytest.mark.usefixtures("at_length")
 @pytest.mark.parametrize(
     ("dtype", "keys"), [("float32", {}), ("bfloat16", {"offload": True, "bsize": 50, "k": 2}), ("float16", {"k": 0})]
 )

@@ -19,6 +19,7 @@ def test_trains_the_zoo_like_single(model: str, pipeline: int, data: int) -> Non
     contract.check_training(replace(case(model, pipeline, data, m=2 // data), samples=4))
 
 
+@pytest.mark.usefixtures("at_length")
 @pytest.mark.parametrize(("pipeline", "data"), [(4, 1), (2, 2)])
 @pytest.mark.parametrize("model", zoo.SIZES)
 def test_trains_the_zoo_on_four_ranks(model: str, pipeline: int, data: int) -> None:

@@ -230,6 +230,7 @@ def test_what_works_column_by_column_is_split(name: str) -> None:
     split(model)
 
 
+@pytest.mark.usefixtures("at_length")
 @pytest.mark.parametrize("name", WHOLE)
 def test_what_does_not_is_kept_whole(name: str) -> None:
     run, sizes, _ = WHOLE[name]

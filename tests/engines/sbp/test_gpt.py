@@ -41,6 +41,7 @@ def gpt(devices: int, tied: bool, dropout: float) -> Model:
     )  # fmt: skip
 
 
+@pytest.mark.usefixtures("at_length")
 @pytest.mark.parametrize("devices", [2, 4, 8])
 def test_as_the_planner_splits_it(devices: int) -> None:
     """Both kinds of ends, links and optimizers, one and two micro-batches; less of it where ranks share few cores."""

@@ -45,6 +45,7 @@ def megatron(model: Model, devices: int, samples: int, micro_batches: int = 1, d
     return build_megatron(MegatronConfig(dimensions=dimensions)).plan(profile, flat(devices), MemoryModel(), request)
 
 
+@pytest.mark.usefixtures("at_length")
 @pytest.mark.parametrize("devices", [2, 4, 8])
 def test_as_the_planner_splits_it(devices: int) -> None:
     """Both kinds of ends and optimizers, one and two micro-batches, with and without a tied head."""

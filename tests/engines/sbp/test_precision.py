@@ -41,6 +41,7 @@ def runs(devices: int, dtype: str, autocast: str | None = None) -> list[Run]:
     return found
 
 
+@pytest.mark.usefixtures("at_length")
 @pytest.mark.parametrize("devices", [2, 4])
 def test_float32(devices: int) -> None:
     check(runs(devices, "float32"), 2e-5)

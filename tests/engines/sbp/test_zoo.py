@@ -20,6 +20,7 @@ TINY = OptimizerSpec("sgd", lr=2e-5, momentum=0.9)
 """Inception's gradients are of a size of 50, and with larger steps they grow: so does what is rounded."""
 
 
+@pytest.mark.usefixtures("at_length")
 @pytest.mark.fast
 @pytest.mark.parametrize("names", CHAINS, ids=", ".join)
 def test_trains_like_single(names: tuple[str, ...]) -> None:

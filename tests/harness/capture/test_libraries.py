@@ -100,7 +100,7 @@ CASES: dict[str, tuple[Callable[[], Case], str, int]] = {
 LARGE = ("densenet121", "swin_t", "convnext_tiny", "efficientnet_b0")
 
 
-@pytest.mark.usefixtures("computation")
+@pytest.mark.usefixtures("computation", "at_length")
 @pytest.mark.parametrize("name", [name for name in CASES if name not in LARGE])
 def test_a_network_of_a_library(name: str) -> None:
     split_and_verified(name)

@@ -78,7 +78,7 @@ def test_names_are_those_of_the_module(name: str, chain_of: Callable[[str], Capt
     assert own.keys() <= {known[key] for key in chain.state_dict()}
 
 
-@pytest.mark.usefixtures("computation")
+@pytest.mark.usefixtures("computation", "at_length")
 @pytest.mark.parametrize("name", NETWORKS)
 def test_layers_are_the_same_on_the_meta_device_and_for_other_examples(name: str) -> None:
     module, chain, args, kwargs = captured(name)

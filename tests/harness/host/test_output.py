@@ -41,7 +41,7 @@ def test_a_run_goes_on(stdout: str, tmp_path: Path) -> None:
     assert ended == (0, FULL if stdout == "full" else "")
 
 
-@pytest.mark.usefixtures("commands")
+@pytest.mark.usefixtures("commands", "at_length")
 @pytest.mark.parametrize("stdout", ["pipe", "full", "closed"])
 def test_a_sweep_goes_on(stdout: str, tmp_path: Path) -> None:
     ended = started(stdout, "run.py", "-m", "mode=simulate", "engine=single,gpipe", *KEYS, f"out={tmp_path}")

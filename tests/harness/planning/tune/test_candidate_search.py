@@ -283,7 +283,7 @@ def test_without_a_planner_that_splits_matmuls_there_are_no_shards(tmp_path: Pat
         tuned(tmp_path, "engine=deepspeed", "planner=balance", "mesh.tensor=2")
 
 
-@pytest.mark.usefixtures("computation")
+@pytest.mark.usefixtures("computation", "at_length")
 @pytest.mark.parametrize("memory_gb", [0.01, 0.03])
 @pytest.mark.parametrize("planner", ["balance", "madpipe", "deepspeed"])
 def test_memory_that_the_user_gave_has_a_fix(planner: str, memory_gb: float, tmp_path: Path, file: str) -> None:

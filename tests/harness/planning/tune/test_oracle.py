@@ -57,7 +57,7 @@ def simulated_one_by_one(engine: str, memory_gb: float) -> list[float]:
     return found
 
 
-@pytest.mark.usefixtures("computation")
+@pytest.mark.usefixtures("computation", "at_length")
 @pytest.mark.parametrize(("engine", "memory_gb"), [*((engine, 0.2) for engine in SPACES), ("deepspeed", 1)])
 def test_the_choice_is_the_best_of_all_points(engine: str, memory_gb: float, tmp_path: Path) -> None:
     points = simulated_one_by_one(engine, memory_gb)
