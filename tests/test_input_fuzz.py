@@ -82,7 +82,7 @@ def documents() -> dict[str, list[bytes]]:
 
 @pytest.mark.timeout(600)
 @given(st.data(), st.sampled_from(["page", "frame", "titles"]))
-@cases(120)
+@cases(110)
 def test_records(data: st.DataObject, what: str) -> None:
     """Broken ones are skipped by name, whatever is broken, and the others are shown."""
     name = data.draw(st.sampled_from(sorted(documents())))
@@ -110,7 +110,7 @@ def test_records(data: st.DataObject, what: str) -> None:
 @pytest.mark.usefixtures("computation")
 @pytest.mark.timeout(600)
 @given(st.integers(1, 5), fuzz.overrides())
-@cases(200)
+@cases(130)
 def test_overrides(layers: int, overrides: list[str]) -> None:
     with TemporaryDirectory() as folder:
         done(folder, *overrides, write_profile(folder, fuzz.profile(layers)))
@@ -136,7 +136,7 @@ def test_yaml_files(data: st.DataObject, group: str) -> None:
 @pytest.mark.usefixtures("computation")
 @pytest.mark.timeout(600)
 @given(st.data(), st.sampled_from(fuzz.ENGINES), st.sampled_from(["plan", "simulate", "tune", "profile"]))
-@cases(150)
+@cases(120)
 def test_profiles(data: st.DataObject, engine: str, mode: str) -> None:
     with TemporaryDirectory() as folder:
         layers = data.draw(st.integers(1, 5))

@@ -18,7 +18,7 @@ from typing import Self
 
 from harness.core import units
 from harness.core.error_notes import RankNote, has_note
-from harness.core.problem import CannotRun, Problem
+from harness.core.problem import CannotRun, Problem, ProblemError
 from harness.core.record import Status
 from harness.core.run_files import ERROR
 from harness.core.serialization import Document
@@ -58,9 +58,12 @@ class Failure(Document):
 
     @classmethod
     def of(cls, error: BaseException, rank: int | None = None) -> Self:
-        """The failure that `error` is. A full disk and a lack of memory are distinguished from other errors."""
-        problems = error.problems if isinstance(error, CannotRun) else ()
+        """The failure that `error` is. A full disk and a lack of memory are distinguished from other errors; what is
+        refused while it trains, a ProblemError, is refused as it would be before."""
         trace = "".join(traceback.format_exception(error))
+        if isinstance(error, ProblemError):
+            error = CannotRun(error.problems)
+        problems = error.problems if isinstance(error, CannotRun) else ()
         message = _message(error)
         if rank is not None and not isinstance(error, CannotRun) and not has_note(error, RankNote):
             message += f"\nin rank {rank}"

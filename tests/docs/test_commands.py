@@ -1,4 +1,4 @@
-"""Commands and scripts of README, tutorials and some pages of docs/howto run, and print what these show but for numbers."""
+"""Commands and scripts of README, tutorials and pages of docs/howto run, and print what these show but for numbers."""
 
 from __future__ import annotations
 

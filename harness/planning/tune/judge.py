@@ -20,7 +20,7 @@ from harness.planning.tune import bounds, extrapolate, schemes
 from harness.planning.tune.candidates import Candidate
 from harness.planning.tune.result import Line
 from harness.planning.tune.schemes import Scheme, Settings
-from harness.planning.tune.step_time import estimate
+from harness.planning.tune.step_time import Estimate
 
 
 class Judge:
@@ -121,22 +121,25 @@ class Judge:
         return line
 
     def judged(self, line: Line) -> Line:
-        """Add the analytic estimate of memory and step time to a candidate, or the reason why it has no plan."""
+        """Add the analytic estimate to a candidate: of memory, and of the step time where it fits. Or the reason why it
+        has no plan."""
         scheme = self.by_settings[line.candidate.settings]
         line = self.with_state(line)
         if line.out:
             return line
         try:
             layout = self.layouts[line.candidate] = self.layout(line.candidate)
-            seconds, peaks = estimate(scheme.engine, layout)
+            estimate = Estimate(scheme.engine, layout)
+            found = tuple(plan_fits.check_memory(layout.plan, estimate.peaks, layout.cluster, layout.memory))
+            seconds = None if found else estimate.seconds()
         except CannotRun as error:
             return replace(line, problems=error.problems)
         except NoPlan as error:
             return replace(line, problems=(error.unsolved,), no_plan=error)
         except ProblemError as error:
             return replace(line, problems=tuple(of_engine(self.config.engine.name, one) for one in error.problems))
-        found = tuple(plan_fits.check_memory(layout.plan, peaks, layout.cluster, layout.memory))
-        return replace(line, problems=found, closed_form_memory_bytes=max(peaks), closed_form_step_time_s=seconds)
+        needed = max(estimate.peaks)
+        return replace(line, problems=found, closed_form_memory_bytes=needed, closed_form_step_time_s=seconds)
 
     def layout(self, one: Candidate) -> Layout:
         """Plan a candidate. Raises `CannotRun` and `NoPlan` where a run of it would."""

@@ -10,7 +10,7 @@ import pytest
 from analysis.bench import race as bench
 from analysis.bench import race_plot
 
-pytestmark = pytest.mark.usefixtures("commands")
+pytestmark = pytest.mark.usefixtures("commands", "at_length")
 
 KEYS = ("model=mlp", "batch.size=8", "batch.micro_batch_size=2", "cluster.device=cpu", "warmup=2")
 SCHEMES = {
@@ -26,7 +26,6 @@ def rows() -> dict[str, dict[str, Any]]:
     return {row["entry"]: row for row in bench.race_model("tiny", KEYS, SCHEMES, rounds=3)}
 
 
-@pytest.mark.usefixtures("at_length")
 def test_a_row_for_each(rows: dict[str, dict[str, Any]]) -> None:
     assert [*rows] == [*SCHEMES]
     assert "mesh.pipeline 4" in rows["zbv"]["note"] and "step" not in rows["zbv"]

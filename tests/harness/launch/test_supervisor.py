@@ -239,7 +239,7 @@ def failing(tmp_path: Path, raising: str) -> Outcome:
 import sys
 from pathlib import Path
 from harness.launch.failure import Failure
-from harness.core.problem import CannotRun, Problem
+from harness.core.problem import CannotRun, Problem, ProblemError
 try:
     {raising}
 except BaseException as error:
@@ -268,10 +268,14 @@ def test_lack_of_memory(tmp_path, raising):
     assert failing(tmp_path, raising).status == "oom"
 
 
-def test_problems_that_only_a_rank_finds(tmp_path):
-    outcome = failing(tmp_path, "raise CannotRun([Problem('model.size', 5, 'is too small', ({'model.size': 64},))])")
+@pytest.mark.parametrize("kind", ["CannotRun([{}])", "ProblemError({})"])
+def test_problems_that_only_a_rank_finds(tmp_path, kind):
+    """Also those that it finds in a later step."""
+    problem = "Problem('model.size', 5, 'is too small', ({'model.size': 64},))"
+    outcome = failing(tmp_path, f"raise {kind.format(problem)}")
     assert outcome.status == "infeasible"
     assert rows(outcome.problems) == [("model.size", 5, ["model.size=64"])]
+    assert outcome.reason.startswith("this run cannot run:") and "model.size=64" in outcome.reason
 
 
 def test_a_full_disk(tmp_path):
