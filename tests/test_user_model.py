@@ -27,8 +27,8 @@ from tests.test_every_engine import FURTHER
 STEPS = 3
 SETTINGS = ["batch.size=16", "warmup=1", f"steps={STEPS - 1}", "tracker=none", "cluster.devices=2", "seed=5"]
 MICRO_BATCHES = 4
-SOME = ("gpipe", "fsdp", "torch_pipelining")
-"""Threads, replicas, a pipeline of processes."""
+SOME = ("gpipe", "torch_pipelining")
+"""A pipeline of threads, and one of processes."""
 PLAN = ["mode=plan", "tracker=none", "costs=analytic", "cluster=p40x8", "cluster.devices=2"]
 
 

@@ -26,6 +26,7 @@ def short(model: str, zero: int, stages: int, data: int, optimizer: OptimizerSpe
     return replace(case(model, stages, data, zero, m=2), dtype="bfloat16", optimizer=optimizer)
 
 
+@pytest.mark.usefixtures("at_length")
 @pytest.mark.parametrize(("zero", "stages", "data"), SHARDED)
 @pytest.mark.parametrize("model", ["tied", "gpt"])
 def test_it_stays_close_to_single(model: str, zero: int, stages: int, data: int) -> None:

@@ -12,6 +12,7 @@ from tests.engines.myelin.cases import case
 pytestmark = pytest.mark.usefixtures("ranks")
 
 
+@pytest.mark.usefixtures("at_length")
 @pytest.mark.fast
 @pytest.mark.parametrize(("pipeline", "data"), [(2, 1), (1, 2)])
 @pytest.mark.parametrize("model", zoo.SIZES)

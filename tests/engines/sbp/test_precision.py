@@ -51,6 +51,7 @@ def moved(first: dict[str, Tensor], last: dict[str, Tensor]) -> Tensor:
     return torch.cat([(last[name] - value).flatten().float() for name, value in first.items()])
 
 
+@pytest.mark.usefixtures("at_length")
 @pytest.mark.parametrize(("dtype", "autocast"), [("float32", "bfloat16"), ("bfloat16", None)])
 def test_bfloat16(dtype: str, autocast: str | None) -> None:
     """Losses to 4 roundings, how far all weights have moved in three steps to a tenth of that way."""
