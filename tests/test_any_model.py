@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from harness.core.run_files import METRICS
+from tests import tiers
 from tests.any_model import __main__ as any_model
 from tests.any_model import chain, reference
 from tests.any_model.cases import CASES, COLUMNS, FEW, Case, Column, cells
@@ -23,18 +24,10 @@ ENGINES = {column.name: column for column in COLUMNS}
 
 
 @pytest.mark.usefixtures("commands")
-def test_a_cell_of_the_page(tmp_path: Path) -> None:
-    run_one(tmp_path, "lstm", "1F1B")
-
-
-@pytest.mark.usefixtures("commands", "at_length")
-@pytest.mark.parametrize(("model", "engine"), [("gpt2", "gpipe"), ("googlenet", "fsdp")], ids=lambda name: name)
-def test_a_large_cell_of_the_page(tmp_path: Path, model: str, engine: str) -> None:
-    """Of Transformers, with an override; of torchvision, with gradients of skips that arrive first."""
-    run_one(tmp_path, model, engine)
-
-
-def run_one(tmp_path: Path, model: str, engine: str) -> None:
+@pytest.mark.parametrize("cell", tiers.split(["gpt2 gpipe", "googlenet fsdp", "lstm 1F1B"], ["lstm 1F1B"]))
+def test_a_cell_of_the_page(tmp_path: Path, cell: str) -> None:
+    """Of Transformers, with an override; of torchvision, with gradients of skips that arrive first; LSTM."""
+    model, engine = cell.split()
     key = NAMED[model], ENGINES[engine]
     found = any_model.run_all([key], tmp_path)[key]
     assert found.end == End("ok") and found.difference is not None and found.difference <= 1e-9

@@ -24,6 +24,7 @@ MODULE = "import pytest\npytest.importorskip('no_such_module')\n"
 @pytest.mark.parametrize(
     ("text", "ci", "workers", "code"),
     [
+        pytest.param(SKIPPED, "true", 0, 1, id="test", marks=pytest.mark.soak),
         pytest.param(MODULE, "true", 0, 1, id="module"),
         pytest.param(SKIPPED, "", 0, 0, id="not in CI"),
         pytest.param(ALLOWED, "true", 0, 0, id="gpu"),

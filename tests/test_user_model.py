@@ -19,6 +19,7 @@ from harness.sweep.points import expand
 from harness.user_model import reference
 from slurm.feasibility import examine
 from slurm.settings import Settings
+from tests import tiers
 from tests.harness.user_model import nets
 from tests.support import known_machine
 from tests.support.faults import ENGINES
@@ -76,22 +77,11 @@ def trained(engine: str, folder: Path, *further: str) -> list[float]:
     return losses(folder)
 
 
-@pytest.mark.parametrize("engine", SOME)
-def test_an_engine_of_each_kind_trains_like_single(
+@pytest.mark.parametrize("engine", tiers.split(sorted({*ENGINES, *FURTHER} - {"single"}), SOME))
+def test_every_engine_trains_like_single(
     engine: str, expected: list[float], here: Path, tmp_path: Path, commands: None
 ) -> None:
-    same(expected, trained(engine, tmp_path / "run"))
-
-
-@pytest.mark.usefixtures("at_length")
-@pytest.mark.parametrize("engine", sorted({*ENGINES, *FURTHER} - {"single", *SOME}))
-def test_every_other_engine_trains_like_single(
-    engine: str, expected: list[float], here: Path, tmp_path: Path, commands: None
-) -> None:
-    same(expected, trained(engine, tmp_path / "run"))
-
-
-def same(expected: list[float], found: list[float]) -> None:
+    found = trained(engine, tmp_path / "run")
     assert len(found) == STEPS == len(set(found))
     assert found == pytest.approx(expected, rel=1e-5)
 

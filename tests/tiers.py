@@ -13,7 +13,7 @@ Left to the full tier, by the marker `full`, are
 A test marked `fast` stays in the fast tier whatever it uses, with a covering set of its cases.
 
 Of a slow test, one with a fixture of `SLOW`, the full tier has that covering set, too: `make soak` runs the others, and
-those with the fixture `at_length`.
+those with the fixture `at_length`. Single cases of a test are left to it by `split`.
 
 Several processes run tests at a time. Those of a module that share its fixtures run in one of them, by the
 marker `xdist_group`: these are made once. So do all that use the emulated cluster.
@@ -24,11 +24,15 @@ A property test has at most ten examples in the fast tier: `@settings(max_exampl
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from itertools import groupby
+from typing import TYPE_CHECKING, Any
 
 import hypothesis
 import pytest
+
+if TYPE_CHECKING:
+    from _pytest.mark import ParameterSet
 
 SLOW = frozenset({"commands", "ranks", "slurm", "browser", "kernels", "computation"})
 """Fixtures whose tests are too slow for the fast tier: see their docstrings."""
@@ -44,6 +48,11 @@ def examples(count: int) -> int:
     """Returns how many examples a property test has in this tier; `count` in the full one."""
     fast = hypothesis.settings.get_current_profile_name() == FAST
     return min(count, hypothesis.settings.default.max_examples) if fast else count
+
+
+def split(values: Iterable[Any], full: Container[Any]) -> list[ParameterSet]:
+    """Returns the cases of a `parametrize` of which the full tier has those in `full`, and soak the others."""
+    return [pytest.param(value, marks=[] if value in full else [pytest.mark.soak]) for value in values]
 
 
 def mark(items: Iterable[pytest.Item]) -> None:

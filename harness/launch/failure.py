@@ -62,7 +62,8 @@ class Failure(Document):
         refused while it trains, a ProblemError, is refused as it would be before."""
         trace = "".join(traceback.format_exception(error))
         if isinstance(error, ProblemError):
-            error = CannotRun(error.problems)
+            notes, error = getattr(error, "__notes__", []), CannotRun(error.problems)
+            error.__notes__ = notes
         problems = error.problems if isinstance(error, CannotRun) else ()
         message = _message(error)
         if rank is not None and not isinstance(error, CannotRun) and not has_note(error, RankNote):

@@ -14,12 +14,13 @@ import pytest
 
 from harness.config import registry
 from harness.host.devices import cpu_model
+from tests import tiers
 from tests.docs import pages
 from tests.support import fork_servers
 
 DOCS = registry.ROOT / "docs"
 TUTORIALS = (registry.ROOT / "README.md", *sorted((DOCS / "tutorials").glob("*.md")))
-FURTHER = (DOCS / "howto/python.md", DOCS / "howto/export.md")
+PAGES = (*TUTORIALS, DOCS / "howto/python.md", DOCS / "howto/export.md")
 EXCEPTED = {
     "make run": "sets up an environment, from a network",
     "make test": "runs this test",
@@ -83,25 +84,11 @@ def masked(line: str) -> str:
     return " ".join(NUMBER.sub("#", line).split())
 
 
-@pytest.mark.parametrize("page", TUTORIALS, ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", tiers.split(PAGES, TUTORIALS), ids=lambda page: page.stem)
 @pytest.mark.timeout(600)
 def test_what_it_shows_happens(
     page: Path, tree: Path, environment: Mapping[str, str], done: dict[str, str], commands: None
 ) -> None:
-    check(page, tree, environment, done)
-
-
-@pytest.mark.usefixtures("at_length")
-@pytest.mark.parametrize("page", FURTHER, ids=lambda page: page.stem)
-@pytest.mark.timeout(600)
-def test_what_another_page_shows_happens(
-    page: Path, tree: Path, environment: Mapping[str, str], done: dict[str, str], commands: None
-) -> None:
-    check(page, tree, environment, done)
-
-
-def check(page: Path, tree: Path, environment: Mapping[str, str], done: dict[str, str]) -> None:
-    """Run all commands and scripts of a page that are not `done`; assert that these print what it promises."""
     text = page.read_text(encoding="utf-8")
     pages.write(pages.files(text), tree)
     for example in pages.examples(text):
@@ -118,7 +105,7 @@ def check(page: Path, tree: Path, environment: Mapping[str, str], done: dict[str
 
 
 def test_what_is_excepted_is_shown() -> None:
-    texts = [page.read_text() for page in (*TUTORIALS, *FURTHER)]
+    texts = [page.read_text() for page in PAGES]
     examples = [example for text in texts for example in (*pages.examples(text), *pages.transcripts(text))]
     shown = {one for example in examples for one in example.commands}
     assert set(EXCEPTED) <= shown

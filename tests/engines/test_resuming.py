@@ -33,6 +33,7 @@ from harness.run import checkpoint_files
 from harness.worker.checkpoints import Checkpoints
 from harness.worker.training_loop import METRICS, Loop, train_steps
 from planners.block_partition import even
+from tests import tiers
 from tests.engines import networks
 from tests.engines.contract import Case
 from tests.engines.deepspeed.cases import case as deepspeed
@@ -160,13 +161,7 @@ def losses(case: Case, run_dir: Path, stops: bool = False) -> list[float]:
     return [json.loads(line)["loss"] for line in (run_dir / METRICS).read_text().splitlines()]
 
 
-@pytest.mark.usefixtures("at_length")
-@pytest.mark.parametrize("name", FURTHER)
-def test_losses_of_further_settings_are_those_of_a_run_that_was_not_stopped(name: str, tmp_path: Path) -> None:
-    check(replace(CASES[name](), optimizer=ADAM), tmp_path)
-
-
-@pytest.mark.parametrize("name", [name for name in CASES if name not in FURTHER])
+@pytest.mark.parametrize("name", tiers.split(CASES, CASES.keys() - FURTHER))
 def test_losses_are_those_of_a_run_that_was_not_stopped(name: str, tmp_path: Path) -> None:
     check(replace(CASES[name](), optimizer=ADAM), tmp_path)
 

@@ -272,10 +272,11 @@ def test_lack_of_memory(tmp_path, raising):
 def test_problems_that_only_a_rank_finds(tmp_path, kind):
     """Also those that it finds in a later step."""
     problem = "Problem('model.size', 5, 'is too small', ({'model.size': 64},))"
-    outcome = failing(tmp_path, f"raise {kind.format(problem)}")
+    outcome = failing(tmp_path, f"error = {kind.format(problem)}; error.add_note('in stage 1'); raise error")
     assert outcome.status == "infeasible"
     assert rows(outcome.problems) == [("model.size", 5, ["model.size=64"])]
     assert outcome.reason.startswith("this run cannot run:") and "model.size=64" in outcome.reason
+    assert outcome.reason.endswith("in stage 1")
 
 
 def test_a_full_disk(tmp_path):

@@ -22,9 +22,18 @@ def cache(tmp_path_factory):
 
 @pytest.mark.usefixtures("commands", "fork_server")
 def test_second_commands_while_a_run_trains(tmp_path: Path) -> None:
-    """Each kind of second command and of moment once."""
     seconds = ("overwrite", -1), ("same keys", 0), ("plan", 1), ("sweep", 30), ("other keys", 60)
     assert check(Pair("single", seconds), tmp_path / "run")
+
+
+@pytest.mark.usefixtures("commands", "fork_server", "at_length")
+def test_two_runs_that_second_commands_do_not_disturb(tmp_path: Path) -> None:
+    """Each kind of second command and of moment once, and two runs have the same losses."""
+    one = Pair(
+        "single", (("overwrite", -1), ("same keys", 0), ("plan", 1), ("sweep", 30), ("race", 60), ("other keys", 120))
+    )
+    other = Pair("single", (("more steps", 1), ("fewer steps", 60)))
+    assert agree([check(one, tmp_path / "one"), check(other, tmp_path / "other")])
 
 
 @pytest.mark.soak
