@@ -82,6 +82,7 @@ def explain(
 ) -> str:
     """Have the processes say what they do, put their stacks in the log; returns who holds up the run.
 
+    A process may be late and write after that: once all have ended, `remove_dumps`.
     `worker` is the process id of what the parent has started; `count` that of the ranks, where no process has forked
     them and knows how many there are.
     """
@@ -89,16 +90,18 @@ def explain(
         if (folder / HANG).is_file():
             (folder / HANG).unlink()
         (folder / HANG).mkdir(exist_ok=True)
-    try:
-        signal_all()
-        dumps = _collected(folder / HANG, count)
-    finally:
-        shutil.rmtree(folder / HANG, ignore_errors=True)
+    signal_all()
+    dumps = _collected(folder / HANG, count)
     for one in dumps:
         what = f"{_name(one, names)} {one.where}".strip()
         log.write(f"\n--- {what}, Python stacks:\n{one.stacks}".encode())
     log.flush()
     return reason(dumps, names, count, _is_stopped(worker))
+
+
+def remove_dumps(folder: Path) -> None:
+    """Remove what processes that have ended wrote."""
+    shutil.rmtree(folder / HANG, ignore_errors=True)
 
 
 def _collected(folder: Path, count: int | None) -> list[Dump]:

@@ -9,7 +9,6 @@ The parent learns how the worker did from its files in the run's folder and from
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import statistics
 import subprocess
@@ -24,7 +23,7 @@ from typing import IO
 from harness.core import files
 from harness.core.problem import CannotRun, Problem
 from harness.core.record import Status
-from harness.core.run_files import CHECKPOINTS, HANG, LOG, MACHINE, METRICS, PROFILE, RESULT, STOP, TIMINGS
+from harness.core.run_files import CHECKPOINTS, LOG, MACHINE, METRICS, PROFILE, RESULT, STOP, TIMINGS
 from harness.host import machine, malloc
 from harness.host.machine import Machine
 from harness.launch import die_with_parent, fork_server, hang, mpi
@@ -147,7 +146,7 @@ def supervise(
     """
     given = inherits or {}
     reasons = ExitReasons(run_dir / LOG, step, names)
-    shutil.rmtree(run_dir / HANG, ignore_errors=True)  # of a parent that was killed
+    hang.remove_dumps(run_dir)  # of a parent that was killed
     with (run_dir / LOG).open("ab") as log:
         while True:
             since = time.time()
@@ -168,6 +167,7 @@ def supervise(
                 outcome = watch.outcome(follow, reasons, log)
             finally:
                 _end(worker, step, since)
+                hang.remove_dumps(run_dir)
             if outcome.status in ("ok", "timeout") or not reasons.try_again():
                 break
     follow()

@@ -104,14 +104,14 @@ def write(run_dir: Path, state: RunState, fill: Callable[[IO[bytes]], None]) -> 
             _add(state, file)
             file.flush()
             os.fsync(file.fileno())
+        older = [step for step in steps(run_dir) if step < state.step]
+        for old in older[KEPT - 1 :]:  # before the new one is there: a writer that is killed leaves no third one
+            place(run_dir, old).unlink(missing_ok=True)
         part.replace(path)
         _sync(path.parent)
     except BaseException:
         part.unlink(missing_ok=True)
         raise
-    older = [step for step in steps(run_dir) if step < state.step]
-    for old in older[KEPT - 1 :]:
-        place(run_dir, old).unlink(missing_ok=True)
 
 
 class _Recording(io.RawIOBase):

@@ -90,4 +90,5 @@ def test_a_file_in_the_place_of_the_stacks_is_no_error(tmp_path: Path, monkeypat
 
     with (tmp_path / "log").open("wb") as log:
         assert "rank 0" in hang.explain(tmp_path, NAMES, os.getpid(), 1, speak, log)
+    hang.remove_dumps(tmp_path)
     assert not (tmp_path / HANG).exists()

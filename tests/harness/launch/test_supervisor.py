@@ -17,7 +17,7 @@ from harness.core.model_profile import LayerProfile, ModelProfile
 from harness.core.problem import CannotRun
 from harness.core.run_files import HANG, MACHINE
 from harness.host import machine
-from harness.launch import supervisor
+from harness.launch import hang, supervisor
 from harness.launch.failure import DISK_FULL, DISK_FULL_CODE
 from harness.launch.signals import ENDING, Preempted, preemptible
 from harness.launch.supervisor import Outcome, WorkerFailed, supervise
@@ -124,6 +124,26 @@ def test_a_worker_that_is_stopped_is_not_said_to_have_written_stacks(tmp_path):
     outcome = supervise([*python(HANGING.format(before=stop)), str(tmp_path)], tmp_path, 3.0)
     assert outcome.status == "timeout"
     assert outcome.reason.endswith("the worker made no progress and wrote no Python stack: it is stopped (SIGSTOP)")
+
+
+LATE = """
+import itertools, signal, sys
+from pathlib import Path
+def write(*_):
+    (Path(sys.argv[1]) / "hang").mkdir(exist_ok=True)
+    for number in itertools.count():
+        (Path(sys.argv[1]) / "hang" / f"rank-{number % 999}.json").write_text("{}")
+signal.signal(signal.SIGUSR2, write)
+while True:
+    signal.pause()
+"""
+
+
+def test_what_a_worker_writes_late_about_its_hang_does_not_stay(tmp_path, monkeypatch):
+    """Until it is killed: after those who wait for it have gone on."""
+    monkeypatch.setattr(hang, "DUMP_S", 0.2)
+    assert supervise([*python(LATE), str(tmp_path)], tmp_path, 2.0).status == "timeout"
+    assert not (tmp_path / HANG).exists()
 
 
 def test_a_worker_that_is_killed_leaves_no_memory_of_mpi(tmp_path):

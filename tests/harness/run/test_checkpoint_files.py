@@ -63,6 +63,15 @@ def test_the_last_two_are_kept(tmp_path: Path) -> None:
     assert [after_steps(step) for step in (1, 2)] == ["after 1 step", "after 2 steps"]
 
 
+def test_there_are_never_three(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even where the writer is killed as soon as the new one is there."""
+    seen = []
+    monkeypatch.setattr(checkpoint_files, "_sync", lambda folder: seen.append(steps(folder.parent)))
+    for step in (8, 9, 10, 11):
+        write(tmp_path, step, save)
+    assert seen == [[8], [9, 8], [10, 9], [11, 10]]
+
+
 def test_the_newest_is_that_of_most_steps_whatever_the_clock_said(tmp_path: Path) -> None:
     for step in (1, 2):
         write(tmp_path, step, save)
