@@ -109,6 +109,10 @@ def _anywhere(config: DictConfig, can: Capabilities, plan: Plan, profile: ModelP
         if traits.draws and _recomputed(plan):
             message = f"takes random numbers of Python or NumPy in layer {layer.name!r}: a recomputation gets others"
             yield problem(message, ({"engine.checkpoint": "never"},), "torch's random numbers")
+        if traits.too_large and _recomputed(plan):
+            message = f"has too many objects in {traits.too_large} (layer {layer.name!r}): each recomputation would "
+            message += "look at all of them"
+            yield problem(message, ({"engine.checkpoint": "never"},), "keep them outside of the module")
         if traits.max_norm and _copied(index, can, plan, profile):
             message = f"has max_norm in layer {layer.name!r}, which changes its weight in the forward pass"
             yield problem(f"{message}: copies would differ", single, "max_norm=None")

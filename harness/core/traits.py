@@ -21,7 +21,8 @@ class Traits:
     forward pass changes in place. `in_place` is the layer that made tensors which share memory, if this layer changes
     one of them in place. `max_norm`: it has an embedding that scales rows of its weight. `sparse` are weights whose
     gradients are sparse, `scalars` those without a dimension, `empty` those without elements that get a gradient,
-    `unused` those that get none. `draws`: it takes random numbers of Python or NumPy.
+    `unused` those that get none. `draws`: it takes random numbers of Python or NumPy. `too_large`: the attribute
+    that leads to more objects than a recomputation looks at ("'table' of Lookup").
     """
 
     gives: tuple[Given, ...] = ()
@@ -34,3 +35,4 @@ class Traits:
     empty: tuple[str, ...] = ()
     unused: tuple[str, ...] = ()
     draws: bool = False
+    too_large: str | None = None

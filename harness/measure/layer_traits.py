@@ -22,6 +22,7 @@ from harness.measure.layer_chain import Chain, Task, tensors
 from harness.nn.skip import named_layers
 from harness.nn.tied import has_max_norm
 from harness.runtime.autograd import differentiable
+from harness.runtime.recomputation import ForwardState
 
 
 class Seen:
@@ -99,6 +100,7 @@ def traits(chain: Chain, tasks: Sequence[Task], seen: Seen) -> list[Traits]:
                 scalars=tuple(name for weight, name in own.items() if not weight.dim()),
                 empty=tuple(name for weight, name in own.items() if not weight.numel() and weight in with_gradient),
                 draws=seen.draws[index],
+                too_large=ForwardState([*layer.modules()], "").too_large(),
                 unused=tuple(name for weight, name in own.items() if weight not in with_gradient),
             )
         )

@@ -76,11 +76,22 @@ class Held:
         return len(mine) == len(others) and all(a is b for a, b in zip(mine, others, strict=True))
 
 
+class TooMany(RuntimeError):
+    """A value that leads to more objects than can be looked at in each recomputation; `name` says which."""
+
+    def __init__(self, name: str, most: float) -> None:
+        self.name = name
+        super().__init__(
+            f"{name} has more than {most} objects, too many to look at in each recomputation "
+            "-> checkpoint='never', or keep them outside of the module"
+        )
+
+
 class Snapshot:
     """What the objects that can be reached from `roots`, values with their names, hold now.
 
-    `freeze` makes of each member what is kept of it. Raises RuntimeError, with the name of a root, if that has more
-    than `most` objects, by default OBJECTS.
+    `freeze` makes of each member what is kept of it. Raises `TooMany` if a root has more than `most` objects, by
+    default OBJECTS.
     """
 
     def __init__(
@@ -101,10 +112,7 @@ class Snapshot:
                 self.held[id(one)] = one, held.mapped(freeze)
                 waiting += held.members
                 if len(self.held) > limit:
-                    raise RuntimeError(
-                        f"{name} has more than {most} objects, too many to look at in each recomputation "
-                        "-> checkpoint='never', or keep them outside of the module"
-                    )
+                    raise TooMany(name, most)
 
     def put(self, thaw: Callable[[Any], Any]) -> None:
         """Every object holds again what it held; one that holds it still is left alone."""

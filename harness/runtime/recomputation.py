@@ -27,7 +27,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parameter import is_lazy
 
 from harness.nn.batchnorm import DeferredBatchNorm, statistics, throwaway
-from harness.nn.object_state import ITERATORS, SCALARS, Frozen, Snapshot, hidden_modules
+from harness.nn.object_state import ITERATORS, SCALARS, Frozen, Snapshot, TooMany, hidden_modules
 from harness.nn.tied import version
 from harness.runtime import output_check
 from harness.runtime.output_check import Sample
@@ -221,6 +221,14 @@ class ForwardState:
 
     def _object_roots(self) -> Iterator[tuple[str, Any]]:
         return (root for module in self._stateful() for root in _roots(module))
+
+    def too_large(self) -> str | None:
+        """Which attribute or hook leads to more objects than `first_run` looks at."""
+        try:
+            Snapshot(self._object_roots(), lambda value: value)
+        except TooMany as error:
+            return error.name
+        return None
 
     def _is_as_then(self, place: Place, value: Any) -> bool:
         if isinstance(value, _Copy):

@@ -95,6 +95,7 @@ def test_what_an_engine_can_do(can: Capabilities, of: ModelProfile) -> None:
         (Capabilities(scalars=False), REPLICAS, profile(scalars=("l2.scale",)), "engine=ddp"),
         (Capabilities(empty=False), REPLICAS, profile(empty=("l2.none",)), "engine=ddp"),
         (Capabilities(), replace(PLAN, recompute="always"), profile(draws=True), "engine.checkpoint=never"),
+        (Capabilities(), replace(PLAN, recompute="always"), profile(too_large="'x' of L"), "engine.checkpoint=never"),
         (Capabilities(same_memory=False), REPLICAS, profile(same_memory=(("l1.w", "l2.w"),)), "engine=ddp"),
         (RANKS, REPLICAS, profile(max_norm=True), "engine=single"),
         (Capabilities(), PLAN, profile(0, tied=(0, 3), max_norm=True), "engine=single"),

@@ -32,6 +32,14 @@ class InPlace(nn.Module):
         return pair[0]
 
 
+class Lookup(nn.Linear):
+    """Has many lists in a list."""
+
+    def __init__(self, lists: int) -> None:
+        super().__init__(4, 4)
+        self.table = [[number] for number in range(lists)]
+
+
 class Hidden(nn.Module):
     """Calls a layer that it does not hold, or uses its weight."""
 
@@ -126,6 +134,10 @@ CASES: dict[str, tuple[Any, list[Traits]]] = {
     "random": (
         lambda: nn.Sequential(nn.Linear(4, 4), Drawing("python"), Drawing("numpy"), Drawing("torch")),
         [Traits((FLOAT,)), Traits((FLOAT,), draws=True), Traits((FLOAT,), draws=True), Traits((FLOAT,))],
+    ),
+    "many objects": (
+        lambda: nn.Sequential(Lookup(9_000), nn.Sequential(Lookup(11_000))),
+        [Traits((FLOAT,)), Traits((FLOAT,), too_large="'table' of Lookup")],
     ),
     "empty": (lambda: nn.Sequential(Empty()), [Traits((FLOAT,), empty=("0.none",))]),
     "complex": (
