@@ -1,4 +1,4 @@
-"""Every `python -m` command says with --help what it does."""
+"""Every module can be imported, and every `python -m` command says with --help what it does."""
 
 from __future__ import annotations
 
@@ -19,14 +19,31 @@ SCRIPTS = {
 }
 """Files that are started by their path, and take what their parent gives them, and what export=FILE.py writes."""
 WITH_TORCH = {"tests.engines.periodic.period"}
+IMPORT = "import importlib, sys; list(map(importlib.import_module, sys.argv[1:]))"
+CELL = re.compile(r"^# %%", re.MULTILINE)
+"""In a notebook: it computes when it is imported."""
 GUARD = re.compile(r"^if __name__ ==", re.MULTILINE)
 
 
+def files() -> list[Path]:
+    return [path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")]
+
+
+def module(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
 def commands() -> list[str]:
-    found = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")]
-    starts = [path for path in found if path.name == "__main__.py" or GUARD.search(path.read_text(encoding="utf-8"))]
-    names = {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__main__") for path in starts}
-    return sorted(names - SCRIPTS)
+    starts = [path for path in files() if path.name == "__main__.py" or GUARD.search(path.read_text(encoding="utf-8"))]
+    return sorted({module(path).removesuffix(".__main__") for path in starts} - SCRIPTS)
+
+
+@pytest.mark.fast
+@pytest.mark.usefixtures("commands")
+def test_every_module_is_imported() -> None:
+    found = [path for path in files() if path.name != "__main__.py" and ROOT / "tests" not in path.parents]
+    names = sorted(module(path) for path in found if not CELL.search(path.read_text(encoding="utf-8")))
+    subprocess.run([sys.executable, "-c", IMPORT, *names], cwd=ROOT, check=True)
 
 
 @pytest.mark.usefixtures("commands")
