@@ -101,7 +101,8 @@ class Display(LiveView):
         self.refresh()
         if not self._live:
             number = self.rows.index(row) + 1
-            values = zip(differing(self.rows), values_of(self.rows)[number - 1], strict=True)
+            keys = differing(self.rows)
+            values = zip(keys, values_of(self.rows, keys)[number - 1], strict=True)
             varied = " ".join(f"{key}={value}" for key, value in values if value != UNKNOWN)
             figures = [text for text in row.figures() if text != UNKNOWN]
             parts = [f"[{number}/{len(self.rows)}] {row.point.id}", varied, row.status, *figures]

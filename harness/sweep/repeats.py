@@ -55,7 +55,7 @@ def columns(groups: Sequence[Group]) -> Iterator[Column]:
     """What differs but the seed, how many are ok, and the figures that some point has."""
     firsts = [group[0] for group in groups]
     keys = [key for key in differing(firsts) if key != SEED]
-    cells = zip(*values_of(firsts), strict=True) if keys else ()
+    cells = zip(*values_of(firsts, keys), strict=True)
     yield from (Column(title, list(values)) for title, values in zip(short(keys), cells, strict=True))
     yield Column("ok", [f"{sum(row.state == 'ok' for row in group)} of {len(group)}" for group in groups], figure=True)
     yield from (column for column in _figures(groups) if any(cell != UNKNOWN for cell in column.cells))

@@ -56,7 +56,7 @@ def _differing_columns(rows: Sequence[Row]) -> list[Column]:
     """Those that mesh and size of micro-batches repeat are the first to be left out, where these are known of all."""
     keys = differing(rows)
     ranks = [REPEATS if key in REPEATED and all(row.mesh for row in rows) else 0 for key in keys]
-    columns = zip(short(keys), zip(*values_of(rows), strict=True), ranks, strict=True)
+    columns = zip(short(keys), zip(*values_of(rows, keys), strict=True), ranks, strict=True)
     return [Column(title, list(cells), rank) for title, cells, rank in columns]
 
 
@@ -115,11 +115,11 @@ def best(rows: Sequence[Row]) -> list[Row]:
     return [row for ended, most in zip(several, highest, strict=True) for row in ended if row.throughput == most]
 
 
-def values_of(rows: Sequence[Row]) -> list[list[str]]:
-    """The values of the keys that differ among points; of a path only the last part, if that is enough. Of a key that
-    a point does not give what its run used."""
+def values_of(rows: Sequence[Row], keys: Sequence[str]) -> list[list[str]]:
+    """The values of `keys` in each row; of a path only the last part, if that is enough. Of a key that a point does not
+    give what its run used."""
     columns = []
-    for key in differing(rows):
+    for key in keys:
         whole = [row.point.values().get(key) or row.used(key) for row in rows]
         lasts = [value.rstrip("}'\"").rpartition("/")[2] for value in whole]
         columns.append(lasts if len(set(lasts)) == len(set(whole)) else whole)

@@ -51,6 +51,14 @@ def test_a_row_has_the_mean_and_the_spread() -> None:
     assert "seed" not in columns and "loss" not in columns
 
 
+def test_each_row_can_have_seeds_of_its_own() -> None:
+    """As in a list of points."""
+    rows = [row(engine, seed, 1.0 + seed) for seed, engine in enumerate(["single", "ddp"] * 2)]
+    columns = {column.name: column.cells for column in repeats.columns(repeats.groups(rows))}
+    assert columns["engine"] == ["single", "ddp"] and columns["ok"] == ["2 of 2", "2 of 2"]
+    assert "seed" not in columns
+
+
 def test_points_that_are_not_ok_count_in_no_mean() -> None:
     rows = [row("single", 0, 10.0), row("single", 1, 99.0, "oom")]
     columns = {column.name: column.cells for column in repeats.columns(repeats.groups(rows))}
