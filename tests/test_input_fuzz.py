@@ -1,4 +1,7 @@
-"""Whatever a user gives is done or refused: no traceback, no hang. The cases are the same in every run."""
+"""Whatever a user gives is done or refused: no traceback, no hang.
+
+The cases are the same in every run; REGATTA_FUZZ_SEED chooses others.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,13 @@ import functools
 import gzip
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
 import run
@@ -30,14 +33,19 @@ from tests.tiers import examples
 REFUSED_OR_DONE = (0, EXIT_CODES["infeasible"], EXIT_CODES["preempted"])
 
 
-def cases(count: int) -> settings:
-    return settings(
+SEED = os.environ.get("REGATTA_FUZZ_SEED")
+"""None: the cases follow from the source of each test."""
+
+
+def cases(count: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    chosen = settings(
         max_examples=examples(count),
         deadline=None,
-        derandomize=True,
+        derandomize=SEED is None,
         database=None,
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.large_base_example],
     )
+    return chosen if SEED is None else lambda test: chosen(seed(SEED)(test))
 
 
 @pytest.fixture(scope="module", autouse=True)
