@@ -3,8 +3,8 @@
     first run       objects that can be reached from the attributes, and what each of them holds
     recomputation   each holds that again, in place, so that whoever has the object sees it; afterwards what it held
 
-Not followed are global names but containers that a hook names, and what the standard library, torch and extensions
-make: loggers, locks, process groups.
+Not followed are global names but containers that a hook names, attributes of classes, and what the standard library,
+torch and extensions make: loggers, locks, process groups, values of one thread.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import itertools
 import random
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -129,18 +129,29 @@ class Snapshot:
 
 def hidden_modules(roots: Iterable[Any]) -> list[nn.Module]:
     """The modules that objects hold, with their submodules: those that torch does not know."""
-    found: dict[nn.Module, None] = {}
+    held = [one for one in reachable(roots) if isinstance(one, nn.Module)]
+    return list(dict.fromkeys(module for one in held for module in one.modules()))
+
+
+def reachable(roots: Iterable[Any]) -> Iterator[Any]:
+    """The changeable objects, tensors and modules that values lead to, themselves among them, each once; those that
+    are found among the first OBJECTS."""
     seen: dict[int, Any] = {}
-    waiting = list(roots)
-    while waiting and len(seen) < OBJECTS:
+    waiting, followed = list(roots), 0
+    while waiting and followed < OBJECTS:
         one = waiting.pop()
-        if isinstance(one, nn.Module):
-            found.update(dict.fromkeys(one.modules()))
-        elif not isinstance(one, ENDS) and id(one) not in seen:
-            seen[id(one)] = one
-            held = _held(one)
-            waiting += _parts(one) if held is None else held.members
-    return list(found)
+        if isinstance(one, SCALARS) or id(one) in seen:
+            continue
+        seen[id(one)] = one
+        if isinstance(one, ENDS):
+            yield one
+            continue
+        followed += 1
+        if (held := _held(one)) is None:
+            waiting += _parts(one)
+        else:
+            yield one
+            waiting += held.members
 
 
 def _held(one: Any) -> Held | None:
@@ -178,7 +189,7 @@ def _parts(one: Any) -> list[Any]:
             else [
                 *(one.__closure__ or ()),
                 *(one.__defaults__ or ()),
-                *vars(one).values(),
+                vars(one),
                 *global_containers(one).values(),
             ]
         )

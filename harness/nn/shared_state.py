@@ -1,8 +1,8 @@
 """State that layers of several stages share: a copy on each device is right as long as no forward pass changes it.
 
     stage 0   layer 0 --\\
-                         one module in two places, or one buffer, tensor or list of two modules
-    stage 1   layer 3 --/
+                         one module in two places; one buffer, tensor or list of two modules, or in lists of theirs;
+    stage 1   layer 3 --/   two tensors that overlap
 
 A layer's state is what its modules hold: buffers, frozen parameters and plain attributes. In place, a pass may change
 whatever two stages hold; it may replace what belongs to a module, unless two stages hold that module.
@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import io
 import pickle
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from types import FunctionType, GeneratorType, MethodType, ModuleType
+from types import CellType, FunctionType, GeneratorType, MethodType, ModuleType
 from typing import Any
 
 import torch
@@ -27,7 +27,8 @@ from torch.nn.modules.batchnorm import _NormBase
 from harness.core.model_profile import SharedBuffer
 from harness.core.problem import ProblemError
 from harness.core.shared_buffers import Home, not_to_be_copied
-from harness.nn.object_state import global_containers, hidden_modules
+from harness.nn.object_state import global_containers, hidden_modules, reachable
+from harness.nn.tensor_memory import overlapping
 from harness.nn.tied import tensor_bytes, version
 
 Places = list[tuple[str, Home]]
@@ -43,6 +44,7 @@ class _Shared:
     """A module or a value that several layers hold: `holders` are the modules in use, each with its key of the value.
 
     `name` is the first one in the whole model: "0.norm.count" of a value, "0.norm." of a module. A buffer has bytes.
+    `parts` are objects that no module has as its attribute, but in a list or another object.
     """
 
     name: str
@@ -50,6 +52,7 @@ class _Shared:
     holders: list[tuple[nn.Module, str]] = field(default_factory=list)
     bytes: int | None = None
     statistics: bool = False
+    parts: dict[int, Any] = field(default_factory=dict)
 
     @property
     def spread(self) -> bool:
@@ -67,6 +70,7 @@ class SharedState:
     ) -> None:
         modules: dict[int, _Shared] = {}
         values: dict[int, _Shared] = {}
+        inside: dict[int, _Shared] = {}
         for (name, layer), home, runs in zip(named, homes, used or [layer for _, layer in named], strict=True):
             for (path, module), twin in zip(layer.named_modules(), runs.modules(), strict=True):
                 prefix = f"{name}.{path}." if path else f"{name}."
@@ -77,8 +81,13 @@ class SharedState:
                         if key in module._buffers:
                             shared.bytes = tensor_bytes(value)
                             shared.statistics |= isinstance(module, _NormBase)
+                        for part in _changeable(value):
+                            shared = inside.setdefault(id(part), _Shared(prefix + key))
+                            shared.places[name, home] = None
+                            shared.parts[id(part)] = part
         self._modules = [one for one in modules.values() if one.spread]
         self._values = [one for one in values.values() if one.spread]
+        self._values += [*_only_inside(self._values, inside), *_overlaps(values, inside)]
         self._hooks = _hooks(named, homes, used or [layer for _, layer in named])
         self._ways = _ways(named, homes, used or [layer for _, layer in named])
 
@@ -142,12 +151,14 @@ class SharedState:
 
     def in_profile(self, changed: dict[str, Places]) -> dict[str, tuple[SharedBuffer, ...]]:
         """Maps each layer to the buffers that it shares, and to what else it shares of what passes have changed."""
-        sizes = {one.name: (list(one.places), one.bytes) for one in self._values if one.bytes is not None}
-        sizes |= {name: (places, 0) for name, places in changed.items() if name not in sizes}
+        sizes: dict[tuple[str, str], int] = {}
+        for name, places in changed.items():
+            sizes |= {(layer, name): 0 for layer, _ in places}
+        for one in self._values:
+            sizes |= {(layer, one.name): one.bytes for layer, _ in one.places if one.bytes is not None}
         found: dict[str, list[SharedBuffer]] = {}
-        for name, (places, size) in sizes.items():
-            for layer in dict(places):
-                found.setdefault(layer, []).append(SharedBuffer(name, size, name in changed))
+        for (layer, name), size in sizes.items():
+            found.setdefault(layer, []).append(SharedBuffer(name, size, name in changed))
         return {layer: tuple(own) for layer, own in found.items()}
 
 
@@ -253,6 +264,8 @@ class _Form(pickle.Pickler):
     def reducer_override(self, value: Any) -> Any:
         """What cannot be pickled by its identity, a generator by where it stands: else whatever holds it could not be
         compared."""
+        if isinstance(value, CellType):
+            return tuple, ((id(value), *_contents(value)),)
         if isinstance(value, GeneratorType):
             frame = value.gi_frame
             return tuple, ((id(value), *((frame.f_lasti, dict(frame.f_locals)) if frame else ())),)
@@ -261,6 +274,14 @@ class _Form(pickle.Pickler):
         except UNPICKLABLE:
             return int, (id(value),)
         return NotImplemented
+
+
+def _contents(cell: CellType) -> tuple[Any, ...]:
+    """What a function's closure has in a cell; nothing if it is empty."""
+    try:
+        return (cell.cell_contents,)
+    except ValueError:
+        return ()
 
 
 def _form(value: Any) -> tuple[bytes, list[Tensor]]:
@@ -297,7 +318,46 @@ def _replaced(before: _Snapshot, now: Any) -> bool:
 def _held(shared: _Shared) -> list[Any]:
     """The value on each device; one that a module has replaced by another is its own from then on."""
     found = {id(value): value for module, key in shared.holders if (value := _state(module).get(key)) is not None}
-    return list(found.values())
+    return list((found | shared.parts).values())
+
+
+def _changeable(value: Any) -> Iterator[Any]:
+    """What a value leads to, itself included, but for modules and trained weights."""
+    for one in reachable([value]):
+        if not (isinstance(one, nn.Module) or (isinstance(one, nn.Parameter) and one.requires_grad)):
+            yield one
+
+
+def _only_inside(values: Sequence[_Shared], inside: Mapping[int, _Shared]) -> Iterator[_Shared]:
+    """What layers of several homes share, and not as a part of something else that all of them share."""
+    covered: dict[int, set[tuple[str, Home]]] = {}
+
+    def cover(shared: _Shared, roots: Iterable[Any]) -> None:
+        for one in reachable(roots):
+            covered.setdefault(id(one), set()).update(shared.places)
+
+    for shared in values:
+        cover(shared, _held(shared))
+    for key, shared in inside.items():
+        if shared.spread and not covered.get(key, set()) >= shared.places.keys():
+            cover(shared, shared.parts.values())
+            yield shared
+
+
+def _overlaps(values: Mapping[int, _Shared], inside: Mapping[int, _Shared]) -> Iterator[_Shared]:
+    """Different tensors that overlap, of layers of several homes."""
+    tensors = [one for shared in inside.values() for one in shared.parts.values() if isinstance(one, Tensor)]
+    for group in overlapping(tensors):
+        own = {id(one): inside[id(one)] for one in group}
+        shared = _Shared(next(inside[key].name for key in inside if key in own))
+        for key, one in own.items():
+            shared.places |= one.places
+            if key in values:
+                shared.holders += values[key].holders
+            else:
+                shared.parts |= one.parts
+        if shared.spread:
+            yield shared
 
 
 def _hold(

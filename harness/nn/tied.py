@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from harness.core.model_profile import Tied
 from harness.core.problem import Problem
+from harness.nn.tensor_memory import overlapping, storage_of
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -32,16 +33,26 @@ def ties(layers: nn.Sequential) -> dict[str, tuple[Tied, ...]]:
 
 
 def moved(layers: M, to: torch.device | torch.dtype) -> M:
-    """Moves a module to a device or dtype; its submodules share buffers as before, where `Module.to` copies each."""
+    """Moves a module to a device or dtype; its submodules share buffers, and the memory of buffers that overlap, as
+    before, where `Module.to` copies each."""
     holders: dict[Tensor, list[tuple[nn.Module, str]]] = {}
     for module in layers.modules():
         for key, buffer in module._buffers.items():
             if buffer is not None:
                 holders.setdefault(buffer, []).append((module, key))
+    groups = overlapping(holders)
     layers.to(to)
     for (first, name), *others in holders.values():
         for module, key in others:
             module._buffers[key] = first._buffers[name]
+    for group in groups:
+        now = [first.get_buffer(name) for (first, name), *_ in map(holders.__getitem__, group)]
+        if len(set(map(storage_of, now))) > 1 and len({one.dtype for one in group}) == 1:
+            whole = torch.empty(0, dtype=group[0].dtype, device=group[0].device).set_(group[0].untyped_storage())
+            whole = whole.to(now[0].device, now[0].dtype)
+            for one in group:
+                for module, key in holders[one]:
+                    module._buffers[key] = whole.as_strided(one.shape, one.stride(), one.storage_offset())
     return layers
 
 

@@ -9,7 +9,7 @@ What was chosen for a described cluster is raced with the same mesh on this mach
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,7 +32,8 @@ LEFT_OUT = ("mode", "out", "schemes", "steps", "costs", "jitter")
 
 
 def main(overrides: Sequence[str]) -> int:
-    """Search, print what is found, and verify it if asked; returns the exit code of the search."""
+    """Search, print what is found, and verify it if asked; returns the exit code of the search, or that of a race that
+    was interrupted."""
     if engines.tunes_several(overrides):
         rows, folder = local.rows_of(overrides), local.folder_of(overrides)
         verify = _verified([*rows[0].point.overrides])
@@ -44,9 +45,12 @@ def main(overrides: Sequence[str]) -> int:
         records = [runner.run(config, overrides)]
         code = EXIT_CODES[records[0].status]
     if verify and code == 0:
-        for line in verified(_best(records, verify), folder, overrides):
-            console_of_sweep().print(Text(line), soft_wrap=True)
+        return verified(_best(records, verify), folder, overrides, _say)
     return code
+
+
+def _say(line: str) -> None:
+    console_of_sweep().print(Text(line), soft_wrap=True)
 
 
 def _verified(overrides: Sequence[str]) -> int:
@@ -73,28 +77,30 @@ def _order(one: Best) -> tuple[float, str]:
     return one.step_time_s, one.scheme
 
 
-def verified(best: Sequence[Best], folder: Path, overrides: Sequence[str]) -> Iterator[str]:
-    """Race the choices that can run on this machine; yields what cannot and why, and what the first choice lost. The
-    last line is the command of the fastest one."""
-    yield f"verifying the best {len(best)} on this machine"
+def verified(best: Sequence[Best], folder: Path, overrides: Sequence[str], say: Callable[[str], None]) -> int:
+    """Race the choices that can run on this machine; says what cannot and why, and what the first choice lost. The
+    last line is the command of the fastest one. Returns 0, or the exit code of a race that was interrupted."""
+    say(f"verifying the best {len(best)} on this machine")
     able = {}
     for number, one in enumerate(best, 1):
         point = Point.of(["mode=run", *_of_this_machine(one.overrides)])
         found = run_point.composed(point)
         if isinstance(found, RunRecord):
             reason = found.problems[0].statement if found.problems else found.reason
-            yield f"{number} {one.scheme} cannot run here: {reason}"
+            say(f"{number} {one.scheme} cannot run here: {reason}")
         else:
             able[f"{number} {one.scheme}"] = [text for text in point.overrides if bare_key(text) not in LEFT_OUT]
     if len(able) < 2:
-        yield f"nothing to race: {len(able)} of {len(best)} can run on this machine"
-        return
+        say(f"nothing to race: {len(able)} of {len(best)} can run on this machine")
+        return 0
     try:
-        result = _raced(able, folder, overrides)
+        code, result = _raced(able, folder, overrides)
     except CannotRun as error:
-        yield str(error)
-        return
-    yield from _lost(result, dict(enumerate(best, 1)))
+        say(str(error))
+        return 0
+    for line in _lost(result, dict(enumerate(best, 1))):
+        say(line)
+    return code if code == EXIT_CODES["preempted"] else 0
 
 
 def _of_this_machine(overrides: Sequence[str]) -> list[str]:
@@ -110,8 +116,8 @@ def _of_this_machine(overrides: Sequence[str]) -> list[str]:
     ]
 
 
-def _raced(able: dict[str, list[str]], folder: Path, overrides: Sequence[str]) -> Result:
-    """A race of these entries, in a folder of its own next to that of the search."""
+def _raced(able: dict[str, list[str]], folder: Path, overrides: Sequence[str]) -> tuple[int, Result]:
+    """The exit code and the result of a race of these entries, in a folder of its own next to that of the search."""
     number, place = 1, Path(f"{folder}-verified")
     while place.exists():
         number, place = number + 1, Path(f"{folder}-verified-{number + 1}")
@@ -119,8 +125,8 @@ def _raced(able: dict[str, list[str]], folder: Path, overrides: Sequence[str]) -
     listed = Path(f"{place}.yaml")
     files.write_text(listed, json.dumps({"schemes": able}, indent=1))  # which is YAML, too
     shared = [text for text in overrides if text.startswith("race.")]
-    ((_, result),) = race.hold([*shared, f"schemes={listed}"], several=False, out=place)
-    return result
+    (held,) = race.hold([*shared, f"schemes={listed}"], several=False, out=place)
+    return held
 
 
 def _lost(result: Result, best: dict[int, Best]) -> Iterator[str]:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from harness.config import record_shape
 from harness.core.record import RunRecord
-from harness.core.run_files import RECORD
+from harness.core.run_files import CONSOLE, POINTS, RECORD
 from harness.run import checkpoint_files, folder_lock
 from harness.run.checkpoint_files import after_steps
 
@@ -51,4 +51,9 @@ def with_true_status(record: RunRecord, folder: Path) -> RunRecord:
 def _how_to_resume(folder: Path) -> str:
     steps = checkpoint_files.steps(folder)
     where = f"resumes {after_steps(steps[0])}" if steps else "begins again: there is no checkpoint"
+    if (folder.parent / POINTS).exists():
+        return f"submitted again by python -m slurm.status {folder.parent} --only lost it {where}"
+    if (folder / CONSOLE).exists():
+        again = f"with its sweep, started again with the same command and out={folder.parent}, it {where}"
+        return f"{again} (a race is not resumed: each is held in a folder of its own)"
     return f"started again with the same command and out={folder} it {where}"

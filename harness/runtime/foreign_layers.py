@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from itertools import combinations
 
-import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.distributed.tensor import DTensor
@@ -20,8 +19,8 @@ from torch.distributed.tensor import DTensor
 from harness.core.plan import Plan
 from harness.core.problem import Problem, ProblemError
 from harness.nn.skip import named_layers
+from harness.nn.tensor_memory import meet, overlap, storage_of
 from harness.nn.tied import renormed
-from harness.runtime.values import meet, memory, overlap
 
 HIDDEN = "an attribute of the layer itself that is this parameter or module, or both layers in one stage"
 MEMORY = "one parameter in both places, or clone() for one of them"
@@ -103,8 +102,8 @@ def same_memory(layers: nn.Sequential) -> Iterator[tuple[str, str]]:
     """The names of a trained weight and of another tensor, for all that have memory in common."""
     holders: dict[object, list[tuple[str, Tensor]]] = {}
     for name, tensor in _tensors(layers):
-        if tensor.layout is torch.strided and tensor.numel():
-            holders.setdefault(memory(tensor) or tensor.untyped_storage()._cdata, []).append((name, tensor))
+        if (storage := storage_of(tensor)) is not None:
+            holders.setdefault(storage, []).append((name, tensor))
     for tensors in holders.values():
         for (one, first), (other, second) in combinations(tensors, 2):
             if first.requires_grad and meet(first, second):

@@ -9,9 +9,9 @@ as the buffer does not change, all tasks share that copy. Batch norms that only 
 what they compute in training does not depend on their running statistics. Objects among the attributes hold again what
 they held (harness.nn.object_state). Layers of torch.nn without buffers and hooks have no state.
 
-Not seen are global names but containers that a hook names, what other libraries' objects hold, and random numbers of
-Python's and NumPy's global generators: all threads share these, so that no task can set them back. If outputs depend on
-them, that is noticed; if only gradients do, it is not.
+Not seen are global names but containers that a hook names, attributes of classes, what other libraries' objects hold
+(`threading.local`), and random numbers of Python's and NumPy's global generators: all threads share these, so that no
+task can set them back. If outputs depend on them, that is noticed; if only gradients do, it is not.
 """
 
 from __future__ import annotations

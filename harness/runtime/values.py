@@ -12,18 +12,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from harness.nn.tensor_memory import memory, overlap
 from harness.nn.tied import version
 
 Value = Tensor | tuple[Tensor, ...]
 SEVERAL = (tuple, list)
-Geometry = tuple[tuple[int, ...], tuple[int, ...], int]
-"""Sizes, strides and offset of a tensor, in elements."""
 _MARK = "_overlaps"
 
 
@@ -156,41 +154,6 @@ def _mark(tensor: Tensor) -> object:
     return getattr(tensor, _MARK, None)
 
 
-def memory(tensor: Tensor) -> tuple[torch.device, int] | None:
-    """The memory of a tensor; None if that is not known."""
-    if tensor.layout is not torch.strided or not tensor.numel():
-        return None
-    where = tensor.untyped_storage().data_ptr()
-    return (tensor.device, where) if where else None
-
-
 def _related(a: Tensor, b: Tensor, marks: dict[Any, object]) -> bool:
     mark = marks.get(memory(a))
     return overlap(a, b) or (mark is not None and memory(a) != memory(b) and mark is marks.get(memory(b)))
-
-
-def overlap(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors have memory in common."""
-    if memory(a) is None or memory(a) != memory(b):
-        return False
-    return meet(a, b)
-
-
-def meet(a: Tensor, b: Tensor) -> bool:
-    """Whether two tensors of one storage have memory in common."""
-    if a.element_size() != b.element_size():
-        return True
-    return _meet(*((tuple(t.shape), t.stride(), t.storage_offset()) for t in (a, b)))
-
-
-@lru_cache(maxsize=256)
-def _meet(a: Geometry, b: Geometry) -> bool:
-    """Whether two tensors of one memory have an element in common."""
-    ends = [offset + sum((n - 1) * step for n, step in zip(*sizes, strict=True)) for *sizes, offset in (a, b)]
-    begin = min(a[2], b[2])
-    if max(a[2], b[2]) > min(ends):
-        return False
-    with torch.device("cpu"):
-        used = torch.zeros(max(ends) + 1 - begin, dtype=torch.bool)
-    used.as_strided(a[0], a[1], a[2] - begin).fill_(True)
-    return bool(used.as_strided(b[0], b[1], b[2] - begin).any())

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from omegaconf import OmegaConf
@@ -19,9 +19,11 @@ from rich.text import Text
 from harness.cli.compose import compose
 from harness.core import files
 from harness.core.problem import CannotRun, NoPlan, Problem, bare_key, refuse
+from harness.core.record import EXIT_CODES
 from harness.core.run_files import CONFIG
 from harness.core.units import UNKNOWN, percent, size
 from harness.core.value_checks import one_of
+from harness.launch.signals import blocked, preemptible
 from harness.launch.supervisor import WorkerFailed
 from harness.planning.tune import extrapolate
 from harness.planning.tune.candidate_search import Block, Tuner
@@ -61,36 +63,67 @@ Cells = dict[tuple[str, str], Cell]
 
 
 def main(overrides: Sequence[str], console: Console | None = None) -> int:
-    """Print the table; returns 0 if anything fits, else 2. Raises CannotRun for what cannot be read, or where no scheme
-    is possible."""
+    """Print the table; returns 0 if anything fits, else 2; 130 if a signal has ended it, with what is known by then.
+
+    Raises CannotRun for what cannot be read, or where no scheme is possible.
+    """
     console = console or console_of_sweep()
     names = engines.listed(overrides) or engines.known()
     refuse([problem for name in names for problem in one_of("engine", name, engines.known())], FIT)
-    found: dict[str, Cells] = {}
-    refused: dict[str, list[str]] = {}
-    problems: list[Problem] = []
+    table, ended = _Table(), ""
     with tempfile.TemporaryDirectory() as folder, Progress(console) as progress:
+        try:
+            with preemptible():
+                table.fill(overrides, names, Path(folder), progress)
+        except KeyboardInterrupt as error:
+            ended = str(error)
+    if not any(table.cells.values()) and not ended:
+        raise CannotRun(list(dict.fromkeys(table.problems)), FIT)
+    for line in table.lines(console):
+        console.print(Text(line), soft_wrap=True)
+    if ended:
+        console.print(Text(f"{ended}: what is not there was not computed"), soft_wrap=True)
+        return EXIT_CODES["preempted"]
+    return 0 if table.fits else 2
+
+
+@dataclass
+class _Table:
+    """What is known: the cells of each precision, and what is not possible, with the places for which that is so."""
+
+    cells: dict[str, Cells] = field(default_factory=dict)
+    refused: dict[str, list[str]] = field(default_factory=dict)
+    problems: list[Problem] = field(default_factory=list)
+
+    def fill(self, overrides: Sequence[str], names: Sequence[str], folder: Path, progress: Progress) -> None:
+        """Compute one engine after the other, in each precision."""
         for precision in _precisions(overrides):
-            cells = found.setdefault(precision, {})
+            cells = self.cells.setdefault(precision, {})
             for engine in names:
                 try:
-                    own, lacking = _of_engine(_typed(overrides, engine, precision), Path(folder), progress)
+                    own, lacking = _of_engine(_typed(overrides, engine, precision), folder, progress)
                     cells |= own
                     for kind, problem in lacking.items():
-                        refused.setdefault(problem.statement, []).append(f"{kind} precision={precision}")
+                        self._refuse(problem, f"{kind} precision={precision}")
                 except CannotRun as error:
-                    problems += error.problems
-                    reasons = refused.setdefault(error.problems[0].statement, [])
-                    reasons.append(f"{engine} precision={precision}")
+                    self.problems += error.problems
+                    self._refuse(error.problems[0], f"{engine} precision={precision}")
                 except WorkerFailed as error:
                     raise CannotRun([Problem("model", None, f"cannot be counted: {error}")], FIT) from error
-    if not any(found.values()):
-        raise CannotRun(list(dict.fromkeys(problems)), FIT)
-    for line in _drawn(found, console):
-        console.print(Text(line), soft_wrap=True)
-    for reason, where in refused.items():
-        console.print(Text(f"not possible: {', '.join(where)}: {reason}"), soft_wrap=True)
-    return 0 if any(one.bytes <= one.limit_bytes for cells in found.values() for one in cells.values()) else 2
+
+    def _refuse(self, problem: Problem, place: str) -> None:
+        self.refused.setdefault(problem.statement, []).append(place)
+
+    @property
+    def fits(self) -> bool:
+        return any(one.bytes <= one.limit_bytes for cells in self.cells.values() for one in cells.values())
+
+    def lines(self, console: Console) -> Iterator[str]:
+        """Print the table, if there is any; yields what it means, and what is not possible."""
+        if any(self.cells.values()):
+            yield from _drawn(self.cells, console)
+        for reason, where in self.refused.items():
+            yield f"not possible: {', '.join(where)}: {reason}"
 
 
 def _precisions(overrides: Sequence[str]) -> list[str]:
@@ -108,7 +141,8 @@ def _typed(overrides: Sequence[str], engine: str, precision: str) -> list[str]:
 
 def _of_engine(overrides: Sequence[str], folder: Path, progress: Progress) -> tuple[Cells, dict[str, Problem]]:
     """The cells of an engine in one precision; a problem of each kind of scheme that has none."""
-    config = compose(overrides)
+    with blocked():  # an exception in the midst of Hydra's own would be lost
+        config = compose(overrides)
     files.write_text(folder / CONFIG, OmegaConf.to_yaml(config, resolve=True))  # for the process that counts layers
     tuner = Tuner(config, overrides, folder, progress)
     progress.phase("fitting", tuner.title + f" {overrides[-1]}")

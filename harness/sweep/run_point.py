@@ -28,7 +28,7 @@ from harness.config.overrides import quoted, title
 from harness.core import files
 from harness.core.problem import CannotRun
 from harness.core.record import RunRecord, Status
-from harness.core.run_files import RECORD
+from harness.core.run_files import CONSOLE, RECORD
 from harness.core.serialization import SchemaError, finite
 from harness.launch import die_with_parent
 from harness.launch.signals import Preempted
@@ -40,8 +40,6 @@ from harness.sweep.row import Row
 POLL_S = 0.1
 GRACE_S = 20.0
 """Between asking a run to end and killing it, in addition to its launch.grace_s: for its record and its tracker."""
-CONSOLE = "console"
-"""The file in a run's folder that holds what the run printed."""
 CONSOLE_BYTES = 32 << 20
 
 

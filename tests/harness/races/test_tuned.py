@@ -34,7 +34,8 @@ def test_a_described_cluster_is_replaced_by_this_machine() -> None:
 
 def test_what_needs_more_devices_is_named_and_not_raced(tmp_path: Path) -> None:
     many = replace(DDP, overrides=(*DDP.overrides[:-2], "mesh.data=64", "batch.size=64", "batch.micro_batches=1"))
-    lines = [*tuned.verified([many, many], tmp_path / "run", [])]
+    lines: list[str] = []
+    assert tuned.verified([many, many], tmp_path / "run", [], lines.append) == 0
     assert lines[1].startswith("1 ddp cannot run here: mesh.data 64 needs 64 devices")
     assert lines[-1] == "nothing to race: 0 of 2 can run on this machine"
 

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import io
+import os
 import re
+import signal
+import tempfile
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -12,6 +17,7 @@ from rich.console import Console
 from harness.cli.compose import compose
 from harness.config.overrides import quoted
 from harness.core.problem import CannotRun
+from harness.core.record import EXIT_CODES
 from harness.core.units import size
 from harness.run import runner
 from harness.sweep import fit
@@ -51,6 +57,26 @@ def test_what_does_not_fit_has_no_headroom_and_the_exit_code_says_so(typed: list
 def test_a_precision_that_an_engine_does_not_take_is_named(typed: list[str]) -> None:
     code, text = printed(*typed, "engine=ddp,deepspeed", "precision=fp16")
     assert code == 0 and "not possible: ddp precision=fp16: precision fp16" in text
+
+
+def test_a_signal_ends_it_with_what_is_known_and_leaves_nothing(
+    typed: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    (tmp_path / "temporary").mkdir()
+    of_engine, engines = fit._of_engine, []
+
+    def interrupted(overrides: Sequence[str], *more: Any) -> Any:
+        engines.append(overrides[-2])
+        if len(engines) == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return of_engine(overrides, *more)
+
+    monkeypatch.setattr(fit, "_of_engine", interrupted)
+    code, text = printed(*typed, "engine=ddp,fsdp,deepspeed", "precision=fp32")
+    assert code == EXIT_CODES["preempted"] and engines == ["engine=ddp", "engine=fsdp"]
+    assert "ended by SIGTERM" in text and re.search("^ddp ", text, re.MULTILINE) and "fsdp" not in text
+    assert not [*(tmp_path / "temporary").iterdir()]
 
 
 @pytest.mark.parametrize("engine", ["nonsense", "ddp,nonsense"])

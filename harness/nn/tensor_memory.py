@@ -1,0 +1,75 @@
+"""Which tensors show the same memory: views of one, or of parts of it.
+
+memory    0 1 2 3 4 5 6 7
+a         ~~~~~~~             a and b overlap, and b and c: one group of `overlapping`
+b               ~~~~~~~
+c                     ~~~
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+
+Geometry = tuple[tuple[int, ...], tuple[int, ...], int]
+"""Sizes, strides and offset of a tensor, in elements."""
+
+
+def memory(tensor: Tensor) -> tuple[torch.device, int] | None:
+    """The memory of a tensor; None if that is not known."""
+    if tensor.layout is not torch.strided or not tensor.numel():
+        return None
+    where = tensor.untyped_storage().data_ptr()
+    return (tensor.device, where) if where else None
+
+
+def storage_of(tensor: Tensor) -> object | None:
+    """What two tensors of one storage have in common, on the meta device, too; None of a tensor without elements."""
+    if tensor.layout is not torch.strided or not tensor.numel():
+        return None
+    real = not isinstance(tensor, FakeTensor)  # those warn when they are asked for an address
+    return (real and memory(tensor)) or tensor.untyped_storage()._cdata
+
+
+def overlapping(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
+    """Groups of several tensors, each of which overlaps another one of its group; the same object counts once."""
+    storages: dict[object, list[list[Tensor]]] = {}
+    for tensor in {id(tensor): tensor for tensor in tensors}.values():
+        if (storage := storage_of(tensor)) is None:
+            continue
+        groups = storages.setdefault(storage, [])
+        near = [group for group in groups if any(meet(tensor, other) for other in group)]
+        merged = [*(other for group in near for other in group), tensor]
+        storages[storage] = [*(group for group in groups if not any(group is one for one in near)), merged]
+    return [group for groups in storages.values() for group in groups if len(group) > 1]
+
+
+def overlap(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors have memory in common."""
+    if memory(a) is None or memory(a) != memory(b):
+        return False
+    return meet(a, b)
+
+
+def meet(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors of one storage have memory in common."""
+    if a.element_size() != b.element_size():
+        return True
+    return _meet(*((tuple(t.shape), t.stride(), t.storage_offset()) for t in (a, b)))
+
+
+@lru_cache(maxsize=256)
+def _meet(a: Geometry, b: Geometry) -> bool:
+    """Whether two tensors of one memory have an element in common."""
+    ends = [offset + sum((n - 1) * step for n, step in zip(*sizes, strict=True)) for *sizes, offset in (a, b)]
+    begin = min(a[2], b[2])
+    if max(a[2], b[2]) > min(ends):
+        return False
+    with torch.device("cpu"):
+        used = torch.zeros(max(ends) + 1 - begin, dtype=torch.bool)
+    used.as_strided(a[0], a[1], a[2] - begin).fill_(True)
+    return bool(used.as_strided(b[0], b[1], b[2] - begin).any())
