@@ -24,7 +24,7 @@ from torch.distributed.tensor import DTensor
 from engines.fsdp.layer_groups import groups
 from engines.fsdp.traced_collectives import TracedAllGather, TracedReduceScatter
 from harness.core.problem import CannotRun, Problem, ProblemError
-from harness.nn.skip import named_layers, stashed
+from harness.nn.skip import named_layers, stashed, waiting
 from harness.nn.tied import version
 from harness.runtime.autograd import non_leaf
 from harness.runtime.collectives import CollectiveCounter
@@ -117,7 +117,7 @@ def _group(
         module.register_forward_pre_hook(lambda _, arrived: _mapped(non_leaf, arrived))
         module.register_forward_pre_hook(lambda whole, _: gathered.add(whole))
         module.register_forward_hook(lambda _, __, ___: gathered.show())
-        module.register_forward_hook(lambda layer, _, __: _gather_for_skips(layer))
+        _gather_for_skips(module)
     group.set_custom_all_gather(TracedAllGather(counter))  # type: ignore[arg-type]  # as torch's protocol, which is not public
     group.set_custom_reduce_scatter(TracedReduceScatter(counter, gathered.show))  # type: ignore[arg-type]
     group.set_force_sum_reduction_for_comms(True)  # a loss is divided by the whole batch already
@@ -127,10 +127,24 @@ def _group(
 
 def _gather_for_skips(layer: nn.Module) -> None:
     """Gather a layer's weights when the gradient of a skip arrives: it may be earlier than that of the output, which is
-    where FSDP has its hook."""
-    for tensor in stashed(layer):
-        if tensor.requires_grad:
-            tensor.register_hook(lambda _: layer.unshard())  # type: ignore[operator]  # fully_shard makes an FSDPModule of it
+    where FSDP has its hook.
+
+    Not of a skip that the layer only passes on: that gradient is known where the tensor was made, after this layer's
+    backward pass, and the weights would stay gathered over the optimizer's step, with the values of before.
+    """
+    entered: list[Tensor] = []
+
+    def enter(*_: Any) -> None:
+        entered[:] = waiting()
+
+    def gather(layer: nn.Module, *_: Any) -> None:
+        for tensor in stashed(layer):
+            if tensor.requires_grad and not any(tensor is one for one in entered):
+                tensor.register_hook(lambda _: layer.unshard())  # type: ignore[operator]  # fully_shard makes an FSDPModule of it
+        entered.clear()
+
+    layer.register_forward_pre_hook(enter)
+    layer.register_forward_hook(gather)
 
 
 def _mapped(change: Callable[[Tensor], Tensor], value: Any) -> Any:

@@ -64,8 +64,14 @@ class Skippable(nn.Module):
 
 def stashed(layer: nn.Module) -> list[Tensor]:
     """What a layer has stashed in the current pass, until it is popped."""
-    names = [layer.key(name) for name in layer.stashes] if isinstance(layer, Skippable) else []
+    parts = [module for module in layer.modules() if isinstance(module, Skippable)]
+    names = [part.key(name) for part in parts for name in part.stashes]
     return [tensor for name in names if isinstance(tensor := _current().get(name), Tensor)]
+
+
+def waiting() -> list[Tensor]:
+    """What is stashed and not popped yet in the current pass."""
+    return [tensor for tensor in _current().values() if isinstance(tensor, Tensor)]
 
 
 class Stash(Skippable):

@@ -90,6 +90,32 @@ def skips() -> Network:
     return Network("skips", layers, lambda n: torch.randn(n, 6), lambda n: torch.randn(n, 3), _squares)
 
 
+class Relay(Skippable):
+    """Uses a skip, and passes it on as another one."""
+
+    def __init__(self, taken: str, given: str) -> None:
+        super().__init__()
+        self.pops, self.stashes = (taken,), (given,)
+        self.left, self.right = nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        skip = self.pop(self.pops[0])
+        self.stash(self.stashes[0], skip)
+        return torch.tanh(self.left(x) + self.right(skip))
+
+
+def relayed() -> Network:
+    """One skip from layer to layer, as a decoder's blocks hand on the encoder's output; also in a layer in a layer."""
+
+    def layers() -> list[nn.Module]:
+        return [
+            nn.Linear(6, 6), Stash("a"), nn.Linear(6, 6), Relay("a", "b"), nn.Tanh(), Relay("b", "c"),
+            nn.Linear(6, 6), nn.Sequential(nn.Tanh(), Relay("c", "d")), nn.Linear(6, 6), Recall("d"), nn.Linear(6, 3),
+        ]  # fmt: skip
+
+    return Network("relayed", layers, lambda n: torch.randn(n, 6), lambda n: torch.randn(n, 3), _squares)
+
+
 def pairs() -> Network:
     """Pairs of tensors between layers."""
 

@@ -18,7 +18,7 @@ from harness.core.memory_model import MemoryModel, named
 from harness.core.model_profile import LayerProfile, ModelProfile, Tied
 from harness.core.plan import Mesh, Plan
 from harness.core.trace import Trace
-from harness.interfaces import Model
+from harness.interfaces import Model, Session
 from harness.measure.count_model import count
 from harness.simulator import simulate
 from tests.engines import contract, networks, zoo
@@ -91,7 +91,7 @@ def frozen() -> Network:
     return Network("frozen", layers, lambda n: torch.randn(n, 5), lambda n: torch.randn(n, 2), networks._squares)
 
 
-NETWORKS = {**networks.ALL, "views": views(), "frozen": frozen()}
+NETWORKS = {**networks.ALL, "relayed": networks.relayed(), "views": views(), "frozen": frozen()}
 MODELS: dict[str, Model] = {**NETWORKS, **{name: zoo.model(name) for name in ("unet", "amoebanet", "gpt", "llama")}}
 OPTIONS: dict[str, dict[str, Any]] = {
     "torch's own": {},
@@ -120,9 +120,24 @@ def test_trains_like_single(model: str) -> None:
 
 
 @pytest.mark.parametrize("options", ["each layer alone", "kept, at once"])
-@pytest.mark.parametrize("model", ["skips", "tied", "views", "frozen"])
+@pytest.mark.parametrize("model", ["skips", "relayed", "tied", "views", "frozen"])
 def test_trains_like_single_with_other_groups_and_less_freed(model: str, options: str) -> None:
     contract.check_training(steady(model, **OPTIONS[options]))
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize("model", ["skips", "relayed"])
+def test_no_weights_stay_gathered_after_a_step(model: str) -> None:
+    """The next one would have those of before. A state that is looked at in between would shard them again."""
+    one = case(model, **OPTIONS["each layer alone"])
+
+    def losses(session: Session) -> list[float]:
+        torch.manual_seed(3)
+        batches = [one.model.sample(one.samples) for _ in range(contract.STEPS)]
+        return [session.step(batch).loss for batch in batches]
+
+    got = run_session(one.engine, one.model, one.plan, one.spec, losses)
+    assert got == pytest.approx(contract.reference(one).losses, rel=contract.TOLERANCE["float64"])
 
 
 @pytest.mark.usefixtures("at_length")
