@@ -171,8 +171,7 @@ def _lines(result: Result, left_out: Sequence[str]) -> Iterator[str]:
         chosen, over = result.regret
         yield f"the predicted best, {chosen}, takes {over:.2f} times the step time of the measured best"
     records = [one.row.record for one in result.entered]
-    notes = (comparison.unequal_micro_batches, comparison.unequal_recomputation, comparison.busy_machine)
-    yield from (f"note: {text}" for text in (note(records) for note in notes) if text)
+    yield from (f"note: {text}" for text in comparison.notes(records))
     for one in result.entered:
         if one.row.record is not None and one.row.record.status != "ok":
             reason = one.row.record.reason.strip().splitlines()[:REASON_LINES]

@@ -7,12 +7,14 @@ engine=gpipe    96 samples/s   1.50
 from __future__ import annotations
 
 import json
+import math
 from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 from harness.core.plan import Mesh
 from harness.core.record import RunRecord
+from harness.core.units import number
 from harness.host import run_queue
 
 REFERENCE = "single"
@@ -21,6 +23,8 @@ SAME = ("mode", "model", "profile", "data", "precision")
 """Keys that a run and its reference have in common, in addition to the batch size, the cluster and the machine."""
 RECOMPUTATION, NEVER = ("checkpoint", "checkpoint_every"), "never"
 """Keys of engines that say what is recomputed, and their value for nothing."""
+ALIKE, TINY_LOSS = 0.01, 1e-3
+"""Last losses that differ by more, relative to the larger one, are noted; smaller ones than this count as it."""
 OWN = ("engine", "planner", "mesh", "cluster", "launch", "tracker", "out")
 """Keys that may differ also where there are several references to choose from."""
 
@@ -85,6 +89,34 @@ def unequal_micro_batches(records: Sequence[RunRecord | None]) -> str:
     for text, kinds in groups.items():
         if len({size for _, size in kinds}) > 1:
             return _note(json.loads(text)[0], sorted(kinds))
+    return ""
+
+
+def notes(records: Sequence[RunRecord | None]) -> list[str]:
+    """What a reader of a table of these runs must know."""
+    found = (unequal_losses, unequal_micro_batches, unequal_recomputation, busy_machine)
+    return [text for text in (note(records) for note in found) if text]
+
+
+def unequal_losses(records: Sequence[RunRecord | None]) -> str:
+    """Of runs that trained the same on different engines: the two whose last losses are farthest apart, if that is
+    more than `ALIKE`. Empty where there are none."""
+    groups: dict[str, list[tuple[float, str]]] = defaultdict(list)
+    for record in records:
+        last = losses(record)[1] if record and record.status == "ok" and record.source == "measured" else None
+        if record and last is not None and math.isfinite(last):
+            batch = (record.config.get("batch") or {}).get("size")
+            work = {key: value for key, value in _others(record).items() if key != "batch"}
+            groups[_text([batch, work])].append((last, (record.config.get("engine") or {}).get("name", "")))
+    for found in groups.values():
+        (low, one), (high, other) = min(found), max(found)
+        apart = (high - low) / max(abs(high), abs(low), TINY_LOSS)
+        if apart > ALIKE and one != other:
+            return (
+                f"the last losses differ by {100 * apart:.1f} % ({one} {number(low)}, {other} {number(high)}): batch "
+                "norm, dropout and, over many steps, rounding can do that, and so can an engine that trains another "
+                "model   -> python -m analysis.losses FOLDER, which compares them step by step"
+            )
     return ""
 
 

@@ -76,8 +76,7 @@ def _legend(rows: Sequence[Row], left_out: Sequence[str], width: int) -> Iterato
     if left_out:
         yield f"no room on {width} columns for: {', '.join(left_out)}"
     yield from _sized(rows)
-    notes = (comparison.unequal_micro_batches, comparison.unequal_recomputation, comparison.busy_machine)
-    yield from (f"note: {text}" for text in (note(records) for note in notes) if text)
+    yield from (f"note: {text}" for text in comparison.notes(records))
 
 
 def _sized(rows: Sequence[Row]) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -10,7 +11,9 @@ from harness.core.record import RunRecord
 from harness.report.comparison import (
     busy_machine,
     micro_batch_size,
+    notes,
     speeds_over_single,
+    unequal_losses,
     unequal_micro_batches,
     unequal_recomputation,
 )
@@ -112,6 +115,23 @@ def test_a_note_gives_the_key_that_makes_recomputation_equal() -> None:
         [ddp, recomputing("myelin", checkpoint_every="1")]
     )
     assert not unequal_recomputation([ddp, ran("gpipe", 1.0, engine=gpipe.config["engine"], profile="mine.json")])
+
+
+def trained(name: str, loss: float | None, **changes: Any) -> RunRecord:
+    return ran(name, 1.0, metrics={"loss": loss, "throughput": 1.0}, **changes)
+
+
+def test_losses_that_differ_are_noted() -> None:
+    single, fsdp = trained("single", 4.46), trained("fsdp", 4.37, replicas=2, planner={"name": "uniform"})
+    note = unequal_losses([trained("gpipe", 4.45), single, None, fsdp])
+    assert note.startswith("the last losses differ by 2.0 % (fsdp 4.3700, single 4.4600): ")
+    assert notes([single, fsdp])[0] == note
+    assert not unequal_losses([single, trained("fsdp", 4.45)])
+    assert not unequal_losses([single, trained("single", 4.2)]), "one engine, twice"
+    assert not unequal_losses([single, trained("fsdp", 4.2, seed=1)]), "other weights"
+    assert not unequal_losses([single, trained("fsdp", 4.2, status="timeout"), trained("ddp", None)])
+    assert not unequal_losses([single, trained("fsdp", math.inf), trained("ddp", 2.2, source="simulated")])
+    assert not unequal_losses([trained("single", 1e-9), trained("fsdp", 1e-6)]), "both are none"
 
 
 @pytest.mark.parametrize(("slowed", "busy"), [(None, False), (1.19, False), (1.2, True)])
