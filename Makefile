@@ -41,7 +41,7 @@ else
 	$(BIN)/python -m pytest $(ARGS)
 endif
 
-# All tests: thirteen minutes.
+# All tests: twelve minutes.
 test-full: $(STAMP)
 	$(PYTEST) -n 3 $(ARGS)
 

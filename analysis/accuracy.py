@@ -274,7 +274,7 @@ def sources(found: Ledger) -> list[str]:
     """Lines that say whose the predictions are, and which records are left out, each with its reason."""
     again = sum(not case.stored for case in found.cases)
     lines = [f"{again} of {len(found.cases)} predictions are of today's simulator"]
-    lines += [f"of the record, {text}" for text in _counted((case.id, case.stored) for case in found.cases)]
+    lines += [f"prediction of the record, {text}" for text in _counted((case.id, case.stored) for case in found.cases)]
     return [*lines, *(f"left out, {text}" for text in _counted((one.id, one.why) for one in found.left_out))]
 
 

@@ -72,4 +72,4 @@ def _stored(record: RunRecord) -> tuple[Plan, ModelProfile]:
     folder = Path(record.manifest.get(ORIGIN, ""))
     if folder.is_dir():
         return Plan.load(folder / PLAN), ModelProfile.load(folder / PROFILE)
-    raise NotPredictable("its pack has no profile: it was packed before packs had any")
+    raise NotPredictable("its pack is older than profiles in packs")

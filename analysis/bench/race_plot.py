@@ -71,14 +71,14 @@ def _machine(manifest: Mapping[str, Any] | None) -> str:
 
 
 def headline(rows: Sequence[dict[str, Any]]) -> list[dict[str, str]]:
-    """For each model a "figure", the speed of gpipe relative to the fastest pipeline of others, and a "text"."""
+    """For each model a "figure", the speed of gpipe relative to the fastest pipeline of a library, and a "text"."""
     headlines = []
     for model in dict.fromkeys(row["model"] for row in rows):
         speeds = {row["entry"]: row[SPEED] for row in rows if row["model"] == model and SPEED in row}
         others = [name for name in speeds if name.startswith(PIPELINES)]
         if "gpipe" in speeds and others:
             best = max(others, key=lambda name: speeds[name])
-            text = f"gpipe's speed on {model} / that of {best}, the fastest other pipeline"
+            text = f"gpipe's speed on {model} / that of {best}, the fastest pipeline of a library"
             headlines.append({"figure": f"{speeds['gpipe'] / speeds[best]:.2f} x", "text": text})
     return headlines
 

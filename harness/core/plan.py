@@ -102,7 +102,7 @@ class Plan(Document):
 
 @dataclass(frozen=True)
 class Mesh:
-    """The device mesh: data x pipeline x tensor parallel sizes (DP, PP, TP). Other keys for a degree follow
+    """The device mesh: pipeline x data x tensor parallel sizes (PP, DP, TP). Other keys for a degree follow
     `mesh.*`."""
 
     data: int = 1

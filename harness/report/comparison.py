@@ -23,7 +23,7 @@ SAME = ("mode", "model", "profile", "data", "precision")
 """Keys that a run and its reference have in common, in addition to the batch size, the cluster and the machine."""
 RECOMPUTATION, NEVER = ("checkpoint", "checkpoint_every"), "never"
 """Keys of engines that say what is recomputed, and their value for nothing."""
-ALIKE, TINY_LOSS = 0.01, 1e-3
+CLOSE, TINY_LOSS = 0.01, 1e-3
 """Last losses that differ by more, relative to the larger one, are noted; smaller ones than this count as it."""
 OWN = ("engine", "planner", "mesh", "cluster", "launch", "tracker", "out")
 """Keys that may differ also where there are several references to choose from."""
@@ -100,7 +100,7 @@ def notes(records: Sequence[RunRecord | None]) -> list[str]:
 
 def unequal_losses(records: Sequence[RunRecord | None]) -> str:
     """Of runs that trained the same on different engines: the two whose last losses are farthest apart, if that is
-    more than `ALIKE`. Empty where there are none."""
+    more than `CLOSE`. Empty where there are none."""
     groups: dict[str, list[tuple[float, str]]] = defaultdict(list)
     for record in records:
         last = losses(record)[1] if record and record.status == "ok" and record.source == "measured" else None
@@ -111,7 +111,7 @@ def unequal_losses(records: Sequence[RunRecord | None]) -> str:
     for found in groups.values():
         (low, one), (high, other) = min(found), max(found)
         apart = (high - low) / max(abs(high), abs(low), TINY_LOSS)
-        if apart > ALIKE and one != other:
+        if apart > CLOSE and one != other:
             return (
                 f"the last losses differ by {100 * apart:.1f} % ({one} {number(low)}, {other} {number(high)}): batch "
                 "norm, dropout and, over many steps, rounding can do that, and so can an engine that trains another "
@@ -171,7 +171,7 @@ def _recomputing(engines: Mapping[str, set[tuple[str, str]]]) -> str:
     others = ", ".join(name for name, found in some.items() if not found)
     than = f", not by {others}" if others else ""
     return (
-        f"activations are recomputed by {who}{than}: that saves memory and takes time, so neither is like with like"
+        f"activations are recomputed by {who}{than}: that saves memory and takes time, so neither can be compared"
         f"   -> {', '.join(fixes)}"
     )
 

@@ -55,7 +55,7 @@ def prediction(draft: Draft, profile: str) -> str:
 
 def starting(ranks: int) -> str:
     """Returns what happens until the first step."""
-    return f"{ranks} ranks load torch and build the model" if ranks > 1 else "the rank loads torch and builds the model"
+    return f"{ranks} ranks load torch and build the model" if ranks > 1 else "torch is loaded, and the model built"
 
 
 COLUMNS = ("stage", "device", "layers", "", "parameters", "peak memory", "forward", "backward")

@@ -58,7 +58,7 @@ def test_what_is_missing_is_the_reason(ran: Path, tmp_path: Path) -> None:
     record = only(ran)
     with pytest.raises(NotPredictable, match="does not say on which cluster"):
         predict_again.figures(replace(record, manifest={}))
-    with pytest.raises(NotPredictable, match="was packed before packs had any"):
+    with pytest.raises(NotPredictable, match="is older than profiles in packs"):
         predict_again.figures(replace(record, manifest=record.manifest | {"origin": "gone.jsonl.gz"}))
     with pytest.raises(NotPredictable, match="No such file"):
         predict_again.figures(replace(record, manifest=record.manifest | {"origin": str(tmp_path)}))

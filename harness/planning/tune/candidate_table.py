@@ -45,7 +45,7 @@ def summary(counts: Counts, impossible: Sequence[Reason], left_out: Sequence[str
     """Candidates by outcome, why those that are impossible are, and what was left out, and why."""
     parts = {
         "simulated": counts.simulated,
-        "slower, for computing alone takes longer than the best of their kind": counts.slower,
+        "slower: their computing alone takes longer than the best step of their kind": counts.slower,
         "not simulated, for they are slower by analytic estimate": counts.estimated_slower,
         "too large for memory": counts.full,
         "impossible": counts.impossible,

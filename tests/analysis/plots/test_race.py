@@ -81,6 +81,9 @@ def test_the_headline_holds_gpipe_against_the_fastest_other_pipeline() -> None:
         for name, speed in (("gpipe", 1.5), ("torchgpipe", 1.0), ("deepspeed, pipeline", 1.2), ("ddp", 9.0))
     ]
     assert race_plot.headline(rows) == [
-        {"figure": "1.25 x", "text": "gpipe's speed on A / that of deepspeed, pipeline, the fastest other pipeline"}
+        {
+            "figure": "1.25 x",
+            "text": "gpipe's speed on A / that of deepspeed, pipeline, the fastest pipeline of a library",
+        }
     ]
     assert race_plot.headline(rows[:1]) == []

@@ -90,7 +90,7 @@ def test_so_is_one_object_in_different_lists(kind: str) -> None:
 
 @pytest.mark.parametrize("name", SHARED)
 def test_memory_that_no_pass_changes_is_not(name: str) -> None:
-    """Nor what one device has alone, or what lies side by side."""
+    """Nor what one device has alone, or what is side by side."""
     wanted = step(layers(SHARED[name](torch.ones(8)), "buffer", False).double())
     for got, own in zip(step(piped(layers(SHARED[name](torch.ones(8)), "buffer", False))), wanted, strict=True):
         assert got.shape == own.shape

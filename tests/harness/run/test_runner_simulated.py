@@ -87,7 +87,7 @@ def test_a_simulated_run_leaves_what_a_real_one_does(tmp_path: Path, file: str) 
 
 @pytest.mark.parametrize(
     ("typed", "reported"),
-    [(["engine=gpipe"], "the rank loads torch and builds the model"),
+    [(["engine=gpipe"], "torch is loaded, and the model built"),
      (["engine=ddp", "mesh.data=3"], "3 ranks load torch and build the model")],
 )  # fmt: skip
 def test_it_says_how_many_ranks_start(

@@ -35,5 +35,5 @@ def test_a_peak_that_leaves_no_room_for_an_allocator_is_marked(share: float, mar
 def test_outcomes_add_up_and_say_why() -> None:
     counts = Counts(3, 4, 0, 2, 1, 0, 8)
     first, *rest = candidate_table.summary(counts, [Reason(1, "engine sbp")], ["fewer than 8 devices not tried"], True)
-    assert first.startswith("10 candidates: 3 simulated, 4 slower, for computing alone") and "interrupted" in first
+    assert first.startswith("10 candidates: 3 simulated, 4 slower: their computing alone") and "interrupted" in first
     assert rest == ["1 impossible: engine sbp", "fewer than 8 devices not tried"]

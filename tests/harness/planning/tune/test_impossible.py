@@ -34,7 +34,7 @@ def test_problems_that_differ_in_numbers_are_one_reason() -> None:
 
     found = reasons(lines, helps)
     assert found == (
-        Reason(3, "engine sbp   needs a plan for 2 to 8 devices   -> planner=b"),
+        Reason(3, "engine sbp   needs a plan for 2, 4 and 8 devices   -> planner=b"),
         Reason(1, "batch.size 6   is odd"),
     ), "what has no memory is counted elsewhere"
     assert str(found[0]).startswith("3 impossible: engine sbp   needs")
@@ -42,12 +42,12 @@ def test_problems_that_differ_in_numbers_are_one_reason() -> None:
     assert asked == wanted, "the first and the last one; not the fix that one candidate has alone"
 
 
-def test_values_that_differ_are_a_span_and_the_rarest_reasons_are_left_out() -> None:
+def test_values_that_differ_are_listed_and_the_rarest_reasons_are_left_out() -> None:
     lines = [out(Problem("mesh.tensor", shards, "does not divide 9")) for shards in (2, 4)]
     others = [out(Problem("engine", "x", f"is {word}")) for word in ("slow", "old", "new")]
     found = reasons([*others, *lines], lambda line, fix: True)
     assert len(found) == SHOWN
-    assert found[0] == Reason(2, "mesh.tensor 2 to 4   does not divide 9")
+    assert found[0] == Reason(2, "mesh.tensor 2 and 4   does not divide 9")
 
 
 @pytest.mark.usefixtures("computation")
