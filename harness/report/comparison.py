@@ -100,10 +100,11 @@ def notes(records: Sequence[RunRecord | None]) -> list[str]:
 
 def unequal_losses(records: Sequence[RunRecord | None]) -> str:
     """Of runs that trained the same on different engines: the two whose last losses are farthest apart, if that is
-    more than `CLOSE`. Empty where there are none."""
+    more than `CLOSE`. Empty where there are none; a periodic schedule has delayed weights, and is not compared."""
     groups: dict[str, list[tuple[float, str]]] = defaultdict(list)
     for record in records:
-        last = losses(record)[1] if record and record.status == "ok" and record.source == "measured" else None
+        ran = record is not None and record.status == "ok" and record.source == "measured"
+        last = losses(record)[1] if record and ran and not (record.plan or {}).get("pattern") else None
         if record and last is not None and math.isfinite(last):
             batch = (record.config.get("batch") or {}).get("size")
             work = {key: value for key, value in _others(record).items() if key != "batch"}

@@ -131,6 +131,7 @@ def test_losses_that_differ_are_noted() -> None:
     assert not unequal_losses([single, trained("fsdp", 4.2, seed=1)]), "other weights"
     assert not unequal_losses([single, trained("fsdp", 4.2, status="timeout"), trained("ddp", None)])
     assert not unequal_losses([single, trained("fsdp", math.inf), trained("ddp", 2.2, source="simulated")])
+    assert not unequal_losses([single, trained("periodic", 4.2, plan={"pattern": {"period": 1.0}})])
     assert not unequal_losses([trained("single", 1e-9), trained("fsdp", 1e-6)]), "both are none"
 
 
