@@ -11,6 +11,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
+import shlex
 import sys
 import unicodedata
 from collections.abc import Iterator, Sequence
@@ -24,6 +25,8 @@ from harness.core.problem import CannotRun, Fix, Problem, spelled
 KEY = "model="
 FILE = ".py"
 QUOTES = ("'", '"')
+PLAIN = re.compile(r"[\w./:~+-]+")
+"""What neither the shell nor Hydra would read as something else."""
 CHOICE = re.compile(r"choice\((.*)\)", re.DOTALL)
 AFTER_NAME = re.compile(r"(?<=:)(\w+(?:\.\w+)*),")
 """A comma after `:NAME`, where another model may begin."""
@@ -106,6 +109,16 @@ def typed(overrides: Sequence[str]) -> list[str]:
     Several models, between commas, stay several: model='/home/me/a.py:build','/home/me/b c.py:build',unet.
     """
     return [f"{KEY}{_values(text.removeprefix(KEY))}" if text.startswith(KEY) else text for text in overrides]
+
+
+def command(overrides: Sequence[str]) -> str:
+    """The shell's command with these overrides; the quotes of `typed` are left out where a path needs none."""
+    return shlex.join(["python", "run.py", *map(_plain, overrides)])
+
+
+def _plain(override: str) -> str:
+    inner = _unquoted(override.removeprefix(KEY)) if override.startswith(KEY) else None
+    return f"{KEY}{inner}" if inner and PLAIN.fullmatch(inner) else override
 
 
 def find(reference: Reference) -> Path:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import copy
 import math
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -20,6 +19,7 @@ from harness.core.plan import Mesh
 from harness.core.problem import Problem, refuse, spelled
 from harness.interfaces import Capabilities
 from harness.planning.tune.schemes import Settings
+from harness.user_model import reference
 
 DEGREES = ("tensor", "pipeline", "data")
 OWN = (
@@ -78,7 +78,7 @@ class Candidate:
 
     def command(self, scheme: DictConfig, overrides: Sequence[str], can: Capabilities) -> str:
         """Return the command that runs this candidate."""
-        return shlex.join(["python", "run.py", *self.overrides(scheme, overrides, can)])
+        return reference.command(self.overrides(scheme, overrides, can))
 
     def overrides(self, scheme: DictConfig, overrides: Sequence[str], can: Capabilities) -> list[str]:
         """The overrides of that command."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import csv
 import io
-import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +16,7 @@ from harness.core.problem import NoPlan, Problem, spelled
 from harness.planning.draft import Draft
 from harness.planning.prepare import Ground
 from harness.planning.tune.candidates import Candidate
+from harness.user_model import reference
 
 TITLES = (
     "settings",
@@ -138,7 +138,7 @@ class Best:
     @property
     def command(self) -> str:
         """The command that runs it."""
-        return shlex.join(["python", "run.py", *self.overrides])
+        return reference.command(self.overrides)
 
     def to_json(self) -> dict[str, Any]:
         return {**vars(self), "overrides": list(self.overrides)}

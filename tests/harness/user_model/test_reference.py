@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from pathlib import Path
 
 import pytest
@@ -159,3 +160,21 @@ def test_what_names_nothing(
     said = str(raised.value)
     assert message in said and fix in said
     assert sorted(problem.key for problem in raised.value.problems) == ["batch.sise", "model"]
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("net.py", "model={place}:build"),
+        ("my net.py", """'model='"'"'{place}:build'"'"''"""),
+        ("net,1.py", """'model='"'"'{place}:build'"'"''"""),
+    ],
+)
+def test_a_command_has_no_quotes_that_are_not_needed(name: str, shown: str, tmp_path: Path) -> None:
+    """And means the same when it is typed."""
+    place = tmp_path / name
+    place.touch()
+    overrides = ["engine=ddp", *reference.typed([f"model={place}:build"]), "model.width=8"]
+    command = reference.command(overrides)
+    assert command == f"python run.py engine=ddp {shown.format(place=place)} model.width=8"
+    assert reference.typed(shlex.split(command)[2:]) == overrides
