@@ -111,14 +111,14 @@ ROWS = (
         note="with a planner that splits matmuls, such as `planner=megatron`",
     ),
     Row(
-        ("pipeline_model_parallel_size", "pipeline_parallel_size", "pp_size", "pp", "num_stages"),
+        ("pipeline_model_parallel_size", "pipeline_parallel_size", "pp_size", "pp", "num_stages", "stages"),
         "Megatron-LM, DeepSpeed, torch.distributed.pipelining",
         "pipeline parallel size",
         "mesh.pipeline",
         ({"engine": "gpipe"}, {"engine": "torch_pipelining"}),
     ),
     Row(
-        ("data_parallel_size", "dp_size", "dp", "num_replicas"),
+        ("data_parallel_size", "dp_size", "dp", "num_replicas", "replicas"),
         "Megatron-LM, PyTorch",
         "data parallel size",
         "mesh.data",

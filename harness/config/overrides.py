@@ -29,6 +29,8 @@ SHORT = 3
 """Letters of a key that is cut short, at least."""
 SIMILAR = 0.5
 """Similarity (`difflib`) above which a choice is suggested."""
+FEW = 12
+"""So many keys of a group are listed."""
 ALL_KEYS = "python run.py --help lists every key"
 WANTED = {int: "a whole number", float: "a number", bool: "true or false", str: "a string", NoneType: "null"}
 SYNTAX = frozenset(",'\"[](){}\\$=")
@@ -186,7 +188,16 @@ def _known_key(key: str, config: DictConfig) -> str:
     first = rest.partition(".")[0]
     here = any(name.startswith(f"{group}.{first}.") for name in leaves(config))  # the choice itself has it
     choices = [] if here else having(group, first)
-    return f"{group}={', '.join(choices)} {'has' if len(choices) == 1 else 'have'} it" if choices else ALL_KEYS
+    if choices:
+        return f"{group}={', '.join(choices)} {'has' if len(choices) == 1 else 'have'} it"
+    return _keys_of(config, group)
+
+
+def _keys_of(config: DictConfig, group: str) -> str:
+    """A hint at the keys of a small group, else at all keys."""
+    node = config.get(group)
+    own = [str(name) for name in node if name != "name"] if OmegaConf.is_dict(node) else []
+    return f"its keys are {', '.join(own)}" if 0 < len(own) <= FEW else ALL_KEYS
 
 
 def having(group: str, name: str) -> list[str]:
