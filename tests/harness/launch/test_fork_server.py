@@ -112,8 +112,8 @@ def test_one_that_runs_has_none_and_others_are_forked_meanwhile(server: int, tmp
 
 
 def test_it_has_the_clients_log_and_variables_and_a_session_of_its_own(server: int, tmp_path: Path) -> None:
-    code = "import os; print(os.environ['NEWS'], os.getsid(0) == os.getpid(), os.getppid(), os.read(0, 9), os.getcwd(), flush=True)"
-    one = worker(tmp_path, f"{code}; print('error', file=sys.stderr)")
+    code = "import os; print(os.environ['NEWS'], os.getsid(0) == os.getpid(), os.getppid(), os.read(0, 9), os.getcwd())"
+    one = worker(tmp_path, f"{code}; sys.stdout.flush(); print('error', file=sys.stderr)")
     assert one.wait() == 0
     assert (tmp_path / "log").read_text().split() == ["new", "True", str(server), "b''", os.getcwd(), "error"]
 
