@@ -8,7 +8,7 @@ c                     ~~~
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 
 import torch
@@ -37,15 +37,41 @@ def storage_of(tensor: Tensor) -> object | None:
 
 def overlapping(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
     """Groups of several tensors, each of which overlaps another one of its group; the same object counts once."""
-    storages: dict[object, list[list[Tensor]]] = {}
+    storages: dict[object, list[Tensor]] = {}
     for tensor in {id(tensor): tensor for tensor in tensors}.values():
-        if (storage := storage_of(tensor)) is None:
-            continue
-        groups = storages.setdefault(storage, [])
-        near = [group for group in groups if any(meet(tensor, other) for other in group)]
-        merged = [*(other for group in near for other in group), tensor]
-        storages[storage] = [*(group for group in groups if not any(group is one for one in near)), merged]
-    return [group for groups in storages.values() for group in groups if len(group) > 1]
+        if (storage := storage_of(tensor)) is not None:
+            storages.setdefault(storage, []).append(tensor)
+    groups = (group for shown in storages.values() for near in _near(shown) for group in _groups(near))
+    return [group for group in groups if len(group) > 1]
+
+
+def _near(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
+    """The tensors of one storage in lists: between those of two lists there is no memory in common."""
+    end, near = -1, list[Tensor]()
+    for (first, last), tensor in sorted(((_extent(one), one) for one in tensors), key=lambda pair: pair[0]):
+        if first > end and near:
+            yield near
+            near = []
+        near.append(tensor)
+        end = max(end, last)
+    yield near
+
+
+def _groups(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
+    groups: list[list[Tensor]] = []
+    for tensor in tensors:
+        met = [any(meet(tensor, other) for other in group) for group in groups]
+        joined = [other for group, meets in zip(groups, met, strict=True) if meets for other in group]
+        groups = [group for group, meets in zip(groups, met, strict=True) if not meets]
+        groups.append([*joined, tensor])
+    return groups
+
+
+def _extent(tensor: Tensor) -> tuple[int, int]:
+    """The first and the last byte of a tensor, in its storage."""
+    shape, strides, offset = tuple(tensor.shape), tensor.stride(), tensor.storage_offset()
+    last = offset + sum((n - 1) * step for n, step in zip(shape, strides, strict=True))
+    return int(offset * tensor.element_size()), int((last + 1) * tensor.element_size() - 1)
 
 
 def overlap(a: Tensor, b: Tensor) -> bool:
@@ -69,7 +95,19 @@ def _meet(a: Geometry, b: Geometry) -> bool:
     begin = min(a[2], b[2])
     if max(a[2], b[2]) > min(ends):
         return False
+    if _has_no_gaps(a) and _has_no_gaps(b):
+        return True
     with torch.device("cpu"):
         used = torch.zeros(max(ends) + 1 - begin, dtype=torch.bool)
     used.as_strided(a[0], a[1], a[2] - begin).fill_(True)
     return bool(used.as_strided(b[0], b[1], b[2] - begin).any())
+
+
+def _has_no_gaps(one: Geometry) -> bool:
+    """Whether it is contiguous."""
+    step = 1
+    for size, stride in zip(reversed(one[0]), reversed(one[1]), strict=True):
+        if size != 1 and stride != step:
+            return False
+        step *= size
+    return True

@@ -47,7 +47,8 @@ def moved(layers: M, to: torch.device | torch.dtype) -> M:
             module._buffers[key] = first._buffers[name]
     for group in groups:
         now = [first.get_buffer(name) for (first, name), *_ in map(holders.__getitem__, group)]
-        if len(set(map(storage_of, now))) > 1 and len({one.dtype for one in group}) == 1:
+        plain = len({one.dtype for one in group}) == 1 and not any(one.is_conj() or one.is_neg() for one in group)
+        if plain and len(set(map(storage_of, now))) > 1:
             whole = torch.empty(0, dtype=group[0].dtype, device=group[0].device).set_(group[0].untyped_storage())
             whole = whole.to(now[0].device, now[0].dtype)
             for one in group:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from engines.gpipe.gpipe_module import GPipe
@@ -15,6 +18,7 @@ from harness.measure.count_model import count
 from harness.nn.tensor_memory import overlapping
 from harness.nn.tied import moved
 from tests.support.nets import Net
+from tests.tiers import examples
 
 
 def numbered(tensors: list[Tensor]) -> list[list[int]]:
@@ -30,6 +34,21 @@ def test_groups_of_those_that_overlap(device: str) -> None:
     assert numbered([whole, whole]) == [], "one object"
     assert numbered([whole[0:0], whole[1:1]]) == []
     assert numbered([whole[::2], whole[1::2], whole[::3]]) == [[0, 1, 2]]
+    assert numbered([whole.as_strided((2, 2), (3, 0)), whole[1:3]]) == [], "in the gap"
+
+
+@given(st.lists(st.tuples(*[st.integers(0, 3)] * 5), min_size=2, max_size=6))
+@settings(max_examples=examples(200))
+def test_groups_are_those_of_their_elements(geometries: list[tuple[int, ...]]) -> None:
+    whole = torch.arange(16)
+    tensors = [whole.as_strided((a, b), (s, t), offset) for a, b, s, t, offset in geometries]
+    elements = [set(tensor.flatten().tolist()) for tensor in tensors]
+    groups = [{number} for number in range(len(tensors))]
+    for one, other in itertools.combinations(range(len(tensors)), 2):
+        if elements[one] & elements[other]:
+            joined = [group for group in groups if group & {one, other}]
+            groups = [*(group for group in groups if group not in joined), set().union(*joined)]
+    assert sorted(numbered(tensors)) == sorted(sorted(group) for group in groups if len(group) > 1)
 
 
 class Holder(nn.Module):
