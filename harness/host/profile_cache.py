@@ -30,9 +30,12 @@ MEASURING = (
     "core/model_profile.py",
     "core/traits.py",
     "nn/dropout.py",
+    "nn/object_state.py",
     "nn/shared_state.py",
     "nn/skip.py",
+    "nn/tensor_memory.py",
     "nn/tied.py",
+    "runtime/recomputation.py",
     "host/malloc.py",
 )
 """Modules of harness/ whose edits make a profile out of date; the first one sets the number of threads."""

@@ -133,14 +133,14 @@ def hidden_modules(roots: Iterable[Any]) -> list[nn.Module]:
     return list(dict.fromkeys(module for one in held for module in one.modules()))
 
 
-def reachable(roots: Iterable[Any]) -> Iterator[Any]:
+def reachable(roots: Iterable[Any], functions: bool = True) -> Iterator[Any]:
     """The changeable objects, tensors and modules that values lead to, themselves among them, each once; those that
-    are found among the first OBJECTS."""
+    are found among the first OBJECTS. Through functions only if asked."""
     seen: dict[int, Any] = {}
     waiting, followed = list(roots), 0
     while waiting and followed < OBJECTS:
         one = waiting.pop()
-        if isinstance(one, SCALARS) or id(one) in seen:
+        if isinstance(one, SCALARS) or id(one) in seen or (isinstance(one, FunctionType) and not functions):
             continue
         seen[id(one)] = one
         if isinstance(one, ENDS):

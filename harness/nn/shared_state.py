@@ -71,6 +71,7 @@ class SharedState:
         modules: dict[int, _Shared] = {}
         values: dict[int, _Shared] = {}
         inside: dict[int, _Shared] = {}
+        parts: dict[int, list[Any]] = {}
         for (name, layer), home, runs in zip(named, homes, used or [layer for _, layer in named], strict=True):
             for (path, module), twin in zip(layer.named_modules(), runs.modules(), strict=True):
                 prefix = f"{name}.{path}." if path else f"{name}."
@@ -81,7 +82,9 @@ class SharedState:
                         if key in module._buffers:
                             shared.bytes = tensor_bytes(value)
                             shared.statistics |= isinstance(module, _NormBase)
-                        for part in _changeable(value):
+                        if id(value) not in parts:
+                            parts[id(value)] = [*_changeable(value)]
+                        for part in parts[id(value)]:
                             shared = inside.setdefault(id(part), _Shared(prefix + key))
                             shared.places[name, home] = None
                             shared.parts[id(part)] = part
@@ -142,7 +145,7 @@ class SharedState:
         yield changed
         for one, before in (*hooks, *values):
             if before.differs(before.value):
-                changed[one.name] = list(one.places)
+                changed[one.name] = [*dict.fromkeys([*changed.get(one.name, []), *one.places])]
         for one, module, state in modules:
             now = _state(module)
             for key in now.keys() | state.keys():
@@ -333,7 +336,7 @@ def _only_inside(values: Sequence[_Shared], inside: Mapping[int, _Shared]) -> It
     covered: dict[int, set[tuple[str, Home]]] = {}
 
     def cover(shared: _Shared, roots: Iterable[Any]) -> None:
-        for one in reachable(roots):
+        for one in reachable(roots, functions=False):  # a snapshot has no more of a function than its name
             covered.setdefault(id(one), set()).update(shared.places)
 
     for shared in values:

@@ -9,9 +9,12 @@ c                     ~~~
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from functools import lru_cache
 
+import numpy as np
 import torch
+from numpy.lib.stride_tricks import as_strided
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
@@ -28,11 +31,12 @@ def memory(tensor: Tensor) -> tuple[torch.device, int] | None:
 
 
 def storage_of(tensor: Tensor) -> object | None:
-    """What two tensors of one storage have in common, on the meta device, too; None of a tensor without elements."""
-    if tensor.layout is not torch.strided or not tensor.numel():
-        return None
-    real = not isinstance(tensor, FakeTensor)  # those warn when they are asked for an address
-    return (real and memory(tensor)) or tensor.untyped_storage()._cdata
+    """What two tensors of one storage have in common, on the meta device, too; None where that is not known."""
+    with suppress(RuntimeError, ValueError):  # of a tensor that has no memory of its own, or none yet
+        if tensor.layout is torch.strided and not tensor.is_nested and tensor.numel():
+            real = not isinstance(tensor, FakeTensor)  # those warn when they are asked for an address
+            return (real and memory(tensor)) or tensor.untyped_storage()._cdata
+    return None
 
 
 def overlapping(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
@@ -47,13 +51,15 @@ def overlapping(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
 
 def _near(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
     """The tensors of one storage in lists: between those of two lists there is no memory in common."""
-    end, near = -1, list[Tensor]()
-    for (first, last), tensor in sorted(((_extent(one), one) for one in tensors), key=lambda pair: pair[0]):
-        if first > end and near:
+    end, near = 0, list[Tensor]()
+    ordered = sorted(tensors, key=lambda one: extent(one)[0] * one.element_size())
+    for tensor in ordered:
+        first, after = (place * tensor.element_size() for place in extent(tensor))
+        if first >= end and near:
             yield near
             near = []
         near.append(tensor)
-        end = max(end, last)
+        end = max(end, after)
     yield near
 
 
@@ -67,11 +73,10 @@ def _groups(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
     return groups
 
 
-def _extent(tensor: Tensor) -> tuple[int, int]:
-    """The first and the last byte of a tensor, in its storage."""
-    shape, strides, offset = tuple(tensor.shape), tensor.stride(), tensor.storage_offset()
-    last = offset + sum((n - 1) * step for n, step in zip(shape, strides, strict=True))
-    return int(offset * tensor.element_size()), int((last + 1) * tensor.element_size() - 1)
+def extent(tensor: Tensor) -> tuple[int, int]:
+    """Where a tensor begins and ends in its storage, in elements: the end is one after its last."""
+    first = int(tensor.storage_offset())
+    return first, first + 1 + sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 def overlap(a: Tensor, b: Tensor) -> bool:
@@ -97,10 +102,10 @@ def _meet(a: Geometry, b: Geometry) -> bool:
         return False
     if _has_no_gaps(a) and _has_no_gaps(b):
         return True
-    with torch.device("cpu"):
-        used = torch.zeros(max(ends) + 1 - begin, dtype=torch.bool)
-    used.as_strided(a[0], a[1], a[2] - begin).fill_(True)
-    return bool(used.as_strided(b[0], b[1], b[2] - begin).any())
+    used = np.zeros(max(ends) + 1 - begin, np.bool_)  # of NumPy: torch may be in a mode that computes no values
+    mine, others = (as_strided(used[offset - begin :], sizes, strides) for sizes, strides, offset in (a, b))
+    mine[...] = True
+    return bool(others.any())
 
 
 def _has_no_gaps(one: Geometry) -> bool:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from harness.core.model_profile import Tied
 from harness.core.problem import Problem
-from harness.nn.tensor_memory import overlapping, storage_of
+from harness.nn.tensor_memory import extent, overlapping, storage_of
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -33,8 +33,8 @@ def ties(layers: nn.Sequential) -> dict[str, tuple[Tied, ...]]:
 
 
 def moved(layers: M, to: torch.device | torch.dtype) -> M:
-    """Moves a module to a device or dtype; its submodules share buffers, and the memory of buffers that overlap, as
-    before, where `Module.to` copies each."""
+    """Moves a module to a device or dtype; its submodules share buffers, and the memory of buffers of one dtype that
+    overlap, as before, where `Module.to` copies each. Conjugated ones it copies, too."""
     holders: dict[Tensor, list[tuple[nn.Module, str]]] = {}
     for module in layers.modules():
         for key, buffer in module._buffers.items():
@@ -49,11 +49,12 @@ def moved(layers: M, to: torch.device | torch.dtype) -> M:
         now = [first.get_buffer(name) for (first, name), *_ in map(holders.__getitem__, group)]
         plain = len({one.dtype for one in group}) == 1 and not any(one.is_conj() or one.is_neg() for one in group)
         if plain and len(set(map(storage_of, now))) > 1:
-            whole = torch.empty(0, dtype=group[0].dtype, device=group[0].device).set_(group[0].untyped_storage())
-            whole = whole.to(now[0].device, now[0].dtype)
+            starts, ends = zip(*map(extent, group), strict=True)
+            first, size = min(starts), max(ends) - min(starts)
+            whole = group[0].as_strided((size,), (1,), first).to(now[0].device, now[0].dtype)
             for one in group:
                 for module, key in holders[one]:
-                    module._buffers[key] = whole.as_strided(one.shape, one.stride(), one.storage_offset())
+                    module._buffers[key] = whole.as_strided(one.shape, one.stride(), one.storage_offset() - first)
     return layers
 
 

@@ -6,6 +6,7 @@ engine=gpipe    96 samples/s   1.50
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections import defaultdict
@@ -99,7 +100,7 @@ def notes(records: Sequence[RunRecord | None]) -> list[str]:
 
 
 def unequal_losses(records: Sequence[RunRecord | None]) -> str:
-    """Of runs that trained the same on different engines: the two whose last losses are farthest apart, if that is
+    """Of runs that trained the same: the two of different engines whose last losses are farthest apart, if that is
     more than `CLOSE`. Empty where there are none; a periodic schedule has delayed weights, and is not compared."""
     groups: dict[str, list[tuple[float, str]]] = defaultdict(list)
     for record in records:
@@ -110,9 +111,12 @@ def unequal_losses(records: Sequence[RunRecord | None]) -> str:
             work = {key: value for key, value in _others(record).items() if key != "batch"}
             groups[_text([batch, work])].append((last, (record.config.get("engine") or {}).get("name", "")))
     for found in groups.values():
-        (low, one), (high, other) = min(found), max(found)
+        pairs = [pair for pair in itertools.combinations(sorted(found), 2) if pair[0][1] != pair[1][1]]
+        if not pairs:
+            continue
+        (low, one), (high, other) = max(pairs, key=lambda pair: pair[1][0] - pair[0][0])
         apart = (high - low) / max(abs(high), abs(low), TINY_LOSS)
-        if apart > CLOSE and one != other:
+        if apart > CLOSE:
             return (
                 f"the last losses differ by {100 * apart:.1f} % ({one} {number(low)}, {other} {number(high)}): batch "
                 "norm, dropout and, over many steps, rounding can do that, and so can an engine that trains another "

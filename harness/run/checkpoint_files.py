@@ -92,8 +92,8 @@ def place(run_dir: Path, step: int) -> Path:
 def write(run_dir: Path, state: RunState, fill: Callable[[IO[bytes]], None]) -> None:
     """Have `fill` write torch's part of a checkpoint, and add the run's `state`: the file is whole or not there.
 
-    Older checkpoints go, but for the one before. On any failure (a full disk) no part of it stays, and the older ones
-    do.
+    Older checkpoints go, but for the one before. On any failure to write it (a full disk) no part of it stays, and the
+    older ones do.
     """
     path = place(run_dir, state.step)
     path.parent.mkdir(exist_ok=True)

@@ -54,6 +54,6 @@ def _how_to_resume(folder: Path) -> str:
     if (folder.parent / POINTS).exists():
         return f"submitted again by python -m slurm.status {folder.parent} --only lost it {where}"
     if (folder / CONSOLE).exists():
-        again = f"with its sweep, started again with the same command and out={folder.parent}, it {where}"
-        return f"{again} (a race is not resumed: each is held in a folder of its own)"
+        again = f"a sweep or a search that is started again with the same command and out={folder.parent}"
+        return f"it {where} by {again}; a race is run again in another folder"
     return f"started again with the same command and out={folder} it {where}"

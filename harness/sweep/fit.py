@@ -76,7 +76,7 @@ def main(overrides: Sequence[str], console: Console | None = None) -> int:
             with preemptible():
                 table.fill(overrides, names, Path(folder), progress)
         except KeyboardInterrupt as error:
-            ended = str(error)
+            ended = str(error) or "interrupted"
     if not any(table.cells.values()) and not ended:
         raise CannotRun(list(dict.fromkeys(table.problems)), FIT)
     for line in table.lines(console):

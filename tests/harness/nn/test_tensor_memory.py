@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from engines.gpipe.gpipe_module import GPipe
 from harness.core.problem import ProblemError
 from harness.measure.count_model import count
+from harness.nn import tensor_memory
 from harness.nn.tensor_memory import overlapping
 from harness.nn.tied import moved
 from tests.support.nets import Net
@@ -52,13 +53,15 @@ def test_groups_are_those_of_their_elements(geometries: list[tuple[int, ...]]) -
 
 
 class Holder(nn.Module):
-    """Changes its tensor in the forward pass, if it `writes`; holds it as a buffer, or in a list in a list."""
+    """Changes its tensor in the forward pass, if it `writes`; holds it as `kind` says: in a list in a list, for one."""
 
     def __init__(self, tensor: Tensor, kind: str = "buffer", writes: bool = True) -> None:
         super().__init__()
         self.writes, self.nested = writes, [[tensor]] if kind == "list" else None
         if kind == "buffer":
             self.register_buffer("cache", tensor)
+        elif kind == "attribute":
+            self.cache = tensor
 
     def forward(self, x: Tensor) -> Tensor:
         cache = self.nested[0][0] if self.nested else self.cache
@@ -107,6 +110,29 @@ def test_so_is_one_object_in_different_lists(kind: str) -> None:
         step(piped(module))
 
 
+class Calls(nn.Module):
+    """Computes what a function computes that it shares with others."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.function = function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.function(x)
+
+
+def test_so_is_a_tensor_in_a_function_that_both_call() -> None:
+    whole = torch.ones(8, dtype=torch.float64)
+
+    def use(x: Tensor) -> Tensor:
+        whole.mul_(1.1)
+        return x * whole.sum()
+
+    module = nn.Sequential(nn.Linear(4, 4), Calls(use), nn.Linear(4, 4), Calls(use))
+    with pytest.raises(ProblemError, match="layer '1'"):
+        step(piped(module))
+
+
 @pytest.mark.parametrize("name", SHARED)
 def test_memory_that_no_pass_changes_is_not(name: str) -> None:
     """Nor what one device has alone, or what is side by side."""
@@ -118,11 +144,13 @@ def test_memory_that_no_pass_changes_is_not(name: str) -> None:
     step(GPipe(layers((whole, whole.view(8))).double(), [4], ["cpu"], chunks=2, checkpoint="never"))
 
 
+@pytest.mark.parametrize("kind", ["buffer", "attribute"])
 @pytest.mark.parametrize("name", SHARED)
-def test_the_profile_knows_it(name: str) -> None:
+def test_the_profile_knows_it(name: str, kind: str) -> None:
     def build() -> nn.Sequential:
-        return layers(SHARED[name](torch.ones(8)))
+        return layers(SHARED[name](torch.ones(8)), kind)
 
+    tensor_memory._meet.cache_clear()
     found = count(Net(build, (4,), "segmentation"), 2, "float32").layers
     written = [[one.name for one in layer.shared_buffers if one.written] for layer in found]
     assert written == [[], ["1.cache"], [], ["1.cache"]]
@@ -138,3 +166,36 @@ def test_a_cast_keeps_it(name: str) -> None:
     for tensor, changed in ((one, wanted[0]), (other, wanted[1])):
         tensor.add_(1), changed.add_(1)
     assert torch.equal(one, wanted[0]) and torch.equal(other, wanted[1])
+
+
+def test_tables_of_one_memory_are_counted() -> None:
+    """Two columns of a table, as attributes: each has gaps, where the other one is."""
+
+    def build() -> nn.Sequential:
+        return layers(torch.ones(4, 8).chunk(2, -1), "attribute", False)
+
+    tensor_memory._meet.cache_clear()
+    found = count(Net(build, (4,), "segmentation"), 2, "float32").layers
+    assert [layer.shared_buffers for layer in found] == [()] * 4
+
+
+def unusual() -> dict[str, Tensor]:
+    whole = torch.ones(4, 4)
+    return {
+        "nested": torch.nested.nested_tensor([whole[:1], whole[1:]], layout=torch.jagged),
+        "sparse": whole.to_sparse(),
+        "lazy": nn.UninitializedBuffer(),
+        "no elements": whole[:0],
+    }
+
+
+@pytest.mark.filterwarnings("ignore:.*prototype:UserWarning")
+@pytest.mark.parametrize("name", ["nested", "sparse", "lazy", "no elements"])
+def test_tensors_without_memory_of_their_own_overlap_none(name: str) -> None:
+    tensor = unusual()[name]
+    assert overlapping([tensor, torch.ones(4), tensor]) == []
+
+
+def test_a_cast_leaves_lazy_buffers_alone() -> None:
+    module = moved(nn.Sequential(nn.Linear(4, 4), nn.LazyBatchNorm1d()), torch.float64)
+    assert module(torch.ones(2, 4, dtype=torch.float64)).dtype == torch.float64

@@ -126,6 +126,7 @@ def test_losses_that_differ_are_noted() -> None:
     note = unequal_losses([trained("gpipe", 4.45), single, None, fsdp])
     assert note.startswith("the last losses differ by 2.0 % (fsdp 4.3700, single 4.4600): ")
     assert notes([single, fsdp])[0] == note
+    assert unequal_losses([single, trained("fsdp", 4.37), trained("fsdp", 4.4601)]) == note, "also of an engine twice"
     assert not unequal_losses([single, trained("fsdp", 4.45)])
     assert not unequal_losses([single, trained("single", 4.2)]), "one engine, twice"
     assert not unequal_losses([single, trained("fsdp", 4.2, seed=1)]), "other weights"
