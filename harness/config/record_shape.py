@@ -34,7 +34,7 @@ FIGURES: dict[str, Any] = {
     **dict.fromkeys(("alpha_s", "bandwidth_gb_s"), Number),
     **dict.fromkeys(("r2", "r2_large"), dict[str, Number]),
     "weights": str,
-    "phases_s": ByName | None,
+    **dict.fromkeys(("phases_s", "parts_s"), ByName | None),
     "peaks": tuple[dict[str, Any], ...],
     "tuned": dict[str, Any],
     "baselines": dict[str, Any],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +77,7 @@ def _whole_rows(record: RunRecord) -> Iterator[tuple[str, str, str, str]]:
         yield "step time", seconds(step), seconds(expected), ratio(expected, step)
     if m.get("step_time_spread_s"):
         yield "  p10 to p90", " to ".join(map(seconds, m["step_time_spread_s"])), "", ""
+    yield from _part_rows(m, p)
     if m.get("period_s") is not None:
         period, expected = m["period_s"], p.get("period_s")
         yield "period, without filling", seconds(period), seconds(expected), ratio(expected, period)
@@ -99,6 +100,17 @@ def _whole_rows(record: RunRecord) -> Iterator[tuple[str, str, str, str]]:
         measured, predicted = sent.get(kind), planned.get(kind)
         if measured or predicted:
             yield f"sent: {kind}", size(measured), size(predicted), ratio(predicted, measured)
+
+
+def _part_rows(m: Mapping[str, Any], p: Mapping[str, Any]) -> Iterator[tuple[str, str, str, str]]:
+    """Yields what the devices' mean step consists of, where that is above `PART` of it; ratios of such parts alone."""
+    step, parts, planned = m.get("step_time_s"), m.get("parts_s") or {}, p.get("parts_s") or {}
+    for name in dict.fromkeys((*parts, *planned)):
+        part, expected = parts.get(name), planned.get(name)
+        least = PART * (step or 0.0)
+        if max(part or 0.0, expected or 0.0) > least:
+            compared = ratio(expected, part) if part and part > least else ""
+            yield f"  {name}", seconds(part), seconds(expected), compared
 
 
 def _device_rows(record: RunRecord) -> Iterator[tuple[str, ...]]:
@@ -223,6 +235,8 @@ def _short(path: Path) -> str:
     return min(os.path.relpath(path), str(path), key=len)
 
 
+PART = 0.005
+"""Share of a step from which on a part of it is listed."""
 WAITING = 0.02
 """Share of a step from which on waiting for data (which is not part of the step) is printed as such."""
 _ALONE: dict[str, tuple[str, Callable[[float], str]]] = {

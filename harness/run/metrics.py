@@ -24,6 +24,7 @@ from harness.planning import work
 from harness.planning.draft import Draft
 from harness.schedule.dependency_graph import DATA, split_part
 from harness.schedule.optimizer_chunks import OUT, copy_direction
+from harness.schedule.step_parts import parts_s
 from harness.simulator import Simulation, layer_times
 
 
@@ -52,6 +53,7 @@ def simulated(simulation: Simulation, draft: Draft) -> dict[str, Any]:
         **work.per_second(draft, step_s),
         "period_s": period_s(simulation.trace),
         "phases_s": phases_s(simulation.trace),
+        "parts_s": parts_s(simulation.trace, simulation.schedule),
         "loss": None,
         "peaks": encode(simulation.peaks),
     }

@@ -50,6 +50,7 @@ from harness.run.manifest import manifest
 from harness.run.resume import Resumed, SamePlan, find_finished, find_resumable, refuse_to_replace, say_what_is_replaced
 from harness.run.run_folder import RunFolder, has_trained, in_use, make_folder, new_id
 from harness.run.stop_request import StopRequest
+from harness.schedule.step_parts import parts_s
 from harness.trackers import Tracker
 
 
@@ -210,8 +211,10 @@ class Run:
         done = result.pop("measured_steps")
         if done != self.config.steps:  # of a race, which ends when it is decided
             self.folder.update(config=self.record.config | {"steps": done})
-        self.folder.update(metrics=metrics.measured(result, draft, self.config, prepared.kind), trace=TRACE)
         traces = {"last step, measured": Trace.load(path / TRACE), "simulated": draft.simulation.trace}
+        measured, predicted = (parts_s(trace, draft.schedule) for trace in traces.values())
+        found = metrics.measured(result, draft, self.config, prepared.kind) | {"parts_s": measured}
+        self.folder.update(metrics=found, predicted=self.record.predicted | {"parts_s": predicted}, trace=TRACE)
         panels = [(f"{self.title}, {what}", trace) for what, trace in traces.items() if trace.spans]
         self.draw(panels, prepared)  # an engine may leave no trace of its own
 

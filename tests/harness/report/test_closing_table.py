@@ -79,6 +79,19 @@ def test_closing_table_has_measured_next_to_predicted() -> None:
     ]
 
 
+def test_what_a_step_consists_of_is_listed_where_it_matters() -> None:
+    found = record()
+    found.metrics["parts_s"] = {"computing": 0.12, "communication": 0.01, "waiting": 0.0005, "host": 0.0695}
+    found.predicted["parts_s"] = {"computing": 0.12, "communication": 0.03, "waiting": 0.0, "host": 0.0}
+    assert rows(found)[4:7] == [
+        ["computing", "120.0 ms", "120.0 ms", "1.00"],
+        ["communication", "10.0 ms", "30.0 ms", "3.00"],
+        ["host", "69.5 ms", "0.0 ms", "0.00"],
+    ]
+    found.metrics["parts_s"] = None
+    assert ["communication", "-", "30.0 ms"] in rows(found), "an engine may leave no trace"
+
+
 def test_messages_that_are_neither_sent_nor_predicted_have_no_row() -> None:
     found = record()
     found.metrics["bytes_sent"] = {"copy": 0, "skips": 0, "skip_gradients": 0, "gradients": 5}
