@@ -30,7 +30,7 @@ from typing import ClassVar
 from engines.fsdp.layer_groups import groups, own_bytes
 from harness.core.memory_model import MemoryModel
 from harness.core.model_profile import ModelProfile
-from harness.core.op import Op
+from harness.core.op import Kind, Op
 from harness.core.plan import Mesh, Plan
 from harness.core.problem import Problem
 from harness.core.value_checks import at_least
@@ -76,10 +76,13 @@ class FSDPEngine(Engine):
         self.config = config
 
     def schedule(self, plan: Plan, profile: ModelProfile) -> Schedule:
-        size, grouped = profile.parameter_bytes(), sum(own_bytes(profile))
+        own = own_bytes(profile)
+        grouped = tuple(sum(own[number] for number in group) for group in groups(own, self.config))
+        root = profile.parameter_bytes() - sum(own)
+        every = (*grouped, root) if root else grouped
         whole = data_parallel(
             plan.micro_batches,
-            size,
+            sum(every),
             plan.mesh.data,
             "zero3",
             plan.recompute,
@@ -88,7 +91,12 @@ class FSDPEngine(Engine):
         last = plan.micro_batches - 1
 
         def adapted(op: Op) -> Op:
-            return replace(op, bytes=grouped) if op.part.endswith("/backward") else op
+            if op.kind != "collective":
+                return op
+            buffers = grouped if op.part.endswith("/backward") else every
+            task: Kind = "F" if op.part.endswith("/forward") else "B"
+            share = 0.5 if task == "B" and self.config.reshard_after_forward else 1.0  # gathers and reductions
+            return replace(op, bytes=sum(buffers), buffers=buffers, overlaps=(task, share))
 
         def left_out(op: Op) -> bool:
             return op.part.startswith("reduce_scatter") and op.micro_batch != last and not self.config.reduce_each

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from omegaconf import DictConfig, OmegaConf
 
-from harness.core.cluster import Cluster, Device, Link
+from harness.core.cluster import CLASSES, Cluster, Device, Link
 from harness.core.problem import Problem, refuse
 from harness.core.value_checks import at_least, one_of
 from harness.host import devices, local_devices
@@ -50,6 +50,14 @@ class EffectiveConfig:
 
     efficiency: float | None = None
     """Effective value of cluster.efficiency."""
+    matmul_efficiency: float | None = None
+    """Effective value of cluster.matmul_efficiency."""
+    convolution_efficiency: float | None = None
+    """Effective value of cluster.convolution_efficiency."""
+    attention_efficiency: float | None = None
+    """Effective value of cluster.attention_efficiency."""
+    elementwise_efficiency: float | None = None
+    """Effective value of cluster.elementwise_efficiency."""
     bandwidth_gb_s: float | None = None
     """Effective value of cluster.bandwidth_gb_s."""
     alpha_s: float | None = None
@@ -85,8 +93,16 @@ class ClusterConfig:
     memory_bandwidth_gb_s: float | None = None
     """Bandwidth of each device's memory in GB/s; null: as measured here, not known for a described cluster."""
     efficiency: float = 1.0
-    """Fraction of both peaks (FLOP/s and memory bandwidth) that large kernels reach: the one calibrated number of a
-    device."""
+    """Fraction of both peaks (FLOP/s and memory bandwidth) that large kernels reach. 1: not calibrated, so that speeds
+    are upper bounds."""
+    matmul_efficiency: float | None = None
+    """Fraction of the peak FLOP/s that large matmuls reach; null: efficiency."""
+    convolution_efficiency: float | None = None
+    """Fraction of the peak FLOP/s that large convolutions reach; null: efficiency."""
+    attention_efficiency: float | None = None
+    """Fraction of the peak FLOP/s that attention reaches, a causal one counted whole; null: efficiency."""
+    elementwise_efficiency: float | None = None
+    """Fraction of the memory bandwidth that kernels without matmuls reach; null: efficiency."""
     kernel_s: float | None = None
     """Overhead of each kernel launch in seconds; null: as measured here, 0 for a described cluster."""
     wave_elements: int | None = None
@@ -196,8 +212,19 @@ def _local(config: ClusterConfig, found: DetectedDevices, machine: Machine, job:
         ),
     )
     cores = machine.cores if config.cores is None else config.cores
+    given = config.alpha_s is not None or config.bandwidth_gb_s is not None
     return Cluster(
-        _name(config), nodes, count, device, intra, _link(config, "node_", intra), host, config.blocking_messages, cores
+        _name(config),
+        nodes,
+        count,
+        device,
+        intra,
+        _link(config, "node_", intra),
+        host,
+        config.blocking_messages,
+        cores,
+        machine.process_cores if config.cores is None else 0.0,
+        () if given else machine.calls,
     )
 
 
@@ -234,6 +261,7 @@ def _device(config: ClusterConfig, known: Device) -> Device:
         config.efficiency,
         known.kernel_s if config.kernel_s is None else config.kernel_s,
         config.wave_elements or known.wave_elements,
+        {name: share for name in CLASSES if (share := getattr(config, f"{name}_efficiency")) is not None},
     )
 
 
@@ -255,7 +283,7 @@ def _impossible(config: ClusterConfig) -> list[Problem]:
     wrong += [*_bad_numbers(config), *_unknown(config)]
     wrong += [
         _problem(f"above 0 (from {SMALLEST:g}) and at most 1, a share", key, share, 1)
-        for key, share in (("efficiency", config.efficiency), *_only_effective(config))
+        for key, share in (*_given(config).items(), *_only_effective(config))
         if key.endswith("efficiency") and not SMALLEST <= share <= 1
     ]
     if not is_local(config) and not _unknown(config):

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import bisect
 import math
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Literal
 
 from harness.core.serialization import Document
 
 Duplex = Literal["half", "full"]
+CLASSES = ("matmul", "convolution", "attention", "elementwise")
+"""Of kernels: those of a class reach the same share of a device's peak."""
+SEND = "send"
+"""The name of a message among the calls of a machine's processes."""
 
 
 @dataclass(frozen=True)
 class Device:
     """One accelerator or CPU device. `peak_flops` is FLOP/s for each dtype, `memory_bandwidth` bytes/s.
 
-    `efficiency` is the share of both peaks that a large kernel reaches: the one number of a device that is calibrated.
-    Each kernel costs `kernel_s` more, so that small ones reach less. `wave_elements` of a matmul's output are
-    computed at once (0: not known): on average a matmul computes half of them too many.
+    `efficiency` is the share of both peaks that a large kernel reaches, `efficiencies` that of the kernels of a class
+    ("matmul", "convolution", "attention": of the FLOP/s; "elementwise": of the bandwidth), where it is known. These are
+    calibrated. Each kernel costs `kernel_s` more, so that small ones reach less. `wave_elements` of a matmul's output
+    are computed at once (0: not known): on average a matmul computes half of them too many.
     """
 
     name: str = "device"
@@ -27,6 +34,16 @@ class Device:
     efficiency: float = 1.0
     kernel_s: float = 0.0
     wave_elements: int = 0
+    efficiencies: dict[str, float] = field(default_factory=dict)
+
+    def efficiency_of(self, kernels: str) -> float:
+        """Returns the share of the peak that large kernels of a class reach."""
+        return self.efficiencies.get(kernels, self.efficiency)
+
+    @property
+    def calibrated(self) -> bool:
+        """Whether its efficiency is known, and times are not only bounds."""
+        return self.efficiency < 1 or bool(self.efficiencies)
 
 
 @dataclass(frozen=True)
@@ -48,6 +65,36 @@ class Link:
 
 
 @dataclass(frozen=True)
+class CallTimes:
+    """Seconds of a call among `members` processes of a machine, by its bytes, as measured.
+
+    `name` is a collective's ("all_reduce"), or `SEND`. `bytes` ascend; they are counted as those of an
+    op: the whole buffer. Between two sizes, and after the last, times are on a straight line.
+    """
+
+    name: str
+    members: int
+    bytes: tuple[int, ...]
+    seconds: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        ascending = all(small < large for small, large in pairwise(self.bytes))
+        if not ascending or len(self.bytes) != len(self.seconds) or len(self.bytes) < 2:
+            raise ValueError(
+                f"bytes of {self.name} are {self.bytes}, must be two or more that ascend, each with a time"
+            )
+        if not all(math.isfinite(one) and one >= 0 for one in self.seconds):
+            raise ValueError(f"seconds of {self.name} are {self.seconds}, must be finite numbers of at least 0")
+
+    def at(self, size: float) -> float:
+        """Returns the seconds of a call of `size` bytes: that of the smallest one, at least."""
+        place = min(max(1, bisect.bisect_left(self.bytes, size)), len(self.bytes) - 1)
+        (small, large), (first, last) = self.bytes[place - 1 : place + 1], self.seconds[place - 1 : place + 1]
+        slope = max(0.0, last - first) / (large - small)
+        return first + slope * max(0.0, size - small)
+
+
+@dataclass(frozen=True)
 class Cluster(Document):
     """`nodes` x `devices_per_node` equal devices.
 
@@ -55,6 +102,9 @@ class Cluster(Document):
     transfers that leave or enter a node at the same time share its one `node_port` fairly. `host_link` is a device's
     own path to the host's memory. With `blocking_messages` a message occupies both ends' compute (rendezvous). `cores`
     is how many devices of a node can compute at full speed at once: CPU devices share cores; 0 means all of them.
+    `process_cores` is the same where each device is a process, which competes for no interpreter; 0 means `cores`.
+    `calls` are what the processes of a node need for calls of their library (gloo): where there are some, they count
+    for messages and collectives inside a node, instead of `intra`.
     """
 
     name: str = "flat"
@@ -66,6 +116,8 @@ class Cluster(Document):
     host_link: Link = Link()
     blocking_messages: bool = False
     cores: float = 0.0
+    process_cores: float = 0.0
+    calls: tuple[CallTimes, ...] = ()
 
     @property
     def devices(self) -> int:
@@ -74,6 +126,24 @@ class Cluster(Document):
     def link(self, source: int, target: int) -> Link:
         """Returns the link between two devices: inside their node, or through the nodes' ports."""
         return self.intra if self.node(source) == self.node(target) else self.node_port
+
+    def call_s(self, name: str, members: int, size: float) -> float | None:
+        """Returns the seconds of a call of processes of one node; None where that is not measured.
+
+        Between two numbers of members on a straight line; with more than were measured, in proportion to the messages
+        of a ring.
+        """
+        known = sorted((one for one in self.calls if one.name == name), key=lambda one: one.members)
+        if not known:
+            return None
+        above = next((one for one in known if one.members >= members), known[-1])
+        if members >= above.members:
+            return above.at(size) * (members - 1) / (above.members - 1)
+        below = max((one for one in known if one.members < members), key=lambda one: one.members, default=above)
+        if below is above:
+            return above.at(size)
+        share = (members - below.members) / (above.members - below.members)
+        return below.at(size) + share * (above.at(size) - below.at(size))
 
     def node(self, device: int) -> int:
         """Returns the node that a device belongs to."""

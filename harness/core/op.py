@@ -23,7 +23,10 @@ class Op:
         1step        the optimizer of stage 1
 
     `part` names a skip, bucket or chunk, `peer` the other stage of a message. `bytes`, `queue` and `seconds`, where
-    they are known, say what it costs and where it runs; they are not part of the notation, nor of equality.
+    they are known, say what it costs and where it runs; `buffers` are the bytes of each call, where a collective stands
+    for several; `overlaps` is the kind of the task during which such calls run, all but one, where a device
+    communicates while it computes, and the share of the task's time that they may take. They are not part of the
+    notation, nor of equality.
     """
 
     stage: int
@@ -34,6 +37,8 @@ class Op:
     bytes: int = field(default=0, compare=False)
     queue: Queue = field(default="compute", compare=False)
     seconds: float | None = field(default=None, compare=False)
+    buffers: tuple[int, ...] = field(default=(), compare=False)
+    overlaps: tuple[Kind, float] | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         if self.kind not in _KINDS:

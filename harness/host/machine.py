@@ -15,11 +15,17 @@ import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.core.cluster import Device, Link
+from harness.core.cluster import CallTimes, Device, Link
 from harness.core.serialization import Document
 from harness.host import devices, profile_cache
 
-MEASURING = ("measure/benchmark_machine.py", "host/malloc.py", "runtime/cpu_streams.py")
+MEASURING = (
+    "measure/benchmark_machine.py",
+    "measure/time_calls.py",
+    "host/malloc.py",
+    "runtime/collectives.py",
+    "runtime/cpu_streams.py",
+)
 """Modules of harness/ whose edits make a measurement out of date."""
 
 
@@ -30,13 +36,16 @@ class Machine(Document):
     `device` has the FLOP/s of large matmuls by dtype, the bytes/s of a large sum, and the time of the smallest kernel;
     CPU devices compute with one thread. `link` is a copy between two devices, `host_link` one between a device and the
     host (None: as `link`). `cores` is how many CPU devices' worth of work all of them do at once, 0 for GPUs, which
-    share nothing.
+    share nothing: `cores` where these are threads of one process, `process_cores` where each is a process. `calls`
+    are those of such processes.
     """
 
     device: Device
     link: Link
     host_link: Link | None = None
     cores: float = 0.0
+    process_cores: float = 0.0
+    calls: tuple[CallTimes, ...] = ()
 
     def __post_init__(self) -> None:
         numbers = {
@@ -44,6 +53,7 @@ class Machine(Document):
             "memory_bandwidth": self.device.memory_bandwidth,
             "kernel_s": self.device.kernel_s,
             "cores": self.cores,
+            "process_cores": self.process_cores,
         }
         for name, value in numbers.items():
             if not (math.isfinite(value) and value >= 0):

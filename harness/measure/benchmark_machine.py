@@ -8,13 +8,14 @@ from __future__ import annotations
 import statistics
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from itertools import pairwise
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from harness.config.schema import AUTOCAST, DTYPES
@@ -23,6 +24,8 @@ from harness.core.op import Op
 from harness.host import devices, run_queue
 from harness.host.devices import DetectedDevices
 from harness.host.machine import Machine
+from harness.launch import forked_ranks
+from harness.measure import time_calls
 from harness.runtime.cpu_streams import Job, JobQueue, Run
 from harness.runtime.training_state import intra_op_threads
 
@@ -64,13 +67,18 @@ def measure(wanted: str = "auto", say: Say = lambda text: None) -> Machine:
 
 
 def _cpu(found: DetectedDevices, say: Say) -> Machine:
-    with intra_op_threads(1), _queues(max(2, devices.cores())) as queues:
+    cores = devices.cores()
+    calls = time_calls.measure(cores, say)  # it forks, and so does the next: before torch has threads
+    if cores > 1:
+        say("timing processes on all cores")
+    process_cores = _processes_together(cores) if cores > 1 else 1.0
+    with intra_op_threads(1), _queues(max(2, cores)) as queues:
         device = _device(found, "cpu", _wall, say)
         say("timing messages")
         link = _fitted([_message_s(queues[0], queues[1], size) for size in MESSAGES_BYTES])
         say("timing all cores together")
-        cores = _together(queues[: devices.cores()])
-    return Machine(device, link, cores=cores)
+        threads = _together(queues[:cores])
+    return Machine(device, link, cores=threads, process_cores=process_cores, calls=calls)
 
 
 def _wall(work: Callable[[], object], calls: int) -> float:
@@ -136,12 +144,55 @@ def _together(queues: list[JobQueue]) -> float:
     while time.perf_counter() < end:
         alone.append(_round(queues[:1], passes[:1]))
         together.append(_round(queues, passes))
+    return _worth(len(queues), alone, together)
+
+
+def _worth(count: int, alone: Sequence[_Round], together: Sequence[_Round]) -> float:
+    """By the medians of the rounds in which nobody waited for a core, or by the time on a core."""
     quiet = [[r.wall_s for r in rounds if r.waited_s < QUIET * r.wall_s] for rounds in (alone, together)]
     if min(map(len, quiet)) >= QUIET_ROUNDS:
         one, among = (statistics.median(seconds) for seconds in quiet)
     else:
         one, among = (min(r.running_s for r in rounds) for rounds in (alone, together))
-    return max(1.0, min(float(len(queues)), len(queues) * one / among))
+    return max(1.0, min(float(count), count * one / among))
+
+
+def _processes_together(count: int) -> float:
+    """`_together` of processes, which share cores and memory, but no interpreter."""
+
+    def rank() -> tuple[list[_Round], list[_Round]]:
+        torch.set_num_threads(1)
+        once, first = _layers(), dist.get_rank() == 0
+        once()
+        alone, together = [], []
+        end = time.perf_counter() + CORES_S
+        while _all_say(time.perf_counter() < end):
+            alone += [_own_round(once)] if first else []
+            dist.barrier()
+            together.append(_own_round(once))
+        others: list[list[_Round]] = [[] for _ in range(count)]
+        dist.all_gather_object(others, together)
+        return alone, [_slowest(of_all) for of_all in zip(*others, strict=True)]
+
+    return _worth(count, *forked_ranks.run_on_ranks(count, rank, ["cpu"] * count))
+
+
+def _all_say(own: bool) -> bool:
+    """Rank 0's answer, in all ranks."""
+    answer = torch.tensor([own])
+    dist.broadcast(answer, 0)
+    return bool(answer)
+
+
+def _own_round(once: Callable[[], None]) -> _Round:
+    before = _clocks()
+    for _ in range(PASSES):
+        once()
+    return _Round(*(now - then for now, then in zip(_clocks(), before, strict=True)))
+
+
+def _slowest(rounds: Sequence[_Round]) -> _Round:
+    return _Round(*(max(getattr(one, field.name) for one in rounds) for field in fields(_Round)))
 
 
 @dataclass(frozen=True)
@@ -156,20 +207,17 @@ class _Round:
 def _round(queues: list[JobQueue], passes: list[Callable[[], None]]) -> _Round:
     """All queues begin at once; each makes its passes."""
     run, begin = Run(), threading.Barrier(len(queues))
-    seconds: list[tuple[float, ...]] = []
+    rounds: list[_Round] = []
 
     def repeat(once: Callable[[], None]) -> None:
         begin.wait()
-        before = _clocks()
-        for _ in range(PASSES):
-            once()
-        seconds.append(tuple(now - then for now, then in zip(_clocks(), before, strict=True)))
+        rounds.append(_own_round(once))
 
     jobs = [queue.submit(Job(run, partial(repeat, once))) for queue, once in zip(queues, passes, strict=True)]
     for job in jobs:
         job.wait()
     run.raise_error()
-    return _Round(*(max(column) for column in zip(*seconds, strict=True)))
+    return _slowest(rounds)
 
 
 def _clocks() -> tuple[float, float, float]:

@@ -9,7 +9,7 @@ from omegaconf import DictConfig
 from harness.checks import engine_support, layer_traits, plan_fits
 from harness.checks.mesh import resolve
 from harness.core import shared_buffers
-from harness.core.cluster import Cluster
+from harness.core.cluster import SEND, Cluster
 from harness.core.memory_model import MemoryModel, named
 from harness.core.model_profile import ModelProfile
 from harness.core.plan import Mesh, Plan
@@ -86,10 +86,21 @@ def draft(config: DictConfig, engine: Engine, planner: Planner, profile: ModelPr
         raise CannotRun([error.problem]) from error
 
 
+def used_by(engine: Engine, cluster: Cluster) -> Cluster:
+    """The cluster as an engine uses it: devices that are threads of one process call no library to communicate, and
+    messages of MPI are not gloo's."""
+    capabilities = engine.capabilities
+    if capabilities.serial_cpu_devices and cluster.cores:
+        cluster = replace(cluster, cores=1.0)
+    if not capabilities.multi_process:
+        return replace(cluster, calls=())
+    calls = tuple(one for one in cluster.calls if one.name != SEND or not capabilities.mpi)
+    return replace(cluster, calls=calls, cores=cluster.process_cores or cluster.cores)
+
+
 def laid_out(config: DictConfig, engine: Engine, planner: Planner, profile: ModelProfile, cluster: Cluster) -> Layout:
     """Plan, without simulating. Raises `NoPlan` where there is none, `CannotRun` where the engine refuses it."""
-    if engine.capabilities.serial_cpu_devices and cluster.cores:
-        cluster = replace(cluster, cores=1.0)
+    cluster = used_by(engine, cluster)
     wanted = mesh(config, engine, profile, cluster)
     model = memory_model(config, engine, wanted, profile)
     request = engine_support.plan_request(config, engine, wanted)

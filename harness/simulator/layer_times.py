@@ -1,7 +1,8 @@
 """Layer times of a run: measured, measured and scaled to another device, or from counted work.
 
 **The analytic model.** Each kernel costs `kernel_s` of its device, and then as long as its FLOPs or its bytes take,
-whichever is longer, at the share `efficiency` of the device's peaks. So a kernel of w FLOPs reaches this share of peak:
+whichever is longer, at a share e of the device's peaks: `efficiency`, or that of its class of kernels. So a kernel of w
+FLOPs reaches this share of peak:
 
     e |                                 _____..........       e * w / (w + e * peak * kernel_s)
       |                      ___...'''
@@ -12,7 +13,7 @@ whichever is longer, at the share `efficiency` of the device's peaks. So a kerne
       |__.'___________________________________________ w (logarithmic)
 
 A layer's kernels with FLOPs are taken together (max of FLOPs and bytes), and so are its elementwise ones (bytes). The
-backward pass is twice the forward pass in kernels, FLOPs and bytes. No number but `efficiency` is calibrated.
+backward pass is twice the forward pass in kernels, FLOPs and bytes. No numbers but these shares are calibrated.
 
 **Waves.** Where it is known how many elements of a matmul's output a device computes at once (`wave_elements`: the
 tiles of all its multiprocessors), a matmul computes half a wave more than it has, on average: the last wave is not
@@ -27,12 +28,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from harness.core.cluster import Device
+from harness.core.cluster import CLASSES, Device
 from harness.core.model_profile import LayerProfile, ModelProfile, Product
 from harness.core.problem import CannotRun, Fix, Problem, refuse
 from harness.core.value_checks import one_of
 
 COSTS = ("auto", "measured", "scaled", "analytic", "none")
+KERNELS = {"conv": "convolution", "attention": "attention"}
+"""The class of kernels by the kind of a product; all others are matmuls."""
 BACKWARD = 2
 """The work of a layer's backward pass, in forward passes: gradients of its input and of its parameters."""
 
@@ -179,10 +182,26 @@ def _forward_s(layer: LayerProfile, deep: float, profile: ModelProfile, device: 
     """Adds half a wave for each matmul: `wave_elements` / 2 elements, two FLOPs for each of its depth."""
     if not _has_work(layer):
         return 0.0
-    compute_s = (layer.flops + device.wave_elements * deep) / _peak(profile, device)
-    bytes_s = (layer.bytes_moved - layer.elementwise_bytes) / device.memory_bandwidth
-    elementwise_s = layer.elementwise_bytes / device.memory_bandwidth
-    return layer.kernels * device.kernel_s + (max(compute_s, bytes_s) + elementwise_s) / device.efficiency
+    matmul = device.efficiency_of("matmul")
+    compute_s = device.wave_elements * deep / matmul
+    for kernels, flops in _flops(layer, profile.micro_batch).items():
+        compute_s += flops / device.efficiency_of(kernels)
+    compute_s /= _peak(profile, device)
+    bandwidth = device.memory_bandwidth * device.efficiency_of("elementwise")
+    bytes_s = (layer.bytes_moved - layer.elementwise_bytes) / bandwidth
+    return layer.kernels * device.kernel_s + max(compute_s, bytes_s) + layer.elementwise_bytes / bandwidth
+
+
+def _flops(layer: LayerProfile, samples: int) -> dict[str, float]:
+    """FLOPs by class of kernel, in the proportions of the products; those of a layer without products are of
+    matmuls."""
+    found: dict[str, float] = {}
+    for product in layer.products:
+        kernels = KERNELS.get(product.kind, "matmul")
+        found[kernels] = found.get(kernels, 0.0) + product.flops(samples)
+    if whole := sum(found.values()):
+        return {kernels: layer.flops * flops / whole for kernels, flops in found.items()}
+    return {"matmul": layer.flops}
 
 
 def _has_work(layer: LayerProfile) -> bool:
@@ -203,8 +222,14 @@ def _numbers(profile: ModelProfile, device: Device) -> str:
     waves = f", waves of {device.wave_elements} elements" if device.wave_elements else ""
     return (
         f"{_peak(profile, device) / 1e12:g} TFLOP/s {_format(profile)}, {device.memory_bandwidth / 1e9:g} GB/s, "
-        f"{device.kernel_s * 1e6:g} us a kernel, efficiency {device.efficiency:g}{waves}"
+        f"{device.kernel_s * 1e6:g} us a kernel, efficiency {_efficiency(device)}{waves}"
     )
+
+
+def _efficiency(device: Device) -> str:
+    if not device.efficiencies:
+        return f"{device.efficiency:g}"
+    return ", ".join(f"{device.efficiency_of(name):g} ({name})" for name in CLASSES)
 
 
 def _without_work(profile: ModelProfile) -> list[Problem]:

@@ -80,11 +80,35 @@ class LoweredSchedule:
             elif copy_direction(op)[0]:
                 seconds[node] = self.costs.bucket_s(op.bytes)
             elif kind == "collective":
-                self.take(node, routes.collective(op, self.members[node]))
+                self.take(node, self.exposed(op, routes.collective(op, self.members[node])))
             elif kind != "recv":
                 self.take(node, routes.message(op))
         if self.blocking:
             self.block()
+
+    def exposed(self, op: Op, route: Route) -> Route:
+        """What is left of a collective's calls when they run while a task computes: the first or the last of them, and
+        what takes longer than the task. CPU devices wait for each call.
+
+        F          |===layer 0===|===layer 1===|===layer 2===|
+        gathers  |0|1|2|                          here the first one is exposed
+        """
+        if op.overlaps is None or self.cluster.cores:
+            return route
+        kind, share = op.overlaps
+        whole_s = self.alone_s(route)
+        hidden_s = min(share * self.costs.seconds[kind][op.stage], whole_s) * (1 - 1 / max(1, len(op.buffers)))
+        left = 1 - hidden_s / whole_s if whole_s else 1.0
+        flow = replace(route.flow, amount=route.flow.amount * left) if route.flow else None
+        return replace(route, seconds=route.seconds * left, flow=flow)
+
+    def alone_s(self, route: Route) -> float:
+        """Returns what a route takes if nothing else crosses the ports but what its counterparts send."""
+        if route.flow is None:
+            return route.seconds
+        port = 1 / self.cluster.node_port.beta_s_per_byte
+        rate = min([route.flow.cap, *(port / uses for uses in route.flow.uses.values())])
+        return route.seconds + route.flow.amount / rate
 
     def take(self, node: int, route: Route) -> None:
         self.work.seconds[node] = route.seconds

@@ -46,7 +46,7 @@ class TaskCosts:
         """Returns seconds of the optimizer on `size` bytes of parameters: its kernels, and the bytes that they
         touch."""
         memory, device = self.memory, self.cluster.device
-        bandwidth = device.memory_bandwidth * device.efficiency
+        bandwidth = device.memory_bandwidth * device.efficiency_of("elementwise")
         touched = 2 * memory.weights + memory.gradients + 2 * (memory.optimizer + memory.offloaded)
         launched = KERNELS * device.kernel_s if size else 0.0
         return launched + (size * touched / bandwidth if bandwidth else 0.0)

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
-from harness.core.cluster import Cluster, Link
+from harness.core.cluster import SEND, Cluster, Link
 from harness.core.op import Op
 from harness.core.problem import CannotRun, Problem
 from harness.schedule import Schedule
@@ -70,7 +70,9 @@ class Routes:
         if source == target:
             return Route(0.0)
         if self.cluster.node(source) == self.cluster.node(target):
-            return Route(self.cluster.intra.seconds(size), (_name(self.cluster.intra, source, target),))
+            seconds = self.cluster.call_s(SEND, 2, size)
+            link = _name(self.cluster.intra, source, target)
+            return Route(self.cluster.intra.seconds(size) if seconds is None else seconds, (link,))
         pairs = [(source + shift, target + shift) for shift in self._shifts()]
         ports = _crossings(self.cluster, pairs)
         uses = {port: ports[port] for port in _ports(self.cluster, source, target)}
@@ -78,7 +80,8 @@ class Routes:
         return _through_ports(self.cluster.node_port, self.cluster.node_port.alpha_s, size, uses, channel)
 
     def collective(self, op: Op, members: list[int]) -> Route:
-        """Returns the route of a ring over `members`, devices of the first replica, or over these in all replicas.
+        """Returns the route of a ring over `members`, devices of the first replica, or over these in all replicas; of
+        calls inside a node, where their times were measured.
 
         Raises ValueError for an unknown algorithm.
 
@@ -102,6 +105,9 @@ class Routes:
         sent, messages = rounds * (g - 1) / g * op.bytes, rounds * (g - 1)
         inside = [(a, b) for a, b in edges if self.cluster.node(a) == self.cluster.node(b)]
         links = tuple(dict.fromkeys(_name(self.cluster.intra, a, b) for a, b in inside))
+        if len(inside) == g and self.cluster.calls:
+            each = [self.cluster.call_s(algorithm, g, size) or 0.0 for size in op.buffers or (op.bytes,)]
+            return Route(sum(each), links)
         if len(inside) == g:
             both = 2 if self.cluster.intra.duplex == "half" and g == 2 else 1
             return Route(

@@ -19,7 +19,9 @@ PRESETS = sorted(path.stem for path in (CONF / "cluster").glob("*.yaml") if path
 
 
 def test_the_described_clusters():
-    assert PRESETS == ["flat", "gcp_a100", "h200", "madpipe", "p40x8", "piz_daint", "summit"]
+    gpus = ["dgx_a100_40", "dgx_a100_80", "dgx_h100"]
+    papers = ["flat", "gcp_a100", "h200", "madpipe", "p40x8", "piz_daint", "summit"]
+    assert gpus + papers == PRESETS
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -50,6 +52,9 @@ def test_every_number_has_a_comment(name):
         ("gcp_a100", 2, 16, 40, "bfloat16", 312, 1555, 300, 12.5, 31.5),
         ("h200", 1, 1, 139 * 2**30 / 1e9, "bfloat16", 989, 4800, 450, 450, 63),
         ("madpipe", 1, 8, 16, "float32", 7, 600, 12, 12, 12),
+        ("dgx_a100_40", 1, 8, 40536 * 2**20 / 1e9, "bfloat16", 312, 1555, 300, 200, 31.5),
+        ("dgx_a100_80", 1, 8, 80 * 2**30 / 1e9, "bfloat16", 312, 2039, 300, 200, 31.5),
+        ("dgx_h100", 1, 8, 81559 * 2**20 / 1e9, "bfloat16", 989, 3350, 450, 400, 63),
     ],
 )
 def test_the_papers_numbers(name, nodes, devices, memory_gb, dtype, tflops, memory_gb_s, intra, node, host):

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.core.cluster import Cluster, Device, Link
+from harness.core.cluster import SEND, CallTimes, Cluster, Device, Link
 from harness.core.memory_model import MemoryModel
 from harness.core.model_profile import LayerProfile, ModelProfile
 from harness.core.op import Op
@@ -323,3 +323,71 @@ def test_rules_and_ports_take_time_linear_in_the_ops():
         return time.process_time() - began
 
     assert min(seconds(4000) for _ in range(2)) < 4 * 2.5 * min(seconds(1000) for _ in range(2))
+
+
+CALLS = (
+    CallTimes(SEND, 2, (10, 100), (0.5, 1.0)),
+    CallTimes("all_reduce", 2, (10, 100), (1.0, 10.0)),
+    CallTimes("all_reduce", 4, (10, 100), (2.0, 20.0)),
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "members", "size", "seconds"),
+    [
+        (SEND, 2, 0, 0.5),
+        (SEND, 2, 55, 0.75),
+        (SEND, 2, 190, 1.5),
+        ("all_reduce", 2, 10, 1.0),
+        ("all_reduce", 3, 10, 1.5),
+        ("all_reduce", 4, 100, 20.0),
+        ("all_reduce", 7, 100, 40.0),
+        ("all_gather", 2, 100, None),
+    ],
+)
+def test_calls_that_were_measured_are_on_straight_lines(name, members, size, seconds):
+    assert Cluster(calls=CALLS).call_s(name, members, size) == seconds
+
+
+@pytest.mark.parametrize(
+    ("size", "seconds", "expected"),
+    [((10,), (1.0,), "two"), ((10, 10), (1.0, 2.0), "ascend"), ((10, 20), (1.0,), "time"), ((1, 2), (0.0, -1.0), "0")],
+)
+def test_impossible_calls(size, seconds, expected):
+    with pytest.raises(ValueError, match=expected):
+        CallTimes(SEND, 2, size, seconds)
+
+
+def test_messages_and_collectives_of_a_node_take_what_was_measured():
+    """A collective that stands for several calls takes the time of each; between nodes links and ports count."""
+    cluster = Cluster("t", 2, 2, intra=Link(0, 7.0), node_port=Link(0, 1.0), calls=CALLS)
+    both = tuple(Op(0, "collective", None, "all_reduce@tied/w", bytes=110, buffers=(10, 100)) for _ in range(2))
+    queues = [(0, "compute", both[:1]), (1, "network", (message(0, 1, 55),)), (1, "compute", both[1:])]
+    spans, _ = run(queues, [0, 1, 2], cluster)
+    assert spans["1copy0<0", 1][1] - spans["1copy0<0", 1][0] == 0.75
+    assert spans["0collective:all_reduce@tied/w", 0][1] - spans["0collective:all_reduce@tied/w", 0][0] == 11
+    spans, _ = run([(2, "network", (message(0, 2, 55),))], [0, 1, 2], cluster)
+    assert spans["2copy0<0", 2] == (0, 55)
+
+
+@pytest.mark.parametrize(
+    ("forward_s", "buffers", "share", "exposed"),
+    [
+        (8.0, (2, 2), 1.0, 2.0),
+        (1.0, (2, 2), 1.0, 3.5),
+        (8.0, (), 1.0, 4.0),
+        (1.0, (1,) * 4, 0.5, 3.625),
+        (0.0, (2, 2), 1.0, 4.0),
+    ],
+)
+def test_calls_that_overlap_a_task_are_exposed_but_for_its_time(forward_s, buffers, share, exposed):
+    """All but one run while the task computes; on CPU devices none does."""
+    op = Op(0, "collective", None, "all_gather@data", bytes=4, buffers=buffers, overlaps=("F", share))
+    for cluster, seconds in (
+        (Cluster("t", 1, 2, intra=Link(0, 2.0)), exposed),
+        (Cluster("t", 2, 1, node_port=Link(0, 2.0)), exposed),
+        (Cluster("t", 1, 2, intra=Link(0, 2.0), cores=2.0), 4.0),
+    ):
+        spans, _ = run([(0, "compute", (op, Op(0, "F", 0)))], [0], cluster, forward_s, replicas=2)
+        start_s, end_s = spans["0collective:all_gather@data", 0]
+        assert end_s - start_s == pytest.approx(seconds)

@@ -1,0 +1,61 @@
+"""The published cases: cases.csv, and which of them are held back from every fit.
+
+llm-foundry   MPT, 125 million to 70 billion parameters, fully sharded, on A100 and H100: mosaicml/llm-foundry,
+              scripts/train/benchmarking/README.md at 495218376 (2024-04-22), all rows but FP8; the models' shapes are
+              in scripts/train/yamls/pretrain/mpt-*.yaml
+megatron      GPT, 1.7 billion to 1 trillion parameters, tensor and pipeline parallel, on A100: Narayanan et al., arXiv
+              2104.04473, Table 1; micro-batch sizes are in NVIDIA/Megatron-LM, examples/sc21/run_table_1.sh
+
+`tokens_s_device` is tokens/s of a device. Megatron's follow from its TFLOP/s by the paper's own formula (Sec. 5.1):
+F = 96 B s l h^2 (1 + s / 6h + V / 16lh) with s = 2048 and V = 51,200.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas
+
+FILE = Path(__file__).with_name("cases.csv")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One published run; `micro_batch` is in samples, `micro_batches` are those of one replica in a step."""
+
+    name: str
+    publication: str
+    gpu: str
+    devices: int
+    engine: str
+    pipeline: int
+    tensor: int
+    layers: int
+    hidden: int
+    heads: int
+    vocabulary: int
+    sequence: int
+    micro_batch: int
+    micro_batches: int
+    recompute: bool
+    precision: str
+    tokens_s_device: float
+
+    @property
+    def held_back(self) -> bool:
+        """Whether no constant may be fitted to it: every second case, by the hash of its name."""
+        return hashlib.sha256(self.name.encode()).digest()[0] % 2 == 1
+
+    @property
+    def step_s(self) -> float:
+        """Measured seconds of a step."""
+        replicas = self.devices // (self.pipeline * self.tensor)
+        tokens = self.sequence * self.micro_batch * self.micro_batches * replicas
+        return tokens / (self.tokens_s_device * self.devices)
+
+
+def load() -> list[Case]:
+    """Returns all cases, in the order of the file."""
+    return [Case(**row) for row in pandas.read_csv(FILE).to_dict("records")]

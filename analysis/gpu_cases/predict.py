@@ -1,0 +1,97 @@
+"""The step of a published case by the simulator: counted work, the cluster's file, the engine's schedule.
+
+A case's model is a `gpt`. Its blocks are equal: one is counted, and taken as often as there are layers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
+
+from omegaconf import DictConfig
+
+from analysis.gpu_cases.cases import Case
+from harness.cli.compose import compose
+from harness.config import cluster_config, registry
+from harness.core.cluster import Cluster
+from harness.core.memory_model import MemoryModel
+from harness.core.model_profile import ModelProfile
+from harness.core.plan import Mesh, Plan, Stage
+from harness.interfaces import PlanRequest
+from harness.planning import draft
+from harness.simulator import layer_times
+
+CLUSTERS = {"a100_40": "dgx_a100_40", "a100_80": "dgx_a100_80", "h100": "dgx_h100"}
+NODE = 8
+BLOCK = "block_0"
+
+
+@dataclass(frozen=True)
+class _Recomputing:
+    """A planner: all layers on one device, computed again for the backward pass."""
+
+    layers: int
+
+    def plan(self, profile: ModelProfile, cluster: Cluster, memory: MemoryModel, request: PlanRequest) -> Plan:
+        stages = (Stage(0, self.layers - 1, 0),)
+        return Plan(Mesh(data=request.data), stages, request.batch.micro_batches, recompute="always")
+
+
+def step_s(case: Case, **changes: Any) -> float:
+    """Returns the predicted seconds of a step; `changes` are other values of keys of the cluster."""
+    config = configuration(case)
+    cluster = cluster_config.build(cluster_config.from_group(config.cluster))
+    cluster = replace(cluster, device=replace(cluster.device, **changes)) if changes else cluster
+    profile = layer_times.analytic(counted(case), cluster.device)
+    engine = registry.build("engine", config.engine)
+    recomputing = case.recompute and case.engine == "fsdp"  # which has no key for it
+    planner = _Recomputing(len(profile.layers)) if recomputing else registry.build("planner", config.planner)
+    return float(draft.draft(config, engine, planner, profile, cluster).plan.predicted["step_time_s"])
+
+
+def configuration(case: Case) -> DictConfig:
+    """Returns the configuration of a case."""
+    replicas = case.devices // (case.pipeline * case.tensor)
+    words = {
+        "mode": "plan",
+        "engine": case.engine,
+        "model": "gpt",
+        **{f"model.{key}": getattr(case, key) for key in ("layers", "hidden", "heads", "sequence", "vocabulary")},
+        "cluster": CLUSTERS[case.gpu],
+        "cluster.nodes": case.devices // NODE,
+        "precision": case.precision,
+        "batch.size": case.micro_batch * case.micro_batches * replicas,
+        "batch.micro_batches": case.micro_batches,
+    }
+    if case.tensor > 1:
+        words |= {"planner": "megatron"}
+    if case.engine != "fsdp":
+        words |= {
+            "mesh.pipeline": case.pipeline,
+            "mesh.tensor": case.tensor,
+            "mesh.data": replicas,
+            "engine.checkpoint": "always",
+        }
+    return compose([f"{key}={value}" for key, value in words.items()])
+
+
+def counted(case: Case) -> ModelProfile:
+    """Returns the counted work of a micro-batch."""
+    config = configuration(case)
+    shape = (case.hidden, case.heads, case.sequence, case.vocabulary, case.micro_batch)
+    one = _counted(*shape, config.precision.dtype, config.precision.autocast)
+    place = next(number for number, layer in enumerate(one.layers) if layer.name == BLOCK)
+    blocks = tuple(replace(one.layers[place], name=f"block_{number}") for number in range(case.layers))
+    return replace(one, layers=(*one.layers[:place], *blocks, *one.layers[place + 1 :]))
+
+
+@cache
+def _counted(
+    hidden: int, heads: int, sequence: int, vocabulary: int, micro_batch: int, dtype: str, autocast: str | None
+) -> ModelProfile:
+    from harness.measure.count_model import count
+
+    words = {"layers": 1, "hidden": hidden, "heads": heads, "sequence": sequence, "vocabulary": vocabulary}
+    config = compose(["model=gpt", *(f"model.{key}={value}" for key, value in words.items())])
+    return count(registry.build("model", config.model), micro_batch, dtype, autocast)
