@@ -2,9 +2,10 @@
 
 llm-foundry   MPT, 125 million to 70 billion parameters, fully sharded, on A100 and H100: mosaicml/llm-foundry,
               scripts/train/benchmarking/README.md at 495218376 (2024-04-22), all rows but FP8; the models' shapes are
-              in scripts/train/yamls/pretrain/mpt-*.yaml
+              in scripts/train/yamls/pretrain/mpt-*.yaml. Its "bf16" is mixed precision, too (mosaicml/composer#1761)
 megatron      GPT, 1.7 billion to 1 trillion parameters, tensor and pipeline parallel, on A100: Narayanan et al., arXiv
-              2104.04473, Table 1; micro-batch sizes are in NVIDIA/Megatron-LM, examples/sc21/run_table_1.sh
+              2104.04473, Table 1; micro-batch sizes are in NVIDIA/Megatron-LM, examples/sc21/run_table_1.sh. And its
+              Table 2, the same models by two schemes: PTD-P, and ZeRO-3, here fsdp
 
 `tokens_s_device` is tokens/s of a device. Megatron's follow from its TFLOP/s by the paper's own formula (Sec. 5.1):
 F = 96 B s l h^2 (1 + s / 6h + V / 16lh) with s = 2048 and V = 51,200.
@@ -18,6 +19,8 @@ from pathlib import Path
 
 import pandas
 
+SCHEMES = ("PTD-P", "ZeRO-3")
+"""What publications compare; the last word of a case's name."""
 FILE = Path(__file__).with_name("cases.csv")
 
 
@@ -47,6 +50,12 @@ class Case:
     def held_back(self) -> bool:
         """Whether no constant may be fitted to it: every second case, by the hash of its name."""
         return hashlib.sha256(self.name.encode()).digest()[0] % 2 == 1
+
+    @property
+    def compared(self) -> tuple[str, str] | None:
+        """The model and the scheme, where the publication compares schemes."""
+        *_, model, scheme = self.name.split()
+        return (f"{self.publication} {model}", scheme) if scheme in SCHEMES else None
 
     @property
     def step_s(self) -> float:

@@ -1,20 +1,26 @@
 """The step of a published case by the simulator: counted work, the cluster's file, the engine's schedule.
 
-A case's model is a `gpt`. Its blocks are equal: one is counted, and taken as often as there are layers.
+A case's model is a `gpt`. Its blocks are equal: one is counted, and taken as often as there are layers. All is counted
+in the format of the matmuls: mixed precision in these publications gathers weights in bfloat16, or keeps a copy in
+float16, and the float32 state is sharded or small. Counted attention is one kernel (FlashAttention). Where a
+publication is older, the kernels of its attention move these bytes of each score (2 bytes of a number, 1 of the
+dropout's mask), at full bandwidth, since each is one long stream:
+
+    write    read  write    read  write  mask    read
+    |scores| |   softmax  | |    dropout       | |values|     13 bytes, in 3 more kernels
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any
 
 from omegaconf import DictConfig
 
 from analysis.gpu_cases.cases import Case
 from harness.cli.compose import compose
 from harness.config import cluster_config, registry
-from harness.core.cluster import Cluster
+from harness.core.cluster import Cluster, Device
 from harness.core.memory_model import MemoryModel
 from harness.core.model_profile import ModelProfile
 from harness.core.plan import Mesh, Plan, Stage
@@ -25,6 +31,9 @@ from harness.simulator import layer_times
 CLUSTERS = {"a100_40": "dgx_a100_40", "a100_80": "dgx_a100_80", "h100": "dgx_h100"}
 NODE = 8
 BLOCK = "block_0"
+SCORE_BYTES, SCORE_KERNELS = 13, 3
+EAGER = ("megatron",)
+"""Publications from before FlashAttention."""
 
 
 @dataclass(frozen=True)
@@ -38,20 +47,19 @@ class _Recomputing:
         return Plan(Mesh(data=request.data), stages, request.batch.micro_batches, recompute="always")
 
 
-def step_s(case: Case, **changes: Any) -> float:
+def step_s(case: Case, **changes: float) -> float:
     """Returns the predicted seconds of a step; `changes` are other values of keys of the cluster."""
-    config = configuration(case)
+    config = configuration(case, **changes)
     cluster = cluster_config.build(cluster_config.from_group(config.cluster))
-    cluster = replace(cluster, device=replace(cluster.device, **changes)) if changes else cluster
-    profile = layer_times.analytic(counted(case), cluster.device)
+    profile = layer_times.analytic(counted(case, cluster.device), cluster.device)
     engine = registry.build("engine", config.engine)
     recomputing = case.recompute and case.engine == "fsdp"  # which has no key for it
     planner = _Recomputing(len(profile.layers)) if recomputing else registry.build("planner", config.planner)
     return float(draft.draft(config, engine, planner, profile, cluster).plan.predicted["step_time_s"])
 
 
-def configuration(case: Case) -> DictConfig:
-    """Returns the configuration of a case."""
+def configuration(case: Case, **changes: float) -> DictConfig:
+    """Returns the configuration of a case; `changes` are other values of keys of the cluster."""
     replicas = case.devices // (case.pipeline * case.tensor)
     words = {
         "mode": "plan",
@@ -60,7 +68,7 @@ def configuration(case: Case) -> DictConfig:
         **{f"model.{key}": getattr(case, key) for key in ("layers", "hidden", "heads", "sequence", "vocabulary")},
         "cluster": CLUSTERS[case.gpu],
         "cluster.nodes": case.devices // NODE,
-        "precision": case.precision,
+        "precision": "fp16" if case.precision == "fp16" else "bf16",
         "batch.size": case.micro_batch * case.micro_batches * replicas,
         "batch.micro_batches": case.micro_batches,
     }
@@ -73,25 +81,33 @@ def configuration(case: Case) -> DictConfig:
             "mesh.data": replicas,
             "engine.checkpoint": "always",
         }
+    words |= {f"cluster.{key}": value for key, value in changes.items()}
     return compose([f"{key}={value}" for key, value in words.items()])
 
 
-def counted(case: Case) -> ModelProfile:
+def counted(case: Case, device: Device) -> ModelProfile:
     """Returns the counted work of a micro-batch."""
-    config = configuration(case)
     shape = (case.hidden, case.heads, case.sequence, case.vocabulary, case.micro_batch)
-    one = _counted(*shape, config.precision.dtype, config.precision.autocast)
+    one = _counted(*shape, configuration(case).precision.dtype)
     place = next(number for number, layer in enumerate(one.layers) if layer.name == BLOCK)
-    blocks = tuple(replace(one.layers[place], name=f"block_{number}") for number in range(case.layers))
+    block = one.layers[place]
+    if case.publication in EAGER:
+        scores = SCORE_BYTES * case.micro_batch * case.heads * case.sequence**2
+        scores = round(scores * device.efficiency_of("elementwise"))
+        block = replace(
+            block,
+            bytes_moved=block.bytes_moved + scores,
+            elementwise_bytes=block.elementwise_bytes + scores,
+            kernels=block.kernels + SCORE_KERNELS,
+        )
+    blocks = tuple(replace(block, name=f"block_{number}") for number in range(case.layers))
     return replace(one, layers=(*one.layers[:place], *blocks, *one.layers[place + 1 :]))
 
 
 @cache
-def _counted(
-    hidden: int, heads: int, sequence: int, vocabulary: int, micro_batch: int, dtype: str, autocast: str | None
-) -> ModelProfile:
+def _counted(hidden: int, heads: int, sequence: int, vocabulary: int, micro_batch: int, dtype: str) -> ModelProfile:
     from harness.measure.count_model import count
 
     words = {"layers": 1, "hidden": hidden, "heads": heads, "sequence": sequence, "vocabulary": vocabulary}
     config = compose(["model=gpt", *(f"model.{key}={value}" for key, value in words.items())])
-    return count(registry.build("model", config.model), micro_batch, dtype, autocast)
+    return count(registry.build("model", config.model), micro_batch, dtype)

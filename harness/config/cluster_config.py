@@ -58,6 +58,8 @@ class EffectiveConfig:
     """Effective value of cluster.attention_efficiency."""
     elementwise_efficiency: float | None = None
     """Effective value of cluster.elementwise_efficiency."""
+    overlap: float | None = None
+    """Effective value of cluster.overlap."""
     bandwidth_gb_s: float | None = None
     """Effective value of cluster.bandwidth_gb_s."""
     alpha_s: float | None = None
@@ -103,6 +105,9 @@ class ClusterConfig:
     """Fraction of the peak FLOP/s that attention reaches, a causal one counted whole; null: efficiency."""
     elementwise_efficiency: float | None = None
     """Fraction of the memory bandwidth that kernels without matmuls reach; null: efficiency."""
+    overlap: float = 1.0
+    """Fraction of a collective's time that is hidden where it runs while a device computes: kernels of both compete for
+    the device's cores and memory. 1: all of it."""
     kernel_s: float | None = None
     """Overhead of each kernel launch in seconds; null: as measured here, 0 for a described cluster."""
     wave_elements: int | None = None
@@ -225,6 +230,7 @@ def _local(config: ClusterConfig, found: DetectedDevices, machine: Machine, job:
         cores,
         machine.process_cores if config.cores is None else 0.0,
         () if given else machine.calls,
+        config.overlap,
     )
 
 
@@ -242,6 +248,7 @@ def _described(config: ClusterConfig) -> Cluster:
         _link(config, "host_", intra),
         config.blocking_messages,
         config.cores or 0.0,
+        overlap=config.overlap,
     )
 
 
@@ -285,6 +292,11 @@ def _impossible(config: ClusterConfig) -> list[Problem]:
         _problem(f"above 0 (from {SMALLEST:g}) and at most 1, a share", key, share, 1)
         for key, share in (*_given(config).items(), *_only_effective(config))
         if key.endswith("efficiency") and not SMALLEST <= share <= 1
+    ]
+    wrong += [
+        _problem("at least 0 and at most 1, a share", key, share, 1)
+        for key, share in (*_given(config).items(), *_only_effective(config))
+        if key.endswith("overlap") and not 0 <= share <= 1
     ]
     if not is_local(config) and not _unknown(config):
         chosen = _chosen(config)

@@ -50,7 +50,11 @@ MANIFEST: dict[str, Any] = {
     "versions": dict[str, Any],
     "simulation": dict[str, Any],
 }
-SIMULATION: dict[str, Any] = {"layer_times": str, "note": str, "model": str, "costs": str, "cluster": dict[str, Any]}
+SIMULATION: dict[str, Any] = {
+    **dict.fromkeys(("layer_times", "note", "model", "costs"), str),
+    "upper_bound": bool,
+    "cluster": dict[str, Any],
+}
 PLAN: dict[str, Any] = {
     "mesh": dict[str, int],
     "micro_batches": int,

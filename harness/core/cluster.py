@@ -104,7 +104,8 @@ class Cluster(Document):
     is how many devices of a node can compute at full speed at once: CPU devices share cores; 0 means all of them.
     `process_cores` is the same where each device is a process, which competes for no interpreter; 0 means `cores`.
     `calls` are what the processes of a node need for calls of their library (gloo): where there are some, they count
-    for messages and collectives inside a node, instead of `intra`.
+    for messages and collectives inside a node, instead of `intra`. `overlap` is the share of a collective's time that
+    is hidden where it runs while a device computes.
     """
 
     name: str = "flat"
@@ -118,6 +119,7 @@ class Cluster(Document):
     cores: float = 0.0
     process_cores: float = 0.0
     calls: tuple[CallTimes, ...] = ()
+    overlap: float = 1.0
 
     @property
     def devices(self) -> int:

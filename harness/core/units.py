@@ -42,6 +42,12 @@ def age(value: float) -> str:
     return f"{value:.0f} d"
 
 
+UPPER_BOUND = "upper bound: not calibrated"
+"""What is said of a speed whose layer times are the least that a device's data sheet allows."""
+AT_MOST = "<="
+"""Its mark in tables."""
+
+
 def rate(value: float | None, unit: str = "samples/s") -> str:
     """Formats a rate, four digits: 123.4 samples/s."""
     if value is None:

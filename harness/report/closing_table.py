@@ -13,7 +13,7 @@ from rich.text import Text
 
 from harness.core.record import RunRecord
 from harness.core.run_files import RECORD, TIMELINE
-from harness.core.units import UNKNOWN, flops, number, percent, rate, ratio, seconds, size
+from harness.core.units import UNKNOWN, UPPER_BOUND, flops, number, percent, rate, ratio, seconds, size
 from harness.report import comparison
 from harness.report.console import plain
 
@@ -71,7 +71,7 @@ def _whole_rows(record: RunRecord) -> Iterator[tuple[str, str, str, str]]:
     message of which no byte was sent or predicted."""
     m, p = record.metrics, record.predicted
     if m.get("throughput") is not None:
-        yield "throughput", rate(m["throughput"]), "", ""
+        yield "throughput", _speed(record), "", ""
     if "step_time_s" in m or "step_time_s" in p:
         step, expected = m.get("step_time_s"), p.get("step_time_s")
         yield "step time", seconds(step), seconds(expected), ratio(expected, step)
@@ -213,13 +213,19 @@ def summary_line(record: RunRecord, folder: Path) -> str:
         loss = f"loss {number(m.get('first_loss'))} -> {number(m.get('loss'))}"
         parts = [
             ending(record),
-            rate(m.get("throughput")),
+            _speed(record),
             f"{seconds(m.get('step_time_s'))} a step",
             *([loss] if record.source == "measured" else []),
             f"bubble {percent(m.get('bubble_fraction'))}",
             f"peak {size(max(peaks, default=None))}",
         ]
     return f"{who}: {', '.join(parts)} ({_short(folder)})"
+
+
+def _speed(record: RunRecord) -> str:
+    """Returns the throughput; of a simulation on a device that is not calibrated, with a word about it."""
+    bound = record.source == "simulated" and _basis(record).get("upper_bound")
+    return rate(record.metrics.get("throughput")) + (f" ({UPPER_BOUND})" if bound else "")
 
 
 def _at(values: Sequence[Any], index: int) -> Any:

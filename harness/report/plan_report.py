@@ -48,7 +48,8 @@ def prediction(draft: Draft, profile: str) -> str:
     """Returns the prediction, and below it the source of its numbers; `profile` is the source of the profile."""
     step_s = draft.plan.predicted["step_time_s"]
     speed = units.rate(draft.samples / step_s if step_s else None)
-    summary = f"predicted: {units.seconds(step_s)} a step of {draft.samples} samples, {speed}"
+    bound = f" ({units.UPPER_BOUND})" if layer_times.are_bounds(draft.profile, draft.cluster) else ""
+    summary = f"predicted: {units.seconds(step_s)} a step of {draft.samples} samples, {speed}{bound}"
     times = f"layer times {draft.profile.source}" if layer_times.has_times(draft.profile) else "layers take no time"
     return f"{summary}\n  {times}; profile {profile}"
 

@@ -28,7 +28,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from harness.core.cluster import CLASSES, Device
+from harness.core.cluster import CLASSES, Cluster, Device
 from harness.core.model_profile import LayerProfile, ModelProfile, Product
 from harness.core.problem import CannotRun, Fix, Problem, refuse
 from harness.core.value_checks import one_of
@@ -163,6 +163,12 @@ def price_shares(shares: ModelProfile, depths: Sequence[float]) -> ModelProfile:
 def depth(products: Sequence[Product]) -> int:
     """Returns the multiplications for one element of the output, of all matmuls together; a look-up has none."""
     return sum(product.in_ for product in products if product.kind != "embedding")
+
+
+def are_bounds(profile: ModelProfile, cluster: Cluster) -> bool:
+    """Returns whether layer times are only the least that the data sheet of the device allows, so that speeds are upper
+    bounds. The peaks of this machine are measured."""
+    return profile.times == "analytic" and cluster.name != "local" and not cluster.device.calibrated
 
 
 def has_times(profile: ModelProfile) -> bool:

@@ -87,17 +87,18 @@ class LoweredSchedule:
             self.block()
 
     def exposed(self, op: Op, route: Route) -> Route:
-        """What is left of a collective's calls when they run while a task computes: the first or the last of them, and
-        what takes longer than the task. CPU devices wait for each call.
+        """What is left of a collective's calls when they run while a task computes: the first or the last of them, what
+        takes longer than the task, and what the kernels of both lose to each other. CPU devices wait for each call.
 
         F          |===layer 0===|===layer 1===|===layer 2===|
-        gathers  |0|1|2|                          here the first one is exposed
+        gathers  |0|1|2|                          here the first one is exposed, and 1 - `overlap` of 1 and 2
         """
         if op.overlaps is None or self.cluster.cores:
             return route
         kind, share = op.overlaps
         whole_s = self.alone_s(route)
-        hidden_s = min(share * self.costs.seconds[kind][op.stage], whole_s) * (1 - 1 / max(1, len(op.buffers)))
+        covered_s = min(share * self.costs.seconds[kind][op.stage], whole_s) * (1 - 1 / max(1, len(op.buffers)))
+        hidden_s = self.cluster.overlap * covered_s
         left = 1 - hidden_s / whole_s if whole_s else 1.0
         flow = replace(route.flow, amount=route.flow.amount * left) if route.flow else None
         return replace(route, seconds=route.seconds * left, flow=flow)

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 from harness.checks.micro_batches import COUNT, SIZE
+from harness.core.units import AT_MOST, UPPER_BOUND
 from harness.planning.tune.result import Reason
 from harness.report import comparison
 from harness.report.columns import MESH_LEGEND, drawn
@@ -71,6 +72,8 @@ def _legend(rows: Sequence[Row], left_out: Sequence[str], width: int) -> Iterato
         yield f"{BEST} best throughput{' of its model' if several else ''}{doubt}"
     if any(row.predicts for row in rows):
         yield f"{PREDICTED} predicted"
+    if any(row.is_bound for row in rows):
+        yield f"{AT_MOST} {UPPER_BOUND}"
     if several_devices(rows) and MESH not in left_out:
         yield MESH_LEGEND
     if left_out:

@@ -13,7 +13,7 @@ import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from harness.core.units import UNKNOWN, number, rate, seconds, size
+from harness.core.units import AT_MOST, UNKNOWN, number, rate, seconds, size
 from harness.report import comparison
 from harness.report.columns import Column, mesh_text
 from harness.sweep.points import SEED
@@ -74,7 +74,11 @@ def _figures(groups: Sequence[Group]) -> Iterator[Column]:
 
     throughput = column(UNIT, named("throughput"), lambda value: rate(value, unit=""))
     marks = _best(groups, named("throughput"))
-    yield Column(UNIT, [f"{cell}{mark}" for cell, mark in zip(throughput.cells, marks, strict=True)], figure=True)
+    cells = [
+        f"{AT_MOST if any(row.is_bound for row in group) else ''}{cell}{mark}"
+        for group, cell, mark in zip(groups, throughput.cells, marks, strict=True)
+    ]
+    yield Column(UNIT, cells, figure=True)
     yield column("step time", named("step_time_s"), seconds)
     yield column("memory", named("peak_memory_bytes"), size, 1)
     yield column("last\nloss", named("last_loss"), number, 4)

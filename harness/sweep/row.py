@@ -13,7 +13,7 @@ from typing import Any
 from harness.core.plan import Mesh, Plan
 from harness.core.problem import spelled
 from harness.core.record import RunRecord
-from harness.core.units import UNKNOWN, number, percent, rate, seconds, size
+from harness.core.units import AT_MOST, UNKNOWN, number, percent, rate, seconds, size
 from harness.report import comparison
 from harness.report.closing_table import ending
 from harness.sweep.points import Point
@@ -73,10 +73,17 @@ class Row:
         """Whether a figure that is shown is only predicted."""
         return any(self._figure(name)[1] for name in FIGURES)
 
+    @property
+    def is_bound(self) -> bool:
+        """Whether its speed is simulated on a device that is not calibrated."""
+        if self.record is None or self.record.source != "simulated" or self.throughput is None:
+            return False
+        return bool(self.record.manifest.get("simulation", {}).get("upper_bound"))
+
     def figures(self, unit: str = UNIT) -> tuple[str, str, str]:
-        """Throughput in `unit`, step time, memory of the fullest device; "~" marks a prediction."""
+        """Throughput in `unit`, step time, memory of the fullest device; "~" is a prediction, "<=" an upper bound."""
         return (
-            self._shown("throughput", partial(rate, unit=unit)),
+            (AT_MOST if self.is_bound else "") + self._shown("throughput", partial(rate, unit=unit)),
             self._shown("step_time_s", seconds),
             self._shown("peak_memory_bytes", size),
         )

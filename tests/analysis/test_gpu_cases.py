@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 
 from analysis.gpu_cases import cases, predict
+from harness.config import cluster_config
 from harness.measure.count_model import count
 
 CASES = cases.load()
 
 
 def test_each_case_is_listed_once_and_half_of_them_are_held_back() -> None:
-    assert len({case.name for case in CASES}) == len(CASES) == 219
+    assert len({case.name for case in CASES}) == len(CASES) == 231
     held_back = [case for case in CASES if case.held_back]
     assert 90 < len(held_back) < 130
     assert {case.gpu for case in held_back} == {case.gpu for case in CASES} == {"a100_40", "a100_80", "h100"}
@@ -33,8 +34,9 @@ def test_one_block_is_counted_for_all() -> None:
     config = compose(
         ["model=gpt", f"model.vocabulary={case.vocabulary}", *(f"model.{k}={v}" for k, v in words.items())]
     )
-    whole = count(registry.build("model", config.model), case.micro_batch, "float32", "bfloat16")
-    shown = predict.counted(case)
+    whole = count(registry.build("model", config.model), case.micro_batch, "bfloat16")
+    device = cluster_config.build(cluster_config.from_group(predict.configuration(case).cluster)).device
+    shown = predict.counted(case, device)
     assert [layer.name for layer in shown.layers] == [layer.name for layer in whole.layers]
     for one, other in zip(shown.layers, whole.layers, strict=True):
         assert (one.flops, one.bytes_moved, one.param_bytes, one.kernels) == (

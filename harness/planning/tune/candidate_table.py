@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator, Sequence
 
-from harness.core.units import percent, rate, seconds, size
+from harness.core.units import AT_MOST, UPPER_BOUND, percent, rate, seconds, size
 from harness.planning.tune.result import Best, Counts, Reason, Tuned
 from harness.report.columns import MESH_LEGEND, Column
 
@@ -22,8 +22,8 @@ def columns(rows: Sequence[Best]) -> list[Column]:
         Column("micro-\nbatch", [str(one.micro_batch) for one in rows], figure=True),
         Column("recom-\nputation", [one.recomputation for one in rows], 3),
         Column("step time", [seconds(one.step_time_s) for one in rows], 4, figure=True),
-        Column("samples/s", [rate(one.samples_per_s, unit="") for one in rows], figure=True),
-        Column("tokens/s\nper device", [rate(one.tokens_per_s_per_device, unit="") for one in rows], 5, figure=True),
+        Column("samples/s", [_speed(one, one.samples_per_s) for one in rows], figure=True),
+        Column("tokens/s\nper device", [_speed(one, one.tokens_per_s_per_device) for one in rows], 5, figure=True),
         Column("MFU", [percent(_share(one.percent_of_peak)) for one in rows], 6, figure=True),
         Column("memory", [size(one.peak_memory_bytes) for one in rows], 1, figure=True),
         Column("headroom", [_headroom(one) for one in rows], 2, figure=True),
@@ -34,6 +34,8 @@ def columns(rows: Sequence[Best]) -> list[Column]:
 def legend(rows: Sequence[Best]) -> Iterator[str]:
     """What the columns and marks mean."""
     yield f"all figures are simulated; {MESH_LEGEND}; headroom: of the fullest device's memory"
+    if any(one.upper_bound for one in rows):
+        yield f"{AT_MOST} {UPPER_BOUND}"
     if any(map(_is_nearly_full, rows)):
         yield (
             f"{MARK} above {percent(NEARLY_FULL)} of a device's memory: leave 10 to 20 % for an allocator "
@@ -70,6 +72,10 @@ def _place(found: Tuned) -> int:
     """Rank, by analytic estimate, of the best candidate among those that were simulated and fit."""
     quicker = (line.closed_form_step_time_s or 0.0 for line in found.simulated)
     return 1 + sum(one < (found.best.closed_form_step_time_s or 0.0) for one in quicker)
+
+
+def _speed(one: Best, value: float | None) -> str:
+    return (AT_MOST if one.upper_bound and value is not None else "") + rate(value, unit="")
 
 
 def _share(percent_of_peak: float | None) -> float | None:

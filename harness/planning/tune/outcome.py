@@ -10,6 +10,7 @@ from harness.planning import work
 from harness.planning.draft import Draft
 from harness.planning.tune import impossible, tried_fixes
 from harness.planning.tune.result import Best, Counts, Line, Tuned
+from harness.simulator import layer_times
 
 if TYPE_CHECKING:
     from harness.planning.tune.candidate_search import Tuner
@@ -62,6 +63,7 @@ def row(tuner: Tuner, line: Line, draft: Draft) -> Best:
         max(figures["peak_memory_bytes"]),
         line.memory_limit_bytes or 0,
         tuple(one.overrides(scheme.config, tuner.overrides, scheme.engine.capabilities)),
+        layer_times.are_bounds(ground.profile, draft.cluster),
     )
 
 

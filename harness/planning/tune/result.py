@@ -117,7 +117,7 @@ class Best:
     and the command that runs it.
 
     `step_time_s` in seconds, memory in bytes, that of the fullest device; `tokens_per_s_per_device` is None where
-    samples are no tokens, `percent_of_peak` (MFU) where no peak is known.
+    samples are no tokens, `percent_of_peak` (MFU) where no peak is known. `upper_bound`: the device is not calibrated.
     """
 
     scheme: str
@@ -134,6 +134,7 @@ class Best:
     peak_memory_bytes: int
     memory_limit_bytes: int
     overrides: tuple[str, ...]
+    upper_bound: bool = False
 
     @property
     def command(self) -> str:

@@ -179,6 +179,17 @@ def test_efficiency_is_a_share(share):
     assert keys(effective={"efficiency": share}) == ["cluster.effective.efficiency"]
 
 
+@pytest.mark.parametrize("share", [-0.1, 1.01, float("nan"), float("inf")])
+def test_overlap_is_a_share_that_may_be_none(share):
+    def keys(**own) -> list[str]:
+        return [key for key, _, _ in problems(name="f", devices=1, memory_gb=1, bandwidth_gb_s=1, **own)]
+
+    assert keys(overlap=share) == ["cluster.overlap"]
+    assert keys(effective={"overlap": share}) == ["cluster.effective.overlap"]
+    described = ClusterConfig("f", devices=2, memory_gb=1, bandwidth_gb_s=1, overlap=0.0)
+    assert cluster_config.build(described).overlap == 0
+
+
 def test_a_wave_has_elements():
     wrong = problems(name="f", devices=1, memory_gb=1, bandwidth_gb_s=1, wave_elements=0)
     assert wrong == [("cluster.wave_elements", 0, ["cluster.wave_elements=1"])]
@@ -192,7 +203,7 @@ def test_a_described_cluster_must_be_described():
     ]
 
 
-SHARES = {"efficiency"}
+SHARES = {"efficiency", "overlap"}
 """Numbers that are never null."""
 NUMBERS = st.one_of(st.none(), st.floats(), st.sampled_from([0.0, 1e-320, 1e-9, 1.0, 1e15, 1e308]))
 

@@ -117,7 +117,8 @@ def test_a_rank_that_ends_before_the_world_is_there(monkeypatch: pytest.MonkeyPa
 
 def test_what_a_killed_host_left_is_swept_later(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not while it may belong to a world that begins, and never what a process has."""
-    left, held = (Path(f"/dev/shm/mpich_test_{os.getpid()}_{name}") for name in ("left", "held"))
+    left, held = (Path(f"/dev/shm/test_mpi_{os.getpid()}_{name}") for name in ("left", "held"))
+    monkeypatch.setattr(mpi, "SHARED", "/dev/shm/test_mpi_")  # worlds of other tests sweep, too
     for path in (left, held):
         path.write_bytes(b"0")
     try:

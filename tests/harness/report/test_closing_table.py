@@ -54,6 +54,14 @@ def record(**changes: Any) -> RunRecord:
     return RunRecord(**{**fields, **changes})
 
 
+def test_a_simulated_speed_of_a_device_that_is_not_calibrated_says_so() -> None:
+    basis = {"simulation": {"upper_bound": True}}
+    bound = record(source="simulated", manifest=basis)
+    assert ["throughput", "80 samples/s (upper bound: not calibrated)"] in [row[:2] for row in rows(bound)]
+    assert "80 samples/s (upper bound: not calibrated), 200.0 ms a step" in line(bound, Path("x"))
+    assert "upper bound" not in line(record(manifest=basis), Path("x")), "a measured one is none"
+
+
 def rows(shown: RunRecord) -> list[list[str]]:
     """The cells of the closing table: columns are at least two spaces apart."""
     console = plain()

@@ -446,7 +446,9 @@ def test_stopped_by_a_signal_and_started_again(straight, tmp_path, monkeypatch, 
     tracker = Recorder()
     monkeypatch.setattr(none, "build", lambda config: tracker)
     second = run(tmp_path, "steps=118")
-    assert (second.status, second.id, second.plan) == ("ok", first.id, first.plan | {"predicted": second.predicted})
+    assert (second.status, second.id) == ("ok", first.id)
+    predicted = {key: value for key, value in second.predicted.items() if key != "parts_s"}
+    assert second.plan == first.plan | {"predicted": predicted}
     assert second.manifest["resumed"] == [done]
     assert losses(tmp_path) == straight
     assert [reported[1] for reported in tracker.reported if reported[0] == "log"] == [*range(120)], (

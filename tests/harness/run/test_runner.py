@@ -88,7 +88,8 @@ def test_the_record_reports_all(done):
     assert (record.manifest["devices"], record.manifest["threads"]) == (["cpu", "cpu"], 1)
     plan = Plan.load(done / "plan.json")
     assert record.plan == plan.to_json() and len(plan.stages) == 2
-    assert record.predicted == plan.predicted
+    assert record.predicted.items() >= plan.predicted.items()
+    assert record.predicted["parts_s"].keys() == record.metrics["parts_s"].keys()
     assert record.predicted["step_time_s"] > 0
 
 

@@ -140,7 +140,7 @@ def test_the_record_says_what_the_numbers_rest_on(tmp_path: Path, file: str) -> 
     assert basis == {"costs": "measured", "layer_times": "measured on X", "model": "net_8", "values": "nominal",
                      "note": "layer times   are those of the profile (measured on X), not known to be of flat   -> "
                              "cluster.peak_tflops.float32=TFLOPS cluster.memory_bandwidth_gb_s=GB_PER_S costs=analytic",
-                     "jitter": 0.1, "seed": 5}  # fmt: skip
+                     "upper_bound": False, "jitter": 0.1, "seed": 5}  # fmt: skip
     assert record.manifest["devices"] == ["flat"] * 4
 
 
@@ -198,8 +198,11 @@ def test_a_model_is_counted_once_and_priced_on_the_described_device(
     assert first.metrics["percent_of_peak"] == pytest.approx(100 * first.metrics["model_flops_per_s"] / 4e13)
 
     again = simulate(tmp_path / "b", *typed, "cluster.efficiency=0.25")
+    sheet = simulate(tmp_path / "c", *typed, "cluster.efficiency=1")
     assert not (tmp_path / "b" / "log").exists(), "no child: the counts are in the cache, without times"
     assert again.metrics["step_time_s"] > 1.5 * first.metrics["step_time_s"]
+    bounds = [one.manifest["simulation"]["upper_bound"] for one in (first, again, sheet)]
+    assert bounds == [False, False, True], "efficiency 1 is that of a data sheet"
     assert len([path for path in (cache / "profiles").iterdir() if "unet-4-" in path.name]) == 1
 
 
@@ -248,6 +251,7 @@ def test_a_stored_profile_without_times_is_priced_here(tmp_path: Path) -> None:
     record = simulate(tmp_path / "a", quoted("profile", str(tmp_path / "p.json")), "cluster.device=cpu")
     assert record.manifest["simulation"]["costs"] == "analytic"
     assert record.manifest["simulation"]["values"] == "measured"
+    assert record.manifest["simulation"]["upper_bound"] is False, "its peaks are measured"
 
 
 def test_a_profile_of_other_micro_batches_that_does_not_fit_either(tmp_path: Path, file: str) -> None:

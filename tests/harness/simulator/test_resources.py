@@ -371,21 +371,23 @@ def test_messages_and_collectives_of_a_node_take_what_was_measured():
 
 
 @pytest.mark.parametrize(
-    ("forward_s", "buffers", "share", "exposed"),
+    ("forward_s", "buffers", "share", "exposed", "overlap"),
     [
-        (8.0, (2, 2), 1.0, 2.0),
-        (1.0, (2, 2), 1.0, 3.5),
-        (8.0, (), 1.0, 4.0),
-        (1.0, (1,) * 4, 0.5, 3.625),
-        (0.0, (2, 2), 1.0, 4.0),
+        (8.0, (2, 2), 1.0, 2.0, 1.0),
+        (1.0, (2, 2), 1.0, 3.5, 1.0),
+        (8.0, (), 1.0, 4.0, 1.0),
+        (1.0, (1,) * 4, 0.5, 3.625, 1.0),
+        (0.0, (2, 2), 1.0, 4.0, 1.0),
+        (8.0, (2, 2), 1.0, 3.0, 0.5),
+        (8.0, (2, 2), 1.0, 4.0, 0.0),
     ],
 )
-def test_calls_that_overlap_a_task_are_exposed_but_for_its_time(forward_s, buffers, share, exposed):
-    """All but one run while the task computes; on CPU devices none does."""
+def test_calls_that_overlap_a_task_are_exposed_but_for_its_time(forward_s, buffers, share, exposed, overlap):
+    """All but one run while the task computes, and a part of their time is hidden; on CPU devices nothing is."""
     op = Op(0, "collective", None, "all_gather@data", bytes=4, buffers=buffers, overlaps=("F", share))
     for cluster, seconds in (
-        (Cluster("t", 1, 2, intra=Link(0, 2.0)), exposed),
-        (Cluster("t", 2, 1, node_port=Link(0, 2.0)), exposed),
+        (Cluster("t", 1, 2, intra=Link(0, 2.0), overlap=overlap), exposed),
+        (Cluster("t", 2, 1, node_port=Link(0, 2.0), overlap=overlap), exposed),
         (Cluster("t", 1, 2, intra=Link(0, 2.0), cores=2.0), 4.0),
     ):
         spans, _ = run([(0, "compute", (op, Op(0, "F", 0)))], [0], cluster, forward_s, replicas=2)

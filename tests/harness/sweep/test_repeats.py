@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from dataclasses import replace
 
 import pytest
 
@@ -39,6 +40,17 @@ def test_what_is_no_number_of_seeds(text: str) -> None:
 def test_seeds_follow_from_the_first_one(seed: str) -> None:
     with pytest.raises(CannotRun, match="seed"):
         expand(["engine=gpipe", "repeats=2", seed])
+
+
+def test_the_mean_of_upper_bounds_is_one() -> None:
+    rows = [row("ddp", seed, 10.0) for seed in range(2)]
+    for one in rows:
+        assert one.record
+        basis = {"simulation": {"upper_bound": True}}
+        one.record = replace(one.record, source="simulated", manifest=basis)
+    columns = {column.name: column.cells for column in repeats.columns(repeats.groups(rows))}
+    (speed,) = columns["samples/s"]
+    assert speed.startswith("<=10")
 
 
 def test_a_row_has_the_mean_and_the_spread() -> None:

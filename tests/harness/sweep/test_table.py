@@ -54,6 +54,16 @@ def test_a_simulated_or_planned_point_says_so_in_the_table() -> None:
     assert shown(rows_of(does_not_fit, None))[0] == names[:6], "mesh and bubble are not known of any"
 
 
+def test_speeds_of_a_device_that_is_not_calibrated_are_marked_as_upper_bounds() -> None:
+    basis = {"simulation": {"upper_bound": True}}
+    simulated = RunRecord("x", "ok", "simulated", metrics=FIGURES, plan=PLAN, manifest=basis)
+    measured = RunRecord("x", "ok", metrics=FIGURES, plan=PLAN, manifest=basis)
+    _, first, second, *below = shown(rows_of(simulated, measured))
+    assert (first[3], second[3]) == ("<=0.3333 *", "0.3333 *")
+    assert ["<= upper bound: not calibrated"] in below
+    assert ["<= upper bound: not calibrated"] not in shown(rows_of(measured))
+
+
 def test_a_planned_period_has_a_column() -> None:
     """Next to a step, which has filling and draining. "~" as for all that is only predicted."""
     planned = RunRecord("x", "ok", "simulated", predicted={"step_time_s": 9.0, "period_s": 0.5})

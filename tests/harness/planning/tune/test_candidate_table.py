@@ -32,6 +32,15 @@ def test_a_peak_that_leaves_no_room_for_an_allocator_is_marked(share: float, mar
     assert sum(text.startswith("!") for text in candidate_table.legend([row])) == marked
 
 
+def test_a_speed_that_is_an_upper_bound_is_marked(tmp_path: Path) -> None:
+    row = tuned(tmp_path, "engine=ddp", "batch.size=64", "batch.micro_batches=8").rows[0]
+    assert not row.upper_bound, "layer times were given"
+    row = replace(row, samples_per_s=50.0, tokens_per_s_per_device=None, upper_bound=True)
+    cells = {column.name: column.cells for column in candidate_table.columns([row])}
+    assert cells["samples/s"] == ["<=50"] and "tokens/s per device" not in cells
+    assert "<= upper bound: not calibrated" in candidate_table.legend([row])
+
+
 def test_outcomes_add_up_and_say_why() -> None:
     counts = Counts(3, 4, 0, 2, 1, 0, 8)
     first, *rest = candidate_table.summary(counts, [Reason(1, "engine sbp")], ["fewer than 8 devices not tried"], True)
