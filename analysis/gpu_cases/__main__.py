@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -24,6 +25,8 @@ from analysis.gpu_cases import cases, fit, predict
 from analysis.gpu_cases.cases import Case
 from harness.core.units import percent, ratio, seconds
 
+WIDTH = 120
+"""Columns of a table in a file."""
 Found = Sequence[tuple[Case, float]]
 """Cases and their predicted / measured step time."""
 
@@ -34,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--fit", action="store_true", help="fit the numbers again and print them")
     parser.add_argument("--all", action="store_true", help="list every case, the worst first")
     chosen = parser.parse_args(arguments)
-    console = Console()
+    console = Console(width=None if sys.stdout.isatty() else WIDTH)
     if chosen.fit:
         for gpu, clusters in fit.GPUS.items():
             keys = " ".join(f"cluster.{key}={value:.4g}" for key, value in fit.fit(gpu).items())
@@ -98,7 +101,7 @@ def _order(schemes: Iterable[str], speeds: Sequence[float]) -> str:
 def _table(*titles: str) -> Table:
     table = Table(box=None, pad_edge=False)
     for title in titles:
-        table.add_column(title.lstrip(">"), justify="right" if title.startswith(">") else "left", no_wrap=True)
+        table.add_column(title.lstrip(">"), justify="right" if title.startswith(">") else "left", overflow="fold")
     return table
 
 

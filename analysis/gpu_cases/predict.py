@@ -18,14 +18,18 @@ from functools import cache
 from omegaconf import DictConfig
 
 from analysis.gpu_cases.cases import Case
+from engines.fsdp.engine import Config as FSDPConfig
+from engines.fsdp.engine import FSDPEngine
 from harness.cli.compose import compose
 from harness.config import cluster_config, registry
 from harness.core.cluster import Cluster, Device
 from harness.core.memory_model import MemoryModel
 from harness.core.model_profile import ModelProfile
+from harness.core.op import Op
 from harness.core.plan import Mesh, Plan, Stage
 from harness.interfaces import PlanRequest
 from harness.planning import draft
+from harness.schedule import Schedule
 from harness.simulator import layer_times
 
 CLUSTERS = {"a100_40": "dgx_a100_40", "a100_80": "dgx_a100_80", "h100": "dgx_h100"}
@@ -34,6 +38,29 @@ BLOCK = "block_0"
 SCORE_BYTES, SCORE_KERNELS = 13, 3
 EAGER = ("megatron",)
 """Publications from before FlashAttention."""
+
+
+class _EachParameter(FSDPEngine):
+    """ZeRO-3 as it was compared with PTD-P: DeepSpeed gathered and reduced each parameter by a call of its own (it has
+    gathered several together since version 0.5.5). Twelve of a block, four of which are large.
+
+        weights   |---qkv---|-proj-|----up----|---down---|      biases, and both layer norms: eight calls
+    """
+
+    def __init__(self, config: FSDPConfig, hidden: int) -> None:
+        super().__init__(config)
+        self.block = tuple(
+            2 * hidden * size for size in (3 * hidden, 3, hidden, 1, 4 * hidden, 4, 4 * hidden, *(1,) * 5)
+        )
+
+    def schedule(self, plan: Plan, profile: ModelProfile) -> Schedule:
+        whole = super().schedule(plan, profile)
+        queues = (replace(queue, ops=tuple(map(self._each, queue.ops))) for queue in whole.queues)
+        return replace(whole, queues=tuple(queues))
+
+    def _each(self, op: Op) -> Op:
+        own = sum(self.block)
+        return replace(op, buffers=tuple(b for size in op.buffers for b in (self.block if size == own else (size,))))
 
 
 @dataclass(frozen=True)
@@ -53,6 +80,8 @@ def step_s(case: Case, **changes: float) -> float:
     cluster = cluster_config.build(cluster_config.from_group(config.cluster))
     profile = layer_times.analytic(counted(case, cluster.device), cluster.device)
     engine = registry.build("engine", config.engine)
+    if case.compared and case.engine == "fsdp":
+        engine = _EachParameter(engine.config, case.hidden)
     recomputing = case.recompute and case.engine == "fsdp"  # which has no key for it
     planner = _Recomputing(len(profile.layers)) if recomputing else registry.build("planner", config.planner)
     return float(draft.draft(config, engine, planner, profile, cluster).plan.predicted["step_time_s"])
@@ -67,6 +96,7 @@ def configuration(case: Case, **changes: float) -> DictConfig:
         "model": "gpt",
         **{f"model.{key}": getattr(case, key) for key in ("layers", "hidden", "heads", "sequence", "vocabulary")},
         "cluster": CLUSTERS[case.gpu],
+        "cluster.values": "effective" if case.gpu == "a100_40" else "nominal",
         "cluster.nodes": case.devices // NODE,
         "precision": "fp16" if case.precision == "fp16" else "bf16",
         "batch.size": case.micro_batch * case.micro_batches * replicas,

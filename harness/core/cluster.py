@@ -40,10 +40,9 @@ class Device:
         """Returns the share of the peak that large kernels of a class reach."""
         return self.efficiencies.get(kernels, self.efficiency)
 
-    @property
-    def calibrated(self) -> bool:
-        """Whether its efficiency is known, and times are not only bounds."""
-        return self.efficiency < 1 or bool(self.efficiencies)
+    def is_calibrated(self, kernels: str) -> bool:
+        """Returns whether that share is known; else times are only bounds."""
+        return self.efficiency_of(kernels) < 1
 
 
 @dataclass(frozen=True)

@@ -166,9 +166,12 @@ def depth(products: Sequence[Product]) -> int:
 
 
 def are_bounds(profile: ModelProfile, cluster: Cluster) -> bool:
-    """Returns whether layer times are only the least that the data sheet of the device allows, so that speeds are upper
-    bounds. The peaks of this machine are measured."""
-    return profile.times == "analytic" and cluster.name != "local" and not cluster.device.calibrated
+    """Returns whether some layer times are only the least that the data sheet of the device allows, so that speeds are
+    upper bounds. The peaks of this machine are measured."""
+    if profile.times != "analytic" or cluster.name == "local":
+        return False
+    used = {KERNELS.get(product.kind, "matmul") for layer in profile.layers for product in layer.products}
+    return not all(map(cluster.device.is_calibrated, used | {"elementwise"}))
 
 
 def has_times(profile: ModelProfile) -> bool:

@@ -102,23 +102,27 @@ class Routes:
         if g == 1:
             return Route(0.0)
         edges = [*pairwise(ring), (ring[-1], ring[0])]
-        sent, messages = rounds * (g - 1) / g * op.bytes, rounds * (g - 1)
+        sent = rounds * (g - 1) / g * op.bytes
         inside = [(a, b) for a, b in edges if self.cluster.node(a) == self.cluster.node(b)]
+        latency_s = rounds * max(1, len(op.buffers)) * self._round_s(len(inside), g - len(inside))
         links = tuple(dict.fromkeys(_name(self.cluster.intra, a, b) for a, b in inside))
         if len(inside) == g and self.cluster.calls:
             each = [self.cluster.call_s(algorithm, g, size) or 0.0 for size in op.buffers or (op.bytes,)]
             return Route(sum(each), links)
         if len(inside) == g:
             both = 2 if self.cluster.intra.duplex == "half" and g == 2 else 1
-            return Route(
-                messages * self.cluster.intra.alpha_s + both * sent * self.cluster.intra.beta_s_per_byte, links
-            )
+            return Route(latency_s + both * sent * self.cluster.intra.beta_s_per_byte, links)
         crossing = [edge for edge in edges if edge not in inside]
         ports = _crossings(self.cluster, [(a + shift, b + shift) for a, b in crossing for shift in offsets])
         uses = {port: ports[port] for a, b in crossing for port in _ports(self.cluster, a, b)}
-        alpha_s = max([self.cluster.node_port.alpha_s] + [self.cluster.intra.alpha_s] * bool(inside))
         beta = self.cluster.intra.beta_s_per_byte if inside else 0.0
-        return _through_ports(self.cluster.node_port, messages * alpha_s, sent, uses, links, beta)
+        return _through_ports(self.cluster.node_port, latency_s, sent, uses, links, beta)
+
+    def _round_s(self, inside: int, crossing: int) -> float:
+        """Returns the latency of a call's way round a ring, over all edges but one: `inside` nodes, and `crossing`."""
+        alphas = (self.cluster.intra.alpha_s, self.cluster.node_port.alpha_s)
+        least = min(alpha for alpha, edges in zip(alphas, (inside, crossing), strict=True) if edges)
+        return alphas[0] * inside + alphas[1] * crossing - least
 
     def _shifts(self) -> list[int]:
         """Returns the offsets of the devices that run the same ops as the first replica's first shards."""

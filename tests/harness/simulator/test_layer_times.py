@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.core.cluster import Device
+from harness.core.cluster import Cluster, Device
 from harness.core.model_profile import LayerProfile, ModelProfile, Product, Skip
 from harness.core.problem import CannotRun
+from harness.simulator import layer_times
 from harness.simulator.layer_times import (
     COSTS,
     analytic,
@@ -303,3 +304,19 @@ def test_the_device_survives_a_file(tmp_path):
 def test_pricing_works_without_torch():
     program = "import sys; from harness.simulator import layer_times as costs; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", program], cwd=ROOT, check=True, timeout=60)
+
+
+def test_speeds_are_bounds_where_a_class_of_kernels_is_not_calibrated():
+    """A device may be calibrated for the matmuls of a GPT, and not for convolutions."""
+
+    def bounds(kind: str, times: str = "analytic", name: str = "mine", **shares: float) -> bool:
+        layer = LayerProfile("l", 1.0, 2.0, 2.0, products=(Product("p", kind),))
+        device = Device("d", efficiency=shares.pop("efficiency", 1.0), efficiencies=shares)
+        profile = ModelProfile((layer,), "m", 1, times=times)
+        return layer_times.are_bounds(profile, Cluster(name, device=device))
+
+    known = {"matmul": 0.8, "attention": 0.5, "elementwise": 0.3}
+    assert [bounds(kind, **known) for kind in ("linear", "attention", "conv")] == [False, False, True]
+    assert bounds("linear", matmul=0.8), "elementwise kernels are not known"
+    assert not bounds("conv", efficiency=0.9) and bounds("conv")
+    assert not bounds("conv", times="measured") and not bounds("conv", name="local")
