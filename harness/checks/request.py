@@ -152,6 +152,10 @@ def _place(config: DictConfig) -> list[Problem]:
     if config.mode == "run" and config.cluster.name != "local":
         fixes: tuple[Fix, ...] = ({"mode": "simulate"}, {"cluster": "local"})
         return [Problem("cluster", config.cluster.name, "is only described, runs need cluster=local", fixes)]
+    if config.mode in ("run", "race") and config.cluster.slow_device:
+        fixes = ({"mode": "simulate"}, {"cluster.slow_device": []})
+        shown = list(config.cluster.slow_device)
+        return [Problem("cluster.slow_device", shown, "makes no device of this machine slow: it is simulated", fixes)]
     return []
 
 

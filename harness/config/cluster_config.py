@@ -130,6 +130,10 @@ class ClusterConfig:
     cluster."""
     host_alpha_s: float | None = None
     """Latency of a copy from or to the host in seconds; null: as measured here, alpha_s for a described cluster."""
+    slow_device: list[int] = field(default_factory=list)
+    """Numbers of devices that are slower than the others, in a simulation: [3], counted from 0 over all nodes."""
+    slow_factor: float = 1.5
+    """How many times as long tasks of cluster.slow_device take."""
     blocking_messages: bool = False
     """true: a message also occupies compute of both devices; false: only the link."""
     cores: float | None = None
@@ -141,6 +145,9 @@ class ClusterConfig:
 
 
 EFFECTIVE_KEYS = tuple(key.name for key in dataclasses.fields(EffectiveConfig))
+
+
+SLOWEST = 1000.0
 
 
 def build(config: ClusterConfig, machine: Machine | None = None, job: Allocation | None = None) -> Cluster:
@@ -231,6 +238,7 @@ def _local(config: ClusterConfig, found: DetectedDevices, machine: Machine, job:
         machine.process_cores if config.cores is None else 0.0,
         () if given else machine.calls,
         config.overlap,
+        _slow(config),
     )
 
 
@@ -249,6 +257,7 @@ def _described(config: ClusterConfig) -> Cluster:
         config.blocking_messages,
         config.cores or 0.0,
         overlap=config.overlap,
+        slow=_slow(config),
     )
 
 
@@ -298,12 +307,27 @@ def _impossible(config: ClusterConfig) -> list[Problem]:
         for key, share in (*_given(config).items(), *_only_effective(config))
         if key.endswith("overlap") and not 0 <= share <= 1
     ]
+    if not 1 <= config.slow_factor <= SLOWEST:
+        wrong.append(_problem(f"from 1 to {SLOWEST:g}", "slow_factor", config.slow_factor, 1.5))
     if not is_local(config) and not _unknown(config):
+        wrong += _no_such_device(config)
         chosen = _chosen(config)
         for key, example in (("devices", 8), ("memory_gb", 16), ("bandwidth_gb_s", 12)):
             if getattr(chosen, key) is None:
                 wrong.append(_problem("given, only cluster=local is measured", key, None, example))
     return wrong
+
+
+def _no_such_device(config: ClusterConfig) -> list[Problem]:
+    count = (config.nodes or 1) * (config.devices or 1)
+    if all(0 <= number < count for number in config.slow_device) or not config.devices:
+        return []
+    message = f"names devices that are not among 0 to {count - 1}"
+    return [Problem("cluster.slow_device", list(config.slow_device), message, ({"cluster.slow_device": [count - 1]},))]
+
+
+def _slow(config: ClusterConfig) -> tuple[tuple[int, float], ...]:
+    return tuple((number, config.slow_factor) for number in sorted(set(config.slow_device)))
 
 
 def _bad_numbers(config: ClusterConfig) -> Iterator[Problem]:

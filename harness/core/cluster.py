@@ -104,7 +104,8 @@ class Cluster(Document):
     `process_cores` is the same where each device is a process, which competes for no interpreter; 0 means `cores`.
     `calls` are what the processes of a node need for calls of their library (gloo): where there are some, they count
     for messages and collectives inside a node, instead of `intra`. `overlap` is the share of a collective's time that
-    is hidden where it runs while a device computes.
+    is hidden where it runs while a device computes. `slow` has devices, by their number in the cluster, and how many
+    times as long their tasks take.
     """
 
     name: str = "flat"
@@ -119,6 +120,7 @@ class Cluster(Document):
     process_cores: float = 0.0
     calls: tuple[CallTimes, ...] = ()
     overlap: float = 1.0
+    slow: tuple[tuple[int, float], ...] = ()
 
     @property
     def devices(self) -> int:

@@ -25,7 +25,7 @@ from harness.core.plan import Plan
 from harness.core.trace import Span, Trace
 from harness.schedule import Schedule
 from harness.simulator.event_loop import Execution
-from harness.simulator.lowering import LoweredSchedule, sent_kind
+from harness.simulator.lowering import LoweredSchedule, sent_kind, slow_replicas
 from harness.simulator.memory_timeline import Peak, peaks
 from harness.simulator.op_durations import TaskCosts
 
@@ -76,11 +76,14 @@ def simulate(
     """Executes one step of `schedule`.
 
     `jitter` is the relative spread of each op's time, drawn from `seed`. With `durations` (seconds by an op's notation)
-    these replace all costs, and links are free: this replays a measured trace. Raises `Deadlock` where the schedule
+    these replace all costs, and links are free: this replays a measured trace. Of replicas with slow devices
+    (`cluster.slow`) the slowest one is returned: the others wait for it. Raises `Deadlock` where the schedule
     cannot end, ValueError where it is not valid (an op twice, or missing).
     """
     with no_collection():
-        return _simulated(schedule, plan, profile, cluster, memory, jitter, seed, durations)
+        lowered = lower(schedule, plan, profile, cluster, memory, durations)
+        found = [_executed(one, plan, profile, memory, jitter, seed) for one in lowered]
+    return max(found, key=lambda one: one.figures["step_time_s"])
 
 
 @contextmanager
@@ -96,22 +99,15 @@ def no_collection() -> Iterator[None]:
             gc.enable()
 
 
-def _simulated(
-    schedule: Schedule,
-    plan: Plan,
-    profile: ModelProfile,
-    cluster: Cluster,
-    memory: MemoryModel,
-    jitter: float,
-    seed: int,
-    durations: Mapping[str, float] | None,
+def _executed(
+    lowered: LoweredSchedule, plan: Plan, profile: ModelProfile, memory: MemoryModel, jitter: float, seed: int
 ) -> Simulation:
-    lowered = lower(schedule, plan, profile, cluster, memory, durations)
     if jitter:
         lowered.disturb(jitter, seed)
     done = Execution(lowered.work, lowered.graph.ops).run()
     if min(done.end_s) < 0:
         raise Deadlock("the schedule cannot continue:\n" + "\n".join(lowered.stuck(done.end_s)))
+    schedule = lowered.schedule
     filled = peaks(lowered.graph, done.start_s, done.end_s, schedule, plan, profile, memory)
     figures = _figures(lowered, done, plan) | {"peak_memory_bytes": [peak.bytes for peak in filled]}
     return Simulation(schedule, lowered.graph.queues, done.start_s, done.end_s, figures, filled)
@@ -124,10 +120,12 @@ def lower(
     cluster: Cluster,
     memory: MemoryModel,
     durations: Mapping[str, float] | None = None,
-) -> LoweredSchedule:
-    """Lowers a step to nodes with durations and resources. Raises ValueError for an invalid schedule."""
+) -> list[LoweredSchedule]:
+    """Lowers a step to nodes with durations and resources: that of each replica with slow devices, else one that is
+    like all. Raises ValueError for an invalid schedule."""
     halved = any(op.kind == "W" for queue in schedule.queues for op in queue.ops)
-    return LoweredSchedule(schedule, cluster, TaskCosts(plan, profile, cluster, memory, halved), durations)
+    costs = TaskCosts(plan, profile, cluster, memory, halved)
+    return [LoweredSchedule(schedule, cluster, costs, durations, slow) for slow in slow_replicas(schedule, cluster)]
 
 
 def _figures(lowered: LoweredSchedule, done: Execution, plan: Plan) -> dict[str, Any]:

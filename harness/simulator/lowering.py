@@ -22,9 +22,15 @@ class LoweredSchedule:
     """A schedule on a cluster: `graph` holds the nodes, `work` what the event loop executes."""
 
     def __init__(
-        self, schedule: Schedule, cluster: Cluster, costs: TaskCosts, durations: Mapping[str, float] | None = None
+        self,
+        schedule: Schedule,
+        cluster: Cluster,
+        costs: TaskCosts,
+        durations: Mapping[str, float] | None = None,
+        slow: Mapping[int, float] | None = None,
     ) -> None:
         self.schedule, self.cluster, self.costs, self.durations = schedule, cluster, costs, durations
+        self.slow = slow or {}
         self.blocking = cluster.blocking_messages and durations is None
         self.graph: Graph = build_graph(schedule, self.blocking)
         count = len(self.graph.before)
@@ -67,14 +73,13 @@ class LoweredSchedule:
             for node, op in enumerate(self.graph.ops):
                 seconds[node] = given_duration(op, durations)
             return
-        tasks = self.costs.seconds
         routes = Routes(self.schedule, self.cluster)
         for node, op in enumerate(self.graph.ops):
             kind = op.kind
             if kind == "step" and op.part:
-                seconds[node] = self.costs.update_s(op.bytes)
+                seconds[node] = self.costs.update_s(op.bytes) * self.factor(op)
             elif kind in COMPUTE:
-                seconds[node] = tasks[kind][op.stage]
+                seconds[node] = self.costs.seconds[kind][op.stage] * self.factor(op)
             elif op.seconds is not None:
                 seconds[node] = op.seconds
             elif copy_direction(op)[0]:
@@ -85,6 +90,10 @@ class LoweredSchedule:
                 self.take(node, routes.message(op))
         if self.blocking:
             self.block()
+
+    def factor(self, op: Op) -> float:
+        """Returns how many times as long the tasks of an op's device take as those of the others."""
+        return self.slow.get(self.schedule.devices[op.stage], 1.0)
 
     def exposed(self, op: Op, route: Route) -> Route:
         """What is left of a collective's calls when they run while a task computes: the first or the last of them, what
@@ -97,7 +106,8 @@ class LoweredSchedule:
             return route
         kind, share = op.overlaps
         whole_s = self.alone_s(route)
-        covered_s = min(share * self.costs.seconds[kind][op.stage], whole_s) * (1 - 1 / max(1, len(op.buffers)))
+        task_s = self.costs.seconds[kind][op.stage] * self.factor(op)
+        covered_s = min(share * task_s, whole_s) * (1 - 1 / max(1, len(op.buffers)))
         hidden_s = self.cluster.overlap * covered_s
         left = 1 - hidden_s / whole_s if whole_s else 1.0
         flow = replace(route.flow, amount=route.flow.amount * left) if route.flow else None
@@ -219,6 +229,19 @@ class LoweredSchedule:
 
     def name(self, node: int) -> str:
         return "the outputs of all micro-batches" if node == self.graph.barrier else str(self.graph.ops[node])
+
+
+def slow_replicas(schedule: Schedule, cluster: Cluster) -> list[dict[int, float]]:
+    """Returns for each replica that has slow devices how many times as long the tasks of its pipeline's devices take,
+    those of its slowest shard; where none has, one that is like all."""
+    factors = dict(cluster.slow)
+    found: dict[int, dict[int, float]] = {}
+    for device in sorted(set(schedule.devices)):
+        for place, own in enumerate(schedule.counterparts(device)):
+            if own in factors:
+                slow = found.setdefault(place // schedule.tensor, {})
+                slow[device] = max(slow.get(device, 1.0), factors[own])
+    return [*found.values()] or [{}]
 
 
 def sent_kind(op: Op, devices: Sequence[int]) -> str | None:

@@ -50,9 +50,9 @@ class Estimate:
     def seconds(self) -> float:
         """Return the seconds of a step."""
         one = self.layout
-        lowered = lower(self.schedule, self.short, one.profile, one.cluster, one.memory)
-        step = _Step(self.schedule, lowered, self.short.micro_batches)
-        return step.seconds(one.plan.micro_batches, self.held)
+        replicas = lower(self.schedule, self.short, one.profile, one.cluster, one.memory)
+        steps = (_Step(self.schedule, lowered, self.short.micro_batches) for lowered in replicas)
+        return max(step.seconds(one.plan.micro_batches, self.held) for step in steps)
 
 
 class _Step:

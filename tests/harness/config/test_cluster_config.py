@@ -190,6 +190,16 @@ def test_overlap_is_a_share_that_may_be_none(share):
     assert cluster_config.build(described).overlap == 0
 
 
+def test_slow_devices_are_among_those_of_the_cluster():
+    described = {"name": "f", "devices": 2, "nodes": 2, "memory_gb": 1, "bandwidth_gb_s": 1}
+    cluster = cluster_config.build(ClusterConfig(**described, slow_device=[3, 1, 3], slow_factor=2.0))
+    assert cluster.slow == ((1, 2.0), (3, 2.0)) and Cluster.from_json(cluster.to_json()) == cluster
+    assert problems(**described, slow_device=[0, 4]) == [("cluster.slow_device", [0, 4], ["cluster.slow_device=[3]"])]
+    assert problems(**described, slow_device=[-1])[0][0] == "cluster.slow_device"
+    for factor in (0.5, float("nan"), float("inf"), 1e9):
+        assert problems(**described, slow_factor=factor) == [("cluster.slow_factor", ANY, ["cluster.slow_factor=1.5"])]
+
+
 def test_a_wave_has_elements():
     wrong = problems(name="f", devices=1, memory_gb=1, bandwidth_gb_s=1, wave_elements=0)
     assert wrong == [("cluster.wave_elements", 0, ["cluster.wave_elements=1"])]

@@ -393,3 +393,31 @@ def test_calls_that_overlap_a_task_are_exposed_but_for_its_time(forward_s, buffe
         spans, _ = run([(0, "compute", (op, Op(0, "F", 0)))], [0], cluster, forward_s, replicas=2)
         start_s, end_s = spans["0collective:all_gather@data", 0]
         assert end_s - start_s == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize(
+    ("slow", "step_s"),
+    [
+        ((), 3.0),
+        (((0, 2.0),), 4.0),
+        (((1, 2.0),), 5.0),
+        (((2, 2.0),), 4.0),
+        (((3, 3.0), (0, 2.0)), 7.0),
+        (((0, 2.0), (1, 2.0)), 6.0),
+        (((4, 9.0),), 3.0),
+    ],
+)
+def test_the_slowest_replica_counts(slow, step_s):
+    """Two replicas, devices 0 and 1, 2 and 3; device 4 has no work. Tasks take 1 and 2 seconds."""
+    queues = [(0, "compute", (Op(0, "F", 0),)), (1, "network", (message(0, 1, 1),)), (1, "compute", (Op(1, "F", 0),))]
+    _, figures = run(queues, [0, 1], Cluster("t", 1, 6, slow=slow), 1.0, 2.0, replicas=2)
+    assert figures["step_time_s"] == step_s
+
+
+@pytest.mark.parametrize("slow", [1, 2, 3])
+def test_all_shards_wait_for_a_slow_one(slow):
+    queues = [(0, "compute", (Op(0, "F", 0), Op(0, "step")))]
+    schedule = Schedule(tuple(QueueOps(*queue) for queue in queues), (0,), tensor=4)
+    plan = Plan(Plan.contiguous([1]).mesh, (Stage(0, 0, 0),))
+    cluster = Cluster("t", 1, 4, slow=((slow, 1.5), (0, 1.25)))
+    assert simulate(schedule, plan, profile(1.0), cluster, MEMORY).figures["step_time_s"] == 1.5
