@@ -137,8 +137,11 @@ def _hides(place: Reference, why: str) -> Problem:
 
 
 def _clash(error: BaseException) -> str:
-    """Advice for a user whose module has the name of one of ours, which is imported in its place."""
+    """Advice for a user whose module has the name of one of ours, which is imported in its place, or who looks for our
+    classes in the wrong one."""
     top = (error.name or "").partition(".")[0] if isinstance(error, ImportError) else ""
+    if top == "harness":
+        return "from harness import Classifier, or another class for models; a package of yours needs another name"
     return f"{top} is a package of this project: give yours another name" if top in OURS else ""
 
 

@@ -306,6 +306,11 @@ def test_modules_next_to_the_file(tmp_path: Path) -> None:
     assert "models is a package of this project: give yours another name" in said
 
 
+def test_our_classes_are_in_the_package_itself(tmp_path: Path) -> None:
+    said = refused(tmp_path, "from harness.tasks import Model\n\n\ndef build():\n    return Model\n")
+    assert "from harness import Classifier" in said
+
+
 def test_a_module_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nets.write(tmp_path / "their_nets", nets.WRAPPED, "small.py")
     nets.write(tmp_path / "planners", nets.WRAPPED, "small.py")
