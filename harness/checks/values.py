@@ -91,6 +91,14 @@ def problems(config: DictConfig) -> list[Problem]:
     found += _numbers(config, ("jitter",), spread, 0.05, lambda value: 0 <= value <= 1)
     if config.profile is not None and not os.path.isfile(config.profile):
         found.append(Problem("profile", config.profile, "is not a file", ({"profile": LEAVE_OUT},)))
+    if config.trace is not None and config.mode != "profile":
+        fixes: tuple[Fix, ...] = ({"mode": "profile"}, {"trace": LEAVE_OUT})
+        found.append(Problem("trace", config.trace, f"is for mode=profile, not for mode={config.mode}", fixes))
+    elif config.trace is not None and not os.path.isfile(config.trace):
+        found.append(Problem("trace", config.trace, "is not a file", ({"trace": LEAVE_OUT},)))
+    if config.trace is not None and config.profile is not None:
+        message = "has layer times of its own: one of the two"
+        found.append(Problem("profile", config.profile, message, ({"profile": LEAVE_OUT}, {"trace": LEAVE_OUT})))
     found += systems.problems(config)
     if config.mode == "calibrate":
         return found  # no plug-in has a say in it

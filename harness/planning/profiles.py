@@ -192,7 +192,10 @@ def _is_there(line: Unsplit) -> bool:
 
 
 def timeless(config: DictConfig, cluster: Cluster) -> bool:
-    """Whether layers take no time: if the user says so, or where a planner asks for none and no peaks are known."""
+    """Whether layers take no time: if the user says so, where a trace has it, or where a planner asks for none and no
+    peaks are known."""
+    if config.trace:
+        return True
     if config.costs != "auto":
         return bool(config.costs == "none")
     asks = not registry.splits_matmuls(config.planner.name)

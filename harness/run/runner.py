@@ -36,7 +36,7 @@ from harness.launch.failure import Failure
 from harness.launch.rank_names import RankNames
 from harness.launch.signals import Signals, preemptible
 from harness.launch.supervisor import Outcome, WorkerFailed
-from harness.measure import calibration
+from harness.measure import calibration, torch_trace
 from harness.planning import prepare, profiles, tune, work
 from harness.planning.prepare import Prepared
 from harness.report import closing_table, pattern_plot, plan_report, timeline_plot
@@ -244,8 +244,11 @@ class Run:
     def profile_model(self) -> None:
         """mode=profile: leave the model's profile, and print a summary."""
         ground = prepare.ground(self.config, self.overrides, self.folder.work, self.progress)
-        self.folder.accept()
         profile = ground.profile
+        if self.config.trace:
+            profile = torch_trace.timed(profile, Path(self.config.trace))
+            profile.save(self.folder.work / PROFILE)
+        self.folder.accept()
         source = "measured" if profile.times == "measured" else "simulated"
         self.folder.update(source=source, manifest=self.record.manifest | {"layer_times": profile.source})
         self.progress.note(f"{profiles.described(profile)}; {ground.origin}")

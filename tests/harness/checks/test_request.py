@@ -30,7 +30,7 @@ def config(**changes):
             "engine": {"name": "gpipe", "checkpoint": "never"},
             "model": {"name": "unet"},
             "planner": {"name": "balance"},
-            "cluster": {"name": "local", "device": "cpu"},
+            "cluster": {"name": "local", "device": "cpu", "slow_device": []},
             "precision": {"dtype": "float32"},
             "optimizer": {"name": "sgd"},
             "mesh": {"data": None, "pipeline": None, "tensor": None},
@@ -47,6 +47,13 @@ def config(**changes):
 
 def test_a_run_without_problems():
     assert request.request(config(), PIPELINE, EIGHT) == []
+
+
+def test_this_machines_devices_are_as_fast_as_they_are():
+    assert rows(request.request(config(cluster__slow_device=[1]), PIPELINE, EIGHT)) == [
+        ("cluster.slow_device", [1], ["mode=simulate", "cluster.slow_device=[]"])
+    ]
+    assert not request.request(config(cluster__slow_device=[1], mode="simulate"), PIPELINE, EIGHT)
 
 
 def test_all_problems_at_once_in_a_fixed_order():

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,6 +21,7 @@ from harness.core.trace import Trace
 from harness.host import devices, machine
 from harness.host.machine import Machine
 from harness.launch.supervisor import Outcome, WorkerFailed
+from harness.measure.torch_trace import NODE, PREFIX
 from harness.run import runner
 from tests.problems import row
 
@@ -204,6 +206,34 @@ def test_a_model_is_counted_once_and_priced_on_the_described_device(
     bounds = [one.manifest["simulation"]["upper_bound"] for one in (first, again, sheet)]
     assert bounds == [False, False, True], "efficiency 1 is that of a data sheet"
     assert len([path for path in (cache / "profiles").iterdir() if "unet-4-" in path.name]) == 1
+
+
+@pytest.mark.usefixtures("commands")
+def test_a_profile_from_a_trace_of_torch_profiler(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two passes of three layers, each operator with its node in the backward pass."""
+    layers = ["linear_0", "relu_0", "linear_1"]
+    events: list[dict[str, Any]] = []
+    for number in range(2):
+        for layer in range(3):
+            at = 1000 * number + 100 * layer
+            span = {"ph": "X", "ts": at, "dur": 100, "tid": 1, "name": f"{PREFIX}{layers[layer]}"}
+            node = {"ph": "X", "ts": at + 500, "dur": 10 * (1 + layer), "tid": 2, "name": f"{NODE}B"}
+            flow = {"cat": "fwdbwd", "id": len(events)}
+            begin, end = {"ph": "s", "ts": at + 1, "tid": 1}, {"ph": "f", "ts": at + 501, "tid": 2}
+            events += [span, node, flow | begin, flow | end]
+    (tmp_path / "t.json").write_text(json.dumps({"traceEvents": events}))
+    record = run(
+        tmp_path / "a", "mode=profile", "model=mlp", "model.widths=[4,4,2]", quoted("trace", str(tmp_path / "t.json"))
+    )
+    profile = ModelProfile.load(tmp_path / "a" / "profile.json")
+    assert [(layer.name, layer.forward_s) for layer in profile.layers] == [
+        (name, pytest.approx(1e-4)) for name in layers
+    ]
+    assert [layer.backward_s for layer in profile.layers] == pytest.approx([1e-5, 2e-5, 3e-5])
+    assert (record.status, record.source) == ("ok", "measured")
+    assert "torch.profiler, t.json: CPU, 2 forward and backward passes" in capsys.readouterr().out
+    stored = quoted("profile", str(tmp_path / "a" / "profile.json"))
+    assert simulate(tmp_path / "b", stored, *FLAT, "engine=single").metrics["step_time_s"] > 3e-4
 
 
 @pytest.mark.usefixtures("commands")
