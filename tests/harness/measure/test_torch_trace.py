@@ -194,7 +194,7 @@ def test_what_is_no_trace_of_these_layers(events: Any, layers: str, message: str
     assert [problem.key for problem in raised.value.problems] == ["trace"]
 
 
-@pytest.mark.parametrize("data", [b"", b"{", b"\x1f\x8bx", gzip.compress(b"[1]"), b"\xff\xfe"])
+@pytest.mark.parametrize("data", [b"", b"{", b"\x1f\x8bx", gzip.compress(b"[1]"), b"\xff\xfe"], ids=range(5))
 def test_a_damaged_file_is_refused(data: bytes, tmp_path: Path) -> None:
     (tmp_path / "t.json").write_bytes(data)
     with pytest.raises(CannotRun, match="trace"):
