@@ -32,11 +32,11 @@ TITLES = {
 LIVE = "Memory: the paper counts what the caching allocator reserves, we count the bytes that are live."
 REMARKS = {
     1: f"{LIVE} Utilization: the paper shows what nvidia-smi does, we show busy compute time / step time.",
-    2: "All throughputs are too high: one efficiency, calibrated on large convolutions, is too good for small kernels. "
+    2: "Predictions: nothing was calibrated on this network. "
     "The work is counted, layer by layer, from the network. GPipe's speed-ups are for TPUs, quoted in the paper.",
     3: LIVE,
-    4: "Calibrated: the P40's efficiency, on Naive-1's throughput, and nothing else: all other figures of "
-    "these tables are predictions.",
+    4: "Calibrated: the P40's efficiency for convolutions and for elementwise kernels, on Naive-1's throughput and on "
+    "that of ResNet-101 on one P40 (benchmarks/resnet101-speed): all other figures of these tables are predictions.",
 }
 COLUMNS = ("row", "", "paper", "simulated", "simulated / paper", "measured in small")
 

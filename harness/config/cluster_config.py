@@ -100,7 +100,8 @@ class ClusterConfig:
     matmul_efficiency: float | None = None
     """Fraction of the peak FLOP/s that large matmuls reach; null: efficiency."""
     convolution_efficiency: float | None = None
-    """Fraction of the peak FLOP/s that large convolutions reach; null: efficiency."""
+    """Fraction of the peak FLOP/s that large convolutions reach, with kernels of more than a pixel; null: efficiency.
+    Up to 2.25: Winograd's algorithm for kernels of 3 x 3 pixels needs fewer multiplications than are counted."""
     attention_efficiency: float | None = None
     """Fraction of the peak FLOP/s that attention reaches, a causal one counted whole; null: efficiency."""
     elementwise_efficiency: float | None = None
@@ -148,6 +149,10 @@ EFFECTIVE_KEYS = tuple(key.name for key in dataclasses.fields(EffectiveConfig))
 
 
 SLOWEST = 1000.0
+"""Largest factor of a straggler."""
+WINOGRAD = 2.25
+"""Multiplications of a convolution with 3 x 3 pixels, for each that Winograd's algorithm F(2 x 2, 3 x 3) needs (Lavin
+and Gray, arXiv 1509.09308)."""
 
 
 def build(config: ClusterConfig, machine: Machine | None = None, job: Allocation | None = None) -> Cluster:
@@ -298,9 +303,9 @@ def _impossible(config: ClusterConfig) -> list[Problem]:
         wrong.append(_problem(f"at most {MOST_DEVICES}, over all nodes", key, value, 1))
     wrong += [*_bad_numbers(config), *_unknown(config)]
     wrong += [
-        _problem(f"above 0 (from {SMALLEST:g}) and at most 1, a share", key, share, 1)
+        _problem(f"above 0 (from {SMALLEST:g}) and at most {_most(key):g}, a share", key, share, 1)
         for key, share in (*_given(config).items(), *_only_effective(config))
-        if key.endswith("efficiency") and not SMALLEST <= share <= 1
+        if key.endswith("efficiency") and not SMALLEST <= share <= _most(key)
     ]
     wrong += [
         _problem("at least 0 and at most 1, a share", key, share, 1)
@@ -316,6 +321,11 @@ def _impossible(config: ClusterConfig) -> list[Problem]:
             if getattr(chosen, key) is None:
                 wrong.append(_problem("given, only cluster=local is measured", key, None, example))
     return wrong
+
+
+def _most(key: str) -> float:
+    """The largest efficiency."""
+    return WINOGRAD if key.endswith("convolution_efficiency") else 1
 
 
 def _no_such_device(config: ClusterConfig) -> list[Problem]:

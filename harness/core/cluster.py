@@ -42,7 +42,7 @@ class Device:
 
     def is_calibrated(self, kernels: str) -> bool:
         """Returns whether that share is known; else times are only bounds."""
-        return self.efficiency_of(kernels) < 1
+        return kernels in self.efficiencies or self.efficiency < 1
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ from harness.core.value_checks import one_of
 
 COSTS = ("auto", "measured", "scaled", "analytic", "none")
 KERNELS = {"conv": "convolution", "attention": "attention"}
-"""The class of kernels by the kind of a product; all others are matmuls."""
+"""The class of kernels by the kind of a product; all others are matmuls, as are convolutions of single pixels."""
 BACKWARD = 2
 """The work of a layer's backward pass, in forward passes: gradients of its input and of its parameters."""
 
@@ -170,7 +170,7 @@ def are_bounds(profile: ModelProfile, cluster: Cluster) -> bool:
     upper bounds. The peaks of this machine are measured."""
     if profile.times != "analytic" or cluster.name == "local":
         return False
-    used = {KERNELS.get(product.kind, "matmul") for layer in profile.layers for product in layer.products}
+    used = {_kernels(product) for layer in profile.layers for product in layer.products}
     return not all(map(cluster.device.is_calibrated, used | {"elementwise"}))
 
 
@@ -206,11 +206,17 @@ def _flops(layer: LayerProfile, samples: int) -> dict[str, float]:
     matmuls."""
     found: dict[str, float] = {}
     for product in layer.products:
-        kernels = KERNELS.get(product.kind, "matmul")
+        kernels = _kernels(product)
         found[kernels] = found.get(kernels, 0.0) + product.flops(samples)
     if whole := sum(found.values()):
         return {kernels: layer.flops * flops / whole for kernels, flops in found.items()}
     return {"matmul": layer.flops}
+
+
+def _kernels(product: Product) -> str:
+    """The class of a product's kernels. A convolution reads `in_` input channels x kernel for each group."""
+    one_pixel = product.kind == "conv" and product.image and product.in_ * product.heads == product.image[0]
+    return "matmul" if one_pixel else KERNELS.get(product.kind, "matmul")
 
 
 def _has_work(layer: LayerProfile) -> bool:

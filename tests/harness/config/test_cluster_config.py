@@ -176,6 +176,11 @@ def test_efficiency_is_a_share(share):
         return [key for key, _, _ in problems(name="f", devices=1, memory_gb=1, bandwidth_gb_s=1, **own)]
 
     assert keys(efficiency=share) == ["cluster.efficiency"]
+    if share != 1.01:
+        assert keys(convolution_efficiency=share) == ["cluster.convolution_efficiency"]
+    assert keys(convolution_efficiency=2.26) == ["cluster.convolution_efficiency"]
+    fast = ClusterConfig("f", devices=1, memory_gb=1, bandwidth_gb_s=1, convolution_efficiency=2.25)
+    assert cluster_config.build(fast).device.efficiency_of("convolution") == 2.25
     assert keys(effective={"efficiency": share}) == ["cluster.effective.efficiency"]
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from harness.cli.compose import compose
-from harness.config import cluster_config
+from harness.config import cluster_config, registry
 from harness.config.cluster_config import ClusterConfig
 from harness.core.memory_model import MemoryModel
 from harness.core.model_profile import ModelProfile
@@ -150,12 +150,15 @@ def test_every_layer_of_a_unet(convs, channels):
 
 
 def test_a_p40_trains_a_unet_as_published():
-    """torchgpipe's Table 4, Naive-1: 28.500 samples/s with batch 40. Efficiency is calibrated on it; so if counting
-    changes, the efficiency of conf/cluster/p40x8.yaml must change, too."""
+    """torchgpipe's Table 4, Naive-1: 28.500 samples/s with batch 40; and its benchmark of ResNet-101: 95.862 with batch
+    118. Efficiencies are calibrated on both; so if counting changes, those of conf/cluster/p40x8.yaml must change,
+    too."""
     cluster = cluster_config.build(ClusterConfig(**compose(["cluster=p40x8"]).cluster))
-    profile = analytic(count(unet(convs=5, channels=64, size=192), 40, "float32"), cluster.device)
-    done = simulate(single(1), Plan.contiguous([len(profile.layers)]), profile, cluster, MemoryModel())
-    assert 40 / done.figures["step_time_s"] == pytest.approx(28.500, rel=2e-4)
+    resnet = registry.build("model", compose(["model=resnet101_layers"]).model)
+    for model, batch, published in ((unet(convs=5, channels=64, size=192), 40, 28.500), (resnet, 118, 95.862)):
+        profile = analytic(count(model, batch, "float32"), cluster.device)
+        done = simulate(single(1), Plan.contiguous([len(profile.layers)]), profile, cluster, MemoryModel())
+        assert batch / done.figures["step_time_s"] == pytest.approx(published, rel=2e-4)
 
 
 def test_nothing_is_left_changed():

@@ -320,3 +320,24 @@ def test_speeds_are_bounds_where_a_class_of_kernels_is_not_calibrated():
     assert bounds("linear", matmul=0.8), "elementwise kernels are not known"
     assert not bounds("conv", efficiency=0.9) and bounds("conv")
     assert not bounds("conv", times="measured") and not bounds("conv", name="local")
+
+
+@pytest.mark.parametrize(
+    ("product", "kernels"),
+    [
+        (Product("p", "conv", 1, 8, 4, image=(8, 2, 2)), "matmul"),
+        (Product("p", "conv", 1, 2, 1, heads=4, image=(8, 2, 2)), "matmul"),
+        (Product("p", "conv", 1, 72, 4, image=(8, 2, 2)), "convolution"),
+        (Product("p", "conv", 1, 9, 1, heads=8, image=(8, 2, 2)), "convolution"),
+        (Product("p", "conv", 1, 8, 4), "convolution"),
+        (Product("scores", "attention", 1, 8, 4), "attention"),
+        (Product("p", "linear", 1, 8, 4), "matmul"),
+    ],
+)
+def test_a_convolution_of_single_pixels_is_a_matmul(product, kernels):
+    """In groups, too; one of which the image is not known is none."""
+    shares = {"matmul": 0.5, "convolution": 0.25, "attention": 0.2, "elementwise": 1.0}
+    device = Device("d", 1, {"float32": 1.0}, 1.0, efficiencies=shares)
+    layer = LayerProfile("l", flops=1.0, products=(product,), kernels=0)
+    priced = layer_times.analytic(ModelProfile((layer,), "m", 1), device)
+    assert priced.layers[0].forward_s == pytest.approx(1 / shares[kernels])
