@@ -128,7 +128,7 @@ class Config:
     """A stored ModelProfile (JSON file), to plan and simulate with instead of profiling the model."""
     trace: str | None = None
     """mode=profile: a trace of torch.profiler (.json, .json.gz) that has the layers' times, on any device. Layers are
-    told apart by harness.annotate(model), called before the traced steps."""
+    distinguished by harness.annotate(model), called before the traced steps."""
     remeasure: bool = False
     """Measure this machine and the model's layers again, instead of reading the cached measurement."""
     export: str | None = None

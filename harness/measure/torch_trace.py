@@ -81,7 +81,7 @@ def annotate(module: nn.Module) -> Callable[[], None]:
 
 def timed(profile: ModelProfile, path: Path) -> ModelProfile:
     """Returns the profile with the layers' times in a trace. Raises `CannotRun` for a file that is no such trace, or in
-    which the layers cannot be told apart."""
+    which the layers cannot be distinguished."""
     trace = _Trace(_events(path), path)
     passes = trace.passes([layer.name for layer in profile.layers])
     forward, backward = trace.forward(passes), trace.backward(passes)
