@@ -103,13 +103,12 @@ def _whole_rows(record: RunRecord) -> Iterator[tuple[str, str, str, str]]:
 
 
 def _part_rows(m: Mapping[str, Any], p: Mapping[str, Any]) -> Iterator[tuple[str, str, str, str]]:
-    """Yields what the devices' mean step consists of, where that is above `PART` of it; ratios of such parts alone."""
+    """Yields what the devices' mean step consists of; ratios of parts above `PART` of it alone: the others are noise."""
     step, parts, planned = m.get("step_time_s"), m.get("parts_s") or {}, p.get("parts_s") or {}
     for name in dict.fromkeys((*parts, *planned)):
         part, expected = parts.get(name), planned.get(name)
-        least = PART * (step or 0.0)
-        if max(part or 0.0, expected or 0.0) > least:
-            compared = ratio(expected, part) if part and part > least else ""
+        if part or expected:
+            compared = ratio(expected, part) if part and part > PART * (step or 0.0) else ""
             yield f"  {name}", seconds(part), seconds(expected), compared
 
 

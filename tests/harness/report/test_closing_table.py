@@ -87,13 +87,13 @@ def test_closing_table_has_measured_next_to_predicted() -> None:
     ]
 
 
-def test_what_a_step_consists_of_is_listed_where_it_matters() -> None:
+def test_what_a_step_consists_of_is_listed_with_ratios_where_it_matters() -> None:
     found = record()
-    found.metrics["parts_s"] = {"computing": 0.12, "communication": 0.01, "waiting": 0.0005, "host": 0.0695}
+    found.metrics["parts_s"] = {"computing": 0.12, "communication": 0.0005, "waiting": 0.0, "host": 0.0695}
     found.predicted["parts_s"] = {"computing": 0.12, "communication": 0.03, "waiting": 0.0, "host": 0.0}
     assert rows(found)[4:7] == [
         ["computing", "120.0 ms", "120.0 ms", "1.00"],
-        ["communication", "10.0 ms", "30.0 ms", "3.00"],
+        ["communication", "500.0 us", "30.0 ms"],
         ["host", "69.5 ms", "0.0 ms", "0.00"],
     ]
     found.metrics["parts_s"] = None
