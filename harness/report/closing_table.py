@@ -103,7 +103,7 @@ def _whole_rows(record: RunRecord) -> Iterator[tuple[str, str, str, str]]:
 
 
 def _part_rows(m: Mapping[str, Any], p: Mapping[str, Any]) -> Iterator[tuple[str, str, str, str]]:
-    """Yields what the devices' mean step consists of; ratios of parts above `PART` of it alone: the others are noise."""
+    """Yields what the devices' mean step consists of; ratios of parts above `PART` of it: the others are noise."""
     step, parts, planned = m.get("step_time_s"), m.get("parts_s") or {}, p.get("parts_s") or {}
     for name in dict.fromkeys((*parts, *planned)):
         part, expected = parts.get(name), planned.get(name)

@@ -123,8 +123,7 @@ def lower(
 ) -> list[LoweredSchedule]:
     """Lowers a step to nodes with durations and resources: that of each replica with slow devices, else one that is
     like all. Raises ValueError for an invalid schedule."""
-    halved = any(op.kind == "W" for queue in schedule.queues for op in queue.ops)
-    costs = TaskCosts(plan, profile, cluster, memory, halved)
+    costs = TaskCosts(plan, profile, cluster, memory)
     return [LoweredSchedule(schedule, cluster, costs, durations, slow) for slow in slow_replicas(schedule, cluster)]
 
 

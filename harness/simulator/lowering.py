@@ -74,12 +74,14 @@ class LoweredSchedule:
                 seconds[node] = given_duration(op, durations)
             return
         routes = Routes(self.schedule, self.cluster)
+        split = {(op.stage, op.micro_batch) for op in self.graph.ops if op.kind == "W"}
         for node, op in enumerate(self.graph.ops):
             kind = op.kind
             if kind == "step" and op.part:
                 seconds[node] = self.costs.update_s(op.bytes) * self.factor(op)
             elif kind in COMPUTE:
-                seconds[node] = self.costs.seconds[kind][op.stage] * self.factor(op)
+                task = "I" if kind == "B" and (op.stage, op.micro_batch) in split else kind
+                seconds[node] = self.costs.seconds[task][op.stage] * self.factor(op)
             elif op.seconds is not None:
                 seconds[node] = op.seconds
             elif copy_direction(op)[0]:

@@ -24,20 +24,21 @@ class TaskCosts:
     """Seconds of tasks, by kind and stage.
 
     The optimizer reads gradients, and reads and writes weights and its own state, wherever that is kept between steps.
-    Where the weights' gradients are tasks of their own (W), each of B and W takes half of the backward pass.
+    "B" is a whole backward pass. Where the gradients of the weights are a task of their own ("W"), that one and the
+    gradients of the inputs ("I") take half of it each.
     """
 
-    def __init__(self, plan: Plan, profile: ModelProfile, cluster: Cluster, memory: MemoryModel, halved: bool) -> None:
+    def __init__(self, plan: Plan, profile: ModelProfile, cluster: Cluster, memory: MemoryModel) -> None:
         self.plan, self.profile, self.cluster, self.memory = plan, profile, cluster, memory
-        self.halved = halved
 
     @cached_property
     def seconds(self) -> Seconds:
         stages = self.plan.stages
         forward = [self.profile.sum("forward_s", stage.first, stage.last) for stage in stages]
         backward = [self.profile.sum("backward_s", stage.first, stage.last) for stage in stages]
-        half = [value / 2 for value in backward] if self.halved else backward
-        return {"F": forward, "R": forward, "B": half, "W": half, "step": list(map(self._step_s, range(len(stages))))}
+        half = [value / 2 for value in backward]
+        updates = list(map(self._step_s, range(len(stages))))
+        return {"F": forward, "R": forward, "B": backward, "I": half, "W": half, "step": updates}
 
     def _step_s(self, stage: int) -> float:
         return self.update_s(self.profile.parameter_bytes(self.plan.stages[stage].first, self.plan.stages[stage].last))
