@@ -279,6 +279,13 @@ class Engine(ABC):
         """Return the problems that keep the engine from executing this plan, other than those of `refuses`."""
         return []
 
+    def ordered(self, plan: Plan, profile: ModelProfile, cluster: Cluster, memory: MemoryModel) -> Plan:
+        """Return the plan with `Plan.order`, for an engine that reads the order of tasks from a file or searches it.
+
+        Called once, after `refuses` and `check`; what trains gets the result. Raises `ProblemError`.
+        """
+        return plan
+
     def notes(self, plan: Plan, profile: ModelProfile, cluster: Cluster, memory: MemoryModel) -> list[Problem]:
         """Return warnings about a plan that is executed all the same, for example settings without effect.
 

@@ -6,6 +6,9 @@
 | 1f1b            | Schedule1F1B              | 1                     | as many as stages, or more        |
 | interleaved1f1b | ScheduleInterleaved1F1B   | engine.chunks         | a multiple of the devices         |
 | zbv             | ScheduleZBVZeroBubble     | 2, like a V           | any number                        |
+| FILE.csv        | _PipelineScheduleRuntime  | those of the file     | those of the file                 |
+
+A file has the actions of each rank (`harness.schedule.action_file`); torch adds the messages.
 
 What it cannot do:
 
@@ -37,7 +40,7 @@ from harness.core.plan import Mesh, Plan
 from harness.core.problem import LEAVE_OUT, Fix, Problem
 from harness.core.value_checks import one_of
 from harness.interfaces import Capabilities, Engine, Model, PlanRequest, Searched, Session, SessionSpec
-from harness.schedule import Schedule
+from harness.schedule import Schedule, action_file, plan_order
 from harness.schedule.builders.data_parallel import over_replicas
 from harness.schedule.builders.fill_drain import fill_drain
 from harness.schedule.builders.interleaved import interleaved
@@ -60,13 +63,16 @@ class Config:
     """The engine."""
     schedule: str = "gpipe"
     """Pipeline schedule: gpipe (ScheduleGPipe), 1f1b (Schedule1F1B), interleaved1f1b (ScheduleInterleaved1F1B, several
-    stages on each device) or zbv (ScheduleZBVZeroBubble, two stages on each device)."""
+    stages on each device), zbv (ScheduleZBVZeroBubble, two stages on each device), or a .csv or .json file with the
+    actions of each device."""
     chunks: int = CHUNKS
     """Number of stages on each device with schedule=interleaved1f1b; zbv has two, the others have one."""
 
 
 def check(config: Config) -> list[Problem]:
     """Values that no run can have."""
+    if action_file.is_file(config.schedule):
+        return plan_order.refused(config.schedule)
     found = one_of("engine.schedule", config.schedule, SCHEDULES)
     message, fixes = "", tuple[Fix, ...]()
     stages = {"gpipe": 1, "1f1b": 1, "zbv": 2}.get(config.schedule)
@@ -89,10 +95,13 @@ class TorchPipeliningEngine(Engine):
 
     def __init__(self, config: Config) -> None:
         self.config = config
+        self.file = config.schedule if action_file.is_file(config.schedule) else None
 
     def refuses(self, request: PlanRequest, dtype: str, cluster: Cluster) -> list[Problem]:
         """Numbers of micro-batches; the first fix is one that divides the batch, where there is one."""
         m, n = request.batch.micro_batches, request.pipeline
+        if self.file:
+            return plan_order.refused(self.file, n, m)
         shares = divisors.list_divisors(max(1, request.batch.size // request.data))
         if self.config.schedule == "1f1b" and m < n:
             message = f"is less than the {n} stages, which engine.schedule=1f1b needs"
@@ -109,13 +118,18 @@ class TorchPipeliningEngine(Engine):
         return [Problem("batch.micro_batches", m, message, tuple(fixes))]
 
     def check(self, plan: Plan, profile: ModelProfile, cluster: Cluster, memory: MemoryModel) -> list[Problem]:
-        return [*self._misplaced(plan), *_recomputed(plan)]
+        return [*self._misplaced(plan), *self._recomputed(plan)]
+
+    def ordered(self, plan: Plan, profile: ModelProfile, cluster: Cluster, memory: MemoryModel) -> Plan:
+        return plan_order.read_into(plan, self.file) if self.file else plan
 
     def schedule(self, plan: Plan, profile: ModelProfile) -> Schedule:
         m, n = plan.micro_batches, plan.mesh.pipeline
         devices = [stage.device for stage in plan.stages]
         transfers = plan_transfers(plan, profile, portals=False)
-        if self.config.schedule == "gpipe":
+        if plan.order:
+            found = plan_order.schedule(plan, transfers)
+        elif self.config.schedule == "gpipe":
             found = fill_drain(m, devices, transfers)
         elif self.config.schedule == "1f1b":
             found = one_f_one_b(m, devices, transfers)
@@ -129,6 +143,8 @@ class TorchPipeliningEngine(Engine):
         return replace(model, messages="kept", reducing=1.0)
 
     def placement(self, pipeline: int) -> tuple[int, ...]:
+        if self.file:
+            return plan_order.placement(self.file, pipeline)
         if self.config.schedule == "interleaved1f1b":
             return tuple(range(pipeline)) * self.config.chunks
         if self.config.schedule == "zbv":
@@ -150,12 +166,13 @@ class TorchPipeliningEngine(Engine):
         message = f"places its stages on devices {_listed(devices)}, {asked}"
         return [Problem("planner", None, message, ({"planner": "balance"}, {"planner": "contiguous"}))]
 
-
-def _recomputed(plan: Plan) -> list[Problem]:
-    if plan.recompute == "never":
-        return []
-    message = f"asks to recompute {plan.recompute}, engine=torch_pipelining does not recompute"
-    return [Problem("planner", None, message, ({"engine": "gpipe"},))]
+    def _recomputed(self, plan: Plan) -> list[Problem]:
+        if self.file:
+            return plan_order.recomputed(action_file.read(self.file), self.file, ())
+        if plan.recompute == "never":
+            return []
+        message = f"asks to recompute {plan.recompute}, engine=torch_pipelining does not recompute"
+        return [Problem("planner", None, message, ({"engine": "gpipe"},))]
 
 
 def _listed(devices: tuple[int, ...]) -> str:

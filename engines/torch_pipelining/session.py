@@ -14,7 +14,12 @@ from torch.distributed.pipelining import (
     ScheduleInterleaved1F1B,
     ScheduleZBVZeroBubble,
 )
-from torch.distributed.pipelining.schedules import PipelineScheduleMulti, PipelineScheduleSingle
+from torch.distributed.pipelining.schedules import (
+    PipelineScheduleMulti,
+    PipelineScheduleSingle,
+    _Action,
+    _PipelineScheduleRuntime,
+)
 
 from engines.torch_pipelining.traced_stage import TracedStage
 from harness.core.plan import Plan
@@ -103,7 +108,13 @@ class TorchPipeliningSession(DistributedSession):
         ]
         name, m = self.config.schedule, self.plan.micro_batches
         self.schedule: PipelineScheduleSingle | PipelineScheduleMulti
-        if name in SINGLE:
+        if self.plan.order:
+            runtime = _PipelineScheduleRuntime(list(self.stages), m, loss_fn=self._loss, scale_grads=False)
+            runtime._prepare_schedule_with_comms(
+                {rank: [_Action.from_str(action) for action in row] for rank, row in enumerate(self.plan.order)}
+            )
+            self.schedule = runtime
+        elif name in SINGLE:
             self.schedule = SINGLE[name](self.stages[0], m, loss_fn=self._loss, scale_grads=False)
         else:
             self.schedule = MULTI[name](list(self.stages), m, loss_fn=self._loss, scale_grads=False)

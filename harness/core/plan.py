@@ -50,6 +50,9 @@ class Plan(Document):
     Where nodes have several devices each of these numbers is two: nodes, and devices of each. An input that needs no
     communication has (). "output" is the required layout of the model's output, if there is one. `traffic` is what each
     stage's devices send.
+
+    `order` is that of the tasks on each device, as actions such as "2F0" (`harness.schedule.action_file`), where the
+    engine reads it from a file or searches it; without it the engine's own schedule follows from the rest.
     """
 
     mesh: Mesh
@@ -60,6 +63,7 @@ class Plan(Document):
     layouts: dict[str, tuple[tuple[int, ...], ...]] = field(default_factory=dict)
     traffic: tuple[tuple[Traffic, ...], ...] = ()
     pattern: Pattern | None = None
+    order: tuple[tuple[str, ...], ...] = ()
     predicted: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -113,6 +113,7 @@ def laid_out(config: DictConfig, engine: Engine, planner: Planner, profile: Mode
         *engine.check(plan, profile, cluster, model),
     ]
     refuse(refused)
+    plan = engine.ordered(plan, profile, cluster, model)
     if plan.mesh.tensor > 1:
         chain = chain_from_profile(profile)
         profile = with_exchanges(device_share(profile, plan, chain), plan, chain)

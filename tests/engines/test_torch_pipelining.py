@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from engines.torch_pipelining import engine as plug_in
 from engines.torch_pipelining.engine import SCHEDULES, Config, TorchPipeliningEngine, build
 from harness.config import registry
 from harness.core.cluster import Cluster
-from harness.core.memory_model import named
+from harness.core.memory_model import MemoryModel, named
 from harness.core.plan import Mesh, Plan
 from harness.core.problem import Problem
 from harness.interfaces import BatchShape, Model, OptimizerSpec, PlanRequest, Session, StepMetrics
@@ -304,3 +305,37 @@ def test_accepts_keys(config: Config) -> None:
 def test_complex_numbers_between_stages() -> None:
     engine = build(Config())
     contract.check_training(Case(engine, networks.complexes(), plan_of(engine, networks.complexes())))
+
+
+MIXED = """0F0,0F1,0F2,0I0,0W0,0F3,0B1,0I2,0B3,0W2
+,1F0,1B0,1F1,1B1,1F2,1I2,1F3,1W2,1B3
+"""
+"""Whole backward passes and halves."""
+LOOPED = """0F0,0F1,2F0,2F1,2B1,2B0,0B0,0B1
+1F0,1F1,3F0,3F1,3B1,3B0,1B1,1B0
+"""
+"""The backward passes in another order than the forward ones."""
+ON_ONE = "0F0,1F0,0F1,1F1,1B0,0B0,1B1,0B1\n2F0,2F1,2B0,2B1\n"
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize(
+    ("content", "micro_batches"), [(MIXED, 4), (LOOPED, 2), (ON_ONE, 2)], ids=["mixed", "looped", "one"]
+)
+@pytest.mark.parametrize("model", ["gpt", "skips"])
+def test_the_order_of_a_file(model: str, content: str, micro_batches: int, tmp_path: Path) -> None:
+    file = tmp_path / "own.csv"
+    file.write_text(content, encoding="utf-8")
+    found = case(model, str(file), micro_batches=micro_batches)
+    plan = found.engine.ordered(found.plan, contract.profile_of(found.model), Cluster(), MemoryModel())
+    file.unlink()
+    contract.check_training(gentle(replace(found, plan=plan)))
+    contract.check_trace(replace(found, plan=plan), TASKS)
+
+
+def test_a_file_that_recomputes_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "own.csv"
+    file.write_text("0F0,0R0,0B0\n", encoding="utf-8")
+    found = case("gpt", str(file), devices=1, micro_batches=1)
+    (problem,) = found.engine.check(found.plan, contract.profile_of(found.model), Cluster(), MemoryModel())
+    assert problem.message == "row 1, column 2: 0R0 recomputes, which this engine cannot"

@@ -24,8 +24,8 @@ FILLED = 2
 
 def few(plan: Plan) -> int:
     """Return a number of micro-batches that fills the pipeline, at most the plan's: a multiple of the stages, as some
-    schedules need. A periodic schedule keeps all of them."""
-    return plan.micro_batches if plan.pattern else min(plan.micro_batches, FILLED * len(plan.stages))
+    schedules need. A periodic schedule keeps all of them, and so does the order of a file."""
+    return plan.micro_batches if plan.pattern or plan.order else min(plan.micro_batches, FILLED * len(plan.stages))
 
 
 def simulated(config: DictConfig, engine: Engine, layout: Layout) -> Draft:

@@ -1,0 +1,60 @@
+"""The order of a plan's tasks that a file gives, or a search: `Plan.order`, the actions of each device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from harness.core.plan import Plan
+from harness.core.problem import Fix, Problem, ProblemError
+from harness.schedule import Schedule, action_check, action_file
+from harness.schedule.action_file import KEY, Actions
+from harness.schedule.transfers import Transfer
+
+
+def refused(
+    name: str, pipeline: int | None = None, micro_batches: int | None = None, blocking: bool = False
+) -> list[Problem]:
+    """Return what keeps a file from any run, or from one with these numbers of devices and micro-batches."""
+    try:
+        return action_check.problems(action_file.read(name), name, pipeline, micro_batches, blocking)
+    except ProblemError as error:
+        return list(error.problems)
+
+
+def placement(name: str, pipeline: int) -> tuple[int, ...]:
+    """Return the device of each stage of a file with a row for each of so many devices; empty for any other file."""
+    if refused(name, pipeline):
+        return ()
+    return action_file.read(name).placement
+
+
+def recomputed(actions: Actions, name: str, fixes: Sequence[Fix]) -> list[Problem]:
+    """Return a problem for an engine that recomputes nothing: the first recomputation of a file."""
+    for action, place in actions.placed():
+        if action.kind == "R":
+            return [Problem(KEY, name, f"{place}: {action} recomputes, which this engine cannot", tuple(fixes))]
+    return []
+
+
+def read_into(plan: Plan, name: str) -> Plan:
+    """Return the plan with the order of a file, without messages and waiting: runs need the file no longer."""
+    return with_order(plan, action_file.read(name))
+
+
+def with_order(plan: Plan, actions: Actions) -> Plan:
+    """Return the plan with the order of these passes."""
+    passes = actions.only_passes()
+    rows = (tuple(str(cell) for cell in row if cell is not None) for row in passes.rows)
+    recompute = "always" if any(action.kind == "R" for action, _ in passes.placed()) else plan.recompute
+    return replace(plan, order=tuple(rows), recompute=recompute)
+
+
+def actions(plan: Plan) -> Actions:
+    """Return the order of a plan as actions."""
+    return Actions(tuple(tuple(map(action_file.cell_of, row)) for row in plan.order))
+
+
+def schedule(plan: Plan, transfers: Sequence[Transfer]) -> Schedule:
+    """Return the schedule of a plan's order."""
+    return action_file.to_schedule(actions(plan), transfers)
