@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from engines.myelin.transport import Arrival, Transport
 from harness.core.op import Op
+from harness.runtime.transports.transport import Arrival, Transport
 from harness.schedule.policy import RuleName, pick
 
 

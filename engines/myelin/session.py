@@ -10,10 +10,8 @@ import torch.fx.experimental.symbolic_shapes  # backward passes import it: once 
 from torch import Tensor, nn
 
 from engines.myelin.checkpointed_stage import SegmentedStage
-from engines.myelin.merge_spans import joined, together
 from engines.myelin.optimizer_step import OptimizerStep
 from engines.myelin.scheduler import ReadyTasks, run
-from engines.myelin.transport import Arrival, Channel, Coming, Position, Transport
 from harness.core.activation_checkpointing import segments
 from harness.core.model_profile import LayerProfile, ModelProfile, Skip
 from harness.core.op import Op
@@ -25,6 +23,8 @@ from harness.nn.tied import moved, ties
 from harness.runtime.distributed_session import DistributedSession
 from harness.runtime.stage_passes import StagePasses
 from harness.runtime.training_state import model_state, split_batch
+from harness.runtime.transports.merge_spans import joined, together
+from harness.runtime.transports.transport import Arrival, Channel, Coming, Position, Transport
 from harness.runtime.values import placed
 from harness.schedule import QueueOps, Schedule
 from harness.schedule.dependency_graph import COPIES
@@ -84,12 +84,12 @@ class MyelinSession(DistributedSession):
         return SegmentedStage(self.pipeline_rank, named[stage.first : stage.last + 1], stage.first, skips, spans)
 
     def _transport(self, channels: Sequence[Channel]) -> Transport:
-        position = Position(self.rank, self.pipeline_rank, self.ranks_per_replica, self.plan.mesh.data)
+        position = Position(self.rank, self.pipeline_rank, tuple(range(self.ranks_per_replica)), self.plan.mesh.data)
         if self.config.transport == "mpi":
-            from engines.myelin.mpi_transport import MPITransport
+            from harness.runtime.transports.mpi_transport import MPITransport
 
             return MPITransport(position, channels, self.plan.micro_batches, self.device)
-        from engines.myelin.torch_transport import TorchTransport
+        from harness.runtime.transports.torch_transport import TorchTransport
 
         return TorchTransport(position, channels, self.plan.micro_batches, self.device)
 
@@ -182,7 +182,7 @@ class MyelinSession(DistributedSession):
 
     def merge_spans(self, replicas: Sequence[list[Span]]) -> list[Span]:
         """Messages from when they were sent, as one rank saw, to when they had arrived, as the other did."""
-        return joined(together(replicas))
+        return joined(together(replicas), self.plan.devices)
 
     # -- state --------------------------------------------------------------------------------------------------------
 

@@ -41,7 +41,7 @@ from harness.core.problem import LEAVE_OUT, Fix, Problem
 from harness.core.value_checks import one_of
 from harness.interfaces import Capabilities, Engine, Model, PlanRequest, Searched, Session, SessionSpec
 from harness.schedule import Schedule, action_file, plan_order
-from harness.schedule.builders.data_parallel import over_replicas
+from harness.schedule.builders.data_parallel import with_replicas
 from harness.schedule.builders.fill_drain import fill_drain
 from harness.schedule.builders.interleaved import interleaved
 from harness.schedule.builders.one_f_one_b import one_f_one_b
@@ -118,7 +118,8 @@ class TorchPipeliningEngine(Engine):
         return [Problem("batch.micro_batches", m, message, tuple(fixes))]
 
     def check(self, plan: Plan, profile: ModelProfile, cluster: Cluster, memory: MemoryModel) -> list[Problem]:
-        return [*self._misplaced(plan), *self._recomputed(plan)]
+        wanted = self.placement(plan.mesh.pipeline)
+        return [*plan_order.misplaced(plan, wanted, self.config.schedule), *self._recomputed(plan)]
 
     def ordered(self, plan: Plan, profile: ModelProfile, cluster: Cluster, memory: MemoryModel) -> Plan:
         return plan_order.read_into(plan, self.file) if self.file else plan
@@ -137,7 +138,7 @@ class TorchPipeliningEngine(Engine):
             found = interleaved(m, n, self.config.chunks, transfers)
         else:
             found = zbv(m, n, transfers)
-        return with_ties(_with_replicas(found, plan, profile), plan_ties(plan, profile), "compute")
+        return with_ties(with_replicas(found, plan, profile), plan_ties(plan, profile), "compute")
 
     def memory(self, model: MemoryModel, mesh: Mesh, profile: ModelProfile) -> MemoryModel:
         return replace(model, messages="kept", reducing=1.0)
@@ -156,16 +157,6 @@ class TorchPipeliningEngine(Engine):
 
         return TorchPipeliningSession(model, plan, spec, self.config)
 
-    def _misplaced(self, plan: Plan) -> list[Problem]:
-        n = plan.mesh.pipeline
-        devices = tuple(stage.device for stage in plan.stages)
-        wanted = self.placement(n) or tuple(range(n))
-        if devices == wanted:
-            return []
-        asked = f"engine.schedule={self.config.schedule} on {_listed(wanted)}"
-        message = f"places its stages on devices {_listed(devices)}, {asked}"
-        return [Problem("planner", None, message, ({"planner": "balance"}, {"planner": "contiguous"}))]
-
     def _recomputed(self, plan: Plan) -> list[Problem]:
         if self.file:
             return plan_order.recomputed(action_file.read(self.file), self.file, ())
@@ -173,33 +164,3 @@ class TorchPipeliningEngine(Engine):
             return []
         message = f"asks to recompute {plan.recompute}, engine=torch_pipelining does not recompute"
         return [Problem("planner", None, message, ({"engine": "gpipe"},))]
-
-
-def _listed(devices: tuple[int, ...]) -> str:
-    return ", ".join(map(str, devices))
-
-
-def _with_replicas(schedule: Schedule, plan: Plan, profile: ModelProfile) -> Schedule:
-    """The sums over replicas, stage by stage, before the optimizer.
-
-    device 0   0B1  2B1  |0collective:all_reduce@data  2collective:all_reduce@data|  0step  2step
-    """
-    if plan.mesh.data == 1:
-        return schedule
-    queues = []
-    for queue in schedule.queues:
-        if queue.name == "compute":
-            tasks = tuple(op for op in queue.ops if op.kind != "step")
-            steps = queue.ops[len(tasks) :]
-            sums = (over_replicas(op.stage, "all_reduce", _own_bytes(plan, profile, op.stage)) for op in steps)
-            queue = replace(queue, ops=(*tasks, *sums, *steps))
-        queues.append(queue)
-    return replace(schedule, queues=tuple(queues), replicas=plan.mesh.data)
-
-
-def _own_bytes(plan: Plan, profile: ModelProfile, number: int) -> int:
-    """Bytes of a stage's parameters, less those that an earlier stage of its device has."""
-    stage = plan.stages[number]
-    earlier = [k for s in plan.stages[:number] if s.device == stage.device for k in range(s.first, s.last + 1)]
-    own = range(stage.first, stage.last + 1)
-    return profile.parameter_bytes_of([*earlier, *own]) - profile.parameter_bytes_of(earlier)

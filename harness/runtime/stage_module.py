@@ -125,14 +125,21 @@ class StageModule(nn.Sequential):
         return ForwardState((m for _, layer in layers for m in layer.modules()), f"stage {self.number}")
 
 
-def stage_modules(layers: nn.Sequential, plan: Plan, numbers: Sequence[int]) -> list[StageModule]:
-    """The stages `numbers` of the plan. Layers and parameters are those of `layers`, not copies."""
+def stage_modules(
+    layers: nn.Sequential, plan: Plan, numbers: Sequence[int], portals: bool = False
+) -> list[StageModule]:
+    """The stages `numbers` of the plan. Layers and parameters are those of `layers`, not copies.
+
+    With `portals` skips go from stage to stage by themselves: none passes through the stages between.
+    """
     named = named_layers(layers)
     skips = layer_skips(named)
     found = []
     for number in numbers:
         stage = plan.stages[number]
-        found.append(StageModule(number, named[stage.first : stage.last + 1], stage.first, skips))
+        own = range(stage.first, stage.last + 1)
+        passing = [one for one in skips if not portals or one.source in own or one.target in own]
+        found.append(StageModule(number, named[stage.first : stage.last + 1], stage.first, passing))
     return found
 
 

@@ -70,19 +70,23 @@ class StagePasses:
         several = len(flat) - len(skips)
         jumps = {name: [tensor] for name, tensor in zip(skips, flat[several:], strict=True)}
         self.outputs[i] = {"": flat[:several], **jumps}
-        self.edges[i] = [get_gradient_edge(tensor) if differentiable(tensor) else None for tensor in flat]
+        self.edges[i] = [get_gradient_edge(tensor) if tensor.requires_grad else None for tensor in flat]
 
     def backward(self, i: int, loss: Tensor | None) -> None:
         """Run the backward pass of micro-batch i, from the loss or from the gradients that have arrived."""
+        edges, gradients = self.starts(i, loss)
+        if edges:
+            torch.autograd.backward(edges, gradients)
+
+    def starts(self, i: int, loss: Tensor | None) -> tuple[list[GradientEdge], list[Tensor]]:
+        """Return where the backward pass of micro-batch i begins, with the gradients there. Each is returned once."""
         edges = self.edges.pop(i)
         del self.outputs[i]
         if loss is not None:
-            loss.backward()
-        else:
-            gradients = self._flat(self.gradients.pop(i), self.stage.leaving)
-            pairs = [(edge, one) for edge, one in zip(edges, gradients, strict=True) if edge is not None]
-            if pairs:
-                torch.autograd.backward([edge for edge, _ in pairs], [one for _, one in pairs])
+            return ([get_gradient_edge(loss)], [torch.ones_like(loss)]) if loss.requires_grad else ([], [])
+        gradients = self._flat(self.gradients.pop(i), self.stage.leaving)
+        pairs = [(edge, one) for edge, one in zip(edges, gradients, strict=True) if edge is not None]
+        return [edge for edge, _ in pairs], [one for _, one in pairs]
 
     @staticmethod
     def _flat(values: dict[str, list[Tensor]], skips: list[str]) -> list[Tensor]:

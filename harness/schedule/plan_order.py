@@ -37,6 +37,16 @@ def recomputed(actions: Actions, name: str, fixes: Sequence[Fix]) -> list[Proble
     return []
 
 
+def misplaced(plan: Plan, wanted: Sequence[int], schedule: str) -> list[Problem]:
+    """Return a problem for a plan whose stages are not on the devices `wanted` (empty: one on each) of a schedule."""
+    devices, wanted = [stage.device for stage in plan.stages], list(wanted or range(plan.mesh.pipeline))
+    if devices == wanted:
+        return []
+    listed = (", ".join(map(str, numbers)) for numbers in (devices, wanted))
+    message = "places its stages on devices {}, engine.schedule=" + schedule + " on {}"
+    return [Problem("planner", None, message.format(*listed), ({"planner": "balance"}, {"planner": "contiguous"}))]
+
+
 def read_into(plan: Plan, name: str) -> Plan:
     """Return the plan with the order of a file, without messages and waiting: runs need the file no longer."""
     return with_order(plan, action_file.read(name))

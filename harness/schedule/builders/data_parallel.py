@@ -6,9 +6,12 @@ PyTorch calls FSDP. The orders are those of DeepSpeed 0.19 and of torch 2.13 (`f
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal, get_args
 
+from harness.core.model_profile import ModelProfile
 from harness.core.op import Op
+from harness.core.plan import Plan
 from harness.core.problem import Problem, ProblemError
 from harness.schedule import Schedule, collect_queues
 from harness.schedule.builders.one_f_one_b import backward
@@ -77,3 +80,29 @@ def data_parallel(
     ops.append(Op(0, "step"))
     ops += reduce_over_replicas("all_gather") if kind in ("zero1", "zero2") else []
     return Schedule(collect_queues(((0, "compute"), op) for op in ops), devices=(0,), replicas=replicas)
+
+
+def with_replicas(schedule: Schedule, plan: Plan, profile: ModelProfile) -> Schedule:
+    """Returns a pipeline's schedule with the sums over replicas, stage by stage, before the optimizer.
+
+    device 0   0B1  2B1  |0collective:all_reduce@data  2collective:all_reduce@data|  0step  2step
+    """
+    if plan.mesh.data == 1:
+        return schedule
+    queues = []
+    for queue in schedule.queues:
+        if queue.name == "compute":
+            tasks = tuple(op for op in queue.ops if op.kind != "step")
+            steps = queue.ops[len(tasks) :]
+            sums = (over_replicas(op.stage, "all_reduce", _own_bytes(plan, profile, op.stage)) for op in steps)
+            queue = replace(queue, ops=(*tasks, *sums, *steps))
+        queues.append(queue)
+    return replace(schedule, queues=tuple(queues), replicas=plan.mesh.data)
+
+
+def _own_bytes(plan: Plan, profile: ModelProfile, number: int) -> int:
+    """Bytes of a stage's parameters, less those that an earlier stage of its device has."""
+    stage = plan.stages[number]
+    earlier = [k for s in plan.stages[:number] if s.device == stage.device for k in range(s.first, s.last + 1)]
+    own = range(stage.first, stage.last + 1)
+    return profile.parameter_bytes_of([*earlier, *own]) - profile.parameter_bytes_of(earlier)

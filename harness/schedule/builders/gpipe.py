@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from harness.core.op import Op
 from harness.core.trace import DeviceQueue
@@ -106,3 +107,19 @@ def _placed(ops: Sequence[Op], devices: Sequence[int], streams: bool) -> Iterato
         else:
             yield compute[op.peer], op
             yield compute[op.stage], op
+
+
+def with_recomputation(schedule: Schedule, micro_batches: int, mode: str) -> Schedule:
+    """Returns a schedule without recomputations with those of a checkpoint `mode`, each right before its backward task.
+
+    device 1   1F0 1B0 1F1 1B1   -->   1F0 1R0 1B0 1F1 1B1      except_last
+    """
+    queues = []
+    for queue in schedule.queues:
+        ops: list[Op] = []
+        for op in queue.ops:
+            if op.kind == "B" and op.micro_batch is not None and recomputed(op.micro_batch, micro_batches, mode):
+                ops.append(Op(op.stage, "R", op.micro_batch))
+            ops.append(op)
+        queues.append(replace(queue, ops=tuple(ops)))
+    return replace(schedule, queues=tuple(queues))

@@ -10,13 +10,13 @@ import pytest
 import torch.distributed as dist
 
 from engines.myelin.engine import POLICIES
-from engines.myelin.merge_spans import joined, together
 from engines.myelin.session import MyelinSession
 from harness.core.cluster import Cluster
 from harness.core.memory_model import named
 from harness.core.trace import Span, Trace
 from harness.interfaces import Session
 from harness.measure.count_model import count
+from harness.runtime.transports.merge_spans import joined, together
 from harness.simulator import simulate
 from tests.engines.contract import Case
 from tests.engines.myelin.cases import case, schedule_of, trace_of
@@ -76,8 +76,8 @@ def test_sends_what_is_predicted(model: str, data: int) -> None:
 def test_both_ends_of_a_message_are_one_span() -> None:
     sent, received = Span("1copy0<0", 0, "network", 2.0, 2.0), Span("1copy0<0", 1, "network", 5.0, 5.0)
     task = Span("0F0", 0, "compute", 1.0, 2.0)
-    assert joined([task, sent, received]) == [task, Span("1copy0<0", 1, "network", 2.0, 5.0)]
-    assert joined([received, sent]) == [Span("1copy0<0", 1, "network", 2.0, 5.0)]
+    assert joined([task, sent, received], (0, 1)) == [task, Span("1copy0<0", 1, "network", 2.0, 5.0)]
+    assert joined([received, sent], (0, 1)) == [Span("1copy0<0", 1, "network", 2.0, 5.0)]
 
 
 def test_sums_begin_when_all_are_there() -> None:

@@ -10,8 +10,8 @@ from harness.core.trace import Span
 from harness.schedule.dependency_graph import DATA, split_part
 
 
-def joined(spans: Sequence[Span]) -> list[Span]:
-    """Both ends of a message as one span, in its receiver's network queue.
+def joined(spans: Sequence[Span], devices: Sequence[int]) -> list[Span]:
+    """Both ends of a message as one span, in its receiver's network queue; `devices[j]` is the device of stage j.
 
     stage 0 (sender)     |                        stage 1 network   |===1copy0<0===|
     stage 1 (receiver)                  |
@@ -22,7 +22,7 @@ def joined(spans: Sequence[Span]) -> list[Span]:
         if op.peer is not None:
             other = found.get(span.op, span)
             start_s, end_s = min(span.start_s, other.start_s), max(span.end_s, other.end_s)
-            span = replace(span, device=op.stage, start_s=start_s, end_s=end_s)
+            span = replace(span, device=devices[op.stage], start_s=start_s, end_s=end_s)
         found[span.op] = span
     return list(found.values())
 

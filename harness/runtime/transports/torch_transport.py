@@ -21,8 +21,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from engines.myelin.transport import Channel, Completed, Position, Transport
 from harness.launch.process_group import PATIENCE
+from harness.runtime.transports.transport import Channel, Completed, Position, Transport
 
 T = TypeVar("T")
 Job = Callable[[], None] | None
@@ -40,17 +40,17 @@ class TorchTransport(Transport):
         self._sent: SimpleQueue[Exception | None] = SimpleQueue()
         self._sending = 0
         for channel in channels:
-            if position.stage in (channel.source, channel.target):
+            if position.has(channel.source) or position.has(channel.target):
                 jobs: SimpleQueue[Job] = SimpleQueue()
                 self._jobs[channel] = jobs
                 threading.Thread(target=self._work, args=(jobs,), name=str(channel.op(0)), daemon=True).start()
 
     def _opened(self, channels: Sequence[Channel]) -> dict[Channel, dist.ProcessGroup]:
         """Every rank opens all groups of all replicas, in the same order."""
-        width, own = self.position.stages, {}
+        width, devices, own = self.position.width, self.position.devices, {}
         for first in range(0, self.position.replicas * width, width):
             for channel in channels:
-                group = dist.new_group([first + channel.source, first + channel.target])
+                group = dist.new_group([first + devices[channel.source], first + devices[channel.target]])
                 if first == self.position.rank // width * width:
                     own[channel] = group
         return own
@@ -61,9 +61,9 @@ class TorchTransport(Transport):
         nothing = torch.zeros(1, device=self.device)
         for channel in channels:
             group = self._groups.get(channel)
-            if channel.source == self.position.stage:
+            if self.position.has(channel.source):
                 dist.send(nothing, self.position.peer(channel.target), group)
-            elif channel.target == self.position.stage:
+            elif self.position.has(channel.target):
                 dist.recv(nothing, self.position.peer(channel.source), group)
         self._synchronize()
 
@@ -116,7 +116,7 @@ class TorchTransport(Transport):
     def _completed(self, wait: bool) -> list[Completed]:
         found = []
         while wait or not self._received.empty():
-            one = _got(self._received, f"stage {self.position.stage} has waited {PATIENCE} for a message")
+            one = _got(self._received, f"device {self.position.device} has waited {PATIENCE} for a message")
             if isinstance(one, Exception):
                 raise one
             found.append(one)
@@ -125,7 +125,7 @@ class TorchTransport(Transport):
 
     def finish(self) -> None:
         for _ in range(self._sending):
-            error = _got(self._sent, f"stage {self.position.stage} has waited {PATIENCE} for its messages to leave")
+            error = _got(self._sent, f"device {self.position.device} has waited {PATIENCE} for its messages to leave")
             if error is not None:
                 raise error
         self._sending = 0

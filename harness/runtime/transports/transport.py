@@ -76,16 +76,25 @@ class Arrival:
 
 @dataclass(frozen=True)
 class Position:
-    """A rank in the grid of replicas and stages."""
+    """A rank in the grid of replicas and devices of a pipeline; `devices[j]` is the device of stage j."""
 
     rank: int
-    stage: int
-    stages: int
+    device: int
+    devices: tuple[int, ...]
     replicas: int
 
+    @property
+    def width(self) -> int:
+        """Devices of a pipeline."""
+        return max(self.devices) + 1
+
+    def has(self, stage: int) -> bool:
+        """Whether a stage runs here."""
+        return self.devices[stage] == self.device
+
     def peer(self, stage: int) -> int:
-        """The rank of another stage of this replica."""
-        return self.rank + stage - self.stage
+        """The rank of a stage of this replica."""
+        return self.rank + self.devices[stage] - self.device
 
 
 @dataclass(frozen=True)
@@ -98,7 +107,8 @@ class Completed:
 
 
 class Transport(ABC):
-    """One rank's endpoint. `channels` are those of the whole pipeline, in the same order on every rank."""
+    """One rank's endpoint. `channels` are those of the whole pipeline, in the same order on every rank; each connects
+    stages on two devices."""
 
     def __init__(
         self, position: Position, channels: Sequence[Channel], micro_batches: int, device: torch.device
@@ -106,7 +116,7 @@ class Transport(ABC):
         self.position, self.device = position, device
         self.micro_batches = micro_batches
         self.numbers = {channel: number for number, channel in enumerate(channels)}
-        self.into = [channel for channel in channels if channel.target == position.stage]
+        self.into = [channel for channel in channels if position.has(channel.target)]
         self._reported: dict[tuple[Channel, int], Form] = {}
         self._known: dict[tuple[Channel, int], Form] = {}
         self._coming: dict[Channel, deque[Coming]] = {}

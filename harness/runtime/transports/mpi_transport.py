@@ -19,8 +19,8 @@ import torch
 from mpi4py import MPI
 from torch import Tensor
 
-from engines.myelin.transport import Channel, Completed, Position, Transport
 from harness.launch.process_group import PATIENCE
+from harness.runtime.transports.transport import Channel, Completed, Position, Transport
 
 BUSY_S, FAR_S = 1e-2, 1e-3
 """Between two polls while the rank computes, where all ranks share memory and where they do not. Each takes the
@@ -115,7 +115,7 @@ class MPITransport(Transport):
         while not true():
             waited = time.monotonic() - began
             if waited > PATIENCE.total_seconds():
-                raise TimeoutError(f"stage {self.position.stage} has waited {PATIENCE} for {what}")
+                raise TimeoutError(f"device {self.position.device} has waited {PATIENCE} for {what}")
             time.sleep(min(max(waited * IDLE_SHARE, least), most))
             self._progress()
         self._computing.set()

@@ -11,9 +11,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from engines.myelin.transport import HEADER, Channel, Coming, Position, Transport, _form, _header
 from harness.core.problem import ProblemError
 from harness.launch import forked_ranks
+from harness.runtime.transports.transport import HEADER, Channel, Coming, Position, Transport, _form, _header
 from tests.problems import keys, refused
 
 pytestmark = pytest.mark.usefixtures("ranks")
@@ -31,11 +31,11 @@ def between(kind: str, work: Callable[[Transport], T]) -> list[T]:
 
     def run() -> list[T]:
         if kind == "mpi":
-            from engines.myelin.mpi_transport import MPITransport as Chosen
+            from harness.runtime.transports.mpi_transport import MPITransport as Chosen
         else:
-            from engines.myelin.torch_transport import TorchTransport as Chosen  # type: ignore[assignment]
+            from harness.runtime.transports.torch_transport import TorchTransport as Chosen  # type: ignore[assignment]
         rank = dist.get_rank()
-        transport = Chosen(Position(rank, rank, 2, 1), CHANNELS, M, torch.device("cpu"))
+        transport = Chosen(Position(rank, rank, (0, 1), 1), CHANNELS, M, torch.device("cpu"))
         found: list[T] = [None, None]  # type: ignore[list-item]
         try:
             dist.all_gather_object(found, work(transport))
@@ -75,7 +75,7 @@ def test_what_is_sent_comes(kind: str) -> None:
     coming = [Coming(i, 2 if i < 4 else 1) for i in range(M)]
 
     def work(transport: Transport) -> list[int]:
-        first = transport.position.stage == 0
+        first = transport.position.device == 0
         sent = []
         for step in range(2):
             transport.begin({channel: coming if channel in (DATA, SKIP) else [] for channel in transport.into})
@@ -104,13 +104,13 @@ def test_every_channel_of_torch_is_used_before_receives_are_posted() -> None:
     """NCCL connects two ranks at their first message."""
 
     def run() -> list[list[str]]:
-        from engines.myelin import torch_transport
+        from harness.runtime.transports import torch_transport
 
         rank, used = dist.get_rank(), list[str]()
         send, recv = dist.send, dist.recv
         torch_transport.dist.send = lambda *to: (used.append("send"), send(*to))
         torch_transport.dist.recv = lambda *of: (used.append("recv"), recv(*of))
-        position = Position(rank, rank, 2, 1)
+        position = Position(rank, rank, (0, 1), 1)
         transport = torch_transport.TorchTransport(position, CHANNELS, M, torch.device("cpu"))
         transport.close()
         found: list[list[str]] = [[], []]
@@ -137,9 +137,9 @@ def test_forms_travel_once_for_each_size(kind: str) -> None:
 
         transport._send = counted  # type: ignore[method-assign]
         transport.begin({channel: coming if channel == DATA else [] for channel in transport.into})
-        for what in coming if transport.position.stage == 0 else ():
+        for what in coming if transport.position.device == 0 else ():
             transport.send(DATA, what, [torch.zeros(what.samples, 5)])
-        if transport.position.stage == 1:
+        if transport.position.device == 1:
             received(transport, len(coming))
         transport.finish()
         return parts
@@ -158,7 +158,7 @@ def test_headers() -> None:
 def test_another_form_for_as_many_samples_is_refused() -> None:
     def work(transport: Transport) -> str:
         transport.begin({channel: [Coming(0, 2)] if channel == DATA else [] for channel in transport.into})
-        if transport.position.stage == 1:
+        if transport.position.device == 1:
             received(transport, 1)
             return ""
         transport.send(DATA, Coming(0, 2), [torch.zeros(2, 5)])
@@ -179,7 +179,7 @@ def test_messages_arrive_while_the_receiver_computes(kind: str) -> None:
     def work(transport: Transport) -> float:
         coming = [Coming(0, 1), Coming(1, 1)]
         transport.begin({channel: coming if channel == DATA else [] for channel in transport.into})
-        if transport.position.stage == 0:
+        if transport.position.device == 0:
             transport.send(DATA, coming[0], [large])
             dist.barrier()
             transport.send(DATA, coming[1], [large])
@@ -214,7 +214,7 @@ def test_waiting_does_not_spin(kind: str) -> None:
         transport.begin({channel: [Coming(0, 1)] if channel == DATA else [] for channel in transport.into})
         dist.barrier()
         cpu_s, wall_s = time.process_time(), time.perf_counter()
-        if transport.position.stage == 0:
+        if transport.position.device == 0:
             time.sleep(waits_s)
             transport.send(DATA, Coming(0, 1), [torch.zeros(3)])
             transport.finish()

@@ -1,0 +1,143 @@
+"""The pipeline engine: any schedule, executed by ranks.
+
+    python run.py engine=pipeline engine.schedule=zb_h1 model=gpt         a published family
+    python run.py engine=pipeline engine.schedule=own.csv model=unet      the order of a file
+
+    rank 0   F F F . . I W I F . .      the tasks of its stages in their order, each when its messages have come
+    rank 1   . F F I . F W I . . .      messages go by themselves; skips go straight to the stage that pops them
+
+A schedule is data (`harness.schedule`): forward passes, backward passes whole (B) or in halves (I for the inputs, W for
+the weights), recomputations. Each is what the simulator predicts, the validator checks, and the ranks execute.
+
+What it cannot do:
+
+* No tensor parallelism inside a stage.
+* The first stage's inputs have no gradient, so its I is empty, and its W is the whole backward pass.
+* A custom autograd function computes all its gradients in each half.
+* Times of messages are differences of two ranks' clocks: right on one machine.
+* On GPUs (untested) messages of transport=mpi pass through the host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from harness.core.cluster import Cluster
+from harness.core.memory_model import MemoryModel
+from harness.core.model_profile import ModelProfile
+from harness.core.plan import Mesh, Plan
+from harness.core.problem import LEAVE_OUT, Problem
+from harness.core.value_checks import one_of
+from harness.interfaces import Capabilities, Engine, Model, PlanRequest, Searched, Session, SessionSpec
+from harness.launch import mpi
+from harness.schedule import Schedule, action_file, plan_order
+from harness.schedule.builders.data_parallel import with_replicas
+from harness.schedule.builders.gpipe import RECOMPUTE, with_recomputation
+from harness.schedule.families import FAMILIES
+from harness.schedule.tied_weight_ops import plan_ties, with_ties
+from harness.schedule.transfers import Transfer, plan_transfers
+
+TRANSPORTS = ("torch", "mpi")
+CHUNKS = 2
+HERE = "local"
+
+
+@dataclass
+class Config:
+    """`engines.pipeline.engine` says what it executes; `harness.schedule.families` what each schedule is."""
+
+    SEARCHED: ClassVar[dict[str, Searched]] = {
+        "schedule": Searched(tuple(FAMILIES), "pipeline"),
+        "checkpoint": Searched(RECOMPUTE),
+    }
+
+    name: str = "pipeline"
+    """The engine."""
+    schedule: str = "1f1b"
+    """Order of the tasks: a published one, or a .csv or .json file with the actions of each device."""
+    chunks: int = CHUNKS
+    """Number of stages on each device, for schedules of any number: interleaved1f1b, looped_bfs, interleaved_zb."""
+    checkpoint: str = "never"
+    """Which micro-batches are recomputed in the backward pass: always, except_last or never. A file says so itself."""
+    transport: str = "torch"
+    """What sends messages between stages: torch (torch.distributed), or mpi."""
+
+
+def check(config: Config) -> list[Problem]:
+    """Values that no run can have."""
+    found = one_of("engine.transport", config.transport, TRANSPORTS)
+    found += one_of("engine.checkpoint", config.checkpoint, RECOMPUTE, "always")
+    if action_file.is_file(config.schedule):
+        return [*found, *plan_order.refused(config.schedule), *_of_file(config)]
+    found += one_of("engine.schedule", config.schedule, tuple(FAMILIES))
+    family = FAMILIES.get(config.schedule)
+    if family and family.stages_per_device is None and config.chunks < 1:
+        found.append(Problem("engine.chunks", config.chunks, "must be at least 1", ({"engine.chunks": CHUNKS},)))
+    if family and family.stages_per_device and config.chunks not in (CHUNKS, family.stages_per_device):
+        message = f"is not the number of stages on a device, engine.schedule={config.schedule} has "
+        message += str(family.stages_per_device)
+        found.append(Problem("engine.chunks", config.chunks, message, ({"engine.chunks": LEAVE_OUT},)))
+    return found
+
+
+def _of_file(config: Config) -> list[Problem]:
+    """Keys that a file takes the place of."""
+    if config.checkpoint == "never":
+        return []
+    message = "has no effect on a file, whose actions say what is recomputed: 2R0 before 2B0 or 2I0"
+    return [Problem("engine.checkpoint", config.checkpoint, message, ({"engine.checkpoint": LEAVE_OUT},))]
+
+
+def build(config: Config) -> PipelineEngine:
+    return PipelineEngine(config)
+
+
+class PipelineEngine(Engine):
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.file = config.schedule if action_file.is_file(config.schedule) else None
+        self.capabilities = Capabilities(data=True, multi_process=True, mpi=config.transport == "mpi")
+
+    def refuses(self, request: PlanRequest, dtype: str, cluster: Cluster) -> list[Problem]:
+        """Numbers of devices and micro-batches that the schedule does not have, and MPI where it cannot start."""
+        here = self.capabilities.mpi and cluster.name == HERE
+        found = mpi.problems("engine.transport", "mpi", instead="torch") if here else []
+        m, n = request.batch.micro_batches, request.pipeline
+        if self.file:
+            return [*found, *plan_order.refused(self.file, n, m, cluster.blocking_messages)]
+        problem = FAMILIES[self.config.schedule].refuses(m, n, self.config.chunks)
+        return [*found, problem] if problem else found
+
+    def check(self, plan: Plan, profile: ModelProfile, cluster: Cluster, memory: MemoryModel) -> list[Problem]:
+        return plan_order.misplaced(plan, self.placement(plan.mesh.pipeline), self.config.schedule)
+
+    def ordered(self, plan: Plan, profile: ModelProfile, cluster: Cluster, memory: MemoryModel) -> Plan:
+        return plan_order.read_into(plan, self.file) if self.file else plan
+
+    def order(self, plan: Plan, transfers: Sequence[Transfer] = ()) -> Schedule:
+        """Return the passes of each device, with messages for `transfers`."""
+        if plan.order:
+            return plan_order.schedule(plan, transfers)
+        family = FAMILIES[self.config.schedule]
+        found = family.build(plan.micro_batches, plan.mesh.pipeline, self.config.chunks, transfers)
+        return with_recomputation(found, plan.micro_batches, plan.recompute)
+
+    def schedule(self, plan: Plan, profile: ModelProfile) -> Schedule:
+        found = self.order(plan, plan_transfers(plan, profile, portals=True))
+        return with_ties(with_replicas(found, plan, profile), plan_ties(plan, profile), "compute")
+
+    def memory(self, model: MemoryModel, mesh: Mesh, profile: ModelProfile) -> MemoryModel:
+        return replace(model, messages="posted", reducing=1.0)
+
+    def placement(self, pipeline: int) -> tuple[int, ...]:
+        if self.file:
+            return plan_order.placement(self.file, pipeline)
+        return FAMILIES[self.config.schedule].placement(pipeline, self.config.chunks)
+
+    def session(self, model: Model, plan: Plan, spec: SessionSpec) -> AbstractContextManager[Session]:
+        from engines.pipeline.session import PipelineSession
+
+        return PipelineSession(model, plan, spec, self.config, self.order(plan))

@@ -1,0 +1,199 @@
+"""A rank's stages in training: it runs its tasks in their order, each when its messages have come."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.fx.experimental.symbolic_shapes  # backward passes import it: once here, and not in each rank
+from torch import Tensor, nn
+
+from engines.pipeline.passes import Passes
+from harness.core.op import Op
+from harness.core.plan import Plan
+from harness.core.trace import Span
+from harness.interfaces import Batch, Model, SessionSpec
+from harness.nn.skip import layer_skips, named_layers
+from harness.runtime.session import place
+from harness.runtime.stage_module import StageModule, stage_modules
+from harness.runtime.stages_session import StagesSession
+from harness.runtime.training_state import split_batch
+from harness.runtime.transports.merge_spans import joined, together
+from harness.runtime.transports.transport import Arrival, Channel, Coming, Position, Transport
+from harness.runtime.values import placed
+from harness.schedule import Schedule
+from harness.schedule.transfers import StageSkip, transfers
+from harness.simulator.lowering import sent_kind
+
+if TYPE_CHECKING:
+    from engines.pipeline.engine import Config
+
+Message = tuple[Channel, int]
+"""A channel and a micro-batch."""
+
+
+class PipelineSession(StagesSession):
+    def __init__(
+        self,
+        model: Model,
+        plan: Plan,
+        spec: SessionSpec,
+        config: Config,
+        order: Schedule,
+    ) -> None:
+        super().__init__(model, plan, spec)
+        self.config, self.order = config, order.by_queue()
+
+    def __exit__(self, *error: object) -> None:
+        self.transport.close()
+
+    def build(self, layers: nn.Sequential) -> None:
+        super().build(layers)
+        devices = range(self.ranks_per_replica)
+        self.tasks = [[op for op in self.order[d, "compute"] if op.kind in ("F", "B", "W", "R")] for d in devices]
+        own = self.tasks[self.pipeline_rank]
+        self.split = {(op.stage, op.micro_batch) for op in own if op.kind == "W"}
+        self.recomputed = {(op.stage, op.micro_batch) for op in own if op.kind == "R"}
+        for module in self.modules:
+            module.recomputes = any(stage == module.number for stage, _ in self.recomputed)
+        self.channels = self._channels(layers)
+        homes = [stage.device for stage in self.plan.stages]
+        self.transport = self._transport([c for c in self.channels if homes[c.source] != homes[c.target]])
+
+    def make_modules(self, layers: nn.Sequential, numbers: Sequence[int]) -> list[StageModule]:
+        return stage_modules(layers, self.plan, numbers, portals=True)
+
+    def _channels(self, layers: nn.Sequential) -> list[Channel]:
+        """Return those between all stages, for each boundary and each skip, there and back."""
+        stage_of = self.plan.stage_of
+        placed = ((stage_of(one.source), stage_of(one.target), one.name) for one in layer_skips(named_layers(layers)))
+        skips = [StageSkip(source, target, name) for source, target, name in placed if source != target]
+        found = transfers([0] * (len(self.plan.stages) - 1), skips, portals=True)
+        channels = [Channel(one.source, one.target, one.part) for one in found]
+        return [*channels, *(channel.back for channel in channels)]
+
+    def _transport(self, channels: Sequence[Channel]) -> Transport:
+        devices = tuple(stage.device for stage in self.plan.stages)
+        position = Position(self.rank, self.pipeline_rank, devices, self.plan.mesh.data)
+        if self.config.transport == "mpi":
+            from harness.runtime.transports.mpi_transport import MPITransport
+
+            return MPITransport(position, channels, self.plan.micro_batches, self.device)
+        from harness.runtime.transports.torch_transport import TorchTransport
+
+        return TorchTransport(position, channels, self.plan.micro_batches, self.device)
+
+    # -- a step -------------------------------------------------------------------------------------------------------
+
+    def train_step(self, batch: Batch, batch_size: int) -> float:
+        with self.phase("between the passes of a step", waits=True):
+            self.stage.zero_grad(set_to_none=True)
+            self.batch_size = batch_size
+            self.passes = {module.number: Passes(module) for module in self.modules}
+            self.batches = dict(enumerate(split_batch(batch, self.plan.micro_batches)))
+            self.coming = {i: Coming(i, len(part)) for i, part in self.batches.items()}
+            self.total = torch.zeros((), dtype=torch.float64, device=self.device)
+            self.here: set[Message] = set()
+            self.transport.begin({channel: self._order_of(channel) for channel in self.transport.into})
+            for op in self.tasks[self.pipeline_rank]:
+                self._wait_for(op)
+                self._run(op)
+                self._take(wait=False)
+            self.transport.finish()
+            self.update()
+        return float(self.total)
+
+    def _order_of(self, channel: Channel) -> list[Coming]:
+        """Return the messages of a channel in the order in which its sender runs them."""
+        kind = "F" if channel.forward else "B"
+        tasks = self.tasks[self.plan.stages[channel.source].device]
+        return [self.coming[op.micro_batch or 0] for op in tasks if op.kind == kind and op.stage == channel.source]
+
+    def _wait_for(self, op: Op) -> None:
+        """Take messages until those of a task are here; what stays on this device is here already."""
+        if op.kind not in ("F", "B"):
+            return
+        needed = {
+            (channel, op.micro_batch)
+            for channel in self.transport.into
+            if channel.target == op.stage and channel.forward == op.forward
+        }
+        while not needed <= self.here:
+            self._take(wait=True)
+        self.here -= needed
+
+    def _take(self, wait: bool) -> None:
+        for arrival in self.transport.arrived(wait):
+            self._arrived(arrival)
+
+    def _arrived(self, arrival: Arrival) -> None:
+        channel, i = arrival.channel, arrival.micro_batch
+        self.passes[channel.target].arrived(i, channel.part, arrival.tensors, channel.forward)
+        self.here.add((channel, i))
+        self.record(channel.op(i), arrival.at_s, arrival.at_s)
+
+    def _run(self, op: Op) -> None:
+        """A pass, and the messages that it makes."""
+        stage, i = op.stage, op.micro_batch or 0
+        with self.phase(place(op.kind, self.global_micro_batch(i)), stage=stage):
+            began = self.now()
+            if op.kind == "F":
+                self._forward(stage, i)
+            elif op.kind == "R":
+                self._use(stage, i, again=True)
+                self.passes[stage].recompute(i, self._entering(stage, i))
+            elif op.kind == "W":
+                self.passes[stage].backward_weights(i)
+            elif (stage, op.micro_batch) in self.split:
+                self.passes[stage].backward_inputs(i, self._loss(stage, i))
+            else:
+                self.passes[stage].backward(i, self._loss(stage, i))
+            self.record(op, began, self.now())
+            if op.kind in ("F", "B"):
+                self._leave(stage, i, op.forward)
+
+    def _forward(self, stage: int, i: int) -> None:
+        self._use(stage, i)
+        passes, entering = self.passes[stage], self._entering(stage, i)
+        if (stage, i) in self.recomputed:
+            passes.forward_without_graph(i, entering)
+        else:
+            passes.forward(i, entering)
+
+    def _use(self, stage: int, i: int, again: bool = False) -> None:
+        """The stage runs this micro-batch next."""
+        self.passes[stage].stage.at(self.spec.seed, self.steps, self.global_micro_batch(i), again)
+
+    def _entering(self, stage: int, i: int) -> Any:
+        return placed(self.batches[i].inputs, self.device) if stage == 0 else None
+
+    def _loss(self, stage: int, i: int) -> Tensor | None:
+        """Return the loss in the last stage."""
+        if stage != len(self.plan.stages) - 1:
+            return None
+        outputs = self.passes[stage].outputs[i][""]
+        given: Any = outputs[0] if len(outputs) == 1 else tuple(outputs)
+        loss: Tensor = self.model.loss(given, self.batches[i].targets.to(self.device)) / self.batch_size
+        self.total += loss.detach()
+        return loss
+
+    def _leave(self, stage: int, i: int, forward: bool) -> None:
+        """Send what a pass has made; what another stage of this device needs goes there as a copy."""
+        for channel in self.channels:
+            if channel.source != stage or channel.forward != forward:
+                continue
+            tensors = self.passes[stage].leaving(i, channel.part, forward)
+            if channel.target in self.passes:
+                copies = [tensor.clone() for tensor in tensors] if forward else tensors
+                self.passes[channel.target].arrived(i, channel.part, copies, forward)
+                continue
+            began = self.now()
+            size = self.transport.send(channel, self.coming[i], tensors)
+            op = channel.op(i, size)
+            self.record(op, began, began)
+            self.bytes_sent[sent_kind(op, [one.device for one in self.plan.stages]) or ""] += size
+
+    def merge_spans(self, replicas: Sequence[list[Span]]) -> list[Span]:
+        """Messages from when they were sent, as one rank saw, to when they had arrived, as the other did."""
+        return joined(together(replicas), [stage.device for stage in self.plan.stages])

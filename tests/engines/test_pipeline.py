@@ -1,0 +1,144 @@
+"""The contract of tests/engines/contract.py for engine=pipeline: any schedule, and files."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from engines.pipeline.engine import Config, PipelineEngine, build
+from harness.core.cluster import Cluster
+from harness.core.memory_model import MemoryModel
+from harness.core.plan import Mesh, Plan
+from harness.interfaces import BatchShape, Model, OptimizerSpec, PlanRequest
+from harness.schedule.families import FAMILIES
+from planners.block_partition import even
+from tests.engines import contract, networks, zoo
+from tests.engines.contract import Case, gentle
+from tests.problems import Row, rows
+
+pytestmark = pytest.mark.usefixtures("ranks")
+
+ZOO: dict[str, Model] = {name: zoo.model(name) for name in ("unet", "amoebanet", "gpt", "llama")}
+MODELS: dict[str, Model] = {**networks.ALL, **ZOO}
+
+
+def case(
+    model: str,
+    schedule: str,
+    devices: int = 2,
+    micro_batches: int = 4,
+    data: int = 1,
+    checkpoint: str = "never",
+    transport: str = "torch",
+) -> Case:
+    engine = build(Config(schedule=schedule, checkpoint=checkpoint, transport=transport))
+    plan = replace(plan_of(engine, MODELS[model], devices, micro_batches, data), recompute=checkpoint)
+    return Case(engine, MODELS[model], plan)
+
+
+def plan_of(engine: PipelineEngine, model: Model, devices: int, micro_batches: int, data: int) -> Plan:
+    placement = engine.placement(devices)
+    plan = Plan.contiguous(even(len(model.layers()), len(placement)), micro_batches)
+    stages = tuple(replace(stage, device=placement[j]) for j, stage in enumerate(plan.stages))
+    plan = replace(plan, mesh=Mesh(data=data, pipeline=devices), stages=stages)
+    return engine.ordered(plan, contract.profile_of(model), Cluster(), MemoryModel())
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize("schedule", FAMILIES)
+@pytest.mark.parametrize("model", networks.ALL)
+def test_trains_like_single(model: str, schedule: str) -> None:
+    contract.check_training(case(model, schedule))
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize("schedule", FAMILIES)
+@pytest.mark.parametrize("model", ZOO)
+def test_trains_the_zoo_like_single(model: str, schedule: str) -> None:
+    contract.check_training(replace(gentle(case(model, schedule, micro_batches=4)), samples=4))
+
+
+@pytest.mark.parametrize("checkpoint", ["always", "except_last"])
+@pytest.mark.parametrize("schedule", ["1f1b", "interleaved1f1b", "zbv"])
+@pytest.mark.parametrize("model", [*networks.ALL, "gpt", "unet"])
+def test_recomputes_like_single(model: str, schedule: str, checkpoint: str) -> None:
+    contract.check_training(gentle(case(model, schedule, checkpoint=checkpoint)))
+
+
+@pytest.mark.parametrize(("schedule", "devices"), [("gpipe", 3), ("1f1b", 4), ("interleaved1f1b", 1), ("zbv", 1)])
+@pytest.mark.parametrize("model", ["skips"])
+def test_other_numbers_of_devices(model: str, schedule: str, devices: int) -> None:
+    contract.check_training(case(model, schedule, devices))
+
+
+@pytest.mark.parametrize(("model", "schedule"), [("gpt", "1f1b"), ("gpt", "zbv"), ("skips", "gpipe")])
+def test_replicas_of_a_pipeline(model: str, schedule: str) -> None:
+    contract.check_training(gentle(case(model, schedule, micro_batches=2, data=2)))
+
+
+def test_statistics_of_replicas() -> None:
+    contract.check_statistics(case("norms", "gpipe", micro_batches=2, data=2))
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zbv"])
+def test_over_mpi(schedule: str) -> None:
+    contract.check_training(gentle(case("gpt", schedule, transport="mpi")))
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "interleaved1f1b", "zbv"])
+def test_states_move_between_engines(schedule: str) -> None:
+    contract.check_state_moves(case("gpt", schedule))
+
+
+@pytest.mark.parametrize("schedule", FAMILIES)
+def test_its_trace_is_one_of_its_schedule(schedule: str) -> None:
+    contract.check_trace(case("skips", schedule))
+
+
+def test_its_trace_with_replicas_ties_and_recomputation() -> None:
+    contract.check_trace(case("gpt", "1f1b", micro_batches=2, data=2, checkpoint="always"))
+
+
+def test_a_crash_reaches_the_caller() -> None:
+    contract.check_crash(case("skips", "zbv"), 9)
+
+
+def test_in_float32() -> None:
+    contract.check_training(replace(case("norms", "zbv"), dtype="float32", optimizer=OptimizerSpec("sgd", lr=0.1)))
+
+
+FILES = {
+    "mixed": ("0F0,0F1,0F2,0I0,0W0,0F3,0B1,0I2,0B3,0W2\n,1F0,1B0,1F1,1B1,1F2,1I2,1F3,1W2,1B3\n", 4),
+    "reversed": ("0F0,0F1,2F0,2F1,2B1,2B0,0B0,0B1\n1F0,1F1,3F0,3F1,3B1,3B0,1B1,1B0\n", 2),
+    "two on one": ("0F0,1F0,0F1,1F1,1B0,0B0,1B1,0B1\n2F0,2F1,2B0,2B1\n", 2),
+    "recomputed": ("0F0,0F1,0R0,0I0,0B1,0W0\n1F0,1R0,1B0,1F1,1I1,1W1\n", 2),
+    "up and down": ("0F0,0F1,3F0,3B0,3F1,3B1,0B0,0B1\n1F0,2F0,1F1,2F1,2B0,1B0,2B1,1B1\n", 2),
+}
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("model", ["gpt", "skips", "norms"])
+def test_the_order_of_a_file(model: str, name: str, tmp_path: Path) -> None:
+    content, micro_batches = FILES[name]
+    file = tmp_path / "own.csv"
+    file.write_text(content, encoding="utf-8")
+    found = case(model, str(file), micro_batches=micro_batches)
+    file.unlink()
+    contract.check_training(gentle(found))
+    contract.check_trace(found)
+
+
+def refused(request: PlanRequest, schedule: str, **keys: object) -> list[Row]:
+    return rows(build(Config(schedule=schedule, **keys)).refuses(request, "float32", Cluster()))  # type: ignore[arg-type]
+
+
+def test_a_file_with_other_numbers_is_refused(tmp_path: Path) -> None:
+    file = str(tmp_path / "own.csv")
+    Path(file).write_text("0F0,0B0\n1F0,1B0\n", encoding="utf-8")
+    assert refused(PlanRequest(BatchShape(8, 4), 4), file) == [
+        ("engine.schedule", file, ["mesh.pipeline=2"]),
+        ("engine.schedule", file, ["batch.micro_batches=1"]),
+    ]
