@@ -27,6 +27,7 @@ from harness.config import registry
 from harness.core import files
 from harness.core.problem import advice
 from harness.core.record import RunRecord
+from harness.schedule.families import FAMILIES
 from harness.sweep import run_point
 from harness.sweep.points import Point
 from harness.sweep.row import Row
@@ -56,6 +57,7 @@ CUT = MESHES[1:3]
 SETTINGS = {
     "deepspeed": [f"engine.zero={stage}" for stage in STAGES[1:]],
     "torch_pipelining": [f"engine.schedule={name}" for name in SCHEDULES[1:]],
+    "pipeline": [f"engine.schedule={name}" for name in FAMILIES if name != "1f1b"],
 }
 """What else an engine runs; the first of these is its default."""
 DIFFERENT = ("amoebanet", "gpt", "unet")

@@ -44,6 +44,7 @@ ENGINES = (
     "engine=sbp mesh.tensor=4 planner=autoddl",
     "engine=deepspeed mesh.pipeline=2 mesh.data=2",
     "engine=torch_pipelining mesh.pipeline=2 mesh.data=2",
+    "engine=pipeline engine.schedule=zbv mesh.pipeline=2 mesh.data=2",
     "engine=gpipe mesh.pipeline=2",
     "engine=periodic mesh.pipeline=2 planner=contiguous",
     "engine=torchgpipe mesh.pipeline=2",

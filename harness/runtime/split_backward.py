@@ -9,8 +9,9 @@ gradient of their input alone; the gradient that enters each of them is kept. Th
 again with the gradient that it had, for its weights alone.
 
 What is no spine waits for the second half: outputs that depend on weights only, and all of a stage whose inputs have no
-gradient. A weight of which several branches begin gets its gradient in the first half (Qi et al., Zero Bubble Pipeline
-Parallelism, arXiv 2401.10241, section 2, where the halves are called B and W).
+gradient. A weight of which several branches begin gets its gradient in the first half, and so do all weights where a
+layer holds a reentrant checkpoint of torch, which cannot leave anything out (Qi et al., Zero Bubble Pipeline Parallelism,
+arXiv 2401.10241, section 2, where the halves are called B and W).
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 
 Gradients = tuple[Tensor | None, ...]
+WHOLE = "CheckpointFunctionBackward"
+"""The node of a reentrant checkpoint: it refuses a backward pass for some leaves."""
 
 
 class SplitBackward:
@@ -53,9 +56,14 @@ class SplitBackward:
             node: [weight for weight in reached if len(begun[weight]) == 1] for node, reached in graph.branches.items()
         }
         self.kept: dict[Node, Gradients] = {}
+        self.whole = any(node.name() == WHOLE for node in graph.spine)
 
     def of_inputs(self) -> None:
         """Run the first half."""
+        if self.whole:
+            _backward(self.outputs, None)
+            self.outputs, self.branches = [], {}
+            return
         wanted = [*self.inputs, *self.early]
         ready = [(edge, gradient) for edge, gradient in self.outputs if edge.node in self.spine]
         if not ready:

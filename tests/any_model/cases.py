@@ -86,6 +86,7 @@ COLUMNS = (
     Column("single", ("engine=single",)),
     Column("gpipe", ("engine=gpipe", "mesh.pipeline=2")),
     Column("1F1B", ("engine=torch_pipelining", "engine.schedule=1f1b", "mesh.pipeline=2")),
+    Column("ZB-V", ("engine=pipeline", "engine.schedule=zbv", "mesh.pipeline=2")),
     Column("myelin", ("engine=myelin", "mesh.pipeline=2", "mesh.data=1")),
     Column("ddp", ("engine=ddp", "mesh.data=2")),
     Column("fsdp", ("engine=fsdp", "mesh.data=2")),

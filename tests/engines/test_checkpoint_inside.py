@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from engines.gpipe.gpipe_module import GPipe
 from harness.core.plan import Plan
 from harness.nn.dropout import Dropout
-from tests.engines import contract, test_contract, test_torch_pipelining
+from tests.engines import contract, test_contract, test_pipeline, test_torch_pipelining
 from tests.engines.contract import Case, gentle
 from tests.engines.myelin import cases
 from tests.engines.networks import Network, _squares
@@ -48,7 +48,7 @@ def check(case: Case) -> None:
 
 @pytest.fixture
 def models(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (test_contract, test_torch_pipelining):
+    for module in (test_contract, test_pipeline, test_torch_pipelining):
         for name, reentrant in (("reentrant", True), ("not reentrant", False)):
             monkeypatch.setitem(module.MODELS, name, network(reentrant))
 
@@ -68,6 +68,7 @@ def test_masks_are_drawn_again_in_one_process(name: str, mode: str) -> None:
 def test_masks_are_drawn_again_in_several_processes(name: str) -> None:
     check(cases.case(network(name == "reentrant"), 2))
     check(test_torch_pipelining.case(name, "1f1b"))
+    check(test_pipeline.case(name, "zbv"))
 
 
 @pytest.mark.parametrize("mode", test_contract.MODES)

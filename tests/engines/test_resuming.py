@@ -20,6 +20,8 @@ from engines.gpipe.engine import Config as GPipeConfig
 from engines.gpipe.engine import build as build_gpipe
 from engines.periodic.engine import Config as PeriodicConfig
 from engines.periodic.engine import build as build_periodic
+from engines.pipeline.engine import Config as PipelineConfig
+from engines.pipeline.engine import build as build_pipeline
 from engines.sbp.engine import Config as SBPConfig
 from engines.sbp.engine import build as build_sbp
 from engines.torch_pipelining.engine import Config as PipeliningConfig
@@ -121,6 +123,9 @@ CASES: dict[str, Callable[[], Case]] = {
     "torch_pipelining": lambda: flat(build_pipelining, PipeliningConfig(schedule="1f1b"), 2),
     "torch_pipelining, zbv": lambda: flat(build_pipelining, PipeliningConfig(schedule="zbv"), 2),
     "torch_pipelining, replicas": lambda: flat(build_pipelining, PipeliningConfig(schedule="gpipe"), 2, 2),
+    "pipeline": lambda: flat(build_pipeline, PipelineConfig(), 2),
+    "pipeline, zbv": lambda: flat(build_pipeline, PipelineConfig(schedule="zbv"), 2),
+    "pipeline, replicas": lambda: flat(build_pipeline, PipelineConfig(checkpoint="always"), 2, 2, mode="always"),
     "ddp": lambda: flat(build_ddp, DDPConfig(), 1, 2),
     "fsdp": lambda: flat(build_fsdp, FSDPConfig(), 1, 2),
 }
@@ -128,6 +133,7 @@ CASES: dict[str, Callable[[], Case]] = {
 FURTHER = (
     "gpipe, deferred", "myelin, 2 x 2, offload", "myelin, float16", "deepspeed, ZeRO 0", "deepspeed, ZeRO 2",
     "deepspeed, ZeRO 3", "deepspeed, pipelines, ZeRO 1", "torch_pipelining, zbv", "torch_pipelining, replicas",
+    "pipeline, zbv", "pipeline, replicas",
 )  # fmt: skip
 """Left to soak: their engines are there in another setting."""
 

@@ -12,6 +12,7 @@ from engines.ddp import engine as ddp
 from engines.deepspeed import engine as deepspeed
 from engines.gpipe import engine as gpipe
 from engines.myelin import engine as myelin
+from engines.pipeline import engine as pipeline
 from engines.torch_pipelining import engine as torch_pipelining
 from engines.torchgpipe import engine as torchgpipe
 from harness.core.plan import Mesh, Plan
@@ -26,6 +27,7 @@ ENGINES: dict[str, tuple[Engine, Plan, str]] = {
     "gpipe": (gpipe.build(gpipe.Config()), STAGES, "float64"),
     "torchgpipe": (torchgpipe.build(torchgpipe.Config()), STAGES, "float64"),
     "torch_pipelining": (torch_pipelining.build(torch_pipelining.Config(schedule="1f1b")), STAGES, "float64"),
+    "pipeline": (pipeline.build(pipeline.Config()), STAGES, "float64"),
     "myelin": (myelin.build(myelin.Config(transport="torch")), STAGES, "float64"),
     "deepspeed": (deepspeed.build(deepspeed.Config()), STAGES, "float64"),
     "ddp": (ddp.build(ddp.Config()), REPLICAS, "float64"),

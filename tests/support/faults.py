@@ -44,6 +44,7 @@ ENGINES = {
     "fsdp": ("mesh.data=2",),
     "deepspeed": ("mesh.pipeline=2",),
     "torch_pipelining": ("mesh.pipeline=2",),
+    "pipeline": ("mesh.pipeline=2",),
 }
 
 

@@ -180,7 +180,7 @@ def test_profiles_keep_it() -> None:
     assert ModelProfile.from_json(there.to_json()) == there
 
 
-@pytest.mark.parametrize("engine", ["myelin", "torch_pipelining", "torchgpipe"])
+@pytest.mark.parametrize("engine", ["myelin", "pipeline", "torch_pipelining", "torchgpipe"])
 def test_every_engine_ends_the_step_that_changes_a_shared_buffer(engine: str) -> None:
     """Of the two micro-batches of a step the third one is in the second step."""
     built = registry.build("engine", OmegaConf.create({"name": engine}))
@@ -340,7 +340,7 @@ def test_the_profile_knows_a_module_in_two_places_that_changes(replaces: bool, e
     assert not shared_buffers.refused(Plan.contiguous([3, 1], 2, "never"), found)
 
 
-@pytest.mark.parametrize("engine", ["gpipe", "myelin", "torch_pipelining", "torchgpipe"])
+@pytest.mark.parametrize("engine", ["gpipe", "myelin", "pipeline", "torch_pipelining", "torchgpipe"])
 @pytest.mark.parametrize("replaces", [True, False])
 def test_every_engine_refuses_a_module_in_two_stages_that_changes_and_trains_it_in_one(
     engine: str, replaces: bool

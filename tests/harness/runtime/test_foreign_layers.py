@@ -18,6 +18,8 @@ from engines.fsdp.engine import build as build_fsdp
 from engines.gpipe.gpipe_module import GPipe
 from engines.myelin.engine import Config as Myelin
 from engines.myelin.engine import build as build_myelin
+from engines.pipeline.engine import Config as Pipeline
+from engines.pipeline.engine import build as build_pipeline
 from engines.torch_pipelining.engine import Config as TorchPipelining
 from engines.torch_pipelining.engine import build as build_torch_pipelining
 from harness.core.plan import Mesh, Plan
@@ -31,6 +33,7 @@ pytestmark = pytest.mark.usefixtures("ranks")
 WIDTH = 4
 PIPELINES: dict[str, Engine] = {
     "myelin": build_myelin(Myelin(transport="torch")),
+    "pipeline": build_pipeline(Pipeline()),
     "torch_pipelining": build_torch_pipelining(TorchPipelining(schedule="1f1b")),
 }
 REPLICAS: dict[str, Engine] = {"ddp": build_ddp(DDP()), "fsdp": build_fsdp(FSDP())}
