@@ -177,15 +177,20 @@ ROWS = (
 """In the order in which they are understood: what chooses an engine before what must fit it, the size of a micro-batch
 after those of the batch and of the mesh."""
 
+
+def _scheduled(name: str) -> tuple[Fix, ...]:
+    return tuple({"engine": engine, "engine.schedule": name} for engine in ("pipeline", "torch_pipelining"))
+
+
 ENGINES: dict[tuple[str, ...], tuple[Fix, ...]] = {
     ("zero",): tuple({"engine": "deepspeed", "engine.zero": stage} for stage in (1, 2, 3)),
     **{(f"zero{stage}",): ({"engine": "deepspeed", "engine.zero": stage},) for stage in (1, 2, 3)},
     ("dp", "data_parallel"): ({"engine": "ddp"},),
-    ("pp", "pipeline", "pipeline_parallel"): ({"engine": "gpipe"},),
+    ("pp", "pipeline_parallel"): ({"engine": "pipeline"}, {"engine": "gpipe"}),
     ("tp", "tensor_parallel", "megatron", "megatron_lm"): ({"engine": "sbp", "planner": "megatron"},),
-    ("1f1b", "pipedream_flush"): ({"engine": "torch_pipelining", "engine.schedule": "1f1b"},),
-    ("interleaved", "interleaved_1f1b"): ({"engine": "torch_pipelining", "engine.schedule": "interleaved1f1b"},),
-    ("zb", "zbv", "zero_bubble"): ({"engine": "torch_pipelining", "engine.schedule": "zbv"},),
+    ("1f1b", "pipedream_flush"): _scheduled("1f1b"),
+    ("interleaved", "interleaved_1f1b"): _scheduled("interleaved1f1b"),
+    ("zb", "zbv", "zero_bubble"): _scheduled("zbv"),
     ("pipedream", "pipedream_2bw"): ({"engine": "periodic", "planner": "pipedream"},),
     ("axonn",): ({"engine": "myelin"},),
 }

@@ -10,8 +10,8 @@ again with the gradient that it had, for its weights alone.
 
 What is no spine waits for the second half: outputs that depend on weights only, and all of a stage whose inputs have no
 gradient. A weight of which several branches begin gets its gradient in the first half, and so do all weights where a
-layer holds a reentrant checkpoint of torch, which cannot leave anything out (Qi et al., Zero Bubble Pipeline Parallelism,
-arXiv 2401.10241, section 2, where the halves are called B and W).
+layer holds a reentrant checkpoint of torch, which cannot leave anything out. (The halves are B and W in Qi et al., Zero
+Bubble Pipeline Parallelism, arXiv 2401.10241, section 2.)
 """
 
 from __future__ import annotations

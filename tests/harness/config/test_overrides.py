@@ -46,7 +46,7 @@ def test_given() -> None:
     ("typed", "has_it"),
     [
         (["engine=single", "engine.zero=1"], "engine=deepspeed has it"),
-        (["engine=gpipe", "engine.schedule=1f1b"], "engine=torch_pipelining has it"),
+        (["engine=gpipe", "engine.schedule=1f1b"], "engine=pipeline, torch_pipelining have it"),
         (["model=gpt", "model.blocks=1"], "model=densenet, resnet have it"),
         (["engine=single", "engine.nothing.like_it=1"], "its keys are checkpoint, deferred_batch_norm, threads"),
     ],
