@@ -1,5 +1,6 @@
-"""Draws a schedule: python -m harness.schedule NAME KEY=VALUE ...
+"""Draws a schedule: python -m harness.schedule NAME KEY=VALUE ... [out=PATH], or FILE [out=PATH]
 
+    python -m harness.schedule own.csv
     python -m harness.schedule gpipe stages=4 micro_batches=8 recompute=except_last
     python -m harness.schedule gpipe stages=4 micro_batches=4 recompute=always dependency=false
     python -m harness.schedule one_f_one_b stages=4 micro_batches=6
@@ -12,6 +13,7 @@
     python -m harness.schedule data_parallel micro_batches=2 kind=zero3
     python -m harness.schedule single micro_batches=4
 
+own.csv        out                                           (the actions of each device: docs/howto/own_schedule.md)
 gpipe          stages micro_batches recompute dependency     (dependency=false: torchgpipe without fork and join)
 one_f_one_b    stages micro_batches recompute
 interleaved    stages micro_batches recompute chunks         (stages / chunks devices)
@@ -22,6 +24,9 @@ deepspeed      stages micro_batches recompute                (1F1B with messages
 zbv            stages micro_batches                          (stages / 2 devices; W: gradients of weights)
 data_parallel  micro_batches recompute kind                  (KINDS; one stage, two replicas)
 single         micro_batches recompute                       (one stage)
+
+out=PATH, once or more, writes the schedule: its actions as .csv or .json, a picture as .png, a trace for
+ui.perfetto.dev as .trace.json.gz.
 
 recompute is never (here for every schedule, if it is not given), except_last (what engine=gpipe does by default) or
 always. 2F0, 2R0, 2B0: forward, recomputation, backward of micro-batch 0 on stage 2. Messages in the compute queue,
@@ -36,13 +41,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import cast
 
-from harness.core.cluster import Cluster
-from harness.core.memory_model import MemoryModel
-from harness.core.model_profile import LayerProfile, ModelProfile
 from harness.core.op import COMPUTE
-from harness.core.plan import Mesh, Plan, Stage
 from harness.core.problem import Fix, Problem, ProblemError
-from harness.schedule import Schedule
+from harness.report import schedule_files
+from harness.schedule import Schedule, action_file
 from harness.schedule.builders.data_parallel import SHARDINGS, Sharding, data_parallel
 from harness.schedule.builders.deepspeed import deepspeed
 from harness.schedule.builders.fill_drain import fill_drain
@@ -55,10 +57,7 @@ from harness.schedule.builders.single import single
 from harness.schedule.builders.zero_bubble import zbv
 from harness.schedule.policy import RULES, RuleName
 from harness.schedule.transfers import Transfer, transfers
-from harness.simulator import simulate
 
-SLOT = LayerProfile(forward_s=1, backward_s=2)
-"""Slots of each task in the picture."""
 IDLE = "."
 COMMAND = "python -m harness.schedule"
 RULED = [name for name in RULES if name != "in_order"]
@@ -172,11 +171,32 @@ DRAWN: dict[str, Callable[..., Schedule]] = {
 
 
 def drawing(arguments: Sequence[str]) -> str:
-    """Returns the grid of the schedule that the command line names, and its queues if more than tasks block a device.
+    """Returns the grid of the schedule that the command line names, its numbers, and its queues if more than tasks
+    block a device; writes it to each `out`.
 
     Raises ProblemError in the user's keys.
     """
-    name, *typed = arguments
+    outs = [text.removeprefix("out=") for text in arguments if text.startswith("out=")]
+    for path in outs:
+        schedule_files.writer(path)
+    name, *typed = [text for text in arguments if not text.startswith("out=")] or [""]
+    if action_file.is_file(name):
+        if typed:
+            raise ProblemError(Problem(typed[0], None, "is no key of a file", hint=f"{COMMAND} {name} out=own.png"))
+        schedule, more = schedule_files.read(name), schedule_files.remarks(name)
+    else:
+        schedule, more = _named(name, typed), []
+    ops = [(queue.name, op) for queue in schedule.queues for op in queue.ops if op.kind not in COMPUTE]
+    hidden = any(queue == "compute" or op.peer is None for queue, op in ops)
+    one = replace(schedule, replicas=1)  # all replicas are equal
+    blocks = [grid(one), "\n".join([schedule_files.facts(one), *more]), *([schedule.text()] if hidden else [])]
+    for path in outs:
+        schedule_files.save(one, path)
+    return "\n\n".join([*blocks, *(["\n".join(f"written  {path}" for path in outs)] if outs else [])])
+
+
+def _named(name: str, typed: Sequence[str]) -> Schedule:
+    """Returns the schedule of a name, with what was typed after it."""
     if name not in DRAWN:
         raise ProblemError(Problem(name, None, f"is not one of {', '.join(DRAWN)}", hint=f"{COMMAND} gpipe"))
     keys = inspect.signature(DRAWN[name]).parameters
@@ -188,11 +208,7 @@ def drawing(arguments: Sequence[str]) -> str:
             why = f"is not KEY=VALUE of {name}, whose keys are {', '.join(keys)}"
             fix = " ".join([COMMAND, name, *(f"{key}={text}" for key, text in valid.items())])
             raise ProblemError(Problem(argument, None, why, hint=fix))
-    schedule = DRAWN[name](**values)
-    ops = [(queue.name, op) for queue in schedule.queues for op in queue.ops if op.kind not in COMPUTE]
-    hidden = any(queue == "compute" or op.peer is None for queue, op in ops)
-    picture = grid(replace(schedule, replicas=1))  # all replicas are equal
-    return f"{picture}\n\n{schedule.text()}" if hidden else picture
+    return DRAWN[name](**values)
 
 
 def _value(key: str, text: str) -> str | int:
@@ -237,15 +253,12 @@ def grid(schedule: Schedule) -> str:
     """
     if not schedule.devices:
         return ""
-    plan = Plan(Mesh(), tuple(Stage(j, j, device) for j, device in enumerate(schedule.devices)))
-    profile = ModelProfile((SLOT,) * len(schedule.devices))
-    cluster = Cluster(devices_per_node=max(schedule.devices) + 1)
-    trace = simulate(schedule, plan, profile, cluster, MemoryModel()).trace
-    rows: dict[int, list[tuple[int, int, str]]] = {device: [] for device in plan.devices}
-    for span in trace.spans:
+    rows: dict[int, list[tuple[int, int, str]]] = {device: [] for device in sorted(set(schedule.devices))}
+    for span in schedule_files.unit_time(schedule).spans:
         kind = span.parsed.kind
         if kind in COMPUTE and kind != "step":
-            rows[span.device].append((round(span.start_s), round(span.end_s), span.op))
+            start, end = (round(at_s / schedule_files.SLOT_S) for at_s in (span.start_s, span.end_s))
+            rows[span.device].append((start, end, span.op))
     return _drawn(rows)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import textwrap
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import get_args
 
@@ -117,7 +117,8 @@ def lay_out(
     lines = textwrap.wrap(title, _TITLE_LETTERS)
     several = label is None and _several_stages(spans)
     label = label or (stage_and_micro_batch if several else micro_batch)
-    boxes = {lane: [_box(span, times[0], label) for span in of_lane] for lane, of_lane in shown.items()}
+    split = {(span.parsed.stage, span.parsed.micro_batch) for span in spans if span.parsed.kind == "W"}
+    boxes = {lane: [_box(span, times[0], label, split) for span in of_lane] for lane, of_lane in shown.items()}
     lanes = list(_lanes(boxes, used, top_px + LINE_PX * (len(lines) + 1)))
     length_ms = 1e3 * (times[1] - times[0])
     facts = f"{window} {_facts(length_ms, used, len(spans), len(devices), lanes)}"
@@ -156,9 +157,12 @@ def _lanes(queues: Mapping[DeviceQueue, list[Box]], used: Mapping[int, float], t
         previous, top_px = device, lane.bottom_px
 
 
-def _box(span: Span, origin_s: float, label: Callable[[Op], str]) -> Box:
+def _box(span: Span, origin_s: float, label: Callable[[Op], str], split: Container[tuple[int, int | None]]) -> Box:
+    """Makes the box of a span; a backward pass whose weights follow (`split`) is that of the inputs, "I"."""
+    op = span.parsed
+    kind = "I" if op.kind == "B" and (op.stage, op.micro_batch) in split else op.kind
     start_ms, end_ms = 1e3 * (span.start_s - origin_s), 1e3 * (span.end_s - origin_s)
-    return Box(span.parsed.kind, label(span.parsed), start_ms, end_ms, span.op)
+    return Box(kind, label(op), start_ms, end_ms, span.op)
 
 
 def _rows(boxes: Sequence[Box]) -> list[list[Box]]:

@@ -65,6 +65,7 @@ class Style:
 STYLES = {
     "F": Style("forward", "#0072B2"),
     "B": Style("backward", "#E69F00", "black"),
+    "I": Style("input gradient", "#D55E00"),
     "W": Style("weight gradient", "#F0E442", "black"),
     "R": Style("recompute", "#009E73"),
     "copy": Style("copy", "#CC79A7", "black"),
