@@ -179,14 +179,13 @@ class PipelineSession(StagesSession):
         return loss
 
     def _leave(self, stage: int, i: int, forward: bool) -> None:
-        """Send what a pass has made; what another stage of this device needs goes there as a copy."""
+        """Send what a pass has made; another stage of this device gets it as it is, as its own layers would."""
         for channel in self.channels:
             if channel.source != stage or channel.forward != forward:
                 continue
             tensors = self.passes[stage].leaving(i, channel.part, forward)
             if channel.target in self.passes:
-                copies = [tensor.clone() for tensor in tensors] if forward else tensors
-                self.passes[channel.target].arrived(i, channel.part, copies, forward)
+                self.passes[channel.target].arrived(i, channel.part, tensors, forward)
                 continue
             began = self.now()
             size = self.transport.send(channel, self.coming[i], tensors)

@@ -73,11 +73,13 @@ class MemoryModel(Document):
         These are gradients of outputs: of each matmul with a weight, else of the layer. The first stage keeps none: its
         input needs no gradient, so all of its backward pass is delayed.
         """
-        width, kept = DTYPE_BYTES[profile.dtype], 0
-        for layer in profile.layers[first : last + 1] if first else ():
-            rows = (p.heads * p.rows_per_sample * p.out for p in layer.products if p.weight_bytes)
-            kept += max(sum(rows) * profile.micro_batch * width, layer.output_bytes) if layer.param_bytes else 0
-        return kept
+        return sum(self.delayed_of(profile, number) for number in range(first, last + 1)) if first else 0
+
+    def delayed_of(self, profile: ModelProfile, number: int) -> int:
+        """Returns the bytes of one layer in `delayed_bytes`."""
+        layer, width = profile.layers[number], DTYPE_BYTES[profile.dtype]
+        rows = (p.heads * p.rows_per_sample * p.out for p in layer.products if p.weight_bytes)
+        return max(sum(rows) * profile.micro_batch * width, layer.output_bytes) if layer.param_bytes else 0
 
     def checkpoint_bytes(self, profile: ModelProfile, first: int, last: int) -> int:
         """Returns the bytes that one micro-batch keeps until its recomputation: the stage's input and incoming

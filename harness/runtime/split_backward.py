@@ -61,7 +61,7 @@ class SplitBackward:
     def of_inputs(self) -> None:
         """Run the first half."""
         if self.whole:
-            _backward(self.outputs, None)
+            _backward(self.outputs, None, keep=False)
             self.outputs, self.branches = [], {}
             return
         wanted = [*self.inputs, *self.early]
@@ -70,21 +70,21 @@ class SplitBackward:
             return
         hooks = [node.register_prehook(self._keep(node)) for node, weights in self.branches.items() if weights]
         try:
-            _backward(ready, wanted)
+            _backward(ready, wanted, keep=True)
         finally:
             for hook in hooks:
                 hook.remove()
 
     def of_weights(self) -> None:
         """Run the second half."""
+        rest = [(edge, gradient) for edge, gradient in self.outputs if edge.node not in self.spine]
         for node, weights in self.branches.items():
             given = enumerate(self.kept.pop(node, ()))
             starts = [(GradientEdge(node, number), one) for number, one in given if one is not None]
             if starts and weights:
-                _backward(starts, weights)
-        rest = [(edge, gradient) for edge, gradient in self.outputs if edge.node not in self.spine]
+                _backward(starts, weights, keep=bool(rest))  # branches share no node, but with the rest
         if rest:
-            _backward(rest, None)
+            _backward(rest, None, keep=False)
         self.outputs, self.branches = [], {}
 
     def _keep(self, node: Node) -> Callable[[Gradients], None]:
@@ -94,10 +94,10 @@ class SplitBackward:
         return hook
 
 
-def _backward(starts: Sequence[tuple[GradientEdge, Tensor]], leaves: Sequence[Tensor] | None) -> None:
-    """What a half saves is free when the graph is gone: a node may run in both."""
+def _backward(starts: Sequence[tuple[GradientEdge, Tensor]], leaves: Sequence[Tensor] | None, keep: bool) -> None:
+    """A backward pass to `leaves`, or to all; `keep` what its nodes have saved, for a later one."""
     edges, gradients = zip(*starts, strict=True)
-    torch.autograd.backward(edges, gradients, retain_graph=True, inputs=leaves)
+    torch.autograd.backward(edges, gradients, retain_graph=keep, inputs=leaves)
 
 
 class _Graph:

@@ -4,7 +4,8 @@
     F          |== saved, or checkpoint ======================|      and what it sends, until it has left
     R                                |== saved ===============|
     copy                         |== a skip's gradient =======|
-    B                                         |== working ====|
+    B                                         |== working ====|      in halves: all that the first one works with
+    W                                              |= delayed =|      for the gradients of the weights
     collective                                                |= reducing =|
 
 Where messages are "posted", "copied" or "kept" (`harness.core.memory_model`), buffers for them are always allocated.
@@ -16,6 +17,7 @@ MadPipe's does, copies and the working set of a backward task cost nothing, as i
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -86,16 +88,31 @@ def working_bytes(profile: ModelProfile, first: int, last: int, accumulated: flo
 
     The new gradient of parameters (`accumulated` times their bytes) coexists with the one that it is added to.
     """
-    inside = [s for s in profile.skips if first <= s.source and s.target <= last]
     saved = beyond = 0
-    for number in reversed(range(first, last + 1)):
+    for number, gradients in _gradients(profile, first, last):
         layer = profile.layers[number]
-        gradients = layer.output_bytes + (profile.boundary_bytes(number) if number else 0)
-        gradients += sum(s.bytes for s in inside if s.source < number <= s.target)
         needed = gradients + round(layer.param_bytes * accumulated) + layer.working_bytes
         beyond = max(beyond, needed - saved)
         saved += layer.saved_bytes
     return beyond
+
+
+def inputs_working_bytes(memory: MemoryModel, profile: ModelProfile, first: int, last: int) -> int:
+    """Returns the bytes of the half of a backward pass for the inputs at its peak: it frees nothing, and keeps what
+    that for the weights needs. In the first stage, whose inputs need no gradient, there is nothing to do."""
+    delayed = beyond = 0
+    for number, gradients in _gradients(profile, first, last) if first else ():
+        beyond = max(beyond, delayed + gradients + profile.layers[number].working_bytes)
+        delayed += memory.delayed_of(profile, number)
+    return max(beyond, delayed)
+
+
+def _gradients(profile: ModelProfile, first: int, last: int) -> Iterator[tuple[int, int]]:
+    """Yields layers, the last one first, with the bytes of the gradients of their output, input and inner skips."""
+    inside = [s for s in profile.skips if first <= s.source and s.target <= last]
+    for number in reversed(range(first, last + 1)):
+        gradients = profile.layers[number].output_bytes + (profile.boundary_bytes(number) if number else 0)
+        yield number, gradients + sum(s.bytes for s in inside if s.source < number <= s.target)
 
 
 @dataclass(frozen=True)
@@ -103,7 +120,8 @@ class _StageBytes:
     """Bytes that the tasks of one stage hold, for one micro-batch.
 
     `checkpoint` is that of a task that will be recomputed, `delayed` what a backward task leaves for that of the
-    weights, `first_working` that of the first backward task, which finds no gradients to add to (but a flat buffer).
+    weights, `first_working` that of the first backward task, which finds no gradients to add to (but a flat buffer),
+    `inputs_working` that of one for the inputs alone.
     """
 
     checkpoint: int
@@ -112,6 +130,7 @@ class _StageBytes:
     delayed: int
     first_working: int
     working: int
+    inputs_working: int
 
 
 class _MemoryTimeline:
@@ -153,20 +172,27 @@ class _MemoryTimeline:
             elif kind in ("copy", "send") and op.peer is not None and self.whole:
                 self.message(node, op)
             elif kind == "B" and self.whole:
-                sizes = self.stages[op.stage]
-                working = sizes.first_working if self.first_backward[op.stage] == node else sizes.working
-                self.changes(op.stage).hold(self.start_s[node], self.end_s[node], working, WORKING)
+                self.changes(op.stage).hold(self.start_s[node], self.end_s[node], self.working(node, op), WORKING)
                 if self.memory.messages in ("copied", "posted"):
                     # gradients of skips: in addition to their buffers, or until the task has ended and they are sent
                     arriving = self.arriving[op.stage, self.memory.messages == "posted"]
                     skips = sum(size for part, size in arriving.items() if part)
                     self.changes(op.stage).hold(self.start_s[node], self.end_s[node], skips, RECEIVED)
                 later = self.end_s[self.weights.get((op.stage, op.micro_batch), node)]
-                self.changes(op.stage).hold(self.end_s[node], later, sizes.delayed, WORKING)
+                self.changes(op.stage).hold(self.end_s[node], later, self.stages[op.stage].delayed, WORKING)
+            elif kind == "W" and self.whole and not op.stage:  # in the first stage it is the whole backward pass
+                self.changes(op.stage).hold(self.start_s[node], self.end_s[node], self.stages[0].working, WORKING)
             elif kind == "collective" and split_part(op.part) in SUMS:
                 stage = self.plan.stages[op.stage]
                 size = round(self.memory.reducing * self.profile.parameter_bytes(stage.first, stage.last))
                 self.changes(op.stage).hold(self.start_s[node], self.end_s[node], size, REDUCING)
+
+    def working(self, node: int, op: Op) -> int:
+        """Returns what a backward pass works with, or its half for the inputs."""
+        sizes = self.stages[op.stage]
+        if (op.stage, op.micro_batch) in self.weights:
+            return sizes.inputs_working
+        return sizes.first_working if self.first_backward[op.stage] == node else sizes.working
 
     def changes(self, stage: int) -> _Changes:
         return self.changes_of[self.plan.stages[stage].device]
@@ -240,7 +266,7 @@ class _MemoryTimeline:
         profile, memory = self.profile, self.memory
         task = memory.task_bytes(profile, stage.first, stage.last)
         if not self.whole:
-            return _StageBytes(memory.checkpoint_bytes(profile, stage.first, stage.last), task, 0, 0, 0, 0)
+            return _StageBytes(memory.checkpoint_bytes(profile, stage.first, stage.last), task, 0, 0, 0, 0, 0)
         brought = self.arriving[number, True]
         counted = (stage.first == 0 or "" in brought) and memory.messages != "copied"
         if counted:  # the input, which the first layer saves, is counted already
@@ -249,16 +275,14 @@ class _MemoryTimeline:
         checkpoint += sum(s.bytes for s in profile.skips_into(stage.first, stage.last) if s.name not in brought)
         checkpoint += sum(brought.values()) if memory.messages == "copied" else 0
         accumulated = min(1.0, memory.gradients)
-        working = [
-            working_bytes(profile, stage.first, stage.last, share)
-            for share in (accumulated if memory.flat else 0.0, accumulated)
-        ]
         return _StageBytes(
             checkpoint,
             task,
             self.output_bytes(number),
             memory.delayed_bytes(profile, stage.first, stage.last),
-            *working,
+            working_bytes(profile, stage.first, stage.last, accumulated if memory.flat else 0.0),
+            working_bytes(profile, stage.first, stage.last, accumulated),
+            inputs_working_bytes(memory, profile, stage.first, stage.last),
         )
 
     def output_bytes(self, number: int) -> int:
