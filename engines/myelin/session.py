@@ -137,6 +137,7 @@ class MyelinSession(DistributedSession):
     def _take(self, arrival: Arrival) -> None:
         channel, i = arrival.channel, arrival.micro_batch
         self.passes.arrived(i, channel.part, arrival.tensors, channel.forward)
+        assert arrival.at_s is not None
         self.record(channel.op(i), arrival.at_s, arrival.at_s)
 
     def _run(self, op: Op) -> None:

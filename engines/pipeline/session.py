@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -58,8 +59,9 @@ class PipelineSession(StagesSession):
         for module in self.modules:
             module.recomputes = any(stage == module.number for stage, _ in self.recomputed)
         self.channels = self._channels(layers)
-        homes = [stage.device for stage in self.plan.stages]
-        self.transport = self._transport([c for c in self.channels if homes[c.source] != homes[c.target]])
+        self.homes = [stage.device for stage in self.plan.stages]
+        self.places = {(op.stage, op.kind, op.micro_batch): n for row in self.tasks for n, op in enumerate(row)}
+        self.transport = self._transport([c for c in self.channels if self.homes[c.source] != self.homes[c.target]])
 
     def make_modules(self, layers: nn.Sequential, numbers: Sequence[int]) -> list[StageModule]:
         return stage_modules(layers, self.plan, numbers, portals=True)
@@ -74,15 +76,14 @@ class PipelineSession(StagesSession):
         return [*channels, *(channel.back for channel in channels)]
 
     def _transport(self, channels: Sequence[Channel]) -> Transport:
-        devices = tuple(stage.device for stage in self.plan.stages)
-        position = Position(self.rank, self.pipeline_rank, devices, self.plan.mesh.data)
+        position = Position(self.rank, self.pipeline_rank, tuple(self.homes), self.plan.mesh.data)
         if self.config.transport == "mpi":
             from harness.runtime.transports.mpi_transport import MPITransport
 
             return MPITransport(position, channels, self.plan.micro_batches, self.device)
-        from harness.runtime.transports.torch_transport import TorchTransport
+        from harness.runtime.transports.torch_transport import DirectTransport
 
-        return TorchTransport(position, channels, self.plan.micro_batches, self.device)
+        return DirectTransport(position, channels, self.plan.micro_batches, self.device)
 
     # -- a step -------------------------------------------------------------------------------------------------------
 
@@ -95,11 +96,11 @@ class PipelineSession(StagesSession):
             self.coming = {i: Coming(i, len(part)) for i, part in self.batches.items()}
             self.total = torch.zeros((), dtype=torch.float64, device=self.device)
             self.here: set[Message] = set()
+            self.undelivered: dict[int, list[tuple[int, Channel, int]]] = defaultdict(list)
             self.transport.begin({channel: self._order_of(channel) for channel in self.transport.into})
             for op in self.tasks[self.pipeline_rank]:
                 self._wait_for(op)
                 self._run(op)
-                self._take(wait=False)
             self.transport.finish()
             self.update()
         return float(self.total)
@@ -107,7 +108,7 @@ class PipelineSession(StagesSession):
     def _order_of(self, channel: Channel) -> list[Coming]:
         """Return the messages of a channel in the order in which its sender runs them."""
         kind = "F" if channel.forward else "B"
-        tasks = self.tasks[self.plan.stages[channel.source].device]
+        tasks = self.tasks[self.homes[channel.source]]
         return [self.coming[op.micro_batch or 0] for op in tasks if op.kind == kind and op.stage == channel.source]
 
     def _wait_for(self, op: Op) -> None:
@@ -119,19 +120,23 @@ class PipelineSession(StagesSession):
             for channel in self.transport.into
             if channel.target == op.stage and channel.forward == op.forward
         }
-        while not needed <= self.here:
-            self._take(wait=True)
+        for message in needed:
+            while message not in self.here:
+                self._take(message[0])
         self.here -= needed
 
-    def _take(self, wait: bool) -> None:
-        for arrival in self.transport.arrived(wait):
+    def _take(self, channel: Channel) -> None:
+        """Take the next message of a channel."""
+        for arrival in self.transport.receive(channel):
             self._arrived(arrival)
 
     def _arrived(self, arrival: Arrival) -> None:
         channel, i = arrival.channel, arrival.micro_batch
         self.passes[channel.target].arrived(i, channel.part, arrival.tensors, channel.forward)
         self.here.add((channel, i))
-        self.record(channel.op(i), arrival.at_s, arrival.at_s)
+        if arrival.at_s is not None:
+            self.record(channel.op(i), arrival.at_s, arrival.at_s)
+        self._forget(self.homes[channel.source], self._place(channel.source, channel.forward, i))
 
     def _run(self, op: Op) -> None:
         """A pass, and the messages that it makes."""
@@ -191,8 +196,21 @@ class PipelineSession(StagesSession):
             size = self.transport.send(channel, self.coming[i], tensors)
             op = channel.op(i, size)
             self.record(op, began, began)
-            self.bytes_sent[sent_kind(op, [one.device for one in self.plan.stages]) or ""] += size
+            self.bytes_sent[sent_kind(op, self.homes) or ""] += size
+            used = self._place(channel.target, forward, i)
+            self.undelivered[self.homes[channel.target]].append((used, channel, i))
+
+    def _forget(self, device: int, place: int) -> None:
+        """A device has come to this place of its order: it has used what it needed before."""
+        sent = self.undelivered[device]
+        for _, channel, i in [one for one in sent if one[0] < place]:
+            self.transport.delivered(channel, i)
+        self.undelivered[device] = [one for one in sent if one[0] >= place]
+
+    def _place(self, stage: int, forward: bool, i: int) -> int:
+        """Return the place of a pass in its device's order."""
+        return self.places[stage, "F" if forward else "B", i]
 
     def merge_spans(self, replicas: Sequence[list[Span]]) -> list[Span]:
         """Messages from when they were sent, as one rank saw, to when they had arrived, as the other did."""
-        return joined(together(replicas), [stage.device for stage in self.plan.stages])
+        return joined(together(replicas), self.homes)

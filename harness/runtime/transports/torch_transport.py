@@ -1,7 +1,11 @@
-"""Messages by torch.distributed: a thread for each channel and end, since gloo cannot be asked whether one is there.
+"""Messages by torch.distributed, for who takes what comes first, and for who knows what comes next.
 
-    main       send(2) ---.                            .--> arrived
-    thread                 '-> dist.send   dist.recv --'
+    TorchTransport   main      send(2) ---.                            .--> arrived
+                     thread                '-> dist.send   dist.recv --'
+    DirectTransport  main      dist.isend, dist.irecv ... wait for a certain message
+
+Gloo cannot be asked whether a message is there, so `arrived` takes a thread for each channel and end. Whoever receives
+in a fixed order needs none, and has no threads that take the interpreter from it.
 
 On GPUs (NCCL) each channel has a group and a stream of its own, so that messages of two channels never wait for each
 other. NCCL makes the connection of a pair of ranks when it is first used, and both must be there: with receives posted
@@ -13,6 +17,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
 from typing import TypeVar
@@ -22,28 +27,23 @@ import torch.distributed as dist
 from torch import Tensor
 
 from harness.launch.process_group import PATIENCE
-from harness.runtime.transports.transport import Channel, Completed, Position, Transport
+from harness.runtime.transports.transport import Arrival, Channel, Completed, Position, Transport
 
+AT_ONCE_S = 1e-4
+"""Within which a wait ends for a message that is there."""
 T = TypeVar("T")
 Job = Callable[[], None] | None
 
 
-class TorchTransport(Transport):
+class GroupTransport(Transport):
+    """Has a process group for each channel on GPUs, and has used each channel once."""
+
     def __init__(
         self, position: Position, channels: Sequence[Channel], micro_batches: int, device: torch.device
     ) -> None:
         super().__init__(position, channels, micro_batches, device)
         self._groups = self._opened(channels) if device.type == "cuda" else {}
         self._use(channels)
-        self._jobs: dict[Channel, SimpleQueue[Job]] = {}
-        self._received: SimpleQueue[Completed | Exception] = SimpleQueue()
-        self._sent: SimpleQueue[Exception | None] = SimpleQueue()
-        self._sending = 0
-        for channel in channels:
-            if position.has(channel.source) or position.has(channel.target):
-                jobs: SimpleQueue[Job] = SimpleQueue()
-                self._jobs[channel] = jobs
-                threading.Thread(target=self._work, args=(jobs,), name=str(channel.op(0)), daemon=True).start()
 
     def _opened(self, channels: Sequence[Channel]) -> dict[Channel, dist.ProcessGroup]:
         """Every rank opens all groups of all replicas, in the same order."""
@@ -66,6 +66,28 @@ class TorchTransport(Transport):
             elif self.position.has(channel.target):
                 dist.recv(nothing, self.position.peer(channel.source), group)
         self._synchronize()
+
+    def _synchronize(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.current_stream(self.device).synchronize()
+
+
+class TorchTransport(GroupTransport):
+    """Takes messages in the order in which they arrive."""
+
+    def __init__(
+        self, position: Position, channels: Sequence[Channel], micro_batches: int, device: torch.device
+    ) -> None:
+        super().__init__(position, channels, micro_batches, device)
+        self._jobs: dict[Channel, SimpleQueue[Job]] = {}
+        self._received: SimpleQueue[Completed | Exception] = SimpleQueue()
+        self._sent: SimpleQueue[Exception | None] = SimpleQueue()
+        self._sending = 0
+        for channel in channels:
+            if position.has(channel.source) or position.has(channel.target):
+                jobs: SimpleQueue[Job] = SimpleQueue()
+                self._jobs[channel] = jobs
+                threading.Thread(target=self._work, args=(jobs,), name=str(channel.op(0)), daemon=True).start()
 
     def _send(self, channel: Channel, micro_batch: int, tensors: list[Tensor]) -> None:
         peer, tag, group = self.position.peer(channel.target), self.tag(channel, micro_batch), self._groups.get(channel)
@@ -109,10 +131,6 @@ class TorchTransport(Transport):
         if point:
             torch.cuda.current_stream(self.device).wait_event(point)
 
-    def _synchronize(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.current_stream(self.device).synchronize()
-
     def _completed(self, wait: bool) -> list[Completed]:
         found = []
         while wait or not self._received.empty():
@@ -147,3 +165,55 @@ def _got(queue: SimpleQueue[T], late: str) -> T:
         return queue.get(timeout=PATIENCE.total_seconds())
     except Empty:
         raise TimeoutError(late) from None
+
+
+class DirectTransport(GroupTransport):
+    """Waits for the messages that its rank asks for; none is taken earlier.
+
+    What was sent is kept until `delivered`, or until the end of the step.
+    """
+
+    def __init__(
+        self, position: Position, channels: Sequence[Channel], micro_batches: int, device: torch.device
+    ) -> None:
+        super().__init__(position, channels, micro_batches, device)
+        self._receiving: dict[Channel, deque[tuple[int, list[dist.Work]]]] = {one: deque() for one in self.into}
+        self._sending: dict[tuple[Channel, int], list[tuple[dist.Work, Tensor]]] = defaultdict(list)
+
+    def receive(self, channel: Channel) -> list[Arrival]:
+        while True:
+            micro_batch, works = self._receiving[channel].popleft()
+            began_s = time.perf_counter()
+            for work in works:
+                work.wait()
+            at_s = time.perf_counter()
+            waited = at_s - began_s > AT_ONCE_S
+            arrival = self._matched(Completed(channel, micro_batch, at_s if waited else None))
+            if arrival is not None:
+                return [arrival]
+
+    def delivered(self, channel: Channel, micro_batch: int) -> None:
+        for work, _ in self._sending.pop((channel, micro_batch), ()):
+            work.wait()
+
+    def _send(self, channel: Channel, micro_batch: int, tensors: list[Tensor]) -> None:
+        peer, tag, group = self.position.peer(channel.target), self.tag(channel, micro_batch), self._groups.get(channel)
+        for tensor in tensors:
+            work = dist.isend(tensor, peer, group, tag)
+            assert work is not None
+            self._sending[channel, micro_batch].append((work, tensor))
+
+    def _receive(self, channel: Channel, micro_batch: int, buffers: list[Tensor]) -> None:
+        peer, tag, group = self.position.peer(channel.source), self.tag(channel, micro_batch), self._groups.get(channel)
+        works = [dist.irecv(buffer, peer, group, tag) for buffer in buffers]
+        self._receiving[channel].append((micro_batch, [work for work in works if work is not None]))
+
+    def _completed(self, wait: bool) -> list[Completed]:
+        raise NotImplementedError("a message is received by `receive`")
+
+    def finish(self) -> None:
+        for message in list(self._sending):
+            self.delivered(*message)
+
+    def close(self) -> None:
+        """There is nothing to end."""

@@ -66,12 +66,13 @@ class Coming:
 
 @dataclass(frozen=True)
 class Arrival:
-    """A message that was there at `at_s`, seconds of this process' clock."""
+    """A message that was there at `at_s`, seconds of this process' clock; None if it was there before it was asked
+    for."""
 
     channel: Channel
     micro_batch: int
     tensors: list[Tensor]
-    at_s: float
+    at_s: float | None
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,7 @@ class Completed:
 
     channel: Channel
     micro_batch: int
-    at_s: float
+    at_s: float | None
 
 
 class Transport(ABC):
@@ -155,6 +156,14 @@ class Transport(ABC):
             found = [arrival for arrival in matched if arrival is not None]
             if found or not wait:
                 return found
+
+    def receive(self, channel: Channel) -> list[Arrival]:
+        """Wait for a message of a channel; return it, or others that have come, where the transport cannot choose."""
+        return self.arrived(wait=True)
+
+    def delivered(self, channel: Channel, micro_batch: int) -> None:
+        """The receiver has used what was sent: nobody needs it here any more."""
+        return
 
     @abstractmethod
     def finish(self) -> None:
