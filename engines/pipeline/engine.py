@@ -108,7 +108,7 @@ class PipelineEngine(Engine):
         m, n = request.batch.micro_batches, request.pipeline
         if self.file:
             return [*found, *plan_order.refused(self.file, n, m, cluster.blocking_messages)]
-        problem = FAMILIES[self.config.schedule].refuses(m, n, self.config.chunks)
+        problem = FAMILIES[self.config.schedule].refuses(m, n)
         return [*found, problem] if problem else found
 
     def check(self, plan: Plan, profile: ModelProfile, cluster: Cluster, memory: MemoryModel) -> list[Problem]:

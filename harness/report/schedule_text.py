@@ -10,6 +10,14 @@
     python -m harness.schedule fill_drain stages=4 micro_batches=4
     python -m harness.schedule deepspeed stages=3 micro_batches=3
     python -m harness.schedule zbv stages=6 micro_batches=6
+    python -m harness.schedule eager_1f1b stages=4 micro_batches=8
+    python -m harness.schedule looped_bfs stages=4 micro_batches=4
+    python -m harness.schedule zb_h1 stages=4 micro_batches=8
+    python -m harness.schedule zb_h2 stages=4 micro_batches=8
+    python -m harness.schedule interleaved_zb stages=4 micro_batches=4
+    python -m harness.schedule v_half stages=6 micro_batches=6
+    python -m harness.schedule v_min stages=6 micro_batches=6
+    python -m harness.schedule dualpipev stages=4 micro_batches=6
     python -m harness.schedule data_parallel micro_batches=2 kind=zero3
     python -m harness.schedule single micro_batches=4
 
@@ -22,6 +30,14 @@ myelin         stages micro_batches order rule limit chunks replicas offload   (
 fill_drain     stages micro_batches recompute                (GPipe as torch.distributed.pipelining runs it)
 deepspeed      stages micro_batches recompute                (1F1B with messages that block)
 zbv            stages micro_batches                          (stages / 2 devices; W: gradients of weights)
+eager_1f1b     stages micro_batches                          (1F1B that hides its messages)
+looped_bfs     stages micro_batches chunks                   (GPipe of several stages on a device)
+zb_h1          stages micro_batches                          (zero bubble, memory of 1F1B)
+zb_h2          stages micro_batches                          (zero bubble, twice the memory)
+interleaved_zb stages micro_batches chunks                   (zero bubble, interleaved)
+v_half         stages micro_batches                          (stages / 2 devices; half of the memory of 1F1B)
+v_min          stages micro_batches                          (stages / 2 devices; a third of it)
+dualpipev      stages micro_batches                          (stages / 2 devices; pairs of passes)
 data_parallel  micro_batches recompute kind                  (KINDS; one stage, two replicas)
 single         micro_batches recompute                       (one stage)
 
@@ -54,7 +70,7 @@ from harness.schedule.builders.message_driven import message_driven
 from harness.schedule.builders.myelin import ORDERS, Chunk, Order, myelin
 from harness.schedule.builders.one_f_one_b import one_f_one_b
 from harness.schedule.builders.single import single
-from harness.schedule.builders.zero_bubble import zbv
+from harness.schedule.families import FAMILIES, Family
 from harness.schedule.policy import RULES, RuleName
 from harness.schedule.transfers import Transfer, transfers
 
@@ -141,11 +157,36 @@ def _deepspeed(stages: int = 4, micro_batches: int = 8, recompute: str = "never"
     return deepspeed(micro_batches, range(stages), _transfers(stages), recompute)
 
 
-def _zbv(stages: int = 8, micro_batches: int = 8) -> Schedule:
-    if stages % 2:
-        near = tuple({"stages": k} for k in (stages - 1, stages + 1) if k)
-        raise ProblemError(Problem("stages", stages, "is odd, each device has two", near))
-    return zbv(micro_batches, stages // 2, _transfers(stages))
+def _in_one_place(family: Family) -> Callable[..., Schedule]:
+    def build(stages: int = 4, micro_batches: int = 8) -> Schedule:
+        return _built(family, stages, micro_batches, 1)
+
+    return build
+
+
+def _in_loops(family: Family) -> Callable[..., Schedule]:
+    def build(stages: int = 4, micro_batches: int = 8, chunks: int = 2) -> Schedule:
+        return _built(family, stages, micro_batches, chunks)
+
+    return build
+
+
+def _in_a_v(family: Family) -> Callable[..., Schedule]:
+    def build(stages: int = 8, micro_batches: int = 8) -> Schedule:
+        return _built(family, stages, micro_batches, 2)
+
+    return build
+
+
+def _built(family: Family, stages: int, micro_batches: int, each: int) -> Schedule:
+    if stages % each:
+        near = tuple({"stages": k} for k in (stages - stages % each, stages - stages % each + each) if k)
+        raise ProblemError(Problem("stages", stages, f"is no multiple of the {each} on each device", near))
+    devices = stages // each
+    if problem := family.refused(micro_batches, devices):
+        fixes = tuple({"micro_batches": fix["batch.micro_batches"]} for fix in problem.fixes)
+        raise ProblemError(Problem("micro_batches", micro_batches, problem.message, fixes))
+    return family.build(micro_batches, devices, each, _transfers(stages))
 
 
 def _data_parallel(micro_batches: int = 8, recompute: str = "never", kind: str = SHARDINGS[0]) -> Schedule:
@@ -156,6 +197,9 @@ def _single(micro_batches: int = 8, recompute: str = "never") -> Schedule:
     return single(micro_batches, recompute)
 
 
+MAKERS = {"one": _in_one_place, "loop": _in_loops, "v": _in_a_v}
+FURTHER = ("zbv", "eager_1f1b", "looped_bfs", "zb_h1", "zb_h2", "interleaved_zb", "v_half", "v_min", "dualpipev")
+"""Families that have no further keys."""
 DRAWN: dict[str, Callable[..., Schedule]] = {
     "gpipe": _gpipe,
     "one_f_one_b": _one_f_one_b,
@@ -164,7 +208,7 @@ DRAWN: dict[str, Callable[..., Schedule]] = {
     "myelin": _myelin,
     "fill_drain": _fill_drain,
     "deepspeed": _deepspeed,
-    "zbv": _zbv,
+    **{name: MAKERS[FAMILIES[name].places](FAMILIES[name]) for name in FURTHER},
     "data_parallel": _data_parallel,
     "single": _single,
 }

@@ -1,44 +1,76 @@
-"""TEMPORARY until the families are merged."""
+"""All published families of pipeline schedules, by the name that `engine.schedule` gives them.
+
+Left out is Chimera (arXiv 2107.06925): its second pipeline runs the other way round and needs each stage on two
+devices, which a plan has only as replicas.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
-from harness.core.problem import Problem
+from harness.core.problem import Fix, Problem
 from harness.schedule import Schedule
+from harness.schedule.builders.dualpipe import dualpipe_v, too_few
 from harness.schedule.builders.fill_drain import fill_drain
-from harness.schedule.builders.interleaved import interleaved
-from harness.schedule.builders.one_f_one_b import one_f_one_b
-from harness.schedule.builders.zero_bubble import zbv
+from harness.schedule.builders.interleaved import interleaved, looped_bfs, no_full_rounds
+from harness.schedule.builders.one_f_one_b import eager_1f1b, one_f_one_b
+from harness.schedule.builders.v_schedules import v_half, v_min
+from harness.schedule.builders.zero_bubble import interleaved_zb, zb_h1, zb_h2, zbv
 from harness.schedule.transfers import Transfer
+
+Places = Literal["one", "loop", "v"]
+"""One stage on each device; `chunks` on each, in turn; two on each, down the devices and up again."""
+Builder = Callable[[int, int, int, Sequence[Transfer]], Schedule]
 
 
 @dataclass(frozen=True)
 class Family:
-    name: str
-    stages_per_device: int | None
-    builder: Callable[[int, int, int, Sequence[Transfer]], Schedule]
-    v: bool = False
+    """`text` says what it is, `split` whether its backward passes come in halves."""
 
-    def build(self, micro_batches: int, devices: int, chunks: int, transfers: Sequence[Transfer]) -> Schedule:
-        return self.builder(micro_batches, devices, chunks, transfers)
+    name: str
+    text: str
+    places: Places
+    builder: Builder
+    split: bool = False
+    refused: Callable[[int, int], Problem | None] = lambda micro_batches, devices: None
+
+    @property
+    def stages_per_device(self) -> int | None:
+        """Stages of each device; None where the user says how many (`chunks`)."""
+        return {"one": 1, "loop": None, "v": 2}[self.places]
 
     def placement(self, devices: int, chunks: int) -> tuple[int, ...]:
-        if self.v:
-            return (*range(devices), *reversed(range(devices)))
-        return tuple(range(devices)) * (self.stages_per_device or chunks)
+        """Returns the device of each stage."""
+        down = tuple(range(devices))
+        return (*down, *reversed(down)) if self.places == "v" else down * (self.stages_per_device or chunks)
 
-    def refuses(self, micro_batches: int, devices: int, chunks: int) -> Problem | None:
-        return None
+    def build(self, micro_batches: int, devices: int, chunks: int, transfers: Sequence[Transfer]) -> Schedule:
+        """Returns the schedule. Raises ProblemError for numbers that it does not have."""
+        return self.builder(micro_batches, devices, chunks, transfers)
+
+    def refuses(self, micro_batches: int, devices: int) -> Problem | None:
+        """Returns what is wrong with these numbers, with other micro-batches and GPipe as fixes."""
+        found = self.refused(micro_batches, devices)
+        if found is None:
+            return None
+        gpipe: Fix = {"engine.schedule": "gpipe"}
+        return Problem(found.key, found.value, found.message, (*found.fixes, gpipe))
 
 
-FAMILIES = {
-    f.name: f
-    for f in (
-        Family("gpipe", 1, lambda m, n, c, t: fill_drain(m, range(n), t)),
-        Family("1f1b", 1, lambda m, n, c, t: one_f_one_b(m, range(n), t)),
-        Family("interleaved1f1b", None, lambda m, n, c, t: interleaved(m, n, c, t)),
-        Family("zbv", 2, lambda m, n, c, t: zbv(m, n, t), True),
-    )
-}
+_ALL = (
+    Family("gpipe", "all forward, then all backward passes", "one", lambda m, n, c, t: fill_drain(m, range(n), t)),
+    Family("1f1b", "one forward, one backward", "one", lambda m, n, c, t: one_f_one_b(m, range(n), t)),
+    Family("eager_1f1b", "1F1B that hides its messages", "one", lambda m, n, c, t: eager_1f1b(m, range(n), t)),
+    Family("interleaved1f1b", "1F1B of several stages on a device", "loop", interleaved, refused=no_full_rounds),
+    Family("looped_bfs", "GPipe of several stages on a device", "loop", looped_bfs),
+    Family("zb_h1", "zero bubble, memory of 1F1B", "one", lambda m, n, c, t: zb_h1(m, n, t), split=True),
+    Family("zb_h2", "zero bubble, twice the memory", "one", lambda m, n, c, t: zb_h2(m, n, t), split=True),
+    Family("interleaved_zb", "zero bubble, interleaved", "loop", interleaved_zb, split=True, refused=no_full_rounds),
+    Family("zbv", "zero bubble in a V, memory of 1F1B", "v", lambda m, n, c, t: zbv(m, n, t), split=True),
+    Family("v_half", "half of the memory of 1F1B", "v", lambda m, n, c, t: v_half(m, n, t), split=True),
+    Family("v_min", "a third of the memory of 1F1B", "v", lambda m, n, c, t: v_min(m, n, t), split=True),
+    Family("dualpipev", "pairs of passes in a V", "v", lambda m, n, c, t: dualpipe_v(m, n, t), True, too_few),
+)
+FAMILIES: dict[str, Family] = {family.name: family for family in _ALL}

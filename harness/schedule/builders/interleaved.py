@@ -30,11 +30,7 @@ def interleaved(
     n, v, m = devices, chunks, micro_batches
     if v == 1:
         return one_f_one_b(m, range(n), transfers, recompute)
-    if m % n:
-        near = tuple({"batch.micro_batches": k * n} for k in (m // n, m // n + 1) if k)
-        raise ProblemError(
-            Problem("batch.micro_batches", m, f"is no multiple of the {n} devices of the pipeline", near)
-        )
+    check_full_rounds(m, n)
     orders = []
     for d in range(n):
         rounds = [(c * n + d, i) for c, i in turns(m, n, range(v))]
@@ -44,6 +40,44 @@ def interleaved(
         orders.append(alternate(forwards, backwards, 2 * (n - d - 1) + (v - 1) * n))
     placed = [stage % n for stage in range(n * v)]
     return Schedule(collect_queues(with_messages(orders, placed, transfers)), tuple(placed))
+
+
+def looped_bfs(micro_batches: int, devices: int, chunks: int, transfers: Sequence[Transfer]) -> Schedule:
+    """Returns the breadth-first order: all micro-batches through one chunk of a device, then through the next one.
+
+    m=3, 2 devices, 2 chunks
+    time      0   1   2   3   4   5   6   7   8   9   10  11  12  13  14  15  16  17  18  19  20
+    device 0  0F0 0F1 0F2 2F0 2F1 2F2 .   .   .   2B2---- 2B1---- 2B0---- 0B2---- 0B1---- 0B0----
+    device 1  .   1F0 1F1 1F2 3F0 3F1 3F2 3B2---- 3B1---- 3B0---- 1B2---- 1B1---- 1B0---- .   .
+
+    Lamy-Poirier, Breadth-First Pipeline Parallelism, arXiv 2211.05953, section 4. A device keeps all micro-batches, and
+    is idle for (n - 1)(F + B) of one chunk, as in interleaved 1F1B; sharded weights are gathered once for each chunk
+    and pass. The last micro-batch is the first one on the way back, as in torch.distributed.pipelining
+    (`ScheduleLoopedBFS`). Chunk c of device d is stage c * devices + d.
+    """
+    orders = []
+    for d in range(devices):
+        own = [c * devices + d for c in range(chunks)]
+        forwards = [Op(stage, "F", i) for stage in own for i in range(micro_batches)]
+        orders.append(forwards + [Op(stage, "B", i) for stage in reversed(own) for i in reversed(range(micro_batches))])
+    placed = [stage % devices for stage in range(devices * chunks)]
+    return Schedule(collect_queues(with_messages(orders, placed, transfers)), tuple(placed))
+
+
+def check_full_rounds(micro_batches: int, devices: int) -> None:
+    """Raises ProblemError where micro-batches do not go round the devices in full rounds."""
+    if problem := no_full_rounds(micro_batches, devices):
+        raise ProblemError(problem)
+
+
+def no_full_rounds(micro_batches: int, devices: int) -> Problem | None:
+    """Returns the problem of micro-batches that are no multiple of the devices."""
+    if not micro_batches % devices:
+        return None
+    rounds = micro_batches // devices
+    near = tuple({"batch.micro_batches": k * devices} for k in (rounds, rounds + 1) if k)
+    message = f"is no multiple of the {devices} devices of the pipeline"
+    return Problem("batch.micro_batches", micro_batches, message, near)
 
 
 def turns(micro_batches: int, devices: int, chunks: Sequence[int]) -> list[tuple[int, int]]:
