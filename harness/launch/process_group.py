@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
-from datetime import timedelta
 from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 
+from harness.runtime.transports.transport import PATIENCE
+
 Backend = Literal["gloo", "nccl"]
-PATIENCE = timedelta(hours=1)
-"""Timeout of a collective; the parent ends a run without progress long before (`launch.timeout_s`)."""
 
 
 def join(rank: int, count: int, device: str, local: int, **rendezvous: Any) -> None:

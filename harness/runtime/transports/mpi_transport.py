@@ -19,8 +19,7 @@ import torch
 from mpi4py import MPI
 from torch import Tensor
 
-from harness.launch.process_group import PATIENCE
-from harness.runtime.transports.transport import Channel, Completed, Position, Transport
+from harness.runtime.transports.transport import PATIENCE, Channel, Completed, Position, Transport
 
 BUSY_S, FAR_S = 1e-2, 1e-3
 """Between two polls while the rank computes, where all ranks share memory and where they do not. Each takes the

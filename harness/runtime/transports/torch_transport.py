@@ -26,8 +26,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from harness.launch.process_group import PATIENCE
-from harness.runtime.transports.transport import Arrival, Channel, Completed, Position, Transport
+from harness.runtime.transports.transport import PATIENCE, Arrival, Channel, Completed, Position, Transport
 
 AT_ONCE_S = 1e-4
 """Within which a wait ends for a message that is there."""

@@ -18,6 +18,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 
 import torch
 from torch import Tensor
@@ -26,6 +27,8 @@ from harness.core.op import Op
 from harness.core.problem import Problem, ProblemError
 from harness.runtime.stage_passes import DTYPES
 
+PATIENCE = timedelta(hours=1)
+"""Timeout of a collective; the parent ends a run without progress long before (`launch.timeout_s`)."""
 AHEAD = 1
 """Receives that are posted on each channel before their messages come: each has its buffer all the time."""
 HEADER = 1024
