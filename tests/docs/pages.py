@@ -12,7 +12,7 @@ from harness.config import registry
 
 COPIED = ("analysis", "conf", "engines", "harness", "models", "planners", "run.py", "slurm", "sweeps")
 _BLOCKS = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-_FILES = re.compile(r"^`([\w/]+\.(?:py|yaml))`.*:\n\n```\w+\n((?:.*\n)*?)```$", re.MULTILINE)
+_FILES = re.compile(r"^`([\w/]+\.(?:py|yaml|csv))`.*:\n\n```\w+\n((?:.*\n)*?)```$", re.MULTILINE)
 _COMMENT = re.compile(r"\s+#\s.*$")
 
 

@@ -20,7 +20,7 @@ from tests.support import fork_servers
 
 DOCS = registry.ROOT / "docs"
 TUTORIALS = (registry.ROOT / "README.md", *sorted((DOCS / "tutorials").glob("*.md")))
-PAGES = (*TUTORIALS, DOCS / "howto/python.md", DOCS / "howto/export.md")
+PAGES = (*TUTORIALS, DOCS / "howto/python.md", DOCS / "howto/export.md", DOCS / "howto/own_schedule.md")
 EXCEPTED = {
     "make run": "sets up an environment, from a network",
     "make test": "runs this test",

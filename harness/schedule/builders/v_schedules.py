@@ -90,14 +90,14 @@ def building_block(n: int, offsets: Offsets) -> list[dict[tuple[int, Kind], int]
 
 
 def _passes(n: int, r: int, offsets: Offsets, delays: Sequence[int]) -> Iterator[tuple[tuple[int, Kind], int]]:
-    a, b, hops = r, 2 * n - 1 - r, n - 1
+    a, b, last = r, 2 * n - 1 - r, n - 1
     yield (a, "F"), offsets.forward_a * r
-    turn = offsets.forward_a * hops + 1 + delays[0]
-    yield (b, "F"), turn + offsets.forward_b * (hops - r)
-    turn += offsets.forward_b * hops + 1 + delays[1]
+    turn = offsets.forward_a * last + 1 + delays[0]
+    yield (b, "F"), turn + offsets.forward_b * (last - r)
+    turn += offsets.forward_b * last + 1 + delays[1]
     yield (b, "B"), turn + offsets.backward_b * r
-    turn += offsets.backward_b * hops + 1 + delays[2]
-    yield (a, "B"), turn + offsets.backward_a * (hops - r)
+    turn += offsets.backward_b * last + 1 + delays[2]
+    yield (a, "B"), turn + offsets.backward_a * (last - r)
 
 
 def _with_weights(block: dict[tuple[int, Kind], int]) -> dict[tuple[int, Kind], int]:
