@@ -1,0 +1,137 @@
+"""The search against brute force, the bounds against both, the evaluation against the simulator."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from harness.core.cluster import Cluster
+from harness.core.memory_model import MemoryModel
+from harness.core.model_profile import LayerProfile, ModelProfile
+from harness.core.op import Op
+from harness.core.plan import Mesh, Plan, Stage
+from harness.core.problem import ProblemError
+from harness.order_search.bounds import lower_bound
+from harness.order_search.chain import Chain, Message, Orders, evaluate, fits, peak, tasks_of
+from harness.order_search.list_scheduling import one_at_a_time, rules, scheduled
+from harness.order_search.local_search import improved
+from harness.order_search.search import search
+from harness.schedule import Schedule, collect_queues
+from harness.schedule.families import FAMILIES
+from harness.schedule.transfers import transfers, with_messages
+from harness.simulator import simulate
+from tests.harness.order_search import brute_force
+
+TINY = [brute_force.drawn(seed, (2,), (2, 2)) for seed in range(12)]
+CHAINS = 50
+
+
+def families(chain: Chain) -> dict[str, Orders]:
+    found = {}
+    for name, family in FAMILIES.items():
+        if family.places == "one" and not family.refuses(chain.micro_batches, chain.width):
+            schedule = family.build(chain.micro_batches, chain.width, 1, [])
+            found[name] = [tasks_of(schedule.by_queue()[d, "compute"]) for d in range(chain.width)]
+    return found
+
+
+def schedule_of(chain: Chain, orders: Orders) -> Schedule:
+    boundaries = transfers([0] * (chain.stages - 1), (), portals=True)
+    ops = [[Op(j, "B" if kind == "I" else kind, i) for kind, j, i in row] for row in orders]  # type: ignore[arg-type]
+    return Schedule(collect_queues(with_messages(ops, chain.devices, boundaries)), chain.devices)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_it_takes_as_long_as_the_simulator_says(seed: int) -> None:
+    chain = replace(brute_force.drawn(seed), limits=())
+    plan = Plan(Mesh(), tuple(Stage(j, j, d) for j, d in enumerate(chain.devices)), chain.micro_batches)
+    profile = ModelProfile((LayerProfile(),) * chain.stages)
+    for orders in list(families(chain).values()):
+        schedule = schedule_of(chain, orders)
+        split = {(op.stage, op.micro_batch) for op in schedule.ops() if op.kind == "W"}
+        seconds = {}
+        for op in schedule.ops():
+            kind = {"B": "I" if (op.stage, op.micro_batch) in split else "B"}.get(op.kind, op.kind)
+            message = next((m.seconds for m in chain.messages if {m.source, m.target} == {op.stage, op.peer}), 0.0)
+            seconds[str(op)] = message if op.kind == "copy" else chain.task_s.get((kind, op.stage), 0.0)
+        done = simulate(schedule, plan, profile, Cluster(devices_per_node=9), MemoryModel(), durations=seconds)
+        assert evaluate(chain, orders).step_s == pytest.approx(done.figures["step_time_s"])
+
+
+@pytest.mark.parametrize("chain", TINY, ids=str)
+def test_it_finds_what_brute_force_finds(chain: Chain) -> None:
+    best_s = brute_force.best(chain)
+    found = search(chain)
+    assert brute_force.valid(chain, found.orders)
+    assert found.step_s == pytest.approx(evaluate(chain, found.orders).step_s)
+    assert lower_bound(chain) <= best_s + 1e-9
+    assert found.bound_s <= best_s + 1e-9
+    assert found.step_s == pytest.approx(best_s)
+
+
+@pytest.mark.parametrize("seed", range(CHAINS))
+def test_random_chains(seed: int) -> None:
+    """Never worse than the best family that fits, within the limits, the same each time; never below the bound."""
+    chain = brute_force.drawn(seed)
+    known = families(chain)
+    found = search(chain, known, seconds=4.0)
+    assert brute_force.valid(chain, found.orders)
+    assert found.bound_s <= found.step_s + 1e-9
+    for orders in known.values():
+        one = evaluate(chain, orders)
+        assert not fits(chain, one) or found.step_s <= one.step_s + 1e-9
+
+
+def test_the_result_is_the_same_again() -> None:
+    chain = brute_force.drawn(5)
+    assert search(chain, families(chain)).orders == search(chain, families(chain)).orders
+
+
+def test_too_little_memory_is_refused_with_the_bytes() -> None:
+    chain = replace(brute_force.drawn(1), limits=(1, 1))
+    with pytest.raises(ProblemError, match="has 1 bytes for activations, one micro-batch needs"):
+        search(chain)
+
+
+def test_recomputation_where_memory_binds() -> None:
+    """Three micro-batches in flight fit only if stage 0 keeps checkpoints: that is faster than one at a time."""
+    chain = Chain((0, 1), 6, (2, 2), (2, 2), (2, 2), (), (10, 10), (), (), (1, 1), (13, 40))
+    found = search(chain)
+    assert any(kind == "R" for row in found.orders for kind, _, _ in row)
+    assert brute_force.valid(chain, found.orders)
+    assert found.step_s < search(replace(chain, checkpoint_bytes=())).step_s
+
+
+def test_rules_make_valid_orders_on_a_v() -> None:
+    chain = Chain((0, 1, 1, 0), 4, (1, 2, 1, 3), (2, 1, 1, 1), (1, 1, 2, 1), (Message(0, 1, 0.5),))
+    made = [orders for rule in rules(chain) if (orders := scheduled(chain, rule))]
+    assert len(made) > 10
+    assert all(brute_force.valid(chain, orders) for orders in made)
+    assert min(evaluate(chain, orders).step_s for orders in made) >= lower_bound(chain)
+
+
+def test_local_search_gets_out_of_a_bad_start() -> None:
+    chain = replace(brute_force.drawn(3), limits=())
+    start = one_at_a_time(chain)
+    before = evaluate(chain, start).step_s
+    step_s, orders = improved(chain, start, 3000, 0, 0.0, float("inf"))
+    assert step_s < 0.8 * before
+    assert evaluate(chain, orders).step_s == step_s
+
+
+def test_memory_of_an_order() -> None:
+    chain = Chain((0,), 2, (1,), (1,), (1,), (), (10,), (3,), (5,), (2,))
+    assert peak(chain, [("F", 0, 0), ("B", 0, 0), ("F", 0, 1), ("B", 0, 1)]) == 15
+    assert peak(chain, [("F", 0, 0), ("F", 0, 1), ("B", 0, 0), ("B", 0, 1)]) == 25
+    assert peak(chain, [("F", 0, 0), ("I", 0, 0), ("F", 0, 1), ("W", 0, 0), ("B", 0, 1)]) == 23
+    assert peak(chain, [("F", 0, 0), ("F", 0, 1), ("R", 0, 0), ("B", 0, 0), ("B", 0, 1)]) == 27
+
+
+def test_a_deadlock_takes_for_ever() -> None:
+    chain = Chain((0, 1), 2, (1, 1), (1, 1), (1, 1))
+    rows: Orders = [
+        [("F", 0, 0), ("B", 0, 0), ("F", 0, 1), ("B", 0, 1)],
+        [("F", 1, 0), ("F", 1, 1), ("B", 1, 0), ("B", 1, 1)],
+    ]
+    assert evaluate(chain, rows).step_s == float("inf")
