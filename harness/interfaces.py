@@ -279,6 +279,10 @@ class Engine(ABC):
         """Return the problems that keep the engine from executing this plan, other than those of `refuses`."""
         return []
 
+    def alternatives(self) -> dict[str, Fix]:
+        """Return settings to compare instead of a run, by their names: each sets keys of this engine."""
+        return {}
+
     def ordered(self, plan: Plan, profile: ModelProfile, cluster: Cluster, memory: MemoryModel) -> Plan:
         """Return the plan with `Plan.order`, for an engine that reads the order of tasks from a file or searches it.
 

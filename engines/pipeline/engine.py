@@ -2,6 +2,8 @@
 
     python run.py engine=pipeline engine.schedule=zb_h1 model=gpt         a published family
     python run.py engine=pipeline engine.schedule=own.csv model=unet      the order of a file
+    python run.py engine=pipeline engine.schedule=search model=unet       the best that is found in ten seconds
+    python run.py mode=plan engine=pipeline engine.schedule=all model=unet    all of these side by side
 
     rank 0   F F F . . I W I F . .      the tasks of its stages in their order, each when its messages have come
     rank 1   . F F I . F W I . . .      messages go by themselves; skips go straight to the stage that pops them
@@ -25,11 +27,12 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+from harness.core import divisors
 from harness.core.cluster import Cluster
 from harness.core.memory_model import MemoryModel
 from harness.core.model_profile import ModelProfile
 from harness.core.plan import Mesh, Plan
-from harness.core.problem import LEAVE_OUT, Problem
+from harness.core.problem import LEAVE_OUT, Fix, Problem
 from harness.core.value_checks import one_of
 from harness.interfaces import Capabilities, Engine, Model, PlanRequest, Searched, Session, SessionSpec
 from harness.launch import mpi
@@ -42,6 +45,7 @@ from harness.schedule.transfers import Transfer, plan_transfers
 
 TRANSPORTS = ("torch", "mpi")
 CHUNKS = 2
+SEARCH, ALL = "search", "all"
 HERE = "local"
 
 
@@ -57,7 +61,8 @@ class Config:
     name: str = "pipeline"
     """The engine."""
     schedule: str = "1f1b"
-    """Order of the tasks: a published one, or a .csv or .json file with the actions of each device."""
+    """Order of the tasks: a published one; all, to compare these in mode=plan; search, for the least step time within
+    the memory of the devices; or a .csv or .json file with the actions of each device."""
     chunks: int = CHUNKS
     """Number of stages on each device, for schedules of any number: interleaved1f1b, looped_bfs, interleaved_zb."""
     checkpoint: str = "never"
@@ -71,8 +76,10 @@ def check(config: Config) -> list[Problem]:
     found = one_of("engine.transport", config.transport, TRANSPORTS)
     found += one_of("engine.checkpoint", config.checkpoint, RECOMPUTE, "always")
     if action_file.is_file(config.schedule):
-        return [*found, *plan_order.refused(config.schedule), *_of_file(config)]
-    found += one_of("engine.schedule", config.schedule, tuple(FAMILIES))
+        return [*found, *plan_order.refused(config.schedule), *_without_checkpoint(config, "a file, whose actions say")]
+    if config.schedule == SEARCH:
+        return [*found, *_without_checkpoint(config, "the search, which finds out")]
+    found += one_of("engine.schedule", config.schedule, (*FAMILIES, SEARCH, ALL))
     family = FAMILIES.get(config.schedule)
     if family and family.stages_per_device is None and config.chunks < 1:
         found.append(Problem("engine.chunks", config.chunks, "must be at least 1", ({"engine.chunks": CHUNKS},)))
@@ -83,11 +90,11 @@ def check(config: Config) -> list[Problem]:
     return found
 
 
-def _of_file(config: Config) -> list[Problem]:
-    """Keys that a file takes the place of."""
+def _without_checkpoint(config: Config, what: str) -> list[Problem]:
+    """A key that a file, or the search, takes the place of."""
     if config.checkpoint == "never":
         return []
-    message = "has no effect on a file, whose actions say what is recomputed: 2R0 before 2B0 or 2I0"
+    message = f"has no effect on {what} what is recomputed"
     return [Problem("engine.checkpoint", config.checkpoint, message, ({"engine.checkpoint": LEAVE_OUT},))]
 
 
@@ -99,6 +106,7 @@ class PipelineEngine(Engine):
     def __init__(self, config: Config) -> None:
         self.config = config
         self.file = config.schedule if action_file.is_file(config.schedule) else None
+        self.family = FAMILIES.get(config.schedule, FAMILIES["1f1b"])  # the search has a stage on each device, as 1F1B
         self.capabilities = Capabilities(data=True, multi_process=True, mpi=config.transport == "mpi")
 
     def refuses(self, request: PlanRequest, dtype: str, cluster: Cluster) -> list[Problem]:
@@ -108,21 +116,40 @@ class PipelineEngine(Engine):
         m, n = request.batch.micro_batches, request.pipeline
         if self.file:
             return [*found, *plan_order.refused(self.file, n, m, cluster.blocking_messages)]
-        problem = FAMILIES[self.config.schedule].refuses(m, n)
-        return [*found, problem] if problem else found
+        problem = self.family.refuses(m, n)
+        return [*found, replace(problem, fixes=self._fixes(request))] if problem else found
+
+    def _fixes(self, request: PlanRequest) -> tuple[Fix, ...]:
+        """Return the nearest number of micro-batches that the schedule has, and another schedule."""
+        m, shares = request.batch.micro_batches, divisors.list_divisors(max(1, request.batch.size // request.data))
+        right = [count for count in shares if self.family.refuses(count, request.pipeline) is None]
+        nearest = sorted(right, key=lambda count: abs(count - m))[:1]
+        other: Fix = {"engine.schedule": "gpipe"}
+        if m not in shares:  # then the number is wrong for any schedule
+            other["batch.micro_batches"] = divisors.nearest_divisors(shares[-1], m)[0]
+        return (*({"batch.micro_batches": count} for count in nearest), other)
 
     def check(self, plan: Plan, profile: ModelProfile, cluster: Cluster, memory: MemoryModel) -> list[Problem]:
         return plan_order.misplaced(plan, self.placement(plan.mesh.pipeline), self.config.schedule)
 
+    def alternatives(self) -> dict[str, Fix]:
+        names = (*FAMILIES, SEARCH) if self.config.schedule == ALL else ()
+        return {name: {"engine.schedule": name} for name in names}
+
     def ordered(self, plan: Plan, profile: ModelProfile, cluster: Cluster, memory: MemoryModel) -> Plan:
-        return plan_order.read_into(plan, self.file) if self.file else plan
+        if self.file:
+            return plan_order.read_into(plan, self.file)
+        if self.config.schedule != SEARCH:
+            return plan
+        from harness.order_search.plan_chain import searched
+
+        return searched(plan, profile, cluster, memory, plan_transfers(plan, profile, portals=True))
 
     def order(self, plan: Plan, transfers: Sequence[Transfer] = ()) -> Schedule:
         """Return the passes of each device, with messages for `transfers`."""
         if plan.order:
             return plan_order.schedule(plan, transfers)
-        family = FAMILIES[self.config.schedule]
-        found = family.build(plan.micro_batches, plan.mesh.pipeline, self.config.chunks, transfers)
+        found = self.family.build(plan.micro_batches, plan.mesh.pipeline, self.config.chunks, transfers)
         return with_recomputation(found, plan.micro_batches, plan.recompute)
 
     def schedule(self, plan: Plan, profile: ModelProfile) -> Schedule:
@@ -135,7 +162,7 @@ class PipelineEngine(Engine):
     def placement(self, pipeline: int) -> tuple[int, ...]:
         if self.file:
             return plan_order.placement(self.file, pipeline)
-        return FAMILIES[self.config.schedule].placement(pipeline, self.config.chunks)
+        return self.family.placement(pipeline, self.config.chunks)
 
     def session(self, model: Model, plan: Plan, spec: SessionSpec) -> AbstractContextManager[Session]:
         from engines.pipeline.session import PipelineSession

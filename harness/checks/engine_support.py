@@ -28,7 +28,20 @@ def early(config: DictConfig, engine: Engine, cluster: Cluster | None) -> list[P
     fixed = [problem.fixes[0].keys() for problem in own if problem.fixes]
     asked = checks_request.request(config, engine.capabilities, cluster)
     asked += slurm_step.problems(config, engine.capabilities)
+    asked += _compares(config, engine)
     return [problem for problem in asked if not problem.fixes or problem.fixes[0].keys() not in fixed] + own
+
+
+def _compares(config: DictConfig, engine: Engine) -> list[Problem]:
+    """A setting that stands for several ones, in a mode that needs one."""
+    others = engine.alternatives()
+    if not others or config.mode in ("plan", "simulate"):
+        return []
+    first = next(iter(others.values()))
+    key = next(iter(first))
+    message = f"compares {len(others)} settings in mode=plan and mode=simulate, mode={config.mode} needs one"
+    value = config.engine[key.removeprefix("engine.")]
+    return [Problem(key, value, message, (first, {"mode": "plan"}))]
 
 
 def refused(config: DictConfig, engine: Engine, cluster: Cluster) -> list[Problem]:

@@ -24,8 +24,9 @@ from harness.host import devices, machine
 from harness.host.machine import Machine
 from harness.interfaces import Engine, Planner
 from harness.launch import slurm_step, supervisor
-from harness.planning import contents, memory_advice, profiles
+from harness.planning import alternatives, contents, memory_advice, profiles
 from harness.planning import draft as planning_draft
+from harness.planning.alternatives import Alternative
 from harness.planning.draft import Draft
 from harness.planning.profiles import Origin, Profiles
 from harness.report.progress import Progress
@@ -41,7 +42,7 @@ class Prepared:
 
     `values` and `profile` say where the numbers of the cluster and the profile are from ("made just now"), `ranks` how
     many processes train, `multi_process` whether those are ranks that another one starts. `exported` is what another
-    system gets, if one does.
+    system gets, if one does. `alternatives` are settings that were compared: `draft` is that of the first one.
     """
 
     draft: Draft
@@ -52,6 +53,7 @@ class Prepared:
     multi_process: bool
     tracker: Tracker
     exported: Planned | None = None
+    alternatives: Sequence[Alternative] = ()
 
     def device_names(self, local: bool) -> list[str]:
         """The devices of the plan, by what they are; `local`: as torch calls them."""
@@ -129,7 +131,12 @@ class _Preparation:
         self.compare()
         mesh = planning_draft.mesh(config, engine, profile, cluster)
         self.progress.phase("planning", f"{config.planner.name}, {mesh.size} of {cluster.devices} devices")
-        draft = self.collect(lambda: planning_draft.draft(config, engine, planner, profile, cluster))
+        others = alternatives.compared(config, engine, planner, profile, cluster)
+        draft: Draft | None
+        if others and others[0].draft and others[0].engine:
+            draft, engine = others[0].draft, others[0].engine
+        else:
+            draft = self.collect(lambda: planning_draft.draft(config, engine, planner, profile, cluster))
         if draft:
             self.check_memory(draft, profile)
         exported = Planned(config, draft.plan, profile, draft.schedule) if draft and config.export else None
@@ -145,7 +152,7 @@ class _Preparation:
         kind = devices.detect(profiles.wanted(config)).kind
         several = engine.capabilities.multi_process
         ranks = draft.devices if several else 1
-        return Prepared(draft, kind, self.values, self.profiles.found, ranks, several, tracker, exported)
+        return Prepared(draft, kind, self.values, self.profiles.found, ranks, several, tracker, exported, others)
 
     def ground(self) -> Ground:
         known = self.collect(self.cluster)

@@ -183,7 +183,7 @@ def _built(family: Family, stages: int, micro_batches: int, each: int) -> Schedu
         near = tuple({"stages": k} for k in (stages - stages % each, stages - stages % each + each) if k)
         raise ProblemError(Problem("stages", stages, f"is no multiple of the {each} on each device", near))
     devices = stages // each
-    if problem := family.refused(micro_batches, devices):
+    if problem := family.refuses(micro_batches, devices):
         fixes = tuple({"micro_batches": fix["batch.micro_batches"]} for fix in problem.fixes)
         raise ProblemError(Problem("micro_batches", micro_batches, problem.message, fixes))
     return family.build(micro_batches, devices, each, _transfers(stages))

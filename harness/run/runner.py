@@ -39,7 +39,7 @@ from harness.launch.supervisor import Outcome, WorkerFailed
 from harness.measure import calibration, torch_trace
 from harness.planning import prepare, profiles, tune, work
 from harness.planning.prepare import Prepared
-from harness.report import closing_table, pattern_plot, plan_report, timeline_plot
+from harness.report import alternatives_report, closing_table, pattern_plot, plan_report, timeline_plot
 from harness.report.console import plain
 from harness.report.plan_report import plan_tables
 from harness.report.progress import Progress
@@ -161,6 +161,10 @@ class Run:
             "simulation": metrics.basis(draft, self.config, prepared.values) | {"profile": prepared.profile},
         }
         folder.update(plan=draft.plan.to_json(), predicted=draft.plan.predicted, manifest=used)
+        if prepared.alternatives:
+            self.progress.console.print(alternatives_report.table(prepared.alternatives))
+            alternatives_report.draw(prepared.alternatives, folder.path / alternatives_report.PICTURE)
+            self.progress.note(f"picture {folder.path / alternatives_report.PICTURE}; the plan of the first one:")
         self.progress.console.print(plan_tables(draft.plan, draft.profile, self.config.planner.name))
         if draft.plan.mesh.data > 1:
             self.progress.note(plan_report.replicas(draft))

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from harness.core.problem import Fix, Problem
+from harness.core.problem import Problem
 from harness.schedule import Schedule
 from harness.schedule.builders.dualpipe import dualpipe_v, too_few
 from harness.schedule.builders.fill_drain import fill_drain
@@ -34,7 +34,8 @@ class Family:
     places: Places
     builder: Builder
     split: bool = False
-    refused: Callable[[int, int], Problem | None] = lambda micro_batches, devices: None
+    refuses: Callable[[int, int], Problem | None] = lambda micro_batches, devices: None
+    """What is wrong with these numbers of micro-batches and devices."""
 
     @property
     def stages_per_device(self) -> int | None:
@@ -50,24 +51,16 @@ class Family:
         """Returns the schedule. Raises ProblemError for numbers that it does not have."""
         return self.builder(micro_batches, devices, chunks, transfers)
 
-    def refuses(self, micro_batches: int, devices: int) -> Problem | None:
-        """Returns what is wrong with these numbers, with other micro-batches and GPipe as fixes."""
-        found = self.refused(micro_batches, devices)
-        if found is None:
-            return None
-        gpipe: Fix = {"engine.schedule": "gpipe"}
-        return Problem(found.key, found.value, found.message, (*found.fixes, gpipe))
-
 
 _ALL = (
     Family("gpipe", "all forward, then all backward passes", "one", lambda m, n, c, t: fill_drain(m, range(n), t)),
     Family("1f1b", "one forward, one backward", "one", lambda m, n, c, t: one_f_one_b(m, range(n), t)),
     Family("eager_1f1b", "1F1B that hides its messages", "one", lambda m, n, c, t: eager_1f1b(m, range(n), t)),
-    Family("interleaved1f1b", "1F1B of several stages on a device", "loop", interleaved, refused=no_full_rounds),
+    Family("interleaved1f1b", "1F1B of several stages on a device", "loop", interleaved, refuses=no_full_rounds),
     Family("looped_bfs", "GPipe of several stages on a device", "loop", looped_bfs),
     Family("zb_h1", "zero bubble, memory of 1F1B", "one", lambda m, n, c, t: zb_h1(m, n, t), split=True),
     Family("zb_h2", "zero bubble, twice the memory", "one", lambda m, n, c, t: zb_h2(m, n, t), split=True),
-    Family("interleaved_zb", "zero bubble, interleaved", "loop", interleaved_zb, split=True, refused=no_full_rounds),
+    Family("interleaved_zb", "zero bubble, interleaved", "loop", interleaved_zb, split=True, refuses=no_full_rounds),
     Family("zbv", "zero bubble in a V, memory of 1F1B", "v", lambda m, n, c, t: zbv(m, n, t), split=True),
     Family("v_half", "half of the memory of 1F1B", "v", lambda m, n, c, t: v_half(m, n, t), split=True),
     Family("v_min", "a third of the memory of 1F1B", "v", lambda m, n, c, t: v_min(m, n, t), split=True),

@@ -123,6 +123,14 @@ class LoweredSchedule:
         rate = min([route.flow.cap, *(port / uses for uses in route.flow.uses.values())])
         return route.seconds + route.flow.amount / rate
 
+    def uncontended_s(self, node: int) -> float:
+        """Returns the seconds of a node if nothing else is under way."""
+        flow = self.work.flows.get(node)
+        if flow is None:
+            return self.work.seconds[node]
+        rate = min([flow.cap, *(self.work.capacity[resource] / times for resource, times in flow.uses.items())])
+        return self.work.seconds[node] + flow.amount / rate
+
     def take(self, node: int, route: Route) -> None:
         self.work.seconds[node] = route.seconds
         if route.flow is not None:

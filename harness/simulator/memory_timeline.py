@@ -27,7 +27,7 @@ from harness.core.model_profile import ModelProfile
 from harness.core.op import Op
 from harness.core.plan import Plan, Stage
 from harness.schedule import Schedule
-from harness.schedule.dependency_graph import DATA, Graph, split_part
+from harness.schedule.dependency_graph import DATA, Graph, build_graph, split_part
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ def _gradients(profile: ModelProfile, first: int, last: int) -> Iterator[tuple[i
 
 
 @dataclass(frozen=True)
-class _StageBytes:
+class StageBytes:
     """Bytes that the tasks of one stage hold, for one micro-batch.
 
     `checkpoint` is that of a task that will be recomputed, `delayed` what a backward task leaves for that of the
@@ -131,6 +131,29 @@ class _StageBytes:
     first_working: int
     working: int
     inputs_working: int
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What a schedule keeps on each device: the bytes of each stage's tasks; what arrives at it in a forward pass, and
+    in a backward pass; what is always there on each device."""
+
+    stages: list[StageBytes]
+    received: list[int]
+    gradients: list[int]
+    resident: dict[int, int]
+
+
+def kept(schedule: Schedule, plan: Plan, profile: ModelProfile, memory: MemoryModel) -> Kept:
+    """Returns what the tasks of a plan keep, whatever their order."""
+    graph = build_graph(schedule)
+    at_once = [0.0] * len(graph.before)
+    timeline = _MemoryTimeline(graph, at_once, at_once, schedule, plan, profile, memory)
+    received, gradients = (
+        [sum(timeline.arriving[number, forward].values()) for number in range(len(plan.stages))]
+        for forward in (True, False)
+    )
+    return Kept(timeline.stages, received, gradients, {d: sum(timeline.resident(d).values()) for d in plan.devices})
 
 
 class _MemoryTimeline:
@@ -261,12 +284,12 @@ class _MemoryTimeline:
         later = self.forward.get((stage, op.micro_batch + KEPT_MICRO_BATCHES))
         return self.last_s if later is None else self.end_s[later]
 
-    def stage_bytes(self, number: int, stage: Stage) -> _StageBytes:
+    def stage_bytes(self, number: int, stage: Stage) -> StageBytes:
         """Returns the bytes of a stage's tasks; a memory model of layer inputs counts nothing else."""
         profile, memory = self.profile, self.memory
         task = memory.task_bytes(profile, stage.first, stage.last)
         if not self.whole:
-            return _StageBytes(memory.checkpoint_bytes(profile, stage.first, stage.last), task, 0, 0, 0, 0, 0)
+            return StageBytes(memory.checkpoint_bytes(profile, stage.first, stage.last), task, 0, 0, 0, 0, 0)
         brought = self.arriving[number, True]
         counted = (stage.first == 0 or "" in brought) and memory.messages != "copied"
         if counted:  # the input, which the first layer saves, is counted already
@@ -275,7 +298,7 @@ class _MemoryTimeline:
         checkpoint += sum(s.bytes for s in profile.skips_into(stage.first, stage.last) if s.name not in brought)
         checkpoint += sum(brought.values()) if memory.messages == "copied" else 0
         accumulated = min(1.0, memory.gradients)
-        return _StageBytes(
+        return StageBytes(
             checkpoint,
             task,
             self.output_bytes(number),

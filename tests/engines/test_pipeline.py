@@ -43,7 +43,7 @@ def plan_of(engine: PipelineEngine, model: Model, devices: int, micro_batches: i
     plan = Plan.contiguous(even(len(model.layers()), len(placement)), micro_batches)
     stages = tuple(replace(stage, device=placement[j]) for j, stage in enumerate(plan.stages))
     plan = replace(plan, mesh=Mesh(data=data, pipeline=devices), stages=stages)
-    return engine.ordered(plan, contract.profile_of(model), Cluster(), MemoryModel())
+    return engine.ordered(plan, contract.profile_of(model), Cluster(devices_per_node=devices), MemoryModel())
 
 
 @pytest.mark.fast
@@ -129,6 +129,13 @@ def test_the_order_of_a_file(model: str, name: str, tmp_path: Path) -> None:
     file.unlink()
     contract.check_training(gentle(found))
     contract.check_trace(found)
+
+
+@pytest.mark.parametrize("model", ["unet", "gpt", "amoebanet"])
+def test_a_searched_order_trains_like_single(model: str) -> None:
+    found = case(model, "search")
+    assert found.plan.order
+    contract.check_training(replace(gentle(found), samples=4))
 
 
 def refused(request: PlanRequest, schedule: str, **keys: object) -> list[Row]:

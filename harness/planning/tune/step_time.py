@@ -62,7 +62,7 @@ class _Step:
         self.schedule, self.work, self.count = schedule, lowered.work, count
         self.ops = lowered.graph.ops
         self.tasks = [node for node, op in enumerate(self.ops) if op.micro_batch is not None]
-        self.alone = [self._alone(node) for node in range(len(self.work.seconds))]
+        self.alone = [lowered.uncontended_s(node) for node in range(len(self.work.seconds))]
         self.tails: dict[int, list[int]] = defaultdict(list)  # of each device
         self.slot = 0.0  # of the longest queue of all, for a micro-batch
         for queue, nodes in lowered.queues():
@@ -70,14 +70,6 @@ class _Step:
             self.tails[queue.device] += [node for node in own if self.ops[node].micro_batch is None]
             tasks = (self.alone[node] for node in own if self.ops[node].micro_batch is not None)
             self.slot = max(self.slot, sum(tasks) / count)
-
-    def _alone(self, node: int) -> float:
-        """Seconds of a node if nothing else is under way."""
-        flow = self.work.flows.get(node)
-        if flow is None:
-            return self.work.seconds[node]
-        rate = min([flow.cap, *(self.work.capacity[resource] / times for resource, times in flow.uses.items())])
-        return self.work.seconds[node] + flow.amount / rate
 
     def seconds(self, micro_batches: int, held: Sequence[peak_memory.Held]) -> float:
         """Return the seconds of a step of so many micro-batches; the stages have `held` of them in flight."""

@@ -114,7 +114,7 @@ def test_several_keys_are_understood_together(typed: str, meant: list[str]) -> N
         ("engine=megatron", "engine=sbp planner=megatron"),
         ("engine=pipedream", "engine=periodic planner=pipedream"),
         ("engine=dp", "engine=ddp"),
-        ("engine=1f1b", "engine=torch_pipelining engine.schedule=1f1b"),
+        ("engine=1f1b", "engine=pipeline engine.schedule=1f1b, or engine=torch_pipelining engine.schedule=1f1b"),
         ("engine=madpipe", "planner=madpipe"),
         ("planner=gpipe", "engine=gpipe"),
     ],

@@ -1,13 +1,11 @@
-"""All orders of a tiny chain, and chains drawn at random."""
+"""All orders of a tiny chain."""
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator
 from itertools import product
 
-from harness.order_search.chain import Chain, Message, Orders, Task, evaluate, fits, peak
-from harness.order_search.list_scheduling import one_at_a_time
+from harness.order_search.chain import Chain, Orders, Task, evaluate, fits, peak
 
 
 def interleavings(groups: list[list[Task]]) -> Iterator[list[Task]]:
@@ -44,24 +42,6 @@ def best(chain: Chain) -> float:
     """The least step time of all orders that fit."""
     rows = [device_orders(chain, device) for device in range(chain.width)]
     return min((evaluate(chain, list(orders)).step_s for orders in product(*rows)), default=float("inf"))
-
-
-def drawn(seed: int, stages: tuple[int, ...] = (2, 3, 4), micro_batches: tuple[int, int] = (4, 8)) -> Chain:
-    """A chain of uneven stages, with a limit from the least possible one to none."""
-    draw = random.Random(seed)
-    n, m = draw.choice(stages), draw.randint(*micro_batches)
-    times = [tuple(draw.randint(1, 9) for _ in range(n)) for _ in range(3)]
-    messages = tuple(Message(j, j + 1, draw.randint(0, 4)) for j in range(n - 1))
-    saved = tuple(draw.randint(2, 10) for _ in range(n))
-    delayed, working = tuple(draw.randint(0, s // 2) for s in saved), tuple(draw.randint(0, 4) for _ in range(n))
-    free = Chain(tuple(range(n)), m, *times, messages, saved, delayed, working)  # type: ignore[arg-type]
-    share = draw.choice((0, 0.1, 0.3, 0.6, None))
-    if share is None:
-        return free
-    least = [peak(free, row) for row in one_at_a_time(free)]
-    most = [peak(free, [*(("F", j, i) for i in range(m)), *(("B", j, i) for i in range(m))]) for j in range(n)]
-    limits = tuple(int(low + (high - low) * share) for low, high in zip(least, most, strict=True))
-    return Chain(free.devices, m, *times, messages, saved, delayed, working, (), limits)  # type: ignore[arg-type]
 
 
 def valid(chain: Chain, orders: Orders) -> bool:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from analysis.order_search.chains import COUNT, drawn
 from harness.core.cluster import Cluster
 from harness.core.memory_model import MemoryModel
 from harness.core.model_profile import LayerProfile, ModelProfile
@@ -13,27 +14,17 @@ from harness.core.op import Op
 from harness.core.plan import Mesh, Plan, Stage
 from harness.core.problem import ProblemError
 from harness.order_search.bounds import lower_bound
-from harness.order_search.chain import Chain, Message, Orders, evaluate, fits, peak, tasks_of
+from harness.order_search.chain import Chain, Message, Orders, evaluate, fits, peak
 from harness.order_search.list_scheduling import one_at_a_time, rules, scheduled
 from harness.order_search.local_search import improved
+from harness.order_search.plan_chain import families
 from harness.order_search.search import search
 from harness.schedule import Schedule, collect_queues
-from harness.schedule.families import FAMILIES
 from harness.schedule.transfers import transfers, with_messages
 from harness.simulator import simulate
 from tests.harness.order_search import brute_force
 
-TINY = [brute_force.drawn(seed, (2,), (2, 2)) for seed in range(12)]
-CHAINS = 50
-
-
-def families(chain: Chain) -> dict[str, Orders]:
-    found = {}
-    for name, family in FAMILIES.items():
-        if family.places == "one" and not family.refuses(chain.micro_batches, chain.width):
-            schedule = family.build(chain.micro_batches, chain.width, 1, [])
-            found[name] = [tasks_of(schedule.by_queue()[d, "compute"]) for d in range(chain.width)]
-    return found
+TINY = [drawn(seed, (2,), (2, 2)) for seed in range(12)]
 
 
 def schedule_of(chain: Chain, orders: Orders) -> Schedule:
@@ -44,7 +35,7 @@ def schedule_of(chain: Chain, orders: Orders) -> Schedule:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_it_takes_as_long_as_the_simulator_says(seed: int) -> None:
-    chain = replace(brute_force.drawn(seed), limits=())
+    chain = replace(drawn(seed), limits=())
     plan = Plan(Mesh(), tuple(Stage(j, j, d) for j, d in enumerate(chain.devices)), chain.micro_batches)
     profile = ModelProfile((LayerProfile(),) * chain.stages)
     for orders in list(families(chain).values()):
@@ -70,10 +61,10 @@ def test_it_finds_what_brute_force_finds(chain: Chain) -> None:
     assert found.step_s == pytest.approx(best_s)
 
 
-@pytest.mark.parametrize("seed", range(CHAINS))
+@pytest.mark.parametrize("seed", range(COUNT))
 def test_random_chains(seed: int) -> None:
     """Never worse than the best family that fits, within the limits, the same each time; never below the bound."""
-    chain = brute_force.drawn(seed)
+    chain = drawn(seed)
     known = families(chain)
     found = search(chain, known, seconds=4.0)
     assert brute_force.valid(chain, found.orders)
@@ -84,12 +75,12 @@ def test_random_chains(seed: int) -> None:
 
 
 def test_the_result_is_the_same_again() -> None:
-    chain = brute_force.drawn(5)
+    chain = drawn(5)
     assert search(chain, families(chain)).orders == search(chain, families(chain)).orders
 
 
 def test_too_little_memory_is_refused_with_the_bytes() -> None:
-    chain = replace(brute_force.drawn(1), limits=(1, 1))
+    chain = replace(drawn(1), limits=(1, 1))
     with pytest.raises(ProblemError, match="has 1 bytes for activations, one micro-batch needs"):
         search(chain)
 
@@ -112,7 +103,7 @@ def test_rules_make_valid_orders_on_a_v() -> None:
 
 
 def test_local_search_gets_out_of_a_bad_start() -> None:
-    chain = replace(brute_force.drawn(3), limits=())
+    chain = replace(drawn(3), limits=())
     start = one_at_a_time(chain)
     before = evaluate(chain, start).step_s
     step_s, orders = improved(chain, start, 3000, 0, 0.0, float("inf"))

@@ -1,0 +1,1 @@
+"""The search for orders on fifty random chains: python -m analysis.order_search."""

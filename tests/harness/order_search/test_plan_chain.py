@@ -1,0 +1,84 @@
+"""The search on plans: what it promises is what the simulator says, within the memory of the devices."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from harness.core.cluster import Cluster, Device, Link
+from harness.core.memory_model import MemoryModel
+from harness.core.model_profile import LayerProfile, ModelProfile, Skip
+from harness.core.plan import Mesh, Plan, Stage
+from harness.core.problem import ProblemError
+from harness.order_search.chain import evaluate
+from harness.order_search.plan_chain import chain_of, families, searched
+from harness.schedule import plan_order
+from harness.schedule.families import FAMILIES
+from harness.schedule.transfers import plan_transfers
+from harness.simulator import simulate
+
+LAYERS = tuple(
+    LayerProfile(f"layer{k}", 0.01 * (1 + k % 3), 0.02 * (1 + (k + 1) % 3), param_bytes=1000, output_bytes=2000,
+                 saved_bytes=5000 + 1000 * k)
+    for k in range(6)
+)  # fmt: skip
+PROFILE = ModelProfile(LAYERS, input_bytes=2000, skips=(Skip(0, 5, 4000, "up"),))
+PLAN = Plan(Mesh(pipeline=3), (Stage(0, 1, 0), Stage(2, 3, 1), Stage(4, 5, 2)), 6)
+MEMORY = MemoryModel(messages="posted")
+
+
+def cluster(memory_bytes: int = 0) -> Cluster:
+    return Cluster(devices_per_node=3, device=Device("D", memory_bytes), intra=Link(1e-3, 1e-7))
+
+
+def predicted(plan: Plan, memory_bytes: int = 0) -> tuple[float, list[int]]:
+    schedule = plan_order.schedule(plan, plan_transfers(plan, PROFILE, portals=True))
+    figures = simulate(schedule, plan, PROFILE, cluster(memory_bytes), MEMORY).figures
+    return figures["step_time_s"], figures["peak_memory_bytes"]
+
+
+def found(memory_bytes: int = 0) -> Plan:
+    return searched(PLAN, PROFILE, cluster(memory_bytes), MEMORY, plan_transfers(PLAN, PROFILE, portals=True), 4.0)
+
+
+def test_the_chain_takes_what_the_simulator_says() -> None:
+    """The optimizer's steps come on top, at the end."""
+    chain = chain_of(PLAN, PROFILE, cluster(), MEMORY, plan_transfers(PLAN, PROFILE, portals=True))
+    for name, orders in families(chain).items():
+        schedule = FAMILIES[name].build(6, 3, 1, plan_transfers(PLAN, PROFILE, portals=True))
+        step_s = simulate(schedule, PLAN, PROFILE, cluster(), MEMORY).figures["step_time_s"]
+        assert evaluate(chain, orders).step_s == pytest.approx(step_s, rel=1e-6)
+
+
+def test_no_published_order_is_faster() -> None:
+    plan = found()
+    step_s, _ = predicted(plan)
+    assert step_s <= min(evaluate_family(name) for name in ("1f1b", "zb_h1", "zb_h2", "eager_1f1b", "gpipe")) + 1e-9
+    assert plan.predicted["search_bound_s"] <= step_s + 1e-9
+    assert plan.predicted["best_family"] in FAMILIES
+
+
+def evaluate_family(name: str) -> float:
+    schedule = FAMILIES[name].build(6, 3, 1, plan_transfers(PLAN, PROFILE, portals=True))
+    step_s: float = simulate(schedule, PLAN, PROFILE, cluster(), MEMORY).figures["step_time_s"]
+    return step_s
+
+
+def test_less_memory_takes_longer_and_is_kept() -> None:
+    free_s, peaks = predicted(found())
+    limit = round(0.7 * max(peaks))
+    step_s, within = predicted(found(limit), limit)
+    assert max(within) <= limit
+    assert step_s >= free_s
+
+
+def test_nothing_fits() -> None:
+    with pytest.raises(ProblemError, match="one micro-batch needs"):
+        found(9000)
+
+
+def test_a_plan_keeps_its_order_as_json() -> None:
+    plan = found()
+    assert Plan.from_json(plan.to_json()) == plan
+    assert replace(plan, order=()) != plan
