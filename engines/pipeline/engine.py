@@ -143,7 +143,8 @@ class PipelineEngine(Engine):
             return plan
         from harness.order_search.plan_chain import searched
 
-        return searched(plan, profile, cluster, memory, plan_transfers(plan, profile, portals=True))
+        transfers = plan_transfers(plan, profile, portals=True)
+        return searched(plan, self.layers(plan, profile), cluster, memory, transfers)
 
     def order(self, plan: Plan, transfers: Sequence[Transfer] = ()) -> Schedule:
         """Return the passes of each device, with messages for `transfers`."""
@@ -155,6 +156,9 @@ class PipelineEngine(Engine):
     def schedule(self, plan: Plan, profile: ModelProfile) -> Schedule:
         found = self.order(plan, plan_transfers(plan, profile, portals=True))
         return with_ties(with_replicas(found, plan, profile), plan_ties(plan, profile), "compute")
+
+    def layers(self, plan: Plan, profile: ModelProfile) -> ModelProfile:
+        return profile.without_input_gradients(plan.stages[0].last)
 
     def memory(self, model: MemoryModel, mesh: Mesh, profile: ModelProfile) -> MemoryModel:
         return replace(model, messages="posted", reducing=1.0)

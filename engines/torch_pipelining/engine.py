@@ -140,6 +140,9 @@ class TorchPipeliningEngine(Engine):
             found = zbv(m, n, transfers)
         return with_ties(with_replicas(found, plan, profile), plan_ties(plan, profile), "compute")
 
+    def layers(self, plan: Plan, profile: ModelProfile) -> ModelProfile:
+        return profile.without_input_gradients(plan.stages[0].last)
+
     def memory(self, model: MemoryModel, mesh: Mesh, profile: ModelProfile) -> MemoryModel:
         return replace(model, messages="kept", reducing=1.0)
 

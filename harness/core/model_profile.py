@@ -117,7 +117,8 @@ class LayerProfile:
     forward pass that its backward pass repeats. `param_bytes` are those of all the layer's parameters, `tied` lists
     those that other layers share; so do `buffer_bytes` and `shared_buffers`. The FLOPs of `products` add up to `flops`
     (`harness.measure.matmul_finder`). `reads` has what each of them reads, then what the layer's output shows
-    (`harness.measure.column_flow`); () where nobody knows: an older profile, images, several tensors.
+    (`harness.measure.column_flow`); () where nobody knows: an older profile, images, several tensors. `input_share` is
+    the part of a backward pass for the gradients of the inputs, where passes come in halves.
     """
 
     name: str = ""
@@ -133,6 +134,7 @@ class LayerProfile:
     saved_bytes: int = 0
     working_bytes: int = 0
     recomputed_flops: float = 0.0
+    input_share: float = 0.5
     tied: tuple[Tied, ...] = ()
     shared_buffers: tuple[SharedBuffer, ...] = ()
     products: tuple[Product, ...] = ()
@@ -286,6 +288,12 @@ class ModelProfile(Document):
         over it."""
         return self.boundary_bytes(boundary) + sum(s.bytes for s in self.skips if s.source < boundary <= s.target)
 
+    def without_input_gradients(self, last: int) -> ModelProfile:
+        """Returns the profile whose layers up to `last` compute no gradients of inputs: nobody needs those of the
+        model's own inputs."""
+        own = tuple(replace(layer, input_share=0.0) for layer in self.layers[: last + 1])
+        return replace(self, layers=(*own, *self.layers[last + 1 :]))
+
     def sum(self, field: str, first: int, last: int) -> float:
         """Returns the sum of one numeric field over the layers `first`..`last`, both included."""
         return math.fsum(getattr(layer, field) for layer in self.layers[first : last + 1])
@@ -320,7 +328,7 @@ class ModelProfile(Document):
 
 LARGEST = 10**15
 """Largest bytes (a petabyte); a larger value is a mistake, and would overflow sums."""
-LARGEST_OF = {"flops": 1e21, "recomputed_flops": 1e21}
+LARGEST_OF = {"flops": 1e21, "recomputed_flops": 1e21, "input_share": 1.0}
 """Largest values of other fields of a layer."""
 
 

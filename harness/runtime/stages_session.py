@@ -55,7 +55,13 @@ class StagesSession(DistributedSession):
         for module in self.modules:
             self.parts.append([parameter for parameter in module.parameters() if parameter not in seen])
             seen.update(self.parts[-1])
+        owners = zip(self.modules, self.parts, strict=True)
+        self.owner = {self.parameter_names[one]: module.number for module, part in owners for one in part}
         self.stage_optimizers = [make_optimizer(part, self.spec.optimizer) for part in self.parts]
+
+    def stage_of(self, name: str) -> int:
+        """Return the stage of a parameter, the first one of this rank that has it."""
+        return self.owner[name]
 
     def optimizers(self) -> list[torch.optim.Optimizer]:
         return self.stage_optimizers

@@ -9,7 +9,7 @@ from functools import cached_property
 
 from harness.core.cluster import Cluster
 from harness.core.memory_model import MemoryModel
-from harness.core.model_profile import ModelProfile
+from harness.core.model_profile import LayerProfile, ModelProfile
 from harness.core.op import Op
 from harness.core.plan import Plan
 from harness.schedule.dependency_graph import Graph
@@ -24,8 +24,8 @@ class TaskCosts:
     """Seconds of tasks, by kind and stage.
 
     The optimizer reads gradients, and reads and writes weights and its own state, wherever that is kept between steps.
-    "B" is a whole backward pass. Where the gradients of the weights are a task of their own ("W"), that one and the
-    gradients of the inputs ("I") take half of it each.
+    "B" is a whole backward pass. Where the gradients of the weights are a task of their own ("W"), the gradients of the
+    inputs ("I") take `input_share` of it, W the rest.
     """
 
     def __init__(self, plan: Plan, profile: ModelProfile, cluster: Cluster, memory: MemoryModel) -> None:
@@ -36,9 +36,10 @@ class TaskCosts:
         stages = self.plan.stages
         forward = [self.profile.sum("forward_s", stage.first, stage.last) for stage in stages]
         backward = [self.profile.sum("backward_s", stage.first, stage.last) for stage in stages]
-        half = [value / 2 for value in backward]
+        inputs = [math.fsum(map(_inputs_s, self.profile.layers[stage.first : stage.last + 1])) for stage in stages]
+        weights = [whole - part for whole, part in zip(backward, inputs, strict=True)]
         updates = list(map(self._step_s, range(len(stages))))
-        return {"F": forward, "R": forward, "B": backward, "I": half, "W": half, "step": updates}
+        return {"F": forward, "R": forward, "B": backward, "I": inputs, "W": weights, "step": updates}
 
     def _step_s(self, stage: int) -> float:
         return self.update_s(self.profile.parameter_bytes(self.plan.stages[stage].first, self.plan.stages[stage].last))
@@ -55,6 +56,10 @@ class TaskCosts:
     def bucket_s(self, size: int) -> float:
         """Returns seconds of a copy of optimizer state from or to the host's memory, for `size` bytes of parameters."""
         return self.cluster.host_link.seconds(size * self.memory.offloaded)
+
+
+def _inputs_s(layer: LayerProfile) -> float:
+    return layer.backward_s * layer.input_share
 
 
 def given_duration(op: Op, durations: Mapping[str, float]) -> float:

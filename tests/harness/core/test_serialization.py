@@ -67,6 +67,7 @@ plans = st.builds(
     st.dictionaries(names, st.lists(numbers, max_size=3).map(tuple), max_size=2),
     st.lists(st.lists(st.builds(Traffic, names, names, amounts, counts), max_size=2).map(tuple), max_size=2).map(tuple),
     st.none() | st.builds(Pattern, period_s=st.floats(1e-9, 1e9), ops=st.lists(placed, max_size=2).map(tuple)),
+    st.lists(st.lists(names, max_size=3).map(tuple), max_size=2).map(tuple),
     objects,
 )
 clusters = st.builds(
