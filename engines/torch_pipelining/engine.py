@@ -5,7 +5,10 @@
 | gpipe           | ScheduleGPipe             | 1                     | any number                        |
 | 1f1b            | Schedule1F1B              | 1                     | as many as stages, or more        |
 | interleaved1f1b | ScheduleInterleaved1F1B   | engine.chunks         | a multiple of the devices         |
+| looped_bfs      | ScheduleLoopedBFS         | engine.chunks         | any number                        |
+| interleaved_zb  | ScheduleInterleavedZero.. | engine.chunks         | a multiple of the devices         |
 | zbv             | ScheduleZBVZeroBubble     | 2, like a V           | any number                        |
+| dualpipev       | ScheduleDualPipeV         | 2, like a V           | as many as stages, or more        |
 | FILE.csv        | _PipelineScheduleRuntime  | those of the file     | those of the file                 |
 
 A file has the actions of each rank (`harness.schedule.action_file`); torch adds the messages.
@@ -42,14 +45,11 @@ from harness.core.value_checks import one_of
 from harness.interfaces import Capabilities, Engine, Model, PlanRequest, Searched, Session, SessionSpec
 from harness.schedule import Schedule, action_file, plan_order
 from harness.schedule.builders.data_parallel import with_replicas
-from harness.schedule.builders.fill_drain import fill_drain
-from harness.schedule.builders.interleaved import interleaved
-from harness.schedule.builders.one_f_one_b import one_f_one_b
-from harness.schedule.builders.zero_bubble import zbv
+from harness.schedule.families import FAMILIES
 from harness.schedule.tied_weight_ops import plan_ties, with_ties
 from harness.schedule.transfers import plan_transfers
 
-SCHEDULES = ("gpipe", "1f1b", "interleaved1f1b", "zbv")
+SCHEDULES = ("gpipe", "1f1b", "interleaved1f1b", "zbv", "looped_bfs", "interleaved_zb", "dualpipev")
 CHUNKS = 2
 
 
@@ -62,11 +62,12 @@ class Config:
     name: str = "torch_pipelining"
     """The engine."""
     schedule: str = "gpipe"
-    """Pipeline schedule: gpipe (ScheduleGPipe), 1f1b (Schedule1F1B), interleaved1f1b (ScheduleInterleaved1F1B, several
-    stages on each device), zbv (ScheduleZBVZeroBubble, two stages on each device), or a .csv or .json file with the
-    actions of each device."""
+    """Pipeline schedule: gpipe (ScheduleGPipe), 1f1b (Schedule1F1B), interleaved1f1b (ScheduleInterleaved1F1B),
+    looped_bfs (ScheduleLoopedBFS), interleaved_zb (ScheduleInterleavedZeroBubble), zbv (ScheduleZBVZeroBubble),
+    dualpipev (ScheduleDualPipeV), or a .csv or .json file with the actions of each device."""
     chunks: int = CHUNKS
-    """Number of stages on each device with schedule=interleaved1f1b; zbv has two, the others have one."""
+    """Number of stages on each device with interleaved1f1b, looped_bfs and interleaved_zb; zbv and dualpipev have two,
+    the others have one."""
 
 
 def check(config: Config) -> list[Problem]:
@@ -75,9 +76,10 @@ def check(config: Config) -> list[Problem]:
         return plan_order.refused(config.schedule)
     found = one_of("engine.schedule", config.schedule, SCHEDULES)
     message, fixes = "", tuple[Fix, ...]()
-    stages = {"gpipe": 1, "1f1b": 1, "zbv": 2}.get(config.schedule)
-    if config.schedule == "interleaved1f1b" and config.chunks < 2:
-        message = "must be at least 2 with engine.schedule=interleaved1f1b"
+    family = FAMILIES.get(config.schedule)
+    stages = family.stages_per_device if family else 1
+    if stages is None and config.chunks < 2:
+        message = f"must be at least 2 with engine.schedule={config.schedule}"
         fixes = ({"engine.chunks": 2}, {"engine.schedule": "1f1b", "engine.chunks": LEAVE_OUT})
     elif stages and config.chunks not in (stages, CHUNKS):
         message = f"is not the number of stages on a device, engine.schedule={config.schedule} has {stages}"
@@ -96,6 +98,7 @@ class TorchPipeliningEngine(Engine):
     def __init__(self, config: Config) -> None:
         self.config = config
         self.file = config.schedule if action_file.is_file(config.schedule) else None
+        self.family = FAMILIES.get(config.schedule, FAMILIES["gpipe"])  # `check` refuses a name that is none
 
     def refuses(self, request: PlanRequest, dtype: str, cluster: Cluster) -> list[Problem]:
         """Numbers of micro-batches; the first fix is one that divides the batch, where there is one."""
@@ -103,19 +106,21 @@ class TorchPipeliningEngine(Engine):
         if self.file:
             return plan_order.refused(self.file, n, m)
         shares = divisors.list_divisors(max(1, request.batch.size // request.data))
-        if self.config.schedule == "1f1b" and m < n:
-            message = f"is less than the {n} stages, which engine.schedule=1f1b needs"
-            right = [count for count in shares if count >= n][:1]
-        elif self.config.schedule == "interleaved1f1b" and m % n:
-            message = f"is no multiple of the {n} devices of the pipeline"
-            right = sorted((count for count in shares if count % n == 0), key=lambda count: abs(count - m))[:1]
-        else:
+        if (problem := self._refused(m, n)) is None:
             return []
+        right = sorted((count for count in shares if self._refused(count, n) is None), key=lambda count: abs(count - m))
         other: Fix = {"engine.schedule": "gpipe"}
         if m not in shares:  # then the number is wrong for any schedule
             other["batch.micro_batches"] = divisors.nearest_divisors(shares[-1], m)[0]
-        fixes: list[Fix] = [*({"batch.micro_batches": count} for count in right), other]
-        return [Problem("batch.micro_batches", m, message, tuple(fixes))]
+        fixes: list[Fix] = [*({"batch.micro_batches": count} for count in right[:1]), other]
+        return [replace(problem, fixes=tuple(fixes))]
+
+    def _refused(self, micro_batches: int, devices: int) -> Problem | None:
+        """What is wrong with these numbers for the class of torch."""
+        if self.config.schedule == "1f1b" and micro_batches < devices:
+            message = f"is less than the {devices} stages, which engine.schedule=1f1b needs"
+            return Problem("batch.micro_batches", micro_batches, message)
+        return self.family.refuses(micro_batches, devices)
 
     def check(self, plan: Plan, profile: ModelProfile, cluster: Cluster, memory: MemoryModel) -> list[Problem]:
         wanted = self.placement(plan.mesh.pipeline)
@@ -126,18 +131,11 @@ class TorchPipeliningEngine(Engine):
 
     def schedule(self, plan: Plan, profile: ModelProfile) -> Schedule:
         m, n = plan.micro_batches, plan.mesh.pipeline
-        devices = [stage.device for stage in plan.stages]
         transfers = plan_transfers(plan, profile, portals=False)
         if plan.order:
             found = plan_order.schedule(plan, transfers)
-        elif self.config.schedule == "gpipe":
-            found = fill_drain(m, devices, transfers)
-        elif self.config.schedule == "1f1b":
-            found = one_f_one_b(m, devices, transfers)
-        elif self.config.schedule == "interleaved1f1b":
-            found = interleaved(m, n, self.config.chunks, transfers)
         else:
-            found = zbv(m, n, transfers)
+            found = self.family.build(m, n, self.config.chunks, transfers)
         return with_ties(with_replicas(found, plan, profile), plan_ties(plan, profile), "compute")
 
     def layers(self, plan: Plan, profile: ModelProfile) -> ModelProfile:
@@ -149,11 +147,7 @@ class TorchPipeliningEngine(Engine):
     def placement(self, pipeline: int) -> tuple[int, ...]:
         if self.file:
             return plan_order.placement(self.file, pipeline)
-        if self.config.schedule == "interleaved1f1b":
-            return tuple(range(pipeline)) * self.config.chunks
-        if self.config.schedule == "zbv":
-            return (*range(pipeline), *reversed(range(pipeline)))
-        return ()
+        return self.family.placement(pipeline, self.config.chunks)
 
     def session(self, model: Model, plan: Plan, spec: SessionSpec) -> AbstractContextManager[Session]:
         from engines.torch_pipelining.session import TorchPipeliningSession

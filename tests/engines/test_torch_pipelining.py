@@ -169,9 +169,10 @@ def test_runs_its_schedule_with_sums(schedule: str) -> None:
     [("skips", 1, "gpipe"), ("skips", 1, "zbv"), *(("gpt", 2, schedule) for schedule in SCHEDULES)],
 )
 def test_sends_what_is_predicted(model: str, data: int, schedule: str) -> None:
-    one = case(model, schedule, micro_batches=2, data=data)
+    m = 4 if schedule == "dualpipev" else 2  # as many as stages
+    one = case(model, schedule, micro_batches=m, data=data)
     sent = run_session(one.engine, one.model, one.plan, one.spec, lambda session: _step(session, one).bytes_sent)
-    profile = count_model.count(one.model, one.samples // (2 * data), one.dtype)
+    profile = count_model.count(one.model, one.samples // (m * data), one.dtype)
     planned = one.engine.schedule(one.plan, profile)
     seconds = dict.fromkeys(map(str, planned.ops()), 1.0)
     found = simulate(planned, one.plan, profile, Cluster(devices_per_node=4), named("sgd_fp32"), durations=seconds)
@@ -238,7 +239,7 @@ def test_shapes_touch_nothing() -> None:
 
 
 def test_placement() -> None:
-    assert [build(Config(schedule=name)).placement(2) for name in ("gpipe", "1f1b")] == [(), ()]
+    assert [build(Config(schedule=name)).placement(2) for name in ("gpipe", "1f1b")] == [(0, 1), (0, 1)]
     assert build(Config(schedule="interleaved1f1b", chunks=3)).placement(2) == (0, 1, 0, 1, 0, 1)
     assert build(Config(schedule="zbv")).placement(3) == (0, 1, 2, 2, 1, 0)
 
