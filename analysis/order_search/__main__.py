@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 import time
 
@@ -25,7 +26,8 @@ def row(seed: int) -> tuple[Found, tuple[object, ...]]:
     return found, (seed, chain.stages, chain.micro_batches, limited, *figures, best, found.method, took)
 
 
-def main() -> int:
+def main(arguments: list[str]) -> int:
+    argparse.ArgumentParser("python -m analysis.order_search", description=__doc__).parse_args(arguments)
     print("| " + " | ".join(TITLES) + " |\n|" + "---|" * len(TITLES))
     results = []
     for seed in range(COUNT):
@@ -44,4 +46,4 @@ def main() -> int:
 
 if __name__ == "__main__":
     command.begin()
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

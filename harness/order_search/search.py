@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from harness.core.problem import Problem, ProblemError
+from harness.core.units import size
 from harness.order_search import integer_program
 from harness.order_search.bounds import lower_bound
 from harness.order_search.chain import Chain, Orders, evaluate, fits, peak
@@ -107,7 +108,7 @@ def _recomputations(chain: Chain) -> list[frozenset[int]]:
         return [frozenset()]
     stages = range(chain.stages)
     if chain.stages <= FEW:
-        return [frozenset(one) for size in range(chain.stages + 1) for one in combinations(stages, size)]
+        return [frozenset(one) for count in range(chain.stages + 1) for one in combinations(stages, count)]
     return [frozenset(), *(frozenset([j]) for j in stages), frozenset(stages)]
 
 
@@ -117,5 +118,6 @@ def _too_much(chain: Chain) -> Problem:
     rows = one_at_a_time(chain, recomputed)
     needed = [peak(chain, row) for row in rows]
     device = max(range(len(needed)), key=lambda d: needed[d] - chain.limit(d))
-    message = f"has {chain.limit(device):,.0f} bytes for activations, one micro-batch needs {needed[device]:,}"
+    left = size(max(0, int(chain.limit(device))))
+    message = f"has {left} left for activations, one micro-batch at a time needs {size(needed[device])}"
     return Problem(f"device {device}", None, message, hint="more devices, smaller micro-batches")

@@ -74,7 +74,7 @@ def test_less_memory_takes_longer_and_is_kept() -> None:
 
 
 def test_nothing_fits() -> None:
-    with pytest.raises(ProblemError, match="one micro-batch needs"):
+    with pytest.raises(ProblemError, match="one micro-batch at a time needs"):
         found(9000)
 
 

@@ -81,7 +81,7 @@ def test_the_result_is_the_same_again() -> None:
 
 def test_too_little_memory_is_refused_with_the_bytes() -> None:
     chain = replace(drawn(1), limits=(1, 1))
-    with pytest.raises(ProblemError, match="has 1 bytes for activations, one micro-batch needs"):
+    with pytest.raises(ProblemError, match="has 1 B left for activations, one micro-batch at a time needs"):
         search(chain)
 
 
