@@ -32,6 +32,8 @@ def between(kind: str, work: Callable[[Transport], T]) -> list[T]:
     def run() -> list[T]:
         if kind == "mpi":
             from harness.runtime.transports.mpi_transport import MPITransport as Chosen
+        elif kind == "direct":
+            from harness.runtime.transports.torch_transport import DirectTransport as Chosen  # type: ignore[assignment]
         else:
             from harness.runtime.transports.torch_transport import TorchTransport as Chosen  # type: ignore[assignment]
         rank = dist.get_rank()
@@ -225,3 +227,35 @@ def test_waiting_does_not_spin(kind: str) -> None:
         return share
 
     assert between(kind, work)[1] < 0.3
+
+
+def test_who_receives_in_a_fixed_order_gets_it_and_keeps_nothing() -> None:
+    """In the order of each channel, whichever is asked for; what was sent is forgotten once it is delivered."""
+    coming = [Coming(i, 2) for i in range(M)]
+
+    def work(transport: Transport) -> list[int]:
+        left = []
+        transport.begin(dict.fromkeys(transport.into, coming))
+        if transport.position.device == 0:
+            for what in coming:
+                for channel in (SKIP, DATA):
+                    transport.send(channel, what, sample(what.micro_batch, 2))
+            for what in coming:
+                (arrival,) = transport.receive(DATA.back)
+                assert arrival.micro_batch == what.micro_batch
+                transport.delivered(DATA, what.micro_batch)
+                transport.delivered(SKIP, what.micro_batch)
+                left.append(len(transport._sending))  # type: ignore[attr-defined]
+        else:
+            for channel in (DATA, SKIP):
+                for what in coming:
+                    (arrival,) = transport.receive(channel)
+                    assert arrival.micro_batch == what.micro_batch
+                    for tensor, wanted in zip(arrival.tensors, sample(what.micro_batch, 2), strict=True):
+                        torch.testing.assert_close(tensor, wanted)
+            for what in coming:
+                transport.send(DATA.back, what, sample(what.micro_batch, 2))
+        transport.finish()
+        return left
+
+    assert between("direct", work)[0] == [2 * (M - 1 - i) for i in range(M)]
