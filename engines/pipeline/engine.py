@@ -54,8 +54,8 @@ class Config:
     """`engines.pipeline.engine` says what it executes; `harness.schedule.families` what each schedule is."""
 
     SEARCHED: ClassVar[dict[str, Searched]] = {
-        "schedule": Searched(tuple(FAMILIES), "pipeline"),
-        "checkpoint": Searched(RECOMPUTE),
+        "schedule": Searched(("1f1b", "interleaved1f1b", "zb_h1", "zbv", "v_half", "v_min"), "pipeline"),
+        "checkpoint": Searched(("never", "always")),
     }
 
     name: str = "pipeline"
