@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from engines.gpipe.cpu_pipeline import CpuPass, Slot
-from engines.gpipe.dependency import check_whole, fork, join, let_hooks_skip_empty
+from engines.gpipe.dependency import check_whole, first_when_ready, fork, join, let_hooks_skip_empty
 from engines.gpipe.microbatch import gather
 from harness.runtime.autograd import differentiable
 from harness.runtime.values import Form, Value, tensors_of
@@ -182,6 +182,11 @@ class _Graph:
     token (i, j-1) --Copy--> join --> Task(i, j) --> fork --> ...
                               ^                       |
           phony of (i-1, j) --'   (dependency)        '--> [Recompute] --> phony for (i+1, j)
+
+    Without the dependency a recomputation is joined to its own task's output: it waits for its gradient alone.
+
+    Task(i, j) --> fork --------------> join --Copy--> ...
+                    '--> [Recompute] ----^
     """
 
     def __init__(self, run: CpuPass, tokens: list[Tensor], dependency: bool) -> None:
@@ -190,37 +195,48 @@ class _Graph:
         self.dependency = dependency
         self.before: dict[int, Tensor] = {}  # stage -> what its next micro-batch has to wait for
         self.waiting: dict[tuple[int, Transfer], Tensor] = {}  # values that left their stage
-        self.late: list[tuple[Slot, Tensor]] = []  # recomputations that nothing ties to a place
 
     def fence(self, i: int, j: int) -> None:
         """Issue the copies that task (i, j) needs."""
         for transfer in self.run.layout.into(j, copied=True):
-            self.waiting[i, transfer] = Copy.apply(self.run, i, transfer, self.waiting[i, transfer])
+            self.waiting[i, transfer] = self._node(Copy.apply(self.run, i, transfer, self.waiting[i, transfer]))
 
     def compute(self, i: int, j: int) -> None:
         run, slot = self.run, self.run.slots[i, j]
         token = self.tokens[i]
         for transfer in [h for h in run.layout.transfers if h.target == j]:
-            token = join(token, self.waiting.pop((i, transfer)))
+            token = self._node(join(token, self.waiting.pop((i, transfer))))
         if j in self.before:
             token = join(token, self.before.pop(j))
-        token = Task.apply(run, slot, token)
-        token, phony = fork(token)
-        self._order(slot, phony)
+        token, phony = self._fork(Task.apply(run, slot, token))
+        if slot.recompute:
+            phony = self._node(Recompute.apply(run, slot, phony))
+        if self.dependency:
+            self.before[j] = phony
         for transfer in run.layout.out_of(j):
-            token, self.waiting[i, transfer] = fork(token)
+            token, self.waiting[i, transfer] = self._fork(token)
         self.tokens[i] = token
-
-    def _order(self, slot: Slot, phony: Tensor) -> None:
         if slot.recompute and not self.dependency:
-            self.late.append((slot, phony))
-        elif slot.recompute:
-            self.before[slot.stage.number] = Recompute.apply(self.run, slot, phony)
-        elif self.dependency:
-            self.before[slot.stage.number] = phony
+            self._tie_to_output(i, j, phony)
+
+    def _tie_to_output(self, i: int, j: int, phony: Tensor) -> None:
+        """Without the dependency a recomputation waits for the gradient of its task's own output."""
+        boundary = next((transfer for transfer in self.run.layout.out_of(j) if not transfer.part), None)
+        if boundary is None:
+            self.tokens[i] = self._node(join(self.tokens[i], phony))
+        else:
+            self.waiting[i, boundary] = self._node(join(self.waiting[i, boundary], phony))
+
+    def _fork(self, token: Tensor) -> tuple[Tensor, Tensor]:
+        token, phony = fork(token)
+        return self._node(token), phony
+
+    def _node(self, token: Tensor) -> Tensor:
+        """A token of a node that is no task."""
+        if not self.dependency:
+            first_when_ready(token)
+        return token
 
     def exits(self) -> list[Tensor]:
-        """The tokens that Exit takes; recomputations that are still loose hang on it."""
-        loose = list(self.before.values())
-        loose += [Recompute.apply(self.run, slot, phony) for slot, phony in self.late]
-        return [*self.tokens, *loose]
+        """The tokens that Exit takes; what the last micro-batches leave behind hangs on it."""
+        return [*self.tokens, *self.before.values()]

@@ -83,7 +83,12 @@ class CheckpointedTask:
         self.ins, self.before = {}, None
 
     def backward(self, gradients: tuple[Tensor | None, ...]) -> list[Tensor | None]:
-        """Backward through the recomputed graph; the gradients of the task's inputs."""
+        """Backward through the recomputed graph; the gradients of the task's inputs.
+
+        Where nothing took the boundary value, no gradient of it has led to Recompute.
+        """
+        if self.ins:
+            self.recompute()
         pairs = [(o, g) for o, g in zip(self.outs, gradients, strict=True) if o.requires_grad and g is not None]
         with self._at_work("B", "backward"):
             torch.autograd.backward([o for o, _ in pairs], [g for _, g in pairs])

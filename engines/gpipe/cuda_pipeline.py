@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,7 @@ from torch.autograd import Function
 
 from engines.gpipe.cuda_checkpoint import CheckpointedTask, Recompute
 from engines.gpipe.cuda_streams import Recorder, Streams, TimePoint
-from engines.gpipe.dependency import WholeBackward, fork, join
+from engines.gpipe.dependency import WholeBackward, first_when_ready, fork, join
 from engines.gpipe.microbatch import Parts, gather
 from engines.gpipe.stage import Stage, Surroundings
 from engines.gpipe.stage_layout import StageLayout
@@ -30,6 +30,8 @@ from harness.runtime.autograd import differentiable
 from harness.runtime.values import Form, Value, distinct, mapped, tensors_of, together
 from harness.schedule.builders.gpipe import clock_cycles, recomputed
 from harness.schedule.transfers import Transfer
+
+V = TypeVar("V", bound=Value)
 
 
 class CudaPass:
@@ -75,7 +77,12 @@ class CudaPass:
         return gathered
 
     def _whole(self, tensor: Tensor) -> Tensor:
-        return WholeBackward.apply(tensor, *self.parameters) if differentiable(tensor) else tensor
+        if not differentiable(tensor):
+            return tensor
+        whole: Tensor = WholeBackward.apply(tensor, *self.parameters)
+        if not self.dependency:
+            first_when_ready(whole)
+        return whole
 
     def _before_backward(self, gradient: Tensor) -> None:
         """The sums over copies of parameters come once, when autograd is through with all devices."""
@@ -112,7 +119,6 @@ class _Graph:
         self.state: list[Parts] = [{"": mapped(self._placed, value)} for value in chunks]
         self.waiting: dict[tuple[int, Transfer], Value | None] = {}
         self.before: dict[int, Tensor] = {}
-        self.late: list[tuple[CheckpointedTask, Tensor]] = []
 
     def outputs(self) -> list[Value]:
         """Issue all tasks; the outputs of the last stage, one for each micro-batch."""
@@ -121,10 +127,9 @@ class _Graph:
                 self._fence(i, j)
             for i, j in cycle:
                 self._compute(i, j)
-        phonies = [*self.before.values(), *(Recompute.apply(task, phony) for task, phony in self.late)]
         outputs = [parts[""] for parts in self.state]
-        for phony in phonies:
-            outputs[-1] = _tied(outputs[-1], phony)
+        for phony in self.before.values():
+            outputs[-1] = self._tied(outputs[-1], phony)
         return outputs
 
     def _placed(self, tensor: Tensor) -> Tensor:
@@ -139,8 +144,8 @@ class _Graph:
             value = self.waiting[i, transfer]
             if value is None:
                 continue
-            copied = together(partial(Copy.apply, run, i, transfer, source, target), value)
-            self.waiting[i, transfer] = together(partial(Arrive.apply, run, i, target), copied)
+            copied = self._node(together(partial(Copy.apply, run, i, transfer, source, target), value))
+            self.waiting[i, transfer] = self._node(together(partial(Arrive.apply, run, i, target), copied))
 
     def _compute(self, i: int, j: int) -> None:
         run, stage = self.run, self.run.stages[j]
@@ -151,19 +156,18 @@ class _Graph:
         phony = self.before.pop(j, None)
         tokens = not differentiable(tensors_of(parts[""])[0])  # integers have no place in the graph
         if phony is not None and not tokens:
-            parts[""] = _tied(parts[""], phony)
+            parts[""] = self._tied(parts[""], phony)
         if recomputed(i, len(self.state), run.mode):
             task = CheckpointedTask(run, stage, i)
             outs = task.run(parts, phony)
         else:
             task, outs = None, self._plain(stage, i, parts)
             if phony is not None and tokens:
-                outs[""] = _tied(outs[""], phony)
+                outs[""] = self._tied(outs[""], phony)
         device = run.layout.devices[j]
         if run.grad:
             outs = {part: self._leave(i, device, value) for part, value in outs.items()}
-            outs[""], phony = _forked(outs[""])
-            self._order(task, j, phony)
+            self._order(task, j, outs)
         self.state[i] = {"": outs[""]}
         for transfer in run.layout.out_of(j):
             self.waiting[i, transfer] = outs[transfer.part]
@@ -181,16 +185,33 @@ class _Graph:
     def _leave(self, i: int, device: int, value: Value | None) -> Value | None:
         if value is None:
             return None
-        left: Value = together(partial(Leave.apply, self.run, i, device), value)
-        return left
+        return self._node(together(partial(Leave.apply, self.run, i, device), value))
 
-    def _order(self, task: CheckpointedTask | None, j: int, phony: Tensor) -> None:
-        if task is not None and not self.run.dependency:
-            self.late.append((task, phony))
-        elif task is not None:
-            self.before[j] = Recompute.apply(task, phony)
-        elif self.run.dependency:
+    def _order(self, task: CheckpointedTask | None, j: int, outs: Parts) -> None:
+        """Tie a recomputation to its place: before the backward task of the next micro-batch or, without the
+        dependency, to the gradient of its own output."""
+        if task is None and not self.run.dependency:
+            return
+        outs[""], phony = self._forked(outs[""])
+        if task is not None:
+            phony = self._node(Recompute.apply(task, phony))
+        if self.run.dependency:
             self.before[j] = phony
+        elif differentiable(tensors_of(outs[""])[0]):  # else the backward task finds that it has to recompute
+            outs[""] = self._tied(outs[""], phony)
+
+    def _node(self, value: V) -> V:
+        """A value made by nodes that are no tasks."""
+        if not self.run.dependency:
+            first_when_ready(*tensors_of(value))
+        return value
+
+    def _forked(self, value: Value) -> tuple[Value, Tensor]:
+        first, phony = fork(tensors_of(value)[0])
+        return _begun(value, self._node(first)), phony
+
+    def _tied(self, value: Value, phony: Tensor) -> Value:
+        return _begun(value, self._node(join(tensors_of(value)[0], phony)))
 
 
 class Leave(Function):
@@ -305,15 +326,6 @@ def _marked(run: CudaPass, j: int, i: int, device: int, begins: bool, value: Val
     if not begins and not first.requires_grad:
         first = first.detach().requires_grad_()
     return _begun(value, MarkBackward.apply(run, j, i, device, begins, first))
-
-
-def _forked(value: Value) -> tuple[Value, Tensor]:
-    first, phony = fork(tensors_of(value)[0])
-    return _begun(value, first), phony
-
-
-def _tied(value: Value, phony: Tensor) -> Value:
-    return _begun(value, join(tensors_of(value)[0], phony))
 
 
 def _begun(value: Value, first: Tensor) -> Value:

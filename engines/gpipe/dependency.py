@@ -106,6 +106,19 @@ def check_whole() -> None:
         )
 
 
+FIRST = 1 << 48
+
+
+def first_when_ready(*tensors: Tensor) -> None:
+    """Have autograd take the nodes that made these tensors before all others as soon as their gradients are there.
+
+    Among nodes that are ready autograd takes the one created last. torchgpipe creates the nodes of its tasks in worker
+    threads, with numbers of their own, so that its copies and recomputations go before every waiting task.
+    """
+    for node in {tensor.grad_fn for tensor in tensors} - {None}:
+        node._set_sequence_nr(node._sequence_nr() | FIRST)  # type: ignore[union-attr]
+
+
 def fork(x: Tensor) -> tuple[Tensor, Tensor]:
     forked: tuple[Tensor, Tensor] = Fork.apply(x)
     return forked

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from heapq import heapify, heappop, heappush
 
 from harness.core.op import Op
 from harness.core.trace import DeviceQueue
@@ -39,23 +40,27 @@ def gpipe(
     dependency: bool = True,
     streams: bool = True,
 ) -> Schedule:
-    """Runs all forwards in clock-cycles, then the backward pass as autograd runs it: latest created first.
+    """Runs all forwards in clock-cycles, then the backward pass as autograd runs it.
 
-    `devices[j]` is the device of stage j. The order of the backward ops is the reverse of the order in which their
-    forward twins were created. With `dependency` (fork and join) a recomputation is created right after its forward
-    task, so it runs right before its backward task:
+    `devices[j]` is the device of stage j. With `dependency` (fork and join) the order of the backward ops is the
+    reverse of the order in which their forward twins were created, and a recomputation runs right before its backward
+    task:
 
         stage j   0F 1F 2F | 2R 2B 1R 1B 0R 0B
 
-    Without it nothing ties recomputations to a place; they are created last and so run first, all at once:
+    Without it a recomputation runs as soon as the gradient of its output is there, before any backward task
+    (`ready_order`). On the last stage that is at once; all the others hold what the next task needs, and more:
 
-        stage j   0F 1F 2F | 2R 1R 0R 2B 1B 0B
+        stage 1   0F 1F 2F | 2R 1R 0R 2B 1B 0B
+        stage 0   0F 1F 2F |             2R 2B 1R 1B 0R 0B
 
     Without `streams` a copy occupies the compute queues of both devices.
     """
-    created = creation_order(micro_batches, devices, transfers, recompute, dependency)
+    created = creation_order(micro_batches, devices, transfers, recompute)
     forward = [op for op in created if op.kind != "R"]
     backward = [_twin(op) for op in reversed(created)]
+    if not dependency:
+        backward = ready_order(backward, devices, transfers)
     steps = [Op(j, "step") for j in range(len(devices))]
     return Schedule(
         collect_queues(_placed([*forward, *backward, *steps], devices, streams)), tuple(devices), loss="gathered"
@@ -63,7 +68,7 @@ def gpipe(
 
 
 def creation_order(
-    micro_batches: int, devices: Sequence[int], transfers: Sequence[Transfer], recompute: str, dependency: bool
+    micro_batches: int, devices: Sequence[int], transfers: Sequence[Transfer], recompute: str
 ) -> list[Op]:
     """Returns forward ops and recomputations in the order in which their autograd nodes are created.
 
@@ -74,7 +79,6 @@ def creation_order(
         if devices[transfer.source] != devices[transfer.target]:
             into[transfer.target].append(transfer)
     created: list[Op] = []
-    late: list[Op] = []
     for cycle in clock_cycles(micro_batches, len(devices)):
         for i, j in cycle:
             created += [
@@ -83,8 +87,54 @@ def creation_order(
         for i, j in cycle:
             created.append(Op(j, "F", i))
             if recomputed(i, micro_batches, recompute):
-                (created if dependency else late).append(Op(j, "R", i))
-    return created + late
+                created.append(Op(j, "R", i))
+    return created
+
+
+def ready_order(backward: Sequence[Op], devices: Sequence[int], transfers: Sequence[Transfer]) -> list[Op]:
+    """Returns backward ops, given latest created first, in autograd's order without fork and join.
+
+    A copy of a gradient waits for the backward task that makes it, a recomputation for the gradient of its stage's own
+    output, a backward task for its recomputation, the gradients of all that its stage sent and the next stage's task.
+    Of the ops that are ready autograd takes copies and recomputations first, then the task created last: torchgpipe
+    creates the nodes of its tasks in worker threads, which number them apart.
+    """
+    needs = {op: _needs(op, devices, transfers) & set(backward) for op in backward}
+    rank = {op: (op.kind == "B", place) for place, op in enumerate(backward)}
+    after: dict[Op, list[Op]] = defaultdict(list)
+    for op, before in needs.items():
+        for earlier in before:
+            after[earlier].append(op)
+    ready = [(rank[op], op) for op, before in needs.items() if not before]
+    heapify(ready)
+    order = []
+    while ready:
+        op = heappop(ready)[1]
+        order.append(op)
+        for following in after[op]:
+            needs[following].remove(op)
+            if not needs[following]:
+                heappush(ready, (rank[following], following))
+    return order
+
+
+def _needs(op: Op, devices: Sequence[int], transfers: Sequence[Transfer]) -> set[Op]:
+    """Returns what a backward op waits for, some of which the schedule may not have."""
+    i = op.micro_batch
+    if op.kind == "copy":  # the gradient of what stage op.stage sent comes from stage op.peer
+        return {Op(op.peer or 0, "B", i)}
+    sent = [transfer for transfer in transfers if transfer.source == op.stage]
+    if op.kind == "R":
+        return {_gradient(transfer, i, devices) for transfer in sent if not transfer.part}
+    gradients = {_gradient(transfer, i, devices) for transfer in sent}
+    return gradients | {Op(op.stage, "R", i), Op(op.stage + 1, "B", i)}
+
+
+def _gradient(transfer: Transfer, i: int | None, devices: Sequence[int]) -> Op:
+    """Returns the op that brings the gradient of a value to the stage that sent it."""
+    if devices[transfer.source] == devices[transfer.target]:
+        return Op(transfer.target, "B", i)
+    return Op(transfer.source, "copy", i, transfer.part, transfer.target, transfer.bytes, "copy in")
 
 
 def _twin(op: Op) -> Op:

@@ -52,7 +52,7 @@ def test_a_recomputation_takes_a_slot_before_the_gradient_arrives() -> None:
     """)
 
 
-def test_without_fork_and_join_all_recomputations_come_first() -> None:
+def test_without_fork_and_join_the_last_stage_recomputes_all_first() -> None:
     assert grid(gpipe(2, [0], [], "always", dependency=False)) == picture("""
         time      0   1   2   3   4   5   6   7
         device 0  0F0 0F1 0R1 0R0 0B1---- 0B0----
