@@ -60,7 +60,8 @@ class Config:
     """Which task runs next. message_driven: a task whose message has arrived (Algorithms 1 and 2); 1f1b or gpipe: a
     fixed order, over the same transport."""
     policy: str = "fifo"
-    """Which task runs first where several are ready: fifo, forward_first, backward_first or alternate."""
+    """Which task a stage in the middle runs first where several are ready: fifo, forward_first, backward_first or
+    alternate. The first stage sends a micro-batch in after each backward task, the last one goes back at once."""
     pipeline_limit: int | None = None
     """The most micro-batches that are in the pipeline at once; null: the number of stages."""
     transport: str = "mpi"

@@ -120,14 +120,7 @@ class MyelinSession(DistributedSession):
     def _ready_tasks(self) -> ReadyTasks:
         into = sum(channel.forward for channel in self.transport.into)
         back = len(self.transport.into) - into
-        return ReadyTasks(
-            self.pipeline_rank,
-            self._tasks(self.pipeline_rank),
-            into,
-            back,
-            self._queue(self.pipeline_rank).rule,
-            self.order.limit,
-        )
+        return ReadyTasks(self._tasks(self.pipeline_rank), into, back, self._queue(self.pipeline_rank).rule)
 
     def _order_of(self, channel: Channel) -> list[Coming]:
         """Return the messages of a channel in the order in which its sender runs them."""

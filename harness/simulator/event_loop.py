@@ -3,9 +3,10 @@
 A node (an op, or several that run as one) starts when all nodes before it have ended and all resources that it needs
 exclusively are free: queues with a rule, links, and with blocking messages the compute queues of both ends. Nodes are
 served in order of arrival; on a device's compute queue a message goes before the next task. At one instant all ends
-are handled before all starts.
+are handled before all starts, and a rule picks when all that happens at that instant has happened: messages that take
+no time have arrived, backward tasks before forward tasks.
 
-    ends at t   2F0  1B3 | their successors arrive | whatever can start, starts at t
+    ends at t   2F0  1B3 | their successors arrive | whatever can start, starts at t | rules pick
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from heapq import heappop, heappush
 from harness.core.op import Op
 from harness.schedule.policy import RuleName, pick
 from harness.simulator.fair_sharing import Flow, Flows, Resource
+
+INFINITE = float("inf")
 
 
 @dataclass
@@ -38,6 +41,10 @@ class Work:
     capacity: dict[Resource, float] = field(default_factory=dict)
 
 
+Arrival = tuple[float, bool, int]
+"""When a node arrived, whether it is a forward task, and how many nodes arrived before."""
+
+
 class Queue:
     """The nodes that wait for one resource, in order of arrival: urgent nodes, forward tasks, other tasks."""
 
@@ -45,7 +52,7 @@ class Queue:
         self.urgent: deque[int] = deque()
         self.tasks: tuple[deque[int], deque[int]] = (deque(), deque())
 
-    def heads(self, arrival: dict[int, int]) -> list[int]:
+    def heads(self, arrival: dict[int, Arrival]) -> list[int]:
         """Returns the first urgent node alone, else the first task of each kind, in order of arrival."""
         if self.urgent:
             return [self.urgent[0]]
@@ -64,14 +71,19 @@ class Execution:
         self.flows = Flows(work.capacity)
         self.busy: dict[int, int] = {}
         self.queues: dict[int, Queue] = defaultdict(Queue)
-        self.arrival: dict[int, int] = {}
+        self.arrival: dict[int, Arrival] = {}
+        self.picking: dict[int, None] = {}  # queues with a rule that changed at this instant
         self.last: dict[int, Op] = {}
 
     def run(self) -> Execution:
-        self.begin([node for node, missing in enumerate(self.missing) if not missing], 0.0)
+        now = 0.0
+        self.begin([node for node, missing in enumerate(self.missing) if not missing], now)
         events, flows = self.events, self.flows
-        while events or flows.flows:
-            flow_s, key = flows.next() if flows.flows else (float("inf"), -1)
+        while events or flows.flows or self.picking:
+            flow_s, key = flows.next() if flows.flows else (INFINITE, -1)
+            if self.picking and min(flow_s, events[0][0] if events else INFINITE) > now:
+                self.pick(now)
+                continue
             if events and events[0][0] <= flow_s:
                 now, node = heappop(events)
                 ended = [node] if node not in self.work.flows else self.into_flow(node, now)
@@ -115,11 +127,20 @@ class Execution:
         changed = list(touched)
         for node in ready:
             if node in needs and not self.at_once(node):
-                self.wait(node)
+                self.wait(node, now)
                 changed += needs[node]
             else:
                 start_s[node] = now
                 heappush(events, (now + seconds[node], node))
+        for resource in changed:
+            if resource in self.work.rules:
+                self.picking[resource] = None
+            else:
+                self.serve(resource, now)
+
+    def pick(self, now: float) -> None:
+        """Serves the queues with a rule, at the end of an instant."""
+        changed, self.picking = self.picking, {}
         for resource in changed:
             self.serve(resource, now)
 
@@ -134,8 +155,8 @@ class Execution:
         self.busy[resource] = node
         return True
 
-    def wait(self, node: int) -> None:
-        self.arrival[node] = len(self.arrival)
+    def wait(self, node: int, now: float) -> None:
+        self.arrival[node] = now, self.ops[node].forward, len(self.arrival)
         for resource in self.work.needs[node]:
             self.line(resource, node).append(node)
 

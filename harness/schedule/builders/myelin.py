@@ -84,13 +84,13 @@ def myelin(
     device 1  .   1F0 1F1 1F2 .   1B0---- .   1B1---- 1F3 1B2---- .   1B3---- .   .
     device 2  .   .   2F0 2B0---- 2F1 2B1---- 2F2 2B2---- 2F3 2B3---- .   .   .   .
 
-    The order of tasks is "message_driven": each device picks by `rule` among the tasks whose messages have
-    arrived (`harness.schedule.policy`), and the first stage lets at most `limit` micro-batches into the pipeline (by
-    default, as many as there are stages). The last stage, whatever the rule, runs the backward task as soon as it can.
-    Where all stages take the same time and messages take none, each rule reaches 1F1B's step time (on more than four
-    stages it loses about a task for each, once in a step). In "1f1b" and "gpipe" order it is fixed (`one_f_one_b`,
-    `fill_drain`), with the same messages: those of `transfers`, directly to the stage that needs them. `devices[j]` is
-    the device of stage j.
+    The order of tasks is "message_driven" (`message_driven`): at most `limit` micro-batches are in the pipeline (by
+    default, as many as there are stages); the first stage sends another one in after each backward task, the last one
+    goes back at once, those in the middle pick by `rule` among the tasks whose messages have arrived. Where all stages
+    take the same time and messages take none, "backward_first" and "alternate" reach 1F1B's step time; "fifo" and
+    "forward_first" lose a few tasks' time, once in a step, on five stages and more. In "1f1b" and "gpipe" order it is
+    fixed (`one_f_one_b`, `fill_drain`), with the same messages: those of `transfers`, directly to the stage that needs
+    them. `devices[j]` is the device of stage j.
 
     The end of a step, for each stage with its `chunks[j]` (`split_into_chunks`; by default one without bytes):
 
@@ -118,11 +118,8 @@ def myelin(
         tied_reductions = [Op(j, "collective", None, tie.part, bytes=tie.bytes) for tie in ties if j in tie.stages]
         end = _end(j, chunks[j] if chunks else (Chunk(0),), replicas, overlap)
         placed += [((device, op.queue), op) for op in [*tied_reductions, *end]]
-    picked: dict[int, RuleName] = dict.fromkeys(devices, rule) | {devices[-1]: "backward_first"}
-    queues = (
-        replace(queue, rule=picked[queue.device]) if queue.name == "compute" and order == "message_driven" else queue
-        for queue in collect_queues(placed)
-    )
+    rules = {(queue.device, queue.name): queue.rule for queue in schedule.queues}
+    queues = (replace(q, rule=rules.get((q.device, q.name), q.rule)) for q in collect_queues(placed))
     return replace(schedule, queues=tuple(queues), replicas=replicas)
 
 

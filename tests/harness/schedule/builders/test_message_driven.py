@@ -68,10 +68,20 @@ def test_a_fixed_order_is_no_rule() -> None:
         pick("in_order", READY, None)
 
 
-def test_only_compute_queues_pick() -> None:
-    schedule = message_driven(2, range(2), chain(2), "alternate", limit=3)
-    assert {(queue.name, queue.rule) for queue in schedule.queues} == {("compute", "alternate"), ("network", "fifo")}
+def test_only_the_stages_in_the_middle_pick() -> None:
+    schedule = message_driven(4, range(4), chain(4), "alternate", limit=3)
+    compute = [queue for queue in schedule.queues if queue.name == "compute"]
+    assert [queue.rule for queue in compute] == ["in_order", "alternate", "alternate", "in_order"]
+    assert {queue.rule for queue in schedule.queues if queue.name == "network"} == {"fifo"}
+    assert " ".join(map(str, compute[0].ops)) == "0F0 0F1 0F2 0B0 0F3 0B1 0B2 0B3 0step"
+    assert " ".join(map(str, compute[3].ops)) == "3F0 3B0 3F1 3B1 3F2 3B2 3F3 3B3 3step"
     assert (schedule.limit, schedule.loss) == (3, "each")
+
+
+def test_two_stages_on_one_device_are_refused() -> None:
+    with pytest.raises(ProblemError) as caught:
+        message_driven(2, [0, 1, 0], chain(3))
+    assert rows(refused(caught)) == [("stages 0 and 2", None, [])]
 
 
 @given(
@@ -96,22 +106,17 @@ def test_backward_first_with_a_limit_of_n_is_1f1b_in_time() -> None:
     assert run(message_driven(8, range(4), chain(4), "backward_first", 4), 8, 4).figures["step_time_s"] == (8 + 3) * 3
 
 
-def test_forward_first_without_a_limit_is_gpipe() -> None:
-    """Without messages: 1F1 arrives at the moment at which 1F0 ends and 1B0 is ready."""
-    assert order(run(message_driven(3, range(2), [], "forward_first"), 3, 2), 1) == "1F0 1F1 1F2 1B0 1B1 1B2 1step"
-
-
 def test_a_limit_of_one_lets_one_micro_batch_through_at_a_time() -> None:
     assert run(message_driven(3, range(4), chain(4), "fifo", 1), 3, 4).figures["step_time_s"] == 3 * 4 * 3
 
 
 def test_recomputations_wait_for_the_gradient() -> None:
-    """Without that 0R0 and 0R1 would run at once, and keep all activations."""
-    done = run(message_driven(2, range(2), chain(2), "fifo", recompute="always"), 2, 2)
-    assert order(done, 0) == "0F0 0F1 0R0 0B0 0R1 0B1 0step"
+    """Without that 1R0 and 1R1 would run at once, and keep all activations."""
+    done = run(message_driven(2, range(3), chain(3), "fifo", recompute="always"), 2, 3)
+    assert order(done, 1) == "1F0 1F1 1R0 1B0 1R1 1B1 1step"
     begins = {span.op: span.start_s for span in done.trace.spans}
     ends = {span.op: span.end_s for span in done.trace.spans}
-    assert begins["0R0"] >= ends["1B0"]
+    assert begins["1R0"] >= ends["2B0"]
 
 
 @pytest.mark.parametrize("rule", ["in_order", "lifo"])
