@@ -84,7 +84,7 @@ class PlanRequest:
     """The request to a planner, in addition to profile and cluster: the mesh, the batch, activation checkpointing.
 
     `placement[j]` is the device of stage j, for engines that have several stages on a device; without it there are
-    `pipeline` stages, stage j on device j.
+    `pipeline` stages, stage j on device j. `layers` are those of the model, where it is known.
     """
 
     batch: BatchShape
@@ -93,6 +93,7 @@ class PlanRequest:
     tensor: int = 1
     recompute: str = "never"
     placement: tuple[int, ...] = ()
+    layers: int | None = None
 
     @property
     def devices(self) -> tuple[int, ...]:

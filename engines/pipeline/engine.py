@@ -15,7 +15,7 @@ What it cannot do:
 
 * No tensor parallelism inside a stage.
 * The first stage's inputs have no gradient, so its I is empty, and its W is the whole backward pass.
-* A custom autograd function computes all its gradients in each half.
+* A custom autograd function computes all its gradients in each half; a hook of a tensor inside a stage is called in both.
 * Times of messages are differences of two ranks' clocks: right on one machine.
 * On GPUs (untested) messages of transport=mpi pass through the host.
 """
@@ -27,7 +27,6 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from harness.core import divisors
 from harness.core.cluster import Cluster
 from harness.core.memory_model import MemoryModel
 from harness.core.model_profile import ModelProfile
@@ -39,7 +38,7 @@ from harness.launch import mpi
 from harness.schedule import Schedule, action_file, plan_order
 from harness.schedule.builders.data_parallel import with_replicas
 from harness.schedule.builders.gpipe import RECOMPUTE, with_recomputation
-from harness.schedule.families import FAMILIES
+from harness.schedule.families import FAMILIES, micro_batch_fixes, wrong_chunks
 from harness.schedule.tied_weight_ops import plan_ties, with_ties
 from harness.schedule.transfers import Transfer, plan_transfers
 
@@ -80,14 +79,7 @@ def check(config: Config) -> list[Problem]:
     if config.schedule == SEARCH:
         return [*found, *_without_checkpoint(config, "the search, which finds out")]
     found += one_of("engine.schedule", config.schedule, (*FAMILIES, SEARCH, ALL))
-    family = FAMILIES.get(config.schedule)
-    if family and family.stages_per_device is None and config.chunks < 1:
-        found.append(Problem("engine.chunks", config.chunks, "must be at least 1", ({"engine.chunks": CHUNKS},)))
-    if family and family.stages_per_device and config.chunks not in (CHUNKS, family.stages_per_device):
-        message = f"is not the number of stages on a device, engine.schedule={config.schedule} has "
-        message += str(family.stages_per_device)
-        found.append(Problem("engine.chunks", config.chunks, message, ({"engine.chunks": LEAVE_OUT},)))
-    return found
+    return [*found, *wrong_chunks(config.schedule, config.chunks, CHUNKS, least=1)]
 
 
 def _without_checkpoint(config: Config, what: str) -> list[Problem]:
@@ -115,19 +107,12 @@ class PipelineEngine(Engine):
         found = mpi.problems("engine.transport", "mpi", instead="torch") if here else []
         m, n = request.batch.micro_batches, request.pipeline
         if self.file:
-            return [*found, *plan_order.refused(self.file, n, m, cluster.blocking_messages)]
+            return [*found, *plan_order.refused(self.file, n, m, request.layers)]
         problem = self.family.refuses(m, n)
-        return [*found, replace(problem, fixes=self._fixes(request))] if problem else found
-
-    def _fixes(self, request: PlanRequest) -> tuple[Fix, ...]:
-        """Return the nearest number of micro-batches that the schedule has, and another schedule."""
-        m, shares = request.batch.micro_batches, divisors.list_divisors(max(1, request.batch.size // request.data))
-        right = [count for count in shares if self.family.refuses(count, request.pipeline) is None]
-        nearest = sorted(right, key=lambda count: abs(count - m))[:1]
-        other: Fix = {"engine.schedule": "gpipe"}
-        if m not in shares:  # then the number is wrong for any schedule
-            other["batch.micro_batches"] = divisors.nearest_divisors(shares[-1], m)[0]
-        return (*({"batch.micro_batches": count} for count in nearest), other)
+        if problem is None:
+            return found
+        shares = request.batch.size // request.data
+        return [*found, replace(problem, fixes=micro_batch_fixes(m, shares, lambda one: self.family.refuses(one, n)))]
 
     def check(self, plan: Plan, profile: ModelProfile, cluster: Cluster, memory: MemoryModel) -> list[Problem]:
         return plan_order.misplaced(plan, self.placement(plan.mesh.pipeline), self.config.schedule)
@@ -144,7 +129,8 @@ class PipelineEngine(Engine):
         from harness.order_search.plan_chain import searched
 
         transfers = plan_transfers(plan, profile, portals=True)
-        return searched(plan, self.layers(plan, profile), cluster, memory, transfers)
+        layers = self.layers(plan, profile)
+        return searched(plan, layers, cluster, memory, transfers, lambda ordered: self.schedule(ordered, profile))
 
     def order(self, plan: Plan, transfers: Sequence[Transfer] = ()) -> Schedule:
         """Return the passes of each device, with messages for `transfers`."""

@@ -16,6 +16,7 @@ A file has the actions of each rank (`harness.schedule.action_file`); torch adds
 What it cannot do:
 
 * No skips but through every stage in between, as further tensors of a tuple: each of them sends and receives them.
+* It finds the loss of a micro-batch by counting the last stage's forward passes: a file has these in order.
 * It recomputes nothing, and takes no micro-batches of different sizes. (ScheduleInterleaved1F1B takes some numbers of
   them that are no multiple of the devices; `harness.schedule.builders.interleaved`, which predicts it, has none for
   these.)
@@ -35,22 +36,23 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
-from harness.core import divisors
 from harness.core.cluster import Cluster
 from harness.core.memory_model import MemoryModel
 from harness.core.model_profile import ModelProfile
 from harness.core.plan import Mesh, Plan
-from harness.core.problem import LEAVE_OUT, Fix, Problem
+from harness.core.problem import Fix, Problem
 from harness.core.value_checks import one_of
 from harness.interfaces import Capabilities, Engine, Model, PlanRequest, Searched, Session, SessionSpec
 from harness.schedule import Schedule, action_file, plan_order
 from harness.schedule.builders.data_parallel import with_replicas
-from harness.schedule.families import FAMILIES
+from harness.schedule.families import FAMILIES, micro_batch_fixes, wrong_chunks
 from harness.schedule.tied_weight_ops import plan_ties, with_ties
 from harness.schedule.transfers import plan_transfers
 
 SCHEDULES = ("gpipe", "1f1b", "interleaved1f1b", "zbv", "looped_bfs", "interleaved_zb", "dualpipev")
 CHUNKS = 2
+PIPELINE: Fix = {"engine": "pipeline"}
+"""Executes any file."""
 
 
 @dataclass
@@ -75,17 +77,7 @@ def check(config: Config) -> list[Problem]:
     if action_file.is_file(config.schedule):
         return plan_order.refused(config.schedule)
     found = one_of("engine.schedule", config.schedule, SCHEDULES)
-    message, fixes = "", tuple[Fix, ...]()
-    family = FAMILIES.get(config.schedule)
-    stages = family.stages_per_device if family else 1
-    if stages is None and config.chunks < 2:
-        message = f"must be at least 2 with engine.schedule={config.schedule}"
-        fixes = ({"engine.chunks": 2}, {"engine.schedule": "1f1b", "engine.chunks": LEAVE_OUT})
-    elif stages and config.chunks not in (stages, CHUNKS):
-        message = f"is not the number of stages on a device, engine.schedule={config.schedule} has {stages}"
-        fixes = ({"engine.chunks": LEAVE_OUT},)
-        fixes += ({"engine.schedule": "interleaved1f1b"},) if config.chunks >= 2 else ()
-    return [*found, Problem("engine.chunks", config.chunks, message, fixes)] if message else found
+    return found or wrong_chunks(config.schedule, config.chunks, CHUNKS, least=2)
 
 
 def build(config: Config) -> TorchPipeliningEngine:
@@ -104,16 +96,19 @@ class TorchPipeliningEngine(Engine):
         """Numbers of micro-batches; the first fix is one that divides the batch, where there is one."""
         m, n = request.batch.micro_batches, request.pipeline
         if self.file:
-            return plan_order.refused(self.file, n, m)
-        shares = divisors.list_divisors(max(1, request.batch.size // request.data))
+            return plan_order.refused(self.file, n, m, request.layers) or self._unsupported(self.file)
         if (problem := self._refused(m, n)) is None:
             return []
-        right = sorted((count for count in shares if self._refused(count, n) is None), key=lambda count: abs(count - m))
-        other: Fix = {"engine.schedule": "gpipe"}
-        if m not in shares:  # then the number is wrong for any schedule
-            other["batch.micro_batches"] = divisors.nearest_divisors(shares[-1], m)[0]
-        fixes: list[Fix] = [*({"batch.micro_batches": count} for count in right[:1]), other]
-        return [replace(problem, fixes=tuple(fixes))]
+        shares = request.batch.size // request.data
+        return [replace(problem, fixes=micro_batch_fixes(m, shares, lambda count: self._refused(count, n)))]
+
+    def _unsupported(self, file: str) -> list[Problem]:
+        """What a file may have, and torch has not."""
+        actions = action_file.read(file)
+        return [
+            *plan_order.recomputed(actions, file, PIPELINE),
+            *plan_order.losses_out_of_order(actions, file, PIPELINE),
+        ]
 
     def _refused(self, micro_batches: int, devices: int) -> Problem | None:
         """What is wrong with these numbers for the class of torch."""
@@ -124,7 +119,11 @@ class TorchPipeliningEngine(Engine):
 
     def check(self, plan: Plan, profile: ModelProfile, cluster: Cluster, memory: MemoryModel) -> list[Problem]:
         wanted = self.placement(plan.mesh.pipeline)
-        return [*plan_order.misplaced(plan, wanted, self.config.schedule), *self._recomputed(plan)]
+        found = plan_order.misplaced(plan, wanted, self.config.schedule)
+        if self.file or plan.recompute == "never":
+            return found
+        message = f"asks to recompute {plan.recompute}, engine=torch_pipelining does not recompute"
+        return [*found, Problem("planner", None, message, ({"engine": "gpipe"},))]
 
     def ordered(self, plan: Plan, profile: ModelProfile, cluster: Cluster, memory: MemoryModel) -> Plan:
         return plan_order.read_into(plan, self.file) if self.file else plan
@@ -153,11 +152,3 @@ class TorchPipeliningEngine(Engine):
         from engines.torch_pipelining.session import TorchPipeliningSession
 
         return TorchPipeliningSession(model, plan, spec, self.config)
-
-    def _recomputed(self, plan: Plan) -> list[Problem]:
-        if self.file:
-            return plan_order.recomputed(action_file.read(self.file), self.file, ())
-        if plan.recompute == "never":
-            return []
-        message = f"asks to recompute {plan.recompute}, engine=torch_pipelining does not recompute"
-        return [Problem("planner", None, message, ({"engine": "gpipe"},))]

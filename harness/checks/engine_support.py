@@ -92,8 +92,9 @@ def no_split(shards: int, engine: str, has_matmuls: bool = True) -> Problem:
     return Problem("engine", engine, message, (*splitting, {"mesh.tensor": 1}))
 
 
-def plan_request(config: DictConfig, engine: Engine, mesh: Mesh) -> PlanRequest:
-    """Return the request for planner and engine."""
+def plan_request(config: DictConfig, engine: Engine, mesh: Mesh, layers: int | None = None) -> PlanRequest:
+    """Return the request for planner and engine; `layers` are those of the model."""
     shape = BatchShape(config.batch.size, config.batch.micro_batches)
     recompute = config.engine.get("checkpoint", "never")
-    return PlanRequest(shape, mesh.pipeline, mesh.data, mesh.tensor, recompute, engine.placement(mesh.pipeline))
+    placement = engine.placement(mesh.pipeline)
+    return PlanRequest(shape, mesh.pipeline, mesh.data, mesh.tensor, recompute, placement, layers)

@@ -2,11 +2,14 @@
 
 start(b) >= start(a) + seconds(a)           a before b, or else the other way round (big M: a known step time)
 kept(F) = sum of saved(s) * ([F(s) before F] - [W(s) before F]) + saved <= limit
+
+The solver's tolerances are absolute: times are parts of the known step time here, bytes parts of a device's limit.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import replace
 from itertools import combinations
 
 import numpy as np
@@ -20,6 +23,11 @@ from harness.order_search.list_scheduling import tails_of
 MOST_PAIRS = 700
 """Pairs of tasks on a device for which it is tried."""
 NODES = 20_000
+GAP = 1e-9
+"""The relative gap at which the solver stops; its own default is 1e-4."""
+INFEASIBLE = 2
+LATEST = 1.0
+"""The known step time, in the program's unit."""
 
 
 def solved(chain: Chain, best_s: float, seconds: float) -> tuple[float, Orders | None]:
@@ -29,21 +37,37 @@ def solved(chain: Chain, best_s: float, seconds: float) -> tuple[float, Orders |
     A whole backward pass is never faster than its halves, but keeps no delayed bytes: the program counts none. So what
     it finds may not fit, and where two halves follow one another they are joined.
     """
-    program = _Program(chain, best_s)
+    program = _Program(_scaled(chain, best_s))
     if len(program.pairs) > MOST_PAIRS:
         return 0.0, None
     found = program.solve(seconds)
-    bound = float(found.mip_dual_bound) if found.mip_dual_bound is not None else 0.0
+    bound_s = best_s * float(found.mip_dual_bound) if found.mip_dual_bound is not None else 0.0
     if found.x is None:
-        return (best_s if found.status == 2 else bound), None
-    return bound, program.orders(found.x)
+        return (best_s if found.status == INFEASIBLE else bound_s), None
+    return bound_s, program.orders(found.x)
+
+
+def _scaled(chain: Chain, best_s: float) -> Chain:
+    """Return the chain with times as parts of `best_s`."""
+
+    def parts(times: tuple[float, ...]) -> tuple[float, ...]:
+        return tuple(one / best_s for one in times)
+
+    messages = tuple(replace(one, seconds=one.seconds / best_s) for one in chain.messages)
+    return replace(
+        chain,
+        forward_s=parts(chain.forward_s),
+        input_s=parts(chain.input_s),
+        weight_s=parts(chain.weight_s),
+        messages=messages,
+    )
 
 
 class _Program:
     """Columns: the step time, the start of each task, and for each pair of a device whether the first is earlier."""
 
-    def __init__(self, chain: Chain, best_s: float) -> None:
-        self.chain, self.best_s = chain, best_s
+    def __init__(self, chain: Chain) -> None:
+        self.chain = chain
         m, n = chain.micro_batches, chain.stages
         self.tasks: list[Task] = [(kind, j, i) for j in range(n) for kind in "FIW" for i in range(m)]
         self.column = {task: 1 + number for number, task in enumerate(self.tasks)}
@@ -84,7 +108,7 @@ class _Program:
         self.rows.append((terms, value))
 
     def order(self) -> None:
-        chain, big = self.chain, self.best_s
+        chain, big = self.chain, LATEST
         forward, backward = chain.arrivals
         for kind, j, i in self.tasks:
             end = {"F": forward, "I": backward}.get(kind)
@@ -113,7 +137,8 @@ class _Program:
                 continue
             for task in own:
                 terms, constant = self.kept_at(task, own)
-                self.at_least({column: -value for column, value in terms.items()}, constant - limit)
+                unit = max(1.0, limit)
+                self.at_least({column: -value / unit for column, value in terms.items()}, (constant - limit) / unit)
 
     def kept_at(self, task: Task, own: list[Task]) -> tuple[dict[int, float], float]:
         """Bytes while a task runs, as terms and a constant."""
@@ -151,10 +176,10 @@ class _Program:
         heads |= {("I", j): paths.released(j, 0) for j in range(chain.stages)}
         heads |= {("W", j): heads["I", j] + chain.input_s[j] for j in range(chain.stages)}
         lower, upper = np.zeros(count), np.ones(count)
-        upper[0] = self.best_s
+        upper[0] = LATEST
         for task, column in self.column.items():
             lower[column] = heads[task[0], task[1]]
-            upper[column] = self.best_s - tails[task[0], task[1]]
+            upper[column] = LATEST - tails[task[0], task[1]]
         whole = np.zeros(count)
         whole[1 + len(self.tasks) :] = 1
         cells = [(row, column, value) for row, (terms, _) in enumerate(self.rows) for column, value in terms.items()]
@@ -163,7 +188,7 @@ class _Program:
         cost = np.zeros(count)
         cost[0] = 1.0
         least = np.array([value for _, value in self.rows])
-        options = {"time_limit": seconds, "node_limit": NODES}
+        options = {"time_limit": seconds, "node_limit": NODES, "mip_rel_gap": GAP}
         return milp(cost, integrality=whole, bounds=Bounds(lower, np.maximum(lower, upper)), options=options,
                     constraints=LinearConstraint(matrix, least - 1e-9))  # fmt: skip
 

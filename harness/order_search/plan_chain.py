@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 from harness.core.cluster import Cluster
@@ -10,15 +11,18 @@ from harness.core.memory_model import MemoryModel
 from harness.core.model_profile import ModelProfile
 from harness.core.op import Op
 from harness.core.plan import Plan
-from harness.core.problem import ProblemError
+from harness.core.problem import Problem, ProblemError
+from harness.order_search.bounds import lower_bound
 from harness.order_search.chain import Chain, Message, Orders, evaluate, fits, tasks_of
 from harness.order_search.search import SECONDS, Found, search
 from harness.schedule import Schedule, collect_queues, plan_order
 from harness.schedule.action_file import Action, Actions
 from harness.schedule.families import FAMILIES
 from harness.schedule.transfers import Transfer, with_messages
-from harness.simulator import lower
+from harness.simulator import lower, simulate
 from harness.simulator.memory_timeline import Kept, kept
+
+FOUND = "search"
 
 
 def chain_of(
@@ -49,14 +53,20 @@ def chain_of(
         tuple(sizes.delayed for sizes, _ in bytes_),
         tuple(max(sizes.working, sizes.inputs_working) for sizes, _ in bytes_),
         tuple(sizes.checkpoint + sizes.outputs + received for sizes, received in bytes_),
-        _limits(plan, cluster, held),
+        _limits(plan, _available(cluster, memory), held),
     )
 
 
-def _limits(plan: Plan, cluster: Cluster, held: Kept) -> tuple[int | None, ...]:
-    if not cluster.device.memory_bytes:
+def _available(cluster: Cluster, memory: MemoryModel) -> int | None:
+    """The bytes of a device that a run may use; None where they are not known."""
+    total = cluster.device.memory_bytes
+    return max(0, total - memory.reserve_bytes) if total else None
+
+
+def _limits(plan: Plan, available: int | None, held: Kept) -> tuple[int | None, ...]:
+    if available is None:
         return ()
-    left = {device: cluster.device.memory_bytes - resident for device, resident in held.resident.items()}
+    left = {device: available - resident for device, resident in held.resident.items()}
     for number, stage in enumerate(plan.stages):
         left[stage.device] -= held.received[number] + held.gradients[number]
     return tuple(left[device] for device in range(max(left) + 1))
@@ -77,37 +87,59 @@ def searched(
     cluster: Cluster,
     memory: MemoryModel,
     transfers: Sequence[Transfer],
+    schedule_of: Callable[[Plan], Schedule],
     seconds: float = SECONDS,
 ) -> Plan:
     """Return the plan with the fastest order that was found, and what is known of it among the plan's predictions.
 
+    `schedule_of` is the schedule of a plan with an order, as the engine runs it. What the search finds and the
+    published orders are simulated, and the fastest of those that fit is taken: a chain counts memory a little too high.
     Stages are recomputed only where memory binds. Raises ProblemError where no order fits.
     """
     chain = chain_of(plan, profile, cluster, memory, transfers)
     known = families(chain)
-    found = _without_recomputation(chain, known, seconds / 2)
+    nothing, found = None, None
+    try:
+        found = _of_chain(chain, known, seconds)
+    except ProblemError as error:
+        nothing = error
+    orders, available = {FOUND: found.orders} | known if found else known, _available(cluster, memory)
+    tried: dict[str, tuple[float, Plan]] = {}
+    for name, one in orders.items():
+        ordered = plan_order.with_order(plan, _actions(one))
+        figures = simulate(schedule_of(ordered), ordered, profile, cluster, memory).figures
+        if available is None or max(figures["peak_memory_bytes"]) <= available:
+            tried[name] = figures["step_time_s"], ordered
+    published = min(known.keys() & tried.keys(), key=lambda name: tried[name][0], default=None)
+    best = min(tried, key=lambda name: tried[name][0], default=None)
+    if best is None:
+        raise nothing or ProblemError(Problem("engine.schedule", "search", "finds no order that fits"))
+    chain_s = evaluate(chain, orders[best]).step_s
+    bound_s = min(chain_s, found.bound_s if found else lower_bound(chain))
+    figures = {
+        "searched_by": found.method if found and best == FOUND else f"the published {best}",
+        "search_bound_s": bound_s,
+        "search_gap": 1 - bound_s / chain_s if chain_s else 0.0,
+        "best_family": published,
+        "best_family_s": tried[published][0] if published else None,
+    }
+    known_figures = {key: value for key, value in figures.items() if value is not None}
+    return replace(tried[best][1], predicted=plan.predicted | known_figures)
+
+
+def _of_chain(chain: Chain, known: dict[str, Orders], seconds: float) -> Found:
+    """Search without recomputation and, where memory binds, with it. Raises ProblemError where nothing fits."""
+    found = None
+    with suppress(ProblemError):
+        found = search(replace(chain, checkpoint_bytes=()), known, seconds / 2)
     if found is None or _binds(chain, found):
         again = search(chain, known, seconds / 2)
         found = again if found is None or again.step_s < found.step_s else found
-    figures = {
-        "searched_by": found.method,
-        "search_bound_s": found.bound_s,
-        "search_gap": found.gap,
-        "best_family": found.family,
-        "best_family_s": found.family_s if found.family else None,
-    }
-    rows = tuple(tuple(Action(j, kind, i) for kind, j, i in row) for row in found.orders)
-    ordered = plan_order.with_order(plan, Actions(rows))
-    return replace(
-        ordered, predicted=plan.predicted | {key: value for key, value in figures.items() if value is not None}
-    )
+    return found
 
 
-def _without_recomputation(chain: Chain, known: dict[str, Orders], seconds: float) -> Found | None:
-    try:
-        return search(replace(chain, checkpoint_bytes=()), known, seconds)
-    except ProblemError:
-        return None
+def _actions(orders: Orders) -> Actions:
+    return Actions(tuple(tuple(Action(j, kind, i) for kind, j, i in row) for row in orders))
 
 
 def _binds(chain: Chain, found: Found) -> bool:

@@ -26,8 +26,8 @@ STARTS = 3
 SECONDS = 10.0
 FEW = 4
 """Stages up to which each set of them is tried for recomputation."""
-CLOSE = 1e-9
-"""A relative gap that counts as none."""
+CLOSE = 1e-6
+"""A relative gap that counts as none: the tolerance of the integer program."""
 
 
 @dataclass(frozen=True)

@@ -103,13 +103,13 @@ def laid_out(config: DictConfig, engine: Engine, planner: Planner, profile: Mode
     cluster = used_by(engine, cluster)
     wanted = mesh(config, engine, profile, cluster)
     model = memory_model(config, engine, wanted, profile)
-    request = engine_support.plan_request(config, engine, wanted)
+    request = engine_support.plan_request(config, engine, wanted, len(profile.layers))
+    refuse(engine.refuses(request, profile.dtype, cluster))
     plan = planner.plan(profile, cluster, model, request)
     refused = plan_fits.check_plan(config, plan, wanted, len(profile.layers), cluster)
     refused = refused or [
         *shared_buffers.refused(plan, profile),
         *layer_traits.refused(config, engine.capabilities, plan, profile),
-        *engine.refuses(request, profile.dtype, cluster),
         *engine.check(plan, profile, cluster, model),
     ]
     refuse(refused)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from harness.core.cluster import Cluster
@@ -105,7 +106,20 @@ def _count(number: int, noun: str, plural: str = "s") -> str:
 
 
 def _write_actions(schedule: Schedule, path: Path) -> None:
-    action_file.write(action_file.from_schedule(schedule), path)
+    action_file.write(action_file.from_schedule(_as_run(schedule)), path)
+
+
+def _as_run(schedule: Schedule) -> Schedule:
+    """Return the schedule with the tasks of each device in the order in which they run where a rule picks: a file has
+    no rules."""
+    ran = unit_time(schedule).queues()
+    queues = tuple(
+        replace(queue, ops=tuple(span.parsed for span in ran[queue.device, queue.name]), rule="in_order")
+        if queue.name == "compute" and queue.rule != "in_order"
+        else queue
+        for queue in schedule.queues
+    )
+    return replace(schedule, queues=queues)
 
 
 def _write_picture(schedule: Schedule, path: Path) -> None:

@@ -10,8 +10,9 @@ again with the gradient that it had, for its weights alone.
 
 What is no spine waits for the second half: outputs that depend on weights only, and all of a stage whose inputs have no
 gradient. A weight of which several branches begin gets its gradient in the first half, and so do all weights where a
-layer holds a reentrant checkpoint of torch, which cannot leave anything out. (The halves are B and W in Qi et al., Zero
-Bubble Pipeline Parallelism, arXiv 2401.10241, section 2.)
+layer holds a reentrant checkpoint of torch, which cannot leave anything out. A hook of the tensor where a branch begins
+(`Tensor.register_hook`) is called in both halves; the gradient is what its first call made of it. (The halves are B and
+W in Qi et al., Zero Bubble Pipeline Parallelism, arXiv 2401.10241, section 2.)
 """
 
 from __future__ import annotations
@@ -79,10 +80,12 @@ class SplitBackward:
         """Run the second half."""
         rest = [(edge, gradient) for edge, gradient in self.outputs if edge.node not in self.spine]
         for node, weights in self.branches.items():
-            given = enumerate(self.kept.pop(node, ()))
-            starts = [(GradientEdge(node, number), one) for number, one in given if one is not None]
+            given = self.kept.pop(node, ())
+            starts = [(GradientEdge(node, number), one) for number, one in enumerate(given) if one is not None]
             if starts and weights:
+                again = node.register_prehook(_returning(given))
                 _backward(starts, weights, keep=bool(rest))  # branches share no node, but with the rest
+                again.remove()
         if rest:
             _backward(rest, None, keep=False)
         self.outputs, self.branches = [], {}
@@ -92,6 +95,11 @@ class SplitBackward:
             self.kept[node] = gradients
 
         return hook
+
+
+def _returning(gradients: Gradients) -> Callable[[Gradients], Gradients]:
+    """A hook that gives a node the gradients of the first half, whatever hooks of tensors make of them once more."""
+    return lambda _: gradients
 
 
 def _backward(starts: Sequence[tuple[GradientEdge, Tensor]], leaves: Sequence[Tensor] | None, keep: bool) -> None:

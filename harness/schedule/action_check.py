@@ -36,10 +36,11 @@ def problems(
     """
     found = [
         *_other_size(actions, name, ranks, micro_batches),
-        *shortened(list(_twice(actions, name))),
-        *shortened(list(_elsewhere(actions, name))),
-        *shortened(list(_missing(actions, name))),
-        *shortened(list(_unpaired_messages(actions, name))),
+        *shortened(_idle(actions, name)),
+        *shortened(_twice(actions, name)),
+        *shortened(_elsewhere(actions, name)),
+        *shortened(_missing(actions, name)),
+        *shortened(_unpaired_messages(actions, name)),
     ]
     return found or [*_deadlock(actions, name, blocking)]
 
@@ -57,6 +58,13 @@ def _other_size(actions: Actions, name: str, ranks: int | None, micro_batches: i
     if micro_batches is not None and count != micro_batches:
         message = f"has {count} micro-batch{'es' * (count != 1)}, the run has {micro_batches}"
         yield Problem(KEY, name, message, ({"batch.micro_batches": count},) if count else ())
+
+
+def _idle(actions: Actions, name: str) -> Iterator[Problem]:
+    """Yield ranks without passes."""
+    for rank in range(len(actions.rows)):
+        if not any(action.kind in PASSES for action in actions.of_rank(rank)):
+            yield problem(name, f"row {rank + 1}: has no pass", "a row for each rank, with passes of a stage")
 
 
 def _twice(actions: Actions, name: str) -> Iterator[Problem]:
@@ -87,15 +95,15 @@ def _missing(actions: Actions, name: str) -> Iterator[Problem]:
     for action, _ in actions.placed():
         if action.kind in PASSES:
             kinds[action.stage, action.micro_batch].add(action.kind)
-    stages = 1 + max((stage for stage, _ in kinds), default=-1)
-    if not stages:
-        yield problem(name, "has no pass", "a forward and a backward pass of each stage and micro-batch")
+    named = {action.stage: (action, place) for action, place in actions.placed()}
     present = {stage for stage, _ in kinds}
-    for stage in range(stages):
+    micro_batches = actions.micro_batches
+    for stage in range(1 + max(named, default=-1)):
         if stage not in present:
-            yield problem(name, f"has no action of stage {stage}, but of stage {stages - 1}", "stages from 0 on")
+            other, place = named.get(stage) or named[max(named)]
+            yield problem(name, f"has no pass of stage {stage}, but {other} ({place})", "stages from 0 on")
             continue
-        for i in range(actions.micro_batches):
+        for i in range(micro_batches):
             message = _fault(f"{stage}{{}}{i}", kinds.get((stage, i), set()))
             if message:
                 yield problem(name, message, "F and B, or F, I and W, of each stage and micro-batch")
@@ -160,7 +168,7 @@ def _needed(action: Action, row_of: dict[int, int]) -> Iterator[Action]:
 
 def _deadlock(actions: Actions, name: str, blocking: bool) -> Iterator[Problem]:
     """Yield passes of a rank in an order that cannot be, else a cycle of actions that wait for each other."""
-    wrong = shortened(list(_own_order(actions, name)))
+    wrong = shortened(_own_order(actions, name))
     yield from wrong
     if wrong:
         return

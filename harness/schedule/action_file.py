@@ -8,7 +8,7 @@
 | 2F0 2B0            | forward pass; backward pass                                                             |
 | 2I0 2W0            | its two halves: the gradients of the inputs; those of the weights                       |
 | 2R0                | recomputation, before its backward pass (torch does not have it)                        |
-| (2F5;3B1)OVERLAP_F_B | two passes that torch gives to one function; here one comes after the other           |
+| (2F5;3B1)OVERLAP_F_B | a forward and a backward pass that torch gives to one function; here one after the other |
 | 2SEND_F0 3RECV_F0  | the activations from stage 2 to stage 3; back, 3SEND_B0 and 2RECV_B0                    |
 | 2UNSHARD 2RESHARD 2REDUCE_GRAD | of FSDP; read and written, nothing else                                     |
 
@@ -22,8 +22,9 @@ import csv
 import io
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import cast
 
@@ -42,6 +43,8 @@ LARGEST = 100_000
 """Largest number of a stage or micro-batch; more is a slip of the pen."""
 SHOWN = 8
 """The most problems of one kind that are listed."""
+COUNTED = 1000
+"""The most problems of one kind that are looked for."""
 KEY = "engine.schedule"
 _NOTATION = re.compile(rf"(\d+)({'|'.join((*SHARDING, *MESSAGES, *PASSES))})(\d*)")
 _PAIR = re.compile(rf"\(([^()]*)\){PAIR}")
@@ -112,7 +115,7 @@ class Actions:
     @property
     def placement(self) -> tuple[int, ...]:
         """The rank of each stage, for actions that `harness.schedule.action_check` accepts."""
-        found = {action.stage: place.row - 1 for action, place in self.placed()}
+        found = {action.stage: place.row - 1 for action, place in self.placed() if action.kind in PASSES}
         return tuple(found[stage] for stage in sorted(found))
 
     @property
@@ -157,7 +160,7 @@ def read(path: str | Path) -> Actions:
 
 def parse(content: str, name: str) -> Actions:
     """Return the actions of a file's text; `name` says whether it is JSON. Raises ProblemError as `read`."""
-    table = _of_json(content, name) if name.lower().endswith(".json") else _of_csv(content)
+    table = _of_json(content, name) if name.lower().endswith(".json") else _of_csv(content, name)
     while table and not any(cell.strip() for cell in table[-1]):
         table.pop()
     if not table:
@@ -178,16 +181,23 @@ def parse(content: str, name: str) -> Actions:
     return Actions(tuple(rows))
 
 
-def shortened(problems: Sequence[Problem]) -> list[Problem]:
+def shortened(problems: Iterable[Problem]) -> list[Problem]:
     """Return the first problems, the last of them with the number of those that are left out."""
-    if len(problems) <= SHOWN:
-        return list(problems)
-    more = f"and {len(problems) - SHOWN + 1} more problems of this kind"
-    return [*problems[: SHOWN - 1], Problem(problems[0].key, problems[0].value, more, hint="correct the first ones")]
+    found = list(islice(problems, COUNTED))
+    if len(found) <= SHOWN:
+        return found
+    least = "at least " * (len(found) == COUNTED)
+    more = f"and {least}{len(found) - SHOWN + 1} more problems of this kind"
+    return [*found[: SHOWN - 1], Problem(found[0].key, found[0].value, more, hint="correct the first ones")]
 
 
-def _of_csv(content: str) -> list[list[str]]:
-    return list(csv.reader(io.StringIO(content, newline="")))
+def _of_csv(content: str, name: str) -> list[list[str]]:
+    reader = csv.reader(io.StringIO(content, newline=""))
+    try:
+        return list(reader)
+    except csv.Error as error:
+        message = f"line {reader.line_num} is no CSV: {error}"
+        raise ProblemError(Problem(KEY, name, message, hint="a quotation mark that does not end?")) from None
 
 
 def _of_json(content: str, name: str) -> list[list[str]]:
@@ -211,8 +221,8 @@ def cell_of(text: str) -> Cell:
         return None
     if found := _PAIR.fullmatch(text):
         actions = tuple(_action(one.strip()) for one in found[1].split(";"))
-        if wrong := [str(one) for one in actions if one.kind not in PASSES]:
-            raise ValueError(f"{text!r} overlaps {wrong[0]}, which is no pass")
+        if [one.kind for one in actions] not in (["F", "B"], ["F", "I"]):
+            raise ValueError(f"{text[:60]!r} is no pair of a forward and a backward pass")
         return Overlapped(actions)
     return _action(text)
 

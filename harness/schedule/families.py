@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from harness.core.problem import Problem
+from harness.core import divisors
+from harness.core.problem import LEAVE_OUT, Fix, Problem
 from harness.schedule import Schedule
 from harness.schedule.builders.dualpipe import dualpipe_v, too_few
 from harness.schedule.builders.fill_drain import fill_drain
@@ -67,3 +68,35 @@ _ALL = (
     Family("dualpipev", "pairs of passes in a V", "v", lambda m, n, c, t: dualpipe_v(m, n, t), True, too_few),
 )
 FAMILIES: dict[str, Family] = {family.name: family for family in _ALL}
+
+
+def micro_batch_fixes(micro_batches: int, shares: int, refuses: Callable[[int], Problem | None]) -> tuple[Fix, ...]:
+    """Returns the nearest number of micro-batches that a schedule has and that divides the samples of a replica
+    (`shares`), where there is one; and another schedule."""
+    whole = divisors.list_divisors(max(1, shares))
+    right = [count for count in whole if refuses(count) is None]
+    nearest = sorted(right, key=lambda count: abs(count - micro_batches))[:1]
+    other: Fix = {"engine.schedule": "gpipe"}
+    if micro_batches not in whole:  # then the number is wrong for any schedule
+        other["batch.micro_batches"] = divisors.nearest_divisors(whole[-1], micro_batches)[0]
+    return (*({"batch.micro_batches": count} for count in nearest), other)
+
+
+def wrong_chunks(schedule: str, chunks: int, default: int, least: int) -> list[Problem]:
+    """Returns what is wrong with `engine.chunks`, the number of stages on each device: it is at least `least` with the
+    schedules that let the user choose, and `default` or their own number with the others."""
+    family = FAMILIES.get(schedule)
+    if family is None:
+        return []
+    if family.stages_per_device is None:
+        if chunks >= least:
+            return []
+        message = f"must be at least {least} with engine.schedule={schedule}"
+        fixes: tuple[Fix, ...] = ({"engine.chunks": default}, {"engine.schedule": "1f1b", "engine.chunks": LEAVE_OUT})
+        return [Problem("engine.chunks", chunks, message, fixes)]
+    if chunks in (family.stages_per_device, default):
+        return []
+    message = f"is not the number of stages on a device, engine.schedule={schedule} has {family.stages_per_device}"
+    fixes = ({"engine.chunks": LEAVE_OUT},)
+    fixes += ({"engine.schedule": "interleaved1f1b"},) if chunks >= 2 else ()
+    return [Problem("engine.chunks", chunks, message, fixes)]

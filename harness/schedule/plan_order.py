@@ -13,13 +13,18 @@ from harness.schedule.transfers import Transfer
 
 
 def refused(
-    name: str, pipeline: int | None = None, micro_batches: int | None = None, blocking: bool = False
+    name: str, pipeline: int | None = None, micro_batches: int | None = None, layers: int | None = None
 ) -> list[Problem]:
-    """Return what keeps a file from any run, or from one with these numbers of devices and micro-batches."""
+    """Return what keeps a file from any run, or from one with these numbers of devices, micro-batches and layers."""
     try:
-        return action_check.problems(action_file.read(name), name, pipeline, micro_batches, blocking)
+        actions = action_file.read(name)
     except ProblemError as error:
         return list(error.problems)
+    found = action_check.problems(actions, name, pipeline, micro_batches)
+    if found or layers is None or len(actions.placement) <= layers:
+        return found
+    message = f"has {len(actions.placement)} stages, the model has {layers} layer{'s' * (layers != 1)}"
+    return [Problem(KEY, name, message, hint="a file with fewer stages, or a larger model")]
 
 
 def placement(name: str, pipeline: int) -> tuple[int, ...]:
@@ -29,11 +34,23 @@ def placement(name: str, pipeline: int) -> tuple[int, ...]:
     return action_file.read(name).placement
 
 
-def recomputed(actions: Actions, name: str, fixes: Sequence[Fix]) -> list[Problem]:
+def recomputed(actions: Actions, name: str, fix: Fix) -> list[Problem]:
     """Return a problem for an engine that recomputes nothing: the first recomputation of a file."""
     for action, place in actions.placed():
         if action.kind == "R":
-            return [Problem(KEY, name, f"{place}: {action} recomputes, which this engine cannot", tuple(fixes))]
+            return [Problem(KEY, name, f"{place}: {action} recomputes, which this engine cannot", (fix,))]
+    return []
+
+
+def losses_out_of_order(actions: Actions, name: str, fix: Fix) -> list[Problem]:
+    """Return a problem for an engine that finds the loss of a micro-batch by counting: the first forward pass of the
+    last stage that is not in the order of micro-batches."""
+    last = len(actions.placement) - 1
+    forwards = [(one, place) for one, place in actions.placed() if one.stage == last and one.kind == "F"]
+    for number, (action, place) in enumerate(forwards):
+        if action.micro_batch != number:
+            message = f"{place}: {action} comes before {last}F{number}, this engine needs the last stage's in order"
+            return [Problem(KEY, name, message, (fix,))]
     return []
 
 

@@ -12,6 +12,8 @@ from harness.core.cluster import Cluster
 from harness.core.memory_model import MemoryModel
 from harness.core.plan import Mesh, Plan
 from harness.interfaces import BatchShape, Model, OptimizerSpec, PlanRequest
+from harness.schedule import action_file
+from harness.schedule.builders.one_f_one_b import one_f_one_b
 from harness.schedule.families import FAMILIES
 from planners.block_partition import even
 from tests.engines import contract, networks, zoo
@@ -140,6 +142,30 @@ def test_a_searched_order_trains_like_single(model: str) -> None:
 
 def refused(request: PlanRequest, schedule: str, **keys: object) -> list[Row]:
     return rows(build(Config(schedule=schedule, **keys)).refuses(request, "float32", Cluster()))  # type: ignore[arg-type]
+
+
+@pytest.mark.fast
+def test_micro_batches_in_another_order(tmp_path: Path) -> None:
+    file = tmp_path / "own.csv"
+    file.write_text("0F2,0F0,0F1,0B1,0B2,0B0\n1F0,1F2,1B2,1F1,1B1,1B0\n", encoding="utf-8")
+    contract.check_training(gentle(case("gpt", str(file), micro_batches=3)))
+
+
+def test_a_file_with_more_stages_than_layers_is_refused(tmp_path: Path) -> None:
+    file = str(tmp_path / "own.csv")
+    Path(file).write_text("0F0,0B0\n1F0,2F0,2B0,1B0\n", encoding="utf-8")
+    (problem,) = build(Config(schedule=file)).refuses(PlanRequest(BatchShape(4, 1), 2, layers=2), "float32", Cluster())
+    assert (problem.key, problem.message) == ("engine.schedule", "has 3 stages, the model has 2 layers")
+    assert not problem.fixes
+
+
+def test_an_order_is_as_welcome_in_a_file_as_by_name(tmp_path: Path) -> None:
+    """The simulator lets messages that block wait for any task to end: 1F1B ends there, as a file, too."""
+    file = str(tmp_path / "own.csv")
+    action_file.write(action_file.from_schedule(one_f_one_b(4, range(3), [])), file)
+    for schedule in (file, "1f1b"):
+        engine = build(Config(schedule=schedule))
+        assert engine.refuses(PlanRequest(BatchShape(8, 4), 3), "float32", Cluster(blocking_messages=True)) == []
 
 
 def test_a_file_with_other_numbers_is_refused(tmp_path: Path) -> None:

@@ -337,6 +337,17 @@ def test_the_order_of_a_file(model: str, content: str, micro_batches: int, tmp_p
 def test_a_file_that_recomputes_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "own.csv"
     file.write_text("0F0,0R0,0B0\n", encoding="utf-8")
-    found = case("gpt", str(file), devices=1, micro_batches=1)
-    (problem,) = found.engine.check(found.plan, contract.profile_of(found.model), Cluster(), MemoryModel())
+    engine = build(Config(schedule=str(file)))
+    (problem,) = engine.refuses(PlanRequest(BatchShape(4, 1), 1), "float32", Cluster())
     assert problem.message == "row 1, column 2: 0R0 recomputes, which this engine cannot"
+    assert problem.fixes == ({"engine": "pipeline"},)
+
+
+def test_a_file_whose_losses_come_in_another_order_is_refused(tmp_path: Path) -> None:
+    """torch counts the last stage's forward passes to find a loss: it would train with those of other micro-batches."""
+    file = tmp_path / "own.csv"
+    file.write_text("0F1,0F0,0B1,0B0\n1F1,1F0,1B1,1B0\n", encoding="utf-8")
+    engine = build(Config(schedule=str(file)))
+    (problem,) = engine.refuses(PlanRequest(BatchShape(4, 2), 2), "float32", Cluster())
+    assert problem.message == "row 2, column 1: 1F1 comes before 1F0, this engine needs the last stage's in order"
+    assert problem.fixes == ({"engine": "pipeline"},)

@@ -13,7 +13,7 @@ from harness.core.plan import Mesh, Plan, Stage
 from harness.core.problem import ProblemError
 from harness.order_search.chain import evaluate
 from harness.order_search.plan_chain import chain_of, families, searched
-from harness.schedule import plan_order
+from harness.schedule import Schedule, plan_order
 from harness.schedule.families import FAMILIES
 from harness.schedule.transfers import plan_transfers
 from harness.simulator import simulate
@@ -33,13 +33,18 @@ def cluster(memory_bytes: int = 0) -> Cluster:
 
 
 def predicted(plan: Plan, memory_bytes: int = 0) -> tuple[float, list[int]]:
-    schedule = plan_order.schedule(plan, plan_transfers(plan, PROFILE, portals=True))
-    figures = simulate(schedule, plan, PROFILE, cluster(memory_bytes), MEMORY).figures
+    figures = simulate(schedule_of(plan), plan, PROFILE, cluster(memory_bytes), MEMORY).figures
     return figures["step_time_s"], figures["peak_memory_bytes"]
 
 
 def found(memory_bytes: int = 0) -> Plan:
-    return searched(PLAN, PROFILE, cluster(memory_bytes), MEMORY, plan_transfers(PLAN, PROFILE, portals=True), 4.0)
+    return searched(
+        PLAN, PROFILE, cluster(memory_bytes), MEMORY, plan_transfers(PLAN, PROFILE, portals=True), schedule_of, 4.0
+    )
+
+
+def schedule_of(plan: Plan) -> Schedule:
+    return plan_order.schedule(plan, plan_transfers(plan, PROFILE, portals=True))
 
 
 def test_the_chain_takes_what_the_simulator_says() -> None:
@@ -71,6 +76,26 @@ def test_less_memory_takes_longer_and_is_kept() -> None:
     step_s, within = predicted(found(limit), limit)
     assert max(within) <= limit
     assert step_s >= free_s
+
+
+@pytest.mark.parametrize("part", [0.5, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85, 0.9, 0.95, 1.0])
+def test_no_published_order_that_fits_is_faster(part: float) -> None:
+    """At any limit, as the simulator counts memory; and the best of them is named."""
+    families_ = {name: by_simulation(name) for name in FAMILIES if FAMILIES[name].places == "one"}
+    limit = round(part * max(peak for _, peak in families_.values()))
+    fitting = {name: step_s for name, (step_s, peak) in families_.items() if peak <= limit}
+    plan = found(limit)
+    step_s, peaks = predicted(plan, limit)
+    assert max(peaks) <= limit
+    assert step_s <= min(fitting.values(), default=step_s) + 1e-9
+    if fitting:
+        assert plan.predicted["best_family_s"] == pytest.approx(min(fitting.values()))
+
+
+def by_simulation(name: str) -> tuple[float, int]:
+    schedule = FAMILIES[name].build(6, 3, 1, plan_transfers(PLAN, PROFILE, portals=True))
+    figures = simulate(schedule, PLAN, PROFILE, cluster(), MEMORY).figures
+    return figures["step_time_s"], max(figures["peak_memory_bytes"])
 
 
 def test_nothing_fits() -> None:

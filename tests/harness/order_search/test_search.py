@@ -61,6 +61,31 @@ def test_it_finds_what_brute_force_finds(chain: Chain) -> None:
     assert found.step_s == pytest.approx(best_s)
 
 
+@pytest.mark.parametrize("chain", TINY[:4], ids=str)
+def test_the_unit_of_times_and_bytes_is_no_matter(chain: Chain, capfd: pytest.CaptureFixture[str]) -> None:
+    """The integer program's tolerances are absolute: microseconds and gigabytes are what they are in a plan."""
+    seconds, size = 1e-5, 10**8
+
+    def times(values: tuple[float, ...]) -> tuple[float, ...]:
+        return tuple(seconds * one for one in values)
+
+    def sizes(values: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(size * one for one in values)
+
+    scaled = replace(
+        chain,
+        forward_s=times(chain.forward_s), input_s=times(chain.input_s), weight_s=times(chain.weight_s),
+        messages=tuple(replace(one, seconds=seconds * one.seconds) for one in chain.messages),
+        saved_bytes=sizes(chain.saved_bytes), delayed_bytes=sizes(chain.delayed_bytes),
+        working_bytes=sizes(chain.working_bytes), checkpoint_bytes=sizes(chain.checkpoint_bytes),
+        limits=tuple(None if one is None else size * one for one in chain.limits),
+    )  # fmt: skip
+    plain, found = search(chain), search(scaled)
+    assert found.step_s == pytest.approx(seconds * plain.step_s, rel=1e-6)
+    assert found.bound_s == pytest.approx(seconds * plain.bound_s, rel=1e-6)
+    assert capfd.readouterr().out == "", "the solver prints nothing"
+
+
 @pytest.mark.parametrize("seed", range(COUNT))
 def test_random_chains(seed: int) -> None:
     """Never worse than the best family that fits, within the limits, the same each time; never below the bound."""

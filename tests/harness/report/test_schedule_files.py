@@ -63,6 +63,13 @@ def test_a_named_schedule_becomes_a_file(tmp_path: Path) -> None:
     assert schedule_files.read(str(path)) == zbv(4, 2, transfers(4))
 
 
+@pytest.mark.parametrize("rule", ["fifo", "forward_first", "backward_first", "alternate"])
+def test_a_schedule_with_a_rule_becomes_the_order_that_is_drawn(rule: str, tmp_path: Path) -> None:
+    path = tmp_path / "own.csv"
+    drawn = drawing(["message_driven", "stages=5", "micro_batches=9", "limit=5", f"rule={rule}", f"out={path}"])
+    assert drawing([str(path)]).partition("\n\n")[0] == drawn.partition("\n\n")[0]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -67,7 +67,19 @@ def nothing_of_x(x: Tensor, w: list[nn.Parameter]) -> Outputs:
     return (w[0] @ w[1], x.detach() @ w[2])
 
 
-ALL = [chain, tied, two_outputs, made_weight, part_of_x, nothing_of_x]
+def hooked(x: Tensor, w: list[nn.Parameter]) -> Outputs:
+    """Hooks where branches begin, and between; one of them a module's."""
+    first = x @ w[0]
+    first.register_hook(lambda gradient: 2 * gradient)
+    second = first.relu() @ w[1]
+    second.grad_fn.register_prehook(lambda gradients: (gradients[0].clamp(-1, 1),))  # type: ignore[union-attr]
+    second.register_hook(lambda gradient: gradient * gradient)
+    last = second @ w[2]
+    last.grad_fn.register_hook(lambda ins, _: tuple(None if one is None else 3 * one for one in ins))  # type: ignore[union-attr]
+    return (last * w[3].sum(),)
+
+
+ALL = [hooked, chain, tied, two_outputs, made_weight, part_of_x, nothing_of_x]
 
 
 @pytest.mark.parametrize("run", ALL)

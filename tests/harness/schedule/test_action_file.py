@@ -155,7 +155,7 @@ GOOD = "0F0,0F1,,0B0,0B1\n,1F0,1B0,1F1,1B1\n"
         "0F0,0I0,0W0\n",
         "0F0,0SEND_F0,0RECV_B0,0B0\n1RECV_F0,1F0,1B0,1SEND_B0\n",
         "0UNSHARD,0F0,0B0,0REDUCE_GRAD,0RESHARD\n",
-        "(0F0;1F0)OVERLAP_F_B,1B0,0B0\n",
+        "0F0,(0F1;0B0)OVERLAP_F_B,0B1\n",
     ],
 )
 def test_files_by_hand(content: str) -> None:
@@ -171,11 +171,18 @@ def test_files_by_hand(content: str) -> None:
         ("0F,0B0", "row 1, column 1: '0F' names no micro-batch"),
         ("0F0,0UNSHARD3", "row 1, column 2: '0UNSHARD3' has a micro-batch"),
         ("0F0,0B999999999999999999999", "row 1, column 2: '0B999999999999999999999' has a number above 100,000"),
-        ("(0F0;0UNSHARD)OVERLAP_F_B", "row 1, column 1: '(0F0;0UNSHARD)OVERLAP_F_B' overlaps 0UNSHARD"),
+        ("(0F0;0UNSHARD)OVERLAP_F_B", "row 1, column 1: '(0F0;0UNSHARD)OVERLAP_F_B' is no pair of a forward"),
+        ("(0F0;1F0)OVERLAP_F_B,1B0,0B0", "row 1, column 1: '(0F0;1F0)OVERLAP_F_B' is no pair of a forward"),
+        ("(0B0;0F0)OVERLAP_F_B", "row 1, column 1: '(0B0;0F0)OVERLAP_F_B' is no pair of a forward"),
+        ("0F0,0B0,1UNSHARD", "has no pass of stage 1, but 1UNSHARD (row 1, column 3)"),
+        ("0F0,0B0\n\n1F0,1B0", "row 2: has no pass"),
+        (",\n0F0,0B0", "row 1: has no pass"),
+        ("0F0,0B0\n1UNSHARD", "row 2: has no pass"),
+        ('0F0,"0B0' + "," * 140_000, "line 1 is no CSV: field larger than field limit"),
         ("(0F0;)OVERLAP_F_B", "row 1, column 1: '' is no action"),
         ("0F0,0B0,0F0", "row 1, column 3: 0F0 stands at row 1, column 1, too"),
         ("0F0,0B0,1F0\n1B0", "row 2, column 1: 1B0 is of stage 1, which runs in row 1 (1F0, row 1, column 3)"),
-        ("0F0,0B0\n2F0,2B0", "has no action of stage 1, but of stage 2"),
+        ("0F0,0B0\n2F0,2B0", "has no pass of stage 1, but 2B0 (row 2, column 2)"),
         ("0F0,0F1,0B0", "has 0F1, but neither 0B1 nor 0I1"),
         ("0F0,0B0,0B1", "has no 0F1"),
         ("0F0,0I0", "has 0I0, but no 0W0"),
@@ -238,6 +245,11 @@ def test_many_problems_are_shortened() -> None:
         found = list(error.problems)
     assert len(found) == action_file.SHOWN
     assert found[-1].message == "and 43 more problems of this kind"
+
+
+def test_a_slip_in_a_number_is_found_at_once() -> None:
+    """99,999 stages of so many micro-batches are missing: nobody counts them all."""
+    assert "and at least 993 more problems of this kind" in refused("0F0,0B0,99999F99999,99999B99999")
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
