@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
-from analysis.claim_check import Check, Finding, Verdict, check_claims
+from analysis.claim_check import Check, Earlier, Finding, Verdict, check_claims
 from analysis.match_records import Need, Row
 from analysis.run_artifacts import MissingData
 from analysis.torchgpipe import table3
@@ -22,6 +22,8 @@ from analysis.torchgpipe.quantities import (
 from analysis.torchgpipe.sweep_results import PIPELINES, ROWS, Results, searched
 
 SAMPLES = 128
+NEAR = 0.15
+"""Factors of the paper that a claim states are met within this part of them."""
 FLOAT_BYTES = 4
 ELEMENTS = (11_980_800, 6_082_560)
 """Copied for a sample without and with portals, from the paper's shapes."""
@@ -46,12 +48,19 @@ RESERVED = (
     "the paper's figures are what the caching allocator reserves: freed blocks stay reserved, and what another stream "
     "uses is kept longer; ours are live bytes."
 )
-EARLY = (
-    "without the dependency, our recomputations wait for nothing and fill idle time. torchgpipe's most likely wait for "
-    "their gradients and overtake backward tasks, so that one stage after the other does its backward passes: not "
-    "tried on GPUs; such an order, put together by hand, simulates at 27 samples/s, 31 % utilization and 62 GiB."
+HIDDEN = (
+    "copy streams hide nearly all copies of skips on the simulated PCIe, so that portals have little left to spare. "
+    "A measured timeline of the paper's machine, where pairs of cards share switches, would settle it."
 )
-REASONS = {"TG-1": EARLY, "TG-2": EARLY, "TG-3": EARLY, "TG-4": RESERVED, "TG-10": RESERVED}
+GRID = (
+    "8 devices hold more in the simulation: it counts live bytes, not what an allocator reserves, and the sizes tried "
+    "are a coarse grid. A model of reserved memory would settle it."
+)
+SWITCHES = (
+    "8 devices are faster in the simulation than on the paper's machine; its PCIe switches and sockets, which eight "
+    "cards share and four need not, are not in conf/cluster/p40x8.yaml. Their bandwidths would settle it."
+)
+REASONS = {"TG-1": HIDDEN, "TG-4": RESERVED, "TG-9": GRID, "TG-10": RESERVED, "TG-12": SWITCHES}
 """Why a claim may not hold."""
 
 
@@ -133,8 +142,14 @@ def more_devices_hold_larger_models(results: Results) -> Finding:
     counts = [candidate.parameters for candidate in largest.values() if candidate]
     summary = ", ".join(str(candidate) for candidate in largest.values())
     right = ours == theirs
-    summary += f": {counts[-1] / counts[0]:.0f} times; counts {'exact' if right else 'differ'}"
-    return Finding(_rises(counts) and right, times, summary)
+    ratio, published = counts[-1] / counts[0], theirs[-1] / theirs[0]
+    summary += f": {ratio:.1f} times, {100 * (ratio / published - 1):+.0f} %; counts {'exact' if right else 'differ'}"
+    return Finding(_rises(counts) and right and abs(ratio / published - 1) <= NEAR, times, summary)
+
+
+def more_devices_hold_more(results: Results) -> Finding:
+    largest = [table3.largest(results, row) for row in PIPELINES]
+    return Finding(_rises([candidate.parameters if candidate else 0 for candidate in largest]))
 
 
 def checkpointing_alone_holds_six_times_more(results: Results) -> Finding:
@@ -154,9 +169,18 @@ def recomputation_costs(results: Results) -> Finding:
 
 def speed_up_is_sub_linear(results: Results) -> Finding:
     gains = _each(speed_up(results, 4, row, "simulated") for row in PIPELINES[2:])
-    below = all(gain < devices for gain, devices in zip(gains, (2, 4, 8), strict=True))
-    theirs = _list(_paper(4, PIPELINES[2:], "speed-up"), "{:.3f}")
-    return Finding(_rises(gains) and below, f"{theirs} on 2, 4, 8 devices", _list(gains, "{:.3f}"))
+    theirs = _paper(4, PIPELINES[2:], "speed-up")
+    near = all(abs(gain / published - 1) <= NEAR for gain, published in zip(gains, theirs, strict=True))
+    parts = [_list(one, "{:.3f}") for one in (theirs, gains)]
+    return Finding(near and _sub_linear(gains), f"{parts[0]} on 2, 4, 8 devices", parts[1])
+
+
+def speed_up_is_below_the_devices(results: Results) -> Finding:
+    return Finding(_sub_linear(_each(speed_up(results, 4, row, "simulated") for row in PIPELINES[2:])))
+
+
+def _sub_linear(gains: Sequence[float]) -> bool:
+    return _rises(gains) and all(gain < devices for gain, devices in zip(gains, (2, 4, 8), strict=True))
 
 
 TABLE_1, TABLE_2, TABLE_4 = ((Need[Row](f"table{table}", "paper"),) for table in (1, 2, 4))
@@ -170,10 +194,18 @@ CLAIMS: dict[str, Check[Results]] = {
     "TG-6": Check(no_gain_without_micro_batches, TABLE_2),
     "TG-7": Check(micro_batches_and_devices_speed_up, TABLE_2),
     "TG-8": Check(eight_devices_reach_five_times, TABLE_2),
-    "TG-9": Check(more_devices_hold_larger_models, (*LARGEST, Need("table3", "paper", searched, ok=False))),
+    "TG-9": Check(
+        more_devices_hold_larger_models,
+        (*LARGEST, Need("table3", "paper", searched, ok=False)),
+        Earlier("larger with every step, whatever the factor, which no memory model fails", more_devices_hold_more),
+    ),
     "TG-10": Check(checkpointing_alone_holds_six_times_more, LARGEST),
     "TG-11": Check(recomputation_costs, TABLE_4),
-    "TG-12": Check(speed_up_is_sub_linear, TABLE_4),
+    "TG-12": Check(
+        speed_up_is_sub_linear,
+        TABLE_4,
+        Earlier("below the number of devices, which every pipeline is", speed_up_is_below_the_devices),
+    ),
 }
 
 

@@ -70,6 +70,8 @@ class Config:
     """Layers between two activation checkpoints: never, a number, or auto (the paper's rule)."""
     offload: bool = False
     """Keep float32 weights and optimizer state in the host's memory and copy them to the device bucket by bucket."""
+    barrier: bool = False
+    """Let all stages end their tasks before the first gradient is all-reduced, as in a measurement of phases."""
     bsize: int = 16_000_000
     """Number of parameters in a bucket."""
     k: int = 4
@@ -167,6 +169,7 @@ class MyelinEngine(Engine):
                 for elements, shared in zip(sizes, tied, strict=True)
             ],
             config.k > 0,
+            config.barrier,
         )
 
     def memory(self, model: MemoryModel, mesh: Mesh, profile: ModelProfile) -> MemoryModel:

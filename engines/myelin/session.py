@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 import torch.fx.experimental.symbolic_shapes  # backward passes import it: once here, and not in each rank
 from torch import Tensor, nn
 
@@ -104,6 +105,8 @@ class MyelinSession(DistributedSession):
             self.updates.begin()
             self.transport.begin({channel: self._order_of(channel) for channel in self.transport.into})
             run(self._ready_tasks(), self.transport, self._take, self._run)
+            if self.config.barrier:
+                dist.barrier()
             self.sum_tied_gradients()
             summed, self.skipped = self.updates.finish(), self.updates.skipped
             if self.plan.mesh.data > 1:

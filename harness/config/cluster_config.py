@@ -68,6 +68,10 @@ class EffectiveConfig:
     """Effective value of cluster.node_bandwidth_gb_s."""
     node_alpha_s: float | None = None
     """Effective value of cluster.node_alpha_s."""
+    node_alone_gb_s: float | None = None
+    """Effective value of cluster.node_alone_gb_s."""
+    task_s: float | None = None
+    """Effective value of cluster.task_s."""
     host_bandwidth_gb_s: float | None = None
     """Effective value of cluster.host_bandwidth_gb_s."""
     host_alpha_s: float | None = None
@@ -126,6 +130,11 @@ class ClusterConfig:
     """Bandwidth in GB/s of a node's network port, shared by all its messages to other nodes; null: bandwidth_gb_s."""
     node_alpha_s: float | None = None
     """Latency of a message between nodes in seconds; null: alpha_s."""
+    node_alone_gb_s: float | None = None
+    """Bandwidth in GB/s of a node's network port for a transfer that has it alone, where that is more than what several
+    share; null: node_bandwidth_gb_s."""
+    task_s: float = 0.0
+    """Seconds that each forward and each backward task takes beyond its kernels: the host between two tasks."""
     host_bandwidth_gb_s: float | None = None
     """Bandwidth in GB/s between a device and its host's memory; null: as measured here, bandwidth_gb_s for a described
     cluster."""
@@ -244,6 +253,8 @@ def _local(config: ClusterConfig, found: DetectedDevices, machine: Machine, job:
         () if given else machine.calls,
         config.overlap,
         _slow(config),
+        config.task_s,
+        (config.node_alone_gb_s or 0.0) * GB,
     )
 
 
@@ -263,6 +274,8 @@ def _described(config: ClusterConfig) -> Cluster:
         config.cores or 0.0,
         overlap=config.overlap,
         slow=_slow(config),
+        task_s=config.task_s,
+        alone_bandwidth=(config.node_alone_gb_s or 0.0) * GB,
     )
 
 

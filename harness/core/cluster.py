@@ -104,8 +104,10 @@ class Cluster(Document):
     `process_cores` is the same where each device is a process, which competes for no interpreter; 0 means `cores`.
     `calls` are what the processes of a node need for calls of their library (gloo): where there are some, they count
     for messages and collectives inside a node, instead of `intra`. `overlap` is the share of a collective's time that
-    is hidden where it runs while a device computes. `slow` has devices, by their number in the cluster, and how many
-    times as long their tasks take.
+    is hidden where it runs while a device computes. `task_s` is what each forward and each backward task takes beyond
+    its kernels: the host between two tasks, waiting for messages and the like. A transfer that has a node's port to
+    itself gets `alone_bandwidth` in bytes/s, if that is more than what several share. `slow` has devices, by their
+    number in the cluster, and how many times as long their tasks take.
     """
 
     name: str = "flat"
@@ -121,6 +123,8 @@ class Cluster(Document):
     calls: tuple[CallTimes, ...] = ()
     overlap: float = 1.0
     slow: tuple[tuple[int, float], ...] = ()
+    task_s: float = 0.0
+    alone_bandwidth: float = 0.0
 
     @property
     def devices(self) -> int:

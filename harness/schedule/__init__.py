@@ -40,7 +40,8 @@ class Schedule(Document):
     `devices[j]` is the device of stage j. `loss` says when the last stage may begin its backward passes: after the
     outputs of all micro-batches were gathered, or after each micro-batch's own forward. An op that occupies two queues
     at once (a copy without streams) is listed in both. With a `limit` the first stage begins the forward pass of
-    micro-batch i only after the backward pass of micro-batch i - limit (Myelin's pipeline limit).
+    micro-batch i only after the backward pass of micro-batch i - limit (Myelin's pipeline limit). With a `barrier` no
+    gradient is reduced, and nothing updated, before the last micro-batch has come back on all stages.
 
     A schedule describes one pipeline; `replicas` (the data parallel size) copies of it run at the same time: replica
     r's device d is device d + r * (number of devices of the pipeline) of the cluster. A collective op's `part` is
@@ -65,6 +66,7 @@ class Schedule(Document):
     rendezvous: bool = False
     tensor: int = 1
     message_order: tuple[tuple[Op, ...], ...] = ()
+    barrier: bool = False
 
     def ops(self) -> list[Op]:
         """Returns every op once."""

@@ -214,6 +214,8 @@ class _Edges:
                     ties.add(node)
                 elif not chunks.add_reduction(node):
                     over_replicas[op.stage].append(node)
+        if self.schedule.barrier:
+            self.wait_for_all_stages(gradients)
         for nodes in over_replicas.values():
             for node in nodes:
                 op = self.graph.ops[node]
@@ -236,6 +238,14 @@ class _Edges:
         for stage, nodes in steps.items():
             self.updates(stage, nodes, gradients)
         chunks.draw(before, lambda stage: gradients[stage, None] + over_replicas[stage] + over_copies[stage])
+
+    def wait_for_all_stages(self, gradients: dict[tuple[int, int | None], list[int]]) -> None:
+        """Adds the last gradients of all stages to what the complete ones of each stage are."""
+        stages = [stage for stage, i in gradients if i is None]
+        last = max((i for _, i in gradients if i is not None), default=0)
+        ends = [node for stage in stages for node in gradients.get((stage, last), [])]
+        for stage in stages:
+            gradients[stage, None] += [node for node in ends if self.graph.ops[node].stage != stage]
 
     def updates(self, stage: int, steps: list[int], gradients: dict[tuple[int, int | None], list[int]]) -> None:
         """The optimizer's steps of a stage, each named by its last micro-batch.

@@ -39,6 +39,7 @@ class Work:
     rules: dict[int, RuleName] = field(default_factory=dict)
     flows: dict[int, Flow] = field(default_factory=dict)
     capacity: dict[Resource, float] = field(default_factory=dict)
+    alone: dict[Resource, float] = field(default_factory=dict)
 
 
 Arrival = tuple[float, bool, int]
@@ -68,7 +69,7 @@ class Execution:
         self.start_s, self.end_s = [0.0] * count, [-1.0] * count
         self.missing = list(work.before)
         self.events: list[tuple[float, int]] = []
-        self.flows = Flows(work.capacity)
+        self.flows = Flows(work.capacity, work.alone)
         self.busy: dict[int, int] = {}
         self.queues: dict[int, Queue] = defaultdict(Queue)
         self.arrival: dict[int, Arrival] = {}

@@ -13,7 +13,7 @@ from harness.schedule import QueueOps, Schedule
 from harness.schedule.dependency_graph import DATA, Graph, build_graph, chains, split_part
 from harness.schedule.optimizer_chunks import copy_direction
 from harness.simulator.event_loop import Work
-from harness.simulator.fair_sharing import Flow, Resource
+from harness.simulator.fair_sharing import Flow, Resource, fair_rates
 from harness.simulator.op_durations import TaskCosts, disturbances, given_duration
 from harness.simulator.routes import Route, Routes
 
@@ -120,7 +120,9 @@ class LoweredSchedule:
         if route.flow is None:
             return route.seconds
         port = 1 / self.cluster.node_port.beta_s_per_byte
-        rate = min([route.flow.cap, *(port / uses for uses in route.flow.uses.values())])
+        alone = max(port, self.cluster.alone_bandwidth)
+        shares = (alone if uses == 1 else port / uses for uses in route.flow.uses.values())
+        rate = min([route.flow.cap, *shares])
         return route.seconds + route.flow.amount / rate
 
     def uncontended_s(self, node: int) -> float:
@@ -128,7 +130,7 @@ class LoweredSchedule:
         flow = self.work.flows.get(node)
         if flow is None:
             return self.work.seconds[node]
-        rate = min([flow.cap, *(self.work.capacity[resource] / times for resource, times in flow.uses.items())])
+        rate = fair_rates({0: flow}, self.work.capacity, self.work.alone)[0]
         return self.work.seconds[node] + flow.amount / rate
 
     def take(self, node: int, route: Route) -> None:
@@ -136,7 +138,9 @@ class LoweredSchedule:
         if route.flow is not None:
             self.work.flows[node] = route.flow
             for resource in route.flow.uses:
-                self.work.capacity[resource] = 1 / self.cluster.node_port.beta_s_per_byte
+                port = self.work.capacity[resource] = 1 / self.cluster.node_port.beta_s_per_byte
+                if self.cluster.alone_bandwidth > port:
+                    self.work.alone[resource] = self.cluster.alone_bandwidth
         if route.links:
             self.work.urgent.add(node)
             self.need(node, *map(self.resource, route.links))

@@ -24,8 +24,9 @@ class TaskCosts:
     """Seconds of tasks, by kind and stage.
 
     The optimizer reads gradients, and reads and writes weights and its own state, wherever that is kept between steps.
-    "B" is a whole backward pass. Where the gradients of the weights are a task of their own ("W"), the gradients of the
-    inputs ("I") take `input_share` of it, W the rest.
+    Tasks of a pipeline take the cluster's `task_s` beyond their layers' time. "B" is a whole backward pass. Where the
+    gradients of the weights are a task of their own ("W"), the gradients of the inputs ("I") take `input_share` of the
+    whole, W the rest.
     """
 
     def __init__(self, plan: Plan, profile: ModelProfile, cluster: Cluster, memory: MemoryModel) -> None:
@@ -38,8 +39,10 @@ class TaskCosts:
         backward = [self.profile.sum("backward_s", stage.first, stage.last) for stage in stages]
         inputs = [math.fsum(map(_inputs_s, self.profile.layers[stage.first : stage.last + 1])) for stage in stages]
         weights = [whole - part for whole, part in zip(backward, inputs, strict=True)]
-        updates = list(map(self._step_s, range(len(stages))))
-        return {"F": forward, "R": forward, "B": backward, "I": inputs, "W": weights, "step": updates}
+        tasks = {"F": forward, "R": forward, "B": backward, "I": inputs, "W": weights}
+        beyond_s = self.cluster.task_s
+        found = {kind: [seconds + beyond_s for seconds in each] for kind, each in tasks.items()}
+        return found | {"step": list(map(self._step_s, range(len(stages))))}
 
     def _step_s(self, stage: int) -> float:
         return self.update_s(self.profile.parameter_bytes(self.plan.stages[stage].first, self.plan.stages[stage].last))

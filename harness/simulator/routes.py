@@ -77,7 +77,7 @@ class Routes:
         ports = _crossings(self.cluster, pairs)
         uses = {port: ports[port] for port in _ports(self.cluster, source, target)}
         channel = (_name(self.cluster.node_port, source, target),)  # messages of one pair arrive one after the other
-        return _through_ports(self.cluster.node_port, self.cluster.node_port.alpha_s, size, uses, channel)
+        return self._through_ports(self.cluster.node_port.alpha_s, size, uses, channel)
 
     def collective(self, op: Op, members: list[int]) -> Route:
         """Returns the route of a ring over `members`, devices of the first replica, or over these in all replicas; of
@@ -116,7 +116,21 @@ class Routes:
         ports = _crossings(self.cluster, [(a + shift, b + shift) for a, b in crossing for shift in offsets])
         uses = {port: ports[port] for a, b in crossing for port in _ports(self.cluster, a, b)}
         beta = self.cluster.intra.beta_s_per_byte if inside else 0.0
-        return _through_ports(self.cluster.node_port, latency_s, sent, uses, links, beta)
+        return self._through_ports(latency_s, sent, uses, links, beta)
+
+    def _through_ports(
+        self,
+        alpha_s: float,
+        size: float,
+        uses: Mapping[Resource, float],
+        links: tuple[Resource, ...],
+        beta: float = 0.0,
+    ) -> Route:
+        port = self.cluster.node_port.beta_s_per_byte
+        if port == 0:
+            return Route(alpha_s + size * beta, links)
+        fastest = min(port, 1 / self.cluster.alone_bandwidth) if self.cluster.alone_bandwidth else port
+        return Route(alpha_s, links, Flow(size, 1 / max(beta, fastest), uses))
 
     def _round_s(self, inside: int, crossing: int) -> float:
         """Returns the latency of a call's way round a ring, over all edges but one: `inside` nodes, and `crossing`."""
@@ -143,16 +157,3 @@ def _ports(cluster: Cluster, source: int, target: int) -> tuple[Resource, Resour
 def _crossings(cluster: Cluster, pairs: list[tuple[int, int]]) -> Counter[Resource]:
     """Counts the transfers that cross each port. Replicas run the same ops, so their transfers run at the same time."""
     return Counter(port for source, target in pairs for port in _ports(cluster, source, target))
-
-
-def _through_ports(
-    port: Link,
-    alpha_s: float,
-    size: float,
-    uses: Mapping[Resource, float],
-    links: tuple[Resource, ...] = (),
-    beta: float = 0.0,
-) -> Route:
-    if port.beta_s_per_byte == 0:
-        return Route(alpha_s + size * beta, links)
-    return Route(alpha_s, links, Flow(size, 1 / max(beta, port.beta_s_per_byte), uses))

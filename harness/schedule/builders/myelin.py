@@ -75,6 +75,7 @@ def myelin(
     replicas: int = 1,
     chunks: Sequence[Sequence[Chunk]] = (),
     overlap: bool = True,
+    barrier: bool = False,
 ) -> Schedule:
     """Each stage runs what has arrived, then all-reduces and updates its parameters chunk by chunk.
 
@@ -99,7 +100,8 @@ def myelin(
 
     The gradients of `ties` are all-reduced once, over their copies in all replicas; chunks leave them out. The
     all-reduces over `replicas` (the data parallel size) are in the network's queue, so that they overlap with the
-    updates; without `overlap` they are in the compute queue, all before the first update. Each half (a, b) of an
+    updates; without `overlap` they are in the compute queue, all before the first update. With a `barrier` they begin
+    when all stages have ended their tasks. Each half (a, b) of an
     offloaded bucket arrives in the queue "copy in", is updated by a step of its own, and leaves in the queue
     "copy out":
 
@@ -120,7 +122,7 @@ def myelin(
         placed += [((device, op.queue), op) for op in [*tied_reductions, *end]]
     rules = {(queue.device, queue.name): queue.rule for queue in schedule.queues}
     queues = (replace(q, rule=rules.get((q.device, q.name), q.rule)) for q in collect_queues(placed))
-    return replace(schedule, queues=tuple(queues), replicas=replicas)
+    return replace(schedule, queues=tuple(queues), replicas=replicas, barrier=barrier)
 
 
 def _tasks(

@@ -53,7 +53,7 @@ def test_as_many_micro_batches_as_samples() -> None:
     contract.check_training(case("skips", m=8))
 
 
-@pytest.mark.parametrize("keys", [{"offload": True, "bsize": 7}, {"k": 0}, {"k": 1, "bsize": 11}])
+@pytest.mark.parametrize("keys", [{"offload": True, "bsize": 7}, {"k": 0, "barrier": True}, {"k": 1, "bsize": 11}])
 def test_ends_of_a_step(keys: dict[str, int]) -> None:
     contract.check_training(case("tied", 2, 2, m=2, **keys))
 

@@ -70,8 +70,10 @@ def test_links_of_three_kinds():
         ClusterConfig(
             "mine", nodes=2, devices=2, memory_gb=1, bandwidth_gb_s=50, alpha_s=1e-6, duplex="half",
             node_bandwidth_gb_s=10, node_alpha_s=5e-6, host_bandwidth_gb_s=25, blocking_messages=True, cores=3,
+            node_alone_gb_s=12.5, task_s=1e-3,
         )
     )  # fmt: skip
+    assert (cluster.alone_bandwidth, cluster.task_s) == (12.5e9, 1e-3)
     assert cluster.link(0, 1) == Link(1e-6, 1 / 50e9, "half")
     assert cluster.link(1, 2) == Link(5e-6, 1 / 10e9, "half")
     assert cluster.host_link == Link(1e-6, 1 / 25e9, "half")

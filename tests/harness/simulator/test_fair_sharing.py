@@ -34,6 +34,14 @@ def test_replicas_that_are_not_simulated_take_their_share():
     assert fair_rates({0: Flow(1.0, 100.0, {"port": 6})}, {"port": 12.0}) == {0: 2.0}
 
 
+def test_one_flow_alone_gets_more_than_several_together():
+    flows = {0: Flow(1.0, 100.0, {"port": 1}), 1: Flow(1.0, 100.0, {"port": 1, "other": 1})}
+    capacity, alone = {"port": 10.0, "other": 10.0}, {"port": 12.5, "other": 12.5}
+    assert fair_rates(flows, capacity, alone) == {0: 5.0, 1: 5.0}
+    assert fair_rates({0: flows[0]}, capacity, alone) == {0: 12.5}
+    assert fair_rates({0: Flow(1.0, 100.0, {"port": 2})}, capacity, alone) == {0: 5.0}, "it crosses the port twice"
+
+
 RESOURCES = "abc"
 flow = st.builds(
     Flow, st.just(1.0), st.floats(0.1, 20), st.dictionaries(st.sampled_from(RESOURCES), st.integers(1, 4), max_size=3)

@@ -1,6 +1,7 @@
 """Links, ports, collectives, blocking messages, cores: each against its closed form."""
 
 import time
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -124,6 +125,14 @@ def test_a_ring_over_two_nodes_crosses_each_port_once():
     queues = [(d, "network", (collective("all_reduce", 400, d),)) for d in range(4)]
     _, figures = run(queues, range(4), nodes(2, 2))
     assert figures["step_time_s"] == pytest.approx(600)
+
+
+def test_one_ring_alone_uses_more_of_a_port_than_several_together():
+    cluster = replace(nodes(2, 2), alone_bandwidth=1.25)
+    queues = [(d, "network", (collective("all_reduce", 400, d),)) for d in range(4)]
+    assert run(queues, range(4), cluster)[1]["step_time_s"] == pytest.approx(600 / 1.25)
+    several = [(d, "network", (collective("all_reduce", 400, d, "data"),)) for d in range(2)]
+    assert run(several, range(2), cluster, replicas=2)[1]["step_time_s"] == pytest.approx(2 * 400)
 
 
 def test_a_network_port_that_six_rings_share_gives_each_a_sixth():

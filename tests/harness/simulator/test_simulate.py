@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -132,6 +133,17 @@ def test_the_optimizer_costs_bytes_touched_over_memory_bandwidth():
     adam = MemoryModel("adam_fp32", optimizer=2.0)
     assert simulate(schedule, plan, profile, slow, adam).figures["step_time_s"] == 2 + 7
     assert simulate(schedule, plan, profile, cluster(1), adam).figures["step_time_s"] == 2
+
+
+def test_each_task_costs_what_the_host_needs_for_it():
+    """Three forward and three backward tasks on one device; the update is no task of the pipeline."""
+    profile = chain([1], [2])
+    plan, schedule = pipeline(profile, 3, "never")
+    plain, costly = (
+        simulate(schedule, plan, profile, replace(cluster(1), task_s=task_s), MEMORY).figures["step_time_s"]
+        for task_s in (0.0, 0.25)
+    )
+    assert costly - plain == pytest.approx(6 * 0.25)
 
 
 def test_each_update_launches_its_kernels():

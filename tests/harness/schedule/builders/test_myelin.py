@@ -233,6 +233,20 @@ def test_slow_updates_are_what_counts() -> None:
     assert done.figures["step_time_s"] == pytest.approx(3 + SUM_S + 3 * 4)
 
 
+def test_with_a_barrier_sums_begin_when_all_stages_have_ended() -> None:
+    cluster = replace(TWO, devices_per_node=4)
+    begins = {}
+    for barrier in (False, True):
+        schedule = myelin(2, range(2), chain(2), replicas=2, chunks=[(Chunk(40),)] * 2, barrier=barrier)
+        assert validation_errors(schedule, Plan.contiguous([1] * 2, 2)) == []
+        assert Schedule.from_json(schedule.to_json()) == schedule
+        spans = times(run(schedule, 2, cluster))
+        begins[barrier] = [spans[f"{stage}collective:all_reduce@data/chunk0"][0] for stage in range(2)]
+        ends = [spans[f"{stage}B1"][1] for stage in range(2)]
+        assert begins[barrier] == ([max(ends)] * 2 if barrier else ends)
+    assert begins[False][1] < begins[True][1]
+
+
 def test_without_overlap_they_follow_each_other() -> None:
     schedule = myelin(1, [0], [], replicas=2, chunks=[split_into_chunks(40, 1, 10, 0)], overlap=False)
     assert run(schedule, 1, TWO).figures["step_time_s"] == pytest.approx(3 + SUM_S + STEP_S)
