@@ -217,8 +217,10 @@ def in_order_when_tuned(results: Results) -> Finding:
 
 
 def in_order(results: Results) -> Finding:
-    """Each framework in the paper's configuration."""
+    """Each framework in the paper's configuration. Raises MissingData where a point of Figure 10 is missing."""
     rows = by_size(results)
+    if not rows:
+        raise MissingData("a point of sweeps/myelin_fig10 has not been run")
     times = {size: [quantities.days(rows[size][name]) for name in FRAMEWORKS] for size in SIZES}
     return _in_order(times, "days in the paper's configurations")
 
@@ -296,7 +298,7 @@ CLAIMS: Mapping[str, Check[Results]] = {
     ),
     "MY-8": Check(
         in_order_when_tuned,
-        _need("table2") + _need("fig10"),
+        _need("table2"),
         Earlier("in the paper's configurations instead of those tuned here", in_order),
     ),
     "MY-9": Check(shares_of_peak, _need("fig10")),

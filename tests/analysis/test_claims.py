@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
 from analysis import claim_check, claims, pack, paper_data
-from analysis.claim_check import Check, Finding, check_claims
+from analysis.claim_check import Check, Earlier, Finding, check_claims
 from analysis.match_records import Need, Points, Row
 from analysis.paper_pages import PAGES
 from analysis.run_artifacts import MissingData
@@ -44,13 +43,28 @@ def found(right: bool) -> dict[str, claim_check.Verdict]:
     return {one.id: one for one in check_claims("torchgpipe", Ran(right), CHECKS, TESTS, REASONS)}
 
 
+def figures(verdict: claim_check.Verdict) -> tuple[str, ...]:
+    """Verdict, figures and reason."""
+    return (verdict.says, verdict.published, verdict.simulated, verdict.measured, verdict.reason)
+
+
+def test_a_check_that_changed_shows_what_the_earlier_one_says() -> None:
+    judges = {"right": Check(lambda results: Finding(True), (), Earlier("whatever", lambda results: Finding(False)))}
+    missing = Check(lambda results: Finding(False), (), Earlier("whatever", lacks))
+    checks = {"TG-1": judges["right"], "TG-5": missing}
+    shown = {one.id: one for one in check_claims("torchgpipe", Ran(True), checks, {}, {})}
+    assert (shown["TG-1"].says, shown["TG-1"].earlier) == ("holds", "does not hold by the earlier check: whatever")
+    assert shown["TG-5"].earlier == "not run by the earlier check: losses are not there"
+    assert f"TG-1: {shown['TG-1'].earlier}" in claim_check.section([*shown.values()]).notes
+
+
 def test_a_verdict_has_the_figures_of_each_source_and_a_reason() -> None:
     shown = found(False)
     assert list(shown) == [claim.id for claim in paper_data.claims("torchgpipe")]
-    assert dataclasses.astuple(shown["TG-1"])[2:] == ("does not hold", "1", "2", "3", "it was late")
+    assert figures(shown["TG-1"]) == ("does not hold", "1", "2", "3", "it was late")
     exact = "exact in tests/a.py::b and tests/c.py::d"
-    assert dataclasses.astuple(shown["TG-5"])[2:] == ("does not hold", "", "4", "", f"it was late; {exact}")
-    assert dataclasses.astuple(shown["TG-13"])[2:] == ("by tests", "", "", "", "exact in tests/a.py::b")
+    assert figures(shown["TG-5"]) == ("does not hold", "", "4", "", f"it was late; {exact}")
+    assert figures(shown["TG-13"]) == ("by tests", "", "", "", "exact in tests/a.py::b")
     assert (found(True)["TG-1"].says, found(True)["TG-1"].reason) == ("holds", "")
 
 
@@ -63,8 +77,8 @@ def test_a_reason_that_ends_a_sentence_goes_on_with_the_tests() -> None:
 def test_what_was_not_run_says_what_makes_it_or_what_is_missing() -> None:
     shown = found(True)
     reason = "run table1; run table2; exact in tests/a.py::b"
-    assert dataclasses.astuple(shown["TG-2"])[2:] == ("not run", "", "", "", reason)
-    assert dataclasses.astuple(shown["TG-3"])[2:] == ("not run", "", "", "", "losses are not there")
+    assert figures(shown["TG-2"]) == ("not run", "", "", "", reason)
+    assert figures(shown["TG-3"]) == ("not run", "", "", "", "losses are not there")
 
 
 def test_the_table_of_claims_has_each_reason_once() -> None:

@@ -92,11 +92,10 @@ def phase(name: str, when: Callable[[Row], bool], factor: float) -> Change:
         ("MY-5", "fig6", phase("pipelining", lambda row: mesh_of(row)["pipeline"] == 6, 1.3)),
         ("MY-6", "fig8", phase("optimizer", lambda row: row["engine.k"] == "1", 0.5)),
         ("MY-6", "fig8", phase("optimizer", lambda row: row["engine.k"] == "16", 3.0)),
-        ("MY-7", "table2", tuned(of(DEEPSPEED, "50B"), pipeline=3)),
         ("MY-7", "table2", tuned(of(MYELIN, "12B"), data=4)),
         ("MY-7", "table2", tuned(of(MEGATRON, "24B"), data=8)),
-        ("MY-8", "fig10", slower(of(DEEPSPEED, "24B"), 0.7)),
-        ("MY-8", "fig10", slower(of(MEGATRON, "50B"), 0.5)),
+        ("MY-8", "table2", slower(of(DEEPSPEED, "24B"), 0.7)),
+        ("MY-8", "table2", slower(of(MEGATRON, "50B"), 0.5)),
         ("MY-9", "fig10", slower(lambda row: row.framework == DEEPSPEED, 0.7)),
         ("MY-10", "fig10", slower(of(MYELIN, "100B"), 1.25)),
         ("MY-10", "fig10", slower(of(MEGATRON, "100B"), 2.0)),
@@ -107,6 +106,23 @@ def phase(name: str, when: Callable[[Row], bool], factor: float) -> Change:
 def test_each_claim_can_fail(run: Path, claim: str, sweep: str, change: Change) -> None:
     assert said(Results(records(run, sweeps=(sweep,))))[claim] == "holds"
     assert said(Results(records(run, change, (sweep,))))[claim] == "does not hold"
+
+
+@pytest.mark.parametrize(
+    ("claim", "sweeps", "change"),
+    [
+        ("MY-7", ("table2",), tuned(of(DEEPSPEED, "50B"), pipeline=3)),
+        ("MY-8", ("table2", "fig10"), lambda row, metrics: metrics),
+    ],
+)
+def test_a_check_that_changed_shows_what_the_earlier_one_says(
+    run: Path, claim: str, sweeps: tuple[str, ...], change: Change
+) -> None:
+    """A DeepSpeed with fewer stages does not matter any more; the paper's own configurations are in its order."""
+    (found,) = (one for one in verdicts(Results(records(run, change, sweeps))) if one.id == claim)
+    earlier = "does not hold" if claim == "MY-7" else "holds"
+    assert found.says == "holds"
+    assert found.earlier.startswith(f"{earlier} by the earlier check: ")
 
 
 def test_losses_that_part_and_too_many_in_flight_are_seen(run: Path, tmp_path: Path) -> None:
