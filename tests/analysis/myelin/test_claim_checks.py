@@ -180,6 +180,34 @@ def test_the_first_steps_of_a_deep_model_count_however_far_rounding_parts_it(run
     assert verdict(False, late, same) == "does not hold", "a small model does not magnify rounding: all its steps count"
 
 
+def test_in_float16_rounding_is_what_another_serial_run_shows(run: Path, tmp_path: Path) -> None:
+    """A grid may be twice as far from the first run on one rank as the second one, which adds in another order."""
+
+    def losses(name: str, change: float) -> Path:
+        (tmp_path / name).mkdir()
+        for one in run.iterdir():
+            (tmp_path / name / one.name).write_bytes(one.read_bytes())
+        text = (run / "metrics.jsonl").read_text()
+        (tmp_path / name / "metrics.jsonl").write_text(text.replace("3.0}", f"{3.0 + change}}}"))
+        return tmp_path / name
+
+    again, near, far = losses("again", 1e-3), losses("near", 1.9e-3), losses("far", 2.1e-3)
+
+    def verdict(grid: Path) -> str:
+        def origin(overrides: list[str]) -> Path:
+            if "precision=fp16" not in overrides or "batch.micro_batches=4" not in overrides:
+                return again if {"precision=fp16", "batch.micro_batches=16"} <= {*overrides} else run
+            return grid
+
+        return said(Results([
+            replace(one, manifest=one.manifest | {ORIGIN: str(origin(one.manifest["overrides"]))})
+            for one in records(run, sweeps=("fig9",))
+        ]))["MY-1"]  # fmt: skip
+
+    assert verdict(near) == "holds"
+    assert verdict(far) == "does not hold"
+
+
 def test_a_few_points_are_no_verdict(run: Path) -> None:
     made = records(run, sweeps=("fig5", "fig10"))
     found = {one.id: one for one in verdicts(Results(made[1:-1]))}
