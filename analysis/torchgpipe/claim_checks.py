@@ -45,16 +45,16 @@ TESTS = {
 }
 """Claims that tests prove exactly."""
 RESERVED = (
-    "the paper's figures are what the caching allocator reserves: freed blocks stay reserved, and what another stream "
-    "uses is kept longer; ours are live bytes."
+    "simulated are the allocator's pools of all streams, without unused parts of blocks and workspaces; and Naive-1 "
+    "counts more live bytes than the paper reserves. A snapshot of the allocator on a GPU would settle it."
 )
 HIDDEN = (
     "copy streams hide nearly all copies of skips on the simulated PCIe, so that portals have little left to spare. "
     "A measured timeline of the paper's machine, where pairs of cards share switches, would settle it."
 )
 GRID = (
-    "8 devices hold more in the simulation: it counts live bytes, not what an allocator reserves, and the sizes tried "
-    "are a coarse grid. A model of reserved memory would settle it."
+    "8 devices hold more in the simulation: whether a model fits is judged by live bytes, not by what an allocator "
+    "reserves, and the sizes tried are a coarse grid. A snapshot of the allocator on a GPU would settle it."
 )
 SWITCHES = (
     "8 devices are faster in the simulation than on the paper's machine; its PCIe switches and sockets, which eight "

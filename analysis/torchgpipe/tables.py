@@ -29,7 +29,10 @@ TITLES = {
     3: "Table 3: memory of U-Net, batch 32",
     4: "Table 4: speed of U-Net (5, 64)",
 }
-LIVE = "Memory: the paper counts what the caching allocator reserves, we count the bytes that are live."
+LIVE = (
+    "Memory: what the caching allocator reserves; simulated are the peaks of its pools for each stream, without unused "
+    "parts of blocks and workspaces. Live memory: the bytes in use at the fullest moment; the paper has none."
+)
 REMARKS = {
     1: f"{LIVE} Utilization: the paper shows what nvidia-smi does, we show busy compute time / step time.",
     2: "Predictions: nothing was calibrated on this network. "

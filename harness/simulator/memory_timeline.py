@@ -17,7 +17,7 @@ MadPipe's does, copies and the working set of a backward task cost nothing, as i
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -32,12 +32,26 @@ from harness.schedule.dependency_graph import DATA, Graph, build_graph, split_pa
 
 @dataclass(frozen=True)
 class Peak:
-    """The peak of one device: when, how many bytes, and of what ("weights", "saved", "checkpoints", ...)."""
+    """The peak of one device: when, how many bytes, and of what ("weights", "saved", "checkpoints", ...).
+
+    `reserved` is an estimate of the bytes that a caching allocator of CUDA gets from the driver: it keeps a pool for
+    each stream, and what one stream has freed serves no other one. Copies have a stream for each micro-batch where the
+    schedule has streams (torchgpipe, section 3.2.3). Unused parts of blocks, and workspaces, are not counted.
+
+        compute stream   |== peak of all but copies ==|
+        copy stream 0    |= what arrived of micro-batch 0, forward and back =|
+        copy stream 1    |= what arrived of micro-batch 1 =|                       the sum of all peaks
+    """
 
     device: int
     at_s: float
     bytes: int
     contents: dict[str, int] = field(default_factory=dict)
+    reserved: int = 0
+
+
+COMPUTE_POOL = 0
+"""The pool of the compute stream; that of the copies of micro-batch i is i + 1."""
 
 
 @dataclass
@@ -47,9 +61,11 @@ class _Changes:
     at_s: list[float] = field(default_factory=list)
     bytes: list[int] = field(default_factory=list)
     what: list[int] = field(default_factory=list)
+    pool: list[int] = field(default_factory=list)
 
-    def hold(self, start_s: float, end_s: float, size: int, what: int) -> None:
+    def hold(self, start_s: float, end_s: float, size: int, what: int, pool: int = COMPUTE_POOL) -> None:
         if size:
+            self.pool += (pool, pool)
             self.at_s += (start_s, end_s)
             self.bytes += (size, -size)
             self.what += (what, what)
@@ -179,6 +195,7 @@ class _MemoryTimeline:
         self.first_backward = {  # of each stage
             stage: min(nodes, key=lambda node: start_s[node]) for stage, nodes in _by_stage(graph, "B").items()
         }
+        self.streams = any(queue.name == "copy in" and _between_devices(queue.ops) for queue in schedule.queues)
         self.recomputed = {(op.stage, op.micro_batch) for op in graph.ops if op.kind == "R"}
         # what messages bring a stage, forward and back, "" being its input and its gradient
         self.arriving: dict[tuple[int, bool], dict[str, int]] = defaultdict(dict)
@@ -246,9 +263,9 @@ class _MemoryTimeline:
         user = self.backward.get((target, op.micro_batch), node)
         until = self.end_s[user] if forward or op.part else self.start_s[user]
         if self.passing or (self.memory.messages == "copied" and forward):
-            self.changes(target).hold(
-                self.start_s[node], max(until, end, self.freed_at(target, op)), op.bytes, RECEIVED
-            )
+            pool = (op.micro_batch or 0) + 1 if self.streams else COMPUTE_POOL
+            until = max(until, end, self.freed_at(target, op))
+            self.changes(target).hold(self.start_s[node], until, op.bytes, RECEIVED, pool)
         made = self.sent_from(node, source, op)
         end = max(end, self.kept_until(source, op))
         if made < end:
@@ -354,14 +371,22 @@ class _MemoryTimeline:
         resident, changes = self.resident(device), self.changes_of[device]
         base = sum(resident.values())
         if not changes.at_s:
-            return Peak(device, 0.0, base, _without_zeros(resident))
+            return Peak(device, 0.0, base, _without_zeros(resident), base)
         at_s, change, what = np.array(changes.at_s), np.array(changes.bytes, dtype=np.int64), np.array(changes.what)
         order = np.lexsort((change > 0, at_s))
         live = np.cumsum(change[order])
         highest = int(np.argmax(live))
         until_peak = order[: highest + 1]
         parts = {name: int(change[until_peak][what[until_peak] == code].sum()) for code, name in enumerate(NAMES)}
-        return Peak(device, float(at_s[order[highest]]), base + int(live[highest]), _without_zeros(resident | parts))
+        pools = np.array(changes.pool)[order]
+        reserved = sum(int(np.cumsum(change[order][pools == pool]).max()) for pool in np.unique(pools))
+        held = base + int(live[highest])
+        return Peak(device, float(at_s[order[highest]]), held, _without_zeros(resident | parts), base + reserved)
+
+
+def _between_devices(ops: Sequence[Op]) -> bool:
+    """Whether copies of a queue bring messages of other stages: others are of the optimizer's state."""
+    return any(op.peer is not None for op in ops)
 
 
 def _by_stage(graph: Graph, kind: str) -> dict[int, list[int]]:

@@ -61,6 +61,24 @@ def test_without_the_dependency_all_recomputations_come_first_and_the_peak_rises
     assert peaks(4, 1, "always", SAVED, dependency=False)[0] - peaks(4, 1, "always", SAVED)[0] == 3 * 90
 
 
+def test_what_streams_of_copies_have_freed_serves_no_other_one():
+    """Four micro-batches on two devices: device 1 keeps their inputs, 10 each, and has one gradient at a time; device 0
+    gets the gradients, 10 each, one at a time, too. A pool for each micro-batch keeps its own."""
+
+    def reserved(**options) -> list[int]:
+        profile = profile_of(2)
+        plan = Plan.contiguous([1, 1], 4, "never")
+        schedule = gpipe(4, range(2), plan_transfers(plan, profile, True), "never", **options)
+        done = simulate(schedule, plan, profile, Cluster(devices_per_node=2, intra=Link(0.5, 0.0)), SAVED)
+        assert [peak.bytes for peak in done.peaks] == done.figures["peak_memory_bytes"]
+        return [peak.reserved - peak.bytes for peak in done.peaks]
+
+    assert reserved(streams=False) == [0, 0], "one pool has them all"
+    first, last = reserved()
+    assert first == 3 * 10, "of four gradients one is there when the memory is fullest"
+    assert last == 0, "all four inputs are"
+
+
 def test_a_skip_is_kept_where_it_is_popped_and_its_gradient_where_it_was_stashed():
     skip = (Skip(0, 2, 40, "s"),)
     without, with_skip = peaks(2, 3, "always", SAVED), peaks(2, 3, "always", SAVED, skip)
