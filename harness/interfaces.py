@@ -281,8 +281,13 @@ class Engine(ABC):
         return []
 
     def alternatives(self) -> dict[str, Fix]:
-        """Return settings to compare instead of a run, by their names: each sets keys of this engine."""
+        """Return settings that are compared, by their names: each sets keys of this engine.
+
+        They are a choice instead of a run, unless `picks_best`: then the fastest one that fits is run.
+        """
         return {}
+
+    picks_best = False
 
     def ordered(self, plan: Plan, profile: ModelProfile, cluster: Cluster, memory: MemoryModel) -> Plan:
         """Return the plan with `Plan.order`, for an engine that reads the order of tasks from a file or searches it.

@@ -2,7 +2,7 @@
 
     python run.py engine=pipeline engine.schedule=zb_h1 model=gpt         a published family
     python run.py engine=pipeline engine.schedule=own.csv model=unet      the order of a file
-    python run.py engine=pipeline engine.schedule=search model=unet       the best that is found in ten seconds
+    python run.py engine=pipeline engine.schedule=search model=unet       the best that is found in half a minute
     python run.py mode=plan engine=pipeline engine.schedule=all model=unet    all of these side by side
 
     rank 0   F F F . . I W I F . .      the tasks of its stages in their order, each when its messages have come
@@ -45,6 +45,9 @@ from harness.schedule.transfers import Transfer, plan_transfers
 TRANSPORTS = ("torch", "mpi")
 CHUNKS = 2
 SEARCH, ALL = "search", "all"
+AUTO = "auto"
+PLACED: dict[str, str] = {"one": "1f1b", "v": "zbv", "loop": "looped_bfs"}
+"""Where the search puts stages, by a family that has them there."""
 HERE = "local"
 
 
@@ -63,7 +66,11 @@ class Config:
     """Order of the tasks: a published one; all, to compare these in mode=plan; search, for the least step time within
     the memory of the devices; or a .csv or .json file with the actions of each device."""
     chunks: int = CHUNKS
-    """Number of stages on each device, for schedules of any number: interleaved1f1b, looped_bfs, interleaved_zb."""
+    """Number of stages on each device, for schedules of any number: interleaved1f1b, looped_bfs, interleaved_zb, and a
+    search in a loop."""
+    placement: str = AUTO
+    """Where the search has its stages: one on each device; v, two, down the devices and up again; loop,
+    engine.chunks, in turn; or auto, which searches all three and takes the fastest."""
     checkpoint: str = "never"
     """Which micro-batches are recomputed in the backward pass: always, except_last or never. A file says so itself."""
     transport: str = "torch"
@@ -76,6 +83,7 @@ def check(config: Config) -> list[Problem]:
     found += one_of("engine.checkpoint", config.checkpoint, RECOMPUTE, "always")
     if action_file.is_file(config.schedule):
         return [*found, *plan_order.refused(config.schedule), *_without_checkpoint(config, "a file, whose actions say")]
+    found += one_of("engine.placement", config.placement, (AUTO, *PLACED))
     if config.schedule == SEARCH:
         return [*found, *_without_checkpoint(config, "the search, which finds out")]
     found += one_of("engine.schedule", config.schedule, (*FAMILIES, SEARCH, ALL))
@@ -98,7 +106,8 @@ class PipelineEngine(Engine):
     def __init__(self, config: Config) -> None:
         self.config = config
         self.file = config.schedule if action_file.is_file(config.schedule) else None
-        self.family = FAMILIES.get(config.schedule, FAMILIES["1f1b"])  # the search has a stage on each device, as 1F1B
+        self.family = FAMILIES.get(config.schedule, FAMILIES[PLACED.get(config.placement, "1f1b")])
+        self.picks_best = config.schedule == SEARCH
         self.capabilities = Capabilities(data=True, multi_process=True, mpi=config.transport == "mpi")
 
     def refuses(self, request: PlanRequest, dtype: str, cluster: Cluster) -> list[Problem]:
@@ -118,8 +127,13 @@ class PipelineEngine(Engine):
         return plan_order.misplaced(plan, self.placement(plan.mesh.pipeline), self.config.schedule)
 
     def alternatives(self) -> dict[str, Fix]:
-        names = (*FAMILIES, SEARCH) if self.config.schedule == ALL else ()
-        return {name: {"engine.schedule": name} for name in names}
+        placed = PLACED if self.config.placement == AUTO else (self.config.placement,)
+        searched: dict[str, Fix] = {
+            f"{SEARCH} ({where})": {"engine.schedule": SEARCH, "engine.placement": where} for where in placed
+        }
+        if self.config.schedule == ALL:
+            return {name: {"engine.schedule": name} for name in FAMILIES} | searched
+        return searched if self.config.schedule == SEARCH and len(searched) > 1 else {}
 
     def ordered(self, plan: Plan, profile: ModelProfile, cluster: Cluster, memory: MemoryModel) -> Plan:
         if self.file:

@@ -35,7 +35,7 @@ def early(config: DictConfig, engine: Engine, cluster: Cluster | None) -> list[P
 def _compares(config: DictConfig, engine: Engine) -> list[Problem]:
     """A setting that stands for several ones, in a mode that needs one."""
     others = engine.alternatives()
-    if not others or config.mode in ("plan", "simulate"):
+    if not others or engine.picks_best or config.mode in ("plan", "simulate"):
         return []
     first = next(iter(others.values()))
     key = next(iter(first))

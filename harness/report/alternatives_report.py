@@ -16,6 +16,9 @@ from harness.core.units import percent, seconds, size
 from harness.report.schedule_files import kept_activations
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.transforms import Bbox
+
     from harness.planning.alternatives import Alternative
 
 PICTURE = "schedules.png"
@@ -57,13 +60,28 @@ def draw(found: Sequence[Alternative], path: Path) -> None:
             places[one.peak_bytes / 2**20, 1e3 * one.step_s].append(one)
     for place, equal in places.items():
         axes.plot(*place, "o", color="#999999" if equal[0].refused else "#0072B2")
-        names = ", ".join(one.name for one in equal)
-        axes.annotate(names, place, xytext=(5, 4), textcoords="offset points", fontsize=8.5)
     axes.set_xlabel("peak memory of the fullest device (MiB), predicted")
     axes.set_ylabel("step time (ms), predicted")
     axes.margins(x=0.15, y=0.12)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
+    figure.draw_without_rendering()
+    taken: list[Bbox] = []
+    for place, equal in places.items():
+        _label(axes, place, ", ".join(one.name for one in equal), taken)
     image = io.BytesIO()
     figure.savefig(image, format="png")
     files.write_bytes(path, image.getvalue())
+
+
+def _label(axes: Axes, place: tuple[float, float], name: str, taken: list[Bbox]) -> None:
+    """Writes a name next to its point, where no name stands yet."""
+    for offset, side in (((5, 4), "left"), ((5, -11), "left"), ((-5, 4), "right"), ((-5, -11), "right")):
+        text = axes.annotate(name, place, xytext=offset, textcoords="offset points", fontsize=8.5, ha=side)
+        box = text.get_window_extent()
+        if not any(box.overlaps(other) for other in taken):
+            break
+        if side == "right" and offset[1] < 0:  # none is free
+            break
+        text.remove()
+    taken.append(box)

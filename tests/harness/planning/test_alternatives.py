@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from engines.pipeline.engine import PLACED
 from harness.checks import engine_support
 from harness.cli.compose import compose
 from harness.config import registry
@@ -37,11 +38,25 @@ def made(memory_bytes: int = 0, *more: str) -> list[Alternative]:
 
 
 def test_all_families_and_the_search_are_there_the_fastest_first(found: list[Alternative]) -> None:
-    assert {one.name for one in found} == {*FAMILIES, "search"}
+    assert {one.name for one in found} == {*FAMILIES, *(f"search ({where})" for where in PLACED)}
     assert [one.step_s for one in found] == sorted(one.step_s for one in found)
     by_name = {one.name: one for one in found}
     assert by_name["zb_h1"].step_s < by_name["1f1b"].step_s
-    assert by_name["search"].step_s <= min(by_name[name].step_s for name in ("gpipe", "1f1b", "zb_h1", "zb_h2")) + 1e-9
+    for where in PLACED:
+        best_s = min(by_name[name].step_s for name, family in FAMILIES.items() if family.places == where)
+        assert by_name[f"search ({where})"].step_s <= best_s + 1e-9
+
+
+def test_a_search_takes_the_best_of_all_places(found: list[Alternative]) -> None:
+    """In any mode: it is no comparison but a choice."""
+    searched = made(0, "engine.schedule=search")
+    assert {one.name for one in searched} == {f"search ({where})" for where in PLACED}
+    assert searched[0].step_s <= found[0].step_s + 1e-9, "nor is any published family faster"
+    config = compose([*TYPED[1:], "mode=run", "engine.schedule=search"])
+    cluster = Cluster(devices_per_node=2, intra=Link(1e-5, 1e-10))
+    problems = engine_support.early(config, registry.build("engine", config.engine), cluster)
+    assert not [one for one in problems if one.key == "engine.schedule"]
+    assert made(0, "engine.schedule=search", "engine.placement=v") == []
 
 
 def test_what_does_not_fit_comes_last(found: list[Alternative]) -> None:
@@ -64,7 +79,7 @@ def test_table_and_picture(found: list[Alternative], tmp_path: Path) -> None:
         console.print(alternatives_report.table(found))
     lines = captured.get().splitlines()
     assert lines[0].split() == ["schedule", "step", "time", "bubble", "peak", "memory", "kept", "activations", "sent"]
-    assert [line.split()[0] for line in lines[1:]] == [one.name for one in found]
+    assert [line.split("  ")[0] for line in lines[1:]] == [one.name for one in found]
     alternatives_report.draw(found, tmp_path / "x.png")
     assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
 
