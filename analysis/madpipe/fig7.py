@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from analysis.madpipe.sweep_results import MADPIPE, Results, mean
+from analysis.madpipe.sweep_results import PUBLISHED, Schemes, mean
 
 
 @dataclass(frozen=True)
@@ -18,10 +18,18 @@ class Cell:
     only_other: int
 
 
-def cell(results: Results, network: str, memory_gb: int, scheme: str, first_phase: bool = False) -> Cell:
-    """`first_phase`: of the period that the first phase of `scheme` aims at, against MadPipe's schedule."""
-    schemes = results.by_scheme("fig7")
-    ours, theirs = schemes.get(MADPIPE, {}), schemes.get(scheme, {})
+def cell(
+    schemes: Schemes,
+    network: str,
+    memory_gb: int,
+    scheme: str,
+    *,
+    first_phase: bool = False,
+    madpipe: str = PUBLISHED,
+) -> Cell:
+    """`first_phase`: of the period that the first phase of `scheme` aims at, against MadPipe's schedule. `madpipe` is
+    one of the two planners."""
+    ours, theirs = schemes.get(madpipe, {}), schemes.get(scheme, {})
     wanted = [one for one in ours if one in theirs and (one[0], one[2]) == (network, memory_gb)]
     both = [one for one in wanted if ours[one].ok and theirs[one].ok]
     ratios = [(theirs[one].first_phase_s if first_phase else theirs[one].period_s) / ours[one].period_s for one in both]

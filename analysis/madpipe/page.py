@@ -1,7 +1,6 @@
 """`python -m analysis.madpipe [SOURCE...]`: the paper's figures next to ours, and its claims.
 
-The records are those of the sweeps madpipe_fig6 to madpipe_fig8:
-as they are committed, and in runs/.
+The records are those of the sweeps madpipe_*: as they are committed, and in runs/.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ PAGE = paper_cli.Page(
     about=__doc__ or "",
     path=registry.ROOT / "analysis" / "results" / "madpipe.md",
     title="MadPipe: planned",
-    intro="Made by `python -m analysis.madpipe --write` from the records of sweeps/madpipe_fig6 to madpipe_fig8.",
+    intro="Made by `python -m analysis.madpipe --write` from the records of sweeps/madpipe_*.yaml.",
     sweeps=FOLDERS,
     results=Results,
     sections=tables.sections,

@@ -4,10 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from analysis.madpipe.claim_checks import BASELINE, least_ratio
+from analysis.madpipe.claim_checks import SPEED_GB, least_ratio
 from analysis.madpipe.fig7 import cell
-from analysis.madpipe.sweep_results import CONTIGUOUS, MADPIPE, NETWORKS, PIPEDREAM, Results, Schemes
-from analysis.madpipe.tables import MEMORIES, SPEEDS
+from analysis.madpipe.sweep_results import (
+    BASELINE,
+    CONTIGUOUS,
+    EXACT,
+    NETWORKS,
+    PERCENTS,
+    PIPEDREAM,
+    PUBLISHED,
+    Results,
+    Schemes,
+)
+from analysis.madpipe.tables import MEMORIES
 from analysis.plots.curves import Dash, Line, Look, handle, overlay
 from analysis.plots.style import BLUE, COLOURS, DARK, GREEN, ORANGE, SKY, VERMILLION, below, lined, panels, styled
 
@@ -18,9 +28,12 @@ if TYPE_CHECKING:
 DEVICES = (2, 4, 6, 8)
 BANDWIDTHS: dict[int, Dash] = {12: "solid", 24: "dotted"}
 """GB/s, and how the lines of speed-ups are drawn."""
-PERIODS = {BASELINE: ("PipeDream", VERMILLION, ORANGE), MADPIPE: ("MadPipe", BLUE, SKY)}
+PERIODS = {BASELINE: ("PipeDream", VERMILLION, ORANGE), PUBLISHED: ("MadPipe as published", BLUE, SKY)}
 """By scheme: its name, the colour of its lines, and that of dashed and dotted ones."""
 RATIOS = dict(zip((CONTIGUOUS, *PIPEDREAM.values()), (GREEN, VERMILLION, *COLOURS[3:5], COLOURS[1]), strict=True))
+RATIOS[EXACT] = BLUE
+BAND: dict[int, Dash] = dict(zip(PERCENTS, ("dotted", "dash-dotted"), strict=True))
+"""How PipeDream's ratio is drawn where activations have this percentage of their size."""
 
 
 @styled
@@ -44,19 +57,21 @@ def fig6(results: Results) -> Figure | None:
     for title, colour, pale in PERIODS.values():
         handles.append(handle(f"{title}: period of the schedule", Look(colour)))
         handles.append(handle(f"{title}: estimate of the first phase", Look(pale, "dashed")))
+    handles.append(handle(f"{EXACT}: period of the schedule", Look(GREEN)))
     below(figure, handles)
     return figure
 
 
 def _periods(axes: Axes, schemes: Schemes, devices: int, bandwidth: int) -> None:
-    lines = []
+    def of(scheme: str, field: str, look: Look) -> Line:
+        rows = schemes.get(scheme, {}).items()
+        own = {m: 1e3 * getattr(row, field) for (_, p, m, b), row in rows if (p, b) == (devices, bandwidth)}
+        return Line(sorted(own), [own[memory] for memory in sorted(own)], look)
+
+    lines = [of(EXACT, "period_s", Look(GREEN))]
     for scheme, (_, colour, pale) in PERIODS.items():
-        own = [row for (_, p, _, b), row in schemes[scheme].items() if (p, b) == (devices, bandwidth)]
-        own.sort(key=lambda row: row.memory_gb)
-        memory = [row.memory_gb for row in own]
-        lines.append(Line(memory, [1e3 * row.period_s for row in own], Look(colour)))
-        lines.append(Line(memory, [1e3 * row.first_phase_s for row in own], Look(pale, "dashed")))
-    overlay(axes, lines)
+        lines += [of(scheme, "period_s", Look(colour)), of(scheme, "first_phase_s", Look(pale, "dashed"))]
+    overlay(axes, [line for line in lines if line.x])
     axes.set_title(f"{devices} devices, {bandwidth} GB/s")
     axes.set_xticks(range(4, 17, 4))
 
@@ -64,25 +79,33 @@ def _periods(axes: Axes, schemes: Schemes, devices: int, bandwidth: int) -> None
 @styled
 def fig7(results: Results) -> Figure | None:
     """Plot periods relative to MadPipe's against memory: geometric means over devices and links."""
-    if not results.by_scheme("fig7").get(MADPIPE):
+    schemes = results.by_scheme("fig7")
+    if not schemes.get(PUBLISHED):
         return None
     figure, axes = panels(1, len(NETWORKS), 13, 4, sharey=True)
     for panel, network in zip(axes[0], NETWORKS.values(), strict=True):
-        lines = []
-        for scheme, colour in RATIOS.items():
-            found = {memory: cell(results, network, memory, scheme).ratio for memory in MEMORIES}
-            known = {memory: ratio for memory, ratio in found.items() if ratio is not None}
-            lines.append(Line([*known], [*known.values()], Look(colour)))
-        overlay(panel, lines)
+        lines = [_ratios(schemes, network, scheme, Look(colour)) for scheme, colour in RATIOS.items()]
+        for percent, dash in BAND.items():
+            look = Look(RATIOS[BASELINE], dash)
+            lines.append(_ratios(results.with_activations(percent), network, BASELINE, look))
+        overlay(panel, [line for line in lines if line.x])
         panel.axhline(1.0, color=DARK, linewidth=0.9)
         panel.plot([MEMORIES[0], 10], [least_ratio()] * 2, color=DARK, linestyle="--", linewidth=1.2)
         panel.set(title=network, xlabel="memory per device (GB)")
         panel.set_xticks(range(4, 17, 4))
-    axes[0, 0].set_ylabel("period relative to MadPipe")
+    axes[0, 0].set_ylabel("period relative to MadPipe as published")
     figure.suptitle("MadPipe, Fig. 7: ratios of periods, planned")
     handles = [handle(scheme, Look(colour)) for scheme, colour in RATIOS.items()]
+    handles += [handle(f"{BASELINE}, activations {n} %", Look(RATIOS[BASELINE], dash)) for n, dash in BAND.items()]
     below(figure, [*handles, lined(f"paper: at least {least_ratio():g} below 10 GB", DARK, "--")])
     return figure
+
+
+def _ratios(schemes: Schemes, network: str, scheme: str, look: Look) -> Line:
+    """Of the memories for which there is one."""
+    found = {memory: cell(schemes, network, memory, scheme).ratio for memory in MEMORIES}
+    known = {memory: ratio for memory, ratio in found.items() if ratio is not None}
+    return Line([*known], [*known.values()], look)
 
 
 @styled
@@ -91,9 +114,9 @@ def fig8(results: Results) -> Figure | None:
     schemes = results.by_scheme("fig8")
     if not all(name in schemes for name in PERIODS):
         return None
-    figure, axes = panels(len(NETWORKS), len(SPEEDS), 12, 10, sharex=True, sharey=True)
+    figure, axes = panels(len(NETWORKS), len(SPEED_GB), 12, 10, sharex=True, sharey=True)
     for row, network in zip(axes, NETWORKS.values(), strict=True):
-        for panel, memory in zip(row, SPEEDS, strict=True):
+        for panel, memory in zip(row, SPEED_GB, strict=True):
             _speedups(panel, schemes, network, memory)
         row[0].set_ylabel("speed-up over one device")
     for panel in axes[-1]:

@@ -1,4 +1,4 @@
-"""The points of the sweeps madpipe_fig6 to madpipe_fig8, with their records."""
+"""The points of MadPipe's sweeps, with their records."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from analysis import match_records
 from harness.core.record import RunRecord
 
 SWEEPS = ("fig6", "fig7", "fig8")
-FOLDERS = [f"madpipe_{name}" for name in SWEEPS]
+ALL_OF_THEM, BAND = "published", "activations"
+"""The sweep of the paper's own planner on every instance, and that with other sizes of activations."""
+FOLDERS = [f"madpipe_{name}" for name in (*SWEEPS, ALL_OF_THEM, BAND)]
 """Names of the sweeps' folders in runs/."""
 NETWORKS = {
     "resnet50": "ResNet-50",
@@ -18,10 +20,16 @@ NETWORKS = {
     "densenet121": "DenseNet-121",
 }
 """Networks by the names of their profiles."""
+PERCENTS = (75, 125)
+"""Sizes of the activations in the profiles of the band."""
 ESTIMATES = {"optimizer": "its optimizer's", "position": "by position", "devices": "P everywhere", "none": "none"}
-"""Memory estimates of PipeDream's partition."""
-MADPIPE, PUBLISHED, CONTIGUOUS = "MadPipe", "MadPipe, as published", "best contiguous"
+"""Memory estimates of PipeDream's partition. "At most P activations for all layers" in the paper's words."""
+PUBLISHED, EXACT, CONTIGUOUS = "MadPipe, as published", "MadPipe, exact", "best contiguous"
+"""The paper's planner, ours, and the best plan of consecutive stages."""
 PIPEDREAM = {name: f"PipeDream, memory {title}" for name, title in ESTIMATES.items()}
+BASELINE, SENTENCE = PIPEDREAM["optimizer"], PIPEDREAM["devices"]
+"""The reading of PipeDream that decides: that of its public code. The literal reading of the paper's sentence has no
+plan at all for little memory, where Figure 6 has some."""
 
 Instance = tuple[str, int, int, int]
 """Network, devices, GB of each, GB/s of links."""
@@ -32,7 +40,13 @@ class Row(match_records.Row):
 
     @property
     def network(self) -> str:
-        return NETWORKS[self["profile"].rpartition("/")[2].removesuffix("_1000.json")]
+        return NETWORKS[self["profile"].rpartition("/")[2].partition("_1000")[0]]
+
+    @property
+    def percent(self) -> int:
+        """The size of its activations, in percent of the profile's own."""
+        _, _, scaled = self["profile"].removesuffix(".json").partition("_activations_")
+        return int(scaled or 100)
 
     @property
     def devices(self) -> int:
@@ -52,7 +66,7 @@ class Row(match_records.Row):
         if planner == "pipedream":
             return PIPEDREAM[self["planner.estimate"] or "optimizer"]
         published = self["planner.allocation"] == "published"
-        return {"contiguous": CONTIGUOUS, "madpipe": PUBLISHED if published else MADPIPE}[planner]
+        return {"contiguous": CONTIGUOUS, "madpipe": PUBLISHED if published else EXACT}[planner]
 
     @property
     def instance(self) -> Instance:
@@ -69,6 +83,16 @@ class Row(match_records.Row):
         return float(self.predicted["first_phase_s"]) if self.ok else math.inf
 
     @property
+    def one_device_s(self) -> float:
+        """All work of a mini-batch: U(1,L) of the paper."""
+        return float(self.predicted["one_device_s"])
+
+    @property
+    def proven(self) -> bool:
+        """Whether its integer programs ended with a proof, and not at their time limit."""
+        return bool(self.predicted["finished"]) if self.ok else True
+
+    @property
     def several(self) -> int:
         """Number of devices that have several stages."""
         devices = [stage["device"] for stage in self.plan["stages"]] if self.plan else []
@@ -77,7 +101,7 @@ class Row(match_records.Row):
     @property
     def speedup(self) -> float:
         """Over one device with memory enough."""
-        return float(self.predicted["one_device_s"]) / self.period_s if self.ok else 0.0
+        return self.one_device_s / self.period_s if self.ok else 0.0
 
 
 Schemes = dict[str, dict[Instance, Row]]
@@ -88,18 +112,33 @@ class Results(match_records.Points[Row]):
 
     def __init__(self, records: Iterable[RunRecord]) -> None:
         super().__init__("madpipe", Row, FOLDERS, records)
-        self._schemes = {sweep: self._by_scheme(sweep) for sweep in SWEEPS}
+        published = self.rows(ALL_OF_THEM)
+        self._schemes = {sweep: _by_scheme([*self.rows(sweep), *self._same(sweep, published)]) for sweep in SWEEPS}
+        self._band = {
+            percent: _by_scheme(self.rows(BAND, lambda row, percent=percent: row.percent == percent))  # type: ignore[misc]
+            for percent in PERCENTS
+        }
 
     def by_scheme(self, sweep: str) -> Schemes:
-        """The rows that have been run, of each scheme by instance."""
+        """The rows that have been run, of each scheme by instance; the paper's planner on the sweep's instances."""
         return self._schemes[sweep]
 
-    def _by_scheme(self, sweep: str) -> Schemes:
-        by_scheme: Schemes = {}
-        for row in self.rows(sweep):
-            if row.ran:
-                by_scheme.setdefault(row.scheme, {})[row.instance] = row
-        return by_scheme
+    def with_activations(self, percent: int) -> Schemes:
+        """The same where activations have this percentage of their size."""
+        return self._band[percent]
+
+    def _same(self, sweep: str, rows: Iterable[Row]) -> list[Row]:
+        """The rows whose instances a sweep has."""
+        instances = {row.instance for row in self.rows(sweep)}
+        return [row for row in rows if row.instance in instances]
+
+
+def _by_scheme(rows: Iterable[Row]) -> Schemes:
+    schemes: Schemes = {}
+    for row in rows:
+        if row.ran:
+            schemes.setdefault(row.scheme, {})[row.instance] = row
+    return schemes
 
 
 def mean(ratios: Sequence[float]) -> float:

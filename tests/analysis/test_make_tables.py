@@ -36,14 +36,14 @@ def test_every_table_of_every_paper_is_made_when_there_is_less_time() -> None:
     jobs = make_tables.chosen(make_tables.simulated(False), False)
     assert {name.partition("-")[0] for page in PAGES.values() for name in page.sweeps} - {
         job.name.partition("-")[0] for job in jobs
-    } == {"autoddl_fig4", "autoddl_table2", "myelin_ablation"}
+    } == {"autoddl_fig4", "autoddl_table2", "madpipe_activations", "myelin_ablation"}
     assert "autoddl_fig4" in AUTODDL.sweeps
 
 
 def test_less_of_madpipe_are_points_of_the_whole_grid() -> None:
     from harness.sweep.points import expand
 
-    for name in ("madpipe_fig6", "madpipe_fig8"):
+    for name in ("madpipe_fig6", "madpipe_fig8", "madpipe_published"):
         (few,) = (job for job in make_tables.simulated(False) if job.name == name)
         points = {point.id for point in expand(few.arguments[2:])}
         assert points and points < {point.id for point in expand([f"+sweeps={name}"])}
