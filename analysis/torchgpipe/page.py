@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from analysis import paper_cli
 from analysis.torchgpipe import tables
+from analysis.torchgpipe.cells import cells
 from analysis.torchgpipe.claim_checks import verdicts
 from analysis.torchgpipe.plots import FIGURES
 from analysis.torchgpipe.sweep_results import FOLDERS, Results
@@ -25,4 +26,5 @@ PAGE = paper_cli.Page(
     verdicts=verdicts,
     missing=Results.missing,
     figures=FIGURES,
+    cells=cells,
 )
