@@ -77,14 +77,14 @@ def summary(found: Mapping[str, Sequence[Judged]]) -> list[Section]:
     """Mean and spread of each table, then the worst cells of all papers."""
     of = {paper: cells.groups(own) for paper, own in found.items()}
     rows = tuple((paper, *_line(group)) for paper, own in of.items() for group in own)
-    columns = ("paper", "table", "quantity", "cells", "fitted", "not run", "mean", "spread", "least", "most", "worst")
+    columns = ("paper", "table", "quantity", "cells", "fitted", "not run", "mean", "spread", "least", "most")
     every = [one for own in found.values() for one in own]
     notes = (*MEANING, _counted(every), *(f"{name}: {NOTHING}" for name in of if not of[name]))
     return [Section("Each table", columns, rows, notes, texts=3), *_worst(of)]
 
 
 def _line(group: Group) -> tuple[str, ...]:
-    ratios, worst = group.ratios, group.worst
+    ratios = group.ratios
     return (
         group.table,
         group.quantity,
@@ -94,7 +94,6 @@ def _line(group: Group) -> tuple[str, ...]:
         _number(cells.mean(ratios)),
         _number(cells.spread(ratios)),
         *(f"{end(ratios):.2f}" if ratios else MISSING for end in (min, max)),
-        worst.cell.row if worst else MISSING,
     )
 
 

@@ -1,4 +1,4 @@
-"""The absolute figures of torchgpipe's tables, next to the simulated ones."""
+"""The absolute figures of torchgpipe's tables and public benchmarks, next to the simulated ones."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from analysis.cells import Cell, billions, compared
 from analysis.paper_data import counted
-from analysis.torchgpipe import table3
+from analysis.torchgpipe import benchmarks, table3
 from analysis.torchgpipe.quantities import FILES, MEMORY, PARAMETERS, QUANTITIES, SPEED, SPEED_UP, UTILIZATION, paper
 from analysis.torchgpipe.sweep_results import PIPELINES, ROWS, Results
 
@@ -20,8 +20,8 @@ UNITS = {
 
 
 def cells(results: Results) -> list[Cell]:
-    """Tables 1 to 4, and the largest U-Nets of Table 3's search."""
-    return [*_tables(results), *_largest(results)]
+    """Tables 1 to 4, the largest U-Nets of Table 3's search, and the benchmarks of the public documentation."""
+    return [*_tables(results), *_largest(results), *benchmarks.cells(results)]
 
 
 def _tables(results: Results) -> Iterator[Cell]:
