@@ -68,6 +68,10 @@ def simulated(full: bool) -> list[Job]:
         *(sweep(f"myelin_{name}", "paper") for name in ("fig5", "fig6", "fig8", "fig9", "table1")),
         sweep("torchgpipe_table4", "paper"),
         sweep("torchgpipe_table1", "paper"),
+        *(
+            sweep(f"torchgpipe_{name}", "paper")
+            for name in ("amoebanet_memory", "resnet101_speed", "resnet101_accuracy")
+        ),
         sweep("autoddl_fig3"),
         sweep("autoddl_fig7"),
         sweep("traces", "paper"),
@@ -79,6 +83,7 @@ def measured() -> list[Job]:
     return [
         sweep("traces", "local"),
         *(sweep(f"torchgpipe_table{table}", "local", full=table in (2, 3)) for table in (1, 2, 3, 4)),
+        *(sweep(f"torchgpipe_{name}", "local", full=True) for name in ("amoebanet_memory", "resnet101_speed")),
         *(sweep(f"myelin_{name}", "local") for name in ("fig5", "fig10", "table2")),
         *(sweep(f"myelin_{name}", "local", full=True) for name in ("fig6", "fig8", "fig11", "table1", "ablation")),
         sweep("autoddl_fig4", full=True),

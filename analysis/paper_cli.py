@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from rich.console import Console
 
 from analysis import pack, records, report
+from analysis.cells import Cell
 from analysis.claim_check import Verdict
 from analysis.match_records import Points
 from analysis.plots import style
@@ -34,7 +35,8 @@ class Page(Generic[Results]):
     """The report of a paper: `python -m MODULE`, which `--write`s the file `path`.
 
     `results` are made of records, by default those of `sweeps`, folders in runs/, and of their archives. `missing` says
-    what has not been run. `figures` are drawn by name, None where they were not run.
+    what has not been run. `figures` are drawn by name, None where they were not run. `cells` are the absolute figures
+    that the paper prints and ours for them; MadPipe prints none.
     """
 
     module: str
@@ -48,6 +50,7 @@ class Page(Generic[Results]):
     verdicts: Callable[[Results], Sequence[Verdict]]
     missing: Callable[[Results], str]
     figures: Mapping[str, Callable[[Results], Figure | None]]
+    cells: Callable[[Results], Sequence[Cell]] = lambda results: ()
 
     def load(self, sources: Sequence[str] = ()) -> records.Loaded:
         """The records of `sources`; by default those of the committed archives and of runs/. Raises CannotRun."""

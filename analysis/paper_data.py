@@ -65,11 +65,13 @@ def _read(file: str) -> Iterator[Number]:
 
 def texts(file: str, metric: str, **where: int | str) -> list[str]:
     """All values of this metric, as they are printed; those whose `scheme`, `devices`, `case` ... are as given."""
-    return [
-        number.value
-        for number in numbers(file)
-        if number.metric == metric and all(getattr(number, name) == wanted for name, wanted in where.items())
-    ]
+    return [number.value for number in _numbers(file, metric, **where)]
+
+
+def _numbers(file: str, metric: str, **where: int | str) -> Iterator[Number]:
+    for number in numbers(file):
+        if number.metric == metric and all(getattr(number, name) == wanted for name, wanted in where.items()):
+            yield number
 
 
 def value(file: str, metric: str, **where: int | str) -> float | None:
@@ -83,6 +85,13 @@ def printed(file: str, metric: str, **where: int | str) -> float:
     if number is None:
         raise KeyError(f"paper_tables/{file}.csv   has no {metric} with {where}")
     return number
+
+
+def counted(file: str, metric: str, **where: int | str) -> float | None:
+    """`value` of a count in ones: a paper prints 81.5 with the unit M, or 2.21 with B."""
+    unit = {"M": 1e6, "B": 1e9}
+    found = _numbers(file, metric, **where)
+    return next((float(one.value) * unit.get(one.unit, 1) for one in found), None)
 
 
 def claims(paper: str) -> list[Claim]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from analysis import paper_cli
 from analysis.autoddl import tables
+from analysis.autoddl.cells import cells
 from analysis.autoddl.claim_checks import verdicts
 from analysis.autoddl.plots import FIGURES
 from analysis.autoddl.sweep_results import FOLDERS, Results
@@ -25,4 +26,5 @@ PAGE = paper_cli.Page(
     verdicts=verdicts,
     missing=Results.missing,
     figures=FIGURES,
+    cells=cells,
 )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from analysis import paper_cli
 from analysis.myelin import tables
+from analysis.myelin.cells import cells
 from analysis.myelin.claim_checks import verdicts
 from analysis.myelin.plots import FIGURES
 from analysis.myelin.sweep_results import FOLDERS, Results
@@ -25,4 +26,5 @@ PAGE = paper_cli.Page(
     verdicts=verdicts,
     missing=Results.missing,
     figures=FIGURES,
+    cells=cells,
 )

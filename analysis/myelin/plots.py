@@ -9,16 +9,15 @@ from typing import TYPE_CHECKING
 from analysis import losses, run_artifacts
 from analysis.myelin import quantities
 from analysis.myelin.claim_checks import by_size, gpt_title
-from analysis.myelin.quantities import IPDPS, WITH, WITHOUT
+from analysis.myelin.quantities import DAYS, PHASES
 from analysis.myelin.sweep_results import FRAMEWORKS, GPUS, LOCAL, SIZES, Results, Row
-from analysis.paper_data import value
 from analysis.plots.style import BLUE, COLOURS, DARK, Bars, Source, bars, legend, line, panels, styled
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 BOTH: tuple[Source, ...] = ("paper", "simulated")
-PHASES = dict(zip(("pipelining", "data_parallel", "optimizer"), COLOURS, strict=False))
+OF_PHASE = dict(zip(PHASES, COLOURS, strict=False))
 PHASES_AS = {"pipelining": "pipeline phase", "data_parallel": "all-reduce of gradients", "optimizer": "optimizer"}
 OF_FRAMEWORK = dict(zip(FRAMEWORKS, COLOURS, strict=False))
 
@@ -31,7 +30,7 @@ def fig5(results: Results) -> Figure | None:
         return None
     figure, axes = panels(1, 1, 7, 3.8)
     stages = [row.mesh.pipeline for row in rows]
-    paper = [value(IPDPS, "batch_time", case=f"G_inter={count}") for count in stages]
+    paper = [quantities.published_batch_s(count) for count in stages]
     ours = [row.phase_s("pipelining") for row in rows]
     bars(axes[0, 0], [str(count) for count in stages], [Bars(paper, BLUE, "paper"), Bars(ours, BLUE)])
     axes[0, 0].set(
@@ -51,24 +50,17 @@ def fig6(results: Results) -> Figure | None:
     if len(ends) < 2:
         return None
     figure, axes = panels(1, len(PHASES), 12, 3.8)
-    grids = [f"{row.mesh.pipeline} x {row.mesh.data}, {_optimized(row).replace(' ', chr(10), 1)}" for row in ends]
-    for panel, (phase, colour) in zip(axes[0], PHASES.items(), strict=True):
-        paper = [_paper_phase(row, phase) for row in ends]
+    grids = [
+        f"{row.mesh.pipeline} x {row.mesh.data}, {quantities.memory_scheme(row).replace(' ', chr(10), 1)}"
+        for row in ends
+    ]
+    for panel, (phase, colour) in zip(axes[0], OF_PHASE.items(), strict=True):
+        paper = [quantities.published_phase_s(row, phase) for row in ends]
         bars(panel, grids, [Bars(paper, colour, "paper"), Bars([row.phase_s(phase) for row in ends], colour)])
         panel.set(title=PHASES_AS[phase], ylabel="time (s)")
     figure.suptitle("Myelin, Fig. 6: phases of a step without and with the memory optimization, 12B on 48 GPUs")
     legend(figure, {}, BOTH)
     return figure
-
-
-def _optimized(row: Row) -> str:
-    return WITH if row["engine.offload"] == "true" else WITHOUT
-
-
-def _paper_phase(row: Row, phase: str) -> float | None:
-    if phase == "optimizer":
-        return value(IPDPS, "optimizer_time", case=_optimized(row))
-    return value(quantities.MEMOPT, f"{phase}_phase_time", scheme=_optimized(row))
 
 
 @styled
@@ -79,7 +71,7 @@ def fig8(results: Results) -> Figure | None:
     if not counts:
         return None
     figure, axes = panels(1, 1, 7.5, 4)
-    paper = [value(IPDPS, "allreduce_plus_optimizer_time", case=f"k={k}") for k in counts]
+    paper = [quantities.published_overlapped_s(k) for k in counts]
     panel = axes[0, 0]
     line(panel, counts, [float("nan") if one is None else one for one in paper], BLUE, "paper")
     line(panel, counts, [times[k] for k in counts], BLUE)
@@ -138,7 +130,7 @@ def fig10(results: Results) -> Figure | None:
     figure, axes = panels(1, 1, 12, 4.2)
     series = []
     for name, colour in OF_FRAMEWORK.items():
-        paper = [value(IPDPS, "expected_training_time", scheme=name, table="Fig. 10", model=size) for size in SIZES]
+        paper = [quantities.published_scaling(rows[size][name], "Fig. 10", DAYS) for size in SIZES]
         ours = [quantities.days(rows[size][name]) for size in SIZES]
         series += [Bars(paper, colour, "paper"), Bars(ours, colour)]
     bars(axes[0, 0], [f"{size}, {GPUS[size]} GPUs" for size in SIZES], series, "{:.0f}")
@@ -157,7 +149,7 @@ def fig11(results: Results) -> Figure | None:
     for name, colour in OF_FRAMEWORK.items():
         own = [row for row in rows if row.framework == name]
         gpus = [row.mesh.size for row in own]
-        paper = [value(IPDPS, "expected_training_time", scheme=name, table="Fig. 11", devices=count) for count in gpus]
+        paper = [quantities.published_scaling(row, "Fig. 11", DAYS) for row in own]
         level = [float("nan") if days is None else days * n / 48 for days, n in zip(paper, gpus, strict=True)]
         line(axes[0, 0], gpus, level, colour, "paper")
         line(axes[0, 0], gpus, [quantities.days(row) * row.mesh.size / 48 for row in own], colour)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from analysis.myelin.sweep_results import Row
-from analysis.paper_data import printed
+from analysis.paper_data import counted, printed, value
 
 DAY_S = 86400
 SETUP, MEMORY, MODELS = "myelin_setup", "myelin_memory_model", "myelin_table1_models"
@@ -11,7 +11,11 @@ STAGES, MEMOPT, CHUNKS = "myelin_fig5_ginter", "myelin_fig6_memopt", "myelin_fig
 VALIDATION, WEAK, STRONG = "myelin_fig9_validation", "myelin_fig10_weak_scaling", "myelin_fig11_strong_scaling"
 IPDPS = "myelin_ipdps_figures"
 """The files of what the paper prints; the last one was read off the plots of its published version."""
+DAYS, PERCENT = "expected_training_time", "percent_of_peak"
+"""The paper's figures of Fig. 10 and 11."""
 WITH, WITHOUT = "with memory optimization", "without memory optimization"
+PHASES = ("pipelining", "data_parallel", "optimizer")
+"""The phases of a step, one after the other."""
 STATE = ("weights", "gradients", "optimizer")
 WEIGHT_BYTES = 2
 
@@ -79,3 +83,48 @@ def published_tail_s() -> tuple[float, float]:
     """The paper's sums and updates one after the other (Sec. V-C): the updates take a share of the sums."""
     sums_s = printed(MEMOPT, "data_parallel_phase_time", scheme=WITH)
     return sums_s, sums_s / printed(CHUNKS, "all_reduce_time_over_optimizer_time")
+
+
+def published_parameters(row: Row) -> float | None:
+    """The paper's number of parameters: in Table I, or of the model of the validation."""
+    return counted(VALIDATION, "parameters", model=row.size) or counted(
+        MODELS, "parameters", model=f"GPT-like {row.size}"
+    )
+
+
+def published_batch_s(stages: int) -> float | None:
+    """The paper's pipelining phase on so many stages (Fig. 5), which is all that the figure has of a step."""
+    return value(IPDPS, "batch_time", case=f"G_inter={stages}")
+
+
+def memory_scheme(row: Row) -> str:
+    """The paper's name of a run with or without its memory optimization."""
+    return WITH if row["engine.offload"] == "true" else WITHOUT
+
+
+def published_phase_s(row: Row, phase: str) -> float | None:
+    """The paper's phase with or without the memory optimization (Fig. 6, Sec. V-B), on the grid that it draws."""
+    if phase == "optimizer":
+        return value(IPDPS, "optimizer_time", case=memory_scheme(row))
+    return value(MEMOPT, f"{phase}_phase_time", scheme=memory_scheme(row))
+
+
+def published_memory_gb(row: Row) -> float | None:
+    """The paper's memory of all devices with or without the memory optimization (Sec. V-B), on 24 stages."""
+    return value(MEMOPT, "total_memory_usage", scheme=memory_scheme(row))
+
+
+def published_overlapped_s(k: int) -> float | None:
+    """The paper's sums and updates in chunks of k buckets (Fig. 8); with k = 0 one after the other."""
+    return value(IPDPS, "allreduce_plus_optimizer_time", case=f"k={k}") if k else sum(published_tail_s())
+
+
+def gpus(row: Row) -> int:
+    """GPUs of a point's nodes."""
+    return int(row["cluster.nodes"]) * int(printed(SETUP, "gpus_per_node"))
+
+
+def published_scaling(row: Row, figure: str, metric: str) -> float | None:
+    """The paper's days or percent of peak of a framework, in Fig. 10 for the model's size, in Fig. 11 for the GPUs."""
+    where: dict[str, int | str] = {"model": row.size} if figure == "Fig. 10" else {"devices": gpus(row)}
+    return value(IPDPS, metric, scheme=row.framework, table=figure, **where)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from analysis import claim_check, run_artifacts
 from analysis.myelin import ablation, local_runs, quantities
 from analysis.myelin.claim_checks import verdicts
-from analysis.myelin.quantities import IPDPS
 from analysis.myelin.sweep_results import GB, GPUS, LOCAL, MYELIN, Results, Row
 from analysis.paper_data import printed, texts, value
 from analysis.report import MISSING, Section
@@ -33,8 +32,7 @@ def sections(results: Results) -> list[Section]:
 def _table1(results: Results) -> Section:
     own, rows = results.good("table1") + results.good("table1", LOCAL), []
     for row in own:
-        small = value(quantities.VALIDATION, "parameters", model=row.size)
-        paper = small / 1e3 if small else value(quantities.MODELS, "parameters", model=f"GPT-like {row.size}")
+        paper = quantities.published_parameters(row)
         model = row.config["model"]
         rows.append(
             (
@@ -42,7 +40,7 @@ def _table1(results: Results) -> Section:
                 f"{model['layers']}",
                 f"{model['hidden']}",
                 f"{model['heads']}",
-                _number(paper, "{:g}"),
+                _number(paper and paper / 1e9, "{:g}"),
                 *_counted(row),
             )
         )
@@ -62,7 +60,7 @@ def _fig5(results: Results) -> Section:
     rows = []
     for row in results.good("fig5"):
         ours = row.phase_s("pipelining")
-        paper = value(IPDPS, "batch_time", case=f"G_inter={row.mesh.pipeline}")
+        paper = quantities.published_batch_s(row.mesh.pipeline)
         grid = f"G_inter={row.mesh.pipeline} G_data={row.mesh.data} micro_batch_size=1"
         theirs = value(quantities.STAGES, "inter_layer_share_of_batch_time", case=grid)
         ratio, share = ours / paper if paper else None, 100 * ours / row.step_s
@@ -91,21 +89,15 @@ def _fig5(results: Results) -> Section:
 def _fig6(results: Results) -> Section:
     rows: list[tuple[str, ...]] = []
     for row in results.good("fig6"):
-        memopt = row["engine.offload"] == "true"
-        scheme = quantities.WITH if memopt else quantities.WITHOUT
+        memopt, scheme = row["engine.offload"] == "true", quantities.memory_scheme(row)
         grid = f"{row.mesh.pipeline} x {row.mesh.data}"
         name = f"{grid}, {scheme.split()[0]}"
         drawn = not memopt or row.mesh.pipeline == 6
-        phases = [
-            ("pipelining", value(quantities.MEMOPT, "pipelining_phase_time", scheme=scheme)),
-            ("data_parallel", value(quantities.MEMOPT, "data_parallel_phase_time", scheme=scheme)),
-            ("optimizer", value(IPDPS, "optimizer_time", case=scheme)),
-        ]
-        for phase, paper in phases:
-            published = _number(paper if drawn else None, "{:.2f}")
+        for phase in quantities.PHASES:
+            published = _number(quantities.published_phase_s(row, phase) if drawn else None, "{:.2f}")
             rows.append((name, f"{phase.replace('_', ' ')}, s", published, f"{row.phase_s(phase):.2f}"))
         rows.append((name, "step, s", MISSING, f"{row.step_s:.2f}"))
-        memory = value(quantities.MEMOPT, "total_memory_usage", scheme=scheme) if row.mesh.pipeline == 24 else None
+        memory = quantities.published_memory_gb(row) if row.mesh.pipeline == 24 else None
         rows.append((name, "memory of all devices, GB", _number(memory, "{:.1f}"), f"{row.total_bytes / GB:.1f}"))
         paper = None if memopt else quantities.published_bytes()[0]
         rows.append(
@@ -129,7 +121,7 @@ def _fig8(results: Results) -> Section:
     rows, alone = [], quantities.published_tail_s()
     for row in results.good("fig8"):
         k = int(row["engine.k"])
-        paper = value(IPDPS, "allreduce_plus_optimizer_time", case=f"k={k}") if k else sum(alone)
+        paper = quantities.published_overlapped_s(k)
         rows.append(
             (
                 f"{k}" if k else "no overlap",
@@ -196,10 +188,7 @@ def _table2(results: Results) -> Section:
 
 
 def _fig10(results: Results) -> Section:
-    rows = [
-        (row.size, f"{GPUS[row.size]}", row.framework, *_speed(row, "Fig. 10", model=row.size))
-        for row in results.good("fig10")
-    ]
+    rows = [(row.size, f"{GPUS[row.size]}", row.framework, *_speed(row, "Fig. 10")) for row in results.good("fig10")]
     columns = (
         "model",
         "GPUs",
@@ -226,7 +215,7 @@ def _fig10(results: Results) -> Section:
 def _fig11(results: Results) -> Section:
     rows = []
     for row in results.good("fig11"):
-        speed = _speed(row, "Fig. 11", devices=row.mesh.size)
+        speed = _speed(row, "Fig. 11")
         rows.append((f"{row.mesh.size}", row["batch.size"], row.framework, speed[0], speed[1], speed[2], speed[4]))
     columns = (
         "GPUs",
@@ -246,11 +235,10 @@ def _fig11(results: Results) -> Section:
     )
 
 
-def _speed(row: Row, figure: str, **where: int | str) -> tuple[str, ...]:
+def _speed(row: Row, figure: str) -> tuple[str, ...]:
     """Step, days and percent of peak: paper and simulated; the fullest device."""
     days, percent = (
-        value(IPDPS, metric, scheme=row.framework, table=figure, **where)
-        for metric in ("expected_training_time", "percent_of_peak")
+        quantities.published_scaling(row, figure, metric) for metric in (quantities.DAYS, quantities.PERCENT)
     )
     fullest = max(row.metrics["peak_memory_bytes"]) / GB
     return (

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from analysis import paper_pages, scheme_comparison
+from analysis import paper_pages, published, scheme_comparison
 from analysis.bench import results
 from analysis.page.build import Content, page
 from analysis.torchgpipe import traces
@@ -53,7 +53,9 @@ def _content(progress: Progress) -> Content:
     progress.phase("reading", "benchmarks, traces, and the records of all schemes")
     records += scheme_comparison.load("measured").records
     chosen = [trace for sweep in traces.TITLES for trace in traces.load(sweep)]
-    return Content(reports, results.load(), [one for one in records if one.source == "measured"], chosen)
+    measured = [one for one in records if one.source == "measured"]
+    cells = {name: published.judged(name, report.results) for name, report in reports.items()}
+    return Content(reports, results.load(), measured, chosen, cells)
 
 
 if __name__ == "__main__":

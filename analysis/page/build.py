@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,9 @@ import jinja2
 from markupsafe import Markup
 
 from analysis.bench import race_plot
+from analysis.cells import Judged
 from analysis.claim_check import SAYS
-from analysis.page import accuracy, timeline_traces
+from analysis.page import accuracy, published, timeline_traces
 from analysis.page.links import linked
 from analysis.page.papers import Table, figure, paper
 from analysis.paper_pages import Picture, Report
@@ -26,12 +27,14 @@ TEMPLATE = "page.html"
 
 @dataclass(frozen=True)
 class Content:
-    """All that the page shows; `bench` is bench.json, `measured` has the records that measure predictions."""
+    """All that the page shows; `bench` is bench.json, `measured` has the records that measure predictions, `cells` the
+    published figures of each paper and ours."""
 
     reports: Mapping[str, Report]
     bench: Mapping[str, Any]
     measured: Sequence[RunRecord]
     traces: Sequence[Chosen]
+    cells: Mapping[str, Sequence[Judged]] = field(default_factory=dict)
 
 
 def page(content: Content, folder: Path) -> str:
@@ -48,6 +51,7 @@ def page(content: Content, folder: Path) -> str:
         papers=[paper(name, report) for name, report in content.reports.items()],
         race=_race(content.bench.get("race", {})),
         accuracy=_accuracy(content.bench.get("prediction", {}).get("rows", []), content.measured),
+        published=published.part(content.cells),
         said=SAYS,
     )
 

@@ -33,7 +33,16 @@ SCALES: dict[int, tuple[str, ...]] = {
 }
 """The scales whose points are the rows of each table."""
 SOURCE: dict[str, Source] = {"paper": "simulated", "local": "measured"}
-FOLDERS = [f"torchgpipe_table{table}-{scale}" for table, scale in itertools.product(ROWS, SOURCE)]
+PUBLIC: dict[str, tuple[str, ...]] = {
+    "amoebanet_memory": ("paper", "local"),
+    "resnet101_speed": ("paper", "local"),
+    "resnet101_accuracy": ("paper",),
+}
+"""The sweeps of the benchmarks that are in the public documentation alone, and their scales."""
+FOLDERS = [
+    *(f"torchgpipe_table{table}-{scale}" for table, scale in itertools.product(ROWS, SOURCE)),
+    *(f"torchgpipe_{name}-{scale}" for name, scales in PUBLIC.items() for scale in scales),
+]
 """The sweeps, as they are called in runs/."""
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from analysis import claim_check, run_artifacts
 from analysis.report import MISSING, Section
-from analysis.torchgpipe import table3
+from analysis.torchgpipe import basis, benchmarks, table3
 from analysis.torchgpipe.claim_checks import verdicts
 from analysis.torchgpipe.quantities import (
     GIB,
@@ -49,7 +49,7 @@ def sections(results: Results) -> list[Section]:
     found = [_table(results, table) for table in ROWS if results.has_rows(table)]
     small = [_small(results)] if results.was_run("table2", "local") else []
     search = [_search(results)] if any(candidate.record for candidate in results.search()) else []
-    return [*found, *small, *search, claim_check.section(verdicts(results))]
+    return [*found, *small, *search, *benchmarks.sections(results), claim_check.section(verdicts(results))]
 
 
 def _table(results: Results, table: int) -> Section:
@@ -76,11 +76,12 @@ def _rows(results: Results, table: int) -> Iterator[tuple[str, ...]]:
 def _basis(results: Results, table: int) -> Iterator[str]:
     """Yield the basis of a table's simulated and measured figures, and the simulated rows that a P40 would not hold."""
     simulated, measured = (_well(results, table, source) for source in ("simulated", "measured"))
-    yield from dict.fromkeys(_simulation(record) for record in simulated.values())
+    yield from dict.fromkeys(basis.simulation(record) for record in simulated.values())
     if measured:
-        channels, sizes = (_listed(measured.values(), "model", key) for key in ("channels", "size"))
+        channels, sizes = (basis.listed(measured.values(), "model", key) for key in ("channels", "size"))
         nets = f"U-Nets with {channels} channels at first, {sizes} pixels a side"
-        yield f"{_measurement(measured.values())}: {nets}, in {_listed(measured.values(), 'precision', 'dtype')}."
+        precision = basis.listed(measured.values(), "precision", "dtype")
+        yield f"{basis.measurement(measured.values())}: {nets}, in {precision}."
         if table == 4:
             yield "In small the devices share these cores: no speed-up is to be expected there."
     for row, record in simulated.items():
@@ -95,29 +96,13 @@ def _well(results: Results, table: int, source: Source) -> dict[str, RunRecord]:
     return {row: record for row, record in records.items() if record and record.status == "ok"}
 
 
-def _simulation(record: RunRecord) -> str:
-    basis = record.manifest.get("simulation", {})
-    cluster, times = basis.get("cluster", {}).get("name", "?"), basis.get("layer_times", "?")
-    return f"Simulated on {cluster}; layer times {times}."
-
-
-def _measurement(records: Iterable[RunRecord]) -> str:
-    machine = next(iter(records)).manifest.get("machine", {})
-    return f"Measured on {machine.get('cpu', 'a CPU')} with {machine.get('cores_allowed', '?')} cores"
-
-
-def _listed(records: Iterable[RunRecord], group: str, key: str) -> str:
-    """The values of GROUP.KEY in the records."""
-    return ", ".join(map(str, sorted({record.config[group][key] for record in records})))
-
-
 def _failed(results: Results, table: int) -> Iterator[str]:
     """Rows whose run did not end well, with the reason."""
     for scale in SCALES[table]:
         for row in ROWS[table]:
             record = results.record(table, row, SOURCE[scale])
             if record and record.status != "ok":
-                yield f"{row}, {SOURCE[scale]}: {_failure(record)}"
+                yield f"{row}, {SOURCE[scale]}: {basis.failure(record)}"
 
 
 def _missing_profiles(results: Results, table: int) -> list[str]:
@@ -126,10 +111,6 @@ def _missing_profiles(results: Results, table: int) -> list[str]:
         return []
     records = (record for scale in SCALES[table] for record in _well(results, table, SOURCE[scale]).values())
     return run_artifacts.missing_files(records, run_artifacts.parameters)
-
-
-def _failure(record: RunRecord) -> str:
-    return f"{record.status}: {' '.join(record.reason.split())}"
 
 
 def _small(results: Results) -> Section:
@@ -142,15 +123,14 @@ def _small(results: Results) -> Section:
     well = [record for record in records.values() if record.status == "ok"]
     notes = []
     if well:
-        depth, channels, size = (_listed(well, "model", key) for key in ("layers", "channels", "size"))
-        net = (
-            f"AmoebaNet-D ({depth}, {channels}), {size} pixels a side, {_listed(well, 'batch', 'size')} samples a step"
-        )
-        notes.append(f"{_measurement(well)}: {net}, in {_listed(well, 'precision', 'dtype')}.")
+        depth, channels, size = (basis.listed(well, "model", key) for key in ("layers", "channels", "size"))
+        samples = basis.listed(well, "batch", "size")
+        net = f"AmoebaNet-D ({depth}, {channels}), {size} pixels a side, {samples} samples a step"
+        notes.append(f"{basis.measurement(well)}: {net}, in {basis.listed(well, 'precision', 'dtype')}.")
     notes.append(
         "n=1 is a pipeline of one stage: it recomputes as the others do. Each device computes with one thread."
     )
-    notes += [f"{row}: {_failure(record)}" for row, record in records.items() if record.status != "ok"]
+    notes += [f"{row}: {basis.failure(record)}" for row, record in records.items() if record.status != "ok"]
     title = "Table 2 in small: speed of an AmoebaNet-D in one and two stages"
     return Section(title, ("row", SPEED.name, SPEED_UP.name), tuple(rows), tuple(notes))
 

@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from analysis.bench import race_plot
+from analysis.cells import Cell, Judged
 from analysis.claim_check import Verdict
 from analysis.page import timeline_traces
 from analysis.page.build import Content, page
@@ -71,7 +72,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     chosen = [Chosen("traces-local", title, trace()) for title in titles]
     path = tmp_path_factory.mktemp("page") / "report.html"
     bench = {"race": {"rows": RACE}, "prediction": {"rows": PREDICTION}}
-    path.write_text(page(Content(reports, bench, [], chosen), path.parent), encoding="utf-8")
+    ours = [Judged(Cell("Table <1>", "time, s", row, 2.0, own), "", "late.") for row, own in (("a", 2.0), ("b", 5.0))]
+    cells = {"torchgpipe": [*ours, Judged(Cell("Table <1>", "time, s", "c", 2.0, None), "", "")], "madpipe": []}
+    path.write_text(page(Content(reports, bench, [], chosen, cells), path.parent), encoding="utf-8")
     return path
 
 
@@ -92,6 +95,13 @@ def test_text_is_no_markup(made: Path) -> None:
 def test_names_of_tests_may_break_between_words(made: Path) -> None:
     text = made.read_text(encoding="utf-8")
     assert "&lt;see&gt; tests/<wbr>some/<wbr>test_<wbr>it.py::<wbr>test_<wbr>this_<wbr>and_<wbr>that</dd>" in text
+
+
+def test_published_figures_are_next_to_predicted_ones(made: Path) -> None:
+    text = made.read_text(encoding="utf-8").partition('<section id="published">')[2].partition("</section>")[0]
+    assert "<strong>1 of 2</strong> cells within a factor 1.1" in text and 'id="published-ratios"' in text
+    assert "<td>Table &lt;1&gt;</td>" in text and "<p>1: late.</p>" in text
+    assert "<summary>torchgpipe: 3 cells</summary>" in text and "madpipe: It prints no absolute figure" in text
 
 
 def test_a_reason_of_several_claims_is_shown_once(made: Path) -> None:
@@ -141,13 +151,15 @@ def test_people_see_the_race_first_then_figures_then_claims(made: Path) -> None:
         const links = [...document.querySelectorAll("nav a")].map((one) => one.getAttribute("href").slice(1));
         return {order: sections.map((one) => one.id), links};""",
     )
-    order = ["the-race", "predictions", "torchgpipe", "madpipe", "claims", "traces-of-runs"]
+    order = ["the-race", "predictions", "published", "torchgpipe", "madpipe", "claims", "traces-of-runs"]
     assert found["errors"] == [] and found["order"] == found["links"] == order
 
 
 def test_what_is_not_there_has_no_place(made: Path) -> None:
     text = page(Content({}, {}, [], []), made.parent)
-    assert not re.findall(r"the-race|predictions|None|Undefined", text.partition("<body>")[2].partition("<script>")[0])
+    assert not re.findall(
+        r"the-race|predictions|published|None|Undefined", text.partition("<body>")[2].partition("<script>")[0]
+    )
 
 
 @pytest.mark.usefixtures("browser")
