@@ -109,6 +109,8 @@ class ClusterConfig:
     overlap: float = 1.0
     """Fraction of a collective's time that is hidden where it runs while a device computes: kernels of both compete for
     the device's cores and memory. 1: all of it."""
+    collective_call_s: float = 0.0
+    """Overhead of each call of a collective in seconds, in addition to the latency of its messages."""
     kernel_s: float | None = None
     """Overhead of each kernel launch in seconds; null: as measured here, 0 for a described cluster."""
     wave_elements: int | None = None
@@ -244,6 +246,7 @@ def _local(config: ClusterConfig, found: DetectedDevices, machine: Machine, job:
         () if given else machine.calls,
         config.overlap,
         _slow(config),
+        config.collective_call_s,
     )
 
 
@@ -263,6 +266,7 @@ def _described(config: ClusterConfig) -> Cluster:
         config.cores or 0.0,
         overlap=config.overlap,
         slow=_slow(config),
+        collective_call_s=config.collective_call_s,
     )
 
 

@@ -105,7 +105,8 @@ class Cluster(Document):
     `calls` are what the processes of a node need for calls of their library (gloo): where there are some, they count
     for messages and collectives inside a node, instead of `intra`. `overlap` is the share of a collective's time that
     is hidden where it runs while a device computes. `slow` has devices, by their number in the cluster, and how many
-    times as long their tasks take.
+    times as long their tasks take. Each call of a collective takes `collective_call_s` in addition to its messages,
+    unless its time is among `calls`.
     """
 
     name: str = "flat"
@@ -121,6 +122,7 @@ class Cluster(Document):
     calls: tuple[CallTimes, ...] = ()
     overlap: float = 1.0
     slow: tuple[tuple[int, float], ...] = ()
+    collective_call_s: float = 0.0
 
     @property
     def devices(self) -> int:
