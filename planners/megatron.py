@@ -2,7 +2,8 @@
 
 The first matmul of a pair is split by columns (d, m, 1), the second by rows (d, 1, m). The planner takes the best mesh
 (`planner.dimensions=2`), or all devices split weights (1). Convolutions are data parallel. Where nodes have several
-devices, m devices of one node split weights. With one dimension a vocabulary need not divide: Megatron-LM pads it.
+devices, m devices of one node split weights: the best number, or all of a node (`planner.mesh=node`). With one
+dimension a vocabulary need not divide: Megatron-LM pads it; with two dimensions `planner.padded` says so.
 """
 
 from __future__ import annotations
@@ -34,14 +35,21 @@ class Config:
     """The planner."""
     dimensions: int = 2
     """2: the best mesh of data and tensor parallel sizes; 1: tensor parallel only."""
+    mesh: str = "best"
+    """With planner.dimensions=2, on nodes of several devices. best: any number of a node's devices split weights; node:
+    all of them do, so that intermediate results stay inside of nodes and weights' gradients go across (AutoDDL, Sec.
+    5)."""
+    padded: bool = False
+    """true: with planner.dimensions=2, too, sizes of weights need not divide, as Megatron-LM pads them (planning only).
+    What padding adds is not counted."""
     ends: str = "free"
     """The same as with planner=autoddl."""
 
 
 class Megatron:
     def __init__(self, config: Config) -> None:
-        self.two, self.ends = config.dimensions == 2, cast(Ends, config.ends)
-        self.rules = Rules(padded=not self.two)
+        self.config, self.two, self.ends = config, config.dimensions == 2, cast(Ends, config.ends)
+        self.rules = Rules(padded=config.padded or not self.two)
 
     def plan(self, profile: ModelProfile, cluster: Cluster, memory: MemoryModel, request: PlanRequest) -> Plan:
         """Returns a plan; `predicted` holds `communication_s` of a step. Raises NoPlan if no mesh divides all matmuls,
@@ -49,7 +57,8 @@ class Megatron:
         return tensor_parallel_base.plan_matmuls(profile, cluster, memory, request, self.rules, self._route, self.ends)
 
     def _route(self, problem: SplitProblem) -> Route:
-        return baselines.megatron(problem.chain, problem.costs, self.ends, self.two, problem.limit)
+        meshes = baselines.meshes(problem.costs.grid, self.two, whole_nodes=self.config.mesh == "node")
+        return baselines.megatron(problem.chain, problem.costs, self.ends, meshes, problem.limit)
 
 
 def build(config: Config) -> Megatron:
@@ -61,4 +70,5 @@ def build(config: Config) -> Megatron:
 def check(config: Config) -> list[Problem]:
     """Checks the values of the keys."""
     dimensions = one_of("planner.dimensions", config.dimensions, (1, 2), 2)
+    dimensions += one_of("planner.mesh", config.mesh, ("best", "node"), "best")
     return dimensions + one_of("planner.ends", config.ends, tensor_parallel_base.ENDS, "free")

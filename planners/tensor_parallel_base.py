@@ -24,13 +24,16 @@ from harness.sbp import baselines
 from harness.sbp.collective_costs import Collectives, grid_from_cluster
 from harness.sbp.matmul_chain import Chain, chain_from_profile
 from harness.sbp.memory_limit import TooLarge, held
-from harness.sbp.route_to_plan import device_share, matmul_figures, with_route
+from harness.sbp.route_to_plan import device_share, matmul_figures, with_exchanges, with_route
 from harness.sbp.shortest_path import Ends, Infeasible, Route, Search
 from harness.sbp.strategy_costs import Costs, Rules
 from harness.simulator.memory_timeline import working_bytes
 from planners import block_partition, pipeline, stage_costs
 from planners.memory_bisection import cheapest_that_fits
 
+EXCHANGES = (1, 1 / 2, 1 / 4, 1 / 8, 1 / 16, 1 / 32)
+"""Limits of what one matmul's exchanges of gradients may need, as shares of the most that any needs. A smaller one
+leaves more for weights and activations, and excludes strategies."""
 ENDS: tuple[Ends, ...] = ("free", "batch_split")
 GB = 1e9
 Find = Callable[["SplitProblem"], Route]
@@ -66,7 +69,36 @@ class SplitProblem:
         return Search(self.chain, self.costs, ends, **more)
 
     def fitting(self, find: Find, ends: Ends) -> Route:
-        """Returns the cheapest route that fits. Raises Infeasible, or TooLarge with all bytes that are needed."""
+        """Returns the cheapest route that fits of those found with several limits of exchanges (`EXCHANGES`), or the
+        cheapest of all if it fits. Raises Infeasible, or TooLarge with all bytes that are needed."""
+        try:
+            route = find(replace(self, limit=self.available))
+            if self.needed(route) <= self.available:
+                return route
+        except TooLarge:
+            pass
+        routes, least = [], float("inf")
+        for share in EXCHANGES:
+            rules = replace(self.costs.rules, exchange_bytes=share * self._largest_exchange)
+            problem = replace(self, costs=replace(self.costs, rules=rules))
+            try:
+                routes.append(problem._within(find, ends))
+            except TooLarge as error:
+                least = min(least, error.least)
+            except (Infeasible, NoPlan):  # no strategy needs so little
+                continue
+        if not routes:
+            raise TooLarge(least)
+        return min(routes, key=lambda route: route.seconds)
+
+    @property
+    def _largest_exchange(self) -> float:
+        """The most bytes that one matmul's exchanges need, with any strategy."""
+        costs = self.costs
+        needs = (costs.exchange_bytes(item, one) for item in self.chain.matmuls for one in costs.strategies(item))
+        return max(needs, default=0.0)
+
+    def _within(self, find: Find, ends: Ends) -> Route:
         search = self.search(ends)
         return cheapest_that_fits(
             self.available,
@@ -129,6 +161,7 @@ def _needed(profile: ModelProfile, memory: MemoryModel, chain: Chain, plan: Plan
     layer.
     """
     share, count = device_share(profile, plan, chain), len(plan.stages)
+    share = with_exchanges(share, plan, chain)
     share = share if plan.recompute == "never" else checkpointed(share, plan, "1")
     accumulated = min(1.0, memory.gradients) if plan.micro_batches > 1 else 0.0
     bytes_of_stages = []

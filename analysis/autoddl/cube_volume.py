@@ -31,6 +31,17 @@ def memories() -> dict[int, float]:
     return {side**3: _matmul(side)["held_bytes"] for side in SIDES}
 
 
+def without_own_share(sizes: Mapping[int, float]) -> dict[int, float]:
+    """Return volumes / ((k - 1) / k), k = p^(1/3): the share of its buffer that a member of a collective sends."""
+    return {p: size * k / (k - 1) for p, size in sizes.items() for k in (round(p ** (1 / 3)),)}
+
+
+def bound_ratio(sizes: Mapping[int, float]) -> float:
+    """Return the largest of sizes / (n^2 / p^(2/3)) over p, relative to the smallest."""
+    constants = [size * p ** (2 / 3) / WIDTH**2 for p, size in sizes.items()]
+    return max(constants) / min(constants)
+
+
 def slope(sizes: Mapping[int, float]) -> float:
     """Return the slope of the least-squares line through the logarithms."""
     return float(np.polyfit(np.log(list(sizes)), np.log(list(sizes.values())), 1)[0])

@@ -46,6 +46,11 @@ def fastest(rows: Sequence[Row]) -> Row | None:
     return min((row for row in rows if row.ok), key=lambda row: row.step_s, default=None)
 
 
+def smallest(rows: Sequence[Row]) -> Row | None:
+    """Return the row with the smallest micro-batches that can be split."""
+    return max((row for row in rows if row.ok), key=lambda row: row.micro_batches, default=None)
+
+
 def sweep_points(sweep: str) -> tuple[Point, ...]:
     """The points of one of `SWEEPS`."""
     return match_records.points_of(f"autoddl_{sweep}")

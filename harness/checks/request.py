@@ -174,7 +174,7 @@ def _tensor_parallel(config: DictConfig, can: Capabilities) -> list[Problem]:
         return [Problem("planner", planner, message, ({"planner": "autoddl"}, {"mode": "plan"}))]
     return [
         Problem(f"planner.{key}", value, message, ({f"planner.{key}": runnable}, {"mode": "plan"}))
-        for key, value, runnable in (("paths", "paper", "mixed"), ("splits", "any", "even"))
+        for key, value, runnable in (("paths", "paper", "mixed"), ("splits", "any", "even"), ("padded", True, False))
         if config.planner.get(key) == value
     ]
 

@@ -113,6 +113,8 @@ class ClusterConfig:
     overlap: float = 1.0
     """Fraction of a collective's time that is hidden where it runs while a device computes: kernels of both compete for
     the device's cores and memory. 1: all of it."""
+    collective_call_s: float = 0.0
+    """Overhead of each call of a collective in seconds, in addition to the latency of its messages."""
     kernel_s: float | None = None
     """Overhead of each kernel launch in seconds; null: as measured here, 0 for a described cluster."""
     wave_elements: int | None = None
@@ -255,6 +257,7 @@ def _local(config: ClusterConfig, found: DetectedDevices, machine: Machine, job:
         _slow(config),
         config.task_s,
         (config.node_alone_gb_s or 0.0) * GB,
+        config.collective_call_s,
     )
 
 
@@ -276,6 +279,7 @@ def _described(config: ClusterConfig) -> Cluster:
         slow=_slow(config),
         task_s=config.task_s,
         alone_bandwidth=(config.node_alone_gb_s or 0.0) * GB,
+        collective_call_s=config.collective_call_s,
     )
 
 

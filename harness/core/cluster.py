@@ -105,8 +105,9 @@ class Cluster(Document):
     `calls` are what the processes of a node need for calls of their library (gloo): where there are some, they count
     for messages and collectives inside a node, instead of `intra`. `overlap` is the share of a collective's time that
     is hidden where it runs while a device computes. `task_s` is what each forward and each backward task takes beyond
-    its kernels: the host between two tasks, waiting for messages and the like. A transfer that has a node's port to
-    itself gets `alone_bandwidth` in bytes/s, if that is more than what several share. `slow` has devices, by their
+    its kernels: the host between two tasks, waiting for messages and the like. Each call of a collective takes
+    `collective_call_s` in addition to its messages, unless its time is among `calls`. A transfer that has a node's port
+    to itself gets `alone_bandwidth` in bytes/s, if that is more than what several share. `slow` has devices, by their
     number in the cluster, and how many times as long their tasks take.
     """
 
@@ -125,6 +126,7 @@ class Cluster(Document):
     slow: tuple[tuple[int, float], ...] = ()
     task_s: float = 0.0
     alone_bandwidth: float = 0.0
+    collective_call_s: float = 0.0
 
     @property
     def devices(self) -> int:

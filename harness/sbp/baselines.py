@@ -2,16 +2,16 @@
 
 data parallel   every matmul (P, 1, 1)
 Megatron        a mesh d x m, matmuls in pairs: columns (d, m, 1), then rows (d, 1, m); the best mesh. Convolutions are
-                data parallel; m devices are of one node where nodes have several
+                data parallel; m devices are of one node where nodes have several, or all of it
 SUMMA           every matmul on a mesh r x c: inputs go along rows, weights along columns
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from harness.sbp.device_grid import Degree, Strategy, below, minus
+from harness.sbp.device_grid import Degree, Grid, Strategy, below, minus
 from harness.sbp.matmul_chain import Chain, Matmul, Residual
 from harness.sbp.memory_limit import TooLarge, held
 from harness.sbp.shortest_path import Ends, Infeasible, Move, Route, Search
@@ -27,18 +27,29 @@ def data_parallel(chain: Chain, costs: Costs, ends: Ends, limit: float = INFINIT
     return _best([route], Search(chain, costs, ends), limit)
 
 
-def megatron(chain: Chain, costs: Costs, ends: Ends, two: bool = True, limit: float = INFINITE) -> Route:
+def meshes(grid: Grid, two: bool = True, whole_nodes: bool = False) -> list[Degree]:
+    """Returns the tensor parallel sizes of Megatron-LM's meshes; the rest of the grid is data parallel.
+
+    With `two` False all devices split weights. Else, where nodes have several devices, some of a node split weights, or
+    with `whole_nodes` all of them, and gradients are all-reduced across nodes.
+    """
+    if not two:
+        return [grid.all]
+    inside = grid.degree(1, grid.local) if grid.local > 1 else grid.all
+    return [inside] if whole_nodes and grid.local > 1 else below(inside)
+
+
+def megatron(
+    chain: Chain, costs: Costs, ends: Ends, tensor: Sequence[Degree] | None = None, limit: float = INFINITE
+) -> Route:
     """Returns Megatron-LM's route on the best mesh that holds at most `limit` bytes on a device.
 
-    With `two` False all devices split weights (tensor parallel size P); else the mesh is data x tensor parallel sizes.
-
-    Matmuls that cannot be split are data parallel, and so are convolutions. The embedding is split by words, as its
-    head. Where nodes have several devices, those of a node split weights, and gradients are all-reduced across nodes.
-    Raises Infeasible where no mesh divides all matmuls, TooLarge where none fits.
+    `tensor` are the tensor parallel sizes to try (`meshes`), by default all of its two dimensions. Matmuls that cannot
+    be split are data parallel, and so are convolutions. The embedding is split by words, as its head. Raises Infeasible
+    where no mesh divides all matmuls, TooLarge where none fits.
     """
-    routes, grid = [], costs.grid
-    inside = grid.degree(1, grid.local) if grid.local > 1 else grid.all
-    for model in below(inside) if two else [grid.all]:
+    routes = []
+    for model in meshes(costs.grid) if tensor is None else tensor:
         try:
             route = _given(chain, costs, ends, _pairs(chain, costs, model))
         except Infeasible:

@@ -5,7 +5,7 @@
     all_to_all                      (k - 1) alpha +   (k - 1) / k n beta
 
 k members, n bytes: what a member puts into a reduce_scatter, gets from an all_gather, has in an all_to_all. (The table
-prints ceilings for the parentheses.)
+prints ceilings for the parentheses.) Each call among several members takes the cluster's `collective_call_s` more.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ class Collectives:
             port = self.cluster.node_port
             alpha_s = max(alpha_s, port.alpha_s)
             moving_s = max(moving_s, self._leaving(name, size, nodes, local) * port.beta_s_per_byte)
-        return STEPS[name] * ((members - 1) * alpha_s + moving_s)
+        call_s = self.cluster.collective_call_s if members > 1 else 0.0
+        return call_s + STEPS[name] * ((members - 1) * alpha_s + moving_s)
 
     @staticmethod
     def sent(size: float, members: int) -> float:

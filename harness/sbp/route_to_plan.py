@@ -15,14 +15,12 @@ from harness.sbp.collective_volume import messages
 from harness.sbp.device_grid import Degree, Grid, Strategy
 from harness.sbp.matmul_chain import Attention, Chain, Matmul, Residual, chain_from_profile, matmul_name, part_names
 from harness.sbp.shortest_path import Ends, Move, Route, Step
-from harness.sbp.strategy_costs import Costs
+from harness.sbp.strategy_costs import Costs, exchange_bytes
 from harness.simulator.layer_times import depth, price_shares
 from harness.simulator.routes import STEPS
 
 OUTPUT = "output"
 """The name of the model's output among the layouts."""
-EXCHANGED = 3
-"""Copies of a buffer during a collective: as it was computed, sorted by receiving rank, and as received from others."""
 PHASES = ("forward", "backward", "weights")
 """Phases of communication: two in every micro-batch, and one in a step."""
 
@@ -245,7 +243,7 @@ def with_exchanges(share: ModelProfile, plan: Plan, chain: Chain) -> ModelProfil
         if item.name in plan.strategy:
             layer = layer_index(item.name, share)
             strategy = grid.strategy(plan.strategy[item.name])
-            working[layer] = max(working[layer], _exchange_bytes(item, grid, strategy, chain.element_bytes))
+            working[layer] = max(working[layer], exchange_bytes(item, grid, strategy, chain.element_bytes))
     return replace(
         share,
         layers=tuple(
@@ -253,24 +251,6 @@ def with_exchanges(share: ModelProfile, plan: Plan, chain: Chain) -> ModelProfil
             for layer, more in zip(share.layers, working, strict=True)
         ),
     )
-
-
-def _exchange_bytes(item: Matmul, grid: Grid, strategy: Strategy, width: int) -> float:
-    """Returns the bytes of a matmul's backward pass beyond the even shares of the gradients of its output and its
-    input.
-
-    gradient of y --all_gather over p2--> of partial sums of y --> partial sums of that of x --reduce_scatter over p1-->
-    """
-    devices = grid.size(grid.all)
-    x, y = 0 if item.look_up else item.input_elements * width, item.output_elements * width
-    p0, p1, p2 = (grid.size(degree) for degree in (strategy.p0, strategy.p1, strategy.p2))
-    gathered_input, gathered_output = x / (p0 * p2), y / (p0 * p1)
-    moments = [
-        y / devices + (EXCHANGED * gathered_output if p2 > 1 else 0),
-        gathered_output + gathered_input,
-        x / devices + ((EXCHANGED - 1) * gathered_input if p1 > 1 else 0),  # the gathered input is freed by then
-    ]
-    return max(moments) - (x + y) / devices
 
 
 def _share(layer: LayerProfile, devices: int, elsewhere: int, gathered: int) -> LayerProfile:

@@ -27,6 +27,8 @@ Splits = Literal["even", "power_of_two", "any"]
 INFINITE = float("inf")
 LARGE = 2.0**60
 """Bytes."""
+EXCHANGED = 3
+"""Copies of a buffer during a collective: as it was computed, sorted by receiving rank, and as received from others."""
 
 
 class Place(NamedTuple):
@@ -39,13 +41,19 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class Rules:
-    """Which strategies are allowed. `max_replicas` is the largest p0, the paper's limit of memory. `padded` features
-    need not divide; samples and heads must."""
+    """Which strategies are allowed.
+
+    `max_replicas` is the largest p0, the paper's limit of memory. `padded` features need not divide; samples and heads
+    must. With `whole_convolutions` these are split by samples alone. While a matmul's backward pass exchanges
+    gradients, it may need `exchange_bytes` at most.
+    """
 
     paths: Paths = "mixed"
     splits: Splits = "even"
     max_replicas: int | None = None
     padded: bool = False
+    whole_convolutions: bool = False
+    exchange_bytes: float = INFINITE
 
 
 @dataclass(frozen=True)
@@ -109,6 +117,10 @@ class Costs:
         kept = item.input_elements * self.element_bytes / size(plus(p0, p2)) if self.keeps and not item.look_up else 0.0
         return self.state * item.weight_bytes / size(plus(p1, p2)) + kept
 
+    def exchange_bytes(self, item: Matmul, strategy: Strategy) -> float:
+        """Returns the bytes of a matmul's exchanges of gradients (`exchange_bytes` below)."""
+        return exchange_bytes(item, self.grid, strategy, self.element_bytes)
+
     def moved(self, source: Place, target: Place) -> Degree:
         """Returns the digits over which an all-to-all moves a tensor from one place to another."""
         if self.rules.paths == "paper":
@@ -144,12 +156,15 @@ class Costs:
         return [strategy for strategy in self.grid.strategies if self.allows(item, strategy)]
 
     def allows(self, item: Matmul, strategy: Strategy) -> bool:
-        """Returns whether a matmul can have this strategy: what it splits divides, and p0 is within the limit."""
+        """Returns whether a matmul can have this strategy: what it splits divides, p0 and exchanges are within their
+        limits."""
         p0, p1, p2 = map(self._size, strategy)
         rules = self.rules
-        if item.whole and p0 < self._size(self.grid.all):
+        if (item.whole or (item.conv and rules.whole_convolutions)) and p0 < self._size(self.grid.all):
             return False
         if rules.max_replicas is not None and p0 > rules.max_replicas:
+            return False
+        if self.exchange_bytes(item, strategy) > rules.exchange_bytes:
             return False
         if rules.splits == "power_of_two" and (p1 & (p1 - 1) or p2 & (p2 - 1)):
             return False
@@ -206,3 +221,21 @@ def returns(undone: Degree, split: Degree) -> bool:
     Only then a tensor can return to its layout, as the input of a residual branch must.
     """
     return not any(a and b for a, b in zip(undone, split, strict=True))
+
+
+def exchange_bytes(item: Matmul, grid: Grid, strategy: Strategy, width: int) -> float:
+    """Returns the bytes of a matmul's backward pass beyond the even shares of the gradients of its output and its
+    input.
+
+    gradient of y --all_gather over p2--> of partial sums of y --> partial sums of that of x --reduce_scatter over p1-->
+    """
+    devices = grid.size(grid.all)
+    x, y = 0 if item.look_up else item.input_elements * width, item.output_elements * width
+    p0, p1, p2 = (grid.size(degree) for degree in (strategy.p0, strategy.p1, strategy.p2))
+    gathered_input, gathered_output = x / (p0 * p2), y / (p0 * p1)
+    moments = [
+        y / devices + (EXCHANGED * gathered_output if p2 > 1 else 0),
+        gathered_output + gathered_input,
+        x / devices + ((EXCHANGED - 1) * gathered_input if p1 > 1 else 0),  # the gathered input is freed by then
+    ]
+    return max(moments) - (x + y) / devices

@@ -8,6 +8,7 @@ coordinate_descent    the best strategy of one layer, the others fixed, until no
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -29,22 +30,30 @@ Plan = tuple[int, ...]
 
 @dataclass
 class SearchResult:
-    """The best plan; `history` has (plans evaluated, seconds of the best so far) for every improvement."""
+    """The best plan; `history` has (plans evaluated, seconds of the best so far) for every improvement.
+
+    `elapsed_s` has the seconds that the search had run at each of them, and `search_s` those of the whole search, from
+    when the tables of costs were made.
+    """
 
     route: Route
     evaluations: int
     history: list[tuple[int, float]]
+    elapsed_s: list[float]
+    search_s: float
 
 
 @dataclass
 class EvaluationCounter:
-    """Counts evaluations and keeps the best plan."""
+    """Counts evaluations, takes their time and keeps the best plan."""
 
     limit: int
     evaluations: int = 0
     best: Plan = ()
     seconds: float = float("inf")
     history: list[tuple[int, float]] = field(default_factory=list)
+    elapsed_s: list[float] = field(default_factory=list)
+    began_s: float = field(default_factory=time.perf_counter)
 
     def count(self, plan: Plan, seconds: float, plans: int = 1) -> None:
         """Adds `plans` evaluations, of which this one is the best."""
@@ -52,6 +61,11 @@ class EvaluationCounter:
         if seconds < self.seconds:
             self.best, self.seconds = plan, seconds
             self.history.append((self.evaluations, seconds))
+            self.elapsed_s.append(self.since_begin_s)
+
+    @property
+    def since_begin_s(self) -> float:
+        return time.perf_counter() - self.began_s
 
     @property
     def spent(self) -> bool:
@@ -223,8 +237,11 @@ SEARCHES: dict[str, Callable[[Space, EvaluationCounter, np.random.Generator], An
 
 def find(search: Search, name: str, evaluations: int, seed: int) -> SearchResult:
     """Returns the best plan of the named search. Raises Infeasible if it finds none."""
-    space, counter = Space(search), EvaluationCounter(evaluations)
+    space = Space(search)
+    counter = EvaluationCounter(evaluations)
     SEARCHES[name](space, counter, np.random.default_rng(seed))
+    search_s = counter.since_begin_s
     if not counter.best:
         raise Infeasible(f"none of {counter.evaluations} plans is possible: {search.matmuls[0].name}")
-    return SearchResult(space.route(counter.best), counter.evaluations, counter.history)
+    route = space.route(counter.best)
+    return SearchResult(route, counter.evaluations, counter.history, counter.elapsed_s, search_s)

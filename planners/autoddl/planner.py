@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 SEARCHES = ("exact", "exhaustive", "random", "metropolis_hastings", "coordinate_descent")
 DRAWING = SEARCHES[2:]
 """The searches that draw random plans."""
+CONVOLUTIONS = ("split", "data_parallel")
+SEARCHED = ("evaluations", "history", "elapsed_s", "search_s")
+"""What a plan predicts of a search of the paper (`heuristics.SearchResult`)."""
 LARGEST = 10**7
 """The most plans that an exhaustive search evaluates."""
 
@@ -47,6 +50,9 @@ class Config:
     splits: str = "even"
     """Which strategies are considered. even: sizes are divided without remainder; power_of_two: also p1 and p2 are
     powers of two; any: shards may differ in size (planning only)."""
+    convolutions: str = "split"
+    """How convolutions are split. split: as other matmuls; data_parallel: by samples alone, as in the paper (Sec.
+    5.1.1)."""
     repeat: bool = False
     """Give repeated layers the same strategy, as in the paper."""
     max_replicas: int | None = None
@@ -67,7 +73,8 @@ def build(config: Config) -> AutoDDL:
 
 def check(config: Config) -> list[Problem]:
     """Checks the values of the keys."""
-    choices = {"search": SEARCHES, "paths": get_args(Paths), "ends": get_args(Ends), "splits": get_args(Splits)}
+    choices = {"search": SEARCHES, "paths": get_args(Paths), "ends": get_args(Ends), "splits": get_args(Splits),
+               "convolutions": CONVOLUTIONS}  # fmt: skip
     problems = [
         problem for key, values in choices.items() for problem in one_of(f"planner.{key}", getattr(config, key), values)
     ]
@@ -101,7 +108,10 @@ class AutoDDL:
         """
         config = self.config
         results: list[SearchResult] = []
-        rules = Rules(cast(Paths, config.paths), cast(Splits, config.splits), config.max_replicas)
+        whole = config.convolutions == "data_parallel"
+        rules = Rules(
+            cast(Paths, config.paths), cast(Splits, config.splits), config.max_replicas, whole_convolutions=whole
+        )
 
         def search(problem: SplitProblem) -> Route:
             results.append(self._searched(problem.search(self.ends)))
@@ -121,7 +131,7 @@ class AutoDDL:
         )
         if exact:
             return plan
-        searched = {"evaluations": results[-1].evaluations, "history": results[-1].history}
+        searched = {name: getattr(results[-1], name) for name in SEARCHED}
         return replace(plan, predicted=plan.predicted | searched)
 
     def _exact(self, problem: SplitProblem) -> Route:

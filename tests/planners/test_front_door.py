@@ -127,6 +127,7 @@ def test_an_engine_of_strategies_has_no_use_for_stages_alone(refusal):
     [
         (["planner=autoddl", "planner.paths=paper"], "planner.paths", "paper", {"planner.paths": "mixed"}),
         (["planner=autoddl", "planner.splits=any"], "planner.splits", "any", {"planner.splits": "even"}),
+        (["planner=megatron", "planner.padded=true"], "planner.padded", True, {"planner.padded": False}),
         (["planner=summa"], "planner", "summa", {"planner": "autoddl"}),
     ],
 )

@@ -61,6 +61,22 @@ def test_a_vocabulary_is_padded_where_all_devices_split_weights():
     assert plan(odd).strategy["head"][1] == 2
 
 
+def test_with_two_dimensions_what_does_not_divide_is_padded_if_the_user_says_so():
+    """AutoDDL's Megatron-like splits VGG13's 1000 classes over 16 devices and more."""
+    odd = dense((512, 512, 512, 510), 8)
+    narrow, wide = (plan(odd, padded=padded) for padded in (False, True))
+    assert (narrow.strategy["linear_2"], wide.strategy["linear_2"]) == ((4, 2, 1), (2, 4, 1))
+    assert wide.predicted["communication_s"] < narrow.predicted["communication_s"]
+
+
+def test_a_mesh_bound_to_nodes_splits_weights_over_all_devices_of_each():
+    narrow = dense((8, 8, 8), 2**22)
+    free, bound = (plan(narrow, devices=8, local=4, mesh=mesh) for mesh in ("best", "node"))
+    assert bound.strategy == {"linear_0": (2, 1, 1, 4, 1, 1), "linear_1": (2, 1, 1, 1, 1, 4)}
+    assert {numbers[:2] for numbers in free.strategy.values()} == {(2, 4)}
+    assert free.predicted["communication_s"] < bound.predicted["communication_s"]
+
+
 def test_heads_that_do_not_divide_have_no_mesh():
     with pytest.raises(NoPlan, match="no mesh of Megatron's divides all matmuls"):
         plan(transformer(heads=3, hidden=48), dimensions=1)
@@ -76,7 +92,8 @@ def test_it_is_what_everybody_says_of_two_dense_layers():
 
 
 def test_values_that_no_run_can_have():
-    assert rows(check(Config(dimensions=3, ends="open"))) == [
+    assert rows(check(Config(dimensions=3, mesh="row", ends="open"))) == [
         ("planner.dimensions", 3, ["planner.dimensions=2"]),
+        ("planner.mesh", "row", ["planner.mesh=best"]),
         ("planner.ends", "open", ["planner.ends=free"]),
     ]

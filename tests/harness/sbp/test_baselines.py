@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from harness.core.cluster import Cluster, Link
-from harness.sbp.baselines import data_parallel, megatron, summa
+from harness.sbp.baselines import data_parallel, megatron, meshes, summa
 from harness.sbp.collective_costs import Collectives
 from harness.sbp.device_grid import Grid
 from harness.sbp.matmul_chain import Attention, Chain, Matmul, Residual
@@ -67,12 +69,12 @@ def test_megatrons_all_reduces_of_a_block():
 def test_megatron_takes_the_best_mesh_and_in_one_dimension_all_devices():
     found, chain = costs(8), Chain(tuple(block()), 4)
     best = megatron(chain, found, "free").seconds
-    one = megatron(chain, found, "free", two=False)
+    one = megatron(chain, found, "free", meshes(found.grid, two=False))
     assert {found.grid.numbers(strategy) for strategy in one.strategies.values()} == {(1, 8, 1), (1, 1, 8)}
     assert best <= min(one.seconds, data_parallel(chain, found, "free").seconds)
     assert Search(chain, found, "free").route().seconds <= best
     with pytest.raises(Infeasible):
-        megatron(Chain(tuple(block(heads=3)), 4), found, "free", two=False)
+        megatron(Chain(tuple(block(heads=3)), 4), found, "free", meshes(found.grid, two=False))
 
 
 def test_summa_receives_inputs_along_rows_and_weights_along_columns():
@@ -92,7 +94,7 @@ def test_megatron_leaves_convolutions_data_parallel():
     conv = Matmul("conv", SAMPLES, 3, 64, SAMPLES * 3, SAMPLES * 64, 4 * 27 * 64, conv=True)
     dense = [Matmul(str(k), SAMPLES, 64, 64, SAMPLES * 64, SAMPLES * 64, 4 * 64**2) for k in range(2)]
     found = costs(8)
-    route = megatron(Chain((conv, *dense), 4), found, "free", two=False)
+    route = megatron(Chain((conv, *dense), 4), found, "free", meshes(found.grid, two=False))
     assert [found.grid.numbers(s) for s in route.strategies.values()] == [(8, 1, 1), (1, 8, 1), (1, 1, 8)]
 
 
@@ -102,6 +104,24 @@ def test_megatron_splits_weights_inside_of_nodes():
     route = megatron(Chain(tuple(block()), 4), found, "free")
     degrees = [found.grid.parts(degree) for s in route.strategies.values() for degree in (s.p1, s.p2)]
     assert all(nodes == 1 for nodes, _ in degrees)
+
+
+def test_a_mesh_that_is_bound_to_nodes_splits_weights_among_all_devices_of_each():
+    """AutoDDL, Sec. 5: intermediate results inside of nodes, weights across nodes."""
+    grid = Grid(2, 4)
+    assert [grid.parts(model) for model in meshes(grid)] == [(1, 1), (1, 2), (1, 4)]
+    assert [grid.parts(model) for model in meshes(grid, whole_nodes=True)] == [(1, 4)]
+    alone = Grid(8, 1)
+    assert meshes(alone, whole_nodes=True) == meshes(alone), "nodes of one device have no inside"
+
+
+def test_convolutions_can_be_kept_data_parallel():
+    conv = Matmul("conv", SAMPLES, 64, 64, SAMPLES * 64, SAMPLES * 64, 4 * 9 * 64**2, conv=True)
+    free, whole = costs(8), costs(8, whole_convolutions=True)
+    assert [whole.grid.numbers(strategy) for strategy in whole.strategies(conv)] == [(8, 1, 1)]
+    assert len(free.strategies(conv)) > 1
+    linear = replace(conv, conv=False)
+    assert whole.strategies(linear) == free.strategies(linear)
 
 
 def test_baselines_keep_within_a_limit_of_bytes():

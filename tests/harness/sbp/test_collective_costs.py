@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import permutations, product
 
 import pytest
@@ -35,6 +36,16 @@ def test_a_ring_costs_what_table_2_says(name, rounds, nodes, local, alpha_s, bet
     want = rounds * ((members - 1) * alpha_s + (members - 1) / members * size * beta)
     got = Collectives(CLUSTER, GRID).seconds(name, GRID.degree(nodes, local), size)
     assert got == pytest.approx(want, rel=1e-12)
+
+
+@pytest.mark.parametrize("name", [*RINGS, "all_to_all"])
+def test_each_call_among_several_devices_costs_something_of_its_own(name):
+    cluster = replace(CLUSTER, collective_call_s=1e-3)
+    for nodes, local in ((1, 3), (4, 1), (4, 6)):
+        degree = GRID.degree(nodes, local)
+        plain, called = (Collectives(one, GRID).seconds(name, degree, 1e6) for one in (CLUSTER, cluster))
+        assert called == pytest.approx(plain + 1e-3, rel=1e-12)
+    assert Collectives(cluster, GRID).seconds(name, GRID.none, 1e6) == 0
 
 
 @pytest.mark.parametrize(("nodes", "local", "alpha_s", "beta"), LINKS[:2])

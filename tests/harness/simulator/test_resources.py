@@ -195,6 +195,14 @@ def test_members_of_a_collective_wait_for_the_last_one():
     assert figures["bytes_sent"] == {"all_reduce@tp": 20}  # the buffers of both
 
 
+def test_each_call_of_a_collective_costs_something_of_its_own():
+    each = tuple(Op(d, "collective", None, "all_reduce@tp", bytes=10, buffers=(4, 6)) for d in range(2))
+    queues = [(d, "compute", (Op(d, "F", 0), each[d])) for d in range(2)]
+    cluster = Cluster("t", 1, 2, intra=Link(0, 1.0), collective_call_s=3.0)
+    spans, _ = run(queues, [0, 1], cluster)
+    assert spans["0collective:all_reduce@tp", 0] == (0, 10 + 2 * 3)
+
+
 def test_two_communicators_entered_in_different_orders_are_a_deadlock():
     a, b = "a", "b"
     queues = [

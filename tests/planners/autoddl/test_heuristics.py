@@ -78,3 +78,5 @@ def test_a_search_is_as_its_seed_and_keeps_to_its_evaluations(name):
     assert list(counts) == sorted(counts)
     assert list(seconds) == sorted(seconds, reverse=True)
     assert first.route.seconds == pytest.approx(seconds[-1])
+    assert len(first.elapsed_s) == len(first.history) and first.elapsed_s == sorted(first.elapsed_s)
+    assert first.elapsed_s[0] > 0 and first.elapsed_s[-1] <= first.search_s

@@ -99,6 +99,7 @@ def test_values_that_no_run_can_have():
         ({"search": "exhaustive", "evaluations": 5}, "evaluations", 10_000),
         ({"search": "random", "memory_gb": 1.0, "evaluations": 5}, "memory_gb", None),
         ({"search": "random", "repeat": True, "evaluations": 5}, "repeat", False),
+        ({"convolutions": "whole"}, "convolutions", "split"),
     ],
 )
 def test_keys_that_the_search_would_not_look_at(given, key, default):
