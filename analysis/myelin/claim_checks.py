@@ -26,7 +26,7 @@ REASONS = {
     "MY-6": "in the simulation a call costs 14 latencies of 10 us in addition to its bytes, so that many calls cost "
     "little; for the paper's k = 1 it would be some 17 ms for each of 125 calls, and the paper does not say of what.",
     "MY-8": "the paper tunes every framework, and so does this check. With ZeRO 1 and tensor parallelism in its stages "
-    "DeepSpeed's best grid is a little faster here; the paper's own runs of these grids would settle it.",
+    "DeepSpeed's best grid is a little faster here; the paper's own runs of these grids would decide it.",
     "MY-9": "one efficiency is calibrated on the 12B Myelin point; the paper does not say what DeepSpeed and "
     "Megatron-LM lose in addition to what is simulated (kernels, stragglers, their own overheads).",
     "MY-10": "as MY-9: DeepSpeed's own overheads are not known.",

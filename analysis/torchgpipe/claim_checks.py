@@ -46,19 +46,19 @@ TESTS = {
 """Claims that tests prove exactly."""
 RESERVED = (
     "simulated are the allocator's pools of all streams, without unused parts of blocks and workspaces; and Naive-1 "
-    "counts more live bytes than the paper reserves. A snapshot of the allocator on a GPU would settle it."
+    "counts more live bytes than the paper reserves. A snapshot of the allocator on a GPU would decide it."
 )
 HIDDEN = (
     "copy streams hide nearly all copies of skips on the simulated PCIe, so that portals have little left to spare. "
-    "A measured timeline of the paper's machine, where pairs of cards share switches, would settle it."
+    "A measured timeline of the paper's machine, where pairs of cards share switches, would decide it."
 )
 GRID = (
     "8 devices hold more in the simulation: whether a model fits is judged by live bytes, not by what an allocator "
-    "reserves, and the sizes tried are a coarse grid. A snapshot of the allocator on a GPU would settle it."
+    "reserves, and the sizes tried are a coarse grid. A snapshot of the allocator on a GPU would decide it."
 )
 SWITCHES = (
     "8 devices are faster in the simulation than on the paper's machine; its PCIe switches and sockets, which eight "
-    "cards share and four need not, are not in conf/cluster/p40x8.yaml. Their bandwidths would settle it."
+    "cards share and four need not, are not in conf/cluster/p40x8.yaml. Their bandwidths would decide it."
 )
 REASONS = {"TG-1": HIDDEN, "TG-4": RESERVED, "TG-9": GRID, "TG-10": RESERVED, "TG-12": SWITCHES}
 """Why a claim may not hold."""

@@ -238,5 +238,5 @@ class _Graph:
         return token
 
     def exits(self) -> list[Tensor]:
-        """The tokens that Exit takes; what the last micro-batches leave behind hangs on it."""
+        """The tokens that Exit takes; what the last micro-batches leave hangs on it."""
         return [*self.tokens, *self.before.values()]
