@@ -26,7 +26,7 @@ def cells(results: Results) -> list[Cell]:
 
 def _tables(results: Results) -> Iterator[Cell]:
     for table, quantities in QUANTITIES.items():
-        for quantity in quantities:
+        for quantity in filter(UNITS.__contains__, quantities):  # the others are not published
             rows = ROWS[table][1:] if quantity is SPEED_UP else ROWS[table]
             ours = {row: quantity.of(results, table, row, "simulated") for row in rows}
             if quantity is PARAMETERS:
