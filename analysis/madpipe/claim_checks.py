@@ -48,11 +48,11 @@ TESTS = {
 """Tests that prove claims exactly."""
 REASONS = {
     "MP-4": "at 8 and 9 GB memory no longer binds for Inception and DenseNet-121 on these profiles; elsewhere the "
-    "paper's first phase often aims at a period that its allocation cannot keep, and the best consecutive plan is shorter. The "
-    "paper's measured profiles would settle it.",
+    "paper's first phase often aims at a period that its allocation cannot keep, and the best consecutive plan is "
+    "shorter. The paper's measured profiles would decide it.",
     "MP-5": "the periods never increase, but in 8 instances the grids round up more than once (t_P for each stage of "
     "the special device, and memory and delays): on grids ten times as fine all are within 0.5 ms. The paper's own "
-    "sentence on the bound would settle it: of what we have of its text, only that on the increase is literal.",
+    "sentence on the bound would decide it: of what we have of its text, only that on the increase is literal.",
 }
 """Why a claim may not hold."""
 SAME = 1e-9
