@@ -46,7 +46,14 @@ TESTS = {
     "MP-2": ("tests/planners/periodic/test_one_f_one_b_star.py::test_it_repeats_for_ever_and_group_g_stores_g",),
 }
 """Tests that prove claims exactly."""
-REASONS: dict[str, str] = {}
+REASONS = {
+    "MP-4": "at 8 and 9 GB memory no longer binds for Inception and DenseNet-121 on these profiles; elsewhere the "
+    "paper's first phase often aims at a period that its allocation cannot keep, and the best consecutive plan is "
+    "shorter. The paper's measured profiles would decide it.",
+    "MP-5": "the periods never increase, but in 8 instances the grids round up more than once (t_P for each stage of "
+    "the special device, and memory and delays): on grids ten times as fine all are within 0.5 ms. The paper's own "
+    "sentence on the bound would decide it: of what we have of its text, only that on the increase is literal.",
+}
 """Why a claim may not hold."""
 SAME = 1e-9
 """Periods that differ by this part of them are equal."""
@@ -88,6 +95,8 @@ def by_a_fifth_below_10_gb(results: Results) -> Finding:
         right, text = _cells_above(results.by_scheme("fig7"), scheme, madpipe)
         if madpipe == EXACT or scheme not in (BASELINE, SENTENCE):
             return right, text
+        if not_run := results.missing_points([_need(BAND, _every)]):
+            return right, f"{text}, with other activations {not_run}"
         band = {percent: _cells_above(results.with_activations(percent), scheme, madpipe)[1] for percent in PERCENTS}
         others = [f"with {percent} % of the activations {theirs}" for percent, theirs in band.items()]
         return right, ", ".join([text, *others])
@@ -274,7 +283,7 @@ def _every(row: Row) -> bool:
 
 CLAIMS: dict[str, Check[Results]] = {
     "MP-3": Check(pipedream_is_slower, _both("fig7", _few_gb, *PIPEDREAM.values(), EXACT)),
-    "MP-4": Check(by_a_fifth_below_10_gb, (*_both("fig7", _tight, *PIPEDREAM.values(), EXACT), _need(BAND, _every))),
+    "MP-4": Check(by_a_fifth_below_10_gb, _both("fig7", _tight, *PIPEDREAM.values(), EXACT)),
     "MP-5": Check(more_memory_never_hurts, _both("fig6", _of_fig6, BASELINE, EXACT)),
     "MP-6": Check(partitions_are_optimistic, _both("fig7", _every, *PIPEDREAM.values(), EXACT)),
     "MP-7": Check(scales_where_memory_allows, _both("fig8", _of_fig8, BASELINE, EXACT)),

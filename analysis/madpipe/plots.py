@@ -83,20 +83,21 @@ def fig7(results: Results) -> Figure | None:
     if not schemes.get(PUBLISHED):
         return None
     figure, axes = panels(1, len(NETWORKS), 13, 4, sharey=True)
+    ran = {percent: dash for percent, dash in BAND.items() if results.with_activations(percent).get(PUBLISHED)}
+    band = {percent: Look(RATIOS[BASELINE], dash) for percent, dash in ran.items()}
     for panel, network in zip(axes[0], NETWORKS.values(), strict=True):
         lines = [_ratios(schemes, network, scheme, Look(colour)) for scheme, colour in RATIOS.items()]
-        for percent, dash in BAND.items():
-            look = Look(RATIOS[BASELINE], dash)
+        for percent, look in band.items():
             lines.append(_ratios(results.with_activations(percent), network, BASELINE, look))
         overlay(panel, [line for line in lines if line.x])
         panel.axhline(1.0, color=DARK, linewidth=0.9)
         panel.plot([MEMORIES[0], 10], [least_ratio()] * 2, color=DARK, linestyle="--", linewidth=1.2)
         panel.set(title=network, xlabel="memory per device (GB)")
         panel.set_xticks(range(4, 17, 4))
-    axes[0, 0].set_ylabel("period relative to MadPipe as published")
-    figure.suptitle("MadPipe, Fig. 7: ratios of periods, planned")
+    axes[0, 0].set_ylabel("period / MadPipe's")
+    figure.suptitle("MadPipe, Fig. 7: periods relative to MadPipe as published, planned")
     handles = [handle(scheme, Look(colour)) for scheme, colour in RATIOS.items()]
-    handles += [handle(f"{BASELINE}, activations {n} %", Look(RATIOS[BASELINE], dash)) for n, dash in BAND.items()]
+    handles += [handle(f"{BASELINE}, activations {percent} %", look) for percent, look in band.items()]
     below(figure, [*handles, lined(f"paper: at least {least_ratio():g} below 10 GB", DARK, "--")])
     return figure
 

@@ -89,8 +89,8 @@ class Row(match_records.Row):
 
     @property
     def proven(self) -> bool:
-        """Whether its integer programs ended with a proof, and not at their time limit."""
-        return bool(self.predicted["finished"]) if self.ok else True
+        """Whether there is a plan, whose integer programs ended with a proof and not at their time limit."""
+        return self.ok and bool(self.predicted["finished"])
 
     @property
     def several(self) -> int:
