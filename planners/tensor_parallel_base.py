@@ -77,19 +77,26 @@ class SplitProblem:
                 return route
         except TooLarge:
             pass
-        routes, least = [], float("inf")
+        best, least, search, most = None, float("inf"), self.search(ends), self._largest_exchange
         for share in EXCHANGES:
-            rules = replace(self.costs.rules, exchange_bytes=share * self._largest_exchange)
-            problem = replace(self, costs=replace(self.costs, rules=rules))
+            rules = replace(self.costs.rules, exchange_bytes=share * most)
+            limited = cache(partial(self._with_rules, rules, find))
             try:
-                routes.append(problem._within(find, ends))
+                if best and limited(self.available).seconds >= best.seconds:
+                    break  # as will be those with less
+                route = cheapest_that_fits(self.available, limited, self.needed, lambda one: held(one, search))
             except TooLarge as error:
                 least = min(least, error.least)
             except (Infeasible, NoPlan):  # no strategy needs so little
                 continue
-        if not routes:
+            else:
+                best = min(best or route, route, key=lambda one: one.seconds)
+        if best is None:
             raise TooLarge(least)
-        return min(routes, key=lambda route: route.seconds)
+        return best
+
+    def _with_rules(self, rules: Rules, find: Find, limit: float) -> Route:
+        return find(replace(self, costs=replace(self.costs, rules=rules), limit=limit))
 
     @property
     def _largest_exchange(self) -> float:
@@ -97,15 +104,6 @@ class SplitProblem:
         costs = self.costs
         needs = (costs.exchange_bytes(item, one) for item in self.chain.matmuls for one in costs.strategies(item))
         return max(needs, default=0.0)
-
-    def _within(self, find: Find, ends: Ends) -> Route:
-        search = self.search(ends)
-        return cheapest_that_fits(
-            self.available,
-            lambda limit: find(replace(self, limit=limit)),
-            self.needed,
-            lambda route: held(route, search),
-        )
 
 
 def split_problem(

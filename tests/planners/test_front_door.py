@@ -95,7 +95,7 @@ def test_the_record_has_the_strategies_and_what_others_would_take(start, tmp_pat
         (dense((64, 128, 32), 12), ["planner=data_parallel"],
          "mesh.tensor", 8, "batch.size=16, or mesh.tensor=4"),
         (transformer(), ["planner=autoddl", "planner.memory_gb=1e-6"],
-         "planner.memory_gb", 1e-6, "planner.memory_gb=0.0003613, or more devices"),
+         "planner.memory_gb", 1e-6, "planner.memory_gb=0.0006647, or more devices"),
         (transformer(), ["planner=autoddl", "planner.search=exhaustive"],
          "planner.search", "exhaustive", "planner.search=exact"),
         (transformer(), ["planner=autoddl", "mesh.tensor=16"], "mesh.tensor", 16, "mesh.tensor=8"),
