@@ -179,7 +179,8 @@ class _Graph:
         with run.recorder.computing(Op(stage.number, "F", i), device), stage.annotating_errors("forward", i):
             outs = stage.run(parts, i, run.around)
         if run.grad:
-            outs[""] = _marked(run, stage.number, i, device, True, outs[""])
+            part = next((part for part, value in outs.items() if value is not None and _leads_back(value)), "")
+            outs[part] = _marked(run, stage.number, i, device, True, outs[part])
         return outs
 
     def _leave(self, i: int, device: int, value: Value | None) -> Value | None:
@@ -192,7 +193,10 @@ class _Graph:
         dependency, to the gradient of its own output."""
         if task is None and not self.run.dependency:
             return
-        outs[""], phony = self._forked(outs[""])
+        if differentiable(tensors_of(outs[""])[0]):
+            outs[""], phony = self._forked(outs[""])
+        else:  # a value of integers leads nowhere: what follows in time is still part of the graph
+            phony = torch.zeros(0, device=self.run.stages[j].device, requires_grad=True)
         if task is not None:
             phony = self._node(Recompute.apply(task, phony))
         if self.run.dependency:
@@ -314,9 +318,13 @@ class MarkBackward(Function):
         if ctx.begins:
             recorder.begun[ctx.op] = mark
         else:
-            start: TimePoint = recorder.begun.pop(ctx.op)
+            start: TimePoint = recorder.begun.pop(ctx.op, mark)
             recorder.marks.append((ctx.op, ctx.device, "compute", start, mark))
         return None, None, None, None, None, gradient
+
+
+def _leads_back(value: Value) -> bool:
+    return differentiable(tensors_of(value)[0])
 
 
 def _marked(run: CudaPass, j: int, i: int, device: int, begins: bool, value: Value) -> Value:

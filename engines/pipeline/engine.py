@@ -32,10 +32,10 @@ from harness.core.memory_model import MemoryModel
 from harness.core.model_profile import ModelProfile
 from harness.core.plan import Mesh, Plan
 from harness.core.problem import LEAVE_OUT, Fix, Problem
-from harness.core.value_checks import one_of
+from harness.core.value_checks import at_least, one_of
 from harness.interfaces import Capabilities, Engine, Model, PlanRequest, Searched, Session, SessionSpec
 from harness.launch import mpi
-from harness.schedule import Schedule, action_file, plan_order
+from harness.schedule import Schedule, action_check, action_file, plan_order
 from harness.schedule.builders.data_parallel import with_replicas
 from harness.schedule.builders.gpipe import RECOMPUTE, with_recomputation
 from harness.schedule.families import FAMILIES, micro_batch_fixes, wrong_chunks
@@ -81,9 +81,15 @@ def check(config: Config) -> list[Problem]:
     """Values that no run can have."""
     found = one_of("engine.transport", config.transport, TRANSPORTS)
     found += one_of("engine.checkpoint", config.checkpoint, RECOMPUTE, "always")
+    found += one_of("engine.placement", config.placement, (AUTO, *PLACED))
+    if config.placement in PLACED and config.schedule not in (SEARCH, ALL):
+        message = f"has no effect, engine.schedule={config.schedule} has its stages in places of its own"
+        fixes: tuple[Fix, ...] = ({"engine.placement": LEAVE_OUT}, {"engine.schedule": SEARCH})
+        found.append(Problem("engine.placement", config.placement, message, fixes))
     if action_file.is_file(config.schedule):
         return [*found, *plan_order.refused(config.schedule), *_without_checkpoint(config, "a file, whose actions say")]
-    found += one_of("engine.placement", config.placement, (AUTO, *PLACED))
+    if config.schedule in (SEARCH, ALL):
+        found += at_least("engine.chunks", config.chunks, 1)
     if config.schedule == SEARCH:
         return [*found, *_without_checkpoint(config, "the search, which finds out")]
     found += one_of("engine.schedule", config.schedule, (*FAMILIES, SEARCH, ALL))
@@ -124,7 +130,19 @@ class PipelineEngine(Engine):
         return [*found, replace(problem, fixes=micro_batch_fixes(m, shares, lambda one: self.family.refuses(one, n)))]
 
     def check(self, plan: Plan, profile: ModelProfile, cluster: Cluster, memory: MemoryModel) -> list[Problem]:
+        if plan.order:  # of a run that goes on: its search has chosen the places, too
+            return []
         return plan_order.misplaced(plan, self.placement(plan.mesh.pipeline), self.config.schedule)
+
+    def notes(self, plan: Plan, profile: ModelProfile, cluster: Cluster, memory: MemoryModel) -> list[Problem]:
+        """Warn of an order in which messages that block would never end, in a fixed order of messages.
+
+        The simulator lets a message that blocks begin between any two tasks of the other end.
+        """
+        if not cluster.blocking_messages:
+            return []
+        actions = action_file.from_schedule(self.order(plan))
+        return action_check.problems(actions, self.config.schedule, blocking=True)
 
     def alternatives(self) -> dict[str, Fix]:
         placed = PLACED if self.config.placement == AUTO else (self.config.placement,)
@@ -138,7 +156,7 @@ class PipelineEngine(Engine):
     def ordered(self, plan: Plan, profile: ModelProfile, cluster: Cluster, memory: MemoryModel) -> Plan:
         if self.file:
             return plan_order.read_into(plan, self.file)
-        if self.config.schedule != SEARCH:
+        if self.config.schedule != SEARCH or plan.order:
             return plan
         from harness.order_search.plan_chain import searched
 

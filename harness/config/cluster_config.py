@@ -136,7 +136,8 @@ class ClusterConfig:
     """Bandwidth in GB/s of a node's network port for a transfer that has it alone, where that is more than what several
     share; null: node_bandwidth_gb_s."""
     task_s: float = 0.0
-    """Seconds that each forward and each backward task takes beyond its kernels: the host between two tasks."""
+    """Seconds that each task takes beyond its kernels, the host between two tasks: a forward pass, a backward pass or
+    each of its halves, a recomputation."""
     host_bandwidth_gb_s: float | None = None
     """Bandwidth in GB/s between a device and its host's memory; null: as measured here, bandwidth_gb_s for a described
     cluster."""

@@ -104,16 +104,17 @@ def searched(
     except ProblemError as error:
         nothing = error
     orders, available = {FOUND: found.orders} | known if found else known, _available(cluster, memory)
-    tried: dict[str, tuple[float, Plan]] = {}
+    tried: dict[str, tuple[float, int, Plan]] = {}
     for name, one in orders.items():
         ordered = plan_order.with_order(plan, _actions(one))
         figures = simulate(schedule_of(ordered), ordered, profile, cluster, memory).figures
         if available is None or max(figures["peak_memory_bytes"]) <= available:
-            tried[name] = figures["step_time_s"], ordered
-    published = min(known.keys() & tried.keys(), key=lambda name: tried[name][0], default=None)
-    best = min(tried, key=lambda name: tried[name][0], default=None)
+            tried[name] = figures["step_time_s"], max(figures["peak_memory_bytes"]), ordered
+    published = min(known.keys() & tried.keys(), key=lambda name: tried[name][:2], default=None)
+    best = min(tried, key=lambda name: tried[name][:2], default=None)
     if best is None:
-        raise nothing or ProblemError(Problem("engine.schedule", "search", "finds no order that fits"))
+        hint = "more devices, smaller micro-batches"
+        raise nothing or ProblemError(Problem("engine.schedule", "search", "finds no order that fits", hint=hint))
     chain_s = evaluate(chain, orders[best]).step_s
     bound_s = min(chain_s, found.bound_s if found else lower_bound(chain))
     figures = {
@@ -124,7 +125,7 @@ def searched(
         "best_family_s": tried[published][0] if published else None,
     }
     known_figures = {key: value for key, value in figures.items() if value is not None}
-    return replace(tried[best][1], predicted=plan.predicted | known_figures)
+    return replace(tried[best][2], predicted=plan.predicted | known_figures)
 
 
 def _of_chain(chain: Chain, known: dict[str, Orders], seconds: float) -> Found:

@@ -38,7 +38,7 @@ def compared(
 ) -> list[Alternative]:
     """Plan and simulate each of the engine's alternatives; those that fit come first, the fastest at the head."""
     found = [_one(config, name, changes, planner, profile, cluster) for name, changes in engine.alternatives().items()]
-    return sorted(found, key=lambda one: (bool(one.refused), one.step_s))
+    return sorted(found, key=lambda one: (bool(one.refused), one.step_s, one.peak_bytes))
 
 
 def _one(

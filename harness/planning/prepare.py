@@ -119,7 +119,8 @@ class _Preparation:
         config = self.config
         known = self.collect(self.cluster)
         engine: Engine = self.needed(lambda: registry.build("engine", config.engine))
-        planner: Planner = planning_by(self.needed(lambda: registry.build("planner", config.planner)))
+        configured: Planner = self.needed(lambda: registry.build("planner", config.planner))
+        planner = planning_by(configured)
         tracker: Tracker = self.needed(lambda: registry.build("tracker", config.tracker))
         if known:
             fill(config, engine.capabilities, known.devices)
@@ -131,7 +132,8 @@ class _Preparation:
         self.compare()
         mesh = planning_draft.mesh(config, engine, profile, cluster)
         self.progress.phase("planning", f"{config.planner.name}, {mesh.size} of {cluster.devices} devices")
-        others = alternatives.compared(config, engine, planner, profile, cluster)
+        resumed = planner is not configured  # the plan is there, and with it what was chosen
+        others = [] if resumed else alternatives.compared(config, engine, planner, profile, cluster)
         draft: Draft | None
         if others and others[0].draft and others[0].engine:
             draft, engine = others[0].draft, others[0].engine

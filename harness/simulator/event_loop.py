@@ -21,6 +21,8 @@ from harness.schedule.policy import RuleName, pick
 from harness.simulator.fair_sharing import Flow, Flows, Resource
 
 INFINITE = float("inf")
+SAME = 1 + 1e-9
+"""Times within this factor are one instant: sums in another order differ by their rounding."""
 
 
 @dataclass
@@ -82,13 +84,13 @@ class Execution:
         events, flows = self.events, self.flows
         while events or flows.flows or self.picking:
             flow_s, key = flows.next() if flows.flows else (INFINITE, -1)
-            if self.picking and min(flow_s, events[0][0] if events else INFINITE) > now:
+            if self.picking and min(flow_s, events[0][0] if events else INFINITE) > now * SAME:
                 self.pick(now)
                 continue
             if events and events[0][0] <= flow_s:
                 now, node = heappop(events)
                 ended = [node] if node not in self.work.flows else self.into_flow(node, now)
-                while events and events[0][0] == now:
+                while events and events[0][0] <= now * SAME:
                     node = heappop(events)[1]
                     ended += [node] if node not in self.work.flows else self.into_flow(node, now)
             else:

@@ -202,13 +202,26 @@ def test_simulator_and_engine_run_algorithm_2(
     assert all(Counter(order) == Counter(map(str, tasks(j, m))) for j, order in enumerate(theirs))
 
 
-def of_simulator(
+@given(SECONDS, st.integers(0, 2), st.integers(1, 9), st.sampled_from(POLICIES), st.integers(1, 8))
+def test_the_unit_of_time_is_no_matter(
     seconds: list[tuple[int, int]], message_s: int, m: int, policy: RuleName, limit: int
+) -> None:
+    """In milliseconds and in thirds, whose sums are rounded, messages meet as in whole numbers."""
+    step_s, orders = of_simulator(seconds, message_s, m, policy, limit)
+    for unit in (1e-3, 1 / 3):
+        scaled_s, scaled = of_simulator(seconds, message_s, m, policy, limit, unit)
+        assert (pytest.approx(unit * step_s), orders) == (scaled_s, scaled)
+
+
+def of_simulator(
+    seconds: list[tuple[int, int]], message_s: int, m: int, policy: RuleName, limit: int, unit: float = 1.0
 ) -> tuple[float, list[list[str]]]:
     stages = len(seconds)
     schedule = driven(stages, m, policy, limit)
-    durations = {str(op): float(seconds[op.stage][op.kind == "B"]) for op in schedule.ops() if op.kind in ("F", "B")}
-    durations |= {str(op): message_s * (op.kind == "copy") for op in schedule.ops() if op.kind in ("copy", "step")}
+    durations = {str(op): unit * seconds[op.stage][op.kind == "B"] for op in schedule.ops() if op.kind in ("F", "B")}
+    durations |= {
+        str(op): unit * message_s * (op.kind == "copy") for op in schedule.ops() if op.kind in ("copy", "step")
+    }
     profile = ModelProfile(tuple(LayerProfile(str(j)) for j in range(stages)))
     plan = Plan.contiguous([1] * stages, m)
     found = simulate(schedule, plan, profile, Cluster(devices_per_node=8), named("sgd_fp32"), durations=durations)
