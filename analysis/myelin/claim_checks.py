@@ -27,7 +27,7 @@ REASONS = {
     "little; for the paper's k = 1 it would be some 17 ms for each of 125 calls, and the paper does not say of what.",
     "MY-8": "the paper tunes every framework, and so does this check. With ZeRO 1 and tensor parallelism in its stages "
     "DeepSpeed's best grid is a little faster here; the paper's own runs of these grids would decide it.",
-    "MY-9": "one efficiency is calibrated on the 12B Myelin point; the paper does not say what DeepSpeed and "
+    "MY-9": "two constants are calibrated on Myelin's own points; the paper does not say what DeepSpeed and "
     "Megatron-LM lose in addition to what is simulated (kernels, stragglers, their own overheads).",
     "MY-10": "as MY-9: DeepSpeed's own overheads are not known.",
 }
@@ -121,7 +121,7 @@ def batch_time_falls_with_stages(results: Results) -> Finding:
     falls = all(times[fewer] < times[more] for fewer, more in pairwise(sorted(times)))
     ratio = times[6] / times[24]
     summary = ", ".join(f"{times[stages]:.1f}" for stages in sorted(times))
-    summary += f" s on 6, 12, 24, 48 stages; t(6) / t(24) = {ratio:.2f}"
+    summary += f" s on 6, 12, 24, 48 stages (calibrated on 48); t(6) / t(24) = {ratio:.2f}"
     said = 1 - printed(quantities.STAGES, "batch_time_speedup_from_24_to_6") / 100
     plotted = [printed(quantities.IPDPS, "batch_time", case=f"G_inter={stages}") for stages in (6, 24)]
     theirs = f"t(6) / t(24) = {said:.2f}, read off {plotted[0] / plotted[1]:.2f}"
@@ -164,7 +164,8 @@ def phases_of_the_optimization(results: Results) -> Finding:
         right,
         f"sums over replicas {sums[1] / sums[0]:.2f} times as long (rings {RING:g}), pipelining "
         f"{100 * (1 - tasks[1] / tasks[0]):.0f} % shorter, the step {less:g} %",
-        f"{ring:.2f} times, {100 * shrinks:.0f} %, {100 * total:.1f} %",
+        f"{ring:.2f} times, {100 * shrinks:.0f} %, {100 * total:.1f} %; the micro-batch of 6 stages is inferred from "
+        "their published pipelining phase, which is no evidence",
     )
 
 
@@ -185,9 +186,9 @@ def interleaving_has_an_optimum(results: Results) -> Finding:
 
 
 def eight_replicas_and_more_than_megatron(results: Results) -> Finding:
-    """Check that tuning gives Myelin at least 8 replicas at every size, and more than Megatron-LM."""
+    """Check that tuning gives Myelin at least 8 replicas at every size, and four times Megatron-LM's."""
     chosen = _tuned_meshes(results)
-    right = [size for size, by_name in chosen.items() if by_name[MEGATRON].data < by_name[MYELIN].data >= 8]
+    right = [size for size, by_name in chosen.items() if by_name[MYELIN].data >= max(8, 4 * by_name[MEGATRON].data)]
     parts = [
         f"{size} {', '.join(f'{name} {_mesh(mesh)}' for name, mesh in by_name.items())}"
         for size, by_name in chosen.items()
@@ -314,7 +315,7 @@ CLAIMS: Mapping[str, Check[Results]] = {
     "MY-7": Check(
         eight_replicas_and_more_than_megatron,
         _need("table2"),
-        Earlier("and the smallest G_inter, which DeepSpeed has in the paper's own Table II", the_fewest_stages),
+        Earlier("and the smallest G_inter of the three frameworks at every size", the_fewest_stages),
     ),
     "MY-8": Check(
         in_order_when_tuned,

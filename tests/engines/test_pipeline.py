@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from engines.pipeline import engine as plug_in
 from engines.pipeline.engine import Config, PipelineEngine, build
 from harness.core.cluster import Cluster
 from harness.core.memory_model import MemoryModel
@@ -166,6 +167,31 @@ def test_an_order_is_as_welcome_in_a_file_as_by_name(tmp_path: Path) -> None:
     for schedule in (file, "1f1b"):
         engine = build(Config(schedule=schedule))
         assert engine.refuses(PlanRequest(BatchShape(8, 4), 3), "float32", Cluster(blocking_messages=True)) == []
+
+
+def test_an_order_that_never_ends_where_messages_block_is_noted(tmp_path: Path) -> None:
+    """Rank 0 sends micro-batch 1 while rank 1 sends the gradient of micro-batch 0."""
+    file = str(tmp_path / "own.csv")
+    Path(file).write_text("0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n", encoding="utf-8")
+    engine, profile = build(Config(schedule=file)), contract.profile_of(MODELS["gpt"])
+    plan = engine.ordered(Plan.contiguous([1, 1], 2), profile, Cluster(), MemoryModel())
+    assert engine.notes(plan, profile, Cluster(), MemoryModel()) == []
+    (note,) = engine.notes(plan, profile, Cluster(blocking_messages=True), MemoryModel())
+    assert note.message.startswith("never ends where messages block: ")
+
+
+@pytest.mark.parametrize(
+    ("config", "found"),
+    [
+        (Config(schedule="search", chunks=0), ("engine.chunks", 0, ["engine.chunks=1"])),
+        (
+            Config(schedule="1f1b", placement="v"),
+            ("engine.placement", "v", ["without engine.placement", "engine.schedule=search"]),
+        ),
+    ],
+)
+def test_places_that_do_nothing_are_refused(config: Config, found: Row) -> None:
+    assert rows(plug_in.check(config)) == [found]
 
 
 def test_a_file_with_other_numbers_is_refused(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 from engines.gpipe.gpipe_module import GPipe
 from harness.core.op import Op
 from harness.nn import dropout
+from harness.nn.skip import Skippable
 from harness.runtime.values import Value
 from harness.schedule.builders.gpipe import recomputed
 from tests.engines import networks
@@ -108,3 +110,43 @@ def test_on_cuda_devices() -> None:
         spans = pipe.recorder.spans()
         assert {Op.parse(s.op).kind for s in spans} == {"F", "R", "B", "copy"}
         assert all(s.end_s >= s.start_s for s in spans)
+
+
+class Integers(Skippable):
+    """Passes integers on, and what has a gradient as a skip."""
+
+    stashes = ("x",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3, dtype=torch.float64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.stash("x", self.linear(x))
+        return torch.ones(len(x), dtype=torch.int64)
+
+
+class Popped(Skippable):
+    pops = ("x",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3, dtype=torch.float64)
+
+    def forward(self, numbers: Tensor) -> Any:
+        return self.linear(self.pop("x")) + numbers[:, None]
+
+
+@pytest.mark.parametrize("dependency", [True, False])
+@pytest.mark.parametrize("mode", ["never", "except_last", "always"])
+@pytest.mark.parametrize("chunks", [1, 2, 3])
+def test_integers_between_stages_lose_no_gradient(chunks: int, mode: str, dependency: bool) -> None:
+    """Of no micro-batch: the graph of a task whose value has no gradient goes on by its skips."""
+    layers = nn.Sequential(Integers(), Popped())
+    plain = copy.deepcopy(layers)
+    x = torch.randn(6, 3, dtype=torch.float64)
+    plain(x).pow(2).sum().backward()
+    pipe = GPipe(layers, [1, 1], ["cpu"] * 2, chunks, mode, dependency=dependency)
+    run_tensors(pipe, x, chunks, mode, dependency)[1].pow(2).sum().backward()
+    for mine, theirs in zip(layers.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, theirs.grad)
