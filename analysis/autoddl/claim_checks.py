@@ -34,13 +34,13 @@ REASONS = {
     "over pairs of processes, the other over all four.",
     "AD-9": "SUMMA is a cost here that counts no buffers of what is received, so its largest micro-batches are two to "
     "four times as large as AutoDDL's; with AutoDDL's 16 micro-batches it takes 262 s on 64 nodes, more than "
-    "Megatron-like. SUMMA executed, with all that it holds, would settle it.",
+    "Megatron-like. SUMMA executed, with all that it holds, would decide it.",
     "AD-10": "where all GPUs of a node split weights, less crosses the nodes than with data parallelism, with any "
-    "latency and bandwidth. The paper's Megatron-like was slower, and unstable; a trace of it would settle why.",
-    "AD-11": "SUMMA is 2.6 times slower, not 3, with the data sheet's 12.5 GB/s between the nodes; with half of it both "
-    "of the large model's figures are within their limits. The bandwidth between two such servers would settle it.",
+    "latency and bandwidth. The paper's Megatron-like was slower, and unstable; a trace of it would tell why.",
+    "AD-11": "SUMMA is 2.6 times slower, not 3, with the data sheet's 12.5 GB/s between the nodes; with half of it "
+    "both figures of the large model are within their limits. The bandwidth of two such servers would decide it.",
     "AD-12": "a stage of fewer devices sends less for each layer, and nothing but messages and the bubble is lost "
-    "between our stages. The paper's micro-batches, meshes and calls for each stage would settle it: at its 2 stages "
+    "between our stages. The paper's micro-batches, meshes and calls for each stage would decide it: at its 2 stages "
     "the deep model takes 0.42 to 0.53 of its time here.",
 }
 """Why a claim may not hold."""
