@@ -40,9 +40,16 @@ class Collectives:
         if nodes > 1:
             port = self.cluster.node_port
             alpha_s = max(alpha_s, port.alpha_s)
-            moving_s = max(moving_s, self._leaving(name, size, nodes, local) * port.beta_s_per_byte)
+            moving_s = max(moving_s, self._leaving(name, size, nodes, local) * self._port_s_per_byte(name, local))
         call_s = self.cluster.collective_call_s if members > 1 else 0.0
         return call_s + STEPS[name] * ((members - 1) * alpha_s + moving_s)
+
+    def _port_s_per_byte(self, name: str, local: int) -> float:
+        """Returns the seconds of a byte through a node's port: one ring alone may have more of it than several."""
+        alone = self.cluster.alone_bandwidth if name != "all_to_all" and local == self.grid.local else 0.0
+        return (
+            min(self.cluster.node_port.beta_s_per_byte, 1 / alone) if alone else self.cluster.node_port.beta_s_per_byte
+        )
 
     @staticmethod
     def sent(size: float, members: int) -> float:

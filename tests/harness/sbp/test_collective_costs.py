@@ -38,6 +38,16 @@ def test_a_ring_costs_what_table_2_says(name, rounds, nodes, local, alpha_s, bet
     assert got == pytest.approx(want, rel=1e-12)
 
 
+@pytest.mark.parametrize("name", RINGS)
+def test_one_ring_alone_may_have_more_of_a_port_than_several(name):
+    for (nodes, local, _, _), faster in zip(LINKS, (1.0, 1.0, 1.0, 2.0), strict=True):
+        degree = GRID.degree(nodes, local)
+        free = replace(CLUSTER, intra=Link(0.0, 1e-11), node_port=Link(0.0, 1e-10))
+        shared = Collectives(free, GRID).seconds(name, degree, 1e6)
+        alone = Collectives(replace(free, alone_bandwidth=2e10), GRID).seconds(name, degree, 1e6)
+        assert shared / alone == pytest.approx(faster)
+
+
 @pytest.mark.parametrize("name", [*RINGS, "all_to_all"])
 def test_each_call_among_several_devices_costs_something_of_its_own(name):
     cluster = replace(CLUSTER, collective_call_s=1e-3)
