@@ -29,29 +29,33 @@ def idle(config: Config, plan: Plan, profile: ModelProfile, cluster: Cluster, me
     """Settings that differ from the default ones, and do nothing."""
     most = max(profile.parameter_bytes(stage.first, stage.last) for stage in plan.stages)
     return [
-        *_scheduling(config, plan, _two("pipeline", plan, cluster)),
-        *_updating(config, plan, profile.dtype, _two("data", plan, cluster)),
+        *_scheduling(config, plan, cluster),
+        *_updating(config, plan, profile.dtype, _more("data", 2, plan, cluster)),
         *_bucketing(config, plan, most // DTYPE_BYTES[profile.dtype]),
         *_offloading(config, profile.dtype, most, memory),
     ]
 
 
-def _two(degree: str, plan: Plan, cluster: Cluster) -> Fix:
-    """Return the fix that sets a parallel size to 2, with more devices if there are too few."""
-    needed = 2 * plan.mesh.size
-    return {f"mesh.{degree}": 2} | ({"cluster.devices": needed} if needed > cluster.devices else {})
+def _more(degree: str, size: int, plan: Plan, cluster: Cluster) -> Fix:
+    """Return the fix that sets a parallel size, with more devices if there are too few."""
+    needed = plan.mesh.size // getattr(plan.mesh, degree) * size
+    return {f"mesh.{degree}": size} | ({"cluster.devices": needed} if needed > cluster.devices else {})
 
 
-def _scheduling(config: Config, plan: Plan, two_stages: Fix) -> Iterator[Problem]:
+def _scheduling(config: Config, plan: Plan, cluster: Cluster) -> Iterator[Problem]:
     m, limit, policy = plan.micro_batches, config.pipeline_limit, config.policy
     given: dict[str, Any] = {"engine.pipeline_limit": limit} if limit is not None else {}
     given |= {"engine.policy": policy} if policy != _default(config).policy else {}
     if config.order != DRIVEN:
         message, fix = f"does nothing with the fixed order {config.order}", {"engine.order": DRIVEN}
         yield from (Problem(key, value, message, (fix,)) for key, value in given.items())
-    elif len(plan.stages) == 1:
+        return
+    if "engine.policy" in given and len(plan.stages) < 3:
+        message = "does nothing without a stage in the middle: the first one and the last one have no choice"
+        yield Problem("engine.policy", policy, message, (_more("pipeline", 3, plan, cluster),))
+    if limit is not None and len(plan.stages) == 1:
         message = "does nothing in a pipeline of 1 stage"
-        yield from (Problem(key, value, message, (two_stages,)) for key, value in given.items())
+        yield Problem("engine.pipeline_limit", limit, message, (_more("pipeline", 2, plan, cluster),))
     elif limit is not None and limit > m:
         message = f"is more than the {m} micro-batches of a step"
         yield Problem("engine.pipeline_limit", limit, message, ({"engine.pipeline_limit": m},))

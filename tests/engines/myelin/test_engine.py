@@ -55,8 +55,9 @@ def test_refuses_stages_in_other_places_and_recomputation_of_whole_stages() -> N
             (2, 1),
             [("engine.policy", "alternate", ["engine.order=message_driven"])],
         ),
-        (Config(policy="alternate"), (2, 1), []),
-        (Config(policy="alternate"), (1, 1), [("engine.policy", "alternate", ["mesh.pipeline=2"])]),
+        (Config(policy="alternate"), (3, 1), []),
+        (Config(policy="alternate"), (2, 1), [("engine.policy", "alternate", ["mesh.pipeline=3"])]),
+        (Config(policy="alternate"), (1, 1), [("engine.policy", "alternate", ["mesh.pipeline=3"])]),
         (Config(k=2, bsize=9), (1, 2), []),
         (
             Config(k=2, bsize=9),
@@ -78,7 +79,7 @@ def test_notes_what_does_nothing(config: Config, grid: tuple[int, int], found: l
 def test_notes_ask_for_the_devices_that_they_need() -> None:
     expected = {
         (2, 1): (Config(k=2), "mesh.data=2 cluster.devices=4"),
-        (1, 2): (Config(policy="alternate"), "mesh.pipeline=2 cluster.devices=4"),
+        (1, 2): (Config(policy="alternate"), "mesh.pipeline=3 cluster.devices=6"),
         (1, 1): (Config(k=2), "mesh.data=2"),
     }
     for (pipeline, data), (config, fix) in expected.items():

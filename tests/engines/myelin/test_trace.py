@@ -27,7 +27,8 @@ pytestmark = pytest.mark.usefixtures("ranks")
 
 TRACED = [
     ("skips", 4, 1, {"transport": "mpi"}), ("skips", 3, 1, {"policy": "backward_first", "pipeline_limit": 2}),
-    ("tied", 2, 2, {"k": 1, "bsize": 50}), ("tied", 2, 2, {"k": 0}), ("gpt", 2, 1, {"offload": True, "bsize": 300}),
+    ("tied", 2, 2, {"k": 1, "bsize": 50}), ("tied", 2, 2, {"k": 0}), ("norms", 2, 2, {"k": 0, "barrier": True}),
+    ("gpt", 2, 1, {"offload": True, "bsize": 300}),
     ("pairs", 3, 1, {"order": "1f1b"}), ("pairs", 3, 1, {"order": "gpipe", "transport": "mpi"}),
     ("skips", 2, 1, {"checkpoint_every": "2"}),
 ]  # fmt: skip
