@@ -30,28 +30,18 @@ class Finding:
 
 
 @dataclass(frozen=True)
-class Earlier(Generic[Results]):
-    """The check that a claim had before, in words; its verdict is shown next to that of the present one."""
-
-    text: str
-    judge: Callable[[Results], Finding]
-
-
-@dataclass(frozen=True)
 class Check(Generic[Results]):
     """The check of a claim once all points that it needs were run. `judge` may raise MissingData."""
 
     judge: Callable[[Results], Finding]
     needs: tuple[Need[Any], ...] = ()
-    earlier: Earlier[Results] | None = None
 
 
 @dataclass(frozen=True)
 class Verdict:
     """The result of checking a claim; `says` is one of `SAYS`.
 
-    `reason` is what may keep the claim from holding, what was not run, or the tests that prove it. `earlier` is what an
-    earlier check says, where the check has changed.
+    `reason` is what may keep the claim from holding, what was not run, or the tests that prove it.
     """
 
     id: str
@@ -61,7 +51,6 @@ class Verdict:
     simulated: str = ""
     measured: str = ""
     reason: str = ""
-    earlier: str = ""
 
 
 def check_claims(
@@ -88,22 +77,9 @@ def check_claims(
             continue
         why = "" if finding.holds else reasons.get(claim.id, "")
         figures = (finding.published, finding.simulated, finding.measured)
-        earlier = _earlier(checks[claim.id].earlier, results)
-        checked.append(Verdict(claim.id, claim.claim, _says(finding), *figures, _joined(why, tests), earlier))
+        says = "holds" if finding.holds else "does not hold"
+        checked.append(Verdict(claim.id, claim.claim, says, *figures, _joined(why, tests)))
     return checked
-
-
-def _says(finding: Finding) -> str:
-    return "holds" if finding.holds else "does not hold"
-
-
-def _earlier(check: Earlier[Results] | None, results: Results) -> str:
-    if check is None:
-        return ""
-    try:
-        return f"{_says(check.judge(results))} by the earlier check: {check.text}"
-    except MissingData as error:
-        return f"not run by the earlier check: {error}"
 
 
 def _joined(why: str, tests: str) -> str:
@@ -128,8 +104,7 @@ def section(verdicts: Sequence[Verdict], title: str = "Claims") -> Section:
     for one in verdicts:
         if one.reason:
             ids_of.setdefault(one.reason, []).append(one.id)
-    notes = [f"{', '.join(ids)}: {reason}" for reason, ids in ids_of.items()]
-    notes += [f"{one.id}: {one.earlier}" for one in verdicts if one.earlier]
+    notes = (f"{', '.join(ids)}: {reason}" for reason, ids in ids_of.items())
     columns = ("claim", "verdict", "what the paper says", "paper", "simulated", "measured")
     return Section(title, columns, rows, (summed(verdicts), *notes), texts=len(columns))
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from analysis import claim_check
-from analysis.autoddl import changed_checks, fig3_fig4, fig8, savings, table1
+from analysis import changed_checks, claim_check
+from analysis.autoddl import fig3_fig4, fig8, savings, table1
 from analysis.autoddl.claim_checks import BILLION, DENSE, verdicts
 from analysis.autoddl.fig9_fig10 import (
     CLOUD_VGG,
@@ -42,7 +42,7 @@ def sections(results: Results) -> list[Section]:
     """The tables of which something was run; the last one is that of the claims."""
     found = [make(results) for sweep in SWEEPS if results.was_run(sweep) for make in TABLES[sweep]]
     said = verdicts(results)
-    return [*found, claim_check.section(said), changed_checks.section(said)]
+    return [*found, claim_check.section(said), *changed_checks.sections("autoddl", said)]
 
 
 def _fig3(results: Results) -> Section:

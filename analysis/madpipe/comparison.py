@@ -1,14 +1,9 @@
-"""How the paper's planner does against the best plan of consecutive stages and against ours; checks that changed."""
+"""How the paper's planner does against the best plan of consecutive stages and against ours."""
 
 from __future__ import annotations
 
-import csv
-from collections.abc import Sequence
-
-from analysis.claim_check import Verdict
 from analysis.madpipe.claim_checks import SAME
 from analysis.madpipe.sweep_results import ALL_OF_THEM, CONTIGUOUS, EXACT, NETWORKS, PUBLISHED, Results, Row, mean
-from analysis.paper_data import CLAIMS, claims
 from analysis.report import MISSING, Section
 
 IN_ALL, LOSES = "all", "longer"
@@ -72,24 +67,3 @@ def _ratios(rows: dict[tuple[str, int, int, int], Row], others: dict[tuple[str, 
 
 def _fits(row: Row | None) -> bool:
     return row is not None and row.ok
-
-
-def changed(verdicts: Sequence[Verdict]) -> Section:
-    """The checks that are no longer what they were, with the verdicts of both."""
-    now = {verdict.id: verdict.says for verdict in verdicts}
-    checks = {claim.id: claim.check for claim in claims("madpipe")}
-    with (CLAIMS / "madpipe_changed.csv").open(encoding="utf-8", newline="") as opened:
-        rows = tuple(
-            (
-                row["id"],
-                row["earlier_check"],
-                row["earlier_verdict"],
-                row["earlier_figures"],
-                row["why"],
-                checks[row["id"]],
-                now[row["id"]],
-            )
-            for row in csv.DictReader(opened)
-        )
-    columns = ("claim", "earlier check", "earlier verdict", "its figures", "why it changed", "check", "verdict")
-    return Section("Changed checks", columns, rows, texts=len(columns))

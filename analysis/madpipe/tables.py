@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from analysis import claim_check
+from analysis import changed_checks, claim_check
 from analysis.madpipe import comparison
 from analysis.madpipe.claim_checks import RESNET, SPEED_GB, TIGHT_GB, verdicts
 from analysis.madpipe.fig7 import Cell, cell
@@ -53,7 +53,8 @@ def sections(results: Results) -> list[Section]:
         for make in of_sweep
     ]
     found = verdicts(results)
-    return [*tables, comparison.section(results), claim_check.section(found), comparison.changed(found)]
+    tables.append(comparison.section(results))
+    return [*tables, claim_check.section(found), *changed_checks.sections("madpipe", found)]
 
 
 def _of_what_ran(section: Section, ran: int, count: int) -> Section:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from analysis import claim_check, run_artifacts
+from analysis import changed_checks, claim_check, run_artifacts
 from analysis.myelin import ablation, local_runs, quantities
 from analysis.myelin.claim_checks import verdicts
 from analysis.myelin.sweep_results import GB, GPUS, LOCAL, MYELIN, Results, Row
@@ -14,7 +14,8 @@ SIMULATED = "Simulated on Summit as the paper describes it, with links and the o
 
 
 def sections(results: Results) -> list[Section]:
-    """The tables of which something was run; the last one is that of the claims."""
+    """The tables of which something was run; the last ones are those of the claims."""
+    said = verdicts(results)
     makers = {
         "table1": _table1,
         "fig5": _fig5,
@@ -26,7 +27,8 @@ def sections(results: Results) -> list[Section]:
         "fig11": _fig11,
     }
     found = [make(results) for sweep, make in makers.items() if results.good(sweep)]
-    return [*found, *ablation.sections(results), *local_runs.sections(results), claim_check.section(verdicts(results))]
+    found += [*ablation.sections(results), *local_runs.sections(results)]
+    return [*found, claim_check.section(said), *changed_checks.sections("myelin", said)]
 
 
 def _table1(results: Results) -> Section:

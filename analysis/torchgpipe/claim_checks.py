@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 
-from analysis.claim_check import Check, Earlier, Finding, Verdict, check_claims
+from analysis.claim_check import Check, Finding, Verdict, check_claims
 from analysis.match_records import Need, Row
 from analysis.run_artifacts import MissingData
 from analysis.torchgpipe import table3
@@ -147,11 +147,6 @@ def more_devices_hold_larger_models(results: Results) -> Finding:
     return Finding(_rises(counts) and right and abs(ratio / published - 1) <= NEAR, times, summary)
 
 
-def more_devices_hold_more(results: Results) -> Finding:
-    largest = [table3.largest(results, row) for row in PIPELINES]
-    return Finding(_rises([candidate.parameters if candidate else 0 for candidate in largest]))
-
-
 def checkpointing_alone_holds_six_times_more(results: Results) -> Finding:
     naive, pipeline = _each(memory(results, 3, row, "simulated") for row in PIPELINES[:2])
     apart = 100 * (pipeline / naive - 1)
@@ -175,10 +170,6 @@ def speed_up_is_sub_linear(results: Results) -> Finding:
     return Finding(near and _sub_linear(gains), f"{parts[0]} on 2, 4, 8 devices", parts[1])
 
 
-def speed_up_is_below_the_devices(results: Results) -> Finding:
-    return Finding(_sub_linear(_each(speed_up(results, 4, row, "simulated") for row in PIPELINES[2:])))
-
-
 def _sub_linear(gains: Sequence[float]) -> bool:
     return _rises(gains) and all(gain < devices for gain, devices in zip(gains, (2, 4, 8), strict=True))
 
@@ -194,18 +185,10 @@ CLAIMS: dict[str, Check[Results]] = {
     "TG-6": Check(no_gain_without_micro_batches, TABLE_2),
     "TG-7": Check(micro_batches_and_devices_speed_up, TABLE_2),
     "TG-8": Check(eight_devices_reach_five_times, TABLE_2),
-    "TG-9": Check(
-        more_devices_hold_larger_models,
-        (*LARGEST, Need("table3", "paper", searched, ok=False)),
-        Earlier("larger with every step, whatever the factor", more_devices_hold_more),
-    ),
+    "TG-9": Check(more_devices_hold_larger_models, (*LARGEST, Need("table3", "paper", searched, ok=False))),
     "TG-10": Check(checkpointing_alone_holds_six_times_more, LARGEST),
     "TG-11": Check(recomputation_costs, TABLE_4),
-    "TG-12": Check(
-        speed_up_is_sub_linear,
-        TABLE_4,
-        Earlier("rising, and below the number of devices", speed_up_is_below_the_devices),
-    ),
+    "TG-12": Check(speed_up_is_sub_linear, TABLE_4),
 }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from analysis import claim_check, run_artifacts
+from analysis import changed_checks, claim_check, run_artifacts
 from analysis.report import MISSING, Section
 from analysis.torchgpipe import basis, benchmarks, table3
 from analysis.torchgpipe.claim_checks import verdicts
@@ -45,11 +45,13 @@ COLUMNS = ("row", "", "paper", "simulated", "simulated / paper", "measured in sm
 
 
 def sections(results: Results) -> list[Section]:
-    """The tables of which something was run; the last one is that of the claims."""
+    """The tables of which something was run; the last ones are those of the claims."""
+    said = verdicts(results)
     found = [_table(results, table) for table in ROWS if results.has_rows(table)]
     small = [_small(results)] if results.was_run("table2", "local") else []
     search = [_search(results)] if any(candidate.record for candidate in results.search()) else []
-    return [*found, *small, *search, *benchmarks.sections(results), claim_check.section(verdicts(results))]
+    found += [*small, *search, *benchmarks.sections(results)]
+    return [*found, claim_check.section(said), *changed_checks.sections("torchgpipe", said)]
 
 
 def _table(results: Results, table: int) -> Section:

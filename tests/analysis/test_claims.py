@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
-from analysis import claim_check, claims, pack, paper_data
-from analysis.claim_check import Check, Earlier, Finding, check_claims
+from analysis import changed_checks, claim_check, claims, pack, paper_data
+from analysis.claim_check import Check, Finding, check_claims
 from analysis.match_records import Need, Points, Row
 from analysis.paper_pages import PAGES
 from analysis.run_artifacts import MissingData
@@ -48,14 +49,16 @@ def figures(verdict: claim_check.Verdict) -> tuple[str, ...]:
     return (verdict.says, verdict.published, verdict.simulated, verdict.measured, verdict.reason)
 
 
-def test_a_check_that_changed_shows_what_the_earlier_one_says() -> None:
-    judges = {"right": Check(lambda results: Finding(True), (), Earlier("whatever", lambda results: Finding(False)))}
-    missing = Check(lambda results: Finding(False), (), Earlier("whatever", lacks))
-    checks = {"TG-1": judges["right"], "TG-5": missing}
-    shown = {one.id: one for one in check_claims("torchgpipe", Ran(True), checks, {}, {})}
-    assert (shown["TG-1"].says, shown["TG-1"].earlier) == ("holds", "does not hold by the earlier check: whatever")
-    assert shown["TG-5"].earlier == "not run by the earlier check: losses are not there"
-    assert f"TG-1: {shown['TG-1'].earlier}" in claim_check.section([*shown.values()]).notes
+def test_checks_that_changed_are_those_of_claims_and_shown_with_both_verdicts() -> None:
+    with (paper_data.CLAIMS / "changed.csv").open(encoding="utf-8", newline="") as opened:
+        rows = list(csv.DictReader(opened))
+    known = {claim.id: paper for paper in PAGES for claim in paper_data.claims(paper)}
+    assert {row["id"] for row in rows} <= {*known}
+    assert {row["earlier_verdict"] for row in rows} == {"holds", "does not hold"}
+    says = [claim_check.Verdict("TG-9", "", "holds"), claim_check.Verdict("TG-12", "", "not run")]
+    (section,) = changed_checks.sections("torchgpipe", says)
+    assert [(row[0], row[3], row[-1]) for row in section.rows] == [("TG-9", "holds", "holds")]
+    assert changed_checks.sections("torchgpipe", says[1:]) == []
 
 
 def test_a_verdict_has_the_figures_of_each_source_and_a_reason() -> None:

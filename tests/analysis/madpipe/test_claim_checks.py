@@ -213,7 +213,7 @@ def test_changed_checks_have_both_verdicts(paper: Results) -> None:
     changed = tables.sections(paper)[-1]
     assert changed.title == "Changed checks" and [row[0] for row in changed.rows] == [*CLAIMS]
     before = dict(zip(CLAIMS, ["holds"] + ["does not hold"] * 3 + ["holds"] * 2 + ["does not hold"], strict=True))
-    assert {row[0]: row[2] for row in changed.rows} == before
+    assert {row[0]: row[3] for row in changed.rows} == before
     assert {row[6] for row in changed.rows} == {"holds"}
 
 

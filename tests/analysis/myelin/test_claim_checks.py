@@ -108,23 +108,6 @@ def test_each_claim_can_fail(run: Path, claim: str, sweep: str, change: Change) 
     assert said(Results(records(run, change, (sweep,))))[claim] == "does not hold"
 
 
-@pytest.mark.parametrize(
-    ("claim", "sweeps", "change"),
-    [
-        ("MY-7", ("table2",), tuned(of(DEEPSPEED, "50B"), pipeline=3)),
-        ("MY-8", ("table2", "fig10"), lambda row, metrics: metrics),
-    ],
-)
-def test_a_check_that_changed_shows_what_the_earlier_one_says(
-    run: Path, claim: str, sweeps: tuple[str, ...], change: Change
-) -> None:
-    """A DeepSpeed with fewer stages does not matter any more; the paper's own configurations are in its order."""
-    (found,) = (one for one in verdicts(Results(records(run, change, sweeps))) if one.id == claim)
-    earlier = "does not hold" if claim == "MY-7" else "holds"
-    assert found.says == "holds"
-    assert found.earlier.startswith(f"{earlier} by the earlier check: ")
-
-
 def test_losses_that_part_and_too_many_in_flight_are_seen(run: Path, tmp_path: Path) -> None:
     """One grid's run has files of its own."""
     for name in ("metrics.jsonl", "trace.json.gz"):
