@@ -6,6 +6,9 @@ The paper prints no profile. So its claims on memory are checked with other size
 
 from __future__ import annotations
 
+import argparse
+import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,8 +19,12 @@ from harness.core.model_profile import LayerProfile, ModelProfile
 PROFILES = registry.ROOT / "sweeps" / "profiles"
 
 
-def main() -> int:
+def main(arguments: Sequence[str]) -> int:
     """Writes a file for each network and size; returns 0."""
+    description = (__doc__ or "").split("\n")[0]
+    argparse.ArgumentParser("python -m analysis.madpipe.activation_profiles", description=description).parse_args(
+        arguments
+    )
     for network in NETWORKS:
         original = ModelProfile.load(PROFILES / f"{network}_1000.json")
         for percent in PERCENTS:
@@ -48,4 +55,4 @@ def scaled(profile: ModelProfile, percent: int) -> ModelProfile:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -74,6 +74,9 @@ def impossible(overrides: Sequence[str], lines: Sequence[Line]) -> list[Problem]
         chosen = sum(key.startswith("mesh.") and not given(overrides, key) for key in keys)
         return chosen, len(keys), len(one.settings), one.mesh.tensor, -one.mesh.size, one.micro_batch, one.mesh.data
 
+    if not lines:
+        message = "finds no mesh that these keys and this cluster allow"
+        return [Problem("mode", "tune", message, hint="fewer keys of mesh.*, another engine, or more devices")]
     closest = min(lines, key=distance)
     first, *rest = closest.problems
     if closest.no_plan:
