@@ -24,10 +24,7 @@ def main(arguments: Sequence[str]) -> int:
     paper_cli.add_format(parser)
     options = parser.parse_args(arguments)
     sections = [section(paper) for paper in options.papers or PAGES]
-    if options.format:
-        print(report.FORMATS[options.format](TITLE, INTRO, sections))
-    else:
-        paper_cli.show(sections)
+    paper_cli.output(TITLE, INTRO, sections, options.format)
     return 0
 
 

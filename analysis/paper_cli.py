@@ -101,6 +101,14 @@ def show(sections: Sequence[report.Section]) -> None:
     print("\n".join(line.rstrip() for line in captured.get().split("\n")), end="")
 
 
+def output(title: str, intro: str, sections: Sequence[report.Section], form: str | None) -> None:
+    """Print the sections in the format that `--format` asks for, in plain text by default."""
+    if form:
+        print(report.FORMATS[form](title, intro, sections))
+    else:
+        show(sections)
+
+
 def add_format(parser: argparse.ArgumentParser) -> None:
     """`--format`, as all commands that print tables have it."""
     parser.add_argument("--format", choices=report.FORMATS, help="print it in this format, in place of plain text")

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from analysis import cells, paper_cli, report
+from analysis import cells, paper_cli
 from analysis.cells import Group, Judged
 from analysis.paper_pages import PAGES
 from analysis.report import MISSING, Section
@@ -39,10 +39,7 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     found = {paper: _loaded(paper) for paper in options.papers or PAGES}
     sections = [*(of_paper(paper, own) for paper, own in found.items()), *summary(found)]
-    if options.format:
-        print(report.FORMATS[options.format](TITLE, INTRO, sections))
-    else:
-        paper_cli.show(sections)
+    paper_cli.output(TITLE, INTRO, sections, options.format)
     return 0
 
 

@@ -149,7 +149,7 @@ BENCHMARKS = (
         (
             "The error is published only: a simulation has none, and to train on ImageNet is far beyond this machine. "
             "That a pipeline trains as one device does is exact in small: claim TG-15.",
-            "The published speed includes ImageNet's images from disk, with torchgpipe 0.0.3; ours has them at hand. "
+            "The published speed includes ImageNet's images from disk, with torchgpipe 0.0.3; ours has them in memory. "
             "nn.DataParallel, which copies the weights in each step, is no engine here.",
         ),
         others=("dataparallel-256", "dataparallel-1k", "reference-256 (Goyal et al.)", "reference-8k (Goyal et al.)"),

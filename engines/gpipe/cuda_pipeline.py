@@ -193,7 +193,7 @@ class _Graph:
         dependency, to the gradient of its own output."""
         if task is None and not self.run.dependency:
             return
-        if differentiable(tensors_of(outs[""])[0]):
+        if _leads_back(outs[""]):
             outs[""], phony = self._forked(outs[""])
         else:  # a value of integers leads nowhere: what follows in time is still part of the graph
             phony = torch.zeros(0, device=self.run.stages[j].device, requires_grad=True)
@@ -201,7 +201,7 @@ class _Graph:
             phony = self._node(Recompute.apply(task, phony))
         if self.run.dependency:
             self.before[j] = phony
-        elif differentiable(tensors_of(outs[""])[0]):  # else the backward task finds that it has to recompute
+        elif _leads_back(outs[""]):  # else the backward task finds that it has to recompute
             outs[""] = self._tied(outs[""], phony)
 
     def _node(self, value: V) -> V:

@@ -132,6 +132,12 @@ class Cluster(Document):
     def devices(self) -> int:
         return self.nodes * self.devices_per_node
 
+    @property
+    def alone_s_per_byte(self) -> float:
+        """Seconds of a byte through a node's port, for a transfer that has it to itself."""
+        port = self.node_port.beta_s_per_byte
+        return min(port, 1 / self.alone_bandwidth) if self.alone_bandwidth else port
+
     def link(self, source: int, target: int) -> Link:
         """Returns the link between two devices: inside their node, or through the nodes' ports."""
         return self.intra if self.node(source) == self.node(target) else self.node_port

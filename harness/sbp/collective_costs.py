@@ -46,10 +46,8 @@ class Collectives:
 
     def _port_s_per_byte(self, name: str, local: int) -> float:
         """Returns the seconds of a byte through a node's port: one ring alone may have more of it than several."""
-        alone = self.cluster.alone_bandwidth if name != "all_to_all" and local == self.grid.local else 0.0
-        return (
-            min(self.cluster.node_port.beta_s_per_byte, 1 / alone) if alone else self.cluster.node_port.beta_s_per_byte
-        )
+        alone = name != "all_to_all" and local == self.grid.local
+        return self.cluster.alone_s_per_byte if alone else self.cluster.node_port.beta_s_per_byte
 
     @staticmethod
     def sent(size: float, members: int) -> float:

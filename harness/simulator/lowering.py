@@ -120,7 +120,7 @@ class LoweredSchedule:
         if route.flow is None:
             return route.seconds
         port = 1 / self.cluster.node_port.beta_s_per_byte
-        alone = max(port, self.cluster.alone_bandwidth)
+        alone = 1 / self.cluster.alone_s_per_byte
         shares = (alone if uses == 1 else port / uses for uses in route.flow.uses.values())
         rate = min([route.flow.cap, *shares])
         return route.seconds + route.flow.amount / rate

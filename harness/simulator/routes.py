@@ -127,11 +127,9 @@ class Routes:
         links: tuple[Resource, ...],
         beta: float = 0.0,
     ) -> Route:
-        port = self.cluster.node_port.beta_s_per_byte
-        if port == 0:
+        if self.cluster.node_port.beta_s_per_byte == 0:
             return Route(alpha_s + size * beta, links)
-        fastest = min(port, 1 / self.cluster.alone_bandwidth) if self.cluster.alone_bandwidth else port
-        return Route(alpha_s, links, Flow(size, 1 / max(beta, fastest), uses))
+        return Route(alpha_s, links, Flow(size, 1 / max(beta, self.cluster.alone_s_per_byte), uses))
 
     def _round_s(self, inside: int, crossing: int) -> float:
         """Returns the latency of a call's way round a ring, over all edges but one: `inside` nodes, and `crossing`."""
