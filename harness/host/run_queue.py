@@ -5,6 +5,7 @@ thread  |== on a core ==|.. ready, but without one ..|== on a core ==|          
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -12,6 +13,9 @@ from pathlib import Path
 
 BUSY = 1.2
 """Ratio of the time with waiting to that without from which on other programs kept the machine busy."""
+
+QUIET = 0.5
+"""Load of each core, the mean of a minute, up to which a machine is taken for one that nothing else uses."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +32,13 @@ def of_thread(folder: Path = Path("/proc/thread-self")) -> CoreTime:
         running, waited, *_ = (folder / "schedstat").read_text().split()
         return CoreTime(int(running) / 1e9, int(waited) / 1e9)
     return CoreTime()
+
+
+def quiet() -> bool:
+    """Returns whether the machine had little to do in the last minute; False where the system does not say."""
+    with suppress(OSError, AttributeError):
+        return os.getloadavg()[0] <= QUIET * (os.cpu_count() or 1)
+    return False
 
 
 def of_process() -> dict[str, CoreTime]:

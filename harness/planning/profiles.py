@@ -94,8 +94,19 @@ class Profiles:
 
     def is_there(self, origin: Origin) -> bool:
         """Whether no worker is needed."""
+        if origin == "file":
+            return True
         again = self.config.remeasure and origin == "measured"
-        return origin == "file" or profile_cache.exists(self.place(origin), again)
+        return profile_cache.exists(self.place(origin), again) and not (origin == "measured" and self.disturbed())
+
+    def disturbed(self) -> bool:
+        """Whether the times in the cache were measured by an earlier process while other programs kept the cores busy,
+        and none does now."""
+        place = self.place("measured")
+        if profile_cache.exists(place, remeasure=True) or not run_queue.quiet():
+            return False
+        profile = profile_cache.load(place)
+        return profile is not None and profile.slowed >= run_queue.BUSY
 
     def priced(self, profile: ModelProfile, cluster: Cluster) -> ModelProfile:
         """The profile with the times that `costs` asks for; written to the run's folder."""
@@ -144,7 +155,8 @@ class Profiles:
         """Make a profile in a worker process."""
         samples = mesh.micro_batch(self.config)
         phase, action = ("counting", "count") if origin == "counted" else ("profiling", "profile")
-        self.progress.phase(phase, f"{self.title}, micro-batches of {samples}{self.why_here(origin)}")
+        again = "; again, as the machine was busy the last time" if origin == "measured" and self.disturbed() else ""
+        self.progress.phase(phase, f"{self.title}, micro-batches of {samples}{again}{self.why_here(origin)}")
         supervisor.run_worker(
             self.folder, self.title, self.config.launch.timeout_s, action, str(samples), *self.later(origin)
         )

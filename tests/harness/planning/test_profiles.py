@@ -151,6 +151,30 @@ def test_an_old_profile_is_measured_again_once_in_a_process(tmp_path: Path, monk
 
 
 @pytest.mark.parametrize(
+    ("slowed", "load", "again"), [(1.19, 0.0, False), (1.2, 0.0, True), (1.2, 1e3, False)],
+    ids=["measured quietly", "measured while busy", "busy still"],
+)  # fmt: skip
+def test_times_of_a_busy_machine_are_measured_again_on_a_quiet_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slowed: float, load: float, again: bool
+) -> None:
+    """Once in a process: a sweep asks for the same profile many times, and may keep the machine busy itself."""
+    asked: list[str] = []
+
+    def measured(folder: Path, *words: object) -> None:
+        asked.append(str(words[2]))
+        replace(PROFILE, slowed=slowed).save(folder / run_files.PROFILE)
+
+    monkeypatch.setattr(profiles.supervisor, "run_worker", measured)
+    monkeypatch.setattr(profiles.run_queue.os, "getloadavg", lambda: (load, 0.0, 0.0))
+    one = made(tmp_path)
+    replace(PROFILE, slowed=slowed).save(one.place("measured"))
+    os.utime(one.place("measured"), times=(0, profiles.profile_cache.BEGUN_S - 1))
+    for _ in range(2):
+        one.raw("measured", HERE)
+    assert asked == ["profile"] * again
+
+
+@pytest.mark.parametrize(
     ("slowed", "typed", "reported"),
     [(1.19, [], []), (1.2, [], ["remeasure=true, while nothing else runs"]), (9.0, ["costs=none"], []),
      (9.0, ["FILE"], ["mode=profile remeasure=true where it was made, while nothing else runs"])],
