@@ -19,9 +19,14 @@ from torch import Tensor
 from harness.runtime import collectives
 
 
+def on_gloo(group: Any) -> bool:
+    """Returns whether a group sends and receives at once, in any order; NCCL's messages of a pair have one order."""
+    return bool(dist.get_backend(group) == "gloo")
+
+
 def reduce_scatter(share: Tensor, whole: Tensor, group: Any = None) -> None:
     """`share`, (n,), gets its part of the sum of all members' `whole`, (members * n,)."""
-    if dist.get_backend(group) != "gloo":
+    if not on_gloo(group):
         collectives.reduce_scatter(share, whole, group=group)
         return
     arrived = torch.empty_like(whole)
@@ -34,7 +39,7 @@ def reduce_scatter(share: Tensor, whole: Tensor, group: Any = None) -> None:
 
 def all_gather(whole: Tensor, share: Tensor, group: Any = None) -> None:
     """`whole`, (members * n,), gets all members' `share`, (n,), in the order of ranks."""
-    if dist.get_backend(group) != "gloo":
+    if not on_gloo(group):
         collectives.all_gather(whole, share, group=group)
         return
     own, parts = dist.get_rank(group), whole.view(-1, len(share))

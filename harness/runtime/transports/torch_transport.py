@@ -41,8 +41,13 @@ class GroupTransport(Transport):
         self, position: Position, channels: Sequence[Channel], micro_batches: int, device: torch.device
     ) -> None:
         super().__init__(position, channels, micro_batches, device)
-        self._groups = self._opened(channels) if device.type == "cuda" else {}
+        self._groups = self._opened(channels) if self.ignores_tags(device) else {}
         self._use(channels)
+
+    @staticmethod
+    def ignores_tags(device: torch.device) -> bool:
+        """Whether the messages of two channels between the same ranks could be mixed up, as NCCL's could."""
+        return device.type == "cuda"
 
     def _opened(self, channels: Sequence[Channel]) -> dict[Channel, dist.ProcessGroup]:
         """Every rank opens all groups of all replicas, in the same order."""
