@@ -8,6 +8,7 @@ Time is `cuda.time_s`, which a test moves: a mark is at the time at which it is 
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -67,14 +68,19 @@ class FakeCuda:
         self.streams: list[FakeStream] = []
         self.time_s = 0.0
         self._default: dict[torch.device, FakeStream] = {}
-        self._current: dict[torch.device, list[FakeStream]] = {}
+        self._current = threading.local()
         self.device = torch.device("cuda:0")
 
     def current(self, device: Any = None) -> FakeStream:
         device = self.device if device is None else torch.device(device)
         if device not in self._default:
             self._default[device] = FakeStream(self, device, f"{device}/default")
-        return (self._current.get(device) or [self._default[device]])[-1]
+        return ([self._default[device]] + self._on(device))[-1]
+
+    def _on(self, device: torch.device) -> list[FakeStream]:
+        """The streams that this thread has entered on a device."""
+        found: list[FakeStream] = self._current.__dict__.setdefault(str(device), [])
+        return found
 
     @contextmanager
     def on(self, stream: FakeStream | None) -> Iterator[None]:
@@ -82,7 +88,7 @@ class FakeCuda:
             yield
             return
         self.log.append(("on", stream))
-        stack = self._current.setdefault(stream.device, [])
+        stack = self._on(stream.device)
         stack.append(stream)
         try:
             yield
