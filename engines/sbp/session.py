@@ -225,7 +225,7 @@ class SBPSession(DistributedSession):
     def state_dict(self) -> dict[str, Any]:
         """Shards are put together in rank 0."""
         states: list[Any] | None = [None] * dist.get_world_size() if self.rank == 0 else None
-        dist.gather_object(self.local_state(), states)
+        dist.gather_object({"model": {}, "optimizer": {}} if self.replica else self.local_state(), states)
         if states is None:
             return {}
         model = {name: self._whole(name, [state["model"].get(name) for state in states]) for name in self.state_names}

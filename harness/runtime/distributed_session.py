@@ -259,6 +259,9 @@ class DistributedSession(BaseSession):
         """Return the state of the whole model in rank 0, an empty one in the others."""
         with self.phase("while the state is gathered"):
             own = self.local_state()
+            if self.replica:  # of the first replica everything is taken, of others their statistics
+                statistics = {name: value for name, value in own["model"].items() if name in self.buffer_names}
+                own = {"model": statistics, "optimizer": {}}
             states: list[Any] | None = [None] * dist.get_world_size() if self.rank == 0 else None
             dist.gather_object(own, states)
             if states is None:

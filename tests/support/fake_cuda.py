@@ -75,7 +75,7 @@ class FakeCuda:
         device = self.device if device is None else torch.device(device)
         if device not in self._default:
             self._default[device] = FakeStream(self, device, f"{device}/default")
-        return ([self._default[device]] + self._on(device))[-1]
+        return [self._default[device], *self._on(device)][-1]
 
     def _on(self, device: torch.device) -> list[FakeStream]:
         """The streams that this thread has entered on a device."""
