@@ -6,7 +6,6 @@ has one for each micro-batch). They are few and stay the same: the allocator kee
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
@@ -14,7 +13,7 @@ import torch
 
 from harness.core.op import Op, Queue
 from harness.core.trace import Span
-from harness.runtime.session import TimePoint
+from harness.runtime.device_clock import DeviceClock, TimePoint
 
 COPY_STREAMS = 4
 """Copy streams of a device: copies of so many micro-batches can be under way at once."""
@@ -39,6 +38,7 @@ class Streams:
         self.devices, self._copies = devices, copies
         self.cuda = devices[0].type == "cuda"
         self.separate = copies is not None
+        self.clocks = [DeviceClock(device) for device in devices]
         self._compute = {d: torch.cuda.current_stream(device) for d, device in enumerate(devices) if self.cuda}
 
     def _copy(self, device: int, i: int) -> torch.cuda.Stream:
@@ -79,10 +79,9 @@ class Streams:
     def now(self, device: int, copy_of: int | None = None) -> TimePoint:
         """A point in the compute stream of a device, or in its copy stream of a micro-batch."""
         if not self.cuda:
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record(self._compute[device] if copy_of is None else self._copy(device, copy_of))
-        return event
+            return self.clocks[device].now()
+        stream = self._compute[device] if copy_of is None else self._copy(device, copy_of)
+        return self.clocks[device].now(stream)
 
 
 class Recorder:
@@ -92,11 +91,8 @@ class Recorder:
         self.streams = streams
         self.begun: dict[Op, TimePoint] = {}
         self.marks: list[tuple[Op, int, Queue, TimePoint, TimePoint]] = []
-        self.base: dict[int, tuple[float, TimePoint]] = {}
-        for d, device in enumerate(streams.devices):
-            if streams.cuda:
-                torch.cuda.synchronize(device)
-            self.base[d] = (time.perf_counter(), streams.now(d))
+        for clock in streams.clocks:
+            clock.synchronize()
 
     @contextmanager
     def computing(self, op: Op, device: int) -> Iterator[None]:
@@ -106,14 +102,8 @@ class Recorder:
 
     def spans(self) -> list[Span]:
         """Every op as (start, end) in seconds of the host's clock. The devices must be synchronized."""
+        clocks = self.streams.clocks
         return [
-            Span(str(op), device, queue, self._seconds(device, start), self._seconds(device, end))
+            Span(str(op), device, queue, clocks[device].seconds(start), clocks[device].seconds(end))
             for op, device, queue, start, end in self.marks
         ]
-
-    def _seconds(self, device: int, mark: TimePoint) -> float:
-        if isinstance(mark, float):
-            return mark
-        host, base = self.base[device]
-        assert not isinstance(base, float)
-        return host + base.elapsed_time(mark) / 1e3

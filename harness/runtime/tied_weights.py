@@ -24,7 +24,7 @@ from harness.core.op import Op
 from harness.core.plan import Plan
 from harness.nn.skip import named_layers
 from harness.nn.tied import ties
-from harness.runtime.session import TimePoint
+from harness.runtime.device_clock import TimePoint
 from harness.schedule.dependency_graph import TIED
 from harness.schedule.tied_weight_ops import Tie, plan_ties
 
