@@ -30,6 +30,7 @@ from harness.interfaces import Batch, Model, SessionSpec, StepMetrics
 from harness.nn.tied import moved
 from harness.runtime.device_clock import DeviceClock, TimePoint
 from harness.runtime.foreign_layers import ForeignLayers
+from harness.runtime.host_clocks import HostClocks
 from harness.runtime.memory_meter import DeviceMemory
 from harness.runtime.session import BaseSession
 from harness.runtime.stage_module import StageModule, stage_modules
@@ -54,6 +55,13 @@ class StepReport:
     peak_bytes: int | None
     bytes_sent: Counter[str]
 
+    def on_clock(self, offset_s: float) -> StepReport:
+        """Return the same with times of a clock that is so many seconds ahead: that of rank 0."""
+        if not offset_s:
+            return self
+        spans = [replace(one, start_s=one.start_s + offset_s, end_s=one.end_s + offset_s) for one in self.spans]
+        return replace(self, start_s=self.start_s + offset_s, end_s=self.end_s + offset_s, spans=spans)
+
 
 class DistributedSession(BaseSession):
     """A session in one of several ranks. An engine says what a step is (`train_step`); the rest has defaults.
@@ -69,6 +77,7 @@ class DistributedSession(BaseSession):
     def __init__(self, model: Model, plan: Plan, spec: SessionSpec) -> None:
         super().__init__(model, plan, spec)
         self.skipped: Problem | None = None
+        self._host_clocks = HostClocks()
         self._positions = mmap(-1, POSITION_BYTES * plan.mesh.size)  # shared by the host and all ranks
 
     def __enter__(self) -> Self:
@@ -119,6 +128,7 @@ class DistributedSession(BaseSession):
         share = cast_batch(self.share(batch), self.spec.dtype)
         memory = DeviceMemory(self.device, [*self.held_tensors(), *self._used_here(share)]) if meter else None
         self._recorded, self.spans, self.bytes_sent, self.skipped = [], [], Counter(), None
+        offset_s = self._host_clocks.offset_s(self.steps)
         with intra_op_threads(1) if self.device.type == "cpu" else nullcontext(), self.shared_state.unchanged():
             dist.barrier()
             start_s = self.clock.synchronize()
@@ -129,7 +139,8 @@ class DistributedSession(BaseSession):
         self.steps += 1
         peak = memory.peak_bytes() if memory else None
         with self.phase("in the report of a step"):
-            return self._combined(StepReport(loss, start_s, end_s, self.recorded_spans(), peak, self.bytes_sent))
+            report = StepReport(loss, start_s, end_s, self.recorded_spans(), peak, self.bytes_sent)
+            return self._combined(report.on_clock(offset_s))
 
     def share(self, batch: Batch) -> Batch:
         """Return the samples of this rank's replica."""
