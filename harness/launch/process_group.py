@@ -26,6 +26,7 @@ def join(rank: int, count: int, device: str, local: int, **rendezvous: Any) -> N
     if here.type == "cuda":
         os.environ["LOCAL_RANK"] = str(here.index)
         os.environ["CUDA_MODULE_LOADING"] = "EAGER"  # a kernel that is loaded late waits for NCCL's, which wait for it
+        os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")  # 8 queues: streams of messages wait for others
         torch.cuda.set_device(here)
         rendezvous["device_id"] = here
     else:

@@ -33,6 +33,14 @@ def test_kernels_of_a_gpu_are_loaded_before_they_are_needed(
     assert os.environ.get("CUDA_MODULE_LOADING") == loading
 
 
+@pytest.mark.parametrize("given", [None, "8"])
+def test_each_stream_of_a_gpu_has_a_queue_of_its_own(given: str | None, joined: dict[str, Any]) -> None:
+    """Unless the user wants it otherwise."""
+    os.environ |= {"CUDA_DEVICE_MAX_CONNECTIONS": given} if given else {}
+    process_group.join(0, 2, "cuda:0", 0, store=None)
+    assert os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] == (given or "32")
+
+
 def test_what_is_pickled_does_not_go_through_gpus(joined: dict[str, Any]) -> None:
     """torch takes gloo for objects where it is there, and the rank's own GPU for all that is collective."""
     process_group.join(2, 4, "cuda:1", 2, store=None)
