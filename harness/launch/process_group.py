@@ -33,6 +33,8 @@ def join(rank: int, count: int, device: str, local: int, **rendezvous: Any) -> N
         torch.set_num_threads(1)
     backend = ON_GPUS if here.type == "cuda" else "gloo"
     dist.init_process_group(backend, timeout=PATIENCE, world_size=count, rank=rank, **rendezvous)
+    if here.type == "cuda" and rank == 0:
+        print(f"all {count} ranks have met", flush=True)  # it can take minutes: the run goes on
 
 
 def is_first_rank() -> bool:

@@ -1,4 +1,4 @@
-"""torch's collectives under the names that its release has: those of 2.13 first, the older ones warn there.
+"""torch's collectives under the names that its release has: those of 2.13 first, the older ones warn there; groups.
 
 The collectives that a library calls inside a pass: when they held up this rank, and bytes of their buffers.
 """
@@ -6,9 +6,10 @@ The collectives that a library calls inside a pass: when they held up this rank,
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
+import torch
 import torch.distributed as dist
 
 from harness.runtime.device_clock import Interval, TimePoint
@@ -20,6 +21,18 @@ all_to_all = dist.all_to_all_single
 
 Held = defaultdict[str, list[Interval]]
 """When collectives held up a rank, by algorithm."""
+
+
+def new_group(ranks: Sequence[int]) -> dist.ProcessGroup:
+    """Return a process group of these ranks. Collective: every rank of the run calls it, in the same order.
+
+    On GPUs its communicator is opened here, which takes seconds with many ranks: rank 0 says that it goes on, so that
+    the run is not ended for making no progress.
+    """
+    group: dist.ProcessGroup = dist.new_group(list(ranks))
+    if torch.cuda.is_initialized() and dist.get_rank() == 0:
+        print(f"opened a communicator of ranks {', '.join(map(str, ranks))}", flush=True)
+    return group
 
 
 class CollectiveCounter:

@@ -28,6 +28,7 @@ from harness.core.problem import Problem
 from harness.core.trace import Span
 from harness.interfaces import Batch, Model, SessionSpec, StepMetrics
 from harness.nn.tied import moved
+from harness.runtime.collectives import new_group
 from harness.runtime.device_clock import DeviceClock, TimePoint
 from harness.runtime.foreign_layers import ForeignLayers
 from harness.runtime.host_clocks import HostClocks
@@ -221,7 +222,7 @@ class DistributedSession(BaseSession):
         width, data = self.ranks_per_replica, self.plan.mesh.data
         if data == 1:
             return None
-        groups = [dist.new_group([replica * width + first for replica in range(data)]) for first in range(width)]
+        groups = [new_group([replica * width + first for replica in range(data)]) for first in range(width)]
         return groups[self.rank % width]
 
     def tie_weights(self, layers: nn.Sequential, communicator: str = TIED) -> None:

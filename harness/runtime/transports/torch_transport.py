@@ -34,6 +34,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from harness.runtime.collectives import new_group
 from harness.runtime.transports.transport import PATIENCE, Arrival, Channel, Completed, Position, Transport
 
 AT_ONCE_S = 1e-4
@@ -57,7 +58,7 @@ class GroupTransport(Transport):
         width, devices, own = self.position.width, self.position.devices, {}
         for first in range(0, self.position.replicas * width, width):
             for channel in channels:
-                group = dist.new_group([first + devices[channel.source], first + devices[channel.target]])
+                group = new_group([first + devices[channel.source], first + devices[channel.target]])
                 if first == self.position.rank // width * width:
                     own[channel] = group
         return own

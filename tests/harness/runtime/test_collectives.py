@@ -6,8 +6,9 @@ import time
 
 import pytest
 import torch
+import torch.distributed as dist
 
-from harness.runtime.collectives import CollectiveCounter
+from harness.runtime.collectives import CollectiveCounter, new_group
 from harness.runtime.device_clock import DeviceClock
 from tests.support import fake_cuda
 
@@ -61,3 +62,15 @@ def test_a_collective_that_fails_is_not_counted() -> None:
     with pytest.raises(ZeroDivisionError), counter.counting("all_gather", 8):
         raise ZeroDivisionError
     assert counter.take() == ({}, {})
+
+
+@pytest.mark.parametrize(("gpu", "rank", "said"), [(True, 0, True), (True, 1, False), (False, 0, False)])
+def test_opening_communicators_is_progress(
+    gpu: bool, rank: int, said: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of NCCL each takes seconds on many ranks, and a run that says nothing is ended."""
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: gpu)
+    monkeypatch.setattr(dist, "new_group", lambda ranks: tuple(ranks))
+    monkeypatch.setattr(dist, "get_rank", lambda: rank)
+    assert new_group(range(3)) == (0, 1, 2)  # type: ignore[comparison-overlap]
+    assert ("ranks 0, 1, 2" in capsys.readouterr().out) is said
