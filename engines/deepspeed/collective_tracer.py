@@ -1,4 +1,4 @@
-"""The collectives that DeepSpeed calls: how many seconds they held up this rank, and the bytes of their buffers."""
+"""The collectives that DeepSpeed calls: when they held up this rank, and the bytes of their buffers."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from harness.runtime.collectives import CollectiveCounter
+from harness.runtime.device_clock import TimePoint
 
 ALGORITHMS = {
     "all_reduce": "all_reduce",
@@ -31,8 +32,8 @@ class CollectiveTracer(CollectiveCounter):
     DeepSpeed asks a single replica, too: with fewer than 2 nothing is counted.
     """
 
-    def __init__(self, backend: Any, replicas: int) -> None:
-        super().__init__()
+    def __init__(self, backend: Any, replicas: int, now: Callable[[], TimePoint]) -> None:
+        super().__init__(now)
         for method, algorithm in ALGORITHMS.items() if replicas > 1 else ():
             if hasattr(backend, method):
                 setattr(backend, method, self._watched(algorithm, getattr(backend, method)))

@@ -8,6 +8,7 @@ import logging
 import os
 import sys
 import warnings
+from collections.abc import Callable
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from engines.deepspeed import BUCKET, jit_build
 from engines.deepspeed.collective_tracer import CollectiveTracer
 from harness.core.plan import Plan
 from harness.interfaces import OptimizerSpec, SessionSpec
+from harness.runtime.device_clock import TimePoint
 from harness.runtime.training_state import make_optimizer
 
 if TYPE_CHECKING:
@@ -75,10 +77,10 @@ def settings(micro_batches: int, replicas: int, zero: int, dtype: str, elements:
     return found
 
 
-def join(deepspeed: ModuleType, device: torch.device, replicas: int) -> CollectiveTracer:
+def join(deepspeed: ModuleType, device: torch.device, replicas: int, now: Callable[[], TimePoint]) -> CollectiveTracer:
     """Have DeepSpeed use the group that the ranks have met in; what the replicas tell each other from now on."""
     deepspeed.init_distributed(dist_backend="nccl" if device.type == "cuda" else "gloo", auto_mpi_discovery=False)
-    return CollectiveTracer(sys.modules["deepspeed.comm.comm"].cdb, replicas)
+    return CollectiveTracer(sys.modules["deepspeed.comm.comm"].cdb, replicas, now)
 
 
 def optimizer(module: nn.Module, spec: OptimizerSpec, offload: bool) -> torch.optim.Optimizer:

@@ -25,7 +25,7 @@ class PipelineSession(DeepSpeedSession):
         plan, data = self.plan, self.plan.mesh.data
         stages = stage_modules(layers, plan, range(len(plan.stages)))
         self.own(stages[self.pipeline_rank])
-        traffic = load_deepspeed.join(self.library, self.device, data)
+        traffic = load_deepspeed.join(self.library, self.device, data, self.now)
         self.tie_weights(layers)
         with contextlib.redirect_stdout(None):
             module = Stages(stages, data, self._loss, self.stage.recomputes, self.tied)

@@ -12,7 +12,8 @@ from torch import Tensor
 from engines.deepspeed.collective_tracer import CollectiveTracer
 from engines.deepspeed.session import DeepSpeedSession
 from harness.core.op import Kind, Op
-from harness.runtime.session import TimePoint, place
+from harness.runtime.device_clock import TimePoint
+from harness.runtime.session import place
 from harness.schedule.builders.data_parallel import over_replicas
 
 Note = Callable[[int, TimePoint, TimePoint, Sequence[Op]], None]
@@ -132,14 +133,15 @@ class PipelineTracer:
 
     def _stepped(self, i: int, start: TimePoint, end: TimePoint, ops: Sequence[Op]) -> None:
         """Record the optimizer step; if its state is sharded, the weights are gathered at the end."""
-        seconds, sizes = self.traffic.take()
-        step = 1.0
-        if sizes["all_gather"] and isinstance(start, float) and isinstance(end, float):
-            step = 1 - seconds["all_gather"] / (end - start)
-        self.session.record(Op(self.stage.number, "step"), start, end, 0.0, step)
-        if sizes["all_gather"]:
-            self.session.record(
-                over_replicas(self.stage.number, "all_gather", sizes["all_gather"]), start, end, step, 1.0
-            )
-        for algorithm, size in sizes.items():
-            self.session.bytes_sent[algorithm] += size
+        session, stage = self.session, self.stage.number
+        held, sizes = self.traffic.take()
+        session.bytes_sent += sizes
+
+        def add() -> None:
+            start_s, end_s = session.clock.seconds(start), session.clock.seconds(end)
+            last_s = end_s - session.clock.total_s(held["all_gather"])
+            session.add_span(Op(stage, "step"), start_s, last_s)
+            if sizes["all_gather"]:
+                session.add_span(over_replicas(stage, "all_gather", sizes["all_gather"]), last_s, end_s)
+
+        session.record_later(add)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any
 
 import torch
@@ -13,7 +12,8 @@ from engines.deepspeed import load_deepspeed
 from engines.deepspeed.session import DeepSpeedSession
 from harness.core.op import Kind, Op
 from harness.interfaces import Batch
-from harness.runtime.session import TimePoint, place
+from harness.runtime.device_clock import TimePoint
+from harness.runtime.session import place
 from harness.runtime.stage_module import stage_modules
 from harness.runtime.values import Value, rebuilt, tensors_of
 from harness.schedule.builders.data_parallel import over_replicas
@@ -31,7 +31,7 @@ class ReplicaSession(DeepSpeedSession):
 
         self.own(stage_modules(layers, self.plan, [0])[0])
         named = self.named_parameters()
-        self.traffic = load_deepspeed.join(self.library, self.device, self.plan.mesh.data)
+        self.traffic = load_deepspeed.join(self.library, self.device, self.plan.mesh.data, self.now)
         self.updates_with(load_deepspeed.optimizer(self.stage, self.spec.optimizer, self.config.offload))
         module: nn.Module = Recomputed(self.stage) if self.stage.recomputes else self.stage
         if self.config.zero == 3 and self.spec.by_value:
@@ -73,27 +73,26 @@ class ReplicaSession(DeepSpeedSession):
     def _note(self, kind: Kind, i: int | None, start: TimePoint) -> None:
         """The pass since `start`, and the collectives that ran in it."""
         end = self.now()
-        seconds, sizes = self.traffic.take()
-        whole = end - start if isinstance(start, float) and isinstance(end, float) else float("inf")
-        shares = {algorithm: seconds[algorithm] / whole for algorithm in sizes}
-        before = sum(share for algorithm, share in shares.items() if algorithm == "all_gather" and kind in "FB")
-        after = sum(shares.values()) - before
-        self.record(Op(0, kind, i), start, end, before, 1 - after)
-        self._collectives(kind, i, start, end, shares, sizes)
+        held, sizes = self.traffic.take()
+        self.bytes_sent += sizes
 
-    def _collectives(
-        self, kind: Kind, i: int | None, start: TimePoint, end: TimePoint, shares: dict[str, float], sizes: Counter[str]
-    ) -> None:
-        at = 1 - sum(shares.values())
-        for algorithm, share in shares.items():
-            self.bytes_sent[algorithm] += sizes[algorithm]
-            if algorithm == "all_gather" and kind in "FB":
-                bucket = "forward" if kind == "F" else "backward"
-                self.record(over_replicas(0, algorithm, sizes[algorithm], i, bucket), start, end, 0.0, share)
-            else:
-                at += share
+        def add() -> None:
+            start_s, end_s = self.clock.seconds(start), self.clock.seconds(end)
+            gathers = {algorithm for algorithm in sizes if algorithm == "all_gather" and kind in "FB"}
+            seconds = {algorithm: self.clock.total_s(held[algorithm]) for algorithm in sizes}
+            first_s = start_s + sum(seconds[algorithm] for algorithm in gathers)
+            last_s = end_s - sum(seconds[algorithm] for algorithm in sizes if algorithm not in gathers)
+            self.add_span(Op(0, kind, i), first_s, last_s)
+            for algorithm, size in sizes.items():
+                if algorithm in gathers:
+                    op = over_replicas(0, algorithm, size, i, "forward" if kind == "F" else "backward")
+                    self.add_span(op, start_s, first_s)
+                    continue
                 number = i if self.config.zero > 1 and kind == "B" else None
-                self.record(over_replicas(0, algorithm, sizes[algorithm], number), start, end, at - share, at)
+                at_s, last_s = last_s, last_s + seconds[algorithm]
+                self.add_span(over_replicas(0, algorithm, size, number), at_s, last_s)
+
+        self.record_later(add)
 
 
 class Recomputed(nn.Module):

@@ -13,9 +13,9 @@ from engines.deepspeed import load_deepspeed, loss_scale
 from harness.core.plan import Plan
 from harness.core.problem import Problem
 from harness.interfaces import Batch, Model, SessionSpec, StepMetrics
+from harness.runtime.device_clock import TimePoint
 from harness.runtime.distributed_session import DistributedSession
 from harness.runtime.gradient_norms import UpdateNorms
-from harness.runtime.session import TimePoint
 from harness.runtime.stage_module import StageModule
 
 if TYPE_CHECKING:

@@ -14,9 +14,10 @@ from harness.core.op import Kind, Op
 from harness.core.plan import Plan
 from harness.interfaces import Batch, Model, SessionSpec, StepMetrics
 from harness.runtime.collectives import CollectiveCounter
+from harness.runtime.device_clock import TimePoint
 from harness.runtime.distributed_session import DistributedSession
 from harness.runtime.gradient_norms import norms_of
-from harness.runtime.session import TimePoint, place
+from harness.runtime.session import place
 from harness.runtime.training_state import load_optimizer_state, make_optimizer
 from harness.runtime.values import Value
 from harness.schedule.builders.data_parallel import over_replicas
@@ -31,7 +32,7 @@ class FSDPSession(DistributedSession):
         self.config = config
 
     def build(self, layers: nn.Sequential) -> None:
-        self.counter, self.gathered = CollectiveCounter(), Gathered()
+        self.counter, self.gathered = CollectiveCounter(self.now), Gathered()
         self.stage = self.own_stage(layers)
         refuse_hooks(self.stage)
         mesh = init_device_mesh(self.device.type, (self.plan.mesh.data,))
@@ -74,19 +75,21 @@ class FSDPSession(DistributedSession):
 
         |gather|layer|gather|layer|reduce|layer|reduce|  becomes  |gather gather|layer layer layer|reduce reduce|
         """
-        end = self.now()
-        seconds, sizes = self.counter.take()
+        end, several = self.now(), self.plan.mesh.data > 1
+        held, sizes = self.counter.take()
         self.bytes_sent += sizes
-        first = (
-            start + seconds["all_gather"] if isinstance(start, float) else start
-        )  # on a GPU they overlap with layers
-        last = end - seconds["reduce_scatter"] if isinstance(end, float) else end
-        several = self.plan.mesh.data > 1
-        if gathers and several:
-            self.record(over_replicas(0, "all_gather", 0, i, gathers), start, first)
-        self.record(Op(0, kind, i), first, last)
-        if reduces and several:
-            self.record(over_replicas(0, "reduce_scatter", 0, i), last, end)
+
+        def add() -> None:
+            start_s, end_s = self.clock.seconds(start), self.clock.seconds(end)
+            first_s = start_s + self.clock.total_s(held["all_gather"])
+            last_s = end_s - self.clock.total_s(held["reduce_scatter"])
+            if gathers and several:
+                self.add_span(over_replicas(0, "all_gather", 0, i, gathers), start_s, first_s)
+            self.add_span(Op(0, kind, i), first_s, last_s)
+            if reduces and several:
+                self.add_span(over_replicas(0, "reduce_scatter", 0, i), last_s, end_s)
+
+        self.record_later(add)
 
     def gradient_norms(self) -> dict[str, float]:
         """Return the norms of this rank's shards of the gradients."""

@@ -22,7 +22,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
 from engines.fsdp.layer_groups import groups
-from engines.fsdp.traced_collectives import TracedAllGather, TracedReduceScatter
+from engines.fsdp.traced_collectives import TracedAllGather, TracedReduceScatter, time_waits
 from harness.core.problem import CannotRun, Problem, ProblemError
 from harness.nn.skip import named_layers, stashed, waiting
 from harness.nn.tied import version
@@ -120,6 +120,8 @@ def _group(
         _gather_for_skips(module)
     group.set_custom_all_gather(TracedAllGather(counter))  # type: ignore[arg-type]  # as torch's protocol, which is not public
     group.set_custom_reduce_scatter(TracedReduceScatter(counter, gathered.show))  # type: ignore[arg-type]
+    for parameters in group._get_fsdp_state()._fsdp_param_groups if mesh.device_type == "cuda" else ():
+        time_waits(parameters, counter)
     group.set_force_sum_reduction_for_comms(True)  # a loss is divided by the whole batch already
     group.set_gradient_divide_factor(1.0)
     return group

@@ -165,8 +165,8 @@ class _Graph:
             if phony is not None and tokens:
                 outs[""] = self._tied(outs[""], phony)
         device = run.layout.devices[j]
+        outs = {part: self._leave(i, device, value) for part, value in outs.items()}
         if run.grad:
-            outs = {part: self._leave(i, device, value) for part, value in outs.items()}
             self._order(task, j, outs)
         self.state[i] = {"": outs[""]}
         for transfer in run.layout.out_of(j):

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from engines.gpipe.cpu_autograd_graph import run_cpu_pass
 from engines.gpipe.cpu_pipeline import CpuPass, DeviceQueues
 from engines.gpipe.cuda_pipeline import CudaPass
-from engines.gpipe.cuda_streams import Streams
+from engines.gpipe.cuda_streams import Streams, copy_streams
 from engines.gpipe.microbatch import scatter
 from engines.gpipe.stage import Stage, Surroundings
 from engines.gpipe.stage_layout import layout
@@ -123,6 +123,7 @@ class GPipe(nn.Module):
         self._draws: dict[bool, dict[int, bool]] = {True: {}, False: {}}
         self._anchor = torch.zeros((), requires_grad=True)
         self.queues = self._open_queues() if self.on_cpu else None
+        self._copy_streams = copy_streams(self.devices) if self.streams else None
 
     @property
     def shared(self) -> list[SharedParameter]:
@@ -179,7 +180,7 @@ class GPipe(nn.Module):
             raise
 
     def _run_cuda_pass(self, chunks: list[Value], around: Surroundings, mode: str, grad: bool) -> Value:
-        streams = Streams(self.devices, len(chunks), self.streams)
+        streams = Streams(self.devices, self._copy_streams)
         run = CudaPass(
             self.stages, self.layout, streams, around, mode, grad, self.dependency, self.ties, self._trained()
         )
@@ -230,13 +231,14 @@ class GPipe(nn.Module):
         self._finalizer()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state for copies and pickles: everything but the threads and the last pass."""
-        left_out = {"queues", "recorder", "_finalizer"}
+        """Return the state for copies and pickles: everything but the threads, the streams and the last pass."""
+        left_out = {"queues", "recorder", "_copy_streams", "_finalizer"}
         return {name: value for name, value in self.__dict__.items() if name not in left_out} | {"spans": []}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self.queues = self._open_queues() if self.on_cpu else None
+        self._copy_streams = copy_streams(self.devices) if self.streams else None
 
     def _wants_grad(self, value: Value) -> bool:
         return any(t.requires_grad for t in tensors_of(value)) or any(p.requires_grad for p in self.parameters())

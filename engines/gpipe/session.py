@@ -114,7 +114,7 @@ class GPipeSession(LocalSession):
         for stage, optimizer in zip(self.stage.stages, self.stage_optimizers, strict=True):
             with self.stage.recorder.computing(Op(stage.number, "step"), self.plan.stages[stage.number].device):
                 optimizer.step()
-        self.now()
+        self._synchronize()
 
     def held_by_device(self) -> dict[int, list[Tensor]]:
         held: dict[int, list[Tensor]] = defaultdict(list)

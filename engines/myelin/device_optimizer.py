@@ -12,7 +12,7 @@ from engines.myelin.flat_buffers import FlatBuffers
 from engines.myelin.loss_scale import unscaled
 from engines.myelin.optimizers import Optimizer, Run
 from harness.core.op import Op
-from harness.runtime.session import TimePoint
+from harness.runtime.device_clock import TimePoint
 
 
 class DeviceOptimizer:

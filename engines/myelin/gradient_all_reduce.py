@@ -15,7 +15,7 @@ from torch import Tensor
 
 from engines.myelin.buckets import Chunk
 from harness.core.op import Op, Queue
-from harness.runtime.session import TimePoint
+from harness.runtime.device_clock import TimePoint
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class ChunkAllReduce:
 
 class GradientAllReduce:
     """All sums of one step, of `chunks` of the gradients that replicas share; what of a chunk comes after these is left
-    alone. `queue` is what a trace says they run in."""
+    alone. `queue` is what a trace says they run in; `next_to`, on a GPU, a stream in which nothing else runs."""
 
     def __init__(
         self,
@@ -39,10 +39,10 @@ class GradientAllReduce:
         stage: int,
         queue: Queue,
         now: Callable[[], TimePoint],
+        next_to: torch.cuda.Stream | None,
     ) -> None:
-        self.now = now
+        self.now, self.next_to = now, next_to
         self.last = now()
-        self.next_to = torch.cuda.Stream(gradients.device) if gradients.device.type == "cuda" else None
         parts = [(one.part, gradients[one.start : one.stop]) for one in chunks if one.start < len(gradients)]
         self.sums = [self._started(part, name, group, stage, queue) for name, part in parts]
 

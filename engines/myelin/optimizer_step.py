@@ -26,7 +26,7 @@ from harness.core.op import Op, Queue
 from harness.core.problem import Problem
 from harness.interfaces import SessionSpec
 from harness.launch.process_group import is_first_rank
-from harness.runtime.session import TimePoint
+from harness.runtime.device_clock import TimePoint
 
 if TYPE_CHECKING:
     from engines.myelin.engine import Config
@@ -63,6 +63,7 @@ class OptimizerStep:
         self.own = self.flat.size - sum(parameters[name].numel() for name in tied)  # elements to sum over replicas
         self.chunks = chunks(self.flat.size, config.bsize, config.k)
         self.queue: Queue = "network" if config.k else "compute"
+        self.next_to = torch.cuda.Stream(self.flat.device) if self.flat.device.type == "cuda" else None
         self.optimizer = Optimizer(spec.optimizer)
         self.store: DeviceOptimizer | HostOptimizer = (
             HostOptimizer(self.flat, self.optimizer, config.bsize, stage, now, note)
@@ -107,7 +108,13 @@ class OptimizerStep:
         sums = None
         if self.group:
             sums = GradientAllReduce(
-                self.flat.gradients[: self.own], self.chunks, self.group, self.stage, self.queue, self.now
+                self.flat.gradients[: self.own],
+                self.chunks,
+                self.group,
+                self.stage,
+                self.queue,
+                self.now,
+                self.next_to,
             )
         skipped = overflow()
         if asked:

@@ -86,7 +86,7 @@ class Step(Run):
 
         Once an op has failed the others are skipped.
         """
-        devices = program.schedule.devices
+        self.places = devices = program.schedule.devices
         jobs = {op: Job(self, self._work(op), op) for op in program.before}
         for op, before in program.before.items():
             jobs[op].after = [jobs[earlier] for earlier in before]
@@ -173,20 +173,26 @@ class Step(Run):
 
     def _move(self, j: int, i: int) -> None:
         """Bring to stage j what the stage before it has made."""
-        source, device = self.slots[j - 1, i], self.stages[j].device
+        source = self.slots[j - 1, i]
         outs, source.outs = source.outs, ()
         with _noted(f"from stage {j - 1} to stage {j}, micro-batch {i}"):
-            self.slots[j, i].ins = tuple(out.to(device, copy=True) for out in outs)
+            self.slots[j, i].ins = tuple(one for one in self._copied(outs, j - 1, j) if one is not None)
         self._count("activations", outs)
 
     def _move_back(self, j: int, i: int) -> None:
         """Bring to stage j the gradients that the stage after it has made."""
-        source, device = self.slots[j + 1, i], self.stages[j].device
+        source = self.slots[j + 1, i]
         gradients, source.grads_in = source.grads_in, ()
         with _noted(f"from stage {j + 1} to stage {j}, micro-batch {i}"):
-            moved = tuple(None if gradient is None else gradient.to(device, copy=True) for gradient in gradients)
-        self.slots[j, i].grads_out = moved
+            self.slots[j, i].grads_out = self._copied(gradients, j + 1, j)
         self._count("gradients", gradients)
+
+    def _copied(self, tensors: Gradients, source: int, target: int) -> Gradients:
+        """Copy what a stage has made to the device of another one."""
+        device = self.stages[target].device
+        copied = tuple(None if tensor is None else tensor.to(device, copy=True) for tensor in tensors)
+        self.queues.copied(tensors, copied, self.places[source], self.places[target])
+        return copied
 
     def _count(self, kind: str, sent: Gradients) -> None:
         size = sum(tensor.numel() * tensor.element_size() for tensor in sent if tensor is not None)

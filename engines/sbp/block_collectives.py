@@ -23,7 +23,7 @@ from torch.autograd import Function
 
 from engines.sbp.block_layout import Digits, Dim, Layout, Mesh
 from engines.sbp.instruction import Exchange
-from harness.runtime.collectives import CollectiveCounter, all_to_all
+from harness.runtime.collectives import CollectiveCounter, all_to_all, new_group
 from harness.runtime.direct_collectives import all_gather, reduce_scatter
 from harness.simulator.routes import STEPS
 
@@ -130,7 +130,7 @@ class Groups:
                 for rank in range(self.mesh.devices):
                     members = self._members(start, rank, digits)
                     if (use, members) not in self.made and members[0] == start + rank:
-                        self.made[use, members] = dist.new_group(list(members))
+                        self.made[use, members] = new_group(members)
 
     def _members(self, first: int, rank: int, digits: Digits) -> tuple[int, ...]:
         return tuple(first + one for one in self.mesh.group(rank, digits))

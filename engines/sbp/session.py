@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -28,8 +27,9 @@ from harness.measure.count_model import count
 from harness.nn.tied import moved
 from harness.runtime.autograd import differentiable
 from harness.runtime.collectives import CollectiveCounter
+from harness.runtime.device_clock import TimePoint
 from harness.runtime.distributed_session import DistributedSession
-from harness.runtime.session import TimePoint, place
+from harness.runtime.session import place
 from harness.runtime.stage_module import StageModule
 from harness.runtime.stage_passes import StagePasses
 from harness.runtime.training_state import (
@@ -72,7 +72,7 @@ class SBPSession(DistributedSession):
 
     def build(self, layers: nn.Sequential) -> None:
         check_same_plan(self.plan)
-        self.counter = CollectiveCounter()
+        self.counter = CollectiveCounter(self.now)
         groups = Groups(self.mesh, self.rank - self.tensor_rank, self.tensor_rank)
         self.by = BlockCollectives(self.mesh, groups, self.counter, self.config.aligned)
         splitter = ModelSharder(layers, self.program, self.by)
@@ -205,27 +205,29 @@ class SBPSession(DistributedSession):
 
     def _note(self, op: Op | None, start: TimePoint, end: TimePoint) -> None:
         """A pass, and after it a block for each algorithm of its collectives, as long as it held up this rank."""
-        seconds, sizes = self.counter.take()
-        self.bytes_sent += Counter(sizes)
+        held, sizes = self.counter.take()
+        self.bytes_sent += sizes
         phases, i = (PHASES[op.kind], op.micro_batch) if op else (("weights",), None)
         mine = self.plan.traffic[self.pipeline_rank] if self.plan.traffic else ()
         ops = [traffic_op(self.pipeline_rank, traffic, i) for traffic in mine if traffic.phase in phases]
-        timed = isinstance(start, float) and isinstance(end, float)  # on a GPU they overlap with the layers
-        held = [seconds[one.part.partition("/")[0]] if timed else 0.0 for one in ops]
-        at = end - sum(held) if isinstance(end, float) else end
-        if op is not None:
-            self.record(op, start, at)
-        for one, length in zip(ops, held, strict=True):
-            following = at + length if isinstance(at, float) else at
-            self.record(one, at, following)
-            at = following
+
+        def add() -> None:
+            seconds = [self.clock.total_s(held[one.part.partition("/")[0]]) for one in ops]
+            at_s = self.clock.seconds(end) - sum(seconds)
+            if op is not None:
+                self.add_span(op, self.clock.seconds(start), at_s)
+            for one, length_s in zip(ops, seconds, strict=True):
+                self.add_span(one, at_s, at_s + length_s)
+                at_s += length_s
+
+        self.record_later(add)
 
     # -- one state for all engines ------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         """Shards are put together in rank 0."""
         states: list[Any] | None = [None] * dist.get_world_size() if self.rank == 0 else None
-        dist.gather_object(self.local_state(), states)
+        dist.gather_object({"model": {}, "optimizer": {}} if self.replica else self.local_state(), states)
         if states is None:
             return {}
         model = {name: self._whole(name, [state["model"].get(name) for state in states]) for name in self.state_names}

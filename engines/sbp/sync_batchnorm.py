@@ -48,14 +48,14 @@ class Normed(Function):
         """The gradients of weight and bias are those of the own samples."""
         x, weight, mean, variance = ctx.saved_tensors
         wanted = ctx.needs_input_grad[:3]
-        dx, by_scale, by_shift = torch.ops.aten.native_batch_norm_backward(
-            gradients[0], x, weight, mean, variance, None, None, False, ctx.eps, [wanted[0], True, True]
+        inverse = torch.rsqrt(variance + ctx.eps)
+        dx, by_scale, by_shift = torch.ops.aten.native_batch_norm_backward(  # some of CUDA's kernels read all four
+            gradients[0], x, weight, mean, variance, mean, inverse, False, ctx.eps, [wanted[0], True, True]
         )
         if wanted[0]:
             shape = [1, -1] + [1] * (x.dim() - 2)
             samples = x.numel() // x.shape[1] * ctx.by.mesh.size(ctx.digits)
             shift, slope = ctx.by.gathered(torch.stack([by_shift, by_scale]), ctx.digits).sum(0) / samples
-            inverse = torch.rsqrt(variance + ctx.eps)
             scale = inverse if weight is None else inverse * weight
             dx -= (scale * shift).view(shape)
             dx -= (x - mean.view(shape)).mul_((scale * inverse * slope).view(shape))

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.pipelining import (
     Schedule1F1B,
@@ -28,6 +27,7 @@ from engines.torch_pipelining.traced_stage import TracedStage
 from harness.core.plan import Plan
 from harness.interfaces import Batch, Model, SessionSpec
 from harness.runtime.boundary_shapes import BoundaryShapes
+from harness.runtime.collectives import new_group
 from harness.runtime.stage_module import StageModule, stage_modules
 from harness.runtime.stages_session import StagesSession
 from harness.runtime.training_state import split_batch
@@ -55,7 +55,7 @@ class TorchPipeliningSession(StagesSession):
         self.shapes = BoundaryShapes(layers, self.plan, self.device, self.autocast_dtype)
         super().build(layers)
         width = self.ranks_per_replica
-        pipelines = [dist.new_group([r * width + d for d in range(width)]) for r in range(self.plan.mesh.data)]
+        pipelines = [new_group([r * width + d for d in range(width)]) for r in range(self.plan.mesh.data)]
         self.pipeline = pipelines[self.replica]
         self.stages: list[TracedStage] = []
         self.micro_batch: list[torch.Size] = []

@@ -222,12 +222,12 @@ def _given(part: object) -> dict[str, float]:
 def _nominal(found: DetectedDevices) -> Machine:
     """Return default values for a machine that was not measured: CPU devices share its cores, peaks are not known."""
     link = Link(0.0, 1 / (NOMINAL_GB_S[found.kind] * GB))
-    return Machine(Device(found.name), link, cores=found.count if found.kind == "cpu" else 0)
+    return Machine(Device(found.name, found.memory_bytes), link, cores=found.count if found.kind == "cpu" else 0)
 
 
 def _local(config: ClusterConfig, found: DetectedDevices, machine: Machine, job: Allocation | None) -> Cluster:
     count, nodes = config.devices or local_devices.count(found, job), config.nodes or (job.nodes if job else 1)
-    share = found.memory_bytes // count if found.kind == "cpu" else found.memory_bytes
+    share = found.memory_bytes // count if found.kind == "cpu" else machine.device.memory_bytes
     intra = _link(config, "", machine.link)
     host = _link(config, "host_", machine.host_link or intra)
     device = _device(

@@ -15,17 +15,23 @@ from typing import Any, Literal
 from harness.host import slurm_job
 
 Kind = Literal["cpu", "cuda"]
+CUDA_ORDER = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+"""Variable with which CUDA numbers GPUs as NVML does, by their place; else the fastest is first."""
 GROUPS, OWN_GROUP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
 
 @dataclass(frozen=True)
 class DetectedDevices:
-    """`count` equal devices of one kind; `memory_bytes` is what each of them has (on CPUs: all of them together)."""
+    """`count` equal devices of one kind; `memory_bytes` is what each of them has (on CPUs: all of them together).
+
+    `driver` is the version of the GPUs' driver.
+    """
 
     kind: Kind
     name: str
     count: int
     memory_bytes: int
+    driver: str = ""
 
 
 def detect(wanted: str = "auto") -> DetectedDevices:
@@ -36,7 +42,9 @@ def detect(wanted: str = "auto") -> DetectedDevices:
     if wanted != "cpu":
         gpus = _gpus() if torch_has_cuda() else []
         if gpus:
-            return DetectedDevices("cuda", gpus[0][0], len(gpus), min(memory for _, memory in gpus))
+            return DetectedDevices(
+                "cuda", gpus[0].name, len(gpus), min(gpu.total_bytes for gpu in gpus), gpus[0].driver
+            )
         if wanted == "cuda":
             return DetectedDevices("cuda", "GPU", 0, 0)
     return DetectedDevices("cpu", cpu_model(), cores(), available_memory_bytes())
@@ -143,18 +151,33 @@ def torch_has_cuda() -> bool:
     return False
 
 
-def _gpus() -> list[tuple[str, int]]:
-    """Returns (name, bytes) of each GPU that CUDA_VISIBLE_DEVICES leaves visible, in torch's order.
+@dataclass(frozen=True)
+class _Gpu:
+    name: str
+    total_bytes: int
+    used_bytes: int = 0
+    driver: str = ""
+
+
+def gpu_used_bytes() -> int:
+    """Returns the bytes of the first GPU that all processes use together, without starting CUDA in this one."""
+    return next((gpu.used_bytes for gpu in _gpus()), 0)
+
+
+def _gpus() -> list[_Gpu]:
+    """Returns each GPU that CUDA_VISIBLE_DEVICES leaves visible, in torch's order (`CUDA_ORDER`).
 
     Only the number of GPUs is known for an expected job.
     """
     if job := slurm_job.expected():
-        return [("GPU", 0)] * (job.gpus or 0)
+        return [_Gpu("GPU", 0)] * (job.gpus or 0)
     with suppress(Exception), _nvml() as nvml:
-        return [
-            (str(nvml.nvmlDeviceGetName(handle)), int(nvml.nvmlDeviceGetMemoryInfo(handle).total))
-            for handle in _visible(nvml, os.environ.get("CUDA_VISIBLE_DEVICES"))
-        ]
+        driver = str(nvml.nvmlSystemGetDriverVersion())
+        found = []
+        for handle in _visible(nvml, os.environ.get("CUDA_VISIBLE_DEVICES")):
+            memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+            found.append(_Gpu(str(nvml.nvmlDeviceGetName(handle)), int(memory.total), int(memory.used), driver))
+        return found
     return []
 
 
@@ -170,19 +193,37 @@ def _nvml() -> Iterator[Any]:
 
 
 def _visible(nvml: Any, variable: str | None) -> list[Any]:
-    """Returns the handles named by CUDA_VISIBLE_DEVICES (indices or UUIDs); as in CUDA, the first invalid entry ends
-    the list."""
+    """Returns the handles of what CUDA sees, in its order.
+
+    CUDA_VISIBLE_DEVICES has indices, or UUIDs or the beginning of one; as in CUDA, the first invalid entry ends the
+    list. A GPU that is divided (MIG) is as many as it has instances, of which CUDA sees the first one alone unless
+    others are named.
+    """
+    cards = [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+    parts = {index: found for index, card in enumerate(cards) if (found := _instances(nvml, card))}
     if variable is None:
-        return [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+        whole = [card for index, card in enumerate(cards) if index not in parts]
+        return [found[0] for found in parts.values()][:1] if parts else whole
     handles = []
     for entry in filter(None, (part.strip() for part in variable.split(","))):
-        try:
-            by_index = entry.isdigit()
-            handles.append(
-                (nvml.nvmlDeviceGetHandleByIndex if by_index else nvml.nvmlDeviceGetHandleByUUID)(
-                    int(entry) if by_index else entry
-                )
-            )
-        except nvml.NVMLError:
+        if entry.isdigit():
+            index = int(entry)
+            named = parts.get(index, cards[index : index + 1])[:1]
+        else:
+            every = [*cards, *(one for found in parts.values() for one in found)]
+            named = [one for one in every if str(nvml.nvmlDeviceGetUUID(one)).startswith(entry)]
+        if len(named) != 1:
             break
+        handles += named
     return handles
+
+
+def _instances(nvml: Any, card: Any) -> list[Any]:
+    """Returns the instances into which a card is divided (MIG); none of one that is whole, or cannot be divided."""
+    found: list[Any] = []
+    with suppress(nvml.NVMLError):
+        if nvml.nvmlDeviceGetMigMode(card)[0]:
+            for index in range(nvml.nvmlDeviceGetMaxMigDeviceCount(card)):
+                with suppress(nvml.NVMLError):
+                    found.append(nvml.nvmlDeviceGetMigDeviceHandleByIndex(card, index))
+    return found

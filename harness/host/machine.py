@@ -18,6 +18,7 @@ from pathlib import Path
 from harness.core.cluster import CallTimes, Device, Link
 from harness.core.serialization import Document
 from harness.host import devices, profile_cache
+from harness.host.devices import DetectedDevices
 
 MEASURING = (
     "measure/benchmark_machine.py",
@@ -34,10 +35,10 @@ class Machine(Document):
     """This machine's devices, which are equal, as measured by programs.
 
     `device` has the FLOP/s of large matmuls by dtype, the bytes/s of a large sum, and the time of the smallest kernel;
-    CPU devices compute with one thread. `link` is a copy between two devices, `host_link` one between a device and the
-    host (None: as `link`). `cores` is how many CPU devices' worth of work all of them do at once, 0 for GPUs, which
-    share nothing: `cores` where these are threads of one process, `process_cores` where each is a process. `calls`
-    are those of such processes.
+    CPU devices compute with one thread. The memory of a GPU is what is left for tensors once a process uses it. `link`
+    is a copy between two devices, `host_link` one between a device and the host (None: as `link`). `cores` is how many
+    CPU devices' worth of work all of them do at once, 0 for GPUs, which share nothing: `cores` where these are threads
+    of one process, `process_cores` where each is a process. `calls` are those of such processes.
     """
 
     device: Device
@@ -65,16 +66,18 @@ def stored(wanted: str = "auto", remeasure: bool = False) -> Machine | None:
 
     With `remeasure` only one that was made since this process began.
     """
-    name = devices.detect(wanted).name
-    if not profile_cache.exists(path(name), remeasure):
+    found = devices.detect(wanted)
+    place = path(found)
+    if not profile_cache.exists(place, remeasure):
         return None
-    machine = profile_cache.read(Machine, path(name))
-    return machine if machine and machine.device.name == name and machine.device.peak_flops else None
+    machine = profile_cache.read(Machine, place)
+    return machine if machine and machine.device.name == found.name and machine.device.peak_flops else None
 
 
 def store(machine: Machine) -> None:
     """Caches a measurement. A folder that cannot be written is a warning: the next run measures again."""
-    place = path(machine.device.name)
+    found = devices.detect()
+    place = path(found if found.name == machine.device.name else devices.detect("cpu"))
     try:
         machine.save(place)
     except OSError as error:
@@ -85,15 +88,21 @@ def store(machine: Machine) -> None:
         )
 
 
-def path(device_name: str) -> Path:
-    """Returns the path of the measurement for these devices, the installed torch and the cores of this process."""
+def path(found: DetectedDevices) -> Path:
+    """Returns the path of the measurement for these devices, the installed torch and the cores of this process.
+
+    Of GPUs their number counts, since one alone has no link to another one, their driver, and their memory: a part of
+    a card has the name of the whole.
+    """
     sources = (Path(__file__).parents[1] / name for name in MEASURING)
-    key = {
-        "device": device_name,
+    key: dict[str, object] = {
+        "device": found.name,
         "torch": importlib.metadata.version("torch"),
         "cores": devices.cores(),
         "sources": [hashlib.sha256(source.read_bytes()).hexdigest() for source in sources],
     }
+    if found.kind == "cuda":
+        key |= {"gpus": found.count, "memory_bytes": found.memory_bytes, "driver": found.driver}
     digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
-    name = re.sub(r"[^A-Za-z0-9_-]+", "-", device_name)
+    name = re.sub(r"[^A-Za-z0-9_-]+", "-", found.name)
     return profile_cache.folder().parent / "machines" / f"{name}-{digest}.json"

@@ -13,6 +13,7 @@ import gc
 import os
 import pickle
 import signal
+import socket
 import sys
 import time
 import traceback
@@ -35,8 +36,10 @@ from harness.launch.mpi import PmiConnection
 from harness.launch.signals import ENDING
 from harness.launch.slurm_ranks import Rendezvous
 from harness.runtime.distributed_session import DistributedSession
+from harness.runtime.transports.transport import PATIENCE
 
 T = TypeVar("T")
+HERE = "127.0.0.1"
 SILENT_S = 0.2
 """Seconds in which the host, after a rank has failed, looks for another one that had ended before without a message."""
 GRACE_S = 1.0
@@ -110,11 +113,16 @@ def run_on_ranks(count: int, function: Callable[[], T], devices: Sequence[str], 
 
     `devices[r]` is the torch device of rank r. With `with_mpi` the ranks are also an MPI world (`harness.launch.mpi`).
     Raises the first error of any rank, with its traceback, and `RankKilled` or `RankDied` for a rank that ended without
-    one. All ranks have ended when this function returns or raises. They meet through a file without a name, so that no
-    file is left, however this process ends.
+    one; RuntimeError where this process uses a GPU already, which those forked from it could not. All ranks have ended
+    when this function returns or raises. They meet at a port of this machine that is open before they begin.
     """
+    if devices[0] != "cpu" and torch.cuda.is_initialized():
+        raise RuntimeError(
+            "this process has started CUDA, which a process that is forked from it cannot use -> no GPU may be used "
+            "where the model's file is imported"
+        )
     worlds: AbstractContextManager[list[PmiConnection]] = mpi.pmi_connections(count) if with_mpi else nullcontext([])
-    with worlds as connections, open(os.memfd_create("group"), "rb") as rendezvous_file:
+    with worlds as connections, socket.create_server((HERE, 0), backlog=count) as meeting:
         fork = get_context("fork")
         ranks: list[tuple[BaseProcess, Connection]] = []
         kills = oom_killer.kill_count()
@@ -129,7 +137,7 @@ def run_on_ranks(count: int, function: Callable[[], T], devices: Sequence[str], 
                         count,
                         function,
                         devices[rank],
-                        rendezvous_file.fileno(),
+                        meeting,
                         to_host,
                         os.getpid(),
                         connections,
@@ -155,7 +163,7 @@ def _run_rank(
     count: int,
     function: Callable[[], Any],
     device: str,
-    rendezvous_file: int,
+    meeting: socket.socket,
     to_host: Connection,
     host: int,
     connections: Sequence[PmiConnection],
@@ -170,8 +178,7 @@ def _run_rank(
     signal_watcher.watch_in_rank(rank)
     code = 0
     try:
-        local = (torch.device(device).index or 0) if device.startswith("cuda") else rank
-        process_group.join(rank, count, device, local, init_method=f"file:///proc/self/fd/{rendezvous_file}")
+        process_group.join(rank, count, device, rank, store=_store(rank, count, meeting))
         if connections:
             mpi.join_world(rank, connections)
         result = function()
@@ -186,6 +193,15 @@ def _run_rank(
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)  # what was inherited from the host is not the rank's to clean up
+
+
+def _store(rank: int, count: int, meeting: socket.socket) -> dist.TCPStore:
+    """The store of all ranks, which rank 0 serves at the port that is open already: the others wait there for it."""
+    port = meeting.getsockname()[1]
+    if rank == 0:
+        return dist.TCPStore(HERE, port, count, True, PATIENCE, False, master_listen_fd=meeting.detach())
+    meeting.close()
+    return dist.TCPStore(HERE, port, count, False, PATIENCE)
 
 
 def _packed(error: BaseException) -> bytes:

@@ -3,30 +3,38 @@
 from __future__ import annotations
 
 import os
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from harness.runtime.transports.transport import PATIENCE
 
-Backend = Literal["gloo", "nccl"]
+ON_GPUS = "cpu:gloo,cuda:nccl"
+"""Tensors on GPUs go by NCCL. What is pickled (states, reports) goes by gloo: NCCL would copy it to the GPU first, and
+rank 0 would have there as much as all ranks send."""
 
 
 def join(rank: int, count: int, device: str, local: int, **rendezvous: Any) -> None:
     """Make this process rank `rank` of the group of `count`, number `local` of its node.
 
-    `rendezvous` is torch's: a `store` or an `init_method`.
+    On a GPU LOCAL_RANK, which libraries take for the number of their GPU, is that of `device`: Slurm may show each
+    rank one GPU only. `rendezvous` is torch's: a `store` or an `init_method`.
     """
-    kind = torch.device(device).type
-    backend: Backend = "nccl" if kind == "cuda" else "gloo"
+    here = torch.device(device)
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(count), "LOCAL_RANK": str(local)}
-    if kind == "cuda":
+    if here.type == "cuda":
+        os.environ["LOCAL_RANK"] = str(here.index)
         os.environ["CUDA_MODULE_LOADING"] = "EAGER"  # a kernel that is loaded late waits for NCCL's, which wait for it
-        torch.cuda.set_device(device)
+        os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")  # 8 queues: streams of messages wait for others
+        torch.cuda.set_device(here)
+        rendezvous["device_id"] = here
     else:
         torch.set_num_threads(1)
+    backend = ON_GPUS if here.type == "cuda" else "gloo"
     dist.init_process_group(backend, timeout=PATIENCE, world_size=count, rank=rank, **rendezvous)
+    if here.type == "cuda" and rank == 0:
+        print(f"all {count} ranks have met", flush=True)  # it can take minutes: the run goes on
 
 
 def is_first_rank() -> bool:

@@ -25,6 +25,7 @@ from harness.core.problem import CannotRun, Problem
 from harness.core.record import Status
 from harness.core.run_files import CHECKPOINTS, LOG, MACHINE, METRICS, PROFILE, RESULT, STOP, TIMINGS
 from harness.host import machine, malloc
+from harness.host.devices import CUDA_ORDER
 from harness.host.machine import Machine
 from harness.launch import die_with_parent, fork_server, hang, mpi
 from harness.launch.failure import ExitReasons
@@ -189,7 +190,7 @@ def _worker_command() -> list[str]:
 
 def _environment() -> dict[str, str]:
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
-    settings = {"PYTHONPATH": path, "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1", **FORKABLE}
+    settings = {"PYTHONPATH": path, "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1", **FORKABLE, **CUDA_ORDER}
     return os.environ | malloc.environment() | settings
 
 

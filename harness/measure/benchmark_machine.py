@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from itertools import pairwise
 
@@ -241,10 +241,23 @@ def _layers() -> Callable[[], None]:
 
 
 def _gpus(found: DetectedDevices, say: Say) -> Machine:
+    others_bytes = devices.gpu_used_bytes()
     say("timing copies")
     host = _fitted([_host_copy_s(size) for size in MESSAGES_BYTES])
     link = _fitted([_peer_copy_s(size) for size in MESSAGES_BYTES]) if found.count > 1 else host
-    return Machine(_device(found, "cuda:0", _events, say), link, host)
+    device = _device(found, "cuda:0", _events, say)
+    left_bytes = min(device.memory_bytes, _left_for_tensors(others_bytes))
+    return Machine(replace(device, memory_bytes=left_bytes), link, host)
+
+
+def _left_for_tensors(others_bytes: int) -> int:
+    """Return the bytes of a GPU that only this process uses: all but the driver's, CUDA's context and libraries'.
+
+    `others_bytes` were used before this process began.
+    """
+    torch.cuda.empty_cache()
+    free, _ = torch.cuda.mem_get_info(0)
+    return free + others_bytes
 
 
 def _events(work: Callable[[], object], calls: int) -> float:

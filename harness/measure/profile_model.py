@@ -22,8 +22,13 @@ from harness.measure.layer_chain import Chain, Phase
 from harness.nn import dropout
 from harness.runtime.training_state import intra_op_threads
 
+Key = tuple[int, Phase]
 THREADS = 1
 """Intra-op threads of one CPU device."""
+WARM_UPS = {"cpu": 1, "cuda": 3}
+"""Passes that do not count: a GPU loads kernels, chooses among them, and raises its clock."""
+AHEAD, CYCLES_S = 1.5, 2e9
+"""A GPU begins a pass so many times as late as the host took to issue the last one; its cycles in a second."""
 
 
 def measure(
@@ -51,8 +56,9 @@ def measure(
         chain = Chain(model, micro_batch, getattr(torch, dtype), target, autocast)
         profile = counted(chain, dtype, autocast)
         clock = Clock(target)
-        for number in range(1 + repeats):
-            say(f"timing layers: round {number + 1} of {1 + repeats}")
+        rounds = clock.warm_ups + repeats
+        for number in range(rounds):
+            say(f"timing layers: round {number + 1} of {rounds}")
             clock.new_repeat()
             chain.step(clock)
     layers = [
@@ -66,38 +72,54 @@ class Clock:
     """Observes passes of a chain: seconds by the host's clock on CPU, by events in the stream on CUDA.
 
     |== layer 0 ==|== layer 1 ... waits for a core ... ==|     the clock's seconds: all;  own seconds: where it computes
+
+    A GPU begins late, so that no layer waits for the host there; the host's seconds are kept beside its own ones. In
+    training the slower of both counts: of small layers the host's.
+
+    host  | issue 0 | issue 1 |                 GPU  | sleeps             |= layer 0 =|= layer 1 =|
     """
 
     def __init__(self, device: torch.device) -> None:
         self._cuda = device if device.type == "cuda" else None
-        self._repeats: list[dict[tuple[int, Phase], Callable[[], float]]] = []
+        self.warm_ups = WARM_UPS[device.type]
+        self._repeats: list[dict[Key, Callable[[], float]]] = []
+        self._host: list[dict[Key, float]] = []
         self._own_s: list[float] = []
+        self._passes: dict[Phase, list[dict[int, float]]] = {}
 
     def new_repeat(self) -> None:
-        """Start another pass. The first one warms up."""
+        """Start another pass. The first ones warm up."""
         self._synchronize()
+        if self._cuda and self._host:
+            torch.cuda._sleep(int(AHEAD * sum(self._host[-1].values()) * CYCLES_S))
         self._repeats.append({})
+        self._host.append({})
+        self._passes.clear()
         self._own_s.append(0.0)
 
     @contextmanager
     def __call__(self, index: int, phase: Phase) -> Iterator[None]:
+        own_s, start_s = time.thread_time(), time.perf_counter()
         if self._cuda:
             start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             start.record(torch.cuda.current_stream(self._cuda))
             yield
             end.record(torch.cuda.current_stream(self._cuda))
             self._repeats[-1][index, phase] = lambda: start.elapsed_time(end) / 1e3
+            self._host[-1][index, phase] = time.perf_counter() - start_s
         else:
-            own_s, start_s = time.thread_time(), time.perf_counter()
             yield
             duration_s = time.perf_counter() - start_s
             self._own_s[-1] += time.thread_time() - own_s
             self._repeats[-1][index, phase] = lambda: duration_s
 
     def seconds(self, index: int, phase: Phase) -> float:
-        """The median over all passes but the first; 0 for what did not run, as the backward pass of an integer."""
-        self._synchronize()
-        return statistics.median(r[index, phase]() if (index, phase) in r else 0.0 for r in self._repeats[1:])
+        """The median over all passes that count; 0 for what did not run, as the backward pass of an integer."""
+        if phase not in self._passes:
+            self._synchronize()
+            passes = zip(self._repeats[self.warm_ups :], self._host[self.warm_ups :], strict=True)
+            self._passes[phase] = [_slower(seconds, host, phase) for seconds, host in passes]
+        return statistics.median(one.get(index, 0.0) for one in self._passes[phase])
 
     def slowed(self) -> float:
         """Ratio of the median pass's time to the quickest one's time on a core; at least 1, the first pass left out.
@@ -105,13 +127,20 @@ class Clock:
         On CUDA kernels compute as long as they take, so that only passes that differ are counted.
         """
         self._synchronize()
-        passes = [sum(seconds() for seconds in one.values()) for one in self._repeats[1:]]
-        own = min(passes if self._cuda else self._own_s[1:])
+        passes = [sum(seconds() for seconds in one.values()) for one in self._repeats[self.warm_ups :]]
+        own = min(passes if self._cuda else self._own_s[self.warm_ups :])
         return max(1.0, statistics.median(passes) / own) if own else 1.0
 
     def _synchronize(self) -> None:
         if self._cuda:
             torch.cuda.synchronize(self._cuda)
+
+
+def _slower(device: dict[Key, Callable[[], float]], host: dict[Key, float], phase: Phase) -> dict[int, float]:
+    """The seconds of the layers in one pass: of the device or of the host, whichever takes longer for all of them."""
+    seconds = {index: found() for (index, one), found in device.items() if one == phase}
+    issued = {index: found for (index, one), found in host.items() if one == phase}
+    return max(seconds, issued, key=lambda times: sum(times.values()))
 
 
 def _source(device: torch.device) -> str:

@@ -62,7 +62,7 @@ def measure(
     for members in group_sizes(len(devices)):
 
         def work(members: int = members) -> list[Timing]:
-            return _timed(members, wanted, rounds, warmup, say)
+            return _timed(torch.device(devices[dist.get_rank()]), members, wanted, rounds, warmup, say)
 
         found += forked_ranks.run_on_ranks(members, work, devices)
     return Timings("nccl" if kind == "cuda" else "gloo", rounds, tuple(found))
@@ -82,24 +82,26 @@ def message_sizes(largest: int) -> list[int]:
     return sizes
 
 
-def _timed(members: int, sizes: Sequence[int], rounds: int, warmup: int, say: Callable[[str], None]) -> list[Timing]:
+def _timed(
+    device: torch.device, members: int, sizes: Sequence[int], rounds: int, warmup: int, say: Callable[[str], None]
+) -> list[Timing]:
     """Return this rank's timings: for each collective the median over rounds of the slowest rank's time."""
-    calls = _calls(members, sizes)
+    calls = _calls(device, members, sizes)
     seconds: list[list[float]] = [[] for _ in calls]
     for number in range(warmup + rounds):
         if is_first_rank():
             say(f"{members} ranks: round {number + 1} of {warmup + rounds}")
         for call, taken in zip(calls, seconds, strict=True):
-            tries = [_seconds(call) for _ in range(call.tries)]
+            tries = [_seconds(device, call) for _ in range(call.tries)]
             taken += tries if number >= warmup else []
     return [_timing(call, members, taken) for call, taken in zip(calls, _slowest(seconds), strict=True)]
 
 
-def _calls(members: int, sizes: Sequence[int]) -> list[_Call]:
+def _calls(device: torch.device, members: int, sizes: Sequence[int]) -> list[_Call]:
     """Every collective on every size, in buffers that they share."""
     unit = members * ELEMENT_BYTES
     counts = [max(1, size // unit) * members for size in sizes]
-    whole, other = (torch.full((max(counts),), 0.0, device=_device()) for _ in range(2))  # written: memory is there
+    whole, other = (torch.full((max(counts),), 0.0, device=device) for _ in range(2))  # written: memory is there
     return [
         _Call(name, count * ELEMENT_BYTES, _collective(name, whole[:count], other[:count], members))
         for name in STEPS
@@ -119,21 +121,21 @@ def _collective(name: str, whole: Tensor, other: Tensor, members: int) -> Callab
     }[name]
 
 
-def _seconds(call: _Call) -> float:
+def _seconds(device: torch.device, call: _Call) -> float:
     """Time a call by this rank's clock, from a barrier until its device has finished."""
     dist.barrier()
-    _finish()
+    _finish(device)
     start = time.perf_counter()
     call.run()
-    _finish()
+    _finish(device)
     return time.perf_counter() - start
 
 
 def _slowest(seconds: list[list[float]]) -> list[list[float]]:
     """The largest of all ranks, timing by timing."""
-    longest = torch.tensor([one for taken in seconds for one in taken], dtype=torch.float64, device=_device())
+    longest = torch.tensor([one for taken in seconds for one in taken], dtype=torch.float64)
     dist.all_reduce(longest, dist.ReduceOp.MAX)
-    return [part.tolist() for part in longest.cpu().split([len(taken) for taken in seconds])]
+    return [part.tolist() for part in longest.split([len(taken) for taken in seconds])]
 
 
 def _timing(call: _Call, members: int, seconds: list[float]) -> Timing:
@@ -141,10 +143,6 @@ def _timing(call: _Call, members: int, seconds: list[float]) -> Timing:
     return Timing(call.name, members, call.size, median, (low, high))
 
 
-def _device() -> str:
-    return f"cuda:{torch.cuda.current_device()}" if dist.get_backend() == "nccl" else "cpu"
-
-
-def _finish() -> None:
-    if dist.get_backend() == "nccl":
-        torch.cuda.synchronize()
+def _finish(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

@@ -1,40 +1,67 @@
-"""torch's collectives under the names that its release has: those of 2.13 first, the older ones warn there.
+"""torch's collectives under the names that its release has: those of 2.13 first, the older ones warn there; groups.
 
-The collectives that a library calls inside a pass: seconds that they held up this rank, bytes of their buffers.
+The collectives that a library calls inside a pass: when they held up this rank, and bytes of their buffers.
 """
 
 from __future__ import annotations
 
-import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
+import torch
 import torch.distributed as dist
+
+from harness.runtime.device_clock import Interval, TimePoint
 
 all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 all_to_all = dist.all_to_all_single
 
 
-class CollectiveCounter:
-    """Counts by algorithm ("all_gather", "reduce_scatter", ...), as in a schedule; `take` starts again from zero."""
+Held = defaultdict[str, list[Interval]]
+"""When collectives held up a rank, by algorithm."""
 
-    def __init__(self) -> None:
-        self._seconds: defaultdict[str, float] = defaultdict(float)
+
+def new_group(ranks: Sequence[int]) -> dist.ProcessGroup:
+    """Return a process group of these ranks. Collective: every rank of the run calls it, in the same order.
+
+    On GPUs its communicator is opened here, which takes seconds with many ranks: rank 0 says that it goes on, so that
+    the run is not ended for making no progress.
+    """
+    group: dist.ProcessGroup = dist.new_group(list(ranks))
+    if torch.cuda.is_initialized() and dist.get_rank() == 0:
+        print(f"opened a communicator of ranks {', '.join(map(str, ranks))}", flush=True)
+    return group
+
+
+class CollectiveCounter:
+    """Counts by algorithm ("all_gather", "reduce_scatter", ...), as in a schedule; `take` starts again from zero.
+
+    `now` is that of the session, so that on a GPU the stream is timed that a collective holds up.
+    """
+
+    def __init__(self, now: Callable[[], TimePoint]) -> None:
+        self._now = now
+        self._held: Held = defaultdict(list)
         self._bytes: Counter[str] = Counter()
 
     @contextmanager
     def counting(self, algorithm: str, size: int = 0) -> Iterator[None]:
         """Around a collective whose buffer has `size` bytes, or around waiting for it, without."""
-        began = time.perf_counter()
+        began = self._now()
         yield
-        self._seconds[algorithm] += time.perf_counter() - began
+        self._held[algorithm].append((began, self._now()))
+        self.sent(algorithm, size)
+
+    def sent(self, algorithm: str, size: int) -> None:
+        """A collective whose buffer has `size` bytes is under way and holds up nobody yet."""
         if size:
             self._bytes[algorithm] += size
 
-    def take(self) -> tuple[defaultdict[str, float], Counter[str]]:
-        """Seconds and bytes of each algorithm since the last time; 0 of one that was not called."""
-        taken = self._seconds, self._bytes
-        self._seconds, self._bytes = defaultdict(float), Counter()
+    def take(self) -> tuple[Held, Counter[str]]:
+        """When each algorithm held up the rank, and its bytes, since the last time; nothing of one that was not
+        called."""
+        taken = self._held, self._bytes
+        self._held, self._bytes = defaultdict(list), Counter()
         return taken

@@ -1,4 +1,4 @@
-"""Reduce-scatter and all-gather whose parts go straight to whom they are for. Other backends than gloo run their own.
+"""Reduce-scatter and all-gather whose parts go straight to whom they are for. On GPUs NCCL runs its own.
 
     reduce_scatter, rank 0 of 3   part 1 --> rank 1, part 2 --> rank 2;  its share: the sum of all parts 0
     all_gather, rank 0 of 3       its share --> rank 1, rank 2;          theirs <--
@@ -19,14 +19,14 @@ from torch import Tensor
 from harness.runtime import collectives
 
 
-def on_gloo(group: Any) -> bool:
-    """Returns whether a group sends and receives at once, in any order; NCCL's messages of a pair have one order."""
-    return bool(dist.get_backend(group) == "gloo")
+def on_gloo(tensor: Tensor) -> bool:
+    """Returns whether gloo sends a tensor: in any order and both ways at once, where NCCL has one order for a pair."""
+    return tensor.device.type == "cpu"
 
 
 def reduce_scatter(share: Tensor, whole: Tensor, group: Any = None) -> None:
     """`share`, (n,), gets its part of the sum of all members' `whole`, (members * n,)."""
-    if not on_gloo(group):
+    if not on_gloo(share):
         collectives.reduce_scatter(share, whole, group=group)
         return
     arrived = torch.empty_like(whole)
@@ -39,7 +39,7 @@ def reduce_scatter(share: Tensor, whole: Tensor, group: Any = None) -> None:
 
 def all_gather(whole: Tensor, share: Tensor, group: Any = None) -> None:
     """`whole`, (members * n,), gets all members' `share`, (n,), in the order of ranks."""
-    if not on_gloo(group):
+    if not on_gloo(share):
         collectives.all_gather(whole, share, group=group)
         return
     own, parts = dist.get_rank(group), whole.view(-1, len(share))

@@ -9,7 +9,6 @@ is that of the first.
 
 from __future__ import annotations
 
-import time
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -29,9 +28,12 @@ from harness.core.problem import Problem
 from harness.core.trace import Span
 from harness.interfaces import Batch, Model, SessionSpec, StepMetrics
 from harness.nn.tied import moved
+from harness.runtime.collectives import new_group
+from harness.runtime.device_clock import DeviceClock, TimePoint
 from harness.runtime.foreign_layers import ForeignLayers
+from harness.runtime.host_clocks import HostClocks
 from harness.runtime.memory_meter import DeviceMemory
-from harness.runtime.session import BaseSession, TimePoint
+from harness.runtime.session import BaseSession
 from harness.runtime.stage_module import StageModule, stage_modules
 from harness.runtime.tied_weights import TiedWeights
 from harness.runtime.training_state import cast_batch, initial_layers, intra_op_threads, make_optimizer, split_batch
@@ -54,6 +56,13 @@ class StepReport:
     peak_bytes: int | None
     bytes_sent: Counter[str]
 
+    def on_clock(self, offset_s: float) -> StepReport:
+        """Return the same with times of a clock that is so many seconds ahead: that of rank 0."""
+        if not offset_s:
+            return self
+        spans = [replace(one, start_s=one.start_s + offset_s, end_s=one.end_s + offset_s) for one in self.spans]
+        return replace(self, start_s=self.start_s + offset_s, end_s=self.end_s + offset_s, spans=spans)
+
 
 class DistributedSession(BaseSession):
     """A session in one of several ranks. An engine says what a step is (`train_step`); the rest has defaults.
@@ -69,7 +78,7 @@ class DistributedSession(BaseSession):
     def __init__(self, model: Model, plan: Plan, spec: SessionSpec) -> None:
         super().__init__(model, plan, spec)
         self.skipped: Problem | None = None
-        self._recorded: list[tuple[Op, TimePoint, TimePoint, float, float]] = []
+        self._host_clocks = HostClocks()
         self._positions = mmap(-1, POSITION_BYTES * plan.mesh.size)  # shared by the host and all ranks
 
     def __enter__(self) -> Self:
@@ -79,6 +88,7 @@ class DistributedSession(BaseSession):
         self.pipeline_rank, self.tensor_rank = divmod(within, mesh.tensor)
         self.stage_number = self.pipeline_rank
         self.device = torch.device(self.spec.devices[self.rank])
+        self.clock = DeviceClock(self.device)
         with self.phase("while the session is built"):
             layers = initial_layers(self.model, self.spec)
             self.state_names = list(layers.state_dict())
@@ -118,19 +128,20 @@ class DistributedSession(BaseSession):
         """Train on this replica's share of a batch; the report is that of all ranks."""
         share = cast_batch(self.share(batch), self.spec.dtype)
         memory = DeviceMemory(self.device, [*self.held_tensors(), *self._used_here(share)]) if meter else None
-        self._recorded, self.bytes_sent, self.skipped = [], Counter(), None
+        self._recorded, self.spans, self.bytes_sent, self.skipped = [], [], Counter(), None
+        offset_s = self._host_clocks.offset_s(self.steps)
         with intra_op_threads(1) if self.device.type == "cpu" else nullcontext(), self.shared_state.unchanged():
             dist.barrier()
-            start_s, start = self._synchronize(), self.now()
+            start_s = self.clock.synchronize()
             with memory.counting() if memory else nullcontext():
                 loss = self.train_step(share, len(batch))
-            end_s = self._synchronize()
+            end_s = self.clock.synchronize()
         self.foreign.refuse()
         self.steps += 1
         peak = memory.peak_bytes() if memory else None
         with self.phase("in the report of a step"):
-            spans = self._recorded_spans(start_s, start)
-            return self._combined(StepReport(loss, start_s, end_s, spans, peak, self.bytes_sent))
+            report = StepReport(loss, start_s, end_s, self.recorded_spans(), peak, self.bytes_sent)
+            return self._combined(report.on_clock(offset_s))
 
     def share(self, batch: Batch) -> Batch:
         """Return the samples of this rank's replica."""
@@ -172,17 +183,8 @@ class DistributedSession(BaseSession):
         line = self._positions[rank * POSITION_BYTES : (rank + 1) * POSITION_BYTES]
         return line.rstrip(b"\0 ").decode(errors="replace") or f"in rank {rank}, stage {self.plan.mesh.stage(rank)}"
 
-    def now(self) -> TimePoint:
-        """Return this point in the device's work."""
-        if self.device.type != "cuda":
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record(torch.cuda.current_stream(self.device))
-        return event
-
-    def record(self, op: Op, start: TimePoint, end: TimePoint, first: float = 0.0, last: float = 1.0) -> None:
-        """The op ran between these points: all the time, or from the fraction `first` of it to the fraction `last`."""
-        self._recorded.append((op, start, end, first, last))
+    def add_span(self, op: Op, start_s: float, end_s: float) -> None:
+        self.spans.append(Span(str(op), self.pipeline_rank, op.queue, start_s, end_s))
 
     def record_in_sequence(self, ops: Sequence[Op], start: TimePoint, end: TimePoint) -> None:
         """The ops ran one after the other between these points, each for a time in proportion to its bytes."""
@@ -190,25 +192,6 @@ class DistributedSession(BaseSession):
         for op in ops:
             self.record(op, start, end, done / whole, (done + op.bytes) / whole)
             done += op.bytes
-
-    def _synchronize(self) -> float:
-        """Return the time in seconds, once the device has done what it was given."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-        return time.perf_counter()
-
-    def _recorded_spans(self, start_s: float, first: TimePoint) -> list[Span]:
-        """Return what was recorded as spans in seconds; `first` was at `start_s`."""
-
-        def seconds(point: TimePoint) -> float:
-            return point if isinstance(point, float) else start_s + first.elapsed_time(point) / 1e3  # type: ignore[union-attr]
-
-        spans = []
-        for op, start, end, begin, finish in self._recorded:
-            op_start_s, duration_s = seconds(start), seconds(end) - seconds(start)
-            begin_s, finish_s = op_start_s + begin * duration_s, op_start_s + finish * duration_s
-            spans.append(Span(str(op), self.pipeline_rank, op.queue, begin_s, finish_s))
-        return spans
 
     def merge_spans(self, replicas: Sequence[list[Span]]) -> list[Span]:
         """Return the spans of the first replica, from those that the ranks of each replica saw."""
@@ -239,7 +222,7 @@ class DistributedSession(BaseSession):
         width, data = self.ranks_per_replica, self.plan.mesh.data
         if data == 1:
             return None
-        groups = [dist.new_group([replica * width + first for replica in range(data)]) for first in range(width)]
+        groups = [new_group([replica * width + first for replica in range(data)]) for first in range(width)]
         return groups[self.rank % width]
 
     def tie_weights(self, layers: nn.Sequential, communicator: str = TIED) -> None:
@@ -259,6 +242,9 @@ class DistributedSession(BaseSession):
         """Return the state of the whole model in rank 0, an empty one in the others."""
         with self.phase("while the state is gathered"):
             own = self.local_state()
+            if self.replica:  # of the first replica everything is taken, of others their statistics
+                statistics = {name: value for name, value in own["model"].items() if name in self.buffer_names}
+                own = {"model": statistics, "optimizer": {}}
             states: list[Any] | None = [None] * dist.get_world_size() if self.rank == 0 else None
             dist.gather_object(own, states)
             if states is None:

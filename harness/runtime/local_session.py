@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -20,8 +19,9 @@ from harness.interfaces import Activity, Batch, Model, SessionSpec, StepMetrics
 from harness.nn.skip import named_layers
 from harness.nn.tied import moved
 from harness.runtime import cpu_streams
+from harness.runtime.device_clock import DeviceClock
 from harness.runtime.memory_meter import DeviceMemory
-from harness.runtime.session import BaseSession, TimePoint, place
+from harness.runtime.session import BaseSession, place
 from harness.runtime.stage_module import stage_modules
 from harness.runtime.training_state import cast_batch, initial_layers, intra_op_threads, make_optimizer
 from harness.runtime.values import Value, tensors_of
@@ -43,7 +43,7 @@ class LocalSession(BaseSession):
         self.devices = {number: torch.device(spec.devices[number]) for number in plan.devices}
         self.device = self.devices[plan.stages[0].device]
         self.on_cpu = self.device.type == "cpu"
-        self.spans: list[Span] = []
+        self.clock = DeviceClock(self.device)
 
     def __enter__(self) -> Self:
         layers = initial_layers(self.model, self.spec)
@@ -71,15 +71,15 @@ class LocalSession(BaseSession):
         batch = cast_batch(batch, self.spec.dtype)
         meters = self.memory_meters(batch) if meter else {}
         self.count_memory(meters)
-        self.spans, self.bytes_sent = [], Counter()
+        self._recorded, self.spans, self.bytes_sent = [], [], Counter()
         caller = meters.get(self.plan.stages[-1].device)  # the loss is computed in the calling thread
         with intra_op_threads(self.threads) if self.on_cpu else nullcontext(), self.shared_state.unchanged():
-            start_s = self.now()
+            start_s = self._synchronize()
             with caller.counting() if caller else nullcontext():
                 loss = self.train_step(batch)
-            end_s = self.now()
+            end_s = self._synchronize()
         self.steps += 1
-        self.recording.add(self.spans, start_s, end_s)
+        self.recording.add(self.recorded_spans(), start_s, end_s)
         peaks = [meters[device].peak_bytes() for device in self.plan.devices] if meters else None
         return StepMetrics(float(loss), end_s - start_s, dict(self.bytes_sent), peaks)
 
@@ -87,15 +87,14 @@ class LocalSession(BaseSession):
         """Yield inputs and targets of each micro-batch, on the device. None is empty, however few samples there are."""
         return (pair for pair in super().micro_batches(batch) if len(pair[1]))
 
-    def now(self) -> float:
+    def _synchronize(self) -> float:
         """Return the time in seconds, once all devices have done what they were given."""
         for device in self.devices.values() if not self.on_cpu else ():
             torch.cuda.synchronize(device)
-        return time.perf_counter()
+        return self.clock.synchronize()
 
-    def record(self, op: Op, start: TimePoint, end: TimePoint) -> None:
-        assert isinstance(start, float) and isinstance(end, float)
-        self.spans.append(Span(str(op), self.plan.stages[op.stage].device, op.queue, start, end))
+    def add_span(self, op: Op, start_s: float, end_s: float) -> None:
+        self.spans.append(Span(str(op), self.plan.stages[op.stage].device, op.queue, start_s, end_s))
 
     def activity(self) -> Activity:
         """Return what this process is doing now: what its devices do, where each has a thread."""

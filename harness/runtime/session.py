@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Self, cast
 
@@ -20,10 +20,11 @@ from harness.core.error_notes import StageNote, has_note
 from harness.core.op import COMPUTE, Kind, Op
 from harness.core.plan import Plan
 from harness.core.shared_buffers import homes
-from harness.core.trace import Recording, Trace
+from harness.core.trace import Recording, Span, Trace
 from harness.interfaces import Activity, Batch, Model, SessionSpec
 from harness.nn.shared_state import SharedState
 from harness.nn.skip import named_layers
+from harness.runtime.device_clock import DeviceClock, TimePoint
 from harness.runtime.gradient_norms import norms_of
 from harness.runtime.stage_module import StageModule
 from harness.runtime.training_state import (
@@ -37,18 +38,17 @@ from harness.runtime.values import Value, placed
 from harness.schedule.builders.data_parallel import over_replicas
 
 PHASES = {"F": "the forward pass", "B": "the backward pass", "step": "the optimizer step"}
-TimePoint = float | torch.cuda.Event
-"""A point in the work of a device: seconds of the host's clock on a CPU, an event on a GPU."""
 
 
 class BaseSession(ABC):
     """A session that trains `stage`, some or all of the model's layers on `device`, with `optimizer`.
 
-    An engine sets these three, or overrides the methods whose defaults use them.
+    An engine sets these three, or overrides the methods whose defaults use them. `clock` is the device's.
     """
 
     stage: nn.Module
     device: torch.device
+    clock: DeviceClock
     optimizer: torch.optim.Optimizer
     stage_number = 0
 
@@ -57,6 +57,8 @@ class BaseSession(ABC):
         self.steps = 0
         self.bytes_sent: Counter[str] = Counter()
         self.recording = Recording()
+        self.spans: list[Span] = []
+        self._recorded: list[Callable[[], None]] = []
         self.now_doing("")
 
     def __enter__(self) -> Self:
@@ -87,13 +89,34 @@ class BaseSession(ABC):
                 self.use_micro_batch(i)
             yield placed(part.inputs, self.device), part.targets.to(self.device)
 
-    @abstractmethod
     def now(self) -> TimePoint:
         """Return this point in the work of the device."""
+        return self.clock.now()
+
+    def record(self, op: Op, start: TimePoint, end: TimePoint, first: float = 0.0, last: float = 1.0) -> None:
+        """The op ran between these points: all the time, or from the fraction `first` of it to the fraction `last`."""
+
+        def add() -> None:
+            start_s = self.clock.seconds(start)
+            duration_s = self.clock.seconds(end) - start_s
+            self.add_span(op, start_s + first * duration_s, start_s + last * duration_s)
+
+        self.record_later(add)
+
+    def record_later(self, add: Callable[[], None]) -> None:
+        """Have `add` add spans to the trace (`add_span`) at the end of the step, when the points in it have times."""
+        self._recorded.append(add)
 
     @abstractmethod
-    def record(self, op: Op, start: TimePoint, end: TimePoint) -> None:
-        """Add an op that ran between these points to the trace of the step."""
+    def add_span(self, op: Op, start_s: float, end_s: float) -> None:
+        """Add an op with its times to the trace of the step."""
+
+    def recorded_spans(self) -> list[Span]:
+        """Return the spans of the step, which the device has done."""
+        for add in self._recorded:
+            add()
+        self._recorded = []
+        return self.spans
 
     @contextmanager
     def span(self, kind: str, micro_batch: int | None = None, stage: int | None = None) -> Iterator[None]:

@@ -24,7 +24,8 @@ from harness.core.op import Op
 from harness.core.plan import Plan
 from harness.nn.skip import named_layers
 from harness.nn.tied import ties
-from harness.runtime.session import TimePoint
+from harness.runtime.collectives import new_group
+from harness.runtime.device_clock import TimePoint
 from harness.schedule.dependency_graph import TIED
 from harness.schedule.tied_weight_ops import Tie, plan_ties
 
@@ -80,7 +81,7 @@ class TiedWeights:
             for those, shard in product(together, range(tensor)):
                 ranks = tuple(replica * width + device * tensor + shard for replica in those for device in homes)
                 if ranks not in groups:
-                    groups[ranks] = dist.new_group(list(ranks))
+                    groups[ranks] = new_group(ranks)
                 if rank in ranks:
                     home = homes[rank % width // tensor]
                     self.copies.append(SharedCopy(tie, parameters[tie.name], groups[ranks], home))

@@ -146,7 +146,7 @@ def from_rank_0(value: int) -> int:
     """Rank 0's value, in all ranks."""
     if not dist.is_initialized():
         return value
-    known = torch.tensor(value, device="cuda" if dist.get_backend() == "nccl" else "cpu")
+    known = torch.tensor(value)
     dist.broadcast(known, 0)
     return int(known)
 
@@ -170,11 +170,17 @@ def _gathered(own: Any) -> list[Any]:
 
 def _generators() -> dict[str, Any]:
     """The state of torch's generators, which layers draw from that are none of `harness.nn.dropout`."""
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
-    return {"cpu": torch.get_rng_state(), "cuda": cuda}
+    return {"cpu": torch.get_rng_state(), "cuda": [torch.cuda.get_rng_state(gpu) for gpu in _own_gpus()]}
 
 
 def _draw_from(saved: dict[str, Any]) -> None:
     torch.set_rng_state(saved["cpu"].clone())
-    if saved["cuda"]:
-        torch.cuda.set_rng_state_all([state.clone() for state in saved["cuda"]])
+    for gpu, state in zip(_own_gpus(), saved["cuda"], strict=False):  # those beyond were seen, and not used
+        torch.cuda.set_rng_state(state.clone(), gpu)
+
+
+def _own_gpus() -> Sequence[int]:
+    """The GPUs whose generators are this process's: a rank's own one; without ranks the first ones that it sees."""
+    if not torch.cuda.is_initialized():
+        return ()
+    return (torch.cuda.current_device(),) if dist.is_initialized() else range(torch.cuda.device_count())

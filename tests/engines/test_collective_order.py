@@ -32,7 +32,7 @@ pytestmark = pytest.mark.usefixtures("ranks", "as_on_nccl")
 @pytest.fixture
 def as_on_nccl(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(GroupTransport, "ignores_tags", staticmethod(lambda device: True))
-    monkeypatch.setattr(direct_collectives, "on_gloo", lambda group: False)
+    monkeypatch.setattr(direct_collectives, "on_gloo", lambda tensor: False)
     with recording():
         yield
 

@@ -14,12 +14,12 @@ from harness.runtime.values import Value, mark_overlaps
 
 
 def run_tensors(pipe: GPipe, value: Value, chunks: int, mode: str, dependency: bool = True, portals: bool = True,
-                separate: bool = True) -> tuple[CudaPass, Value]:  # fmt: skip
-    """The same pipeline, driven by TensorPass over CPU devices."""
-    streams = Streams(pipe.devices, chunks, separate)
+                streams: Streams | None = None, grad: bool = True) -> tuple[CudaPass, Value]:  # fmt: skip
+    """The same pipeline, driven by CudaPass over CPU devices."""
+    streams = streams or Streams(pipe.devices, {})
     transfers = layout([pair for stage in pipe.stages for pair in stage.layers], pipe.balance, pipe.placement, portals)
     around = Surroundings.capture(pipe.seed, 0, "cpu")
-    run = CudaPass(pipe.stages, transfers, streams, around, mode, True, dependency, pipe.ties, pipe._trained())
+    run = CudaPass(pipe.stages, transfers, streams, around, mode, grad, dependency, pipe.ties, pipe._trained())
     pieces = scatter(value, chunks)
     for piece in pieces:
         mark_overlaps(piece)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable, Sequence
 from itertools import combinations
 from typing import TypeVar
@@ -26,7 +27,7 @@ def exchanger(mesh: Mesh, first: int = 0) -> BlockCollectives:
     every = [some for n in range(1, len(mesh.all) + 1) for some in combinations(mesh.all, n)]
     for use in ("activations", "gradients"):
         groups.make(use, every, dist.get_world_size())
-    return BlockCollectives(mesh, groups, CollectiveCounter())
+    return BlockCollectives(mesh, groups, CollectiveCounter(time.perf_counter))
 
 
 def on(mesh: Mesh, work: Callable[[BlockCollectives], T]) -> list[T]:

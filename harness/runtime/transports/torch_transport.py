@@ -9,8 +9,16 @@ in a fixed order needs none, and has no threads that take the interpreter from i
 
 On GPUs (NCCL) each channel has a group and a stream of its own, so that messages of two channels never wait for each
 other. NCCL makes the connection of a pair of ranks when it is first used, and both must be there: with receives posted
-ahead each could wait for the other one. So every channel is used once before. That part has been tested without GPUs
-only: it needs two.
+ahead each could wait for the other one. So every channel is used once before.
+
+A receive of NCCL is a kernel, which takes a part of the GPU for as long as it waits, and NCCL matches messages by their
+order alone. So the sender first says by gloo, in a word, which message is made and comes now, and the receive is begun
+then:
+
+    sender     makes 3 ==|-- "3" --|== send 3 ==|
+    receiver   waits asleep       -|== recv 3 ==|
+
+That part has been tested without GPUs only: it needs two.
 """
 
 from __future__ import annotations
@@ -26,6 +34,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from harness.runtime.collectives import new_group
 from harness.runtime.transports.transport import PATIENCE, Arrival, Channel, Completed, Position, Transport
 
 AT_ONCE_S = 1e-4
@@ -54,7 +63,7 @@ class GroupTransport(Transport):
         width, devices, own = self.position.width, self.position.devices, {}
         for first in range(0, self.position.replicas * width, width):
             for channel in channels:
-                group = dist.new_group([first + devices[channel.source], first + devices[channel.target]])
+                group = new_group([first + devices[channel.source], first + devices[channel.target]])
                 if first == self.position.rank // width * width:
                     own[channel] = group
         return own
@@ -71,9 +80,34 @@ class GroupTransport(Transport):
                 dist.recv(nothing, self.position.peer(channel.source), group)
         self._synchronize()
 
+    @property
+    def _announces(self) -> bool:
+        """Whether a word goes ahead of each message."""
+        return self.device.type == "cuda"
+
+    def _word_tag(self, channel: Channel) -> int:
+        return len(self.numbers) * self.micro_batches + self.numbers[channel]
+
+    def _say(self, channel: Channel, micro_batch: int) -> tuple[dist.Work, Tensor]:
+        """Tell the receiver that the message of a micro-batch comes next; the word stays until it has left."""
+        word, peer = torch.tensor([micro_batch]), self.position.peer(channel.target)
+        work = dist.isend(word, peer, self._groups.get(channel), self._word_tag(channel))
+        assert work is not None
+        return work, word
+
+    def _hear(self, channel: Channel, micro_batch: int) -> None:
+        """Sleep until the message of a micro-batch comes next. Raises RuntimeError if another one does."""
+        word, peer = torch.zeros(1, dtype=torch.long), self.position.peer(channel.source)
+        dist.recv(word, peer, self._groups.get(channel), self._word_tag(channel))
+        if int(word) != micro_batch:
+            raise RuntimeError(f"{channel.op(micro_batch)} is expected, and {channel.op(int(word))} comes")
+
     def _synchronize(self) -> None:
+        """Sleep until this thread's stream has done its work: waiting for the stream itself would spin."""
         if self.device.type == "cuda":
-            torch.cuda.current_stream(self.device).synchronize()
+            done = torch.cuda.Event(blocking=True)
+            done.record(torch.cuda.current_stream(self.device))
+            done.synchronize()
 
 
 class TorchTransport(GroupTransport):
@@ -100,6 +134,9 @@ class TorchTransport(GroupTransport):
         def job() -> None:
             try:
                 self._after(made)
+                if self._announces:
+                    self._synchronize()
+                    self._say(channel, micro_batch)[0].wait()
                 for tensor in tensors:
                     dist.send(tensor, peer, group, tag)
                 self._synchronize()
@@ -117,6 +154,8 @@ class TorchTransport(GroupTransport):
         def job() -> None:
             try:
                 self._after(free)
+                if self._announces:
+                    self._hear(channel, micro_batch)
                 for buffer in buffers:
                     dist.recv(buffer, peer, group, tag)
                 self._synchronize()
@@ -181,13 +220,18 @@ class DirectTransport(GroupTransport):
         self, position: Position, channels: Sequence[Channel], micro_batches: int, device: torch.device
     ) -> None:
         super().__init__(position, channels, micro_batches, device)
-        self._receiving: dict[Channel, deque[tuple[int, list[dist.Work]]]] = {one: deque() for one in self.into}
+        self._receiving: dict[Channel, deque[tuple[int, list[Tensor], list[dist.Work]]]] = {
+            one: deque() for one in self.into
+        }
         self._sending: dict[tuple[Channel, int], list[tuple[dist.Work, Tensor]]] = defaultdict(list)
 
     def receive(self, channel: Channel) -> list[Arrival]:
         while True:
-            micro_batch, works = self._receiving[channel].popleft()
+            micro_batch, buffers, works = self._receiving[channel].popleft()
             began_s = time.perf_counter()
+            if self._announces:
+                self._hear(channel, micro_batch)
+                works = self._begun(channel, micro_batch, buffers)
             for work in works:
                 work.wait()
             at_s = time.perf_counter()
@@ -202,15 +246,22 @@ class DirectTransport(GroupTransport):
 
     def _send(self, channel: Channel, micro_batch: int, tensors: list[Tensor]) -> None:
         peer, tag, group = self.position.peer(channel.target), self.tag(channel, micro_batch), self._groups.get(channel)
+        if self._announces:
+            self._sending[channel, micro_batch].append(self._say(channel, micro_batch))
         for tensor in tensors:
             work = dist.isend(tensor, peer, group, tag)
             assert work is not None
             self._sending[channel, micro_batch].append((work, tensor))
 
     def _receive(self, channel: Channel, micro_batch: int, buffers: list[Tensor]) -> None:
+        works = [] if self._announces else self._begun(channel, micro_batch, buffers)
+        self._receiving[channel].append((micro_batch, buffers, works))
+
+    def _begun(self, channel: Channel, micro_batch: int, buffers: list[Tensor]) -> list[dist.Work]:
+        """Begin to receive into buffers."""
         peer, tag, group = self.position.peer(channel.source), self.tag(channel, micro_batch), self._groups.get(channel)
         works = [dist.irecv(buffer, peer, group, tag) for buffer in buffers]
-        self._receiving[channel].append((micro_batch, [work for work in works if work is not None]))
+        return [work for work in works if work is not None]
 
     def _completed(self, wait: bool) -> list[Completed]:
         raise NotImplementedError("a message is received by `receive`")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from engines.sbp.block_collectives import BlockCollectives
 from engines.sbp.block_layout import Layout, Mesh
@@ -84,3 +87,36 @@ def test_bfloat16_has_statistics_in_float32() -> None:
         torch.testing.assert_close(y.float(), block(want, ROWS, MESH, rank), rtol=1e-2, atol=1e-2)
         torch.testing.assert_close(mean, x.float().mean((0, 2, 3)))
         torch.testing.assert_close(variance, x.float().var((0, 2, 3), correction=0))
+
+
+class Alone:
+    """One device, which gathers what it has."""
+
+    mesh = Mesh(Grid(1, 1))
+
+    def gathered(self, x: Tensor, digits: object) -> Tensor:
+        return x.unsqueeze(0)
+
+
+class Arguments(TorchDispatchMode):
+    """Keeps what the backward kernel of batch norms is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: tuple[Any, ...] = ()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.native_batch_norm_backward.default:
+            self.seen = args
+        return func(*args, **(kwargs or {}))
+
+
+def test_every_statistic_is_there_for_kernels_that_read_it() -> None:
+    """CUDA's for channels that lie next to each other reads the saved ones, which others do without."""
+    x = drawn(torch.float32).requires_grad_()
+    y, mean, variance = Normed.apply(x, None, None, EPS, (), Alone())
+    with Arguments() as kernel:
+        y.square().sum().backward()
+    torch.testing.assert_close(kernel.seen[5], mean)
+    torch.testing.assert_close(kernel.seen[6], (variance + EPS).rsqrt())
+    assert kernel.seen[7] is False

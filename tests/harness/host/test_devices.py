@@ -1,12 +1,14 @@
 import os
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from harness.host import devices
+from harness.launch import supervisor
 
 ROOT = Path(__file__).parents[3]
 
@@ -86,7 +88,7 @@ def test_a_cuda_build_is_reported_by_its_version_file(monkeypatch, tmp_path, tex
 
 
 def test_gpus_are_asked_for_only_if_torch_can_use_them(monkeypatch):
-    monkeypatch.setattr(devices, "_gpus", lambda: [("a GPU", 80), ("a GPU", 70)])
+    monkeypatch.setattr(devices, "_gpus", lambda: [devices._Gpu("a GPU", 80), devices._Gpu("a GPU", 70)])
     monkeypatch.setattr(devices, "torch_has_cuda", lambda: True)
     assert devices.detect() == devices.detect("cuda") == devices.DetectedDevices("cuda", "a GPU", 2, 70)
     assert devices.detect("cpu").kind == "cpu"
@@ -96,9 +98,15 @@ def test_gpus_are_asked_for_only_if_torch_can_use_them(monkeypatch):
 
 
 class Nvml:
-    """Three GPUs, as nvidia-ml-py would name them."""
+    """Three GPUs, as nvidia-ml-py would name them; each of `divided` has two instances of 10 bytes, else 80."""
 
     NVMLError = type("NVMLError", (Exception,), {})
+
+    def __init__(self, *divided: int) -> None:
+        self.divided = [f"GPU-{index}{index}" for index in divided]
+
+    def nvmlSystemGetDriverVersion(self) -> str:
+        return "570.1"
 
     def nvmlDeviceGetCount(self) -> int:
         return 3
@@ -106,20 +114,63 @@ class Nvml:
     def nvmlDeviceGetHandleByIndex(self, index: int) -> str:
         if index >= 3:
             raise self.NVMLError
-        return f"GPU-{index}"
+        return f"GPU-{index}{index}"
 
-    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> str:
-        if uuid not in ("GPU-0", "GPU-1", "GPU-2"):
+    def nvmlDeviceGetUUID(self, handle: str) -> str:
+        return handle
+
+    def nvmlDeviceGetName(self, handle: str) -> str:
+        return "a GPU"
+
+    def nvmlDeviceGetMemoryInfo(self, handle: str) -> SimpleNamespace:
+        return SimpleNamespace(total=10 if handle.startswith("MIG") else 80, used=1)
+
+    def nvmlDeviceGetMigMode(self, handle: str) -> tuple[int, int]:
+        if handle == "GPU-22":
+            raise self.NVMLError  # an old card
+        return (handle in self.divided, 0)
+
+    def nvmlDeviceGetMaxMigDeviceCount(self, handle: str) -> int:
+        return 7
+
+    def nvmlDeviceGetMigDeviceHandleByIndex(self, handle: str, index: int) -> str:
+        if index >= 2:
             raise self.NVMLError
-        return uuid
+        return f"MIG-{handle}-{index}"
 
 
 @pytest.mark.parametrize(
     ("variable", "visible"),
-    [(None, [0, 1, 2]), ("", []), ("2,0", [2, 0]), ("GPU-1", [1]), ("0,-1,2", [0]), ("1,7,2", [1])],
-)
+    [
+        (None, [0, 1, 2]), ("", []), ("2,0", [2, 0]), ("GPU-11", [1]), ("0,-1,2", [0]), ("1,7,2", [1]),
+        ("GPU-1,GPU-0", [1, 0]), ("GPU-,0", []),
+    ],
+)  # fmt: skip
 def test_cuda_visible_devices_is_honoured(variable, visible):
-    assert devices._visible(Nvml(), variable) == [f"GPU-{index}" for index in visible]
+    """A UUID may be cut off where it is still that of one GPU."""
+    assert devices._visible(Nvml(), variable) == [f"GPU-{index}{index}" for index in visible]
+
+
+@pytest.mark.parametrize(
+    ("variable", "visible"),
+    [
+        (None, ["MIG-GPU-00-0"]), ("0", ["MIG-GPU-00-0"]), ("MIG-GPU-00-1", ["MIG-GPU-00-1"]), ("1", ["GPU-11"]),
+        ("MIG-GPU-00-1,MIG-GPU-00-0", ["MIG-GPU-00-1", "MIG-GPU-00-0"]),
+    ],
+)  # fmt: skip
+def test_of_a_divided_gpu_a_part_is_seen(variable, visible):
+    assert devices._visible(Nvml(0), variable) == visible
+
+
+def test_a_part_has_its_own_memory(monkeypatch):
+    """And GPUs are numbered by their places, as NVML does, not the fastest first."""
+    monkeypatch.setattr(devices, "torch_has_cuda", lambda: True)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    for divided, total in (((), 80), ((0,), 10)):
+        monkeypatch.setattr(devices, "_nvml", lambda divided=divided: nullcontext(Nvml(*divided)))
+        assert devices.detect() == devices.DetectedDevices("cuda", "a GPU", 1, total, "570.1")
+        assert devices.gpu_used_bytes() == 1
+    assert supervisor._environment()["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
 
 
 def test_names_for_torch():

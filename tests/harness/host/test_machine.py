@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from harness.config import cluster_config
 from harness.core.cluster import Device, Link
 from harness.host import devices, machine
 from harness.host.devices import DetectedDevices
@@ -25,7 +26,7 @@ HERE = Machine(Device("a CPU", 10**9, {"float32": 9e10}, 4e10, kernel_s=2e-6), L
 @pytest.fixture
 def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("REGATTA_CACHE", str(tmp_path))
-    monkeypatch.setattr(devices, "detect", lambda wanted: DetectedDevices("cpu", "a CPU", 2, 10**9))
+    monkeypatch.setattr(devices, "detect", lambda wanted="auto": DetectedDevices("cpu", "a CPU", 2, 10**9))
     return tmp_path
 
 
@@ -145,14 +146,36 @@ def test_what_is_stored_is_found_again(cache):
 
 
 def test_another_device_torch_or_count_of_cores_is_another_machine(cache, monkeypatch):
-    paths = [machine.path("a CPU"), machine.path("another CPU")]
+    here = devices.detect("cpu")
+    paths = [machine.path(here), machine.path(replace(here, name="another CPU"))]
     with monkeypatch.context() as other:
         other.setattr(devices, "cores", lambda: 64)
-        paths.append(machine.path("a CPU"))
+        paths.append(machine.path(here))
     with monkeypatch.context() as other:
         other.setattr(machine.importlib.metadata, "version", lambda package: "1.0")
-        paths.append(machine.path("a CPU"))
-    assert len(set(paths)) == 4 and machine.path("a CPU") == paths[0]
+        paths.append(machine.path(here))
+    assert len(set(paths)) == 4
+    assert machine.path(replace(here, memory_bytes=5)) == paths[0], "what is free changes all the time"
+
+
+def test_a_gpu_alone_is_another_machine_than_one_of_eight(cache):
+    """It has no link but to the host. A slice of a card has its name, and less memory."""
+    gpu = DetectedDevices("cuda", "NVIDIA H100", 8, 80 << 30, "570.1")
+    others = [replace(gpu, count=1), replace(gpu, memory_bytes=10 << 30), replace(gpu, driver="580.2")]
+    assert len({machine.path(one) for one in (gpu, *others)}) == 4
+
+
+def test_the_memory_of_a_gpu_is_what_a_process_has_left_for_tensors(monkeypatch):
+    """Context, driver and libraries take their part; what others use at the moment does not count."""
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (70, 80))
+    assert benchmark_machine._left_for_tensors(others_bytes=7) == 77
+    found = DetectedDevices("cuda", "a GPU", 2, 80)
+    measured = Machine(Device("a GPU", 77, {"float32": 1e12}), Link())
+    monkeypatch.setattr(devices, "detect", lambda wanted: found)
+    of = cluster_config.ClusterConfig()
+    assert cluster_config.build(of, measured).device.memory_bytes == 77
+    assert cluster_config.build(of).device.memory_bytes == 80
 
 
 @pytest.mark.parametrize(
@@ -166,14 +189,14 @@ def test_another_device_torch_or_count_of_cores_is_another_machine(cache, monkey
 )  # fmt: skip
 @pytest.mark.filterwarnings("ignore:the cache is damaged")
 def test_a_damaged_file_is_none(cache, text):
-    place = machine.path("a CPU")
+    place = machine.path(devices.detect("cpu"))
     place.parent.mkdir()
     place.write_text(text, encoding="latin-1")
     assert machine.stored() is None
 
 
 def test_a_huge_file_is_named_and_not_read(cache):
-    place = machine.path("a CPU")
+    place = machine.path(devices.detect("cpu"))
     place.parent.mkdir()
     with place.open("w") as file:
         file.truncate(3 << 30)

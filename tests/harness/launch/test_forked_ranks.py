@@ -6,12 +6,13 @@ import gc
 import multiprocessing
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 import torch
@@ -100,6 +101,29 @@ def test_each_rank_knows_its_place_and_computes_with_one_thread() -> None:
         return found
 
     assert forked_ranks.run_on_ranks(2, work, CPUS) == [(["0", "2", "0"], 1), (["1", "2", "1"], 1)]
+
+
+def test_ranks_meet_at_a_port_of_this_machine_that_is_gone_with_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that NCCL's threads ask all the time, and no file that each of them locks and reads again."""
+    ports: list[int] = []
+    plain = dist.TCPStore
+
+    def store(host: str, port: int, *rest: Any, **keys: Any) -> dist.TCPStore:
+        ports.append(port)
+        return plain(host, port, *rest, **keys)
+
+    monkeypatch.setattr(dist, "TCPStore", store)
+    (port,) = forked_ranks.run_on_ranks(2, lambda: ports, CPUS)
+    with pytest.raises(ConnectionRefusedError), socket.create_connection((forked_ranks.HERE, port)):
+        pass
+
+
+def test_a_process_that_uses_a_gpu_forks_no_ranks_for_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They could not use it, and CUDA's own message does not say who has."""
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    with pytest.raises(RuntimeError, match="has started CUDA"):
+        forked_ranks.run_on_ranks(2, lambda: 1, ["cuda:0", "cuda:1"])
+    assert forked_ranks.run_on_ranks(2, lambda: 1, CPUS) == 1
 
 
 def test_the_host_stays_as_it_was() -> None:

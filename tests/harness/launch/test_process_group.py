@@ -12,16 +12,48 @@ import torch.distributed as dist
 from harness.launch import process_group
 
 
-@pytest.mark.parametrize(("device", "backend", "loading"), [("cuda:1", "nccl", "EAGER"), ("cpu", "gloo", None)])
-def test_kernels_of_a_gpu_are_loaded_before_they_are_needed(
-    device: str, backend: str, loading: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """CUDA looks at the variable once, when it starts: at the first call that needs a GPU."""
+@pytest.fixture
+def joined(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What `join` says to torch, and the environment, which is empty before."""
     seen: dict[str, Any] = {}
     monkeypatch.setattr(os, "environ", {})
     monkeypatch.setattr(torch.cuda, "set_device", lambda name: seen.update(loading=os.environ["CUDA_MODULE_LOADING"]))
     monkeypatch.setattr(torch, "set_num_threads", lambda count: None)
     monkeypatch.setattr(dist, "init_process_group", lambda name, **keys: seen.update(backend=name, **keys))
+    return seen
+
+
+@pytest.mark.parametrize(("device", "loading"), [("cuda:1", "EAGER"), ("cpu", None)])
+def test_kernels_of_a_gpu_are_loaded_before_they_are_needed(
+    device: str, loading: str | None, joined: dict[str, Any]
+) -> None:
+    """CUDA looks at the variable once, when it starts: at the first call that needs a GPU."""
     process_group.join(2, 4, device, 1, store=None)
-    assert (seen["backend"], seen.get("loading"), seen["rank"], seen["world_size"]) == (backend, loading, 2, 4)
+    assert (joined.get("loading"), joined["rank"], joined["world_size"]) == (loading, 2, 4)
     assert os.environ.get("CUDA_MODULE_LOADING") == loading
+
+
+@pytest.mark.parametrize("given", [None, "8"])
+def test_each_stream_of_a_gpu_has_a_queue_of_its_own(given: str | None, joined: dict[str, Any]) -> None:
+    """Unless the user wants it otherwise."""
+    os.environ |= {"CUDA_DEVICE_MAX_CONNECTIONS": given} if given else {}
+    process_group.join(0, 2, "cuda:0", 0, store=None)
+    assert os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] == (given or "32")
+
+
+def test_what_is_pickled_does_not_go_through_gpus(joined: dict[str, Any]) -> None:
+    """torch takes gloo for objects where it is there, and the rank's own GPU for all that is collective."""
+    process_group.join(2, 4, "cuda:1", 2, store=None)
+    assert joined["backend"] == "cpu:gloo,cuda:nccl" and joined["device_id"] == torch.device("cuda:1")
+
+
+def test_without_gpus_there_is_gloo_alone(joined: dict[str, Any]) -> None:
+    process_group.join(2, 4, "cpu", 2, store=None)
+    assert joined["backend"] == "gloo" and "device_id" not in joined
+
+
+@pytest.mark.parametrize(("device", "local"), [("cuda:0", "0"), ("cuda:3", "3"), ("cpu", "2")])
+def test_libraries_take_the_gpu_that_the_rank_sees(device: str, local: str, joined: dict[str, Any]) -> None:
+    """Slurm may show rank 2 of a node its own GPU alone, which is cuda:0 there."""
+    process_group.join(2, 4, device, 2, store=None)
+    assert os.environ["LOCAL_RANK"] == local

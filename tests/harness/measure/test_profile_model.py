@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from harness.measure.count_model import Counts
 from harness.measure.layer_chain import Chain
 from harness.measure.profile_model import Clock, measure
 from harness.nn import dropout
+from tests.support import fake_cuda
 from tests.support.nets import NETS, Net
 
 FLOAT = 4
@@ -311,6 +313,25 @@ def test_impossible_arguments(changes, what):
     arguments = {"micro_batch": 2, "dtype": "float32", "device": "cpu"} | changes
     with pytest.raises(ValueError, match=what):
         measure(NETS["pairs"], **arguments)
+
+
+@pytest.mark.parametrize(("issue_s", "kernel_s", "slower_s"), [(0.001, 0.004, 0.004), (0.006, 0.004, 0.006)])
+def test_on_a_gpu_the_slower_of_host_and_device_counts(monkeypatch, issue_s, kernel_s, slower_s):
+    """The device begins when the host is through, so that what it takes for a layer has no waiting in it."""
+    cuda, host_s, slept = fake_cuda.install(monkeypatch), [0.0], []
+    monkeypatch.setattr(torch.cuda, "_sleep", slept.append)
+    hands = SimpleNamespace(perf_counter=lambda: host_s[0], thread_time=lambda: host_s[0])
+    monkeypatch.setattr(profile_model, "time", hands)
+    clock = Clock(torch.device("cuda:0"))
+    for number in range(clock.warm_ups + 2):
+        clock.new_repeat()
+        for layer in range(2):
+            with clock(layer, "forward"):
+                host_s[0] += issue_s
+                cuda.time_s += kernel_s if number >= clock.warm_ups else 1.0
+    assert [clock.seconds(layer, "forward") for layer in range(3)] == pytest.approx([slower_s, slower_s, 0.0])
+    assert clock.seconds(0, "backward") == 0.0
+    assert len(slept) == clock.warm_ups + 1 and all(cycles > 2 * issue_s * 1e9 for cycles in slept)
 
 
 @pytest.mark.gpu

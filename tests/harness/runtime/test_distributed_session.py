@@ -141,6 +141,27 @@ def test_a_state_is_whole_in_the_first_rank() -> None:
     assert int(state["model"]["0.num_batches_tracked"]) == 1
 
 
+def test_replicas_send_no_second_copy_of_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They would fill rank 0's memory: the first replica sends all, the others what is averaged."""
+    sent: list[Any] = []
+    plain = dist.gather_object
+
+    def gather(own: Any, states: Any) -> None:
+        sent.append(own)
+        plain(own, states)
+
+    monkeypatch.setattr(dist, "gather_object", gather)
+
+    def names(session: Toy) -> tuple[list[str], list[str]]:
+        session.state_dict()
+        return list(sent[0]["model"]), list(sent[0]["optimizer"])
+
+    statistics = [f"0.{name}" for name in ("running_mean", "running_var", "num_batches_tracked")]
+    found = toys(names)
+    assert found[:2] == [(["0.weight", "0.bias", *statistics], ["0.weight"]), (["1.weight", "1.bias"], ["1.weight"])]
+    assert found[2:] == [(statistics, []), ([], [])]
+
+
 def test_a_state_goes_on_in_all_ranks() -> None:
     state = stepped(lambda session, metrics: session.state_dict())[0]
 

@@ -9,9 +9,11 @@ from torch import Tensor
 from harness.core.op import Op
 from harness.core.plan import Plan
 from harness.interfaces import Batch, OptimizerSpec, SessionSpec
+from harness.runtime.device_clock import DeviceClock
 from harness.runtime.local_session import LocalSession
 from tests.engines import networks
 from tests.engines.contract import Case
+from tests.support import fake_cuda
 from tests.support.sessions import run_session
 
 NET = networks.tokens()
@@ -99,4 +101,28 @@ def test_a_collective_of_replicas_is_an_op_of_the_stage() -> None:
             pass
         with session.span("all_gather", 1, stage=0):
             pass
-    assert [span.op for span in session.spans] == ["0collective:all_reduce@data", "0collective1:all_gather@data"]
+    assert [span.op for span in session.recorded_spans()] == [
+        "0collective:all_reduce@data",
+        "0collective1:all_gather@data",
+    ]
+
+
+def test_a_gpu_is_waited_for_at_the_ends_of_a_step_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """First of all: what was loaded or moved before is there for every stream. Passes are timed by events."""
+    cuda, gpu = fake_cuda.install(monkeypatch), torch.device("cuda:0")
+    with Smallest() as session:
+        session.devices, session.on_cpu, session.clock = {0: gpu}, False, DeviceClock(gpu)
+        plain = session.train_step
+
+        def train_step(batch: Batch) -> Tensor:
+            cuda.log.append(("step",))
+            loss = plain(batch)
+            cuda.log.append(("stepped",))
+            return loss
+
+        monkeypatch.setattr(session, "train_step", train_step)
+        session.step(*batches(1))
+        spans = session.trace().spans
+    waits = [entry[0] for entry in cuda.log if entry[0] != "mark"]
+    assert waits == ["synchronize", "synchronize", "step", "stepped", "synchronize", "synchronize"]
+    assert len(spans) == 7 and cuda.log.count(("mark", cuda.current(gpu))) == 2 + 2 * 7
