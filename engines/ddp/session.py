@@ -5,7 +5,8 @@ import warnings
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
-import torch._dynamo  # noqa: F401  DDP imports it: once here, which takes a second, and not in each rank
+import torch
+import torch._dynamo
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import GradBucket
@@ -54,11 +55,11 @@ class DDPSession(DistributedSession):
         future: Future[list[Tensor]] = dist.all_reduce(buffer, async_op=True).get_future()
         return future.then(lambda done: done.value()[0])
 
-    def train_step(self, batch: Batch, batch_size: int) -> float:
+    def train_step(self, batch: Batch, batch_size: int) -> Tensor:
         # Gradients stay views of the buckets: without them the micro-batches would accumulate in other tensors. Weights
         # that no replica uses have none, so that optimizers leave them as they are.
         self.replicated.zero_grad(set_to_none=self.partial)
-        total = 0.0
+        total = torch.zeros((), dtype=torch.float64, device=self.device)
         for i, (inputs, targets) in enumerate(self.micro_batches(batch)):
             last = i == self.plan.micro_batches - 1
             with nullcontext() if last else self.replicated.no_sync():
@@ -67,7 +68,7 @@ class DDPSession(DistributedSession):
                 loss = self.model.loss(output, targets) / batch_size
                 del output
                 self._backward(i, loss, last and self.plan.mesh.data > 1)
-                total += float(loss.detach())
+                total += loss.detach()
         with self.span("step"):
             self.optimizer.step()
         return total

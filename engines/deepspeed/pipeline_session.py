@@ -44,9 +44,9 @@ class PipelineSession(DeepSpeedSession):
         loss = loss.to(torch.promote_types(loss.dtype, torch.float32))
         return loss * (self.plan.micro_batches * self.plan.mesh.data / self.batch_size)
 
-    def train_step(self, batch: Batch, batch_size: int) -> float:
+    def train_step(self, batch: Batch, batch_size: int) -> Tensor | float:
         self.batch_size = batch_size
         self.watch.begin()
         self.engine.train_batch((part.inputs, part.targets) for part in split_batch(batch, self.plan.micro_batches))
         total = self.engine.total_loss
-        return 0.0 if total is None else float(total) / (self.plan.micro_batches * self.plan.mesh.data)
+        return 0.0 if total is None else total.double() / (self.plan.micro_batches * self.plan.mesh.data)

@@ -39,13 +39,14 @@ class ReplicaSession(DeepSpeedSession):
         self.engine = load_deepspeed.engine(self.library, module, self.optimizer, self.config, self.plan, self.spec)
         self.state = State(self.engine, self.stage, named, self.optimizer)
 
-    def train_step(self, batch: Batch, batch_size: int) -> float:
+    def train_step(self, batch: Batch, batch_size: int) -> Tensor:
         self.traffic.take()
-        micro_batches = enumerate(self.micro_batches(batch))
-        total = sum(self._task(i, inputs, targets, batch_size) for i, (inputs, targets) in micro_batches)
+        total = torch.zeros((), dtype=torch.float64, device=self.device)
+        for i, (inputs, targets) in enumerate(self.micro_batches(batch)):
+            total += self._task(i, inputs, targets, batch_size)
         return total / (self.plan.micro_batches * self.plan.mesh.data)
 
-    def _task(self, i: int, inputs: Value, targets: Tensor, batch_size: int) -> float:
+    def _task(self, i: int, inputs: Value, targets: Tensor, batch_size: int) -> Tensor:
         """Forward, backward and, after the last micro-batch, DeepSpeed's step. It takes the mean over all tasks."""
         start = self.now()
         number = self.global_micro_batch(i)
@@ -68,7 +69,7 @@ class ReplicaSession(DeepSpeedSession):
             self.engine.step()
         if i == self.plan.micro_batches - 1:
             self._note("step", None, start)
-        return float(loss.detach())
+        return loss.detach()
 
     def _note(self, kind: Kind, i: int | None, start: TimePoint) -> None:
         """The pass since `start`, and the collectives that ran in it."""

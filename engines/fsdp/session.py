@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import torch._dynamo  # noqa: F401  fully_shard imports it: once here, which takes a second, and not in each rank
+import torch
+import torch._dynamo
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, distribute_tensor
@@ -43,16 +44,16 @@ class FSDPSession(DistributedSession):
         self.gathered.metered = meter
         return super().step(batch, meter)
 
-    def train_step(self, batch: Batch, batch_size: int) -> float:
+    def train_step(self, batch: Batch, batch_size: int) -> Tensor:
         self.stage.zero_grad(set_to_none=True)
-        total = 0.0
+        total = torch.zeros((), dtype=torch.float64, device=self.device)
         for i, (inputs, targets) in enumerate(self.micro_batches(batch)):
             total += self._task(i, inputs, targets, batch_size)
         with self.span("step"):
             self.optimizer.step()
         return total
 
-    def _task(self, i: int, inputs: Value, targets: Tensor, batch_size: int) -> float:
+    def _task(self, i: int, inputs: Value, targets: Tensor, batch_size: int) -> Tensor:
         """Forward and backward of one micro-batch, each with its collectives."""
         reduces = self.config.reduce_each or i == self.plan.micro_batches - 1
         self.sharded.set_requires_gradient_sync(reduces)
@@ -68,7 +69,7 @@ class FSDPSession(DistributedSession):
         self.gathered.show()
         self.gathered.refuse_writes()
         self._record_pass("B", i, start, "backward" if self.config.reshard_after_forward else None, reduces)
-        return float(loss.detach())
+        return loss.detach()
 
     def _record_pass(self, kind: Kind, i: int, start: TimePoint, gathers: str | None, reduces: bool) -> None:
         """The pass since `start`, between one block for all that it gathered and one for all that it reduced.

@@ -134,7 +134,7 @@ class _Graph:
 
     def _placed(self, tensor: Tensor) -> Tensor:
         """An input on the first device, with a version counter of its own, for layers that work in place."""
-        moved = tensor.to(self.run.stages[0].device)
+        moved = tensor.to(self.run.stages[0].device, non_blocking=True)
         return moved if moved.requires_grad else moved.data
 
     def _fence(self, i: int, j: int) -> None:

@@ -61,10 +61,10 @@ class SharedParameter:
         with torch.no_grad():
             total = there[0]
             for gradient in there[1:]:
-                total.add_(gradient.to(total.device))
+                total.add_(gradient.to(total.device, non_blocking=True))
             for parameter in copies:
                 if parameter.grad is None:
-                    parameter.grad = total.to(parameter.device, copy=True)
+                    parameter.grad = total.to(parameter.device, copy=True, non_blocking=True)
                 elif parameter.grad is not total:
                     parameter.grad.copy_(total)
         return len(copies) * total.numel() * total.element_size()

@@ -96,7 +96,7 @@ class MyelinSession(DistributedSession):
 
     # -- a step -------------------------------------------------------------------------------------------------------
 
-    def train_step(self, batch: Batch, batch_size: int) -> float:
+    def train_step(self, batch: Batch, batch_size: int) -> Tensor:
         with self.phase("between the passes of a step", waits=True):
             self.batch_size, self.passes = batch_size, StagePasses(self.stage)
             self.batches = dict(enumerate(split_batch(batch, self.plan.micro_batches)))
@@ -112,7 +112,7 @@ class MyelinSession(DistributedSession):
             if self.plan.mesh.data > 1:
                 self.bytes_sent["all_reduce"] += summed
             self.transport.finish()
-        return float(self.total)
+        return self.total
 
     def _queue(self, stage: int) -> QueueOps:
         return next(queue for queue in self.order.queues if (queue.device, queue.name) == (stage, "compute"))
@@ -164,7 +164,7 @@ class MyelinSession(DistributedSession):
         if self.spec.dtype in HALF:  # sums over samples and the scale go beyond the numbers of float16
             outputs = [output.float() if output.is_floating_point() else output for output in outputs]
         given: Any = outputs[0] if len(outputs) == 1 else tuple(outputs)
-        loss = self.model.loss(given, targets.to(self.device)) / self.batch_size
+        loss = self.model.loss(given, placed(targets, self.device)) / self.batch_size
         del outputs, given
         self.total += loss.detach()
         self.passes.backward(i, loss * self.updates.scale)

@@ -104,7 +104,8 @@ class Step(Run):
     def loss(self) -> float:
         """Return the loss of the whole batch; the recorded losses are shares of a group of micro-batches."""
         shares = (self._samples(i // self.every) / self.size for i in range(len(self.inputs)))
-        return sum(float(self.losses[i]) * share for i, share in enumerate(shares))
+        losses: list[float] = torch.stack([self.losses[i] for i in range(len(self.inputs))]).tolist()
+        return sum(loss * share for loss, share in zip(losses, shares, strict=True))
 
     def _work(self, op: Op) -> Callable[[], None]:
         i = op.micro_batch
@@ -140,7 +141,7 @@ class Step(Run):
         if j < self.last:
             return out if isinstance(out, tuple) else (out,)
         with _noted(f"in stage {j}, the loss, micro-batch {i}"):
-            return (self.model.loss(out, self.targets[i].to(out.device)) / self._samples(i // self.every),)
+            return (self.model.loss(out, placed(self.targets[i], out.device)) / self._samples(i // self.every),)
 
     def _backward(self, j: int, i: int) -> None:
         slot = self.slots[j, i]
@@ -190,7 +191,9 @@ class Step(Run):
     def _copied(self, tensors: Gradients, source: int, target: int) -> Gradients:
         """Copy what a stage has made to the device of another one."""
         device = self.stages[target].device
-        copied = tuple(None if tensor is None else tensor.to(device, copy=True) for tensor in tensors)
+        copied = tuple(
+            None if tensor is None else tensor.to(device, copy=True, non_blocking=True) for tensor in tensors
+        )
         self.queues.copied(tensors, copied, self.places[source], self.places[target])
         return copied
 

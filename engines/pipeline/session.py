@@ -87,7 +87,7 @@ class PipelineSession(StagesSession):
 
     # -- a step -------------------------------------------------------------------------------------------------------
 
-    def train_step(self, batch: Batch, batch_size: int) -> float:
+    def train_step(self, batch: Batch, batch_size: int) -> Tensor:
         with self.phase("between the passes of a step", waits=True):
             self.stage.zero_grad(set_to_none=True)
             self.batch_size = batch_size
@@ -103,7 +103,7 @@ class PipelineSession(StagesSession):
                 self._run(op)
             self.transport.finish()
             self.update()
-        return float(self.total)
+        return self.total
 
     def _order_of(self, channel: Channel) -> list[Coming]:
         """Return the messages of a channel in the order in which its sender runs them."""
@@ -179,7 +179,7 @@ class PipelineSession(StagesSession):
             return None
         outputs = self.passes[stage].outputs[i][""]
         given: Any = outputs[0] if len(outputs) == 1 else tuple(outputs)
-        loss: Tensor = self.model.loss(given, self.batches[i].targets.to(self.device)) / self.batch_size
+        loss: Tensor = self.model.loss(given, placed(self.batches[i].targets, self.device)) / self.batch_size
         self.total += loss.detach()
         return loss
 

@@ -126,10 +126,11 @@ class SBPSession(DistributedSession):
                 tensor.requires_grad_(differentiable(tensor))
             yield inputs, targets
 
-    def train_step(self, batch: Batch, batch_size: int) -> float:
+    def train_step(self, batch: Batch, batch_size: int) -> Tensor:
         self.optimizer.zero_grad(set_to_none=True)
         self.passes = StagePasses(self.stage)
-        self.batches, self.total = dict(enumerate(self.entering(batch))), 0.0
+        self.batches = dict(enumerate(self.entering(batch)))
+        self.total = torch.zeros((), dtype=torch.float64, device=self.device)
         for op in self.ops:
             self._run(op, batch_size)
         self._sum_gradients()
@@ -193,8 +194,8 @@ class SBPSession(DistributedSession):
         del output
         self.passes.backward(i, loss)
         # one of the devices with this loss reports it
-        shown = all(self.mesh.place(self.tensor_rank)[digit] == 0 for digit in self.classes)
-        self.total += float(loss.detach()) if shown else 0.0
+        if all(self.mesh.place(self.tensor_rank)[digit] == 0 for digit in self.classes):
+            self.total += loss.detach()
 
     def _split_classes(self) -> SplitClasses | None:
         """Return how the loss is computed if the classes are split over devices, else None."""

@@ -63,18 +63,18 @@ class TorchPipeliningSession(StagesSession):
     def make_modules(self, layers: nn.Sequential, numbers: Sequence[int]) -> list[StageModule]:
         return stage_modules(layers, self.plan, numbers)
 
-    def train_step(self, batch: Batch, batch_size: int) -> float:
+    def train_step(self, batch: Batch, batch_size: int) -> Tensor | float:
         self.batch_size = batch_size
         self._prepare(tensors_of(split_batch(batch, self.plan.micro_batches)[0].inputs))
         self.stage.zero_grad(set_to_none=True)
         inputs = tensors_of(placed(batch.inputs, self.device)) if self.stages[0].is_first else ()
         losses: list[Tensor] = []
         if self.stages[-1].is_last:
-            self.schedule.step(*inputs, target=batch.targets.to(self.device), losses=losses, return_outputs=False)
+            self.schedule.step(*inputs, target=placed(batch.targets, self.device), losses=losses, return_outputs=False)
         else:
             self.schedule.step(*inputs, return_outputs=False)
         self.update()
-        return float(sum(loss.detach() for loss in losses))
+        return sum(loss.detach() for loss in losses)
 
     def _prepare(self, inputs: tuple[Tensor, ...]) -> None:
         """Buffers and messages are made for one size of micro-batches."""

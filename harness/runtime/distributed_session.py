@@ -118,10 +118,11 @@ class DistributedSession(BaseSession):
         return stage
 
     @abstractmethod
-    def train_step(self, batch: Batch, batch_size: int) -> float:
+    def train_step(self, batch: Batch, batch_size: int) -> Tensor | float:
         """Do one step on `batch`, the replica's share of `batch_size` samples.
 
-        Returns this rank's part of the loss: the sum over its samples, divided by `batch_size`.
+        Returns this rank's part of the loss: the sum over its samples, divided by `batch_size`. Nobody reads it before
+        the device is through: a tensor on a GPU would make the host wait.
         """
 
     def step(self, batch: Batch, meter: bool = False) -> StepMetrics:
@@ -140,7 +141,7 @@ class DistributedSession(BaseSession):
         self.steps += 1
         peak = memory.peak_bytes() if memory else None
         with self.phase("in the report of a step"):
-            report = StepReport(loss, start_s, end_s, self.recorded_spans(), peak, self.bytes_sent)
+            report = StepReport(float(loss), start_s, end_s, self.recorded_spans(), peak, self.bytes_sent)
             return self._combined(report.on_clock(offset_s))
 
     def share(self, batch: Batch) -> Batch:

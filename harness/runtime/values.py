@@ -91,8 +91,8 @@ def split(value: Any, parts: int) -> list[Any]:
 
 
 def placed(value: Any, device: torch.device) -> Any:
-    """The value with its tensors on a device."""
-    return mapped(lambda tensor: tensor.to(device), value)
+    """The value of a batch with its tensors on a device. The host does not wait for those that are in pinned memory."""
+    return mapped(lambda tensor: tensor.to(device, non_blocking=True), value)
 
 
 def gradients(leaves: Any) -> tuple[Tensor | None, ...]:

@@ -14,8 +14,10 @@ import time
 from collections.abc import Iterator
 
 import torch
+from torch import Tensor
 
 from harness.interfaces import Batch, Data
+from harness.runtime.values import mapped
 
 SHUTDOWN_S = 2.0
 """Seconds that the end of training, after an error, waits for a batch that is being made."""
@@ -27,9 +29,10 @@ class Loader:
         with Loader(data, size, steps) as batches:
             for batch, waited_s in batches: ...
 
-    The thread computes with one intra-op thread. No batch is made that is not asked for: after the last step there is
-    none, after an error or an interrupt in a step at most the next one. An error of `data` comes out here, with its
-    own traceback and a note of the step. Meanwhile a step draws from torch's global random generator: `data` must not.
+    The thread computes with one intra-op thread, and pins batches for GPUs. No batch is made that is not asked for:
+    after the last step there is none, after an error or an interrupt in a step at most the next one. An error of `data`
+    comes out here, with its own traceback and a note of the step. Meanwhile a step draws from torch's global random
+    generator: `data` must not.
     """
 
     def __init__(self, data: Data, size: int, steps: range) -> None:
@@ -74,7 +77,13 @@ class Loader:
 
     def _make(self, step: int) -> Batch | BaseException:
         try:
-            return self._data.batch(step, self._size)
+            batch = self._data.batch(step, self._size)
+            return _pinned(batch) if torch.cuda.is_initialized() else batch
         except BaseException as error:
             error.add_note(f"in making the batch of step {step}")
             return error
+
+
+def _pinned(batch: Batch) -> Batch:
+    """The batch in memory from which a GPU takes it while the host goes on."""
+    return Batch(mapped(Tensor.pin_memory, batch.inputs), batch.targets.pin_memory())

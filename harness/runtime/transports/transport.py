@@ -145,7 +145,7 @@ class Transport(ABC):
         form = tuple((tensor.dtype, tuple(tensor.shape)) for tensor in tensors)
         known = self._reported.setdefault((channel, what.samples), form)
         if known is form:
-            self._send(channel, what.micro_batch, [_header(form).to(self.device)])
+            self._send(channel, what.micro_batch, [_header(form).to(self.device, non_blocking=True)])
         elif known != form:
             message = f"has {what.samples} samples and the form {form}, an earlier message of as many had {known}"
             raise ProblemError(Problem(str(channel.op(what.micro_batch)), None, message, hint="inputs of one shape"))

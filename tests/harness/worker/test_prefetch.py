@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from torch import Tensor
 
 from harness.interfaces import Batch
 from harness.worker.prefetch import Loader
@@ -162,3 +163,20 @@ def test_the_loader_computes_with_one_thread_and_others_keep_theirs() -> None:
         assert inside == [1, 1, 1]
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("gpu", [True, False])
+def test_batches_are_pinned_where_a_gpu_takes_them(gpu: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that the host goes on while they are copied."""
+    pinned: list[int] = []
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: gpu)
+    monkeypatch.setattr(Tensor, "pin_memory", lambda tensor: pinned.append(tensor.numel()) or tensor)
+    tensors = torch.ones(4, 3), torch.ones(4)
+
+    class Pairs:
+        def batch(self, step: int, size: int) -> Batch:
+            return Batch(tensors, torch.ones(4, 2))
+
+    with Loader(Pairs(), 4, range(2)) as batches:  # type: ignore[arg-type]
+        assert len(list(batches)) == 2
+    assert pinned == ([12, 4, 8] * 2 if gpu else [])

@@ -1,0 +1,124 @@
+"""Nothing in a step makes the host wait for a GPU but what is listed here, each with its reason.
+
+A GPU runs what the host has issued. Where the host waits for a value it cannot issue the next kernels meanwhile, and
+the GPU waits for these. Of a step the loss is read once, at its end.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+FOLDERS = ("engines", "harness/runtime")
+METHODS = {"item", "tolist", "cpu", "numpy", "synchronize", "nonzero"}
+"""Of a tensor, a stream or a device: they return once it has done its work."""
+
+
+def waits(tree: ast.AST, inside: str = "") -> Iterator[tuple[str, str]]:
+    """Yield each call that may wait: the function that it is in, and what it is."""
+    for node in ast.iter_child_nodes(tree):
+        named = isinstance(node, ast.FunctionDef | ast.ClassDef)
+        name = f"{inside}.{node.name}".strip(".") if named else inside  # type: ignore[attr-defined]
+        if isinstance(node, ast.Call) and (what := _what(node)):
+            yield name, what
+        yield from waits(node, name)
+
+
+def _what(call: ast.Call) -> str:
+    function, keys = call.func, {key.arg for key in call.keywords}
+    if isinstance(function, ast.Attribute) and function.attr in METHODS:
+        return function.attr
+    moves = any(ast.unparse(value).endswith("device") for value in call.args)
+    if isinstance(function, ast.Attribute) and function.attr == "to" and moves and "non_blocking" not in keys:
+        return "to"
+    if isinstance(function, ast.Name) and function.id == "float" and not isinstance(call.args[0], ast.Constant):
+        return "float"
+    return ""
+
+
+ALLOWED = {
+    "A state is saved or loaded, between steps, on the CPU.": """
+        engines/deepspeed/loss_scale.py state float
+        engines/deepspeed/state_dict.py State._masters cpu
+        engines/deepspeed/state_dict.py State._moments cpu
+        engines/deepspeed/state_dict.py State._moments float
+        engines/fsdp/session.py _shard to
+        engines/fsdp/session.py _whole cpu
+        engines/myelin/host_optimizer.py HostOptimizer.synchronize synchronize
+        engines/myelin/loss_scale.py LossScale.load float
+        engines/myelin/optimizer_step.py OptimizerStep._read cpu
+        engines/myelin/optimizer_step.py OptimizerStep._read synchronize
+        engines/myelin/optimizer_step.py OptimizerStep.load synchronize
+        engines/myelin/optimizer_step.py OptimizerStep.state float
+        engines/sbp/sharded_state.py Shard.of to
+        harness/runtime/training_state.py _copied cpu
+        harness/runtime/training_state.py _placed to
+        harness/runtime/training_state.py model_state cpu""",
+    "A step begins or ends: its time, and its loss.": """
+        engines/gpipe/cuda_streams.py Recorder.__init__ synchronize
+        engines/periodic/step.py Step.loss tolist
+        harness/runtime/device_clock.py DeviceClock.synchronize synchronize
+        harness/runtime/distributed_session.py DistributedSession.step float
+        harness/runtime/distributed_session.py DistributedSession.step synchronize
+        harness/runtime/local_session.py LocalSession._synchronize synchronize
+        harness/runtime/local_session.py LocalSession.step float""",
+    "After a step: a check, norms, and times of events that are over.": """
+        harness/runtime/device_clock.py DeviceClock.seconds float
+        harness/runtime/gradient_norms.py _values tolist
+        harness/runtime/output_check.py raise_differences nonzero
+        harness/runtime/output_check.py raise_differences tolist""",
+    "Once a step, before the optimizer: whether gradients overflow, and which weights have one.": """
+        engines/myelin/loss_scale.py overflows float
+        engines/myelin/optimizer_step.py OptimizerStep.finish tolist""",
+    "Once a run: the form of a message, an index of blocks, places to compare.": """
+        engines/sbp/sharded_layers.py mine to
+        engines/sbp/stage_p2p.py StageP2P._hear tolist
+        harness/runtime/output_check.py _places to
+        harness/runtime/transports/transport.py _form tolist""",
+    "Of the host's own: clocks, counters, tensors on the CPU.": """
+        engines/myelin/optimizers.py Optimizer._step float
+        harness/runtime/host_clocks.py _asked float
+        harness/runtime/host_clocks.py compare tolist
+        harness/runtime/output_check.py compare item
+        harness/runtime/transports/mpi_transport.py _bytes numpy""",
+    "The thread has nothing else to issue: it waits for what its queue or its channel has given the GPU.": """
+        engines/periodic/device_queues.py _on_streams synchronize
+        harness/runtime/transports/torch_transport.py GroupTransport._synchronize synchronize""",
+    "MPI takes messages from the host's memory: engine.transport=torch does not.": """
+        harness/runtime/transports/mpi_transport.py MPITransport._send cpu""",
+    "A cumulative average (momentum=None), which no model here has.": """
+        engines/sbp/sharded_layers.py BatchNorm._track float""",
+}
+
+
+def found() -> set[str]:
+    return {
+        f"{path.relative_to(ROOT)} {name} {what}"
+        for folder in FOLDERS
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        for name, what in waits(ast.parse(path.read_text()))
+    }
+
+
+def test_steps_wait_for_nothing_else() -> None:
+    listed = [line.strip() for lines in ALLOWED.values() for line in lines.strip().splitlines()]
+    assert len(listed) == len(set(listed))
+    assert sorted(found() - set(listed)) == [], "the host waits for the device"
+    assert sorted(set(listed) - found()) == [], "is not there any more"
+
+
+@pytest.mark.parametrize(
+    ("code", "what"),
+    [
+        ("loss.item()", "item"), ("float(loss.detach())", "float"), ("x.to(self.device)", "to"),
+        ("x.to(device, torch.float32)", "to"), ("mask.nonzero()", "nonzero"), ("stream.synchronize()", "synchronize"),
+        ("x.to(self.device, non_blocking=True)", ""), ("x.to(x.dtype)", ""), ("float('inf')", ""), ("x.detach()", ""),
+    ],
+)  # fmt: skip
+def test_what_waits(code: str, what: str) -> None:
+    found = list(waits(ast.parse(f"class Session:\n    def step(self):\n        {code}")))
+    assert found == ([("Session.step", what)] if what else [])
