@@ -27,12 +27,15 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import ProcessGroup, Work
+from torch._subclasses import FakeTensor
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-from torch.utils._pytree import tree_leaves, tree_map
+from torch.utils._pytree import tree_leaves
 
+from harness.launch import process_group
 from tests.support.stream_order import HOST, Range, StreamOrder
 
 READ_BY_HOST = {"_local_scalar_dense", "equal", "nonzero", "is_nonzero"}
@@ -52,6 +55,7 @@ class Machine:
         self.local = threading.local()
         self.lock = threading.RLock()
         self.known: set[int] = set()
+        self.device = 0
 
     def stream(self, gpu: int) -> Stream:
         """The current stream of this thread on a GPU."""
@@ -105,14 +109,19 @@ def _number(device: Any) -> int | None:
     if isinstance(device, int):
         return device
     found = torch.device(device)
-    return (found.index or 0) if found.type == "cuda" else None
+    return None if found.type != "cuda" else MACHINE.device if found.index is None else found.index
+
+
+def _current(device: Any = None) -> Stream:
+    """torch.cuda.current_stream."""
+    return MACHINE.stream(MACHINE.device if device is None else _number(device) or 0)
 
 
 class Stream:
     """torch.cuda.Stream."""
 
     def __init__(self, device: Any = None, priority: int = 0, name: str = "") -> None:
-        self.gpu = _number(device if device is not None else 0) or 0
+        self.gpu = MACHINE.device if device is None else _number(device) or 0
         self.device = torch.device("cuda", self.gpu)
         self.name = name or f"gpu {self.gpu}, stream {next(MACHINE.names)}"
 
@@ -146,11 +155,11 @@ class Event:
         self.at_s = 0.0
 
     def record(self, stream: Stream | None = None) -> None:
-        self.clock = dict(MACHINE.order.clock((stream or MACHINE.stream(0)).name))
+        self.clock = dict(MACHINE.order.clock((stream or _current()).name))
         self.at_s = time.perf_counter()
 
     def wait(self, stream: Stream | None = None) -> None:
-        (stream or MACHINE.stream(0)).wait_event(self)
+        (stream or _current()).wait_event(self)
 
     def synchronize(self) -> None:
         MACHINE.order.join(HOST, self.clock)
@@ -179,6 +188,8 @@ class _Devices(TorchFunctionMode):
             return here if gpu is None else (True if owner == "is_cuda" else torch.device("cuda", gpu))
         if name == "get_device":
             return -1 if (gpu := MACHINE.of(args[0])) is None else gpu
+        if name in ("tolist", "numpy") and (gpu := MACHINE.of(args[0])) is not None:
+            MACHINE.host_waits(MACHINE.stream(gpu).name)
         if name in ("is_pinned", "pin_memory"):
             return _pinned(name, args[0])
         if name in ("to", "cuda", "cpu"):
@@ -196,24 +207,26 @@ def _pinned(name: str, tensor: Tensor) -> Any:
 
 def _made(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """A function that may take a device, whose result is then on it."""
-    wanted = kwargs.get("device")
-    if wanted is None:
-        return func(*args, **kwargs)
-    before, MACHINE.local.gpu = getattr(MACHINE.local, "gpu", None), (_number(wanted),)
-    pinned = kwargs.pop("pin_memory", False)
-    try:
-        out = func(*args, **(kwargs | {"device": "cpu"}))
-    finally:
-        MACHINE.local.gpu = before
+    wanted, pinned = kwargs.get("device"), kwargs.pop("pin_memory", False)
+    if wanted is None or not _here(wanted):
+        out = func(*args, **kwargs)
+    else:
+        with _elsewhere(_number(wanted)):
+            out = func(*args, **(kwargs | {"device": "cpu"}))
     if pinned:
         MACHINE.pinned.add(_block(out))
     return out
 
 
+def _here(device: Any) -> bool:
+    """Whether a device is the host or one of the GPUs: there are others, such as "meta"."""
+    return isinstance(device, int) or torch.device(device).type in ("cpu", "cuda")
+
+
 def _moved(func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
     """`to`, `cuda`, `cpu`: a copy in the streams of both ends, where a tensor is not there yet."""
-    tensor, dtype, flags = args[0], kwargs.pop("dtype", None), []
-    wanted = {"cuda": "cuda:0", "cpu": "cpu"}.get(name) or kwargs.pop("device", None)
+    tensor, dtype, flags = args[0], kwargs.get("dtype"), []
+    wanted = {"cuda": f"cuda:{MACHINE.device}", "cpu": "cpu"}.get(name) or kwargs.get("device")
     for one in args[1:]:
         if isinstance(one, Tensor):
             other = MACHINE.of(one)
@@ -224,8 +237,10 @@ def _moved(func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
             flags.append(one)
         elif one is not None:
             wanted = one
+    if wanted is not None and not _here(wanted):
+        return func(*args, **kwargs)
     non_blocking, copied = (*flags, False, False)[:2]
-    non_blocking, copied = kwargs.pop("non_blocking", non_blocking), kwargs.pop("copy", copied)
+    non_blocking, copied = kwargs.get("non_blocking", non_blocking), kwargs.get("copy", copied)
     cast = tensor if dtype in (None, tensor.dtype) else Tensor.to(tensor, dtype)
     here, there = MACHINE.of(tensor), _number(wanted) if wanted is not None else MACHINE.of(tensor)
     if here == there:
@@ -262,7 +277,9 @@ class _Kernels(TorchDispatchMode):
 
 
 def _tensors(values: Any) -> list[Tensor]:
-    return [one for one in tree_leaves(values) if isinstance(one, Tensor) and one.numel()]
+    """Those that have memory."""
+    found = (one for one in tree_leaves(values) if isinstance(one, Tensor) and not isinstance(one, FakeTensor))
+    return [one for one in found if one.numel() and one.device.type != "meta"]
 
 
 def _booked(func: Any, args: Any, kwargs: Any, out: Any) -> None:
@@ -322,7 +339,9 @@ def _communicated(name: str, args: Any, out: Any) -> None:
     _in_stream_of(group.group_name, name, tensors, [one for one in tensors if one not in set(sent)], works)
 
 
-def _in_stream_of(group: str, name: str, reads: Sequence[Tensor], writes: Sequence[Tensor], works: Sequence[Work]) -> None:
+def _in_stream_of(
+    group: str, name: str, reads: Sequence[Tensor], writes: Sequence[Tensor], works: Sequence[Work]
+) -> None:
     gpu = next((place for place in map(MACHINE.of, reads) if place is not None), None)
     if gpu is None:
         MACHINE.order.launch(HOST, name, map(_range, reads), map(_range, writes))
@@ -350,7 +369,8 @@ def _message(method: Callable[..., Work], name: str) -> Callable[..., Work]:
 
 def _waited(method: Callable[..., Any]) -> Callable[..., Any]:
     def wait(work: Work, *args: Any, **kwargs: Any) -> Any:
-        out = method(work, *args, **kwargs)
+        with _disable_current_modes():  # gloo copies some results there
+            out = method(work, *args, **kwargs)
         if found := MACHINE.works.get(id(work)):
             stream = found[0]
             gpu = int(stream.split(",")[0].removeprefix("gpu "))
@@ -390,12 +410,21 @@ def _backward(run: Callable[..., Any]) -> Callable[..., Any]:
     return watched_run
 
 
+def _without_device(init: Callable[..., None]) -> Callable[..., None]:
+    """gloo knows of no GPU."""
+
+    def begun(*args: Any, device_id: Any = None, **kwargs: Any) -> None:
+        init(*args, **kwargs)
+
+    return begun
+
+
 def _record_stream(tensor: Tensor, stream: Stream) -> None:
     MACHINE.order.record(_block(tensor), stream.name)
 
 
 def _synchronize(device: Any = None) -> None:
-    gpu = 0 if device is None else _number(device)
+    gpu = MACHINE.device if device is None else _number(device)
     for name in list(MACHINE.order.clocks):
         if name.split(",")[0] == f"gpu {gpu}":
             MACHINE.host_waits(name)
@@ -406,10 +435,10 @@ FAKES: dict[str, Any] = {
     "Event": Event,
     "stream": _stream,
     "set_stream": _set_stream,
-    "current_stream": lambda device=None: MACHINE.stream(0 if device is None else _number(device) or 0),
+    "current_stream": _current,
     "synchronize": _synchronize,
-    "current_device": lambda: 0,
-    "set_device": lambda device: None,
+    "current_device": lambda: MACHINE.device,
+    "set_device": lambda device: setattr(MACHINE, "device", _number(device)),
     "reset_peak_memory_stats": lambda device=None: None,
     "max_memory_allocated": lambda device=None: 0,
     "max_memory_reserved": lambda device=None: 0,
@@ -442,6 +471,8 @@ def fake_gpus() -> Iterator[StreamOrder]:
         patch.setattr(torch, "Generator", _Generator)
         patch.setattr(torch.autograd, "_engine_run_backward", _backward(torch.autograd._engine_run_backward))
         patch.setattr(Tensor, "record_stream", _record_stream)
+        patch.setattr(process_group, "ON_GPUS", "gloo")
+        patch.setattr(dist, "init_process_group", _without_device(dist.init_process_group))
         patch.setattr(threading.Thread, "run", in_thread)
         patch.setattr(Work, "wait", _waited(Work.wait))
         for method in "send", "recv":
