@@ -138,6 +138,7 @@ class Profiles:
             precision.dtype,
             device,
             precision.autocast,
+            precision.tf32 and origin != "counted",
         )
 
     def made(self, origin: Origin) -> ModelProfile:

@@ -165,6 +165,13 @@ def test_a_gpu_alone_is_another_machine_than_one_of_eight(cache):
     assert len({machine.path(one) for one in (gpu, *others)}) == 4
 
 
+def test_the_peak_of_float32_is_that_of_the_run(cache):
+    """On GPUs: with TF32 it is several times as high."""
+    gpu, cpu = DetectedDevices("cuda", "NVIDIA H100", 8, 80 << 30, "570.1"), devices.detect()
+    assert machine.path(gpu, tf32=True) != machine.path(gpu)
+    assert machine.path(cpu, tf32=True) == machine.path(cpu)
+
+
 def test_the_memory_of_a_gpu_is_what_a_process_has_left_for_tensors(monkeypatch):
     """Context, driver and libraries take their part; what others use at the moment does not count."""
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
