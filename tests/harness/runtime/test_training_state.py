@@ -39,9 +39,7 @@ def test_an_optimizer_takes_its_numbers_and_its_parameters_once() -> None:
 
 
 @pytest.mark.parametrize("allowed", [True, False])
-def test_convolutions_and_matmuls_of_float32_are_multiplied_alike(
-    allowed: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_convolutions_and_matmuls_of_float32_have_one_precision(allowed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """torch's default is TF32 for the ones alone, so that one peak could be that of neither."""
     for place in (torch.backends.cuda.matmul, torch.backends.cudnn):
         monkeypatch.setattr(place, "allow_tf32", place.allow_tf32)  # as it was, afterwards
