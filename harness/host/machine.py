@@ -61,23 +61,24 @@ class Machine(Document):
                 raise ValueError(f"{name} is {value}, must be a finite number of at least 0")
 
 
-def stored(wanted: str = "auto", remeasure: bool = False) -> Machine | None:
+def stored(wanted: str = "auto", remeasure: bool = False, tf32: bool = False) -> Machine | None:
     """Returns the cached measurement of the devices of kind `wanted`; None if there is none that can be read.
 
-    With `remeasure` only one that was made since this process began.
+    With `remeasure` only one that was made since this process began. `tf32`: the peak of float32 on GPUs is that of
+    `precision.tf32=true`.
     """
     found = devices.detect(wanted)
-    place = path(found)
+    place = path(found, tf32)
     if not profile_cache.exists(place, remeasure):
         return None
     machine = profile_cache.read(Machine, place)
     return machine if machine and machine.device.name == found.name and machine.device.peak_flops else None
 
 
-def store(machine: Machine) -> None:
+def store(machine: Machine, tf32: bool = False) -> None:
     """Caches a measurement. A folder that cannot be written is a warning: the next run measures again."""
     found = devices.detect()
-    place = path(found if found.name == machine.device.name else devices.detect("cpu"))
+    place = path(found if found.name == machine.device.name else devices.detect("cpu"), tf32)
     try:
         machine.save(place)
     except OSError as error:
@@ -88,7 +89,7 @@ def store(machine: Machine) -> None:
         )
 
 
-def path(found: DetectedDevices) -> Path:
+def path(found: DetectedDevices, tf32: bool = False) -> Path:
     """Returns the path of the measurement for these devices, the installed torch and the cores of this process.
 
     Of GPUs their number counts, since one alone has no link to another one, their driver, and their memory: a part of
@@ -102,7 +103,7 @@ def path(found: DetectedDevices) -> Path:
         "sources": [hashlib.sha256(source.read_bytes()).hexdigest() for source in sources],
     }
     if found.kind == "cuda":
-        key |= {"gpus": found.count, "memory_bytes": found.memory_bytes, "driver": found.driver}
+        key |= {"gpus": found.count, "memory_bytes": found.memory_bytes, "driver": found.driver, "tf32": tf32}
     digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:16]
     name = re.sub(r"[^A-Za-z0-9_-]+", "-", found.name)
     return profile_cache.folder().parent / "machines" / f"{name}-{digest}.json"

@@ -51,6 +51,7 @@ def path(
     dtype: str,
     device_name: str,
     autocast: str | None = None,
+    tf32: bool = False,
 ) -> Path:
     """Returns the path of the profile of a model, whether or not it exists.
 
@@ -64,6 +65,7 @@ def path(
         "micro_batch": micro_batch,
         "dtype": dtype,
         "autocast": autocast,
+        "tf32": tf32,
         "device": device_name,
         "torch": importlib.metadata.version("torch"),
         "sources": _digest(

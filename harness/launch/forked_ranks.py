@@ -122,7 +122,7 @@ def run_on_ranks(count: int, function: Callable[[], T], devices: Sequence[str], 
             "where the model's file is imported"
         )
     worlds: AbstractContextManager[list[PmiConnection]] = mpi.pmi_connections(count) if with_mpi else nullcontext([])
-    with worlds as connections, socket.create_server((HERE, 0), backlog=count) as meeting:
+    with worlds as connections, socket.create_server((HERE, 0), backlog=count) as rendezvous:
         fork = get_context("fork")
         ranks: list[tuple[BaseProcess, Connection]] = []
         kills = oom_killer.kill_count()
@@ -137,7 +137,7 @@ def run_on_ranks(count: int, function: Callable[[], T], devices: Sequence[str], 
                         count,
                         function,
                         devices[rank],
-                        meeting,
+                        rendezvous,
                         to_host,
                         os.getpid(),
                         connections,
@@ -163,7 +163,7 @@ def _run_rank(
     count: int,
     function: Callable[[], Any],
     device: str,
-    meeting: socket.socket,
+    rendezvous: socket.socket,
     to_host: Connection,
     host: int,
     connections: Sequence[PmiConnection],
@@ -178,7 +178,7 @@ def _run_rank(
     signal_watcher.watch_in_rank(rank)
     code = 0
     try:
-        process_group.join(rank, count, device, rank, store=_store(rank, count, meeting))
+        process_group.join(rank, count, device, rank, store=_store(rank, count, rendezvous))
         if connections:
             mpi.join_world(rank, connections)
         result = function()
@@ -195,12 +195,12 @@ def _run_rank(
     os._exit(code)  # what was inherited from the host is not the rank's to clean up
 
 
-def _store(rank: int, count: int, meeting: socket.socket) -> dist.TCPStore:
+def _store(rank: int, count: int, rendezvous: socket.socket) -> dist.TCPStore:
     """The store of all ranks, which rank 0 serves at the port that is open already: the others wait there for it."""
-    port = meeting.getsockname()[1]
+    port = rendezvous.getsockname()[1]
     if rank == 0:
-        return dist.TCPStore(HERE, port, count, True, PATIENCE, False, master_listen_fd=meeting.detach())
-    meeting.close()
+        return dist.TCPStore(HERE, port, count, True, PATIENCE, False, master_listen_fd=rendezvous.detach())
+    rendezvous.close()
     return dist.TCPStore(HERE, port, count, False, PATIENCE)
 
 

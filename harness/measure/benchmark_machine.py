@@ -5,7 +5,9 @@ Others may use the machine, too: most figures are the best of several tries.
 
 from __future__ import annotations
 
+import re
 import statistics
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -21,6 +23,7 @@ from torch import Tensor, nn
 from harness.config.schema import AUTOCAST, DTYPES
 from harness.core.cluster import Device, Link
 from harness.core.op import Op
+from harness.core.problem import CannotRun, Problem
 from harness.host import devices, run_queue
 from harness.host.devices import DetectedDevices
 from harness.host.machine import Machine
@@ -242,12 +245,29 @@ def _layers() -> Callable[[], None]:
 
 def _gpus(found: DetectedDevices, say: Say) -> Machine:
     others_bytes = devices.gpu_used_bytes()
+    refuse_without_kernels(found.name, torch.cuda.get_device_capability(0), torch.cuda.get_arch_list())
     say("timing copies")
     host = _fitted([_host_copy_s(size) for size in MESSAGES_BYTES])
     link = _fitted([_peer_copy_s(size) for size in MESSAGES_BYTES]) if found.count > 1 else host
     device = _device(found, "cuda:0", _events, say)
     left_bytes = min(device.memory_bytes, _left_for_tensors(others_bytes))
     return Machine(replace(device, memory_bytes=left_bytes), link, host)
+
+
+def refuse_without_kernels(name: str, capability: tuple[int, int], built: Sequence[str]) -> None:
+    """Raise CannotRun if the installed torch has no kernels for a GPU of this compute capability.
+
+    `built` is what torch was compiled for: "sm_80" runs on 8.0 and later ones of the same generation, "compute_90" on
+    9.0 and all later ones.
+    """
+    for kind, _, number in (target.partition("_") for target in built):
+        digits = re.match(r"\d+", number)
+        least = divmod(int(digits[0]), 10) if digits else (sys.maxsize, 0)
+        if least <= capability and (kind == "compute" or least[0] == capability[0]):
+            return
+    message = f"{name} has compute capability {capability[0]}.{capability[1]}, torch is built for {', '.join(built)}"
+    hint = "a torch that is built for this GPU: PIP_ARGS of make setup"
+    raise CannotRun([Problem("cluster.device", "cuda", message, ({"cluster.device": "cpu"},), hint)])
 
 
 def _left_for_tensors(others_bytes: int) -> int:

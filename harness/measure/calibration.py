@@ -41,10 +41,12 @@ def calibrate(config: DictConfig, count: int, folder: Path, progress: Progress) 
     Raises `WorkerFailed` for whatever happens to the ranks, and ValueError where no bandwidth follows from the timings.
     """
     (folder / calibrated_cluster.FILE).unlink(missing_ok=True)
-    known = machine.stored(config.cluster.device, config.remeasure)
+    known = machine.stored(config.cluster.device, config.remeasure, config.precision.tf32)
     if known is None:
         progress.phase("measuring this machine", "once: peaks, memory, links")
-        known = supervisor.measure_machine(folder, TITLE, config.launch.timeout_s, config.cluster.device)
+        known = supervisor.measure_machine(
+            folder, TITLE, config.launch.timeout_s, config.cluster.device, config.precision.tf32
+        )
     progress.phase("timing collectives", f"among up to {count} ranks, {config.warmup} + {config.steps} rounds")
     supervisor.run_worker(folder, TITLE, config.launch.timeout_s, "calibrate", str(count))
     found = Calibration.of(Timings.load(folder / TIMINGS))

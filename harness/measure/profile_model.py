@@ -73,7 +73,7 @@ class Clock:
 
     |== layer 0 ==|== layer 1 ... waits for a core ... ==|     the clock's seconds: all;  own seconds: where it computes
 
-    A GPU begins late, so that no layer waits for the host there; the host's seconds are kept beside its own ones. In
+    A GPU begins late, so that no layer waits for the host there; the host's seconds are kept next to its own ones. In
     training the slower of both counts: of small layers the host's.
 
     host  | issue 0 | issue 1 |                 GPU  | sleeps             |= layer 0 =|= layer 1 =|

@@ -238,7 +238,8 @@ class _Preparation:
         """Measure this machine in a worker process, once, and cache it for later runs."""
         wanted = profiles.wanted(self.config)
         self.progress.phase("measuring this machine", "once: peaks, memory, links")
-        return supervisor.measure_machine(self.folder, self.title, self.config.launch.timeout_s, wanted)
+        tf32, limit_s = self.config.precision.tf32, self.config.launch.timeout_s
+        return supervisor.measure_machine(self.folder, self.title, limit_s, wanted, tf32)
 
     def compare(self) -> None:
         """A stored profile with the model that the user chose, if all is well so far; no other one is planned for."""
@@ -258,6 +259,6 @@ class _Preparation:
 def _stored_machine(config: DictConfig) -> Machine | None:
     """Return the cached measurement of this machine, or None; without torch there is none."""
     try:
-        return machine.stored(profiles.wanted(config), config.remeasure)
+        return machine.stored(profiles.wanted(config), config.remeasure, config.precision.tf32)
     except PackageNotFoundError:
         return None

@@ -149,6 +149,7 @@ class Profiles:
             precision.dtype,
             device,
             precision.autocast,
+            precision.tf32 and origin != "counted",
         )
 
     def made(self, origin: Origin) -> ModelProfile:

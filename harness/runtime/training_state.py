@@ -25,6 +25,12 @@ def initial_layers(model: Model, spec: SessionSpec) -> nn.Sequential:
     return layers
 
 
+def use_tf32(allowed: bool) -> None:
+    """Have GPUs multiply float32 numbers in TF32, or in float32: in convolutions as in matmuls, for this process."""
+    torch.backends.cuda.matmul.allow_tf32 = allowed
+    torch.backends.cudnn.allow_tf32 = allowed
+
+
 def make_optimizer(parameters: Iterable[nn.Parameter], spec: OptimizerSpec) -> torch.optim.Optimizer:
     """The optimizer that `spec` names. Where there are no parameters its step does nothing."""
     options: dict[str, Any] = {"lr": spec.lr, "weight_decay": spec.weight_decay}

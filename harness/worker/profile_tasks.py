@@ -37,7 +37,9 @@ def profile_model(folder: Path, config: DictConfig, samples: str, *ahead: str) -
     `_make_profiles`."""
     say("loading torch")
     from harness.measure import check_layers, profile_model
+    from harness.runtime.training_state import use_tf32
 
+    use_tf32(config.precision.tf32)
     model = built(config, samples)
     device, precision = torch_devices(config, 1)[0], config.precision
     check_layers.check(model, device, say)
@@ -101,10 +103,12 @@ def compare_profile(folder: Path, config: DictConfig) -> None:
 
 
 def measure_machine(folder: Path, config: DictConfig, kind: str) -> None:
-    """Measure the devices of one kind ("cpu"); writes `machine.json`."""
+    """Measure the devices of one kind ("cpu"), as the run uses them; writes `machine.json`."""
     say("loading torch")
     from harness.measure import benchmark_machine
+    from harness.runtime.training_state import use_tf32
 
+    use_tf32(config.precision.tf32)
     benchmark_machine.measure(kind, say).save(folder / MACHINE)
 
 

@@ -14,10 +14,12 @@ import torch
 
 from harness.config import cluster_config
 from harness.core.cluster import Device, Link
+from harness.core.problem import CannotRun
 from harness.host import devices, machine
 from harness.host.devices import DetectedDevices
 from harness.host.machine import Machine
 from harness.measure import benchmark_machine
+from tests.problems import refused, row
 
 ROOT = Path(__file__).parents[3]
 HERE = Machine(Device("a CPU", 10**9, {"float32": 9e10}, 4e10, kernel_s=2e-6), Link(1e-5, 5e-11), cores=1.84)
@@ -122,6 +124,24 @@ def test_no_gpu_is_reported(monkeypatch):
         benchmark_machine.measure("cuda")
 
 
+BUILT = ["sm_75", "sm_80", "sm_90a", "compute_90"]
+
+
+@pytest.mark.parametrize("capability", [(7, 5), (8, 0), (8, 9), (9, 0), (12, 0)])
+def test_a_gpu_that_torch_has_kernels_for(capability):
+    """Those of its generation, or what the driver compiles for later ones."""
+    benchmark_machine.refuse_without_kernels("a GPU", capability, BUILT)
+
+
+@pytest.mark.parametrize(("capability", "built"), [((6, 1), BUILT), ((7, 0), BUILT), ((9, 0), BUILT[:2])])
+def test_a_gpu_that_torch_has_no_kernels_for_is_refused(capability, built):
+    """The first kernel would fail, with a message of CUDA."""
+    with pytest.raises(CannotRun) as caught:
+        benchmark_machine.refuse_without_kernels("Tesla P40", capability, built)
+    (problem,) = refused(caught)
+    assert row(problem) == ("cluster.device", "cuda", ["cluster.device=cpu"])
+
+
 @pytest.mark.gpu
 def test_a_gpu_has_plausible_figures():
     found = benchmark_machine.measure("cuda")
@@ -163,6 +183,13 @@ def test_a_gpu_alone_is_another_machine_than_one_of_eight(cache):
     gpu = DetectedDevices("cuda", "NVIDIA H100", 8, 80 << 30, "570.1")
     others = [replace(gpu, count=1), replace(gpu, memory_bytes=10 << 30), replace(gpu, driver="580.2")]
     assert len({machine.path(one) for one in (gpu, *others)}) == 4
+
+
+def test_the_peak_of_float32_is_that_of_the_run(cache):
+    """On GPUs: with TF32 it is several times as high."""
+    gpu, cpu = DetectedDevices("cuda", "NVIDIA H100", 8, 80 << 30, "570.1"), devices.detect()
+    assert machine.path(gpu, tf32=True) != machine.path(gpu)
+    assert machine.path(cpu, tf32=True) == machine.path(cpu)
 
 
 def test_the_memory_of_a_gpu_is_what_a_process_has_left_for_tensors(monkeypatch):

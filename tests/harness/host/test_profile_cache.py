@@ -49,6 +49,10 @@ def asked(package: Path, **changes: object) -> Path:
     return profile_cache.path(**(arguments | changes))  # type: ignore[arg-type]
 
 
+def test_times_in_tf32_are_others(package, cache):
+    assert asked(package, tf32=True) != asked(package) == asked(package, tf32=False)
+
+
 def test_the_same_question_has_the_same_path(package, cache):
     path = asked(package)
     assert path == asked(package, model_config={"size": [8, 8], "layers": 2, "name": "net"})

@@ -13,6 +13,7 @@ from harness.runtime.training_state import (
     make_optimizer,
     optimizer_state,
     optimizer_tensors,
+    use_tf32,
 )
 
 
@@ -35,3 +36,12 @@ def test_an_optimizer_takes_its_numbers_and_its_parameters_once() -> None:
     first = 1 - 0.5 * (1 + 0.1)
     second = first - 0.5 * (0.9 * 1.1 + 1 + 0.1 * first)
     torch.testing.assert_close(weight.detach(), torch.full((2,), second))
+
+
+@pytest.mark.parametrize("allowed", [True, False])
+def test_convolutions_and_matmuls_of_float32_have_one_precision(allowed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's default is TF32 for the ones alone, so that one peak could be that of neither."""
+    for place in (torch.backends.cuda.matmul, torch.backends.cudnn):
+        monkeypatch.setattr(place, "allow_tf32", place.allow_tf32)  # as it was, afterwards
+    use_tf32(allowed)
+    assert torch.backends.cuda.matmul.allow_tf32 is torch.backends.cudnn.allow_tf32 is allowed

@@ -8,11 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from omegaconf import OmegaConf
 from torch import Tensor, nn
 
+from harness.core.cluster import Device, Link
 from harness.core.model_profile import ModelProfile
 from harness.core.problem import CannotRun, Problem
 from harness.core.run_files import PROFILE
+from harness.host.machine import Machine
+from harness.measure import benchmark_machine
 from harness.measure.count_model import count
 from harness.worker import profile_tasks
 from harness.worker.profile_tasks import SLACK, check_profile, check_size
@@ -109,3 +114,20 @@ def test_profiles_ahead_are_made_while_they_are_quick_and_can_be_made(
     assert sorted(path.name for path in cache.glob("*")) == there
     with pytest.raises(CannotRun):
         profile_tasks._make_profiles(tmp_path, make, "8", [])
+
+
+@pytest.mark.parametrize("tf32", [True, False])
+def test_this_machine_is_measured_as_the_run_uses_it(
+    tf32: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[bool] = []
+    for place in (torch.backends.cuda.matmul, torch.backends.cudnn):
+        monkeypatch.setattr(place, "allow_tf32", not tf32)
+
+    def measure(kind: str, say: object) -> Machine:
+        seen.extend([torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32])
+        return Machine(Device("a GPU"), Link())
+
+    monkeypatch.setattr(benchmark_machine, "measure", measure)
+    profile_tasks.measure_machine(tmp_path, OmegaConf.create({"precision": {"tf32": tf32}}), "cuda")
+    assert seen == [tf32, tf32]
