@@ -15,7 +15,7 @@ ARGS ?=
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := run
-.PHONY: setup run test test-full lint types docs docs-serve bench tables report replay mutants matrix soak
+.PHONY: setup run test test-full lint types docs docs-serve bench tables report replay mutants matrix soak gpu
 
 setup: $(STAMP)
 
@@ -87,3 +87,7 @@ matrix: $(STAMP)
 # ARGS="4 20": minutes, as continuous integration does.
 soak: $(STAMP)
 	$(BIN)/python -m tests.soak $(ARGS)
+
+# On a machine with GPUs: tests, calibration, profiles and races in half an hour. ARGS=--dry-run: on CPU devices.
+gpu: $(STAMP)
+	$(BIN)/python -m analysis.gpu_day $(ARGS)

@@ -10,33 +10,17 @@ and the others continue. The output of each is in runs/tables/SWEEP.log.
 from __future__ import annotations
 
 import argparse
-import signal
-import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from itertools import repeat
 from pathlib import Path
 
-from harness.config import registry
+from analysis import jobs
+from analysis.jobs import Job
 from harness.core import units
-from harness.launch import die_with_parent
 
 LOGS = Path("runs") / "tables"
 AT_ONCE = 2
-POLL_S = 0.1
-
-
-@dataclass(frozen=True)
-class Job:
-    """A command whose end is reported under `name`; `full`: only if there is time for all."""
-
-    name: str
-    arguments: tuple[str, ...]
-    full: bool = False
 
 
 def sweep(name: str, scale: str = "", *keys: str, full: bool = False) -> Job:
@@ -105,55 +89,19 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser("python -m analysis.make_tables", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--full", action="store_true", help="all of MadPipe's instances, and the long runs")
     full = parser.parse_args(arguments).full
-    LOGS.mkdir(parents=True, exist_ok=True)
     began_s = time.monotonic()
-    failed = [*run(chosen(simulated(full), full), AT_ONCE), *run(chosen(measured(), full), 1), *run(PAGES, 1)]
-    ended = f"failed: {', '.join(failed)}" if failed else "all ok"
-    print(f"{units.age(time.monotonic() - began_s)} in all; {ended}")
+    parts = ((chosen(simulated(full), full), AT_ONCE), (chosen(measured(), full), 1), (PAGES, 1))
+    ended = [one for part, at_once in parts for one in jobs.run(part, at_once, LOGS)]
+    failed = [one.job.name for one in ended if not one.ok]
+    print(
+        f"{units.age(time.monotonic() - began_s)} in all; " + (f"failed: {', '.join(failed)}" if failed else "all ok")
+    )
     return 1 if failed else 0
 
 
-def chosen(jobs: Iterable[Job], full: bool) -> list[Job]:
+def chosen(every: Iterable[Job], full: bool) -> list[Job]:
     """Return the jobs for which there is time."""
-    return [job for job in jobs if full or not job.full]
-
-
-def run(jobs: Iterable[Job], at_once: int) -> list[str]:
-    """Run the jobs, so many at a time, and print the end of each; returns the names of those that failed.
-
-    Ctrl-C ends them all, in order: each gets it, too.
-    """
-    stop = threading.Event()
-    with ThreadPoolExecutor(at_once) as pool:
-        try:
-            ended = list(pool.map(_run, jobs, repeat(stop)))
-        except KeyboardInterrupt:
-            stop.set()
-            raise
-    return [name for name in ended if name]
-
-
-def _run(job: Job, stop: threading.Event) -> str:
-    """The job's name if it failed, else nothing. It is ended, or not begun, where it is to `stop`."""
-    if stop.is_set():
-        return job.name
-    log, began_s = LOGS / f"{job.name.replace(' ', '_')}.log", time.monotonic()
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            [*die_with_parent.prefix(), sys.executable, *job.arguments],
-            cwd=registry.ROOT,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-        )
-        while (code := process.poll()) is None:
-            if stop.wait(POLL_S):
-                process.send_signal(signal.SIGINT)
-                code = process.wait()
-                break
-    how = "ok" if code == 0 else f"ended with {code}, see {log}"
-    print(f"{job.name:<28} {units.seconds(time.monotonic() - began_s):>9}   {how}", flush=True)
-    return job.name if code else ""
+    return [job for job in every if full or not job.full]
 
 
 if __name__ == "__main__":
