@@ -55,6 +55,11 @@ def split(values: Iterable[Any], full: Container[Any]) -> list[ParameterSet]:
     return [pytest.param(value, marks=[] if value in full else [pytest.mark.soak]) for value in values]
 
 
+def later(values: Iterable[Any], full: Container[Any]) -> list[ParameterSet]:
+    """Returns the cases of a `parametrize` of which the fast tier has none of those in `full`."""
+    return [pytest.param(value, marks=[pytest.mark.full] if value in full else []) for value in values]
+
+
 def mark(items: Iterable[pytest.Item]) -> None:
     """Marks tests of the full tier, those left to soak, and those that run in the same one of several processes."""
     for _, cases in groupby(items, key=lambda item: (item.path, getattr(item, "originalname", item.name))):

@@ -57,6 +57,7 @@ def test_speeds_that_were_held_back_from_the_fit_are_predicted(gpu: str, worst: 
     assert statistics.median(errors) < 0.05 and errors[len(errors) * 9 // 10] < 0.15 and errors[-1] < worst
 
 
+@pytest.mark.usefixtures("computation")
 def test_the_numbers_of_the_clusters_are_those_of_the_fit() -> None:
     """All clusters with such a GPU have the same ones."""
 

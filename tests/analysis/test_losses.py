@@ -106,6 +106,7 @@ def test_what_the_picture_shows() -> None:
     assert (below.get_yscale(), below.get_xlabel(), above.get_ylabel()) == ("log", "step", "loss")
 
 
+@pytest.mark.usefixtures("computation")
 def test_the_legend_of_many_runs_hides_no_curve() -> None:
     """It is below the panels, which stay as high: the picture grows."""
     curves = [

@@ -92,6 +92,7 @@ def test_nothing_is_drawn_of_what_was_not_run(figures: Mapping[str, Callable[[An
     assert {name: draw(results) for name, draw in figures.items()} == dict.fromkeys(figures)
 
 
+@pytest.mark.usefixtures("computation")
 def test_every_axis_says_what_it_has_and_there_is_one_legend(
     of_myelin: myelin_rows.Results, of_madpipe: madpipe_rows.Results, of_autoddl: autoddl_rows.Results
 ) -> None:

@@ -38,6 +38,7 @@ def only(source: Path) -> RunRecord:
     return record
 
 
+@pytest.mark.usefixtures("computation")
 def test_the_same_simulator_predicts_the_same_from_files_and_from_a_pack(ran: Path, tmp_path: Path) -> None:
     before = only(ran)
     found = predict_again.figures(before)

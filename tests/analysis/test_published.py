@@ -97,6 +97,7 @@ def test_every_cell_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
         published.main(["nobody"])
 
 
+@pytest.mark.usefixtures("computation")
 def test_what_was_not_run_is_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -9,10 +9,11 @@ import torch
 
 from harness.core.plan import Plan
 from harness.interfaces import Session
-from tests.engines import contract
+from tests.engines import contract, zoo
 from tests.engines.contract import Case
 from tests.engines.deepspeed.cases import GENTLE, MODELS, case
 from tests.support.sessions import run_session
+from tests.tiers import later
 
 pytestmark = pytest.mark.usefixtures("ranks")
 
@@ -27,7 +28,7 @@ def close(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.fast
 @pytest.mark.usefixtures("close")
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", later(MODELS, zoo.HEAVY))
 def test_the_pipeline_trains_like_single(model: str) -> None:
     contract.check_training(case(model, stages=3))
 

@@ -29,6 +29,9 @@ SIZES: dict[str, tuple[str, dict[str, Any]]] = {
 }  # fmt: skip
 """By a name for tests: the plug-in and its keys."""
 
+HEAVY = ("amoebanet", "inception")
+"""Those that take seconds: the fast tier has them once."""
+
 
 def model(name: str) -> Model:
     """A model of `SIZES`."""

@@ -99,6 +99,7 @@ def test_counts_follow_the_closed_form(groups: int, eighths: int, classes: int) 
     assert (len(model), parameters(model)) == (3 * groups + 6, expected)
 
 
+@pytest.mark.usefixtures("computation")
 def test_parameters_of_some_layers_of_18_256(paper: ModelProfile) -> None:
     own = {layer.name: layer.param_bytes // 4 for layer in paper.layers}
     expected = {"stem1": 1_856, "stem2": 74_304, "stem3": 343_168, "cell1_normal1": 676_096, "cell1_normal2": 839_936,
@@ -138,6 +139,7 @@ def test_shapes_of_18_256(rows: list[dict[str, str]]) -> None:
     ]
 
 
+@pytest.mark.usefixtures("computation")
 def test_outputs_of_the_parts_of_18_256(rows: list[dict[str, str]]) -> None:
     """The sum over the innermost modules of a layer: ReLUs, convolutions, batch norms, pools, identities."""
     seen: list[int] = []

@@ -49,6 +49,7 @@ def changed(records: list[RunRecord], keep: Callable[[dict[str, str]], bool], **
     return [replace(one, **changes) if keep(values(one)) else one for one in records]
 
 
+@pytest.mark.usefixtures("computation")
 def test_every_point_of_every_sweep_is_a_row_of_its_own() -> None:
     for name in SWEEPS:
         own = sweep_points(name)

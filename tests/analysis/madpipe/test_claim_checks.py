@@ -78,6 +78,7 @@ def test_each_claim_can_fail(claim: str, change: Change) -> None:
     assert said(Results(records(change)))[claim] == "does not hold"
 
 
+@pytest.mark.usefixtures("computation")
 def test_the_papers_own_planner_is_judged_and_not_ours() -> None:
     better = Results(records(lambda row, p: {**p, "period_s": p["period_s"] * 9} if row.scheme == EXACT else p))
     assert said(better) == dict.fromkeys(("MP-1", "MP-2"), "by tests") | dict.fromkeys(CLAIMS, "holds")
@@ -97,6 +98,7 @@ def test_each_reading_of_pipedream_is_named_with_its_verdict(paper: Results) -> 
 
 
 @pytest.mark.parametrize(("steps", "verdict"), [(0.9, "holds"), (1.1, "does not hold")])
+@pytest.mark.usefixtures("computation")
 def test_a_grid_may_round_a_first_phase_up_by_one_step(steps: float, verdict: str) -> None:
     def change(row: Row, predicted: dict[str, object]) -> dict[str, object]:
         later = row.scheme == PUBLISHED and row.memory_gb == 9
@@ -105,6 +107,7 @@ def test_a_grid_may_round_a_first_phase_up_by_one_step(steps: float, verdict: st
     assert said(Results(records(change)))["MP-5"] == verdict
 
 
+@pytest.mark.usefixtures("computation")
 def test_stages_on_several_devices_are_no_consecutive_plan() -> None:
     """More than 2P - 1 is what a device with several stages may store; nothing is said of it."""
     several = {"stages": [{"device": 0}, {"device": 1}, {"device": 0}]}
@@ -123,6 +126,7 @@ def some(keep: Callable[[Row], bool], sweeps: tuple[str, ...] = ALL_SWEEPS) -> R
     return Results([one for one in found if keep(Row(dict(t.split("=", 1) for t in one.manifest["overrides"]), one))])
 
 
+@pytest.mark.usefixtures("computation")
 def test_a_few_points_are_no_verdict() -> None:
     """All but two points of what a claim needs; those of other claims do not matter."""
     partly = some(lambda row: row.scheme != PUBLISHED or row.memory_gb != 8 or row.devices != 5)
@@ -137,6 +141,7 @@ def test_a_few_points_are_no_verdict() -> None:
     assert "with other activations 1176 of 2352 points were not run" in band.simulated
 
 
+@pytest.mark.usefixtures("computation")
 def test_where_nothing_fits_there_is_no_verdict() -> None:
     none = Results(replace(one, status="infeasible", predicted={}) for one in records())
     (verdict,) = [one for one in verdicts(none) if one.id == "MP-3"]
@@ -187,6 +192,7 @@ def test_tables_have_every_network_and_scheme(paper: Results) -> None:
     assert paper.missing() == "" and "+sweeps=madpipe_fig7" in Results([]).missing()
 
 
+@pytest.mark.usefixtures("computation")
 def test_the_page_says_in_how_many_instances_the_papers_plan_loses(paper: Results) -> None:
     title = "MadPipe, as published, against the best contiguous plan"
     (whole,) = [section for section in tables.sections(paper) if section.title == title]

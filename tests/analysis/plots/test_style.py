@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+import pytest
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from PIL import Image
@@ -61,6 +62,7 @@ def test_the_legend_is_not_wider_than_the_figure(tmp_path: Path) -> None:
     assert box.x0 >= 0 and box.x1 <= figure.bbox.width
 
 
+@pytest.mark.usefixtures("computation")
 def test_every_figure_that_was_run_becomes_a_png_and_a_pdf(tmp_path: Path) -> None:
     figures = {"one": lambda results: drawn() if results else None, "two": lambda results: None}
     assert style.save(figures, True, tmp_path) == ["one"]

@@ -213,6 +213,7 @@ def test_without_records_nothing_is_claimed() -> None:
     )
 
 
+@pytest.mark.usefixtures("computation")
 def test_the_paper_s_own_numbers_keep_its_claims() -> None:
     verdict_of = said(published())
     assert verdict_of == {f"TG-{n}": "by tests" if n > 12 else "holds" for n in range(1, 16)}

@@ -128,6 +128,7 @@ def test_the_order_is_torchgpipes(
         assert by_stage(of_engine(driver, stage_layers(stages), m, mode, dependency), stages) == theirs, driver
 
 
+@pytest.mark.usefixtures("computation")
 def test_the_order_over_all_stages_is_torchgpipes(monkeypatch: pytest.MonkeyPatch) -> None:
     """On one queue; that of the graph for CUDA devices, which the schedule's order follows, is the same."""
     monkeypatch.setattr(torchgpipe.pipeline, "depend", lambda *_: None)

@@ -60,6 +60,7 @@ def test_as_the_planner_splits_it(devices: int) -> None:
 @pytest.mark.usefixtures("computation")
 @pytest.mark.fast
 @pytest.mark.parametrize(("devices", "kv_heads"), [(2, 2), (4, 4)])
+@pytest.mark.usefixtures("computation")
 def test_megatron_splits_gate_and_up_by_columns_and_heads_by_those_of_keys(devices: int, kv_heads: int) -> None:
     model, samples = llama(devices, kv_heads), 2 * devices
     plan = megatron(model, devices, samples, 2, dimensions=1)

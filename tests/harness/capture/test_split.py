@@ -70,6 +70,7 @@ def compared(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.usefixtures("computation")
 def test_names_are_those_of_the_module(name: str, chain_of: Callable[[str], Captured]) -> None:
     module, chain, _, _ = chain_of(name)
     known, own = names(chain), module.state_dict()

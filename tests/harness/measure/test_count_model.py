@@ -149,6 +149,7 @@ def test_every_layer_of_a_unet(convs, channels):
     assert [touched.get(i, "") for i in range(len(rows))] == [row["skip"] for row in rows]
 
 
+@pytest.mark.usefixtures("computation")
 def test_a_p40_trains_a_unet_as_published():
     """torchgpipe's Table 4, Naive-1: 28.500 samples/s with batch 40; and its benchmark of ResNet-101: 95.862 with batch
     118. Efficiencies are calibrated on both; so if counting changes, those of conf/cluster/p40x8.yaml must change,

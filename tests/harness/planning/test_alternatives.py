@@ -37,6 +37,7 @@ def made(memory_bytes: int = 0, *more: str) -> list[Alternative]:
     return compared(config, engine, planner, PROFILE, cluster)
 
 
+@pytest.mark.usefixtures("computation")
 def test_all_families_and_the_search_are_there_the_fastest_first(found: list[Alternative]) -> None:
     assert {one.name for one in found} == {*FAMILIES, *(f"search ({where})" for where in PLACED)}
     assert [one.step_s for one in found] == sorted(one.step_s for one in found)
@@ -47,6 +48,7 @@ def test_all_families_and_the_search_are_there_the_fastest_first(found: list[Alt
         assert by_name[f"search ({where})"].step_s <= best_s + 1e-9
 
 
+@pytest.mark.usefixtures("computation")
 def test_a_search_takes_the_best_of_all_places(found: list[Alternative]) -> None:
     """In any mode: it is no comparison but a choice."""
     searched = made(0, "engine.schedule=search")
@@ -59,6 +61,7 @@ def test_a_search_takes_the_best_of_all_places(found: list[Alternative]) -> None
     assert made(0, "engine.schedule=search", "engine.placement=v") == []
 
 
+@pytest.mark.usefixtures("computation")
 def test_what_does_not_fit_comes_last(found: list[Alternative]) -> None:
     needed = sorted(one.peak_bytes for one in found)
     less = made(needed[len(needed) // 2])
