@@ -70,7 +70,9 @@ class TorchPipeliningSession(StagesSession):
         inputs = tensors_of(placed(batch.inputs, self.device)) if self.stages[0].is_first else ()
         losses: list[Tensor] = []
         if self.stages[-1].is_last:
-            self.schedule.step(*inputs, target=placed(batch.targets, self.device), losses=losses, return_outputs=False)
+            self.schedule.step(
+                *inputs, target=batch.targets.to(self.device, non_blocking=True), losses=losses, return_outputs=False
+            )
         else:
             self.schedule.step(*inputs, return_outputs=False)
         self.update()

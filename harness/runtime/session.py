@@ -87,7 +87,7 @@ class BaseSession(ABC):
         for i, part in enumerate(split_batch(batch, self.plan.micro_batches)):
             if isinstance(self.stage, StageModule):
                 self.use_micro_batch(i)
-            yield placed(part.inputs, self.device), placed(part.targets, self.device)
+            yield placed(part.inputs, self.device), part.targets.to(self.device, non_blocking=True)
 
     def now(self) -> TimePoint:
         """Return this point in the work of the device."""
