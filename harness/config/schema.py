@@ -45,6 +45,9 @@ class OptimizerConfig:
     """Momentum of sgd."""
     weight_decay: float = 0.0
     """Weight decay."""
+    fused: bool = False
+    """One kernel updates many weights (fused=True of torch.optim), in the place of one for each operation. DeepSpeed's
+    own Adam (engine.offload) is fused anyway."""
 
 
 @dataclass
