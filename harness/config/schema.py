@@ -165,3 +165,6 @@ class PrecisionConfig:
     tf32: bool = False
     """GPUs multiply float32 numbers with the precision of TF32, in convolutions and in matmuls: several times as fast.
     false: neither does. (torch's own default is true for convolutions and false for matmuls.)"""
+    cudnn_benchmark: bool = False
+    """On GPUs the first convolution of each shape tries all of cuDNN's algorithms, and later ones take the fastest
+    (torch.backends.cudnn.benchmark). Which one it is differs from run to run, and losses by their rounding."""

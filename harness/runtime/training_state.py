@@ -26,10 +26,12 @@ def initial_layers(model: Model, spec: SessionSpec) -> nn.Sequential:
     return layers
 
 
-def use_tf32(allowed: bool) -> None:
-    """Have GPUs multiply float32 numbers in TF32, or in float32: in convolutions as in matmuls, for this process."""
-    torch.backends.cuda.matmul.allow_tf32 = allowed
-    torch.backends.cudnn.allow_tf32 = allowed
+def choose_kernels(tf32: bool, cudnn_benchmark: bool) -> None:
+    """Have GPUs multiply float32 numbers in TF32, or in float32: in convolutions as in matmuls, for this process; and
+    have cuDNN try its algorithms, or take those that it expects to be fast."""
+    torch.backends.cuda.matmul.allow_tf32 = tf32
+    torch.backends.cudnn.allow_tf32 = tf32
+    torch.backends.cudnn.benchmark = cudnn_benchmark
 
 
 def make_optimizer(parameters: Iterable[nn.Parameter], spec: OptimizerSpec) -> torch.optim.Optimizer:

@@ -10,11 +10,11 @@ from harness.core.problem import CannotRun
 from harness.interfaces import OptimizerSpec
 from harness.runtime.training_state import (
     OPTIMIZERS,
+    choose_kernels,
     load_optimizer_state,
     make_optimizer,
     optimizer_state,
     optimizer_tensors,
-    use_tf32,
 )
 
 
@@ -81,5 +81,7 @@ def test_convolutions_and_matmuls_of_float32_have_one_precision(allowed: bool, m
     """torch's default is TF32 for the ones alone, so that one peak could be that of neither."""
     for place in (torch.backends.cuda.matmul, torch.backends.cudnn):
         monkeypatch.setattr(place, "allow_tf32", place.allow_tf32)  # as it was, afterwards
-    use_tf32(allowed)
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", torch.backends.cudnn.benchmark)
+    choose_kernels(allowed, cudnn_benchmark=not allowed)
+    assert torch.backends.cudnn.benchmark is not allowed
     assert torch.backends.cuda.matmul.allow_tf32 is torch.backends.cudnn.allow_tf32 is allowed
