@@ -72,7 +72,8 @@ def _write_collectives(folder: Path, rank: int) -> None:
     c10d, recorder = (sys.modules.get(f"torch.{name}") for name in ("distributed", "_C._distributed_c10d"))
     if c10d is None or recorder is None or not c10d.is_initialized():
         return
-    written = recorder._dump_nccl_trace if "nccl" in c10d.get_backend_config() else recorder._dump_fr_trace
+    name = "_dump_nccl_trace" if "nccl" in c10d.get_backend_config() else "_dump_fr_trace"
+    written = getattr(recorder, name, bytes)  # no interface that torch promises
     with suppress(OSError):
         folder.mkdir(exist_ok=True)
         (folder / f"rank_{rank}").write_bytes(written())
