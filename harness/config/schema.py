@@ -161,7 +161,8 @@ class PrecisionConfig:
     dtype: str = "float32"
     """Number format of weights, gradients, optimizer state and activations: float32, float64, bfloat16 or float16."""
     autocast: str | None = None
-    """Number format of torch.autocast in the forward pass: bfloat16, float16, or null for no autocast."""
+    """Number format of torch.autocast in the forward pass: bfloat16, float16 (whose losses are not scaled: small
+    gradients become zero), or null for no autocast."""
     tf32: bool = False
     """GPUs multiply float32 numbers with the precision of TF32, in convolutions and in matmuls: several times as fast.
     false: neither does. (torch's own default is true for convolutions and false for matmuls.)"""
