@@ -108,7 +108,7 @@ def train(folder: Path, config: DictConfig, start: str = "0", token: str = "") -
     if not (rendezvous and rendezvous.rank):
         say(f"building {model.name} on {', '.join(names)}")
 
-    loop = Loop(config.batch.size, config.steps, config.warmup)
+    loop = Loop(config.batch.size, config.steps, config.warmup, tuple(config.launch.profiler))
     when = When(config.launch.checkpoint_every, config.launch.end_checkpoint)
     checkpoints = Checkpoints(folder, int(start), when, say, run_state(folder))
     train_session = functools.partial(
