@@ -26,7 +26,7 @@ def forbidden(*args: Any, **kwargs: Any) -> NoReturn:
 
 @pytest.mark.parametrize("optimizer", [MOMENTUM, ADAM], ids=["momentum", "adamw"])
 @pytest.mark.parametrize("name", tiers.split(sorted(CASES.keys() - LEFT_OUT), CASES.keys() - FURTHER))
-def test_it_trains_alike(name: str, optimizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_trains_as_without_them(name: str, optimizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     case = replace(CASES[name](), optimizer=optimizer)
     want = contract.run(case, steps=2)
     for module, place in ((adam, "_single_tensor_adam"), (adam, "_multi_tensor_adam"), (sgd, "_single_tensor_sgd")):

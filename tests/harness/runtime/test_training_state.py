@@ -40,7 +40,7 @@ def test_an_optimizer_takes_its_numbers_and_its_parameters_once() -> None:
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_a_fused_optimizer_trains_alike_and_goes_on_from_the_state_of_another(name: str) -> None:
+def test_a_fused_optimizer_trains_as_another_and_goes_on_from_the_state_of_another(name: str) -> None:
     states, weights = [], []
     for fused in (False, True):
         weight, spec = nn.Parameter(torch.ones(2, dtype=torch.float64)), OptimizerSpec(name, lr=0.5, fused=fused)
