@@ -168,12 +168,13 @@ class Capabilities:
 
 @dataclass(frozen=True)
 class OptimizerSpec:
-    """A torch optimizer by name ("sgd", "adam", "adamw") and its numbers."""
+    """A torch optimizer by name ("sgd", "adam", "adamw"), its numbers, and whether it is fused."""
 
     name: str = "sgd"
     lr: float = 0.1
     momentum: float = 0.0
     weight_decay: float = 0.0
+    fused: bool = False
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,13 @@ from deepspeed.utils import (
 )
 from torch import Tensor, nn
 
-from harness.runtime.training_state import load_optimizer_state, model_state, optimizer_state, optimizer_tensors
+from harness.runtime.training_state import (
+    counter,
+    load_optimizer_state,
+    model_state,
+    optimizer_state,
+    optimizer_tensors,
+)
 
 FLAT = ("single_partition_of_fp32_groups", "fp32_partitioned_groups_flat", "fp32_groups_flat_partition")
 """Attributes of DeepSpeed's optimizers (ZeRO 1 and 2, ZeRO 3, bfloat16 in a pipeline) with this rank's shards in
@@ -116,17 +122,18 @@ class State:
         example: dict[str, Tensor] = next(iter(saved.values()), {})
         for shard in self.flat:
             self.optimizer.state[shard] = {
-                key: torch.zeros_like(shard) if value.dim() else self._count(value) for key, value in example.items()
+                key: torch.zeros_like(shard) if value.dim() else self._count(value, shard)
+                for key, value in example.items()
             }
         if hasattr(self.around, "_lazy_init_hp_params_optimizer_state"):
             self.around._hp_optimizer_states_linked = False
             if example:  # else DeepSpeed does it in its first step, when there is something
                 self.around._lazy_init_hp_params_optimizer_state()
 
-    def _count(self, steps: Tensor) -> Any:
+    def _count(self, steps: Tensor, shard: Tensor) -> Any:
         """A counter as the optimizer keeps it: DeepSpeed's own Adam an int, torch's a tensor."""
         own = type(self.optimizer).__name__ == "DeepSpeedCPUAdam"
-        return int(steps) if own else steps.clone()
+        return int(steps) if own else counter(steps, shard, self.optimizer)
 
     def _gathered(self, modifier: int | None) -> AbstractContextManager[object]:
         """Within it the weights are whole; what rank `modifier` has changed counts."""

@@ -58,6 +58,7 @@ class Optimizer:
                 [gradients],
                 momenta,
                 foreach=False,
+                fused=spec.fused,
                 weight_decay=spec.weight_decay,
                 momentum=spec.momentum,
                 lr=spec.lr,
@@ -67,14 +68,16 @@ class Optimizer:
             )
             return
         first, second = rows
+        steps = torch.tensor(float(done), device=weights.device if spec.fused else None)
         adam(
             [weights],
             [gradients],
             [first],
             [second],
             [],
-            [torch.tensor(float(done))],
+            [steps],
             foreach=False,
+            fused=spec.fused,
             decoupled_weight_decay=spec.name == "adamw",
             amsgrad=False,
             beta1=BETAS[0],

@@ -100,6 +100,9 @@ def _anywhere(config: DictConfig, can: Capabilities, plan: Plan, profile: ModelP
         if traits.sparse and not can.sparse:
             message = f"has sparse gradients of {traits.sparse[0]!r}, engine={engine} takes dense ones"
             yield problem(message, other, "sparse=False")
+        if traits.sparse and config.optimizer.fused:
+            message = f"takes dense gradients, and those of {traits.sparse[0]!r} are sparse"
+            yield Problem("optimizer.fused", True, message, ({"optimizer.fused": False},), "sparse=False")
         if traits.scalars and not can.scalars:
             message = f"has {traits.scalars[0]!r} without a dimension, which engine={engine} does not take"
             yield problem(message, other, "a shape of (1,)")

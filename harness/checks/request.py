@@ -35,6 +35,19 @@ def request(config: DictConfig, can: Capabilities, cluster: Cluster | None) -> l
     ]
 
 
+def notes(config: DictConfig) -> list[Problem]:
+    """Return warnings about a request that is executed all the same.
+
+    Engines scale the losses of `precision.dtype=float16` alone; under autocast nothing does, whose backward pass makes
+    gradients of activations in float16, too (Micikevicius et al., "Mixed Precision Training", section 3.2).
+    """
+    precision = config.precision
+    if precision.autocast != "float16" or precision.dtype == "float16":
+        return []
+    message = "makes gradients below 6e-8 zero, and those above 65504 infinite: under autocast no loss is scaled"
+    return [Problem("precision.autocast", "float16", message, ({"precision.autocast": "bfloat16"},))]
+
+
 def profiling(config: DictConfig) -> list[Problem]:
     """Return the problems of a request for a profile: its micro-batches, and the source of its times."""
     return [*_micro_batches(config, given_degree(config, "data") or 1), *_costs(config)]

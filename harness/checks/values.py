@@ -89,6 +89,7 @@ def problems(config: DictConfig) -> list[Problem]:
         found += _numbers(config, (key,), f"must be at most {AT_MOST[key]}", None, functools.partial(ge, AT_MOST[key]))
     spread = "is a relative spread, from 0 to 1"
     found += _numbers(config, ("jitter",), spread, 0.05, lambda value: 0 <= value <= 1)
+    found += _profiled(config)
     if config.profile is not None and not os.path.isfile(config.profile):
         found.append(Problem("profile", config.profile, "is not a file", ({"profile": LEAVE_OUT},)))
     if config.trace is not None and config.mode != "profile":
@@ -186,6 +187,16 @@ def _numbers(
         wrong = message if finite else "must be finite"
         found.append(Problem(key, value, wrong, ({key: _default(key) if fix is None else fix},)))
     return found
+
+
+def _profiled(config: DictConfig) -> list[Problem]:
+    """Steps of launch.profiler that the run does not have."""
+    steps, end = list(config.launch.profiler), config.warmup + config.steps
+    there = [step for step in steps if 0 <= step < end]
+    if there == steps:
+        return []
+    message = f"has steps that are not there: the last one is {end - 1} (warmup + steps - 1)"
+    return [Problem("launch.profiler", steps, message, ({"launch.profiler": there},))]
 
 
 def _default(key: str) -> Any:

@@ -90,10 +90,10 @@ def _composed_and_checked(
     config, parsed, problems = _taken(overrides)
     unresolved = _unresolved(config)
     if not unresolved:
-        cluster_config.override_effective_values(config.cluster, [override.key_or_group for override in parsed.values])
+        typed = {override.key_or_group for override in parsed.values}
+        cluster_config.follow_keys(config.cluster, config.precision.tf32, typed)
         problems += follow(config)
         if config.batch.micro_batch_size is not None:
-            typed = {override.key_or_group for override in parsed.values}
             with configuration.expecting(config, expected):
                 problems += micro_batches.follow(config, micro_batches.COUNT in typed)
     readable = not problems

@@ -35,7 +35,9 @@ class PeakConfig:
     """FLOP/s of a device, multiplications and additions both counted; null: not known, or as measured here."""
 
     float32: float | None = None
-    """Peak TFLOP/s in float32, for convolutions and matmuls as the model runs them (with or without TF32)."""
+    """Peak TFLOP/s in float32; with precision.tf32=true that of tf32, if it is given."""
+    tf32: float | None = None
+    """Peak TFLOP/s in float32 with precision.tf32=true, dense."""
     float64: float | None = None
     """Peak TFLOP/s in float64."""
     bfloat16: float | None = None
@@ -196,11 +198,13 @@ def is_local(config: ClusterConfig) -> bool:
     return config.name == "local"
 
 
-def override_effective_values(config: DictConfig, typed: Collection[str]) -> None:
-    """Let a key that the user typed replace the effective value, too.
+def follow_keys(config: DictConfig, tf32: bool, typed: Collection[str]) -> None:
+    """Let a key that the user typed replace the effective value, too, and with `tf32` its peak be that of float32.
 
     `config` is the composed group `cluster`, `typed` the full names of the keys that were typed.
     """
+    if tf32 and config.peak_tflops.tf32 is not None and "cluster.peak_tflops.float32" not in typed:
+        config.peak_tflops.float32 = "${cluster.peak_tflops.tf32}"
     for key in EFFECTIVE_KEYS:
         given = f"cluster.{key}" in typed and f"cluster.effective.{key}" not in typed
         if given and config.effective[key] is not None:
@@ -230,16 +234,9 @@ def _local(config: ClusterConfig, found: DetectedDevices, machine: Machine, job:
     share = found.memory_bytes // count if found.kind == "cpu" else machine.device.memory_bytes
     intra = _link(config, "", machine.link)
     host = _link(config, "host_", machine.host_link or intra)
-    device = _device(
-        config,
-        Device(
-            found.name,
-            share,
-            machine.device.peak_flops,
-            machine.device.memory_bandwidth,
-            kernel_s=machine.device.kernel_s,
-        ),
-    )
+    here = machine.device
+    known = Device(found.name, share, here.peak_flops, here.memory_bandwidth, kernel_s=here.kernel_s)
+    device = _device(config, known)
     cores = machine.cores if config.cores is None else config.cores
     given = config.alpha_s is not None or config.bandwidth_gb_s is not None
     return Cluster(
@@ -290,7 +287,7 @@ def _name(config: ClusterConfig) -> str:
 
 def _device(config: ClusterConfig, known: Device) -> Device:
     """Return `known` with all values that the configuration gives."""
-    peaks = {dtype: tflops * TERA for dtype, tflops in _given(config.peak_tflops).items()}
+    peaks = {dtype: tflops * TERA for dtype, tflops in _given(config.peak_tflops).items() if dtype != "tf32"}
     bandwidth = config.memory_bandwidth_gb_s
     return Device(
         known.name,

@@ -45,6 +45,9 @@ class OptimizerConfig:
     """Momentum of sgd."""
     weight_decay: float = 0.0
     """Weight decay."""
+    fused: bool = False
+    """One kernel updates many weights (fused=True of torch.optim), in the place of one for each operation. DeepSpeed's
+    own Adam (engine.offload) is fused anyway."""
 
 
 @dataclass
@@ -61,6 +64,9 @@ class LaunchConfig:
     end_checkpoint: bool | None = None
     """Write a checkpoint after the last step, from which a run with more steps resumes. null: true if out is given and
     the run is not a point of a sweep."""
+    profiler: list[int] = field(default_factory=list)
+    """Steps, numbered as in metrics.jsonl, of which torch.profiler writes a trace for each process into profiler/ of
+    the run's folder (for Perfetto). They take longer, and count as they are."""
     grace_s: float = 30.0
     """Seconds that a preempted run has to finish its step and write its checkpoint, before it is killed."""
 
@@ -158,7 +164,11 @@ class PrecisionConfig:
     dtype: str = "float32"
     """Number format of weights, gradients, optimizer state and activations: float32, float64, bfloat16 or float16."""
     autocast: str | None = None
-    """Number format of torch.autocast in the forward pass: bfloat16, float16, or null for no autocast."""
+    """Number format of torch.autocast in the forward pass: bfloat16, float16 (whose losses are not scaled: small
+    gradients become zero), or null for no autocast."""
     tf32: bool = False
     """GPUs multiply float32 numbers with the precision of TF32, in convolutions and in matmuls: several times as fast.
     false: neither does. (torch's own default is true for convolutions and false for matmuls.)"""
+    cudnn_benchmark: bool = False
+    """On GPUs the first convolution of each shape tries all of cuDNN's algorithms, and later ones take the fastest
+    (torch.backends.cudnn.benchmark). Which one it is differs from run to run, and losses by their rounding."""

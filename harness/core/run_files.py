@@ -16,6 +16,10 @@ SIMULATED, TIMELINE, PATTERN = "simulated.json.gz", "timeline.png", "pattern.png
 METRICS, CHECKPOINTS, TRACE, ERROR = "metrics.jsonl", "checkpoints", "trace.json.gz", "error.json"
 PROFILE, MACHINE, TIMINGS, RESULT = "profile.json", "machine.json", "timings.json", "result.json"
 STOP, RENDEZVOUS, HANG = "stop", "rendezvous.json", "hang"
+PROFILER = "profiler"
+"""The folder with torch.profiler's traces of the steps of `launch.profiler`."""
+FLIGHT_RECORDER = "flight_recorder"
+"""The folder with the last collectives of each rank of a run that hung, as torch's flight recorder writes them."""
 LOCK, REFUSED, REFUSED_LOG = ".lock", "refused.json", "refused.log"
 TABLE, POINTS = "points.csv", "points.jsonl"
 """In the folder of a sweep: its table, and the points that are submitted to Slurm."""
@@ -28,14 +32,14 @@ LOCK_VARIABLE = "REGATTA_LOCK"
 CALIBRATION, CALIBRATION_PLOT, CANDIDATES = "calibration.json", "calibration.png", "tune.csv"
 """Files of mode=calibrate and mode=tune. The cluster file of a calibration is the user's: a later run leaves it."""
 
-OF_END = (RESULT, TRACE, SIMULATED, TIMELINE, ERROR, PATTERN)
+OF_END = (RESULT, TRACE, SIMULATED, TIMELINE, ERROR, PATTERN, FLIGHT_RECORDER)
 """Files about how a run ended: one that resumes starts without them."""
 ALL = (
     *(CONFIG, RECORD, PLAN, LOG, METRICS, CHECKPOINTS, PROFILE, MACHINE, STOP, RENDEZVOUS, HANG),
-    *(TIMINGS, CALIBRATION, CALIBRATION_PLOT, CANDIDATES, *OF_END),
+    *(PROFILER, TIMINGS, CALIBRATION, CALIBRATION_PLOT, CANDIDATES, *OF_END),
 )
 """All of them: a new run in the folder of an earlier one removes them. Other files in the folder are the user's."""
-FOLDERS = (CHECKPOINTS, HANG)
+FOLDERS = (CHECKPOINTS, HANG, PROFILER, FLIGHT_RECORDER)
 """Those that are folders."""
 SPARE = (PROFILE, SIMULATED, TIMELINE)
 """Copies and pictures: they make room for the record where the disk is full."""

@@ -52,6 +52,7 @@ def path(
     device_name: str,
     autocast: str | None = None,
     tf32: bool = False,
+    cudnn_benchmark: bool = False,
 ) -> Path:
     """Returns the path of the profile of a model, whether or not it exists.
 
@@ -66,6 +67,7 @@ def path(
         "dtype": dtype,
         "autocast": autocast,
         "tf32": tf32,
+        "cudnn_benchmark": cudnn_benchmark,
         "device": device_name,
         "torch": importlib.metadata.version("torch"),
         "sources": _digest(

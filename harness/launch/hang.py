@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from harness.core.run_files import HANG
+from harness.core.run_files import FLIGHT_RECORDER, HANG
 from harness.core.serialization import Document, SchemaError
 from harness.interfaces import Activity
 from harness.launch.rank_names import RankNames
@@ -60,8 +60,23 @@ def dump(folder: Path, rank: int | None, activity: Activity, ranks: Mapping[int,
     waiting = 2 if activity.waits or any(part in file for part in WAITING) else int(AUTOGRAD in file)
     stopped = tuple(rank for rank, pid in ranks.items() if _is_stopped(pid))
     own = Dump(rank, activity.where, activity.seconds, waiting, _stacks(), tuple(ranks), stopped)
+    if rank is not None:
+        _write_collectives(folder / FLIGHT_RECORDER, rank)
     with suppress(OSError):  # the parent has ended the wait
         own.save(folder / HANG / f"{'launcher' if rank is None else f'rank-{rank}'}.json")
+
+
+def _write_collectives(folder: Path, rank: int) -> None:
+    """Write the last collectives and messages of this process as a pickle, if it has met others: those of NCCL where it
+    has a GPU, else gloo's. torch's flight recorder keeps 2000 of them, or TORCH_FR_BUFFER_SIZE."""
+    c10d, recorder = (sys.modules.get(f"torch.{name}") for name in ("distributed", "_C._distributed_c10d"))
+    if c10d is None or recorder is None or not c10d.is_initialized():
+        return
+    name = "_dump_nccl_trace" if "nccl" in c10d.get_backend_config() else "_dump_fr_trace"
+    written = getattr(recorder, name, bytes)  # no interface that torch promises
+    with suppress(OSError):
+        folder.mkdir(exist_ok=True)
+        (folder / f"rank_{rank}").write_bytes(written())
 
 
 def _is_stopped(pid: int) -> bool:
@@ -86,6 +101,7 @@ def explain(
     `worker` is the process id of what the parent has started; `count` that of the ranks, where no process has forked
     them and knows how many there are.
     """
+    shutil.rmtree(folder / FLIGHT_RECORDER, ignore_errors=True)  # of an earlier start
     with suppress(OSError):  # where the disk is full there are no stacks
         if (folder / HANG).is_file():
             (folder / HANG).unlink()
@@ -96,7 +112,9 @@ def explain(
         what = f"{_name(one, names)} {one.where}".strip()
         log.write(f"\n--- {what}, Python stacks:\n{one.stacks}".encode())
     log.flush()
-    return reason(dumps, names, count, _is_stopped(worker))
+    who = reason(dumps, names, count, _is_stopped(worker))
+    recorded = (folder / FLIGHT_RECORDER).is_dir()
+    return f"{who}, the last collectives of each rank in {FLIGHT_RECORDER}/" if recorded else who
 
 
 def remove_dumps(folder: Path) -> None:

@@ -150,6 +150,7 @@ class Profiles:
             device,
             precision.autocast,
             precision.tf32 and origin != "counted",
+            precision.cudnn_benchmark and origin != "counted",
         )
 
     def made(self, origin: Origin) -> ModelProfile:

@@ -39,8 +39,46 @@ VARIABLES = (
     "PYTORCH_ALLOC_CONF",
     "PYTORCH_CUDA_ALLOC_CONF",
     "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
+    "GLOO_SOCKET_IFNAME",
+    "NCCL_ALGO",
+    "NCCL_BUFFSIZE",
+    "NCCL_CROSS_NIC",
+    "NCCL_CUMEM_ENABLE",
+    "NCCL_DEBUG",
+    "NCCL_IB_DISABLE",
+    "NCCL_IB_HCA",
+    "NCCL_LAUNCH_MODE",
+    "NCCL_MAX_NCHANNELS",
+    "NCCL_MIN_NCHANNELS",
+    "NCCL_NET",
+    "NCCL_NET_GDR_LEVEL",
+    "NCCL_NTHREADS",
+    "NCCL_NVLS_ENABLE",
+    "NCCL_P2P_DISABLE",
+    "NCCL_P2P_LEVEL",
+    "NCCL_PROTO",
+    "NCCL_SHM_DISABLE",
+    "NCCL_SOCKET_IFNAME",
+    "NCCL_TOPO_FILE",
+    "TORCH_FR_BUFFER_SIZE",
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING",
+    "TORCH_NCCL_AVOID_RECORD_STREAMS",
+    "TORCH_NCCL_BLOCKING_WAIT",
+    "TORCH_NCCL_DESYNC_DEBUG",
+    "TORCH_NCCL_DUMP_ON_TIMEOUT",
+    "TORCH_NCCL_ENABLE_MONITORING",
+    "TORCH_NCCL_ENABLE_TIMING",
+    "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC",
+    "TORCH_NCCL_HIGH_PRIORITY",
+    "TORCH_NCCL_NAN_CHECK",
+    "TORCH_NCCL_TRACE_BUFFER_SIZE",
     "PYTHONHASHSEED",
 )
+NCCL = ("nvidia-nccl-cu13", "nvidia-nccl-cu12")
+"""The packages that bring NCCL with a torch for CUDA."""
+NEAREST = {0: "PIX", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
+"""What two GPUs have in common, by NVML's number, as `nvidia-smi topo -m` writes it: a PCIe switch, several of them, a
+host bridge, a NUMA node, the machine."""
 _GIT_LIMIT_S = 5.0
 
 
@@ -106,14 +144,18 @@ def _git(root: Path, *arguments: str) -> str | None:
 
 
 def versions() -> dict[str, str | None]:
-    """Python and the packages that matter, from their metadata: nothing is imported."""
+    """Python and the packages that matter, from their metadata: nothing is imported. `nccl` is null for a torch without
+    CUDA, or one that was built with an NCCL of the machine."""
     found: dict[str, str | None] = {"python": platform.python_version()}
-    for package in PACKAGES:
-        try:
-            found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            found[package] = None
-    return found
+    nccl = next(filter(None, map(_version, NCCL)), None)
+    return found | {package: _version(package) for package in PACKAGES} | {"nccl": nccl}
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def machine() -> dict[str, Any]:
@@ -136,7 +178,10 @@ def _memory_bytes() -> int | None:
 
 
 def gpus() -> list[dict[str, Any]]:
-    """Name, memory and driver of each NVIDIA GPU of the machine; empty without a driver or without nvidia-ml-py."""
+    """Name, memory, driver and links of each NVIDIA GPU of the machine; empty without a driver or nvidia-ml-py.
+
+    `links` has the way to each GPU, as in a row of `nvidia-smi topo -m`: NV is NVLink, X the GPU itself (`NEAREST`).
+    """
     try:
         import pynvml
     except ImportError:
@@ -156,14 +201,25 @@ def gpus() -> list[dict[str, Any]]:
 
 def _gpus(pynvml: Any) -> Iterator[dict[str, Any]]:
     driver = pynvml.nvmlSystemGetDriverVersion()
-    for index in range(pynvml.nvmlDeviceGetCount()):
-        handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+    handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+    for index, handle in enumerate(handles):
         yield {
             "index": index,
             "name": pynvml.nvmlDeviceGetName(handle),
             "memory_bytes": int(pynvml.nvmlDeviceGetMemoryInfo(handle).total),
             "driver": driver,
+            "links": ["X" if other == index else _link(pynvml, handle, to) for other, to in enumerate(handles)],
         }
+
+
+def _link(pynvml: Any, one: Any, other: Any) -> str | None:
+    """The way from GPU to GPU; null where the driver does not say."""
+    try:
+        if pynvml.nvmlDeviceGetP2PStatus(one, other, pynvml.NVML_P2P_CAPS_INDEX_NVLINK) == pynvml.NVML_P2P_STATUS_OK:
+            return "NV"
+        return NEAREST.get(pynvml.nvmlDeviceGetTopologyCommonAncestor(one, other))
+    except pynvml.NVMLError:
+        return None
 
 
 def slurm() -> dict[str, str] | None:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from harness.core.problem import CannotRun, Problem
 from harness.interfaces import Batch, Model, OptimizerSpec, SessionSpec
 from harness.nn import dropout
 from harness.nn.tied import moved
@@ -25,18 +26,27 @@ def initial_layers(model: Model, spec: SessionSpec) -> nn.Sequential:
     return layers
 
 
-def use_tf32(allowed: bool) -> None:
-    """Have GPUs multiply float32 numbers in TF32, or in float32: in convolutions as in matmuls, for this process."""
-    torch.backends.cuda.matmul.allow_tf32 = allowed
-    torch.backends.cudnn.allow_tf32 = allowed
+def choose_kernels(tf32: bool, cudnn_benchmark: bool) -> None:
+    """Have GPUs multiply float32 numbers in TF32, or in float32: in convolutions as in matmuls, for this process; and
+    have cuDNN try its algorithms, or take those that it expects to be fast."""
+    torch.backends.cuda.matmul.allow_tf32 = tf32
+    torch.backends.cudnn.allow_tf32 = tf32
+    torch.backends.cudnn.benchmark = cudnn_benchmark
 
 
 def make_optimizer(parameters: Iterable[nn.Parameter], spec: OptimizerSpec) -> torch.optim.Optimizer:
-    """The optimizer that `spec` names. Where there are no parameters its step does nothing."""
-    options: dict[str, Any] = {"lr": spec.lr, "weight_decay": spec.weight_decay}
+    """The optimizer that `spec` names. Where there are no parameters its step does nothing.
+
+    Raises `CannotRun` for a fused one with weights of complex numbers, which torch has none for.
+    """
+    parameters = list(parameters)
+    if spec.fused and any(parameter.is_complex() for parameter in parameters):
+        message = "is for real numbers, and weights of the model are complex"
+        raise CannotRun([Problem("optimizer.fused", True, message, ({"optimizer.fused": False},))])
+    options: dict[str, Any] = {"lr": spec.lr, "weight_decay": spec.weight_decay, "fused": spec.fused or None}
     if spec.name == "sgd":
         options["momentum"] = spec.momentum
-    optimizer: torch.optim.Optimizer = OPTIMIZERS[spec.name]([{"params": list(parameters)}], **options)
+    optimizer: torch.optim.Optimizer = OPTIMIZERS[spec.name]([{"params": parameters}], **options)
     return optimizer
 
 
@@ -76,14 +86,21 @@ def load_optimizer_state(
         optimizer.state.clear()
         for name, parameter in named.items():
             if id(parameter) in own and name in saved:
-                optimizer.state[parameter] = {key: _placed(value, parameter) for key, value in saved[name].items()}
+                optimizer.state[parameter] = {
+                    key: counter(value, parameter, optimizer) if key == "step" else _placed(value, parameter)
+                    for key, value in saved[name].items()
+                }
+
+
+def counter(steps: Tensor, parameter: Tensor, optimizer: torch.optim.Optimizer) -> Tensor:
+    """A copy of a counter of steps where `optimizer` has that of a parameter: on its device if it is fused, whose
+    kernels read it; else on the CPU."""
+    return steps.to(parameter.device if optimizer.defaults.get("fused") else "cpu", copy=True)
 
 
 def _placed(value: Any, parameter: nn.Parameter) -> Any:
-    """Moments go to the parameter's device and dtype; a step counter stays as it is."""
-    if not isinstance(value, Tensor):
-        return value
-    return value.clone() if value.dim() == 0 else value.to(parameter.device, parameter.dtype, copy=True)
+    """Moments go to the parameter's device and dtype."""
+    return value.to(parameter.device, parameter.dtype, copy=True) if isinstance(value, Tensor) else value
 
 
 def _copied(value: Any) -> Any:

@@ -85,7 +85,7 @@ def train(folder: Path, config: DictConfig, start: str = "0", token: str = "") -
 
     from harness.launch.forked_ranks import run_session_on_ranks
     from harness.launch.slurm_ranks import Rendezvous
-    from harness.runtime.training_state import use_tf32
+    from harness.runtime.training_state import choose_kernels
     from harness.worker.checkpoints import Checkpoints, When, run_state
     from harness.worker.training_loop import Loop, save_result, train_steps
 
@@ -96,7 +96,7 @@ def train(folder: Path, config: DictConfig, start: str = "0", token: str = "") -
         names = (f"cuda:{rendezvous.local % torch.cuda.device_count()}",) * len(
             names
         )  # Slurm may show it its GPU alone
-    use_tf32(config.precision.tf32)
+    choose_kernels(config.precision.tf32, config.precision.cudnn_benchmark)
     if names[0] == "cpu":
         torch.set_num_threads(1)  # engines take more where they are configured to
     model = registry.build("model", config.model)
@@ -108,7 +108,7 @@ def train(folder: Path, config: DictConfig, start: str = "0", token: str = "") -
     if not (rendezvous and rendezvous.rank):
         say(f"building {model.name} on {', '.join(names)}")
 
-    loop = Loop(config.batch.size, config.steps, config.warmup)
+    loop = Loop(config.batch.size, config.steps, config.warmup, tuple(config.launch.profiler))
     when = When(config.launch.checkpoint_every, config.launch.end_checkpoint)
     checkpoints = Checkpoints(folder, int(start), when, say, run_state(folder))
     train_session = functools.partial(

@@ -37,9 +37,9 @@ def profile_model(folder: Path, config: DictConfig, samples: str, *ahead: str) -
     `_make_profiles`."""
     say("loading torch")
     from harness.measure import check_layers, profile_model
-    from harness.runtime.training_state import use_tf32
+    from harness.runtime.training_state import choose_kernels
 
-    use_tf32(config.precision.tf32)
+    choose_kernels(config.precision.tf32, config.precision.cudnn_benchmark)
     model = built(config, samples)
     device, precision = torch_devices(config, 1)[0], config.precision
     check_layers.check(model, device, say)
@@ -106,9 +106,9 @@ def measure_machine(folder: Path, config: DictConfig, kind: str) -> None:
     """Measure the devices of one kind ("cpu"), as the run uses them; writes `machine.json`."""
     say("loading torch")
     from harness.measure import benchmark_machine
-    from harness.runtime.training_state import use_tf32
+    from harness.runtime.training_state import choose_kernels
 
-    use_tf32(config.precision.tf32)
+    choose_kernels(config.precision.tf32, config.precision.cudnn_benchmark)
     benchmark_machine.measure(kind, say).save(folder / MACHINE)
 
 

@@ -24,6 +24,7 @@ from harness.worker.checkpoints import Checkpoints
 from harness.worker.divergence import DivergenceCheck
 from harness.worker.prefetch import Loader
 from harness.worker.race_turns import RaceTurns
+from harness.worker.step_profiler import profiled
 
 
 class NeverUpdated(RuntimeError):
@@ -32,11 +33,12 @@ class NeverUpdated(RuntimeError):
 
 @dataclass(frozen=True)
 class Loop:
-    """Number of training steps, and of samples in a step."""
+    """Number of training steps, and of samples in a step; those `profiled` get a trace of torch.profiler."""
 
     batch_size: int
     steps: int
     warmup: int
+    profiled: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -122,7 +124,8 @@ def train_steps(
                 break
             if step <= loop.warmup:
                 began = run_queue.of_process()
-            last = session.step(batch, meter=step == loop.warmup - 1 and step > 0)
+            with profiled(folder, loop.profiled, step):
+                last = session.step(batch, meter=step == loop.warmup - 1 and step > 0)
             finite.after_step(step, last)
             output_check.raise_differences()
             peak = last.peak_memory_bytes or peak

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.checks import engine_support, mesh
+from harness.checks import engine_support, mesh, request
 from harness.cli.compose import compose
 from harness.config import registry
 from harness.core.cluster import Cluster, Device, Link
@@ -98,3 +98,11 @@ def test_a_refusal_comes_before_the_model_is_profiled_and_looks_like_none_of_a_c
     assert done.returncode == 2
     assert "precision.dtype=float32, or engine.zero=0" in done.stderr
     assert done.stdout == "", "neither profiling nor a phase that failed"
+
+
+def test_float16_without_a_scaled_loss_is_noted() -> None:
+    """That of precision.dtype=float16 is scaled, by the engines that take it."""
+    found = request.notes(compose(["model=mlp", "precision.autocast=float16"]))
+    assert rows(found) == [("precision.autocast", "float16", ["precision.autocast=bfloat16"])]
+    for typed in (["precision=mixed"], ["precision=fp16", "precision.autocast=float16", "engine=myelin"]):
+        assert not request.notes(compose(["model=mlp", *typed]))

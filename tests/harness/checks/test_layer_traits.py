@@ -108,6 +108,13 @@ def test_what_an_engine_cannot_do(can: Capabilities, plan: Plan, of: ModelProfil
     assert fixes[0] == fixed
 
 
+def test_a_fused_optimizer_takes_dense_gradients() -> None:
+    of = profile(sparse=("l2.weight",))
+    ((_, fixes),) = refused(Capabilities(), WHOLE, of, optimizer__fused=True)
+    assert fixes == ["optimizer.fused=false"]
+    assert not refused(Capabilities(), WHOLE, profile(), optimizer__fused=True)
+
+
 def test_another_engine_comes_with_its_mesh() -> None:
     """What was typed for this one is taken back."""
     keys = {"mesh__pipeline": 2, "planner": {"name": "given", "balance": [2, 2]}}

@@ -32,7 +32,7 @@ def config(**changes):
             "planner": {"name": "balance"},
             "cluster": {"name": "local", "device": "cpu", "slow_device": []},
             "precision": {"dtype": "float32"},
-            "optimizer": {"name": "sgd"},
+            "optimizer": {"name": "sgd", "fused": False},
             "mesh": {"data": None, "pipeline": None, "tensor": None},
             "batch": {"size": 512, "micro_batches": 8},
             "mode": "run",

@@ -150,6 +150,7 @@ def test_every_choice_composes_and_says_how_to_use_it(path: Path) -> None:
         ("seed=9223372036854775808", "seed", 2**63, ["seed=0"]),
         ("optimizer.lr=0", "optimizer.lr", 0.0, ["optimizer.lr=0.1"]),
         ("optimizer.lr=-inf", "optimizer.lr", float("-inf"), ["optimizer.lr=0.1"]),
+        ("launch.profiler=[1,99]", "launch.profiler", [1, 99], ["launch.profiler=[1]"]),
         ("launch.timeout_s=inf", "launch.timeout_s", float("inf"), ["launch.timeout_s=300"]),
         ("mode=plam", "mode", "plam", ["mode=plan"]),
         ("optimizer.name=adamv", "optimizer.name", "adamv", ["optimizer.name=adam"]),

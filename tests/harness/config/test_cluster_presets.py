@@ -107,6 +107,22 @@ def test_keys_of_a_preset_can_be_overridden_and_mistyped_ones_are_refused():
     assert refused("cluster=p40x8", "cluster.peak_tflops=20") == ["cluster.peak_tflops"]
 
 
+@pytest.mark.parametrize("name", ["dgx_a100_40", "dgx_a100_80", "dgx_h100", "gcp_a100", "h200"])
+def test_with_tf32_the_peak_of_float32_is_that_of_tf32(name):
+    """Tensor cores multiply TF32 half as fast as bfloat16 (NVIDIA's data sheets)."""
+    without, with_tf32 = (composed(f"cluster={name}", *more).device for more in ((), ("precision.tf32=true",)))
+    assert with_tf32.peak_flops["float32"] == pytest.approx(with_tf32.peak_flops["bfloat16"] / 2, rel=0.01)
+    assert without.peak_flops["float32"] < 70e12 and "tf32" not in without.peak_flops
+    typed = composed(f"cluster={name}", "precision.tf32=true", "cluster.peak_tflops.float32=20")
+    assert typed.device.peak_flops["float32"] == 20e12
+
+
+def test_a_cluster_without_a_peak_of_tf32_keeps_that_of_float32():
+    """Cards before Ampere have none: they multiply float32 as it is."""
+    for typed in ((), ("precision.tf32=true",)):
+        assert composed("cluster=p40x8", *typed).device.peak_flops["float32"] == 11.76e12
+
+
 def test_a_cluster_of_ones_own_is_the_few_lines_that_flat_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     shown = (CONF / "cluster" / "flat.yaml").read_text().partition("\n#\n#   ")[2].partition("\ndefaults")[0]
     (tmp_path / "cluster").mkdir()

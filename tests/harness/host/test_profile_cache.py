@@ -49,8 +49,9 @@ def asked(package: Path, **changes: object) -> Path:
     return profile_cache.path(**(arguments | changes))  # type: ignore[arg-type]
 
 
-def test_times_in_tf32_are_others(package, cache):
-    assert asked(package, tf32=True) != asked(package) == asked(package, tf32=False)
+@pytest.mark.parametrize("key", ["tf32", "cudnn_benchmark"])
+def test_times_of_other_kernels_are_others(package, cache, key):
+    assert asked(package, **{key: True}) != asked(package) == asked(package, **{key: False})
 
 
 def test_the_same_question_has_the_same_path(package, cache):

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import pickle
 from pathlib import Path
 
 import pytest
+import torch
+import torch.distributed as dist
 
 from harness.core.plan import Mesh
-from harness.core.run_files import HANG
-from harness.launch import hang
+from harness.core.run_files import FLIGHT_RECORDER, HANG
+from harness.interfaces import Activity
+from harness.launch import forked_ranks, hang, process_group
 from harness.launch.hang import Dump, reason, silent
 from harness.launch.rank_names import NO_RANKS, RankNames
 
@@ -92,3 +96,47 @@ def test_a_file_in_the_place_of_the_stacks_is_no_error(tmp_path: Path, monkeypat
         assert "rank 0" in hang.explain(tmp_path, NAMES, os.getpid(), 1, speak, log)
     hang.remove_dumps(tmp_path)
     assert not (tmp_path / HANG).exists()
+
+
+def test_each_rank_leaves_its_last_collectives(tmp_path: Path, ranks: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of torch's flight recorder: of two all-reduces of rank 0, rank 1 never began the second one."""
+    monkeypatch.setattr(hang, "DUMP_S", 0.1)
+    (tmp_path / FLIGHT_RECORDER).mkdir()
+    (tmp_path / FLIGHT_RECORDER / "rank_7").touch()  # of an earlier start
+
+    def work() -> None:
+        number = dist.get_rank()
+        dist.all_reduce(torch.ones(4))
+        second = dist.all_reduce(torch.ones(5), async_op=True) if number == 0 else None
+        hang.dump(tmp_path, number, Activity("in all_reduce", 9.0, True), {})
+        if second is None:
+            dist.all_reduce(torch.ones(5))  # so that both can end
+        else:
+            second.wait()
+
+    def speak() -> None:
+        forked_ranks.run_on_ranks(2, work, ("cpu", "cpu"))
+
+    with (tmp_path / "log").open("wb") as log:
+        said = hang.explain(tmp_path, NAMES, os.getpid(), 2, speak, log)
+    assert said.endswith(f", the last collectives of each rank in {FLIGHT_RECORDER}/")
+    written = {path.name: pickle.loads(path.read_bytes()) for path in (tmp_path / FLIGHT_RECORDER).iterdir()}
+    sizes = {name: [one["input_sizes"] for one in found["entries"]] for name, found in written.items()}
+    assert sizes == {"rank_0": [[[4]], [[5]]], "rank_1": [[[4]]]}
+
+
+def test_a_process_without_ranks_leaves_no_collectives(tmp_path: Path) -> None:
+    (tmp_path / HANG).mkdir()
+    hang.dump(tmp_path, None, Activity(), {})
+    hang.dump(tmp_path, 0, Activity(), {})  # it has not met others yet
+    assert [path.name for path in tmp_path.iterdir()] == [HANG]
+
+
+def test_on_gpus_they_are_those_of_nccl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch keeps gloo's and NCCL's apart."""
+    (tmp_path / HANG).mkdir()
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "get_backend_config", lambda: process_group.ON_GPUS)
+    monkeypatch.setattr(torch._C._distributed_c10d, "_dump_nccl_trace", lambda: b"NCCL's", raising=False)
+    hang.dump(tmp_path, 3, Activity(), {})
+    assert (tmp_path / FLIGHT_RECORDER / "rank_3").read_bytes() == b"NCCL's"

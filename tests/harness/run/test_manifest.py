@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
+from typing import NoReturn
 
 import pytest
 
@@ -61,6 +62,21 @@ def test_the_environment_is_that_of_the_ranks(monkeypatch: pytest.MonkeyPatch) -
 def test_the_processor_is_named_in_one_place(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices, "cpu_model", lambda: "an abacus")
     assert manifest([], [], {}, 1)["machine"]["cpu"] == "an abacus"
+
+
+def test_how_nccl_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its version is that of the package that brings it; its variables and torch's for it change times."""
+    given = {"NCCL_ALGO": "Ring", "NCCL_P2P_DISABLE": "1", "TORCH_NCCL_BLOCKING_WAIT": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(metadata, "version", lambda package: {"nvidia-nccl-cu12": "2.27.5"}.get(package) or missing())
+    found = manifest([], [], {}, 1)
+    assert given.items() <= found["environment"].items()
+    assert (found["versions"]["nccl"], found["versions"]["torch"]) == ("2.27.5", None)
+
+
+def missing() -> NoReturn:
+    raise metadata.PackageNotFoundError
 
 
 def test_no_secret_gets_in(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,8 +140,14 @@ class FakeError(Exception):
 
 
 def driver(initialised: bool) -> ModuleType:
-    """A stand-in for NVIDIA's library on a machine with two GPUs, or with none."""
+    """A stand-in for NVIDIA's library on a machine with four GPUs, or with none. The first two have NVLink, the third
+    is on another socket, and the driver does not say how the last one is reached."""
     module = ModuleType("pynvml")
+
+    def status(one: int, other: int) -> int:
+        if 3 in (one, other):
+            raise FakeError("not supported")
+        return 0 if {one, other} == {0, 1} else 1
 
     def init() -> None:
         if not initialised:
@@ -136,10 +158,14 @@ def driver(initialised: bool) -> ModuleType:
         "nvmlInit": init,
         "nvmlShutdown": lambda: None,
         "nvmlSystemGetDriverVersion": lambda: "550.1",
-        "nvmlDeviceGetCount": lambda: 2,
+        "nvmlDeviceGetCount": lambda: 4,
         "nvmlDeviceGetHandleByIndex": lambda index: index,
         "nvmlDeviceGetName": lambda handle: f"GPU {handle}",
         "nvmlDeviceGetMemoryInfo": lambda handle: SimpleNamespace(total=100 + handle),
+        "nvmlDeviceGetP2PStatus": lambda one, other, index: status(one, other),
+        "nvmlDeviceGetTopologyCommonAncestor": lambda one, other: 50 if 2 in (one, other) else 30,
+        "NVML_P2P_CAPS_INDEX_NVLINK": 2,
+        "NVML_P2P_STATUS_OK": 0,
     }.items():
         setattr(module, name, value)
     return module
@@ -148,8 +174,10 @@ def driver(initialised: bool) -> ModuleType:
 def test_gpus_by_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", driver(initialised=True))
     assert gpus() == [
-        {"index": 0, "name": "GPU 0", "memory_bytes": 100, "driver": "550.1"},
-        {"index": 1, "name": "GPU 1", "memory_bytes": 101, "driver": "550.1"},
+        {"index": index, "name": f"GPU {index}", "memory_bytes": 100 + index, "driver": "550.1", "links": links}
+        for index, links in enumerate(
+            [["X", "NV", "SYS", None], ["NV", "X", "SYS", None], ["SYS", "SYS", "X", None], [None, None, None, "X"]]
+        )
     ]
     monkeypatch.setitem(sys.modules, "pynvml", driver(initialised=False))
     assert gpus() == []

@@ -275,6 +275,13 @@ def test_a_profile_of_another_device_is_not_taken_for_the_clusters(
     )
 
 
+def test_what_a_request_loses_is_noted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    replace(PROFILE, autocast="float16").save(tmp_path / "p.json")
+    typed = [quoted("profile", str(tmp_path / "p.json")), *FLAT, "planner.by=parameters", "precision.autocast=float16"]
+    assert run(tmp_path / "a", "mode=plan", *typed).status == "ok"
+    assert "note: precision.autocast float16" in capsys.readouterr().out
+
+
 def test_a_stored_profile_without_times_is_priced_here(tmp_path: Path) -> None:
     timeless = tuple(replace(layer, forward_s=0.0, backward_s=0.0) for layer in PROFILE.layers)
     replace(PROFILE, layers=timeless).save(tmp_path / "p.json")

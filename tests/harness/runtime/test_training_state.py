@@ -6,14 +6,15 @@ import pytest
 import torch
 from torch import nn
 
+from harness.core.problem import CannotRun
 from harness.interfaces import OptimizerSpec
 from harness.runtime.training_state import (
     OPTIMIZERS,
+    choose_kernels,
     load_optimizer_state,
     make_optimizer,
     optimizer_state,
     optimizer_tensors,
-    use_tf32,
 )
 
 
@@ -38,10 +39,49 @@ def test_an_optimizer_takes_its_numbers_and_its_parameters_once() -> None:
     torch.testing.assert_close(weight.detach(), torch.full((2,), second))
 
 
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_fused_optimizer_trains_as_another_and_goes_on_from_the_state_of_another(name: str) -> None:
+    states, weights = [], []
+    for fused in (False, True):
+        weight, spec = nn.Parameter(torch.ones(2, dtype=torch.float64)), OptimizerSpec(name, lr=0.5, fused=fused)
+        first, second = (make_optimizer([weight], spec) for _ in range(2))
+        for optimizer in (first, second):
+            weight.grad = torch.tensor([1.0, -2.0], dtype=torch.float64)
+            assert bool(optimizer.param_groups[0]["fused"]) == fused
+            optimizer.step()
+            states.append(optimizer_state({"w": weight}, [optimizer]))
+            load_optimizer_state({"w": weight}, [second], states[0])  # of the one that is not fused
+        weights.append(weight.detach())
+    torch.testing.assert_close(weights[1], weights[0], rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(states[2:], states[:2], rtol=1e-12, atol=1e-12)
+
+
+def test_a_state_goes_where_the_optimizer_reads_it() -> None:
+    """Moments of a weight without a dimension to its device; counters of steps only to kernels that are fused."""
+    saved = {"w": {"step": torch.tensor(3.0), "exp_avg": torch.tensor(0.5), "exp_avg_sq": torch.tensor(0.5)}}
+    for fused, where in ((True, "meta"), (False, "cpu")):
+        weight = nn.Parameter(torch.empty((), device="meta"))
+        optimizer = make_optimizer([weight], OptimizerSpec("adam", fused=fused))
+        load_optimizer_state({"w": weight}, [optimizer], saved)
+        found = {key: value.device.type for key, value in optimizer.state[weight].items()}
+        assert found == {"step": where, "exp_avg": "meta", "exp_avg_sq": "meta"}
+
+
+def test_weights_of_complex_numbers_have_no_fused_optimizer() -> None:
+    weights = [nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2, dtype=torch.complex64))]
+    with pytest.raises(CannotRun) as caught:
+        make_optimizer(weights, OptimizerSpec(fused=True))
+    (problem,) = caught.value.problems
+    assert (problem.key, problem.fixes) == ("optimizer.fused", ({"optimizer.fused": False},))
+    make_optimizer(weights, OptimizerSpec())
+
+
 @pytest.mark.parametrize("allowed", [True, False])
 def test_convolutions_and_matmuls_of_float32_have_one_precision(allowed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """torch's default is TF32 for the ones alone, so that one peak could be that of neither."""
     for place in (torch.backends.cuda.matmul, torch.backends.cudnn):
         monkeypatch.setattr(place, "allow_tf32", place.allow_tf32)  # as it was, afterwards
-    use_tf32(allowed)
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", torch.backends.cudnn.benchmark)
+    choose_kernels(allowed, cudnn_benchmark=not allowed)
+    assert torch.backends.cudnn.benchmark is not allowed
     assert torch.backends.cuda.matmul.allow_tf32 is torch.backends.cudnn.allow_tf32 is allowed

@@ -129,5 +129,7 @@ def test_this_machine_is_measured_as_the_run_uses_it(
         return Machine(Device("a GPU"), Link())
 
     monkeypatch.setattr(benchmark_machine, "measure", measure)
-    profile_tasks.measure_machine(tmp_path, OmegaConf.create({"precision": {"tf32": tf32}}), "cuda")
+    profile_tasks.measure_machine(
+        tmp_path, OmegaConf.create({"precision": {"tf32": tf32, "cudnn_benchmark": False}}), "cuda"
+    )
     assert seen == [tf32, tf32]

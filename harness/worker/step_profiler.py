@@ -1,0 +1,37 @@
+"""launch.profiler: torch.profiler's trace of chosen steps, a file for each step and process, for Perfetto.
+
+    profiler/step-5-rank-0.json.gz      every operator of rank 0 in step 5, and on a GPU every kernel and copy
+
+A step that is profiled takes longer, and counts as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch._C._profiler import _ExperimentalConfig
+from torch.profiler import ProfilerActivity, profile
+
+from harness.core.run_files import PROFILER
+
+
+@contextmanager
+def profiled(folder: Path, steps: Collection[int], step: int) -> Iterator[None]:
+    """Within it `step` is profiled if it is one of `steps`; its trace is in the run's folder afterwards.
+
+    Threads count, too: devices of one process may be threads.
+    """
+    if step not in steps:
+        yield
+        return
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])]
+    settings = _ExperimentalConfig(profile_all_threads=True)
+    with profile(activities=activities, experimental_config=settings, acc_events=True) as found:
+        yield
+    (folder / PROFILER).mkdir(parents=True, exist_ok=True)
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    found.export_chrome_trace(str(folder / PROFILER / f"step-{step}-rank-{rank}.json.gz"))
