@@ -21,7 +21,7 @@ def count(detected: DetectedDevices, job: Allocation | None) -> int:
 
     In a job they are its tasks for an engine of one process, too (`job` is None): `slurm.submit` checks these.
     """
-    group = launched.group()  # each of its ranks has a device
+    group = job if job and job.started else None  # each of its ranks has a device
     current_job = group or (None if detected.kind == "cuda" else job or slurm_job.current())
     return current_job.tasks[0] if current_job else detected.count
 
@@ -51,7 +51,7 @@ def _nodes(config: ClusterConfig, job: Allocation | None) -> list[Problem]:
         return []
     message, hint = "cluster=local is this machine, 1 node", ""
     if job and job.started:
-        message, hint = f"the ranks are on {available} ({job.started})", f"torchrun --nnodes={requested}"
+        message = f"the ranks are on {available} ({job.started})"
     elif job:
         message, hint = f"the job has {available} ({slurm_job.NODES})", f"sbatch --nodes={requested}"
     elif current_job := slurm_job.current():
@@ -68,8 +68,7 @@ def _tasks(config: ClusterConfig, job: Allocation) -> list[Problem]:
         return []
     each = str(fewest) if fewest == most else f"{fewest} to {most}"
     message = f"a CPU device is a {'rank' if job.started else 'task of the job'}, a node has {each} ({_variable(job)})"
-    option = "torchrun --nproc-per-node" if job.started else "sbatch --ntasks-per-node"
-    hint = f"{option}={config.devices or most}"
+    hint = "" if job.started else f"sbatch --ntasks-per-node={config.devices or most}"
     return [Problem("cluster.devices", config.devices, message, ({"cluster.devices": fewest},), hint)]
 
 

@@ -1,4 +1,4 @@
-"""Who starts the ranks of a run: torchrun or srun, or nobody but the worker, which forks them. Free of torch."""
+"""Who starts the ranks of a run: torchrun, the parent by ssh, srun, or the worker, by fork. Free of torch."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ from harness.core.problem import Problem
 from harness.host.slurm_job import Allocation
 from harness.interfaces import Capabilities
 from harness.launch import slurm_step
+from harness.launch.hosts import step as hosts_step
 from harness.launch.joined import step as joined_step
 from harness.launch.rank_step import RankStep
 
 
 def nodes(config: DictConfig) -> Allocation | None:
-    """The nodes on which the ranks will be: torchrun's, or those of the Slurm job; None where they are forked."""
-    return joined_step.group(config) or slurm_step.job(config)
+    """The nodes of the ranks: torchrun's, launch.hosts, or those of the Slurm job; None where they are forked."""
+    return joined_step.group(config) or hosts_step.group(config) or slurm_step.job(config)
 
 
 def step(config: DictConfig, mesh: Mesh, cluster: Cluster) -> RankStep | None:
@@ -24,11 +25,15 @@ def step(config: DictConfig, mesh: Mesh, cluster: Cluster) -> RankStep | None:
     others than planned."""
     if joined_step.group(config):
         return joined_step.step(mesh)
+    if hosts_step.group(config):
+        return hosts_step.step(config, mesh)
     return slurm_step.step(config, mesh, cluster)
 
 
 def problems(config: DictConfig, capabilities: Capabilities) -> list[Problem]:
     """Return the problems of starting the ranks as the configuration, or this process's start, asks for."""
+    if config.launch.hosts:
+        return hosts_step.problems(config, capabilities)
     if joined_step.group(config):
         return joined_step.problems(config, capabilities)
     return slurm_step.problems(config, capabilities)

@@ -31,6 +31,7 @@ NODE = re.compile(
 )
 ERROR = re.compile(r"^srun: error: (?P<what>.+)$", re.MULTILINE)
 NO_NODES = "Unable to (create step|allocate|contact)|Requested nodes are busy|(Socket|Connection) timed out"
+HOST = re.compile(r"^launch: error: (?P<what>.+)$", re.MULTILINE)
 EXITED = "Exited with exit code"
 TERMINATED = "Terminated"
 """By SIGTERM, which srun sends to all ranks once one has failed."""
@@ -66,6 +67,8 @@ def step_end(output: str, rank_name: Callable[[int], str], waited_s: float) -> S
     cancelled = [(match.start(), _cancelled(match["why"].strip())) for match in CANCELLED.finditer(output)]
     if first := min(tasks + cancelled, key=lambda end: end[0], default=None):
         return first[1]
+    if host := HOST.search(output):
+        return StepEnd("error", host["what"], by_signal=True)
     if errors := ERROR.findall(output):
         return _srun_error(errors[-1], bool(last_line(output)), waited_s)
     return None

@@ -8,12 +8,14 @@ They share the file system, as nodes of a cluster do, and reach nothing else.
 from __future__ import annotations
 
 import os
+import shlex
 import signal
 import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 NAMES = ("left", "right")
 END_S = 10.0
@@ -36,9 +38,18 @@ class TwoHosts:
         named = ["unshare", "--uts", "sh", "-c", f'hostname {host}; exec "$@"', "sh"]
         return ["ip", "netns", "exec", self.namespace(host), *named]
 
-    def processes(self) -> list[int]:
-        """All processes on both hosts."""
-        said = [_ip("netns", "pids", self.namespace(host), fails=True) for host in NAMES]
+    def ssh(self, folder: Path) -> str:
+        """A command in the place of ssh: it reaches a host by its address."""
+        script = folder / "ssh.sh"
+        cases = [f'{self.address(host)}) set -- {shlex.join(self.command(host))} sh -c "$2" ;;' for host in NAMES]
+        lines = ["#!/bin/sh", 'case "$1" in', *cases, '*) echo "no route to $1" >&2; exit 255 ;;', "esac", 'exec "$@"']
+        script.write_text("\n".join(lines) + "\n")
+        script.chmod(0o755)
+        return str(script)
+
+    def processes(self, *hosts: str) -> list[int]:
+        """All processes on these hosts, without a name on both."""
+        said = [_ip("netns", "pids", self.namespace(host), fails=True) for host in hosts or NAMES]
         return [int(word) for one in said for word in one.split()]
 
 

@@ -81,6 +81,7 @@ def code() -> str:
 
 def store() -> TCPStore:
     """The store that all ranks reach by MASTER_ADDR and MASTER_PORT: torchrun's, or that of rank 0's herald."""
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # it warns where addresses have no names
     import torch.distributed as dist
     from torch.distributed import TCPStore
 

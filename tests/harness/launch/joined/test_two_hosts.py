@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -130,4 +129,43 @@ def test_what_rank_0_refuses_ends_the_others(hosts: TwoHosts, cache: str, comman
     both = plain(hosts, cache, tmp_path, ["engine=ddp", *TINY, "mode=race"])
     assert ended(both) == [2, 0]
     assert "mode race" in (tmp_path / "left").read_text() and (tmp_path / "right").read_text() == ""
-    assert socket.gethostname() not in NAMES
+
+
+@pytest.mark.parametrize(
+    "engine", [pytest.param(name, marks=[] if name == "ddp" else pytest.mark.soak) for name in ENGINES]
+)
+def test_over_launch_ssh(
+    engine: str, hosts: TwoHosts, cache: str, commands: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The parent is on a third host, and reaches both by a command in the place of ssh."""
+    listed = ",".join(f"{hosts.address(host)}:2" for host in NAMES)
+    ssh = [f"launch.hosts=[{listed}]", f"launch.ssh={hosts.ssh(tmp_path)}"]
+    monkeypatch.setenv("REGATTA_CACHE", cache)
+    assert run.main([*ENGINES[engine], *TINY, "steps=3", *ssh, f"out={tmp_path / 'run'}"], {}) == 0
+    assert run.main(["engine=single", *TINY, "steps=3", f"out={tmp_path / 'single'}"], {}) == 0
+    assert losses(tmp_path / "run") == pytest.approx(losses(tmp_path / "single"), rel=1e-9)
+    assert f"{hosts.address('left')}: " in (tmp_path / "run" / "log").read_text()
+    assert not {path.name for path in (tmp_path / "run").iterdir()} & {RENDEZVOUS, "error.json", "result.json"}
+    assert hosts.processes() == []
+
+
+def test_a_rank_over_ssh_that_is_killed_ends_all_and_is_named(
+    hosts: TwoHosts, cache: str, commands: None, tmp_path: Path
+) -> None:
+    listed = ",".join(f"{hosts.address(host)}:1" for host in NAMES)
+    ssh = [f"launch.hosts=[{listed}]", f"launch.ssh={hosts.ssh(tmp_path)}"]
+    arguments = ["engine=ddp", *TINY, "steps=100000", *ssh, f"out={tmp_path / 'run'}"]
+    parent = start([sys.executable, str(ROOT / "run.py"), *arguments], cache, tmp_path, "said")
+    try:
+        deadline = time.monotonic() + LIMIT_S
+        while not (tmp_path / "run" / "metrics.jsonl").exists():
+            assert time.monotonic() < deadline and parent.poll() is None, (tmp_path / "said").read_text()
+            time.sleep(0.1)
+        there = [pid for pid in hosts.processes("right") if b"train" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        os.kill(max(there), signal.SIGKILL)
+    finally:
+        codes = ended([parent])
+    record = json.loads((tmp_path / "run" / "record.json").read_text())
+    who = f"rank 1, stage 0, on {hosts.address('right')} was killed (signal 9)"
+    assert codes == [1] and record["status"] == "error" and who in record["reason"]
+    assert hosts.processes() == []
