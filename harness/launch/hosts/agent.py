@@ -60,9 +60,9 @@ def start(rank: int, local: int, command: Sequence[str]) -> subprocess.Popen[byt
 def watch(host: str, first: int, ranks: Sequence[subprocess.Popen[bytes]]) -> int:
     """Wait until all ranks have ended well, the first one has not, or stdin ends; returns the exit code."""
     kills = oom_killer.kill_count()
-    while any(rank.poll() is None for rank in ranks) or any(rank.returncode for rank in ranks):
-        for number, rank in enumerate(ranks):
-            if code := rank.returncode:
+    while any((codes := [rank.poll() for rank in ranks])) or None in codes:
+        for number, code in enumerate(codes):
+            if code:
                 killed = code == -signal.SIGKILL and oom_killer.was_oom_kill(kills)
                 how = "Out Of Memory" if killed else ""
                 print(slurm_log.task_line(host, first + number, code, how), end="", flush=True)

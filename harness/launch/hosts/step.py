@@ -71,7 +71,8 @@ def group(config: DictConfig) -> Allocation | None:
         return None
     with suppress(CannotRun, ValueError, ArithmeticError):  # what is wrong with the devices is reported elsewhere
         counts = [count for _, count in _listed(config)]
-        return Allocation("", tuple(counts), started=f"{KEY}={_text(config)}") if all(counts) else None
+        fewest = min(counts, default=0)  # unequal ones are a problem of their own
+        return Allocation("", (fewest,) * len(counts), started=f"{KEY}={_text(config)}") if fewest else None
     return None
 
 
@@ -81,8 +82,8 @@ def step(config: DictConfig, mesh: Mesh) -> HostsStep:
     count, each = sum(ranks for _, ranks in listed), listed[0][1]
     if count != mesh.size:
         whole = mesh.size % each == 0 and mesh.size > each
-        few = ",".join(f"{name}:{each}" for name, _ in listed[: mesh.size // each])
-        fixes: tuple[Fix, ...] = ({KEY: f"[{few}]"},) if whole and count > mesh.size else ()
+        few = [f"{name}:{each}" for name, _ in listed[: mesh.size // each]]
+        fixes: tuple[Fix, ...] = ({KEY: few},) if whole and count > mesh.size else ()
         message = f"has {count} ranks, the plan is for {mesh.size}: one for each device of the mesh"
         raise CannotRun([Problem(KEY, _text(config), message, fixes, hint=f"hosts with {mesh.size} ranks in all")])
     return HostsStep(mesh, tuple(name for name, _ in listed), each, config.launch.ssh)
@@ -92,7 +93,7 @@ def problems(config: DictConfig, capabilities: Capabilities) -> list[Problem]:
     """Return the problems of starting ranks on the hosts, if there are any."""
     if not config.launch.hosts:
         return []
-    text, none, wrong = _text(config), {KEY: "[]"}, list[Problem]()
+    text, none, wrong = _text(config), {KEY: []}, list[Problem]()
 
     def refuse(message: str, *fixes: Fix, hint: str = "") -> None:
         wrong.append(Problem(KEY, text, message, fixes, hint=hint))
@@ -102,10 +103,10 @@ def problems(config: DictConfig, capabilities: Capabilities) -> list[Problem]:
     if bad:
         refuse(f"{bad[0]!r} is no host", none, hint="[a:2,b:2]: hosts, each with its number of ranks")
     elif len(set(names)) < len(names):
-        refuse("has a host twice", {KEY: f"[{','.join(dict.fromkeys(map(str, config.launch.hosts)))}]"})
+        refuse("has a host twice", {KEY: list(dict.fromkeys(map(str, config.launch.hosts)))})
     elif len(counts := {count for _, count in _listed(config)}) > 1:
-        fewest = ",".join(f"{name}:{min(counts)}" for name in names)
-        refuse(f"has unequal numbers of ranks, {min(counts)} to {max(counts)}", {KEY: f"[{fewest}]"})
+        fewest = [f"{name}:{min(counts)}" for name in names]
+        refuse(f"has unequal numbers of ranks, {min(counts)} to {max(counts)}", {KEY: fewest})
     elif len(names) * max(counts) < 2:
         refuse("has one rank", none)
     if launched.several():
