@@ -15,10 +15,12 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 
 NAMES = ("left", "right")
 END_S = 10.0
+_made = count()
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,7 @@ class TwoHosts:
 @contextmanager
 def two_hosts() -> Iterator[TwoHosts]:
     """Within it both are there; then nothing is left of them, processes included."""
-    hosts = TwoHosts(os.getpid())
+    hosts = TwoHosts(os.getpid() % 10000 + 10000 * next(_made))
     try:
         for host in NAMES:
             _ip("netns", "add", hosts.namespace(host))

@@ -60,7 +60,7 @@ def start(rank: int, local: int, command: Sequence[str]) -> subprocess.Popen[byt
 def watch(host: str, first: int, ranks: Sequence[subprocess.Popen[bytes]]) -> int:
     """Wait until all ranks have ended well, the first one has not, or stdin ends; returns the exit code."""
     kills = oom_killer.kill_count()
-    while any((codes := [rank.poll() for rank in ranks])) or None in codes:
+    while any(codes := [rank.poll() for rank in ranks]) or None in codes:
         for number, code in enumerate(codes):
             if code:
                 killed = code == -signal.SIGKILL and oom_killer.was_oom_kill(kills)

@@ -139,7 +139,12 @@ def main(given: str, command: Sequence[str]) -> int:
     words, hosts = json.loads(given), list[Host]()
     os.environ[CHECKED] = herald.code()
     names = words["hosts"]
-    signal.signal(signal.SIGUSR2, lambda *_: [host.ask(ASK) for host in hosts])
+
+    def ask(number: int, frame: object) -> None:
+        for host in hosts:
+            host.ask(ASK)
+
+    signal.signal(signal.SIGUSR2, ask)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     try:
         for number, name in enumerate(names):

@@ -93,7 +93,8 @@ def problems(config: DictConfig, capabilities: Capabilities) -> list[Problem]:
     """Return the problems of starting ranks on the hosts, if there are any."""
     if not config.launch.hosts:
         return []
-    text, none, wrong = _text(config), {KEY: []}, list[Problem]()
+    text, wrong = _text(config), list[Problem]()
+    none: Fix = {KEY: []}
 
     def refuse(message: str, *fixes: Fix, hint: str = "") -> None:
         wrong.append(Problem(KEY, text, message, fixes, hint=hint))

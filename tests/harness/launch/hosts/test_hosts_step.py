@@ -30,7 +30,7 @@ HERE = ["sh", "-c", 'exec sh -c "$2"', "sh"]
 RANK = """
 import os, sys, time
 rank = int(os.environ["RANK"])
-os.write(1, f"rank {rank} {os.environ['LOCAL_RANK']} {os.environ['WORLD_SIZE']}\n".encode())
+os.write(1, f"rank {rank} {os.environ['LOCAL_RANK']} {os.environ['WORLD_SIZE']}{os.linesep}".encode())
 if rank == 3 and sys.argv[2] == "fail":
     os.kill(os.getpid(), 9)
 time.sleep(60 if sys.argv[2] == "fail" else 0)

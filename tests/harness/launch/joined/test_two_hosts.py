@@ -121,7 +121,7 @@ def test_a_rank_that_is_killed_ends_all_and_is_named(
 
 
 def children(pid: int) -> list[int]:
-    """The processes that a process has forked."""
+    """The processes that another one has forked."""
     return list(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
 
 
@@ -169,3 +169,13 @@ def test_a_rank_over_ssh_that_is_killed_ends_all_and_is_named(
     who = f"rank 1, stage 0, on {hosts.address('right')} was killed (signal 9)"
     assert codes == [1] and record["status"] == "error" and who in record["reason"]
     assert hosts.processes() == []
+
+
+def test_nothing_is_left_of_the_hosts_where_a_test_fails(commands: None) -> None:
+    with pytest.raises(ValueError, match="no luck"), two_hosts() as own:
+        sleeping = subprocess.Popen([*own.command("left"), "sleep", "60"])
+        raise ValueError("no luck")
+    assert sleeping.wait(10) == -signal.SIGKILL
+    assert not [
+        line for line in subprocess.check_output(["ip", "netns"], text=True).split() if own.namespace("") in line
+    ]
