@@ -23,7 +23,7 @@ from harness.core.problem import CannotRun, Problem, ProblemError
 from harness.core.record import Status
 from harness.core.run_files import ERROR
 from harness.core.serialization import Document
-from harness.host import bytecode, ending_signals, launched, oom_killer
+from harness.host import bytecode, ending_signals, oom_killer
 from harness.launch import slurm_log
 from harness.launch.rank_names import NO_RANKS, RankNames
 from harness.launch.rank_step import RankStep
@@ -70,7 +70,7 @@ class Failure(Document):
         problems = error.problems if isinstance(error, CannotRun) else ()
         message = _message(error)
         if rank is not None and not isinstance(error, CannotRun) and not has_note(error, RankNote):
-            message += f"\nin rank {rank}" + (f" on {socket.gethostname()}" if launched.several() else "")
+            message += f"\nin rank {rank} on {socket.gethostname()}"
         return cls(_status(error), message, tuple(problems), trace, rank)
 
     def report(self, folder: Path) -> None:

@@ -18,7 +18,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import NoReturn, TypeVar
@@ -80,10 +80,8 @@ class Rendezvous:
 
     folder: Path
     token: str
-
-    @property
-    def place(self) -> Place:
-        return launched.place()
+    place: Place = field(default_factory=launched.place)
+    """As the variables say it now: those of torchrun are set in every rank once it has joined."""
 
     @property
     def rank(self) -> int:
