@@ -34,10 +34,10 @@ from collections.abc import Mapping, Sequence  # noqa: E402
 
 from harness.core.problem import CannotRun, Problem  # noqa: E402
 from harness.core.record import EXIT_CODES  # noqa: E402
-from harness.host import output  # noqa: E402
+from harness.host import launched, output  # noqa: E402
 
-ALONE = {"SLURM_STEP_NUM_TASKS": 1, "SLURM_PROCID": 0, "PMI_SIZE": 1, "OMPI_COMM_WORLD_SIZE": 1, "WORLD_SIZE": 1}
-"""Variables that srun, mpiexec and torchrun set for a process that is alone; SLURM_NTASKS is the whole job's, also in
+ALONE = {"SLURM_STEP_NUM_TASKS": 1, "SLURM_PROCID": 0, "PMI_SIZE": 1, "OMPI_COMM_WORLD_SIZE": 1}
+"""Variables that srun and mpiexec set for a process that is alone; SLURM_NTASKS is the whole job's, also in
 its parent."""
 
 
@@ -50,46 +50,9 @@ def main(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) 
             _refuse_unknown(parser, arguments, unknown)
         _refuse_many_ranks(environment)
         _refuse_no_working_directory()
-        from harness.user_model import reference  # imports are where they are needed: each command needs few of them
-
-        options.overrides = reference.typed(options.overrides)
-        if options.config_dir is not None:
-            from harness.cli.compose import search
-
-            search(options.config_dir)
-        if options.help:
-            from harness.cli import help
-
-            print(help.text(options.overrides))
-            return output.code(0)
-        if "mode=race" in options.overrides and not options.cfg:
-            from harness.races import race
-
-            return race.main(options.overrides, options.multirun)
-        if "mode=fit" in options.overrides and not options.cfg:
-            from harness.sweep import fit
-
-            return fit.main(options.overrides)
-        if "mode=tune" in options.overrides and not (options.cfg or options.multirun):
-            print("mode=tune: reading the configuration", flush=True)
-            from harness.races import tuned
-
-            return tuned.main(options.overrides)
-        if options.multirun:
-            from harness.sweep import local
-
-            return local.main(options.overrides)
-        from harness.cli.compose import compose
-
-        config = compose(options.overrides)
-        if options.cfg:
-            from omegaconf import OmegaConf
-
-            print(OmegaConf.to_yaml(config), end="")
-            return output.code(0)
-        from harness.run import runner
-
-        return EXIT_CODES[runner.run(config, options.overrides).status]
+        if launched.several(environment):
+            return _take_part(options, environment)
+        return _do(options)
     except CannotRun as error:
         print(error, file=sys.stderr)
         return EXIT_CODES["infeasible"]
@@ -100,6 +63,74 @@ def main(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) 
         return EXIT_CODES["infeasible"]
     except KeyboardInterrupt:
         return EXIT_CODES["preempted"]
+
+
+def _take_part(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
+    """As one of the ranks of torchrun: rank 0 does what is asked, the others take part in its run and print nothing."""
+    own, alone = launched.place(environment), options.help or options.cfg
+    from harness.launch import supervisor
+    from harness.launch.joined import herald
+
+    if own.rank:
+        return output.code(0) if alone else supervisor.become_worker("join")
+    if alone:
+        return _do(options)
+    with herald.started():
+        _refuse_many_runs(options, own)
+        return _do(options)
+
+
+def _refuse_many_runs(options: argparse.Namespace, own: launched.Place) -> None:
+    """Refuse what starts ranks several times: those of torchrun are there once."""
+    mode = next((word for word in options.overrides if word in ("mode=race", "mode=fit", "mode=tune")), "")
+    key, value = ("--multirun", None) if options.multirun else ("mode", mode.removeprefix("mode="))
+    if options.multirun or mode:
+        message = f"starts runs of its own, and this is one of several ranks ({own.count_name}={own.count})"
+        raise CannotRun([Problem(key, value, message, hint="python run.py ... without torchrun")], "run.py")
+
+
+def _do(options: argparse.Namespace) -> int:
+    """Do what the command line asks; returns the exit code."""
+    from harness.user_model import reference  # imports are where they are needed: each command needs few of them
+
+    options.overrides = reference.typed(options.overrides)
+    if options.config_dir is not None:
+        from harness.cli.compose import search
+
+        search(options.config_dir)
+    if options.help:
+        from harness.cli import help
+
+        print(help.text(options.overrides))
+        return output.code(0)
+    if "mode=race" in options.overrides and not options.cfg:
+        from harness.races import race
+
+        return race.main(options.overrides, options.multirun)
+    if "mode=fit" in options.overrides and not options.cfg:
+        from harness.sweep import fit
+
+        return fit.main(options.overrides)
+    if "mode=tune" in options.overrides and not (options.cfg or options.multirun):
+        print("mode=tune: reading the configuration", flush=True)
+        from harness.races import tuned
+
+        return tuned.main(options.overrides)
+    if options.multirun:
+        from harness.sweep import local
+
+        return local.main(options.overrides)
+    from harness.cli.compose import compose
+
+    config = compose(options.overrides)
+    if options.cfg:
+        from omegaconf import OmegaConf
+
+        print(OmegaConf.to_yaml(config), end="")
+        return output.code(0)
+    from harness.run import runner
+
+    return EXIT_CODES[runner.run(config, options.overrides).status]
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -122,7 +153,11 @@ def _refuse_unknown(parser: argparse.ArgumentParser, arguments: Sequence[str], u
 
 
 def _refuse_many_ranks(environment: Mapping[str, str]) -> None:
-    """Refuse to start as one of several ranks: one parent composes the configuration once."""
+    """Refuse to start as one of several ranks, unless torchrun's variables say of which."""
+    if launched.several(environment):
+        if wrong := launched.problems(environment):
+            raise CannotRun(wrong, "run.py")
+        return
     for name, alone in ALONE.items():
         value = environment.get(name, "")
         if value.isdigit() and int(value) > alone:

@@ -325,7 +325,6 @@ def test_a_sweep_with_nothing_to_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("WORLD_SIZE", "2"),
         ("PMI_SIZE", "4"),
         ("OMPI_COMM_WORLD_SIZE", "2"),
         ("SLURM_STEP_NUM_TASKS", "8"),

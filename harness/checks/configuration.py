@@ -13,7 +13,7 @@ from harness.config import cluster_config, registry
 from harness.core.problem import CannotRun, Problem
 from harness.host import slurm_job
 from harness.interfaces import Engine
-from harness.launch import slurm_step
+from harness.launch import rank_starter
 
 T = TypeVar("T")
 Expected = Callable[[DictConfig], slurm_job.Allocation]
@@ -38,7 +38,7 @@ def expecting(config: DictConfig, expected: Expected | None) -> AbstractContextM
 def _against_request(config: DictConfig) -> list[Problem]:
     found: list[Problem] = []
     cluster = _possible(
-        lambda: cluster_config.build(cluster_config.from_group(config.cluster), job=slurm_step.job(config)), found
+        lambda: cluster_config.build(cluster_config.from_group(config.cluster), job=rank_starter.nodes(config)), found
     )
     if config.mode in ("profile", "calibrate"):
         return found + (_possible(lambda: request.profiling(config), found) or [])

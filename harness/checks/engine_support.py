@@ -15,7 +15,7 @@ from harness.core.plan import Mesh, Plan
 from harness.core.problem import Fix, Problem
 from harness.host import open_files
 from harness.interfaces import BatchShape, Engine, PlanRequest
-from harness.launch import slurm_step
+from harness.launch import rank_starter
 
 
 def early(config: DictConfig, engine: Engine, cluster: Cluster | None) -> list[Problem]:
@@ -27,7 +27,7 @@ def early(config: DictConfig, engine: Engine, cluster: Cluster | None) -> list[P
     own = refused(config, engine, cluster) if cluster else []
     fixed = [problem.fixes[0].keys() for problem in own if problem.fixes]
     asked = checks_request.request(config, engine.capabilities, cluster)
-    asked += slurm_step.problems(config, engine.capabilities)
+    asked += rank_starter.problems(config, engine.capabilities)
     asked += _compares(config, engine)
     return [problem for problem in asked if not problem.fixes or problem.fixes[0].keys() not in fixed] + own
 

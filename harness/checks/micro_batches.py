@@ -18,7 +18,7 @@ from harness.checks import mesh
 from harness.config import cluster_config, registry
 from harness.core import divisors
 from harness.core.problem import LEAVE_OUT, CannotRun, Fix, Problem
-from harness.launch import slurm_step
+from harness.launch import rank_starter
 
 SIZE, COUNT = "batch.micro_batch_size", "batch.micro_batches"
 
@@ -53,7 +53,7 @@ def follow(config: DictConfig, count_given: bool) -> list[Problem]:
 def replicas(config: DictConfig) -> int:
     """The data parallel size that is given, or follows from the devices; 1 where the configuration has none."""
     with suppress(CannotRun, ValueError, ArithmeticError):
-        cluster = cluster_config.build(cluster_config.from_group(config.cluster), job=slurm_step.job(config))
+        cluster = cluster_config.build(cluster_config.from_group(config.cluster), job=rank_starter.nodes(config))
         can = registry.build("engine", config.engine).capabilities
         return mesh.resolve(config, can, cluster.devices, layers=cluster.devices).data
     return 1

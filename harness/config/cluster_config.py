@@ -172,8 +172,8 @@ and Gray, arXiv 1509.09308)."""
 def build(config: ClusterConfig, machine: Machine | None = None, job: Allocation | None = None) -> Cluster:
     """Build the cluster that `config` describes. Raises `CannotRun` with all problems.
 
-    `job` is the Slurm job on whose nodes the ranks of cluster=local will be, if they are not all here
-    (`harness.launch.slurm_step`).
+    `job` is the Slurm job, or the nodes of torchrun, on which the ranks of cluster=local will be, if they are not all
+    here (`harness.launch.rank_starter`).
 
     For cluster=local, `machine` (see `harness.host.machine`) is what was measured here; it fills in what `config`
     leaves out. Without it links are nominal, and peaks are not known.

@@ -54,7 +54,14 @@ class OptimizerConfig:
 class LaunchConfig:
     ranks: str = "auto"
     """Who starts the processes (ranks) of an engine. fork: they are forked on this machine. srun: one srun command
-    starts them, on all nodes of the Slurm job. auto: srun inside of a Slurm job, else fork."""
+    starts them, on all nodes of the Slurm job. auto: srun inside of a Slurm job, else fork; where
+    torchrun has started them, or with launch.hosts, nobody else does."""
+    hosts: list[str] = field(default_factory=list)
+    """Hosts on which the ranks are started over ssh, each with its number of ranks: [a:2,b:2]. Without a number a host
+    has as many as cluster.devices, or as this machine has devices. The first one has rank 0, and all others reach it by
+    its name. All share the file system and the code."""
+    ssh: str = "ssh -o BatchMode=yes -o ConnectTimeout=10 -o ServerAliveInterval=15"
+    """The command that runs a command line on one of launch.hosts: the host and the line follow it."""
     timeout_s: float | None = None
     """Seconds without progress after which a run is ended; the Python stacks of its ranks are written to the log. null:
     20 times the median step, at least 60 and at most 300; 300 before the first steps are done."""

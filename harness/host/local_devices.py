@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from harness.core.problem import Fix, Problem
-from harness.host import devices, slurm_job
+from harness.host import devices, launched, slurm_job
 from harness.host.devices import DetectedDevices
 from harness.host.slurm_job import Allocation
 
@@ -21,14 +21,15 @@ def count(detected: DetectedDevices, job: Allocation | None) -> int:
 
     In a job they are its tasks for an engine of one process, too (`job` is None): `slurm.submit` checks these.
     """
-    current_job = None if detected.kind == "cuda" else job or slurm_job.current()
+    group = job if job and job.started else None  # each of its ranks has a device
+    current_job = group or (None if detected.kind == "cuda" else job or slurm_job.current())
     return current_job.tasks[0] if current_job else detected.count
 
 
 def origin(config: ClusterConfig) -> str:
     """Returns the source of the number of CPU devices of a node, " (SLURM_TASKS_PER_NODE=2)"; "" if no variable sets
     it."""
-    job = slurm_job.current()
+    job = launched.group() or slurm_job.current()
     if not job or config.name != "local" or config.devices or devices.detect(config.device).kind == "cuda":
         return ""
     return f" ({_variable(job)})"
@@ -49,7 +50,9 @@ def _nodes(config: ClusterConfig, job: Allocation | None) -> list[Problem]:
     if requested <= available:
         return []
     message, hint = "cluster=local is this machine, 1 node", ""
-    if job:
+    if job and job.started:
+        message = f"the ranks are on {available} ({job.started})"
+    elif job:
         message, hint = f"the job has {available} ({slurm_job.NODES})", f"sbatch --nodes={requested}"
     elif current_job := slurm_job.current():
         message += f"; the job's {current_job.nodes} ({slurm_job.NODES}) are for ranks that srun starts"
@@ -64,8 +67,8 @@ def _tasks(config: ClusterConfig, job: Allocation) -> list[Problem]:
     if config.devices <= fewest if config.devices else fewest == most:
         return []
     each = str(fewest) if fewest == most else f"{fewest} to {most}"
-    message = f"a CPU device is a task of the job, a node has {each} ({_variable(job)})"
-    hint = f"sbatch --ntasks-per-node={config.devices or most}"
+    message = f"a CPU device is a {'rank' if job.started else 'task of the job'}, a node has {each} ({_variable(job)})"
+    hint = "" if job.started else f"sbatch --ntasks-per-node={config.devices or most}"
     return [Problem("cluster.devices", config.devices, message, ({"cluster.devices": fewest},), hint)]
 
 
@@ -86,4 +89,4 @@ def _gpus(config: ClusterConfig, detected: DetectedDevices) -> list[Problem]:
 
 
 def _variable(job: Allocation) -> str:
-    return f"{slurm_job.TASKS}={','.join(map(str, job.tasks))}"
+    return job.started or f"{slurm_job.TASKS}={','.join(map(str, job.tasks))}"

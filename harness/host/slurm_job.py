@@ -18,11 +18,15 @@ GPUS = "SLURM_GPUS_ON_NODE"
 
 @dataclass(frozen=True)
 class Allocation:
-    """The allocation of one job: the tasks of each node, in order, and the GPUs of this node (None: unknown)."""
+    """The allocation of one job: the tasks of each node, in order, and the GPUs of this node (None: unknown).
+
+    `started`: these are no job's, but the ranks that another launcher has started, which it says by these variables.
+    """
 
     job: str
     tasks: tuple[int, ...]
     gpus: int | None = None
+    started: str = ""
 
     @property
     def nodes(self) -> int:

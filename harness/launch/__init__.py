@@ -1,1 +1,1 @@
-"""Starts training processes by fork, MPI or srun, watches them, and says why one has failed."""
+"""Starts ranks by fork, MPI, srun or ssh, or joins torchrun's; watches them, and says why one has failed."""

@@ -11,6 +11,7 @@ import os
 import re
 import signal
 import socket
+import time
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,8 +26,9 @@ from harness.core.serialization import Document
 from harness.host import bytecode, ending_signals, oom_killer
 from harness.launch import slurm_log
 from harness.launch.rank_names import NO_RANKS, RankNames
+from harness.launch.rank_step import RankStep
 from harness.launch.slurm_log import StepEnd
-from harness.launch.slurm_step import PATIENCE_S, TRIES, Step
+from harness.launch.slurm_step import PATIENCE_S, TRIES
 
 OUTPUT_BYTES = 1 << 20
 """At the end of the log: these hold how the ranks ended."""
@@ -38,6 +40,7 @@ LOST_PEER = re.compile(
 """Messages of gloo, NCCL and torch's store in a rank whose peer has ended: no cause, but what follows from one."""
 ALLOCATOR = "can't allocate memory"
 """Message of torch's allocator for CPUs; the requested size follows it."""
+LOOK_S = 0.05
 DISK_FULL_CODE = 28
 """The exit code of a rank that could not write: then `error.json` may be missing too."""
 DISK_FULL = "no space is left on the disk: free some, or put the run elsewhere with out=DIR"
@@ -67,7 +70,7 @@ class Failure(Document):
         problems = error.problems if isinstance(error, CannotRun) else ()
         message = _message(error)
         if rank is not None and not isinstance(error, CannotRun) and not has_note(error, RankNote):
-            message += f"\nin rank {rank}"
+            message += f"\nin rank {rank} on {socket.gethostname()}"
         return cls(_status(error), message, tuple(problems), trace, rank)
 
     def report(self, folder: Path) -> None:
@@ -109,15 +112,19 @@ def _message(error: BaseException) -> str:
 class ExitReasons:
     """Finds out why a worker ended. Made before the worker starts; with a `step` the worker is srun, with its ranks."""
 
-    def __init__(self, log: Path, step: Step | None = None, names: RankNames = NO_RANKS) -> None:
+    def __init__(self, log: Path, step: RankStep | None = None, names: RankNames = NO_RANKS) -> None:
         self.names = step.names if step else names
         self.log, self.step, self.kills = log, step, oom_killer.kill_count()
         self.start = log.stat().st_size if log.exists() else 0
-        self.tries = TRIES if step else 0
+        self.tries = step.tries if step else 0
         (log.parent / ERROR).unlink(missing_ok=True)  # of an earlier start
 
     def explain(self, code: int) -> Failure:
         """Why the worker ended with exit code `code`, or by signal -`code`."""
+        if self.step:
+            if self.step.starts_one and code < 0:
+                return self._explain_code(self._rank_name(0), code)
+            self._wait_for_other_nodes(self.step.late_s)
         reported = self._reported()
         if self.step:
             end = self._step_end()
@@ -125,6 +132,15 @@ class ExitReasons:
                 end = slurm_log.killed_end(self._output(), self._rank_name) or end
             return self._explain_step(code, reported, end)
         return reported or self._explain_code(self.names.worker, code)
+
+    def _wait_for_other_nodes(self, late_s: float) -> None:
+        """Wait until another node has said how a rank ended there, if this one has only lost its connection to it."""
+        deadline = time.monotonic() + late_s
+        while time.monotonic() < deadline and not slurm_log.killed_end(self._output(), self._rank_name):
+            reported = self._reported()
+            if reported and not LOST_PEER.search(reported.message):
+                return
+            time.sleep(LOOK_S)
 
     def try_again(self) -> bool:
         """Whether no rank has started, and srun should be tried once more: ranks repeat no step."""
@@ -154,7 +170,7 @@ class ExitReasons:
         if reported and not (end and _overrules(end, reported)):
             return reported
         if end is None:
-            return self._explain_code("srun", code)
+            return self._explain_code(self.step.starter if self.step else "srun", code)
         if end.rank is not None and end.killed and oom_killer.was_oom_kill(self.kills):  # on this node
             return Failure(*oom_killer.explain_kill(self._rank_name(end.rank), self.kills), rank=end.rank)
         if end.exit_code == DISK_FULL_CODE:

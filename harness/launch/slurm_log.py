@@ -5,20 +5,25 @@
     srun: error: Node failure on node2
     slurmstepd-node1: error: *** STEP 3.0 ON node1 CANCELLED AT 2026-11-22T10:54:52 DUE TO TIME LIMIT ***
 
+Ranks that torchrun has started have no srun: their own parents write such lines (`task_line`).
+
+    launch: error: node2: task 3: Killed
+
 Once a rank has failed, srun ends all others and prints their ends, too: later lines follow from the first.
 """
 
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from harness.core.record import Status
 
-SLURM = ("srun: ", "slurmstepd", "slurmd")
+SLURM = ("srun: ", "slurmstepd", "slurmd", "launch: ")
 """Prefixes of Slurm's own lines in the log."""
-TASK = re.compile(r"^srun: error: (?P<node>\S+): tasks? (?P<rank>\d+)\S*: (?P<how>.+)$", re.MULTILINE)
+TASK = re.compile(r"^(?P<who>srun|launch): error: (?P<node>\S+): tasks? (?P<rank>\d+)\S*: (?P<how>.+)$", re.MULTILINE)
 CANCELLED = re.compile(r"^\S+: error: \*\*\* (?:STEP|JOB) \S+ ON \S+ CANCELLED AT \S+(?P<why>.*?)\*\*\*", re.MULTILINE)
 NODE = re.compile(
     r"^\S+: error: (?P<what>Node failure on \S+|Task launch for \S+ failed on node .*|.*DUE TO NODE FAILURE.*)$",
@@ -26,6 +31,7 @@ NODE = re.compile(
 )
 ERROR = re.compile(r"^srun: error: (?P<what>.+)$", re.MULTILINE)
 NO_NODES = "Unable to (create step|allocate|contact)|Requested nodes are busy|(Socket|Connection) timed out"
+HOST = re.compile(r"^launch: error: (?P<what>.+)$", re.MULTILINE)
 EXITED = "Exited with exit code"
 TERMINATED = "Terminated"
 """By SIGTERM, which srun sends to all ranks once one has failed."""
@@ -61,6 +67,8 @@ def step_end(output: str, rank_name: Callable[[int], str], waited_s: float) -> S
     cancelled = [(match.start(), _cancelled(match["why"].strip())) for match in CANCELLED.finditer(output)]
     if first := min(tasks + cancelled, key=lambda end: end[0], default=None):
         return first[1]
+    if host := HOST.search(output):
+        return StepEnd("error", host["what"], by_signal=True)
     if errors := ERROR.findall(output):
         return _srun_error(errors[-1], bool(last_line(output)), waited_s)
     return None
@@ -73,6 +81,12 @@ def killed_end(output: str, rank_name: Callable[[int], str]) -> StepEnd | None:
     """
     ends = (_task_end(match, rank_name) for match in TASK.finditer(output) if match["how"].strip() != TERMINATED)
     return next((end for end in ends if end.by_signal), None)
+
+
+def task_line(node: str, rank: int, code: int, how: str = "") -> str:
+    """Return the line that says how a rank ended without srun: with exit code `code`, or by signal -`code`."""
+    said = how or (f"{EXITED} {code}" if code > 0 else signal.strsignal(-code))
+    return f"launch: error: {node}: task {rank}: {said}\n"
 
 
 def last_line(output: str) -> str:
@@ -88,7 +102,8 @@ def _task_end(match: re.Match[str], rank_name: Callable[[int], str]) -> StepEnd:
         what = "was killed: the memory of its control group was full"
         return StepEnd("oom", f"{who} {what} ({how})", rank, by_signal=True, killed=True)
     if how == "Killed":
-        what = "was killed (signal 9), and Slurm reports no lack of memory: by hand, or by that node's kernel"
+        no_reason = ", and Slurm reports no lack of memory" if match["who"] == "srun" else ""
+        what = f"was killed (signal 9){no_reason}: by hand, or by that node's kernel"
         return StepEnd("error", f"{who} {what}", rank, by_signal=True, killed=True)
     if EXITED in how:
         started = NO_ADDRESSES not in match.string

@@ -1,10 +1,10 @@
-"""A rank that srun has started: it joins the others by itself, where `harness.launch.forked_ranks` would fork it.
+"""A rank that is started alone, by srun or torchrun: it joins the others, where `forked_ranks` would fork it.
 
     rank 0: TCPStore on a free port --> RUN_DIR/rendezvous.json --> rank 1, 2, ...: the same store
 
-Rank 0 opens the store and writes its address into the run's folder. Nothing depends on names of nodes, which need not
-resolve: an address is the one from which a node sees the parent's. The parent follows the ranks by files in the run's
-folder, and by what srun prints about their end.
+Rank 0 opens the store and writes its address into the run's folder. With srun nothing depends on names of nodes, which
+need not resolve: an address is the one from which a node sees the parent's. torchrun says rank 0's (MASTER_ADDR). The
+parent follows the ranks by files in the run's folder, and by lines in its log about their end.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import NoReturn, TypeVar
@@ -29,6 +29,8 @@ from torch.distributed import TCPStore
 from harness.core import files
 from harness.core.problem import CannotRun, Problem
 from harness.core.run_files import RENDEZVOUS
+from harness.host import launched
+from harness.host.launched import Place
 from harness.launch import mpi, process_group
 
 T = TypeVar("T")
@@ -36,11 +38,11 @@ T = TypeVar("T")
 
 def run_in_step(count: int, function: Callable[[], T], device: str, with_mpi: bool, rendezvous: Rendezvous) -> T:
     """Call `function` as one of `count` ranks; returns what it returned in rank 0. Every other rank exits here."""
-    if rendezvous.count != count:
+    if rendezvous.place.count != count:
         message = f"is not the number of ranks of the plan, {count}"
         hint = "start run.py: it starts the ranks"
-        raise CannotRun([Problem("SLURM_STEP_NUM_TASKS", rendezvous.count, message, hint=hint)])
-    process_group.join(rendezvous.rank, count, device, rendezvous.local, store=rendezvous.store())
+        raise CannotRun([Problem(rendezvous.place.count_name, rendezvous.place.count, message, hint=hint)])
+    process_group.join(rendezvous.rank, count, device, rendezvous.place.local, store=rendezvous.store())
     if with_mpi:
         mpi.join_step_world(count)
     result = function()
@@ -58,8 +60,6 @@ def exit_now(code: int) -> NoReturn:
     os._exit(code)
 
 
-PARENT = "SLURM_LAUNCH_NODE_IPADDR"
-"""The address of the node where srun runs, as the other nodes see it."""
 GLOO = "GLOO_SOCKET_IFNAME"
 LATE_S = 180.0
 """Seconds after the first rank in which all others must start: all load torch from the same disk."""
@@ -73,46 +73,41 @@ class NoRendezvous(RuntimeError):
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """The file in a run's folder by which the ranks of one Slurm step find rank 0.
+    """The file in a run's folder by which the ranks of one start find rank 0.
 
-    `token` is from the parent, which may start several steps.
+    `token` is from the parent, which may start ranks several times.
     """
 
     folder: Path
     token: str
+    place: Place = field(default_factory=launched.place)
+    """As the variables say it now: those of torchrun are set in every rank once it has joined."""
 
     @property
     def rank(self) -> int:
-        return int(os.environ["SLURM_PROCID"])
-
-    @property
-    def local(self) -> int:
-        """The number of this rank among those of its node."""
-        return int(os.environ["SLURM_LOCALID"])
-
-    @property
-    def count(self) -> int:
-        return int(os.environ["SLURM_STEP_NUM_TASKS"])
+        return self.place.rank
 
     @property
     def _key(self) -> str:
-        return f"{self.token}.{os.environ['SLURM_STEP_ID']}"
+        return f"{self.token}.{self.place.step}"
 
     def store(self) -> TCPStore:
         """The store that all ranks have; `torch.distributed` gets gloo's network from it, too. Raises NoRendezvous."""
-        here = address()
-        if device := interface(here):
-            os.environ.setdefault(GLOO, device)  # gloo would resolve the host's name, often to 127.0.1.1
-        late = timedelta(seconds=LATE_S)
-        if self.rank == 0:
-            store = TCPStore(here, 0, self.count, True, late, wait_for_workers=False)
-            place = {"key": self._key, "address": here, "port": store.port}
-            files.write_text(self.folder / RENDEZVOUS, json.dumps(place))
+        own, late = self.place, timedelta(seconds=LATE_S)
+        if own.rank == 0:
+            here = address(own.address)
+            _use_network(here)
+            store = TCPStore(here, 0, own.count, True, late, wait_for_workers=False)
+            known = own.address if own.count_name == launched.WORLD else here  # here it may resolve to 127.0.1.1
+            files.write_text(
+                self.folder / RENDEZVOUS, json.dumps({"key": self._key, "address": known, "port": store.port})
+            )
             return store
-        there, port = self._place()
-        return TCPStore(there, port, self.count, False, late)
+        there, port = self._rank_0()
+        _use_network(address(there))
+        return TCPStore(there, port, own.count, False, late)
 
-    def _place(self) -> tuple[str, int]:
+    def _rank_0(self) -> tuple[str, int]:
         """The address and port that rank 0 has written; those of an earlier step have another key."""
         path, deadline = self.folder / RENDEZVOUS, time.monotonic() + LATE_S
         while time.monotonic() < deadline:
@@ -121,16 +116,23 @@ class Rendezvous:
                 if place["key"] == self._key:
                     return place["address"], place["port"]
             time.sleep(LOOK_S)
-        node = os.environ.get("SLURMD_NODENAME", "?")
+        node = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
         what = f"rank {self.rank} on {node} found no rank 0 by {path} within {LATE_S:g} s"
         raise NoRendezvous(f"{what} -> out= on a file system that all nodes share")
 
 
-def address() -> str:
-    """This node's address on the network on which it sees the node of srun."""
-    there = os.environ[PARENT]
-    with socket.socket(socket.AF_INET6 if ":" in there else socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((there, 9))  # sends nothing
+def _use_network(here: str) -> None:
+    """Have gloo use the network of this address, unless the user has chosen one: it would resolve the host's name,
+    often to 127.0.1.1."""
+    if device := interface(here):
+        os.environ.setdefault(GLOO, device)
+
+
+def address(there: str) -> str:
+    """This node's address on the network on which it sees the node `there`, an address or a name."""
+    family, *_, where = socket.getaddrinfo(there, 9, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        probe.connect(where)  # sends nothing
         return str(probe.getsockname()[0])
 
 

@@ -58,6 +58,11 @@ class Step:
     token: str = field(default_factory=lambda: secrets.token_hex(8))
     """Distinguishes this step's rendezvous.json from one that an earlier run has left."""
 
+    starter = "srun"
+    starts_one = False
+    tries = TRIES
+    late_s = 0.0
+
     @property
     def names(self) -> RankNames:
         return RankNames(self.mesh, several=True)
@@ -80,7 +85,7 @@ class Step:
         return ["--distribution=block" if self.crowded else f"--distribution=plane={self.per_node}"]
 
     @contextmanager
-    def cleaning_up(self, run_dir: Path) -> Iterator[None]:
+    def cleaning_up(self, run_dir: Path, start: str = "0") -> Iterator[None]:
         """Within it the ranks run; then rendezvous.json and shared memory of dead ranks on this node are removed."""
         since = time.time()
         try:

@@ -18,12 +18,12 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, NoReturn
 
 from harness.core import files
 from harness.core.problem import CannotRun, Problem
 from harness.core.record import Status
-from harness.core.run_files import CHECKPOINTS, LOG, MACHINE, METRICS, PROFILE, RESULT, STOP, TIMINGS
+from harness.core.run_files import CHECKPOINTS, ERROR, LOG, MACHINE, METRICS, PROFILE, RESULT, STOP, TIMINGS
 from harness.host import machine, malloc
 from harness.host.devices import CUDA_ORDER
 from harness.host.machine import Machine
@@ -31,8 +31,8 @@ from harness.launch import die_with_parent, fork_server, hang, mpi
 from harness.launch.failure import ExitReasons
 from harness.launch.fork_server import ForkedWorker
 from harness.launch.rank_names import NO_RANKS, RankNames
+from harness.launch.rank_step import RankStep
 from harness.launch.signals import blocked
-from harness.launch.slurm_step import Step
 
 ROOT = Path(__file__).resolve().parents[2]
 LOG_BYTES = 256 << 20
@@ -57,6 +57,8 @@ STEPS, ENOUGH, LAST, LEAST_S = 20, 3, 100, 60.0
 """Once `ENOUGH` steps are measured: so many times the median of the last ones, but no less than `LEAST_S`."""
 FORKABLE = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 """Variable with which torch counts GPUs without starting CUDA, which a process that is forked later could not use."""
+LOST_S = 10.0
+"""Seconds in which a rank has to notice that another one has failed, where nobody else ends it."""
 GRACE_S = 3.0
 """Between asking srun to end its ranks and killing it."""
 
@@ -84,14 +86,14 @@ def run_worker(
     timeout_s: float | None,
     *action: str,
     follow: Callable[[], None] = lambda: None,
-    step: Step | None = None,
+    step: RankStep | None = None,
     inherits: Mapping[str, int] | None = None,
     names: RankNames = NO_RANKS,
     steps_s: Sequence[float] = (),
 ) -> None:
     """Have a worker do an action ("profile", "2") for the run in `folder`, to its end.
 
-    With a `step` there are many workers, the ranks of a Slurm step. The worker `inherits` file descriptors, each by the
+    With a `step` there are many workers, its ranks. The worker `inherits` file descriptors, each by the
     environment variable that says its number. For the rest see `supervise`. Raises `CannotRun` for problems that only a
     worker could find, `WorkerFailed` for every other end that is not good.
     """
@@ -101,7 +103,7 @@ def run_worker(
     results = [folder / name for name in RESULTS.get(action[0], ())]
     for path in results[:1]:
         path.unlink(missing_ok=True)
-    with step.cleaning_up(folder) if step else nullcontext():
+    with step.cleaning_up(folder, *action[1:]) if step else nullcontext():
         if step:
             command = [*step.command(), *command, step.token]
         outcome = supervise(command, folder, timeout_s, follow, step, inherits, names, steps_s)
@@ -112,6 +114,12 @@ def run_worker(
     if results and not any(path.exists() for path in results):
         who = step.names.worker if step else names.worker
         raise WorkerFailed(Outcome("error", f"{who} ended with exit code 0 before it had a result"))
+
+
+def become_worker(*action: str) -> NoReturn:
+    """Have this process become a worker, which nobody supervises: a rank that torchrun has started."""
+    command = [*_worker_command(), *action]
+    os.execve(command[0], command, _environment())
 
 
 def start_fork_server() -> None:
@@ -134,7 +142,7 @@ def supervise(
     run_dir: Path,
     timeout_s: float | None,
     follow: Callable[[], None] = lambda: None,
-    step: Step | None = None,
+    step: RankStep | None = None,
     inherits: Mapping[str, int] | None = None,
     names: RankNames = NO_RANKS,
     steps_s: Sequence[float] = (),
@@ -143,8 +151,8 @@ def supervise(
 
     Its output goes to `run_dir/log`; `follow` is called all the time meanwhile. Progress is a change of the `WATCHED`
     files. A worker that made none for `timeout_s` (None: as follows from the steps measured so far, `steps_s`) writes
-    its Python stacks and is killed. If this process dies, the kernel kills the worker. With a `step` the command is
-    srun's, and its ranks are on the nodes of the job. It `inherits` descriptors as `run_worker` says.
+    its Python stacks and is killed. If this process dies, the kernel kills the worker. With a `step` the command starts
+    its ranks, on several nodes. It `inherits` descriptors as `run_worker` says.
     """
     given = inherits or {}
     reasons = ExitReasons(run_dir / LOG, step, names)
@@ -154,7 +162,7 @@ def supervise(
             since = time.time()
             forked = None if step else _forked(command, log, given)
             # a process group of its own: Ctrl-C reaches the parent alone, and all that the worker starts ends with it
-            with nullcontext() if step else blocked():
+            with nullcontext() if step and not step.starts_one else blocked():
                 worker = forked or subprocess.Popen(
                     [*die_with_parent.prefix(), *command],
                     stdin=subprocess.DEVNULL,
@@ -204,7 +212,7 @@ class _Watch:
     timeout_s: float | None
     steps_s: Sequence[float]
     names: RankNames
-    step: Step | None
+    step: RankStep | None
 
     def outcome(self, follow: Callable[[], None], reasons: ExitReasons, log: IO[bytes]) -> Outcome:
         seen, since = _progress(self.run_dir), time.monotonic()
@@ -215,12 +223,19 @@ class _Watch:
                 seen, since = now, time.monotonic()
             elif time.monotonic() - since > limit_s(self.timeout_s, self.steps_s):
                 return Outcome("timeout", self._hang(log))
+            elif self._others_failed() and time.monotonic() - since > LOST_S:
+                code = 1
+                break
             follow()
             time.sleep(POLL_S)
         if code == 0:
             return Outcome("ok")
         failure = reasons.explain(code)
         return Outcome(failure.status, failure.message, failure.problems)
+
+    def _others_failed(self) -> bool:
+        """Whether a rank has failed that this process has not started, and cannot end."""
+        return self.step is not None and self.step.starts_one and (self.run_dir / ERROR).exists()
 
     def _hang(self, log: IO[bytes]) -> str:
         def ask() -> None:
@@ -252,10 +267,10 @@ def _progress(run_dir: Path) -> list[tuple[int, int]]:
     return state
 
 
-def _end(worker: subprocess.Popen[bytes] | ForkedWorker, step: Step | None, since: float) -> None:
+def _end(worker: subprocess.Popen[bytes] | ForkedWorker, step: RankStep | None, since: float) -> None:
     """End the worker, and all that it has started `since` then; srun ends its ranks on other nodes first."""
     clean = worker.poll() == 0
-    if step and isinstance(worker, subprocess.Popen):
+    if step and not step.starts_one and isinstance(worker, subprocess.Popen):
         _signal_group(worker, signal.SIGTERM)
         with suppress(subprocess.TimeoutExpired):
             worker.wait(GRACE_S)

@@ -23,7 +23,7 @@ from harness.export.planned import Planned
 from harness.host import devices, machine
 from harness.host.machine import Machine
 from harness.interfaces import Engine, Planner
-from harness.launch import slurm_step, supervisor
+from harness.launch import rank_starter, supervisor
 from harness.planning import alternatives, contents, memory_advice, profiles
 from harness.planning import draft as planning_draft
 from harness.planning.alternatives import Alternative
@@ -195,7 +195,7 @@ class _Preparation:
     def cluster(self) -> Cluster:
         """The cluster, with what is known of this machine."""
         return cluster_config.build(
-            cluster_config.from_group(self.config.cluster), self.machine, slurm_step.job(self.config)
+            cluster_config.from_group(self.config.cluster), self.machine, rank_starter.nodes(self.config)
         )
 
     @property

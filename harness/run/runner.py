@@ -31,7 +31,7 @@ from harness.core.serialization import finite
 from harness.core.trace import Trace
 from harness.export import systems
 from harness.interfaces import Planner
-from harness.launch import fork_server, slurm_step, supervisor
+from harness.launch import fork_server, rank_starter, supervisor
 from harness.launch.failure import Failure
 from harness.launch.rank_names import RankNames
 from harness.launch.signals import Signals, preemptible
@@ -181,7 +181,7 @@ class Run:
         self.progress.phase("starting", f"{plan_report.starting(prepared.ranks)}{resuming}")
         launch, lines = self.config.launch, StepLines(self, prepared.tracker, step)
         self.lines = lines
-        ranks = slurm_step.step(self.config, prepared.draft.plan.mesh, prepared.draft.cluster)
+        ranks = rank_starter.step(self.config, prepared.draft.plan.mesh, prepared.draft.cluster)
         with StopRequest(path, self.signals, launch.grace_s, self.progress.note) as request:
 
             def follow() -> None:

@@ -9,7 +9,9 @@
 
 With `serve SOCKET` in place of both it forks a worker for each client (`harness.launch.fork_server`).
 
-With a TOKEN it is one of several ranks that srun has started; it meets the others in the run's folder
+With `join` alone it is a rank that torchrun has started (`harness.worker.member`).
+
+With a TOKEN it is one of several ranks that are started alone; it meets the others in the run's folder
 (`harness.launch.slurm_ranks`).
 
 A worker reads config.yaml, plan.json and profile.json in the run's folder, and writes its results there. It never
@@ -20,7 +22,6 @@ from __future__ import annotations
 
 import errno
 import functools
-import os
 import sys
 import traceback
 from collections.abc import Callable
@@ -33,7 +34,7 @@ from harness.config import registry
 from harness.core.model_profile import ModelProfile
 from harness.core.plan import Plan
 from harness.core.run_files import CONFIG, PLAN, PROFILE
-from harness.host import malloc
+from harness.host import launched, malloc
 from harness.interfaces import OptimizerSpec, SessionSpec
 from harness.launch import failure, fork_server, signal_watcher
 from harness.launch.failure import Failure
@@ -50,8 +51,12 @@ def run_action(arguments: list[str]) -> None:
         sys.exit(0 if arguments == ["--help"] else 2)
     if arguments[0] == "serve":
         arguments = fork_server.serve(int(arguments[1]))
+    if arguments[0] == "join":
+        from harness.worker import member
+
+        arguments = member.join()
     folder, action, *words = Path(arguments[0]), *(arguments[1:] or ["train"])
-    rank = int(os.environ["SLURM_PROCID"]) if action == "train" and len(words) == 2 else None
+    rank = launched.place().rank if action == "train" and len(words) == 2 else None
     signal_watcher.watch(folder, rank)
     code = 0
     folder_lock.adopt(folder)
@@ -76,7 +81,7 @@ def train(folder: Path, config: DictConfig, start: str = "0", token: str = "") -
     """Train as planned, from the checkpoint after `start` steps on: all that a training run is, in order.
 
     Writes `metrics.jsonl` and, unless it was stopped, `trace.json.gz` and `result.json`. With a `token` this process is
-    one of several ranks of srun, of which rank 0 writes.
+    one of several ranks that are started alone, of which rank 0 writes.
     """
     profile = ModelProfile.load(folder / PROFILE)
     malloc.tune(profile.largest_bytes)
@@ -93,7 +98,7 @@ def train(folder: Path, config: DictConfig, start: str = "0", token: str = "") -
     names = torch_devices(config, max(plan.mesh.size, *(device + 1 for device in plan.devices)))
     rendezvous = Rendezvous(folder, token) if token else None
     if rendezvous and names[0] != "cpu":
-        names = (f"cuda:{rendezvous.local % torch.cuda.device_count()}",) * len(
+        names = (f"cuda:{rendezvous.place.local % torch.cuda.device_count()}",) * len(
             names
         )  # Slurm may show it its GPU alone
     choose_kernels(config.precision.tf32, config.precision.cudnn_benchmark)

@@ -11,6 +11,7 @@ import pytest
 
 from harness.core.problem import CannotRun
 from harness.core.run_files import RENDEZVOUS
+from harness.host import launched
 from harness.launch import slurm_ranks
 from harness.launch.slurm_ranks import NoRendezvous, Rendezvous
 
@@ -20,19 +21,20 @@ def rank(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """Rank 1 of two, on this machine."""
     for name, value in (("PROCID", "1"), ("LOCALID", "1"), ("STEP_NUM_TASKS", "2"), ("STEP_ID", "7")):
         monkeypatch.setenv(f"SLURM_{name}", value)
-    monkeypatch.setenv(slurm_ranks.PARENT, "127.0.0.1")
+    monkeypatch.setenv(launched.SRUN_ADDRESS, "127.0.0.1")
     monkeypatch.setenv(slurm_ranks.GLOO, "lo")
     return monkeypatch
 
 
-def test_the_network_of_an_address(rank: pytest.MonkeyPatch) -> None:
-    assert slurm_ranks.address() == "127.0.0.1"
+def test_the_network_of_an_address(rank: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert slurm_ranks.address("127.0.0.1") == "127.0.0.1"
     assert slurm_ranks.interface("127.0.0.1") == "lo"
     assert slurm_ranks.interface("192.0.2.1") is None
     rank.delenv(slurm_ranks.GLOO)
-    rank.setattr(slurm_ranks, "LATE_S", 0.1)
-    with pytest.raises(NoRendezvous):
-        Rendezvous(Path("/nowhere"), "x").store()
+    rank.setenv("SLURM_PROCID", "0")
+    Rendezvous(tmp_path, "x").store()
+    place = json.loads((tmp_path / RENDEZVOUS).read_text())
+    assert (place["key"], place["address"]) == ("x.7", "127.0.0.1")
     assert os.environ[slurm_ranks.GLOO] == "lo"
 
 

@@ -1,0 +1,97 @@
+"""Starts the ranks of one host and ends all when the first one fails, or stdin ends. Started by `starter` over ssh.
+
+    python -m harness.launch.hosts.agent HOST FIRST_RANK RANKS COMMAND OF A RANK
+
+On stdin comes ASK where ranks are to write what they do. A rank's end that is not good is a line of `slurm_log`.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from harness.core.run_files import CONFIG
+from harness.host import oom_killer
+from harness.launch import die_with_parent, slurm_log
+from harness.launch.joined import herald
+from harness.launch.signals import ENDING, blocked
+
+READY, LINE, ASK = "launch: ready", "launch: error: ", b"?"
+"""The line that says that a host has answered; how lines begin that say what is wrong there; what is asked on stdin."""
+CHECKED = "REGATTA_CODE"
+"""The variable with the digest of the code of the parent."""
+VISIBLE_S = 20.0
+"""Seconds after which a folder that the parent has made is there on every host, if they share it."""
+POLL_S = 0.05
+FOLDER = 4
+"""Which word of the command of a rank is the folder of the run: python -P -m harness.worker FOLDER train ..."""
+
+
+def unfit(folder: Path) -> str:
+    """Why this host cannot train in the folder; "" if it can."""
+    deadline = time.monotonic() + VISIBLE_S
+    while not (folder / CONFIG).exists():
+        if time.monotonic() > deadline:
+            return f"{folder} is not there -> out= on a file system that all hosts share"
+        time.sleep(POLL_S)
+    if herald.code() != os.environ[CHECKED]:
+        return f"the code in {herald.ROOT} is another version than the parent's -> the same checkout on all hosts"
+    return ""
+
+
+def start(rank: int, local: int, command: Sequence[str]) -> subprocess.Popen[bytes]:
+    """Start a rank, in a session of its own, which ends with this process."""
+    with blocked():
+        return subprocess.Popen(
+            [*die_with_parent.prefix(), *command],
+            stdin=subprocess.DEVNULL,
+            env=os.environ | {"RANK": str(rank), "LOCAL_RANK": str(local)},
+            start_new_session=True,
+        )
+
+
+def watch(host: str, first: int, ranks: Sequence[subprocess.Popen[bytes]]) -> int:
+    """Wait until all ranks have ended well, the first one has not, or stdin ends; returns the exit code."""
+    kills = oom_killer.kill_count()
+    while any(codes := [rank.poll() for rank in ranks]) or None in codes:
+        for number, code in enumerate(codes):
+            if code:
+                killed = code == -signal.SIGKILL and oom_killer.was_oom_kill(kills)
+                how = "Out Of Memory" if killed else ""
+                print(slurm_log.task_line(host, first + number, code, how), end="", flush=True)
+                return 1
+        if select.select([sys.stdin], [], [], POLL_S)[0]:
+            if not (asked := os.read(sys.stdin.fileno(), 1)):
+                return 1  # whoever has started this process wants its end, or is gone
+            for rank in ranks if asked == ASK else ():
+                rank.send_signal(signal.SIGUSR2)
+    return 0
+
+
+def main(host: str, first: int, count: int, command: Sequence[str]) -> int:
+    """Start the ranks, and wait for their end; returns the exit code."""
+    for number in ENDING:
+        signal.signal(number, signal.SIG_IGN)  # stdin says when to end
+    if wrong := unfit(Path(command[FOLDER])):
+        print(f"{LINE}{host}: {wrong}", flush=True)
+        return 1
+    print(READY, flush=True)
+    ranks = [start(first + number, number, command) for number in range(count)]
+    try:
+        return watch(host, first, ranks)
+    finally:
+        for rank in ranks:
+            with suppress(ProcessLookupError):
+                os.killpg(rank.pid, signal.SIGKILL)
+            rank.wait()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4:]))

@@ -1,0 +1,107 @@
+"""What rank 0's parent says to the ranks that torchrun has started elsewhere, in torchrun's store.
+
+    parent (no torch) --stdin--> herald (this module as a script) --store--> `harness.worker.member` of every other rank
+         a line: folder, step, token, code          key RUN
+         end of stdin                               key END
+
+Where the launcher has no store (it sets the variables alone), the herald has it, at MASTER_PORT. A herald whose parent
+is killed says that, too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
+
+from harness.launch.signals import blocked
+
+if TYPE_CHECKING:
+    from torch.distributed import TCPStore
+
+ROOT = Path(__file__).resolve().parents[3]
+PACKAGES = ("engines", "harness", "models", "planners")
+RUN, END, SEEN = "regatta/run", "regatta/end", "regatta/seen"
+"""Keys of the store: what is to be trained, that all is over, and how many ranks have seen that."""
+MEET_S = 300.0
+"""Seconds in which all ranks must be there: all load torch from the same disk."""
+LAST_S = 10.0
+"""Seconds that others may take to see the end, where the herald has the store."""
+
+_open: list[IO[bytes]] = []
+"""The stdin of this process's herald, if it has one."""
+
+
+@contextmanager
+def started() -> Iterator[None]:
+    """Within it `announce` reaches all ranks; at the end they learn that all is over."""
+    with blocked():
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", __name__],
+            stdin=subprocess.PIPE,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))},
+            start_new_session=True,
+        )
+    assert process.stdin is not None
+    _open.append(process.stdin)
+    try:
+        yield
+    finally:
+        _open.remove(process.stdin)
+        process.stdin.close()
+        try:
+            process.wait(2 * LAST_S)
+        except subprocess.TimeoutExpired:  # it still waits for ranks that have never come
+            process.kill()
+            process.wait()
+
+
+def announce(folder: Path, start: str, token: str) -> None:
+    """Have all other ranks train in `folder`, from step `start` on."""
+    said = {"folder": str(folder.resolve()), "start": start, "token": token, "code": code()}
+    _open[-1].write(json.dumps(said).encode() + b"\n")
+    _open[-1].flush()
+
+
+def code() -> str:
+    """A digest of the code that trains, which must be the same on all nodes."""
+    digest = hashlib.sha256()
+    for package in PACKAGES:
+        for path in sorted((ROOT / package).rglob("*.py")):
+            digest.update(str(path.relative_to(ROOT)).encode() + path.read_bytes())
+    return digest.hexdigest()
+
+
+def store() -> TCPStore:
+    """The store that all ranks reach by MASTER_ADDR and MASTER_PORT: torchrun's, or that of rank 0's herald."""
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # it warns where addresses have no names
+    import torch.distributed as dist
+    from torch.distributed import TCPStore
+
+    found = next(dist.rendezvous("env://", timeout=timedelta(seconds=MEET_S)))[0]
+    assert isinstance(found, TCPStore)
+    return found
+
+
+def main() -> None:
+    """Say in the store what comes on stdin, and its end."""
+    reached = store()
+    for line in sys.stdin:
+        reached.set(RUN, line)
+    reached.set(END, "")
+    reached.set(RUN, "{}")  # for a rank that has not heard of a run: there is none, or it is over
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        last = str(int(os.environ["WORLD_SIZE"]) - 1)
+        reached.set_timeout(timedelta(seconds=LAST_S))
+        reached.wait([f"{SEEN}/{last}"])
+
+
+if __name__ == "__main__":
+    main()
