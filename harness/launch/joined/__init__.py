@@ -1,0 +1,1 @@
+"""Takes part as one of the ranks that torchrun has started."""

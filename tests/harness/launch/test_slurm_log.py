@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import pytest
@@ -155,12 +156,13 @@ def test_the_first_rank_that_fails_is_reported(tmp_path: Path) -> None:
     for rank in (2, 0):
         Failure.of(ValueError(f"of {rank}"), rank).report(tmp_path)
     reported = Failure.load(tmp_path / ERROR)
-    assert (reported.rank, reported.message) == (2, "ValueError: of 2\nin rank 2")
+    assert (reported.rank, reported.message) == (2, "ValueError: of 2\nin rank 2 on " + socket.gethostname())
     assert [path.name for path in tmp_path.iterdir()] == [ERROR]
 
 
 def test_a_rank_is_named_unless_a_note_names_it() -> None:
-    assert Failure.of(ValueError("no peer in rank 1"), 1).message == "ValueError: no peer in rank 1\nin rank 1"
+    said = "ValueError: no peer in rank 1\nin rank 1 on " + socket.gethostname()
+    assert Failure.of(ValueError("no peer in rank 1"), 1).message == said
     noted = ValueError("mine")
     noted.add_note(RankNote("in rank 1, stage 1, in the report of a step"))
     assert Failure.of(noted, 1).message == "ValueError: mine\nin rank 1, stage 1, in the report of a step"
