@@ -122,6 +122,14 @@ def interpretations(plan: Plan) -> Problem:
     return Problem("engine.checkpoint_every", "auto", message, (fix,), numbers=numbers)
 
 
+def through_the_host(config: Config, plan: Plan, cluster: Cluster) -> list[Problem]:
+    """Messages between GPUs of this machine by MPI: CPU devices share cores, GPUs do not."""
+    if config.transport != "mpi" or cluster.name != "local" or cluster.cores or len(plan.stages) == 1:
+        return []
+    message = "copies each message between GPUs to the host's memory, and waits for it: torch sends it by NCCL"
+    return [Problem("engine.transport", "mpi", message, ({"engine.transport": "torch"},))]
+
+
 def wasted(config: Config, plan: Plan, profile: ModelProfile) -> list[Problem]:
     """Stages that compute layers again and keep no less for it, as many small segments do, whose inputs are kept."""
     every, layers = config.checkpoint_every, len(profile.layers)

@@ -148,6 +148,7 @@ class MyelinEngine(Engine):
             *config_warnings.idle(self.config, plan, profile, cluster, memory),
             *([config_warnings.interpretations(plan)] if read else []),
             *config_warnings.wasted(self.config, plan, profile),
+            *config_warnings.through_the_host(self.config, plan, cluster),
         ]
 
     def schedule(self, plan: Plan, profile: ModelProfile) -> Schedule:

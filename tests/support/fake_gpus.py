@@ -12,6 +12,8 @@ Kernels run at once, in the order in which the host launches them; what a GPU co
 * memory belongs to the stream that was current when it was allocated, and goes back to it when the last tensor dies;
 * a collective or message runs in a stream of its own after the current one, and `Work.wait` makes the current one wait.
 
+tests/support/fake_cuda.py is less: it only records what streams and events are asked for, at times that a test sets.
+
 Autograd's threads are not there: backward passes run in the streams of their caller's thread.
 """
 

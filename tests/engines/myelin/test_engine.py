@@ -88,6 +88,19 @@ def test_notes_ask_for_the_devices_that_they_need() -> None:
         assert fixes(note) == [fix]
 
 
+@pytest.mark.parametrize(
+    ("cores", "transport", "stages", "noted"),
+    [(0.0, "mpi", 2, True), (2.0, "mpi", 2, False), (0.0, "torch", 2, False), (0.0, "mpi", 1, False)],
+    ids=["GPUs", "CPU devices", "NCCL", "one stage"],
+)
+def test_messages_of_gpus_that_go_through_the_host_are_noted(
+    cores: float, transport: str, stages: int, noted: bool
+) -> None:
+    plan, here = Plan.contiguous([2] * stages, 4), Cluster(devices_per_node=2, name="local", cores=cores)
+    found = build(Config(transport=transport)).notes(plan, layers(plan), here, MemoryModel())
+    assert rows(found) == [("engine.transport", "mpi", ["engine.transport=torch"])] * noted
+
+
 def test_a_loss_scale_of_float16_is_no_note() -> None:
     plan = Plan.contiguous([2, 2], 4)
     profile = replace(layers(plan), dtype="float16")
