@@ -16,6 +16,8 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
+from harness.config import registry
+from harness.config.schema import Config
 from harness.core import files
 from harness.core.cluster import Cluster
 from harness.core.memory_model import MemoryModel
@@ -168,11 +170,27 @@ def _done(folder: Path, state: RunState) -> int:
 
 
 def _differences(before: dict[str, Any], config: DictConfig) -> dict[str, tuple[Any, Any]]:
-    """The keys whose values are others than before, with both; `steps` apart."""
-    earlier, now = _flat(before), _flat(finite(OmegaConf.to_container(config, resolve=True)))
+    """The keys whose values are others than before, with both; `steps` apart. A key that was not there then had its
+    default: the run is of an earlier version."""
+    now = _flat(finite(OmegaConf.to_container(config, resolve=True)))
+    earlier = {key: value for key, value in _defaults(config).items() if key in now} | _flat(before)
     keys = (key for key in sorted(earlier.keys() | now.keys()) if key != "steps")
     known = (key for key in keys if key.partition(".")[0] not in FREE)
     return {key: (earlier.get(key), now.get(key)) for key in known if earlier.get(key) != now.get(key)}
+
+
+def _defaults(config: DictConfig) -> dict[str, Any]:
+    """The values of all keys that are not given, those of the choices of the groups (`engine=ddp`) with them."""
+    known, found = registry.schemas(), _flat(_container(Config))
+    for group, node in config.items():
+        name = node.get("name") if isinstance(node, DictConfig) else None
+        if schema := known.get((str(group), str(name))) or known.get((str(group), str(group))):
+            found |= _flat(_container(schema), f"{group}.")
+    return found
+
+
+def _container(schema: type) -> Any:
+    return finite(OmegaConf.to_container(OmegaConf.structured(schema), throw_on_missing=False))
 
 
 def _of_another_run(out: str, step: int, differences: dict[str, tuple[Any, Any]]) -> Problem:

@@ -56,11 +56,20 @@ PLAN = Plan.contiguous([2, 2], 2)
 # -- what it resumes from, without any training
 
 
-def left(folder: Path, *checkpoints: int, status: str = "preempted", typed: list[str] = TYPED) -> Path:
-    """The folder of a run that was ended in its tenth step, with checkpoints after these."""
+def left(
+    folder: Path,
+    *checkpoints: int,
+    status: str = "preempted",
+    typed: list[str] = TYPED,
+    missing: tuple[str, ...] = (),
+) -> Path:
+    """The folder of a run that was ended in its tenth step, with checkpoints after these; keys may be missing."""
     config = compose([*typed, f"out={folder}"])
     container: Any = OmegaConf.to_container(config, resolve=True)
-    (folder / "config.yaml").write_text(OmegaConf.to_yaml(config, resolve=True))
+    for key in missing:
+        group, _, own = key.partition(".")
+        del container[group][own]
+    (folder / "config.yaml").write_text(OmegaConf.to_yaml(OmegaConf.create(container)))
     PLAN.save(folder / "plan.json")
     manifest = {"resumed": [1]}
     record = RunRecord("id", status, config=finite(container), manifest=manifest)  # type: ignore[arg-type]
@@ -113,6 +122,20 @@ def test_however_it_was_ended(tmp_path: Path, status: str) -> None:
 )
 def test_what_may_differ(tmp_path: Path, more: str) -> None:
     assert resumes(left(tmp_path, 6), more)[0]
+
+
+@pytest.mark.parametrize(
+    ("now", "same"), [([], True), (["optimizer.fused=true"], False), (["engine.bucket_mb=1"], False)]
+)
+def test_a_key_of_a_later_version_had_its_default(tmp_path: Path, now: list[str], same: bool) -> None:
+    folder = left(
+        tmp_path, 6, missing=("optimizer.fused", "precision.tf32", "precision.cudnn_benchmark", "engine.bucket_mb")
+    )
+    if same:
+        assert resumes(folder, *now)[0]
+    else:
+        with pytest.raises(CannotRun, match=f"of a run with {now[0].partition('=')[0]}"):
+            resumes(folder, *now)
 
 
 @pytest.mark.parametrize(
