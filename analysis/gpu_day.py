@@ -1,6 +1,6 @@
 """`make gpu`: what to measure on a machine with GPUs, in half an hour, and a report that says what to commit.
 
-    make gpu                       on the GPUs of this machine, at most 30 minutes
+    make gpu                       on the GPUs of this machine, about 30 minutes
     make gpu ARGS="--dry-run"      the same on CPU devices with small models, in minutes: does the kit itself work?
 
 The tests marked `gpu` run under CUDA's sanitizer of torch, which finds kernels of two streams that are not ordered.
@@ -114,7 +114,7 @@ def within(wanted: Sequence[Job], seconds: float, logs: Path) -> list[Ended]:
         if left_s > 0:
             ended += jobs.run([replace(job, limit_s=left_s)], 1, logs)
         else:
-            ended.append(Ended(job, "left out, the time was over", 0.0, logs / f"{job.name}.log"))
+            ended.append(Ended(job, "left out, the time was over", 0.0, jobs.log_of(job, logs)))
     return ended
 
 

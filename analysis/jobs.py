@@ -19,7 +19,7 @@ from harness.core import units
 from harness.launch import die_with_parent
 
 POLL_S = 0.1
-GRACE_S = 30
+GRACE_S = 120
 """Seconds that a command has to end after Ctrl-C, before it is killed."""
 
 
@@ -66,9 +66,14 @@ def run(jobs: Iterable[Job], at_once: int, logs: Path) -> list[Ended]:
             raise
 
 
+def log_of(job: Job, logs: Path) -> Path:
+    """Return the file that gets what a job prints."""
+    return logs / f"{job.name.replace(' ', '_')}.log"
+
+
 def _run(job: Job, logs: Path, stop: threading.Event) -> Ended:
     """Run a job. It is ended, or not begun, where it is to `stop`."""
-    log, began_s = logs / f"{job.name.replace(' ', '_')}.log", time.monotonic()
+    log, began_s = log_of(job, logs), time.monotonic()
     if stop.is_set():
         return Ended(job, "not begun", 0.0, log)
     with log.open("wb") as output:

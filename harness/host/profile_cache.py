@@ -14,6 +14,7 @@ import re
 import time
 import warnings
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -128,6 +129,21 @@ def store(path: Path, profile: ModelProfile) -> None:
             "-> set REGATTA_CACHE to a folder that can be written",
             stacklevel=2,
         )
+
+
+def mark_repeated(path: Path) -> None:
+    """Notes that the profile at `path` is a measurement that was done again."""
+    with suppress(OSError):
+        _repeated(path).touch()
+
+
+def is_repeated(path: Path) -> bool:
+    """Returns whether `mark_repeated` was called for a profile."""
+    return _repeated(path).exists()
+
+
+def _repeated(path: Path) -> Path:
+    return path.with_suffix(".repeated")
 
 
 def _sources(package: Path) -> Iterator[Path]:

@@ -11,6 +11,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from harness.host import devices
+
 BUSY = 1.2
 """Ratio of the time with waiting to that without from which on other programs kept the machine busy."""
 
@@ -37,7 +39,7 @@ def of_thread(folder: Path = Path("/proc/thread-self")) -> CoreTime:
 def quiet() -> bool:
     """Returns whether the machine had little to do in the last minute; False where the system does not say."""
     with suppress(OSError, AttributeError):
-        return os.getloadavg()[0] <= QUIET * (os.cpu_count() or 1)
+        return os.getloadavg()[0] <= QUIET * devices.cores()
     return False
 
 

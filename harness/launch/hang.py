@@ -60,10 +60,11 @@ def dump(folder: Path, rank: int | None, activity: Activity, ranks: Mapping[int,
     waiting = 2 if activity.waits or any(part in file for part in WAITING) else int(AUTOGRAD in file)
     stopped = tuple(rank for rank, pid in ranks.items() if _is_stopped(pid))
     own = Dump(rank, activity.where, activity.seconds, waiting, _stacks(), tuple(ranks), stopped)
-    if rank is not None:
-        _write_collectives(folder / FLIGHT_RECORDER, rank)
     with suppress(OSError):  # the parent has ended the wait
         own.save(folder / HANG / f"{'launcher' if rank is None else f'rank-{rank}'}.json")
+    if rank is not None:
+        with suppress(Exception):  # torch promises nothing of it, and later signals must be heard
+            _write_collectives(folder / FLIGHT_RECORDER, rank)
 
 
 def _write_collectives(folder: Path, rank: int) -> None:
@@ -73,10 +74,9 @@ def _write_collectives(folder: Path, rank: int) -> None:
     if c10d is None or recorder is None or not c10d.is_initialized():
         return
     name = "_dump_nccl_trace" if "nccl" in c10d.get_backend_config() else "_dump_fr_trace"
-    written = getattr(recorder, name, bytes)  # no interface that torch promises
-    with suppress(OSError):
+    if written := getattr(recorder, name, bytes)():
         folder.mkdir(exist_ok=True)
-        (folder / f"rank_{rank}").write_bytes(written())
+        (folder / f"rank_{rank}").write_bytes(written)
 
 
 def _is_stopped(pid: int) -> bool:

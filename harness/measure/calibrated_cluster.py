@@ -30,7 +30,7 @@ def text(found: Calibration, cluster: Cluster, config: DictConfig, folder: Path)
 
     `folder` will contain the file's folder.
     """
-    body = [_shown(key, value, source) for key, value, source in _lines(found, cluster, config.cluster) if value]
+    body = [_shown(key, value, source) for key, value, source in _lines(found, cluster, config) if value]
     return "\n".join([*_head(found, cluster, folder), "defaults: [_cluster, _self_]", "", *body, ""])
 
 
@@ -70,8 +70,9 @@ def _head(found: Calibration, cluster: Cluster, folder: Path) -> Iterator[str]:
         yield f"#   {name:<15} alpha {units.seconds(fit.alpha_s)}, {speed(fit)}"
 
 
-def _lines(found: Calibration, cluster: Cluster, given: DictConfig) -> Iterator[Line]:
-    device, host = cluster.device, cluster.host_link
+def _lines(found: Calibration, cluster: Cluster, config: DictConfig) -> Iterator[Line]:
+    device, host, given = cluster.device, cluster.host_link, config.cluster
+    float32 = "tf32" if config.precision.tf32 else "float32"  # what was measured as float32
 
     def source(key: str, otherwise: str = HERE) -> str:
         return otherwise if given[key] is None else f"as typed: cluster.{key}"
@@ -81,7 +82,9 @@ def _lines(found: Calibration, cluster: Cluster, given: DictConfig) -> Iterator[
     yield "device", json.dumps(device.name, ensure_ascii=False), "found here"
     yield "devices", str(cluster.devices), source("devices", "found here")
     yield "memory_gb", _number(device.memory_bytes / GB), source("memory_gb", memory)
-    yield from _peaks(device.peak_flops, given.peak_tflops)
+    yield from _peaks(
+        {float32 if name == "float32" else name: peak for name, peak in device.peak_flops.items()}, given.peak_tflops
+    )
     yield "memory_bandwidth_gb_s", _above_0(device.memory_bandwidth / GB), source("memory_bandwidth_gb_s")
     yield "efficiency", _number(device.efficiency), "as typed" if device.efficiency != 1 else "not calibrated"
     yield "kernel_s", _number(device.kernel_s), source("kernel_s")

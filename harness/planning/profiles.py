@@ -10,6 +10,7 @@ from __future__ import annotations
 import linecache
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
@@ -73,6 +74,9 @@ class Profiles:
             self.found = "made just now"
             profile = self.made(origin)
             profile_cache.store(place, profile)
+            if origin == "measured" and self.disturbed:
+                profile_cache.mark_repeated(place)
+                self.disturbed = False
         return replace(profile, device=here) if origin == "measured" else profile
 
     def cached(self, place: Path) -> ModelProfile | None:
@@ -97,13 +101,14 @@ class Profiles:
         if origin == "file":
             return True
         again = self.config.remeasure and origin == "measured"
-        return profile_cache.exists(self.place(origin), again) and not (origin == "measured" and self.disturbed())
+        return profile_cache.exists(self.place(origin), again) and not (origin == "measured" and self.disturbed)
 
+    @cached_property
     def disturbed(self) -> bool:
         """Whether the times in the cache were measured by an earlier process while other programs kept the cores busy,
-        and none does now."""
+        and none does now. Each is measured again once: threads may wait for another reason, a quota for instance."""
         place = self.place("measured")
-        if profile_cache.exists(place, remeasure=True) or not run_queue.quiet():
+        if profile_cache.exists(place, remeasure=True) or profile_cache.is_repeated(place) or not run_queue.quiet():
             return False
         profile = profile_cache.load(place)
         return profile is not None and profile.slowed >= run_queue.BUSY
@@ -157,7 +162,7 @@ class Profiles:
         """Make a profile in a worker process."""
         samples = mesh.micro_batch(self.config)
         phase, action = ("counting", "count") if origin == "counted" else ("profiling", "profile")
-        again = "; again, as the machine was busy the last time" if origin == "measured" and self.disturbed() else ""
+        again = "; again, as the machine was busy the last time" if origin == "measured" and self.disturbed else ""
         self.progress.phase(phase, f"{self.title}, micro-batches of {samples}{again}{self.why_here(origin)}")
         supervisor.run_worker(
             self.folder, self.title, self.config.launch.timeout_s, action, str(samples), *self.later(origin)

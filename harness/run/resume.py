@@ -182,9 +182,10 @@ def _differences(before: dict[str, Any], config: DictConfig) -> dict[str, tuple[
 def _defaults(config: DictConfig) -> dict[str, Any]:
     """The values of all keys that are not given, those of the choices of the groups (`engine=ddp`) with them."""
     known, found = registry.schemas(), _flat(_container(Config))
-    for group, node in config.items():
+    for group in map(str, config):
+        node = config[group]
         name = node.get("name") if isinstance(node, DictConfig) else None
-        if schema := known.get((str(group), str(name))) or known.get((str(group), str(group))):
+        if schema := known.get((group, str(name))) or known.get((group, group)):
             found |= _flat(_container(schema), f"{group}.")
     return found
 

@@ -22,7 +22,7 @@ from tests.engines import test_ddp, test_fsdp, test_pipeline, test_sbp, test_tor
 from tests.engines.contract import Case
 from tests.engines.deepspeed import cases as deepspeed
 from tests.engines.myelin import cases as myelin
-from tests.support.collective_log import recorded, recording
+from tests.support.collective_log import recorded, recording, unrecorded
 from tests.support.collective_order import Log, faults
 from tests.support.sessions import run_session
 
@@ -32,6 +32,9 @@ pytestmark = pytest.mark.usefixtures("ranks", "as_on_nccl")
 @pytest.fixture
 def as_on_nccl(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(GroupTransport, "ignores_tags", staticmethod(lambda device: True))
+    monkeypatch.setattr(GroupTransport, "_announces", True)
+    for word in ("_say", "_hear"):  # by gloo, on GPUs too
+        monkeypatch.setattr(GroupTransport, word, unrecorded(getattr(GroupTransport, word)))
     monkeypatch.setattr(direct_collectives, "on_gloo", lambda tensor: False)
     with recording():
         yield

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from engines.gpipe.gpipe_module import GPipe
@@ -106,7 +107,7 @@ def test_a_pass_after_one_that_failed(mode: str, call: int) -> None:
 
 
 def faults_of(case: Case, steps: int = 2) -> list[str]:
-    """Those of rank 0, where each GPU has a rank."""
+    """Those of all ranks, where each GPU has one."""
     count = max(case.plan.mesh.size, *(device + 1 for device in case.plan.devices))
     spec = replace(case.spec, devices=tuple(f"cuda:{number}" for number in range(count)))
 
@@ -114,7 +115,12 @@ def faults_of(case: Case, steps: int = 2) -> list[str]:
         for _ in range(steps):
             session.step(case.model.sample(case.samples))
             session.state_dict()
-        return len(MACHINE.order.clocks), list(MACHINE.order.faults)
+        own = len(MACHINE.order.clocks), list(MACHINE.order.faults)
+        if not dist.is_initialized():
+            return own
+        every: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(every, own)
+        return min(streams for streams, _ in every), [fault for _, faults in every for fault in faults]
 
     with fake_gpus():
         streams, faults = run_session(case.engine, case.model, case.plan, spec, train)

@@ -40,11 +40,11 @@ class Recorder:
         self.kept: dict[int, tuple[int, Work]] = {}
         self.numbers = itertools.count()
         self.batches = itertools.count()
-        self.batch = threading.local()
+        self.local = threading.local()
 
     def called(self, call: Call, works: Sequence[Work]) -> None:
         """`works` are kept, so that no other one has the address of one of them."""
-        if self.log is None:
+        if self.log is None or getattr(self.local, "unrecorded", False):
             return
         number = next(self.numbers)
         self.log.append(Event(threading.current_thread().name, number, call))
@@ -52,7 +52,7 @@ class Recorder:
 
     def message(self, group: ProcessGroup, kind: Literal["send", "receive"], tensors: Any, peer: int, tag: int) -> Call:
         members = tuple(dist.get_process_group_ranks(group))
-        batch = getattr(self.batch, "number", None)
+        batch = getattr(self.local, "batch", None)
         return Call(kind, group.group_name, members, _size(tensors), members[peer], tag, batch)
 
     def dispatched(self, operation: str, args: Sequence[Any]) -> Call:
@@ -110,11 +110,11 @@ def recording() -> Iterator[None]:
         return wait(work, *args, **kwargs)
 
     def batched(messages: list[dist.P2POp]) -> Any:
-        RECORDER.batch.number = next(RECORDER.batches)
+        RECORDER.local.batch = next(RECORDER.batches)
         try:
             return batch(messages)
         finally:
-            RECORDER.batch.number = None
+            RECORDER.local.batch = None
 
     with pytest.MonkeyPatch.context() as patch:
         for method, kind in ("send", "send"), ("recv", "receive"):
@@ -122,6 +122,19 @@ def recording() -> Iterator[None]:
         patch.setattr(Work, "wait", waited)
         patch.setattr(dist, "batch_isend_irecv", batched)
         yield
+
+
+def unrecorded(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, whose calls of torch.distributed are not recorded."""
+
+    def called(*args: Any, **kwargs: Any) -> Any:
+        RECORDER.local.unrecorded = True
+        try:
+            return function(*args, **kwargs)
+        finally:
+            RECORDER.local.unrecorded = False
+
+    return called
 
 
 @contextmanager

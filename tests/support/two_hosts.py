@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
+import pytest
+
 NAMES = ("left", "right")
 END_S = 10.0
 _made = count()
@@ -58,6 +60,8 @@ class TwoHosts:
 @contextmanager
 def two_hosts() -> Iterator[TwoHosts]:
     """Within it both are there; then nothing is left of them, processes included."""
+    if os.geteuid():
+        pytest.skip("needs root: network namespaces")
     hosts = TwoHosts(os.getpid() % 10000 + 10000 * next(_made))
     try:
         for host in NAMES:

@@ -30,7 +30,23 @@ END_S = 5.0
 """Seconds that agents have to end their ranks."""
 POLL_S = 0.05
 KEPT = ("PATH", "PYTHONPATH", "VIRTUAL_ENV", "LD_LIBRARY_PATH")
-OWN = ("REGATTA_", "PYTHON", "OMP_", "GLOO_", "NCCL_", "CUDA_", "TORCH_", "MALLOC_", "LD_PRELOAD", "MKL_")
+OWN = (
+    "REGATTA_",
+    "PYTHON",
+    "OMP_",
+    "GLOO_",
+    "NCCL_",
+    "CUDA_",
+    "TORCH_",
+    "PYTORCH_",
+    "MALLOC_",
+    "LD_PRELOAD",
+    "MKL_",
+    "KMP_",
+    "GOMP_",
+    "OPENBLAS_",
+    "CUBLAS_",
+)
 """Variables, and beginnings of their names, that ranks get from here: ssh hands on none."""
 
 

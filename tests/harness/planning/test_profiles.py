@@ -172,6 +172,9 @@ def test_times_of_a_busy_machine_are_measured_again_on_a_quiet_one(
     for _ in range(2):
         one.raw("measured", HERE)
     assert asked == ["profile"] * again
+    os.utime(one.place("measured"), times=(0, profiles.profile_cache.BEGUN_S - 1))
+    made(tmp_path).raw("measured", HERE)
+    assert asked == ["profile"] * again, "in a later process, too"
 
 
 @pytest.mark.parametrize(
