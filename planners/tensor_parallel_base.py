@@ -141,7 +141,7 @@ def split_problem(
         state,
         keeps=request.recompute == "never",
     )
-    available = cluster.device.memory_bytes - memory.reserve_bytes if memory_gb is None else memory_gb * GB
+    available = memory.available_bytes(cluster.device.memory_bytes) if memory_gb is None else memory_gb * GB
     even = cache(lambda: pipeline.to_plan(_cut(profile, cluster, request), request, {}))  # many requests have no route
 
     def needed(route: Route) -> float:
@@ -204,7 +204,7 @@ def plan_matmuls(
                 return False
             return True
 
-        most = cluster.device.memory_bytes - memory.reserve_bytes
+        most = memory.available_bytes(cluster.device.memory_bytes)
         raise none(problem, error, request, works, memory_gb, cluster, most) from error
 
 

@@ -40,7 +40,7 @@ def check_plan(config: DictConfig, plan: Plan, mesh: Mesh, layers: int, cluster:
 def check_memory(plan: Plan, peak_bytes: Sequence[int], cluster: Cluster, memory: MemoryModel) -> list[Problem]:
     """One problem for all devices whose predicted peak is more than they have; `peak_bytes` in the order of
     `plan.devices`."""
-    there = max(0, cluster.device.memory_bytes - memory.reserve_bytes)
+    there = memory.available_bytes(cluster.device.memory_bytes)
     full = {device: peak for device, peak in zip(plan.devices, peak_bytes, strict=True) if peak > there}
     if not full:
         return []

@@ -42,6 +42,10 @@ class MemoryModel(Document):
     messages: Literal["passing", "posted", "copied", "kept"] = "passing"
     reserve_bytes: int = 0
 
+    def available_bytes(self, device_bytes: int) -> int:
+        """Returns the bytes that a run may use of a device with so much memory."""
+        return max(0, device_bytes - self.reserve_bytes)
+
     def state_bytes(self, profile: ModelProfile, first: int, last: int) -> int:
         """Returns the bytes of weights, gradients, optimizer state and buffers of the layers `first`..`last`.
 

@@ -60,7 +60,7 @@ def chain_of(
 def _available(cluster: Cluster, memory: MemoryModel) -> int | None:
     """The bytes of a device that a run may use; None where they are not known."""
     total = cluster.device.memory_bytes
-    return max(0, total - memory.reserve_bytes) if total else None
+    return memory.available_bytes(total) if total else None
 
 
 def _limits(plan: Plan, available: int | None, held: Kept) -> tuple[int | None, ...]:

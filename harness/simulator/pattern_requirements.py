@@ -53,7 +53,7 @@ def pattern_requirements(
         seconds,
         [memory.task_bytes(profile, stage.first, stage.last) for stage in plan.stages],
         {device: _fixed(device, plan, profile, memory) for device in plan.devices},
-        cluster.device.memory_bytes - memory.reserve_bytes,
+        memory.available_bytes(cluster.device.memory_bytes),
     )
 
 

@@ -134,7 +134,7 @@ def chain_from_profile(
     messages = tuple(ticks(seconds) for seconds in message_s)
     numbers = range(len(layers))
     state = [memory.state_bytes(profile, i, i) for i in numbers]
-    available = cluster.device.memory_bytes - memory.reserve_bytes
+    available = memory.available_bytes(cluster.device.memory_bytes)
     if memory.activations == "saved":
         state[0] += micro_batches * profile.input_bytes
         state[-1] += layers[-1].output_bytes

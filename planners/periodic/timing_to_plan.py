@@ -133,7 +133,7 @@ def _overfull(plan: Plan, profile: ModelProfile, cluster: Cluster, memory: Memor
     assert plan.pattern is not None
     devices, transfers = [stage.device for stage in plan.stages], plan_transfers(plan, profile, portals=False)
     done = simulate(unrolled(plan.pattern, plan.micro_batches, devices, transfers), plan, profile, cluster, memory)
-    return max(done.figures["peak_memory_bytes"]) - (cluster.device.memory_bytes - memory.reserve_bytes)
+    return max(done.figures["peak_memory_bytes"]) - memory.available_bytes(cluster.device.memory_bytes)
 
 
 def equal_links(cluster: Cluster) -> bool:

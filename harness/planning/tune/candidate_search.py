@@ -272,7 +272,7 @@ class Tuner(Judge):
                 continue  # fewer replicas have no more room
             self.held_by_more.add(place)
             memory = memory_model(block.scheme.config, block.scheme.engine, mesh, ground.profile)
-            there = ground.cluster.device.memory_bytes - memory.reserve_bytes
+            there = memory.available_bytes(ground.cluster.device.memory_bytes)
             if peak_memory.share(memory, ground.profile, mesh) <= there:
                 return True
         return False

@@ -95,7 +95,7 @@ class Judge:
         memory = memory_model(scheme.config, scheme.engine, one.mesh, ground.profile)
         keeps = scheme.recomputation in ("never", "except_last")
         state, least = bounds.least_bytes(memory, ground.profile, one.mesh, keeps)
-        there = ground.cluster.device.memory_bytes - memory.reserve_bytes
+        there = memory.available_bytes(ground.cluster.device.memory_bytes)
         needed, available = sizes(least, there)
         what = "weights, gradients and optimizer alone" if state > there else "the state and one micro-batch"
         message = f"{what} need {needed}, a device has {available}"

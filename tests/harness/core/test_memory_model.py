@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from harness.core.memory_model import NAMED, named
+from harness.core.memory_model import NAMED, MemoryModel, named
 from harness.core.model_profile import LayerProfile, ModelProfile
 
 HIDDEN, VOCABULARY, SEQUENCE, BLOCKS = 4512, 51200, 512, 48
@@ -64,3 +64,8 @@ def test_models_by_their_names() -> None:
     assert named("myelin_offload").buckets_bytes == 256_000_000
     with pytest.raises(KeyError):
         named("none")
+
+
+@pytest.mark.parametrize(("device", "available"), [(100, 91), (9, 0), (5, 0)])
+def test_what_is_kept_free_is_not_available(device: int, available: int) -> None:
+    assert MemoryModel(reserve_bytes=9).available_bytes(device) == available
