@@ -8,7 +8,7 @@ Importing this module does not import torch.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
@@ -260,6 +260,10 @@ class Session(Protocol):
         ...
 
 
+Refused = Callable[[Plan], Sequence[Problem]]
+"""What keeps a plan with other stages from running: layers that must be in one stage, and what the engine refuses."""
+
+
 class Engine(ABC):
     """Executes plans. Built from its own config; building and checking must not import torch.
 
@@ -290,10 +294,13 @@ class Engine(ABC):
 
     picks_best = False
 
-    def ordered(self, plan: Plan, profile: ModelProfile, cluster: Cluster, memory: MemoryModel) -> Plan:
+    def ordered(
+        self, plan: Plan, profile: ModelProfile, cluster: Cluster, memory: MemoryModel, refused: Refused
+    ) -> Plan:
         """Return the plan with `Plan.order`, for an engine that reads the order of tasks from a file or searches it.
 
-        Called once, after `refuses` and `check`; what trains gets the result. Raises `ProblemError`.
+        Called once, after `refuses` and `check`; what trains gets the result. An engine that moves layers between the
+        plan's stages asks `refused` whether the model can be split so. Raises `ProblemError`.
         """
         return plan
 

@@ -33,7 +33,16 @@ from harness.core.model_profile import ModelProfile
 from harness.core.plan import Mesh, Plan
 from harness.core.problem import LEAVE_OUT, Fix, Problem
 from harness.core.value_checks import at_least, one_of
-from harness.interfaces import Capabilities, Engine, Model, PlanRequest, Searched, Session, SessionSpec
+from harness.interfaces import (
+    Capabilities,
+    Engine,
+    Model,
+    PlanRequest,
+    Refused,
+    Searched,
+    Session,
+    SessionSpec,
+)
 from harness.launch import mpi
 from harness.schedule import Schedule, action_check, action_file, plan_order
 from harness.schedule.builders.data_parallel import with_replicas
@@ -46,6 +55,7 @@ TRANSPORTS = ("torch", "mpi")
 CHUNKS = 2
 SEARCH, ALL = "search", "all"
 AUTO = "auto"
+PLANNER = "planner"
 PLACED: dict[str, str] = {"one": "1f1b", "v": "zbv", "loop": "looped_bfs"}
 """Where the search puts stages, by a family that has them there."""
 HERE = "local"
@@ -71,6 +81,9 @@ class Config:
     placement: str = AUTO
     """Where the search has its stages: one on each device; v, two, down the devices and up again; loop,
     engine.chunks, in turn; or auto, which searches all three and takes the fastest."""
+    boundaries: str = PLANNER
+    """Where the search has the boundaries of stages: planner, where the planner says; or search, which begins there
+    and moves layers to the stage before or after theirs as long as that makes a step faster."""
     checkpoint: str = "never"
     """Which micro-batches are recomputed in the backward pass: always, except_last or never. A file says so itself."""
     transport: str = "torch"
@@ -82,10 +95,11 @@ def check(config: Config) -> list[Problem]:
     found = one_of("engine.transport", config.transport, TRANSPORTS)
     found += one_of("engine.checkpoint", config.checkpoint, RECOMPUTE, "always")
     found += one_of("engine.placement", config.placement, (AUTO, *PLACED))
-    if config.placement in PLACED and config.schedule not in (SEARCH, ALL):
-        message = f"has no effect, engine.schedule={config.schedule} has its stages in places of its own"
-        fixes: tuple[Fix, ...] = ({"engine.placement": LEAVE_OUT}, {"engine.schedule": SEARCH})
-        found.append(Problem("engine.placement", config.placement, message, fixes))
+    found += one_of("engine.boundaries", config.boundaries, (PLANNER, SEARCH))
+    if config.schedule not in (SEARCH, ALL):
+        where = "has its stages in places of its own"
+        found += [_without_search("placement", config, where)] * (config.placement in PLACED)
+        found += [_without_search("boundaries", config, "has the planner's stages")] * (config.boundaries == SEARCH)
     if action_file.is_file(config.schedule):
         return [*found, *plan_order.refused(config.schedule), *_without_checkpoint(config, "a file, whose actions say")]
     if config.schedule in (SEARCH, ALL):
@@ -94,6 +108,13 @@ def check(config: Config) -> list[Problem]:
         return [*found, *_without_checkpoint(config, "the search, which finds out")]
     found += one_of("engine.schedule", config.schedule, (*FAMILIES, SEARCH, ALL))
     return [*found, *wrong_chunks(config.schedule, config.chunks, CHUNKS, least=1)]
+
+
+def _without_search(key: str, config: Config, why: str) -> Problem:
+    """A key that only the search follows."""
+    message = f"has no effect, engine.schedule={config.schedule} {why}"
+    fixes: tuple[Fix, ...] = ({f"engine.{key}": LEAVE_OUT}, {"engine.schedule": SEARCH})
+    return Problem(f"engine.{key}", getattr(config, key), message, fixes)
 
 
 def _without_checkpoint(config: Config, what: str) -> list[Problem]:
@@ -153,16 +174,26 @@ class PipelineEngine(Engine):
             return {name: {"engine.schedule": name} for name in FAMILIES} | searched
         return searched if self.config.schedule == SEARCH and len(searched) > 1 else {}
 
-    def ordered(self, plan: Plan, profile: ModelProfile, cluster: Cluster, memory: MemoryModel) -> Plan:
+    def ordered(
+        self, plan: Plan, profile: ModelProfile, cluster: Cluster, memory: MemoryModel, refused: Refused
+    ) -> Plan:
         if self.file:
             return plan_order.read_into(plan, self.file)
         if self.config.schedule != SEARCH or plan.order:
             return plan
-        from harness.order_search.plan_chain import searched
+        from harness.order_search.plan_chain import Judge, searched
+        from harness.order_search.stage_search import searched_stages
 
-        transfers = plan_transfers(plan, profile, portals=True)
-        layers = self.layers(plan, profile)
-        return searched(plan, layers, cluster, memory, transfers, lambda ordered: self.schedule(ordered, profile))
+        judge = Judge(
+            cluster,
+            memory,
+            lambda one: self.layers(one, profile),
+            lambda one: plan_transfers(one, profile, portals=True),
+            lambda one: self.schedule(one, profile),
+            recomputes=not refused(replace(plan, recompute="always")),
+        )
+        found = searched_stages(plan, judge, refused) if self.config.boundaries == SEARCH else searched(plan, judge)
+        return found.plan
 
     def order(self, plan: Plan, transfers: Sequence[Transfer] = ()) -> Schedule:
         """Return the passes of each device, with messages for `transfers`."""

@@ -42,7 +42,7 @@ from harness.core.model_profile import ModelProfile
 from harness.core.plan import Mesh, Plan
 from harness.core.problem import Fix, Problem
 from harness.core.value_checks import one_of
-from harness.interfaces import Capabilities, Engine, Model, PlanRequest, Searched, Session, SessionSpec
+from harness.interfaces import Capabilities, Engine, Model, PlanRequest, Refused, Searched, Session, SessionSpec
 from harness.schedule import Schedule, action_file, plan_order
 from harness.schedule.builders.data_parallel import with_replicas
 from harness.schedule.families import FAMILIES, micro_batch_fixes, wrong_chunks
@@ -125,7 +125,9 @@ class TorchPipeliningEngine(Engine):
         message = f"asks to recompute {plan.recompute}, engine=torch_pipelining does not recompute"
         return [*found, Problem("planner", None, message, ({"engine": "gpipe"},))]
 
-    def ordered(self, plan: Plan, profile: ModelProfile, cluster: Cluster, memory: MemoryModel) -> Plan:
+    def ordered(
+        self, plan: Plan, profile: ModelProfile, cluster: Cluster, memory: MemoryModel, refused: Refused
+    ) -> Plan:
         return plan_order.read_into(plan, self.file) if self.file else plan
 
     def schedule(self, plan: Plan, profile: ModelProfile) -> Schedule:

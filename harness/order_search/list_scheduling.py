@@ -50,7 +50,8 @@ def scheduled(chain: Chain, rule: Rule) -> Orders | None:
 
 
 def one_at_a_time(chain: Chain, recomputed: frozenset[int] = frozenset()) -> Orders:
-    """Return the order with the least memory: a micro-batch goes all the way before the next one begins."""
+    """Return the order with the least memory where these stages are recomputed: a micro-batch goes all the way before
+    the next one begins."""
     rows: Orders = [[] for _ in range(chain.width)]
     for i in range(chain.micro_batches):
         for j in range(chain.stages):
@@ -59,6 +60,12 @@ def one_at_a_time(chain: Chain, recomputed: frozenset[int] = frozenset()) -> Ord
             rows[chain.devices[j]] += [("R", j, i)] * (j in recomputed)
             rows[chain.devices[j]].append(("B", j, i))
     return rows
+
+
+def least_memory(chain: Chain) -> Orders:
+    """Return the order with the least memory of all: one micro-batch at a time, each stage recomputed where the chain
+    has checkpoints."""
+    return one_at_a_time(chain, frozenset(range(chain.stages) if chain.checkpoint_bytes else ()))
 
 
 class _Run:

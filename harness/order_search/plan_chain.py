@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from harness.core.cluster import Cluster
 from harness.core.memory_model import MemoryModel
@@ -14,7 +14,8 @@ from harness.core.plan import Plan
 from harness.core.problem import Problem, ProblemError
 from harness.order_search.bounds import lower_bound
 from harness.order_search.chain import Chain, Message, Orders, evaluate, fits, tasks_of
-from harness.order_search.search import SECONDS, Found, search
+from harness.order_search.list_scheduling import least_memory
+from harness.order_search.search import CLOSE, ONE_BY_ONE, SECONDS, START, Found, search
 from harness.schedule import Schedule, collect_queues, plan_order
 from harness.schedule.action_file import Action, Actions
 from harness.schedule.families import FAMILIES
@@ -40,7 +41,7 @@ def chain_of(
     copies = [op for op in schedule.ops() if op.kind == "copy" and op.forward and op.peer is not None]
     messages = tuple(Message(op.peer or 0, op.stage, seconds[str(op)]) for op in copies)
     stages = range(len(plan.stages))
-    held = kept(schedule, one, profile, memory)
+    held = kept(schedule, plan, profile, memory)
     bytes_ = [(sizes, received) for sizes, received in zip(held.stages, held.received, strict=True)]
     return Chain(
         tuple(stage.device for stage in plan.stages),
@@ -81,60 +82,101 @@ def _one_micro_batch(plan: Plan, transfers: Sequence[Transfer]) -> Schedule:
     return Schedule(collect_queues(with_messages(rows, devices, transfers)), tuple(devices))
 
 
-def searched(
-    plan: Plan,
-    profile: ModelProfile,
-    cluster: Cluster,
-    memory: MemoryModel,
-    transfers: Sequence[Transfer],
-    schedule_of: Callable[[Plan], Schedule],
-    seconds: float = SECONDS,
-) -> Plan:
+@dataclass(frozen=True)
+class Judge:
+    """What orders are judged by: `layers`, `transfers` and `schedule` are what the engine makes of a plan.
+
+    Without `recomputes` no stage is recomputed.
+    """
+
+    cluster: Cluster
+    memory: MemoryModel
+    layers: Callable[[Plan], ModelProfile]
+    transfers: Callable[[Plan], Sequence[Transfer]]
+    schedule: Callable[[Plan], Schedule]
+    recomputes: bool = True
+
+    def chain(self, plan: Plan) -> Chain:
+        """Return the chain of a plan (`chain_of`)."""
+        chain = chain_of(plan, self.layers(plan), self.cluster, self.memory, self.transfers(plan))
+        return chain if self.recomputes else replace(chain, checkpoint_bytes=())
+
+    def simulated(self, plan: Plan, orders: Orders) -> Ordered:
+        """Return a plan with an order, as the simulator sees it."""
+        ordered = plan_order.with_order(plan, _actions(orders))
+        figures = simulate(self.schedule(ordered), ordered, self.layers(plan), self.cluster, self.memory).figures
+        peak, available = max(figures["peak_memory_bytes"]), _available(self.cluster, self.memory)
+        missing = 0 if available is None else max(0, peak - available)
+        return Ordered(ordered, orders, figures["step_time_s"], peak, missing)
+
+
+@dataclass(frozen=True)
+class Ordered:
+    """A plan with an order: seconds of a step, bytes of the fullest device, and those that it does not have."""
+
+    plan: Plan
+    orders: Orders
+    step_s: float
+    peak_bytes: int
+    missing_bytes: int
+
+    @property
+    def rank(self) -> tuple[int, float, int]:
+        """Less is better: first all must fit, then the time counts."""
+        return self.missing_bytes, self.step_s, self.peak_bytes
+
+    def is_better(self, other: Ordered) -> bool:
+        """Whether it needs fewer bytes that are missing, or as many and less time."""
+        if self.missing_bytes != other.missing_bytes:
+            return self.missing_bytes < other.missing_bytes
+        return self.step_s < other.step_s * (1 - CLOSE)
+
+
+def searched(plan: Plan, judge: Judge, seconds: float = SECONDS, start: Orders | None = None) -> Ordered:
     """Return the plan with the fastest order that was found, and what is known of it among the plan's predictions.
 
-    `schedule_of` is the schedule of a plan with an order, as the engine runs it. What the search finds and the
-    published orders are simulated, and the fastest of those that fit is taken: a chain counts memory a little too high.
-    Stages are recomputed only where memory binds. Raises ProblemError where no order fits.
+    What the search finds, the published orders and the one to `start` with, if there is one, are simulated, and the
+    fastest of those that fit is taken: a chain counts memory a little too high, so it may say of an order that fits
+    that it does not. Stages are recomputed only where memory binds. Raises ProblemError where no order fits.
     """
-    chain = chain_of(plan, profile, cluster, memory, transfers)
+    chain = judge.chain(plan)
     known = families(chain)
     nothing, found = None, None
     try:
-        found = _of_chain(chain, known, seconds)
+        found = _of_chain(chain, known, seconds, start)
     except ProblemError as error:
         nothing = error
-    orders, available = {FOUND: found.orders} | known if found else known, _available(cluster, memory)
-    tried: dict[str, tuple[float, int, Plan]] = {}
-    for name, one in orders.items():
-        ordered = plan_order.with_order(plan, _actions(one))
-        figures = simulate(schedule_of(ordered), ordered, profile, cluster, memory).figures
-        if available is None or max(figures["peak_memory_bytes"]) <= available:
-            tried[name] = figures["step_time_s"], max(figures["peak_memory_bytes"]), ordered
-    published = min(known.keys() & tried.keys(), key=lambda name: tried[name][:2], default=None)
-    best = min(tried, key=lambda name: tried[name][:2], default=None)
+    orders = ({FOUND: found.orders} if found else {ONE_BY_ONE: least_memory(chain)}) | known
+    orders |= {START: start} if start else {}
+    simulated = {name: judge.simulated(plan, one) for name, one in orders.items()}
+    tried = {name: one for name, one in simulated.items() if not one.missing_bytes}
+    published = min(known.keys() & tried.keys(), key=lambda name: tried[name].rank, default=None)
+    best = min(tried, key=lambda name: tried[name].rank, default=None)
     if best is None:
         hint = "more devices, smaller micro-batches"
         raise nothing or ProblemError(Problem("engine.schedule", "search", "finds no order that fits", hint=hint))
     chain_s = evaluate(chain, orders[best]).step_s
     bound_s = min(chain_s, found.bound_s if found else lower_bound(chain))
+    method = f"the published {best}" if best in known else best
     figures = {
-        "searched_by": found.method if found and best == FOUND else f"the published {best}",
+        "searched_by": found.method if found and best == FOUND else method,
         "search_bound_s": bound_s,
         "search_gap": 1 - bound_s / chain_s if chain_s else 0.0,
         "best_family": published,
-        "best_family_s": tried[published][0] if published else None,
+        "best_family_s": tried[published].step_s if published else None,
     }
     known_figures = {key: value for key, value in figures.items() if value is not None}
-    return replace(tried[best][2], predicted=plan.predicted | known_figures)
+    ordered = tried[best]
+    return replace(ordered, plan=replace(ordered.plan, predicted=plan.predicted | known_figures))
 
 
-def _of_chain(chain: Chain, known: dict[str, Orders], seconds: float) -> Found:
+def _of_chain(chain: Chain, known: dict[str, Orders], seconds: float, start: Orders | None) -> Found:
     """Search without recomputation and, where memory binds, with it. Raises ProblemError where nothing fits."""
-    found = None
+    found, whole = None, None if start and any(task[0] == "R" for row in start for task in row) else start
     with suppress(ProblemError):
-        found = search(replace(chain, checkpoint_bytes=()), known, seconds / 2)
+        found = search(replace(chain, checkpoint_bytes=()), known, seconds / 2, whole)
     if found is None or _binds(chain, found):
-        again = search(chain, known, seconds / 2)
+        again = search(chain, known, seconds / 2, start)
         found = again if found is None or again.step_s < found.step_s else found
     return found
 

@@ -16,7 +16,7 @@ from harness.core.units import size
 from harness.order_search import integer_program
 from harness.order_search.bounds import lower_bound
 from harness.order_search.chain import Chain, Orders, evaluate, fits, peak
-from harness.order_search.list_scheduling import one_at_a_time, rules, scheduled
+from harness.order_search.list_scheduling import least_memory, one_at_a_time, rules, scheduled
 from harness.order_search.local_search import improved
 
 TRIES = 12_000
@@ -26,6 +26,9 @@ STARTS = 3
 SECONDS = 10.0
 FEW = 4
 """Stages up to which each set of them is tried for recomputation."""
+ONE_BY_ONE = "one micro-batch at a time"
+START = "an earlier search"
+"""What is said to have found an order that takes the least memory, or the one that a search begins with."""
 CLOSE = 1e-6
 """A relative gap that counts as none: the tolerance of the integer program."""
 
@@ -53,9 +56,14 @@ class Found:
         return self.gap <= CLOSE
 
 
-def search(chain: Chain, families: Mapping[str, Orders] | None = None, seconds: float = SECONDS) -> Found:
+def search(
+    chain: Chain,
+    families: Mapping[str, Orders] | None = None,
+    seconds: float = SECONDS,
+    start: Orders | None = None,
+) -> Found:
     """Search for the order with the least step time within the limits; never worse than the best of `families` that
-    fits.
+    fits, nor than `start` where it fits.
 
     It takes `seconds` at most, mostly less: the number of tries is given, so the result is the same on any machine that
     is not much slower than most. Raises ProblemError where not even one micro-batch at a time fits.
@@ -66,6 +74,8 @@ def search(chain: Chain, families: Mapping[str, Orders] | None = None, seconds: 
     fitting = {name: one.step_s for name, one in known.items() if fits(chain, one)}
     family = min(fitting, key=fitting.__getitem__, default=None)
     starts = [(step_s, f"the published {name}", (families or {})[name]) for name, step_s in fitting.items()]
+    if start and fits(chain, one := evaluate(chain, start)):
+        starts.append((one.step_s, START, start))
     starts += _made(chain, until_s)
     if not starts:
         raise ProblemError(_too_much(chain))
@@ -98,7 +108,7 @@ def _made(chain: Chain, until_s: float) -> list[tuple[float, str, Orders]]:
                 found.append((one.step_s, "list scheduling", orders))
         least = one_at_a_time(chain, again)
         if fits(chain, one := evaluate(chain, least)):
-            found.append((one.step_s, "one micro-batch at a time", least))
+            found.append((one.step_s, ONE_BY_ONE, least))
     return found
 
 
@@ -114,9 +124,7 @@ def _recomputations(chain: Chain) -> list[frozenset[int]]:
 
 def _too_much(chain: Chain) -> Problem:
     """Say which device has not enough memory for one micro-batch at a time."""
-    recomputed = frozenset(range(chain.stages)) if chain.checkpoint_bytes else frozenset()
-    rows = one_at_a_time(chain, recomputed)
-    needed = [peak(chain, row) for row in rows]
+    needed = [peak(chain, row) for row in least_memory(chain)]
     device = max(range(len(needed)), key=lambda d: needed[d] - chain.limit(d))
     left = size(max(0, int(chain.limit(device))))
     message = f"has {left} left for activations, one micro-batch at a time needs {size(needed[device])}"

@@ -106,14 +106,16 @@ def laid_out(config: DictConfig, engine: Engine, planner: Planner, profile: Mode
     request = engine_support.plan_request(config, engine, wanted, len(profile.layers))
     refuse(engine.refuses(request, profile.dtype, cluster))
     plan = planner.plan(profile, cluster, model, request)
-    refused = plan_fits.check_plan(config, plan, wanted, len(profile.layers), cluster)
-    refused = refused or [
-        *shared_buffers.refused(plan, profile),
-        *layer_traits.refused(config, engine.capabilities, plan, profile),
-        *engine.check(plan, profile, cluster, model),
-    ]
-    refuse(refused)
-    plan = engine.ordered(plan, profile, cluster, model)
+
+    def refused(one: Plan) -> list[Problem]:
+        return plan_fits.check_plan(config, one, wanted, len(profile.layers), cluster) or [
+            *shared_buffers.refused(one, profile),
+            *layer_traits.refused(config, engine.capabilities, one, profile),
+            *engine.check(one, profile, cluster, model),
+        ]
+
+    refuse(refused(plan))
+    plan = engine.ordered(plan, profile, cluster, model, refused)
     if plan.mesh.tensor > 1:
         chain = chain_from_profile(profile)
         profile = with_exchanges(device_share(profile, plan, chain), plan, chain)

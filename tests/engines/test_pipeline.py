@@ -11,7 +11,9 @@ from engines.pipeline import engine as plug_in
 from engines.pipeline.engine import Config, PipelineEngine, build
 from harness.core.cluster import Cluster
 from harness.core.memory_model import MemoryModel
+from harness.core.model_profile import LayerProfile, ModelProfile
 from harness.core.plan import Mesh, Plan
+from harness.core.problem import Problem
 from harness.interfaces import BatchShape, Model, OptimizerSpec, PlanRequest
 from harness.schedule import action_file
 from harness.schedule.builders.one_f_one_b import one_f_one_b
@@ -47,7 +49,13 @@ def plan_of(engine: PipelineEngine, model: Model, devices: int, micro_batches: i
     plan = Plan.contiguous(even(len(model.layers()), len(placement)), micro_batches)
     stages = tuple(replace(stage, device=placement[j]) for j, stage in enumerate(plan.stages))
     plan = replace(plan, mesh=Mesh(data=data, pipeline=devices), stages=stages)
-    return engine.ordered(plan, contract.profile_of(model), Cluster(devices_per_node=devices), MemoryModel())
+    return engine.ordered(
+        plan, contract.profile_of(model), Cluster(devices_per_node=devices), MemoryModel(), lambda one: ()
+    )
+
+
+def allowed(plan: Plan) -> list[Problem]:
+    return []
 
 
 @pytest.mark.fast
@@ -175,7 +183,7 @@ def test_an_order_that_never_ends_where_messages_block_is_noted(tmp_path: Path) 
     file = str(tmp_path / "own.csv")
     Path(file).write_text("0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n", encoding="utf-8")
     engine, profile = build(Config(schedule=file)), contract.profile_of(MODELS["gpt"])
-    plan = engine.ordered(Plan.contiguous([1, 1], 2), profile, Cluster(), MemoryModel())
+    plan = engine.ordered(Plan.contiguous([1, 1], 2), profile, Cluster(), MemoryModel(), allowed)
     assert engine.notes(plan, profile, Cluster(), MemoryModel()) == []
     (note,) = engine.notes(plan, profile, Cluster(blocking_messages=True), MemoryModel())
     assert note.message.startswith("never ends where messages block: ")
@@ -189,10 +197,41 @@ def test_an_order_that_never_ends_where_messages_block_is_noted(tmp_path: Path) 
             Config(schedule="1f1b", placement="v"),
             ("engine.placement", "v", ["without engine.placement", "engine.schedule=search"]),
         ),
+        (
+            Config(schedule="zbv", boundaries="search"),
+            ("engine.boundaries", "search", ["without engine.boundaries", "engine.schedule=search"]),
+        ),
+        (
+            Config(schedule="search", boundaries="all"),
+            ("engine.boundaries", "all", ["engine.boundaries=planner"]),
+        ),
     ],
 )
-def test_places_that_do_nothing_are_refused(config: Config, found: Row) -> None:
+def test_places_and_boundaries_that_do_nothing_are_refused(config: Config, found: Row) -> None:
     assert rows(plug_in.check(config)) == [found]
+
+
+@pytest.mark.parametrize("schedule", ["search", "all"])
+def test_boundaries_are_searched_with_an_order_alone_and_among_all(schedule: str) -> None:
+    assert plug_in.check(Config(schedule=schedule, boundaries="search")) == []
+
+
+@pytest.mark.parametrize("boundaries", ["planner", "search"])
+def test_layers_move_to_stages_that_the_model_allows(boundaries: str) -> None:
+    """From 1 and 5 layers to 3 and 3, or to 4 and 2 where layers 2 and 3 must be in one stage; not with the planner's
+    boundaries, and not in a run that goes on, whose order is there."""
+    engine = build(Config(schedule="search", placement="one", boundaries=boundaries))
+    profile = ModelProfile((LayerProfile("x", 0.01, 0.02, 8, 8, saved_bytes=8),) * 6, input_bytes=8)
+    begun, there = Plan.contiguous([1, 5], 4), (Cluster(devices_per_node=2), MemoryModel())
+
+    def together(plan: Plan) -> list[Problem]:
+        return [Problem("model", None, "uses the other's weight")] * (plan.stage_of(2) != plan.stage_of(3))
+
+    free = engine.ordered(begun, profile, *there, allowed)
+    tied = engine.ordered(begun, profile, *there, together)
+    moved = [(3, 3), (4, 2)] if boundaries == "search" else [(1, 5), (1, 5)]
+    assert [free.balance, tied.balance] == moved
+    assert engine.ordered(free, profile, *there, allowed) == free
 
 
 def test_a_file_with_other_numbers_is_refused(tmp_path: Path) -> None:

@@ -328,7 +328,7 @@ def test_the_order_of_a_file(model: str, content: str, micro_batches: int, tmp_p
     file = tmp_path / "own.csv"
     file.write_text(content, encoding="utf-8")
     found = case(model, str(file), micro_batches=micro_batches)
-    plan = found.engine.ordered(found.plan, contract.profile_of(found.model), Cluster(), MemoryModel())
+    plan = found.engine.ordered(found.plan, contract.profile_of(found.model), Cluster(), MemoryModel(), lambda one: ())
     file.unlink()
     contract.check_training(gentle(replace(found, plan=plan)))
     contract.check_trace(replace(found, plan=plan), TASKS)

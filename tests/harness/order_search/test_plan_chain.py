@@ -12,10 +12,10 @@ from harness.core.model_profile import LayerProfile, ModelProfile, Skip
 from harness.core.plan import Mesh, Plan, Stage
 from harness.core.problem import ProblemError
 from harness.order_search.chain import evaluate
-from harness.order_search.plan_chain import chain_of, families, searched
+from harness.order_search.plan_chain import Judge, chain_of, families, searched
 from harness.schedule import Schedule, plan_order
 from harness.schedule.families import FAMILIES
-from harness.schedule.transfers import plan_transfers
+from harness.schedule.transfers import Transfer, plan_transfers
 from harness.simulator import simulate
 
 LAYERS = tuple(
@@ -25,6 +25,7 @@ LAYERS = tuple(
 )  # fmt: skip
 PROFILE = ModelProfile(LAYERS, input_bytes=2000, skips=(Skip(0, 5, 4000, "up"),))
 PLAN = Plan(Mesh(pipeline=3), (Stage(0, 1, 0), Stage(2, 3, 1), Stage(4, 5, 2)), 6)
+ONE = replace(PLAN, micro_batches=1)
 MEMORY = MemoryModel(messages="posted")
 
 
@@ -38,22 +39,33 @@ def predicted(plan: Plan, memory_bytes: int = 0) -> tuple[float, list[int]]:
 
 
 def found(memory_bytes: int = 0) -> Plan:
-    return searched(
-        PLAN, PROFILE, cluster(memory_bytes), MEMORY, plan_transfers(PLAN, PROFILE, portals=True), schedule_of, 4.0
-    )
+    return searched(PLAN, Judge(cluster(memory_bytes), MEMORY, layers, transfers, schedule_of), 4.0).plan
+
+
+def layers(plan: Plan) -> ModelProfile:
+    return PROFILE
+
+
+def transfers(plan: Plan) -> list[Transfer]:
+    return plan_transfers(plan, PROFILE, portals=True)
 
 
 def schedule_of(plan: Plan) -> Schedule:
-    return plan_order.schedule(plan, plan_transfers(plan, PROFILE, portals=True))
+    return plan_order.schedule(plan, transfers(plan))
 
 
 def test_the_chain_takes_what_the_simulator_says() -> None:
     """The optimizer's steps come on top, at the end."""
-    chain = chain_of(PLAN, PROFILE, cluster(), MEMORY, plan_transfers(PLAN, PROFILE, portals=True))
+    chain = chain_of(PLAN, PROFILE, cluster(), MEMORY, transfers(PLAN))
     for name, orders in families(chain).items():
-        schedule = FAMILIES[name].build(6, 3, 1, plan_transfers(PLAN, PROFILE, portals=True))
+        schedule = FAMILIES[name].build(6, 3, 1, transfers(PLAN))
         step_s = simulate(schedule, PLAN, PROFILE, cluster(), MEMORY).figures["step_time_s"]
         assert evaluate(chain, orders).step_s == pytest.approx(step_s, rel=1e-6)
+
+
+def test_the_first_device_has_the_inputs_of_all_micro_batches() -> None:
+    one, all_ = (chain_of(plan, PROFILE, cluster(10**6), MEMORY, transfers(plan)).limits for plan in (ONE, PLAN))
+    assert one[0] is not None and all_ == (one[0] - 5 * PROFILE.input_bytes, *one[1:])
 
 
 def test_no_published_order_is_faster() -> None:
@@ -65,7 +77,7 @@ def test_no_published_order_is_faster() -> None:
 
 
 def evaluate_family(name: str) -> float:
-    schedule = FAMILIES[name].build(6, 3, 1, plan_transfers(PLAN, PROFILE, portals=True))
+    schedule = FAMILIES[name].build(6, 3, 1, transfers(PLAN))
     step_s: float = simulate(schedule, PLAN, PROFILE, cluster(), MEMORY).figures["step_time_s"]
     return step_s
 
@@ -93,7 +105,7 @@ def test_no_published_order_that_fits_is_faster(part: float) -> None:
 
 
 def by_simulation(name: str) -> tuple[float, int]:
-    schedule = FAMILIES[name].build(6, 3, 1, plan_transfers(PLAN, PROFILE, portals=True))
+    schedule = FAMILIES[name].build(6, 3, 1, transfers(PLAN))
     figures = simulate(schedule, PLAN, PROFILE, cluster(), MEMORY).figures
     return figures["step_time_s"], max(figures["peak_memory_bytes"])
 

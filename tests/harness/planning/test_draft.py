@@ -13,6 +13,7 @@ from harness.core.cluster import Cluster, Device, Link
 from harness.core.model_profile import LayerProfile, ModelProfile, SharedBuffer
 from harness.core.plan import Plan
 from harness.core.problem import CannotRun, Problem
+from harness.core.traits import Traits
 from harness.planning import draft as planning_draft
 from harness.schedule import QueueOps, Schedule
 from harness.schedule.builders.gpipe import gpipe
@@ -131,3 +132,26 @@ def test_what_the_planner_refuses() -> None:
             CLUSTER,
         )
     assert rows(refused(caught)) == [("planner.balance", [1, 2], ["planner=balance"])]
+
+
+@pytest.mark.parametrize(
+    ("both", "balance"),
+    [
+        ({}, (3, 3)),
+        ({"traits": Traits(uses=("l2.weight",))}, (4, 2)),
+        ({"buffer_bytes": 8, "shared_buffers": (SharedBuffer("b", 8, written=True),)}, (4, 2)),
+    ],
+    ids=["anywhere", "one weight", "one buffer"],
+)
+def test_an_engine_that_moves_layers_keeps_those_together_that_must_be(both: Any, balance: tuple[int, ...]) -> None:
+    """Layers 2 and 3 of six; the planner is asked for one layer in the first stage."""
+    typed = ["engine=pipeline", "engine.schedule=search", "engine.placement=one", "engine.boundaries=search",
+             "planner=given", "planner.balance=[1,5]", "batch.size=8", "batch.micro_batches=4"]  # fmt: skip
+    config = compose(typed)
+    layers = [replace(LAYER, name=f"l{number}") for number in range(6)]
+    layers[2] = replace(layers[2], **{key: value for key, value in both.items() if key != "traits"})
+    layers[3] = replace(layers[3], **both)
+    engine, planner = registry.build("engine", config.engine), registry.build("planner", config.planner)
+    draft = planning_draft.draft(config, engine, planner, replace(PROFILE, layers=tuple(layers)), CLUSTER)
+    assert draft.plan.balance == balance
+    assert draft.plan.predicted["step_time_s"] < draft.plan.predicted["planner_step_s"]
