@@ -3,6 +3,7 @@
     python run.py engine=pipeline engine.schedule=zb_h1 model=gpt         a published family
     python run.py engine=pipeline engine.schedule=own.csv model=unet      the order of a file
     python run.py engine=pipeline engine.schedule=search model=unet       the best that is found in half a minute
+    python run.py engine=pipeline engine.schedule=search engine.boundaries=search model=unet       and stages with it
     python run.py mode=plan engine=pipeline engine.schedule=all model=unet    all of these side by side
 
     rank 0   F F F . . I W I F . .      the tasks of its stages in their order, each when its messages have come

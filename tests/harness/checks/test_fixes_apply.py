@@ -194,6 +194,7 @@ CASES = {
         "engine=pipeline engine.schedule=dualpipev batch.micro_batches=2",
         "engine=pipeline engine.schedule=interleaved1f1b batch.micro_batches=3",
         "engine=pipeline engine.schedule=search engine.checkpoint=always",
+        "engine=pipeline engine.schedule=zb_h1 engine.placement=v engine.boundaries=search",
         "engine=deepspeed engine.zero=4",
         "engine=deepspeed engine.zero=2 mesh.pipeline=2",
         "engine=deepspeed engine.offload=true engine.zero=0",
