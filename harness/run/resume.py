@@ -173,19 +173,21 @@ def _differences(before: dict[str, Any], config: DictConfig) -> dict[str, tuple[
     """The keys whose values are others than before, with both; `steps` apart. A key that was not there then had its
     default: the run is of an earlier version."""
     now = _flat(finite(OmegaConf.to_container(config, resolve=True)))
-    earlier = {key: value for key, value in _defaults(config).items() if key in now} | _flat(before)
+    earlier = {key: value for key, value in _defaults(config, before).items() if key in now} | _flat(before)
     keys = (key for key in sorted(earlier.keys() | now.keys()) if key != "steps")
     known = (key for key in keys if key.partition(".")[0] not in FREE)
     return {key: (earlier.get(key), now.get(key)) for key in known if earlier.get(key) != now.get(key)}
 
 
-def _defaults(config: DictConfig) -> dict[str, Any]:
-    """The values of all keys that are not given, those of the choices of the groups (`engine=ddp`) with them."""
+def _defaults(config: DictConfig, before: dict[str, Any]) -> dict[str, Any]:
+    """The values of all keys that are not given; of the groups (`engine=ddp`) those whose choice is as before."""
     known, found = registry.schemas(), _flat(_container(Config))
     for group in map(str, config):
         node = config[group]
         name = node.get("name") if isinstance(node, DictConfig) else None
-        if schema := known.get((group, str(name))) or known.get((group, group)):
+        same = isinstance(earlier := before.get(group), dict) and earlier.get("name") == name
+        schema = known.get((group, str(name))) or known.get((group, group))
+        if schema and same:
             found |= _flat(_container(schema), f"{group}.")
     return found
 
