@@ -174,6 +174,9 @@ def test_a_rank_over_ssh_that_is_killed_ends_all_and_is_named(
 def test_nothing_is_left_of_the_hosts_where_a_test_fails(commands: None) -> None:
     with pytest.raises(ValueError, match="no luck"), two_hosts() as own:
         sleeping = subprocess.Popen([*own.command("left"), "sleep", "60"])
+        deadline = time.monotonic() + 10
+        while not own.processes() and time.monotonic() < deadline:  # it is on its way there
+            time.sleep(0.02)
         raise ValueError("no luck")
     assert sleeping.wait(10) == -signal.SIGKILL
     assert not [
