@@ -6,7 +6,7 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 import torch
-import torch._dynamo
+import torch._dynamo  # DDP imports it: once here, which takes a second, and not in each rank
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import GradBucket

@@ -22,9 +22,9 @@ from datetime import timedelta
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, NoReturn
 
-from harness.core.run_files import CONFIG, HANG, LOG
+from harness.core.run_files import HANG, LOG
 from harness.host import launched, oom_killer
-from harness.launch import slurm_log
+from harness.launch import same_checkout, slurm_log
 from harness.launch.die_with_parent import die_with
 from harness.launch.failure import Failure
 from harness.launch.joined import herald
@@ -56,7 +56,7 @@ def join() -> list[str]:
     if not said:
         _over(store, 0)
     folder = Path(said["folder"])
-    if wrong := _unfit(folder, said["code"]):
+    if wrong := same_checkout.unfit(folder, said["code"], VISIBLE_S, "rank 0", "nodes"):
         print(f"rank {own.rank} on {socket.gethostname()}: {wrong}", file=sys.stderr, flush=True)
         with suppress(OSError):
             Failure("error", f"rank {own.rank} on {socket.gethostname()}: {wrong}", rank=own.rank).report(folder)
@@ -74,18 +74,6 @@ def join() -> list[str]:
             killed = code == -signal.SIGKILL and oom_killer.was_oom_kill(kills)
             _report(folder, own.rank, code, output, "Out Of Memory" if killed else "")
     _over(store, 1 if code else 0)
-
-
-def _unfit(folder: Path, code: str) -> str:
-    """Why this node cannot train in the folder; "" if it can."""
-    deadline = time.monotonic() + VISIBLE_S
-    while not (folder / CONFIG).exists():
-        if time.monotonic() > deadline:
-            return f"{folder} of rank 0 is not there -> out= on a file system that all nodes share"
-        time.sleep(POLL_S)
-    if herald.code() != code:
-        return f"the code in {herald.ROOT} is another version than that of rank 0 -> the same checkout on all nodes"
-    return ""
 
 
 @dataclass

@@ -12,15 +12,12 @@ import select
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from harness.core.run_files import CONFIG
 from harness.host import oom_killer
-from harness.launch import die_with_parent, slurm_log
-from harness.launch.joined import herald
+from harness.launch import die_with_parent, same_checkout, slurm_log
 from harness.launch.signals import ENDING, blocked
 
 READY, LINE, ASK = "launch: ready", "launch: error: ", b"?"
@@ -36,14 +33,7 @@ FOLDER = 4
 
 def unfit(folder: Path) -> str:
     """Why this host cannot train in the folder; "" if it can."""
-    deadline = time.monotonic() + VISIBLE_S
-    while not (folder / CONFIG).exists():
-        if time.monotonic() > deadline:
-            return f"{folder} is not there -> out= on a file system that all hosts share"
-        time.sleep(POLL_S)
-    if herald.code() != os.environ[CHECKED]:
-        return f"the code in {herald.ROOT} is another version than the parent's -> the same checkout on all hosts"
-    return ""
+    return same_checkout.unfit(folder, os.environ[CHECKED], VISIBLE_S, "the parent", "hosts")
 
 
 def start(rank: int, local: int, command: Sequence[str]) -> subprocess.Popen[bytes]:

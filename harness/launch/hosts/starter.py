@@ -20,9 +20,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from harness.launch import die_with_parent
+from harness.launch import die_with_parent, same_checkout
 from harness.launch.hosts.agent import ASK, CHECKED, LINE, READY
-from harness.launch.joined import herald
 
 ANSWER_S = 30.0
 """Seconds in which a host must answer."""
@@ -153,7 +152,7 @@ def end(hosts: Sequence[Host]) -> None:
 def main(given: str, command: Sequence[str]) -> int:
     """Start the ranks, and wait for their end; returns the exit code."""
     words, hosts = json.loads(given), list[Host]()
-    os.environ[CHECKED] = herald.code()
+    os.environ[CHECKED] = same_checkout.code()
     names = words["hosts"]
 
     def ask(number: int, frame: object) -> None:

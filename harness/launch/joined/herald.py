@@ -10,7 +10,6 @@ is killed says that, too.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import subprocess
@@ -21,13 +20,12 @@ from datetime import timedelta
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
+from harness.launch.same_checkout import ROOT, code
 from harness.launch.signals import blocked
 
 if TYPE_CHECKING:
     from torch.distributed import TCPStore
 
-ROOT = Path(__file__).resolve().parents[3]
-PACKAGES = ("engines", "harness", "models", "planners")
 RUN, END, SEEN = "regatta/run", "regatta/end", "regatta/seen"
 """Keys of the store: what is to be trained, that all is over, and how many ranks have seen that."""
 MEET_S = 300.0
@@ -68,15 +66,6 @@ def announce(folder: Path, start: str, token: str) -> None:
     said = {"folder": str(folder.resolve()), "start": start, "token": token, "code": code()}
     _open[-1].write(json.dumps(said).encode() + b"\n")
     _open[-1].flush()
-
-
-def code() -> str:
-    """A digest of the code that trains, which must be the same on all nodes."""
-    digest = hashlib.sha256()
-    for package in PACKAGES:
-        for path in sorted((ROOT / package).rglob("*.py")):
-            digest.update(str(path.relative_to(ROOT)).encode() + path.read_bytes())
-    return digest.hexdigest()
 
 
 def store() -> TCPStore:
