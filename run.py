@@ -30,7 +30,8 @@ if __name__ == "__main__":
 
 import argparse  # noqa: E402
 import shlex  # noqa: E402
-from collections.abc import Mapping, Sequence  # noqa: E402
+from collections.abc import Iterator, Mapping, Sequence  # noqa: E402
+from contextlib import contextmanager  # noqa: E402
 
 from harness.core.problem import CannotRun, Problem  # noqa: E402
 from harness.core.record import EXIT_CODES  # noqa: E402
@@ -50,9 +51,13 @@ def main(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) 
             _refuse_unknown(parser, arguments, unknown)
         _refuse_many_ranks(environment)
         _refuse_no_working_directory()
-        if launched.several(environment):
-            return _take_part(options, environment)
-        return _do(options)
+        with _among_ranks(options, environment):
+            if (code := _other_than_a_run(options)) is not None:
+                return code
+            from harness.cli.compose import compose  # imports are where they are needed: each command needs few of them
+            from harness.run import runner
+
+            return EXIT_CODES[runner.run(compose(options.overrides), options.overrides).status]
     except CannotRun as error:
         print(error, file=sys.stderr)
         return EXIT_CODES["infeasible"]
@@ -65,19 +70,28 @@ def main(arguments: Sequence[str], environment: Mapping[str, str] = os.environ) 
         return EXIT_CODES["preempted"]
 
 
-def _take_part(options: argparse.Namespace, environment: Mapping[str, str]) -> int:
-    """As one of the ranks of torchrun: rank 0 does what is asked, the others take part in its run and print nothing."""
-    own, alone = launched.place(environment), options.help or options.cfg
+@contextmanager
+def _among_ranks(options: argparse.Namespace, environment: Mapping[str, str]) -> Iterator[None]:
+    """Where torchrun has started this process as one of several ranks: rank 0 does what is asked, and the others take
+    part in its run and print nothing."""
+    alone = options.help or options.cfg
+    if not launched.several(environment):
+        yield
+        return
+    own = launched.place(environment)
     from harness.launch import supervisor
     from harness.launch.joined import herald
 
+    if own.rank and alone:
+        sys.exit(output.code(0))
     if own.rank:
-        return output.code(0) if alone else supervisor.become_worker("join")
+        supervisor.become_worker("join")
     if alone:
-        return _do(options)
+        yield
+        return
     with herald.started():
         _refuse_many_runs(options, own)
-        return _do(options)
+        yield
 
 
 def _refuse_many_runs(options: argparse.Namespace, own: launched.Place) -> None:
@@ -89,9 +103,9 @@ def _refuse_many_runs(options: argparse.Namespace, own: launched.Place) -> None:
         raise CannotRun([Problem(key, value, message, hint="python run.py ... without torchrun")], "run.py")
 
 
-def _do(options: argparse.Namespace) -> int:
-    """Do what the command line asks; returns the exit code."""
-    from harness.user_model import reference  # imports are where they are needed: each command needs few of them
+def _other_than_a_run(options: argparse.Namespace) -> int | None:
+    """Do what the command line asks for, and return the exit code; None where it asks for one run."""
+    from harness.user_model import reference
 
     options.overrides = reference.typed(options.overrides)
     if options.config_dir is not None:
@@ -120,17 +134,14 @@ def _do(options: argparse.Namespace) -> int:
         from harness.sweep import local
 
         return local.main(options.overrides)
-    from harness.cli.compose import compose
-
-    config = compose(options.overrides)
     if options.cfg:
         from omegaconf import OmegaConf
 
-        print(OmegaConf.to_yaml(config), end="")
-        return output.code(0)
-    from harness.run import runner
+        from harness.cli.compose import compose
 
-    return EXIT_CODES[runner.run(config, options.overrides).status]
+        print(OmegaConf.to_yaml(compose(options.overrides)), end="")
+        return output.code(0)
+    return None
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -15,9 +15,12 @@ SCRIPTS = {
     "harness.export.deepspeed_config",
     "harness.export.pipeline_script",
     "harness.launch.die_with_parent",
+    "harness.launch.hosts.agent",
+    "harness.launch.hosts.starter",
+    "harness.launch.joined.herald",
     "harness.launch.mpi_helper",
 }
-"""Files that are started by their path, and take what their parent gives them, and what export=FILE.py writes."""
+"""What only the project itself starts, with what it gives them, and what export=FILE.py writes."""
 WITH_TORCH = {"tests.engines.periodic.period"}
 IMPORT = "import importlib, sys; list(map(importlib.import_module, sys.argv[1:]))"
 CELL = re.compile(r"^# %%", re.MULTILINE)
