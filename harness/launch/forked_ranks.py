@@ -36,7 +36,7 @@ from harness.launch.mpi import PmiConnection
 from harness.launch.signals import ENDING
 from harness.launch.slurm_ranks import Rendezvous
 from harness.runtime.distributed_session import DistributedSession
-from harness.runtime.transports.transport import PATIENCE
+from harness.runtime.transports.transport import patience
 
 T = TypeVar("T")
 HERE = "127.0.0.1"
@@ -199,9 +199,9 @@ def _store(rank: int, count: int, rendezvous: socket.socket) -> dist.TCPStore:
     """The store of all ranks, which rank 0 serves at the port that is open already: the others wait there for it."""
     port = rendezvous.getsockname()[1]
     if rank == 0:
-        return dist.TCPStore(HERE, port, count, True, PATIENCE, False, master_listen_fd=rendezvous.detach())
+        return dist.TCPStore(HERE, port, count, True, patience(), False, master_listen_fd=rendezvous.detach())
     rendezvous.close()
-    return dist.TCPStore(HERE, port, count, False, PATIENCE)
+    return dist.TCPStore(HERE, port, count, False, patience())
 
 
 def _packed(error: BaseException) -> bytes:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from harness.runtime.transports.transport import PATIENCE
+from harness.runtime.transports.transport import patience
 
 ON_GPUS = "cpu:gloo,cuda:nccl"
 """Tensors on GPUs go by NCCL. What is pickled (states, reports) goes by gloo: NCCL would copy it to the GPU first, and
@@ -32,7 +32,7 @@ def join(rank: int, count: int, device: str, local: int, **rendezvous: Any) -> N
     else:
         torch.set_num_threads(1)
     backend = ON_GPUS if here.type == "cuda" else "gloo"
-    dist.init_process_group(backend, timeout=PATIENCE, world_size=count, rank=rank, **rendezvous)
+    dist.init_process_group(backend, timeout=patience(), world_size=count, rank=rank, **rendezvous)
     if here.type == "cuda" and rank == 0:
         print(f"all {count} ranks have met", flush=True)  # it can take minutes: the run goes on
 

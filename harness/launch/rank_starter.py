@@ -9,7 +9,7 @@ from harness.core.plan import Mesh
 from harness.core.problem import Problem
 from harness.host.slurm_job import Allocation
 from harness.interfaces import Capabilities
-from harness.launch import slurm_step
+from harness.launch import network, slurm_step
 from harness.launch.hosts import step as hosts_step
 from harness.launch.joined import step as joined_step
 from harness.launch.rank_step import RankStep
@@ -36,4 +36,5 @@ def problems(config: DictConfig, capabilities: Capabilities) -> list[Problem]:
         return hosts_step.problems(config, capabilities)
     if joined_step.group(config):
         return joined_step.problems(config, capabilities)
-    return slurm_step.problems(config, capabilities)
+    here = None if slurm_step.job(config) else network.problem(config.launch.interface)  # else each rank looks
+    return [*slurm_step.problems(config, capabilities), *([here] if here else ())]

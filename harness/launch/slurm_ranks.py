@@ -9,11 +9,9 @@ parent follows the ranks by files in the run's folder, and by lines in its log a
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import socket
-import struct
 import sys
 import time
 from collections.abc import Callable
@@ -31,7 +29,7 @@ from harness.core.problem import CannotRun, Problem
 from harness.core.run_files import RENDEZVOUS
 from harness.host import launched
 from harness.host.launched import Place
-from harness.launch import mpi, process_group
+from harness.launch import mpi, network, process_group
 
 T = TypeVar("T")
 
@@ -60,11 +58,9 @@ def exit_now(code: int) -> NoReturn:
     os._exit(code)
 
 
-GLOO = "GLOO_SOCKET_IFNAME"
 LATE_S = 180.0
 """Seconds after the first rank in which all others must start: all load torch from the same disk."""
 LOOK_S = 0.05
-SIOCGIFADDR = 0x8915
 
 
 class NoRendezvous(RuntimeError):
@@ -95,8 +91,8 @@ class Rendezvous:
         """The store that all ranks have; `torch.distributed` gets gloo's network from it, too. Raises NoRendezvous."""
         own, late = self.place, timedelta(seconds=LATE_S)
         if own.rank == 0:
-            here = address(own.address)
-            _use_network(here)
+            here = network.address(own.address)
+            network.use_that_of(here)
             store = TCPStore(here, 0, own.count, True, late, wait_for_workers=False)
             known = own.address if own.count_name == launched.WORLD else here  # here it may resolve to 127.0.1.1
             files.write_text(
@@ -104,7 +100,7 @@ class Rendezvous:
             )
             return store
         there, port = self._rank_0()
-        _use_network(address(there))
+        network.use_that_of(network.address(there))
         return TCPStore(there, port, own.count, False, late)
 
     def _rank_0(self) -> tuple[str, int]:
@@ -119,29 +115,3 @@ class Rendezvous:
         node = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
         what = f"rank {self.rank} on {node} found no rank 0 by {path} within {LATE_S:g} s"
         raise NoRendezvous(f"{what} -> out= on a file system that all nodes share")
-
-
-def _use_network(here: str) -> None:
-    """Have gloo use the network of this address, unless the user has chosen one: it would resolve the host's name,
-    often to 127.0.1.1."""
-    if device := interface(here):
-        os.environ.setdefault(GLOO, device)
-
-
-def address(there: str) -> str:
-    """This node's address on the network on which it sees the node `there`, an address or a name."""
-    family, *_, where = socket.getaddrinfo(there, 9, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        probe.connect(where)  # sends nothing
-        return str(probe.getsockname()[0])
-
-
-def interface(here: str) -> str | None:
-    """The network interface that has an IPv4 address."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        for _, name in socket.if_nameindex():
-            with suppress(OSError):
-                found = fcntl.ioctl(probe.fileno(), SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
-                if socket.inet_ntoa(found[20:24]) == here:
-                    return name
-    return None

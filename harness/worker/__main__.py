@@ -33,10 +33,11 @@ from omegaconf import DictConfig, OmegaConf
 from harness.config import registry
 from harness.core.model_profile import ModelProfile
 from harness.core.plan import Plan
+from harness.core.problem import CannotRun
 from harness.core.run_files import CONFIG, PLAN, PROFILE
 from harness.host import launched, malloc
 from harness.interfaces import OptimizerSpec, SessionSpec
-from harness.launch import failure, fork_server, signal_watcher
+from harness.launch import failure, fork_server, network, signal_watcher
 from harness.launch.failure import Failure
 from harness.run import folder_lock
 from harness.worker import profile_tasks
@@ -91,9 +92,14 @@ def train(folder: Path, config: DictConfig, start: str = "0", token: str = "") -
     from harness.launch.forked_ranks import run_session_on_ranks
     from harness.launch.slurm_ranks import Rendezvous
     from harness.runtime.training_state import choose_kernels
+    from harness.runtime.transports import transport
     from harness.worker.checkpoints import Checkpoints, When, run_state
     from harness.worker.training_loop import Loop, save_result, train_steps
 
+    if wrong := network.problem(config.launch.interface):
+        raise CannotRun([wrong], "launch")
+    network.use(config.launch.interface)
+    transport.outlast(config.launch.timeout_s)
     plan = Plan.load(folder / PLAN)
     names = torch_devices(config, max(plan.mesh.size, *(device + 1 for device in plan.devices)))
     rendezvous = Rendezvous(folder, token) if token else None

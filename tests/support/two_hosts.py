@@ -21,6 +21,8 @@ from pathlib import Path
 import pytest
 
 NAMES = ("left", "right")
+INTERFACE = "regatta0"
+"""What each host calls its network."""
 END_S = 10.0
 _made = count()
 
@@ -71,8 +73,10 @@ def two_hosts() -> Iterator[TwoHosts]:
         _ip("link", "add", ends[0], "type", "veth", "peer", "name", ends[1])
         for host, end in zip(NAMES, ends, strict=True):
             _ip("link", "set", end, "netns", hosts.namespace(host))
-            _ip("-n", hosts.namespace(host), "addr", "add", f"{hosts.address(host)}/24", "dev", end)
-            _ip("-n", hosts.namespace(host), "link", "set", end, "up")
+            own = ("-n", hosts.namespace(host))
+            _ip(*own, "link", "set", end, "name", INTERFACE)
+            _ip(*own, "addr", "add", f"{hosts.address(host)}/24", "dev", INTERFACE)
+            _ip(*own, "link", "set", INTERFACE, "up")
         yield hosts
     finally:
         deadline = time.monotonic() + END_S

@@ -19,7 +19,7 @@ import torch
 from mpi4py import MPI
 from torch import Tensor
 
-from harness.runtime.transports.transport import PATIENCE, Channel, Completed, Position, Transport
+from harness.runtime.transports.transport import Channel, Completed, Position, Transport, patience
 
 BUSY_S, FAR_S = 1e-2, 1e-3
 """Between two polls while the rank computes, where all ranks share memory and where they do not. Each takes the
@@ -113,8 +113,8 @@ class MPITransport(Transport):
         self._computing.clear()
         while not true():
             waited = time.monotonic() - began
-            if waited > PATIENCE.total_seconds():
-                raise TimeoutError(f"device {self.position.device} has waited {PATIENCE} for {what}")
+            if waited > patience().total_seconds():
+                raise TimeoutError(f"device {self.position.device} has waited {patience()} for {what}")
             time.sleep(min(max(waited * IDLE_SHARE, least), most))
             self._progress()
         self._computing.set()

@@ -35,7 +35,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from harness.runtime.collectives import new_group
-from harness.runtime.transports.transport import PATIENCE, Arrival, Channel, Completed, Position, Transport
+from harness.runtime.transports.transport import Arrival, Channel, Completed, Position, Transport, patience
 
 AT_ONCE_S = 1e-4
 """Within which a wait ends for a message that is there."""
@@ -177,7 +177,7 @@ class TorchTransport(GroupTransport):
     def _completed(self, wait: bool) -> list[Completed]:
         found = []
         while wait or not self._received.empty():
-            one = _got(self._received, f"device {self.position.device} has waited {PATIENCE} for a message")
+            one = _got(self._received, f"device {self.position.device} has waited {patience()} for a message")
             if isinstance(one, Exception):
                 raise one
             found.append(one)
@@ -186,7 +186,7 @@ class TorchTransport(GroupTransport):
 
     def finish(self) -> None:
         for _ in range(self._sending):
-            error = _got(self._sent, f"device {self.position.device} has waited {PATIENCE} for its messages to leave")
+            error = _got(self._sent, f"device {self.position.device} has waited {patience()} for its messages to leave")
             if error is not None:
                 raise error
         self._sending = 0
@@ -205,7 +205,7 @@ class TorchTransport(GroupTransport):
 
 def _got(queue: SimpleQueue[T], late: str) -> T:
     try:
-        return queue.get(timeout=PATIENCE.total_seconds())
+        return queue.get(timeout=patience().total_seconds())
     except Empty:
         raise TimeoutError(late) from None
 

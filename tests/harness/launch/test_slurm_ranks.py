@@ -12,7 +12,7 @@ import pytest
 from harness.core.problem import CannotRun
 from harness.core.run_files import RENDEZVOUS
 from harness.host import launched
-from harness.launch import slurm_ranks
+from harness.launch import network, slurm_ranks
 from harness.launch.slurm_ranks import NoRendezvous, Rendezvous
 
 
@@ -22,20 +22,20 @@ def rank(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     for name, value in (("PROCID", "1"), ("LOCALID", "1"), ("STEP_NUM_TASKS", "2"), ("STEP_ID", "7")):
         monkeypatch.setenv(f"SLURM_{name}", value)
     monkeypatch.setenv(launched.SRUN_ADDRESS, "127.0.0.1")
-    monkeypatch.setenv(slurm_ranks.GLOO, "lo")
+    monkeypatch.setenv(network.GLOO, "lo")
     return monkeypatch
 
 
 def test_the_network_of_an_address(rank: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert slurm_ranks.address("127.0.0.1") == "127.0.0.1"
-    assert slurm_ranks.interface("127.0.0.1") == "lo"
-    assert slurm_ranks.interface("192.0.2.1") is None
-    rank.delenv(slurm_ranks.GLOO)
+    assert network.address("127.0.0.1") == "127.0.0.1"
+    assert network.interface("127.0.0.1") == "lo"
+    assert network.interface("192.0.2.1") is None
+    rank.delenv(network.GLOO)
     rank.setenv("SLURM_PROCID", "0")
     Rendezvous(tmp_path, "x").store()
     place = json.loads((tmp_path / RENDEZVOUS).read_text())
     assert (place["key"], place["address"]) == ("x.7", "127.0.0.1")
-    assert os.environ[slurm_ranks.GLOO] == "lo"
+    assert os.environ[network.GLOO] == "lo"
 
 
 @pytest.mark.parametrize("old", ["old.7", "new.6"], ids=["an earlier run", "an earlier step of this run"])

@@ -15,7 +15,7 @@ import pytest
 
 import run
 from harness.core.run_files import RENDEZVOUS
-from tests.support.two_hosts import NAMES, TwoHosts, two_hosts
+from tests.support.two_hosts import INTERFACE, NAMES, TwoHosts, two_hosts
 
 ROOT = Path(__file__).resolve().parents[4]
 TINY = ["model=mlp", "model.widths=[8,16,16,4]", "batch.size=16", "batch.micro_batches=2", "cluster.device=cpu",
@@ -141,7 +141,8 @@ def test_over_launch_ssh(
     listed = ",".join(f"{hosts.address(host)}:2" for host in NAMES)
     ssh = [f"launch.hosts=[{listed}]", f"launch.ssh={hosts.ssh(tmp_path)}"]
     monkeypatch.setenv("REGATTA_CACHE", cache)
-    assert run.main([*ENGINES[engine], *TINY, "steps=3", *ssh, f"out={tmp_path / 'run'}"], {}) == 0
+    network = f"launch.interface={INTERFACE}"
+    assert run.main([*ENGINES[engine], *TINY, "steps=3", *ssh, network, f"out={tmp_path / 'run'}"], {}) == 0
     assert run.main(["engine=single", *TINY, "steps=3", f"out={tmp_path / 'single'}"], {}) == 0
     assert losses(tmp_path / "run") == pytest.approx(losses(tmp_path / "single"), rel=1e-9)
     assert f"{hosts.address('left')}: " in (tmp_path / "run" / "log").read_text()
