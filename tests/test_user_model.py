@@ -25,6 +25,8 @@ from tests.support import known_machine
 from tests.support.faults import ENGINES
 from tests.test_every_engine import FURTHER
 
+pytestmark = pytest.mark.usefixtures("fork_server")
+
 STEPS = 3
 SETTINGS = ["batch.size=16", "warmup=1", f"steps={STEPS - 1}", "tracker=none", "cluster.devices=2", "seed=5"]
 MICRO_BATCHES = 4

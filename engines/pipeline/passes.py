@@ -35,7 +35,7 @@ class Passes(StagePasses):
         """Run the half of the backward pass for the gradients of the inputs."""
         edges, gradients = self.starts(i, loss)
         inputs = [one for tensors in self.inputs.get(i, {}).values() for one in tensors]
-        self.halves[i] = SplitBackward(edges, gradients, inputs, self.stage.parameters())
+        self.halves[i] = SplitBackward(edges, gradients, inputs)
         self.halves[i].of_inputs()
 
     def backward_weights(self, i: int) -> None:

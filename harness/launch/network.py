@@ -1,4 +1,4 @@
-"""The network by which ranks reach each other on several nodes: `launch.interface`, or that on which they see rank 0."""
+"""The network by which ranks on several nodes reach each other: `launch.interface`, or where they see rank 0."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def started(stdout: str, *arguments: str) -> tuple[int, str]:
     return done.returncode, done.stderr
 
 
-@pytest.mark.usefixtures("commands")
+@pytest.mark.usefixtures("commands", "fork_server")
 @pytest.mark.parametrize("stdout", ["pipe", "full", "closed"])
 def test_a_run_goes_on(stdout: str, tmp_path: Path) -> None:
     ended = started(stdout, "run.py", "engine=single", *KEYS, f"out={tmp_path}")
@@ -52,7 +52,7 @@ def test_a_sweep_goes_on(stdout: str, tmp_path: Path) -> None:
 COMMANDS = [
     ["run.py", "--help"],
     ["-u", "run.py", "--cfg", "job"],
-    ["-m", "harness.schedule", "gpipe", "stages=200", "micro_batches=200"],
+    ["-m", "harness.schedule", "gpipe", "stages=40", "micro_batches=100"],
     ["-m", "models.data.text"],
     *(["-m", name, "--help"] for name in ("analysis.torchgpipe", "slurm.status")),
 ]

@@ -21,7 +21,7 @@ from harness.simulator.routes import STEPS
 from tests.harness.measure.calibration_runs import NO_TORCH, TYPED, disturbed, python
 from tests.problems import row, rows
 
-pytestmark = pytest.mark.usefixtures("commands")
+pytestmark = pytest.mark.usefixtures("commands", "fork_server")
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from harness.core.run_files import METRICS, RACE, RACE_PICTURE, RECORD
 from tests.harness.user_model import nets
 from tests.support import processes
 
-pytestmark = pytest.mark.usefixtures("commands")
+pytestmark = pytest.mark.usefixtures("commands", "fork_server")
 
 RUN = [sys.executable, str(registry.ROOT / "run.py"), "mode=race", "tracker=none", "cluster.device=cpu", "warmup=1"]
 FAILS_IN_RANKS = """

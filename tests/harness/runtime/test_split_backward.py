@@ -28,7 +28,7 @@ def gradients(
         outs = [out for out in run(x, weights) if out.requires_grad]
         given = [torch.randn_like(out) for out in outs]
         if halves:
-            parts.append(SplitBackward([get_gradient_edge(out) for out in outs], given, [x], weights))
+            parts.append(SplitBackward([get_gradient_edge(out) for out in outs], given, [x]))
         else:
             torch.autograd.backward(outs, given)
     for part in parts:
@@ -105,6 +105,19 @@ def test_a_weight_that_is_used_twice_has_its_gradient_after_the_first_half() -> 
     assert [one is not None for one in first[2:]] == [True, False, False, False]
 
 
+def test_weights_without_a_matrix_have_their_gradients_after_the_first_half() -> None:
+    """Those of norms; a bias of a matmul goes with its matrix."""
+    layers = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 4), nn.BatchNorm1d(4))
+    x = torch.randn(3, 4, requires_grad=True)
+    y = layers(x)
+    part = SplitBackward([get_gradient_edge(y)], [torch.ones_like(y)], [x])
+    part.of_inputs()
+    early = {name for name, one in layers.named_parameters() if one.grad is not None}
+    assert early == {"1.weight", "1.bias", "3.weight", "3.bias"}
+    part.of_weights()
+    assert all(one.grad is not None for one in layers.parameters())
+
+
 def test_matmuls_are_not_computed_twice() -> None:
     """The first half computes no gradient of a weight, the second none of an input: four matmuls in all."""
     counted: list[str] = []
@@ -117,7 +130,7 @@ def test_matmuls_are_not_computed_twice() -> None:
     w = [nn.Parameter(torch.randn(4, 4)) for _ in range(2)]
     x = torch.randn(3, 4, requires_grad=True)
     y = (x @ w[0]).relu() @ w[1]
-    part = SplitBackward([get_gradient_edge(y)], [torch.ones_like(y)], [x], w)
+    part = SplitBackward([get_gradient_edge(y)], [torch.ones_like(y)], [x])
     with Count():
         part.of_inputs()
         halves = len(counted)
