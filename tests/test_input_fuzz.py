@@ -90,7 +90,7 @@ def documents() -> dict[str, list[bytes]]:
 
 @pytest.mark.timeout(600)
 @given(st.data(), st.sampled_from(["page", "frame", "titles"]))
-@cases(110)
+@cases(60)
 def test_records(data: st.DataObject, what: str) -> None:
     """Broken ones are skipped by name, whatever is broken, and the others are shown."""
     name = data.draw(st.sampled_from(sorted(documents())))
@@ -118,7 +118,7 @@ def test_records(data: st.DataObject, what: str) -> None:
 @pytest.mark.usefixtures("computation")
 @pytest.mark.timeout(600)
 @given(st.integers(1, 5), fuzz.overrides())
-@cases(130)
+@cases(60)
 def test_overrides(layers: int, overrides: list[str]) -> None:
     with TemporaryDirectory() as folder:
         done(folder, *overrides, write_profile(folder, fuzz.profile(layers)))

@@ -52,12 +52,17 @@ def examples(count: int) -> int:
 
 def split(values: Iterable[Any], full: Container[Any]) -> list[ParameterSet]:
     """Returns the cases of a `parametrize` of which the full tier has those in `full`, and soak the others."""
-    return [pytest.param(value, marks=[] if value in full else [pytest.mark.soak]) for value in values]
+    return [pytest.param(*_each(value), marks=[] if value in full else [pytest.mark.soak]) for value in values]
 
 
 def later(values: Iterable[Any], full: Container[Any]) -> list[ParameterSet]:
     """Returns the cases of a `parametrize` of which the fast tier has none of those in `full`."""
-    return [pytest.param(value, marks=[pytest.mark.full] if value in full else []) for value in values]
+    return [pytest.param(*_each(value), marks=[pytest.mark.full] if value in full else []) for value in values]
+
+
+def _each(value: Any) -> tuple[Any, ...]:
+    """The values of a case: a tuple has one for each argument."""
+    return value if isinstance(value, tuple) else (value,)
 
 
 def mark(items: Iterable[pytest.Item]) -> None:

@@ -193,7 +193,10 @@ class ExitReasons:
 
 
 def _overrules(end: StepEnd, reported: Failure) -> bool:
-    """Whether a rank's report follows from what Slurm says: of a rank that could not report itself, of a lost node."""
+    """Whether a rank's report follows from what Slurm says: of a rank that could not report itself, of a lost node. Or
+    it is the line of the log that says so, which that rank's parent has written."""
+    if reported.message.startswith(slurm_log.SLURM):
+        return True
     if end.by_signal:
         return end.rank != reported.rank
     return end.status != "error" and reported.status == "error"

@@ -11,6 +11,7 @@ from analysis.gpu_cases.__main__ import error
 from harness.cli.compose import compose
 from harness.config import cluster_config
 from harness.measure.count_model import count
+from tests import tiers
 
 CASES = cases.load()
 
@@ -48,7 +49,9 @@ def test_one_block_is_counted_for_all() -> None:
 
 
 @pytest.mark.usefixtures("computation")
-@pytest.mark.parametrize(("gpu", "worst"), [("a100_40", 0.29), ("a100_80", 0.27), ("h100", 0.2)])
+@pytest.mark.parametrize(
+    ("gpu", "worst"), tiers.split([("a100_40", 0.29), ("a100_80", 0.27), ("h100", 0.2)], [("h100", 0.2)])
+)
 def test_speeds_that_were_held_back_from_the_fit_are_predicted(gpu: str, worst: float) -> None:
     """The worst ones: 70 billion parameters on 64 A100 with 40 GB, and 30 billion in micro-batches of one sample."""
     held_back = [case for case in CASES if case.gpu == gpu and case.publication == "llm-foundry" and case.held_back]

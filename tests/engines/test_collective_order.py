@@ -108,12 +108,11 @@ def test_schedules_of_torch_pipelining(devices: int, data: int, schedule: str) -
 @pytest.mark.parametrize(
     "case",
     [
-        lambda: replace(test_ddp.case("pairs", 32, 1), samples=32),
-        lambda: replace(test_fsdp.case("pairs", 32, 1), samples=32),
-        lambda: replace(test_pipeline.case("tied", "1f1b", 4, 4, data=8), samples=64),
-        lambda: replace(myelin.case("tied", 4, 8, m=4), samples=64),
+        pytest.param(lambda: replace(test_ddp.case("pairs", 32, 1), samples=32), id="ddp", marks=pytest.mark.soak),
+        pytest.param(lambda: replace(test_fsdp.case("pairs", 32, 1), samples=32), id="fsdp", marks=pytest.mark.soak),
+        pytest.param(lambda: replace(test_pipeline.case("tied", "1f1b", 4, 4, data=8), samples=64), id="pipeline"),
+        pytest.param(lambda: replace(myelin.case("tied", 4, 8, m=4), samples=64), id="myelin", marks=pytest.mark.soak),
     ],
-    ids=["ddp", "fsdp", "pipeline", "myelin"],
 )
 def test_thirty_two_ranks(case: Callable[[], Case]) -> None:
     logs = logs_of(replace(case(), optimizer=OptimizerSpec("sgd", lr=0.01)), steps=1)

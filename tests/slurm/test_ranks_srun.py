@@ -168,7 +168,11 @@ def supervised(
     ("end", "reason"),
     [
         ("raise ValueError('no luck')", "ValueError: no luck\nin rank 1"),
-        ("os.kill(os.getpid(), signal.SIGKILL)", "rank 1, stage 0, on node2 was killed (signal 9)"),
+        pytest.param(
+            "os.kill(os.getpid(), signal.SIGKILL)",
+            "rank 1, stage 0, on node2 was killed (signal 9)",
+            marks=pytest.mark.soak,
+        ),
     ],
 )
 def test_the_first_rank_that_fails_ends_all_and_is_reported(
@@ -180,6 +184,7 @@ def test_the_first_rank_that_fails_ends_all_and_is_reported(
     nothing_left(cluster, tmp_path)
 
 
+@pytest.mark.usefixtures("at_length")
 def test_a_world_that_did_not_come_up_is_tried_again(job: str, cluster: Cluster, tmp_path: Path) -> None:
     """Its ranks had met; those of the next step meet again."""
     end = "os.environ['SLURM_STEP_ID'] == '0' and (print('MPIDI_UCX_comm_addr_exchange', flush=True), os._exit(15))"

@@ -52,6 +52,7 @@ def states_by_index(cluster: Cluster, job: str) -> dict[str, str]:
     return {name.partition("_")[2]: state for name, state in cluster.jobs().items() if name.startswith(f"{job}_")}
 
 
+@pytest.mark.usefixtures("at_length")
 def test_a_model_of_the_users_own(cluster: Cluster, tmp_path: Path) -> None:
     """Named by a relative path, whose file is found on the node."""
     nets.write(tmp_path / "it's, mine", nets.WRAPPED)
@@ -258,6 +259,7 @@ def test_many_points_are_examined_like_few() -> None:
     assert refused == ["single"] * CHUNK, "it has no replicas"
 
 
+@pytest.mark.usefixtures("at_length")
 def test_one_process_has_as_many_devices_as_it_was_judged_by(cluster: Cluster, tmp_path: Path) -> None:
     """The nodes have four CPUs for Slurm, and this machine's cores."""
     typed = ["engine=gpipe", "mesh.pipeline=4", "model=mlp", "mode=run", "tracker=none", "steps=2", "warmup=0"]

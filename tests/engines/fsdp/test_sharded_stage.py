@@ -141,7 +141,7 @@ def test_memory_is_the_same_in_the_first_step_but_for_the_optimizer() -> None:
         ("gpt", {}, 0.25),
         ("gpt", {}, 0.5),
         ("unet", {"channels": 8, "size": 64, "convs": 1}, 0.25),
-        ("amoebanet", {"channels": 16}, 0.06),
+        pytest.param("amoebanet", {"channels": 16}, 0.06, marks=pytest.mark.soak),
     ],
 )
 def test_memory_is_what_is_predicted(model: str, keys: dict[str, int], group_mb: float) -> None:

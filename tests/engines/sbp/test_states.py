@@ -95,6 +95,7 @@ def test_it_goes_on_from_single(straight: dict[str, Outcome]) -> None:
         check_equal(got, Outcome(want.losses[HALF:], [], want.state), 1e-10)
 
 
+@pytest.mark.usefixtures("at_length")
 def test_another_strategy_goes_on_from_it(halfway: dict[str, dict[str, Any]], straight: dict[str, Outcome]) -> None:
     mine = runs()
     swapped = {str(run): halfway[str(replace(run, plan=mine[n ^ 1].plan))] for n, run in enumerate(mine)}

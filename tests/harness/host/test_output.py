@@ -11,6 +11,7 @@ import pytest
 
 from harness.config import registry
 from harness.core.record import RunRecord
+from tests import tiers
 
 KEYS = ["model=mlp", "batch.size=16", "batch.micro_batches=4", "steps=2", "warmup=1", "tracker=none"]
 FULL = "stdout cannot be written: No space left on device\n"
@@ -33,7 +34,7 @@ def started(stdout: str, *arguments: str) -> tuple[int, str]:
 
 
 @pytest.mark.usefixtures("commands", "fork_server")
-@pytest.mark.parametrize("stdout", ["pipe", "full", "closed"])
+@pytest.mark.parametrize("stdout", tiers.split(["pipe", "full", "closed"], ["full"]))
 def test_a_run_goes_on(stdout: str, tmp_path: Path) -> None:
     ended = started(stdout, "run.py", "engine=single", *KEYS, f"out={tmp_path}")
     record = RunRecord.load(tmp_path / "record.json")

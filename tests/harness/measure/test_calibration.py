@@ -118,6 +118,7 @@ def test_no_engine_and_no_planner_has_a_say() -> None:
     compose(["mode=calibrate", *bad])
 
 
+@pytest.mark.usefixtures("at_length")
 def test_a_rank_that_is_killed_ends_it(tmp_path: Path) -> None:
     record = disturbed(tmp_path, lambda found: os.kill(found[-1], signal.SIGKILL))
     assert record.status == "error" and "rank 1 was killed (signal 9), not by the kernel" in record.reason

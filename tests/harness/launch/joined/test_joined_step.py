@@ -139,6 +139,17 @@ def test_the_end_of_a_rank_on_another_node(code: int, how: str, status: Status, 
     assert failure.status == status and failure.message.startswith(reason)
 
 
+@pytest.mark.parametrize("code", [-9, 3])
+def test_the_report_of_a_ranks_parent_comes_first(code: int, tmp_path: Path) -> None:
+    """Before any other rank has lost its connection: the reason names the rank all the same."""
+    (tmp_path / LOG).touch()
+    reasons = ExitReasons(tmp_path / LOG, JoinedStep(Mesh(4)))
+    line = slurm_log.task_line("right", 3, code)
+    (tmp_path / LOG).write_text(line)
+    Failure("error", line.strip(), rank=3).report(tmp_path)
+    assert reasons.explain(1).message.startswith("rank 3, stage 0, on right ")
+
+
 def test_an_error_of_another_rank_and_a_signal_to_this_one(tmp_path: Path) -> None:
     (tmp_path / LOG).touch()
     reasons = ExitReasons(tmp_path / LOG, JoinedStep(Mesh(4)))

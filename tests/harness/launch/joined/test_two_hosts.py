@@ -125,6 +125,7 @@ def children(pid: int) -> list[int]:
     return list(map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split()))
 
 
+@pytest.mark.usefixtures("at_length")
 def test_what_rank_0_refuses_ends_the_others(hosts: TwoHosts, cache: str, commands: None, tmp_path: Path) -> None:
     both = plain(hosts, cache, tmp_path, ["engine=ddp", *TINY, "mode=race"])
     assert ended(both) == [2, 0]
@@ -150,6 +151,7 @@ def test_over_launch_ssh(
     assert hosts.processes() == []
 
 
+@pytest.mark.usefixtures("at_length")
 def test_a_rank_over_ssh_that_is_killed_ends_all_and_is_named(
     hosts: TwoHosts, cache: str, commands: None, tmp_path: Path
 ) -> None:
@@ -172,6 +174,7 @@ def test_a_rank_over_ssh_that_is_killed_ends_all_and_is_named(
     assert hosts.processes() == []
 
 
+@pytest.mark.usefixtures("at_length")
 def test_nothing_is_left_of_the_hosts_where_a_test_fails(commands: None) -> None:
     with pytest.raises(ValueError, match="no luck"), two_hosts() as own:
         sleeping = subprocess.Popen([*own.command("left"), "sleep", "60"])

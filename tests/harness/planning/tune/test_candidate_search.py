@@ -272,6 +272,7 @@ def test_a_planner_is_asked_for_the_fixes_of_the_closest_candidate_alone() -> No
 
 
 @pytest.mark.usefixtures("computation")
+@pytest.mark.usefixtures("at_length")
 def test_without_a_planner_that_splits_matmuls_there_are_no_shards(tmp_path: Path) -> None:
     found = tuned(tmp_path, "engine=deepspeed", "cluster.memory_gb=0.05", size=10**6)
     assert {line.candidate.mesh.tensor for line in found.lines if not line.out} == {1}
@@ -304,6 +305,7 @@ def test_the_number_of_micro_batches_and_a_profile_must_agree(tmp_path: Path, fi
 
 
 @pytest.mark.usefixtures("computation")
+@pytest.mark.usefixtures("at_length")
 def test_the_sweep_of_table_2(tmp_path: Path) -> None:
     """Its points at the paper's size, without the search: what each asks is allowed."""
     from harness.sweep.points import expand
