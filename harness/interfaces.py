@@ -195,7 +195,8 @@ class SessionSpec:
 
 @dataclass(frozen=True)
 class StepMetrics:
-    """Metrics of one step. `peak_memory_bytes` has an entry for each device, or is None if the step was not metered.
+    """Metrics of one step. `peak_memory_bytes` has an entry for each device, or is None if the step was not metered. So
+    has `reserved_memory_bytes`, what GPUs' allocators had taken for that; on CPUs it is None.
 
     `skipped` says why the optimizer left the step out, as it does for gradients that are not finite; None for any
     other step.
@@ -206,6 +207,7 @@ class StepMetrics:
     bytes_sent: dict[str, int] = field(default_factory=dict)
     peak_memory_bytes: list[int] | None = None
     skipped: Problem | None = None
+    reserved_memory_bytes: list[int] | None = None
 
 
 @dataclass(frozen=True)

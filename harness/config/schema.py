@@ -76,7 +76,7 @@ class LaunchConfig:
     the run is not a point of a sweep."""
     profiler: list[int] = field(default_factory=list)
     """Steps, numbered as in metrics.jsonl, of which torch.profiler writes a trace for each process into profiler/ of
-    the run's folder (for Perfetto). They take longer, and count as they are."""
+    the run's folder (for Perfetto), on GPUs with a snapshot of memory. They take longer, and count as they are."""
     grace_s: float = 30.0
     """Seconds that a preempted run has to finish its step and write its checkpoint, before it is killed."""
 

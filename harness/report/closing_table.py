@@ -50,8 +50,10 @@ def closing_table(record: RunRecord) -> Group:
     titles = ["", record.source, "predicted" if measured else "without jitter", RATIO]
     shown = 4 if measured else 3 if _basis(record).get("jitter") else 2
     whole = _table(titles[:shown], (row[:shown] for row in _whole_rows(record)))
-    columns = ["device", "utilization", "bubble", "peak memory", "predicted", RATIO]
-    devices = _table(columns[: 6 if measured else 4], (row[: 6 if measured else 4] for row in _device_rows(record)))
+    columns = ["device", "utilization", "bubble", "peak memory", "predicted", RATIO, "reserved"]
+    reserves = bool(record.metrics.get("reserved_memory_bytes"))
+    wide = 7 if reserves else 6 if measured else 4
+    devices = _table(columns[:wide], (row[:wide] for row in _device_rows(record)))
     fullest = _table(["device", "peak at", "with"], [] if measured else _moments(record))
     return Group(*(part for table in (whole, devices, fullest) if table.row_count for part in (table, Text())))
 
@@ -116,6 +118,7 @@ def _device_rows(record: RunRecord) -> Iterator[tuple[str, ...]]:
     busy = record.metrics.get("utilization") or []
     peak = record.metrics.get("peak_memory_bytes") or []
     expected = record.predicted.get("peak_memory_bytes") or []
+    reserved = record.metrics.get("reserved_memory_bytes") or []
     count = max(len(busy), len(peak), len(expected))
     names = sorted({stage["device"] for stage in (record.plan or {}).get("stages", [])})
     if len(names) != count:
@@ -123,7 +126,8 @@ def _device_rows(record: RunRecord) -> Iterator[tuple[str, ...]]:
     for index, name in enumerate(names):
         used, most, planned = _at(busy, index), _at(peak, index), _at(expected, index)
         idle = None if used is None else 1 - used
-        yield str(name), percent(used), percent(idle), size(most), size(planned), ratio(planned, most)
+        taken = size(_at(reserved, index))
+        yield str(name), percent(used), percent(idle), size(most), size(planned), ratio(planned, most), taken
 
 
 def _moments(record: RunRecord) -> Iterator[tuple[str, str, str]]:

@@ -54,6 +54,7 @@ class StepReport:
     end_s: float
     spans: list[Span]
     peak_bytes: int | None
+    reserved_bytes: int | None
     bytes_sent: Counter[str]
 
     def on_clock(self, offset_s: float) -> StepReport:
@@ -139,9 +140,9 @@ class DistributedSession(BaseSession):
             end_s = self.clock.synchronize()
         self.foreign.refuse()
         self.steps += 1
-        peak = memory.peak_bytes() if memory else None
+        peak, reserved = (memory.peak_bytes(), memory.reserved_bytes()) if memory else (None, None)
         with self.phase("in the report of a step"):
-            report = StepReport(float(loss), start_s, end_s, self.recorded_spans(), peak, self.bytes_sent)
+            report = StepReport(float(loss), start_s, end_s, self.recorded_spans(), peak, reserved, self.bytes_sent)
             return self._combined(report.on_clock(offset_s))
 
     def share(self, batch: Batch) -> Batch:
@@ -207,16 +208,22 @@ class DistributedSession(BaseSession):
         spans = self.merge_spans([[span for report in replica for span in report.spans] for replica in replicas])
         self.recording.add(spans, min(r.start_s for r in first), max(r.end_s for r in first))
         sent: Counter[str] = sum((report.bytes_sent for report in reports), Counter())
-        peaks = None
-        if own.peak_bytes is not None:
-            devices = [rank % per_replica // tensor for rank in range(len(reports))]
-            peaks = [
-                max(r.peak_bytes for r, its in zip(reports, devices, strict=True) if its == device)
-                for device in self.plan.devices
-            ]
+        peaks = self._fullest([report.peak_bytes for report in reports])
+        reserved = self._fullest([report.reserved_bytes for report in reports])
         seconds = max(report.end_s - report.start_s for report in reports)
         loss = sum(report.loss for report in reports)
-        return StepMetrics(loss, seconds, dict(sorted(sent.items())), peaks, self.skipped)
+        return StepMetrics(loss, seconds, dict(sorted(sent.items())), peaks, self.skipped, reserved)
+
+    def _fullest(self, of_ranks: Sequence[int | None]) -> list[int] | None:
+        """Return the most bytes of each device of the plan, over its ranks; None where a rank does not know."""
+        known = [found for found in of_ranks if found is not None]
+        if len(known) < len(of_ranks):
+            return None
+        devices = [rank % self.ranks_per_replica // self.plan.mesh.tensor for rank in range(len(known))]
+        its = [
+            [size for size, one in zip(known, devices, strict=True) if one == device] for device in self.plan.devices
+        ]
+        return [max(sizes) for sizes in its]
 
     def replica_group(self) -> dist.ProcessGroup | None:
         """Return the ranks that have this stage in all replicas; None with one replica. Collective over all ranks."""

@@ -80,8 +80,10 @@ class LocalSession(BaseSession):
             end_s = self._synchronize()
         self.steps += 1
         self.recording.add(self.recorded_spans(), start_s, end_s)
-        peaks = [meters[device].peak_bytes() for device in self.plan.devices] if meters else None
-        return StepMetrics(float(loss), end_s - start_s, dict(self.bytes_sent), peaks)
+        devices = [meters[device] for device in self.plan.devices] if meters else []
+        peaks = [device.peak_bytes() for device in devices] or None
+        reserved = [found for device in devices if (found := device.reserved_bytes()) is not None] or None
+        return StepMetrics(float(loss), end_s - start_s, dict(self.bytes_sent), peaks, None, reserved)
 
     def micro_batches(self, batch: Batch) -> Iterator[tuple[Value, Tensor]]:
         """Yield inputs and targets of each micro-batch, on the device. None is empty, however few samples there are."""

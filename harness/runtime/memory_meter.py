@@ -203,3 +203,7 @@ class DeviceMemory:
         if self.meter is not None:
             return self.meter.peak_bytes
         return torch.cuda.max_memory_allocated(self.device)
+
+    def reserved_bytes(self) -> int | None:
+        """Return what the allocator had taken from the GPU at most, in blocks that it kept; None on CPU."""
+        return None if self.meter is not None else torch.cuda.max_memory_reserved(self.device)

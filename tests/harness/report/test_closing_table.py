@@ -264,6 +264,12 @@ def test_device_rows_carry_the_devices_of_the_plan() -> None:
     assert [row[0] for row in rows(record(plan=None))[-2:]] == ["0", "1"]
 
 
+def test_what_a_gpus_allocator_has_taken_has_a_column() -> None:
+    taken = record(metrics=record().metrics | {"reserved_memory_bytes": [2**30, 2**29]})
+    assert [row[-1] for row in rows(taken)[-3:]] == ["reserved", "1.0 GiB", "512.0 MiB"]
+    assert [row[:-1] for row in rows(taken)[-3:]] == rows(record())[-3:]
+
+
 def test_anything_may_be_null() -> None:
     nothing = dict.fromkeys(record().metrics)
     empty = record(metrics=nothing, predicted={"step_time_s": None, "peak_memory_bytes": None}, plan=None, trace=None)

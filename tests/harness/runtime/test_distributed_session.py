@@ -18,6 +18,7 @@ from harness.core.trace import Span, Trace
 from harness.interfaces import Batch, SessionSpec, StepMetrics
 from harness.launch import forked_ranks
 from harness.runtime.distributed_session import DistributedSession, without_waiting
+from harness.runtime.memory_meter import DeviceMemory
 from tests.engines.networks import Network
 
 NET = Network("two layers", lambda: [nn.BatchNorm1d(2), nn.Linear(2, 2)], lambda n: torch.ones(n, 2),
@@ -115,6 +116,13 @@ def test_memory_of_a_device_is_that_of_its_fullest_replica() -> None:
     peaks = stepped(lambda session, metrics: metrics.peak_memory_bytes, meter=True)[0]
     share = 3 * 2 * 2 * FLOAT  # inputs and targets of three samples: the second replica's
     assert peaks == pytest.approx([3000 * FLOAT + share, 4000 * FLOAT + share], abs=64)
+
+
+def test_what_allocators_have_taken_is_that_of_the_fullest_replica(monkeypatch: pytest.MonkeyPatch) -> None:
+    metered = stepped(lambda session, metrics: metrics.reserved_memory_bytes, meter=True)
+    assert metered == [None] * 4, "CPUs have no such allocator"
+    monkeypatch.setattr(DeviceMemory, "reserved_bytes", lambda _: 10 * (dist.get_rank() + 1))
+    assert stepped(lambda session, metrics: metrics.reserved_memory_bytes, meter=True) == [[30, 40]] * 4
 
 
 def test_the_trace_is_that_of_the_first_replica() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import json
 import threading
@@ -70,6 +71,24 @@ def test_each_rank_has_a_file_of_its_own(tmp_path: Path, ranks: None) -> None:
     forked_ranks.run_on_ranks(2, work, ("cpu", "cpu"))
     files = sorted(file.name for file in (tmp_path / PROFILER).iterdir())
     assert files == ["step-5-rank-0.json.gz", "step-5-rank-1.json.gz"]
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_on_a_gpu_allocations_are_recorded_in_the_step_alone(
+    fails: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called: list[str] = []
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(
+        torch.cuda.memory, "_record_memory_history", lambda enabled="all": called.append(f"record {enabled}")
+    )
+    monkeypatch.setattr(torch.cuda.memory, "_dump_snapshot", lambda file: called.append(Path(file).name))
+    with contextlib.suppress(ZeroDivisionError), profiled(tmp_path, (5,), 5):
+        called.append("step")
+        if fails:
+            raise ZeroDivisionError
+    dumped = [] if fails else ["step-5-rank-0.pickle"]
+    assert called == ["record all", "step", *dumped, "record None"]
 
 
 def test_a_step_that_fails_leaves_no_trace(tmp_path: Path) -> None:
