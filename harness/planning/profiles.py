@@ -156,6 +156,7 @@ class Profiles:
             precision.autocast,
             precision.tf32 and origin != "counted",
             precision.cudnn_benchmark and origin != "counted",
+            1 if origin == "counted" else mesh.at_once(config),
         )
 
     def made(self, origin: Origin) -> ModelProfile:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig
 
+from harness.checks import mesh
 from harness.config import cluster_config, registry
 from harness.core import units
 from harness.core.memory_model import DTYPE_BYTES
@@ -47,8 +48,11 @@ def profile_model(folder: Path, config: DictConfig, samples: str, *ahead: str) -
 
     def make(count: int) -> ModelProfile:
         say(f"profiling {model.name}, micro-batches of {count}")
-        by_value = check_size(model, count, precision.dtype, precision.autocast, there)
-        found = profile_model.measure(model, count, precision.dtype, device, autocast=precision.autocast, say=say)
+        by_value, needed = check_size(model, count, precision.dtype, precision.autocast, there)
+        busy = max(1, min(mesh.at_once(config), there // max(1, needed)))
+        found = profile_model.measure(
+            model, count, precision.dtype, device, autocast=precision.autocast, say=say, at_once=busy
+        )
         return replace(found, by_value=by_value)
 
     _make_profiles(folder, make, samples, ahead)
@@ -121,11 +125,11 @@ def calibrate_links(folder: Path, config: DictConfig, count: str) -> None:
     time_collectives.measure(names, config.steps, config.warmup, say).save(folder / TIMINGS)
 
 
-def check_size(model: Model, samples: int, dtype: str, autocast: str | None, there_bytes: int) -> str:
+def check_size(model: Model, samples: int, dtype: str, autocast: str | None, there_bytes: int) -> tuple[str, int]:
     """Raise `CannotRun` if the whole model does not fit where it is to be profiled.
 
     That takes its weights, their gradients, and all that autograd saves of `samples` samples. Returns where the model
-    chooses by values of tensors what it computes, if it does.
+    chooses by values of tensors what it computes, if it does, and the bytes.
     """
     import torch
 
@@ -147,7 +151,7 @@ def check_size(model: Model, samples: int, dtype: str, autocast: str | None, the
         message = f"needs {units.size(needed)} to be profiled, {of}; {here} are here"
         fix = {"costs": "analytic"}
         raise CannotRun([Problem("model", model.name, message, (fix,), "profile=FILE, measured where it fits")])
-    return by_value
+    return by_value, needed
 
 
 def _parameter_bytes(layers: nn.Module, dtype: str) -> int:
