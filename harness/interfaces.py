@@ -153,6 +153,8 @@ class Capabilities:
     """Weights without a dimension."""
     empty: bool = True
     """Weights without elements."""
+    channels_last: bool = True
+    """Weights that are not contiguous in memory, as those of `precision.channels_last`."""
     multi_process: bool = False
     """Whether it runs as one process for each device of the mesh (`harness.launch.forked_ranks`), not as one for
     all."""
@@ -182,6 +184,7 @@ class SessionSpec:
     """Inputs of a session in addition to model and plan. `devices[d]` is the torch device of the plan's device d.
 
     `unused`: some weights get no gradient in a pass. `by_value`: which ones depends on the values of tensors.
+    `channels_last`: weights of convolutions are in this order.
     """
 
     devices: tuple[str, ...]
@@ -191,6 +194,7 @@ class SessionSpec:
     seed: int = 0
     unused: bool = False
     by_value: bool = False
+    channels_last: bool = False
 
 
 @dataclass(frozen=True)

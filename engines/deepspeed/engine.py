@@ -120,6 +120,7 @@ class DeepSpeedEngine(Engine):
             data=True,
             multi_process=True,
             complex=False,
+            channels_last=False,
             same_memory=config.zero == 0,
             sparse=config.zero == 0,
             scalars=False,

@@ -69,7 +69,14 @@ def build(config: Config) -> FSDPEngine:
 
 class FSDPEngine(Engine):
     capabilities = Capabilities(
-        pipeline=False, data=True, multi_process=True, same_memory=False, sparse=False, scalars=False, empty=False
+        pipeline=False,
+        data=True,
+        multi_process=True,
+        same_memory=False,
+        sparse=False,
+        scalars=False,
+        empty=False,
+        channels_last=False,
     )
 
     def __init__(self, config: Config) -> None:

@@ -120,6 +120,7 @@ class MyelinEngine(Engine):
             mpi=config.transport == "mpi",
             complex=False,
             same_memory=False,
+            channels_last=False,
         )
 
     def refuses(self, request: PlanRequest, dtype: str, cluster: Cluster) -> list[Problem]:

@@ -45,7 +45,7 @@ HERE = "local"
 
 
 class SBPEngine(Engine):
-    capabilities = Capabilities(tensor=True, multi_process=True)
+    capabilities = Capabilities(tensor=True, multi_process=True, channels_last=False)
 
     def __init__(self, config: Config) -> None:
         self.config = config

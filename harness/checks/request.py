@@ -31,6 +31,7 @@ def request(config: DictConfig, can: Capabilities, cluster: Cluster | None) -> l
         *_costs(config),
         *_place(config),
         *_dtype(config, can),
+        *_order(config, can),
         *_optimizer(config, can),
     ]
 
@@ -46,6 +47,15 @@ def notes(config: DictConfig) -> list[Problem]:
         return []
     message = "makes gradients below 6e-8 zero, and those above 65504 infinite: under autocast no loss is scaled"
     return [Problem("precision.autocast", "float16", message, ({"precision.autocast": "bfloat16"},))]
+
+
+def _order(config: DictConfig, can: Capabilities) -> list[Problem]:
+    """Weights in an order that the engine would undo, or does not take."""
+    key = "precision.channels_last"
+    if not config.precision.channels_last or can.channels_last:
+        return []
+    message = f"is not for engine={config.engine.name}, which puts weights, or parts of them, one after the other"
+    return [Problem(key, True, message, ({key: False},))]
 
 
 def profiling(config: DictConfig) -> list[Problem]:

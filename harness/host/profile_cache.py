@@ -56,6 +56,7 @@ def path(
     tf32: bool = False,
     cudnn_benchmark: bool = False,
     at_once: int = 1,
+    channels_last: bool = False,
 ) -> Path:
     """Returns the path of the profile of a model, whether or not it exists.
 
@@ -72,6 +73,7 @@ def path(
         "tf32": tf32,
         "cudnn_benchmark": cudnn_benchmark,
         "at_once": at_once,
+        "channels_last": channels_last,
         "device": device_name,
         "torch": importlib.metadata.version("torch"),
         "sources": _digest(

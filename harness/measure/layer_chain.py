@@ -22,7 +22,7 @@ from harness.nn.skip import carried, layer_skips, named_layers
 from harness.nn.tied import moved
 from harness.runtime.autograd import non_leaf
 from harness.runtime.foreign_layers import same_memory
-from harness.runtime.training_state import cast_batch
+from harness.runtime.training_state import cast_batch, put_channels_last
 from harness.runtime.values import Value
 
 Phase = Literal["forward", "backward"]
@@ -43,10 +43,18 @@ class Chain:
     """A model's layers on a device, with one micro-batch to run through them."""
 
     def __init__(
-        self, model: Model, micro_batch: int, dtype: torch.dtype, device: torch.device, autocast: str | None = None
+        self,
+        model: Model,
+        micro_batch: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        autocast: str | None = None,
+        channels_last: bool = False,
     ) -> None:
         with device:
             self.layers = moved(model.layers(), dtype).train()
+            if channels_last:
+                put_channels_last(self.layers)
             batch = model.sample(micro_batch)
         self.batch = cast_batch(batch, str(dtype).removeprefix("torch."))
         self.model, self.device = model, device

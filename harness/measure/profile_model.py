@@ -41,6 +41,7 @@ def measure(
     autocast: str | None = None,
     say: Callable[[str], None] = lambda text: None,
     at_once: int = 1,
+    channels_last: bool = False,
 ) -> ModelProfile:
     """The profile of `model` for `micro_batch` samples: seconds are medians of `repeats` after a warm-up, while
     `at_once` devices compute, this one included (on CPUs).
@@ -56,7 +57,7 @@ def measure(
     cuda = [target] if target.type == "cuda" else []
     with intra_op_threads(THREADS), torch.random.fork_rng(devices=cuda), dropout.keyed(seed=0, step=0, micro_batch=0):
         torch.manual_seed(0)
-        chain = Chain(model, micro_batch, getattr(torch, dtype), target, autocast)
+        chain = Chain(model, micro_batch, getattr(torch, dtype), target, autocast, channels_last)
         profile = counted(chain, dtype, autocast)
         clock = Clock(target)
         rounds = clock.warm_ups + repeats

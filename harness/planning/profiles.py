@@ -157,6 +157,7 @@ class Profiles:
             precision.tf32 and origin != "counted",
             precision.cudnn_benchmark and origin != "counted",
             1 if origin == "counted" else mesh.at_once(config),
+            precision.channels_last and origin != "counted",
         )
 
     def made(self, origin: Origin) -> ModelProfile:

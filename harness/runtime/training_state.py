@@ -15,6 +15,8 @@ from harness.nn import dropout
 from harness.nn.tied import moved
 from harness.runtime.values import mapped, split
 
+IMAGES = 4
+"""Dimensions of a batch of images, and of the weights of their convolutions."""
 OPTIMIZERS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
 
 
@@ -22,8 +24,18 @@ def initial_layers(model: Model, spec: SessionSpec) -> nn.Sequential:
     """The model's layers with the weights that `spec.seed` gives, in `spec.dtype`, dropout layers numbered."""
     torch.manual_seed(spec.seed)
     layers = moved(model.layers(), getattr(torch, spec.dtype))
+    if spec.channels_last:
+        put_channels_last(layers)
     dropout.number(layers)
     return layers
+
+
+def put_channels_last(layers: nn.Module) -> None:
+    """Reorder weights with four dimensions in memory, as `torch.channels_last` has it; a convolution then computes its
+    output so, whatever the order of its input is. They stay the same parameters."""
+    for weight in layers.parameters():
+        if weight.dim() == IMAGES:
+            weight.data = weight.data.to(memory_format=torch.channels_last)
 
 
 def choose_kernels(tf32: bool, cudnn_benchmark: bool) -> None:

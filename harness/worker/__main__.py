@@ -115,7 +115,9 @@ def train(folder: Path, config: DictConfig, start: str = "0", token: str = "") -
     engine = registry.build("engine", config.engine)
     optimizer, precision = OptimizerSpec(**config.optimizer), config.precision
     unused, by_value = any(layer.traits.unused for layer in profile.layers), bool(profile.by_value)
-    spec = SessionSpec(names, optimizer, precision.dtype, precision.autocast, config.seed, unused, by_value)
+    spec = SessionSpec(
+        names, optimizer, precision.dtype, precision.autocast, config.seed, unused, by_value, precision.channels_last
+    )
     if not (rendezvous and rendezvous.rank):
         say(f"building {model.name} on {', '.join(names)}")
 

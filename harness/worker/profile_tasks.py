@@ -50,9 +50,8 @@ def profile_model(folder: Path, config: DictConfig, samples: str, *ahead: str) -
         say(f"profiling {model.name}, micro-batches of {count}")
         by_value, needed = check_size(model, count, precision.dtype, precision.autocast, there)
         busy = max(1, min(mesh.at_once(config), there // max(1, needed)))
-        found = profile_model.measure(
-            model, count, precision.dtype, device, autocast=precision.autocast, say=say, at_once=busy
-        )
+        how = {"autocast": precision.autocast, "channels_last": precision.channels_last, "at_once": busy}
+        found = profile_model.measure(model, count, precision.dtype, device, say=say, **how)
         return replace(found, by_value=by_value)
 
     _make_profiles(folder, make, samples, ahead)

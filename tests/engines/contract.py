@@ -44,11 +44,14 @@ class Case:
     samples: int = 8
     deferred: bool = False
     by_value: bool = False
+    channels_last: bool = False
 
     @property
     def spec(self) -> SessionSpec:
         devices = ("cpu",) * max(self.plan.mesh.size, *(device + 1 for device in self.plan.devices))
-        return SessionSpec(devices, self.optimizer, self.dtype, seed=7, by_value=self.by_value)
+        return SessionSpec(
+            devices, self.optimizer, self.dtype, seed=7, by_value=self.by_value, channels_last=self.channels_last
+        )
 
     @property
     def reference(self) -> Case:

@@ -74,13 +74,13 @@ def loud() -> Network:
 DRAWS = draws()
 
 
-def flat(build: Any, config: Any, stages: int = 1, data: int = 1, mode: str = "never") -> Case:
-    """`DRAWS` on any engine without a planner of its own."""
+def flat(build: Any, config: Any, stages: int = 1, data: int = 1, mode: str = "never", model: Network = DRAWS) -> Case:
+    """A model on any engine without a planner of its own."""
     engine = build(config)
     placement = engine.placement(stages) or tuple(range(stages))
-    plan = Plan.contiguous(even(len(DRAWS.layers()), len(placement)), 2, mode)
+    plan = Plan.contiguous(even(len(model.layers()), len(placement)), 2, mode)
     on = tuple(replace(stage, device=placement[j]) for j, stage in enumerate(plan.stages))
-    return Case(engine, DRAWS, replace(plan, mesh=Mesh(data=data, pipeline=stages), stages=on))
+    return Case(engine, model, replace(plan, mesh=Mesh(data=data, pipeline=stages), stages=on))
 
 
 def periodic(every: int) -> Case:

@@ -49,7 +49,7 @@ def asked(package: Path, **changes: object) -> Path:
     return profile_cache.path(**(arguments | changes))  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("key", ["tf32", "cudnn_benchmark"])
+@pytest.mark.parametrize("key", ["tf32", "cudnn_benchmark", "channels_last"])
 def test_times_of_other_kernels_are_others(package, cache, key):
     assert asked(package, **{key: True}) != asked(package) == asked(package, **{key: False})
 
