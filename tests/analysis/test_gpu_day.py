@@ -13,6 +13,7 @@ from harness.sweep.points import expand
 
 
 @pytest.mark.parametrize("dry", [False, True])
+@pytest.mark.usefixtures("computation")
 def test_every_command_has_keys_and_values_that_exist(tmp_path: Path, dry: bool) -> None:
     jobs = gpu_day.planned(tmp_path, 4, dry)
     assert len({job.name for job in jobs}) == len(jobs)

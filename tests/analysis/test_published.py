@@ -88,6 +88,7 @@ def test_half_and_twice_the_published_figure_miss_equally() -> None:
     assert published.near([judged("a", 0.81), judged("b", 1.24)])[1.25] == "2 of 2"
 
 
+@pytest.mark.usefixtures("computation")
 def test_every_cell_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert published.main(["myelin", "madpipe"]) == 0
     out = capsys.readouterr().out

@@ -22,6 +22,7 @@ from harness.measure import count_model
 from harness.runtime.boundary_shapes import BoundaryShapes
 from harness.simulator import simulate
 from planners.block_partition import even
+from tests import tiers
 from tests.engines import contract, networks, zoo
 from tests.engines.contract import Case, gentle
 from tests.engines.networks import Network
@@ -59,10 +60,11 @@ def test_trains_like_single(model: str, schedule: str) -> None:
 @pytest.mark.fast
 @pytest.mark.parametrize(
     ("model", "schedule"),
-    [
-        ("unet", "gpipe"), ("unet", "zbv"), ("amoebanet", "1f1b"), ("amoebanet", "zbv"), ("gpt", "gpipe"),
-        ("gpt", "interleaved1f1b"), ("llama", "1f1b"), ("llama", "zbv"),
-    ],
+    tiers.later(
+        [("unet", "gpipe"), ("unet", "zbv"), ("gpt", "gpipe"), ("gpt", "interleaved1f1b"), ("llama", "1f1b"),
+         ("llama", "zbv"), *(heavy := [("amoebanet", "1f1b"), ("amoebanet", "zbv")])],
+        heavy,
+    ),
 )  # fmt: skip
 def test_trains_the_zoo_like_single(model: str, schedule: str) -> None:
     contract.check_training(replace(gentle(case(model, schedule, micro_batches=2)), samples=4))

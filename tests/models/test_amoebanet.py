@@ -109,6 +109,7 @@ def test_parameters_of_some_layers_of_18_256(paper: ModelProfile) -> None:
     assert paper.model == "amoebanet_18_256_224" and paper.skips == ()
 
 
+@pytest.mark.usefixtures("computation")
 def test_each_layer_of_18_256_has_the_fixture_s_figures(paper: ModelProfile, rows: list[dict[str, str]]) -> None:
     """Name, parameters, elements in and out, multiply-accumulates: exact."""
     n = paper.micro_batch

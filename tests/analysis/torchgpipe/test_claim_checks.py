@@ -248,6 +248,7 @@ def fuller(factor: float) -> Callable[[dict[str, Any]], dict[str, Any]]:
         (4, "Pipeline-8", slower(2.6), {"TG-12"}),
     ],
 )
+@pytest.mark.usefixtures("computation")
 def test_a_claim_that_does_not_hold_is_reported(
     table: int, row: str, change: Callable[[dict[str, Any]], dict[str, Any]], broken: set[str]
 ) -> None:

@@ -20,6 +20,7 @@ from harness.nn import dropout
 from harness.nn.skip import layer_skips, named_layers
 from tests.harness.capture import networks
 from tests.harness.capture.networks import NETWORKS, Block, TinyGPT
+from tests.tiers import later
 
 
 @pytest.fixture(autouse=True)
@@ -99,7 +100,7 @@ def test_layers_are_the_same_on_the_meta_device_and_for_other_examples(name: str
         assert [layer.source for layer in other] == [layer.source for layer in chain]
 
 
-@pytest.mark.parametrize("name", NETWORKS)
+@pytest.mark.parametrize("name", later(NETWORKS, LARGE))
 def test_layers_fit_together(name: str, chain_of: Callable[[str], Captured]) -> None:
     """Skips match, layers pass tensors or tuples of them, and each works as a copy, as of an engine's tied weights."""
     _, chain, args, kwargs = chain_of(name)

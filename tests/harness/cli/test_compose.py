@@ -19,8 +19,11 @@ from harness.config.overrides import ALL_KEYS, closest_key, described, leaves, q
 from harness.core.model_profile import LayerProfile, ModelProfile
 from harness.core.problem import CannotRun, Problem, advice, apply
 from tests.problems import keys, rows
+from tests.tiers import later
 
 FILES = sorted(path for group in registry.GROUPS for path in (CONF / group).glob("*.yaml"))
+PUBLISHED = [path for path in FILES if path.parent.name == "model" and any(map(str.isdigit, path.stem))]
+"""Models at sizes of the papers, which take longer."""
 
 
 def problems(*overrides: str) -> list[Problem]:
@@ -74,7 +77,7 @@ def test_interpolations_are_resolved() -> None:
     assert OmegaConf.to_container(config, resolve=False)["batch"]["micro_batches"] == 32  # type: ignore[index, call-overload]
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: f"{path.parent.name}={path.stem}")
+@pytest.mark.parametrize("path", later(FILES, PUBLISHED), ids=lambda path: f"{path.parent.name}={path.stem}")
 def test_every_choice_composes_and_says_how_to_use_it(path: Path) -> None:
     command = re.match(r"(?:#.*\n)*?#.* python run\.py ((?:\S+=\S+ ?)+)", path.read_text())
     assert command, "begins with a comment that has a command"

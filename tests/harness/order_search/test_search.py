@@ -63,6 +63,7 @@ def test_it_finds_what_brute_force_finds(chain: Chain) -> None:
 
 
 @pytest.mark.parametrize("chain", TINY[:4], ids=str)
+@pytest.mark.usefixtures("computation")
 def test_the_unit_of_times_and_bytes_is_no_matter(chain: Chain, capfd: pytest.CaptureFixture[str]) -> None:
     """The integer program's tolerances are absolute: microseconds and gigabytes are what they are in a plan."""
     seconds, size = 1e-5, 10**8

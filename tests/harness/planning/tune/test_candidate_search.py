@@ -92,6 +92,7 @@ def test_each_candidate_is_planned_once(tmp_path: Path) -> None:
     assert len(planned) == len(set(planned)) >= len(found.simulated) >= len(found.kinds)
 
 
+@pytest.mark.usefixtures("computation")
 def test_more_memory_brings_larger_micro_batches(tmp_path: Path) -> None:
     wide = tuned(tmp_path, "engine=myelin", "batch.size=64", "cluster.memory_gb=1", size=2 * 10**7)
     narrow = tuned(tmp_path, "engine=myelin", "batch.size=64", "cluster.memory_gb=0.3", size=2 * 10**7)

@@ -12,6 +12,7 @@ from harness.planning.tune.result import Counts, Reason
 from tests.harness.planning.tune.nets import tuned
 
 
+@pytest.mark.usefixtures("computation")
 def test_a_row_has_mesh_recomputation_and_what_it_reaches(tmp_path: Path) -> None:
     found = tuned(tmp_path, "engine=deepspeed", "batch.size=64")
     cells = {column.name: column.cells for column in candidate_table.columns(found.rows)}

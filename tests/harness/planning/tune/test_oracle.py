@@ -70,6 +70,7 @@ def test_the_choice_is_the_best_of_all_points(engine: str, memory_gb: float, tmp
     assert found.kinds[0].step_time_s == pytest.approx(min(points), rel=1e-9)
 
 
+@pytest.mark.usefixtures("computation")
 def test_the_command_of_the_best_is_simulated_to_the_same_step(tmp_path: Path) -> None:
     found = tuned(tmp_path, "engine=deepspeed", "batch.size=4", "cluster.nodes=1", size=10**7)
     config = compose(list(found.kinds[0].overrides))
