@@ -127,7 +127,7 @@ def test_overrides(layers: int, overrides: list[str]) -> None:
 @pytest.mark.usefixtures("computation")
 @pytest.mark.timeout(600)
 @given(st.data(), st.sampled_from(["cluster", "model", "precision", "engine", "planner", "data", "sweeps"]))
-@cases(150)
+@cases(60)
 def test_yaml_files(data: st.DataObject, group: str) -> None:
     with TemporaryDirectory() as folder:
         path = Path(folder, "conf", group, "z.yaml")
@@ -144,7 +144,7 @@ def test_yaml_files(data: st.DataObject, group: str) -> None:
 @pytest.mark.usefixtures("computation")
 @pytest.mark.timeout(600)
 @given(st.data(), st.sampled_from(fuzz.ENGINES), st.sampled_from(["plan", "simulate", "tune", "profile"]))
-@cases(120)
+@cases(50)
 def test_profiles(data: st.DataObject, engine: str, mode: str) -> None:
     with TemporaryDirectory() as folder:
         layers = data.draw(st.integers(1, 5))
