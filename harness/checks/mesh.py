@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from omegaconf import DictConfig
 
-from harness.config import registry
 from harness.core.model_profile import ModelProfile
 from harness.core.plan import Mesh
-from harness.host import devices
-from harness.interfaces import Capabilities, Engine
+from harness.interfaces import Capabilities
 
 DEGREES = ("tensor", "pipeline", "data")
 """Dimensions of the mesh, in the order in which an open one gets the remaining devices."""
@@ -43,22 +41,6 @@ def resolve(config: DictConfig, can: Capabilities, devices: int, layers: int) ->
         known["data"] = max(1, min(known["data"], devices // known["tensor"]))
         known["pipeline"] = max(1, min(known["pipeline"], layers, devices // (known["data"] * known["tensor"])))
     return Mesh(**known)
-
-
-def at_once(config: DictConfig) -> int:
-    """Return how many devices of this machine compute at the same time in a run: layers are timed next to as many.
-
-    CPU devices share memory bandwidth and caches, GPUs do not; a described cluster's devices are none of this
-    machine's.
-    """
-    if config.cluster.name != "local" or config.mode in ("profile", "calibrate"):
-        return 1
-    found = devices.detect(config.cluster.device)
-    if found.kind != "cpu":
-        return 1
-    engine: Engine = registry.build("engine", config.engine)
-    count = config.cluster.devices or found.count
-    return max(1, min(resolve(config, engine.capabilities, count, layers=count).size, devices.cores()))
 
 
 def given_balance(config: DictConfig) -> list[int]:

@@ -23,7 +23,6 @@ from harness.core.serialization import Document, SchemaError
 
 MEASURING = (
     "measure/profile_model.py",
-    "measure/companions.py",
     "measure/count_model.py",
     "measure/kernel_counter.py",
     "measure/matmul_finder.py",
@@ -55,14 +54,13 @@ def path(
     autocast: str | None = None,
     tf32: bool = False,
     cudnn_benchmark: bool = False,
-    at_once: int = 1,
     channels_last: bool = False,
 ) -> Path:
     """Returns the path of the profile of a model, whether or not it exists.
 
     `model_config` is the resolved config of the model, `model_package` its module or its package (or the config.py of
-    it), `device_name` the CPU's or GPU's (`harness.host.devices.detect().name`), of which `at_once` compute. Two calls
-    give the same path only if these, the sources of model and profiling, and torch's version are the same.
+    it), `device_name` the CPU's or GPU's (`harness.host.devices.detect().name`). Two calls give the same path only if
+    these, the sources of model and profiling, and torch's version are the same.
     """
     harness = Path(__file__).parents[1]
     key = {
@@ -72,7 +70,6 @@ def path(
         "autocast": autocast,
         "tf32": tf32,
         "cudnn_benchmark": cudnn_benchmark,
-        "at_once": at_once,
         "channels_last": channels_last,
         "device": device_name,
         "torch": importlib.metadata.version("torch"),

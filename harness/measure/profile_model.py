@@ -9,7 +9,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
@@ -17,7 +17,6 @@ import torch
 from harness.core.model_profile import ModelProfile
 from harness.host import devices
 from harness.interfaces import Model
-from harness.measure.companions import companions
 from harness.measure.count_model import check_arguments, counted
 from harness.measure.layer_chain import Chain, Phase
 from harness.nn import dropout
@@ -40,11 +39,9 @@ def measure(
     repeats: int = 5,
     autocast: str | None = None,
     say: Callable[[str], None] = lambda text: None,
-    at_once: int = 1,
     channels_last: bool = False,
 ) -> ModelProfile:
-    """The profile of `model` for `micro_batch` samples: seconds are medians of `repeats` after a warm-up, while
-    `at_once` devices compute, this one included (on CPUs).
+    """The profile of `model` for `micro_batch` samples: seconds are medians of `repeats` after a warm-up.
 
     `say` gets a line for each of them. All else is what `harness.measure.count_model` counts, on this device. `slowed`
     says whether the machine was busy meanwhile. Raises ValueError for impossible arguments; an error inside a layer
@@ -61,21 +58,15 @@ def measure(
         profile = counted(chain, dtype, autocast)
         clock = Clock(target)
         rounds = clock.warm_ups + repeats
-        with companions(at_once - 1, lambda: chain.step(_unobserved)):
-            for number in range(rounds):
-                say(f"timing layers: round {number + 1} of {rounds}")
-                clock.new_repeat()
-                chain.step(clock)
+        for number in range(rounds):
+            say(f"timing layers: round {number + 1} of {rounds}")
+            clock.new_repeat()
+            chain.step(clock)
     layers = [
         replace(layer, forward_s=clock.seconds(index, "forward"), backward_s=clock.seconds(index, "backward"))
         for index, layer in enumerate(profile.layers)
     ]
-    whole = replace(profile, source=_source(target), times="measured", slowed=clock.slowed(), at_once=at_once)
-    return replace(whole, layers=tuple(layers))
-
-
-def _unobserved(index: int, phase: Phase) -> AbstractContextManager[None]:
-    return nullcontext()
+    return replace(profile, layers=tuple(layers), source=_source(target), times="measured", slowed=clock.slowed())
 
 
 class Clock:

@@ -156,7 +156,6 @@ class Profiles:
             precision.autocast,
             precision.tf32 and origin != "counted",
             precision.cudnn_benchmark and origin != "counted",
-            1 if origin == "counted" else mesh.at_once(config),
             precision.channels_last and origin != "counted",
         )
 

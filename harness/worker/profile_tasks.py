@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig
 
-from harness.checks import mesh
 from harness.config import cluster_config, registry
 from harness.core import units
 from harness.core.memory_model import DTYPE_BYTES
@@ -48,10 +47,16 @@ def profile_model(folder: Path, config: DictConfig, samples: str, *ahead: str) -
 
     def make(count: int) -> ModelProfile:
         say(f"profiling {model.name}, micro-batches of {count}")
-        by_value, needed = check_size(model, count, precision.dtype, precision.autocast, there)
-        busy = max(1, min(mesh.at_once(config), there // max(1, needed)))
-        how = {"autocast": precision.autocast, "channels_last": precision.channels_last, "at_once": busy}
-        found = profile_model.measure(model, count, precision.dtype, device, say=say, **how)
+        by_value = check_size(model, count, precision.dtype, precision.autocast, there)
+        found = profile_model.measure(
+            model,
+            count,
+            precision.dtype,
+            device,
+            autocast=precision.autocast,
+            say=say,
+            channels_last=precision.channels_last,
+        )
         return replace(found, by_value=by_value)
 
     _make_profiles(folder, make, samples, ahead)
@@ -124,11 +129,11 @@ def calibrate_links(folder: Path, config: DictConfig, count: str) -> None:
     time_collectives.measure(names, config.steps, config.warmup, say).save(folder / TIMINGS)
 
 
-def check_size(model: Model, samples: int, dtype: str, autocast: str | None, there_bytes: int) -> tuple[str, int]:
+def check_size(model: Model, samples: int, dtype: str, autocast: str | None, there_bytes: int) -> str:
     """Raise `CannotRun` if the whole model does not fit where it is to be profiled.
 
     That takes its weights, their gradients, and all that autograd saves of `samples` samples. Returns where the model
-    chooses by values of tensors what it computes, if it does, and the bytes.
+    chooses by values of tensors what it computes, if it does.
     """
     import torch
 
@@ -150,7 +155,7 @@ def check_size(model: Model, samples: int, dtype: str, autocast: str | None, the
         message = f"needs {units.size(needed)} to be profiled, {of}; {here} are here"
         fix = {"costs": "analytic"}
         raise CannotRun([Problem("model", model.name, message, (fix,), "profile=FILE, measured where it fits")])
-    return by_value, needed
+    return by_value
 
 
 def _parameter_bytes(layers: nn.Module, dtype: str) -> int:

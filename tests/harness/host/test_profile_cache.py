@@ -70,7 +70,6 @@ def test_the_same_question_has_the_same_path(package, cache):
         {"micro_batch": 3},
         {"dtype": "float64"},
         {"autocast": "bfloat16"},
-        {"at_once": 2},
         {"device_name": "NVIDIA H200"},
     ],
     ids=str,
