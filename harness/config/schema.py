@@ -181,8 +181,8 @@ class PrecisionConfig:
     false: neither does. (torch's own default is true for convolutions and false for matmuls.)"""
     channels_last: bool = False
     """Weights of two-dimensional convolutions have their channels last in memory (torch.channels_last), and so has what
-    these compute: several times as fast on GPUs with tensor cores in 16 bits, and on some CPUs. Losses differ by
-    rounding. Messages between devices are in the usual order."""
+    these compute: faster on GPUs with tensor cores in 16 bits, slower on many CPUs. Losses differ by rounding. Messages
+    between devices are in the usual order."""
     cudnn_benchmark: bool = False
     """On GPUs the first convolution of each shape tries all of cuDNN's algorithms, and later ones take the fastest
     (torch.backends.cudnn.benchmark). Which one it is differs from run to run, and losses by their rounding."""
