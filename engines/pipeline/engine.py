@@ -16,7 +16,8 @@ What it cannot do:
 
 * No tensor parallelism inside a stage.
 * The first stage's inputs have no gradient, so its I is empty, and its W is the whole backward pass.
-* A custom autograd function computes all its gradients in each half; both halves call the hooks of tensors in a stage.
+* A custom autograd function that takes a matrix as weight computes all its gradients in each half; both halves call
+  the hooks of tensors in a stage.
 * Times of messages are differences of two ranks' clocks: right on one machine.
 * On GPUs (untested) messages of transport=mpi pass through the host.
 """

@@ -64,7 +64,8 @@ class LaunchConfig:
     """The command that runs a command line on one of launch.hosts: the host and the line follow it."""
     interface: str | None = None
     """Network interface (eth0, ib0) by which ranks reach each other, on each node the one of this name
-    (GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME). null: gloo takes that on which a node sees rank 0, NCCL chooses."""
+    (GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME: NCCL's sockets, not InfiniBand; MPI chooses for itself). null: gloo takes
+    that on which a node sees rank 0, NCCL chooses."""
     timeout_s: float | None = None
     """Seconds without progress after which a run is ended; the Python stacks of its ranks are written to the log. null:
     20 times the median step, at least 60 and at most 300; 300 before the first steps are done."""

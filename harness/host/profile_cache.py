@@ -37,6 +37,7 @@ MEASURING = (
     "nn/tensor_memory.py",
     "nn/tied.py",
     "runtime/recomputation.py",
+    "runtime/training_state.py",
     "host/malloc.py",
 )
 """Modules of harness/ whose edits make a profile out of date; the first one sets the number of threads."""

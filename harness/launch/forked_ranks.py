@@ -35,8 +35,8 @@ from harness.launch.die_with_parent import die_with
 from harness.launch.mpi import PmiConnection
 from harness.launch.signals import ENDING
 from harness.launch.slurm_ranks import Rendezvous
+from harness.runtime.collectives import patience
 from harness.runtime.distributed_session import DistributedSession
-from harness.runtime.transports.transport import patience
 
 T = TypeVar("T")
 HERE = "127.0.0.1"

@@ -8,7 +8,7 @@ import socket
 import struct
 from contextlib import suppress
 
-from harness.core.problem import Problem
+from harness.core.problem import Problem, refuse
 
 KEY = "launch.interface"
 GLOO, NCCL = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
@@ -25,7 +25,9 @@ def problem(name: str | None) -> Problem | None:
 
 
 def use(name: str | None) -> None:
-    """Have gloo and NCCL, in this process and its children, use the interface; without a name they choose."""
+    """Have gloo and NCCL, in this process and its children, use the interface; without a name they choose. Raises
+    `CannotRun` where this node does not have it."""
+    refuse([wrong] if (wrong := problem(name)) else [], "this run")
     if name is not None:
         os.environ |= {GLOO: name, NCCL: f"={name}"}  # without the equals sign NCCL takes eth0 for eth01, too
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from harness.runtime.transports.transport import patience
+from harness.runtime.collectives import patience
 
 ON_GPUS = "cpu:gloo,cuda:nccl"
 """Tensors on GPUs go by NCCL. What is pickled (states, reports) goes by gloo: NCCL would copy it to the GPU first, and

@@ -34,7 +34,11 @@ def problems(config: DictConfig, capabilities: Capabilities) -> list[Problem]:
     """Return the problems of starting the ranks as the configuration, or this process's start, asks for."""
     if config.launch.hosts:
         return hosts_step.problems(config, capabilities)
+    trains = config.mode == "run" and config.cluster.name == "local" and capabilities.multi_process
     if joined_step.group(config):
-        return joined_step.problems(config, capabilities)
-    here = None if slurm_step.job(config) else network.problem(config.launch.interface)  # else each rank looks
-    return [*slurm_step.problems(config, capabilities), *([here] if here else ())]
+        found = joined_step.problems(config, capabilities)
+    else:
+        trains = trains and not slurm_step.job(config)  # there each rank looks
+        found = slurm_step.problems(config, capabilities)
+    here = network.problem(config.launch.interface) if trains else None
+    return [*found, *([here] if here else ())]

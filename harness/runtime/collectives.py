@@ -8,11 +8,28 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 
 from harness.runtime.device_clock import Interval, TimePoint
+
+LEAST_PATIENCE = timedelta(hours=1)
+_patience = LEAST_PATIENCE
+
+
+def patience() -> timedelta:
+    """Return the timeout of this process's collectives and messages."""
+    return _patience
+
+
+def outlast(limit_s: float | None) -> None:
+    """Have collectives and messages wait for longer than the parent, which ends a run without progress after
+    `limit_s` seconds (`launch.timeout_s`) and says in which rank it hangs."""
+    global _patience
+    _patience = max(LEAST_PATIENCE, timedelta(seconds=2 * (limit_s or 0.0)))
+
 
 all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
@@ -29,7 +46,7 @@ def new_group(ranks: Sequence[int]) -> dist.ProcessGroup:
     On GPUs its communicator is opened here, which takes seconds with many ranks: rank 0 says that it goes on, so that
     the run is not ended for making no progress.
     """
-    group: dist.ProcessGroup = dist.new_group(list(ranks))
+    group: dist.ProcessGroup = dist.new_group(list(ranks), timeout=patience())
     if torch.cuda.is_initialized() and dist.get_rank() == 0:
         print(f"opened a communicator of ranks {', '.join(map(str, ranks))}", flush=True)
     return group

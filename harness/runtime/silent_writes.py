@@ -13,6 +13,8 @@ from torch import Tensor, nn
 
 from harness.runtime import output_check
 
+IMAGES = 4
+"""Dimensions of the weights of a convolution of images."""
 ELEMENTS = 16
 """Elements of each parameter."""
 
@@ -64,6 +66,8 @@ class SilentWrites:
         known, memory = self._views.get(id(parameter)), parameter.data_ptr()
         if known is None or known.parameter is not parameter or known.memory != memory:
             flat = parameter.detach()
+            if flat.dim() == IMAGES and flat.is_contiguous(memory_format=torch.channels_last):
+                flat = flat.permute(0, 2, 3, 1)
             flat = (
                 flat.reshape(-1) if flat.is_contiguous() else flat.as_strided((min(flat.shape),), (sum(flat.stride()),))
             )

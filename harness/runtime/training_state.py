@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -15,8 +16,7 @@ from harness.nn import dropout
 from harness.nn.tied import moved
 from harness.runtime.values import mapped, split
 
-IMAGES = 4
-"""Dimensions of a batch of images, and of the weights of their convolutions."""
+CONVOLUTIONS = (nn.Conv2d, nn.ConvTranspose2d)
 OPTIMIZERS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
 
 
@@ -31,11 +31,13 @@ def initial_layers(model: Model, spec: SessionSpec) -> nn.Sequential:
 
 
 def put_channels_last(layers: nn.Module) -> None:
-    """Reorder weights with four dimensions in memory, as `torch.channels_last` has it; a convolution then computes its
-    output so, whatever the order of its input is. They stay the same parameters."""
-    for weight in layers.parameters():
-        if weight.dim() == IMAGES:
-            weight.data = weight.data.to(memory_format=torch.channels_last)
+    """Reorder the weights of two-dimensional convolutions in memory, as `torch.channels_last` has it; these then
+    compute their outputs so, whatever the order of their inputs is. They stay the same parameters; one that shows the
+    memory of another one stays as it is."""
+    shown = Counter(weight.untyped_storage()._cdata for weight in layers.parameters())
+    for module in layers.modules():
+        if isinstance(module, CONVOLUTIONS) and shown[module.weight.untyped_storage()._cdata] == 1:
+            module.weight.data = module.weight.data.to(memory_format=torch.channels_last)
 
 
 def choose_kernels(tf32: bool, cudnn_benchmark: bool) -> None:

@@ -33,7 +33,6 @@ from omegaconf import DictConfig, OmegaConf
 from harness.config import registry
 from harness.core.model_profile import ModelProfile
 from harness.core.plan import Plan
-from harness.core.problem import CannotRun
 from harness.core.run_files import CONFIG, PLAN, PROFILE
 from harness.host import launched, malloc
 from harness.interfaces import OptimizerSpec, SessionSpec
@@ -91,15 +90,12 @@ def train(folder: Path, config: DictConfig, start: str = "0", token: str = "") -
 
     from harness.launch.forked_ranks import run_session_on_ranks
     from harness.launch.slurm_ranks import Rendezvous
+    from harness.runtime import collectives
     from harness.runtime.training_state import choose_kernels
-    from harness.runtime.transports import transport
     from harness.worker.checkpoints import Checkpoints, When, run_state
     from harness.worker.training_loop import Loop, save_result, train_steps
 
-    if wrong := network.problem(config.launch.interface):
-        raise CannotRun([wrong], "launch")
-    network.use(config.launch.interface)
-    transport.outlast(config.launch.timeout_s)
+    collectives.outlast(config.launch.timeout_s)
     plan = Plan.load(folder / PLAN)
     names = torch_devices(config, max(plan.mesh.size, *(device + 1 for device in plan.devices)))
     rendezvous = Rendezvous(folder, token) if token else None
@@ -113,6 +109,8 @@ def train(folder: Path, config: DictConfig, start: str = "0", token: str = "") -
     model = registry.build("model", config.model)
     data = registry.build("data", config.data, model, config.seed)
     engine = registry.build("engine", config.engine)
+    if engine.capabilities.multi_process:
+        network.use(config.launch.interface)
     optimizer, precision = OptimizerSpec(**config.optimizer), config.precision
     unused, by_value = any(layer.traits.unused for layer in profile.layers), bool(profile.by_value)
     spec = SessionSpec(

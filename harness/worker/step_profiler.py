@@ -48,7 +48,7 @@ def _allocations(file: Path) -> Iterator[None]:
     if not torch.cuda.is_initialized():
         yield
         return
-    torch.cuda.memory._record_memory_history()
+    torch.cuda.memory._record_memory_history(stacks="python")  # those of C++ take minutes
     try:
         yield
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import nn
 
 from engines.ddp.engine import Config as DDPConfig
 from engines.ddp.engine import build as build_ddp
@@ -23,6 +24,8 @@ from harness.cli.compose import compose
 from harness.config import registry
 from harness.measure.layer_chain import Chain
 from harness.measure.profile_model import measure
+from harness.runtime.silent_writes import SilentWrites
+from harness.runtime.training_state import put_channels_last
 from tests.engines import contract, networks
 from tests.engines.contract import Case
 from tests.engines.test_resuming import MOMENTUM, flat, periodic
@@ -63,6 +66,27 @@ def test_layers_are_measured_so() -> None:
     assert all(one.grad is not None and one.grad.stride() == one.stride() for one in chain.layers.parameters())
     plain, last = (measure(NET, 2, "float32", "cpu", repeats=1, channels_last=choice) for choice in (False, True))
     assert [one.flops for one in plain.layers] == [one.flops for one in last.layers]
+
+
+def test_convolutions_alone_are_reordered_and_shared_memory_stays_shared() -> None:
+    table = nn.Module()
+    table.register_parameter("weight", nn.Parameter(torch.ones(1, 2, 3, 4)))
+    one, two, three = (nn.Conv2d(2, 2, 3) for _ in range(3))
+    two.weight = nn.Parameter(one.weight.detach())
+    kept = three.weight
+    put_channels_last(nn.ModuleList([table, one, two, three]))
+    assert [_is_last(layer.weight) for layer in (one, two, three)] == [False, False, True]
+    assert not _is_last(table.get_parameter("weight"))
+    assert three.weight is kept and one.weight.data_ptr() == two.weight.data_ptr()
+
+
+def test_a_write_to_a_reordered_weight_is_noticed() -> None:
+    weight = nn.Parameter(torch.randn(2, 4, 3, 3).to(memory_format=torch.channels_last))
+    in_memory, writes = weight.data.permute(0, 2, 3, 1).view(-1), SilentWrites()
+    for place in range(0, 64, 4):  # 16 of 72 elements are compared
+        changed = writes.before([weight])
+        in_memory[place] += 1
+        assert changed() is weight
 
 
 @pytest.mark.parametrize("engine", ["single", "gpipe", "myelin", "fsdp", "deepspeed", "sbp"])

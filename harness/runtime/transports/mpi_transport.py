@@ -19,7 +19,8 @@ import torch
 from mpi4py import MPI
 from torch import Tensor
 
-from harness.runtime.transports.transport import Channel, Completed, Position, Transport, patience
+from harness.runtime.collectives import patience
+from harness.runtime.transports.transport import Channel, Completed, Position, Transport
 
 BUSY_S, FAR_S = 1e-2, 1e-3
 """Between two polls while the rank computes, where all ranks share memory and where they do not. Each takes the

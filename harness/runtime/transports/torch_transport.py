@@ -34,8 +34,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from harness.runtime.collectives import new_group
-from harness.runtime.transports.transport import Arrival, Channel, Completed, Position, Transport, patience
+from harness.runtime.collectives import new_group, patience
+from harness.runtime.transports.transport import Arrival, Channel, Completed, Position, Transport
 
 AT_ONCE_S = 1e-4
 """Within which a wait ends for a message that is there."""

@@ -18,7 +18,6 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 
 import torch
 from torch import Tensor
@@ -27,25 +26,11 @@ from harness.core.op import Op
 from harness.core.problem import Problem, ProblemError
 from harness.runtime.stage_passes import DTYPES
 
-LEAST_PATIENCE = timedelta(hours=1)
 AHEAD = 1
 """Receives that are posted on each channel before their messages come: each has its buffer all the time."""
 HEADER = 1024
 """Numbers in a header: how many tensors; of each its dtype, its dimensions and their sizes."""
 Form = tuple[tuple[torch.dtype, tuple[int, ...]], ...]
-_patience = LEAST_PATIENCE
-
-
-def patience() -> timedelta:
-    """Return the timeout of this process's collectives and messages."""
-    return _patience
-
-
-def outlast(limit_s: float | None) -> None:
-    """Have collectives and messages wait for longer than the parent, which ends a run without progress after
-    `limit_s` seconds (`launch.timeout_s`) and says in which rank it hangs."""
-    global _patience
-    _patience = max(LEAST_PATIENCE, timedelta(seconds=2 * (limit_s or 0.0)))
 
 
 @dataclass(frozen=True)

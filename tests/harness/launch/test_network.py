@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 import run
-from harness.launch import network, process_group
-from harness.runtime.transports import transport
+from harness.cli.compose import compose
+from harness.config import registry
+from harness.launch import network, process_group, rank_starter
+from harness.runtime import collectives
 
 TYPED = ["engine=ddp", "model=mlp", "batch.size=4", "batch.micro_batches=1", "cluster.device=cpu", "cluster.devices=2",
          "tracker=none", "steps=1", "warmup=1"]  # fmt: skip
@@ -37,6 +39,21 @@ def test_gloo_and_nccl_take_it(monkeypatch: pytest.MonkeyPatch) -> None:
     assert os.environ[network.GLOO] == "lo", "the user's stays"
 
 
+@pytest.mark.parametrize(
+    ("typed", "wrong"),
+    [
+        (["engine=ddp"], True),
+        (["engine=gpipe"], False),
+        (["engine=ddp", "mode=plan"], False),
+        (["engine=ddp", "mode=simulate", "cluster=p40x8"], False),
+    ],
+)
+def test_it_matters_where_ranks_start(typed: list[str], wrong: bool) -> None:
+    config = compose(["model=mlp", "launch.interface=ib7", *typed])
+    found = rank_starter.problems(config, registry.build("engine", config.engine).capabilities)
+    assert [one.key for one in found] == ["launch.interface"] * wrong
+
+
 def test_ranks_use_it(commands: None, fork_server: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run.main([*TYPED, "launch.interface=lo", f"out={tmp_path / 'a'}"], {}) == 0
     assert run.main([*TYPED, "launch.interface=lo9", f"out={tmp_path / 'b'}"], {}) == 2
@@ -47,7 +64,7 @@ def test_ranks_use_it(commands: None, fork_server: None, tmp_path: Path, capsys:
 @pytest.fixture
 def impatient() -> Iterator[None]:
     yield
-    transport.outlast(None)
+    collectives.outlast(None)
 
 
 @pytest.mark.usefixtures("impatient")
@@ -59,6 +76,8 @@ def test_ranks_wait_for_longer_than_their_parent(
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
         monkeypatch.setenv(name, "0")  # as it was, afterwards
     monkeypatch.setattr(process_group.dist, "init_process_group", lambda *_, timeout, **__: given.append(timeout))
-    transport.outlast(limit_s)
+    monkeypatch.setattr(collectives.dist, "new_group", lambda _, timeout: given.append(timeout))
+    collectives.outlast(limit_s)
     process_group.join(0, 1, "cpu", 0)
-    assert given == [transport.patience()] == [timedelta(hours=hours)]
+    collectives.new_group([0])
+    assert given == [collectives.patience()] * 2 == [timedelta(hours=hours)] * 2

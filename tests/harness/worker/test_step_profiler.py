@@ -79,9 +79,11 @@ def test_on_a_gpu_allocations_are_recorded_in_the_step_alone(
 ) -> None:
     called: list[str] = []
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    monkeypatch.setattr(
-        torch.cuda.memory, "_record_memory_history", lambda enabled="all": called.append(f"record {enabled}")
-    )
+
+    def record(enabled: str | None = "all", stacks: str = "all") -> None:
+        called.append(f"record {enabled}")
+
+    monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", record)
     monkeypatch.setattr(torch.cuda.memory, "_dump_snapshot", lambda file: called.append(Path(file).name))
     with contextlib.suppress(ZeroDivisionError), profiled(tmp_path, (5,), 5):
         called.append("step")
