@@ -12,8 +12,8 @@ import pytest
 
 from harness.config import registry
 from harness.core.record import RunRecord
-from harness.host import machine
 from harness.run.checkpoint_files import place, steps
+from tests.support import known_machine
 from tests.support.machines import MACHINE
 
 pytestmark = pytest.mark.usefixtures("commands")
@@ -26,9 +26,7 @@ LIMITED = ["bash", "-c", 'ulimit -f 1000; exec "$@"', "limited"]
 
 @pytest.fixture(scope="module", autouse=True)
 def cache(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("REGATTA_CACHE", str(tmp_path_factory.mktemp("cache")))
-        machine.store(MACHINE)
+    with known_machine.known(tmp_path_factory, MACHINE):
         yield
 
 

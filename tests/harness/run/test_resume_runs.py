@@ -20,12 +20,11 @@ import pytest
 from harness.cli.compose import compose
 from harness.core.problem import CannotRun, Problem
 from harness.core.record import RunRecord
-from harness.host import machine
 from harness.launch import fork_server
 from harness.run import runner
 from harness.run.checkpoint_files import place, steps
 from harness.trackers import none
-from tests.support import processes
+from tests.support import known_machine, processes
 from tests.support.machines import MACHINE
 from tests.support.recorder import Recorder
 from tests.support.run_folders import TYPED, contents, replaced
@@ -37,9 +36,7 @@ ROOT = Path(__file__).parents[3]
 
 @pytest.fixture(scope="module", autouse=True)
 def cache(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("REGATTA_CACHE", str(tmp_path_factory.mktemp("cache")))
-        machine.store(MACHINE)
+    with known_machine.known(tmp_path_factory, MACHINE):
         yield
 
 

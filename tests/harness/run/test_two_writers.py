@@ -7,16 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from harness.host import machine
 from tests.harness.run.two_writers import Pair, agree, check, random_pairs
+from tests.support import known_machine
 from tests.support.machines import MACHINE
 
 
 @pytest.fixture(scope="module", autouse=True)
 def cache(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("REGATTA_CACHE", str(tmp_path_factory.mktemp("cache")))
-        machine.store(MACHINE)
+    with known_machine.known(tmp_path_factory, MACHINE):
         yield
 
 
