@@ -33,7 +33,7 @@ SMALL = {"model=unet": {"model.size": "64", "model.channels": "4"}}
 """Further overrides of what takes long."""
 INFEASIBLE = 2
 NUMBER = re.compile(
-    r"[~<]?-?\b\d[\d.,]*(?:e[-+]?\d+)?(?: (?:[num]?s|B|[KMG]iB|%|[GT]?FLOP/s|samples/s)(?![\w/]))?(?: \*)?"
+    r"[~<]?-?\b\d[\d.,]*(?:e[-+]?\d+)?(?: (?:[num]?s|B|[KMG]iB|%|[kMGTP]?FLOP/s|samples/s)(?![\w/]))?(?: \*)?"
 )
 
 PART = re.compile(r"^((?:computing|communication|waiting|host) # #) #$")
