@@ -71,6 +71,11 @@ def computation() -> None:
 
 
 @pytest.fixture
+def ten_seconds() -> None:
+    """A test that takes ten seconds and more on a quiet machine: it is left to `make soak`, and run by `.ci/run`."""
+
+
+@pytest.fixture
 def at_length() -> None:
     """A test that repeats at length, or on eight ranks, what a shorter one has: it is left to `make soak`."""
 

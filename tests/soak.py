@@ -10,7 +10,7 @@ After one further start every point has one record, which is ok, and no process 
 
     make soak ARGS="faults and gpipe"    only the tests marked soak whose names fit
     make soak ARGS="4 20"                what continuous integration does: 4 points on Slurm, 20 here, and of the tests
-                                         those on Slurm (a cover of the faults is in `make test-full`)
+                                         those marked short_soak (a cover of the faults is in `make test-full`)
 """
 
 from __future__ import annotations
@@ -62,13 +62,14 @@ def main(arguments: Sequence[str]) -> int:
     if arguments[:1] == ["--help"]:
         print(__doc__)
         return 0
-    tests = [sys.executable, "-m", "pytest", "-q", "-m", "soak"]
+    tests = [sys.executable, "-m", "pytest", "-q", "--durations=20", "tests", "-m"]
     if arguments and not arguments[0].isdigit():
-        return subprocess.run([*tests, "tests", "-k", " ".join(arguments)], cwd=ROOT, check=False).returncode
+        return subprocess.run([*tests, "soak", "-k", " ".join(arguments)], cwd=ROOT, check=False).returncode
     many, few = (int(text) for text in arguments or ("24", "200"))
     assert not emulated.missing(), emulated.missing()
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # so that all is ended then, too
-    subprocess.run([*tests, "tests/slurm" if arguments else "tests"], cwd=ROOT, check=True)
+    short = ["short_soak", "-n2", "--dist=loadgroup"]
+    subprocess.run([*tests, *(short if arguments else ["soak"])], cwd=ROOT, check=True)
     with tempfile.TemporaryDirectory() as folder:
         with emulated.running(Path(folder) / "cluster") as cluster:
             on_slurm(many, Path(folder), cluster)

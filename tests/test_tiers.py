@@ -34,6 +34,9 @@ def test_starts(commands, model, stages): pass
 def test_stays(commands, engine): pass
 
 def test_repeats(at_length): pass
+
+@pytest.mark.parametrize("engine", ["x", "y", pytest.param("z", marks=pytest.mark.soak)])
+def test_takes_long(ten_seconds, engine): pass
 """
 SHARING = """
 import pytest
@@ -88,7 +91,8 @@ def test_no_value_is_left_out(sizes: list[int]) -> None:
     [
         ("not full", {"test_product": 3, "test_examples": 3, "test_stays": 2}),
         ("full and not soak", {"test_product": 3, "test_starts": 3}),
-        ("soak", {"test_starts": 3, "test_repeats": 1}),
+        ("soak", {"test_starts": 3, "test_repeats": 1, "test_takes_long": 3}),
+        ("short_soak", {"test_takes_long": 2}),
     ],
 )
 def test_a_collection_is_parted(tmp_path: Path, tier: str, there: dict[str, int]) -> None:

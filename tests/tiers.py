@@ -13,7 +13,8 @@ Left to the full tier, by the marker `full`, are
 A test marked `fast` stays in the fast tier whatever it uses, with a covering set of its cases.
 
 Of a slow test, one with a fixture of `SLOW`, the full tier has that covering set, too: `make soak` runs the others, and
-those with the fixture `at_length`. Single cases of a test are left to it by `split`.
+those with a fixture of `LENGTHY`. Single cases of a test are left to it by `split`. Continuous integration has a short
+soak, by the marker `short_soak`: tests of `TEN_SECONDS` without what `split` leaves, and those on the emulated cluster.
 
 Several processes run tests at a time. Those of a module that share its fixtures run in one of them, by the
 marker `xdist_group`: these are made once. So do all that use the emulated cluster.
@@ -36,8 +37,9 @@ if TYPE_CHECKING:
 
 SLOW = frozenset({"commands", "ranks", "slurm", "browser", "kernels", "computation"})
 """Fixtures whose tests are too slow for the fast tier: see their docstrings."""
-LENGTHY = "at_length"
-"""The fixture of those that are too slow for the full tier."""
+TEN_SECONDS = "ten_seconds"
+LENGTHY = frozenset({TEN_SECONDS, "at_length"})
+"""Fixtures of those that are too slow for the full tier."""
 FAST = "fast"
 """The profile of Hypothesis for the fast tier."""
 Value = tuple[str, ...]
@@ -72,11 +74,13 @@ def mark(items: Iterable[pytest.Item]) -> None:
         covering = set(cover([_values(item) for item in listed]))
         for number, item in enumerate(listed):
             fixtures, repeats = set(getattr(item, "fixturenames", ())), number not in covering
-            slow, lengthy = SLOW & fixtures, LENGTHY in fixtures
+            slow, lengthy, split_off = SLOW & fixtures, LENGTHY & fixtures, item.get_closest_marker("soak")
             if repeats or lengthy or (slow and not item.get_closest_marker("fast")):
                 item.add_marker(pytest.mark.full)
             if lengthy or (slow and repeats):
                 item.add_marker(pytest.mark.soak)
+            if (TEN_SECONDS in fixtures and not split_off) or (item.get_closest_marker("soak") and "slurm" in fixtures):
+                item.add_marker(pytest.mark.short_soak)
             if group := _group(item):
                 item.add_marker(pytest.mark.xdist_group(group))
 

@@ -79,6 +79,7 @@ def losses(folder: Path) -> list[float]:
     return [json.loads(line)["loss"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.usefixtures("ten_seconds")
 @pytest.mark.parametrize(
     "engine", [pytest.param(name, marks=[] if name == "ddp" else pytest.mark.soak) for name in ENGINES]
 )
@@ -101,6 +102,7 @@ def test_torchrun_on_two_hosts(
     assert hosts.processes() == []
 
 
+@pytest.mark.usefixtures("ten_seconds")
 def test_a_rank_that_is_killed_ends_all_and_is_named(
     hosts: TwoHosts, cache: str, commands: None, tmp_path: Path
 ) -> None:
