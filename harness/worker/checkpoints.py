@@ -2,7 +2,7 @@
 
     {"session":  Session.state_dict(): weights, the optimizer's state, steps done, by the names of the whole model
      "random":   of each rank, torch's generators
-     "peak_memory_bytes":  as it was metered}
+     "peak_memory_bytes", "reserved_memory_bytes":  of each device, as they were metered}
 
 What follows from the step alone is not in it: batches, and masks of dropout. The session's part moves between engines.
 Next to it the file has the run up to this step (`harness.run.checkpoint_files.RunState`).
@@ -24,7 +24,7 @@ import torch.distributed as dist
 
 from harness.core.record import RunRecord
 from harness.core.run_files import RECORD, STOP
-from harness.interfaces import Session
+from harness.interfaces import Session, StepMetrics
 from harness.run import checkpoint_files
 from harness.run.checkpoint_files import RunState, after_steps
 
@@ -46,6 +46,18 @@ class When:
 NEVER = When()
 
 
+@dataclass(frozen=True)
+class Metered:
+    """The memory of each device in the step that was metered; None before that, and what the device does not have."""
+
+    peak_memory_bytes: list[int] | None = None
+    reserved_memory_bytes: list[int] | None = None
+
+    def after(self, step: StepMetrics) -> Metered:
+        peak = step.peak_memory_bytes or self.peak_memory_bytes
+        return Metered(peak, step.reserved_memory_bytes or self.reserved_memory_bytes)
+
+
 class Checkpoints:
     """The checkpoints of one run, which has done `start` steps: those of `when`, and one at a stop.
 
@@ -65,10 +77,10 @@ class Checkpoints:
         self.error: dict[str, Any] | None = None
         self._print = say
 
-    def load(self, session: Session) -> list[int] | None:
-        """Bring the session to where it resumes; returns the peak memory of each device as it was metered before."""
+    def load(self, session: Session) -> Metered:
+        """Bring the session to where it resumes; returns the memory as it was metered before."""
         if not self.start:
-            return None
+            return Metered()
         path = checkpoint_files.place(self.run_dir, self.start)
         try:
             saved = torch.load(path, weights_only=True, mmap=True)  # several ranks read one file
@@ -80,10 +92,9 @@ class Checkpoints:
             _draw_from(saved["random"][_rank()])
         else:
             self._say(f"torch's generators start again: they were those of {len(saved['random'])} ranks, not {_size()}")
-        peak: list[int] | None = saved["peak_memory_bytes"]
-        return peak
+        return Metered(saved["peak_memory_bytes"], saved.get("reserved_memory_bytes"))
 
-    def after_step(self, session: Session, step: int, total: int, peak: list[int] | None, lines: Sequence[str]) -> bool:
+    def after_step(self, session: Session, step: int, total: int, memory: Metered, lines: Sequence[str]) -> bool:
         """After `step` of `total` steps, with their `lines` in rank 0: write a checkpoint if it is time for one.
 
         Returns whether training must stop.
@@ -92,12 +103,12 @@ class Checkpoints:
         last = step == total
         stop = not last and bool(from_rank_0(int((self.run_dir / STOP).exists())))
         if stop or (self.when.end if last else self.when.every and step % self.when.every == 0):
-            self._save(session, step, peak, lines)
+            self._save(session, step, memory, lines)
         return stop
 
-    def _save(self, session: Session, step: int, peak: list[int] | None, lines: Sequence[str]) -> None:
+    def _save(self, session: Session, step: int, memory: Metered, lines: Sequence[str]) -> None:
         """Write a checkpoint; if that fails the run continues, and the last checkpoint stays."""
-        saved = {"session": session.state_dict(), "random": _gathered(_generators()), "peak_memory_bytes": peak}
+        saved = {"session": session.state_dict(), "random": _gathered(_generators()), **vars(memory)}
         if _rank():
             return
         try:

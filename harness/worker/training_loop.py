@@ -111,7 +111,7 @@ def train_steps(
     reports = is_first_rank()
     last: StepMetrics | None = None
     total = loop.warmup + loop.steps
-    start, peak, reserved = checkpoints.start, checkpoints.load(session), None
+    start, memory = checkpoints.start, checkpoints.load(session)
     path = folder / METRICS if reports else Path(os.devnull)
     lines = _stored(folder / METRICS) if start else []
     texts = [one.text for one in lines]
@@ -124,16 +124,16 @@ def train_steps(
                 break
             if step <= loop.warmup:
                 began = run_queue.of_process()
-            with profiled(folder, loop.profiled, step):
+            with profiled(folder, loop.profiled, step, say):
                 last = session.step(batch, meter=step == loop.warmup - 1 and step > 0)
             finite.after_step(step, last)
             output_check.raise_differences()
-            peak, reserved = last.peak_memory_bytes or peak, last.reserved_memory_bytes or reserved
+            memory = memory.after(last)
             line = _line(step, turns.measures(step), last, waited)
             if reports:
                 say(f"step {step}: loss {last.loss:.6g}, {last.step_time_s:.4f} s")
             texts.append(line.text)
-            stop = checkpoints.after_step(session, step + 1, total, peak, texts)
+            stop = checkpoints.after_step(session, step + 1, total, memory, texts)
             lines.append(replace(line, checkpoint_error=checkpoints.error))
             texts[-1] = lines[-1].text
             out.write(lines[-1])
@@ -143,7 +143,7 @@ def train_steps(
     if last and last.skipped and all(one.skipped for one in lines):
         raise NeverUpdated(f"none of {len(lines)} steps updated a weight: {problem.line(last.skipped)}")
     slowed = run_queue.slowed(began, run_queue.of_process()) if last else None
-    summary = {**_summary(lines, loop), "slowed": slowed, "peak_memory_bytes": peak, "reserved_memory_bytes": reserved}
+    summary = {**_summary(lines, loop), "slowed": slowed, **vars(memory)}
     summary["bytes_sent"] = last.bytes_sent if last else {}
     if last is None:  # the checkpoint is that of the last step
         return summary, Trace(())

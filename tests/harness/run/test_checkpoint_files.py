@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from harness.core.run_files import CHECKPOINTS
+from harness.interfaces import StepMetrics
 from harness.run import checkpoint_files
 from harness.run.checkpoint_files import (
     RunState,
@@ -25,7 +26,7 @@ from harness.run.checkpoint_files import (
     steps,
     tidy,
 )
-from harness.worker.checkpoints import Checkpoints, NotLoaded, When
+from harness.worker.checkpoints import Checkpoints, Metered, NotLoaded, When
 from tests.support.full_disk import full_disk
 
 WEIGHTS = torch.arange(20_000.0)
@@ -137,6 +138,17 @@ class Session:
     def state_dict(self) -> dict[str, object]:
         return {"model": {"weight": WEIGHTS}, "optimizer": {}, "step": 2}
 
+    def load_state_dict(self, state: dict[str, object]) -> None:
+        assert state["step"] == 2
+
+
+def test_memory_that_was_metered_before_is_known_to_a_run_that_resumes(tmp_path: Path) -> None:
+    metered = Metered([10, 20], [30, 40])
+    Checkpoints(tmp_path, when=When(end=True)).after_step(Session(), 2, 2, metered, state_of(2).lines)  # type: ignore[arg-type]
+    assert Checkpoints(tmp_path, start=2).load(Session()) == metered  # type: ignore[arg-type]
+    assert metered.after(StepMetrics(1.0, 1.0)) == metered
+    assert metered.after(StepMetrics(1.0, 1.0, {}, [1, 2], None)) == Metered([1, 2], [30, 40])
+
 
 def test_on_a_full_disk_the_run_continues_and_says_so(tmp_path: Path) -> None:
     write(tmp_path, 1, save)
@@ -144,13 +156,13 @@ def test_on_a_full_disk_the_run_continues_and_says_so(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path, when=When(every=2), say=said.append)
     lines = state_of(2).lines
     with full_disk(50_000):
-        assert not checkpoints.after_step(Session(), 2, 3, None, lines)  # type: ignore[arg-type]
+        assert not checkpoints.after_step(Session(), 2, 3, Metered(), lines)  # type: ignore[arg-type]
     assert names(tmp_path) == {"step-1.pt"}
     assert len(said) == 1 and said[0].startswith("no checkpoint after 2 steps, older ones stay: ")
     assert checkpoints.error
     assert checkpoints.error["needed_bytes"] == pytest.approx(place(tmp_path, 1).stat().st_size, rel=0.2)
     assert checkpoints.error["free_bytes"] > 0 and "large" in checkpoints.error["message"]
-    assert not checkpoints.after_step(Session(), 2, 3, None, lines)  # type: ignore[arg-type]
+    assert not checkpoints.after_step(Session(), 2, 3, Metered(), lines)  # type: ignore[arg-type]
     assert checkpoints.error is None and is_whole(tmp_path, 2)
 
 

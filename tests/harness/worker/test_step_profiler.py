@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import gzip
 import json
 import threading
@@ -100,3 +101,16 @@ def test_a_step_that_fails_leaves_no_trace(tmp_path: Path) -> None:
     with profiled(tmp_path, (6,), 6):  # the profiler is free again
         torch.ones(2)
     assert (tmp_path / PROFILER).exists()
+
+
+def test_a_full_disk_ends_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(self: object, path: str) -> None:
+        Path(path).write_text("half of it")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(torch.profiler.profile, "export_chrome_trace", full)
+    said: list[str] = []
+    loop = Loop(8, steps=2, warmup=1, profiled=(1,))
+    train_steps(Session(), Counting(), loop, tmp_path, Checkpoints(tmp_path), said.append)
+    assert "no profiler/step-1-rank-0.json.gz: [Errno 28] No space left on device" in said
+    assert list((tmp_path / PROFILER).iterdir()) == [], "no part of the file"
