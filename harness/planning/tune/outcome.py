@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -36,8 +37,12 @@ def of(tuner: Tuner) -> Tuned:
 
 
 def _rows(tuner: Tuner) -> tuple[Best, ...]:
-    """All candidates that were simulated and fit, the fastest first."""
-    return tuple(sorted(tuner.rows, key=lambda one: (one.step_time_s, one.scheme)))
+    """All candidates that were simulated and fit, the fastest first; of those that a table shows alike the first one:
+    stages of equal memory (planner.by=memory) are often those of equal time."""
+    found: dict[Best, Best] = {}
+    for one in sorted(tuner.rows, key=lambda one: (one.step_time_s, one.scheme, len(one.overrides))):
+        found.setdefault(replace(one, overrides=()), one)
+    return tuple(found.values())
 
 
 def row(tuner: Tuner, line: Line, draft: Draft) -> Best:

@@ -7,6 +7,8 @@ import json
 import shlex
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -22,7 +24,7 @@ from harness.core.problem import CannotRun, Fix, NoPlan, Problem, apply
 from harness.core.record import RunRecord
 from harness.planning import profiles
 from harness.planning.draft import Draft, Layout
-from harness.planning.tune import infeasible
+from harness.planning.tune import infeasible, outcome
 from harness.planning.tune.candidate_search import Tuner
 from harness.planning.tune.candidates import Candidate
 from harness.planning.tune.result import TITLES, Line
@@ -112,6 +114,15 @@ def test_what_is_given_stays(tmp_path: Path) -> None:
     )
     assert {key for line in fixed.lines for key, _ in line.candidate.settings} == {"planner", "planner.by"}
     assert all("engine.zero=1" in one.command and "mesh.data=2" in one.command for one in fixed.kinds)
+
+
+def test_equal_plans_are_one_row(tmp_path: Path) -> None:
+    """Stages of equal memory may be those of equal time: of rows that look the same the one with fewer keys stays."""
+    found = tuned(tmp_path, "engine=myelin", "batch.size=64", "mesh.data=4", "batch.micro_batches=8")
+    one = found.rows[0]
+    same, slower = replace(one, overrides=(*one.overrides, "planner.by=memory")), replace(one, step_time_s=1e9)
+    tuner: Any = SimpleNamespace(rows=[slower, same, one])
+    assert outcome._rows(tuner) == (one, slower)
 
 
 def test_what_fills_the_fullest_device_is_said(tmp_path: Path) -> None:
