@@ -16,6 +16,9 @@ from harness.host import devices
 BUSY = 1.2
 """Ratio of the time with waiting to that without from which on other programs kept the machine busy."""
 
+SHARE = 0.25
+"""The part of the busiest thread's time on a core from which on a thread is one that computes."""
+
 QUIET = 0.5
 """Load of each core, the mean of a minute, up to which a machine is taken for one that nothing else uses."""
 
@@ -51,8 +54,22 @@ def of_process() -> dict[str, CoreTime]:
 
 
 def slowed(before: Mapping[str, CoreTime], now: Mapping[str, CoreTime]) -> float | None:
-    """By how much the threads of `now` were slowed down since `before`: 1 if none waited; None if none computed."""
-    spans = [(before.get(thread, CoreTime()), after) for thread, after in now.items()]
-    running_s = sum(after.running_s - then.running_s for then, after in spans)
-    waited_s = sum(after.waited_s - then.waited_s for then, after in spans)
-    return (running_s + waited_s) / running_s if running_s > 0 else None
+    """By how much other programs slowed down the threads of `now` that compute, since `before`: 1 if none waited; None
+    if none computed.
+
+    Threads that compute for less than a `SHARE` of what the busiest one does move messages. Where they take a core from
+    one that computes, that waits for its own process: as many seconds of waiting are no other program's.
+    """
+    spans = [_between(before.get(thread, CoreTime()), after) for thread, after in now.items()]
+    most_s = max((one.running_s for one in spans), default=0.0)
+    if most_s <= 0:
+        return None
+    computing = [one for one in spans if one.running_s >= SHARE * most_s]
+    running_s = sum(one.running_s for one in computing)
+    own_s = sum(one.running_s for one in spans) - running_s
+    waited_s = max(0.0, sum(one.waited_s for one in computing) - own_s)
+    return (running_s + waited_s) / running_s
+
+
+def _between(before: CoreTime, now: CoreTime) -> CoreTime:
+    return CoreTime(now.running_s - before.running_s, now.waited_s - before.waited_s)

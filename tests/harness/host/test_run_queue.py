@@ -20,6 +20,19 @@ def test_waiting_of_all_threads_counts_by_what_they_compute() -> None:
     assert slowed({}, {}) is None
 
 
+def test_threads_that_move_messages_are_no_other_program() -> None:
+    """The threads of a rank in 4 seconds of steps of 30 ms on a quiet machine of two cores: gloo's take a core now and
+    then. With a program that keeps one of the cores, the rank waits for longer than they run."""
+    gloo = {"gloo_tcp_loop": CoreTime(0.43, 0.48), "pt_gloo_runloop": CoreTime(0.02, 0.09)}
+    assert slowed({}, {"main": CoreTime(2.53, 0.43), **gloo}) == 1.0
+    assert slowed({}, {"main": CoreTime(2.5, 1.5), **gloo}) == pytest.approx((2.5 + 1.5 - 0.45) / 2.5)
+
+
+def test_devices_that_are_threads_all_compute() -> None:
+    stages = {"0": CoreTime(3.0, 1.0), "1": CoreTime(1.0, 1.0)}
+    assert slowed({}, stages) == pytest.approx((4.0 + 2.0) / 4.0)
+
+
 def test_what_the_system_does_not_say_is_zero(tmp_path: Path) -> None:
     assert of_thread(tmp_path) == CoreTime()
     (tmp_path / "schedstat").write_text("2000000000 500000000 7\n")
