@@ -140,9 +140,18 @@ def value_problem(config: DictConfig, override: Override) -> Problem | None:
     if not refused:
         return None
     now, message = _now(config, key), f"is not {described(wanted)}"
+    if wanted is bool:
+        meant = _nearest(_text(override), bool(now))
+        return Problem(key, _text(override), message, ({key: meant}, {key: not meant}))
     if not OmegaConf.is_list(now):
         return Problem(key, _text(override), message, ({key: now},))
     return Problem(key, _text(override), message, ({key: list(now)},) if now else (), "" if now else f"{key}=[...]")
+
+
+def _nearest(text: str, now: bool) -> bool:
+    """What a text that is neither true nor false is most like; what holds `now` if it is like neither."""
+    like = difflib.get_close_matches(text.lower(), ("true", "false"), n=1)
+    return like[0] == "true" if like else now
 
 
 def mistyped_interpolations(config: DictConfig) -> list[Problem]:

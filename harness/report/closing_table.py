@@ -14,7 +14,7 @@ from rich.text import Text
 from harness.core.record import RunRecord
 from harness.core.run_files import RECORD, TIMELINE
 from harness.core.units import UNKNOWN, UPPER_BOUND, flops, number, percent, rate, ratio, seconds, size
-from harness.report import comparison
+from harness.report import run_notes
 from harness.report.console import plain
 
 LOG_WIDTH = 160
@@ -34,8 +34,7 @@ def show(record: RunRecord, folder: Path, on: Console | None = None) -> None:
     on = on or console()
     on.print(closing_table(record))
     basis = basis_lines(record) if record.source != "measured" else _profile_line(record)
-    busy = comparison.busy_machine([record])
-    above = [*([f"note: {busy}"] if busy else []), *basis]
+    above = [*run_notes.notes(record), *basis]
     for text in [*above, *[""] * bool(above), *file_lines(record, folder), summary_line(record, folder)]:
         on.print(Text(text), soft_wrap=True)
 

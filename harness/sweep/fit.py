@@ -78,7 +78,7 @@ def main(overrides: Sequence[str], console: Console | None = None) -> int:
         except KeyboardInterrupt as error:
             ended = str(error) or "interrupted"
     if not any(table.cells.values()) and not ended:
-        raise CannotRun(list(dict.fromkeys(table.problems)), FIT)
+        raise CannotRun([*{one.statement: one for one in table.problems}.values()], FIT)
     for line in table.lines(console):
         console.print(Text(line), soft_wrap=True)
     if ended:

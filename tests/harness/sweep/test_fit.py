@@ -83,3 +83,20 @@ def test_a_signal_ends_it_with_what_is_known_and_leaves_nothing(
 def test_an_engine_that_is_none_is_refused(engine: str, typed: list[str]) -> None:
     with pytest.raises(CannotRun, match="nonsense"):
         printed(*typed, f"engine={engine}")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "key"),
+    [
+        (["model=nosuch"], "model"),
+        (["batch.sise=3"], "batch.sise"),
+        (["cluster=nosuch"], "cluster"),
+        (["precision=fp33"], "precision"),
+        (["model=mlp", "batch.size=7", "mesh.data=2"], "batch.size"),
+    ],
+)
+def test_what_no_engine_can_run_is_refused_once(wrong: list[str], key: str) -> None:
+    with pytest.raises(CannotRun) as raised:
+        printed("engine=ddp,fsdp", "cluster=dgx_a100_80", *wrong)
+    said = [one.statement for one in raised.value.problems]
+    assert {one.key for one in raised.value.problems} == {key} and len(said) == len(set(said))

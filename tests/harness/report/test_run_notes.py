@@ -1,0 +1,54 @@
+"""Notes below the closing table: what made its figures what they are, and what to change."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from harness.config import registry
+from harness.core.record import RunRecord
+from harness.report.run_notes import notes
+
+
+def ran(engine: str = "gpipe", source: str = "measured", status: str = "ok", **metrics: Any) -> RunRecord:
+    """A run on two CPUs whose computing took three times as long as predicted."""
+    found = {"parts_s": {"computing": 0.3}, "first_loss": 2.0, "loss": 1.0, "peak_memory_bytes": [1, 1], **metrics}
+    config = {"engine": {"name": engine}, "warmup": 2, "optimizer": {"lr": 0.1}}
+    predicted, manifest = {"parts_s": {"computing": 0.1}}, {"devices": ["cpu", "cpu"]}
+    return RunRecord("x", status, source, config=config, metrics=found, predicted=predicted, manifest=manifest)
+
+
+@pytest.mark.parametrize("engine", sorted(name for group, name in registry.schemas() if group == "engine"))
+def test_the_lock_of_one_python_is_named_where_devices_are_threads(engine: str) -> None:
+    threads = engine in ("gpipe", "torchgpipe", "periodic", "single")
+    assert bool(notes(ran(engine))) == threads
+    if threads:
+        (text,) = notes(ran(engine))
+        assert text.startswith("note: computing took 3.0 times as long as predicted") and "engine=pipeline" in text
+
+
+def test_it_is_not_named_where_something_else_explains_it() -> None:
+    (text,) = notes(ran(slowed=2.0))
+    assert "busy machine" in text
+    assert not notes(ran(parts_s={"computing": 0.14}))
+    one, gpus = ran(), ran()
+    one.manifest["devices"], gpus.manifest["devices"] = ["cpu"], ["cuda:0", "cuda:1"]
+    assert not notes(one) and not notes(gpus) and not notes(ran("of another version"))
+
+
+@pytest.mark.parametrize(("last", "told"), [(2.3, False), (2.5, True), (1.0, False)])
+def test_a_loss_that_rises(last: float, told: bool) -> None:
+    rose = f"note: the loss rose, from 2.0000 to {last:.4f}: the model learns nothing at this rate   -> optimizer.lr=0.01"
+    assert notes(ran("ddp", loss=last)) == ([rose] if told else [])
+
+
+def test_memory_that_was_not_metered() -> None:
+    one = ran("ddp", peak_memory_bytes=None)
+    assert not notes(one), "two warm-up steps: the engine does not say"
+    one.config["warmup"] = 1
+    assert notes(one) == ["note: no peak memory: it is metered in the last of 2 or more warm-up steps   -> warmup=2"]
+
+
+def test_only_measured_runs_that_ended_well_have_notes() -> None:
+    assert not notes(ran(source="simulated", loss=9.0)) and not notes(ran(status="error", loss=9.0))
