@@ -10,7 +10,7 @@ import os
 import pickle
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -33,9 +33,11 @@ from harness.config import cluster_config, registry
 from harness.config.overrides import (
     WANTED,
     Parsed,
+    closest_key,
     is_dictionary,
     leaves,
     mistyped_interpolations,
+    names,
     parse,
     value_problem,
 )
@@ -45,8 +47,9 @@ TITLE_WIDTH = 100
 FURTHER = "REGATTA_CONFIG_DIR"
 """The variable with a further folder of choices, which the points of a sweep inherit, also those of an array."""
 
+NO_KEY = "is not a key"
 WORDS = (
-    (r"Key '(.*)' not in '\w+'.*", "is not a key"),
+    (r"Key '(.*)' not in '\w+'.*", NO_KEY),
     (r"Merge error: (\w+) is not a subclass of (\w+)\. value: (.*)", r"\3 stands where a group of keys belongs"),
     (r"Value '(.*)' of type '\w+' could not be converted to (\w+).*", r"\1 is not \2"),
     (r"(?<=is not )Integer$", WANTED[int]),
@@ -248,12 +251,24 @@ def _composed(choices: tuple[str, ...]) -> bytes:
         reason = _reason(f"{error.__cause__ or error}".partition("\n\n")[0])
         paths = (choice_files.find(group, name, places[1:]) for group, name in typed.items())
         where = ", ".join(map(str, filter(None, paths))) or str(CONF)
-        raise CannotRun([Problem(where, None, " ".join(reason.split()))]) from error
+        reason = " ".join(reason.split())
+        raise CannotRun([Problem(where, None, reason, hint=_meant(reason, choices))]) from error
     for key in sorted({key for group, name in typed.items() for key in choice_files.missing(group, name, places)}):
         OmegaConf.update(config, key, "???")
     refuse([problem for group in registry.GROUPS if (problem := _other_schema(config, group, typed.get(group)))])
     _open_dictionaries(config)
     return pickle.dumps(config)
+
+
+def _meant(reason: str, choices: tuple[str, ...]) -> str:
+    """The key that a file probably means by one that its group does not have, as other choices of the group have it."""
+    key, _, message = reason.partition(" ")
+    others = tuple(text for text in choices if text.partition("=")[0] != key.partition(".")[0])
+    if message != NO_KEY or others == choices:
+        return ""
+    with suppress(CannotRun):
+        return closest_key(key, names(pickle.loads(_composed(others))))
+    return ""
 
 
 def _open_dictionaries(node: DictConfig) -> None:

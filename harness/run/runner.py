@@ -359,11 +359,11 @@ class StepLines:
             if line["step"] == 0:
                 self.progress.steps(self.config.warmup + self.config.steps)
             self.done = line["step"] + 1
-            if line["step"] >= self.start:
-                self.seconds.append(line["step_time_s"] + line["data_wait_s"])
             error = line.pop("checkpoint_error", None)
             speed = self.config.batch.size / line["step_time_s"]
-            self.progress.step(self.done, line["loss"], speed)
+            if line["step"] >= self.start:
+                self.seconds.append(line["step_time_s"] + line["data_wait_s"])
+                self.progress.step(self.done, line["loss"], speed)
             self.tracker.log(line["step"], {**line, "throughput": speed})
             if error and self.done > self.start:
                 self._note_once(error)

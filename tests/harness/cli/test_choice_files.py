@@ -103,3 +103,20 @@ def test_the_advice_on_packages_works(text: str, right: str, folder: Path) -> No
         assert "no such line" in problem.hint
     write(folder, "cluster/q", right)
     assert compose(["cluster=q"]).cluster.name == "x"
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "meant"),
+    [
+        ("defaults: [_cluster, _self_]\nname: mine\nmemry_gb: 24\n", "cluster.memry_gb", "cluster.memory_gb"),
+        ("defaults: [_cluster, _self_]\nname: mine\npeak_tflops: {flaot32: 1}\n", "flaot32", "float32"),
+        ("defaults: [_cluster, _self_]\nname: mine\nqqqq: 24\n", "cluster.qqqq", ""),
+    ],
+)
+def test_a_misspelt_key_of_a_file_has_the_one_that_is_meant(text: str, key: str, meant: str, folder: Path) -> None:
+    write(folder, "cluster/q", text)
+    (problem,) = problems("cluster=q")
+    assert (
+        problem.key == str(folder / "cluster/q.yaml") and key in problem.message and "is not a key" in problem.message
+    )
+    assert problem.hint.endswith(meant) and bool(problem.hint) == bool(meant)

@@ -39,7 +39,9 @@ def test_it_is_not_named_where_something_else_explains_it() -> None:
 
 @pytest.mark.parametrize(("last", "told"), [(2.3, False), (2.5, True), (1.0, False)])
 def test_a_loss_that_rises(last: float, told: bool) -> None:
-    rose = f"note: the loss rose, from 2.0000 to {last:.4f}: the model learns nothing at this rate   -> optimizer.lr=0.01"
+    rose = (
+        f"note: the loss rose, from 2.0000 to {last:.4f}: the model learns nothing at this rate   -> optimizer.lr=0.01"
+    )
     assert notes(ran("ddp", loss=last)) == ([rose] if told else [])
 
 

@@ -21,3 +21,4 @@ def test_a_step_takes_as_long_as_its_batch_and_its_passes(tmp_path: Path) -> Non
     followed = StepLines(run, MagicMock(), start=1)
     followed.forward()
     assert followed.done == 3 and followed.seconds == [40.5, 40.5]
+    assert [call.args[0] for call in run.progress.step.call_args_list] == [2, 3], "the first step was done before"
