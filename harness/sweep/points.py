@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from hydra.core.config_loader import ConfigLoader
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, RangeSweep, ValueType
 from hydra.errors import HydraException
@@ -94,7 +95,9 @@ def repeated(overrides: Sequence[str]) -> range | None:
 
 
 def refuse_mistyped(points: Sequence[Point], what: str = SWEEP) -> None:
-    """Raises CannotRun with the problems of typing that every point has, and so `what` they are of."""
+    """Raises CannotRun with the problems of typing that every point has, and so `what` they are of; and with choices
+    that do not exist, whoever has them: one of several engines that is misspelt would be a row at the sweep's end."""
+    refuse(_no_choices(points), what)
     common: list[Problem] = mistyped(points[0].overrides) if points else []
     for point in points[1:]:
         if not common:
@@ -103,6 +106,20 @@ def refuse_mistyped(points: Sequence[Point], what: str = SWEEP) -> None:
         known = [(problem, here.get((problem.key, problem.message))) for problem in common]
         common = [problem if problem == other else _of_all(problem) for problem, other in known if other]
     refuse(common, what)
+
+
+def _no_choices(points: Sequence[Point]) -> list[Problem]:
+    """A problem for each choice of a group, as `engine=dpp`, that is none."""
+    typed = (text for point in points for text in point.overrides)
+    given = dict.fromkeys(text for text in typed if text.partition("=")[0] in registry.GROUPS)
+    with session() as loader:
+        wrong = [text for text in given if not _may_be_choice(*text.partition("=")[::2], loader)]
+    return [problem for text in wrong for problem in mistyped([text])]
+
+
+def _may_be_choice(group: str, value: str, loader: ConfigLoader) -> bool:
+    """Whether a value is a choice of its group, or no plain word: a file of the user's, or `null`."""
+    return not value.isidentifier() or value in ("null", *choices(loader, group))
 
 
 def refuse_one_file(points: Sequence[Point]) -> None:

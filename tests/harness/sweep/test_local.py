@@ -58,6 +58,14 @@ def test_what_is_mistyped_in_all_points_leaves_nothing(tmp_path: Path, typed: li
     assert not list(tmp_path.iterdir())
 
 
+def test_a_choice_that_is_none_is_refused_whoever_has_it() -> None:
+    with pytest.raises(CannotRun) as caught:
+        refuse_mistyped(expand(["engine=single,dpp,gpip", "model=mlp,nosuch"]))
+    found = {(one.key, one.value) for one in refused(caught)}
+    assert found == {("engine", "dpp"), ("engine", "gpip"), ("model", "nosuch")}
+    refuse_mistyped(expand(["engine=single,ddp", "model=no/such.py:build,mlp"]))  # a file is looked for by its points
+
+
 def test_what_is_mistyped_in_some_points_is_theirs() -> None:
     refuse_mistyped(expand(["engine=gpipe,single", "engine.portals=true"]))
     refuse_mistyped(expand(["batch.size=a,8"]))
