@@ -21,6 +21,7 @@ from harness.export.planned import (
 )
 
 NAME = "Megatron-LM"
+DEEPSPEED_BF16: Fix = {"engine": "deepspeed", "precision": "bf16"}
 MODELS: tuple[str, ...] = ("gpt", "llama")
 
 
@@ -100,8 +101,9 @@ def _refused_precision(planned: Planned) -> list[Problem]:
     precision = planned.config.precision
     fix: Fix = {"precision": "fp32"}
     if precision.autocast:
-        message = f"is torch.autocast, {NAME} casts the weights, too"
-        return [Problem("precision.autocast", precision.autocast, message, (fix,))]
+        message = f"is torch.autocast, {NAME} casts the weights, too, and keeps float32 copies, as DeepSpeed does"
+        like_it: Fix = {"precision": "bf16"} if planned.engine == "deepspeed" else DEEPSPEED_BF16
+        return [Problem("precision.autocast", precision.autocast, message, (like_it, fix))]
     if precision.dtype == "float64":
         return [Problem("precision.dtype", "float64", f"is none of {NAME}'s", (fix,))]
     if precision.dtype != "float32" and planned.engine != "deepspeed":

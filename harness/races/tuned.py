@@ -19,16 +19,13 @@ from harness.cli.compose import compose
 from harness.core import files
 from harness.core.problem import CannotRun, Problem, bare_key
 from harness.core.record import EXIT_CODES, RunRecord
-from harness.planning.tune.result import Best
+from harness.planning.tune.result import OF_A_SEARCH, Best, of_a_run
 from harness.races import race
 from harness.races.result import Result
 from harness.run import runner
 from harness.sweep import engines, local, run_point
 from harness.sweep.points import Point, value_of
 from harness.sweep.table import console_of_sweep
-
-LEFT_OUT = ("mode", "out", "schemes", "steps", "costs", "jitter")
-"""Keys that an entry of a race does not have."""
 
 
 def main(overrides: Sequence[str]) -> int:
@@ -83,13 +80,13 @@ def verified(best: Sequence[Best], folder: Path, overrides: Sequence[str], say: 
     say(f"verifying the best {len(best)} on this machine")
     able = {}
     for number, one in enumerate(best, 1):
-        point = Point.of(["mode=run", *_of_this_machine(one.overrides)])
+        point = Point.of(["mode=run", *of_a_run(one.overrides)])
         found = run_point.composed(point)
         if isinstance(found, RunRecord):
             reason = found.problems[0].statement if found.problems else found.reason
             say(f"{number} {one.scheme} cannot run here: {reason}")
         else:
-            able[f"{number} {one.scheme}"] = [text for text in point.overrides if bare_key(text) not in LEFT_OUT]
+            able[f"{number} {one.scheme}"] = [text for text in point.overrides if bare_key(text) not in OF_A_SEARCH]
     if len(able) < 2:
         say(f"nothing to race: {len(able)} of {len(best)} can run on this machine")
         return 0
@@ -101,19 +98,6 @@ def verified(best: Sequence[Best], folder: Path, overrides: Sequence[str], say: 
     for line in _lost(result, dict(enumerate(best, 1))):
         say(line)
     return code if code == EXIT_CODES["preempted"] else 0
-
-
-def _of_this_machine(overrides: Sequence[str]) -> list[str]:
-    """The overrides with this machine in the place of a described cluster, and without what is for simulations."""
-    keys = (*LEFT_OUT, "cluster", "tune.verify")
-    given = any(text.startswith("cluster=") and text != "cluster=local" for text in overrides)
-    return [
-        text
-        for text in overrides
-        if bare_key(text) not in keys
-        and not bare_key(text).startswith("race.")
-        and not (given and bare_key(text).startswith("cluster."))
-    ]
 
 
 def _raced(able: dict[str, list[str]], folder: Path, overrides: Sequence[str]) -> tuple[int, Result]:
@@ -147,7 +131,7 @@ def _lost(result: Result, best: dict[int, Best]) -> Iterator[str]:
         )
     yield "the fastest on this machine; run it:"
     chosen = best[_number(fastest)]
-    yield replace(chosen, overrides=tuple(_of_this_machine(chosen.overrides))).command
+    yield replace(chosen, overrides=tuple(of_a_run(chosen.overrides))).command
 
 
 def _fastest(result: Result, first: str) -> str:

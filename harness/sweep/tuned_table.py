@@ -64,6 +64,6 @@ def _below(rows: Sequence[Row], best: Sequence[Best], left_out: Sequence[str]) -
 
 
 def winner(rows: Sequence[Row]) -> list[str]:
-    """The last lines: the command of the fastest one, which can be run as it is printed."""
+    """The last lines of several searches, as those of one."""
     best = kinds(rows)
-    return [f"the fastest: {best[0].scheme}; run it:", best[0].command] if best else []
+    return [*candidate_table.winner(best)] if best else []

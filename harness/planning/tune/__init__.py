@@ -55,5 +55,5 @@ def report(found: Tuned, folder: Path, progress: Progress) -> None:
         progress.note(note(remark))
     progress.note(f"layer times {found.ground.profile.source}; profile {found.ground.origin}")
     progress.note(f"candidates  {folder / CANDIDATES}")
-    progress.note(f"the fastest: {found.kinds[0].scheme}; run it:")
-    progress.note(found.command)
+    for text in candidate_table.winner(found.kinds):
+        progress.note(text)

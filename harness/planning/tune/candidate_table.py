@@ -12,12 +12,15 @@ from harness.report.columns import MESH_LEGEND, Column
 NEARLY_FULL = 0.9
 """The share of a device's memory above which a predicted peak is marked."""
 MARK = "!"
+UNTRAINED = "†"
+"""Follows a scheme that is simulated only."""
+TRAINED = "{}, trained on such a cluster by torchrun or Slurm (docs/howto/several_nodes.md):"
 
 
 def columns(rows: Sequence[Best]) -> list[Column]:
     """A row for each, in the order given; all figures are simulated."""
     found = [
-        Column("scheme", [one.scheme for one in rows]),
+        Column("scheme", [f"{one.scheme} {UNTRAINED}" if one.simulated_only else one.scheme for one in rows]),
         Column("mesh", [f"{one.pipeline}x{one.data}x{one.tensor}" for one in rows], figure=True),
         Column("micro-\nbatch", [str(one.micro_batch) for one in rows], figure=True),
         Column("recom-\nputation", [one.recomputation for one in rows], 3),
@@ -36,11 +39,31 @@ def legend(rows: Sequence[Best]) -> Iterator[str]:
     yield f"all figures are simulated; {MESH_LEGEND}; headroom: of the fullest device's memory"
     if any(one.upper_bound for one in rows):
         yield f"{AT_MOST} {UPPER_BOUND}"
+    if any(one.simulated_only for one in rows):
+        yield f"{UNTRAINED} simulated only: this engine does not train with tensor shards"
     if any(map(_is_nearly_full, rows)):
         yield (
             f"{MARK} above {percent(NEARLY_FULL)} of a device's memory: leave 10 to 20 % for an allocator "
             "(docs/explanation/accuracy.md)"
         )
+
+
+def winner(best: Sequence[Best]) -> Iterator[str]:
+    """The last lines: the command of the fastest one, which can be run as it is printed. `best` has the fastest first.
+
+    Where that is simulated only, the fastest one that trains, too; where the cluster is described, before it the
+    command that trains on such a one.
+    """
+    trained = next((one for one in best if not one.simulated_only), None)
+    if trained is not best[0]:
+        yield f"the fastest: {best[0].scheme}, simulated only; run it:"
+        yield best[0].command
+    if trained:
+        if trained.training:
+            yield TRAINED.format(trained.scheme)
+            yield trained.training
+        yield f"the fastest{'' if trained is best[0] else ' that trains'}: {trained.scheme}; run it:"
+        yield trained.command
 
 
 def summary(counts: Counts, impossible: Sequence[Reason], left_out: Sequence[str], interrupted: bool) -> Iterator[str]:

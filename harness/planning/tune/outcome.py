@@ -69,6 +69,7 @@ def row(tuner: Tuner, line: Line, draft: Draft) -> Best:
         line.memory_limit_bytes or 0,
         tuple(one.overrides(scheme.config, tuner.overrides, scheme.engine.capabilities)),
         layer_times.are_bounds(ground.profile, draft.cluster),
+        any(getattr(one.mesh, name) > 1 for name in scheme.engine.capabilities.simulated_only),
     )
 
 

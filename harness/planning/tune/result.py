@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.checks.plan_fits import MEMORY
-from harness.core.problem import NoPlan, Problem, spelled
+from harness.core.problem import NoPlan, Problem, bare_key, spelled
 from harness.planning.draft import Draft
 from harness.planning.prepare import Ground
 from harness.planning.tune.candidates import Candidate
@@ -36,6 +36,8 @@ TITLES = (
 )
 
 
+OF_A_SEARCH = ("mode", "out", "schemes", "steps", "costs", "jitter")
+"""Keys of a search, a simulation or a race that are not those of a run."""
 MOST_ROWS = 20
 """Candidates of which a record has the figures."""
 
@@ -99,6 +101,19 @@ def as_csv(lines: Sequence[Line]) -> str:
     return text.getvalue()
 
 
+def of_a_run(overrides: Sequence[str]) -> list[str]:
+    """The overrides of training, on the machine where they are typed: without a described cluster, and without what is
+    for searches and simulations."""
+    given = any(text.startswith("cluster=") and text != "cluster=local" for text in overrides)
+    return [
+        text
+        for text in overrides
+        if bare_key(text) not in (*OF_A_SEARCH, "cluster", "tune.verify")
+        and not bare_key(text).startswith("race.")
+        and not (given and bare_key(text).startswith("cluster."))
+    ]
+
+
 @dataclass(frozen=True)
 class Reason:
     """Why so many candidates are impossible, with the fixes."""
@@ -118,6 +133,7 @@ class Best:
 
     `step_time_s` in seconds, memory in bytes, that of the fullest device; `tokens_per_s_per_device` is None where
     samples are no tokens, `percent_of_peak` (MFU) where no peak is known. `upper_bound`: the device is not calibrated.
+    `simulated_only`: the engine is simulated on such a mesh, and does not train on it.
     """
 
     scheme: str
@@ -135,11 +151,19 @@ class Best:
     memory_limit_bytes: int
     overrides: tuple[str, ...]
     upper_bound: bool = False
+    simulated_only: bool = False
 
     @property
     def command(self) -> str:
         """The command that runs it."""
         return reference.command(self.overrides)
+
+    @property
+    def training(self) -> str:
+        """The command that trains with it on a cluster as the one that is described; "" where `command` trains, or the
+        profile of a model is given in the place of a model."""
+        simulated = "mode=simulate" in self.overrides and not any(bare_key(one) == "profile" for one in self.overrides)
+        return reference.command(of_a_run(self.overrides)) if simulated else ""
 
     def to_json(self) -> dict[str, Any]:
         return {**vars(self), "overrides": list(self.overrides)}

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from harness.core.problem import CannotRun
-from harness.planning.tune.result import Best
+from harness.planning.tune import candidate_table
+from harness.planning.tune.result import Best, of_a_run
 from harness.races import tuned
 from harness.races.entries import Entry
 from harness.races.result import Result
@@ -27,9 +28,22 @@ def entry(name: str, step_s: float) -> Entry:
 
 def test_a_described_cluster_is_replaced_by_this_machine() -> None:
     own = ["engine=ddp", "model=mlp", "tracker=none", "mesh.data=2", "batch.micro_batches=2"]
-    assert tuned._of_this_machine(DDP.overrides) == own
+    assert of_a_run(DDP.overrides) == own
     local = ("engine=ddp", "cluster.devices=2", "tune.verify=3", "race.minutes=1")
-    assert tuned._of_this_machine(local) == ["engine=ddp", "cluster.devices=2"]
+    assert of_a_run(local) == ["engine=ddp", "cluster.devices=2"]
+    assert DDP.training == f"python run.py {' '.join(own)}" and not replace(DDP, overrides=local).training
+
+
+def test_the_fastest_that_trains_is_named_where_the_fastest_is_simulated_only() -> None:
+    best = (replace(DDP, scheme="deepspeed planner=megatron", step_time_s=0.9, simulated_only=True), DDP)
+    found = [*candidate_table.winner(best)]
+    assert found[:2] == ["the fastest: deepspeed planner=megatron, simulated only; run it:", best[0].command]
+    assert found[2].startswith("ddp, trained on such a cluster") and found[3] == DDP.training
+    assert found[4:] == ["the fastest that trains: ddp; run it:", DDP.command]
+    assert [*candidate_table.winner(best[1:])][2:] == ["the fastest: ddp; run it:", DDP.command]
+    assert [*candidate_table.winner(best[:1])] == found[:2]
+    assert candidate_table.columns(best)[0].cells == ["deepspeed planner=megatron †", "ddp"]
+    assert any("simulated only" in text for text in candidate_table.legend(best))
 
 
 def test_what_needs_more_devices_is_named_and_not_raced(tmp_path: Path) -> None:
