@@ -25,6 +25,8 @@ from harness.simulator import simulate
 from tests.harness.order_search import brute_force
 from tests.tiers import later
 
+FEW = (*range(0, COUNT, 10), *range(3, COUNT, 5))
+"""Of the random chains those of the fast and the full tier; the fast one has the first five."""
 TINY = [drawn(seed, (2,), (2, 2)) for seed in range(12)]
 
 
@@ -88,8 +90,18 @@ def test_the_unit_of_times_and_bytes_is_no_matter(chain: Chain, capfd: pytest.Ca
     assert capfd.readouterr().out == "", "the solver prints nothing"
 
 
-@pytest.mark.parametrize("seed", later(range(COUNT), set(range(COUNT)) - set(range(0, COUNT, 10))))
+@pytest.mark.parametrize("seed", later(FEW, FEW[5:]))
 def test_random_chains(seed: int) -> None:
+    never_worse(seed)
+
+
+@pytest.mark.usefixtures("ten_seconds")
+@pytest.mark.parametrize("seed", sorted(set(range(COUNT)) - set(FEW)))
+def test_more_random_chains(seed: int) -> None:
+    never_worse(seed)
+
+
+def never_worse(seed: int) -> None:
     """Never worse than the best family that fits, within the limits, the same each time; never below the bound."""
     chain = drawn(seed)
     known = families(chain)

@@ -134,6 +134,7 @@ def test_what_rank_0_refuses_ends_the_others(hosts: TwoHosts, cache: str, comman
     assert "mode race" in (tmp_path / "left").read_text() and (tmp_path / "right").read_text() == ""
 
 
+@pytest.mark.usefixtures("ten_seconds")
 @pytest.mark.parametrize(
     "engine", [pytest.param(name, marks=[] if name == "ddp" else pytest.mark.soak) for name in ENGINES]
 )
