@@ -97,15 +97,21 @@ def repeated(overrides: Sequence[str]) -> range | None:
 def refuse_mistyped(points: Sequence[Point], what: str = SWEEP) -> None:
     """Raises CannotRun with the problems of typing that every point has, and so `what` they are of; and with choices
     that do not exist, whoever has them: one of several engines that is misspelt would be a row at the sweep's end."""
-    refuse(_no_choices(points), what)
+    wrong, common = _no_choices(points), _common(points)
+    known = {problem.statement for problem in common}
+    refuse([*common, *(problem for problem in wrong if problem.statement not in known)], what)
+
+
+def _common(points: Sequence[Point]) -> list[Problem]:
+    """The problems of typing that every point has."""
     common: list[Problem] = mistyped(points[0].overrides) if points else []
     for point in points[1:]:
         if not common:
-            return
+            break
         here = {(problem.key, problem.message): problem for problem in mistyped(point.overrides)}
         known = [(problem, here.get((problem.key, problem.message))) for problem in common]
         common = [problem if problem == other else _of_all(problem) for problem, other in known if other]
-    refuse(common, what)
+    return common
 
 
 def _no_choices(points: Sequence[Point]) -> list[Problem]:

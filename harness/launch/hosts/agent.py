@@ -7,11 +7,13 @@ On stdin comes ASK where ranks are to write what they do. A rank's end that is n
 
 from __future__ import annotations
 
+import math
 import os
 import select
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -27,6 +29,8 @@ CHECKED = "REGATTA_CODE"
 VISIBLE_S = 20.0
 """Seconds after which a folder that the parent has made is there on every host, if they share it."""
 POLL_S = 0.05
+LATE_S = 1.0
+"""Seconds for which a rank may be ending already when the end of all is asked for."""
 FOLDER = 4
 """Which word of the command of a rank is the folder of the run: python -P -m harness.worker FOLDER train ..."""
 
@@ -48,8 +52,12 @@ def start(rank: int, local: int, command: Sequence[str]) -> subprocess.Popen[byt
 
 
 def watch(host: str, first: int, ranks: Sequence[subprocess.Popen[bytes]]) -> int:
-    """Wait until all ranks have ended well, the first one has not, or stdin ends; returns the exit code."""
-    kills = oom_killer.kill_count()
+    """Wait until all ranks have ended well, the first one has not, or stdin ends; returns the exit code.
+
+    A rank that is killed loses its connections before it has ended. So stdin may end, since another host has lost a
+    rank's connection to this one, while it is ending: for `LATE_S` its end is still reported.
+    """
+    kills, until = oom_killer.kill_count(), math.inf
     while any(codes := [rank.poll() for rank in ranks]) or None in codes:
         for number, code in enumerate(codes):
             if code:
@@ -57,9 +65,13 @@ def watch(host: str, first: int, ranks: Sequence[subprocess.Popen[bytes]]) -> in
                 how = "Out Of Memory" if killed else ""
                 print(slurm_log.task_line(host, first + number, code, how), end="", flush=True)
                 return 1
-        if select.select([sys.stdin], [], [], POLL_S)[0]:
+        if time.monotonic() > until:
+            return 1
+        if until < math.inf:
+            time.sleep(POLL_S)
+        elif select.select([sys.stdin], [], [], POLL_S)[0]:
             if not (asked := os.read(sys.stdin.fileno(), 1)):
-                return 1  # whoever has started this process wants its end, or is gone
+                until = time.monotonic() + LATE_S  # whoever has started this process wants its end, or is gone
             for rank in ranks if asked == ASK else ():
                 rank.send_signal(signal.SIGUSR2)
     return 0
