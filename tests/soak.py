@@ -10,7 +10,7 @@ After one further start every point has one record, which is ok, and no process 
 
     make soak ARGS="faults and gpipe"    only the tests marked soak whose names fit
     make soak ARGS="4 20"                what continuous integration does: 4 points on Slurm, 20 here, and of the tests
-                                         those marked short_soak (a cover of the faults is in `make test-full`)
+                                         those marked short_soak, with each engine and each fault once
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Every engine, disturbed in every way while it trains: it ends soon, says truly how, and leaves nothing over.
 
-The cells here have each engine and each fault once; `make soak` runs all of them (`ARGS="faults and gpipe"`: some).
+Continuous integration has each engine and each fault once; `make soak` runs all cells (`ARGS="faults and gpipe"`: some).
 REGATTA_FAULTS_SEED chooses other moments.
 """
 
@@ -82,6 +82,7 @@ def test_no_run_outlives_tests_that_are_killed(tmp_path: Path) -> None:
     assert left == []
 
 
+@pytest.mark.usefixtures("ten_seconds")
 @pytest.mark.parametrize(("engine", "fault"), EACH_ONCE)
 def test_faults_each_engine_and_each_fault_once(engine: str, fault: str, tmp_path: Path) -> None:
     check(engine, fault, tmp_path)
