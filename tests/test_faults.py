@@ -1,6 +1,6 @@
 """Every engine, disturbed in every way while it trains: it ends soon, says truly how, and leaves nothing over.
 
-Continuous integration has each engine and each fault once; `make soak` runs all cells (`ARGS="faults and gpipe"`: some).
+Continuous integration has each engine and each fault once; `make soak` has all cells (`ARGS="faults and gpipe"`: some).
 REGATTA_FAULTS_SEED chooses other moments.
 """
 
