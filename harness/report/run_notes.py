@@ -44,8 +44,9 @@ def _shared_lock(record: RunRecord) -> Iterator[str]:
 
 
 def _devices_are_threads(record: RunRecord) -> bool:
-    devices, engine = record.manifest.get("devices") or [], record.config.get("engine") or {}
-    if devices.count("cpu") < 2 or ("engine", engine.get("name")) not in registry.schemas():
+    kinds, engine = set(record.manifest.get("devices") or ()), record.config.get("engine") or {}
+    used = {stage["device"] for stage in (record.plan or {}).get("stages", ())}
+    if len(used) < 2 or kinds != {"cpu"} or ("engine", engine.get("name")) not in registry.schemas():
         return False
     with suppress(CannotRun):  # of a version with other keys
         return not registry.build("engine", OmegaConf.create(engine)).capabilities.multi_process
@@ -57,7 +58,7 @@ def _rising_loss(record: RunRecord) -> Iterator[str]:
     if first is not None and last is not None and last > ROSE * first > 0:
         rate = (record.config.get("optimizer") or {}).get("lr")
         advice = f"   -> optimizer.lr={rate / 10:g}" if rate else ""
-        yield f"the loss rose, from {number(first)} to {number(last)}: the model learns nothing at this rate{advice}"
+        yield f"the loss rose, from {number(first)} to {number(last)}{advice}"
 
 
 def _no_memory(record: RunRecord) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,7 +17,8 @@ def ran(engine: str = "gpipe", source: str = "measured", status: str = "ok", **m
     found = {"parts_s": {"computing": 0.3}, "first_loss": 2.0, "loss": 1.0, "peak_memory_bytes": [1, 1], **metrics}
     config = {"engine": {"name": engine}, "warmup": 2, "optimizer": {"lr": 0.1}}
     predicted, manifest = {"parts_s": {"computing": 0.1}}, {"devices": ["cpu", "cpu"]}
-    return RunRecord("x", status, source, config=config, metrics=found, predicted=predicted, manifest=manifest)
+    plan = {"stages": [{"device": 0}, {"device": 1}]}
+    return RunRecord("x", status, source, "", config, plan, found, predicted, manifest)
 
 
 @pytest.mark.parametrize("engine", sorted(name for group, name in registry.schemas() if group == "engine"))
@@ -32,16 +34,14 @@ def test_it_is_not_named_where_something_else_explains_it() -> None:
     (text,) = notes(ran(slowed=2.0))
     assert "busy machine" in text
     assert not notes(ran(parts_s={"computing": 0.14}))
-    one, gpus = ran(), ran()
-    one.manifest["devices"], gpus.manifest["devices"] = ["cpu"], ["cuda:0", "cuda:1"]
+    one, gpus = replace(ran(), plan={"stages": [{"device": 0}, {"device": 0}]}), ran()
+    gpus.manifest["devices"] = ["cuda:0", "cuda:1"]
     assert not notes(one) and not notes(gpus) and not notes(ran("of another version"))
 
 
 @pytest.mark.parametrize(("last", "told"), [(2.3, False), (2.5, True), (1.0, False)])
 def test_a_loss_that_rises(last: float, told: bool) -> None:
-    rose = (
-        f"note: the loss rose, from 2.0000 to {last:.4f}: the model learns nothing at this rate   -> optimizer.lr=0.01"
-    )
+    rose = f"note: the loss rose, from 2.0000 to {last:.4f}   -> optimizer.lr=0.01"
     assert notes(ran("ddp", loss=last)) == ([rose] if told else [])
 
 
