@@ -39,10 +39,10 @@ def test_it_is_not_named_where_something_else_explains_it() -> None:
     assert not notes(one) and not notes(gpus) and not notes(ran("of another version"))
 
 
-@pytest.mark.parametrize(("last", "told"), [(2.3, False), (2.5, True), (1.0, False)])
-def test_a_loss_that_rises(last: float, told: bool) -> None:
+@pytest.mark.parametrize(("last", "said"), [(2.3, False), (2.5, True), (1.0, False)])
+def test_a_loss_that_rises(last: float, said: bool) -> None:
     rose = f"note: the loss rose, from 2.0000 to {last:.4f}   -> optimizer.lr=0.01"
-    assert notes(ran("ddp", loss=last)) == ([rose] if told else [])
+    assert notes(ran("ddp", loss=last)) == ([rose] if said else [])
 
 
 def test_memory_that_was_not_metered() -> None:
