@@ -37,7 +37,7 @@ def of(tuner: Tuner) -> Tuned:
 
 
 def _rows(tuner: Tuner) -> tuple[Best, ...]:
-    """All candidates that were simulated and fit, the fastest first; of those that a table shows as equal the first one:
+    """All candidates that were simulated and fit, the fastest first; of equal rows the first one:
     stages of equal memory (planner.by=memory) are often those of equal time."""
     found: dict[Best, Best] = {}
     for one in sorted(tuner.rows, key=lambda one: (one.step_time_s, one.scheme, len(one.overrides))):
