@@ -72,7 +72,8 @@ def computation() -> None:
 
 @pytest.fixture
 def ten_seconds() -> None:
-    """A test that takes ten seconds and more on a quiet machine: it is left to `make soak`, and run by `.ci/run`."""
+    """A test that takes ten seconds and more on a quiet machine, with all its cases: it is left to `make soak`, and
+    `.ci/run` runs it."""
 
 
 @pytest.fixture

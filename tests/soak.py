@@ -69,7 +69,8 @@ def main(arguments: Sequence[str]) -> int:
     assert not emulated.missing(), emulated.missing()
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # so that all is ended then, too
     short = ["short_soak", "-n2", "--dist=loadgroup"]
-    subprocess.run([*tests, *(short if arguments else ["soak"])], cwd=ROOT, check=True)
+    one_thread = os.environ | {"OMP_NUM_THREADS": "1"}
+    subprocess.run([*tests, *(short if arguments else ["soak"])], cwd=ROOT, env=one_thread, check=True)
     with tempfile.TemporaryDirectory() as folder:
         with emulated.running(Path(folder) / "cluster") as cluster:
             on_slurm(many, Path(folder), cluster)

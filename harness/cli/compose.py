@@ -261,13 +261,15 @@ def _composed(choices: tuple[str, ...]) -> bytes:
 
 
 def _meant(reason: str, choices: tuple[str, ...]) -> str:
-    """The key that a file probably means by one that its group does not have, as other choices of the group have it."""
+    """The key that a file probably means by one that is none, in a group whose choices all have the same keys."""
     key, _, message = reason.partition(" ")
-    others = tuple(text for text in choices if text.partition("=")[0] != key.partition(".")[0])
-    if message != NO_KEY or others == choices:
+    group = key.partition(".")[0]
+    others = tuple(text for text in choices if text.partition("=")[0] != group)
+    if message != NO_KEY or group not in registry.SCHEMAS or others == choices:
         return ""
     with suppress(CannotRun):
-        return closest_key(key, names(pickle.loads(_composed(others))))
+        known = names(pickle.loads(_composed(others)))
+        return closest_key(key, [name for name in known if name.startswith(f"{group}.")])
     return ""
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness.host import devices
@@ -16,8 +16,8 @@ from harness.host import devices
 BUSY = 1.2
 """Ratio of the time with waiting to that without from which on other programs kept the machine busy."""
 
-SHARE = 0.25
-"""The part of the busiest thread's time on a core from which on a thread is one that computes."""
+MESSENGERS = ("gloo", "pt_gloo")
+"""Beginnings of the names of threads that move messages."""
 
 QUIET = 0.5
 """Load of each core, the mean of a minute, up to which a machine is taken for one that nothing else uses."""
@@ -25,10 +25,11 @@ QUIET = 0.5
 
 @dataclass(frozen=True)
 class CoreTime:
-    """Seconds of a thread since it began: on a core, and ready but without one."""
+    """Seconds of a thread since it began: on a core, and ready but without one; whether it moves `messages`."""
 
     running_s: float = 0.0
     waited_s: float = 0.0
+    messages: bool = False
 
 
 def of_thread(folder: Path = Path("/proc/thread-self")) -> CoreTime:
@@ -49,27 +50,30 @@ def quiet() -> bool:
 def of_process() -> dict[str, CoreTime]:
     """Those of all threads of this process, by their ids."""
     with suppress(OSError):
-        return {folder.name: of_thread(folder) for folder in Path("/proc/self/task").iterdir()}
+        threads = list(Path("/proc/self/task").iterdir())
+        return {one.name: replace(of_thread(one), messages=_moves_messages(one)) for one in threads}
     return {}
+
+
+def _moves_messages(folder: Path) -> bool:
+    with suppress(OSError):
+        return (folder / "comm").read_text().startswith(MESSENGERS)
+    return False
 
 
 def slowed(before: Mapping[str, CoreTime], now: Mapping[str, CoreTime]) -> float | None:
     """By how much other programs slowed down the threads of `now` that compute, since `before`: 1 if none waited; None
     if none computed.
 
-    Threads that compute for less than a `SHARE` of what the busiest one does move messages. Where they take a core from
-    one that computes, that waits for its own process: as many seconds of waiting are no other program's.
+    Where a thread that moves messages takes a core from one that computes, that waits for its own process: as many
+    seconds of waiting are no other program's.
     """
     spans = [_between(before.get(thread, CoreTime()), after) for thread, after in now.items()]
-    most_s = max((one.running_s for one in spans), default=0.0)
-    if most_s <= 0:
-        return None
-    computing = [one for one in spans if one.running_s >= SHARE * most_s]
-    running_s = sum(one.running_s for one in computing)
-    own_s = sum(one.running_s for one in spans) - running_s
-    waited_s = max(0.0, sum(one.waited_s for one in computing) - own_s)
-    return (running_s + waited_s) / running_s
+    running_s = sum(one.running_s for one in spans if not one.messages)
+    own_s = sum(one.running_s for one in spans if one.messages)
+    waited_s = max(0.0, sum(one.waited_s for one in spans if not one.messages) - own_s)
+    return (running_s + waited_s) / running_s if running_s > 0 else None
 
 
 def _between(before: CoreTime, now: CoreTime) -> CoreTime:
-    return CoreTime(now.running_s - before.running_s, now.waited_s - before.waited_s)
+    return CoreTime(now.running_s - before.running_s, now.waited_s - before.waited_s, now.messages)

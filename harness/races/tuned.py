@@ -19,7 +19,7 @@ from harness.cli.compose import compose
 from harness.core import files
 from harness.core.problem import CannotRun, Problem, bare_key
 from harness.core.record import EXIT_CODES, RunRecord
-from harness.planning.tune.result import OF_A_SEARCH, Best, of_a_run
+from harness.planning.tune.result import NOT_OF_A_RUN, Best, of_a_run
 from harness.races import race
 from harness.races.result import Result
 from harness.run import runner
@@ -66,7 +66,8 @@ def _best(records: Sequence[RunRecord], most: int) -> list[Best]:
     found = [record.metrics["tuned"] for record in records if record.metrics.get("tuned")]
     kinds, others = ([Best(**one) for tuned in found for one in tuned[key]] for key in ("kinds", "rows"))
     ordered = sorted(kinds, key=_order)[:most]
-    ordered += [one for one in sorted(others, key=_order) if one not in ordered][: most - len(ordered)]
+    known = {one.figures for one in ordered}
+    ordered += [one for one in sorted(others, key=_order) if one.figures not in known][: most - len(ordered)]
     return sorted(ordered, key=_order)
 
 
@@ -86,7 +87,8 @@ def verified(best: Sequence[Best], folder: Path, overrides: Sequence[str], say: 
             reason = found.problems[0].statement if found.problems else found.reason
             say(f"{number} {one.scheme} cannot run here: {reason}")
         else:
-            able[f"{number} {one.scheme}"] = [text for text in point.overrides if bare_key(text) not in OF_A_SEARCH]
+            kept = [text for text in point.overrides if bare_key(text) not in (*NOT_OF_A_RUN, "steps")]
+            able[f"{number} {one.scheme}"] = kept
     if len(able) < 2:
         say(f"nothing to race: {len(able)} of {len(best)} can run on this machine")
         return 0

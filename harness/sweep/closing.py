@@ -10,7 +10,8 @@ from rich.text import Text
 
 from harness.checks.micro_batches import COUNT, SIZE
 from harness.core.units import AT_MOST, UPPER_BOUND
-from harness.planning.tune.result import Reason
+from harness.planning.tune import candidate_table
+from harness.planning.tune.result import Best, Reason
 from harness.report import comparison
 from harness.report.columns import MESH_LEGEND, drawn
 from harness.sweep import repeats, tuned_table
@@ -23,8 +24,8 @@ REASON_LINES = 8
 def close(rows: Sequence[Row], folder: Path, console: Console | None = None) -> None:
     """Print the closing table, why points failed, and a line about the whole sweep.
 
-    Of mode=tune over engines it is one table of all schemes, and the last line is the command of the fastest. Below the
-    table is one over the seeds, where points differ in these alone.
+    Of mode=tune over engines it is one table of all schemes, and the last line is the command of the fastest that
+    trains. Below the table is one over the seeds, where points differ in these alone.
     """
     console = console or console_of_sweep()
     one_search = tuned_table.is_one_search(rows)
@@ -59,7 +60,8 @@ def _tuned(rows: Sequence[Row]) -> Iterator[str]:
         yield from (f"{row.point.id} {Reason(**one)}" for one in tuned.get("impossible", ()))
     if found:
         fastest, tuned = max(found, key=lambda one: one[0].throughput or 0.0)
-        yield f"{fastest.point.id} is the fastest, run it: {tuned['command']}"
+        yield f"{fastest.point.id} is the fastest:"
+        yield from candidate_table.winner([Best(**one) for one in tuned["kinds"]])
 
 
 def _legend(rows: Sequence[Row], left_out: Sequence[str], width: int) -> Iterator[str]:

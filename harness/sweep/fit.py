@@ -106,12 +106,13 @@ class _Table:
                     for kind, problem in lacking.items():
                         self._refuse(problem, f"{kind} precision={precision}")
                 except CannotRun as error:
-                    self.problems += error.problems
+                    self.problems += error.problems[1:]
                     self._refuse(error.problems[0], f"{engine} precision={precision}")
                 except WorkerFailed as error:
                     raise CannotRun([Problem("model", None, f"cannot be counted: {error}")], FIT) from error
 
     def _refuse(self, problem: Problem, place: str) -> None:
+        self.problems.append(problem)
         self.refused.setdefault(problem.statement, []).append(place)
 
     @property

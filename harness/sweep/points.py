@@ -97,9 +97,10 @@ def repeated(overrides: Sequence[str]) -> range | None:
 def refuse_mistyped(points: Sequence[Point], what: str = SWEEP) -> None:
     """Raises CannotRun with the problems of typing that every point has, and so `what` they are of; and with choices
     that do not exist, whoever has them: one of several engines that is misspelt would be a row at the sweep's end."""
-    wrong, common = _no_choices(points), _common(points)
-    known = {problem.statement for problem in common}
-    refuse([*common, *(problem for problem in wrong if problem.statement not in known)], what)
+    wrong = _no_choices(points)
+    known, same = {one.statement for one in wrong}, {(one.key, one.message) for one in wrong}
+    common = [one for one in _common(points) if one.statement in known or (one.key, one.message) not in same]
+    refuse([*common, *(one for one in wrong if one.statement not in {other.statement for other in common})], what)
 
 
 def _common(points: Sequence[Point]) -> list[Problem]:
@@ -119,13 +120,15 @@ def _no_choices(points: Sequence[Point]) -> list[Problem]:
     typed = (text for point in points for text in point.overrides)
     given = dict.fromkeys(text for text in typed if text.partition("=")[0] in registry.GROUPS)
     with session() as loader:
-        wrong = [text for text in given if not _may_be_choice(*text.partition("=")[::2], loader)]
-    return [problem for text in wrong for problem in mistyped([text])]
+        doubtful = [text for text in given if not _is_choice(text, loader)]
+    return [one for text in doubtful for one in mistyped([text]) if one.key == text.partition("=")[0]]
 
 
-def _may_be_choice(group: str, value: str, loader: ConfigLoader) -> bool:
-    """Whether a value is a choice of its group, or no plain word: a file of the user's, or `null`."""
-    return not value.isidentifier() or value in ("null", *choices(loader, group))
+def _is_choice(text: str, loader: ConfigLoader) -> bool:
+    """Whether an override has a choice of its group, or what only a run can judge: a file of the user's, `${...}`."""
+    group, _, typed = text.partition("=")
+    name = typed[1:-1] if typed[:1] in ("'", '"') else typed
+    return name in choices(loader, group) or "${" in name or (group == "model" and reference.looks_like(name))
 
 
 def refuse_one_file(points: Sequence[Point]) -> None:

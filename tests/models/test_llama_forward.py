@@ -5,6 +5,7 @@ from __future__ import annotations
 from cmath import exp
 from dataclasses import replace
 from math import log, sqrt
+from statistics import median
 
 import pytest
 import torch
@@ -177,5 +178,5 @@ def test_it_learns() -> None:
         optimizer.step()
         losses.append(loss.item())
     assert losses[0] == pytest.approx(log(5), rel=0.1)
-    assert min(losses) < 0.3  # at this rate single steps lead away again, on each type of CPU others
+    assert median(losses[-50:]) < 0.5  # at this rate single steps lead away again, on each type of CPU others
     assert functional.softmax(layers(batch.inputs), -1).shape == (4, 8, 5)

@@ -14,7 +14,7 @@ NEARLY_FULL = 0.9
 MARK = "!"
 UNTRAINED = "†"
 """Follows a scheme that is simulated only."""
-TRAINED = "{}, trained on such a cluster by torchrun or Slurm (docs/howto/several_nodes.md):"
+TRAINED = "{}, trained on such a cluster (docs/howto/several_nodes.md):"
 
 
 def columns(rows: Sequence[Best]) -> list[Column]:
@@ -49,10 +49,10 @@ def legend(rows: Sequence[Best]) -> Iterator[str]:
 
 
 def winner(best: Sequence[Best]) -> Iterator[str]:
-    """The last lines: the command of the fastest one, which can be run as it is printed. `best` has the fastest first.
+    """The last lines; the last one is the command of the fastest scheme that trains, which can be run as it is printed.
 
-    Where that is simulated only, the fastest one that trains, too; where the cluster is described, before it the
-    command that trains on such a one.
+    `best` has the fastest first. One that is simulated only and faster comes before, and so does the command that
+    trains on a cluster as the described one.
     """
     trained = next((one for one in best if not one.simulated_only), None)
     if trained is not best[0]:

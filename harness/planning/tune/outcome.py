@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -19,10 +18,10 @@ if TYPE_CHECKING:
 
 def of(tuner: Tuner) -> Tuned:
     """The result of a search that has found something."""
-    kinds = sorted(
-        (row(tuner, line, draft) for line, draft in tuner.drafts.values()),
-        key=lambda one: (one.step_time_s, one.scheme),
-    )
+    rows = _rows(tuner)
+    shortest = {one.figures: one for one in rows}
+    best = (row(tuner, line, draft) for line, draft in tuner.drafts.values())
+    kinds = sorted((shortest.get(one.figures, one) for one in best), key=lambda one: (one.step_time_s, one.scheme))
     line, draft = tuner.drafts[kinds[0].scheme]
     ground = tuner.grounds[line.candidate.micro_batch]
     scheme = tuner.by_settings[line.candidate.settings]
@@ -31,7 +30,7 @@ def of(tuner: Tuner) -> Tuned:
     reasons = () if tuner.interrupted else impossible.reasons(lines, partial(tried_fixes.helps, tuner))
     counted = counts(tuner)
     return Tuned(
-        lines, line, draft, ground, tuple(kinds), _rows(tuner), tuple(notes), counted, reasons, tuple(left_out(tuner)),
+        lines, line, draft, ground, tuple(kinds), rows, tuple(notes), counted, reasons, tuple(left_out(tuner)),
         tuner.interrupted,
     )  # fmt: skip
 
@@ -41,7 +40,7 @@ def _rows(tuner: Tuner) -> tuple[Best, ...]:
     stages of equal memory (planner.by=memory) are often those of equal time."""
     found: dict[Best, Best] = {}
     for one in sorted(tuner.rows, key=lambda one: (one.step_time_s, one.scheme, len(one.overrides))):
-        found.setdefault(replace(one, overrides=()), one)
+        found.setdefault(one.figures, one)
     return tuple(found.values())
 
 

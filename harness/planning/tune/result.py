@@ -8,7 +8,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from harness.checks.plan_fits import MEMORY
@@ -36,8 +36,8 @@ TITLES = (
 )
 
 
-OF_A_SEARCH = ("mode", "out", "schemes", "steps", "costs", "jitter")
-"""Keys of a search, a simulation or a race that are not those of a run."""
+NOT_OF_A_RUN = ("mode", "out", "schemes", "costs", "jitter", "cluster", "tune.verify")
+"""Keys of a search, a simulation or a race that training does not have, or not with their values."""
 MOST_ROWS = 20
 """Candidates of which a record has the figures."""
 
@@ -104,11 +104,11 @@ def as_csv(lines: Sequence[Line]) -> str:
 def of_a_run(overrides: Sequence[str]) -> list[str]:
     """The overrides of training, on the machine where they are typed: without a described cluster, and without what is
     for searches and simulations."""
-    given = any(text.startswith("cluster=") and text != "cluster=local" for text in overrides)
+    given = any(bare_key(text) == "cluster" and text.partition("=")[2] != "local" for text in overrides)
     return [
         text
         for text in overrides
-        if bare_key(text) not in (*OF_A_SEARCH, "cluster", "tune.verify")
+        if bare_key(text) not in NOT_OF_A_RUN
         and not bare_key(text).startswith("race.")
         and not (given and bare_key(text).startswith("cluster."))
     ]
@@ -157,6 +157,11 @@ class Best:
     def command(self) -> str:
         """The command that runs it."""
         return reference.command(self.overrides)
+
+    @property
+    def figures(self) -> Best:
+        """What the table shows of it: candidates with equal figures are one row, whatever keys lead to them."""
+        return replace(self, overrides=())
 
     @property
     def training(self) -> str:

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 
 from harness.host.run_queue import CoreTime, of_process, of_thread, slowed
 
@@ -23,14 +24,25 @@ def test_waiting_of_all_threads_counts_by_what_they_compute() -> None:
 def test_threads_that_move_messages_are_no_other_program() -> None:
     """The threads of a rank in 4 seconds of steps of 30 ms on a quiet machine of two cores: gloo's take a core now and
     then. With a program that keeps one of the cores, the rank waits for longer than they run."""
-    gloo = {"gloo_tcp_loop": CoreTime(0.43, 0.48), "pt_gloo_runloop": CoreTime(0.02, 0.09)}
+    gloo = {"1": CoreTime(0.43, 0.48, messages=True), "2": CoreTime(0.02, 0.09, messages=True)}
     assert slowed({}, {"main": CoreTime(2.53, 0.43), **gloo}) == 1.0
     assert slowed({}, {"main": CoreTime(2.5, 1.5), **gloo}) == pytest.approx((2.5 + 1.5 - 0.45) / 2.5)
 
 
 def test_devices_that_are_threads_all_compute() -> None:
-    stages = {"0": CoreTime(3.0, 1.0), "1": CoreTime(1.0, 1.0)}
-    assert slowed({}, stages) == pytest.approx((4.0 + 2.0) / 4.0)
+    """Also those with little work."""
+    stages = {"0": CoreTime(4.0, 1.0), "1": CoreTime(0.9, 0.5)}
+    assert slowed({}, stages) == pytest.approx((4.9 + 1.5) / 4.9)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_gloos_threads_are_known_by_their_names() -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        found = of_process()
+        assert any(one.messages for one in found.values()) and not all(one.messages for one in found.values())
+    finally:
+        dist.destroy_process_group()
 
 
 def test_what_the_system_does_not_say_is_zero(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from harness.core.problem import CannotRun
+from harness.core.record import RunRecord
 from harness.planning.tune import candidate_table
 from harness.planning.tune.result import Best, of_a_run
 from harness.races import tuned
@@ -32,6 +33,14 @@ def test_a_described_cluster_is_replaced_by_this_machine() -> None:
     local = ("engine=ddp", "cluster.devices=2", "tune.verify=3", "race.minutes=1")
     assert of_a_run(local) == ["engine=ddp", "cluster.devices=2"]
     assert DDP.training == f"python run.py {' '.join(own)}" and not replace(DDP, overrides=local).training
+    assert of_a_run(["cluster=flat", "steps=500", "cluster.nodes=2"]) == ["steps=500"]
+
+
+def test_equal_plans_are_verified_once() -> None:
+    same, slower = replace(DDP, overrides=(*DDP.overrides, "planner.by=memory")), replace(DDP, step_time_s=2.0)
+    found = {"kinds": [DDP.to_json()], "rows": [one.to_json() for one in (same, DDP, slower)]}
+    record = RunRecord("x", "ok", metrics={"tuned": found})
+    assert [one.step_time_s for one in tuned._best([record], 3)] == [1.0, 2.0]
 
 
 def test_the_fastest_that_trains_is_named_where_the_fastest_is_simulated_only() -> None:

@@ -14,7 +14,8 @@ from harness.report.run_notes import notes
 
 def ran(engine: str = "gpipe", source: str = "measured", status: str = "ok", **metrics: Any) -> RunRecord:
     """A run on two CPUs whose computing took three times as long as predicted."""
-    found = {"parts_s": {"computing": 0.3}, "first_loss": 2.0, "loss": 1.0, "peak_memory_bytes": [1, 1], **metrics}
+    found = {"parts_s": {"computing": 0.3}, "first_loss": 2.0, "loss": 1.0, "peak_memory_bytes": [1, 1]}
+    found |= {"measured_steps": 10, **metrics}
     config = {"engine": {"name": engine}, "warmup": 2, "optimizer": {"lr": 0.1}}
     predicted, manifest = {"parts_s": {"computing": 0.1}}, {"devices": ["cpu", "cpu"]}
     plan = {"stages": [{"device": 0}, {"device": 1}]}
@@ -23,17 +24,21 @@ def ran(engine: str = "gpipe", source: str = "measured", status: str = "ok", **m
 
 @pytest.mark.parametrize("engine", sorted(name for group, name in registry.schemas() if group == "engine"))
 def test_the_lock_of_one_python_is_named_where_devices_are_threads(engine: str) -> None:
-    threads = engine in ("gpipe", "torchgpipe", "periodic", "single")
+    threads = engine in ("gpipe", "torchgpipe", "periodic", "single")  # of which the last one has no second stage
     assert bool(notes(ran(engine))) == threads
     if threads:
         (text,) = notes(ran(engine))
-        assert text.startswith("note: computing took 3.0 times as long as predicted") and "engine=pipeline" in text
+        assert text.startswith("note: computing took 3.0 times as long as predicted")
+        assert ("engine=pipeline" in text) == (engine in ("gpipe", "torchgpipe")) and text.endswith("larger layers")
 
 
 def test_it_is_not_named_where_something_else_explains_it() -> None:
     (text,) = notes(ran(slowed=2.0))
     assert "busy machine" in text
     assert not notes(ran(parts_s={"computing": 0.14}))
+    analytic, bound = ran(), ran()
+    analytic.config["costs"], bound.manifest["simulation"] = "analytic", {"upper_bound": True}
+    assert not notes(analytic) and not notes(bound)
     one, gpus = replace(ran(), plan={"stages": [{"device": 0}, {"device": 0}]}), ran()
     gpus.manifest["devices"] = ["cuda:0", "cuda:1"]
     assert not notes(one) and not notes(gpus) and not notes(ran("of another version"))

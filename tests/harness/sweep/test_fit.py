@@ -93,6 +93,7 @@ def test_an_engine_that_is_none_is_refused(engine: str, typed: list[str]) -> Non
         (["cluster=nosuch"], "cluster"),
         (["precision=fp33"], "precision"),
         (["model=mlp", "batch.size=7", "mesh.data=2"], "batch.size"),
+        (["engine=sbp", "model=gpt", "planner=megatron", "mesh.tensor=7", "cluster=flat"], "mesh.tensor"),
     ],
 )
 def test_what_no_engine_can_run_is_refused_once(wrong: list[str], key: str) -> None:

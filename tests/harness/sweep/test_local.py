@@ -63,7 +63,12 @@ def test_a_choice_that_is_none_is_refused_whoever_has_it() -> None:
         refuse_mistyped(expand(["engine=single,dpp,gpip", "model=mlp,nosuch"]))
     found = {(one.key, one.value) for one in refused(caught)}
     assert found == {("engine", "dpp"), ("engine", "gpip"), ("model", "nosuch")}
-    refuse_mistyped(expand(["engine=single,ddp", "model=no/such.py:build,mlp"]))  # a file is looked for by its points
+    with pytest.raises(CannotRun) as caught:
+        refuse_mistyped(expand(["engine='dpp',gpip"]))
+    assert [(one.key, one.value.strip("'")) for one in refused(caught)] == [("engine", "dpp"), ("engine", "gpip")]
+    with pytest.raises(CannotRun, match="dgx_a100-80"):
+        refuse_mistyped(expand(["cluster=dgx_a100-80,local"]))
+    refuse_mistyped(expand(["engine='single',ddp", "model=no/such.py:build,mlp"]))  # a file is looked for by its points
 
 
 def test_what_is_mistyped_in_some_points_is_theirs() -> None:
