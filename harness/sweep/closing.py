@@ -10,8 +10,7 @@ from rich.text import Text
 
 from harness.checks.micro_batches import COUNT, SIZE
 from harness.core.units import AT_MOST, UPPER_BOUND
-from harness.planning.tune import candidate_table
-from harness.planning.tune.result import Best, Reason
+from harness.planning.tune.result import Reason
 from harness.report import comparison
 from harness.report.columns import MESH_LEGEND, drawn
 from harness.sweep import repeats, tuned_table
@@ -60,8 +59,7 @@ def _tuned(rows: Sequence[Row]) -> Iterator[str]:
         yield from (f"{row.point.id} {Reason(**one)}" for one in tuned.get("impossible", ()))
     if found:
         fastest, tuned = max(found, key=lambda one: one[0].throughput or 0.0)
-        yield f"{fastest.point.id} is the fastest:"
-        yield from candidate_table.winner([Best(**one) for one in tuned["kinds"]])
+        yield f"{fastest.point.id} is the fastest, run it: {tuned['command']}"
 
 
 def _legend(rows: Sequence[Row], left_out: Sequence[str], width: int) -> Iterator[str]:
