@@ -50,7 +50,8 @@ def test_a_cpu_has_plausible_figures(measured):
     """Wide enough for any machine, and for one that others use: a wrong unit is a factor of 1000."""
     found, moments = measured
     assert found.device.name == devices.cpu_model()
-    assert 1e9 < found.device.peak_flops["float64"] < found.device.peak_flops["float32"] < 1e12
+    double, single = (found.device.peak_flops[name] for name in ("float64", "float32"))
+    assert 1e9 < double < 1.5 * single < 1.5e12  # float32 is twice as fast, on a machine that nobody else uses
     assert 1e9 < found.device.memory_bandwidth < 1e12
     assert 1e-7 < found.device.kernel_s < 1e-4
     assert found.device.efficiency == 1
