@@ -94,6 +94,16 @@ def test_less_memory_takes_longer_and_is_kept() -> None:
 
 @pytest.mark.parametrize("part", later([0.5, 0.65, 0.7, 0.8, 1.0], (0.5, 0.65, 0.8)))
 def test_no_published_order_that_fits_is_faster(part: float) -> None:
+    never_slower(part)
+
+
+@pytest.mark.usefixtures("ten_seconds")
+@pytest.mark.parametrize("part", [0.6, 0.75, 0.85, 0.9, 0.95])
+def test_at_other_limits(part: float) -> None:
+    never_slower(part)
+
+
+def never_slower(part: float) -> None:
     """At any limit, as the simulator counts memory; and the best of them is named."""
     families_ = {name: by_simulation(name) for name in FAMILIES if FAMILIES[name].places == "one"}
     limit = round(part * max(peak for _, peak in families_.values()))

@@ -48,6 +48,8 @@ def test_it_is_not_named_where_something_else_explains_it() -> None:
 def test_a_loss_that_rises(last: float, said: bool) -> None:
     rose = f"note: the loss rose, from 2.0000 to {last:.4f}   -> optimizer.lr=0.01"
     assert notes(ran("ddp", loss=last)) == ([rose] if said else [])
+    assert not notes(ran("ddp", loss=last, measured_steps=3)), "batches differ"
+    assert not notes(ran("ddp", first_loss=1e-9, loss=1e-8)), "nothing is left to learn"
 
 
 def test_memory_that_was_not_metered() -> None:
