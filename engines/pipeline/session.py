@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.fx.experimental.symbolic_shapes  # backward passes import it: once here, and not in each rank
+import torch._dynamo  # optimizers import it, and part of it backward passes: once here, and not in each rank
 from torch import Tensor, nn
 
 from engines.pipeline.passes import Passes

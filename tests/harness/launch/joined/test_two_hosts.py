@@ -154,6 +154,7 @@ def test_over_launch_ssh(
     assert hosts.processes() == []
 
 
+@pytest.mark.usefixtures("ten_seconds")
 def test_a_rank_over_ssh_that_is_killed_ends_all_and_is_named(
     hosts: TwoHosts, cache: str, commands: None, tmp_path: Path
 ) -> None:
