@@ -24,6 +24,7 @@ MESSAGES: dict[str, tuple[Kind, int]] = {
     "SendGrad": ("send", -1),
 }
 """Instruction -> message op, and its direction: to the next stage (1) or the previous one (-1)."""
+GRADIENTS = ("RecvGrad", "SendGrad")
 KINDS = {"ForwardPass": "F", "BackwardPass": "B", "OptimizerStep": "step"}
 SENT = {(1, False): "activations", (-1, False): "gradients", (1, True): "skips", (-1, True): "skip_gradients"}
 
@@ -37,6 +38,7 @@ class PipelineTracer:
     def __init__(self, session: DeepSpeedSession, engine: Any, traffic: CollectiveTracer, ties: Sequence[Op]) -> None:
         self.session, self.engine, self.stage, self.traffic = session, engine, session.stage, traffic
         self.ties = ties
+        self.parts: list[str] = []
         self.done: Counter[str] = Counter()
         # when tensors of the current instruction were sent or received
         self.passed: list[tuple[TimePoint, TimePoint]] = []
@@ -89,15 +91,19 @@ class PipelineTracer:
         return watched
 
     def _messages(self, i: int, name: str, buffer_id: int) -> list[Op]:
-        """Return one message for the layer's values and one for each skip; a gradient is as large as its activation."""
+        """Return one message for the layer's values and one for each skip; a gradient is as large as its activation,
+        that of integers has no bytes. `parts` are the names of the tensors that pass, "" for the layer's values."""
         kind, step = MESSAGES[name]
         values = self.engine.pipe_buffers["outputs" if step > 0 else "inputs"][buffer_id]
         skips = self.stage.leaving if step > 0 else self.stage.arriving
-        sizes = [t.numel() * t.element_size() for t in ([values] if isinstance(values, Tensor) else values)]
-        self.tensors, own = len(sizes), len(sizes) - len(skips)
-        parts = [("", sum(sizes[:own])), *zip(skips, sizes[own:], strict=True)]
-        j = self.stage.number
-        return [Op(j, kind, i, part, j + step, size) for part, size in parts]
+        tensors = [values] if isinstance(values, Tensor) else values
+        parts = zip([*[""] * (len(tensors) - len(skips)), *skips], tensors, strict=True)
+        passing = [(part, t) for part, t in parts if name not in GRADIENTS or t.is_floating_point()]
+        sizes = dict.fromkeys(["", *skips], 0)
+        for part, t in passing:
+            sizes[part] += t.numel() * t.element_size()
+        self.parts, j = [part for part, _ in passing], self.stage.number
+        return [Op(j, kind, i, part, j + step, size) for part, size in sizes.items()]
 
     def _forward(self, i: int, start: TimePoint, end: TimePoint, ops: Sequence[Op]) -> None:
         self.session.record(Op(self.stage.number, "F", i), start, end)
@@ -109,11 +115,12 @@ class PipelineTracer:
         self.session.record(Op(self.stage.number, "B", i), start, end)
 
     def _message(self, i: int, start: TimePoint, end: TimePoint, ops: Sequence[Op]) -> None:
-        """Before the first message of a run go the shapes."""
-        tensors = self.passed[-self.tensors :]
-        own = len(tensors) - len(ops) + 1
-        parts = [(tensors[0][0], tensors[own - 1][1]), *tensors[own:]]
-        for op, (began, ended) in zip(ops, parts, strict=True):
+        """Before the first message of a run go the shapes. One without a tensor takes no time, after the one before."""
+        passed = list(zip(self.parts, self.passed[len(self.passed) - len(self.parts) :], strict=True))
+        ended = start
+        for op in ops:
+            times = [time for part, time in passed if part == op.part]
+            began, ended = (times[0][0], times[-1][1]) if times else (ended, ended)
             self.session.record(op, began, ended)
             if op.kind == "send" and op.peer is not None:
                 self.session.bytes_sent[SENT[op.peer - op.stage, bool(op.part)]] += op.bytes

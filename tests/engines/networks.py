@@ -137,6 +137,32 @@ def tokens() -> Network:
     return Network("tokens", layers, draw, draw, _tokens)
 
 
+class Padded(Skippable):
+    """Zeros where a skip of integers is 0."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.pops = (name,)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * (self.pop(self.pops[0]) > 0)[..., None]
+
+
+def padded() -> Network:
+    """Integers as skips, beside numbers that are one: padding masks, as attention has them."""
+
+    def layers() -> list[nn.Module]:
+        return [
+            Stash("a"), Stash("b"), nn.Embedding(11, 6), Stash("c"), nn.Linear(6, 6), nn.GELU(), Padded("a"),
+            nn.Linear(6, 6), Padded("b"), Recall("c"), nn.Linear(6, 11),
+        ]  # fmt: skip
+
+    def draw(n: int) -> Tensor:
+        return torch.randint(11, (n, 5))
+
+    return Network("padded", layers, draw, draw, _tokens)
+
+
 def norms() -> Network:
     """Batch norm, also in the first and the last stage."""
 

@@ -9,7 +9,7 @@ import torch
 
 from harness.core.plan import Plan
 from harness.interfaces import Session
-from tests.engines import contract, zoo
+from tests.engines import contract, networks, zoo
 from tests.engines.contract import Case
 from tests.engines.deepspeed.cases import GENTLE, MODELS, case
 from tests.support.sessions import run_session
@@ -36,6 +36,11 @@ def test_the_pipeline_trains_like_single(model: str) -> None:
 @pytest.mark.usefixtures("close")
 def test_a_stage_without_parameters() -> None:
     contract.check_training(replace(case("skips"), plan=Plan.contiguous([1, 13], 4)))
+
+
+@pytest.mark.usefixtures("close")
+def test_integers_that_skip_stages_have_no_gradient() -> None:
+    contract.check_training(replace(case("skips"), model=networks.padded(), plan=Plan.contiguous([5, 6], 4)))
 
 
 @pytest.mark.usefixtures("close")

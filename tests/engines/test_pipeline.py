@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from engines.pipeline import engine as plug_in
 from engines.pipeline.engine import Config, PipelineEngine, build
@@ -15,6 +16,7 @@ from harness.core.model_profile import LayerProfile, ModelProfile
 from harness.core.plan import Mesh, Plan
 from harness.core.problem import Problem
 from harness.interfaces import BatchShape, Model, OptimizerSpec, PlanRequest
+from harness.runtime.stage_passes import DTYPES
 from harness.schedule import action_file
 from harness.schedule.builders.one_f_one_b import one_f_one_b
 from harness.schedule.families import FAMILIES
@@ -241,3 +243,9 @@ def test_a_file_with_other_numbers_is_refused(tmp_path: Path) -> None:
         ("engine.schedule", file, ["mesh.pipeline=2"]),
         ("engine.schedule", file, ["batch.micro_batches=1"]),
     ]
+
+
+def test_its_messages_have_no_complex_numbers() -> None:
+    """The transports that it shares with myelin know none: such a plan is refused, instead of a step that fails."""
+    assert not build(Config()).capabilities.complex
+    assert torch.complex64 not in DTYPES
