@@ -137,10 +137,11 @@ class DeepSpeedEngine(Engine):
     def refuses(self, request: PlanRequest, dtype: str, cluster: Cluster) -> list[Problem]:
         found, key = [], "precision.dtype"
         zero, data = self.config.zero, request.data
-        if dtype == "float64" and (data > 1 or zero):
-            message = "is not supported with ZeRO or replicas: DeepSpeed all-reduces in float32 and keeps shards in it"
-            whole: Fix = ({"engine.zero": 0} if zero else {}) | ({"mesh.data": 1} if data > 1 else {})
-            found.append(Problem(key, dtype, message, ({key: "float32"}, whole)))
+        if dtype == "float64" and (data > 1 or zero or request.pipeline == 1):
+            message = (
+                "is supported in a pipeline alone, without ZeRO and replicas: else DeepSpeed all-reduces in float32"
+            )
+            found.append(Problem(key, dtype, message, ({key: "float32"}, *self._as_pipeline(request))))
         if dtype == "float16" and cluster.cores:
             other = "bfloat16" if zero else "float32"
             found.append(Problem(key, dtype, "needs GPUs in DeepSpeed, these devices are CPUs", ({key: other},)))
@@ -151,6 +152,15 @@ class DeepSpeedEngine(Engine):
             message = f"needs 1 pipeline stage, there are {request.pipeline}"
             found.append(Problem("engine.offload", True, message, ({"mesh.pipeline": 1},)))
         return found
+
+    def _as_pipeline(self, request: PlanRequest) -> list[Fix]:
+        """The same devices as one pipeline without ZeRO, if there is one."""
+        stages = min(request.pipeline * request.data, request.layers or request.pipeline * request.data)
+        if stages == 1:
+            return []
+        whole: Fix = {"engine.zero": 0} if self.config.zero else {}
+        replicas: Fix = {"mesh.data": 1} if request.data > 1 else {}
+        return [{**whole, **replicas, **({"mesh.pipeline": stages} if request.pipeline == 1 else {})}]
 
     def check(self, plan: Plan, profile: ModelProfile, cluster: Cluster, memory: MemoryModel) -> list[Problem]:
         zero = self.config.zero

@@ -5,7 +5,7 @@ Modules on the CPU, on a GPU and on the meta device give the same trace.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +20,8 @@ from harness.nn.object_state import SCALARS, Snapshot
 
 CPU = torch.device("cpu")
 OF_EVERY_MODULE = frozenset(vars(nn.Module()))
+HOOKS = tuple(name for name in OF_EVERY_MODULE if "_hooks" in name)
+"""The tables of a module's hooks."""
 
 
 @dataclass
@@ -55,13 +57,28 @@ def pretended(module: nn.Module, pretender: Pretender, training: bool) -> Iterat
     try:
         places = _replace(modules, pretender)
         module.train(training)
-        yield places
+        with same_hooks(modules.values()):
+            yield places
     finally:
         objects.put(_itself)
         for each, parameters, buffers, plain in before:
             _restore(each, parameters, buffers, plain)
         for each, flag in flags:
             each.training = flag
+
+
+@contextmanager
+def same_hooks(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """Modules have the same hooks afterwards, also where a forward pass registers some for itself: Transformers' first
+    one does, in an attribute that it then looks for, and two would collect each output twice."""
+    tables = [getattr(module, name) for module in modules for name in HOOKS]
+    before = [dict(table) for table in tables]
+    try:
+        yield
+    finally:
+        for table, hooks in zip(tables, before, strict=True):
+            table.clear()
+            table.update(hooks)
 
 
 def _replace(modules: dict[str, nn.Module], pretender: Pretender) -> dict[int, State]:

@@ -79,6 +79,8 @@ def _split(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], sel
     graph = Graph(trace)
     units = Units(graph)
     layers = cut(units)
+    if len(layers.layers) == 1 and (where := _large_difference(graph)):
+        raise Uncapturable(OTHER_WAY, where)
     constants = [unit for unit in units.sequence() if unit.constant]
     return build(module, graph, Linear(graph, layers, constants).parts(), evaluates)
 
@@ -145,21 +147,21 @@ def _agreed(
         if evaluates and not graph.can_open(graph.root):
             continue  # evaluation differs in a part that cannot run as it is
         first = first or (merged, evaluates)
-        if not _large_differences(graph):
+        if not _large_difference(graph):
             return merged, evaluates
     assert first is not None
     return first
 
 
-def _large_differences(graph: Graph) -> bool:
-    """Whether a large part of the model, of several modules, stays whole because passes differ in it."""
+def _large_difference(graph: Graph) -> tuple[str, int] | None:
+    """File and line where passes differ in a large part of the model, of several modules, which stays whole then."""
     total = graph.cost(graph.trace.top)
 
-    def found(call: Call) -> bool:
+    def found(call: Call) -> tuple[str, int] | None:
         parts = [item for item in call.items if isinstance(item, Call)]
         if graph.cost(call) < LARGE * total or not parts:
-            return False
-        return call.differs is not None or any(map(found, parts))
+            return None
+        return call.differs or next(filter(None, map(found, parts)), None)
 
     return found(graph.trace.top)
 

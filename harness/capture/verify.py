@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from harness.capture.layers import Whole, names
-from harness.capture.pretend import plain_attributes
+from harness.capture.pretend import plain_attributes, same_hooks
 from harness.capture.recorder import is_input, samples
 from harness.capture.split import AS_IT_IS, Select, inputs
 from harness.capture.structure import built, template, tensors
@@ -234,7 +234,8 @@ def _in_float64(both: nn.ModuleList) -> Iterator[None]:
             for name, buffer in held.items():
                 if buffer is not None:
                     each._buffers[name] = copies.setdefault(id(buffer), _copied(buffer))
-        yield
+        with same_hooks(modules):
+            yield
     finally:
         for parameter, data in parameters.items():
             parameter.grad, parameter.data = None, data

@@ -60,6 +60,14 @@ def counted(model: Model) -> ModelProfile:
     return replace(profile, layers=layers)
 
 
+def test_float64_in_one_stage_is_offered_no_pipeline() -> None:
+    """Where the model cannot be split, or has one device."""
+    cpus = Cluster("local", 1, 2, cores=2.0)
+    for data, layers in ((1, 8), (2, 1)):
+        (problem,) = build(Config()).refuses(PlanRequest(BatchShape(8, 4), 1, data, layers=layers), "float64", cpus)
+        assert row(problem) == ("precision.dtype", "float64", ["precision.dtype=float32"])
+
+
 def test_number_formats_that_deepspeed_cannot_train() -> None:
     assert problems(case("skips")) == []
     assert problems(case("skips"), "float64") == []
@@ -72,9 +80,10 @@ def test_number_formats_that_deepspeed_cannot_train() -> None:
 @pytest.mark.parametrize(
     ("dtype", "zero", "data", "right"),
     [
-        ("float64", 1, 1, ["precision.dtype=float32", "engine.zero=0"]),
-        ("float64", 0, 2, ["precision.dtype=float32", "mesh.data=1"]),
-        ("float64", 3, 2, ["precision.dtype=float32", "engine.zero=0 mesh.data=1"]),
+        ("float64", 0, 1, ["precision.dtype=float32"]),
+        ("float64", 1, 1, ["precision.dtype=float32"]),
+        ("float64", 0, 2, ["precision.dtype=float32", "mesh.data=1 mesh.pipeline=2"]),
+        ("float64", 3, 2, ["precision.dtype=float32", "engine.zero=0 mesh.data=1 mesh.pipeline=2"]),
         ("bfloat16", 0, 1, ["engine.zero=1"]),
         ("float16", 0, 1, ["precision.dtype=float32"]),
         ("float16", 1, 2, ["precision.dtype=bfloat16"]),
@@ -86,7 +95,7 @@ def test_every_fix_is_offered_and_works(dtype: str, zero: int, data: int, right:
     assert row(problem) == ("precision.dtype", dtype, right)
     for fix in problem.fixes:
         engine = build(Config(zero=fix.get("engine.zero", zero)))
-        request = PlanRequest(BatchShape(8, 4), 1, fix.get("mesh.data", data))
+        request = PlanRequest(BatchShape(8, 4), fix.get("mesh.pipeline", 1), fix.get("mesh.data", data))
         assert engine.refuses(request, fix.get("precision.dtype", dtype), cpus) == [], fix
 
 

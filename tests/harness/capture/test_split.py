@@ -244,6 +244,45 @@ def test_what_cannot_be_split_is_refused_with_its_line(what: str, line: str, why
     assert torch.equal(whole(module, (x,))(x), module(x))
 
 
+def test_what_stays_one_layer_inside_of_another_module_says_why() -> None:
+    """Not the module itself goes another way for another number of samples, but all that is in it."""
+    with pytest.raises(ProblemError, match=r"test_split\.py:\d+, .*another way for another number of samples"):
+        split(nn.Sequential(Branching("samples")), (torch.randn(2, 4),))
+
+
+class Collecting(nn.Module):
+    """Registers hooks that collect what its parts give, in its first pass, as Transformers' networks do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second, self.collected = nn.Linear(4, 4), nn.Linear(4, 4), []
+
+    def forward(self, x: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+        if not hasattr(self, "hooked"):
+            self.hooked = [part.register_forward_hook(self.collect) for part in (self.first, self.second)]
+        self.collected = []
+        result = self.second(torch.relu(self.first(x)))
+        return result, tuple(self.collected)
+
+    def collect(self, module: nn.Module, given: tuple[Tensor, ...], result: Tensor) -> None:
+        self.collected.append(result)
+
+
+def test_hooks_that_a_pass_registers_are_gone_after_it() -> None:
+    """Otherwise each recorded pass would have more of them."""
+    module, x = nn.Sequential(Collecting(), First()), torch.randn(2, 4)
+    chain = split(module, (x,))
+    assert len(chain) > 1
+    assert not any(part._forward_hooks for part in module.modules())
+    verify(module, chain, (x,))
+    assert not any(part._forward_hooks for part in module.modules())
+
+
+class First(nn.Module):
+    def forward(self, pair: tuple[Tensor, tuple[Tensor, ...]]) -> Tensor:
+        return pair[0]
+
+
 def test_verify_names_the_layer_that_differs() -> None:
     module, chain, args, kwargs = captured("tiny_gpt")
     layer = dict(named_layers(chain))["blocks_2"]
