@@ -149,7 +149,7 @@ class Padded(Skippable):
 
 
 def padded() -> Network:
-    """Integers as skips, beside numbers that are one: padding masks, as attention has them."""
+    """Integers as skips, and numbers that are one, too: padding masks, as attention has them."""
 
     def layers() -> list[nn.Module]:
         return [
