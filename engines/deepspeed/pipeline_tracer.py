@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from deepspeed.runtime.pipe import p2p
 from torch import Tensor
 
@@ -76,7 +77,10 @@ class PipelineTracer:
             if name in ("ForwardPass", "BackwardPass"):
                 again = self.stage.recomputes and name == "BackwardPass"
                 self.session.use_micro_batch(i, again)
-            ops = self._messages(i, name, **buffer) if name == "SendGrad" else []  # its tensors are gone afterwards
+            ops = []
+            if name == "SendGrad":  # its tensors are gone afterwards
+                ops = self._messages(i, name, **buffer)
+                self._fill_gradients(**buffer)
             self.passed = []
             start = self.session.now()
             where = place(KINDS.get(name, name), self.session.global_micro_batch(i))
@@ -104,6 +108,14 @@ class PipelineTracer:
             sizes[part] += t.numel() * t.element_size()
         self.parts, j = [part for part, _ in passing], self.stage.number
         return [Op(j, kind, i, part, j + step, size) for part, size in sizes.items()]
+
+    def _fill_gradients(self, buffer_id: int) -> None:
+        """Give zeros as a gradient to inputs that the stage detaches, compares or does not use: DeepSpeed sends one for
+        each tensor of numbers, and asserts that it is there."""
+        values = self.engine.pipe_buffers["inputs"][buffer_id]
+        for value in [values] if isinstance(values, Tensor) else values:
+            if value.is_floating_point() and value.grad is None:
+                value.grad = torch.zeros_like(value)
 
     def _forward(self, i: int, start: TimePoint, end: TimePoint, ops: Sequence[Op]) -> None:
         self.session.record(Op(self.stage.number, "F", i), start, end)

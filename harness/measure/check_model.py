@@ -22,7 +22,7 @@ from harness.measure.count_model import pretend
 from harness.measure.layer_chain import Chain, Task, Value
 from harness.measure.layer_traits import trained
 from harness.nn import dropout
-from harness.runtime.values import tensors_of
+from harness.runtime.values import mapped, split, tensors_of
 from harness.user_model.load import cause
 
 SMALL_BYTES = 1 << 30
@@ -119,12 +119,17 @@ def _check_sum(model: Model, output: Value, targets: Tensor) -> None:
 
     Shown by outputs and targets of two samples, together and one by one. A loss that does not take these is left.
     """
-    if not isinstance(output, Tensor) or output.numel() * 2 // len(output) > LARGEST_CHECKED:
+    found = list(tensors_of(output))
+    if any(not one.dim() or len(one) != len(targets) for one in found):  # one that is not of the samples
         return
-    outputs, wanted = (_any_two(tensor) for tensor in (output, targets))
+    if sum(one.numel() * 2 // len(one) for one in found) > LARGEST_CHECKED:
+        return
+    outputs, wanted = (mapped(_any_two, value) for value in (output, targets))
     with suppress(RuntimeError, ValueError, TypeError, IndexError):
         both = float(model.loss(outputs, wanted))
-        parts = sum(float(model.loss(outputs[i : i + 1], wanted[i : i + 1])) for i in range(2))
+        parts = sum(
+            float(model.loss(one, target)) for one, target in zip(split(outputs, 2), split(wanted, 2), strict=True)
+        )
         if math.isclose(2 * both, parts, rel_tol=TOLERANCE) and not math.isclose(both, parts, rel_tol=TOLERANCE):
             message = "has a loss that is the mean over the samples: it must be their sum, or have one number for each"
             raise CannotRun([Problem("model", model.name, message, hint='reduction="sum" or "none"')])

@@ -76,7 +76,7 @@ def _no_key(place: Reference, one: Parameter) -> Problem:
         return Problem("model", place.shown, f"has a required parameter {one.name}, which {why}", hint="rename it")
     subject = f"has a required parameter {one.name} "
     if not one.annotation:
-        hint = f"def {place.name}({one.name}: int), or a default: {one.name}=1"
+        hint = f"{one.name}: int, or another type, where it is defined; or a default: {one.name}=1"
         return Problem("model", place.shown, f"{subject}without annotation: which values may it have?", hint=hint)
     hint = f"a default for {one.name}, or int, float, bool, str, Literal, Optional or a list of these"
     message = f"{subject}of type {one.annotation}, which no key can have"

@@ -163,6 +163,26 @@ def padded() -> Network:
     return Network("padded", layers, draw, draw, _tokens)
 
 
+class Detached(Skippable):
+    """Looks at a skip of numbers, and gives it no gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pops = ("a",)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.where(self.pop("a") > 0, x, -x)
+
+
+def detached() -> Network:
+    """A skip of numbers that gets no gradient."""
+
+    def layers() -> list[nn.Module]:
+        return [nn.Linear(6, 6), Stash("a"), nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6), Detached(), nn.Linear(6, 3)]
+
+    return Network("detached", layers, lambda n: torch.randn(n, 6), lambda n: torch.randn(n, 3), _squares)
+
+
 def norms() -> Network:
     """Batch norm, also in the first and the last stage."""
 

@@ -44,6 +44,12 @@ def test_integers_that_skip_stages_have_no_gradient() -> None:
 
 
 @pytest.mark.usefixtures("close")
+@pytest.mark.parametrize("balance", [[3, 4], [2, 2, 3]])
+def test_numbers_without_a_gradient_that_skip_stages(balance: list[int]) -> None:
+    contract.check_training(replace(case("skips"), model=networks.detached(), plan=Plan.contiguous(balance, 4)))
+
+
+@pytest.mark.usefixtures("close")
 @pytest.mark.parametrize("model", ["skips", "norms", "tied", "amoebanet"])
 def test_the_pipeline_recomputes(model: str) -> None:
     contract.check_training(case(model, stages=2, checkpoint="always"))

@@ -16,6 +16,9 @@ NET = "class Net(nn.Module):\n    def forward(self, x):\n        {}\n\n\n"
 CUSTOM = "Custom(nn.Sequential(nn.Linear(4, 3)), (torch.randn(4, 4), torch.{}), {})"
 
 
+PAIR = "Custom(nn.Sequential(nn.Linear(4, 3), Net()), (torch.randn(4, 4), torch.randint(3, (4,))), lambda o, t: {})"
+
+
 def check(folder: Path, value: str, before: str = "", samples: int = 2) -> None:
     place = reference.parse(nets.write(folder, f"{HEAD}{before}def build():\n    return {value}\n"))
     settings = vars(keys.schema(place)())
@@ -35,6 +38,12 @@ def check(folder: Path, value: str, before: str = "", samples: int = 2) -> None:
 )
 def test_what_is_right_passes(value: str, tmp_path: Path) -> None:
     check(tmp_path, value)
+
+
+def test_a_sum_over_samples_of_several_outputs_passes(tmp_path: Path) -> None:
+    net = NET.format("return x, x.square().mean(1)")
+    for loss in ("nn.functional.cross_entropy(o[0], t, reduction='sum') + o[1].sum()", "o[1] * t"):
+        check(tmp_path, PAIR.format(loss), net)
 
 
 def test_code_that_looks_at_values_is_run_for_real(tmp_path: Path) -> None:
@@ -71,6 +80,11 @@ def test_code_that_looks_at_values_is_run_for_real(tmp_path: Path) -> None:
             "raises RuntimeError in its loss on an output of (2, 3) and targets of (2, 2):",
         ),
         ("", CUSTOM.format("randint(3, (4,))", "nn.functional.cross_entropy"), "has a loss that is the mean over the"),
+        (
+            NET.format("return x, x.square().mean(1)"),
+            PAIR.format("nn.functional.cross_entropy(o[0], t)"),
+            "has a loss that is the mean over the",
+        ),
         ("", CUSTOM.format("rand(4, 3)", "lambda o, t: 3.0"), "AttributeError: 'float' object has no attribute 'sum'"),
         (
             NET.format("raise ValueError('it is mine')"),
