@@ -154,13 +154,15 @@ class DeepSpeedEngine(Engine):
         return found
 
     def _as_pipeline(self, request: PlanRequest) -> list[Fix]:
-        """The same devices as one pipeline without ZeRO, if there is one."""
-        stages = min(request.pipeline * request.data, request.layers or request.pipeline * request.data)
-        if stages == 1:
-            return []
-        whole: Fix = {"engine.zero": 0} if self.config.zero else {}
-        replicas: Fix = {"mesh.data": 1} if request.data > 1 else {}
-        return [{**whole, **replicas, **({"mesh.pipeline": stages} if request.pipeline == 1 else {})}]
+        """What makes it one pipeline without ZeRO, if these devices and layers can be one."""
+        devices = request.pipeline * request.data
+        stages = min(devices, request.layers or devices)
+        needed = {
+            "engine.zero": (0, self.config.zero > 0),
+            "mesh.data": (1, request.data > 1),
+            "mesh.pipeline": (stages, request.pipeline == 1),
+        }
+        return [{key: value for key, (value, differs) in needed.items() if differs}] if stages > 1 else []
 
     def check(self, plan: Plan, profile: ModelProfile, cluster: Cluster, memory: MemoryModel) -> list[Problem]:
         zero = self.config.zero

@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 from deepspeed.runtime.pipe import p2p
-from torch import Tensor
 
 from engines.deepspeed.collective_tracer import CollectiveTracer
 from engines.deepspeed.session import DeepSpeedSession
 from harness.core.op import Kind, Op
 from harness.runtime.device_clock import TimePoint
 from harness.runtime.session import place
+from harness.runtime.values import tensors_of
 from harness.schedule.builders.data_parallel import over_replicas
 
 Note = Callable[[int, TimePoint, TimePoint, Sequence[Op]], None]
@@ -98,9 +98,8 @@ class PipelineTracer:
         """Return one message for the layer's values and one for each skip; a gradient is as large as its activation,
         that of integers has no bytes. `parts` are the names of the tensors that pass, "" for the layer's values."""
         kind, step = MESSAGES[name]
-        values = self.engine.pipe_buffers["outputs" if step > 0 else "inputs"][buffer_id]
         skips = self.stage.leaving if step > 0 else self.stage.arriving
-        tensors = [values] if isinstance(values, Tensor) else values
+        tensors = tensors_of(self.engine.pipe_buffers["outputs" if step > 0 else "inputs"][buffer_id])
         parts = zip([*[""] * (len(tensors) - len(skips)), *skips], tensors, strict=True)
         passing = [(part, t) for part, t in parts if name not in GRADIENTS or t.is_floating_point()]
         sizes = dict.fromkeys(["", *skips], 0)
@@ -112,8 +111,7 @@ class PipelineTracer:
     def _fill_gradients(self, buffer_id: int) -> None:
         """Give zeros as a gradient to inputs that the stage detaches, compares or does not use: DeepSpeed sends one for
         each tensor of numbers, and asserts that it is there."""
-        values = self.engine.pipe_buffers["inputs"][buffer_id]
-        for value in [values] if isinstance(values, Tensor) else values:
+        for value in tensors_of(self.engine.pipe_buffers["inputs"][buffer_id]):
             if value.is_floating_point() and value.grad is None:
                 value.grad = torch.zeros_like(value)
 
