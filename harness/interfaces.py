@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 class Batch:
     """Inputs and targets of one global mini-batch: tensors whose first dimension is the sample.
 
-    `inputs` is what the first layer takes: a tensor, or a tuple of them.
+    `inputs` is what the first layer takes, `targets` what the loss takes: each a tensor, or a tuple of them.
     """
 
     inputs: Tensor | tuple[Tensor, ...]
-    targets: Tensor
+    targets: Tensor | tuple[Tensor, ...]
 
     def __len__(self) -> int:
-        return len(self.targets)
+        return len(self.targets[0] if isinstance(self.targets, tuple) else self.targets)
 
 
 class Model(Protocol):
@@ -55,7 +55,7 @@ class Model(Protocol):
         """n synthetic samples, drawn from torch's random generator."""
         ...
 
-    def loss(self, output: Tensor, target: Tensor) -> Tensor:
+    def loss(self, output: Any, target: Any) -> Tensor:
         """The sum of the samples' losses; that of a sample is the mean over its pixels or tokens."""
         ...
 

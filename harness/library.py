@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
     from harness.interfaces import Batch
 
-    Given = Batch | tuple[Tensor, Tensor] | str | None
-    Loss = Callable[[Tensor, Tensor], Tensor] | None
+    Given = Batch | tuple[Any, Any] | str | None
+    Loss = Callable[[Any, Any], Tensor] | None
 
 MODULES = Path("runs", "modules")
 PREEMPTED = EXIT_CODES["preempted"]

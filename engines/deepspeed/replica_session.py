@@ -46,7 +46,7 @@ class ReplicaSession(DeepSpeedSession):
             total += self._task(i, inputs, targets, batch_size)
         return total / (self.plan.micro_batches * self.plan.mesh.data)
 
-    def _task(self, i: int, inputs: Value, targets: Tensor, batch_size: int) -> Tensor:
+    def _task(self, i: int, inputs: Value, targets: Value, batch_size: int) -> Tensor:
         """Forward, backward and, after the last micro-batch, DeepSpeed's step. It takes the mean over all tasks."""
         start = self.now()
         number = self.global_micro_batch(i)

@@ -53,7 +53,7 @@ class FSDPSession(DistributedSession):
             self.optimizer.step()
         return total
 
-    def _task(self, i: int, inputs: Value, targets: Tensor, batch_size: int) -> Tensor:
+    def _task(self, i: int, inputs: Value, targets: Value, batch_size: int) -> Tensor:
         """Forward and backward of one micro-batch, each with its collectives."""
         reduces = self.config.reduce_each or i == self.plan.micro_batches - 1
         self.sharded.set_requires_gradient_sync(reduces)

@@ -24,7 +24,7 @@ from harness.runtime.cpu_streams import Job, Run
 from harness.runtime.local_session import LocalSession
 from harness.runtime.memory_meter import DeviceMemory
 from harness.runtime.training_state import load_optimizer_state, make_optimizer, optimizer_tensors
-from harness.runtime.values import tensors_of
+from harness.runtime.values import placed, tensors_of
 
 if TYPE_CHECKING:
     from engines.gpipe.engine import Config
@@ -91,7 +91,7 @@ class GPipeSession(LocalSession):
         self.stage.zero_grad(set_to_none=True)
         with self.autocast():
             output = self.stage(batch.inputs)
-        loss = self.model.loss(output, batch.targets.to(tensors_of(output)[0].device, non_blocking=True)) / len(batch)
+        loss = self.model.loss(output, placed(batch.targets, tensors_of(output)[0].device)) / len(batch)
         del output
         loss.backward()
         return loss.detach()

@@ -164,7 +164,7 @@ class MyelinSession(DistributedSession):
         if self.spec.dtype in HALF:  # sums over samples and the scale go beyond the numbers of float16
             outputs = [output.float() if output.is_floating_point() else output for output in outputs]
         given: Any = outputs[0] if len(outputs) == 1 else tuple(outputs)
-        loss = self.model.loss(given, targets.to(self.device, non_blocking=True)) / self.batch_size
+        loss = self.model.loss(given, placed(targets, self.device)) / self.batch_size
         del outputs, given
         self.total += loss.detach()
         self.passes.backward(i, loss * self.updates.scale)

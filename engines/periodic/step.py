@@ -76,7 +76,7 @@ class Step(Run):
         self.last = len(stages) - 1
         self.every, self.key, self.size = every, key, len(batch)
         self.inputs = split(batch.inputs, micro_batches)
-        self.targets = batch.targets.tensor_split(micro_batches)
+        self.targets = split(batch.targets, micro_batches)
         self.losses: dict[int, Tensor] = {}
         self.slots = {(j, i): Slot() for j in range(len(stages)) for i in range(micro_batches)}
         self.bytes_sent = {"activations": 0, "gradients": 0}  # skips with them
@@ -141,10 +141,7 @@ class Step(Run):
         if j < self.last:
             return out if isinstance(out, tuple) else (out,)
         with _noted(f"in stage {j}, the loss, micro-batch {i}"):
-            return (
-                self.model.loss(out, self.targets[i].to(out.device, non_blocking=True))
-                / self._samples(i // self.every),
-            )
+            return (self.model.loss(out, placed(self.targets[i], out.device)) / self._samples(i // self.every),)
 
     def _backward(self, j: int, i: int) -> None:
         slot = self.slots[j, i]
@@ -209,7 +206,7 @@ class Step(Run):
         return self.stages[j].version(i // self.every)
 
     def _samples(self, group: int) -> int:
-        return sum(map(len, self.targets[group * self.every : (group + 1) * self.every]))
+        return sum(len(tensors_of(one)[0]) for one in self.targets[group * self.every : (group + 1) * self.every])
 
 
 def _leaf(tensor: Tensor) -> Tensor:

@@ -179,9 +179,7 @@ class PipelineSession(StagesSession):
             return None
         outputs = self.passes[stage].outputs[i][""]
         given: Any = outputs[0] if len(outputs) == 1 else tuple(outputs)
-        loss: Tensor = (
-            self.model.loss(given, self.batches[i].targets.to(self.device, non_blocking=True)) / self.batch_size
-        )
+        loss = self.model.loss(given, placed(self.batches[i].targets, self.device)) / self.batch_size
         self.total += loss.detach()
         return loss
 

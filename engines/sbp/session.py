@@ -110,7 +110,7 @@ class SBPSession(DistributedSession):
                 return rows
             return rows.index_select(1, mine(start.columns, rows.shape[1], self.by, rows.device))
 
-        return Batch(mapped(part, whole.inputs), self._rows(whole.targets, end.rows))
+        return Batch(mapped(part, whole.inputs), mapped(lambda one: self._rows(one, end.rows), whole.targets))
 
     def _rows(self, tensor: Tensor, dim: Dim) -> Tensor:
         if not dim.split:
@@ -118,7 +118,7 @@ class SBPSession(DistributedSession):
         parts = tensor.tensor_split(self.plan.micro_batches)
         return torch.cat([one.index_select(0, mine(dim, len(one), self.by, one.device)) for one in parts])
 
-    def entering(self, batch: Batch) -> Iterator[tuple[Value, Tensor]]:
+    def entering(self, batch: Batch) -> Iterator[tuple[Value, Value]]:
         """The inputs and the targets of each micro-batch."""
         wanted = OUTPUT in self.plan.layouts
         for inputs, targets in self.micro_batches(batch):

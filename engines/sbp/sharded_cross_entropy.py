@@ -12,6 +12,7 @@ from torch.overrides import TorchFunctionMode
 
 from engines.sbp.block_collectives import BlockCollectives
 from engines.sbp.block_layout import Digits
+from harness.runtime.values import Value
 
 REFUSED = (
     'a loss over split classes is a cross_entropy(..., reduction="sum") of targets that are classes'
@@ -72,9 +73,7 @@ class SplitClasses(TorchFunctionMode):
         return lost.masked_fill(ignored, 0.0).sum()
 
 
-def split_loss(
-    loss: Callable[[Tensor, Tensor], Tensor], output: Tensor, target: Tensor, mode: SplitClasses | None
-) -> Tensor:
+def split_loss(loss: Callable[[Any, Any], Tensor], output: Tensor, target: Value, mode: SplitClasses | None) -> Tensor:
     """The model's loss. Raises ValueError for one that split classes cannot have."""
     if mode is None:
         return loss(output, target)

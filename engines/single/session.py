@@ -59,7 +59,7 @@ class _Task:
         self.session, self.i, self.recompute = session, i, recompute
         self.before: Before | None = None
 
-    def run(self, inputs: Value, targets: Tensor, batch_size: int) -> Tensor:
+    def run(self, inputs: Value, targets: Value, batch_size: int) -> Tensor:
         session = self.session
         with session.span("F", self.i), session.autocast(), set_checkpoint_early_stop(False):
             output = checkpoint(self._forward, inputs, use_reentrant=False) if self.recompute else self._forward(inputs)

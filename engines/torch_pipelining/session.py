@@ -31,7 +31,7 @@ from harness.runtime.collectives import new_group
 from harness.runtime.stage_module import StageModule, stage_modules
 from harness.runtime.stages_session import StagesSession
 from harness.runtime.training_state import split_batch
-from harness.runtime.values import placed, tensors_of
+from harness.runtime.values import Value, placed, tensors_of
 
 if TYPE_CHECKING:
     from engines.torch_pipelining.engine import Config
@@ -59,6 +59,7 @@ class TorchPipeliningSession(StagesSession):
         self.pipeline = pipelines[self.replica]
         self.stages: list[TracedStage] = []
         self.micro_batch: list[torch.Size] = []
+        self.targets: list[Value] = []
 
     def make_modules(self, layers: nn.Sequential, numbers: Sequence[int]) -> list[StageModule]:
         return stage_modules(layers, self.plan, numbers)
@@ -70,9 +71,9 @@ class TorchPipeliningSession(StagesSession):
         inputs = tensors_of(placed(batch.inputs, self.device)) if self.stages[0].is_first else ()
         losses: list[Tensor] = []
         if self.stages[-1].is_last:
-            self.schedule.step(
-                *inputs, target=batch.targets.to(self.device, non_blocking=True), losses=losses, return_outputs=False
-            )
+            self.targets = [placed(part.targets, self.device) for part in split_batch(batch, self.plan.micro_batches)]
+            numbers = torch.arange(self.plan.micro_batches)
+            self.schedule.step(*inputs, target=numbers, losses=losses, return_outputs=False)
         else:
             self.schedule.step(*inputs, return_outputs=False)
         self.update()
@@ -105,8 +106,10 @@ class TorchPipeliningSession(StagesSession):
         runtime._prepare_schedule_with_comms(rows)
         return runtime
 
-    def _loss(self, output: Tensor, target: Tensor) -> Tensor:
-        return self.model.loss(output, target) / self.batch_size
+    def _loss(self, output: Value, number: Tensor) -> Tensor:
+        """The loss of a micro-batch. Its targets may be several tensors, and torch hands out parts of one alone: of the
+        micro-batches' numbers."""
+        return self.model.loss(output, self.targets[int(number)]) / self.batch_size
 
     def held_tensors(self) -> list[Tensor]:
         """Return the stages' tensors, and the buffers in which messages arrive."""

@@ -50,7 +50,7 @@ class TorchGPipeSession(LocalSession):
         for stage in self.stages:
             stage.begin(self.steps)
         output = self.pipe(placed(batch.inputs, self.device))
-        loss = self.model.loss(output, batch.targets.to(tensors_of(output)[0].device, non_blocking=True)) / len(batch)
+        loss = self.model.loss(output, placed(batch.targets, tensors_of(output)[0].device)) / len(batch)
         del output
         loss.backward()
         self.optimizer.step()

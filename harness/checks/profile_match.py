@@ -38,8 +38,10 @@ def unsplit(config: DictConfig, can: Capabilities, profile: ModelProfile, device
     message = f"cannot be split into stages: {profile.unsplit.text}"
     one_stage: Fix = {"mesh.pipeline": 1} | ({"planner": "balance"} if balance else {})
     single: Fix = {"engine": "single"} | (one_stage if config.mesh.pipeline or balance else {})
-    fixes = (one_stage, single) if can.data else (single, one_stage)
-    return [Problem("model", _model(profile), message, fixes, "engine=ddp, or engine=fsdp")]
+    fixes = [one_stage, single] if can.data else [single, one_stage]
+    if profile.by_value and not can.by_value:
+        fixes.remove(one_stage)
+    return [Problem("model", _model(profile), message, tuple(fixes), "engine=ddp, or engine=fsdp")]
 
 
 def stored(config: DictConfig, profile: ModelProfile, model_given: bool) -> list[Problem]:

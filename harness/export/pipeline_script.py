@@ -116,9 +116,10 @@ def main() -> None:
     schedule = chosen(
         stages if several else stages[0],
         MICRO_BATCHES,
-        loss_fn=lambda output, target: loss(output, target) / BATCH,
+        loss_fn=lambda output, number: loss(output, targets[int(number)]) / BATCH,
         scale_grads=False,
     )
+    targets: list[Any] = []  # of each micro-batch: the library hands out their numbers, as it splits one tensor alone
     first, last = (any(getattr(stage, end) for stage in stages) for end in ("is_first", "is_last"))
 
     for step in range(STEPS):
@@ -129,8 +130,9 @@ def main() -> None:
         optimizer.zero_grad(set_to_none=True)
         losses: list[Tensor] = []
         inputs = tensors_of(placed(own.inputs, device)) if first else ()
-        targets = {"target": own.targets.to(device), "losses": losses} if last else {}
-        schedule.step(*inputs, **targets, return_outputs=False)
+        targets[:] = [placed(part.targets, device) for part in split_batch(own, MICRO_BATCHES)] if last else []
+        ends = {"target": torch.arange(MICRO_BATCHES), "losses": losses} if last else {}
+        schedule.step(*inputs, **ends, return_outputs=False)
         for parameter in parameters if DATA > 1 else ():
             if parameter.grad is not None:
                 dist.all_reduce(parameter.grad, group=mesh["data"].get_group())

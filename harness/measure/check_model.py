@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -57,12 +58,12 @@ def _check(model: Model, samples: int, dtype: str, autocast: str | None, pretend
         pretend(chain, torch.device("cpu"), mode)
     with mode or nullcontext():
         shape = _shape(chain.batch.inputs)
-        with _telling(model, f"its layers on {samples} samples, inputs of {shape}"):
+        with _telling(model, f"its layers on {samples} samples, inputs of {shape}", _constants(model)):
             tasks = chain.forward(lambda index, phase: nullcontext())
         output = tasks[-1].output
         _check_output(model, output, samples)
         with _telling(model, f"its loss on an output of {_shape(output)} and targets of {_shape(chain.batch.targets)}"):
-            loss = model.loss(output, chain.batch.targets)  # type: ignore[arg-type]
+            loss = model.loss(output, chain.batch.targets)
         if not isinstance(loss, Tensor) or loss.dim():
             what = f"a tensor of {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
             raise CannotRun([Problem("model", model.name, f"has a loss that returns {what}, it must be one number")])
@@ -114,13 +115,13 @@ def _fitting(output: Value, expected: tuple[int, ...]) -> str:
     return ""
 
 
-def _check_sum(model: Model, output: Value, targets: Tensor) -> None:
+def _check_sum(model: Model, output: Value, targets: Value) -> None:
     """Refuse a loss of the user's that is the mean over the samples: with micro-batches it would be another one.
 
     Shown by outputs and targets of two samples, together and one by one. A loss that does not take these is left.
     """
     found = list(tensors_of(output))
-    if any(not one.dim() or len(one) != len(targets) for one in found):  # one that is not of the samples
+    if any(not one.dim() or len(one) != len(tensors_of(targets)[0]) for one in found):  # one that is not of the samples
         return
     if sum(one.numel() * 2 // len(one) for one in found) > LARGEST_CHECKED:
         return
@@ -150,14 +151,21 @@ def _shape(value: object) -> str:
 
 
 @contextmanager
-def _telling(model: Model, what: str) -> Iterator[None]:
+def _telling(model: Model, what: str, hint: str = "") -> Iterator[None]:
     """Raise CannotRun for whatever the user's code raises, `sys.exit` too."""
     try:
         yield
     except CannotRun:
         raise
     except (Exception, SystemExit) as error:
-        raise CannotRun([cause(model.name, error, f"in {what}")]) from error
+        found = cause(model.name, error, f"in {what}")
+        raise CannotRun([replace(found, hint=found.hint or hint)]) from error
+
+
+def _constants(model: Model) -> str:
+    """The tensors that are the same in each call: one of them may have been meant as an input of each sample."""
+    found: str = getattr(model, "constant_inputs", str)()
+    return f"the same in each call, as its first size is not the number of samples: {found}" if found else ""
 
 
 def _weight_bytes(model: Model) -> int:

@@ -22,7 +22,7 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.autograd.graph import saved_tensors_hooks
 
-from harness.capture import unsplit
+from harness.capture import AS_IT_IS, unsplit
 from harness.capture.pretend import plain_attributes
 from harness.config.schema import DTYPES
 from harness.core.model_profile import LayerProfile, ModelProfile, Skip
@@ -42,11 +42,12 @@ from harness.runtime.values import mapped, tensors_of
 
 class NotCounted(CannotRun):
     """A model whose operations depend on the values of tensors, as a mixture of experts: without weights there are
-    none. `where` is the layer, or the line of the user's."""
+    none. `where` is the layer, or the line of the user's that makes it one layer, `whole`."""
 
-    def __init__(self, model: str, where: str) -> None:
+    def __init__(self, model: str, where: str, whole: bool) -> None:
         message = f"chooses by the values of tensors what it computes ({where}): it cannot be counted"
         hint = "profile=FILE of mode=profile, measured where the model fits"
+        hint += f"; {AS_IT_IS}" if whole else ""
         super().__init__([Problem("model", model, message, hint=hint)])
         self.where = where
 
@@ -72,7 +73,8 @@ def count(
             profile = counted(chain, dtype, autocast)
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
         known = unsplit(chain.layers)
-        raise NotCounted(model.name, known.text if known else "; ".join(getattr(error, "__notes__", []))) from error
+        where = known.text if known else "; ".join(getattr(error, "__notes__", []))
+        raise NotCounted(model.name, where, whole=known is not None) from error
     return replace(profile, source=f"counted on the meta device, torch {torch.__version__}", times="none")
 
 
@@ -175,7 +177,7 @@ def pretend(chain: Chain, device: torch.device, mode: FakeTensorMode) -> None:
             table.update({name: fake(value) for name, value in table.items()})
         vars(module).update(attributes)
     Snapshot([(chain.model.name, value) for value in plain], fake, math.inf).put(lambda value: value)
-    chain.batch = Batch(mapped(fake, chain.batch.inputs), fake(chain.batch.targets))
+    chain.batch = Batch(mapped(fake, chain.batch.inputs), mapped(fake, chain.batch.targets))
     chain.device = device
 
 

@@ -72,7 +72,7 @@ class Chain:
     def backward(self, tasks: list[Task], observer: Observer) -> None:
         """The backward pass of what `forward` has run, from the loss on."""
         output = cut(tasks[-1].output)
-        loss = self.model.loss(output, self.batch.targets)  # type: ignore[arg-type]
+        loss = self.model.loss(output, self.batch.targets)
         if loss.requires_grad:
             loss.backward()
         self._backward(tasks, [t.grad for t in tensors(output)], observer)

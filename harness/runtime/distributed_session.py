@@ -153,7 +153,7 @@ class DistributedSession(BaseSession):
         """Return what this rank's device uses of a batch: inputs in the first stage, targets in the last one."""
         stages, device = self.plan.stages, self.pipeline_rank
         entering = tensors_of(share.inputs) if device == stages[0].device else ()
-        return [*entering, *[share.targets] * (device == stages[-1].device)]
+        return [*entering, *(tensors_of(share.targets) if device == stages[-1].device else ())]
 
     def global_micro_batch(self, i: int) -> int:
         """Return the number of this replica's micro-batch i among those of all replicas."""

@@ -85,9 +85,9 @@ class LocalSession(BaseSession):
         reserved = [found for device in devices if (found := device.reserved_bytes()) is not None] or None
         return StepMetrics(float(loss), end_s - start_s, dict(self.bytes_sent), peaks, None, reserved)
 
-    def micro_batches(self, batch: Batch) -> Iterator[tuple[Value, Tensor]]:
+    def micro_batches(self, batch: Batch) -> Iterator[tuple[Value, Value]]:
         """Yield inputs and targets of each micro-batch, on the device. None is empty, however few samples there are."""
-        return (pair for pair in super().micro_batches(batch) if len(pair[1]))
+        return (pair for pair in super().micro_batches(batch) if len(tensors_of(pair[1])[0]))
 
     def _synchronize(self) -> float:
         """Return the time in seconds, once all devices have done what they were given."""
@@ -116,7 +116,7 @@ class LocalSession(BaseSession):
         """Return a meter for each device of the plan, which knows what the device holds and its part of `batch`."""
         held = self.held_by_device()
         held[self.plan.stages[0].device] += tensors_of(batch.inputs)
-        held[self.plan.stages[-1].device].append(batch.targets)
+        held[self.plan.stages[-1].device] += tensors_of(batch.targets)
         return {number: DeviceMemory(device, held[number]) for number, device in self.devices.items()}
 
     def count_memory(self, meters: Mapping[int, DeviceMemory]) -> None:

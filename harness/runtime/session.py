@@ -82,12 +82,12 @@ class BaseSession(ABC):
         """Mixed precision, if the run has it."""
         return torch.autocast(self.device.type, self.autocast_dtype) if self.autocast_dtype else nullcontext()
 
-    def micro_batches(self, batch: Batch) -> Iterator[tuple[Value, Tensor]]:
+    def micro_batches(self, batch: Batch) -> Iterator[tuple[Value, Value]]:
         """Yield inputs and targets of each micro-batch, on the device; the stage runs it next."""
         for i, part in enumerate(split_batch(batch, self.plan.micro_batches)):
             if isinstance(self.stage, StageModule):
                 self.use_micro_batch(i)
-            yield placed(part.inputs, self.device), part.targets.to(self.device, non_blocking=True)
+            yield placed(part.inputs, self.device), placed(part.targets, self.device)
 
     def now(self) -> TimePoint:
         """Return this point in the work of the device."""

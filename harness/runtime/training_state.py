@@ -71,13 +71,12 @@ def cast_batch(batch: Batch, dtype: str) -> Batch:
     def convert(tensor: Tensor) -> Tensor:
         return tensor.to(target) if tensor.is_floating_point() else tensor
 
-    return Batch(mapped(convert, batch.inputs), convert(batch.targets))
+    return Batch(mapped(convert, batch.inputs), mapped(convert, batch.targets))
 
 
 def split_batch(batch: Batch, parts: int) -> list[Batch]:
     """The batch in `parts` parts of consecutive samples, whose sizes differ by one at most."""
-    inputs = split(batch.inputs, parts)
-    return list(map(Batch, inputs, batch.targets.tensor_split(parts)))
+    return list(map(Batch, split(batch.inputs, parts), split(batch.targets, parts)))
 
 
 def optimizer_state(named: dict[str, nn.Parameter], optimizers: list[torch.optim.Optimizer]) -> dict[str, Any]:

@@ -16,15 +16,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from harness.capture.structure import built, template, tensors
+from harness.capture.structure import Ref, built, template, tensors
 from harness.core.problem import Problem, refuse
 from harness.interfaces import Batch
 from harness.user_model.plugin import EXAMPLES, has_interface
 from harness.user_model.wrappers import Classifier, Custom, LanguageModel, OnExample, Regression, Wrapper
 
-Loss = Callable[[Tensor, Tensor], Tensor]
-Pair = tuple[Any, Tensor]
-"""Inputs, a tensor or nested ones, and targets."""
+Loss = Callable[[Any, Any], Tensor]
+Pair = tuple[Any, Any]
+"""Inputs and targets, each a tensor or nested ones."""
 ALONE = "is a module alone: what are its input, its target and its loss?"
 
 
@@ -59,10 +59,13 @@ class OnBatch(OnExample):
             expected = _shown(("n", *wrapper.input_shape))
             found = _shown((len(self.example), *self.input_shape))
             raise ValueError(f"has inputs of {found}, {_a(wrapper)} takes {expected}")
-        if wrapper.classes:
+        if self.target_form != wrapper.target_form:
+            expected = "one tensor" if wrapper.target_form == Ref(0) else "others"
+            raise ValueError(f"has targets that are {_a(batch[1])}, {_a(wrapper)} takes {expected}")
+        if isinstance(self.example.targets, Tensor) and wrapper.classes:
             self._check_classes(self.example.targets)
 
-    def loss(self, output: Tensor, target: Tensor) -> Tensor:
+    def loss(self, output: Any, target: Any) -> Tensor:
         """The wrapper's. Raises ValueError for logits that the targets do not fit."""
         if not self._known:
             self._check_logits(output)
@@ -118,6 +121,9 @@ def _wrapped(module: nn.Module, batch: Pair, loss: Loss | None) -> Wrapper:
     if loss is not None:
         return Custom(module, batch, loss)
     inputs, targets = tensors(batch[0])[0], batch[1]
+    if not isinstance(targets, Tensor):
+        what = f"has targets that are {_a(targets)}, which does not say what the module is trained for"
+        raise ValueError(f"{what}: give loss=, a function of (output, targets)")
     if targets.is_floating_point():
         return OnBatch(Regression(module, inputs.shape[1:], targets.shape[1:]), batch)
     if targets.dtype == torch.int64 and not targets.is_meta:
@@ -137,14 +143,16 @@ def _pair(given: Any) -> Pair:
         raise TypeError(f"is {_a(given)}, it must be (inputs, targets)")
     inputs, targets = pair
     first: Any = next(iter(tensors(inputs)), inputs)
-    for name, one in (("inputs", first), ("targets", targets)):
+    wanted: list[Any] = tensors(targets) or [targets]
+    for name, one in (("inputs", first), *(("targets", one) for one in wanted)):
         if not isinstance(one, Tensor):
             raise TypeError(f"has {name} that are {_a(one)}, they must be a tensor of (samples, ...)")
         if not one.dim() or not len(one):
             raise ValueError(f"has {name} of {_shown(one.shape)}, they must be a tensor of (samples, ...)")
-    if len(first) != len(targets):
-        raise ValueError(f"has {len(first)} inputs and {len(targets)} targets")
-    return built(template(inputs, _own), lambda leaf: leaf), _own(targets)
+    if other := [len(one) for one in wanted if len(one) != len(first)]:
+        raise ValueError(f"has {len(first)} inputs and {other[0]} targets")
+    inputs, targets = (built(template(value, _own), lambda leaf: leaf) for value in pair)
+    return inputs, targets
 
 
 def _own(value: Any) -> Any:

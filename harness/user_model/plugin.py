@@ -80,13 +80,17 @@ class UserModel:
         """n samples, as the wrapper draws them."""
         return self._with_values().sample(n)
 
-    def loss(self, output: Tensor, target: Tensor) -> Tensor:
+    def loss(self, output: Any, target: Any) -> Tensor:
         """The wrapper's loss, of what the module itself would give: a chain of layers passes tensors alone."""
         return self._wrapper.loss(self._result.of(output), target)
 
     def output_shape_of(self, n: int) -> tuple[int, ...] | None:
         """The shape of the output for n samples, if the task says it."""
         return self._wrapper.output_shape_of(n)
+
+    def constant_inputs(self) -> str:
+        """The tensors that are the same in each call, with their shapes."""
+        return self._wrapper.constant_inputs()
 
     def _module(self) -> nn.Module:
         """A module that is made now. Weights that wait for a first pass, as those of nn.LazyLinear, have had it;

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from harness.capture.structure import Ref, built, flat, leaves, template, tensors
+from harness.capture.structure import Ref, built, flat, leaves, places, template, tensors
 from harness.interfaces import Batch
 from harness.runtime.values import mapped, tensors_of
 from harness.tasks import Classification, NextToken
@@ -35,6 +35,8 @@ class Wrapper(ABC):
     task: str
     input_shape: tuple[int, ...] = ()
     classes: int = 0
+    target_form: Any = Ref(0)
+    """How the tensors of the targets are nested in what the loss gets."""
 
     def __init__(self, module: nn.Module) -> None:
         if not isinstance(module, nn.Module):
@@ -46,7 +48,7 @@ class Wrapper(ABC):
         """n synthetic samples, drawn from torch's random generator on the current default device."""
 
     @abstractmethod
-    def loss(self, output: Tensor, target: Tensor) -> Tensor:
+    def loss(self, output: Any, target: Any) -> Tensor:
         """The sum of the samples' losses."""
 
     def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -60,6 +62,10 @@ class Wrapper(ABC):
     def output_shape_of(self, n: int) -> tuple[int, ...] | None:
         """The shape that the module must give for n samples; None if only the loss knows."""
         return None
+
+    def constant_inputs(self) -> str:
+        """The tensors that are the same in each call, with their shapes: "inputs['mask'] of (8, 8)"."""
+        return ""
 
 
 class Classifier(Classification, Wrapper):
@@ -120,30 +126,32 @@ class OnExample(Wrapper):
     a dictionary            module(**inputs)
 
     Inputs may be nested. Tensors whose first size is the number of samples are inputs; all else, as a mask for all
-    samples, an option or None, is the same in each call. The first tensor must have the samples.
+    samples, an option or None, is the same in each call. The first tensor must have the samples. Targets may be nested,
+    too: each of their tensors has the samples.
     """
 
-    def __init__(self, module: nn.Module, example_batch: Batch | tuple[Any, Tensor]) -> None:
+    def __init__(self, module: nn.Module, example_batch: Batch | tuple[Any, Any]) -> None:
         super().__init__(module)
         inputs, targets = vars(example_batch).values() if isinstance(example_batch, Batch) else example_batch
-        given = tensors(inputs)
-        for name, tensor in (("inputs", given[0] if given else inputs), ("targets", targets)):
+        given, wanted = tensors(inputs), tensors(targets)
+        first = [("inputs", given[0] if given else inputs), *(("targets", one) for one in wanted or [targets])]
+        for name, tensor in first:
             if not isinstance(tensor, Tensor) or not tensor.dim() or not len(tensor):
                 raise TypeError(f"the {name} of example_batch must be a tensor of (samples, ...), got {tensor!r:.80}")
-        if len(given[0]) != len(targets):
-            counts = f"{len(given[0])} inputs and {len(targets)} targets"
+        samples = len(given[0])
+        if other := [len(target) for target in wanted if len(target) != samples]:
+            counts = f"{samples} inputs and {other[0]} targets"
             raise ValueError(f"example_batch has {counts}: the first tensor of the inputs must have the samples")
-        own = [tensor for tensor in given if tensor.dim() and len(tensor) == len(targets)]
-        numbers = {id(tensor): number for number, tensor in enumerate(own)}
-        self._form = template(inputs, lambda leaf: Ref(numbers[id(leaf)]) if id(leaf) in numbers else leaf)
-        self.example = Batch(flat(own), targets)
+        own = [tensor for tensor in given if tensor.dim() and len(tensor) == samples]
+        self._form, self.target_form = _numbered(inputs, own), _numbered(targets, wanted)
+        self.example = Batch(flat(own), flat(wanted))
         self.input_shape = tuple(given[0].shape[1:])
 
     @property
     def without_values(self) -> bool:
         """Whether tensors of the example are on the meta device."""
         shared = [leaf for leaf in leaves(self._form) if isinstance(leaf, Tensor)]
-        return any(tensor.is_meta for tensor in (*tensors_of(self.example.inputs), self.example.targets, *shared))
+        return any(tensor.is_meta for tensor in (*tensors(self.example), *shared))
 
     def sample(self, n: int) -> Batch:
         """The samples of the example in turn, n in all."""
@@ -152,7 +160,11 @@ class OnExample(Wrapper):
         def chosen(tensor: Tensor) -> Tensor:
             return tensor[torch.arange(n, device=tensor.device) % len(tensor)].to(device)
 
-        return Batch(mapped(chosen, self.example.inputs), chosen(self.example.targets))
+        return Batch(mapped(chosen, self.example.inputs), mapped(chosen, self.example.targets))
+
+    def constant_inputs(self) -> str:
+        found = [(path, leaf) for path, leaf in places(self._form, "inputs") if isinstance(leaf, Tensor)]
+        return ", ".join(f"{path} of {tuple(leaf.shape)}" for path, leaf in found)
 
     def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Of as many samples as no other tensor of the inputs has: those are known by their number."""
@@ -176,7 +188,7 @@ class Custom(OnExample):
 
     It is trained on samples like those of an example, (inputs, targets); a tuple of inputs is the arguments of the
     module, a dictionary its keyword arguments (`OnExample`). `output` is all that the module gives, a dictionary or a
-    dataclass, too.
+    dataclass, too; `targets` are nested as in the example.
     """
 
     task = "custom"
@@ -184,8 +196,8 @@ class Custom(OnExample):
     def __init__(
         self,
         module: nn.Module,
-        example_batch: Batch | tuple[Any, Tensor],
-        loss: Callable[[Any, Tensor], Tensor],
+        example_batch: Batch | tuple[Any, Any],
+        loss: Callable[[Any, Any], Tensor],
     ) -> None:
         super().__init__(module, example_batch)
         if not callable(loss):
@@ -195,8 +207,16 @@ class Custom(OnExample):
     def select(self, result: Any) -> Any:
         return result
 
-    def loss(self, output: Any, target: Tensor) -> Tensor:
-        return self._loss(output, target).sum()
+    def loss(self, output: Any, target: Any) -> Tensor:
+        given = tensors(target)
+        targets = built(self.target_form, lambda leaf: given[leaf.number] if isinstance(leaf, Ref) else leaf)
+        return self._loss(output, targets).sum()
+
+
+def _numbered(value: Any, own: Sequence[Tensor]) -> Any:
+    """A template of the value, with numbers for these tensors."""
+    numbers = {id(tensor): number for number, tensor in enumerate(own)}
+    return template(value, lambda leaf: Ref(numbers[id(leaf)]) if id(leaf) in numbers else leaf)
 
 
 def _shape(name: str, value: Sequence[int]) -> tuple[int, ...]:

@@ -86,4 +86,4 @@ class Loader:
 
 def _pinned(batch: Batch) -> Batch:
     """The batch in memory from which a GPU takes it while the host goes on."""
-    return Batch(mapped(Tensor.pin_memory, batch.inputs), batch.targets.pin_memory())
+    return Batch(mapped(Tensor.pin_memory, batch.inputs), mapped(Tensor.pin_memory, batch.targets))

@@ -22,7 +22,7 @@ class Network:
     classes = 0
 
     def __init__(self, name: str, layers: Callable[[], list[nn.Module]], inputs: Callable[[int], Any],
-                 targets: Callable[[int], Tensor], loss: Callable[[Any, Tensor], Tensor]) -> None:  # fmt: skip
+                 targets: Callable[[int], Any], loss: Callable[[Any, Any], Tensor]) -> None:  # fmt: skip
         self.name = name
         self._layers, self._inputs, self._targets, self._loss = layers, inputs, targets, loss
         self.input_shape = tuple(tensors_of(inputs(1))[0].shape[1:])
@@ -33,7 +33,7 @@ class Network:
     def sample(self, n: int) -> Batch:
         return Batch(self._inputs(n), self._targets(n))
 
-    def loss(self, output: Tensor, target: Tensor) -> Tensor:
+    def loss(self, output: Any, target: Any) -> Tensor:
         return self._loss(output, target)
 
 

@@ -1,4 +1,5 @@
-"""A first layer that takes several tensors, numbers and whole numbers, trains in every engine like on one device."""
+"""A first layer and a loss that take several tensors, numbers and whole numbers, train in every engine like on one
+device."""
 
 from __future__ import annotations
 
@@ -7,9 +8,11 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from engines.ddp import engine as ddp
 from engines.deepspeed import engine as deepspeed
+from engines.fsdp import engine as fsdp
 from engines.gpipe import engine as gpipe
 from engines.myelin import engine as myelin
 from engines.pipeline import engine as pipeline
@@ -31,6 +34,7 @@ ENGINES: dict[str, tuple[Engine, Plan, str]] = {
     "myelin": (myelin.build(myelin.Config(transport="torch")), STAGES, "float64"),
     "deepspeed": (deepspeed.build(deepspeed.Config()), STAGES, "float64"),
     "ddp": (ddp.build(ddp.Config()), REPLICAS, "float64"),
+    "fsdp": (fsdp.build(fsdp.Config()), REPLICAS, "float64"),
     "zero 2": (deepspeed.build(deepspeed.Config(zero=2)), REPLICAS, "float32"),
 }
 
@@ -50,11 +54,15 @@ def network() -> Network:
     def inputs(n: int) -> tuple[Tensor, Tensor]:
         return torch.randn(n, 4), torch.randint(5, (n,))
 
-    def loss(output: Tensor, target: Tensor) -> Tensor:
-        return (output - target).square().sum()
+    def targets(n: int) -> tuple[Tensor, Tensor]:
+        return torch.randn(n, 2), torch.randint(4, (n,))
 
-    layers = [Both, nn.Tanh, lambda: nn.Linear(6, 6), lambda: nn.Linear(6, 2)]
-    return Network("both", lambda: [make() for make in layers], inputs, lambda n: torch.randn(n, 2), loss)
+    def loss(output: Tensor, target: tuple[Tensor, Tensor]) -> Tensor:
+        near, classes = target
+        return (output[:, :2] - near).square().sum() + functional.cross_entropy(output[:, 2:], classes, reduction="sum")
+
+    layers = [Both, nn.Tanh, lambda: nn.Linear(6, 6), lambda: nn.Linear(6, 6)]
+    return Network("both", lambda: [make() for make in layers], inputs, targets, loss)
 
 
 @pytest.mark.usefixtures("ranks")

@@ -223,6 +223,12 @@ def test_a_model_that_cannot_be_split_takes_no_pipeline(can: Capabilities, chang
     assert [typed(fix) for fix in found.fixes] == wanted
 
 
+def test_an_engine_that_must_know_its_messages_before_is_no_fix_for_a_model_that_chooses_by_values():
+    can, whole = Capabilities(pipeline=True, data=True, by_value=False), profile_of(1, unsplit=WHY, by_value=WHY.text)
+    (found,) = profile_match.against_profile(config(mesh__pipeline=2), can, whole, 8, True)
+    assert [typed(fix) for fix in found.fixes] == ["engine=single mesh.pipeline=1"]
+
+
 @pytest.mark.parametrize(
     ("can", "changes"), [(SINGLE, {}), (PIPELINE, {"mesh__pipeline": 1}), (Capabilities(data=True), {"mesh__data": 8})]
 )

@@ -129,6 +129,18 @@ def test_what_is_wrong_is_one_message(before: str, value: str, message: str, tmp
     assert "/harness/" not in said.replace("raised", ""), "the user's traceback alone"
 
 
+def test_what_is_the_same_in_each_call_is_named_where_a_pass_fails(tmp_path: Path) -> None:
+    """An input that was meant for each sample, of another number of them, is such a tensor for the wrapper."""
+    net = "class Net(nn.Linear):\n    def forward(self, x, scale):\n        return super().forward(x) * scale\n\n\n"
+    example = "({'x': torch.randn(4, 4), 'scale': torch.randn(5, 3)}, torch.randn(4, 3))"
+    value = f"Custom(Net(4, 3), {example}, lambda o, t: (o - t).sum(1))"
+    with pytest.raises(CannotRun) as raised:
+        check(tmp_path, value, net)
+    (found,) = raised.value.problems
+    assert "must match the size of tensor b" in found.message
+    assert found.hint.endswith("its first size is not the number of samples: inputs['scale'] of (5, 3)")
+
+
 def test_a_batch_norm_that_gets_one_sample(tmp_path: Path) -> None:
     """The micro-batch of the run is tried, no other one."""
     value = "Classifier(nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)), (4,), 3)"

@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from harness.capture import split_or_whole
 from harness.cli.compose import compose
 from harness.config import cluster_config, registry
 from harness.config.cluster_config import ClusterConfig
@@ -210,6 +211,8 @@ class Broken(nn.Module):
 def test_what_cannot_be_counted_names_the_layer():
     with pytest.raises(NotCounted, match=r"\(in layer 1 \(1\), on a micro-batch of 3\)"):
         count(Net(lambda: nn.Sequential(nn.Identity(), Broken()), (2,)), 3, "float32")
+    with pytest.raises(NotCounted, match="fits; it trains as it is, in one stage: engine=single, ddp"):
+        count(Net(lambda: split_or_whole(Broken(), (torch.ones(4, 2),)), (2,)), 3, "float32")
     assert dropout._state.key is None and type(torch.ones(2)) is Tensor
 
 

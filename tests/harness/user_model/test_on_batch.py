@@ -68,6 +68,23 @@ def test_a_loss_of_the_users() -> None:
     assert model.loss(torch.ones(4, 5), CLASSES) == (5 - CLASSES).abs().sum()
 
 
+def boxes_and_classes(output: torch.Tensor, targets: dict[str, Any]) -> torch.Tensor:
+    near, (classes,) = targets["boxes"], targets["others"]
+    return (output[:, :2] - near).square().sum(1) + functional.cross_entropy(output[:, 2:], classes, reduction="none")
+
+
+def test_targets_may_be_nested() -> None:
+    """The loss gets them as in the batch, also those of a part of the samples."""
+    targets = {"boxes": INPUTS[:, :2], "others": [(CLASSES % 3).int()], "name": "mine"}
+    model, out = taken(module(), (INPUTS, targets), loss=boxes_and_classes), torch.randn(4, 5)
+    expected = boxes_and_classes(out, {"boxes": INPUTS[:, :2], "others": [CLASSES % 3]})
+    sample = model.sample(6)
+    assert len(sample) == 6 and all(torch.equal(each[4:], each[:2]) for each in sample.targets)
+    torch.testing.assert_close(model.loss(out[:3], tuple(each[:3] for each in sample.targets)), expected[:3].sum())
+    other = taken(model, ([INPUTS[:2], {**targets, "boxes": INPUTS[:2, :2], "others": [CLASSES[:2] % 3]}]))
+    torch.testing.assert_close(other.loss(out[:2], other.sample(2).targets), expected[:2].sum())
+
+
 @pytest.mark.parametrize(
     ("wrapper", "batch"),
     [
@@ -105,6 +122,14 @@ def test_what_has_its_task_is_left_as_it_is() -> None:
         ((module(), ([1], CLASSES)), "batch has inputs that are a list"),
         ((module(), (INPUTS, torch.tensor(3))), "batch has targets of (), they must be a tensor of (samples, ...)"),
         ((module(), (INPUTS, CLASSES[:3])), "batch has 4 inputs and 3 targets"),
+        ((module(), (INPUTS, {"x": 3})), "batch has targets that are a dict"),
+        ((module(), (INPUTS, [INPUTS, CLASSES[:3]])), "batch has 4 inputs and 3 targets"),
+        ((module(), (INPUTS, (INPUTS, CLASSES))), "targets that are a tuple, which does not say what"),
+        ((Classifier(module(), (6,), 5), (INPUTS, {"y": CLASSES})), "targets that are a dict, a Classifier takes one"),
+        (
+            (Custom(module(), (INPUTS, {"y": CLASSES}), print), (INPUTS, {"z": CLASSES})),
+            "has targets that are a dict, a Custom takes others",
+        ),
         ((module(), (INPUTS, TOKENS)), "targets of int64 of (4, 3), which do not say what the module is trained for"),
         ((module(), (INPUTS, CLASSES > 1)), "targets of bool of (4,), which do not say"),
         ((module(), (INPUTS, CLASSES), "mse"), "batch loss must be a function of (output, targets), got 'mse'"),
