@@ -36,7 +36,7 @@ class Batch:
     targets: Tensor | tuple[Tensor, ...]
 
     def __len__(self) -> int:
-        return len(self.targets[0] if isinstance(self.targets, tuple) else self.targets)
+        return len(self.targets[0] if isinstance(self.targets, tuple | list) else self.targets)
 
 
 class Model(Protocol):

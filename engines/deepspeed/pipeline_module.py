@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from deepspeed.pipe import PipelineModule
 from deepspeed.runtime.pipe.topology import ProcessTopology
 from torch import Tensor, nn
@@ -44,8 +45,19 @@ class Stages(PipelineModule):
     def _is_checkpointable(self, funcs: Sequence[Any]) -> bool:
         return True
 
+    def train(self, mode: bool = True) -> Stages:
+        """Modules keep their own flags, as in other engines: DeepSpeed calls this in each step, and a part of the
+        model may be left in evaluation, as a frozen teacher is."""
+        return self
+
     def get_tied_weights_and_groups(self) -> list[tuple[Tensor, Any]]:
-        return self.shared.weights_and_groups()
+        """DeepSpeed sums these gradients over the ranks of each group, and leaves out a weight without one: of a copy
+        that no layer of the stage has used it is zero, as the other ranks wait."""
+        found = self.shared.weights_and_groups()
+        for weight, _ in found:
+            if weight.grad is None and weight.requires_grad:
+                weight.grad = torch.zeros_like(weight)
+        return found
 
 
 class OnePass(nn.Module):

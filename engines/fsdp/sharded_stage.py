@@ -4,7 +4,8 @@ A layer's forward pass                                    hooks that run in this
     FSDP   gathers the weights, marks what enters          a mark is a view: no layer may change it in place,
     here   `non_leaf`: what enters is the layer's own         so it gets a tensor of its own
     layer
-    here   `non_leaf`: what leaves, where it is a view        an in-place layer after would lose FSDP's next hook
+    here   what leaves: a copy where it shows a weight,       an in-place layer after would lose FSDP's next hook;
+           `non_leaf` where it is another view                   the memory of weights is freed
     FSDP   frees the weights, hooks onto what leaves
     here   shows the meter what was freed
 In a step that is metered, a hook before all of these waits for the end of the backward pass.
@@ -24,7 +25,8 @@ from torch.distributed.tensor import DTensor
 from engines.fsdp.layer_groups import groups
 from engines.fsdp.traced_collectives import TracedAllGather, TracedReduceScatter, time_waits
 from harness.core.problem import CannotRun, Problem, ProblemError
-from harness.nn.skip import named_layers, stashed, waiting
+from harness.nn.skip import change_stashed, named_layers, stashed, waiting
+from harness.nn.tensor_memory import storage_of
 from harness.nn.tied import version
 from harness.runtime.autograd import non_leaf
 from harness.runtime.collectives import CollectiveCounter
@@ -93,10 +95,19 @@ def sharded(
 ) -> FSDPModule:
     """Shard the groups of layers, then what is left: parameters that layers share."""
     layers = [layer for _, layer in named_layers(stage)]
+    _refuse_dtypes(stage)
     for numbers in groups(sizes(layers), config):
         _group([layers[number] for number in numbers], mesh, config.reshard_after_forward, counter, gathered)
     # torch's own default keeps the root's weights where those of other groups are freed, for they are needed at once
     return _group([stage], mesh, None if config.reshard_after_forward else False, counter, gathered)
+
+
+def _refuse_dtypes(stage: nn.Module) -> None:
+    """Raise CannotRun for trained weights of several dtypes, as of complex numbers next to others."""
+    dtypes = sorted({str(one.dtype).removeprefix("torch.") for one in stage.parameters() if one.requires_grad})
+    if len(dtypes) > 1:
+        message = f"takes weights of one dtype, the model has some of {' and '.join(dtypes)}"
+        raise CannotRun([Problem("engine", "fsdp", message, ({"engine": "ddp"},))])
 
 
 def sizes(layers: Sequence[nn.Module]) -> list[int]:
@@ -110,7 +121,7 @@ def _group(
     modules: list[nn.Module], mesh: DeviceMesh, reshard: bool | None, counter: CollectiveCounter, gathered: Gathered
 ) -> FSDPModule:
     for module in modules:
-        module.register_forward_hook(lambda _, __, output: _mapped(_no_view, output))
+        module.register_forward_hook(_kept_alive)
     group: FSDPModule = fully_shard(modules, mesh=mesh, reshard_after_forward=reshard)[0]
     for module in modules:
         module.register_forward_pre_hook(lambda _, arrived: gathered.watch(arrived), prepend=True)
@@ -164,5 +175,20 @@ def _flat(value: Any) -> Iterator[Tensor]:
         yield value
 
 
-def _no_view(tensor: Tensor) -> Tensor:
-    return non_leaf(tensor) if tensor._base is not None else tensor
+def _kept_alive(layer: nn.Module, _: Any, output: Any) -> Any:
+    """What leaves a layer, also as skips: copies of what shows a weight, whose memory is freed next, and no views."""
+
+    def shows_weight(tensor: Tensor) -> bool:
+        if tensor._base is None and not isinstance(tensor, nn.Parameter):
+            return False
+        memory = storage_of(tensor)
+        return memory is not None and memory in map(storage_of, layer.parameters())
+
+    def copied(tensor: Tensor) -> Tensor:
+        return tensor.clone() if shows_weight(tensor) else tensor
+
+    def no_view(tensor: Tensor) -> Tensor:
+        return non_leaf(tensor) if tensor._base is not None else tensor
+
+    change_stashed(layer, copied)
+    return _mapped(lambda tensor: no_view(copied(tensor)), output)

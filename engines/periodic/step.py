@@ -141,7 +141,10 @@ class Step(Run):
         if j < self.last:
             return out if isinstance(out, tuple) else (out,)
         with _noted(f"in stage {j}, the loss, micro-batch {i}"):
-            return (self.model.loss(out, placed(self.targets[i], out.device)) / self._samples(i // self.every),)
+            return (
+                self.model.loss(out, placed(self.targets[i], tensors_of(out)[0].device))
+                / self._samples(i // self.every),
+            )
 
     def _backward(self, j: int, i: int) -> None:
         slot = self.slots[j, i]

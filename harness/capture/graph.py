@@ -15,7 +15,7 @@ from harness.capture.agreement import Unstable
 from harness.capture.structure import leaves, refs
 from harness.capture.trace import Call, Item, State, Step, Trace, Uncapturable, Value, used
 
-OTHER_WAY = "the forward pass takes another way for another number of samples"
+OTHER_WAY = "the forward pass is another one for another number of samples, another dtype or by chance"
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict)
 
 

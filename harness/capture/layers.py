@@ -78,7 +78,7 @@ class Whole(nn.Module):
     ) -> None:
         super().__init__()
         self.module = module
-        self._args, self._kwargs, self._select = args, kwargs, select
+        self._args, self._kwargs, self.select = args, kwargs, select
         for number, tensor in enumerate(shared):
             self.register_buffer(outside_name(number), tensor, persistent=False)
 
@@ -90,7 +90,7 @@ class Whole(nn.Module):
         )
         with dropout.drawing(0, given[0].device):
             result = self.module(*args, **kwargs)
-        return flat(self._select(result) if self._select else result)
+        return flat(self.select(result) if self.select else result)
 
 
 def build(module: nn.Module, graph: Graph, parts: Sequence[Part], evaluates: bool) -> nn.Sequential:

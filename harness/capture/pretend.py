@@ -17,6 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from harness.capture.structure import built, template
 from harness.capture.trace import State
 from harness.nn.object_state import SCALARS, Snapshot
+from harness.nn.tensor_memory import dtype_in
 
 CPU = torch.device("cpu")
 OF_EVERY_MODULE = frozenset(vars(nn.Module()))
@@ -33,7 +34,7 @@ class Pretender:
 
     def tensor(self, tensor: Tensor, shape: tuple[int, ...] | None = None, cast: bool = True) -> Tensor:
         """One like `tensor`, of another shape if that is given."""
-        dtype = self.dtype if cast and self.dtype and tensor.is_floating_point() else tensor.dtype
+        dtype = dtype_in(tensor, self.dtype) if cast and self.dtype else tensor.dtype
         if shape is None:
             meta = torch.empty_strided(tensor.shape, tensor.stride(), dtype=dtype, device="meta")
         else:
@@ -56,7 +57,8 @@ def pretended(module: nn.Module, pretender: Pretender, training: bool) -> Iterat
     objects = Snapshot(roots, _itself)
     try:
         places = _replace(modules, pretender)
-        module.train(training)
+        if not training:
+            module.eval()
         with same_hooks(modules.values()):
             yield places
     finally:

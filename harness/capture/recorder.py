@@ -86,6 +86,9 @@ class Costs(TorchDispatchMode):
         return result
 
 
+IN_FUNCTION = "it calls a module inside of an autograd function, as checkpoints with use_reentrant=True do"
+
+
 class Recorder(TorchFunctionMode):
     """Records the forward pass of a module whose tensors are fake: what is in `top`."""
 
@@ -101,7 +104,7 @@ class Recorder(TorchFunctionMode):
         self.current = self.top = Call("", module, (), {}, True, ("", 0))
         self.costs = Costs()
         self.known = KnownValues()
-        self.off = False
+        self.off = self.in_function = False
 
     def number(self, tensor: Tensor, source: Any = None) -> int:
         """The number of a tensor; one that is not known was not made by a function that is seen."""
@@ -150,6 +153,8 @@ class Recorder(TorchFunctionMode):
         """Run a module and record its call."""
         if self.off or module not in self.paths:
             return original(module, *args, **kwargs)
+        if self.in_function:
+            raise Uncapturable(IN_FUNCTION, user_line())
         call = Call(
             self.paths[module],
             module,
@@ -191,6 +196,13 @@ class Recorder(TorchFunctionMode):
         samples = max((t.shape[0] for t in tensors(args) if t.dim()), default=1)
         call.flops = 2.0 * own * samples
         return result
+
+    def keep_whole(self, reason: str) -> None:
+        """The module that runs stays one unit. Raises Uncapturable for the model itself, and for most of it."""
+        own = sum(parameter.numel() for parameter in self.current.module.parameters())
+        if self.current.module is self.root or 2 * own > self.weights:
+            raise Uncapturable(reason, user_line())
+        self.current.differs = user_line()
 
     def _template(self, value: Any) -> Any:
         return template(value, self._leaf)
@@ -291,10 +303,20 @@ def _recording(recorder: Recorder) -> Iterator[None]:
 
     def recorded_apply(cls: type[torch.autograd.Function], *args: Any, **kwargs: Any) -> Any:
         def run(*args: Any, **kwargs: Any) -> Any:
-            with torch._C.DisableTorchFunction():
-                return apply.__func__(cls, *args, **kwargs)
+            recorder.in_function = True
+            try:
+                with torch._C.DisableTorchFunction():
+                    return apply.__func__(cls, *args, **kwargs)
+            finally:
+                recorder.in_function = False
 
         return recorder.function(Apply(cls), args, kwargs, run)
+
+    differentiate = torch.autograd.grad
+
+    def recorded_grad(*args: Any, **kwargs: Any) -> Any:
+        recorder.keep_whole("it asks for gradients in its forward pass")
+        return differentiate(*args, **kwargs)
 
     log = logging.getLogger(FakeTensor.__module__)
     level = log.level
@@ -313,6 +335,7 @@ def _recording(recorder: Recorder) -> Iterator[None]:
         stack.enter_context(recorder)
         stack.enter_context(patch.object(nn.Module, "__call__", recorded_call))
         stack.enter_context(patch.object(torch.autograd.Function, "apply", classmethod(recorded_apply)))
+        stack.enter_context(patch.object(torch.autograd, "grad", recorded_grad))
         stack.enter_context(patch.object(transformer, "_detect_is_causal_mask", _causal_if_said))
         if hugging_face := sys.modules.get("transformers.utils.import_utils"):
             stack.enter_context(

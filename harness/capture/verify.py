@@ -23,6 +23,7 @@ from harness.capture.structure import built, template, tensors
 from harness.core.problem import Problem, ProblemError
 from harness.nn.object_state import SCALARS, Snapshot
 from harness.nn.skip import carried, named_layers
+from harness.nn.tensor_memory import dtype_in
 
 TOLERANCE = 1e-9
 """By which numbers may differ, as a part of the largest one of their tensor: sums in another order."""
@@ -83,7 +84,7 @@ def _part(values: Any, count: int, number: int) -> Any:
         if not isinstance(value, Tensor):
             return value
         value = value[:number] if is_input(value, count) else value
-        return value.double() if value.is_floating_point() else value
+        return value.to(dtype_in(value, torch.float64))
 
     return built(template(values, part), lambda leaf: leaf)
 
@@ -251,4 +252,4 @@ def _in_float64(both: nn.ModuleList) -> Iterator[None]:
 
 
 def _copied(tensor: Tensor) -> Tensor:
-    return tensor.to(torch.float64 if tensor.is_floating_point() else tensor.dtype, copy=True)
+    return tensor.to(dtype_in(tensor, torch.float64), copy=True)

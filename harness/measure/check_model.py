@@ -23,6 +23,7 @@ from harness.measure.count_model import pretend
 from harness.measure.layer_chain import Chain, Task, Value
 from harness.measure.layer_traits import trained
 from harness.nn import dropout
+from harness.runtime.training_state import split_batch
 from harness.runtime.values import mapped, split, tensors_of
 from harness.user_model.load import cause
 
@@ -33,22 +34,25 @@ LARGEST_CHECKED = 10**7
 TOLERANCE = 1e-4
 
 
-def check(model: Model, samples: int, dtype: str, autocast: str | None = None) -> None:
-    """Raise CannotRun if a micro-batch of so many samples cannot be trained on, with the user's own traceback.
+def check(model: Model, samples: int, dtype: str, autocast: str | None = None, whole: bool = False) -> None:
+    """Raise CannotRun if a micro-batch of so many samples, or a `whole` batch, cannot be trained on, with the user's
+    own traceback.
 
     Messages begin with the model's name, and name the layer.
     """
     with torch.random.fork_rng(devices=[]), dropout.keyed(seed=0, step=0, micro_batch=0):
         try:
-            _check(model, samples, dtype, autocast, pretending=True)
-            return
+            return _check_loss(model, *_check(model, samples, dtype, autocast, pretending=True), whole)
         except CannotRun:
             if _weight_bytes(model) > SMALL_BYTES:
                 raise
-        _check(model, samples, dtype, autocast, pretending=False)  # not in the handler: a traceback has no other one
+        return _check_loss(
+            model, *_check(model, samples, dtype, autocast, pretending=False), whole
+        )  # not in the handler: a traceback has no other one
 
 
-def _check(model: Model, samples: int, dtype: str, autocast: str | None, pretending: bool) -> None:
+def _check(model: Model, samples: int, dtype: str, autocast: str | None, pretending: bool) -> tuple[Value, Value]:
+    """Return output and targets of a pass."""
     kind = torch.device("meta" if pretending else "cpu")
     with _telling(model, "making its layers and samples"):
         chain = Chain(model, samples, getattr(torch, dtype), kind, autocast)
@@ -68,8 +72,12 @@ def _check(model: Model, samples: int, dtype: str, autocast: str | None, pretend
             what = f"a tensor of {tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
             raise CannotRun([Problem("model", model.name, f"has a loss that returns {what}, it must be one number")])
         _check_trained(model, chain, tasks)
-    if _wanted(model, samples) is None:
-        _check_sum(model, output, chain.batch.targets)
+    return output, chain.batch.targets
+
+
+def _check_loss(model: Model, output: Value, targets: Value, whole: bool) -> None:
+    if _wanted(model, len(tensors_of(targets)[0])) is None:
+        _check_sum(model, output, targets, whole)
 
 
 def _check_batch(model: Model, batch: Batch, samples: int) -> None:
@@ -115,25 +123,58 @@ def _fitting(output: Value, expected: tuple[int, ...]) -> str:
     return ""
 
 
-def _check_sum(model: Model, output: Value, targets: Value) -> None:
-    """Refuse a loss of the user's that is the mean over the samples: with micro-batches it would be another one.
+def _check_sum(model: Model, output: Value, targets: Value, whole: bool) -> None:
+    """Refuse a loss of the user's that is not the sum of its samples': with micro-batches it would be another one.
 
-    Shown by outputs and targets of two samples, together and one by one. A loss that does not take these is left.
+    Shown by two samples, together and one by one: by any outputs and targets, or by the model's own where an output is
+    not of the samples. A loss that does not take these, or draws random numbers, is left. `whole`: the batch is not
+    split, so only a mean is refused.
     """
-    found = list(tensors_of(output))
-    if any(not one.dim() or len(one) != len(tensors_of(targets)[0]) for one in found):  # one that is not of the samples
-        return
-    if sum(one.numel() * 2 // len(one) for one in found) > LARGEST_CHECKED:
-        return
-    outputs, wanted = (mapped(_any_two, value) for value in (output, targets))
-    with suppress(RuntimeError, ValueError, TypeError, IndexError):
-        both = float(model.loss(outputs, wanted))
-        parts = sum(
-            float(model.loss(one, target)) for one, target in zip(split(outputs, 2), split(wanted, 2), strict=True)
-        )
-        if math.isclose(2 * both, parts, rel_tol=TOLERANCE) and not math.isclose(both, parts, rel_tol=TOLERANCE):
+    with suppress(RuntimeError, ValueError, TypeError, IndexError, NotImplementedError):
+        both, again, parts = _losses(model, output, targets)
+        if both != again or not all(map(math.isfinite, (both, parts))) or _same(both, parts):
+            return
+        if _same(2 * both, parts):
             message = "has a loss that is the mean over the samples: it must be their sum, or have one number for each"
             raise CannotRun([Problem("model", model.name, message, hint='reduction="sum" or "none"')])
+        if not whole:
+            message = "has a loss of its samples together: that of two is not the sum of theirs, so micro-batches and "
+            message += "replicas would train for another one"
+            hint = "a loss of each sample by itself, or engine=single batch.micro_batches=1"
+            raise CannotRun([Problem("model", model.name, message, hint=hint)])
+
+
+def _same(one: float, other: float) -> bool:
+    return math.isclose(one, other, rel_tol=TOLERANCE, abs_tol=TOLERANCE**2)
+
+
+def _losses(model: Model, output: Value, targets: Value) -> tuple[float, float, float]:
+    """The loss of two samples, again, and the sum of theirs. Raises ValueError where the model is too large for it."""
+    found = list(tensors_of(output))
+    if any(not one.dim() or len(one) != len(tensors_of(targets)[0]) for one in found):  # one that is not of the samples
+        return _own_losses(model)
+    if sum(one.numel() * 2 // len(one) for one in found) > LARGEST_CHECKED:
+        raise ValueError("too large")
+    outputs, wanted = (mapped(_any_two, value) for value in (output, targets))
+    pairs = zip(split(outputs, 2), split(wanted, 2), strict=True)
+    both, again = (float(model.loss(outputs, wanted)) for _ in range(2))
+    return both, again, sum(float(model.loss(one, target)) for one, target in pairs)
+
+
+def _own_losses(model: Model) -> tuple[float, float, float]:
+    """`_losses` of the model's own outputs, in evaluation: batch norms take their statistics from nowhere else."""
+    if _weight_bytes(model) > SMALL_BYTES:
+        raise ValueError("too large")
+    chain = Chain(model, 2, torch.float64, torch.device("cpu"))
+    chain.layers.eval()
+
+    def loss(batch: Batch) -> float:
+        chain.batch = batch
+        with torch.no_grad():
+            return float(model.loss(chain.forward(lambda index, phase: nullcontext())[-1].output, batch.targets))
+
+    both = chain.batch
+    return loss(both), loss(both), sum(map(loss, split_batch(both, 2)))
 
 
 def _any_two(like: Tensor) -> Tensor:
@@ -173,5 +214,5 @@ def _weight_bytes(model: Model) -> int:
     try:
         with torch.device("meta"):
             return sum(p.numel() * p.element_size() for p in model.layers().parameters())
-    except CannotRun:
+    except Exception:  # of the user's, which running it for real shows
         return 0

@@ -23,6 +23,7 @@ from torch._subclasses.fake_tensor import (
 from torch.autograd.graph import saved_tensors_hooks
 
 from harness.capture import AS_IT_IS, unsplit
+from harness.capture.layers import Whole
 from harness.capture.pretend import plain_attributes
 from harness.config.schema import DTYPES
 from harness.core.model_profile import LayerProfile, ModelProfile, Skip
@@ -169,7 +170,12 @@ def pretend(chain: Chain, device: torch.device, mode: FakeTensorMode) -> None:
             fakes[value] = nn.Parameter(made, value.requires_grad) if isinstance(value, nn.Parameter) else made
         return fakes[value]
 
-    plain = [value for module in chain.layers.modules() for value in plain_attributes(module).values()]
+    plain = [
+        value
+        for module in chain.layers.modules()
+        for name, value in plain_attributes(module).items()
+        if not (isinstance(module, Whole) and name == "select")  # it leads to the user's example, which stays
+    ]
     for module in dict.fromkeys([*chain.layers.modules(), *hidden_modules(plain)]):
         attributes = plain_attributes(module)
         tables: tuple[dict[str, Any], ...] = (module._parameters, module._buffers, attributes)

@@ -52,7 +52,7 @@ class Chain:
         channels_last: bool = False,
     ) -> None:
         with device:
-            self.layers = moved(model.layers(), dtype).train()
+            self.layers = moved(model.layers(), dtype)
             if channels_last:
                 put_channels_last(self.layers)
             batch = model.sample(micro_batch)

@@ -40,9 +40,11 @@ class Seen:
         self._modules = [set(layer.modules()) for layer in self.layers]
         self._running: int | None = None
 
-    def foreign(self, index: int) -> tuple[str, ...]:
-        """The modules that a layer uses and does not hold, and the weights of others."""
-        names = list(self.uses[index])
+    def foreign(self, index: int, task: Task) -> tuple[str, ...]:
+        """The modules that a layer uses and does not hold, and the weights of others that do not arrive as values."""
+        arrived = {_memory(tensor) for tensor in (*tensors(task.entry), *task.popped.values())}
+        arriving = {name for memory, name in self.names.items() if memory in arrived}
+        names = [name for name in self.uses[index] if name not in arriving]
         return tuple(name for name in names if not any(name.startswith(f"{module}.") for module in names))
 
     @contextmanager
@@ -92,7 +94,7 @@ def traits(chain: Chain, tasks: Sequence[Task], seen: Seen) -> list[Traits]:
         found.append(
             Traits(
                 gives=tuple(map(given, tensors(task.output))),
-                uses=seen.foreign(index),
+                uses=seen.foreign(index, task),
                 changes=tuple(name for memory, name in seen.names.items() if memory in changed),
                 in_place=_source(chain, tasks, index, changed),
                 max_norm=has_max_norm(layer),

@@ -14,7 +14,7 @@ module, so that an engine that splits layers can find it.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -67,6 +67,14 @@ def stashed(layer: nn.Module) -> list[Tensor]:
     parts = [module for module in layer.modules() if isinstance(module, Skippable)]
     names = [part.key(name) for part in parts for name in part.stashes]
     return [tensor for name in names if isinstance(tensor := _current().get(name), Tensor)]
+
+
+def change_stashed(layer: nn.Module, change: Callable[[Tensor], Tensor]) -> None:
+    """Have what a layer has stashed be another tensor."""
+    parts = [module for module in layer.modules() if isinstance(module, Skippable)]
+    for name in [part.key(name) for part in parts for name in part.stashes]:
+        if isinstance(tensor := _current().get(name), Tensor):
+            _current()[name] = change(tensor)
 
 
 def waiting() -> list[Tensor]:

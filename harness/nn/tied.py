@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from harness.core.model_profile import Tied
 from harness.core.problem import Problem
-from harness.nn.tensor_memory import extent, overlapping, storage_of
+from harness.nn.tensor_memory import dtype_in, extent, overlapping, storage_of
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -41,7 +41,10 @@ def moved(layers: M, to: torch.device | torch.dtype) -> M:
             if buffer is not None:
                 holders.setdefault(buffer, []).append((module, key))
     groups = overlapping(holders)
-    layers.to(to)
+    if isinstance(to, torch.dtype):
+        layers._apply(lambda tensor: tensor.to(dtype_in(tensor, to)))  # `to` makes complex numbers real
+    else:
+        layers.to(to)
     for (first, name), *others in holders.values():
         for module, key in others:
             module._buffers[key] = first._buffers[name]

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from harness.core.problem import CannotRun, Problem
 from harness.interfaces import Batch, Model, OptimizerSpec, SessionSpec
 from harness.nn import dropout
+from harness.nn.tensor_memory import dtype_in
 from harness.nn.tied import moved
 from harness.runtime.values import mapped, split
 
@@ -21,8 +24,11 @@ OPTIMIZERS = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.o
 
 
 def initial_layers(model: Model, spec: SessionSpec) -> nn.Sequential:
-    """The model's layers with the weights that `spec.seed` gives, in `spec.dtype`, dropout layers numbered."""
+    """The model's layers with the weights that `spec.seed` gives, in `spec.dtype`, dropout layers numbered. It seeds
+    the generators of Python and NumPy, too, for models that draw from these."""
     torch.manual_seed(spec.seed)
+    random.seed(spec.seed)
+    np.random.seed(spec.seed % 2**32)  # the generator that a model's own code draws from
     layers = moved(model.layers(), getattr(torch, spec.dtype))
     if spec.channels_last:
         put_channels_last(layers)
@@ -65,11 +71,11 @@ def make_optimizer(parameters: Iterable[nn.Parameter], spec: OptimizerSpec) -> t
 
 
 def cast_batch(batch: Batch, dtype: str) -> Batch:
-    """The batch with floating-point tensors in `dtype`; integers (tokens, classes) stay."""
+    """The batch with floating-point tensors in `dtype`, complex ones too; integers (tokens, classes) stay."""
     target = getattr(torch, dtype)
 
     def convert(tensor: Tensor) -> Tensor:
-        return tensor.to(target) if tensor.is_floating_point() else tensor
+        return tensor.to(dtype_in(tensor, target))
 
     return Batch(mapped(convert, batch.inputs), mapped(convert, batch.targets))
 

@@ -34,11 +34,18 @@ def close(rows: Sequence[Row], folder: Path, console: Console | None = None) -> 
         _show(rows, console)
     for row in rows:
         if row.record is not None and row.record.status != "ok":
-            lines = row.record.reason.strip().splitlines()[:REASON_LINES] + ([f"log: {row.log}"] if row.log else [])
+            lines = _shortened(row.record.reason.strip().splitlines()) + ([f"log: {row.log}"] if row.log else [])
             console.print(Text("\n  ".join([f"{row.point.id} {row.record.status}", *lines])), soft_wrap=True)
     last = tuned_table.winner(rows) if one_search else []
     for line in [*(() if one_search else _tuned(rows)), f"{summary(rows)} ({folder})", *last]:
         console.print(Text(line), soft_wrap=True)
+
+
+def _shortened(lines: list[str]) -> list[str]:
+    """The first lines of a reason, and the last ones of a traceback, which say what is wrong, and where."""
+    if len(lines) <= REASON_LINES:
+        return lines
+    return [*lines[: REASON_LINES - 3], "...", *lines[-2:]]
 
 
 def _show(rows: Sequence[Row], console: Console) -> None:

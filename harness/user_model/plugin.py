@@ -101,6 +101,7 @@ class UserModel:
         from harness.capture import experts
 
         module = self._make().module
+        _refuse_scripts(module, self.name)
         experts.use(module)
         if any(map(is_lazy, itertools.chain(module.parameters(), module.buffers()))):
             with torch.random.fork_rng(devices=[]):
@@ -123,6 +124,17 @@ class UserModel:
                 torch.manual_seed(0)
                 self._filled = self._make()
         return self._filled
+
+
+def _refuse_scripts(module: nn.Module, name: str) -> None:
+    """Raises CannotRun for modules that TorchScript has compiled: their weights cannot be replaced, as a profile
+    without memory and shards need it."""
+    import torch
+
+    if found := [path for path, each in module.named_modules() if isinstance(each, torch.jit.ScriptModule)]:
+        what = f"its module {found[0]!r}" if found[0] else "it"
+        message = f"is compiled by TorchScript ({what}): engines need the modules themselves"
+        raise CannotRun([Problem("model", name, message, hint="without torch.jit.script and torch.jit.trace")])
 
 
 class Result:

@@ -210,7 +210,10 @@ class Custom(OnExample):
     def loss(self, output: Any, target: Any) -> Tensor:
         given = tensors(target)
         targets = built(self.target_form, lambda leaf: given[leaf.number] if isinstance(leaf, Ref) else leaf)
-        return self._loss(output, targets).sum()
+        found: Any = self._loss(output, targets)
+        if not isinstance(found, Tensor):
+            raise TypeError(f"loss must return a tensor, one number for each sample or their sum, got {found!r:.80}")
+        return found.sum()
 
 
 def _numbered(value: Any, own: Sequence[Tensor]) -> Any:

@@ -83,7 +83,8 @@ def built(config: DictConfig, samples: str | int) -> Model:
 
     model: Model = registry.build("model", config.model)
     if registry.is_user_model("model", config.model):
-        check_model.check(model, int(samples), config.precision.dtype, config.precision.autocast)
+        precision, whole = config.precision, int(samples) == config.batch.size
+        check_model.check(model, int(samples), precision.dtype, precision.autocast, whole)
     return model
 
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from harness.capture import inputs, names, split, verify, whole
 from harness.capture.structure import tensors
@@ -221,6 +222,10 @@ class Branching(nn.Module):
             return self.second(y + float(y.detach().numpy().mean()))
         if self.what == "samples":
             return self.second(y) if len(x) < 4 else y
+        if self.what == "gradient":
+            return self.second(torch.autograd.grad(y.sum(), self.first.weight, create_graph=True)[0][:1] + y)
+        if self.what == "checkpoint":
+            return checkpoint(self.second, y, use_reentrant=True)
         return F.relu(y[y > 0])
 
 
@@ -230,8 +235,10 @@ class Branching(nn.Module):
         ("branch", "y.sum() > 0", "it reads the value of a tensor"),
         ("item", "y.max().item()", "it reads the value of a tensor"),
         ("numpy", "y.detach().numpy()", ""),
-        ("samples", "", "another way for another number of samples"),
+        ("samples", "", "another one for another number of samples"),
         ("nonzero", "y[y > 0]", "depends on the values of tensors"),
+        ("gradient", "torch.autograd.grad(y.sum()", "it asks for gradients in its forward pass"),
+        ("checkpoint", "checkpoint(self.second, y", "it calls a module inside of an autograd function"),
     ],
 )
 def test_what_cannot_be_split_is_refused_with_its_line(what: str, line: str, why: str) -> None:
@@ -246,7 +253,7 @@ def test_what_cannot_be_split_is_refused_with_its_line(what: str, line: str, why
 
 def test_what_stays_one_layer_inside_of_another_module_says_why() -> None:
     """Not the module itself goes another way for another number of samples, but all that is in it."""
-    with pytest.raises(ProblemError, match=r"test_split\.py:\d+, .*another way for another number of samples"):
+    with pytest.raises(ProblemError, match=r"test_split\.py:\d+, .*another one for another number of samples"):
         split(nn.Sequential(Branching("samples")), (torch.randn(2, 4),))
 
 

@@ -19,10 +19,10 @@ CUSTOM = "Custom(nn.Sequential(nn.Linear(4, 3)), (torch.randn(4, 4), torch.{}), 
 PAIR = "Custom(nn.Sequential(nn.Linear(4, 3), Net()), (torch.randn(4, 4), torch.randint(3, (4,))), lambda o, t: {})"
 
 
-def check(folder: Path, value: str, before: str = "", samples: int = 2) -> None:
+def check(folder: Path, value: str, before: str = "", samples: int = 2, whole: bool = False) -> None:
     place = reference.parse(nets.write(folder, f"{HEAD}{before}def build():\n    return {value}\n"))
     settings = vars(keys.schema(place)())
-    check_model.check(plugin.build(settings), samples, "float32")
+    check_model.check(plugin.build(settings), samples, "float32", whole=whole)
 
 
 @pytest.mark.parametrize(
@@ -44,6 +44,26 @@ def test_a_sum_over_samples_of_several_outputs_passes(tmp_path: Path) -> None:
     net = NET.format("return x, x.square().mean(1)")
     for loss in ("nn.functional.cross_entropy(o[0], t, reduction='sum') + o[1].sum()", "o[1] * t"):
         check(tmp_path, PAIR.format(loss), net)
+
+
+def test_what_is_no_sum_may_train_on_a_batch_that_is_not_split(tmp_path: Path) -> None:
+    """A contrastive loss compares the samples with each other."""
+    value = CUSTOM.format("rand(4, 3)", "lambda o, t: (o @ o.T).exp().sum(1).log()")
+    check(tmp_path, value, whole=True)
+    with pytest.raises(CannotRun, match="is the mean over the samples"):
+        check(tmp_path, CUSTOM.format("randint(3, (4,))", "nn.functional.cross_entropy"), whole=True)
+
+
+def test_a_loss_that_draws_is_left(tmp_path: Path) -> None:
+    check(tmp_path, CUSTOM.format("rand(4, 3)", "lambda o, t: (o * torch.rand(())).sum(1)"))
+
+
+def test_an_example_stays_as_it_is_where_a_model_of_one_layer_is_tried(tmp_path: Path) -> None:
+    """Its module leads to the example, which was made fake for good: the pass for real then had no values."""
+    forward = "y = self.last(x)\n        self.seen = y[y > 9].sum() + y\n        return self.seen"
+    head = "class Net(nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+    net = f"{head}        self.last = nn.Linear(4, 3)\n    def forward(self, x):\n        {forward}\n\n\n"
+    check(tmp_path, "Custom(Net(), (torch.randn(4, 4), torch.rand(4, 3)), lambda o, t: o.sum(1))", net)
 
 
 def test_code_that_looks_at_values_is_run_for_real(tmp_path: Path) -> None:
@@ -85,7 +105,28 @@ def test_code_that_looks_at_values_is_run_for_real(tmp_path: Path) -> None:
             PAIR.format("nn.functional.cross_entropy(o[0], t)"),
             "has a loss that is the mean over the",
         ),
-        ("", CUSTOM.format("rand(4, 3)", "lambda o, t: 3.0"), "AttributeError: 'float' object has no attribute 'sum'"),
+        ("", CUSTOM.format("rand(4, 3)", "lambda o, t: 3.0"), "TypeError: loss must return a tensor, one"),
+        ("", CUSTOM.format("rand(4, 3)", "lambda o, t: None"), "number for each sample or their sum, got None"),
+        (
+            "",
+            CUSTOM.format("rand(4, 3)", "lambda o, t: (o @ o.T).exp().sum(1).log()"),
+            "has a loss of its samples together: that of two is not the sum of theirs",
+        ),
+        (
+            NET.format("return x.square().mean()"),
+            PAIR.format("o"),
+            "has a loss that is the mean over the samples",
+        ),
+        (
+            NET.format("return x, x.square().mean()"),
+            PAIR.format("nn.functional.cross_entropy(o[0], t, reduction='sum') + o[1]"),
+            "has a loss of its samples together",
+        ),
+        (
+            NET.format("return x + self.missing"),
+            "Classifier(nn.Sequential(nn.Linear(4, 3), Net()), (4,), 3)",
+            "in forward return x + self.missing",
+        ),
         (
             NET.format("raise ValueError('it is mine')"),
             "Classifier(nn.Sequential(Net()), (4,), 4)",

@@ -386,3 +386,10 @@ def test_a_file_may_import_torchvision(tmp_path: Path, commands: None) -> None:
     command = [sys.executable, "-c", code, nets.write(tmp_path, text)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=registry.ROOT, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_what_torchscript_has_compiled_is_refused(tmp_path: Path) -> None:
+    text = "def build():\n    return Classifier(nn.Sequential(torch.jit.script(nn.Linear(4, 3))), (4,), 3)\n"
+    model: Any = made(tmp_path, text)
+    with pytest.raises(CannotRun, match=r"is compiled by TorchScript \(its module '0'\)"):
+        model.layers()
