@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -27,10 +27,15 @@ HOOKS = tuple(name for name in OF_EVERY_MODULE if "_hooks" in name)
 
 @dataclass
 class Pretender:
-    """Makes fake tensors in one mode. `dtype` is the one of floating-point weights and inputs, None for their own."""
+    """Makes fake tensors in one mode. `dtype` is the one of floating-point weights and inputs, None for their own.
+
+    Those in the place of a module's tensors are `kept`, so that no tensor that comes later has the id of one that the
+    module replaces (as `torch.nn.utils.weight_norm` does in each pass).
+    """
 
     mode: FakeTensorMode
     dtype: torch.dtype | None
+    kept: list[Tensor] = field(default_factory=list)
 
     def tensor(self, tensor: Tensor, shape: tuple[int, ...] | None = None, cast: bool = True) -> Tensor:
         """One like `tensor`, of another shape if that is given."""
@@ -91,6 +96,7 @@ def _replace(modules: dict[str, nn.Module], pretender: Pretender) -> dict[int, S
         if id(tensor) not in fakes:
             fakes[id(tensor)] = made = make(tensor)
             places[id(made)] = State(path, table, name)
+            pretender.kept.append(made)
         return fakes[id(tensor)]
 
     for path, module in modules.items():

@@ -26,7 +26,7 @@ class BoundaryShapes:
         self.mode, self.device = FakeTensorMode(allow_non_fake_inputs=True), device
         fakes = {
             id(tensor): FakeTensor(self.mode, tensor.detach().to("meta"), device)
-            for tensor in (*layers.parameters(), *layers.buffers())
+            for tensor in (*layers.parameters(), *layers.buffers(), *_attributes(layers))
         }
         self.stages = stage_modules(copy.deepcopy(layers, fakes), plan, range(len(plan.stages)))
         for stage in self.stages:
@@ -42,6 +42,11 @@ class BoundaryShapes:
                 values = left if isinstance(left, tuple) else (left,)
                 found.append(values)
         return [tuple(_example(tensor, j > 0) for tensor in values) for j, values in enumerate(found)]
+
+
+def _attributes(layers: nn.Module) -> list[Tensor]:
+    """Tensors that are plain attributes: one that was computed, as by weight_norm, cannot be copied."""
+    return [value for module in layers.modules() for value in vars(module).values() if isinstance(value, Tensor)]
 
 
 def _example(tensor: Tensor, computed: bool) -> Tensor:

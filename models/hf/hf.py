@@ -24,6 +24,8 @@ CLASSES = {
     "image": "AutoModelForImageClassification",
 }
 """The class of Transformers for each task."""
+IMAGE = {"image_size": 224, "num_channels": 3}
+"""What a configuration must say of an image, with the usual values."""
 
 
 class HuggingFace:
@@ -38,6 +40,7 @@ class HuggingFace:
         kind = task_of(config, description)
         assert kind is not None
         self.settings, self.kind, self.weights = _settings(config, description), kind, config.weights
+        refuse(_no_network(config, self.settings, kind), TITLE)
         self._task = tasks.TASKS[kind](self.settings, config.sequence)
         self.task, self.input_shape, self.classes = self._task.task, self._task.input_shape, self._task.classes
         content = json.dumps([description, kind, config.sequence, config.weights], sort_keys=True)
@@ -53,8 +56,7 @@ class HuggingFace:
         if self.weights is None or torch.get_default_device().type == "meta":
             made: nn.Module = maker.from_config(self.settings)
         else:
-            folder = Path(self.weights).expanduser()
-            made = maker.from_pretrained(folder, config=self.settings, local_files_only=True, dtype=torch.float32)
+            made = _loaded(maker, self.settings, self.weights)
         experts.use(made)
         return made.train()
 
@@ -90,6 +92,43 @@ class _Logits(nn.Module):
 
     def forward(self, inputs: Tensor) -> Tensor:
         return self.task.logits(self.network, inputs)
+
+
+def _no_network(config: Config, settings: Any, kind: str) -> list[Problem]:
+    """A task for which Transformers has no network of this type, and sizes of an image that the file does not say."""
+    import transformers
+
+    fitting = [task for task, name in CLASSES.items() if type(settings) in getattr(transformers, name)._model_mapping]
+    if kind not in fitting:
+        message = f"{kind} is none that a network of type {settings.model_type} has in Transformers"
+        fixes = tuple({"model.task": task} for task in fitting)
+        return [Problem("model.task", config.task, message, fixes, "" if fixes else "a file of model.py:build")]
+    if kind == "image" and (lacking := [key for key in IMAGE if getattr(settings, key, None) is None]):
+        message = f"does not say {' and '.join(lacking)} of the images"
+        hint = f'"model.overrides={{{",".join(f"{key}:{IMAGE[key]}" for key in lacking)}}}"'
+        return [Problem("model.config", str(path(config)), message, hint=hint)]
+    return []
+
+
+def _loaded(maker: Any, settings: Any, weights: str) -> nn.Module:
+    """A network with the weights of a folder. Raises CannotRun for a folder of another network: one that has less than
+    half of the weights, or other shapes."""
+    folder = Path(weights).expanduser()
+    try:
+        made, found = maker.from_pretrained(
+            folder, config=settings, local_files_only=True, dtype=torch.float32, output_loading_info=True
+        )
+    except Exception as error:  # of a file that is cut short, or of other shapes: each library has its own
+        reason = f"{error}".strip().partition("\n")[0]
+        refuse([Problem("model.weights", weights, f"cannot be loaded: {type(error).__name__}: {reason}")], TITLE)
+    network: nn.Module = made
+    sizes = {name: weight.numel() for name, weight in network.named_parameters()}
+    missing = sum(sizes.get(name, 0) for name in found["missing_keys"])
+    if 2 * missing > sum(sizes.values()):
+        message = f"has {sum(sizes.values()) - missing:,} of the network's {sum(sizes.values()):,} parameters"
+        hint = f"the folder of such a network, or model.config={folder / 'config.json'}"
+        refuse([Problem("model.weights", weights, message, hint=hint)], TITLE)
+    return network
 
 
 def _settings(config: Config, description: dict[str, Any]) -> Any:

@@ -137,6 +137,25 @@ def test_weights_come_from_a_local_folder(tmp_path: Path) -> None:
     assert all(torch.equal(mine, theirs) for mine, theirs in zip(loaded.parameters(), stored.parameters(), strict=True))
 
 
+def test_a_folder_of_another_network_is_refused(tmp_path: Path) -> None:
+    """Else it would train random weights, with a warning in the log alone."""
+    stored: Any = made("gpt2_small").network()
+    stored.save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    assert "has 0 of the network's" in unloaded(config="llama_small", weights=str(tmp_path))
+    file.write_bytes(file.read_bytes()[:5000])
+    assert "cannot be loaded: SafetensorError" in unloaded(weights=str(tmp_path))
+
+
+def unloaded(**keys: Any) -> str:
+    """The problem of weights that a network does not take."""
+    with pytest.raises(CannotRun) as refused:
+        build(Config(**keys)).network()
+    (problem,) = refused.value.problems
+    assert problem.key == "model.weights"
+    return problem.message
+
+
 def test_overrides_change_the_configuration_and_the_name() -> None:
     model, other = made("llama_small", overrides={"num_hidden_layers": 2}), made("llama_small")
     assert model.settings.num_hidden_layers == 2 and model.name != other.name
@@ -153,6 +172,8 @@ def test_overrides_change_the_configuration_and_the_name() -> None:
         ({"overrides": {"architectures": ["LlamaModel"]}}, "model.task", "is needed"),
         ({"overrides": {"model_type": "nosuch"}}, "model.config", "does not know"),
         ({"overrides": {"num_attention_heads": 5}}, "model.config", "refused by Transformers"),
+        ({"task": "image"}, "model.task", "image is none that a network of type llama has"),
+        ({"overrides": {"model_type": "resnet"}, "task": "image"}, "model.config", "does not say image_size"),
     ],
 )
 def test_what_cannot_be_is_refused(keys: dict[str, Any], key: str, words: str) -> None:

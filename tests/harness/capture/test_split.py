@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import re
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils import weight_norm
 from torch.utils.checkpoint import checkpoint
 
 from harness.capture import inputs, names, split, verify, whole
@@ -255,6 +257,17 @@ def test_what_stays_one_layer_inside_of_another_module_says_why() -> None:
     """Not the module itself goes another way for another number of samples, but all that is in it."""
     with pytest.raises(ProblemError, match=r"test_split\.py:\d+, .*another one for another number of samples"):
         split(nn.Sequential(Branching("samples")), (torch.randn(2, 4),))
+
+
+def test_attributes_that_each_pass_makes_anew_do_not_take_the_place_of_others() -> None:
+    """torch.nn.utils.weight_norm computes `weight` before each pass: the tensor that it replaces has to stay alive."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        convolutions = [weight_norm(nn.Conv1d(4 if i == 0 else 8, 8, 3, padding=1)) for i in range(4)]
+    module, x = nn.Sequential(nn.Sequential(*convolutions), nn.Flatten(), nn.Linear(40, 2)), torch.randn(3, 4, 5)
+    counts = {len(split(module, (x,))) for _ in range(8)}
+    assert len(counts) == 1
+    assert torch.equal(split(module, (x,))(x), module(x))
 
 
 class Collecting(nn.Module):
