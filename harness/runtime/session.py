@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from harness.core.error_notes import StageNote, has_note
 from harness.core.op import COMPUTE, Kind, Op
 from harness.core.plan import Plan
+from harness.core.problem import Problem, ProblemError
 from harness.core.shared_buffers import homes
 from harness.core.trace import Recording, Span, Trace
 from harness.interfaces import Activity, Batch, Model, SessionSpec
@@ -69,7 +70,13 @@ class BaseSession(ABC):
         return
 
     def watch_shared_state(self, layers: nn.Sequential) -> None:
-        """Have steps raise ProblemError where they change what layers of several stages share."""
+        """Have steps raise ProblemError where they change what layers of several stages share. Raises it for layers
+        that are others than those of the plan."""
+        planned, found = self.plan.stages[-1].last + 1, len(named_layers(layers))
+        if planned != found:
+            message = f"has {found} layers, and the profile that was planned with has {planned}: sources have changed "
+            message += "that its folder does not hold, or files that it reads"
+            raise ProblemError(Problem("model", self.model.name, message, ({"remeasure": True},)))
         self.shared_state = SharedState(named_layers(layers), homes(self.plan))
         self.shared_state.refuse(self.shared_state.statistics)
 

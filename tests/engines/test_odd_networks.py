@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from harness.core.problem import CannotRun
+from harness.core.problem import CannotRun, ProblemError
 from harness.interfaces import OptimizerSpec
 from harness.nn.skip import Skippable
 from harness.runtime.training_state import initial_layers
@@ -97,6 +98,17 @@ def test_it_trains_like_single(name: str, engine: str) -> None:
             contract.check_training(case)
     else:
         contract.check_training(case)
+
+
+@pytest.mark.parametrize("engine", ["gpipe", "ddp"])
+@pytest.mark.usefixtures("ranks")
+def test_other_layers_than_the_plan_has_are_refused(engine: str) -> None:
+    """A profile may be older than sources that its folder does not hold."""
+    one, plan, dtype = ENGINES[engine]
+    last = plan.stages[-1]
+    shorter = replace(plan, stages=(*plan.stages[:-1], replace(last, last=last.last - 1)))
+    with pytest.raises(ProblemError, match="has 4 layers, and the profile that was planned with has 3"):
+        contract.run(Case(one, network("teacher"), shorter, dtype, optimizer=SGD))
 
 
 def test_complex_weights_stay_complex() -> None:
