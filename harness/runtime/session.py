@@ -69,14 +69,16 @@ class BaseSession(ABC):
         """Release what the session holds; by default that is nothing."""
         return
 
-    def watch_shared_state(self, layers: nn.Sequential) -> None:
-        """Have steps raise ProblemError where they change what layers of several stages share. Raises it for layers
-        that are others than those of the plan."""
+    def refuse_other_layers(self, layers: nn.Sequential) -> None:
+        """Raise ProblemError for layers that are others than those of the plan."""
         planned, found = self.plan.stages[-1].last + 1, len(named_layers(layers))
         if planned != found:
             message = f"has {found} layers, and the profile that was planned with has {planned}: sources have changed "
             message += "that its folder does not hold, or files that it reads"
             raise ProblemError(Problem("model", self.model.name, message, ({"remeasure": True},)))
+
+    def watch_shared_state(self, layers: nn.Sequential) -> None:
+        """Have steps raise ProblemError where they change what layers of several stages share."""
         self.shared_state = SharedState(named_layers(layers), homes(self.plan))
         self.shared_state.refuse(self.shared_state.statistics)
 

@@ -259,7 +259,7 @@ def test_what_stays_one_layer_inside_of_another_module_says_why() -> None:
         split(nn.Sequential(Branching("samples")), (torch.randn(2, 4),))
 
 
-def test_attributes_that_each_pass_makes_anew_do_not_take_the_place_of_others() -> None:
+def test_attributes_that_each_pass_makes_again_do_not_take_the_place_of_others() -> None:
     """torch.nn.utils.weight_norm computes `weight` before each pass: the tensor that it replaces has to stay alive."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", FutureWarning)
