@@ -10,13 +10,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 import run
 from harness.config import registry
 from harness.core.record import RunRecord
-from harness.core.run_files import METRICS, PROFILE, RECORD
+from harness.core.run_files import CHECKPOINTS, METRICS, PROFILE, RECORD
 from harness.sweep.points import expand
 from harness.user_model import reference
+from harness.user_model.load import load
 from slurm.feasibility import examine
 from slurm.settings import Settings
 from tests import tiers
@@ -86,6 +88,30 @@ def test_every_engine_trains_like_single(
     found = trained(engine, tmp_path / "run")
     assert len(found) == STEPS == len(set(found))
     assert found == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("engine", SOME)
+def test_the_module_loads_what_a_pipeline_has_learned(engine: str, tmp_path: Path, commands: None) -> None:
+    """By its own names; and a run that goes on from there has the losses of one that was not stopped."""
+    nets.write(tmp_path, nets.MASKED)
+    typed = [f"model={tmp_path}/net.py:build", f"engine={engine}", "mesh.pipeline=2", "batch.size=6", "precision=fp64"]
+    typed += [
+        "tracker=none",
+        "cluster.devices=2",
+        "batch.micro_batches=3",
+        "warmup=1",
+        "steps=3",
+        f"out={tmp_path}/run",
+    ]
+    assert run.main([*typed, "launch.checkpoint_every=2"], {}) == 0
+    found, folder = losses(tmp_path / "run"), tmp_path / "run" / CHECKPOINTS
+    module = load(reference.parse(f"{tmp_path}/net.py:build"))().module.double()
+    for path in folder.glob("*.pt"):
+        module.load_state_dict(torch.load(path, weights_only=True)["session"]["model"])
+    (tmp_path / "run" / RECORD).unlink()
+    (folder / "step-4.pt").unlink()
+    assert run.main([*typed, "launch.checkpoint_every=2"], {}) == 0
+    assert losses(tmp_path / "run") == pytest.approx(found, rel=1e-12) and len(found) == 4
 
 
 def test_the_parent_does_not_import_torch(here: Path, commands: None) -> None:

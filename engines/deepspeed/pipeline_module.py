@@ -55,7 +55,7 @@ class Stages(PipelineModule):
         that no layer of the stage has used it is zero, as the other ranks wait."""
         found = self.shared.weights_and_groups()
         for weight, _ in found:
-            if weight.grad is None and weight.requires_grad:
+            if weight.requires_grad and weight.grad is None and getattr(weight, "_hp_grad", None) is None:
                 weight.grad = torch.zeros_like(weight)
         return found
 

@@ -26,7 +26,7 @@ from harness.runtime.stage_passes import StagePasses
 from harness.runtime.training_state import model_state, split_batch
 from harness.runtime.transports.merge_spans import joined, together
 from harness.runtime.transports.transport import Arrival, Channel, Coming, Position, Transport
-from harness.runtime.values import placed
+from harness.runtime.values import mapped, placed
 from harness.schedule import QueueOps, Schedule
 from harness.schedule.dependency_graph import COPIES
 from harness.schedule.transfers import plan_transfers
@@ -160,12 +160,11 @@ class MyelinSession(DistributedSession):
         if not self.last:
             self.passes.backward(i, None)
             return
-        outputs = self.passes.outputs[i][""]
+        given = self.passes.result(i)
         if self.spec.dtype in HALF:  # sums over samples and the scale go beyond the numbers of float16
-            outputs = [output.float() if output.is_floating_point() else output for output in outputs]
-        given: Any = outputs[0] if len(outputs) == 1 else tuple(outputs)
+            given = mapped(lambda output: output.float() if output.is_floating_point() else output, given)
         loss = self.model.loss(given, placed(targets, self.device)) / self.batch_size
-        del outputs, given
+        del given
         self.total += loss.detach()
         self.passes.backward(i, loss * self.updates.scale)
 

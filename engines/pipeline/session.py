@@ -177,9 +177,8 @@ class PipelineSession(StagesSession):
         """Return the loss in the last stage."""
         if stage != len(self.plan.stages) - 1:
             return None
-        outputs = self.passes[stage].outputs[i][""]
-        given: Any = outputs[0] if len(outputs) == 1 else tuple(outputs)
-        loss = self.model.loss(given, placed(self.batches[i].targets, self.device)) / self.batch_size
+        targets = placed(self.batches[i].targets, self.device)
+        loss = self.model.loss(self.passes[stage].result(i), targets) / self.batch_size
         self.total += loss.detach()
         return loss
 

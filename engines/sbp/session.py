@@ -189,10 +189,7 @@ class SBPSession(DistributedSession):
         if self.pipeline_rank < len(self.plan.stages) - 1:
             self.passes.backward(i, None)
             return
-        outputs = self.passes.outputs[i][""]
-        given: Any = outputs[0] if len(outputs) == 1 else tuple(outputs)
-        loss = split_loss(self.model.loss, given, targets, self.split) / batch_size
-        del outputs, given
+        loss = split_loss(self.model.loss, self.passes.result(i), targets, self.split) / batch_size
         self.passes.backward(i, loss)
         # one of the devices with this loss reports it
         if all(self.mesh.place(self.tensor_rank)[digit] == 0 for digit in self.classes):

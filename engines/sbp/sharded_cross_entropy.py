@@ -73,7 +73,7 @@ class SplitClasses(TorchFunctionMode):
         return lost.masked_fill(ignored, 0.0).sum()
 
 
-def split_loss(loss: Callable[[Any, Any], Tensor], output: Tensor, target: Value, mode: SplitClasses | None) -> Tensor:
+def split_loss(loss: Callable[[Any, Any], Tensor], output: Value, target: Value, mode: SplitClasses | None) -> Tensor:
     """The model's loss. Raises ValueError for one that split classes cannot have."""
     if mode is None:
         return loss(output, target)

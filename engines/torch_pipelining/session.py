@@ -74,6 +74,7 @@ class TorchPipeliningSession(StagesSession):
             self.targets = [placed(part.targets, self.device) for part in split_batch(batch, self.plan.micro_batches)]
             numbers = torch.arange(self.plan.micro_batches)
             self.schedule.step(*inputs, target=numbers, losses=losses, return_outputs=False)
+            self.targets = []
         else:
             self.schedule.step(*inputs, return_outputs=False)
         self.update()

@@ -303,12 +303,12 @@ def _recording(recorder: Recorder) -> Iterator[None]:
 
     def recorded_apply(cls: type[torch.autograd.Function], *args: Any, **kwargs: Any) -> Any:
         def run(*args: Any, **kwargs: Any) -> Any:
-            recorder.in_function = True
+            before, recorder.in_function = recorder.in_function, True
             try:
                 with torch._C.DisableTorchFunction():
                     return apply.__func__(cls, *args, **kwargs)
             finally:
-                recorder.in_function = False
+                recorder.in_function = before
 
         return recorder.function(Apply(cls), args, kwargs, run)
 

@@ -17,7 +17,7 @@ from harness.capture.agreement import Agreement, Disagreement
 from harness.capture.chain import Linear
 from harness.capture.cuts import cut
 from harness.capture.graph import OTHER_WAY, Graph
-from harness.capture.layers import Whole, build
+from harness.capture.layers import Whole, build, names
 from harness.capture.recorder import inputs_of, is_input, record, samples
 from harness.capture.structure import Ref, flat, template
 from harness.capture.trace import Call, Trace, Uncapturable
@@ -71,7 +71,7 @@ def split_or_whole(
     except Uncapturable as error:
         chain = whole(module, args, kwargs, select)
         chain.get_submodule("model").unsplit = _place(error)  # type: ignore[assignment]
-        return chain
+        return _named(chain)
 
 
 def _split(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], select: Select | None) -> nn.Sequential:
@@ -82,7 +82,13 @@ def _split(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], sel
     if len(layers.layers) == 1 and (where := _large_difference(graph)):
         raise Uncapturable(OTHER_WAY, where)
     constants = [unit for unit in units.sequence() if unit.constant]
-    return build(module, graph, Linear(graph, layers, constants).parts(), evaluates)
+    return _named(build(module, graph, Linear(graph, layers, constants).parts(), evaluates))
+
+
+def _named(chain: nn.Sequential) -> nn.Sequential:
+    """The chain, which says what its weights are called in the module: checkpoints have those names."""
+    chain.module_names = names(chain)  # type: ignore[assignment]
+    return chain
 
 
 def whole(

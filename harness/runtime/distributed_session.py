@@ -92,7 +92,7 @@ class DistributedSession(BaseSession):
         self.clock = DeviceClock(self.device)
         with self.phase("while the session is built"):
             layers = initial_layers(self.model, self.spec)
-            self.refuse_other_layers(layers)
+            self.take_layers(layers)
             self.state_names = list(layers.state_dict())
             self.buffer_names = {name for name, _ in layers.named_buffers()}
             self.parameter_names = {parameter: name for name, parameter in layers.named_parameters()}

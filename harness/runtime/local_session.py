@@ -47,7 +47,7 @@ class LocalSession(BaseSession):
 
     def __enter__(self) -> Self:
         layers = initial_layers(self.model, self.spec)
-        self.refuse_other_layers(layers)
+        self.take_layers(layers)
         self.layer_names = [name for name, _ in named_layers(layers)]
         self.watch_shared_state(layers)
         self.build(layers)

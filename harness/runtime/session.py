@@ -69,8 +69,10 @@ class BaseSession(ABC):
         """Release what the session holds; by default that is nothing."""
         return
 
-    def refuse_other_layers(self, layers: nn.Sequential) -> None:
-        """Raise ProblemError for layers that are others than those of the plan."""
+    def take_layers(self, layers: nn.Sequential) -> None:
+        """Remember what the weights are called in the module that the layers are of, if that has other names. Raise
+        ProblemError for layers that are others than those of the plan."""
+        self.module_names: dict[str, str] = getattr(layers, "module_names", {})
         planned, found = self.plan.stages[-1].last + 1, len(named_layers(layers))
         if planned != found:
             message = f"has {found} layers, and the profile that was planned with has {planned}: sources have changed "

@@ -72,6 +72,11 @@ class StagePasses:
         self.outputs[i] = {"": flat[:several], **jumps}
         self.edges[i] = [get_gradient_edge(tensor) if tensor.requires_grad else None for tensor in flat]
 
+    def result(self, i: int) -> Value:
+        """What the last stage gives of micro-batch i, as the loss takes it."""
+        outputs = self.outputs[i][""]
+        return outputs[0] if len(outputs) == 1 else tuple(outputs)
+
     def backward(self, i: int, loss: Tensor | None) -> None:
         """Run the backward pass of micro-batch i, from the loss or from the gradients that have arrived."""
         edges, gradients = self.starts(i, loss)

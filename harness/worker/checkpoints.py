@@ -1,6 +1,7 @@
 """A run's checkpoints, as its ranks write and read them.
 
-    {"session":  Session.state_dict(): weights, the optimizer's state, steps done, by the names of the whole model
+    {"session":  Session.state_dict(): weights, the optimizer's state, steps done, by the names of the whole model;
+                 the weights of a module that was split into layers by its own names, as it loads them
      "random":   of each rank, torch's generators
      "peak_memory_bytes", "reserved_memory_bytes":  of each device, as they were metered}
 
@@ -86,7 +87,7 @@ class Checkpoints:
             saved = torch.load(path, weights_only=True, mmap=True)  # several ranks read one file
         except pickle.UnpicklingError:  # its text would have the user switch the check off
             raise NotLoaded(f"{path} holds more than weights and is not loaded: remove it to resume before") from None
-        session.load_state_dict(saved["session"])
+        session.load_state_dict(_by_layer(saved["session"], session))
         self._say(f"resuming {after_steps(self.start)}")
         if len(saved["random"]) == _size():
             _draw_from(saved["random"][_rank()])
@@ -108,7 +109,11 @@ class Checkpoints:
 
     def _save(self, session: Session, step: int, memory: Metered, lines: Sequence[str]) -> None:
         """Write a checkpoint; if that fails the run continues, and the last checkpoint stays."""
-        saved = {"session": session.state_dict(), "random": _gathered(_generators()), **vars(memory)}
+        saved = {
+            "session": _by_module(session.state_dict(), session),
+            "random": _gathered(_generators()),
+            **vars(memory),
+        }
         if _rank():
             return
         try:
@@ -127,6 +132,21 @@ class Checkpoints:
     def _say(self, text: str) -> None:
         if _rank() == 0:
             self._print(text)
+
+
+def _by_module(state: dict[str, Any], session: Session) -> dict[str, Any]:
+    """A session's state with the weights under the names that they have in the user's module."""
+    names: dict[str, str] = getattr(session, "module_names", {})
+    model = state.get("model", {})
+    return {**state, "model": {names.get(name, name): value for name, value in model.items()}} if names else state
+
+
+def _by_layer(state: dict[str, Any], session: Session) -> dict[str, Any]:
+    """The inverse; files of earlier versions have the names of the layers already."""
+    names: dict[str, str] = getattr(session, "module_names", {})
+    model = state.get("model", {})
+    found = {name: model[own if own in model else name] for name, own in names.items() if {own, name} & model.keys()}
+    return {**state, "model": found} if names else state
 
 
 def run_state(run_dir: Path) -> RunState:
