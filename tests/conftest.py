@@ -21,6 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent
 hypothesis.settings.register_profile("full", deadline=None, derandomize=CI)
 hypothesis.settings.register_profile(tiers.FAST, deadline=None, derandomize=CI, max_examples=10)
 hypothesis.settings.load_profile("full")  # unless --hypothesis-profile=fast
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # as make has it: ranks are forked, and a fork has no other threads
 os.environ.setdefault("REGATTA_CACHE", str(ROOT / ".pytest_cache" / "regatta"))
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # what a shell starts in the background inherits that
     signal.signal(signal.SIGINT, signal.default_int_handler)
