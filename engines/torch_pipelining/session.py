@@ -66,12 +66,13 @@ class TorchPipeliningSession(StagesSession):
 
     def train_step(self, batch: Batch, batch_size: int) -> Tensor | float:
         self.batch_size = batch_size
-        self._prepare(tensors_of(split_batch(batch, self.plan.micro_batches)[0].inputs))
+        parts = split_batch(batch, self.plan.micro_batches)
+        self._prepare(tensors_of(parts[0].inputs))
         self.stage.zero_grad(set_to_none=True)
         inputs = tensors_of(placed(batch.inputs, self.device)) if self.stages[0].is_first else ()
         losses: list[Tensor] = []
         if self.stages[-1].is_last:
-            self.targets = [placed(part.targets, self.device) for part in split_batch(batch, self.plan.micro_batches)]
+            self.targets = [placed(part.targets, self.device) for part in parts]
             numbers = torch.arange(self.plan.micro_batches)
             self.schedule.step(*inputs, target=numbers, losses=losses, return_outputs=False)
             self.targets = []

@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from harness.capture.structure import built, template
 from harness.capture.trace import State
 from harness.nn.object_state import SCALARS, Snapshot
-from harness.nn.tensor_memory import dtype_in
+from harness.nn.tied import dtype_in
 
 CPU = torch.device("cpu")
 OF_EVERY_MODULE = frozenset(vars(nn.Module()))

@@ -99,7 +99,7 @@ class Recorder(TorchFunctionMode):
         self.values: list[Value] = []
         self.numbers: dict[int, int] = {}
         self.kept: list[Tensor] = []  # so that no id comes again
-        self.weights = sum(parameter.numel() for parameter in module.parameters())
+        self.weights = _size(module)
         self.root = module
         self.current = self.top = Call("", module, (), {}, True, ("", 0))
         self.costs = Costs()
@@ -177,8 +177,7 @@ class Recorder(TorchFunctionMode):
     def _opaque(self, call: Call, error: Exception, args: Any, kwargs: Any) -> Any:
         """The result of a module whose own Python code needs values: it stays whole. Raises `error` for the model
         itself, and for most of it."""
-        own = sum(parameter.numel() for parameter in call.module.parameters())
-        if call.module is self.root or 2 * own > self.weights:
+        if self._is_most(call.module):
             raise error
         self.off = True
         try:
@@ -194,15 +193,18 @@ class Recorder(TorchFunctionMode):
         call.opaque = True
         call.holds = tuple(map(self.number, (*call.module.parameters(), *call.module.buffers())))
         samples = max((t.shape[0] for t in tensors(args) if t.dim()), default=1)
-        call.flops = 2.0 * own * samples
+        call.flops = 2.0 * _size(call.module) * samples
         return result
 
     def keep_whole(self, reason: str) -> None:
         """The module that runs stays one unit. Raises Uncapturable for the model itself, and for most of it."""
-        own = sum(parameter.numel() for parameter in self.current.module.parameters())
-        if self.current.module is self.root or 2 * own > self.weights:
+        if self._is_most(self.current.module):
             raise Uncapturable(reason, user_line())
         self.current.differs = user_line()
+
+    def _is_most(self, module: nn.Module) -> bool:
+        """Whether it is the model itself, or has most of its weights."""
+        return module is self.root or 2 * _size(module) > self.weights
 
     def _template(self, value: Any) -> Any:
         return template(value, self._leaf)
@@ -231,6 +233,10 @@ class Recorder(TorchFunctionMode):
                 unknown=source is None,
             )
         )
+
+
+def _size(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
 
 
 _MADE = object()

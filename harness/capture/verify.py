@@ -23,7 +23,7 @@ from harness.capture.structure import built, template, tensors
 from harness.core.problem import Problem, ProblemError
 from harness.nn.object_state import SCALARS, Snapshot
 from harness.nn.skip import carried, named_layers
-from harness.nn.tensor_memory import dtype_in
+from harness.nn.tied import dtype_in
 
 TOLERANCE = 1e-9
 """By which numbers may differ, as a part of the largest one of their tensor: sums in another order."""

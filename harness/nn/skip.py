@@ -64,17 +64,19 @@ class Skippable(nn.Module):
 
 def stashed(layer: nn.Module) -> list[Tensor]:
     """What a layer has stashed in the current pass, until it is popped."""
-    parts = [module for module in layer.modules() if isinstance(module, Skippable)]
-    names = [part.key(name) for part in parts for name in part.stashes]
-    return [tensor for name in names if isinstance(tensor := _current().get(name), Tensor)]
+    return list(_stashed(layer).values())
 
 
 def change_stashed(layer: nn.Module, change: Callable[[Tensor], Tensor]) -> None:
     """Have what a layer has stashed be another tensor."""
-    parts = [module for module in layer.modules() if isinstance(module, Skippable)]
-    for name in [part.key(name) for part in parts for name in part.stashes]:
-        if isinstance(tensor := _current().get(name), Tensor):
-            _current()[name] = change(tensor)
+    _current().update({name: change(tensor) for name, tensor in _stashed(layer).items()})
+
+
+def _stashed(layer: nn.Module) -> dict[str, Tensor]:
+    """By their names; the modules of a layer are looked through only if anything is stashed."""
+    parts = [module for module in layer.modules() if isinstance(module, Skippable)] if _current() else []
+    names = [part.key(name) for part in parts for name in part.stashes]
+    return {name: tensor for name in names if isinstance(tensor := _current().get(name), Tensor)}
 
 
 def waiting() -> list[Tensor]:

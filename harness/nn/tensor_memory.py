@@ -22,13 +22,6 @@ Geometry = tuple[tuple[int, ...], tuple[int, ...], int]
 """Sizes, strides and offset of a tensor, in elements."""
 
 
-def dtype_in(tensor: Tensor, dtype: torch.dtype) -> torch.dtype:
-    """The dtype of a tensor in a network of `dtype`: complex numbers have parts of it, whole numbers stay."""
-    if tensor.is_complex():
-        return dtype.to_complex()
-    return dtype if tensor.is_floating_point() else tensor.dtype
-
-
 def memory(tensor: Tensor) -> tuple[torch.device, int] | None:
     """The memory of a tensor; None if that is not known."""
     if tensor.layout is not torch.strided or not tensor.numel():

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from harness.core.model_profile import Tied
 from harness.core.problem import Problem
-from harness.nn.tensor_memory import dtype_in, extent, overlapping, storage_of
+from harness.nn.tensor_memory import extent, overlapping, storage_of
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -30,6 +30,13 @@ def ties(layers: nn.Sequential) -> dict[str, tuple[Tied, ...]]:
         for owner in owners if len(owners) > 1 else ():
             found.setdefault(owner, []).append(Tied(paths[0], tensor_bytes(parameter)))
     return {owner: tuple(own) for owner, own in found.items()}
+
+
+def dtype_in(tensor: Tensor, dtype: torch.dtype) -> torch.dtype:
+    """The dtype of a tensor in a network of `dtype`: complex numbers have parts of it, whole numbers stay."""
+    if tensor.is_complex():
+        return dtype.to_complex()
+    return dtype if tensor.is_floating_point() else tensor.dtype
 
 
 def moved(layers: M, to: torch.device | torch.dtype) -> M:

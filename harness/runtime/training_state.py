@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from harness.core.problem import CannotRun, Problem
 from harness.interfaces import Batch, Model, OptimizerSpec, SessionSpec
 from harness.nn import dropout
-from harness.nn.tensor_memory import dtype_in
-from harness.nn.tied import moved
+from harness.nn.tied import dtype_in, moved
 from harness.runtime.values import mapped, split
 
 CONVOLUTIONS = (nn.Conv2d, nn.ConvTranspose2d)

@@ -121,19 +121,18 @@ def _wrapped(module: nn.Module, batch: Pair, loss: Loss | None) -> Wrapper:
     if loss is not None:
         return Custom(module, batch, loss)
     inputs, targets = tensors(batch[0])[0], batch[1]
-    if not isinstance(targets, Tensor):
-        what = f"has targets that are {_a(targets)}, which does not say what the module is trained for"
-        raise ValueError(f"{what}: give loss=, a function of (output, targets)")
-    if targets.is_floating_point():
+    alone = isinstance(targets, Tensor)
+    if alone and targets.is_floating_point():
         return OnBatch(Regression(module, inputs.shape[1:], targets.shape[1:]), batch)
-    if targets.dtype == torch.int64 and not targets.is_meta:
+    if alone and targets.dtype == torch.int64 and not targets.is_meta:
         least = max(int(targets.max()) + 1, 1)
         if targets.dim() == 1:
             return OnBatch(Classifier(module, inputs.shape[1:], least), batch, known=False)
         if targets.dim() == 2 and inputs.dtype == torch.int64 and inputs.shape == targets.shape:
             return OnBatch(LanguageModel(module, least, targets.shape[1]), batch, known=False)
-    what = f"has targets of {_described(targets)}, which do not say what the module is trained for"
-    raise ValueError(f"{what}: give loss=, a function of (output, targets)")
+    what = f"of {_described(targets)}, which do" if alone else f"that are {_a(targets)}, which does"
+    message = f"has targets {what} not say what the module is trained for: give loss=, a function of (output, targets)"
+    raise ValueError(message)
 
 
 def _pair(given: Any) -> Pair:

@@ -113,12 +113,14 @@ def _no_network(config: Config, settings: Any, kind: str) -> list[Problem]:
 def _loaded(maker: Any, settings: Any, weights: str) -> nn.Module:
     """A network with the weights of a folder. Raises CannotRun for a folder of another network: one that has less than
     half of the weights, or other shapes."""
+    from safetensors import SafetensorError
+
     folder = Path(weights).expanduser()
     try:
         made, found = maker.from_pretrained(
             folder, config=settings, local_files_only=True, dtype=torch.float32, output_loading_info=True
         )
-    except Exception as error:  # of a file that is cut short, or of other shapes: each library has its own
+    except (OSError, RuntimeError, ValueError, SafetensorError) as error:  # cut short, or of other shapes
         reason = f"{error}".strip().partition("\n")[0]
         refuse([Problem("model.weights", weights, f"cannot be loaded: {type(error).__name__}: {reason}")], TITLE)
     network: nn.Module = made
