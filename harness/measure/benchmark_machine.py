@@ -321,11 +321,7 @@ def _bytes(size: int, gpu: int) -> Tensor:
 
 
 def _device(found: DetectedDevices, place: str, timer: Timer, say: Say) -> Device:
-    peaks = {}
-    for dtype in dict.fromkeys((*DTYPES, *AUTOCAST)):
-        say(f"timing matmuls in {dtype}")
-        with suppress(RuntimeError):  # a dtype that this device cannot multiply has no peak
-            peaks[dtype] = _matmul_flops(place, getattr(torch, dtype), LARGEST[found.kind], timer)
+    peaks = _peaks(place, LARGEST[found.kind], timer, say)
     say("timing kernels and memory")
     one = torch.zeros(1, device=place)
     kernel_s = _best(timer, lambda: one + 1, calls=KERNELS)
@@ -334,15 +330,29 @@ def _device(found: DetectedDevices, place: str, timer: Timer, say: Say) -> Devic
     )
 
 
-def _matmul_flops(place: str, dtype: torch.dtype, largest: int, timer: Timer) -> float:
-    """FLOP/s of a matmul of square matrices, as large as it can be in a short time."""
+def _peaks(place: str, largest: int, timer: Timer, say: Say) -> dict[str, float]:
+    """FLOP/s of large matmuls by dtype. Their tries are in turns: where others slow the machine down for a second, each
+    dtype has tries outside of it."""
+    matmuls = {}
+    for dtype in dict.fromkeys((*DTYPES, *AUTOCAST)):
+        say(f"timing matmuls in {dtype}")
+        with suppress(RuntimeError):  # a dtype that this device cannot multiply has no peak
+            matmuls[dtype] = _matmul(place, getattr(torch, dtype), largest, timer)
+    say("timing matmuls in turns")
+    works, flops = zip(*matmuls.values(), strict=True)
+    seconds = _best_of_each(timer, works)
+    return {dtype: flop / best for dtype, flop, best in zip(matmuls, flops, seconds, strict=True)}
+
+
+def _matmul(place: str, dtype: torch.dtype, largest: int, timer: Timer) -> tuple[Callable[[], object], int]:
+    """A matmul of square matrices, as large as it can be in a short time, and its FLOP."""
     rows = SMALL
     while True:
         a, b = (torch.rand(rows, rows, device=place).to(dtype) for _ in range(2))
-        product = torch.empty_like(a)
-        torch.mm(a, b, out=product)
-        if rows >= largest or 8 * timer(lambda: torch.mm(a, b, out=product), 1) > TRY_S:  # noqa: B023 (called at once)
-            return 2 * rows**3 / _best(timer, lambda: torch.mm(a, b, out=product))  # noqa: B023
+        work = partial(torch.mm, a, b, out=torch.empty_like(a))
+        work()
+        if rows >= largest or 8 * timer(work, 1) > TRY_S:
+            return work, 2 * rows**3
         rows *= 2
 
 
@@ -355,12 +365,18 @@ def _sum_bytes_s(place: str, size: int, timer: Timer) -> float:
 
 def _best(timer: Timer, work: Callable[[], object], calls: int = 1) -> float:
     """Seconds of the fastest try within the budget, after one that does not count."""
-    timer(work, calls)
-    seconds = [timer(work, calls)]
-    end = time.perf_counter() + BUDGET_S
-    while time.perf_counter() < end:
-        seconds.append(timer(work, calls))
-    return min(seconds)
+    return _best_of_each(timer, [work], calls)[0]
+
+
+def _best_of_each(timer: Timer, works: Sequence[Callable[[], object]], calls: int = 1) -> list[float]:
+    """`_best` of several in turns, A B C A B C, within the budget of all of them."""
+    for work in works:
+        timer(work, calls)
+    tries: list[list[float]] = []
+    end = time.perf_counter() + BUDGET_S * len(works)
+    while not tries or time.perf_counter() < end:
+        tries.append([timer(work, calls) for work in works])
+    return [min(seconds) for seconds in zip(*tries, strict=True)]
 
 
 def _fitted(seconds: list[float]) -> Link:
